@@ -1,0 +1,1 @@
+"""Recipes: one YAML file each, a method with its vetted settings."""

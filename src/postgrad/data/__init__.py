@@ -1,0 +1,4 @@
+"""Problems: reading parquet, jsonl and csv, the arithmetic generator, uids, rendering to tokens, the resumable cursor.
+
+Owns what a Problem is made from. May touch types, errors and config; knows nothing of models or methods.
+"""
