@@ -12,37 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from postgrad.problem import Failure as Failure
+from postgrad.problem import Problem as Problem
+from postgrad.problem import Score as Score
+
 # Who wrote a row (column `source`) or a token (column `token_source`).
 POLICY, DEMONSTRATION, REPLAY, CLASSMATE, TOOL = range(5)
 SOURCE_NAMES = ("policy", "demonstration", "replay", "classmate", "tool")
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One row of a data set. `uid` is stable: it follows the problem through shuffling, resume, rollouts and dumps."""
-
-    uid: str
-    messages: tuple[dict[str, str], ...]
-    ground_truth: str
-    data_source: str = ""
-    demonstrations: tuple[str, ...] = ()
-    extra: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Score:
-    """A verifier's judgement: the reward, and the named parts it was made of."""
-
-    value: float
-    parts: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A response that could not be judged. `kind` is countable (timeout, crash, judge ...), `reason` is for people."""
-
-    kind: str
-    reason: str
 
 
 @dataclass

@@ -1,0 +1,65 @@
+"""From a loss a token to one number: the weight of each token in the optimiser step.
+
+The rule is one global denominator. The weights are computed ONCE over all rows of the optimiser step; the step's loss is
+
+    loss = sum over all tokens of (token loss · weight)
+
+so a micro-batch contributes the sum over its own tokens and nothing else. How rows are split into micro-batches, packed,
+accumulated or spread over ranks cannot change the gradient (ranks must SUM gradients; where a backend averages them, scale the
+loss by the number of ranks).
+"""
+
+import torch
+from torch import Tensor
+
+from postgrad.errors import ConfigError, did_you_mean
+
+AGGREGATIONS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+
+
+def token_weights(
+    mode: str,
+    mask: Tensor,
+    rows: Tensor,
+    num_rows: int,
+    length: float | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """(tokens,) weights w such that the aggregated loss of the whole optimiser batch is sum(loss · w).
+
+    With m the mask, N = sum(m), L_i the unmasked tokens of row i and B the rows that have at least one:
+
+        token-mean               m / N
+        token-sum                m
+        seq-mean-token-sum       m / B
+        seq-mean-token-mean      m / (L_i · B)
+        seq-mean-token-sum-norm  m / (length · B)      Dr. GRPO; `length` is a constant, e.g. the longest response allowed
+
+    Args:
+        mode: one of AGGREGATIONS.
+        mask: (tokens,) bool, the tokens the loss may see.
+        rows: (tokens,) int64, the row of each token; num_rows: how many rows there are.
+        length: the constant of seq-mean-token-sum-norm; other modes ignore it.
+
+    A fully masked row has no weight and is not counted in B, so rejecting or padding rows never shrinks the gradient of the others
+    (verl 0.9.1 counts them). An empty selection gives zeros. verl before 0.9 and LUFFY do not divide seq-mean-token-sum-norm by B.
+
+    Raises: ConfigError for an unknown mode, or for seq-mean-token-sum-norm without a positive length.
+    """
+    if mode not in AGGREGATIONS:
+        raise ConfigError(f"unknown loss aggregation {mode!r}; {did_you_mean(mode, AGGREGATIONS)}")
+    weights = mask.to(dtype)
+    if mode == "token-sum":
+        return weights
+    counts = torch.zeros(num_rows, dtype=dtype, device=mask.device).index_add(0, rows, weights)  # (rows,) L_i
+    if mode == "token-mean":
+        return weights / counts.sum().clamp(min=1)
+    weights = weights / (counts > 0).sum().clamp(min=1)
+    if mode == "seq-mean-token-mean":
+        return weights / counts.clamp(min=1)[rows]
+    if mode == "seq-mean-token-sum-norm":
+        if length is None or not length > 0:
+            raise ConfigError(f"loss aggregation {mode} divides by a length; got {length}, set it to e.g. the response limit")
+        return weights / length
+    return weights

@@ -1,0 +1,243 @@
+"""Rollout correction: what to do when the engine that sampled and the trainer that learns give a token different probabilities.
+
+Everything is a function of rho = pi_train / pi_rollout, log rho = train_logprobs - rollout_logprobs clamped to +-20 (verl calls the
+trainer's log-probs "old"). `importance_weights` weighs, `reject` throws out, `mismatch_metrics` measures, all detached. Bounds
+are meant the way they are written, on rho: "0.5_1.2" keeps 0.5 <= rho <= 1.2. (verl 0.9.1 applies them to 1 / rho.)
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from postgrad.algorithms.masked import row_mean, row_sum
+from postgrad.errors import ConfigError, did_you_mean
+
+LEVELS = ("token", "sequence", "geometric")
+RULES = (
+    *("token_k1", "token_k2", "token_k3", "seq_sum_k1", "seq_sum_k2", "seq_sum_k3"),
+    *("seq_mean_k1", "seq_mean_k2", "seq_mean_k3", "seq_max_k2", "seq_max_k3"),
+)
+MAX_LOG_RATIO = 20.0
+
+
+class Weights(NamedTuple):
+    """`values` (tokens,) multiply the loss, 0 on masked tokens; `metrics` are scalars."""
+
+    values: Tensor
+    metrics: dict[str, Tensor]
+
+
+class Rejection(NamedTuple):
+    """`keep` (tokens,) is the loss mask that is left; `metrics` are scalars: the share each rule threw out."""
+
+    keep: Tensor
+    metrics: dict[str, Tensor]
+
+
+def _interval(text: str) -> tuple[float, float]:
+    low, separator, high = text.partition("_")
+    try:
+        bounds = (float(low), float(high)) if separator else (0.0, 0.0)
+    except ValueError:
+        bounds = (0.0, 0.0)
+    if not 0 < bounds[0] < bounds[1]:
+        raise ConfigError(f'bounds {text!r} are not of the form "low_high" with 0 < low < high, e.g. "0.5_2.0"')
+    return bounds
+
+
+def ratio_bounds(bounds: float | str) -> tuple[float, float]:
+    """("0.5_2") -> (0.5, 2.0); a single number u > 1 means 1/u to u. Raises: ConfigError for anything else."""
+    if isinstance(bounds, str) and "_" in bounds:
+        return _interval(bounds)
+    upper = _number(bounds)
+    if not upper > 1:
+        raise ConfigError(f'ratio bound {bounds!r} means 1/u to u and needs u > 1; for other intervals write "low_high"')
+    return 1 / upper, upper
+
+
+def _number(bound: float | str) -> float:
+    try:
+        value = float(bound)
+    except ValueError:
+        value = 0.0
+    if not value > 0:
+        raise ConfigError(f"bound {bound!r} is not a positive number")
+    return value
+
+
+def log_rho(train_logprobs: Tensor, rollout_logprobs: Tensor) -> Tensor:
+    """(tokens,) log(pi_train / pi_rollout), clamped to +-20, without gradient."""
+    return (train_logprobs - rollout_logprobs).detach().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
+def importance_weights(
+    train_logprobs: Tensor,
+    rollout_logprobs: Tensor,
+    mask: Tensor,
+    rows: Tensor,
+    num_rows: int,
+    *,
+    level: str = "token",
+    threshold: float | str = 2.0,
+    normalise: bool = False,
+) -> Weights:
+    """Importance weights of the rollout, truncated or masked.
+
+        token      rho_t
+        sequence   product of rho over the row's unmasked tokens (its log clamped to +-20), on each of them
+        geometric  the row's geometric mean of rho, on each of them
+
+    threshold C, a number: min(w, C), truncated importance sampling. "lo_hi": w becomes 0 outside [lo, hi] (IcePop).
+    normalise divides by the batch mean (over tokens for level token, over rows otherwise), so the mean weight is 1.
+    Raises: ConfigError for an unknown level or a malformed threshold. Metrics as in `weight_metrics`.
+    """
+    if level not in LEVELS:
+        raise ConfigError(f"unknown importance level {level!r}; {did_you_mean(level, LEVELS)}")
+    mask = mask.bool()
+    log_ratio = log_rho(train_logprobs, rollout_logprobs)
+    if level == "sequence":
+        log_ratio = row_sum(log_ratio, mask, rows, num_rows).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)[rows]
+    elif level == "geometric":
+        log_ratio = row_mean(log_ratio, mask, rows, num_rows)[rows]
+    raw = torch.where(mask, log_ratio.exp(), 0.0)
+    if isinstance(threshold, str) and "_" in threshold:
+        low, high = _interval(threshold)
+        values = torch.where((raw >= low) & (raw <= high), raw, 0.0)
+    else:
+        high = _number(threshold)
+        low = 1 / high
+        values = raw.clamp(max=high)
+    metrics = weight_metrics(values, mask, rows, num_rows)
+    if metrics:
+        metrics["fraction_high"] = (raw[mask] > high).to(raw.dtype).mean()
+        metrics["fraction_low"] = (raw[mask] < low).to(raw.dtype).mean()
+    if normalise and metrics:
+        mean = metrics["mean"] if level == "token" else metrics["seq_mean"]
+        values = torch.where(mean > 0, values / mean, values)
+    return Weights(values, metrics)
+
+
+def weight_metrics(weights: Tensor, mask: Tensor, rows: Tensor, num_rows: int) -> dict[str, Tensor]:
+    """Scalars over unmasked tokens: mean, std, max, min, effective_sample_size = 1 / E[(w / mean)^2] in (0, 1]; over rows' mean
+    weights: seq_mean, seq_std, seq_max, seq_min. Standard deviations divide by n. Nothing unmasked: no metrics.
+    """
+    mask = mask.bool()
+    kept = weights[mask]
+    if kept.numel() == 0:
+        return {}
+    mean, square = kept.mean(), kept.square().mean()
+    by_row = row_mean(weights, mask, rows, num_rows)[_present(mask, rows, num_rows)]
+    return {
+        "mean": mean,
+        "std": kept.std(correction=0),
+        "max": kept.max(),
+        "min": kept.min(),
+        "effective_sample_size": torch.where(square > 0, mean.square() / square, 0.0),
+        "seq_mean": by_row.mean(),
+        "seq_std": by_row.std(correction=0),
+        "seq_max": by_row.max(),
+        "seq_min": by_row.min(),
+    }
+
+
+def reject(
+    train_logprobs: Tensor,
+    rollout_logprobs: Tensor,
+    mask: Tensor,
+    rows: Tensor,
+    num_rows: int,
+    rules: Mapping[str, float | str],
+) -> Rejection:
+    """Keep the tokens (or whole rows) that pass every rule; the mask must then be used for the loss AND its denominators.
+
+    Per token: k1 = log rho, k2 = (log rho)^2 / 2, k3 = rho - 1 - log rho. Rules (name -> bound):
+        token_k*     each token alone
+        seq_sum_k*   the row's sum over unmasked tokens (k1: the product of rho)
+        seq_mean_k*  the row's mean (k1: the geometric mean of rho)
+        seq_max_k*   the row's largest, k2 and k3 only
+    k2 and k3 take one upper bound. k1 takes bounds of the RATIO, "low_high" or a number u for 1/u to u (`ratio_bounds`); inclusive.
+    Raises: ConfigError for an unknown rule or a malformed bound.
+    """
+    mask = mask.bool()
+    log_ratio = log_rho(train_logprobs, rollout_logprobs)
+    measures = {"k1": log_ratio, "k2": log_ratio.square() / 2, "k3": log_ratio.exp() - 1 - log_ratio}
+    keep, metrics = mask, {}
+    for rule, bound in rules.items():
+        if rule not in RULES:
+            raise ConfigError(f"unknown rejection rule {rule!r}; {did_you_mean(rule, RULES)}")
+        scope, _, kind = rule.rpartition("_")
+        measure = _over_rows(scope, measures[kind], mask, rows, num_rows)
+        if kind == "k1":
+            low, high = ratio_bounds(bound)
+            # Compared as ratios, so that a bound which equals rho is inside.
+            passed = (measure.exp() >= low) & (measure.exp() <= high)
+        else:
+            passed = measure <= _number(bound)
+        if bool(mask.any()):
+            metrics[f"{rule}_rejected_fraction"] = (~passed)[mask].to(log_ratio.dtype).mean()
+        keep = keep & passed
+    return Rejection(keep, metrics)
+
+
+def _over_rows(scope: str, measure: Tensor, mask: Tensor, rows: Tensor, num_rows: int) -> Tensor:
+    """(tokens,) the measure itself, or its row's sum, mean or maximum over unmasked tokens."""
+    if scope == "token":
+        return measure
+    if scope == "seq_sum":
+        return row_sum(measure, mask, rows, num_rows)[rows]
+    if scope == "seq_mean":
+        return row_mean(measure, mask, rows, num_rows)[rows]
+    low = torch.full((num_rows,), -torch.inf, dtype=measure.dtype, device=measure.device)
+    return low.scatter_reduce(0, rows, torch.where(mask, measure, -torch.inf), "amax")[rows]
+
+
+def _present(mask: Tensor, rows: Tensor, num_rows: int) -> Tensor:
+    """(rows,) bool: the row has an unmasked token."""
+    present = torch.zeros(num_rows, dtype=torch.bool, device=mask.device)
+    present[rows[mask]] = True
+    return present
+
+
+def mismatch_metrics(
+    train_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, rows: Tensor, num_rows: int
+) -> dict[str, Tensor]:
+    """How far engine and trainer are apart, as scalars over unmasked tokens (rows without any are left out; none at all: {}).
+
+    kl = E[-log rho] and k3_kl = E[rho - 1 - log rho], both of KL(rollout || train); chi2_token = E[rho^2] - 1, chi2_seq the same
+    over rows with the product of rho; training_ppl, rollout_ppl: mean over rows of exp(-mean log-prob), log_ppl_* their logs before
+    averaging, ppl_ratio = mean over rows of training / rollout; probs_diff_*: |p_train - p_rollout|; probs_pearson where defined.
+    """
+    mask = mask.bool()
+    if not bool(mask.any()):
+        return {}
+    log_ratio = log_rho(train_logprobs, rollout_logprobs)
+    kept = log_ratio[mask]
+    present = _present(mask, rows, num_rows)
+    product = row_sum(log_ratio, mask, rows, num_rows).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)[present]
+    train = -row_mean(train_logprobs.detach(), mask, rows, num_rows)[present]
+    rollout = -row_mean(rollout_logprobs, mask, rows, num_rows)[present]
+    probs = torch.stack([train_logprobs.detach()[mask].exp(), rollout_logprobs[mask].exp()])
+    gap = (probs[0] - probs[1]).abs()
+    metrics = {
+        "kl": -kept.mean(),
+        "k3_kl": (kept.exp() - 1 - kept).mean(),
+        "chi2_token": (2 * kept).exp().mean() - 1,
+        "chi2_seq": (2 * product).exp().mean() - 1,
+        "training_ppl": train.exp().mean(),
+        "rollout_ppl": rollout.exp().mean(),
+        "training_log_ppl": train.mean(),
+        "rollout_log_ppl": rollout.mean(),
+        "log_ppl_diff": (train - rollout).mean(),
+        "log_ppl_abs_diff": (train - rollout).abs().mean(),
+        "log_ppl_diff_max": (train - rollout).max(),
+        "log_ppl_diff_min": (train - rollout).min(),
+        "ppl_ratio": (train - rollout).exp().mean(),
+        "probs_diff_mean": gap.mean(),
+        "probs_diff_max": gap.max(),
+        "probs_diff_std": gap.std(correction=0),
+    }
+    if bool((probs.std(dim=1, correction=0) > 0).all()):
+        metrics["probs_pearson"] = torch.corrcoef(probs)[0, 1]
+    return metrics

@@ -1,0 +1,97 @@
+"""Sums, means and spreads within groups, and whitening over the batch: the parts that the advantage estimators share.
+
+The one rule, for every estimator:
+  - a baseline needs two members. A group (or any baseline set) with fewer has mean 0 and standard deviation 1: A = R;
+  - a set whose values are all equal is exactly 0 after centring, not rounding noise divided by epsilon;
+  - standard deviations divide by n - 1; one number alone whitens to 0, never to NaN.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+STD_EPS = 1e-6  # added to a group's standard deviation
+WHITEN_EPS = 1e-8  # added to the variance under the square root when whitening over tokens
+
+
+def as_float(values: Tensor) -> Tensor:
+    """Floating tensors unchanged, integers and booleans as float32."""
+    return values if values.is_floating_point() else values.float()
+
+
+def finite(name: str, values: Tensor) -> Tensor:
+    """`values` as floats; refuses NaN and infinity, which would poison every row of their group."""
+    values = as_float(values)
+    bad = ~torch.isfinite(values)
+    if bool(bad.any()):
+        first = int(bad.nonzero()[0, 0])
+        raise ValueError(f"{name} has {int(bad.sum())} entries that are not finite, the first at {first}; leave failed rows out")
+    return values
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Rows sorted into groups: `index` (rows,) in 0..num-1, whatever integers the group ids were."""
+
+    index: Tensor
+    num: int
+
+    @staticmethod
+    def of(ids: Tensor, device: torch.device) -> "Groups":
+        unique, index = torch.unique(ids.to(device), return_inverse=True)
+        return Groups(index, int(unique.numel()))
+
+    def sum(self, values: Tensor) -> Tensor:
+        """(groups,) sums of a row column."""
+        return torch.zeros(self.num, dtype=values.dtype, device=values.device).index_add(0, self.index, values)
+
+    def spread(self, values: Tensor) -> Tensor:
+        """A group column as a row column."""
+        return values[self.index]
+
+    def max(self, values: Tensor) -> Tensor:
+        """(groups,) maxima of a row column."""
+        low = torch.full((self.num,), -torch.inf, dtype=values.dtype, device=values.device)
+        return low.scatter_reduce(0, self.index, values, "amax")
+
+    def all_equal(self, values: Tensor) -> Tensor:
+        """(groups,) bool: every member has the same value."""
+        return self.max(values) == -self.max(-values)
+
+
+def centred(rewards: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
+    """(rows,) R - mean_g and (rows,) std_g with n - 1, by the rule at the top of this file."""
+    counts = groups.sum(torch.ones_like(rewards))  # (groups,)
+    alone = counts < 2
+    mean = torch.where(alone, 0.0, groups.sum(rewards) / counts)
+    # Equal rewards minus their rounded mean are not exactly 0, so that case is set, not computed.
+    flat = groups.all_equal(rewards) & ~alone
+    offset = torch.where(groups.spread(flat), 0.0, rewards - groups.spread(mean))
+    variance = groups.sum(offset.square()) / (counts - 1).clamp(min=1)
+    std = torch.where(alone, 1.0, variance.sqrt())
+    return offset, groups.spread(std)
+
+
+def whiten(values: Tensor, counts: Tensor) -> Tensor:
+    """(x - mean) / sqrt(var + 1e-8) where entry i stands for `counts[i]` equal numbers; var with n / (n - 1).
+
+    `counts` is a mask for a token column, or the number of trainable tokens for a row column. Entries with count 0 become 0, and so
+    does everything when fewer than two numbers are counted or all are equal (verl raises on fewer than two).
+    """
+    weights = counts.to(values.dtype)
+    total = weights.sum()
+    seen = values[weights > 0]
+    if seen.numel() == 0 or bool(total < 2) or bool((seen == seen[0]).all()):
+        return torch.zeros_like(values)
+    values = torch.where(weights > 0, values, seen[0])  # an unseen NaN must not reach the sums
+    mean = (values * weights).sum() / total
+    variance = ((values - mean).square() * weights).sum() / (total - 1)
+    return torch.where(weights > 0, (values - mean) / (variance + WHITEN_EPS).sqrt(), 0.0)
+
+
+def normalise_rows(values: Tensor, eps: float = STD_EPS) -> Tensor:
+    """(rows,) (x - mean) / (std + eps) over all rows, std with n - 1; 0 for one row alone and for equal rows (Classmate's form)."""
+    if values.numel() < 2 or bool((values == values[0]).all()):
+        return torch.zeros_like(values)
+    return (values - values.mean()) / (values.std() + eps)

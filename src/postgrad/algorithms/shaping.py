@@ -1,0 +1,99 @@
+"""Shaped rewards and shaped ratios: DAPO's overlong penalty, LUFFY's off-policy shaping and on-policy reshaping.
+
+LUFFY's off-policy loss is -A · off_policy_shape(log_ratio), where the log-ratio of a demonstration is its log-prob (its author's
+probability counts as 1) and that of a replay is logprobs - recorded log-probs (ExGRPO). On-policy: -A · on_policy_reshape(...).
+"""
+
+import torch
+from torch import Tensor
+
+from postgrad.errors import ConfigError, did_you_mean
+
+SHAPES = ("none", "p_div_p", "logp", "p_logp", "square_root", "pow")
+MAX_LOG_RATIO = 20.0
+
+
+def overlong_penalty(lengths: Tensor, *, max_length: int, buffer: int, factor: float = 1.0) -> Tensor:
+    """(rows,) 0 up to max_length - buffer tokens, then falling linearly to -factor at max_length and beyond (DAPO)."""
+    if not 0 < buffer <= max_length:
+        raise ConfigError(f"overlong buffer is {buffer} for responses of at most {max_length}; it is at least 1 and at most that")
+    lengths = lengths if lengths.is_floating_point() else lengths.to(torch.get_default_dtype())
+    exceeded = lengths - (max_length - buffer)
+    return -factor * (exceeded / buffer).clamp(0, 1)
+
+
+def _check(shape: str, gamma: float) -> None:
+    if shape not in SHAPES:
+        raise ConfigError(f"unknown shaping {shape!r}; {did_you_mean(shape, SHAPES)}")
+    if shape == "p_div_p" and not gamma > 0:
+        raise ConfigError(f"shaping p_div_p needs gamma > 0; got {gamma}")
+
+
+def off_policy_shape(
+    log_ratio: Tensor,
+    shape: str = "p_div_p",
+    *,
+    gamma: float = 0.1,
+    weight: float = 0.1,
+    exponent: float = 0.5,
+    min_value: float | None = None,
+    max_value: float | None = None,
+) -> Tensor:
+    """(tokens,) g(p), p = exp(log_ratio), with gradient:
+
+        none p    p_div_p p / (p + gamma)    logp weight · log p    p_logp p + weight · log p    square_root √p    pow p^exponent
+
+    d g / d log p of p_div_p is p·gamma / (p + gamma)^2, largest (1/4) at p = gamma: a demonstration's unlikely tokens teach most.
+    min_value and max_value clamp g; outside them the gradient is 0. Any gamma, where LUFFY offers 0.1, 0.3 and 0.5.
+    Raises: ConfigError for an unknown shape or gamma <= 0.
+    """
+    _check(shape, gamma)
+    bounded = log_ratio.clamp(max=MAX_LOG_RATIO)
+    if shape == "p_div_p":
+        # p / (p + gamma) is a sigmoid, which overflows for no log-ratio.
+        value = torch.sigmoid(log_ratio - torch.log(torch.full_like(log_ratio, gamma)))
+    elif shape == "logp":
+        value = weight * log_ratio
+    elif shape == "p_logp":
+        value = bounded.exp() + weight * log_ratio
+    elif shape == "none":
+        value = bounded.exp()
+    else:
+        value = ((0.5 if shape == "square_root" else exponent) * bounded).exp()
+    return value if min_value is None and max_value is None else value.clamp(min_value, max_value)
+
+
+def on_policy_reshape(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    shape: str = "none",
+    *,
+    gamma: float = 0.1,
+    weight: float = 0.1,
+    exponent: float = 0.5,
+) -> Tensor:
+    """(tokens,) what stands for the ratio r = exp(logprobs - old_logprobs) on the policy's own tokens, with gradient:
+
+        none r    p_div_p f(p) / f(p_old)    logp d    p_logp r + weight · d    square_root √r    pow r^exponent
+
+    with f(p) = p / (p + gamma), d = log r clamped to +-20 before exp. LUFFY does not weigh its `logp` row here, so neither do we.
+    Raises: ConfigError for an unknown shape or gamma <= 0.
+    """
+    _check(shape, gamma)
+    delta = logprobs - old_logprobs.detach()
+    ratio = delta.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    if shape == "p_div_p":
+        # f(p) / f(p_old) = r · (p_old + gamma) / (p + gamma)
+        return ratio * (old_logprobs.detach().exp() + gamma) / (logprobs.exp() + gamma)
+    if shape == "logp":
+        return delta
+    if shape == "p_logp":
+        return ratio + weight * delta
+    if shape == "none":
+        return ratio
+    return ratio.pow(0.5 if shape == "square_root" else exponent)
+
+
+def drop_confident(logprobs: Tensor, mask: Tensor, max_probability: float) -> Tensor:
+    """(tokens,) bool: `mask` without the tokens whose current probability is above `max_probability` (LUFFY's all_max_clip)."""
+    return mask.bool() & (logprobs.detach().exp() <= max_probability)

@@ -1,0 +1,55 @@
+"""`postgrad COMMAND ...`: finds the command's file and turns errors into one line and an exit code.
+
+0 done · 1 the run could not go on · 2 wrong input, nothing was written · 130 interrupted, resumable.
+"""
+
+import importlib
+import sys
+
+from postgrad import __version__
+from postgrad.errors import ConfigError, RunError, did_you_mean
+
+# name -> (module with run(arguments) -> exit code, what it does)
+COMMANDS = {
+    "demo": ("postgrad.cli.demo", "learn arithmetic in front of your eyes, on a CPU, no download"),
+    "train": ("postgrad.cli.train", "train RECIPE key=value ...: run a recipe, or continue its run"),
+    "doctor": ("postgrad.cli.doctor", "what this machine offers and what will be used; --fit RECIPE ...: will it fit, how long"),
+    "recipes": ("postgrad.cli.recipes", "list the recipes, or show one with every setting: recipes [NAME]"),
+    "plot": ("postgrad.cli.plot", "draw a run's curves: plot RUN [FILE.png]"),
+}
+
+
+def usage() -> str:
+    lines = [f"postgrad {__version__}: RL post-training for language models", "", "usage: postgrad COMMAND ...", ""]
+    lines += [f"  {name:<10}{help_line}" for name, (_, help_line) in COMMANDS.items()]
+    lines += ["", "postgrad COMMAND --help tells more. Settings are key=value words: postgrad recipes grpo shows them all."]
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    words = sys.argv[1:] if arguments is None else arguments
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    if words[0] in ("-V", "--version"):
+        print(__version__)
+        return 0
+    try:
+        if words[0] not in COMMANDS:
+            raise ConfigError(f"unknown command {words[0]}; {did_you_mean(words[0], COMMANDS)}")
+        return importlib.import_module(COMMANDS[words[0]][0]).run(words[1:])
+    except ConfigError as error:
+        print(f"postgrad: {error}", file=sys.stderr)
+        return 2
+    except RunError as error:
+        print(f"postgrad: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("postgrad: stopped; the same command continues from the last checkpoint", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

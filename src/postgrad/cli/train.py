@@ -1,0 +1,47 @@
+"""`postgrad train RECIPE key=value ...`"""
+
+import sys
+
+from postgrad.config.compose import compose, recipe_names, to_yaml
+from postgrad.config.schema import Config
+from postgrad.errors import ConfigError
+
+HELP = """usage: postgrad train RECIPE [key=value ...] [--show]
+
+Runs a recipe. The same command continues its run: after Ctrl-C, after a crash, after kill -9.
+
+  RECIPE      {recipes}, or a YAML file (also the config.yaml of a run)
+  key=value   any setting, e.g. model.path=Qwen/Qwen3-0.6B data.train=gsm8k.jsonl optimiser.lr=1e-6
+  method=package.module:Class   a method of your own
+  --show      print the resolved configuration and stop
+
+postgrad recipes NAME shows every setting of a recipe."""
+
+
+def compose_words(words: list[str]) -> Config:
+    """RECIPE key=value ... as a checked configuration."""
+    from postgrad.methods import find_method
+
+    if not words or "=" in words[0]:
+        raise ConfigError(f"which recipe? postgrad train RECIPE key=value ...; recipes: {', '.join(recipe_names())}")
+    return compose(words[0], words[1:], lambda name: find_method(name).Settings)
+
+
+def run(words: list[str]) -> int:
+    if not words or "--help" in words or "-h" in words:
+        print(HELP.format(recipes=", ".join(recipe_names())))
+        return 0
+    show = "--show" in words
+    config = compose_words([word for word in words if word != "--show"])
+    if show:
+        print(to_yaml(config), end="")
+        return 0
+    from postgrad.training.driver import train
+    from postgrad.training.report import make_reporter
+
+    result = train(config, make_reporter())
+    if result.interrupted and result.step < config.training.steps:
+        print(f"saved at step {result.step} of {config.training.steps} in {result.folder}; the same command continues", file=sys.stderr)
+        return 130
+    print(f"done: {result.step} steps in {result.folder}; the trained model is {result.folder}/checkpoints/step-{result.step}/policy")
+    return 0

@@ -1,0 +1,139 @@
+"""Ports whose models live in a child process. Same methods, same numbers; every wait has a time limit and names what it waits for."""
+
+import os
+import select
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from postgrad.cluster.wire import decode, encode
+from postgrad.config.compose import to_yaml
+from postgrad.config.schema import Config
+from postgrad.errors import ConfigError, RunError
+from postgrad.model.views import FULL, View
+from postgrad.rollout.engine import Completion, Request, Sampling
+from postgrad.types import Batch
+
+START_S = 300.0  # a cold start imports torch and loads the model
+
+
+class Child:
+    """One child process that hosts models. Calls are (port, method, arguments) over a private socket pair."""
+
+    def __init__(self, config: Config, label: str) -> None:
+        self.label, self.wait_s = label, config.cluster.wait_s
+        ours, theirs = socket.socketpair()
+        with tempfile.NamedTemporaryFile("w", suffix=".yaml", delete=False) as file:
+            file.write(to_yaml(config))
+        self.config_file = Path(file.name)
+        command = [sys.executable, "-m", "postgrad.cluster.worker", file.name, str(theirs.fileno())]
+        self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+        theirs.close()
+        self.socket = ours
+        try:
+            self._receive("start", START_S)
+        finally:
+            self.config_file.unlink(missing_ok=True)
+
+    def call(self, port: str, method: str, *arguments: Any) -> Any:
+        try:
+            send(self.socket, encode([port, method, list(arguments)]))
+        except OSError as error:
+            raise self._death(f"{port}.{method}") from error
+        return self._receive(f"{port}.{method}", self.wait_s)
+
+    def _receive(self, what: str, limit_s: float) -> Any:
+        data = receive(self.socket, limit_s)
+        if data is None:
+            if self.process.poll() is None and not _readable(self.socket):
+                self.close()
+                raise RunError(f"the {self.label} process did not answer {what} within {limit_s:g} s (cluster.wait_s); it was stopped")
+            raise self._death(what)
+        kind, value = decode(data)
+        if kind == "config":
+            raise ConfigError(value)
+        if kind == "error":
+            raise RunError(value)
+        return value
+
+    def _death(self, what: str) -> RunError:
+        self.close()
+        return RunError(f"the {self.label} process died during {what} (exit code {self.process.returncode}); the same command continues the run")
+
+    def close(self) -> None:
+        """End the child; bounded in time."""
+        self.socket.close()
+        try:
+            self.process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+class RemotePolicy:
+    """The policy port of a child process."""
+
+    def __init__(self, child: Child) -> None:
+        self.child = child
+
+    def logprobs(self, batch: Batch, view: View = FULL) -> dict[str, Tensor]:
+        return self.child.call("policy", "logprobs", batch, view)
+
+    def update(self, batch: Batch, step: int) -> dict[str, float]:
+        return self.child.call("policy", "update", batch, step)
+
+    def weights(self) -> dict[str, Tensor]:
+        return self.child.call("policy", "weights")
+
+    def save(self, folder: str) -> None:
+        self.child.call("policy", "save", folder)
+
+    def load(self, folder: str) -> None:
+        self.child.call("policy", "load", folder)
+
+
+class RemoteEngine:
+    """The engine port of a child process."""
+
+    def __init__(self, child: Child, shares_weights: bool) -> None:
+        self.child, self.shares_weights = child, shares_weights
+
+    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
+        return self.child.call("engine", "generate", list(requests), sampling)
+
+    def publish(self, weights: dict[str, Tensor]) -> None:
+        self.child.call("engine", "publish", weights)
+
+
+def send(connection: socket.socket, data: bytes) -> None:
+    connection.sendall(len(data).to_bytes(8, "little") + data)
+
+
+def receive(connection: socket.socket, limit_s: float | None) -> bytes | None:
+    """One message, or None when the other side is gone or silent for `limit_s`."""
+    connection.settimeout(limit_s)
+    try:
+        header = _exactly(connection, 8)
+        return None if header is None else _exactly(connection, int.from_bytes(header, "little"))
+    except OSError:
+        return None
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes | None:
+    parts = bytearray()
+    while len(parts) < size:
+        part = connection.recv(min(size - len(parts), 1 << 20))
+        if not part:
+            return None
+        parts += part
+    return bytes(parts)
+
+
+def _readable(connection: socket.socket) -> bool:
+    return bool(select.select([connection], [], [], 0)[0])

@@ -1,0 +1,60 @@
+"""The child's side: build a host from the configuration file, then answer calls until the driver closes the connection."""
+
+import signal
+import socket
+import sys
+from typing import Any
+
+from postgrad.cluster.process import receive, send
+from postgrad.cluster.wire import encode
+from postgrad.errors import ConfigError, RunError
+
+PORTS = {
+    "policy": ("logprobs", "update", "weights", "save", "load"),
+    "engine": ("generate", "publish"),
+}
+
+
+def serve(config_file: str, descriptor: int) -> None:
+    from postgrad.cluster.wire import decode
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle
+    connection = socket.socket(fileno=descriptor)
+    host = _answer(connection, lambda: _build(config_file), reply=lambda _: None)
+    while host is not None and (data := receive(connection, None)) is not None:
+        port, method, arguments = decode(data)
+        if method not in PORTS.get(port, ()):
+            send(connection, encode(["error", f"no port method {port}.{method}"]))
+            continue
+        target: Any = {"policy": host.policy, "engine": host.engine}[port]
+        _answer(connection, lambda target=target, method=method, arguments=arguments: getattr(target, method)(*arguments))
+
+
+def _build(config_file: str) -> Any:
+    from postgrad.cluster.host import build_host
+    from postgrad.config.compose import compose
+    from postgrad.methods import find_method
+
+    return build_host(compose(config_file, [], lambda name: find_method(name).Settings))
+
+
+def _answer(connection: socket.socket, work: Any, reply: Any = lambda value: value) -> Any:
+    """Do the work and send its result; a failure goes to the driver as words, with its place."""
+    try:
+        value = work()
+        send(connection, encode(["ok", reply(value)]))
+        return value
+    except ConfigError as error:
+        send(connection, encode(["config", str(error)]))
+    except RunError as error:
+        send(connection, encode(["error", str(error)]))
+    except Exception as error:  # the driver raises it again; a traceback for people goes to stderr
+        import traceback
+
+        traceback.print_exc()
+        send(connection, encode(["error", f"{type(error).__name__}: {error}"]))
+    return None
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,200 @@
+"""From a recipe and key=value words to a checked Config, or one clear line.
+
+Hydra composes the recipes (their defaults lists) and parses the words; the typed dataclasses decide what is a setting.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException, ValidationError
+
+from postgrad.config.schema import Config
+from postgrad.errors import ConfigError, did_you_mean
+
+RECIPES = Path(__file__).parent / "recipes"
+
+
+def recipe_names() -> list[str]:
+    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
+
+
+def compose(recipe: str, words: list[str], find_settings: Callable[[str], type], complete: bool = True) -> Config:
+    """The checked configuration of `postgrad train RECIPE key=value ...`.
+
+    `find_settings` gives the settings dataclass of a method's name; it is called only once all other keys are known to be right.
+    `complete=False` lets settings without a default stay open, to show a recipe.
+    Raises ConfigError that names the key, the value and the nearest right one.
+    """
+    raw = _compose_raw(recipe, words)
+    method = raw.pop("method", None)
+    if not isinstance(method, DictConfig) or not method.get("name"):
+        raise ConfigError(f"recipe {recipe} names no method; write method=NAME or method=package.module:Class")
+    if not complete:
+        for key in ("model.path", "data.train"):
+            if OmegaConf.is_missing(raw, key) or OmegaConf.select(raw, key) is None:
+                OmegaConf.update(raw, key, "???(you say)")
+    checked = _merge(OmegaConf.structured(Config), raw, "", [*_keys(Config), *(f"method.{key}" for key in method)])
+    settings_class = find_settings(str(method.name))
+    settings = _merge(OmegaConf.structured(settings_class), method, "method.", [f"method.{key}" for key in _keys(settings_class)])
+    config = _to_object(checked)
+    config.method = _to_object(settings)
+    _check_limits(config, "")
+    if not config.name:
+        label = recipe if recipe in recipe_names() else Path(recipe).stem
+        config.name = f"{label}-{fingerprint(config)[:8]}"
+    return config
+
+
+def to_yaml(config: Config) -> str:
+    """The resolved configuration as YAML that compose() reads again."""
+    return OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(config)))
+
+
+def fingerprint(config: Config) -> str:
+    """A hash of every setting but the run's name and place."""
+    values = dataclasses.asdict(config)
+    del values["name"], values["runs"]
+    return hashlib.blake2b(OmegaConf.to_yaml(OmegaConf.create(values), sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
+    """Dotted keys whose values differ between two plain configurations."""
+    out: list[str] = []
+    for key in sorted(old.keys() | new.keys()):
+        a, b = old.get(key), new.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            out.extend(differences(a, b, f"{prefix}{key}."))
+        elif a != b:
+            out.append(f"{prefix}{key}")
+    return out
+
+
+def _compose_raw(recipe: str, words: list[str]) -> DictConfig:
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir, initialize_config_module
+    from hydra.errors import HydraException
+
+    overrides = [_override(word) for word in words]
+    path = Path(recipe)
+    is_file = path.suffix in (".yaml", ".yml")
+    if is_file and not path.is_file():
+        raise ConfigError(f"no recipe file {recipe}; built-in recipes: {', '.join(recipe_names())}")
+    if not is_file and recipe not in recipe_names():
+        raise ConfigError(f"unknown recipe {recipe}; {did_you_mean(recipe, recipe_names())}")
+    try:
+        if is_file:
+            with initialize_config_dir(str(path.parent.resolve()), version_base="1.3"):
+                search = ["hydra.searchpath=[pkg://postgrad.config.recipes]"]
+                composed = hydra_compose(path.stem, overrides=[*search, *overrides])
+        else:
+            with initialize_config_module("postgrad.config.recipes", version_base="1.3"):
+                composed = hydra_compose(recipe, overrides=overrides)
+        OmegaConf.resolve(composed)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(f"recipe {recipe}: {_first_line(error)}") from error
+    OmegaConf.set_struct(composed, False)
+    return composed
+
+
+def _override(word: str) -> str:
+    """One key=value word in Hydra's grammar, always as 'set, whether or not the recipe mentions it'."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    key, equals, value = word.lstrip("+").partition("=")
+    if not equals or not key or word.startswith("~"):
+        raise ConfigError(f"expected key=value, got {word!r}; to unset a key write key=null")
+    if key == "method":
+        key, value = "method.name", f"'{value}'"
+    try:
+        parsed = OverridesParser.create().parse_override(f"++{key}={value}")
+    except HydraException as error:
+        raise ConfigError(f"{key}={value}: {_first_line(error)}") from error
+    if parsed.is_sweep_override():
+        raise ConfigError(f"{key}={value}: one value is needed, this is a sweep; start one run for each value")
+    return f"++{key}={value}"
+
+
+def _merge(schema: DictConfig, values: DictConfig, prefix: str, known: list[str]) -> DictConfig:
+    for key in _dotted(values):
+        if isinstance(schema.get(key), DictConfig):
+            raise ConfigError(f"{prefix}{key} is a section, not a value; set one of its keys, e.g. {prefix}{key}.{next(iter(schema[key]))}=...")
+        if f"{prefix}{key}" not in known and not any(name.startswith(f"{prefix}{key}.") for name in known):
+            raise ConfigError(f"unknown key {prefix}{key}; {_nearest(f'{prefix}{key}', known)}")
+    try:
+        merged = OmegaConf.merge(schema, values)
+    except (ValidationError, ConfigKeyError, OmegaConfBaseException) as error:
+        key = f"{prefix}{error.full_key}" if error.full_key else (prefix.rstrip(".") or "configuration")
+        raise ConfigError(f"{key}: {_first_line(error)}") from error
+    assert isinstance(merged, DictConfig)
+    for key in OmegaConf.missing_keys(merged):
+        raise ConfigError(f"{prefix}{key} is not set; add {prefix}{key}=VALUE ({_help_of(schema, key)})")
+    return merged
+
+
+def _to_object(config: DictConfig) -> Any:
+    try:
+        return OmegaConf.to_object(config)
+    except MissingMandatoryValue as error:
+        raise ConfigError(f"{error.full_key} is not set") from error
+
+
+def _nearest(key: str, known: list[str]) -> str:
+    """The nearest known key: first one with the same last word, then one spelled alike."""
+    leaf = key.rpartition(".")[2]
+    same = [name for name in known if name.rpartition(".")[2] == leaf]
+    return f"did you mean {same[0]}?" if same else did_you_mean(key, known)
+
+
+def _keys(schema: type, prefix: str = "") -> list[str]:
+    out: list[str] = []
+    for spec in dataclasses.fields(schema):
+        out.append(f"{prefix}{spec.name}")
+        if dataclasses.is_dataclass(spec.type):
+            out.extend(_keys(spec.type, f"{prefix}{spec.name}."))  # type: ignore[arg-type]
+    return out
+
+
+def _dotted(values: DictConfig, prefix: str = "") -> Iterator[str]:
+    for key in values:
+        node = values._get_node(key)
+        if isinstance(node, DictConfig) and not node._is_none():
+            yield from _dotted(node, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
+
+
+def _help_of(schema: DictConfig, key: str) -> str:
+    kind = OmegaConf.get_type(schema)
+    for part in key.split("."):
+        spec = {f.name: f for f in dataclasses.fields(kind)}[part]  # type: ignore[arg-type]
+        kind = spec.type
+    return spec.metadata.get("help", "")
+
+
+def _check_limits(section: Any, prefix: str) -> None:
+    for spec in dataclasses.fields(section):
+        value, key = getattr(section, spec.name), f"{prefix}{spec.name}"
+        if dataclasses.is_dataclass(value):
+            _check_limits(value, f"{key}.")
+            continue
+        limits = spec.metadata
+        if limits.get("choices") and value not in limits["choices"]:
+            raise ConfigError(f"{key}={value} is not one of its values; {did_you_mean(str(value), limits['choices'])}")
+        for bound, wrong, word in (
+            ("at_least", lambda v, b: v < b, "at least"),
+            ("above", lambda v, b: v <= b, "above"),
+            ("at_most", lambda v, b: v > b, "at most"),
+        ):
+            limit = limits.get(bound)
+            if limit is not None and value is not None and (value != value or wrong(value, limit)):
+                raise ConfigError(f"{key}={value} is out of range; it must be {word} {limit:g}")
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

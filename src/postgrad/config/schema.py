@@ -1,0 +1,111 @@
+"""Every setting of the package, typed, with its limits. A method's own settings stand in the method's file.
+
+`setting(...)` attaches help, choices and bounds to a field; compose.py checks them and names the key when one is broken.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import MISSING
+
+
+def setting(
+    default: Any, help: str, choices: tuple[str, ...] = (), at_least: float | None = None, above: float | None = None, at_most: float | None = None
+) -> Any:
+    """A dataclass field with help text and limits. A list default is copied for each instance."""
+    limits = {"help": help, "choices": choices, "at_least": at_least, "above": above, "at_most": at_most}
+    if isinstance(default, list):
+        factory: Callable[[], list[Any]] = lambda: list(default)  # noqa: E731
+        return field(default_factory=factory, metadata=limits)
+    return field(default=default, metadata=limits)
+
+
+@dataclass
+class ModelConfig:
+    path: str = setting(MISSING, "hub id, local folder, GGUF file, tiny (a 0.3M-parameter model made in code) or smollm2")
+    device: str = setting("auto", "where the model lives", choices=("auto", "cpu", "cuda", "mps"))
+    dtype: str = setting("auto", "compute type; auto takes bfloat16 where the hardware is fast at it", choices=("auto", "float32", "bfloat16"))
+    threads: int = setting(0, "CPU threads of torch; 0 probes for the fastest", at_least=0)
+    activation_checkpointing: bool = setting(False, "recompute block activations in the backward pass: less memory, more time")
+    trust_remote_code: bool = setting(False, "run Python code that comes with the model; only for models you trust")
+
+
+@dataclass
+class DataConfig:
+    train: str = setting(MISSING, "parquet, jsonl, json or csv file(s), or arithmetic:LEVEL[:STYLE[:SPLIT]]")
+    validation: str = setting("", "held-out problems in the same forms; empty: no validation")
+    template: str = setting("auto", "how messages become a prompt", choices=("auto", "chat", "plain"))
+    max_prompt_tokens: int = setting(512, "longest prompt", at_least=1)
+    overlong: str = setting("error", "what to do with longer prompts", choices=("error", "drop"))
+    shuffle: bool = setting(True, "a new order each epoch, from the seed")
+
+
+@dataclass
+class RolloutConfig:
+    engine: str = setting("native", "what samples responses", choices=("native",))
+    samples: int = setting(8, "responses sampled for each problem: the group size", at_least=1)
+    temperature: float = setting(1.0, "sampling temperature; the loss prices log-probs at the same temperature", above=0.0)
+    max_response_tokens: int = setting(256, "longest response", at_least=1)
+    max_rows: int = setting(256, "rows decoded at once; bounds the cache's memory", at_least=1)
+    top_p: float = setting(1.0, "nucleus sampling; the loss cannot price it, so training refuses values below 1", above=0.0, at_most=1.0)
+    top_k: int = setting(0, "top-k sampling; 0 is off; training refuses it", at_least=0)
+    min_p: float = setting(0.0, "min-p sampling; 0 is off; training refuses it", at_least=0.0, at_most=1.0)
+
+
+@dataclass
+class RewardConfig:
+    verifier: str = setting("auto", "a verifier's name, package.module:function or file.py:function; auto chooses by data_source")
+    timeout_s: float = setting(5.0, "time limit for judging one response", above=0.0)
+    workers: int = setting(2, "child processes that judge", at_least=1)
+    max_failure_rate: float = setting(0.5, "share of responses that may fail to be judged before the run stops", at_least=0.0, at_most=1.0)
+
+
+@dataclass
+class OptimiserConfig:
+    lr: float = setting(1e-6, "peak learning rate", above=0.0)
+    betas: list[float] = setting([0.9, 0.999], "AdamW's two decay rates")
+    eps: float = setting(1e-8, "AdamW's epsilon", above=0.0)
+    weight_decay: float = setting(0.01, "decoupled weight decay", at_least=0.0)
+    max_grad_norm: float = setting(1.0, "gradient clipping by the global norm; 0 is off", at_least=0.0)
+    schedule: str = setting("constant", "learning rate after the warm-up", choices=("constant", "linear", "cosine"))
+    warmup_steps: int = setting(0, "steps of linear warm-up", at_least=0)
+    final_lr_ratio: float = setting(0.0, "share of the peak rate that linear and cosine end at", at_least=0.0, at_most=1.0)
+
+
+@dataclass
+class TrainingConfig:
+    steps: int = setting(100, "steps of the run", at_least=1)
+    problems_per_step: int = setting(16, "problems taken from the data each step", at_least=1)
+    updates_per_step: int = setting(1, "optimiser steps each step's batch is divided into, by problem", at_least=1)
+    token_budget: int = setting(8192, "most tokens in one forward pass; never changes the gradient", at_least=1)
+    checkpoint_every: int = setting(50, "steps between checkpoints; the last step is always saved", at_least=1)
+    keep_checkpoints: int = setting(2, "newest checkpoints kept", at_least=1)
+    validate_every: int = setting(0, "steps between validations; 0: only before and after", at_least=0)
+    validation_problems: int = setting(200, "validation problems used", at_least=1)
+    stop_at: float | None = setting(None, "end the run when validation accuracy reaches this", at_least=0.0, at_most=1.0)
+    max_flat_steps: int = setting(20, "stop when this many steps in a row carried no learning signal", at_least=1)
+
+
+@dataclass
+class ClusterConfig:
+    place: str = setting("local", "where the models live: this process, or a child process behind the same ports", choices=("local", "process"))
+    engine_apart: bool = setting(False, "give the engine a process and a copy of the weights of its own, published after each step")
+    wait_s: float = setting(600.0, "longest wait for one call to a child process", above=0.0)
+
+
+@dataclass
+class Config:
+    """The whole of a run. `method` is the settings dataclass of the method that `method.name` names."""
+
+    name: str = setting("", "name of the run's folder; empty: the recipe and a hash of the settings")
+    runs: str = setting("runs", "folder that holds the run folders")
+    seed: int = setting(0, "everything random follows from it", at_least=0)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    method: Any = None

@@ -1,0 +1,114 @@
+"""Problems as token ids, and token ids as text. The only place that knows chat templates and special tokens."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from jinja2 import TemplateError
+
+from postgrad.errors import ConfigError, did_you_mean
+from postgrad.problem import Problem
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+TEMPLATES = ("auto", "chat", "plain")
+OVERLONG = ("error", "drop")
+
+
+class Prompts:
+    """Turns problems into prompt token ids.
+
+    Args:
+        tokenizer: a transformers tokenizer.
+        template: `chat` uses the tokenizer's chat template and opens the assistant's turn; `plain` joins the contents with blank
+            lines; `auto` is chat where there is a chat template, else plain.
+        max_prompt_tokens: longest prompt that `check` lets pass.
+        overlong: what `check` does with longer ones: `error` or `drop`.
+
+    Raises:
+        ConfigError: an unknown template or overlong; `chat` without a chat template.
+    """
+
+    def __init__(
+        self, tokenizer: "PreTrainedTokenizerBase", template: str = "auto", max_prompt_tokens: int = 512, overlong: str = "error"
+    ) -> None:
+        if template not in TEMPLATES:
+            raise ConfigError(f"data.template={template} is unknown; {did_you_mean(template, TEMPLATES)}")
+        if overlong not in OVERLONG:
+            raise ConfigError(f"data.overlong={overlong} is unknown; {did_you_mean(overlong, OVERLONG)}")
+        if template == "chat" and not tokenizer.chat_template:
+            raise ConfigError(f"the tokenizer {tokenizer.name_or_path!r} has no chat template; use data.template=plain")
+        self.tokenizer = tokenizer
+        self.template = template if template != "auto" else ("chat" if tokenizer.chat_template else "plain")
+        self.max_prompt_tokens, self.overlong = max_prompt_tokens, overlong
+        self._cache: dict[str, tuple[tuple[dict[str, str], ...], list[int]]] = {}
+
+    def encode(self, problem: Problem) -> list[int]:
+        """The prompt's token ids, with exactly the special tokens the model expects before its response."""
+        messages, ids = self._cache.get(problem.uid, (None, []))
+        # Two data sets may number their rows alike, so the uid alone does not say that the text is the same.
+        if messages != problem.messages:
+            ids = self._chat(problem) if self.template == "chat" else self._plain(problem)
+            if not ids:
+                raise ConfigError(f"problem {problem.uid}: its prompt has no tokens; remove it or use a template that adds some")
+            self._cache[problem.uid] = problem.messages, ids
+        return list(ids)
+
+    def _chat(self, problem: Problem) -> list[int]:
+        """The template writes all special tokens itself, so transformers adds none: a BOS comes once or not at all."""
+        messages = [dict(message) for message in problem.messages]
+        try:
+            ids = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
+        except TemplateError as error:
+            reason, roles = " ".join(str(error).split())[:200], ", ".join(message["role"] for message in messages)
+            raise ConfigError(
+                f"problem {problem.uid}: the chat template refuses messages with roles {roles} ({reason}); "
+                "change the messages or use data.template=plain"
+            ) from error
+        return list(cast(list[int], ids))
+
+    def _plain(self, problem: Problem) -> list[int]:
+        text = "\n\n".join(message["content"] for message in problem.messages)
+        ids = self._ids(text, special=True)
+        bos, eos = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
+        if bos is not None and ids[:2] == [bos, bos]:
+            ids = ids[1:]  # the text brought its own
+        if eos is not None and ids[-1:] == [eos] and self._ids(text, special=False)[-1:] != [eos]:
+            ids = ids[:-1]  # some tokenizers close every text, but a response is to follow
+        return ids
+
+    def _ids(self, text: str, special: bool) -> list[int]:
+        return list(cast(Any, self.tokenizer(text, add_special_tokens=special))["input_ids"])
+
+    def encode_response(self, text: str, with_end: bool = True) -> list[int]:
+        """A demonstration's token ids without special tokens; `with_end` closes it with the end-of-sequence id, once."""
+        ids = self._ids(text, special=False)
+        end = self.tokenizer.eos_token_id
+        if with_end and end is None:
+            raise ConfigError(f"the tokenizer {self.tokenizer.name_or_path!r} has no end-of-sequence token; set its eos_token")
+        return [*ids, cast(int, end)] if with_end and ids[-1:] != [end] else ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids, without special tokens and with spaces as they are."""
+        return cast(str, self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    def check(self, problems: Sequence[Problem]) -> tuple[list[Problem], int]:
+        """Encode all prompts and hold them against `max_prompt_tokens`.
+
+        Returns:
+            (problems that fit, number dropped); none are dropped unless `overlong` is `drop`.
+
+        Raises:
+            ConfigError: some are too long and `overlong` is `error`, or all are too long.
+        """
+        lengths = [len(self.encode(problem)) for problem in problems]
+        too_long = [i for i, length in enumerate(lengths) if length > self.max_prompt_tokens]
+        if too_long and (self.overlong == "error" or len(too_long) == len(problems)):
+            first, longest = too_long[0], max(lengths)
+            fix = f"set data.max_prompt_tokens={longest}" + (" or data.overlong=drop" if self.overlong == "error" else "")
+            raise ConfigError(
+                f"{len(too_long)} of {len(problems)} prompts are longer than data.max_prompt_tokens={self.max_prompt_tokens}, "
+                f"the first is {problems[first].uid} with {lengths[first]} tokens; {fix}"
+            )
+        dropped = set(too_long)
+        return [problem for i, problem in enumerate(problems) if i not in dropped], len(dropped)

@@ -1,0 +1,238 @@
+"""Rows as problems: one table of the schemas that are known, each with the columns that tell it and its converter.
+
+A converter takes (row, stem of the file's name) and returns a Problem whose uid is the row's own or empty. Columns it does
+not use go into `extra` by their names. `ground_truth` is "" in the schemas that have nothing to check a response against.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from postgrad.problem import Problem
+
+Row = dict[str, Any]
+GSM8K_TRUTH = re.compile(r"####[ \t]*(\S[^\n]*?)\s*\Z")  # the last line's
+
+
+class RowError(ValueError):
+    """What is wrong with a row and how to mend it; the caller adds the file and the place."""
+
+
+@dataclass(frozen=True)
+class Schema:
+    """How to tell a file's schema and turn its rows into problems. `says` tells schemas with the same columns apart."""
+
+    name: str
+    columns: tuple[str, ...]
+    convert: Callable[[Row, str], Problem]
+    says: Callable[[Row], bool] = lambda row: True
+
+    def fits(self, row: Row) -> bool:
+        return all(column in row for column in self.columns) and self.says(row)
+
+
+def recognise(row: Row) -> Schema:
+    """The schema of a file, from its first row."""
+    for schema in SCHEMAS:
+        if schema.fits(row):
+            return schema
+    known = "; ".join(f"{', '.join(s.columns)} ({s.name})" for s in SCHEMAS)
+    raise RowError(f"unknown schema with columns {', '.join(map(str, row)) or 'none'}; rename them to one of: {known}")
+
+
+def _verl(row: Row, stem: str) -> Problem:
+    reward_model = row.get("reward_model")
+    if not isinstance(reward_model, dict):
+        raise RowError(f"reward_model must be an object with ground_truth, not {_kind(reward_model)}")
+    demonstrations = _target(row["target"]) if row.get("target") is not None else ()
+    extra = _rest(row, "prompt", "reward_model", "target")
+    if extra.get("extra_info") is None:
+        extra["extra_info"] = {}
+    extra["reward_model"] = {key: value for key, value in reward_model.items() if key != "ground_truth"}
+    return Problem(
+        uid=_uid(row),
+        messages=_messages(row, "prompt"),
+        ground_truth=_truth(reward_model.get("ground_truth"), "reward_model.ground_truth"),
+        data_source=_source(row, ""),
+        demonstrations=demonstrations,
+        extra=extra,
+    )
+
+
+def _preference(row: Row, stem: str) -> Problem:
+    extra = _rest(row, "prompt", "ground_truth") | {name: _reply(row, name) for name in ("chosen", "rejected")}
+    return Problem(_uid(row), _messages(row, "prompt"), _optional_truth(row), _source(row, stem), (), extra)
+
+
+def _prompt_response(row: Row, stem: str) -> Problem:
+    extra = _rest(row, "prompt", "response", "ground_truth")
+    messages = _messages(row, "prompt")
+    return Problem(_uid(row), messages, _optional_truth(row), _source(row, stem), (_reply(row, "response"),), extra)
+
+
+def _mmlu(row: Row, stem: str) -> Problem:
+    subject = stem.removeprefix("mmlu_")
+    for split in ("_test", "_val", "_dev"):
+        subject = subject.removesuffix(split)
+    options = [_text(row, letter) for letter in "ABCD"]
+    letter = _text(row, "answer").strip()
+    if letter not in tuple("ABCD"):
+        raise RowError(f"answer must be A, B, C or D, not {letter!r}")
+    content = (
+        f"Answer the following multiple choice question about {subject.replace('_', ' ')}. Respond with one sentence of the form "
+        '"The correct answer is _", filling the blank with the letter of the correct answer.\n\n'
+        f"Question: {_text(row, 'question').strip()}\n"
+        + "".join(f"{name}. {option}\n" for name, option in zip("ABCD", options, strict=True))
+        + "Answer:"
+    )
+    extra = _rest(row, "A", "B", "C", "D", "answer") | {"subject": subject, "options": options}
+    return Problem(_uid(row), _user(content), letter, _source(row, "mmlu"), (), extra)
+
+
+def _gsm8k(row: Row, stem: str) -> Problem:
+    answer = _text(row, "answer")
+    truth = GSM8K_TRUTH.search(answer)
+    if truth is None:
+        raise RowError("no ground truth: answer must end in `#### NUMBER`, as the first row's does; add it or remove the row")
+    messages, extra = _user(_text(row, "question")), _rest(row, "question", "answer")
+    return Problem(_uid(row), messages, truth[1].replace(",", ""), _source(row, "openai/gsm8k"), (answer,), extra)
+
+
+def _question_answer(row: Row, stem: str) -> Problem:
+    truth = _truth(row.get("answer"), "answer")
+    if GSM8K_TRUTH.search(truth):
+        raise RowError("answer ends in `####` and the truth, but the first row's does not; write all rows one way")
+    return Problem(_uid(row), _user(_text(row, "question")), truth, _source(row, stem), (), _rest(row, "question", "answer"))
+
+
+def _instruction(row: Row, stem: str) -> Problem:
+    """The output is both the truth a judge compares with and a demonstration. `input` is Alpaca's optional second part."""
+    content, output = _text(row, "instruction"), _text(row, "output")
+    if row.get("input"):
+        content = f"{content}\n\n{_text(row, 'input')}"
+    extra = _rest(row, "instruction", "input", "output")
+    return Problem(_uid(row), _user(content), _truth(output, "output"), _source(row, stem), (output,), extra)
+
+
+def _chat(row: Row, stem: str) -> Problem:
+    messages = _messages(row, "messages")
+    if len(messages) < 2 or messages[-1]["role"] != "assistant":
+        raise RowError("messages must end in an assistant message, which is the demonstration, with at least one message before it")
+    demonstrations, extra = (messages[-1]["content"],), _rest(row, "messages", "ground_truth")
+    return Problem(_uid(row), messages[:-1], _optional_truth(row), _source(row, stem), demonstrations, extra)
+
+
+# The first that fits is taken, so the more particular stand first.
+SCHEMAS = (
+    Schema("verl", ("prompt", "reward_model", "data_source"), _verl),
+    Schema("preference pairs", ("prompt", "chosen", "rejected"), _preference),
+    Schema("prompt and response", ("prompt", "response"), _prompt_response),
+    Schema("MMLU", ("question", "A", "B", "C", "D", "answer"), _mmlu),
+    Schema("GSM8K", ("question", "answer"), _gsm8k, says=lambda row: GSM8K_TRUTH.search(str(row["answer"])) is not None),
+    Schema("question and answer", ("question", "answer"), _question_answer),
+    Schema("instruction and output", ("instruction", "output"), _instruction),
+    Schema("chat", ("messages",), _chat),
+)
+
+
+def _kind(value: Any) -> str:
+    return "null" if value is None else type(value).__name__
+
+
+def _rest(row: Row, *used: str) -> Row:
+    """The columns no field of Problem took."""
+    return {name: value for name, value in row.items() if name not in (*used, "uid", "data_source")}
+
+
+def _checked(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        raise RowError(f"{name} must be a string, not {_kind(value)}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise RowError(f"{name} holds half a surrogate pair at character {error.start}; remove it") from error
+    return value
+
+
+def _text(row: Row, name: str) -> str:
+    """A column that must be a string and not blank."""
+    if name not in row:
+        raise RowError(f"no column {name}, which the first row has; give every row the same columns")
+    if not _checked(row[name], name).strip():
+        raise RowError(f"{name} is empty; fill it or remove the row")
+    return row[name]
+
+
+def _user(content: str) -> tuple[dict[str, str], ...]:
+    return ({"role": "user", "content": content},)
+
+
+def _messages(row: Row, name: str) -> tuple[dict[str, str], ...]:
+    """A list of {role, content}, or a string for one user message. Null fields, which parquet adds, are left out."""
+    value = row.get(name)
+    if isinstance(value, str):
+        return _user(_text(row, name))
+    if not isinstance(value, list) or not value:
+        seen = "an empty list" if value == [] else _kind(value)
+        raise RowError(f"{name} must be a list of messages {{role, content}} or a string, not {seen}")
+    messages: list[dict[str, str]] = []
+    for i, message in enumerate(value):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            seen = "an object without a role" if isinstance(message, dict) else _kind(message)
+            raise RowError(f"{name}[{i}] must be a message {{role, content}}, not {seen}")
+        if "content" not in message:
+            raise RowError(f"{name}[{i}] has no content; a message is {{role, content}}")
+        kept = {key: _checked(part, f"{name}[{i}].{key}") for key, part in message.items() if part is not None or key == "content"}
+        messages.append(kept)
+    return tuple(messages)
+
+
+def _reply(row: Row, name: str) -> str:
+    """A response: a string, or messages of which the last is the assistant's."""
+    if isinstance(row.get(name), list):
+        last = _messages(row, name)[-1]
+        if last["role"] != "assistant":
+            raise RowError(f"{name} must end in an assistant message, not {last['role']}")
+        return last["content"]
+    return _text(row, name)
+
+
+def _target(value: Any) -> tuple[str, ...]:
+    """LUFFY's `target`: a list of assistant messages, of which some may have no content, or of strings."""
+    if not isinstance(value, list):
+        raise RowError(f"target must be a list of messages {{role, content}} or null, not {_kind(value)}")
+    contents = [item.get("content") if isinstance(item, dict) else item for item in value]
+    return tuple(_checked(content, f"target[{i}].content") for i, content in enumerate(contents) if content is not None)
+
+
+def _truth(value: Any, name: str) -> str:
+    """A ground truth as text: numbers as Python writes them, lists and objects as JSON."""
+    if value is None or value == "" or (isinstance(value, float) and math.isnan(value)):
+        raise RowError(f"no ground truth: {name} is empty; fill it or remove the row")
+    if isinstance(value, int | float):
+        return str(value)
+    if isinstance(value, list | dict):
+        return json.dumps(value, ensure_ascii=False, sort_keys=True)
+    return _checked(value, name)
+
+
+def _optional_truth(row: Row) -> str:
+    return _truth(row["ground_truth"], "ground_truth") if row.get("ground_truth") is not None else ""
+
+
+def _source(row: Row, default: str) -> str:
+    return _checked(row["data_source"], "data_source") if row.get("data_source") is not None else default
+
+
+def _uid(row: Row) -> str:
+    """The row's own uid, or "" when the file has no column uid."""
+    if "uid" not in row:
+        return ""
+    uid = row["uid"]
+    if isinstance(uid, bool) or not isinstance(uid, str | int) or uid == "":
+        seen = "empty" if uid == "" else _kind(uid)
+        raise RowError(f"uid must be a string, not {seen}; fill it, or remove the column and uids are made from the content")
+    return _checked(str(uid), "uid")

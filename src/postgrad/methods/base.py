@@ -1,0 +1,241 @@
+"""The stages that methods share. A method is a subclass that replaces or inserts some of them.
+
+On the driver run the stages: compose, sample, enrich, score, estimate, update, publish; each takes what the stage before returned,
+and the step. Beside the model run view, prepare and loss: they may use only the configuration, because a worker elsewhere builds the
+same method from the same configuration.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from postgrad.algorithms.aggregation import AGGREGATIONS, token_weights
+from postgrad.config.schema import Config, setting
+from postgrad.errors import ConfigError, RunError
+from postgrad.model.head import TokenOutputs
+from postgrad.model.policy import Policy, Tally
+from postgrad.model.views import FULL, View
+from postgrad.rollout.engine import Completion, Engine, Request, Sampling, trajectory_seed
+from postgrad.types import DEMONSTRATION, POLICY, Batch, Failure, Problem, Score, Trajectory
+
+
+class Judge(Protocol):
+    """Verifiers, behind one call."""
+
+    def score(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[Score | Failure]: ...
+
+
+class Prompts(Protocol):
+    """Text to tokens and back."""
+
+    def encode(self, problem: Problem) -> list[int]: ...
+
+    def encode_response(self, text: str, with_end: bool = True) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+
+@dataclass
+class Ports:
+    """Everything a method may talk to. It cannot tell where any of it lives."""
+
+    policy: Policy
+    engine: Engine
+    judge: Judge
+    prompts: Prompts
+
+
+@dataclass
+class Step:
+    """One step of a run: its number (from 1), its problems by uid, the metrics it collects, the rows it had to leave out."""
+
+    number: int
+    problems: dict[str, Problem] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    failed: list[Batch] = field(default_factory=list)
+
+
+@dataclass
+class Group:
+    """What one problem's group will hold: rows given from outside, and how many to sample."""
+
+    problem: Problem
+    num_samples: int
+    given: list[Trajectory] = field(default_factory=list)
+
+
+@dataclass
+class MethodSettings:
+    """Settings every method has. A method's own stand in its file, in a subclass of this."""
+
+    name: str = ""
+    aggregation: str = setting("token-mean", "how token losses become one number", choices=AGGREGATIONS)
+
+
+Stage = Callable[[Any, Step], Any]
+
+
+class Method:
+    """One algorithm. Subclasses set `Settings` and replace stages."""
+
+    Settings: ClassVar[type[MethodSettings]] = MethodSettings
+    trains_on_samples: ClassVar[bool] = True  # the loss prices what the engine sampled
+    ports: Ports
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.settings: Any = config.method
+
+    def check(self) -> None:
+        """Refuse settings that cannot work, before anything is written."""
+        rollout = self.config.rollout
+        filters = {"rollout.top_p": rollout.top_p != 1.0, "rollout.top_k": rollout.top_k != 0, "rollout.min_p": rollout.min_p != 0.0}
+        for key, on in filters.items():
+            if on and self.trains_on_samples:
+                raise ConfigError(f"{key} changes what is sampled but not the log-probs the loss uses, so {self.settings.name} refuses it; remove {key}")
+        training = self.config.training
+        if training.updates_per_step > training.problems_per_step:
+            raise ConfigError(
+                f"training.updates_per_step={training.updates_per_step} exceeds training.problems_per_step={training.problems_per_step}; "
+                "an update needs at least one problem"
+            )
+
+    def judges(self) -> bool:
+        """Whether this run needs a verifier for its problems."""
+        return True
+
+    def bind(self, ports: Ports) -> None:
+        self.ports = ports
+
+    # ---- on the driver: the stages of a step
+
+    def stages(self) -> list[Stage]:
+        return [self.compose, self.sample, self.enrich, self.score, self.estimate, self.update, self.publish]
+
+    def compose(self, problems: Sequence[Problem], step: Step) -> list[Group]:
+        """What each problem's group will hold."""
+        return [Group(problem, self.config.rollout.samples) for problem in problems]
+
+    def sample(self, groups: Sequence[Group], step: Step) -> Batch:
+        """Let the engine continue the prompts; given rows and sampled rows become one table."""
+        rollout = self.config.rollout
+        sampling = Sampling(rollout.temperature, rollout.max_response_tokens, rollout.top_p, rollout.top_k, rollout.min_p)
+        sampled = self.generate([(g.problem, range(g.num_samples)) for g in groups], sampling, step.number)
+        trajectories: list[Trajectory] = []
+        for number, (group, completions) in enumerate(zip(groups, sampled, strict=True)):
+            for trajectory in group.given:
+                trajectory.group = number
+                trajectories.append(trajectory)
+            prompt = self.ports.prompts.encode(group.problem)
+            for index, done in enumerate(completions):
+                trajectories.append(
+                    Trajectory(group.problem.uid, prompt, done.tokens, number, index, POLICY, done.finish, behaviour_logprobs=done.logprobs)
+                )
+        return Batch.of(trajectories)
+
+    def enrich(self, batch: Batch, step: Step) -> Batch:
+        """Add columns before scoring: classmates, judges, tools."""
+        return batch
+
+    def score(self, batch: Batch, step: Step) -> Batch:
+        """Judge every row. Rows that could not be judged are recorded and leave the batch."""
+        texts = [self.ports.prompts.decode(ids.tolist()) for ids in batch.response.split()]
+        verdicts = self.ports.judge.score([step.problems[uid] for uid in batch.rows["uid"]], texts)
+        batch.rows["text"] = texts
+        batch.rows["failure"] = [f"{v.kind}: {v.reason}" if isinstance(v, Failure) else "" for v in verdicts]
+        batch.rows["reward"] = torch.tensor([v.value if isinstance(v, Score) else float("nan") for v in verdicts])
+        parts = sorted({name for v in verdicts if isinstance(v, Score) for name in v.parts})
+        for name in parts:
+            values = [v.parts.get(name, float("nan")) if isinstance(v, Score) else float("nan") for v in verdicts]
+            batch.rows[f"reward/{name}"] = torch.tensor(values)
+        return self.leave_out_failures(batch, step)
+
+    def leave_out_failures(self, batch: Batch, step: Step) -> Batch:
+        bad = torch.tensor([bool(reason) for reason in batch.rows["failure"]])
+        step.metrics["reward/failures"] = float(bad.sum())
+        share = float(bad.float().mean()) if len(bad) else 0.0
+        limit = self.config.reward.max_failure_rate
+        if share > limit or (len(bad) and bool(bad.all())):
+            example = next(reason for reason in batch.rows["failure"] if reason)
+            raise RunError(f"{share:.0%} of the responses could not be judged (reward.max_failure_rate={limit:g}); the first: {example}")
+        if bool(bad.any()):
+            step.failed.append(batch.select(torch.nonzero(bad)[:, 0]))
+            batch = batch.select(torch.nonzero(~bad)[:, 0])
+        return batch
+
+    def estimate(self, batch: Batch, step: Step) -> Batch:
+        """Set the token column `advantages`."""
+        return batch
+
+    def update(self, batch: Batch, step: Step) -> Batch:
+        """Train beside the model."""
+        step.metrics.update(self.ports.policy.update(batch, step.number))
+        return batch
+
+    def publish(self, batch: Batch, step: Step) -> Batch:
+        """Hand the new weights to engines that keep their own."""
+        if not self.ports.engine.shares_weights:
+            self.ports.engine.publish(self.ports.policy.weights())
+        return batch
+
+    # ---- beside the model
+
+    def view(self, step: int) -> View:
+        """Which policy the log-probs mean at this step."""
+        return FULL
+
+    def prepare(self, batch: Batch) -> Batch:
+        """See one optimiser step's whole batch once: set `loss_weight` by global counts, leave out rows that cannot matter."""
+        batch.tokens["loss_weight"] = token_weights(
+            self.settings.aggregation, batch.tokens["loss_mask"], batch.row_index, len(batch), self.config.rollout.max_response_tokens
+        )
+        return batch
+
+    def together(self, batch: Batch) -> Sequence[int] | None:
+        """Units of rows that one loss reads together; None when every row stands alone."""
+        return None
+
+    def loss(self, batch: Batch, current: TokenOutputs, tally: Tally) -> Tensor:
+        """The weighted sum over a micro-batch's tokens. Additive: any split of the rows gives the same total."""
+        raise NotImplementedError(f"{type(self).__name__} has no loss")
+
+    # ---- shared helpers
+
+    def generate(self, wanted: Sequence[tuple[Problem, Sequence[int]]], sampling: Sampling, step: int) -> list[list[Completion]]:
+        """Completions of problems; each (problem, index) has its own seed."""
+        requests = [
+            Request(self.ports.prompts.encode(p), [trajectory_seed(self.config.seed, step, p.uid, i) for i in indices]) for p, indices in wanted
+        ]
+        return self.ports.engine.generate(requests, sampling)
+
+    def demonstration(self, problem: Problem, number: int = 0) -> Trajectory:
+        """A problem's demonstration as a row of the group."""
+        tokens = self.ports.prompts.encode_response(problem.demonstrations[number])
+        limit = self.config.rollout.max_response_tokens
+        if len(tokens) > limit:
+            raise RunError(
+                f"the demonstration of problem {problem.uid} has {len(tokens)} tokens; raise rollout.max_response_tokens (now {limit})"
+            )
+        return Trajectory(problem.uid, self.ports.prompts.encode(problem), tokens, source=DEMONSTRATION, finish="given")
+
+    def validate(self, problems: Sequence[Problem]) -> dict[str, float]:
+        """Accuracy on held-out problems: greedy, and of one sample at the rollout temperature."""
+        rollout = self.config.rollout
+        out: dict[str, float] = {}
+        for name, temperature in (("accuracy", 0.0), ("sampled_accuracy", rollout.temperature)):
+            sampling = Sampling(temperature, rollout.max_response_tokens)
+            answers = self.generate([(p, [0]) for p in problems], sampling, step=0)
+            texts = [self.ports.prompts.decode(a[0].tokens) for a in answers]
+            scores = [v.value for v in self.ports.judge.score(problems, texts) if isinstance(v, Score)]
+            out[f"validation/{name}"] = sum(scores) / len(problems)
+        return out
+
+    def state(self) -> dict[str, Any]:
+        """What the method remembers between steps; goes into the checkpoint."""
+        return {}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue from state()."""

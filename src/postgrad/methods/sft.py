@@ -1,0 +1,55 @@
+"""Supervised fine-tuning: the demonstrations are the rows, the loss is the negative log-prob of their tokens.
+
+Several rows share a forward pass up to the token budget; only response tokens are priced, and the mean is over all of them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from postgrad.config.schema import setting
+from postgrad.errors import RunError
+from postgrad.methods.base import Group, Method, MethodSettings, Stage, Step
+from postgrad.model.head import TokenOutputs
+from postgrad.model.policy import Tally
+from postgrad.types import Batch, Problem
+
+
+@dataclass
+class SftSettings(MethodSettings):
+    validate_accuracy: bool = setting(False, "also answer the validation problems and judge them")
+
+
+class Sft(Method):
+    Settings = SftSettings
+    trains_on_samples = False
+
+    def judges(self) -> bool:
+        return self.settings.validate_accuracy
+
+    def stages(self) -> list[Stage]:
+        return [self.compose, self.sample, self.update, self.publish]
+
+    def compose(self, problems: Sequence[Problem], step: Step) -> list[Group]:
+        for problem in problems:
+            if not problem.demonstrations:
+                raise RunError(f"problem {problem.uid} has no demonstration to learn from; sft needs a response for every row of data.train")
+        return [Group(problem, num_samples=0, given=[self.demonstration(problem)]) for problem in problems]
+
+    def loss(self, batch: Batch, current: TokenOutputs, tally: Tally) -> Tensor:
+        tally.mean("sft/loss", -current.logprobs, batch.tokens["loss_mask"])
+        tally.mean("entropy", current.entropy, batch.tokens["loss_mask"])
+        return -(current.logprobs * batch.tokens["loss_weight"]).sum()
+
+    def validate(self, problems: Sequence[Problem]) -> dict[str, float]:
+        """Loss on the demonstrations of held-out problems; accuracy too when asked for."""
+        out: dict[str, float] = {}
+        rows = [self.demonstration(problem) for problem in problems if problem.demonstrations]
+        if rows:
+            batch = Batch.of(rows)
+            logprobs = self.ports.policy.logprobs(batch)["logprobs"]
+            out["validation/loss"] = -float(logprobs.double()[batch.tokens["loss_mask"]].mean())
+        if self.settings.validate_accuracy:
+            out.update(super().validate(problems))
+        return out

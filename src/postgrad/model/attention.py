@@ -1,0 +1,48 @@
+"""The attention kernel that both training and decoding call, plugged into stock transformers models by name.
+
+Grouped-query heads are never repeated in memory: on the decode step the query heads of one key head stand in the query axis.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+NAME = "postgrad"
+
+
+def attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, scaling: float | None = None, **_: Any
+) -> tuple[Tensor, None]:
+    """query (batch, heads, length, width), key and value (batch, key_heads, keys, width); returns (batch, length, heads, width)."""
+    batch, heads, length, width = query.shape
+    key_heads = key.shape[1]
+    if length == 1 and heads > key_heads:
+        grouped = query.reshape(batch, key_heads, heads // key_heads, width)
+        out = functional.scaled_dot_product_attention(grouped, key, value, attn_mask=attention_mask, scale=scaling)
+        return out.reshape(batch, 1, heads, value.shape[-1]), None
+    if heads > key_heads and query.is_cuda and attention_mask is not None:
+        # The fused CUDA kernels take either a mask or grouped heads, not both.
+        key, value = (x.repeat_interleave(heads // key_heads, dim=1) for x in (key, value))
+    causal = attention_mask is None and length > 1
+    out = functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=attention_mask, scale=scaling, is_causal=causal, enable_gqa=key.shape[1] != heads
+    )
+    return out.transpose(1, 2).contiguous(), None
+
+
+def install() -> str:
+    """Make the kernel known to transformers; returns the name to load models with."""
+    AttentionInterface.register(NAME, attention)
+    return NAME
+
+
+def prompt_mask(lengths: Tensor, width: int) -> Tensor:
+    """(rows, 1, width, width) causal mask over right-padded prompts; padding looks at itself only, so no row is empty."""
+    order = torch.arange(width, device=lengths.device)
+    causal = order[None, :] <= order[:, None]
+    real = order[None, :] < lengths[:, None]
+    diagonal = order[None, :] == order[:, None]
+    return ((causal[None] & real[:, None, :]) | diagonal[None])[:, None]

@@ -1,0 +1,81 @@
+"""Log-probs and entropy of given tokens, chunk by chunk over the head, so that the full logits never exist.
+
+The forward pass keeps one log-sum-exp a token; the backward pass computes each chunk's logits again. Everything between the
+matrix products is float32. The weight's gradient accumulates in float32, so the chunk size never changes the result beyond rounding.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+CHUNK_ELEMENTS = 1 << 24  # logits held at once: 64 MiB in float32
+
+
+class TokenOutputs(NamedTuple):
+    """(tokens,) each, float32: log-prob of the token, entropy and sum of squared probabilities of its distribution (nats)."""
+
+    logprobs: Tensor
+    entropy: Tensor
+    sum_squares: Tensor
+
+
+def token_outputs(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float = 1.0, chunk: int | None = None) -> TokenOutputs:
+    """hidden (tokens, width), weight (vocabulary, width), targets (tokens,). Log-probs and entropy are differentiable.
+
+    `sum_squares` carries no gradient. `chunk` is tokens at a time, by default as many as 64 MiB of logits hold.
+    """
+    chunk = chunk or max(1, CHUNK_ELEMENTS // weight.shape[0])
+    return TokenOutputs(*_TokenOutputs.apply(hidden, weight, targets, temperature, chunk))  # type: ignore[misc]
+
+
+class _TokenOutputs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int) -> tuple[Tensor, Tensor, Tensor]:
+        logprobs, entropy, squares, lse = (torch.empty(len(hidden), dtype=_wide(hidden), device=hidden.device) for _ in range(4))
+        for start in range(0, len(hidden), chunk):
+            part = slice(start, start + chunk)
+            logits = _logits(hidden[part], weight, temperature)
+            lse[part] = logits.logsumexp(-1)
+            log_p = logits.sub_(lse[part, None])
+            logprobs[part] = log_p.gather(1, targets[part, None])[:, 0]
+            p = log_p.exp()
+            squares[part] = p.square().sum(-1)
+            entropy[part] = -p.mul_(log_p.clamp_(min=-1e30)).sum(-1)
+        ctx.save_for_backward(hidden, weight, targets, lse, entropy)
+        ctx.temperature, ctx.chunk = temperature, chunk
+        ctx.mark_non_differentiable(squares)
+        ctx.set_materialize_grads(False)
+        return logprobs, entropy, squares
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        grad_logprobs, grad_entropy, _ = grads
+        hidden, weight, targets, lse, entropy = ctx.saved_tensors
+        grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        grad_weight = torch.zeros_like(weight, dtype=_wide(weight)) if ctx.needs_input_grad[1] else None
+        for start in range(0, len(hidden), ctx.chunk):
+            part = slice(start, start + ctx.chunk)
+            log_p = _logits(hidden[part], weight, ctx.temperature).sub_(lse[part, None])
+            p = log_p.exp()
+            g = torch.zeros_like(p)
+            if grad_entropy is not None:  # dH/dlogit = -p (log p + H)
+                g -= p * (log_p.clamp(min=-1e30) + entropy[part, None]) * grad_entropy[part, None]
+            if grad_logprobs is not None:  # dlogp/dlogit = onehot - p
+                g -= p * grad_logprobs[part, None]
+                g.scatter_add_(1, targets[part, None], grad_logprobs[part, None].to(g.dtype))
+            g = g.div_(ctx.temperature).to(hidden.dtype)
+            if grad_hidden is not None:
+                grad_hidden[part] = g @ weight
+            if grad_weight is not None:
+                grad_weight += g.T @ hidden[part]
+        return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None, None
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def _logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
+    logits = (hidden @ weight.T).to(_wide(hidden))
+    return logits if temperature == 1.0 else logits.div_(temperature)

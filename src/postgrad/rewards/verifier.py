@@ -1,0 +1,200 @@
+"""The verifier port: `(response: str, problem: Problem) -> Score | Failure`, the built-in ones by name, and how one is chosen.
+
+A verifier of the user's own is given as `package.module:function` or `path/to/file.py:function`. It may also return a
+bool, a number, or a dict with `score`; what it raises becomes a Failure.
+"""
+
+import importlib
+import importlib.util
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from postgrad.errors import ConfigError, did_you_mean
+from postgrad.problem import Failure, Problem, Score
+
+Verifier = Callable[[str, Problem], Any]  # Score | Failure, or what as_score makes one of
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Where a verifier's function is. `inline`: linear in time and harmless, so it runs in this process; others run in the pool."""
+
+    path: str
+    inline: bool = False
+
+
+VERIFIERS: dict[str, Spec] = {
+    "exact": Spec("postgrad.rewards.answers:exact", inline=True),
+    "numeric": Spec("postgrad.rewards.answers:numeric", inline=True),
+    "boxed": Spec("postgrad.rewards.answers:boxed", inline=True),
+    "gsm8k": Spec("postgrad.rewards.answers:gsm8k", inline=True),
+    "choice": Spec("postgrad.rewards.answers:choice", inline=True),
+    "format": Spec("postgrad.rewards.answers:tagged", inline=True),
+    "math": Spec("postgrad.rewards.math:math"),
+    "think_math": Spec("postgrad.rewards.math:think_math"),
+    "format_math": Spec("postgrad.rewards.math:format_math"),
+}
+
+# What `reward.verifier=auto` takes for a data source, first match first; names are compared in lower case.
+SOURCES: tuple[tuple[str, str], ...] = (
+    ("arithmetic/digits", "exact"),
+    ("arithmetic/boxed", "boxed"),
+    ("*gsm8k*", "gsm8k"),
+    ("*mmlu*", "choice"),
+    ("*gpqa*", "choice"),
+    ("arc", "choice"),
+    ("arc[-_]*", "choice"),
+    ("*[/_]arc", "choice"),
+    ("*[/_]arc[-_]*", "choice"),
+    ("math", "math"),
+    ("math[-_ ]*", "math"),
+    ("*math500*", "math"),
+    ("*math-500*", "math"),
+    ("*hendrycks_math*", "math"),
+    ("lighteval/math*", "math"),
+    ("*/math-lighteval", "math"),
+    ("*deepmath*", "math"),
+    ("*deepscaler*", "math"),
+    ("*openr1-math*", "math"),
+    ("*numina*", "math"),
+    ("qwen_*", "math"),
+    ("aime*", "math"),
+    ("*[/_]aime*", "math"),
+    ("amc*", "math"),
+    ("*[/_]amc*", "math"),
+    ("*olympiad*", "math"),
+    ("*minerva*", "math"),
+)
+
+
+def choose(problem: Problem) -> str:
+    """The verifier for a problem's data source. A problem without a source is taken for maths if it asks for a \\boxed answer.
+
+    Raises:
+        ConfigError: the source is not in the table.
+    """
+    source = problem.data_source.strip().lower()
+    if not source and any("\\boxed" in message.get("content", "") for message in problem.messages):
+        return "math"
+    for pattern, name in SOURCES:
+        if fnmatchcase(source, pattern):
+            return name
+    raise ConfigError(
+        f"no verifier is known for data_source {problem.data_source!r} (problem {problem.uid}); "
+        f"name one with reward.verifier=NAME ({', '.join(VERIFIERS)}, package.module:function or file.py:function)"
+    )
+
+
+def find_verifier(name: str) -> Spec:
+    """Where the verifier of this name is; a user's own is loaded once, so that a mistake shows before the run starts.
+
+    Raises:
+        ConfigError: there is no such verifier, module, file or function.
+    """
+    if name in VERIFIERS:
+        return VERIFIERS[name]
+    place, colon, function = name.rpartition(":")
+    if not colon or not place or not function:
+        hint = did_you_mean(name, VERIFIERS)
+        raise ConfigError(
+            f"reward.verifier={name} is not a verifier; {hint} (your own is given as package.module:function or file.py:function)"
+        )
+    if place.endswith(".py"):
+        place = str(Path(place).expanduser().resolve())
+    spec = Spec(f"{place}:{function}")
+    load(spec.path)
+    return spec
+
+
+@cache
+def load(path: str) -> Verifier:
+    """The function at `package.module:function` or `/path/to/file.py:function`.
+
+    Raises:
+        ConfigError: it cannot be loaded; the message says what is missing.
+    """
+    place, _, name = path.rpartition(":")
+    try:
+        module = _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+    except Exception as error:
+        raise ConfigError(f"verifier {path}: {place} cannot be imported ({one_line(error)})") from error
+    function = vars(module).get(name)
+    if not callable(function):
+        functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise ConfigError(f"verifier {path}: {place} has no function {name}; {did_you_mean(name, functions)}")
+    return function
+
+
+def _load_file(file: Path) -> ModuleType:
+    if not file.is_file():
+        raise FileNotFoundError("there is no such file")
+    spec = importlib.util.spec_from_file_location(f"postgrad_verifier_{file.stem}", file)
+    if spec is None or spec.loader is None:
+        raise ImportError("not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses of the file look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def run_verifier(function: Verifier, response: str, problem: Problem) -> Score | Failure:
+    """Call a verifier and make its result a Score or a Failure, whatever it returns or raises. MemoryError passes through."""
+    try:
+        return as_score(function(response, problem))
+    except MemoryError:
+        raise
+    except BaseException as error:  # also SystemExit: a verifier must not end the process that judges
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        return Failure("error", one_line(error))
+
+
+def as_score(result: Any) -> Score | Failure:
+    """A verifier's return value as a Score: a bool, a number, or a dict whose `score` is the value and other numbers the parts.
+
+    Anything else, and NaN or infinity anywhere, is Failure("invalid"). Entries of a dict that are not numbers are left out.
+    """
+    if isinstance(result, Failure):
+        return result
+    if isinstance(result, Score):
+        value, parts = result.value, result.parts
+    elif isinstance(result, dict):
+        if "score" not in result:
+            return Failure("invalid", f"the verifier returned a dict without 'score'; it has {sorted(map(str, result))[:8]}")
+        value, parts = result["score"], {k: v for k, v in result.items() if k != "score" and _as_float(v) is not None}
+    else:
+        value, parts = result, {}
+    score = _as_float(value)
+    if score is None:
+        return Failure("invalid", f"the verifier returned {type(value).__name__}, not a number")
+    numbers = {str(name): _as_float(part) for name, part in parts.items()}
+    for name, part in ({"score": score} | numbers).items():
+        if part is None or not math.isfinite(part):
+            return Failure("invalid", f"the verifier returned {part} for {name}")
+    return Score(score, {name: part for name, part in numbers.items() if part is not None})
+
+
+def _as_float(value: Any) -> float | None:
+    """A bool, a number or a scalar of NumPy or torch as a float; None for anything else, text above all."""
+    if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return None
+
+
+def one_line(error: BaseException) -> str:
+    """An exception's type and first line, short enough for a log."""
+    try:
+        text = str(error).strip().split("\n", 1)[0]
+    except Exception:  # an exception may fail to print itself
+        text = ""
+    return f"{type(error).__name__}: {text}"[:200].removesuffix(": ")

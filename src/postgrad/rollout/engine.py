@@ -1,0 +1,63 @@
+"""The engine port: prompts in, sampled token ids with their exact log-probs out.
+
+Every trajectory has a seed of its own, made from (run seed, step, uid, index), so results depend on neither the order nor the size
+of batches.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How to sample. `temperature` 0 is greedy. Log-probs are those of the distribution at this temperature (at 1 when greedy)."""
+
+    temperature: float = 1.0
+    max_new_tokens: int = 256
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt to be continued once for each seed."""
+
+    prompt: list[int]
+    seeds: list[int]
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One continuation. `finish` is stop (the last token is a stop token) or length."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish: str = "stop"
+
+
+class Engine(Protocol):
+    """What turns prompts into trajectories, wherever it lives."""
+
+    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
+        """For each request its completions, in the order of its seeds."""
+        ...
+
+    def publish(self, weights: dict[str, Tensor]) -> None:
+        """Take these weights. An engine that samples from the trainer's own ignores them."""
+        ...
+
+    @property
+    def shares_weights(self) -> bool:
+        """True when the engine samples from the trainer's own parameters: nothing needs publishing."""
+        ...
+
+
+def trajectory_seed(run_seed: int, step: int, uid: str, index: int) -> int:
+    """64 bits that name one trajectory of one run."""
+    digest = hashlib.blake2b(f"{run_seed}/{step}/{uid}/{index}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")

@@ -1,0 +1,75 @@
+"""Keys and values by slot. Active rows fill slots 0..n-1; row i's tokens lie at 0..length-1 of its slot.
+
+The objects here are handed to stock transformers blocks as their cache: a block calls update(key, value, layer) and attends to what
+it gets back.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Prefill:
+    """Keeps the keys and values of one prefill pass, one entry a layer."""
+
+    def __init__(self) -> None:
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+
+    def update(self, key: Tensor, value: Tensor, layer: int, *_: Any) -> tuple[Tensor, Tensor]:
+        self.keys.append(key)
+        self.values.append(value)
+        return key, value
+
+    def get_seq_length(self, *_: Any) -> int:
+        return 0
+
+
+class Slots:
+    """The cache of all active rows. Memory is asked for once; the operating system hands it out as rows grow."""
+
+    def __init__(self, num_slots: int, max_length: int) -> None:
+        self.num_slots, self.max_length = num_slots, max_length
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        self.positions = torch.empty(0, dtype=torch.int64)  # (active,) where this step's token goes
+        self.width = 0  # longest active row, this step's token included
+
+    def allocate(self, prefill: Prefill) -> None:
+        """Make room in the shapes that the first prefill showed."""
+        for source, target in ((prefill.keys, self.keys), (prefill.values, self.values)):
+            for tensor in source:
+                _, heads, _, size = tensor.shape
+                target.append(tensor.new_empty(self.num_slots, heads, self.max_length, size))
+
+    def admit(self, slot: int, prefill: Prefill, row: int, length: int) -> None:
+        """Copy a prefilled prompt into a slot."""
+        for source, target in ((prefill.keys, self.keys), (prefill.values, self.values)):
+            for from_layer, to_layer in zip(source, target, strict=True):
+                to_layer[slot, :, :length] = from_layer[row, :, :length]
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Close a gap: the row of one slot goes to another."""
+        for layer in (*self.keys, *self.values):
+            layer[target, :, :length] = layer[source, :, :length]
+
+    def at(self, positions: Tensor) -> "Slots":
+        """Set where the next token of each active row goes."""
+        self.positions = positions
+        self.width = int(positions.max()) + 1
+        return self
+
+    def update(self, key: Tensor, value: Tensor, layer: int, *_: Any) -> tuple[Tensor, Tensor]:
+        active = len(self.positions)
+        index = torch.arange(active, device=key.device)
+        self.keys[layer][index, :, self.positions] = key[:, :, 0]
+        self.values[layer][index, :, self.positions] = value[:, :, 0]
+        return self.keys[layer][:active, :, : self.width], self.values[layer][:active, :, : self.width]
+
+    def get_seq_length(self, *_: Any) -> int:
+        return self.width - 1
+
+    def mask(self) -> Tensor:
+        """(active, 1, 1, width): each row sees its own tokens."""
+        return (torch.arange(self.width, device=self.positions.device)[None] <= self.positions[:, None])[:, None, None]

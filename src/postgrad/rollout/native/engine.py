@@ -1,0 +1,200 @@
+"""Continuous batching over the trainer's own model: one prefill a prompt, finished rows leave, waiting ones enter."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from postgrad.errors import RunError
+from postgrad.model.attention import prompt_mask
+from postgrad.model.load import Loaded, stop_ids
+from postgrad.rollout.engine import Completion, Request, Sampling
+from postgrad.rollout.native.cache import Prefill, Slots
+from postgrad.rollout.native.sampling import BLOCK, RowRandom, pick
+
+PREFILL_TOKENS = 8192  # padded prompt tokens of one prefill pass
+
+
+@dataclass
+class _Row:
+    """One trajectory on its way."""
+
+    request: int
+    index: int
+    random: RowRandom
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+
+@dataclass
+class _Waiting:
+    """A prefilled prompt whose samples have not all found a slot yet."""
+
+    request: int
+    prefill: Prefill
+    row: int
+    logits: Tensor  # (vocabulary,)
+    next_index: int = 0
+
+
+class NativeEngine:
+    """Samples from `loaded.model`, the very parameters that the trainer updates."""
+
+    shares_weights = True
+
+    def __init__(self, loaded: Loaded, max_rows: int) -> None:
+        self.model = loaded.model
+        self.device = next(self.model.parameters()).device
+        self.max_rows = max_rows
+        self.stop = torch.tensor(stop_ids(loaded), device=self.device)
+        self.max_context = int(self.model.config.get_text_config().max_position_embeddings)
+
+    def publish(self, weights: dict[str, Tensor]) -> None:
+        """Take weights from a trainer that lives elsewhere."""
+        with torch.no_grad():
+            for name, p in self.model.named_parameters():
+                p.copy_(weights[name])
+
+    @torch.no_grad()
+    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
+        out: list[list[Completion]] = [[Completion()] * len(r.seeds) for r in requests]
+        longest = max((len(r.prompt) for r in requests), default=0)
+        if longest + sampling.max_new_tokens > self.max_context:
+            raise RunError(
+                f"a prompt of {longest} tokens and {sampling.max_new_tokens} new ones exceed the model's context of {self.max_context}; "
+                "lower rollout.max_response_tokens or data.max_prompt_tokens"
+            )
+        if requests:
+            _Run(self, requests, sampling, out, longest).finish()
+        return out
+
+
+class _Run:
+    """One call of generate: the state of the decode loop."""
+
+    def __init__(
+        self, engine: NativeEngine, requests: Sequence[Request], sampling: Sampling, out: list[list[Completion]], longest: int
+    ) -> None:
+        self.engine, self.requests, self.sampling, self.out = engine, requests, sampling, out
+        total = sum(len(r.seeds) for r in requests)
+        self.capacity = min(engine.max_rows, total)
+        self.slots = Slots(self.capacity, longest + sampling.max_new_tokens)
+        self.to_prefill = deque(i for i, r in enumerate(requests) if r.seeds)
+        self.waiting: deque[_Waiting] = deque()
+        self.active: list[_Row] = []
+        self.lengths = np.zeros(self.capacity, dtype=np.int64)  # tokens in the cache
+        self.steps = np.zeros(self.capacity, dtype=np.int64)  # tokens sampled
+        self.uniforms = np.zeros((self.capacity, BLOCK))
+        self.next_tokens = torch.zeros(self.capacity, dtype=torch.int64, device=engine.device)
+
+    def finish(self) -> None:
+        """Run until every trajectory has ended."""
+        self.fill()
+        while self.active:
+            self.take(*self.sample(self.decode()))
+            self.fill()
+
+    def decode(self) -> Tensor:
+        """(active, vocabulary) logits after the last token of each active row."""
+        n = len(self.active)
+        positions = torch.from_numpy(self.lengths[:n].copy()).to(self.engine.device)
+        self.slots.at(positions)
+        hidden = self.engine.model.base_model(
+            input_ids=self.next_tokens[:n, None],
+            position_ids=positions[:, None],
+            attention_mask=self.slots.mask(),
+            past_key_values=self.slots,
+            use_cache=True,
+        ).last_hidden_state[:, 0]
+        self.lengths[:n] += 1
+        return self.head(hidden)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        return (hidden @ self.engine.model.get_output_embeddings().weight.T).float()
+
+    def sample(self, logits: Tensor, first: int = 0) -> tuple[list[int], list[float], list[bool], int]:
+        """Next token of the active rows from `first` on."""
+        rows = range(first, first + len(logits))
+        for i in rows:
+            if self.steps[i] % BLOCK == 0:
+                self.uniforms[i] = self.active[i].random.block()
+        u = self.uniforms[first : first + len(logits), :][np.arange(len(logits)), self.steps[first : first + len(logits)] % BLOCK]
+        tokens, logprobs = pick(logits, torch.from_numpy(u).to(logits.device), self.sampling)
+        self.steps[first : first + len(logits)] += 1
+        self.next_tokens[first : first + len(logits)] = tokens
+        stopped = torch.isin(tokens, self.engine.stop)
+        return tokens.tolist(), logprobs.tolist(), stopped.tolist(), first
+
+    def take(self, tokens: list[int], logprobs: list[float], stopped: list[bool], first: int) -> None:
+        """Record the tokens; rows that ended leave, and the last active row closes the gap."""
+        ended: list[int] = []
+        for i, (token, logprob, stop) in enumerate(zip(tokens, logprobs, stopped, strict=True), start=first):
+            row = self.active[i]
+            row.tokens.append(token)
+            row.logprobs.append(logprob)
+            if stop or len(row.tokens) == self.sampling.max_new_tokens:
+                self.out[row.request][row.index] = Completion(row.tokens, row.logprobs, "stop" if stop else "length")
+                ended.append(i)
+        for i in reversed(ended):
+            self.remove(i)
+
+    def remove(self, i: int) -> None:
+        last = len(self.active) - 1
+        if i != last:
+            self.slots.move(last, i, int(self.lengths[last]))
+            self.active[i] = self.active[last]
+            for column in (self.lengths, self.steps, self.uniforms, self.next_tokens):
+                column[i] = column[last]
+        self.active.pop()
+
+    def fill(self) -> None:
+        """Let waiting rows in while there is room; each gets its first token from its prompt's prefill."""
+        while len(self.active) < self.capacity and (self.waiting or self.to_prefill):
+            if not self.waiting:
+                self.prefill()
+            prompt = self.waiting[0]
+            request = self.requests[prompt.request]
+            first = len(self.active)
+            room = min(self.capacity - first, len(request.seeds) - prompt.next_index)
+            for index in range(prompt.next_index, prompt.next_index + room):
+                slot = len(self.active)
+                self.slots.admit(slot, prompt.prefill, prompt.row, len(request.prompt))
+                self.lengths[slot], self.steps[slot] = len(request.prompt), 0
+                self.active.append(_Row(prompt.request, index, RowRandom(request.seeds[index])))
+            prompt.next_index += room
+            if prompt.next_index == len(request.seeds):
+                self.waiting.popleft()
+            self.take(*self.sample(prompt.logits.expand(room, -1), first))
+
+    def prefill(self) -> None:
+        """Run the next prompts, as many as there is use for, and remember their keys, values and last logits."""
+        chosen: list[int] = []
+        room, width = self.capacity - len(self.active), 0
+        while self.to_prefill and room > 0:
+            request = self.requests[self.to_prefill[0]]
+            width = max(width, len(request.prompt))
+            if chosen and width * (len(chosen) + 1) > PREFILL_TOKENS:
+                break
+            room -= len(request.seeds)
+            chosen.append(self.to_prefill.popleft())
+        lengths = torch.tensor([len(self.requests[i].prompt) for i in chosen])
+        ids = torch.zeros(len(chosen), int(lengths.max()), dtype=torch.int64)
+        for row, i in enumerate(chosen):
+            ids[row, : lengths[row]] = torch.tensor(self.requests[i].prompt)
+        device = self.engine.device
+        cache = Prefill()
+        hidden = self.engine.model.base_model(
+            input_ids=ids.to(device),
+            position_ids=torch.arange(ids.shape[1], device=device)[None].expand(len(chosen), -1),
+            attention_mask=prompt_mask(lengths, ids.shape[1]).to(device),
+            past_key_values=cache,
+            use_cache=True,
+        ).last_hidden_state
+        logits = self.head(hidden[torch.arange(len(chosen), device=device), (lengths - 1).to(device)])
+        if not self.slots.keys:
+            self.slots.allocate(cache)
+        for row, i in enumerate(chosen):
+            self.waiting.append(_Waiting(i, cache, row, logits[row]))

@@ -1,0 +1,94 @@
+"""Checkpoints: written aside, synced, renamed; `latest` moves last. A kill at any moment leaves the one before usable.
+
+    checkpoints/step-N/policy/  optimiser.safetensors  method.bin  state.json
+"""
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from postgrad.cluster.wire import decode, encode
+from postgrad.errors import RunError
+from postgrad.model.policy import Policy
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a checkpoint holds beside the policy."""
+
+    step: int
+    cursor: dict[str, Any]
+    flat_steps: int
+    method: dict[str, Any]
+
+
+def save(folder: Path, policy: Policy, saved: Saved, keep: int) -> Path:
+    """Write checkpoint `saved.step` under the run folder and drop the oldest beyond `keep`."""
+    root = folder / "checkpoints"
+    final, aside = root / f"step-{saved.step}", root / f".step-{saved.step}"
+    try:
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+        policy.save(str(aside.resolve()))
+        (aside / "method.bin").write_bytes(encode(saved.method))
+        state = {"step": saved.step, "cursor": saved.cursor, "flat_steps": saved.flat_steps}
+        (aside / "state.json").write_text(json.dumps(state, indent=1) + "\n")
+        _sync_tree(aside)
+        shutil.rmtree(final, ignore_errors=True)  # left by a run that was killed after this rename and went on from an older one
+        aside.rename(final)
+        pointer = root / ".latest"
+        pointer.write_text(final.name + "\n")
+        _sync(pointer)
+        pointer.rename(root / "latest")
+        _sync(root)
+    except OSError as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise RunError(f"checkpoint {final} could not be written: {error.strerror or error}; earlier checkpoints are whole") from error
+    except Exception as error:  # safetensors raises its own kind for a full disk
+        shutil.rmtree(aside, ignore_errors=True)
+        if "No space left" in str(error) or "os error 28" in str(error).lower():
+            raise RunError(f"checkpoint {final} could not be written: No space left on device; earlier checkpoints are whole") from error
+        raise
+    for old in _ordered(root)[:-keep]:
+        shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+def latest(folder: Path) -> Path | None:
+    """The newest whole checkpoint, or None."""
+    pointer = folder / "checkpoints" / "latest"
+    if not pointer.is_file():
+        return None
+    found = folder / "checkpoints" / pointer.read_text().strip()
+    if not (found / "state.json").is_file():
+        raise RunError(f"{pointer} names {found.name}, which is not there; point it at one of the others or remove it to start again")
+    return found
+
+
+def load(checkpoint: Path, policy: Policy) -> Saved:
+    """Put the policy where the checkpoint was and return the rest."""
+    policy.load(str(checkpoint.resolve()))
+    state = json.loads((checkpoint / "state.json").read_text())
+    return Saved(state["step"], state["cursor"], state["flat_steps"], decode((checkpoint / "method.bin").read_bytes()))
+
+
+def _ordered(root: Path) -> list[Path]:
+    return sorted(root.glob("step-*"), key=lambda path: int(path.name.removeprefix("step-")))
+
+
+def _sync_tree(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        if path.is_file():
+            _sync(path)
+    _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,134 @@
+"""What a run writes each step: a line of metrics and a parquet file of trajectories. The page, resume, plots and tests read these."""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from postgrad.errors import RunError
+from postgrad.methods.base import Step
+from postgrad.types import SOURCE_NAMES, Batch
+
+# Metrics that tell of the clock or the machine, not of the computation: two runs of one seed differ only in these.
+CLOCK = ("time", "tokens_per_second", "memory_gib", "step_s")
+
+
+def is_clock(name: str) -> bool:
+    return name in CLOCK or name.startswith("stage/")
+
+
+class RunLog:
+    """metrics.jsonl and rollouts/ of one run."""
+
+    def __init__(self, folder: Path, start: int) -> None:
+        self.folder = folder
+        self._forget_after(start)
+        self.file = (folder / "metrics.jsonl").open("a")
+
+    def _forget_after(self, step: int) -> None:
+        """Drop what a killed run wrote after the checkpoint it goes on from."""
+        lines = [line for line in read_metrics(self.folder) if line["step"] <= step]
+        if step > 0 or lines:
+            _replace(self.folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines).encode())
+        for path in (self.folder / "rollouts").glob("step-*.parquet"):
+            if int(path.stem.removeprefix("step-")) > step:
+                path.unlink()
+
+    def write(self, number: int, metrics: dict[str, float]) -> dict[str, float]:
+        """Append one line; a validation of the same step is a line of its own."""
+        line = {"step": number, "time": time.time(), **{k: float(v) for k, v in metrics.items()}}
+        try:
+            self.file.write(json.dumps(line) + "\n")
+            self.file.flush()
+        except OSError as error:
+            raise RunError(f"metrics.jsonl could not be written: {error.strerror}") from error
+        return line
+
+    def write_rollouts(self, number: int, batches: list[Batch]) -> None:
+        """All trajectories of a step, those that could not be judged included."""
+        path = self.folder / "rollouts" / f"step-{number:06d}.parquet"
+        try:
+            pq.write_table(pa.concat_tables([_table(b) for b in batches], promote_options="default"), path.with_name("." + path.name))
+            path.with_name("." + path.name).rename(path)
+        except OSError as error:
+            raise RunError(f"{path} could not be written: {error.strerror or error}") from error
+
+    def close(self) -> None:
+        self.file.close()
+
+
+@contextmanager
+def timed(step: Step, name: str) -> Iterator[None]:
+    """Time a stage into the step's metrics, and name it when it fails."""
+    start = time.perf_counter()
+    try:
+        yield
+    except RunError as error:
+        raise RunError(f"step {step.number}, stage {name}: {error}") from error
+    except Exception as error:
+        error.add_note(f"in step {step.number}, stage {name}")
+        raise
+    step.metrics[f"stage/{name}_s"] = time.perf_counter() - start
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl; a last line that a kill cut short is left out."""
+    file = folder / "metrics.jsonl"
+    out: list[dict[str, Any]] = []
+    for line in file.read_text().splitlines() if file.is_file() else []:
+        try:
+            out.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return out
+
+
+def describe(batch: Batch) -> dict[str, float]:
+    """Metrics of a step's trajectories."""
+    lengths = batch.response.lengths.double()
+    out = {
+        "response/length": float(lengths.mean()),
+        "response/length_max": float(lengths.max()),
+        "response/truncated": sum(f == "length" for f in batch.rows["finish"]) / len(batch),
+        "prompt/length": float(batch.prompt.lengths.double().mean()),
+    }
+    for name, column in batch.rows.items():
+        if name == "reward":
+            out["reward/mean"] = float(column.double().mean())
+            out["reward/std"] = float(column.double().std(unbiased=False))
+        elif name.startswith("reward/"):
+            out[name] = float(column.double().nanmean())
+    if "advantages" in batch.tokens:
+        signal = batch.sum_tokens(batch.tokens["advantages"].abs()) > 0
+        out["advantages/rows_with_signal"] = float(signal.double().mean())
+    return out
+
+
+def _table(batch: Batch) -> pa.Table:
+    columns: dict[str, Any] = {
+        "prompt": _lists(batch.prompt.values, batch.prompt.lengths),
+        "response": _lists(batch.response.values, batch.response.lengths),
+    }
+    for name, column in batch.rows.items():
+        values = column.tolist() if isinstance(column, torch.Tensor) else column
+        columns[name] = [SOURCE_NAMES[v] for v in values] if name == "source" else values
+    for name, column in batch.tokens.items():
+        columns[name] = _lists(column, batch.response.lengths)
+    return pa.table(columns)
+
+
+def _lists(values: torch.Tensor, lengths: torch.Tensor) -> pa.Array:
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]).to(torch.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets.numpy()), pa.array(values.cpu().numpy()))
+
+
+def _replace(path: Path, data: bytes) -> None:
+    aside = path.with_name("." + path.name)
+    aside.write_bytes(data)
+    aside.rename(path)

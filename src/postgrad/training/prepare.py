@@ -1,0 +1,51 @@
+"""Everything that can be wrong before a run is looked at here, before anything is written."""
+
+from dataclasses import dataclass
+
+from postgrad.config.schema import Config
+from postgrad.data.problems import load_problems
+from postgrad.data.render import Prompts
+from postgrad.errors import ConfigError
+from postgrad.methods.base import Method
+from postgrad.model.device import choose_device, choose_dtype, probe_threads
+from postgrad.model.load import load_tokenizer, model_width
+from postgrad.rewards.score import Judge
+from postgrad.types import Problem
+
+
+@dataclass
+class Inputs:
+    """What the driver needs beside the models."""
+
+    train: list[Problem]
+    validation: list[Problem]
+    prompts: Prompts
+    judge: Judge
+    dropped: int
+
+
+def resolve(config: Config) -> Config:
+    """Replace every auto by what this machine offers; the answers go into config.yaml and are kept on resume."""
+    device = choose_device(config.model.device)
+    config.model.device = device.type
+    config.model.dtype = choose_dtype(config.model.dtype, device)
+    if config.model.threads == 0:
+        config.model.threads = probe_threads(model_width(config.model, config.seed), config.model.dtype)
+    if config.cluster.engine_apart and config.cluster.place == "local":
+        raise ConfigError("cluster.engine_apart=true needs a process for the engine; add cluster.place=process")
+    return config
+
+
+def load_inputs(config: Config, method: Method) -> Inputs:
+    """Problems, prompts and verifiers, all checked."""
+    train = load_problems(config.data.train)
+    validation = load_problems(config.data.validation)[: config.training.validation_problems] if config.data.validation else []
+    tokenizer = load_tokenizer(config.model, config.seed)
+    prompts = Prompts(tokenizer, config.data.template, config.data.max_prompt_tokens, config.data.overlong)
+    train, dropped = prompts.check(train)
+    if validation:
+        validation, _ = prompts.check(validation)
+    judge = Judge(config.reward.verifier, config.reward.timeout_s, config.reward.workers)
+    if method.judges():
+        judge.check([*train, *validation])
+    return Inputs(train, validation, prompts, judge, dropped)

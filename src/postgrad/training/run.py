@@ -1,0 +1,102 @@
+"""The run folder: opening it, locking it, and deciding whether a command continues it.
+
+    runs/NAME/config.yaml  metrics.jsonl  rollouts/  checkpoints/  eval/
+"""
+
+import dataclasses
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from postgrad.config.compose import differences, to_yaml
+from postgrad.config.schema import Config
+from postgrad.errors import ConfigError
+
+# Settings that may change when a run goes on: they do not change what a step computes.
+MAY_CHANGE = {
+    "runs",
+    "training.checkpoint_every",
+    "training.keep_checkpoints",
+    "training.token_budget",
+    "reward.workers",
+    "cluster.place",
+    "cluster.engine_apart",
+    "cluster.wait_s",
+}
+
+
+def run_folder(config: Config) -> Path:
+    return Path(config.runs) / config.name
+
+
+def continued(config: Config) -> Config:
+    """The configuration to run: the stored one with what may change, when the folder holds a run; else the given one.
+
+    `auto` settings take what the run probed at its start, so that it goes on computing the same bits.
+    """
+    file = run_folder(config) / "config.yaml"
+    if not file.is_file():
+        return config
+    stored: Any = OmegaConf.to_container(OmegaConf.load(file))
+    wanted = dataclasses.asdict(config)
+    for key, auto in (("device", "auto"), ("dtype", "auto"), ("threads", 0)):
+        if wanted["model"][key] == auto:
+            wanted["model"][key] = stored["model"][key]
+            setattr(config.model, key, stored["model"][key])
+    changed = [key for key in differences(stored, wanted) if key not in MAY_CHANGE]
+    if changed:
+        key = changed[0]
+        raise ConfigError(
+            f"{run_folder(config)} holds a run with other settings ({key} was {_at(stored, key)}, now {_at(wanted, key)}"
+            f"{f', and {len(changed) - 1} more' if len(changed) > 1 else ''}); use another name=..., or the same settings to continue it"
+        )
+    return config
+
+
+def create(config: Config) -> Path:
+    """Make the folder and write the resolved configuration."""
+    folder = run_folder(config)
+    try:
+        for name in ("rollouts", "checkpoints", "eval"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        aside = folder / ".config.yaml"
+        aside.write_text(to_yaml(config))
+        aside.rename(folder / "config.yaml")
+    except OSError as error:
+        raise ConfigError(f"the run folder {folder} cannot be written: {error.strerror}; choose another with runs=FOLDER") from error
+    return folder
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the folder; the lock goes with the process, however it ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(f"{folder} is in use by another process; wait for it, or use another name=...") from error
+        yield
+
+
+def in_use(folder: Path) -> bool:
+    """Whether a living process holds the folder."""
+    lock = folder / ".lock"
+    if not lock.is_file():
+        return False
+    with lock.open("r+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def _at(values: dict[str, Any], key: str) -> Any:
+    for part in key.split("."):
+        values = values.get(part, {})
+    return values

@@ -1,0 +1,228 @@
+"""Checks of KL, critic, correction, entropy, preferences, masks, pass@k and shaping against worked-out numbers."""
+
+import math
+
+import torch
+
+from .helpers import F64, close, column, gradient, row_index, trues
+
+
+def check_kl_values(a):
+    new, ref = column(-1.2), column(-1.0)
+    for name, value, slope in (
+        ("k1", -0.2, 1),
+        ("abs", 0.2, -1),
+        ("k2", 0.02, -0.2),
+        ("k3", 0.021403, -0.221403),
+        ("k1+", -0.2, -0.2),
+        ("k3+", 0.021403, -0.2),
+        ("k2+", 0.02, -0.2),
+        ("abs+", 0.2, -0.2),
+    ):
+        close(a.kl.kl_penalty(new, ref, name), [value])
+        close(gradient(lambda x, name=name: a.kl.kl_penalty(x, ref, name).sum(), new), [slope])
+    close(a.kl.kl_penalty(column(-30), column(0), "k3"), [10])
+
+
+def check_kl_expectations(a):
+    p, q = column(0.7, 0.2, 0.1), column(0.5, 0.3, 0.2)
+    for name, expected in (("k1", 0.085123), ("k3", 0.085123), ("k2", 0.080088)):
+        close((p * a.kl.kl_penalty(p.log(), q.log(), name)).sum(), expected)
+
+
+def check_kl_gradients_in_expectation(a):
+    """On-policy, k2's mean gradient is that of KL(p||q), k3's that of KL(q||p), k1's is 0; every + form is k2's."""
+    logits, q = column(0.3, -0.2, 0.7), column(0.5, 0.3, 0.2)
+    p = torch.softmax(logits, 0)
+
+    def expected_gradient(name):
+        return gradient(lambda x: (p * a.kl.kl_penalty(torch.log_softmax(x, 0), q.log(), name)).sum(), logits)
+
+    forward = gradient(lambda x: (torch.softmax(x, 0) * (torch.log_softmax(x, 0) - q.log())).sum(), logits)
+    reverse = gradient(lambda x: (q * (q.log() - torch.log_softmax(x, 0))).sum(), logits)
+    for name in ("k2", "k1+", "k2+", "k3+", "abs+"):
+        close(expected_gradient(name), forward, digits=12)
+    close(expected_gradient("k3"), reverse, digits=12)
+    close(expected_gradient("k1"), [0, 0, 0], digits=12)
+
+
+def check_adaptive_kl(a):
+    controller = a.kl.AdaptiveKl(0.001, target=0.1, horizon=10000)
+    for kl, expected in ((0.3, 0.00102048), (0.05, 0.00099958), (0.11, 0.00100982)):
+        controller.update(kl, 1024)
+        close(controller.coefficient, expected, digits=8)
+
+
+def check_mean_kl(a):
+    """Rows of means 2 and 5; the masked row does not count."""
+    mask = torch.tensor([1, 1, 0, 1, 0]).bool()
+    close(a.kl.mean_kl(column(1, 3, 99, 5, 7), mask, row_index(3, 1, 1), 3), 3.5)
+
+
+def check_kl_in_reward(a):
+    rewards, kl = a.kl.kl_in_reward(column(0, 0, 1), column(-1.2, -1, -2), column(-1, -3, -3), torch.tensor([1, 0, 1]).bool(), 0.5)
+    close(kl, [-0.2, 0, 1])
+    close(rewards, [0.1, 0, 0.5])
+
+
+def check_value_loss(a):
+    out = a.value.value_loss(column(1, 0), column(0.2, 0.1), column(0.9, 0.5), clip=0.5)
+    close(out.values.mean(), 0.0725)
+    close(out.metrics["clip_fraction"].mean(), 0.5)
+    close(a.value.value_loss(column(1, 0), column(0.2, 0.1), column(0.9, 0.5), clip=None).values, [0.005, 0.125])
+
+
+def check_explained_variance(a):
+    """G = [1, 2, 3], v = [1, 2, 4]: var(G - v) = 1/3, var(G) = 1."""
+    returns, mask = column(1, 2, 3, 50), torch.tensor([1, 1, 1, 0]).bool()
+    close(a.value.explained_variance(column(1, 2, 4, 0), returns, mask), 1 - (1 / 3) / 1.00001)
+
+
+def check_entropy(a):
+    logits = column(0.7, 0.2, 0.1).log().expand(3, 3) + column(0, 5, -300).unsqueeze(1)
+    close(a.entropy.entropy(logits), [0.801819] * 3)
+    close(a.entropy.sum_probs_squared(logits), [0.54] * 3)
+    close(1 - 2 * 0.7 + a.entropy.sum_probs_squared(logits[0]), 0.14)
+    close(a.entropy.selective_log_softmax(logits, torch.tensor([0, 1, 2])), column(0.7, 0.2, 0.1).log())
+    # Temperature 2 flattens: p proportional to sqrt(p).
+    root = column(0.7, 0.2, 0.1).sqrt()
+    close(a.entropy.selective_log_softmax(logits, torch.tensor([0, 1, 2]), temperature=2.0), (root / root.sum()).log())
+    close(a.entropy.entropy(column(0, -math.inf, 0)), math.log(2))
+
+
+RHO = column(1.5, 3, 0.9, 0.4, 1)
+ROWS, MASK = row_index(3, 2), trues(5)
+ROLLOUT = column(-1, -2, -0.5, -3, -0.1)
+
+
+def weights(a, **settings):
+    return a.correction.importance_weights(ROLLOUT + RHO.log(), ROLLOUT, MASK, ROWS, 2, **settings)
+
+
+def check_truncated_weights(a):
+    token = weights(a)
+    close(token.values, [1.5, 2, 0.9, 0.4, 1])
+    close(token.metrics["mean"], 1.16)
+    close(token.metrics["effective_sample_size"], 0.8185, digits=4)
+    close(token.metrics["fraction_high"], 0.2)
+    close(token.metrics["fraction_low"], 0.2)
+    close(weights(a, normalise=True).values, [1.293103, 1.724138, 0.775862, 0.344828, 0.862069])
+    sequence = weights(a, level="sequence")
+    close(sequence.values, [2, 2, 2, 0.4, 0.4])
+    close(sequence.metrics["mean"], 1.36)
+    close(sequence.metrics["effective_sample_size"], 0.7506, digits=4)
+    close(weights(a, level="sequence", normalise=True).values, [5 / 3] * 3 + [1 / 3] * 2)
+    close(weights(a, level="geometric").values, [4.05 ** (1 / 3)] * 3 + [0.4**0.5] * 2)
+
+
+def check_icepop(a):
+    token = weights(a, threshold="0.5_2")
+    close(token.values, [1.5, 0, 0.9, 0, 1])
+    close(token.metrics["effective_sample_size"], 0.5695, digits=4)
+    close(weights(a, level="sequence", threshold="0.5_5").values, [4.05, 4.05, 4.05, 0, 0])
+
+
+def check_classmate_weights(a):
+    old, rollout = column(-1, -2, -0.5), column(-1.5, -2, -3)
+    arguments = (old, rollout, trues(3), row_index(3), 1)
+    close(a.correction.importance_weights(*arguments, threshold=100.0).values, [1.648721, 1, 12.182494])
+    close(a.correction.importance_weights(*arguments).values, [1.648721, 1, 2])
+    close(a.correction.importance_weights(*arguments, threshold=1.2).values, [1.2, 1, 1.2])
+    close(a.correction.importance_weights(*arguments, threshold="0.8_1.2").values, [0, 1, 0])
+
+
+def check_rejection(a):
+    def kept(**rules):
+        return a.correction.reject(ROLLOUT + RHO.log(), ROLLOUT, MASK, ROWS, 2, rules).keep.int().tolist()
+
+    for rules in ({"token_k1": 2.0}, {"token_k2": 0.3}, {"token_k3": 0.2}):
+        assert kept(**rules) == [1, 0, 1, 0, 1]
+    assert kept(seq_sum_k1="0.5_2") == [0] * 5
+    assert kept(seq_mean_k1="0.5_2") == [1] * 5
+    assert kept(seq_mean_k1="0.999_1.001") == [0] * 5
+    assert kept(seq_mean_k3=0.3) == [0, 0, 0, 1, 1]
+    assert kept(seq_max_k2=0.5) == [0, 0, 0, 1, 1]
+    assert kept(seq_max_k3=0.5) == [0, 0, 0, 1, 1]
+    assert kept(seq_sum_k2=0.5) == [0, 0, 0, 1, 1]  # sums .692 and .420
+    assert kept(seq_mean_k2=0.22) == [0, 0, 0, 1, 1]  # means .231 and .210
+    assert kept(seq_sum_k3=0.5) == [0, 0, 0, 1, 1]  # sums 1.001 and .316
+    assert kept(token_k1=2.0, seq_mean_k3=0.3) == [0, 0, 0, 0, 1]
+
+
+def check_rejection_is_about_rho(a):
+    """verl keeps [1, 0] here: it applies the bounds to 1 / rho."""
+    rho = column(1.5, 0.667)
+    out = a.correction.reject(rho.log(), column(0, 0), trues(2), row_index(1, 1), 2, {"token_k1": "0.5_1.2"})
+    assert out.keep.int().tolist() == [0, 1]
+    close(out.metrics["token_k1_rejected_fraction"], 0.5)
+
+
+def check_mismatch_metrics(a):
+    out = a.correction.mismatch_metrics(ROLLOUT + RHO.log(), ROLLOUT, MASK, ROWS, 2)
+    close(out["chi2_token"], 1.644)
+    close(out["chi2_seq"], 7.28125)
+    close(out["kl"], -0.096485)
+    close(out["k3_kl"], 0.263515)
+    # Rows: mean rollout log-probs -7/6 and -1.55, mean log rho log(4.05)/3 and log(.4)/2.
+    shift = column(math.log(4.05) / 3, math.log(0.4) / 2)
+    rollout = column(3.5 / 3, 1.55)
+    close(out["rollout_ppl"], rollout.exp().mean())
+    close(out["training_ppl"], (rollout - shift).exp().mean())
+    close(out["log_ppl_diff"], -shift.mean())
+    close(out["log_ppl_abs_diff"], shift.abs().mean())
+    close(out["log_ppl_diff_max"], -shift[1])
+    close(out["log_ppl_diff_min"], -shift[0])
+    close(out["ppl_ratio"], (-shift).exp().mean())
+    p = ROLLOUT.exp()
+    gap = ((RHO - 1) * p).abs()
+    close(out["probs_diff_mean"], gap.mean())
+    close(out["probs_diff_max"], gap.max())
+    close(out["probs_diff_std"], (gap.square().mean() - gap.mean() ** 2).sqrt())
+
+
+def check_overlong(a):
+    close(a.shaping.overlong_penalty(torch.tensor([3, 16, 17, 18, 20, 25]), max_length=20, buffer=4), [0, 0, -0.25, -0.5, -1, -1])
+    close(a.shaping.overlong_penalty(column(18), max_length=20, buffer=4, factor=3.0), [-1.5])
+
+
+def check_pass_at_k(a):
+    close(a.passk.pass_at_k(4, 1, 2), 0.5)
+    close(a.passk.pass_at_k(4, 1, 4), 1.0)
+    close(a.passk.pass_at_k(10, 3, 5), 1 - 21 / 252)
+
+
+def check_masked(a):
+    """cs336: value 2, lengths 4 and 7 of 7: means 2 and 2, sums over 7 are 1.1429 and 2."""
+    values, mask = torch.full((2, 7), 2.0, dtype=F64), torch.ones(2, 7).bool()
+    mask[0, 4:] = False
+    close(a.masked.masked_mean(values, mask, 1), [2, 2])
+    close(a.masked.masked_normalize(values, mask, 1, 7.0), [8 / 7, 2])
+    close(a.masked.masked_normalize(values, mask), 22)
+    close(a.masked.masked_mean(column(1, 2, math.nan), torch.tensor([1, 1, 0]).bool()), 1.5)
+    assert a.masked.masked_mean(values, mask & False, 0).isnan().all()
+
+
+def check_dpo(a):
+    """h = (−1 − −2) − (−1.5 − −1.8) = .7; log σ(.35) = −.533382."""
+    chosen, rejected, ref_chosen, ref_rejected = column(-1), column(-2), column(-1.5), column(-1.8)
+    out = a.preference.dpo(chosen, rejected, ref_chosen, ref_rejected, beta=0.5)
+    close(out.values, [math.log(1 + math.exp(-0.35))])
+    close(out.metrics["reward_chosen"], [0.25])
+    close(out.metrics["reward_rejected"], [-0.1])
+    close(out.metrics["margin"], [0.35])
+    close(out.metrics["accuracy"], [1])
+    smooth = a.preference.dpo(chosen, rejected, ref_chosen, ref_rejected, beta=0.5, label_smoothing=0.1)
+    close(smooth.values, [0.9 * math.log(1 + math.exp(-0.35)) + 0.1 * math.log(1 + math.exp(0.35))])
+    close(a.preference.dpo(chosen, rejected, ref_chosen, ref_rejected, beta=0.5, loss="ipo").values, [(0.7 - 1) ** 2])
+    close(a.preference.dpo(chosen, rejected, ref_chosen, ref_rejected, beta=0.5, loss="hinge").values, [0.65])
+    close(a.preference.dpo(chosen, rejected, beta=0.5).values, [math.log(1 + math.exp(-0.5))])
+    close(a.preference.dpo(chosen, chosen, ref_chosen, ref_chosen, beta=0.5).values, [math.log(2)])
+    # The gradient pulls with weight beta · σ(−beta·h).
+    slope = gradient(lambda x: a.preference.dpo(x, rejected, ref_chosen, ref_rejected, beta=0.5).values.sum(), chosen)
+    close(slope, [-0.5 / (1 + math.exp(0.35))])
+
+
+def check_row_logprobs(a):
+    mask = torch.tensor([1, 1, 0, 1, 1]).bool()
+    close(a.preference.row_logprobs(ROLLOUT, mask, ROWS, 2), [-3, -3.1])
+    close(a.preference.row_logprobs(ROLLOUT, mask, ROWS, 2, average=True), [-1.5, -1.55])

@@ -1,0 +1,125 @@
+"""The arithmetic generator: right answers, fixed widths, disjoint splits, the same list for ever."""
+
+import hashlib
+import re
+
+import pytest
+
+from postgrad.data.arithmetic import LEVELS, Expression, arithmetic_problems, arithmetic_source
+from postgrad.data.problems import load_problems
+from postgrad.errors import ConfigError
+from postgrad.problem import Problem
+
+SPLITS = ("train", "validation", "test")
+NUM_PROBLEMS = {1: 100, 2: 10_000, 3: 10_000, 4: 1_000, 5: 10_000, 6: 10_000}
+
+
+@pytest.fixture(scope="module")
+def digits() -> dict[int, dict[str, list[Problem]]]:
+    return {level: {split: arithmetic_problems(level, "digits", split) for split in SPLITS} for level in LEVELS}
+
+
+def calculate(expression: str) -> int:
+    """A slow reference that reads the text: an operand is digits or one expression in parentheses."""
+    left, op, right = re.fullmatch(r"(\d+|\(.+?\))([+*-])(\d+|\(.+?\))", expression).groups()  # type: ignore[union-attr]
+    a, b = (calculate(side[1:-1]) if side[0] == "(" else int(side) for side in (left, right))
+    return a + b if op == "+" else a - b if op == "-" else a * b
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_digits_answers_and_widths(digits: dict[int, dict[str, list[Problem]]], level: int):
+    problems = [p for split in SPLITS for p in digits[level][split]]
+    assert len(problems) == NUM_PROBLEMS[level] == len({p.uid for p in problems})
+    for p in problems:
+        question = p.messages[0]["content"]
+        assert question.endswith("=")
+        assert calculate(question[:-1]) == int(p.ground_truth[::-1]) >= 0
+        assert p.demonstrations == (p.ground_truth,)
+    assert len({len(p.messages[0]["content"]) for p in problems}) == 1
+    assert {len(p.ground_truth) for p in problems} == {LEVELS[level].answer_width}
+
+
+def test_digits_example(digits: dict[int, dict[str, list[Problem]]]):
+    by_question = {p.messages[0]["content"]: p for split in SPLITS for p in digits[2][split]}
+    problem = by_question["37+58="]
+    assert (problem.ground_truth, problem.data_source) == ("590", "arithmetic/digits")
+    assert problem.extra == {"level": 2, "expression": "37+58"}
+    assert by_question["03+05="].ground_truth == "800"
+
+
+def test_boxed_example():
+    problem = next(p for split in SPLITS for p in arithmetic_problems(2, "boxed", split) if p.extra["expression"] == "37+58")
+    assert problem.messages == ({"role": "user", "content": "What is 37+58? Put the final answer in \\boxed{}."},)
+    assert (problem.ground_truth, problem.data_source) == ("95", "arithmetic/boxed")
+    assert problem.demonstrations == ("37+58 = 95, so the answer is \\boxed{95}.",)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_shares_of_the_splits(digits: dict[int, dict[str, list[Problem]]], level: int):
+    shares = [len(digits[level][split]) / NUM_PROBLEMS[level] for split in SPLITS]
+    assert shares == pytest.approx([0.90, 0.05, 0.05], abs=0.012)
+
+
+def test_splits_are_disjoint_in_all_levels_styles_and_orders(digits: dict[int, dict[str, list[Problem]]]):
+    """Nothing that is held out is trained on: not in another level, not in the other style, not as 58+37."""
+    split_of: dict[str, str] = {}
+    for level in LEVELS:
+        for split in SPLITS:
+            boxed = arithmetic_problems(level, "boxed", split) if level in (1, 2) else []
+            for p in [*digits[level][split], *boxed]:
+                text = p.extra["expression"]
+                turned = re.sub(r"^(\d+)([+*])(\d+)$", r"\3\2\1", text)
+                assert split_of.setdefault(text, split) == split
+                assert split_of.setdefault(turned, split) == split
+
+
+def test_level_content(digits: dict[int, dict[str, list[Problem]]]):
+    texts = {level: [p.extra["expression"] for split in SPLITS for p in digits[level][split]] for level in LEVELS}
+    assert all(re.fullmatch(r"\d\+\d", t) for t in texts[1])
+    assert all(re.fullmatch(r"\d{1,2}\+\d{1,2}", t) for t in texts[2])
+    assert all(re.fullmatch(r"\d{2,3}[+-]\d{2,3}", t) for t in texts[3])
+    assert {t[2 if len(t) == 5 else 3] for t in texts[3] if len(t) in (5, 7)} == {"+", "-"}
+    assert all(re.fullmatch(r"\d{1,2}\*\d", t) for t in texts[4])
+    assert all(re.fullmatch(r"\d{1,2}\*\d{1,2}", t) for t in texts[5])
+    assert all(re.fullmatch(r"\(\d+[+-]\d+\)[+*-]\d+|\d+[+*-]\(\d+[+-]\d+\)", t) for t in texts[6])
+    assert len(set(texts[6])) == 10_000
+
+
+def test_key_joins_orders_of_sums_and_products_only():
+    assert Expression("+", 37, 58).key() == Expression("+", 58, 37).key()
+    assert Expression("-", 58, 37).key() != Expression("-", 37, 58).key()
+    inner, turned = Expression("+", 1, 2), Expression("+", 2, 1)
+    assert Expression("*", inner, 3).key() == Expression("*", 3, turned).key()
+    assert Expression("-", inner, 3).key() != Expression("-", 3, inner).key()
+
+
+def test_the_lists_never_change(digits: dict[int, dict[str, list[Problem]]]):
+    """Golden: recorded runs and benchmarks are on these problems in this order."""
+    uids = "".join(p.uid for level in LEVELS for split in SPLITS for p in digits[level][split])
+    assert hashlib.blake2b(uids.encode(), digest_size=8).hexdigest() == "8374a894ae0c35f1"
+
+
+def test_source_defaults():
+    assert (
+        load_problems("arithmetic:1") == arithmetic_problems(1, "digits", "train") == arithmetic_source("arithmetic:1:digits:train")
+    )
+    assert load_problems("arithmetic:1:boxed") == arithmetic_problems(1, "boxed", "train")
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("arithmetic", "is not arithmetic:LEVEL"),
+        ("arithmetic:", "is not arithmetic:LEVEL"),
+        ("arithmetic:two", "is not arithmetic:LEVEL"),
+        ("arithmetic:1:digits:train:x", "is not arithmetic:LEVEL"),
+        ("arithmetic:" + "9" * 5000, "is not arithmetic:LEVEL"),
+        ("arithmetic:7", "no level 7; give one of 1, 2, 3, 4, 5, 6"),
+        ("arithmetic:2:digit", "no style 'digit'; did you mean digits\\?"),
+        ("arithmetic:2:digits:trian", "no split 'trian'; did you mean train\\?"),
+        ("arithmetic:2:digits:", "no split ''; known: test, train, validation"),
+    ],
+)
+def test_bad_sources(source: str, message: str):
+    with pytest.raises(ConfigError, match=message):
+        load_problems(source)

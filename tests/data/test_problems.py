@@ -1,0 +1,326 @@
+"""load_problems: every schema, every file type, every refusal."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+
+from postgrad.data.problems import load_problems
+from postgrad.errors import ConfigError
+
+SYSTEM = {"role": "system", "content": "Think."}
+USER = {"role": "user", "content": "What is 1+1?"}
+VERL = {
+    "data_source": "math",
+    "prompt": [SYSTEM, USER],
+    "ability": "math",
+    "reward_model": {"style": "rule", "ground_truth": "2"},
+    "extra_info": {"index": 3, "split": "train"},
+}
+
+
+def jsonl(folder: Path, *rows: Any, name: str = "rows.jsonl") -> str:
+    path = folder / name
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return str(path)
+
+
+def refused(source: str) -> str:
+    """The message of the ConfigError that loading raises; always one line that names the file."""
+    with pytest.raises(ConfigError) as caught:
+        load_problems(source)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert Path(source).name in message
+    return message
+
+
+# Schemas
+
+
+def test_verl_parquet(tmp_path: Path):
+    path = tmp_path / "train.parquet"
+    parquet.write_table(pa.Table.from_pylist([VERL, {**VERL, "reward_model": {"style": "model", "ground_truth": "3"}}]), path)
+    first, second = load_problems(str(path))
+    assert first.messages == (SYSTEM, USER)
+    assert (first.ground_truth, second.ground_truth, first.data_source, first.demonstrations) == ("2", "3", "math", ())
+    assert first.extra == {"ability": "math", "extra_info": {"index": 3, "split": "train"}, "reward_model": {"style": "rule"}}
+
+
+def test_verl_and_jsonl_give_the_same_problems(tmp_path: Path):
+    parquet.write_table(pa.Table.from_pylist([VERL]), tmp_path / "a.parquet")
+    assert load_problems(str(tmp_path / "a.parquet")) == load_problems(jsonl(tmp_path, VERL))
+
+
+def test_luffy_target_becomes_demonstrations(tmp_path: Path):
+    targets = [
+        [{"role": "assistant", "content": "It is 2."}],
+        None,
+        [{"role": "assistant", "content": None}, {"role": "assistant", "content": "2"}],
+    ]
+    parquet.write_table(pa.Table.from_pylist([{**VERL, "target": t} for t in targets]), tmp_path / "a.parquet")
+    problems = load_problems(str(tmp_path / "a.parquet"))
+    assert [p.demonstrations for p in problems] == [("It is 2.",), (), ("2",)]
+    assert "target" not in problems[0].extra
+
+
+@pytest.mark.parametrize(
+    ("truth", "text"), [(72, "72"), (0.5, "0.5"), (["a", "b"], '["a", "b"]'), ({"b": 1, "a": 2}, '{"a": 2, "b": 1}')]
+)
+def test_ground_truths_that_are_not_strings(tmp_path: Path, truth: Any, text: str):
+    assert load_problems(jsonl(tmp_path, {**VERL, "reward_model": {"ground_truth": truth}}))[0].ground_truth == text
+
+
+def test_verl_prompt_as_text_and_missing_extra_info(tmp_path: Path):
+    problem = load_problems(jsonl(tmp_path, {**VERL, "prompt": "Hi", "extra_info": None, "data_source": None}))[0]
+    assert problem.messages == ({"role": "user", "content": "Hi"},)
+    assert (problem.extra["extra_info"], problem.data_source) == ({}, "")
+
+
+def test_gsm8k(tmp_path: Path):
+    answer = "He has #### of them: <<1000+234=1234>>1,234.\n#### 1,234"
+    problem = load_problems(jsonl(tmp_path, {"question": "How many?", "answer": answer}))[0]
+    assert problem.messages == ({"role": "user", "content": "How many?"},)
+    assert (problem.ground_truth, problem.data_source, problem.demonstrations) == ("1234", "openai/gsm8k", (answer,))
+
+
+def test_question_and_answer(tmp_path: Path):
+    row = {"question": "How many?", "answer": "\\frac12", "level": 5}
+    problem = load_problems(jsonl(tmp_path, row, name="math500.jsonl"))[0]
+    assert (problem.ground_truth, problem.data_source, problem.demonstrations) == ("\\frac12", "math500", ())
+    assert problem.extra == {"level": 5}
+
+
+def test_instruction_and_output(tmp_path: Path):
+    rows = [{"instruction": "Name it.", "output": "Bob", "dataset": "d"}, {"instruction": "Sort.", "input": "b a", "output": "a b"}]
+    first, second = load_problems(jsonl(tmp_path, *rows, name="alpaca.v2.jsonl"))
+    assert (first.ground_truth, first.demonstrations, first.data_source, first.extra) == (
+        "Bob",
+        ("Bob",),
+        "alpaca.v2",
+        {"dataset": "d"},
+    )
+    assert second.messages[0]["content"] == "Sort.\n\nb a"
+
+
+def test_chat(tmp_path: Path):
+    row = {"messages": [SYSTEM, USER, {"role": "assistant", "content": "2"}], "topic": "sums"}
+    problem = load_problems(jsonl(tmp_path, row))[0]
+    assert (problem.messages, problem.demonstrations, problem.ground_truth) == ((SYSTEM, USER), ("2",), "")
+    assert problem.extra == {"topic": "sums"}
+
+
+def test_prompt_and_response(tmp_path: Path):
+    rows = [{"prompt": "Hi", "response": "Ho"}, {"prompt": [USER], "response": "2", "ground_truth": 2}]
+    first, second = load_problems(jsonl(tmp_path, *rows))
+    assert (first.messages, first.demonstrations, first.ground_truth) == (({"role": "user", "content": "Hi"},), ("Ho",), "")
+    assert (second.messages, second.ground_truth, second.extra) == ((USER,), "2", {})
+
+
+def test_preference_pairs(tmp_path: Path):
+    chat = [USER, {"role": "assistant", "content": "2"}]
+    rows = [
+        {"prompt": "Hi", "chosen": "Ho", "rejected": "No", "margin": 1},
+        {"prompt": [USER], "chosen": chat, "rejected": "3", "messages": chat},
+    ]
+    first, second = load_problems(jsonl(tmp_path, *rows))
+    assert (first.extra, first.demonstrations, first.ground_truth) == ({"chosen": "Ho", "rejected": "No", "margin": 1}, (), "")
+    assert (second.extra["chosen"], second.extra["rejected"]) == ("2", "3")
+
+
+def test_mmlu_csv(tmp_path: Path):
+    path = tmp_path / "mmlu_high_school_statistics.csv"
+    path.write_text('"Which one,\nplease?",1,"2, or so",3,4,B\nNext?,5,6,7,8,D\n')
+    first, second = load_problems(str(path))
+    assert (first.ground_truth, second.ground_truth, first.data_source) == ("B", "D", "mmlu")
+    content = first.messages[0]["content"]
+    assert "about high school statistics." in content
+    assert content.endswith("Question: Which one,\nplease?\nA. 1\nB. 2, or so\nC. 3\nD. 4\nAnswer:")
+    assert (first.extra["subject"], first.extra["options"]) == ("high_school_statistics", ["1", "2, or so", "3", "4"])
+
+
+def test_csv_with_a_header(tmp_path: Path):
+    (tmp_path / "a.csv").write_text("question,answer\nHow many?,2\n\nHow few?,1\n")
+    assert [p.ground_truth for p in load_problems(str(tmp_path / "a.csv"))] == ["2", "1"]
+
+
+# Files and sources
+
+
+def test_json_array_lines_gzip_and_mark(tmp_path: Path):
+    rows = [{"question": "a", "answer": "1"}, {"question": "b", "answer": "2"}]
+    (tmp_path / "x.json").write_text(json.dumps(rows, indent=1))
+    wanted = load_problems(str(tmp_path / "x.json"))
+    assert load_problems(jsonl(tmp_path, *rows, name="x.json")) == wanted
+    assert load_problems(jsonl(tmp_path, rows[0], "", rows[1], name="x.jsonl")) == wanted
+    (tmp_path / "x.jsonl.gz").write_bytes(gzip.compress((tmp_path / "x.jsonl").read_bytes()))
+    assert load_problems(str(tmp_path / "x.jsonl.gz")) == wanted
+    (tmp_path / "x.jsonl").write_bytes(b"\xef\xbb\xbf" + (tmp_path / "x.jsonl").read_bytes())
+    assert load_problems(str(tmp_path / "x.jsonl")) == wanted
+
+
+def test_folder_and_list(tmp_path: Path):
+    for name in ("b", "a"):
+        jsonl(tmp_path, {"question": name, "answer": "1"}, name=f"{name}.jsonl")
+    (tmp_path / "README.md").write_text("not data")
+    (tmp_path / "._a.jsonl").write_text("not data")
+    assert [p.messages[0]["content"] for p in load_problems(str(tmp_path))] == ["a", "b"]
+    listed = load_problems(f"{tmp_path}/b.jsonl, {tmp_path}/a.jsonl,arithmetic:1:boxed:test")
+    assert [p.data_source for p in listed[:3]] == ["b", "a", "arithmetic/boxed"]
+
+
+def test_a_comma_in_a_path(tmp_path: Path):
+    assert len(load_problems(jsonl(tmp_path, {"question": "a", "answer": "1"}, name="a,b.jsonl"))) == 1
+
+
+def test_levels_that_share_problems_mix():
+    problems = load_problems("arithmetic:1:boxed,arithmetic:2:boxed")
+    assert len({p.uid for p in problems}) == len(problems)
+    assert sum(p.uid.endswith("-2") for p in problems) == len(load_problems("arithmetic:1:boxed"))
+
+
+# Refusals
+
+
+def test_missing_file_names_the_nearest(tmp_path: Path):
+    jsonl(tmp_path, {"question": "a", "answer": "1"}, name="train.jsonl")
+    assert "no such file; did you mean train.jsonl?" in refused(str(tmp_path / "trian.jsonl"))
+    assert "has a name like it" in refused(str(tmp_path / "zzz.csv"))
+    assert "no folder" in refused(str(tmp_path / "nowhere" / "train.jsonl"))
+    assert "no folder" in refused(str(tmp_path / "train.jsonl" / "train.jsonl"))
+
+
+@pytest.mark.parametrize("source", ["", " ", "a.jsonl,", ",".join(["missing.jsonl"] * 1000)])
+def test_sources_that_are_no_sources(source: str):
+    with pytest.raises(ConfigError, match=r"has an empty part|no such file"):
+        load_problems(source)
+
+
+def test_unknown_extension(tmp_path: Path):
+    (tmp_path / "a.txt").write_text("x")
+    assert "unknown extension .txt; data files end in .parquet, .jsonl" in refused(str(tmp_path / "a.txt"))
+    (tmp_path / "b").write_text("x")
+    assert "unknown extension (none)" in refused(str(tmp_path / "b"))
+
+
+def test_folder_without_data(tmp_path: Path):
+    assert "a folder without data files" in refused(str(tmp_path))
+
+
+def test_not_parquet(tmp_path: Path):
+    (tmp_path / "a.parquet").write_text("PAR1 not really")
+    assert "not a readable parquet file" in refused(str(tmp_path / "a.parquet"))
+
+
+def test_damaged_parquet(tmp_path: Path):
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pa.Table.from_pylist([VERL] * 100), path, compression="zstd")
+    data = bytearray(path.read_bytes())
+    data[4:200] = b"\xff" * 196
+    path.write_bytes(data)
+    assert "not a readable parquet file" in refused(str(path))
+
+
+def test_bad_json_line_has_its_number(tmp_path: Path):
+    good = {"question": "a", "answer": "1"}
+    assert "line 3: not JSON (Expecting value at column 14)" in refused(jsonl(tmp_path, good, "", '{"question": }'))
+    assert "line 2: not JSON" in refused(jsonl(tmp_path, good, "[" * 100_000))
+    assert "line 2: list, not an object" in refused(jsonl(tmp_path, good, "[1]"))
+    (tmp_path / "a.json").write_text('[{"question": "a"},\n')
+    assert "not JSON" in refused(str(tmp_path / "a.json"))
+    (tmp_path / "a.json").write_text("[1]")
+    assert "row 1: int, not an object" in refused(str(tmp_path / "a.json"))
+
+
+def test_not_text_and_not_gzip(tmp_path: Path):
+    (tmp_path / "a.jsonl").write_bytes(b'{"question": "a", "answer": "1"}\n\xff\n')
+    assert "line 2: not UTF-8 text (byte 0xff)" in refused(str(tmp_path / "a.jsonl"))
+    (tmp_path / "a.jsonl.gz").write_bytes(b"plain")
+    assert "not a readable gzip file" in refused(str(tmp_path / "a.jsonl.gz"))
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b"x" * 1000)[:-10])
+    assert "not a readable gzip file" in refused(str(tmp_path / "a.jsonl.gz"))
+
+
+def test_bad_csv(tmp_path: Path):
+    (tmp_path / "a.csv").write_text("question,answer\na,1\nb,1,2\n")
+    assert "row 2 (line 3) has 3 fields, not 2; quote" in refused(str(tmp_path / "a.csv"))
+    (tmp_path / "a.csv").write_text('question,answer\n"a,1\n')
+    assert "not csv" in refused(str(tmp_path / "a.csv"))
+    (tmp_path / "a.csv").write_text("q,1,2,3,4,A\nq,1,2,3,4,E\n")
+    assert "row 2: answer must be A, B, C or D, not 'E'" in refused(str(tmp_path / "a.csv"))
+
+
+def test_unknown_schema_lists_columns(tmp_path: Path):
+    message = refused(jsonl(tmp_path, {"query": "a", "reply": "b"}))
+    assert "unknown schema with columns query, reply; rename them to one of: prompt, reward_model, data_source (verl)" in message
+    assert "messages (chat)" in message
+
+
+@pytest.mark.parametrize(("name", "text"), [("a.jsonl", ""), ("a.json", "[]"), ("a.csv", "question,answer\n"), ("b.csv", "")])
+def test_empty_file(tmp_path: Path, name: str, text: str):
+    (tmp_path / name).write_text(text)
+    assert "no rows" in refused(str(tmp_path / name))
+
+
+def test_empty_parquet(tmp_path: Path):
+    parquet.write_table(pa.Table.from_pylist([VERL]).slice(0, 0), tmp_path / "a.parquet")
+    assert "no rows" in refused(str(tmp_path / "a.parquet"))
+
+
+@pytest.mark.parametrize("truth", [None, "", float("nan")])
+def test_row_without_ground_truth(tmp_path: Path, truth: Any):
+    bad = {**VERL, "reward_model": {"ground_truth": truth}}
+    assert "line 2: no ground truth: reward_model.ground_truth is empty; fill it" in refused(jsonl(tmp_path, VERL, bad))
+
+
+def test_gsm8k_and_plain_answers_do_not_mix(tmp_path: Path):
+    marked, plain = {"question": "q", "answer": "So.\n#### 1"}, {"question": "q", "answer": "1"}
+    assert "line 2: no ground truth: answer must end in `#### NUMBER`" in refused(jsonl(tmp_path, marked, plain))
+    assert "line 2: answer ends in `####`" in refused(jsonl(tmp_path, plain, marked))
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"question": 5, "answer": "1"}, "question must be a string, not int"),
+        ({"question": "  ", "answer": "1"}, "question is empty; fill it"),
+        ({"question": "\ud800", "answer": "1"}, "question holds half a surrogate pair at character 0"),
+        ({"instruction": "a", "output": None}, "output must be a string, not null"),
+        ({**VERL, "prompt": []}, "prompt must be a list of messages {role, content} or a string, not an empty list"),
+        ({**VERL, "prompt": 3}, "prompt must be a list of messages {role, content} or a string, not int"),
+        ({**VERL, "prompt": ["hi"]}, "prompt[0] must be a message {role, content}, not str"),
+        ({**VERL, "prompt": [USER, {"content": "a"}]}, "prompt[1] must be a message {role, content}, not an object without a role"),
+        ({**VERL, "prompt": [{"role": "user"}]}, "prompt[0] has no content"),
+        ({**VERL, "prompt": [{"role": "user", "content": [1]}]}, "prompt[0].content must be a string, not list"),
+        ({**VERL, "reward_model": "rule"}, "reward_model must be an object with ground_truth, not str"),
+        ({**VERL, "target": "text"}, "target must be a list of messages {role, content} or null, not str"),
+        ({**VERL, "target": [3]}, "target[0].content must be a string, not int"),
+        ({**VERL, "data_source": 3}, "data_source must be a string, not int"),
+        ({"messages": [USER]}, "messages must end in an assistant message"),
+        ({"messages": [{"role": "assistant", "content": "a"}]}, "messages must end in an assistant message"),
+        ({"prompt": "a", "chosen": [USER], "rejected": "b"}, "chosen must end in an assistant message, not user"),
+        ({"prompt": "a", "response": 3}, "response must be a string, not int"),
+    ],
+)
+def test_wrong_types(tmp_path: Path, row: dict[str, Any], message: str):
+    assert f"line 1: {message}" in refused(jsonl(tmp_path, row))
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (({"question": "a", "answer": "1"}, {"answer": "1"}), "no column question, which the first row has"),
+        (({"question": "a", "answer": "1"}, {"question": "a"}), "no ground truth: answer is empty"),
+        ((VERL, {"prompt": "a"}), "reward_model must be an object with ground_truth, not null"),
+        (
+            ({"prompt": "a", "response": "b"}, {"response": "b"}),
+            "prompt must be a list of messages {role, content} or a string, not null",
+        ),
+    ],
+)
+def test_column_missing_in_a_later_row(tmp_path: Path, rows: tuple[dict[str, Any], ...], message: str):
+    assert f"line 2: {message}" in refused(jsonl(tmp_path, *rows))

@@ -1,0 +1,150 @@
+"""Prompts, with a character tokenizer made here."""
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from postgrad.data.render import Prompts
+from postgrad.errors import ConfigError
+from postgrad.problem import Problem
+
+SPECIAL = ["<s>", "</s>", "<|user|>", "<|system|>", "<|assistant|>"]
+BOS, EOS, USER_MARK, SYSTEM_MARK, ASSISTANT_MARK = range(5)
+TURNS = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+
+
+def tokenizer(single: str = "<s> $A", chat_template: str | None = None, eos: str | None = "</s>") -> PreTrainedTokenizerFast:
+    """Each character is a token; `single` says which special tokens the tokenizer adds by itself."""
+    vocabulary = {token: i for i, token in enumerate([*SPECIAL, *map(chr, range(32, 127)), "\n"])}
+    inner = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
+    inner.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    inner.decoder = decoders.Fuse()
+    inner.post_processor = processors.TemplateProcessing(single=single, special_tokens=[("<s>", BOS), ("</s>", EOS)])
+    made = PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>", eos_token=eos, additional_special_tokens=SPECIAL[2:])
+    made.chat_template = chat_template
+    return made
+
+
+def chars(text: str) -> list[int]:
+    return [len(SPECIAL) + (95 if c == "\n" else ord(c) - 32) for c in text]
+
+
+def problem(*contents: str, uid: str = "u") -> Problem:
+    """The last content is the user's, those before it the system's."""
+    roles = ["system"] * (len(contents) - 1) + ["user"]
+    return Problem(uid, tuple({"role": r, "content": c} for r, c in zip(roles, contents, strict=True)), "1")
+
+
+def test_chat_opens_the_assistants_turn():
+    ids = Prompts(tokenizer(chat_template=TURNS), "chat").encode(problem("be kind", "hi"))
+    assert ids == [SYSTEM_MARK, *chars("be kind"), USER_MARK, *chars("hi"), ASSISTANT_MARK]
+
+
+def test_chat_template_that_writes_bos_gets_one_bos():
+    ids = Prompts(tokenizer(chat_template="{{ bos_token }}" + TURNS), "chat").encode(problem("hi"))
+    assert ids == [BOS, USER_MARK, *chars("hi"), ASSISTANT_MARK]
+
+
+def test_auto_takes_what_there_is():
+    assert Prompts(tokenizer(chat_template=TURNS)).template == "chat"
+    assert Prompts(tokenizer()).template == "plain"
+    assert Prompts(tokenizer(chat_template=TURNS), "plain").encode(problem("hi")) == [BOS, *chars("hi")]
+
+
+def test_chat_without_a_template():
+    with pytest.raises(ConfigError, match=r"has no chat template; use data.template=plain"):
+        Prompts(tokenizer(), "chat")
+
+
+def test_chat_template_that_refuses():
+    template = "{% if messages[0].role == 'system' %}{{ raise_exception('System role\nnot supported') }}{% endif %}" + TURNS
+    prompts = Prompts(tokenizer(chat_template=template))
+    assert prompts.encode(problem("hi"))
+    with pytest.raises(
+        ConfigError, match=r"problem x: the chat template refuses .* roles system, user \(System role not supported\)"
+    ):
+        prompts.encode(problem("be kind", "hi", uid="x"))
+
+
+def test_plain_joins_with_blank_lines():
+    assert Prompts(tokenizer(), "plain").encode(problem("be kind", "hi")) == [BOS, *chars("be kind\n\nhi")]
+    assert Prompts(tokenizer(single="$A"), "plain").encode(problem("37+58=")) == chars("37+58=")
+
+
+def test_plain_text_with_its_own_bos_gets_one_bos():
+    assert Prompts(tokenizer(), "plain").encode(problem("<s>hi")) == [BOS, *chars("hi")]
+
+
+def test_plain_does_not_end_in_an_added_end_token():
+    prompts = Prompts(tokenizer(single="<s> $A </s>"), "plain")
+    assert prompts.encode(problem("hi")) == [BOS, *chars("hi")]
+
+
+def test_empty_prompt():
+    with pytest.raises(ConfigError, match="problem u: its prompt has no tokens"):
+        Prompts(tokenizer(single="$A"), "plain").encode(problem(""))
+
+
+def test_cache_by_uid_is_used_and_not_confused():
+    """Training and validation data may both number their rows 1, 2, 3; and callers may change the list they got."""
+    prompts = Prompts(tokenizer(), "plain")
+    first = prompts.encode(problem("a", uid="1"))
+    first.append(99)
+    prompts.tokenizer = None  # type: ignore[assignment]  # a second encoding would fail
+    assert prompts.encode(problem("a", uid="1")) == [BOS, *chars("a")]
+    prompts.tokenizer = tokenizer()
+    assert prompts.encode(problem("b", uid="1")) == [BOS, *chars("b")]
+
+
+@pytest.mark.parametrize("single", ["$A", "<s> $A", "<s> $A </s>"])
+def test_encode_response(single: str):
+    prompts = Prompts(tokenizer(single))
+    assert prompts.encode_response("590") == [*chars("590"), EOS]
+    assert prompts.encode_response("590", with_end=False) == chars("590")
+    assert prompts.encode_response("590</s>") == [*chars("590"), EOS]
+    assert prompts.encode_response("") == [EOS]
+
+
+def test_encode_response_without_an_end_token():
+    prompts = Prompts(tokenizer(eos=None))
+    assert prompts.encode_response("5", with_end=False) == chars("5")
+    with pytest.raises(ConfigError, match="no end-of-sequence token"):
+        prompts.encode_response("5")
+
+
+def test_decode_skips_special_tokens_and_keeps_spaces():
+    text = "a , b 's  end ."
+    assert Prompts(tokenizer()).decode([BOS, *chars(text), EOS]) == text
+
+
+def test_check_keeps_all_that_fit():
+    problems = [problem("a" * n, uid=str(n)) for n in range(1, 6)]
+    assert Prompts(tokenizer(), "plain", max_prompt_tokens=6).check(problems) == (problems, 0)
+
+
+def test_check_names_count_uid_length_and_fixes():
+    problems = [problem("a" * n, uid=f"u{n}") for n in (1, 7, 9, 8)]
+    with pytest.raises(ConfigError) as caught:
+        Prompts(tokenizer(), "plain", max_prompt_tokens=6).check(problems)
+    assert str(caught.value) == (
+        "3 of 4 prompts are longer than data.max_prompt_tokens=6, the first is u7 with 8 tokens; "
+        "set data.max_prompt_tokens=10 or data.overlong=drop"
+    )
+
+
+def test_check_drops_and_counts():
+    problems = [problem("a" * n, uid=f"u{n}") for n in (1, 7, 2, 8)]
+    kept, dropped = Prompts(tokenizer(), "plain", max_prompt_tokens=6, overlong="drop").check(problems)
+    assert ([p.uid for p in kept], dropped) == (["u1", "u2"], 2)
+
+
+def test_check_refuses_to_drop_all():
+    with pytest.raises(ConfigError, match=r"2 of 2 prompts are longer .*; set data.max_prompt_tokens=5$"):
+        Prompts(tokenizer(), "plain", max_prompt_tokens=1, overlong="drop").check([problem("aa"), problem("aaaa", uid="v")])
+
+
+def test_unknown_settings():
+    with pytest.raises(ConfigError, match=r"data.template=chatt is unknown; did you mean chat"):
+        Prompts(tokenizer(), "chatt")
+    with pytest.raises(ConfigError, match=r"data.overlong=dropp is unknown; did you mean drop"):
+        Prompts(tokenizer(), overlong="dropp")
