@@ -127,11 +127,14 @@ class Batch:
         """Build the table. Extra columns must be the same for all trajectories."""
         flat = [t for t in trajectories]
         tokens: dict[str, Tensor] = {
-            "loss_mask": _flat(flat, lambda t: t.loss_mask, True, torch.bool),
-            "behaviour_logprobs": _flat(flat, lambda t: t.behaviour_logprobs, 0.0, torch.float32),
-            "token_source": torch.tensor(
-                [s for t in flat for s in (t.token_source if t.token_source is not None else [t.source] * len(t.response))],
-                dtype=torch.int8,
+            "loss_mask": _flat("loss_mask", flat, lambda t: t.loss_mask, True, torch.bool),
+            "behaviour_logprobs": _flat("behaviour_logprobs", flat, lambda t: t.behaviour_logprobs, 0.0, torch.float32),
+            "token_source": _flat(
+                "token_source",
+                flat,
+                lambda t: [t.source] * len(t.response) if t.token_source is None else t.token_source,
+                POLICY,
+                torch.int8,
             ),
         }
         rows: dict[str, Any] = {
@@ -142,7 +145,7 @@ class Batch:
             "finish": [t.finish for t in flat],
         }
         for name in _shared_names(flat, lambda t: t.tokens):
-            tokens[name] = _flat(flat, lambda t, name=name: t.tokens[name], 0.0, torch.float32)
+            tokens[name] = _flat(name, flat, lambda t, name=name: t.tokens[name], 0.0, torch.float32)
         for name in _shared_names(flat, lambda t: t.rows):
             values = [t.rows[name] for t in flat]
             rows[name] = torch.tensor(values) if all(isinstance(v, int | float) for v in values) else values
@@ -221,12 +224,16 @@ class Batch:
         )
 
 
-def _flat(trajectories: Sequence[Trajectory], get: Callable[[Trajectory], Any], default: Any, dtype: torch.dtype) -> Tensor:
+def _flat(
+    name: str, trajectories: Sequence[Trajectory], get: Callable[[Trajectory], Any], default: Any, dtype: torch.dtype
+) -> Tensor:
     out: list[Any] = []
     for t in trajectories:
         values = get(t)
         if values is not None and len(values) != len(t.response):
-            raise ValueError(f"trajectory {t.uid}: a token column has {len(values)} entries for {len(t.response)} response tokens")
+            raise ValueError(
+                f"trajectory {t.uid}: token column {name!r} has {len(values)} entries for {len(t.response)} response tokens"
+            )
         out.extend([default] * len(t.response) if values is None else values)
     return torch.tensor(out, dtype=dtype)
 

@@ -47,7 +47,7 @@ class _Finder:
 
 
 def mutated(module: str, old: str, new: str) -> SimpleNamespace:
-    """Fresh modules of postgrad.algorithms, one of them with `old` replaced by `new` in its source. The real ones stay untouched."""
+    """Fresh modules of postgrad.algorithms, one of them with `old` replaced by `new` in its source. The real ones stay."""
     package = "postgrad.algorithms"
     saved = {name: sys.modules.pop(name) for name in list(sys.modules) if name == package or name.startswith(package + ".")}
     finder = _Finder(f"{package}.{module}", old, new)

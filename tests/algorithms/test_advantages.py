@@ -34,6 +34,8 @@ from postgrad.algorithms.token_advantages import (
 from .batches import Ragged, examples, members, ragged, slow_gae, slow_grpo, slow_whiten
 from .helpers import F64, column, exactly, row_index, same_group, trues
 
+EMPTY = Ragged([], trues(0), same_group(0), column(), 0)
+
 
 def near(actual, expected, atol=1e-9):
     torch.testing.assert_close(actual, torch.as_tensor(expected, dtype=F64), rtol=1e-9, atol=atol)
@@ -63,14 +65,15 @@ def test_group_estimators_equal_slow_references(b):
     rewards, groups, lengths = b.rewards.tolist(), b.groups.tolist(), b.trainable.tolist()
     near(grpo(b.rewards, b.groups, eps=1e-3), slow_grpo(rewards, groups, True, 1e-3), 1e-7)
     near(drgrpo(b.rewards, b.groups), slow_grpo(rewards, groups, False))
+    leave_one_out, length_weighed = rloo(b.rewards, b.groups), opo(b.rewards, b.groups, b.trainable)
     for i in range(b.num_rows):
         others = [rewards[j] for j in members(groups, i) if j != i]
-        near(rloo(b.rewards, b.groups)[i], rewards[i] - (sum(others) / len(others) if others else 0.0))
+        near(leave_one_out[i], rewards[i] - (sum(others) / len(others) if others else 0.0))
         weight = sum(lengths[j] for j in members(groups, i))
         weighed = sum(lengths[j] * rewards[j] for j in members(groups, i))
         equal = len({rewards[j] for j in members(groups, i)}) == 1
         baseline = 0.0 if not others else rewards[i] if equal else weighed / weight if weight else 0.0
-        near(opo(b.rewards, b.groups, b.trainable)[i], rewards[i] - baseline)
+        near(length_weighed[i], rewards[i] - baseline)
 
 
 @examples
@@ -301,11 +304,43 @@ def test_whiten_has_mean_zero_and_unit_variance(b):
 
 def test_estimators_declare_what_they_read():
     for name, estimator in ADVANTAGES.items():
-        parameters = inspect.signature(estimator.function).parameters.values()
-        without_default = tuple(p.name for p in parameters if p.default is inspect.Parameter.empty)
-        assert estimator.columns == without_default, name
-        assert estimator.level in ("row", "token"), name
-        assert ("token" == estimator.level) == ("rows" in estimator.columns), name
+        parameters = inspect.signature(estimator.function).parameters
+        without_default = {p.name for p in parameters.values() if p.default is inspect.Parameter.empty}
+        assert without_default <= set(estimator.columns) <= set(parameters), name
+        assert (estimator.level == "token") == ("rows" in estimator.columns), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("name", ADVANTAGES)
+def test_every_estimator_runs_from_its_columns(name, dtype):
+    """By name, as a driver calls it; on a batch with a masked row, and on an empty one."""
+    for b in (Ragged([2, 1, 3], torch.tensor([1, 1, 0, 1, 0, 1]).bool(), torch.tensor([4, 4, 1]), column(1, 0, 2), 3), EMPTY):
+        rewards = b.rewards.to(dtype)
+        columns = {
+            "rewards": {"a": rewards, "b": rewards + 1} if "named_rewards" in ADVANTAGES[name].needs else rewards,
+            "groups": b.groups,
+            "lengths": b.trainable,
+            "on_policy": torch.ones(b.num_rows, dtype=torch.bool),
+            "token_rewards": outcome_rewards(rewards, b.mask, b.rows, b.num_rows),
+            "values": b.noise(1).to(dtype),
+            "mask": b.mask,
+            "rows": b.rows,
+            "num_rows": b.num_rows,
+            "greedy_rewards": rewards * 0,
+            "old_logprobs": b.logprobs().to(dtype),
+            "sum_probs_squared": b.logprobs().exp().to(dtype),
+            "main_rewards": rewards,
+            "classmate_rewards": rewards - 1,
+            "cot_mask": b.mask,
+        }
+        estimator = ADVANTAGES[name]
+        out = estimator.function(**{column: columns[column] for column in estimator.columns})
+        for values, size in [(out, b.num_rows)] if estimator.level == "row" else [(v, len(b.mask)) for v in out]:
+            assert values.shape == (size,) and values.dtype == dtype and torch.isfinite(values).all()
+
+
+def test_integer_rewards_become_floats():
+    assert torch.equal(grpo(torch.tensor([1, 0]), same_group(2)), grpo(torch.tensor([1.0, 0.0]), same_group(2)))
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

@@ -25,6 +25,7 @@ LAST = torch.tensor([3, 6, 10, 14, 18, 22, 26, 30])  # last token of each row, i
 def check_grpo(a):
     close(a.advantages.grpo(REWARDS, GROUPS), [0.866024, -0.866024, -0.866024, 0.866024, 0, 0])
     close(a.advantages.grpo(column(1), same_group(1)), [0.999999])
+    close(a.advantages.grpo(column(3), same_group(1)), [2.999997])
 
 
 def check_grpo_cs336(a):
@@ -159,7 +160,7 @@ def check_optimal_token_baseline(a):
 
 
 def check_tir_time(a):
-    """Row 1 writes, waits two tokens for a tool, writes; row 2 writes twice. Only the tool-aware time lines their second tokens up."""
+    """Row 1 writes, waits two tokens for a tool, writes; row 2 writes twice. Tool-aware time lines their second tokens up."""
     mask = torch.tensor([1, 0, 0, 1, 1, 1]).bool()
     logprobs, squares, rows = column(0.5, 0.5, 0.5, 0.5, 0.5, 0.5).log(), column(0.5, 0.5, 0.5, 0.5, 0.5, 0.5), row_index(4, 2)
     rewards = column(0, 0, 0, 1, 0, 0)

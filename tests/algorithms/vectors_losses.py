@@ -63,7 +63,12 @@ def check_aggregation_on_policy(a):
     """verl T1, group a with r = 1: the four modes weigh a long wrong answer differently. The numbers are those of eps = 0."""
     advantages = a.advantages.grpo(column(1, 0, 0, 1), same_group(4), eps=0.0)
     rows = row_index(2, 4, 3, 1)
-    expected = {"token-mean": 0.346410, "seq-mean-token-mean": 0, "seq-mean-token-sum": 0.866025, "seq-mean-token-sum-norm": 0.216506}
+    expected = {
+        "token-mean": 0.346410,
+        "seq-mean-token-mean": 0,
+        "seq-mean-token-sum": 0.866025,
+        "seq-mean-token-sum-norm": 0.216506,
+    }
     for mode, number in expected.items():
         close(aggregate(a, -advantages[rows], mode, trues(10), rows, 4, 4), number)
 
@@ -176,7 +181,9 @@ def check_classmate_gradient(a):
     """8.7: A = a·R + b·C with a = 0, b = 1 must reach the thought's two tokens, and nothing else."""
     old = column(-1, -1, -1, -1)
     rows, mask = row_index(4), trues(4)
-    out = gradient(lambda x: aggregate(a, a.losses.ppo_clip(x, old, column(1, 1, 0, 0)).values, mask=mask, rows=rows, num_rows=1), old)
+    out = gradient(
+        lambda x: aggregate(a, a.losses.ppo_clip(x, old, column(1, 1, 0, 0)).values, mask=mask, rows=rows, num_rows=1), old
+    )
     close(out, [-0.25, -0.25, 0, 0])
 
 
@@ -235,7 +242,9 @@ L_OFF = torch.tensor([1, 1, 1, 1, 0, 0, 0, 0]).bool()
 NO_CLIP = {"clip_low": None, "clip_high": None}
 
 
-def luffy(a, logprobs=P, shape="p_div_p", clip=NO_CLIP, on_shape=None, replay=False, mask=L_MASK, mode="token-sum", ratio=None, **shaping):
+def luffy(
+    a, logprobs=P, shape="p_div_p", clip=NO_CLIP, on_shape=None, replay=False, mask=L_MASK, mode="token-sum", ratio=None, **shaping
+):
     """LUFFY's mixed loss on the rows of T3: a demonstration and one of the policy's; divided by L = 4 when summed."""
     off_ratio = ratio if ratio is not None else logprobs - P_OLD if replay else logprobs
     off = -L_ADV * a.shaping.off_policy_shape(off_ratio, shape, **shaping)

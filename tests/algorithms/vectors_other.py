@@ -73,9 +73,9 @@ def check_value_loss(a):
 
 
 def check_explained_variance(a):
-    """G = [1, 2, 3], v = [1, 2, 4]: var(G - v) = 1/3, var(G) = 1."""
+    """G = [1, 2, 3], v = [0, 1, 3]: var(G - v) = 1/3, var(G) = 1."""
     returns, mask = column(1, 2, 3, 50), torch.tensor([1, 1, 1, 0]).bool()
-    close(a.value.explained_variance(column(1, 2, 4, 0), returns, mask), 1 - (1 / 3) / 1.00001)
+    close(a.value.explained_variance(column(0, 1, 3, 0), returns, mask), 1 - (1 / 3) / 1.00001)
 
 
 def check_entropy(a):

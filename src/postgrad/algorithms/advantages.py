@@ -165,11 +165,11 @@ def grpo_split(
 class Estimator:
     """An advantage estimator and what it wants, so that a driver can check before a run.
 
-    `columns` are the names of the parameters without default, in order: `groups`, `mask`, `rows`, `num_rows` and `lengths` come
-    from the batch's own shape, the others are columns some stage must have written. `level` row returns (rows,), token returns
+    `columns` are to be passed by name: `groups`, `mask`, `rows`, `num_rows` and `lengths` (trainable tokens a row) come from the
+    batch's own shape, the others are columns some stage must have written. `level` row returns (rows,), token returns
     token_advantages.TokenAdvantages. `needs`, beyond columns: critic (values), greedy (the reward of one greedy response a
-    problem), named_rewards (a dict of rewards, and `lengths` to whiten over tokens), group>=2 (meaningless for groups of one),
-    sum_probs_squared (unfused logits), classmate (a second reward, the mask of the thought), source (who wrote each row).
+    problem), named_rewards (`rewards` is a dict), group>=2 (meaningless for groups of one), sum_probs_squared (unfused logits),
+    classmate (a second reward, the mask of the thought), source (who wrote each row).
     """
 
     function: Callable[..., Any]
@@ -190,7 +190,7 @@ ADVANTAGES: dict[str, Estimator] = {
     "opo": Estimator(opo, ("rewards", "groups", "lengths"), "row"),
     "gpg": Estimator(gpg, ("rewards", "groups"), "row"),
     "reinforce_pp_baseline": Estimator(reinforce_pp_baseline, ("rewards", "groups", "lengths"), "row"),
-    "gdpo": Estimator(gdpo, ("rewards", "groups"), "row", ("named_rewards",)),
+    "gdpo": Estimator(gdpo, ("rewards", "groups", "lengths"), "row", ("named_rewards",)),
     "grpo_split": Estimator(grpo_split, ("rewards", "groups", "on_policy"), "row", ("source",)),
     "gae": Estimator(token_advantages.gae, ("token_rewards", "values", "mask", "rows", "num_rows"), "token", ("critic",)),
     "reinforce_pp": Estimator(token_advantages.reinforce_pp, _TOKENS, "token"),

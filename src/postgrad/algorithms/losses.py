@@ -130,7 +130,7 @@ def sapo(
     Its authors average by seq-mean-token-mean.
     """
     ratio = log_ratio(logprobs, old_logprobs).exp()
-    tau = torch.where(advantages > 0, temperature_positive, temperature_negative).to(ratio.dtype)
+    tau = torch.where(advantages > 0, ratio.new_tensor(temperature_positive), ratio.new_tensor(temperature_negative))
     return TokenLoss(-advantages * 4 / tau * torch.sigmoid(tau * (ratio - 1)), _metrics(logprobs, old_logprobs))
 
 
@@ -275,8 +275,8 @@ def dro(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, *, beta: flo
 
 @dataclass(frozen=True)
 class LossSpec:
-    """A loss and what it reads. `columns` are the parameters without default, in order (`logprobs` is the current policy's; `mask`,
-    `rows`, `num_rows` are the batch's own shape). `aggregation` is the mode its formula is meant for, None where any will do.
+    """A loss and what it reads. `columns` are to be passed by name (`logprobs` is the current policy's; `mask`, `rows`, `num_rows`
+    are the batch's own shape). `aggregation` is the mode its formula is meant for, None where any will do.
     `required` are the settings without default.
     """
 

@@ -4,6 +4,7 @@
 """
 
 import importlib
+import os
 import sys
 
 from postgrad import __version__
@@ -34,6 +35,8 @@ def main(arguments: list[str] | None = None) -> int:
     if words[0] in ("-V", "--version"):
         print(__version__)
         return 0
+    # Idle OpenMP threads sleep instead of spinning: on a shared machine spinning ones stall everybody. Read when torch loads.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         if words[0] not in COMMANDS:
             raise ConfigError(f"unknown command {words[0]}; {did_you_mean(words[0], COMMANDS)}")

@@ -9,7 +9,9 @@ from postgrad.errors import ConfigError, did_you_mean
 
 def run(words: list[str]) -> int:
     if words and words[0] in ("-h", "--help"):
-        print("usage: postgrad recipes [NAME]\n\nLists the recipes, or shows one: where it comes from, and every setting with its value and meaning.")
+        print(
+            "usage: postgrad recipes [NAME]\n\nLists the recipes, or shows one: where it comes from, and every setting with its value and meaning."
+        )
         return 0
     if not words:
         for name in recipe_names():

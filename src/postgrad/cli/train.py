@@ -41,7 +41,12 @@ def run(words: list[str]) -> int:
 
     result = train(config, make_reporter())
     if result.interrupted and result.step < config.training.steps:
-        print(f"saved at step {result.step} of {config.training.steps} in {result.folder}; the same command continues", file=sys.stderr)
+        print(
+            f"saved at step {result.step} of {config.training.steps} in {result.folder}; the same command continues",
+            file=sys.stderr,
+        )
         return 130
-    print(f"done: {result.step} steps in {result.folder}; the trained model is {result.folder}/checkpoints/step-{result.step}/policy")
+    print(
+        f"done: {result.step} steps in {result.folder}; the trained model is {result.folder}/checkpoints/step-{result.step}/policy"
+    )
     return 0

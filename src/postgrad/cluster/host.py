@@ -12,6 +12,8 @@ from postgrad.model.load import load
 from postgrad.model.policy import LocalPolicy
 from postgrad.rollout.native.engine import NativeEngine
 
+ENGINES = {"native": NativeEngine}
+
 
 @dataclass
 class Host:
@@ -26,4 +28,4 @@ def build_host(config: Config) -> Host:
     set_threads(config.model.threads)
     loaded = load(config.model, choose_device(config.model.device), config.seed)
     method = find_method(config.method.name)(config)
-    return Host(LocalPolicy(config, loaded, method), NativeEngine(loaded, config.rollout.max_rows))
+    return Host(LocalPolicy(config, loaded, method), ENGINES[config.rollout.engine](loaded, config.rollout.max_rows))

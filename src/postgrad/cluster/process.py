@@ -33,7 +33,9 @@ class Child:
             file.write(to_yaml(config))
         self.config_file = Path(file.name)
         command = [sys.executable, "-m", "postgrad.cluster.worker", file.name, str(theirs.fileno())]
-        self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+        self.process = subprocess.Popen(
+            command, pass_fds=[theirs.fileno()], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        )
         theirs.close()
         self.socket = ours
         try:
@@ -53,7 +55,9 @@ class Child:
         if data is None:
             if self.process.poll() is None and not _readable(self.socket):
                 self.close()
-                raise RunError(f"the {self.label} process did not answer {what} within {limit_s:g} s (cluster.wait_s); it was stopped")
+                raise RunError(
+                    f"the {self.label} process did not answer {what} within {limit_s:g} s (cluster.wait_s); it was stopped"
+                )
             raise self._death(what)
         kind, value = decode(data)
         if kind == "config":
@@ -64,7 +68,9 @@ class Child:
 
     def _death(self, what: str) -> RunError:
         self.close()
-        return RunError(f"the {self.label} process died during {what} (exit code {self.process.returncode}); the same command continues the run")
+        return RunError(
+            f"the {self.label} process died during {what} (exit code {self.process.returncode}); the same command continues the run"
+        )
 
     def close(self) -> None:
         """End the child; bounded in time."""

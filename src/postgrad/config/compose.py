@@ -77,6 +77,7 @@ def _compose_raw(recipe: str, words: list[str]) -> DictConfig:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir, initialize_config_module
     from hydra.errors import HydraException
+    from yaml import YAMLError
 
     overrides = [_override(word) for word in words]
     path = Path(recipe)
@@ -96,6 +97,8 @@ def _compose_raw(recipe: str, words: list[str]) -> DictConfig:
         OmegaConf.resolve(composed)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(f"recipe {recipe}: {_first_line(error)}") from error
+    except YAMLError as error:
+        raise ConfigError(f"recipe {recipe} is not YAML: {' '.join(str(error).split())[:300]}") from error
     OmegaConf.set_struct(composed, False)
     return composed
 
@@ -122,7 +125,9 @@ def _override(word: str) -> str:
 def _merge(schema: DictConfig, values: DictConfig, prefix: str, known: list[str]) -> DictConfig:
     for key in _dotted(values):
         if isinstance(schema.get(key), DictConfig):
-            raise ConfigError(f"{prefix}{key} is a section, not a value; set one of its keys, e.g. {prefix}{key}.{next(iter(schema[key]))}=...")
+            raise ConfigError(
+                f"{prefix}{key} is a section, not a value; set one of its keys, e.g. {prefix}{key}.{next(iter(schema[key]))}=..."
+            )
         if f"{prefix}{key}" not in known and not any(name.startswith(f"{prefix}{key}.") for name in known):
             raise ConfigError(f"unknown key {prefix}{key}; {_nearest(f'{prefix}{key}', known)}")
     try:

@@ -11,7 +11,12 @@ from omegaconf import MISSING
 
 
 def setting(
-    default: Any, help: str, choices: tuple[str, ...] = (), at_least: float | None = None, above: float | None = None, at_most: float | None = None
+    default: Any,
+    help: str,
+    choices: tuple[str, ...] = (),
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
 ) -> Any:
     """A dataclass field with help text and limits. A list default is copied for each instance."""
     limits = {"help": help, "choices": choices, "at_least": at_least, "above": above, "at_most": at_most}
@@ -25,7 +30,9 @@ def setting(
 class ModelConfig:
     path: str = setting(MISSING, "hub id, local folder, GGUF file, tiny (a 0.3M-parameter model made in code) or smollm2")
     device: str = setting("auto", "where the model lives", choices=("auto", "cpu", "cuda", "mps"))
-    dtype: str = setting("auto", "compute type; auto takes bfloat16 where the hardware is fast at it", choices=("auto", "float32", "bfloat16"))
+    dtype: str = setting(
+        "auto", "compute type; auto takes bfloat16 where the hardware is fast at it", choices=("auto", "float32", "bfloat16")
+    )
     threads: int = setting(0, "CPU threads of torch; 0 probes for the fastest", at_least=0)
     activation_checkpointing: bool = setting(False, "recompute block activations in the backward pass: less memory, more time")
     trust_remote_code: bool = setting(False, "run Python code that comes with the model; only for models you trust")
@@ -48,7 +55,9 @@ class RolloutConfig:
     temperature: float = setting(1.0, "sampling temperature; the loss prices log-probs at the same temperature", above=0.0)
     max_response_tokens: int = setting(256, "longest response", at_least=1)
     max_rows: int = setting(256, "rows decoded at once; bounds the cache's memory", at_least=1)
-    top_p: float = setting(1.0, "nucleus sampling; the loss cannot price it, so training refuses values below 1", above=0.0, at_most=1.0)
+    top_p: float = setting(
+        1.0, "nucleus sampling; the loss cannot price it, so training refuses values below 1", above=0.0, at_most=1.0
+    )
     top_k: int = setting(0, "top-k sampling; 0 is off; training refuses it", at_least=0)
     min_p: float = setting(0.0, "min-p sampling; 0 is off; training refuses it", at_least=0.0, at_most=1.0)
 
@@ -58,7 +67,9 @@ class RewardConfig:
     verifier: str = setting("auto", "a verifier's name, package.module:function or file.py:function; auto chooses by data_source")
     timeout_s: float = setting(5.0, "time limit for judging one response", above=0.0)
     workers: int = setting(2, "child processes that judge", at_least=1)
-    max_failure_rate: float = setting(0.5, "share of responses that may fail to be judged before the run stops", at_least=0.0, at_most=1.0)
+    max_failure_rate: float = setting(
+        0.5, "share of responses that may fail to be judged before the run stops", at_least=0.0, at_most=1.0
+    )
 
 
 @dataclass
@@ -89,7 +100,9 @@ class TrainingConfig:
 
 @dataclass
 class ClusterConfig:
-    place: str = setting("local", "where the models live: this process, or a child process behind the same ports", choices=("local", "process"))
+    place: str = setting(
+        "local", "where the models live: this process, or a child process behind the same ports", choices=("local", "process")
+    )
     engine_apart: bool = setting(False, "give the engine a process and a copy of the weights of its own, published after each step")
     wait_s: float = setting(600.0, "longest wait for one call to a child process", above=0.0)
 

@@ -92,10 +92,21 @@ class Method:
     def check(self) -> None:
         """Refuse settings that cannot work, before anything is written."""
         rollout = self.config.rollout
-        filters = {"rollout.top_p": rollout.top_p != 1.0, "rollout.top_k": rollout.top_k != 0, "rollout.min_p": rollout.min_p != 0.0}
+        filters = {
+            "rollout.top_p": rollout.top_p != 1.0,
+            "rollout.top_k": rollout.top_k != 0,
+            "rollout.min_p": rollout.min_p != 0.0,
+        }
         for key, on in filters.items():
             if on and self.trains_on_samples:
-                raise ConfigError(f"{key} changes what is sampled but not the log-probs the loss uses, so {self.settings.name} refuses it; remove {key}")
+                raise ConfigError(
+                    f"{key} changes what is sampled but not the log-probs the loss uses, so {self.settings.name} refuses it; remove {key}"
+                )
+        betas = self.config.optimiser.betas
+        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+            raise ConfigError(
+                f"optimiser.betas={betas} cannot be used; AdamW wants two numbers of at least 0 and below 1, e.g. [0.9,0.999]"
+            )
         training = self.config.training
         if training.updates_per_step > training.problems_per_step:
             raise ConfigError(
@@ -132,7 +143,9 @@ class Method:
             prompt = self.ports.prompts.encode(group.problem)
             for index, done in enumerate(completions):
                 trajectories.append(
-                    Trajectory(group.problem.uid, prompt, done.tokens, number, index, POLICY, done.finish, behaviour_logprobs=done.logprobs)
+                    Trajectory(
+                        group.problem.uid, prompt, done.tokens, number, index, POLICY, done.finish, behaviour_logprobs=done.logprobs
+                    )
                 )
         return Batch.of(trajectories)
 
@@ -145,6 +158,7 @@ class Method:
         texts = [self.ports.prompts.decode(ids.tolist()) for ids in batch.response.split()]
         verdicts = self.ports.judge.score([step.problems[uid] for uid in batch.rows["uid"]], texts)
         batch.rows["text"] = texts
+        batch.rows["question"] = [step.problems[uid].messages[-1]["content"] for uid in batch.rows["uid"]]
         batch.rows["failure"] = [f"{v.kind}: {v.reason}" if isinstance(v, Failure) else "" for v in verdicts]
         batch.rows["reward"] = torch.tensor([v.value if isinstance(v, Score) else float("nan") for v in verdicts])
         parts = sorted({name for v in verdicts if isinstance(v, Score) for name in v.parts})
@@ -160,7 +174,9 @@ class Method:
         limit = self.config.reward.max_failure_rate
         if share > limit or (len(bad) and bool(bad.all())):
             example = next(reason for reason in batch.rows["failure"] if reason)
-            raise RunError(f"{share:.0%} of the responses could not be judged (reward.max_failure_rate={limit:g}); the first: {example}")
+            raise RunError(
+                f"{share:.0%} of the responses could not be judged (reward.max_failure_rate={limit:g}); the first: {example}"
+            )
         if bool(bad.any()):
             step.failed.append(batch.select(torch.nonzero(bad)[:, 0]))
             batch = batch.select(torch.nonzero(~bad)[:, 0])
@@ -190,7 +206,11 @@ class Method:
     def prepare(self, batch: Batch) -> Batch:
         """See one optimiser step's whole batch once: set `loss_weight` by global counts, leave out rows that cannot matter."""
         batch.tokens["loss_weight"] = token_weights(
-            self.settings.aggregation, batch.tokens["loss_mask"], batch.row_index, len(batch), self.config.rollout.max_response_tokens
+            self.settings.aggregation,
+            batch.tokens["loss_mask"],
+            batch.row_index,
+            len(batch),
+            self.config.rollout.max_response_tokens,
         )
         return batch
 
@@ -207,7 +227,8 @@ class Method:
     def generate(self, wanted: Sequence[tuple[Problem, Sequence[int]]], sampling: Sampling, step: int) -> list[list[Completion]]:
         """Completions of problems; each (problem, index) has its own seed."""
         requests = [
-            Request(self.ports.prompts.encode(p), [trajectory_seed(self.config.seed, step, p.uid, i) for i in indices]) for p, indices in wanted
+            Request(self.ports.prompts.encode(p), [trajectory_seed(self.config.seed, step, p.uid, i) for i in indices])
+            for p, indices in wanted
         ]
         return self.ports.engine.generate(requests, sampling)
 

@@ -33,7 +33,9 @@ class Grpo(Method):
     def check(self) -> None:
         super().check()
         if self.config.rollout.samples < 2:
-            raise ConfigError(f"rollout.samples={self.config.rollout.samples}: a group of one has nothing to compare with; use rollout.samples=8")
+            raise ConfigError(
+                f"rollout.samples={self.config.rollout.samples}: a group of one has nothing to compare with; use rollout.samples=8"
+            )
 
     def stages(self) -> list[Stage]:
         stages = super().stages()

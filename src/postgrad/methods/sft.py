@@ -34,7 +34,9 @@ class Sft(Method):
     def compose(self, problems: Sequence[Problem], step: Step) -> list[Group]:
         for problem in problems:
             if not problem.demonstrations:
-                raise RunError(f"problem {problem.uid} has no demonstration to learn from; sft needs a response for every row of data.train")
+                raise RunError(
+                    f"problem {problem.uid} has no demonstration to learn from; sft needs a response for every row of data.train"
+                )
         return [Group(problem, num_samples=0, given=[self.demonstration(problem)]) for problem in problems]
 
     def loss(self, batch: Batch, current: TokenOutputs, tally: Tally) -> Tensor:

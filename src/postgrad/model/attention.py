@@ -14,7 +14,13 @@ NAME = "postgrad"
 
 
 def attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, scaling: float | None = None, **_: Any
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **_: Any,
 ) -> tuple[Tensor, None]:
     """query (batch, heads, length, width), key and value (batch, key_heads, keys, width); returns (batch, length, heads, width)."""
     batch, heads, length, width = query.shape

@@ -67,7 +67,9 @@ def probe_threads(hidden_size: int, dtype: str) -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     candidates = sorted({1, 2, 4, 8, cores} & set(range(1, cores + 1)))
     before = torch.get_num_threads()
-    layer = nn.Sequential(nn.Linear(hidden_size, 4 * hidden_size), nn.SiLU(), nn.Linear(4 * hidden_size, hidden_size)).to(DTYPES[dtype])
+    layer = nn.Sequential(nn.Linear(hidden_size, 4 * hidden_size), nn.SiLU(), nn.Linear(4 * hidden_size, hidden_size)).to(
+        DTYPES[dtype]
+    )
     x = torch.zeros(512, hidden_size, dtype=DTYPES[dtype])
 
     def work() -> Tensor:

@@ -20,7 +20,9 @@ class TokenOutputs(NamedTuple):
     sum_squares: Tensor
 
 
-def token_outputs(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float = 1.0, chunk: int | None = None) -> TokenOutputs:
+def token_outputs(
+    hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float = 1.0, chunk: int | None = None
+) -> TokenOutputs:
     """hidden (tokens, width), weight (vocabulary, width), targets (tokens,). Log-probs and entropy are differentiable.
 
     `sum_squares` carries no gradient. `chunk` is tokens at a time, by default as many as 64 MiB of logits hold.
@@ -31,7 +33,9 @@ def token_outputs(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: 
 
 class _TokenOutputs(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
         logprobs, entropy, squares, lse = (torch.empty(len(hidden), dtype=_wide(hidden), device=hidden.device) for _ in range(4))
         for start in range(0, len(hidden), chunk):
             part = slice(start, start + chunk)

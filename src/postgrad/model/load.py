@@ -110,7 +110,9 @@ def _check_head(model: Any, device: torch.device) -> None:
     ours = hidden @ model.get_output_embeddings().weight.T
     gap = (ours.float() - out.logits.float()).abs().max().item()
     if not gap <= 1e-3 * max(1.0, out.logits.float().abs().max().item()):
-        raise ConfigError(f"{type(model).__name__} changes its logits after the head (gap {gap:.3g}); such models are not supported yet")
+        raise ConfigError(
+            f"{type(model).__name__} changes its logits after the head (gap {gap:.3g}); such models are not supported yet"
+        )
 
 
 def _from_pretrained(kind: Any, config: ModelConfig, seed: int, **weights: Any) -> Any:

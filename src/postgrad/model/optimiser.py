@@ -59,7 +59,9 @@ class Optimiser:
         norm = torch.stack([g.norm() for g in gradients]).norm()
         if not torch.isfinite(norm):
             self.adam.zero_grad(set_to_none=True)
-            raise RunError(f"the gradient norm is {norm.item()}; lower optimiser.lr, or look at the last rollouts for broken rewards")
+            raise RunError(
+                f"the gradient norm is {norm.item()}; lower optimiser.lr, or look at the last rollouts for broken rewards"
+            )
         if self.config.max_grad_norm > 0:
             share = (self.config.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
             for g in gradients:

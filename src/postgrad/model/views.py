@@ -36,7 +36,9 @@ def hidden_states(model: nn.Module, ids: Tensor, positions: Tensor, mask: Tensor
     """
     decoder: Any = model.base_model
     if view.num_blocks is None:
-        return decoder(input_ids=ids, position_ids=positions, attention_mask=_mask_or_causal(mask, ids), use_cache=False).last_hidden_state
+        return decoder(
+            input_ids=ids, position_ids=positions, attention_mask=_mask_or_causal(mask, ids), use_cache=False
+        ).last_hidden_state
     blocks = check_view(model, view)
     hidden = decoder.embed_tokens(ids)
     rotary = decoder.rotary_emb(hidden, position_ids=positions)
@@ -65,7 +67,9 @@ def check_view(model: nn.Module, view: View) -> nn.ModuleList:
     parts = dict(decoder.named_children())
     missing = [name for name in ("embed_tokens", "layers", "norm", "rotary_emb") if name not in parts]
     if missing:
-        raise ConfigError(f"{type(model).__name__} has no {missing[0]}; internal policies need embed_tokens, layers, norm, rotary_emb")
+        raise ConfigError(
+            f"{type(model).__name__} has no {missing[0]}; internal policies need embed_tokens, layers, norm, rotary_emb"
+        )
     blocks: nn.ModuleList = decoder.layers
     if view.num_blocks is not None and not 1 <= view.num_blocks <= len(blocks):
         raise ConfigError(f"num_blocks={view.num_blocks} is out of range; {type(model).__name__} has blocks 1..{len(blocks)}")

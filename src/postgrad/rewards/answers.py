@@ -6,9 +6,12 @@ cannot be an answer is a Failure, since a score against it would mean nothing.
 
 import re
 from collections import deque
+from dataclasses import dataclass
 
 from postgrad.problem import Failure, Problem, Score
 from postgrad.rewards.equal import MAX_ANSWER, compare, number, same_number, strip_wrapping
+
+MAX_BOX = 10 * MAX_ANSWER  # characters; a box that does not close within them is not closed
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
@@ -18,14 +21,27 @@ _NUMBER = re.compile(r"(?:(?<![0-9A-Za-z.)}\]])[-−])?\\?\$?(?:[0-9][0-9,]*(?:\
 _STATED = re.compile(
     r"\b(?i:answer|correct option|correct choice)(?:\s{1,3}(?i:option|choice))?(?:\s{1,3}(?i:is|would be)\b|\s{0,3}[:=])"
 )
-# A and I are also words, so they count only at the end of a line or before punctuation.
-_LETTER = re.compile(
-    r"(?:\s|[*$:({\[]|(?i:option|choice|letter)\b|\\(?:text|textbf|mathrm|mathbf|boxed)\b){0,8}"
-    r"([B-HJ](?![A-Za-z0-9'’])|[AI](?=[)\].,;:*$}]|\s{0,3}$))",
-    re.MULTILINE,
-)
-_OPTION = re.compile(r"\(([A-J])\)")
-_LONE_LETTER = re.compile(r"[\s*(\[$]{0,6}([A-J])(?:[.):](?=\s)[^\n]{0,200}|[\s*)\].:$]{0,6})")
+
+
+@dataclass(frozen=True)
+class _Labels:
+    """How the options of a question are named, and the patterns that find a name."""
+
+    names: str
+    stated: re.Pattern[str]  # after "answer is"
+    lone: re.Pattern[str]  # as the whole response
+    option: re.Pattern[str]  # in brackets
+
+    @staticmethod
+    def of(names: str, plain: str) -> "_Labels":
+        lead = r"(?:\s|[*$:({\[]|(?i:option|choice|letter)\b|\\(?:text|textbf|mathrm|mathbf|boxed)\b){0,8}"
+        lone = rf"[\s*(\[$]{{0,6}}([{names}])(?:[.):](?=\s)[^\n]{{0,200}}|[\s*)\].:$]{{0,6}})"
+        return _Labels(names, re.compile(f"{lead}({plain})", re.MULTILINE), re.compile(lone), re.compile(rf"\(([{names}])\)"))
+
+
+# A, I and numbers also stand in prose, so they count only at the end of a line or before punctuation.
+_LETTERS = _Labels.of("ABCDEFGHIJ", r"[B-HJ](?![A-Za-z0-9'’])|[AI](?=[)\].,;:*$}]|\s{0,3}$)")
+_DIGITS = _Labels.of("123456789", r"[1-9](?=[)\].,;:*$}](?![0-9])|\s{0,3}$)")
 
 
 def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
@@ -41,7 +57,7 @@ def boxed_answer(text: str) -> str | None:
     last = _last(_BOX, text)
     if last is None:
         return None
-    rest = text[last.end() :].lstrip()
+    rest = text[last.end() : last.end() + MAX_BOX].lstrip()
     if not rest.startswith("{"):
         line = rest.split("\n", 1)[0]
         words = line.split("$", 1)[0] if "$" in line else line.split(maxsplit=1)[0] if line.strip() else ""
@@ -77,7 +93,13 @@ def stated_answer(text: str) -> str | None:
     if last is None:
         return None
     line = text[last.end() : last.end() + MAX_ANSWER].lstrip().split("\n", 1)[0]
-    return strip_wrapping(re.split(r"\.\s", line, maxsplit=1)[0].lstrip(":*= ")) or None
+    line = re.split(r"\.\s", line, maxsplit=1)[0].lstrip(":*= ")
+    if line.startswith("$") and line.count("$") > 1:
+        return line.split("$")[1].strip() or None
+    number_then_words = _NUMBER.match(line)
+    if number_then_words and re.match(r"\s(?!and\b|or\b)[A-Za-z]", line[number_then_words.end() :]):
+        return number_then_words.group()
+    return strip_wrapping(line) or None
 
 
 def final_answer(text: str) -> str | None:
@@ -136,35 +158,35 @@ def gsm8k(response: str, problem: Problem) -> Score | Failure:
     return result(found is not None and same_number(found, truth), format=strict is not None)
 
 
-def stated_choice(response: str) -> tuple[str | None, bool]:
-    """The letter A to J that the response chooses, and whether it says so plainly (in a box, after "answer is", or alone).
+def choice(response: str, problem: Problem) -> Score | Failure:
+    """1 when the response chooses the option of the ground truth, A to J or 1 to 9. `format`: the choice is stated plainly."""
+    truth = _label(problem.ground_truth)
+    if truth is None:
+        return unusable(problem, "an option from A to J or 1 to 9")
+    found, plain = _chosen(response, _DIGITS if truth.isdigit() else _LETTERS)
+    return result(found == truth, format=plain)
+
+
+def _chosen(response: str, labels: _Labels) -> tuple[str | None, bool]:
+    """The option that is chosen, and whether that is said plainly: in a box, after "answer is", or alone.
 
     Without a plain statement a single option in brackets counts; two different ones are no choice.
     """
     box = boxed_answer(response)
-    if box is not None and (found := _letter(box)):
-        return found, True
+    if box is not None and (name := _label(box)) and name in labels.names:
+        return name, True
     for stated in reversed(list(_STATED.finditer(response))):
-        if found := _LETTER.match(response, stated.end()):
+        if found := labels.stated.match(response, stated.end()):
             return found.group(1), True
-    if len(response) <= MAX_ANSWER and (found := _LONE_LETTER.fullmatch(response.strip())):
+    if len(response) <= MAX_ANSWER and (found := labels.lone.fullmatch(response.strip())):
         return found.group(1), True
-    options = set(_OPTION.findall(response))
+    options = set(labels.option.findall(response))
     return (options.pop(), False) if len(options) == 1 else (None, False)
 
 
-def _letter(text: str) -> str | None:
+def _label(text: str) -> str | None:
     bare = re.sub(r"\\(?:text|textbf|mathrm|mathbf)|[\s(){}$*.]", "", text[:100])
-    return bare if len(bare) == 1 and "A" <= bare <= "J" else None
-
-
-def choice(response: str, problem: Problem) -> Score | Failure:
-    """1 when the response chooses the ground truth's letter. `format`: the choice is stated plainly."""
-    truth = _letter(problem.ground_truth)
-    if truth is None:
-        return unusable(problem, "a letter from A to J")
-    found, plain = stated_choice(response)
-    return result(found == truth, format=plain)
+    return bare if len(bare) == 1 and bare in _LETTERS.names + _DIGITS.names else None
 
 
 def tagged_answers(response: str) -> tuple[bool, list[str]]:

@@ -54,7 +54,7 @@ people | person
 _UNITS = {spelling.strip(): row.split("|")[0].strip() for row in _UNIT_ROWS.strip().splitlines() for spelling in row.split("|")}
 
 _THOUSANDS = re.compile(r"[0-9]{1,3}(?:[, ][0-9]{3})+(?=\.|$)")
-_PLAIN = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?")
+_PLAIN = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?")
 _MIXED = re.compile(r"([+-]?)([0-9]+) ?(?: |\+)([0-9]+)/([0-9]+)")
 _MIXED_LATEX = re.compile(r"([+-]?)([0-9]+) ?\\frac\{([0-9]+)\}\{([0-9]+)\}")
 _FRAC = re.compile(r"([+-]?)\\frac\{([^{}]+)\}\{([^{}]+)\}")
@@ -105,9 +105,8 @@ def number(text: str) -> Fraction | None:
     if len(text) > MAX_NUMBER:
         return None
     text = text.strip().replace("−", "-").replace("{,}", ",").replace("\\,", " ").replace("\\ ", " ").replace("\\!", "")
-    text = re.sub(r"^([+-]?) ?\\?[$€£] ?|(?: ?\\?[%$€])$", r"\1", text.removesuffix("."))
+    text = re.sub(r"^([+-]?) ?\\?[$€£] ?|(?: ?\\?[%$€])$", r"\1", text.removesuffix(".").strip())
     text = text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").strip()
-    text = text.removesuffix(".").strip() if not text.endswith("..") else text
     text = _brace_arguments(text)
     for pattern in (_MIXED, _MIXED_LATEX):
         if found := pattern.fullmatch(text):
@@ -232,7 +231,7 @@ def compare(given: str, truth: str) -> bool | None:
     given, truth = strip_wrapping(given), strip_wrapping(truth)
     if not given or not truth or len(given) > MAX_ANSWER or len(truth) > MAX_ANSWER:
         return given == truth and given != ""
-    if same_number(given, truth):
+    if given == truth or same_number(given, truth):
         return True
     (given, given_unit), (truth, truth_unit) = split_unit(given), split_unit(truth)
     if given_unit and truth_unit and given_unit != truth_unit:

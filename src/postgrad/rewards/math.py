@@ -19,14 +19,15 @@ from postgrad.problem import Failure, Problem, Score
 from postgrad.rewards.answers import boxed_answer, final_answer, result, tagged_answers, truth_of, unusable
 from postgrad.rewards.equal import compare, split_unit
 
-MAX_DEPTH = 40  # brackets inside each other; the LaTeX parser's time explodes with them
+MAX_DEPTH = 12  # brackets inside each other: real answers have five at the most, and the LaTeX parser's time doubles with each
 
 # Numbers that no one can write out: a tower of powers, an exponent or a factorial of five digits and more.
 _HUGE = re.compile(r"[0-9)}]\s*\^[\s{(]*[0-9]+\s*[)}]*\s*\^|\^[\s{(]*-?[0-9]{5,}|[0-9]{5,}\s*[)}]*\s*!|!\s*[)}]*\s*!")
+_EQUALS = re.compile(r"(?<![<>!])=")
 _LATEX = [LatexExtractionConfig(boxed_match_priority=0)]
 
 
-def _numeral(text: str, *_: Any, **__: Any) -> sympy.Number:
+def _numeral(text: str, *_: Any, **__: Any) -> Any:
     """What sympy's string parser is replaced with: reads 3, 3/2 and 1.5, refuses everything else."""
     if re.fullmatch(r"\s*[+-]?[0-9]+(?:/[0-9]+)?\s*", text):
         return sympy.Rational(text.strip())
@@ -84,7 +85,15 @@ def equal(given: str, truth: str) -> bool:
     given, truth = split_unit(given)[0], split_unit(truth)[0]
     if any(_HUGE.search(text) or _depth(text) > MAX_DEPTH for text in (given, truth)):
         return False
+    if not _EQUALS.search(truth) and (sign := _EQUALS.search(given)) and not _names_value(given[: sign.start()]):
+        return False
     return bool(verify(_parse(truth), _parse(given), timeout_seconds=None))
+
+
+def _names_value(left: str) -> bool:
+    """Whether `left =` names the right side (x, f(3), \\gcd(4,6), 2+3); a+2b=0 is an equation, and 0 not its answer."""
+    bare = re.sub(r"\\[A-Za-z]+|_\{[^{}]*\}|_.|\([^()]*\)", "", left)
+    return not re.search(r"[A-Za-z]", bare) or not re.search(r"[-+*/^0-9]", bare)
 
 
 @lru_cache(maxsize=256)

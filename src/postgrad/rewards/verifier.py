@@ -124,7 +124,7 @@ def load(path: str) -> Verifier:
     try:
         module = _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except Exception as error:
-        raise ConfigError(f"verifier {path}: {place} cannot be imported ({one_line(error)})") from error
+        raise ConfigError(f"verifier {path} cannot be imported: {one_line(error)}") from error
     function = vars(module).get(name)
     if not callable(function):
         functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]

@@ -1,6 +1,6 @@
 """Checkpoints: written aside, synced, renamed; `latest` moves last. A kill at any moment leaves the one before usable.
 
-    checkpoints/step-N/policy/  optimiser.safetensors  method.bin  state.json
+checkpoints/step-N/policy/  optimiser.safetensors  method.bin  state.json
 """
 
 import json
@@ -46,11 +46,15 @@ def save(folder: Path, policy: Policy, saved: Saved, keep: int) -> Path:
         _sync(root)
     except OSError as error:
         shutil.rmtree(aside, ignore_errors=True)
-        raise RunError(f"checkpoint {final} could not be written: {error.strerror or error}; earlier checkpoints are whole") from error
+        raise RunError(
+            f"checkpoint {final} could not be written: {error.strerror or error}; earlier checkpoints are whole"
+        ) from error
     except Exception as error:  # safetensors raises its own kind for a full disk
         shutil.rmtree(aside, ignore_errors=True)
         if "No space left" in str(error) or "os error 28" in str(error).lower():
-            raise RunError(f"checkpoint {final} could not be written: No space left on device; earlier checkpoints are whole") from error
+            raise RunError(
+                f"checkpoint {final} could not be written: No space left on device; earlier checkpoints are whole"
+            ) from error
         raise
     for old in _ordered(root)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
@@ -64,7 +68,9 @@ def latest(folder: Path) -> Path | None:
         return None
     found = folder / "checkpoints" / pointer.read_text().strip()
     if not (found / "state.json").is_file():
-        raise RunError(f"{pointer} names {found.name}, which is not there; point it at one of the others or remove it to start again")
+        raise RunError(
+            f"{pointer} names {found.name}, which is not there; point it at one of the others or remove it to start again"
+        )
     return found
 
 

@@ -1,6 +1,6 @@
 """The driver: open a run, then step after step let the method's stages pass the work along.
 
-    problems -> compose -> sample -> enrich -> score -> estimate -> update -> publish
+problems -> compose -> sample -> enrich -> score -> estimate -> update -> publish
 """
 
 import signal
@@ -57,7 +57,14 @@ def train(config: Config, reporter: Reporter) -> Result:
 
 
 def _loop(
-    config: Config, method: Method, inputs: prepare.Inputs, cursor: Cursor, guard: Guard, log: RunLog, reporter: Reporter, start: int
+    config: Config,
+    method: Method,
+    inputs: prepare.Inputs,
+    cursor: Cursor,
+    guard: Guard,
+    log: RunLog,
+    reporter: Reporter,
+    start: int,
 ) -> Result:
     training, number = config.training, start
     result = Result(log.folder, start)
@@ -81,7 +88,14 @@ def _loop(
 
 
 def _step(
-    config: Config, method: Method, inputs: prepare.Inputs, cursor: Cursor, guard: Guard, log: RunLog, reporter: Reporter, number: int
+    config: Config,
+    method: Method,
+    inputs: prepare.Inputs,
+    cursor: Cursor,
+    guard: Guard,
+    log: RunLog,
+    reporter: Reporter,
+    number: int,
 ) -> Batch:
     """One step: the stages in order, then what is written of it."""
     began = time.perf_counter()

@@ -54,7 +54,9 @@ class RunLog:
         """All trajectories of a step, those that could not be judged included."""
         path = self.folder / "rollouts" / f"step-{number:06d}.parquet"
         try:
-            pq.write_table(pa.concat_tables([_table(b) for b in batches], promote_options="default"), path.with_name("." + path.name))
+            pq.write_table(
+                pa.concat_tables([_table(b) for b in batches], promote_options="default"), path.with_name("." + path.name)
+            )
             path.with_name("." + path.name).rename(path)
         except OSError as error:
             raise RunError(f"{path} could not be written: {error.strerror or error}") from error

@@ -53,7 +53,9 @@ class Plain(Silent):
     def started(self, folder: Path, config: Config, start: int) -> None:
         self.clock.start(start, config.training.steps)
         verb = f"continuing at step {start}" if start else "starting"
-        self.note(f"{verb}: {folder} ({config.method.name}, {config.model.path}, {config.model.device} {config.model.dtype}, {config.model.threads} threads)")
+        self.note(
+            f"{verb}: {folder} ({config.method.name}, {config.model.path}, {config.model.device} {config.model.dtype}, {config.model.threads} threads)"
+        )
 
     def step(self, metrics: dict[str, float], batch: Batch) -> None:
         self.clock.tick(int(metrics["step"]))
@@ -66,7 +68,10 @@ class Plain(Silent):
         print("  ".join([*parts, f"left {self.clock.left()}"]), flush=True)
 
     def validated(self, number: int, metrics: dict[str, float]) -> None:
-        print(f"step {number} validation  " + "  ".join(f"{k.removeprefix('validation/')} {v:.3f}" for k, v in metrics.items()), flush=True)
+        print(
+            f"step {number} validation  " + "  ".join(f"{k.removeprefix('validation/')} {v:.3f}" for k, v in metrics.items()),
+            flush=True,
+        )
 
     def note(self, text: str) -> None:
         print(text, flush=True)
@@ -182,7 +187,9 @@ class Panel(Silent):
             text.append(f"{reward:+.2f} ", style="green" if reward > 0 else "red")
             text.append(f"{one_line(response, 90)} ({length} tokens)\n", style="dim")
         done = self.clock.number / max(1, self.clock.total)
-        text.append(f"step {self.clock.number}/{self.clock.total} [{'━' * round(30 * done):<30}] left {self.clock.left()}   {self.message}")
+        text.append(
+            f"step {self.clock.number}/{self.clock.total} [{'━' * round(30 * done):<30}] left {self.clock.left()}   {self.message}"
+        )
         self.live.update(Box(text, title=self.title, title_align="left"))
 
 
@@ -192,7 +199,9 @@ def pick_samples(batch: Batch) -> list[tuple[str, float, int]]:
         return []
     first = batch.rows["group"] == batch.rows["group"][0]
     rows = sorted((i for i in range(len(batch)) if first[i]), key=lambda i: -float(batch.rows["reward"][i]))
-    return [(batch.rows["text"][i], float(batch.rows["reward"][i]), int(batch.response.lengths[i])) for i in {rows[0]: 0, rows[-1]: 0}]
+    return [
+        (batch.rows["text"][i], float(batch.rows["reward"][i]), int(batch.response.lengths[i])) for i in {rows[0]: 0, rows[-1]: 0}
+    ]
 
 
 def one_line(text: str, width: int) -> str:

@@ -1,6 +1,6 @@
 """The run folder: opening it, locking it, and deciding whether a command continues it.
 
-    runs/NAME/config.yaml  metrics.jsonl  rollouts/  checkpoints/  eval/
+runs/NAME/config.yaml  metrics.jsonl  rollouts/  checkpoints/  eval/
 """
 
 import dataclasses
@@ -67,7 +67,9 @@ def create(config: Config) -> Path:
         aside.write_text(to_yaml(config))
         aside.rename(folder / "config.yaml")
     except OSError as error:
-        raise ConfigError(f"the run folder {folder} cannot be written: {error.strerror}; choose another with runs=FOLDER") from error
+        raise ConfigError(
+            f"the run folder {folder} cannot be written: {error.strerror}; choose another with runs=FOLDER"
+        ) from error
     return folder
 
 

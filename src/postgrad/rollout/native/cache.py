@@ -27,13 +27,17 @@ class Prefill:
 
 
 class Slots:
-    """The cache of all active rows. Memory is asked for once; the operating system hands it out as rows grow."""
+    """The cache of all active rows. Memory is asked for once; the operating system hands it out as rows grow.
+
+    A layer's keys lie as (slot, position, head, width): writing one token of every row is one copy of whole lines.
+    """
 
     def __init__(self, num_slots: int, max_length: int) -> None:
         self.num_slots, self.max_length = num_slots, max_length
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         self.positions = torch.empty(0, dtype=torch.int64)  # (active,) where this step's token goes
+        self.lines = torch.empty(0, dtype=torch.int64)  # the same, counted over all slots
         self.width = 0  # longest active row, this step's token included
 
     def allocate(self, prefill: Prefill) -> None:
@@ -41,31 +45,32 @@ class Slots:
         for source, target in ((prefill.keys, self.keys), (prefill.values, self.values)):
             for tensor in source:
                 _, heads, _, size = tensor.shape
-                target.append(tensor.new_empty(self.num_slots, heads, self.max_length, size))
+                target.append(tensor.new_empty(self.num_slots, self.max_length, heads, size))
 
-    def admit(self, slot: int, prefill: Prefill, row: int, length: int) -> None:
-        """Copy a prefilled prompt into a slot."""
+    def admit(self, first: int, count: int, prefill: Prefill, row: int, length: int) -> None:
+        """Copy a prefilled prompt into `count` slots."""
         for source, target in ((prefill.keys, self.keys), (prefill.values, self.values)):
             for from_layer, to_layer in zip(source, target, strict=True):
-                to_layer[slot, :, :length] = from_layer[row, :, :length]
+                to_layer[first : first + count, :length] = from_layer[row, :, :length].transpose(0, 1)
 
     def move(self, source: int, target: int, length: int) -> None:
         """Close a gap: the row of one slot goes to another."""
         for layer in (*self.keys, *self.values):
-            layer[target, :, :length] = layer[source, :, :length]
+            layer[target, :length] = layer[source, :length]
 
-    def at(self, positions: Tensor) -> "Slots":
+    def at(self, positions: Tensor) -> None:
         """Set where the next token of each active row goes."""
         self.positions = positions
+        self.lines = torch.arange(len(positions), device=positions.device) * self.max_length + positions
         self.width = int(positions.max()) + 1
-        return self
 
     def update(self, key: Tensor, value: Tensor, layer: int, *_: Any) -> tuple[Tensor, Tensor]:
-        active = len(self.positions)
-        index = torch.arange(active, device=key.device)
-        self.keys[layer][index, :, self.positions] = key[:, :, 0]
-        self.values[layer][index, :, self.positions] = value[:, :, 0]
-        return self.keys[layer][:active, :, : self.width], self.values[layer][:active, :, : self.width]
+        """key and value (active, heads, 1, width) go in; (active, heads, longest, width) of all their rows come back."""
+        return self._put(self.keys[layer], key), self._put(self.values[layer], value)
+
+    def _put(self, layer: Tensor, new: Tensor) -> Tensor:
+        layer.flatten(0, 1).index_copy_(0, self.lines, new[:, :, 0])
+        return layer[: len(self.positions), : self.width].transpose(1, 2)
 
     def get_seq_length(self, *_: Any) -> int:
         return self.width - 1

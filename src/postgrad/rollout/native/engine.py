@@ -159,10 +159,9 @@ class _Run:
             request = self.requests[prompt.request]
             first = len(self.active)
             room = min(self.capacity - first, len(request.seeds) - prompt.next_index)
+            self.slots.admit(first, room, prompt.prefill, prompt.row, len(request.prompt))
+            self.lengths[first : first + room], self.steps[first : first + room] = len(request.prompt), 0
             for index in range(prompt.next_index, prompt.next_index + room):
-                slot = len(self.active)
-                self.slots.admit(slot, prompt.prefill, prompt.row, len(request.prompt))
-                self.lengths[slot], self.steps[slot] = len(request.prompt), 0
                 self.active.append(_Row(prompt.request, index, RowRandom(request.seeds[index])))
             prompt.next_index += room
             if prompt.next_index == len(request.seeds):

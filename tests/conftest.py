@@ -1,0 +1,27 @@
+"""For all tests: one thread, no network, and a tiny model on disk."""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A two-block Qwen3 of width 32 with tied embeddings and grouped heads, made in code."""
+    from postgrad.model.tiny import make_tiny
+
+    return make_tiny(tmp_path_factory.mktemp("models") / "tiny", seed=0, layers=2, width=32)
+
+
+@pytest.fixture(scope="session")
+def tiny_untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three blocks and a head of its own: what is tested of views needs blocks above and below."""
+    from postgrad.model.tiny import make_tiny
+
+    return make_tiny(tmp_path_factory.mktemp("models") / "untied", seed=1, layers=3, width=32, tied=False)

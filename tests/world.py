@@ -1,0 +1,97 @@
+"""Helpers of the tests: configurations over the tiny model, random ragged batches, stock models as the reference."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from postgrad.config.compose import compose
+from postgrad.config.schema import Config
+from postgrad.methods import find_method
+from postgrad.types import Batch, Trajectory
+
+NUM_TOKENS = 18  # of the tiny tokenizer; the last is the end
+END = 17
+
+
+def words_of(model: Path, *words: str) -> list[str]:
+    """key=value words of a small run on one thread of the CPU; later words win."""
+    base = [
+        "model.device=cpu",
+        "model.dtype=float32",
+        "model.threads=1",
+        "data.train=arithmetic:1",
+        "data.template=plain",
+        "name=test",
+    ]
+    return [f"model.path={model}", *base, *words]
+
+
+def config_of(recipe: str, model: Path, *words: str) -> Config:
+    return compose(recipe, words_of(model, *words), lambda name: find_method(name).Settings)
+
+
+def random_batch(seed: int, groups: int = 4, samples: int = 3, longest_prompt: int = 6, longest: int = 7) -> Batch:
+    """Groups of rows with equal prompts; ragged, masks with holes, advantages with zeros, old log-probs near the truth of a new model."""
+    draw = random.Random(seed)
+    rows: list[Trajectory] = []
+    for group in range(groups):
+        prompt = [draw.randrange(NUM_TOKENS) for _ in range(draw.randint(1, longest_prompt))]
+        for index in range(draw.randint(1, samples)):
+            length = draw.randint(1, longest)
+            response = [draw.randrange(NUM_TOKENS) for _ in range(length)]
+            advantage = draw.choice([0.0, draw.uniform(-2, 2), draw.uniform(-2, 2)])
+            columns = {
+                "advantages": [advantage + draw.uniform(-0.1, 0.1) * (advantage != 0) for _ in range(length)],
+                "old_logprobs": [draw.uniform(-3.2, -2.6) for _ in range(length)],
+            }
+            mask = [draw.random() < 0.8 for _ in range(length)]
+            rows.append(Trajectory(f"p{group}", prompt, response, group, index, loss_mask=mask, tokens=columns))
+    return Batch.of(rows)
+
+
+def stock_model(folder: Path, dtype: torch.dtype = torch.float64) -> Any:
+    """The model as anyone would load it, with transformers' own attention."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
+
+
+def stock_row(model: Any, prompt: Sequence[int], response: Sequence[int], temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    """(tokens,) log-probs and entropy of one response by the stock model's own logits, one row at a time: the slow reference."""
+    ids = torch.tensor([[*prompt, *response]])
+    logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1] / temperature
+    distribution = torch.distributions.Categorical(logits=logits)
+    return logits.log_softmax(-1).gather(1, torch.tensor(response)[:, None])[:, 0], distribution.entropy()
+
+
+def rows_of(batch: Batch) -> list[tuple[list[int], list[int]]]:
+    return [(p.tolist(), r.tolist()) for p, r in zip(batch.prompt.split(), batch.response.split(), strict=True)]
+
+
+def stock_outputs(model: Any, batch: Batch, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Flat log-probs and entropy of all rows, row by row."""
+    pairs = [stock_row(model, prompt, response, temperature) for prompt, response in rows_of(batch)]
+    return torch.cat([p[0] for p in pairs]), torch.cat([p[1] for p in pairs])
+
+
+def metrics_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def postgrad(*words: str, cwd: Path | None = None, **options: Any) -> "subprocess.CompletedProcess[str]":
+    """The real command in a process of its own."""
+    command = [sys.executable, "-m", "postgrad.cli.main", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd, env={**os.environ}, **options)
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder with its bytes: to show that nothing was written."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
