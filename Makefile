@@ -5,7 +5,7 @@ PIP_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/postgrad demo
@@ -36,3 +36,9 @@ $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis
+
+# One GRPO step on the CPU beside TRL, which gets an environment of its own.
+bench: $(VENV)/.installed-dev
+	test -x .venv-bench/bin/python || $(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/python -m pip install -q $(PIP_ARGS) 'torch>=2.11,<2.14' 'trl==1.16.0' 'transformers>=5.16,<5.20'
+	$(BIN)/python benchmarks/cpu_step.py --peer-python .venv-bench/bin/python

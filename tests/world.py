@@ -95,3 +95,17 @@ def postgrad(*words: str, cwd: Path | None = None, **options: Any) -> "subproces
 def tree(folder: Path) -> dict[str, bytes]:
     """Every file below a folder with its bytes: to show that nothing was written."""
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def run_words(words: list[str], output: str) -> None:
+    """The command in a forked process: what it prints goes to a file, signals to its group reach only it and its children."""
+    os.setsid()
+    with open(output, "a") as file:  # noqa: PTH123
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    from postgrad.cli.main import main
+
+    code = main(words)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

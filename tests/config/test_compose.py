@@ -64,6 +64,7 @@ def test_two_configurations_do_not_share_their_lists():
         ("trainning.steps=1", ("unknown key trainning.steps", "did you mean training.steps?")),
         ("method.clip_hi=0.3", ("unknown key method.clip_hi", "did you mean method.clip_high?")),
         ("nonsense=1", ("unknown key nonsense",)),
+        ("hydra.run.dir=x", ("unknown key hydra.run.dir",)),
         ("training.steps.extra=3", ("training.steps",)),
         ("training.steps=many", ("training.steps", "many")),
         ("training.steps=1.5", ("training.steps", "1.5")),

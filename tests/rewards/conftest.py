@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from postgrad.problem import Problem
-from postgrad.rewards.score import Judge
+from postgrad.rewards.pool import VerifierPool
 
 HERE = Path(__file__).parent
 
@@ -20,18 +20,21 @@ def problem() -> Callable[..., Problem]:
 
 
 @pytest.fixture(scope="session")
-def grade() -> Iterator[Callable[..., list[float]]]:
-    """Values of (response, truth) pairs by a verifier that runs in the pool; one pool for all tests, so sympy loads once."""
-    judges: dict[str, Judge] = {}
+def math_pool() -> Iterator[VerifierPool]:
+    """One pool for all tests of maths, so that sympy loads once."""
+    with VerifierPool(workers=1, timeout_s=30) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="session")
+def grade(math_pool: VerifierPool) -> Callable[..., list[float]]:
+    """Values of (response, truth) pairs by a verifier that runs in the pool."""
 
     def values(verifier: str, pairs: list[tuple[str, str]]) -> list[float]:
-        judge = judges.setdefault(verifier, Judge(verifier, timeout_s=20, workers=2))
-        results = judge.score([make_problem(truth) for _, truth in pairs], [response for response, _ in pairs])
+        results = math_pool.judge([(response, make_problem(truth)) for response, truth in pairs], [verifier] * len(pairs))
         return [result.value for result in results]  # type: ignore[union-attr]
 
-    yield values
-    for judge in judges.values():
-        judge.close()
+    return values
 
 
 @pytest.fixture

@@ -43,6 +43,14 @@ def by_command(response, problem):
     return 1.0
 
 
+LEAK = []
+
+
+def leaks(response, problem):
+    LEAK.append(bytes(700 << 20))
+    return 1.0
+
+
 def returns(response, problem):
     return {
         "true": True,

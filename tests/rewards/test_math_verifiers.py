@@ -10,6 +10,7 @@ import pytest
 from postgrad.problem import Failure, Problem, Score
 from postgrad.rewards.answers import truth_of
 from postgrad.rewards.score import Judge
+from postgrad.rewards.verifier import choose
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 
@@ -175,9 +176,9 @@ def test_answers_made_to_hurt_are_wrong_at_once(grade, answer):
 
 def test_what_algebra_cannot_finish_fails_alone(problem):
     slow = "\\boxed{(x+y+z+w+1)^{90}}"
-    with Judge("math", timeout_s=1.5, workers=1) as judge:
+    with Judge("math", timeout_s=3, workers=1) as judge:
         results = judge.score([problem("(x+1)^2")] * 4, ["\\boxed{x^2+2x+1}", slow, "\\boxed{(1+x)^2}", "\\boxed{x}"])
-    assert isinstance(results[1], Failure) and results[1].kind == "timeout" and "1.5 s" in results[1].reason
+    assert isinstance(results[1], Failure) and results[1].kind == "timeout" and "3 s" in results[1].reason
     assert [result.value for result in results if isinstance(result, Score)] == [1, 1, 0]
 
 
@@ -197,15 +198,15 @@ def test_no_string_reaches_eval():
 
 
 @pytest.mark.skipif(not (DATA / "bupo").is_dir(), reason="no real data here")
-def test_every_real_truth_is_its_own_right_answer():
+def test_every_real_truth_is_its_own_right_answer(math_pool):
     from pyarrow import parquet
 
     problems = []
     for file in sorted(DATA.glob("*/*.parquet")):
         for row in parquet.read_table(file, columns=["data_source", "reward_model"]).to_pylist():
             problems.append(Problem(file.name, (), str(row["reward_model"]["ground_truth"]), row["data_source"]))
-    with Judge(timeout_s=20) as judge:
-        results = judge.score(problems, [f"so \\boxed{{{truth_of(problem)}}}." for problem in problems])
+    items = [(f"so \\boxed{{{truth_of(problem)}}}.", problem) for problem in problems]
+    results = math_pool.judge(items, [choose(problem) for problem in problems])
     assert [p.ground_truth for p, r in zip(problems, results, strict=True) if not isinstance(r, Score) or r.value != 1] == []
 
 

@@ -84,11 +84,17 @@ def test_hostile_items_fail_alone_and_by_their_kind(problem, hostile, children):
     assert set(children()) == before
 
 
+def test_memory_left_full_by_others_is_not_held_against_a_response(problem, hostile):
+    """Three responses fit into a child's memory; the next one moves to a fresh child instead of failing."""
+    with VerifierPool(workers=1, timeout_s=20) as pool:
+        assert pool.judge([("", problem("5"))] * 8, [hostile("leaks")] * 8) == [Score(1.0)] * 8
+
+
 def test_the_limit_is_each_items_own(problem, hostile):
-    """Thirty items that together take longer than the limit are fine; the clock starts with each item, and imports do not count."""
-    with VerifierPool(workers=1, timeout_s=0.5) as pool:
+    """Twelve items that together take longer than the limit are fine; the clock starts with each item, and imports do not count."""
+    with VerifierPool(workers=1, timeout_s=1) as pool:
         source = Path(hostile("").rpartition(":")[0]).parent / "slow_import_verifier.py"
-        assert pool.judge([("", problem("5"))] * 30, [f"{source}:short_nap"] * 30) == [Score(1.0)] * 30
+        assert pool.judge([("", problem("5"))] * 12, [f"{source}:short_nap"] * 12) == [Score(1.0)] * 12
 
 
 def test_results_of_users_functions(problem, hostile):

@@ -44,20 +44,21 @@ class Child:
             self.config_file.unlink(missing_ok=True)
 
     def call(self, port: str, method: str, *arguments: Any) -> Any:
+        what = f"{port}.{method}"
         try:
+            self.socket.settimeout(self.wait_s)
             send(self.socket, encode([port, method, list(arguments)]))
+        except TimeoutError as error:  # a child that hangs does not even read
+            raise self._silence(what, self.wait_s) from error
         except OSError as error:
-            raise self._death(f"{port}.{method}") from error
-        return self._receive(f"{port}.{method}", self.wait_s)
+            raise self._death(what) from error
+        return self._receive(what, self.wait_s)
 
     def _receive(self, what: str, limit_s: float) -> Any:
         data = receive(self.socket, limit_s)
         if data is None:
             if self.process.poll() is None and not _readable(self.socket):
-                self.close()
-                raise RunError(
-                    f"the {self.label} process did not answer {what} within {limit_s:g} s (cluster.wait_s); it was stopped"
-                )
+                raise self._silence(what, limit_s)
             raise self._death(what)
         kind, value = decode(data)
         if kind == "config":
@@ -65,6 +66,10 @@ class Child:
         if kind == "error":
             raise RunError(value)
         return value
+
+    def _silence(self, what: str, limit_s: float) -> RunError:
+        self.close()
+        return RunError(f"the {self.label} process did not answer {what} within {limit_s:g} s (cluster.wait_s); it was stopped")
 
     def _death(self, what: str) -> RunError:
         self.close()

@@ -44,10 +44,13 @@ def _flatten(value: Any, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Batch):
         parts = [value.prompt, value.response, dict(value.tokens), dict(value.rows)]
         return {"batch": [_flatten(part, tensors) for part in parts]}
-    if dataclasses.is_dataclass(value) and type(value).__name__ in DATACLASSES:
+    if dataclasses.is_dataclass(value) and DATACLASSES.get(type(value).__name__) is type(value):
         fields = {f.name: _flatten(vars(value)[f.name], tensors) for f in dataclasses.fields(value)}
         return {"object": type(value).__name__, "fields": fields}
     if isinstance(value, dict):
+        for key in value:
+            if not isinstance(key, str):  # JSON would make text of it, and the receiver would not find it again
+                raise TypeError(f"a dict with the key {key!r} cannot cross a process boundary; keys must be text")
         return {"dict": {key: _flatten(item, tensors) for key, item in value.items()}}
     if isinstance(value, list | tuple):
         return [_flatten(item, tensors) for item in value]

@@ -111,6 +111,8 @@ def _override(word: str) -> str:
     key, equals, value = word.lstrip("+").partition("=")
     if not equals or not key or word.startswith("~"):
         raise ConfigError(f"expected key=value, got {word!r}; to unset a key write key=null")
+    if key.split(".")[0] == "hydra":  # Hydra would take it silently
+        raise ConfigError(f"unknown key {key}; Hydra's own settings have no effect here")
     if key == "method":
         key, value = "method.name", f"'{value}'"
     try:

@@ -74,6 +74,11 @@ class RewardConfig:
 
 @dataclass
 class OptimiserConfig:
+    kind: str = setting(
+        "adamw",
+        "adamw; its state in host memory (slower steps, 12 bytes a weight less on the device); 8-bit state; one fused kernel",
+        choices=("adamw", "adamw_offloaded", "adamw_8bit", "adamw_fused"),
+    )
     lr: float = setting(1e-6, "peak learning rate", above=0.0)
     betas: list[float] = setting([0.9, 0.999], "AdamW's two decay rates")
     eps: float = setting(1e-8, "AdamW's epsilon", above=0.0)

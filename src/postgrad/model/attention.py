@@ -10,6 +10,8 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from postgrad.errors import ConfigError, RunError
+
 NAME = "postgrad"
 
 
@@ -20,9 +22,22 @@ def attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    sliding_window: int | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """query (batch, heads, length, width), key and value (batch, key_heads, keys, width); returns (batch, length, heads, width)."""
+    """query (batch, heads, length, width), key and value (batch, key_heads, keys, width); returns (batch, length, heads, width).
+
+    Refuses what it would otherwise leave out in silence: capped scores, sinks, and rows longer than a sliding window.
+    """
+    if softcap is not None or s_aux is not None:
+        raise ConfigError(f"{type(module).__name__} caps its attention scores or has sinks; such models are not supported yet")
+    if sliding_window is not None and key.shape[2] > sliding_window:
+        raise RunError(
+            f"a row of {key.shape[2]} tokens exceeds the model's sliding window of {sliding_window}, which is not supported yet; "
+            "lower data.max_prompt_tokens and rollout.max_response_tokens"
+        )
     batch, heads, length, width = query.shape
     key_heads = key.shape[1]
     if length == 1 and heads > key_heads:

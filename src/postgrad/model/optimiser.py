@@ -1,24 +1,26 @@
 """AdamW with float32 masters, gradient accumulation in float32, clipping and the learning-rate schedule.
 
 When the model computes in bfloat16 the optimiser holds float32 copies of the weights and writes the rounded ones back after each
-step. Parameters that got no gradient (frozen ones) are left alone: no decay, no state.
+step. Parameters that got no gradient (frozen ones) are left alone: no decay, no state. `optimiser.kind` says where and how the
+state is kept; what is accumulated, clipped, scheduled and saved is the same for all kinds.
 """
 
 import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from postgrad.config.schema import OptimiserConfig
-from postgrad.errors import RunError
-
-STATE = ("exp_avg", "exp_avg_sq", "step")
+from postgrad.errors import ConfigError, RunError
+from postgrad.model.offload import OffloadedAdamW
 
 
 def learning_rate(config: OptimiserConfig, step: int, total_steps: int) -> float:
-    """The rate at a step counted from 1: linear warm-up over `warmup_steps`, then constant, linear or cosine down to the final ratio."""
+    """The rate at a step counted from 1: linear warm-up over `warmup_steps`, then constant, linear or cosine to the final ratio."""
     if step <= config.warmup_steps:
         return config.lr * step / (config.warmup_steps + 1)
     if config.schedule == "constant":
@@ -28,30 +30,63 @@ def learning_rate(config: OptimiserConfig, step: int, total_steps: int) -> float
     return config.lr * (config.final_lr_ratio + (1 - config.final_lr_ratio) * falling)
 
 
+def make_adamw(groups: list[dict[str, Any]], config: OptimiserConfig) -> torch.optim.Optimizer:
+    """The AdamW that `optimiser.kind` names. Raises ConfigError when this machine cannot run it."""
+    beta1, beta2 = config.betas
+    numbers: dict[str, Any] = {"lr": config.lr, "betas": (beta1, beta2), "eps": config.eps, "weight_decay": config.weight_decay}
+    if config.kind == "adamw_offloaded":
+        return OffloadedAdamW(groups, **numbers)
+    if config.kind == "adamw_8bit":
+        try:
+            from bitsandbytes.optim import AdamW8bit  # type: ignore[import-not-found]
+        except ImportError as error:
+            raise ConfigError(
+                "optimiser.kind=adamw_8bit needs one more package: pip install bitsandbytes; without it adamw_offloaded saves more"
+            ) from error
+        return AdamW8bit(groups, **numbers)
+    try:
+        return torch.optim.AdamW(groups, **numbers, fused=True if config.kind == "adamw_fused" else None)
+    except RuntimeError as error:
+        raise ConfigError(f"optimiser.kind={config.kind} does not run here ({error}); use optimiser.kind=adamw") from error
+
+
 class Optimiser:
-    """One AdamW over the model's trainable parameters, in groups that may have their own share of the learning rate."""
+    """One AdamW over the model's trainable parameters, in groups that may have their own share of the learning rate.
+
+    `masters` are the tensors in whose `.grad` the gradients add up, float32 and on the model's device: the parameter itself where
+    it is float32 or its master lives in host memory, else the float32 copy.
+    """
 
     def __init__(self, model: nn.Module, config: OptimiserConfig, lr_scale: dict[str, float] | None = None) -> None:
         self.config = config
         self.params = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self.masters = {name: p if p.dtype == torch.float32 else p.detach().float().clone() for name, p in self.params.items()}
+        offloaded = config.kind == "adamw_offloaded"
+        self.masters = {
+            name: p if offloaded or p.dtype == torch.float32 else p.detach().float().clone() for name, p in self.params.items()
+        }
         scales = {name: (lr_scale or {}).get(name, 1.0) for name in self.params}
         groups = [{"params": [self.masters[n] for n in scales if scales[n] == s], "scale": s} for s in sorted(set(scales.values()))]
-        beta1, beta2 = config.betas
-        self.adam = torch.optim.AdamW(groups, lr=config.lr, betas=(beta1, beta2), eps=config.eps, weight_decay=config.weight_decay)
+        self.adam = make_adamw(groups, config)
         for name, p in self.params.items():
-            if p is not self.masters[name]:
-                p.register_post_accumulate_grad_hook(self._accumulate_wide(self.masters[name]))
+            if p.dtype != torch.float32:
+                p.register_post_accumulate_grad_hook(self._accumulate_wide(p, self.masters[name]))
 
     @staticmethod
-    def _accumulate_wide(master: Tensor):
-        def hook(p: Tensor) -> None:
+    def _accumulate_wide(p: Tensor, master: Tensor) -> Callable[[Tensor], None]:
+        def onto_itself(p: Tensor) -> None:
+            if p.grad is not None and p.grad.dtype != torch.float32:
+                p.grad = p.grad.float()  # later gradients are added to it in place
+
+        def onto_master(p: Tensor) -> None:
             if p.grad is None:
                 return
             master.grad = p.grad.float() if master.grad is None else master.grad.add_(p.grad)
             p.grad = None
 
-        return hook
+        if p is master:
+            p.grad_dtype = None  # its gradient may have another type than the parameter
+            return onto_itself
+        return onto_master
 
     def step(self, lr: float) -> float:
         """Clip, step, clear. Returns the gradient's norm before clipping; a norm that is not finite stops the run."""
@@ -81,21 +116,40 @@ class Optimiser:
                 p.copy_(self.masters[name])
 
     def save(self, file: Path) -> None:
-        tensors = {f"master/{n}": m for n, m in self.masters.items() if m is not self.params[n]}
+        """Masters and state as `key/parameter`: the same names for all kinds but the 8-bit one, whose state is its own."""
+        tensors = {f"master/{n}": m.detach() for n, m in self.masters.items() if m is not self.params[n]}
         for name, master in self.masters.items():
-            for key in STATE if master in self.adam.state else ():
-                tensors[f"{key}/{name}"] = self.adam.state[master][key]
-        save_file({name: t.detach().contiguous() for name, t in tensors.items()}, file)
+            for key, value in self.adam.state.get(master, {}).items():
+                # bitsandbytes gives all parameters one code table, and safetensors wants each memory once.
+                tensors[f"{key}/{name}"] = value.clone() if key.startswith("qmap") else torch.as_tensor(value)
+        save_file({name: t.contiguous() for name, t in tensors.items()}, file)
 
     @torch.no_grad()
     def load(self, file: Path) -> None:
-        tensors = load_file(file)
+        """Continue from save(). Parameters without saved state start afresh from their present value."""
+        states: dict[str, dict[str, Tensor]] = {}
+        for place, tensor in load_file(file).items():
+            key, _, name = place.partition("/")
+            states.setdefault(name, {})[key] = tensor
         self.adam.state.clear()
         for name, master in self.masters.items():
-            if f"master/{name}" in tensors:
-                master.copy_(tensors[f"master/{name}"])
-            if f"step/{name}" in tensors:
-                self.adam.state[master] = {
-                    key: tensors[f"{key}/{name}"].to("cpu" if key == "step" else master.device) for key in STATE
-                }
+            self._restore(name, master, states.get(name, {}))
         self.write_back()
+
+    def _restore(self, name: str, master: Tensor, saved: dict[str, Tensor]) -> None:
+        if master is not self.params[name]:
+            master.copy_(saved.get("master", self.params[name]))
+        if "step" not in saved:
+            return
+        if ("state1" in saved) != (self.config.kind == "adamw_8bit"):
+            raise RunError(f"the saved optimiser is not of optimiser.kind={self.config.kind}; continue with the kind that saved it")
+        if isinstance(self.adam, OffloadedAdamW):
+            self.adam.restore(master, saved)
+            self.params[name].copy_(self.adam.state[master].get("master", master))
+            return
+        state: dict[str, Any] = {key: t.to(master.device) for key, t in saved.items() if key not in ("master", "step")}
+        if self.config.kind == "adamw_8bit":
+            step: Any = int(saved["step"])
+        else:  # the fused kernel reads the step on the device
+            step = saved["step"].to(master.device if self.config.kind == "adamw_fused" else "cpu")
+        self.adam.state[master] = {"step": step, **state}

@@ -165,8 +165,8 @@ class LocalPolicy:
 
 def split_updates(batch: Batch, parts: int) -> list[Batch]:
     """The batch cut into optimiser steps by group, in order; a group is never cut."""
-    if parts == 1:
-        return [batch]
+    if parts == 1:  # a table of its own, so that columns set beside the model do not show on the driver, wherever the model lives
+        return [Batch(batch.prompt, batch.response, dict(batch.tokens), dict(batch.rows))]
     groups = batch.rows["group"]
     order = {group: i for i, group in enumerate(dict.fromkeys(groups.tolist()))}
     share = [i * parts // len(order) for i in range(len(order))]

@@ -32,6 +32,8 @@ def main() -> None:
     def send(*message: Any) -> None:
         channel.sendall(encode(message))
 
+    known: set[str] = set()
+    num_judged = 0
     send("ready")
     for line in channel.makefile("rb"):
         chunk = json.loads(line)
@@ -39,20 +41,24 @@ def main() -> None:
         for item, path, index, response in chunk["items"]:
             try:
                 function = load(path)
-                _limit_memory(memory_bytes)
+                if path not in known:  # what its imports took does not count
+                    known.add(path)
+                    _limit_memory(memory_bytes)
                 send("start", item)
-                signal.setitimer(
-                    signal.ITIMER_REAL, timeout_s + GRACE_S
-                )  # its default action ends the process, whatever Python does
+                # The alarm's default action ends the process, whatever Python is busy with.
+                signal.setitimer(signal.ITIMER_REAL, timeout_s + GRACE_S)
                 outcome = run_verifier(function, response, problems[index])
                 signal.setitimer(signal.ITIMER_REAL, 0)
             except MemoryError:
                 _limit_memory(None)
-                send("failed", item, "crash", f"the verifier needed more than {memory_bytes >> 20} MiB of memory")
-                send("bye")  # what is left of the memory is in an unknown state
+                # Others may have left the memory full: only the first response of a process is to blame, a later one starts afresh.
+                if num_judged == 0:
+                    send("failed", item, "crash", f"the verifier needed more than {memory_bytes >> 20} MiB of memory")
+                send("bye")
                 os._exit(0)
             except ConfigError as error:
                 outcome = Failure("error", one_line(error))
+            num_judged += 1
             if isinstance(outcome, Score):
                 send("done", item, outcome.value, outcome.parts)
             else:

@@ -50,11 +50,15 @@ class _Child:
         self.outbox, self.inbox = bytearray(), b""
         self.items: deque[int] = deque()
         self.ready = self.leaving = self.closed = False
-        self.deadline = time.monotonic() + START_LIMIT_S
+        self.expect(START_LIMIT_S)
+
+    def expect(self, limit_s: float) -> None:
+        """It must send its next message within so many seconds from now."""
+        self.limit_s, self.deadline = limit_s, time.monotonic() + limit_s
 
     def send(self, chunk: dict[str, Any], items: Sequence[int]) -> None:
         self.items.extend(items)
-        self.deadline = time.monotonic() + START_LIMIT_S
+        self.expect(START_LIMIT_S)
         self.outbox += encode(chunk)
         self.flush()
 
@@ -82,6 +86,8 @@ class _Child:
 
     def kill(self) -> None:
         """End the process and whatever it started. Its own exit code stays if it was dead already."""
+        if self.process.returncode is not None:  # collected: its number may be another's by now
+            return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
@@ -182,7 +188,7 @@ class VerifierPool:
             case ["ready"]:
                 child.ready, self._failed_starts = True, 0
             case ["start", _]:
-                child.deadline = time.monotonic() + self.timeout_s
+                child.expect(self.timeout_s)
             case ["done", position, value, parts]:
                 work.results[position] = Score(value, parts)
             case ["failed", position, kind, reason]:
@@ -191,7 +197,7 @@ class VerifierPool:
                 child.leaving = True
         if message[0] in ("done", "failed"):
             child.items.popleft()
-            child.deadline = time.monotonic() + START_LIMIT_S
+            child.expect(START_LIMIT_S)  # the next verifier may have to be imported
 
     def _replace(self, child: _Child, work: "_Work") -> None:
         """Take a dead or stuck child out. The item it was at fails, unless it left on purpose; the others wait again."""
@@ -203,7 +209,7 @@ class VerifierPool:
                 raise RunError(f"verifier processes do not start ({_ended(code)}); what they printed is above")
         elif child.items and not child.leaving:
             late = overran or code == -signal.SIGALRM
-            reason = f"no verdict within {self.timeout_s:g} s" if late else f"the verifier's process ended: {_ended(code)}"
+            reason = f"no verdict within {child.limit_s:g} s" if late else f"the verifier's process ended: {_ended(code)}"
             work.results[child.items.popleft()] = Failure("timeout" if late else "crash", reason)
         work.waiting.extendleft(reversed(child.items))
 

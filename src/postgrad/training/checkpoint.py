@@ -56,8 +56,10 @@ def save(folder: Path, policy: Policy, saved: Saved, keep: int) -> Path:
                 f"checkpoint {final} could not be written: No space left on device; earlier checkpoints are whole"
             ) from error
         raise
-    for old in _ordered(root)[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
+    # A newer one was left by a run that was killed before `latest` moved; it goes too, or it would push out the one just saved.
+    kept = [path for path in _ordered(root) if _number(path) <= saved.step][-keep:]
+    for other in set(_ordered(root)) - set(kept):
+        shutil.rmtree(other, ignore_errors=True)
     return final
 
 
@@ -82,7 +84,11 @@ def load(checkpoint: Path, policy: Policy) -> Saved:
 
 
 def _ordered(root: Path) -> list[Path]:
-    return sorted(root.glob("step-*"), key=lambda path: int(path.name.removeprefix("step-")))
+    return sorted(root.glob("step-*"), key=_number)
+
+
+def _number(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
 
 
 def _sync_tree(folder: Path) -> None:

@@ -17,7 +17,7 @@ from postgrad.methods import find_method
 from postgrad.methods.base import Method, Ports, Step
 from postgrad.training import checkpoint, prepare, run
 from postgrad.training.guard import Guard
-from postgrad.training.log import RunLog, describe, timed
+from postgrad.training.log import RunLog, describe, read_metrics, timed
 from postgrad.training.report import Reporter
 from postgrad.types import Batch
 
@@ -71,13 +71,16 @@ def _loop(
     with _interruptible(result, reporter):
         if start == 0:
             result.reached = _validate(method, inputs, log, reporter, 0, training.stop_at)
+        elif training.stop_at is not None:  # a run that had reached its goal stays finished
+            done = [line.get("validation/accuracy", 0.0) for line in read_metrics(log.folder) if line["step"] == start]
+            result.reached = max(done, default=0.0) >= training.stop_at
         while number < training.steps and not (result.interrupted or result.reached):
             number += 1
             batch = _step(config, method, inputs, cursor, guard, log, reporter, number)
             if training.validate_every and number % training.validate_every == 0 and number < training.steps:
                 result.reached = _validate(method, inputs, log, reporter, number, training.stop_at)
             last = number == training.steps or result.interrupted or result.reached
-            if last and not result.interrupted and not result.reached:
+            if number == training.steps and not result.reached:
                 _validate(method, inputs, log, reporter, number, training.stop_at)
             if last or number % training.checkpoint_every == 0:
                 saved = checkpoint.Saved(number, cursor.state(), guard.flat_steps, method.state())

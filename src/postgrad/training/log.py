@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,9 @@ class RunLog:
         self.file = (folder / "metrics.jsonl").open("a")
 
     def _forget_after(self, step: int) -> None:
-        """Drop what a killed run wrote after the checkpoint it goes on from."""
-        lines = [line for line in read_metrics(self.folder) if line["step"] <= step]
-        if step > 0 or lines:
+        """Drop what a killed run wrote after the checkpoint it goes on from; without one (step 0) all of it."""
+        lines = [line for line in read_metrics(self.folder) if 0 < step >= line["step"]]
+        if (self.folder / "metrics.jsonl").is_file():
             _replace(self.folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines).encode())
         for path in (self.folder / "rollouts").glob("step-*.parquet"):
             if int(path.stem.removeprefix("step-")) > step:
@@ -62,7 +62,8 @@ class RunLog:
             raise RunError(f"{path} could not be written: {error.strerror or error}") from error
 
     def close(self) -> None:
-        self.file.close()
+        with suppress(OSError):  # a line that a full disk refused is still in the buffer; the error was raised when it was written
+            self.file.close()
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from postgrad.config.schema import Config
+from postgrad.data.cursor import Cursor
 from postgrad.data.problems import load_problems
 from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError
@@ -43,6 +44,7 @@ def load_inputs(config: Config, method: Method) -> Inputs:
     tokenizer = load_tokenizer(config.model, config.seed)
     prompts = Prompts(tokenizer, config.data.template, config.data.max_prompt_tokens, config.data.overlong)
     train, dropped = prompts.check(train)
+    Cursor(len(train)).take(config.training.problems_per_step)  # refuses data that are too small
     if validation:
         validation, _ = prompts.check(validation)
     judge = Judge(config.reward.verifier, config.reward.timeout_s, config.reward.workers)

@@ -76,8 +76,14 @@ def create(config: Config) -> Path:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold the folder; the lock goes with the process, however it ends."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as file:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("w")
+    except OSError as error:
+        raise ConfigError(
+            f"the run folder {folder} cannot be written: {error.strerror}; choose another with runs=FOLDER"
+        ) from error
+    with lock as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -4,10 +4,23 @@ The objects here are handed to stock transformers blocks as their cache: a block
 it gets back.
 """
 
+import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+
+
+def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Zeros that cost no memory until they are written: on the CPU, pages that the operating system clears when first touched.
+
+    Zeros, not garbage: a masked position has weight 0, and 0 times a NaN that some earlier tensor left there is NaN.
+    """
+    if like.device.type != "cpu":
+        return like.new_zeros(shape)
+    raw = np.zeros(math.prod(shape) * like.element_size(), dtype=np.uint8)
+    return torch.from_numpy(raw).view(like.dtype).view(shape)
 
 
 class Prefill:
@@ -45,7 +58,7 @@ class Slots:
         for source, target in ((prefill.keys, self.keys), (prefill.values, self.values)):
             for tensor in source:
                 _, heads, _, size = tensor.shape
-                target.append(tensor.new_empty(self.num_slots, self.max_length, heads, size))
+                target.append(_zeros((self.num_slots, self.max_length, heads, size), tensor))
 
     def admit(self, first: int, count: int, prefill: Prefill, row: int, length: int) -> None:
         """Copy a prefilled prompt into `count` slots."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from postgrad.errors import RunError
 from postgrad.model.attention import prompt_mask
+from postgrad.model.head import wide_logits, widen
 from postgrad.model.load import Loaded, stop_ids
 from postgrad.rollout.engine import Completion, Request, Sampling
 from postgrad.rollout.native.cache import Prefill, Slots
@@ -67,8 +68,12 @@ class NativeEngine:
                 f"a prompt of {longest} tokens and {sampling.max_new_tokens} new ones exceed the model's context of {self.max_context}; "
                 "lower rollout.max_response_tokens or data.max_prompt_tokens"
             )
-        if requests:
-            _Run(self, requests, sampling, out, longest).finish()
+        self.model.eval()  # a model in training mode with activation checkpointing would not take our cache
+        try:
+            if requests:
+                _Run(self, requests, sampling, out, longest).finish()
+        finally:
+            self.model.train()
         return out
 
 
@@ -79,6 +84,7 @@ class _Run:
         self, engine: NativeEngine, requests: Sequence[Request], sampling: Sampling, out: list[list[Completion]], longest: int
     ) -> None:
         self.engine, self.requests, self.sampling, self.out = engine, requests, sampling, out
+        self.head_weight = widen(engine.model.get_output_embeddings().weight)
         total = sum(len(r.seeds) for r in requests)
         self.capacity = min(engine.max_rows, total)
         self.slots = Slots(self.capacity, longest + sampling.max_new_tokens)
@@ -113,7 +119,7 @@ class _Run:
         return self.head(hidden)
 
     def head(self, hidden: Tensor) -> Tensor:
-        return (hidden @ self.engine.model.get_output_embeddings().weight.T).float()
+        return wide_logits(hidden, self.head_weight).float()
 
     def sample(self, logits: Tensor, first: int = 0) -> tuple[list[int], list[float], list[bool], int]:
         """Next token of the active rows from `first` on."""

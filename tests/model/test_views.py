@@ -1,0 +1,111 @@
+"""The policy after some of the model's blocks: equal to the stock model's hidden states through the head."""
+
+import pytest
+import torch
+from world import config_of, random_batch, rows_of, stock_model
+
+from postgrad.cluster.host import build_host
+from postgrad.errors import ConfigError
+from postgrad.methods.grpo import Grpo
+from postgrad.model.load import load
+from postgrad.model.policy import LocalPolicy
+from postgrad.model.views import FULL, View, after, check_view, upper_parameters
+
+LAYERS = 3
+
+
+@pytest.fixture(scope="module")
+def policy(tiny_untied) -> LocalPolicy:
+    return build_host(config_of("grpo", tiny_untied, "rollout.temperature=0.7")).policy
+
+
+def inside(model, batch, num_blocks: int, norm: str = "none") -> torch.Tensor:
+    """Log-probs from the stock model's own hidden_states[num_blocks], row by row."""
+    out = []
+    for prompt, response in rows_of(batch):
+        states = model(input_ids=torch.tensor([[*prompt, *response]]), output_hidden_states=True, use_cache=False).hidden_states
+        hidden = states[num_blocks][0, len(prompt) - 1 : -1]
+        hidden = model.base_model.norm(hidden) if norm == "final" else hidden
+        logits = hidden @ model.get_output_embeddings().weight.T / 0.7
+        out.append(logits.log_softmax(-1).gather(1, torch.tensor(response)[:, None])[:, 0])
+    return torch.cat(out)
+
+
+@pytest.mark.parametrize("norm", ["none", "final"])
+@pytest.mark.parametrize("num_blocks", range(1, LAYERS))
+def test_a_view_is_the_hidden_state_through_the_head(policy, tiny_untied, num_blocks, norm):
+    batch = random_batch(21, groups=4, samples=3)
+    ours = policy.logprobs(batch, after(num_blocks, norm))["logprobs"]
+    torch.testing.assert_close(ours.double(), inside(stock_model(tiny_untied), batch, num_blocks, norm), rtol=1e-4, atol=1e-4)
+
+
+def test_after_all_blocks_is_the_full_policy(policy):
+    batch = random_batch(22)
+    full, last = policy.logprobs(batch, FULL), policy.logprobs(batch, after(LAYERS))
+    torch.testing.assert_close(full["logprobs"], last["logprobs"], rtol=0, atol=1e-6)
+    assert not torch.allclose(full["logprobs"], policy.logprobs(batch, after(LAYERS - 1))["logprobs"], atol=1e-2)
+
+
+@pytest.mark.parametrize("num_blocks", [0, -1, LAYERS + 1])
+def test_a_depth_out_of_range_is_refused_with_the_range(policy, num_blocks):
+    with pytest.raises(ConfigError, match=rf"num_blocks={num_blocks}.*1\.\.{LAYERS}"):
+        policy.logprobs(random_batch(1), View(num_blocks))
+
+
+def test_a_model_of_another_layout_is_refused():
+    import transformers
+
+    config = transformers.GPT2Config(vocab_size=18, n_embd=8, n_layer=1, n_head=2)
+    with pytest.raises(ConfigError, match="GPT2LMHeadModel has no embed_tokens"):
+        check_view(transformers.GPT2LMHeadModel(config), after(1))
+
+
+@pytest.mark.parametrize("num_blocks", [1, 2, 3, None])
+def test_blocks_above_the_view_do_not_run(policy, num_blocks):
+    calls = [0] * LAYERS
+    hooks = [
+        block.register_forward_hook(lambda *_, i=i: calls.__setitem__(i, calls[i] + 1))
+        for i, block in enumerate(policy.model.base_model.layers)
+    ]
+    try:
+        policy.logprobs(random_batch(3, groups=1, samples=1), View(num_blocks))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    below = LAYERS if num_blocks is None else num_blocks
+    assert calls == [1] * below + [0] * (LAYERS - below)
+
+
+@pytest.mark.parametrize("num_blocks", [1, 2, 3, None])
+@pytest.mark.parametrize("norm", ["none", "final"])
+def test_upper_parameters_are_those_the_view_does_not_use(policy, num_blocks, norm):
+    upper = {id(p) for p in upper_parameters(policy.model, View(num_blocks, norm))}
+    names = {name for name, p in policy.model.named_parameters() if id(p) in upper}
+    last = num_blocks in (None, LAYERS)
+    expected = {
+        name
+        for name, _ in policy.model.named_parameters()
+        if any(name.startswith(f"model.layers.{i}.") for i in range(num_blocks or LAYERS, LAYERS))
+        or (name == "model.norm.weight" and not last and norm == "none")
+    }
+    assert names == expected
+
+
+class TwoPhases(Grpo):
+    def view(self, step: int) -> View:
+        return after(1) if step == 1 else FULL
+
+
+def test_an_update_of_a_view_leaves_what_is_above_bit_for_bit_alone(tiny_untied):
+    config = config_of("grpo", tiny_untied, "optimiser.lr=1e-2", "optimiser.weight_decay=0.5")
+    policy = LocalPolicy(config, load(config.model, torch.device("cpu")), TwoPhases(config))
+    batch = random_batch(4)
+    start = {name: w.clone() for name, w in policy.weights().items()}
+    policy.update(batch.select(range(len(batch))), 1)
+    first = {name: w.clone() for name, w in policy.weights().items()}
+    moved = {name for name in start if not torch.equal(start[name], first[name])}
+    assert "model.layers.0.mlp.up_proj.weight" in moved and "lm_head.weight" in moved and "model.embed_tokens.weight" in moved
+    assert not any(name.startswith(("model.layers.1.", "model.layers.2.", "model.norm")) for name in moved)
+    policy.update(batch.select(range(len(batch))), 2)
+    second = policy.weights()
+    assert all(not torch.equal(first[name], second[name]) for name in first), "the full policy trains everything again"

@@ -1,0 +1,251 @@
+"""Bad inputs: one clear line, the right exit code, and nothing written or lost."""
+
+import fcntl
+import json
+import os
+import subprocess
+
+import pytest
+from world import config_of, metrics_of, tree, words_of
+
+from postgrad.cli.main import main
+from postgrad.errors import RunError
+from postgrad.training import checkpoint
+from postgrad.training.driver import train
+from postgrad.training.log import RunLog, is_clock
+from postgrad.training.report import Silent
+
+SMALL = (
+    "rollout.samples=4",
+    "rollout.max_response_tokens=3",
+    "training.problems_per_step=4",
+    "optimiser.lr=1e-2",
+    "training.steps=4",
+)
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A folder with data files, good and bad; the run folders would come below it."""
+    (tmp_path / "empty.jsonl").write_text("")
+    (tmp_path / "wrong.jsonl").write_text('{"colour": "blue", "size": 3}\n')
+    (tmp_path / "cut.jsonl").write_text('{"prompt": "1+1="\n')
+    (tmp_path / "cut.parquet").write_bytes(b"PAR1 nothing")
+    (tmp_path / "few.jsonl").write_text(
+        "".join(json.dumps({"question": f"{i}+1=", "answer": f"#### {i + 1}"}) + "\n" for i in range(3))
+    )
+    (tmp_path / "strange.jsonl").write_text(
+        "".join(
+            json.dumps(
+                {"data_source": "no/such", "prompt": [{"role": "user", "content": f"{i}="}], "reward_model": {"ground_truth": "1"}}
+            )
+            + "\n"
+            for i in range(9)
+        )
+    )
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def failing(home, capsys, model, *words, recipe="grpo") -> tuple[int, str]:
+    before = tree(home)
+    code = main(["train", recipe, *words_of(model, *SMALL, "runs=runs", *words)])
+    err = capsys.readouterr().err
+    assert err.startswith("postgrad: ") and err.count("\n") == 1, err
+    if code == 2:
+        assert tree(home) == before and not (home / "runs").exists(), "exit code 2 means that nothing was written"
+    return code, err
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["data.train=empt.jsonl"], ["empt.jsonl: no such file", "did you mean empty.jsonl?"]),
+        (["data.train=/no/folder/x.parquet"], ["/no/folder/x.parquet", "no such file"]),
+        (["data.train=wrong.jsonl"], ["wrong.jsonl: line 1", "colour, size"]),
+        (["data.train=cut.jsonl"], ["cut.jsonl: line 1", "not JSON"]),
+        (["data.train=cut.parquet"], ["cut.parquet", "parquet"]),
+        (["data.train=empty.jsonl"], ["empty.jsonl", "no rows"]),
+        (["data.train=arithmetic:99"], ["level 99"]),
+        (["data.validation=missing.jsonl"], ["missing.jsonl"]),
+        (["data.max_prompt_tokens=3"], ["longer than data.max_prompt_tokens=3", "data.overlong=drop"]),
+        (["data.max_prompt_tokens=3", "data.overlong=drop"], ["longer than data.max_prompt_tokens=3"]),
+        (["data.train=strange.jsonl"], ["no/such", "reward.verifier="]),
+        (["reward.verifier=exakt"], ["exakt", "did you mean exact?"]),
+        (["reward.verifier=nothing.py:f"], ["nothing.py"]),
+        (["model.path=/no/such/model"], ["model.path=/no/such/model"]),
+        (["model.path=no-such-org/no-such-model"], ["model.path=no-such-org/no-such-model"]),
+        (["model.device=cuda"], ["model.device=cuda"]),
+        (["data.template=chat"], ["chat template"]),
+        (["cluster.engine_apart=true"], ["cluster.place=process"]),
+        (["data.train=few.jsonl", "training.problems_per_step=4"], ["4 problems a step", "3", "training.problems_per_step=3"]),
+        (["training.problems_per_step=1000"], ["1000", "training.problems_per_step"]),
+    ],
+    ids=lambda value: " ".join(value)[:50] if isinstance(value, list) else None,
+)
+def test_wrong_input_exits_with_2_and_leaves_the_folder_as_it_was(home, capsys, tiny, words, parts):
+    if "model.device=cuda" in words and __import__("torch").cuda.is_available():
+        pytest.skip("there is a GPU here")
+    code, line = failing(home, capsys, tiny, *words)
+    assert code == 2, line
+    for part in parts:
+        assert part in line, line
+
+
+def test_a_problem_without_a_demonstration_is_named_by_sft(home, capsys, tiny):
+    (home / "bare.jsonl").write_text(
+        "".join(
+            json.dumps(
+                {"prompt": [{"role": "user", "content": f"{i}="}], "data_source": "x", "reward_model": {"ground_truth": "1"}}
+            )
+            + "\n"
+            for i in range(9)
+        )
+    )
+    code, line = failing(home, capsys, tiny, "data.train=bare.jsonl", recipe="sft")
+    assert code in (1, 2) and "has no demonstration" in line
+
+
+def test_a_response_limit_beyond_the_models_context_is_named(home, capsys, tiny):
+    code, line = failing(home, capsys, tiny, "rollout.max_response_tokens=600")
+    assert code in (1, 2) and "context of 512" in line and "rollout.max_response_tokens" in line
+
+
+def finished(model, home, *words) -> dict[str, bytes]:
+    train(config_of("grpo", model, *SMALL, f"runs={home}/runs", "training.checkpoint_every=2", *words), Silent())
+    return tree(home / "runs")
+
+
+def test_a_run_folder_in_use_is_refused_and_left_alone(home, capsys, tiny):
+    before = finished(tiny, home)
+    with (home / "runs" / "test" / ".lock").open("r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert main(["train", "grpo", *words_of(tiny, *SMALL, f"runs={home}/runs", "training.checkpoint_every=2")]) == 2
+    err = capsys.readouterr().err
+    assert "is in use by another process" in err and err.count("\n") == 1
+    assert tree(home / "runs") == before
+
+
+@pytest.mark.parametrize(
+    ("word", "part"),
+    [
+        ("optimiser.lr=2e-2", "optimiser.lr was 0.01, now 0.02"),
+        ("seed=5", "seed was 0, now 5"),
+        ("method.clip_low=0.1", "method.clip_low was 0.2, now 0.1"),
+    ],
+)
+def test_other_settings_for_an_existing_run_are_refused_with_old_and_new_value(home, capsys, tiny, word, part):
+    before = finished(tiny, home)
+    assert main(["train", "grpo", *words_of(tiny, *SMALL, f"runs={home}/runs", "training.checkpoint_every=2", word)]) == 2
+    err = capsys.readouterr().err
+    assert part in err and "another name=" in err and err.count("\n") == 1
+    assert tree(home / "runs") == before
+
+
+def test_settings_that_do_not_change_what_is_computed_may_change(home, tiny):
+    finished(tiny, home)
+    assert (
+        main(
+            [
+                "train",
+                "grpo",
+                *words_of(tiny, *SMALL, f"runs={home}/runs", "training.checkpoint_every=1", "training.token_budget=64"),
+            ]
+        )
+        == 0
+    )
+
+
+def test_a_run_folder_that_cannot_be_made_is_one_line(home, capsys, tiny):
+    (home / "runs").write_text("a file, not a folder")
+    assert main(["train", "grpo", *words_of(tiny, *SMALL, "runs=runs")]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and "runs" in err
+
+
+# ---- a full disk
+
+
+def steady(folder):
+    return [{k: v for k, v in line.items() if not is_clock(k)} for line in metrics_of(folder)]
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(home, tiny, monkeypatch, capsys):
+    words = words_of(tiny, *SMALL, "runs=runs", "training.checkpoint_every=2")
+    assert main(["train", "grpo", *words, "name=whole"]) == 0
+    real = checkpoint._sync_tree
+
+    def full(folder):
+        if folder.name == ".step-4":
+            raise OSError(28, "No space left on device")
+        real(folder)
+
+    monkeypatch.setattr(checkpoint, "_sync_tree", full)
+    capsys.readouterr()
+    assert main(["train", "grpo", *words]) == 1
+    err = capsys.readouterr().err
+    assert (
+        err.count("\n") == 1
+        and "step-4 could not be written: No space left on device" in err
+        and "earlier checkpoints are whole" in err
+    )
+    assert sorted(p.name for p in (home / "runs" / "test" / "checkpoints").iterdir()) == ["latest", "step-2"], (
+        "the half-written one is gone"
+    )
+    monkeypatch.setattr(checkpoint, "_sync_tree", real)
+    assert main(["train", "grpo", *words]) == 0
+    assert steady(home / "runs" / "test") == steady(home / "runs" / "whole")
+
+
+class FillsTheDisk(Silent):
+    """Writes ballast once step 2 is saved, and leaves `free` bytes."""
+
+    def __init__(self, folder, free: int) -> None:
+        self.folder, self.free = folder, free
+
+    def saved(self, path, rows) -> None:
+        if path.name == "step-2":
+            space = os.statvfs(self.folder)
+            with (self.folder / "ballast").open("wb") as file:
+                file.write(b"\0" * max(0, space.f_bavail * space.f_frsize - self.free))
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if (
+        os.geteuid() != 0
+        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", folder], capture_output=True).returncode != 0
+    ):
+        pytest.skip("mounting a small disk needs root")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+@pytest.mark.parametrize(("free", "what"), [(0, "could not be written"), (64 * 1024, "checkpoints/step-4 could not be written")])
+def test_a_full_disk_stops_the_run_and_the_same_command_continues_it(small_disk, tmp_path, tiny, free, what):
+    words = (*SMALL, "training.checkpoint_every=2", "training.steps=6")
+    with pytest.raises(RunError, match=what) as caught:
+        train(config_of("grpo", tiny, *words, f"runs={small_disk}"), FillsTheDisk(small_disk, free))
+    assert "No space left" in str(caught.value) and "\n" not in str(caught.value)
+    checkpoints = small_disk / "test" / "checkpoints"
+    assert (checkpoints / "latest").read_text().strip() == "step-2" and sorted(p.name for p in checkpoints.glob("*step*")) == [
+        "step-2"
+    ]
+    (small_disk / "ballast").unlink()
+    train(config_of("grpo", tiny, *words, f"runs={small_disk}"), Silent())
+    train(config_of("grpo", tiny, *words, f"runs={tmp_path}"), Silent())
+    assert steady(small_disk / "test") == steady(tmp_path / "test")
+    final = "checkpoints/step-6/policy/model.safetensors"
+    assert (small_disk / "test" / final).read_bytes() == (tmp_path / "test" / final).read_bytes()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+def test_metrics_that_cannot_be_written_are_a_run_error_and_closing_hides_nothing(tmp_path):
+    log = RunLog(tmp_path, 0)
+    log.file.close()
+    log.file = open("/dev/full", "a")  # noqa: PTH123, SIM115
+    with pytest.raises(RunError, match=r"metrics\.jsonl could not be written: No space left"):
+        log.write(1, {"loss": 1.0})
+    log.close()

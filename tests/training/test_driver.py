@@ -1,0 +1,349 @@
+"""The driver end to end on a tiny model: it learns, it writes what it promises, it stops when it cannot learn."""
+
+import json
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from world import config_of, metrics_of, stock_model, words_of
+
+from postgrad.cli.main import main
+from postgrad.config.compose import compose
+from postgrad.errors import RunError
+from postgrad.methods import find_method
+from postgrad.model.tiny import make_tiny
+from postgrad.training.driver import train
+from postgrad.training.report import Silent
+
+STAGES = ("compose", "sample", "enrich", "score", "estimate", "update", "publish")
+SMALL = (
+    "rollout.samples=4",
+    "rollout.max_response_tokens=3",
+    "training.problems_per_step=4",
+    "optimiser.lr=1e-2",
+    "reward.workers=1",
+)
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory):
+    """A model as it comes from its initialisation: nearly uniform, so every group holds something to compare."""
+    return make_tiny(tmp_path_factory.mktemp("models") / "fresh", seed=0, layers=2, width=32)
+
+
+@pytest.fixture(scope="module")
+def verifiers(tmp_path_factory):
+    file = tmp_path_factory.mktemp("verifiers") / "mine.py"
+    file.write_text(
+        "def threes(response, problem):\n"
+        "    return {'score': response.count('3') / 3, 'length': len(response)}\n"
+        "def zero(response, problem):\n"
+        "    return 0.0\n"
+        "def picky(response, problem):\n"
+        "    if response[:1] in '01234567':\n"
+        "        raise ValueError('cannot read this')\n"
+        "    return float(len(response))\n"
+        "def broken(response, problem):\n"
+        "    raise ValueError('always')\n"
+    )
+    return file
+
+
+def rows_of_step(folder, step: int) -> list[dict]:
+    return pq.read_table(folder / "rollouts" / f"step-{step:06d}.parquet").to_pylist()
+
+
+@pytest.fixture(scope="module")
+def learned(fresh, verifiers, tmp_path_factory):
+    """One GRPO run that is asked to write threes: (folder, metrics of the steps, metrics of the validations)."""
+    runs = tmp_path_factory.mktemp("runs")
+    words = (
+        "training.steps=25",
+        "optimiser.lr=3e-3",
+        "training.problems_per_step=8",
+        "rollout.samples=8",
+        "training.checkpoint_every=10",
+        f"runs={runs}",
+    )
+    more = ("data.validation=arithmetic:1:digits:test", "training.validate_every=10", "training.updates_per_step=2")
+    config = config_of("grpo", fresh, *SMALL, *words, *more, f"reward.verifier={verifiers}:threes")
+    result = train(config, Silent())
+    assert result.step == 25 and not result.interrupted and result.folder == runs / "test"
+    lines = metrics_of(result.folder)
+    return (
+        result.folder,
+        [line for line in lines if "reward/mean" in line],
+        [line for line in lines if "validation/accuracy" in line],
+    )
+
+
+@pytest.mark.slow
+def test_grpo_learns(learned):
+    _, steps, validations = learned
+    rewards = [line["reward/mean"] for line in steps]
+    assert sum(rewards[:3]) / 3 < 0.2, rewards
+    assert sum(rewards[-3:]) / 3 > 0.6, rewards
+    assert validations[-1]["validation/accuracy"] > validations[0]["validation/accuracy"] + 0.4
+    assert validations[-1]["validation/sampled_accuracy"] > validations[0]["validation/sampled_accuracy"] + 0.4
+    assert steps[-1]["entropy"] < steps[0]["entropy"]
+
+
+def test_the_run_folder_is_as_the_architecture_says(learned):
+    folder, _, _ = learned
+    assert {p.name for p in folder.iterdir() if not p.name.startswith(".")} == {
+        "config.yaml",
+        "metrics.jsonl",
+        "rollouts",
+        "checkpoints",
+        "eval",
+    }
+    assert sorted(p.name for p in (folder / "rollouts").iterdir()) == [f"step-{n:06d}.parquet" for n in range(1, 26)]
+    assert {p.name for p in (folder / "checkpoints").iterdir()} == {"step-20", "step-25", "latest"}  # the newest two
+    assert (folder / "checkpoints" / "latest").read_text().strip() == "step-25"
+    last = folder / "checkpoints" / "step-25"
+    assert {p.name for p in last.iterdir()} == {"policy", "optimiser.safetensors", "method.bin", "state.json"}
+    assert json.loads((last / "state.json").read_text())["step"] == 25
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {p.name for p in (last / "policy").iterdir()}
+    assert torch.isfinite(stock_model(last / "policy")(input_ids=torch.tensor([[1, 2]])).logits).all()
+
+
+def test_metrics_hold_what_the_page_and_plots_read(learned):
+    _, steps, validations = learned
+    assert [line["step"] for line in steps] == list(range(1, 26))
+    assert [line["step"] for line in validations] == [0, 10, 20, 25]
+    expected = {
+        *("step", "time", "reward/mean", "reward/std", "reward/length", "reward/failures", "response/length", "response/truncated"),
+        *(
+            "entropy",
+            "loss",
+            "grad_norm",
+            "lr",
+            "tokens_per_second",
+            "epoch",
+            "advantages/rows_with_signal",
+            "step_s",
+            "memory_gib",
+        ),
+        *(f"stage/{name}_s" for name in (*STAGES[:5], "remember", *STAGES[5:])),
+    }
+    for line in steps:
+        assert expected <= line.keys(), expected - line.keys()
+        assert all(isinstance(value, int | float) for value in line.values())
+    assert steps[-1]["epoch"] == pytest.approx(25 * 8 / 90, abs=0.05)
+
+
+def test_rollouts_hold_the_trajectories_with_tokens_rewards_and_advantages(learned):
+    folder, steps, _ = learned
+    rows = rows_of_step(folder, 25)
+    assert len(rows) == 64
+    for row in rows:
+        n = len(row["response"])
+        assert 1 <= n <= 3 and len(row["behaviour_logprobs"]) == len(row["advantages"]) == len(row["loss_mask"]) == n
+        assert row["source"] == "policy" and row["finish"] in ("stop", "length") and row["failure"] == ""
+        assert row["reward"] == pytest.approx(row["text"].count("3") / 3) and row["reward/length"] == len(row["text"])
+    assert steps[-1]["reward/mean"] == pytest.approx(sum(row["reward"] for row in rows) / 64)
+    groups = {row["group"]: row["uid"] for row in rows}
+    assert len(groups) == 8 and all(row["uid"] == groups[row["group"]] for row in rows)
+    one = [row["advantages"][0] for row in rows if row["group"] == 0]
+    assert sum(one) == pytest.approx(0, abs=1e-4)
+
+
+def test_the_resolved_configuration_in_the_folder_is_whole_and_composes_to_itself(learned):
+    folder, _, _ = learned
+    text = (folder / "config.yaml").read_text()
+    assert "auto" not in [line.split(": ")[-1] for line in text.splitlines() if line.strip().startswith(("device", "dtype"))]
+    config = compose(str(folder / "config.yaml"), [], lambda name: find_method(name).Settings)
+    assert config.name == "test" and config.optimiser.lr == 3e-3 and config.method.name == "grpo"
+
+
+def test_one_update_after_one_rollout_needs_no_second_forward_pass(fresh, verifiers, tmp_path):
+    config = config_of("grpo", fresh, *SMALL, "training.steps=1", f"runs={tmp_path}", f"reward.verifier={verifiers}:threes")
+    folder = train(config, Silent()).folder
+    (line,) = metrics_of(folder)
+    assert "stage/remember_s" not in line and "old_logprobs" not in rows_of_step(folder, 1)[0]
+    assert line["engine/gap_max"] < 1e-4 and abs(line["kl/engine"]) < 1e-4 and line["policy/clip_fraction"] == 0.0
+
+
+@pytest.mark.slow
+def test_sft_lowers_its_loss_and_reports_validation(fresh, tmp_path):
+    words = ("training.steps=25", "training.problems_per_step=16", "data.validation=arithmetic:1:digits:test", f"runs={tmp_path}")
+    more = ("optimiser.lr=1e-2", "rollout.max_response_tokens=4", "method.validate_accuracy=true", "optimiser.warmup_steps=2")
+    lines = metrics_of(train(config_of("sft", fresh, *words, *more), Silent()).folder)
+    losses = [line["sft/loss"] for line in lines if "sft/loss" in line]
+    assert len(losses) == 25 and losses[0] > 2.7 and losses[-1] < 0.6 * losses[0]
+    before, after = (line for line in lines if "validation/loss" in line)
+    assert (before["step"], after["step"]) == (0, 25)
+    assert after["validation/loss"] < 0.7 * before["validation/loss"]
+    assert {"validation/accuracy", "validation/sampled_accuracy"} <= after.keys()
+    assert {"stage/compose_s", "stage/sample_s", "stage/update_s", "stage/publish_s"} <= lines[
+        1
+    ].keys() and "stage/score_s" not in lines[1]
+    rows = rows_of_step(tmp_path / "test", 1)
+    assert all(row["source"] == "demonstration" and row["response"][-1] == 17 for row in rows)
+
+
+def test_sft_without_accuracy_needs_no_verifier(fresh, tmp_path):
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps({"prompt": f"{i}+1=", "response": str(i + 1)}) + "\n" for i in range(8)))
+    words = (
+        f"data.train={data}",
+        "training.steps=1",
+        "training.problems_per_step=4",
+        f"runs={tmp_path}",
+        "rollout.max_response_tokens=4",
+    )
+    assert train(config_of("sft", fresh, *words), Silent()).step == 1
+
+
+def test_a_run_without_learning_signal_stops_and_says_why(fresh, verifiers, tmp_path, capsys):
+    words = words_of(
+        fresh,
+        *SMALL,
+        "training.max_flat_steps=3",
+        "training.checkpoint_every=1",
+        f"runs={tmp_path}",
+        f"reward.verifier={verifiers}:zero",
+    )
+    assert main(["train", "grpo", *words]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "no learning signal for 3 steps" in error and "training.max_flat_steps" in error
+    lines = metrics_of(tmp_path / "test")
+    assert (
+        [line["step"] for line in lines] == [1, 2, 3]
+        and lines[-1]["advantages/rows_with_signal"] == 0.0
+        and "grad_norm" not in lines[-1]
+    )
+    assert main(["train", "grpo", *words]) == 1, "the count of flat steps is in the checkpoint"
+    assert [line["step"] for line in metrics_of(tmp_path / "test")] == [1, 2, 3]
+
+
+def test_a_single_lively_step_starts_the_count_of_flat_steps_anew(fresh):
+    from postgrad.methods.base import Step
+    from postgrad.training.guard import Guard
+    from postgrad.types import Batch, Trajectory
+
+    guard = Guard(config_of("grpo", fresh, "training.max_flat_steps=2"))
+    batch = Batch.of([Trajectory("a", [1], [2], tokens={"advantages": [0.0]})])
+    for signal in (0.0, 1.0, 0.0):
+        guard.check(Step(1, metrics={"advantages/rows_with_signal": signal}), batch)
+    with pytest.raises(RunError, match="no learning signal for 2 steps"):
+        guard.check(Step(1, metrics={"advantages/rows_with_signal": 0.0, "reward/mean": 0.5}), batch)
+
+
+def test_an_engine_that_samples_from_another_policy_stops_the_run(fresh, verifiers, tmp_path, monkeypatch):
+    from postgrad.rollout.native import engine as native
+
+    truth = native.pick
+
+    def lying(logits, uniforms, sampling):
+        tokens, logprobs = truth(logits, uniforms, sampling)
+        return tokens, logprobs + 0.5
+
+    monkeypatch.setattr(native, "pick", lying)
+    config = config_of("grpo", fresh, *SMALL, "training.steps=3", f"runs={tmp_path}", f"reward.verifier={verifiers}:threes")
+    with pytest.raises(RunError, match=r"step 1: the engine's log-probs are 0\.5 nats from the trainer's"):
+        train(config, Silent())
+
+
+def test_failures_of_the_verifier_are_counted_recorded_and_kept_out(fresh, verifiers, tmp_path):
+    words = (
+        "training.steps=2",
+        "reward.max_failure_rate=0.9",
+        "rollout.samples=8",
+        f"runs={tmp_path}",
+        f"reward.verifier={verifiers}:picky",
+    )
+    folder = train(config_of("grpo", fresh, *SMALL, *words), Silent()).folder
+    for line in metrics_of(folder):
+        rows = rows_of_step(folder, line["step"])
+        failed = [row for row in rows if row["failure"]]
+        judged = [row for row in rows if not row["failure"]]
+        assert len(rows) == 32 and failed and judged and line["reward/failures"] == len(failed)
+        assert all("ValueError: cannot read this" in row["failure"] and row["text"][:1] in "01234567" for row in failed)
+        assert all(row["advantages"] is None for row in failed), "what was not judged has no advantage"
+        assert line["reward/mean"] == pytest.approx(sum(row["reward"] for row in judged) / len(judged))
+        assert line["response/length"] == pytest.approx(sum(len(row["response"]) for row in judged) / len(judged))
+
+
+def test_failures_do_not_move_the_weights(fresh, verifiers, tmp_path):
+    """The update sees exactly the judged rows: the same step on a batch without the failed ones gives the same weights."""
+    from postgrad.cluster.host import build_host
+    from postgrad.types import Batch
+
+    words = (
+        *SMALL,
+        "training.steps=1",
+        "reward.max_failure_rate=0.9",
+        "rollout.samples=8",
+        f"runs={tmp_path}",
+        f"reward.verifier={verifiers}:picky",
+    )
+    config = config_of("grpo", fresh, *words)
+    folder = train(config, Silent()).folder
+    from postgrad.types import Trajectory
+
+    judged = [row for row in rows_of_step(folder, 1) if not row["failure"]]
+    names = ("behaviour_logprobs", "loss_mask")
+    batch = Batch.of(
+        [
+            Trajectory(
+                r["uid"],
+                r["prompt"],
+                r["response"],
+                r["group"],
+                r["index"],
+                tokens={"advantages": r["advantages"]},
+                **{n: r[n] for n in names},
+            )
+            for r in judged
+        ]
+    )
+    policy = build_host(config_of("grpo", fresh, *words)).policy
+    policy.update(batch, 1)
+    saved = stock_model(folder / "checkpoints" / "step-1" / "policy", torch.float32)
+    weights = policy.weights()
+    assert all(torch.equal(p, weights[name]) for name, p in saved.named_parameters())
+
+
+def test_too_many_failures_stop_the_run_with_the_first_reason(fresh, verifiers, tmp_path, capsys):
+    words = words_of(fresh, *SMALL, f"runs={tmp_path}", f"reward.verifier={verifiers}:broken")
+    assert main(["train", "grpo", *words]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "step 1, stage score" in error and "100% of the responses could not be judged" in error
+    assert "ValueError: always" in error and "reward.max_failure_rate=0.5" in error
+
+
+def test_a_stage_that_fails_is_named(fresh, tmp_path, verifiers, monkeypatch):
+    from postgrad.methods.grpo import Grpo
+
+    def boom(self, batch, step):
+        raise RunError("the judge is gone")
+
+    monkeypatch.setattr(Grpo, "estimate", boom)
+    config = config_of("grpo", fresh, *SMALL, "training.steps=2", f"runs={tmp_path}", f"reward.verifier={verifiers}:threes")
+    with pytest.raises(RunError, match=r"^step 1, stage boom: the judge is gone|^step 1, stage estimate: the judge is gone"):
+        train(config, Silent())
+
+
+def test_a_run_stops_when_validation_is_good_enough(fresh, verifiers, tmp_path):
+    words = (
+        "training.steps=40",
+        "training.problems_per_step=8",
+        "rollout.samples=8",
+        "training.stop_at=0.3",
+        "training.validate_every=2",
+    )
+    config = config_of(
+        "grpo",
+        fresh,
+        *SMALL,
+        *words,
+        "data.validation=arithmetic:1:digits:test",
+        f"runs={tmp_path}",
+        f"reward.verifier={verifiers}:threes",
+    )
+    result = train(config, Silent())
+    assert result.reached and 0 < result.step < 40 and result.step % 2 == 0
+    last = metrics_of(result.folder)[-1]
+    assert last["step"] == result.step and last["validation/accuracy"] >= 0.3
+    assert (result.folder / "checkpoints" / f"step-{result.step}").is_dir()

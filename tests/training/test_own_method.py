@@ -1,0 +1,156 @@
+"""A method of the user's own, in a file outside the package: one more stage, columns of its own, a setting of its own."""
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from world import metrics_of, stock_model, words_of
+
+from postgrad.cli.main import main
+from postgrad.training.log import is_clock
+
+METHOD = '''
+"""Prices each token by a column that a stage of its own made."""
+
+from dataclasses import dataclass
+
+import torch
+
+from postgrad.config.schema import setting
+from postgrad.methods.grpo import Grpo, GrpoSettings
+
+
+@dataclass
+class FlavourSettings(GrpoSettings):
+    strength: float = setting(1.0, "weight of every token", at_least=0.0)
+
+
+class Flavour(Grpo):
+    Settings = FlavourSettings
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.seen = 0
+
+    def stages(self):
+        stages = super().stages()
+        stages.insert(stages.index(self.estimate), self.flavour)
+        return stages
+
+    def flavour(self, batch, step):
+        """A token column that the loss reads, and a row column that it does not."""
+        self.seen += len(batch)
+        batch.tokens["flavour"] = torch.full((batch.num_tokens,), self.settings.strength)
+        batch.rows["mood"] = [f"step {step.number}" for _ in range(len(batch))]
+        step.metrics["flavour/seen"] = float(self.seen)
+        return batch
+
+    def loss(self, batch, current, tally):
+        assert len(batch.rows["mood"]) == len(batch)
+        tally.mean("flavour/mean", batch.tokens["flavour"])
+        return -(current.logprobs * batch.tokens["advantages"] * batch.tokens["flavour"] * batch.tokens["loss_weight"]).sum()
+
+    def state(self):
+        return {"seen": self.seen}
+
+    def load(self, state):
+        self.seen = state["seen"]
+'''
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("home")
+    (folder / "my_flavour.py").write_text(METHOD)
+    (folder / "judge.py").write_text(
+        "def sevens(response, problem):\n    return float(response.count('7')) + 0.1 * len(response)\n"
+    )
+    return folder
+
+
+def run(home, model, monkeypatch, name, *words) -> int:
+    monkeypatch.chdir(home)
+    small = (
+        "rollout.samples=4",
+        "rollout.max_response_tokens=4",
+        "training.problems_per_step=3",
+        "training.steps=3",
+        "optimiser.weight_decay=0",
+    )
+    more = (
+        "optimiser.lr=1e-2",
+        "reward.verifier=judge.py:sevens",
+        "reward.workers=1",
+        f"name={name}",
+        "runs=runs",
+        "training.checkpoint_every=2",
+    )
+    return main(["train", "grpo", *words_of(model, "method=my_flavour:Flavour", *small, *more, *words)])
+
+
+def weights(home, name, step=3):
+    return dict(stock_model(home / "runs" / name / "checkpoints" / f"step-{step}" / "policy", torch.float32).named_parameters())
+
+
+def steady(folder):
+    return [{k: v for k, v in line.items() if not is_clock(k)} for line in metrics_of(folder)]
+
+
+@pytest.fixture(scope="module")
+def ran(home, tiny):
+    with pytest.MonkeyPatch.context() as patch:
+        assert run(home, tiny, patch, "plain", "method.strength=2") == 0
+    return home / "runs" / "plain"
+
+
+def test_its_stage_ran_in_its_place_and_its_metrics_are_there(ran):
+    lines = metrics_of(ran)
+    assert [line["flavour/seen"] for line in lines] == [12, 24, 36] and all(line["flavour/mean"] == 2.0 for line in lines)
+    stages = [key for key in lines[0] if key.startswith("stage/")]
+    assert stages.index("stage/score_s") + 1 == stages.index("stage/flavour_s") == stages.index("stage/estimate_s") - 1
+
+
+def test_its_columns_are_in_the_rollouts(ran):
+    rows = pq.read_table(ran / "rollouts" / "step-000002.parquet").to_pylist()
+    assert all(row["flavour"] == [2.0] * len(row["response"]) and row["mood"] == "step 2" for row in rows)
+
+
+def test_its_column_decides_what_is_learned(home, ran, tiny, monkeypatch):
+    before = dict(stock_model(tiny, torch.float32).named_parameters())
+    assert any(not torch.equal(p, before[name]) for name, p in weights(home, "plain").items())
+    assert run(home, tiny, monkeypatch, "nothing", "method.strength=0") == 0
+    assert all(torch.equal(p, before[name]) for name, p in weights(home, "nothing").items())
+
+
+def test_its_settings_are_checked_as_any_other(home, tiny, monkeypatch, capsys):
+    assert run(home, tiny, monkeypatch, "bad", "method.strenght=1") == 2
+    assert "did you mean method.strength?" in capsys.readouterr().err
+    assert run(home, tiny, monkeypatch, "bad", "method.strength=-1") == 2
+    assert not (home / "runs" / "bad").exists()
+
+
+def test_its_state_is_in_the_checkpoint(home, ran, tiny, monkeypatch):
+    """Stopped after step 2, the count goes on where it was."""
+    import postgrad.training.driver as driver
+
+    real = driver._step
+
+    def stop_at_three(*args):
+        if args[-1] == 3:
+            raise driver.run.ConfigError("pulled the plug")
+        return real(*args)
+
+    monkeypatch.setattr(driver, "_step", stop_at_three)
+    assert run(home, tiny, monkeypatch, "stopped", "method.strength=2") == 2
+    monkeypatch.setattr(driver, "_step", real)
+    assert run(home, tiny, monkeypatch, "stopped", "method.strength=2") == 0
+    assert steady(home / "runs" / "stopped") == steady(ran)
+
+
+@pytest.mark.slow
+def test_it_gives_the_same_run_with_model_and_engine_in_processes_of_their_own(home, ran, tiny, monkeypatch):
+    assert run(home, tiny, monkeypatch, "apart", "method.strength=2", "cluster.place=process", "cluster.engine_apart=true") == 0
+    mine, there = weights(home, "plain"), weights(home, "apart")
+    assert all(torch.equal(mine[name], there[name]) for name in mine)
+    assert steady(ran) == steady(home / "runs" / "apart")
+    for file in sorted((ran / "rollouts").iterdir()):
+        assert pq.read_table(file).equals(pq.read_table(home / "runs" / "apart" / "rollouts" / file.name)), file.name
