@@ -39,7 +39,7 @@ def config_of(recipe: str, model: Path, *words: str) -> Config:
 
 
 def random_batch(seed: int, groups: int = 4, samples: int = 3, longest_prompt: int = 6, longest: int = 7) -> Batch:
-    """Groups of rows with equal prompts; ragged, masks with holes, advantages with zeros, old log-probs near the truth of a new model."""
+    """Groups of rows with equal prompts: ragged, masks with holes, some advantages zero, old log-probs near a new model's."""
     draw = random.Random(seed)
     rows: list[Trajectory] = []
     for group in range(groups):

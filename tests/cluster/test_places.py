@@ -77,10 +77,10 @@ def stories(tiny, tmp_path_factory) -> dict:
     configs = {name: config_of("grpo", tiny, *WORDS, *words) for name, words in PLACES.items()}
 
     def tell(name: str) -> dict:
-        with place(configs[name]) as (policy, engine):
-            children = {port.child for port in (policy, engine) if hasattr(port, "child")}
+        with place(configs[name]) as placed:
+            children = {port.child for port in (placed.policy, placed.engine) if hasattr(port, "child")}
             assert len(children) == {"local": 0, "process": 1, "apart": 2}[name]
-            told = story(policy, engine, tmp_path_factory.mktemp(name))
+            told = story(placed.policy, placed.engine, tmp_path_factory.mktemp(name))
         return told | {"exit codes": [child.process.returncode for child in children]}
 
     from concurrent.futures import ThreadPoolExecutor
@@ -151,44 +151,47 @@ def test_children_end_by_themselves_when_the_driver_closes(stories, where):
 
 @pytest.mark.slow
 def test_a_killed_child_is_noticed_at_once_and_named(tiny):
-    with place(config_of("grpo", tiny, "cluster.place=process", "cluster.wait_s=60")) as (policy, engine):
-        child = policy.child
+    with place(config_of("grpo", tiny, "cluster.place=process", "cluster.wait_s=60")) as placed:
+        child = placed.policy.child
         child.process.send_signal(signal.SIGSTOP)  # it is at work on our call ...
         threading.Timer(0.5, lambda: os.kill(child.process.pid, signal.SIGKILL)).start()  # ... when it is killed
         start = time.monotonic()
         with pytest.raises(
             RunError, match=r"the policy process died during policy\.logprobs \(exit code -9\); the same command continues"
         ):
-            policy.logprobs(random_batch(1))
+            placed.policy.logprobs(random_batch(1))
         assert time.monotonic() - start < 4
         with pytest.raises(RunError, match=r"died during engine\.generate"):
-            engine.generate(REQUESTS, SAMPLING)
+            placed.engine.generate(REQUESTS, SAMPLING)
 
 
 @contextmanager
-def silent_child(wait_s: float):
+def silent_child(wait_s: float, command: list[str]):
     """A Child whose process never answers: cheaper than a model that is stopped."""
     ours, theirs = socket.socketpair()
     child = object.__new__(Child)
     child.label, child.wait_s, child.socket = "engine", wait_s, ours
-    child.process = subprocess.Popen(["sleep", "600"], stdin=theirs)
+    child.process = subprocess.Popen(command, stdin=theirs, stdout=subprocess.DEVNULL)
+    theirs.close()
     ours.settimeout(300.0)  # what the start left behind
     try:
         yield child
     finally:
-        theirs.close()
         child.process.kill()
         child.process.wait()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", ["small", "larger than the socket's buffer"])
-def test_a_hung_child_is_named_with_the_time_limit_and_stopped(size):
-    prompt = [1] if size == "small" else [1] * 300_000
-    with silent_child(wait_s=0.5) as child:
+@pytest.mark.parametrize(
+    ("command", "tokens"),
+    [(["cat"], 1), (["sleep", "600"], 300_000)],  # one that reads and says nothing, one that does not even read
+    ids=["silent", "deaf to a message larger than the socket's buffer"],
+)
+def test_a_hung_child_is_named_with_the_time_limit_and_stopped(command, tokens):
+    with silent_child(0.5, command) as child:
         start = time.monotonic()
         with pytest.raises(RunError, match=r"the engine process did not answer engine\.generate within 0\.5 s \(cluster\.wait_s\)"):
-            RemoteEngine(child, True).generate([Request(prompt, [1])], SAMPLING)
+            RemoteEngine(child, True).generate([Request([1] * tokens, [1])], SAMPLING)
         assert time.monotonic() - start < 20
         assert child.process.poll() is not None, "a hung child must not stay behind"
 
@@ -196,5 +199,5 @@ def test_a_hung_child_is_named_with_the_time_limit_and_stopped(size):
 @pytest.mark.slow
 def test_a_model_that_cannot_be_loaded_is_the_users_error_in_a_child_too(tiny):
     config = config_of("grpo", tiny, "cluster.place=process", "model.path=/no/such/folder")
-    with pytest.raises(ConfigError, match="model.path=/no/such/folder: no such folder"), place(config):
+    with pytest.raises(ConfigError, match=r"model\.path=/no/such/folder: no such folder"), place(config):
         pass

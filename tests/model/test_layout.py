@@ -25,9 +25,8 @@ def tiny_llama(folder, kind: str, tied: bool):
     from postgrad.model.tiny import tiny_tokenizer
 
     torch.manual_seed(3)
-    shape = dict(
-        vocab_size=18, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2
-    )
+    shape = {"vocab_size": 18, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    shape |= {"num_attention_heads": 4, "num_key_value_heads": 2}
     names = {
         "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
         "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
@@ -39,9 +38,10 @@ def tiny_llama(folder, kind: str, tied: bool):
     model = make_model(config)
     with torch.no_grad():
         for name, p in model.named_parameters():
-            p.normal_(std=0.2) if name.endswith("bias") else p.mul_(
-                8 if p.dim() == 2 else 1
-            )  # biases start at zero, which would hide a lost one
+            if name.endswith("bias"):
+                p.normal_(std=0.2)  # they start at zero, which would hide a lost one
+            elif p.dim() == 2:
+                p.mul_(8)
     model.save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return folder

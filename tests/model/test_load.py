@@ -1,6 +1,7 @@
 """Loading and saving: every bad path is one line, every saved folder is a stock one."""
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -95,8 +96,8 @@ def test_a_broken_folder_is_one_line(tiny, tmp_path, broken):
 def test_tiny_is_made_once_into_the_cache_and_differs_by_seed(tmp_path, monkeypatch):
     monkeypatch.setenv("POSTGRAD_CACHE", str(tmp_path))
     first = resolve("tiny", 0)
-    stamp = os.stat(os.path.join(first, "model.safetensors")).st_mtime_ns
-    assert resolve("tiny", 0) == first and os.stat(os.path.join(first, "model.safetensors")).st_mtime_ns == stamp
+    stamp = (Path(first) / "model.safetensors").stat().st_mtime_ns
+    assert resolve("tiny", 0) == first and (Path(first) / "model.safetensors").stat().st_mtime_ns == stamp
     assert resolve("tiny", 1) != first
     a, b = (stock_model(tmp_path / f"tiny-{seed}") for seed in (0, 1))
     assert not torch.equal(a.model.embed_tokens.weight, b.model.embed_tokens.weight)

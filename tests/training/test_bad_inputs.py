@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
 from world import config_of, metrics_of, tree, words_of
@@ -203,7 +204,7 @@ class FillsTheDisk(Silent):
     def __init__(self, folder, free: int) -> None:
         self.folder, self.free = folder, free
 
-    def saved(self, path, rows) -> None:
+    def saved(self, path, *_) -> None:
         if path.name == "step-2":
             space = os.statvfs(self.folder)
             with (self.folder / "ballast").open("wb") as file:
@@ -241,7 +242,7 @@ def test_a_full_disk_stops_the_run_and_the_same_command_continues_it(small_disk,
     assert (small_disk / "test" / final).read_bytes() == (tmp_path / "test" / final).read_bytes()
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 def test_metrics_that_cannot_be_written_are_a_run_error_and_closing_hides_nothing(tmp_path):
     log = RunLog(tmp_path, 0)
     log.file.close()

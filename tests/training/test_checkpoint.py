@@ -38,10 +38,10 @@ def test_nothing_saved_is_nothing_to_go_on_from(tmp_path):
 
 
 def test_what_was_saved_comes_back(tmp_path):
-    checkpoint.save(tmp_path, Policy("the weights"), saved(5), keep=2)
+    checkpoint.save(tmp_path, [Policy("the weights")], saved(5), keep=2)
     found = checkpoint.latest(tmp_path)
     policy = Policy()
-    back = checkpoint.load(found, policy)
+    back = checkpoint.load(found, [policy])
     assert found.name == "step-5" and policy.loaded == "the weights"
     assert (back.step, back.cursor, back.flat_steps, back.method["phase"]) == (5, {"position": 5}, 2, "one")
     assert torch.equal(back.method["pool"], torch.arange(5))
@@ -52,27 +52,27 @@ def test_what_was_saved_comes_back(tmp_path):
 )
 def test_the_newest_are_kept_by_number_not_by_name(tmp_path, keep, kept):
     for step in (3, 20, 100):
-        checkpoint.save(tmp_path, Policy(), saved(step), keep)
+        checkpoint.save(tmp_path, [Policy()], saved(step), keep)
     assert names(tmp_path) == sorted(["latest", *kept]) and checkpoint.latest(tmp_path).name == "step-100"
 
 
 @pytest.mark.parametrize("keep", [1, 2])
 def test_a_newer_one_that_latest_never_named_does_not_push_out_the_one_just_saved(tmp_path, keep):
     """Killed after step-4 was renamed and before `latest` moved; the run goes on from step 2 and saves step 3."""
-    checkpoint.save(tmp_path, Policy(), saved(2), keep=2)
-    checkpoint.save(tmp_path, Policy(), saved(4), keep=2)
+    checkpoint.save(tmp_path, [Policy()], saved(2), keep=2)
+    checkpoint.save(tmp_path, [Policy()], saved(4), keep=2)
     (tmp_path / "checkpoints" / "latest").write_text("step-2\n")
-    checkpoint.save(tmp_path, Policy("three"), saved(3), keep)
-    assert checkpoint.latest(tmp_path).name == "step-3" and checkpoint.load(checkpoint.latest(tmp_path), Policy()).step == 3
+    checkpoint.save(tmp_path, [Policy("three")], saved(3), keep)
+    assert checkpoint.latest(tmp_path).name == "step-3" and checkpoint.load(checkpoint.latest(tmp_path), [Policy()]).step == 3
 
 
 def test_one_left_by_a_killed_run_is_replaced(tmp_path):
-    checkpoint.save(tmp_path, Policy("old"), saved(4), keep=2)
+    checkpoint.save(tmp_path, [Policy("old")], saved(4), keep=2)
     (tmp_path / "checkpoints" / ".step-4").mkdir()
     (tmp_path / "checkpoints" / ".step-4" / "half").write_text("written")
-    checkpoint.save(tmp_path, Policy("new"), saved(4), keep=2)
+    checkpoint.save(tmp_path, [Policy("new")], saved(4), keep=2)
     policy = Policy()
-    checkpoint.load(checkpoint.latest(tmp_path), policy)
+    checkpoint.load(checkpoint.latest(tmp_path), [policy])
     assert policy.loaded == "new" and names(tmp_path) == ["latest", "step-4"]
     assert not (tmp_path / "checkpoints" / "step-4" / "half").exists()
 
@@ -81,7 +81,7 @@ def test_one_left_by_a_killed_run_is_replaced(tmp_path):
 def test_a_failure_at_any_point_leaves_the_one_before(tmp_path, monkeypatch, broken):
     from pathlib import Path
 
-    checkpoint.save(tmp_path, Policy("good"), saved(2), keep=1)
+    checkpoint.save(tmp_path, [Policy("good")], saved(2), keep=1)
 
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -94,10 +94,10 @@ def test_a_failure_at_any_point_leaves_the_one_before(tmp_path, monkeypatch, bro
     else:
         monkeypatch.setattr(checkpoint, "_sync", fail)
     with pytest.raises(RunError, match=r"step-4 could not be written: No space left on device; earlier checkpoints are whole"):
-        checkpoint.save(tmp_path, policy, saved(4), keep=1)
+        checkpoint.save(tmp_path, [policy], saved(4), keep=1)
     monkeypatch.undo()
     back = Policy()
-    assert checkpoint.load(checkpoint.latest(tmp_path), back).step == 2 and back.loaded == "good"
+    assert checkpoint.load(checkpoint.latest(tmp_path), [back]).step == 2 and back.loaded == "good"
 
 
 def test_a_full_disk_that_safetensors_reports_in_its_own_way(tmp_path):
@@ -110,11 +110,11 @@ def test_a_full_disk_that_safetensors_reports_in_its_own_way(tmp_path):
 
     policy.save = fail
     with pytest.raises(RunError, match="No space left on device"):
-        checkpoint.save(tmp_path, policy, saved(4), keep=1)
+        checkpoint.save(tmp_path, [policy], saved(4), keep=1)
 
 
 def test_latest_that_names_what_is_not_there_says_what_to_do(tmp_path):
-    checkpoint.save(tmp_path, Policy(), saved(2), keep=1)
+    checkpoint.save(tmp_path, [Policy()], saved(2), keep=1)
     (tmp_path / "checkpoints" / "latest").write_text("step-7\n")
     with pytest.raises(RunError, match="names step-7, which is not there"):
         checkpoint.latest(tmp_path)

@@ -12,10 +12,12 @@ METHOD = '''
 """Prices each token by a column that a stage of its own made."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from postgrad.config.schema import setting
+from postgrad.errors import RunError
 from postgrad.methods.grpo import Grpo, GrpoSettings
 
 
@@ -38,6 +40,8 @@ class Flavour(Grpo):
 
     def flavour(self, batch, step):
         """A token column that the loss reads, and a row column that it does not."""
+        if step.number == 3 and Path("pull-the-plug").exists():
+            raise RunError("pulled the plug")
         self.seen += len(batch)
         batch.tokens["flavour"] = torch.full((batch.num_tokens,), self.settings.strength)
         batch.rows["mood"] = [f"step {step.number}" for _ in range(len(batch))]
@@ -128,20 +132,12 @@ def test_its_settings_are_checked_as_any_other(home, tiny, monkeypatch, capsys):
     assert not (home / "runs" / "bad").exists()
 
 
-def test_its_state_is_in_the_checkpoint(home, ran, tiny, monkeypatch):
-    """Stopped after step 2, the count goes on where it was."""
-    import postgrad.training.driver as driver
-
-    real = driver._step
-
-    def stop_at_three(*args):
-        if args[-1] == 3:
-            raise driver.run.ConfigError("pulled the plug")
-        return real(*args)
-
-    monkeypatch.setattr(driver, "_step", stop_at_three)
-    assert run(home, tiny, monkeypatch, "stopped", "method.strength=2") == 2
-    monkeypatch.setattr(driver, "_step", real)
+def test_its_state_is_in_the_checkpoint(home, ran, tiny, monkeypatch, capsys):
+    """Stopped in step 3, the count goes on from the checkpoint of step 2."""
+    (home / "pull-the-plug").touch()
+    assert run(home, tiny, monkeypatch, "stopped", "method.strength=2") == 1
+    assert "step 3, stage flavour: pulled the plug" in capsys.readouterr().err
+    (home / "pull-the-plug").unlink()
     assert run(home, tiny, monkeypatch, "stopped", "method.strength=2") == 0
     assert steady(home / "runs" / "stopped") == steady(ran)
 

@@ -4,6 +4,7 @@ Processes are forked from a server that has torch loaded already, so that a star
 runs by the plain command in a fresh interpreter.
 """
 
+import json
 import multiprocessing
 import os
 import shutil
@@ -38,7 +39,8 @@ def verifier(tmp_path_factory) -> Path:
     file = tmp_path_factory.mktemp("verifier") / "odd.py"
     # The pause lets the tests see a step before the next ones are over, on a busy machine too.
     file.write_text(
-        "import time\n\n\ndef odd(response, problem):\n    time.sleep(0.003)\n    return sum(c in '13579' for c in response) / 4 + 0.01 * len(response)\n"
+        "import time\n\n\ndef odd(response, problem):\n    time.sleep(0.003)\n"
+        "    return sum(c in '13579' for c in response) / 4 + 0.01 * len(response)\n"
     )
     return file
 
@@ -266,7 +268,8 @@ def test_resuming_from_a_checkpoint_of_other_data_is_refused(tiny, verifier, tmp
 
     data = tmp_path / "data.jsonl"
     rows = [
-        '{"prompt": [{"role": "user", "content": "%d+1="}], "data_source": "x", "reward_model": {"ground_truth": "1"}}\n' % i
+        json.dumps({"prompt": [{"role": "user", "content": f"{i}+1="}], "data_source": "x", "reward_model": {"ground_truth": "1"}})
+        + "\n"
         for i in range(9)
     ]
     data.write_text("".join(rows))

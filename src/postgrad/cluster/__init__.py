@@ -6,28 +6,40 @@ rollout, model and below; the driver asks `place` for its ports.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 from postgrad.config.schema import Config
 from postgrad.model.policy import Policy
 from postgrad.rollout.engine import Engine
 
 
+class Placed(NamedTuple):
+    """The models of a run behind their ports; `models` are those its method asked for, by role."""
+
+    policy: Policy
+    engine: Engine
+    models: dict[str, Any]
+
+
 @contextmanager
-def place(config: Config) -> Iterator[tuple[Policy, Engine]]:
-    """The policy and the engine of a run, wherever cluster.* says they live; gone when the context ends."""
+def place(config: Config) -> Iterator[Placed]:
+    """The models of a run, wherever cluster.* says they live; gone when the context ends."""
     if config.cluster.place == "local":
         from postgrad.cluster.host import build_host
 
         host = build_host(config)
-        yield host.policy, host.engine
+        yield Placed(host.policy, host.engine, host.models)
         return
-    from postgrad.cluster.process import Child, RemoteEngine, RemotePolicy
+    from postgrad.cluster.process import Child, RemoteEngine, RemoteModel
+    from postgrad.methods import find_method
 
     children = [Child(config, "policy")]
     try:
         if config.cluster.engine_apart:
-            children.append(Child(config, "engine"))
-        yield RemotePolicy(children[0]), RemoteEngine(children[-1], shares_weights=not config.cluster.engine_apart)
+            children.append(Child(config, "engine", with_roles=False))
+        roles = find_method(config.method.name)(config).roles()
+        engine = RemoteEngine(children[-1], shares_weights=not config.cluster.engine_apart)
+        yield Placed(RemoteModel(children[0], "policy"), engine, {name: RemoteModel(children[0], name) for name in roles})
     finally:
         for child in children:
             child.close()

@@ -3,13 +3,17 @@
 The driver's process is a host when cluster.place=local; a child process is one when cluster.place=process. Both are the same code.
 """
 
-from dataclasses import dataclass
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
 
 from postgrad.config.schema import Config
 from postgrad.methods import find_method
+from postgrad.methods.base import Method, Role
+from postgrad.model.critic import LocalCritic
 from postgrad.model.device import choose_device, set_threads
-from postgrad.model.load import load
-from postgrad.model.policy import LocalPolicy
+from postgrad.model.load import Loaded, load
+from postgrad.model.policy import FrozenPolicy, LocalPolicy
 from postgrad.rollout.native.engine import NativeEngine
 
 ENGINES = {"native": NativeEngine}
@@ -17,15 +21,29 @@ ENGINES = {"native": NativeEngine}
 
 @dataclass
 class Host:
-    """A policy, and an engine that samples from its very parameters."""
+    """A policy, an engine that samples from its very parameters, and the other models its method asked for, by role."""
 
     policy: LocalPolicy
     engine: NativeEngine
+    models: dict[str, Any] = field(default_factory=dict)
 
 
-def build_host(config: Config) -> Host:
-    """Load the model and put the ports around it. The configuration is resolved: no auto is left in it."""
+def build_host(config: Config, with_roles: bool = True) -> Host:
+    """Load the models and put the ports around them. The configuration is resolved: no auto is left in it."""
     set_threads(config.model.threads)
-    loaded = load(config.model, choose_device(config.model.device), config.seed)
     method = find_method(config.method.name)(config)
-    return Host(LocalPolicy(config, loaded, method), ENGINES[config.rollout.engine](loaded, config.rollout.max_rows))
+    loaded = _load(config, config.model.path)
+    models = {name: _build_role(config, method, role) for name, role in method.roles().items()} if with_roles else {}
+    return Host(LocalPolicy(config, loaded, method), ENGINES[config.rollout.engine](loaded, config.rollout.max_rows), models)
+
+
+def _build_role(config: Config, method: Method, role: Role) -> Any:
+    loaded = _load(config, role.path or config.model.path)
+    if role.kind == "critic":
+        return LocalCritic(config, loaded, method, role.lr)  # type: ignore[arg-type]
+    loaded.model.requires_grad_(False)
+    return FrozenPolicy(config, loaded)
+
+
+def _load(config: Config, path: str) -> Loaded:
+    return load(dataclasses.replace(config.model, path=path), choose_device(config.model.device), config.seed)

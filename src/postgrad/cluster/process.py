@@ -26,13 +26,13 @@ START_S = 300.0  # a cold start imports torch and loads the model
 class Child:
     """One child process that hosts models. Calls are (port, method, arguments) over a private socket pair."""
 
-    def __init__(self, config: Config, label: str) -> None:
+    def __init__(self, config: Config, label: str, with_roles: bool = True) -> None:
         self.label, self.wait_s = label, config.cluster.wait_s
         ours, theirs = socket.socketpair()
         with tempfile.NamedTemporaryFile("w", suffix=".yaml", delete=False) as file:
             file.write(to_yaml(config))
         self.config_file = Path(file.name)
-        command = [sys.executable, "-m", "postgrad.cluster.worker", file.name, str(theirs.fileno())]
+        command = [sys.executable, "-m", "postgrad.cluster.worker", file.name, str(theirs.fileno()), str(int(with_roles))]
         self.process = subprocess.Popen(
             command, pass_fds=[theirs.fileno()], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         )
@@ -87,26 +87,29 @@ class Child:
             self.process.wait()
 
 
-class RemotePolicy:
-    """The policy port of a child process."""
+class RemoteModel:
+    """The port of one model of a child process: a policy, a reference or a critic, by the name of its role."""
 
-    def __init__(self, child: Child) -> None:
-        self.child = child
+    def __init__(self, child: Child, role: str) -> None:
+        self.child, self.role = child, role
 
     def logprobs(self, batch: Batch, view: View = FULL) -> dict[str, Tensor]:
-        return self.child.call("policy", "logprobs", batch, view)
+        return self.child.call(self.role, "logprobs", batch, view)
+
+    def values(self, batch: Batch) -> Tensor:
+        return self.child.call(self.role, "values", batch)
 
     def update(self, batch: Batch, step: int) -> dict[str, float]:
-        return self.child.call("policy", "update", batch, step)
+        return self.child.call(self.role, "update", batch, step)
 
     def weights(self) -> dict[str, Tensor]:
-        return self.child.call("policy", "weights")
+        return self.child.call(self.role, "weights")
 
     def save(self, folder: str) -> None:
-        self.child.call("policy", "save", folder)
+        self.child.call(self.role, "save", folder)
 
     def load(self, folder: str) -> None:
-        self.child.call("policy", "load", folder)
+        self.child.call(self.role, "load", folder)
 
 
 class RemoteEngine:

@@ -9,33 +9,41 @@ from postgrad.cluster.process import receive, send
 from postgrad.cluster.wire import encode
 from postgrad.errors import ConfigError, RunError
 
+# What each kind of port answers; nothing else of an object can be reached.
 PORTS = {
     "policy": ("logprobs", "update", "weights", "save", "load"),
     "engine": ("generate", "publish"),
+    "frozen": ("logprobs",),
+    "critic": ("values", "update", "save", "load"),
 }
 
 
-def serve(config_file: str, descriptor: int) -> None:
+def serve(config_file: str, descriptor: int, with_roles: bool) -> None:
     from postgrad.cluster.wire import decode
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle
     connection = socket.socket(fileno=descriptor)
-    host = _answer(connection, lambda: _build(config_file), reply=lambda _: None)
-    while host is not None and (data := receive(connection, None)) is not None:
+    ports = _answer(connection, lambda: _build(config_file, with_roles), reply=lambda _: None)
+    while ports is not None and (data := receive(connection, None)) is not None:
         port, method, arguments = decode(data)
-        if method not in PORTS.get(port, ()):
+        kind, target = ports.get(port, ("", None))
+        if method not in PORTS.get(kind, ()):
             send(connection, encode(["error", f"no port method {port}.{method}"]))
             continue
-        target: Any = {"policy": host.policy, "engine": host.engine}[port]
         _answer(connection, lambda target=target, method=method, arguments=arguments: getattr(target, method)(*arguments))
 
 
-def _build(config_file: str) -> Any:
+def _build(config_file: str, with_roles: bool) -> dict[str, tuple[str, Any]]:
+    """Each port's name with its kind and its object."""
     from postgrad.cluster.host import build_host
     from postgrad.config.compose import compose
     from postgrad.methods import find_method
 
-    return build_host(compose(config_file, [], lambda name: find_method(name).Settings))
+    config = compose(config_file, [], lambda name: find_method(name).Settings)
+    host = build_host(config, with_roles)
+    roles = find_method(config.method.name)(config).roles()
+    ports: dict[str, tuple[str, Any]] = {name: (roles[name].kind, model) for name, model in host.models.items()}
+    return ports | {"policy": ("policy", host.policy), "engine": ("engine", host.engine)}
 
 
 def _answer(connection: socket.socket, work: Any, reply: Any = lambda value: value) -> Any:
@@ -57,4 +65,4 @@ def _answer(connection: socket.socket, work: Any, reply: Any = lambda value: val
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], int(sys.argv[2]))
+    serve(sys.argv[1], int(sys.argv[2]), sys.argv[3] == "1")

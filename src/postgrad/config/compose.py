@@ -176,11 +176,12 @@ def _dotted(values: DictConfig, prefix: str = "") -> Iterator[str]:
 
 
 def _help_of(schema: DictConfig, key: str) -> str:
-    kind = OmegaConf.get_type(schema)
+    kind: Any = OmegaConf.get_type(schema)
+    text = ""
     for part in key.split("."):
-        spec = {f.name: f for f in dataclasses.fields(kind)}[part]  # type: ignore[arg-type]
-        kind = spec.type
-    return spec.metadata.get("help", "")
+        spec = {f.name: f for f in dataclasses.fields(kind)}[part]
+        kind, text = spec.type, spec.metadata.get("help", "")
+    return text
 
 
 def _check_limits(section: Any, prefix: str) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from postgrad.algorithms.aggregation import AGGREGATIONS, token_weights
 from postgrad.config.schema import Config, setting
 from postgrad.errors import ConfigError, RunError
+from postgrad.model.critic import Critic
 from postgrad.model.head import TokenOutputs
 from postgrad.model.policy import Policy, Tally
 from postgrad.model.views import FULL, View
@@ -38,14 +39,35 @@ class Prompts(Protocol):
     def decode(self, ids: Sequence[int]) -> str: ...
 
 
+@dataclass(frozen=True)
+class Role:
+    """A model a method wants beside the policy. `frozen` answers with log-probs and never learns; `critic` is trained on values.
+
+    `path` is what model.path is for the policy, which is also where an empty one starts from. `lr` is a critic's own.
+    """
+
+    kind: str
+    path: str = ""
+    lr: float = 0.0
+
+
 @dataclass
 class Ports:
-    """Everything a method may talk to. It cannot tell where any of it lives."""
+    """Everything a method may talk to. It cannot tell where any of it lives. `models` are the roles it asked for, by name."""
 
     policy: Policy
     engine: Engine
     judge: Judge
     prompts: Prompts
+    models: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def reference(self) -> Policy:
+        return self.models["reference"]
+
+    @property
+    def critic(self) -> Critic:
+        return self.models["critic"]
 
 
 @dataclass
@@ -54,6 +76,7 @@ class Step:
 
     number: int
     problems: dict[str, Problem] = field(default_factory=dict)
+    draw: Callable[[int], list[Problem]] = lambda number: []  # further problems from the data, for methods that refill
     metrics: dict[str, float] = field(default_factory=dict)
     failed: list[Batch] = field(default_factory=list)
 
@@ -113,6 +136,10 @@ class Method:
                 f"training.updates_per_step={training.updates_per_step} exceeds training.problems_per_step={training.problems_per_step}; "
                 "an update needs at least one problem"
             )
+
+    def roles(self) -> dict[str, Role]:
+        """Models beside the policy, by name."""
+        return {}
 
     def judges(self) -> bool:
         """Whether this run needs a verifier for its problems."""
@@ -193,9 +220,12 @@ class Method:
 
     def publish(self, batch: Batch, step: Step) -> Batch:
         """Hand the new weights to engines that keep their own."""
+        self.hand_over()
+        return batch
+
+    def hand_over(self) -> None:
         if not self.ports.engine.shares_weights:
             self.ports.engine.publish(self.ports.policy.weights())
-        return batch
 
     # ---- beside the model
 
@@ -253,6 +283,10 @@ class Method:
             scores = [v.value for v in self.ports.judge.score(problems, texts) if isinstance(v, Score)]
             out[f"validation/{name}"] = sum(scores) / len(problems)
         return out
+
+    def trained(self) -> list[Any]:
+        """The models a checkpoint holds: the policy, and every role that learns."""
+        return [self.ports.policy, *(self.ports.models[name] for name, role in self.roles().items() if role.kind == "critic")]
 
     def state(self) -> dict[str, Any]:
         """What the method remembers between steps; goes into the checkpoint."""

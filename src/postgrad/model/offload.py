@@ -8,6 +8,7 @@ device, so offloading never changes a bit of the result.
 """
 
 import mmap
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -229,7 +230,10 @@ class _Shelf:
 def _whole_pages(rows: int, columns: int) -> Tensor:
     """(rows, columns) float32 zeros in memory pages of their own, so that they can be locked."""
     pages = mmap.mmap(-1, max(4 * rows * columns, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return torch.frombuffer(pages, dtype=torch.uint8)[: 4 * rows * columns].view(torch.float32).view(rows, columns)
+    if sys.platform == "linux":
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    block = torch.frombuffer(pages, dtype=torch.uint8).zero_()  # on all threads: locking large pages that exist is 6 times faster
+    return block[: 4 * rows * columns].view(torch.float32).view(rows, columns)
 
 
 def _lock_pages(owner: object, host: Tensor) -> None:

@@ -6,10 +6,11 @@ method implements; no loss is known here by name.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
-from torch import Tensor
+from safetensors.torch import load_file
+from torch import Tensor, nn
 
 from postgrad.config.schema import Config
 from postgrad.model.device import peak_memory_bytes
@@ -87,16 +88,14 @@ class Objective(Protocol):
     def together(self, batch: Batch) -> Sequence[int] | None: ...
 
 
-class LocalPolicy:
-    """The policy in this process. The native engine samples from the same `loaded.model`."""
+class FrozenPolicy:
+    """A model that answers and never learns: a reference, or the part of a policy that asks."""
 
-    def __init__(self, config: Config, loaded: Loaded, objective: Objective) -> None:
-        self.config, self.loaded, self.objective = config, loaded, objective
+    def __init__(self, config: Config, loaded: Loaded) -> None:
+        self.config, self.loaded = config, loaded
         self.model = loaded.model
         self.device = next(self.model.parameters()).device
         self.width = int(self.model.config.get_text_config().hidden_size)
-        self.optimiser = Optimiser(self.model, config.optimiser)
-        self.num_frozen = 0
 
     @torch.no_grad()
     def logprobs(self, batch: Batch, view: View = FULL) -> dict[str, Tensor]:
@@ -113,6 +112,16 @@ class LocalPolicy:
         hidden = hidden_states(self.model, micro.ids, micro.positions, micro.mask, view)
         picked = hidden.flatten(0, 1)[micro.gather]
         return token_outputs(picked, self.model.get_output_embeddings().weight, targets, self.config.rollout.temperature)
+
+
+class LocalPolicy(FrozenPolicy):
+    """The policy in this process. The native engine samples from the same `loaded.model`."""
+
+    def __init__(self, config: Config, loaded: Loaded, objective: Objective) -> None:
+        super().__init__(config, loaded)
+        self.objective = objective
+        self.optimiser = Optimiser(self.model, config.optimiser)
+        self.num_frozen = 0
 
     def update(self, batch: Batch, step: int) -> dict[str, float]:
         lr = learning_rate(self.config.optimiser, step, self.config.training.steps)
@@ -151,16 +160,19 @@ class LocalPolicy:
         save(self.loaded, Path(folder) / "policy")
         self.optimiser.save(Path(folder) / "optimiser.safetensors")
 
-    @torch.no_grad()
     def load(self, folder: str) -> None:
-        from safetensors.torch import load_file
-
-        tensors: dict[str, Any] = {}
-        for file in sorted((Path(folder) / "policy").glob("*.safetensors")):
-            tensors.update(load_file(file))
-        for name, p in self.model.named_parameters():
-            p.copy_(tensors[name])
+        load_weights(self.model, Path(folder) / "policy")
         self.optimiser.load(Path(folder) / "optimiser.safetensors")
+
+
+@torch.no_grad()
+def load_weights(model: nn.Module, folder: Path) -> None:
+    """Copy the weights of a saved folder into the model's own parameters."""
+    tensors: dict[str, Tensor] = {}
+    for file in sorted(folder.glob("model*.safetensors")):
+        tensors.update(load_file(file))
+    for name, p in model.named_parameters():
+        p.copy_(tensors[name])
 
 
 def split_updates(batch: Batch, parts: int) -> list[Batch]:

@@ -28,6 +28,7 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 def make_tiny(folder: Path, seed: int, layers: int = 2, width: int = 128, heads: int = 4, tied: bool = True) -> Path:
     """Write the model as a stock Hugging Face folder and return it."""
     tokenizer = tiny_tokenizer()
+    pad, end = (tokenizer.get_vocab()[word] for word in (PAD, END))
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=width,
@@ -38,8 +39,8 @@ def make_tiny(folder: Path, seed: int, layers: int = 2, width: int = 128, heads:
         head_dim=width // heads,
         max_position_embeddings=512,
         tie_word_embeddings=tied,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=pad,
+        eos_token_id=end,
         bos_token_id=None,
     )
     with torch.random.fork_rng(devices=[]):

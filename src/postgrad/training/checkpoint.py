@@ -6,18 +6,26 @@ checkpoints/step-N/policy/  optimiser.safetensors  method.bin  state.json
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from postgrad.cluster.wire import decode, encode
 from postgrad.errors import RunError
-from postgrad.model.policy import Policy
+
+
+class Savable(Protocol):
+    """A trained model: writes and reads its own files under a checkpoint folder."""
+
+    def save(self, folder: str) -> None: ...
+
+    def load(self, folder: str) -> None: ...
 
 
 @dataclass(frozen=True)
 class Saved:
-    """What a checkpoint holds beside the policy."""
+    """What a checkpoint holds beside the trained models."""
 
     step: int
     cursor: dict[str, Any]
@@ -25,14 +33,15 @@ class Saved:
     method: dict[str, Any]
 
 
-def save(folder: Path, policy: Policy, saved: Saved, keep: int) -> Path:
+def save(folder: Path, models: Sequence[Savable], saved: Saved, keep: int) -> Path:
     """Write checkpoint `saved.step` under the run folder and drop the oldest beyond `keep`."""
     root = folder / "checkpoints"
     final, aside = root / f"step-{saved.step}", root / f".step-{saved.step}"
     try:
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
-        policy.save(str(aside.resolve()))
+        for model in models:
+            model.save(str(aside.resolve()))
         (aside / "method.bin").write_bytes(encode(saved.method))
         state = {"step": saved.step, "cursor": saved.cursor, "flat_steps": saved.flat_steps}
         (aside / "state.json").write_text(json.dumps(state, indent=1) + "\n")
@@ -76,9 +85,10 @@ def latest(folder: Path) -> Path | None:
     return found
 
 
-def load(checkpoint: Path, policy: Policy) -> Saved:
-    """Put the policy where the checkpoint was and return the rest."""
-    policy.load(str(checkpoint.resolve()))
+def load(checkpoint: Path, models: Sequence[Savable]) -> Saved:
+    """Put the models where the checkpoint was and return the rest."""
+    for model in models:
+        model.load(str(checkpoint.resolve()))
     state = json.loads((checkpoint / "state.json").read_text())
     return Saved(state["step"], state["cursor"], state["flat_steps"], decode((checkpoint / "method.bin").read_bytes()))
 

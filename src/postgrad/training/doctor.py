@@ -20,7 +20,7 @@ from postgrad.config.schema import Config, RolloutConfig
 from postgrad.methods import find_method
 from postgrad.model.device import DTYPES, choose_device, choose_dtype, describe_device, probe_threads, total_memory_bytes
 from postgrad.model.load import cache_folder, hub_answers, model_config
-from postgrad.training import fit, prepare, probe, run
+from postgrad.training import fit, prepare, probe, run, simulate
 from postgrad.training.report import duration
 
 PROBE_WIDTH = 512  # of the model that threads are probed with; a run probes with its own
@@ -124,7 +124,7 @@ def _room(report: Report, runs: str) -> None:
     if not _writable(folder):
         problem = f"the runs folder {folder.resolve()} cannot be written: choose another with runs=FOLDER"
     elif free < LOW_DISK:
-        problem = f"only {gib(free)} of disk are free at {folder.resolve()}: checkpoints may not fit; choose another place with runs=FOLDER"
+        problem = f"only {gib(free)} of disk are free at {folder.resolve()}: make room, or choose another place with runs=FOLDER"
     report.add("disk", f"{gib(free)} free at {folder.resolve()}", problem)
 
 
@@ -200,10 +200,10 @@ def _processor() -> str:
 
 @dataclass(frozen=True)
 class Foretold:
-    """What one run needs. `step` and `step_half` are seconds by stage, at full and at half response length; empty: it does not fit."""
+    """What one run needs. `step` and `step_half`: seconds by stage at full and at half response length; empty: it does not fit."""
 
     config: Config
-    size: fit.Size
+    size: simulate.Size
     load: fit.Load
     layout: fit.Layout
     memory: fit.Memory
@@ -225,11 +225,12 @@ def foretell(config: Config) -> Foretold:
     config = method.config = prepare.resolve(run.continued(config))
     inputs = prepare.load_inputs(config, method)
     model = model_config(config.model, config.seed)
-    size = fit.measure(config, model)
+    size = simulate.measure(config, model)
     device = choose_device(config.model.device)
     process = probe.resident_bytes() if device.type != "cuda" else 0
     load = fit.read_load(config, method, inputs)
     inputs.judge.close()
+    fit.check_context(config, load, size)
     kernel = probe.kernel_bytes(config.model.dtype) if device.type == "cpu" else 0
     available = memory_bytes()[1] + process if device.type != "cuda" else torch.cuda.mem_get_info(device)[0]
     memory = fit.foretell_memory(config, model, load, process, kernel)
@@ -241,70 +242,63 @@ def foretell(config: Config) -> Foretold:
     rates = probe.measure_rates(config, model, size, load)
     stages = [stage.__name__ for stage in method.stages()]
     half = fit.lay_out(config, load, width, max(1, longest // 2))
-    step = fit.foretell_step(config, stages, layout, size, rates, load, longest)
-    step_half = fit.foretell_step(config, stages, half, size, rates, load, max(1, longest // 2))
+    step, step_half = (fit.foretell_step(config, stages, laid, size, rates) for laid in (layout, half))
     total = config.training.steps * sum(step.values()) + fit.foretell_validations(config, load, rates)
     return Foretold(config, size, load, layout, memory, available, [], step, step_half, total)
 
 
 def describe(found: Foretold) -> Report:
     """The run's needs against what the machine has."""
-    config, memory, training = found.config, found.memory, found.config.training
+    config, size, training = found.config, found.size, found.config.training
     report = Report()
-    model = config.model
-    report.add("model", f"{model.path}: {found.size.parameters:,} parameters in {found.size.blocks} blocks")
-    report.add("computes on", f"{model.device}, {model.dtype}, {model.threads} threads")
+    report.add("model", f"{config.model.path}: {size.parameters:,} parameters in {size.blocks} blocks")
+    report.add("computes on", f"{config.model.device}, {config.model.dtype}, {config.model.threads} threads")
+    _describe_memory(report, found)
+    tokens = found.layout.tokens
+    report.add("tokens", f"{tokens:,} a step in {found.layout.rows:,} rows, {tokens * training.steps:,} in all")
+    _describe_time(report, found)
+    need, free = fit.disk_bytes(config, size, found.layout), disk_free(config.runs)
+    problem = f"the run needs {gib(need)} of disk, {gib(free)} are free: lower training.keep_checkpoints or choose runs=FOLDER"
+    report.add("checkpoint", gib(fit.checkpoint_bytes(config, size)))
+    keeps = f"{training.keep_checkpoints} checkpoints kept, one being written, and the rollouts"
+    report.add("disk", f"{gib(need)} at most ({keeps}); {gib(free)} free", problem if need > free else "")
+    return report
+
+
+def _describe_memory(report: Report, found: Foretold) -> None:
+    memory = found.memory
     verdict = "fits" if found.fits else "DOES NOT FIT"
-    report.add(
-        "peak memory", f"{gib(memory.peak)} in the {memory.phase}; {gib(found.available)} available: {verdict}", _advice(found)
-    )
+    total = f"{gib(memory.peak)} in the {memory.phase}; {gib(found.available)} available: {verdict}"
+    report.add("peak memory", total, "" if found.fits else _advice(found))
     shape = " x ".join(map(str, found.layout.biggest.ids.shape))
-    notes = {"activations": f"  ({shape} tokens in one pass)", "KV cache": f"  ({fit.decode_rows(config, found.load)} rows)"}
+    rows = fit.decode_rows(found.config, found.load)
+    notes = {"activations": f"  ({shape} tokens in one pass)", "KV cache": f"  ({rows} rows)"}
     for name, size in {**memory.held, **memory.phases[memory.phase]}.items():
         report.add(f"  {name}", f"{gib(size):>10}{notes.get(name, '')}")
     for phase in memory.phases:
         if phase != memory.phase:
             parts = ", ".join(f"{name} {gib(size)}" for name, size in memory.phases[phase].items())
-            report.add(f"  or, {phase}", parts)
-    tokens = found.layout.tokens
-    report.add("tokens", f"{tokens:,} a step in {found.layout.rows:,} rows, {tokens * training.steps:,} in all")
-    _describe_time(report, found)
-    need, free = fit.disk_bytes(config, found.size, found.layout), disk_free(config.runs)
-    problem = (
-        f"the run needs {gib(need)} of disk, {gib(free)} are free: lower training.keep_checkpoints or choose runs=FOLDER"
-        if need > free
-        else ""
-    )
-    keeps = f"{training.keep_checkpoints} kept, one being written, and the rollouts"
-    report.add("checkpoint", gib(fit.checkpoint_bytes(found.size)))
-    report.add("disk", f"{gib(need)} at most ({keeps}); {gib(free)} free", problem)
-    return report
+            report.add(f"  in the {phase}", f"{parts}, at another time")
+
+
+def _advice(found: Foretold) -> str:
+    needed = f"{gib(found.memory.peak)} of memory needed, {gib(found.available)} available"
+    state = sum(found.memory.held.values()) + 4 * found.size.parameters
+    if state > found.available:
+        return f"{needed}: weights, gradients and optimiser alone take {gib(state)}, use a smaller model"
+    lower = ", ".join(f"{change} (saves {gib(saved)})" for change, saved in found.remedies)
+    return f"{needed}: set, in the order of effect, {lower}"
 
 
 def _describe_time(report: Report, found: Foretold) -> None:
     if not found.step:
         report.add("time", "not measured, because it does not fit")
         return
-    longest = found.config.rollout.max_response_tokens
     parts = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in found.step.items())
     report.add("time a step", f"{sum(found.step.values()):.2f} s at most ({parts})")
     if found.layout.sampled:
-        report.add(
-            "",
-            f"with every response {longest} tokens long and every row trained on; {sum(found.step_half.values()):.2f} s at half the length",
-        )
-    report.add("time in all", f"{duration(found.total_s)} for {found.config.training.steps} steps and the validations")
-    report.add(
-        "estimated by", f"timing 1 and 3 blocks of this model in training and decoding here and now, scaled to {found.size.blocks}"
-    )
+        half = f"{sum(found.step_half.values()):.2f} s at half the length"
+        report.add("", f"with all responses {found.layout.sampled_tokens} tokens long and every row trained on; {half}")
+    report.add("time in all", f"{duration(found.total_s)} at most for {found.config.training.steps} steps and the validations")
+    report.add("estimated by", f"timing 1 and 3 blocks in training and decoding, here and now, scaled to {found.size.blocks}")
     report.add("", "not in it: verifiers, checkpoints, models other than the policy")
-
-
-def _advice(found: Foretold) -> str:
-    if found.fits:
-        return ""
-    lower = ", ".join(f"{change} (saves {gib(saved)})" for change, saved in found.remedies)
-    state = sum(found.memory.held.values()) + 4 * found.size.parameters
-    if not lower or state > found.available:
-        return f"{gib(found.memory.peak)} needed, {gib(found.available)} available, of which weights and optimiser take {gib(state)}: use a smaller model"
-    return f"{gib(found.memory.peak)} needed, {gib(found.available)} available: set, in the order of effect, {lower}"

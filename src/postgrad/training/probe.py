@@ -23,7 +23,8 @@ from postgrad.model.policy import LocalPolicy
 from postgrad.model.views import FULL
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.native.engine import NativeEngine
-from postgrad.training.fit import Layout, Load, Rates, Size, build, decode_rows, lay_out
+from postgrad.training.fit import Layout, Load, Rates, decode_rows, lay_out
+from postgrad.training.simulate import Size, build
 
 SMALL_VOCABULARY = 256
 NO_STOP = 1 << 40  # an id that is never sampled, so that probed rows run on
@@ -91,8 +92,8 @@ def _probe(config: Config, model_config: Any, micro: MicroBatch, load: Load, blo
             master.grad = torch.zeros_like(master)
         policy.optimiser.step(0.0)
 
-    timed = [seconds_of(work, device) for work in (forward, train)]
-    return Seconds(*timed, _decode_seconds(config, loaded, load, device), seconds_of(step, device))
+    decode = _decode_seconds(config, loaded, load, device)
+    return Seconds(seconds_of(forward, device), seconds_of(train, device), decode, seconds_of(step, device))
 
 
 def _decode_seconds(config: Config, loaded: Loaded, load: Load, device: torch.device) -> float:
@@ -139,12 +140,12 @@ def kernel_bytes(dtype: str) -> int:
     bfloat16 on CPUs with matrix tiles: oneDNN writes and keeps code for every shape, up to a MiB; float32: nothing.
     """
     rows, weight, out = (torch.zeros(shape, dtype=DTYPES[dtype]) for shape in ((1024, 512), (512, 1024), (1024, 1024)))
-    shapes = range(1024, 512, -8)
-    for i, n in enumerate(shapes):
-        if i == len(shapes) // 2:  # the first half fills what free room the heap has
-            before = resident_bytes()
-        torch.mm(rows[:n], weight, out=out[:n])
-    return max(0, resident_bytes() - before) // (len(shapes) // 2)
+    sizes = []
+    for shapes in (range(1024, 768, -8), range(768, 512, -8)):  # the first half fills what free room the heap has
+        for n in shapes:
+            torch.mm(rows[:n], weight, out=out[:n])
+        sizes.append(resident_bytes())
+    return max(0, sizes[1] - sizes[0]) // len(shapes)
 
 
 def resident_bytes() -> int:

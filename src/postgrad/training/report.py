@@ -20,7 +20,7 @@ class Reporter(Protocol):
 
     def validated(self, number: int, metrics: dict[str, float]) -> None: ...
 
-    def saved(self, path: Path, rows: int) -> None: ...
+    def saved(self, path: Path) -> None: ...
 
     def note(self, text: str) -> None: ...
 
@@ -36,7 +36,7 @@ class Silent:
 
     def validated(self, number: int, metrics: dict[str, float]) -> None: ...
 
-    def saved(self, path: Path, rows: int) -> None: ...
+    def saved(self, path: Path) -> None: ...
 
     def note(self, text: str) -> None: ...
 
@@ -157,7 +157,7 @@ class Panel(Silent):
         self.validation.append((number, metrics))
         self.draw()
 
-    def saved(self, path: Path, rows: int) -> None:
+    def saved(self, path: Path) -> None:
         self.message = f"saved {path.name}"
         self.draw()
 

@@ -1,0 +1,94 @@
+"""The critic: a model of its own that says how much reward is still to come, token by token.
+
+The value of a response token is read where that token is predicted, so it judges the state before it. The value head starts at zero.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from postgrad.config.schema import Config
+from postgrad.model.layout import MicroBatch, make_micro_batches
+from postgrad.model.load import Loaded, save
+from postgrad.model.optimiser import Optimiser, learning_rate
+from postgrad.model.policy import Tally, load_weights, split_updates
+from postgrad.model.views import FULL, hidden_states
+from postgrad.types import Batch
+
+
+class Critic(Protocol):
+    """A value model, wherever it lives."""
+
+    def values(self, batch: Batch) -> Tensor:
+        """(tokens,) value before each response token, without gradient."""
+        ...
+
+    def update(self, batch: Batch, step: int) -> dict[str, float]:
+        """Train towards the batch's returns. Returns metrics."""
+        ...
+
+    def save(self, folder: str) -> None: ...
+
+    def load(self, folder: str) -> None: ...
+
+
+class ValueObjective(Protocol):
+    """What a method with a critic decides beside it."""
+
+    def prepare_values(self, batch: Batch) -> Batch: ...
+
+    def value_loss(self, batch: Batch, values: Tensor, tally: Tally) -> Tensor: ...
+
+
+class LocalCritic:
+    """The critic in this process."""
+
+    def __init__(self, config: Config, loaded: Loaded, objective: ValueObjective, lr: float) -> None:
+        self.config, self.loaded, self.objective = config, loaded, objective
+        self.device = next(loaded.model.parameters()).device
+        self.width = int(loaded.model.config.get_text_config().hidden_size)
+        self.head = nn.Linear(self.width, 1, device=self.device)  # float32, whatever the body computes in
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+        body = nn.ModuleDict({"body": loaded.model.base_model, "value_head": self.head})
+        self.optimiser_config = dataclasses.replace(config.optimiser, lr=lr)
+        self.optimiser = Optimiser(body, self.optimiser_config)
+
+    def forward(self, micro: MicroBatch) -> Tensor:
+        hidden = hidden_states(self.loaded.model, micro.ids, micro.positions, micro.mask, FULL)
+        return self.head(hidden.flatten(0, 1)[micro.gather].float())[:, 0]
+
+    @torch.no_grad()
+    def values(self, batch: Batch) -> Tensor:
+        out = torch.zeros(batch.num_tokens)
+        for micro in make_micro_batches(batch, self.config.training.token_budget, self.width):
+            out[batch.response.positions(torch.tensor(micro.rows))] = self.forward(micro.to(self.device)).cpu()
+        return out
+
+    def update(self, batch: Batch, step: int) -> dict[str, float]:
+        tally = Tally()
+        lr = learning_rate(self.optimiser_config, step, self.config.training.steps)
+        for part in split_updates(batch, self.config.training.updates_per_step):
+            part = self.objective.prepare_values(part)
+            for micro in make_micro_batches(part, self.config.training.token_budget, self.width):
+                rows = part.select(micro.rows).to(self.device)
+                loss = self.objective.value_loss(rows, self.forward(micro.to(self.device)), tally)
+                loss.backward()
+                tally.total("critic/loss", float(loss.detach()))
+            tally.mean("critic/grad_norm", torch.tensor([self.optimiser.step(lr)]))
+        return tally.result()
+
+    def save(self, folder: str) -> None:
+        save(self.loaded, Path(folder) / "critic")
+        save_file({name: p.detach().cpu() for name, p in self.head.named_parameters()}, Path(folder) / "critic" / "value_head.safetensors")
+        self.optimiser.save(Path(folder) / "critic_optimiser.safetensors")
+
+    @torch.no_grad()
+    def load(self, folder: str) -> None:
+        load_weights(self.loaded.model, Path(folder) / "critic")
+        self.head.load_state_dict(load_file(Path(folder) / "critic" / "value_head.safetensors"))
+        self.optimiser.load(Path(folder) / "critic_optimiser.safetensors")

@@ -1,0 +1,58 @@
+"""The functions of the CS336 alignment assignment, with its names, arguments and padded (rows, positions) shapes.
+
+Thin: the arithmetic is postgrad.algorithms', the parsing postgrad.rewards', the tokens postgrad.data's; what training computes and
+what these compute is the same code. For scripts and notebooks, and for anyone who comes from the course; the package itself does
+not use them. Stands beside training: may touch algorithms, model, rewards and data.
+
+    sequences     prompt + output as tensors, entropy, log-probs, masked sums and means
+    steps         group-normalised rewards, the policy-gradient losses, the SFT and GRPO micro-batch steps
+    generations   what the model answers, with rewards, entropies and lengths
+    supplement    packed SFT data, MMLU and GSM8K parsing, the DPO loss of one pair
+"""
+
+from postgrad.algorithms.masked import masked_mean, masked_normalize
+from postgrad.toolkit.generations import log_generations
+from postgrad.toolkit.sequences import (
+    compute_entropy,
+    get_response_log_probs,
+    selective_log_softmax,
+    tokenize_prompt_and_output,
+)
+from postgrad.toolkit.steps import (
+    compute_group_normalized_rewards,
+    compute_grpo_clip_loss,
+    compute_naive_policy_gradient_loss,
+    compute_policy_gradient_loss,
+    grpo_microbatch_train_step,
+    sft_microbatch_train_step,
+)
+from postgrad.toolkit.supplement import (
+    PackedSftDataset,
+    compute_per_instance_dpo_loss,
+    get_packed_sft_dataset,
+    iterate_batches,
+    parse_gsm8k_response,
+    parse_mmlu_response,
+)
+
+__all__ = [
+    "PackedSftDataset",
+    "compute_entropy",
+    "compute_group_normalized_rewards",
+    "compute_grpo_clip_loss",
+    "compute_naive_policy_gradient_loss",
+    "compute_per_instance_dpo_loss",
+    "compute_policy_gradient_loss",
+    "get_packed_sft_dataset",
+    "get_response_log_probs",
+    "grpo_microbatch_train_step",
+    "iterate_batches",
+    "log_generations",
+    "masked_mean",
+    "masked_normalize",
+    "parse_gsm8k_response",
+    "parse_mmlu_response",
+    "selective_log_softmax",
+    "sft_microbatch_train_step",
+    "tokenize_prompt_and_output",
+]
