@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 PROBLEMS, SAMPLES, TOKENS = 8, 8, 64
-TRL = '''
+TRL = """
 import json, resource, sys, tempfile, time
 import torch
 from datasets import Dataset
@@ -44,7 +44,7 @@ tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
 GRPOTrainer(model=model, processing_class=tokenizer, reward_funcs=reward, args=config, train_dataset=data, callbacks=[Timer()]).train()
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 print("RESULT " + json.dumps({"steps": out, "peak": peak, "kept": kept}))
-'''
+"""
 
 
 def length_reward(response: str, problem: object) -> float:

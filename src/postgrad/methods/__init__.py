@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 METHODS = {
     "sft": "postgrad.methods.sft:Sft",
     "grpo": "postgrad.methods.grpo:Grpo",
+    "ppo": "postgrad.methods.ppo:Ppo",
+    "dpo": "postgrad.methods.dpo:Dpo",
 }
 
 

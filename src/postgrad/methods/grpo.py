@@ -1,88 +1,293 @@
-"""GRPO: sample a group for each problem, compare within the group, move by the clipped ratio.
+"""GRPO and its family: sample a group for each problem, turn rewards into advantages, move by a policy loss.
 
-When one update follows one rollout the old policy is the current one, so its log-probs are the current ones without gradient and no
-second forward pass runs.
+`method.advantage` and `method.loss` name entries of algorithms.ADVANTAGES and algorithms.LOSSES, so RLOO, ReMax, REINFORCE++, OPO, GSPO,
+CISPO and the others are this method with other words; DAPO's refilling is a stage of it. When one update follows one rollout the old
+policy is the current one: its log-probs are the current ones without gradient and no second forward pass runs.
 """
 
-from dataclasses import dataclass
+import inspect
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from postgrad.algorithms.advantages import grpo
-from postgrad.algorithms.losses import ppo_clip
+from postgrad.algorithms.advantages import ADVANTAGES
+from postgrad.algorithms.kl import AdaptiveKl, FixedKl, kl_in_reward, kl_penalty, mean_kl
+from postgrad.algorithms.losses import LOSSES, cov_selection
+from postgrad.algorithms.shaping import overlong_penalty
+from postgrad.algorithms.token_advantages import outcome_rewards
 from postgrad.config.schema import setting
 from postgrad.errors import ConfigError
-from postgrad.methods.base import Method, MethodSettings, Stage, Step
+from postgrad.methods.base import Method, MethodSettings, Role, Stage, Step
+from postgrad.methods.correct import CORRECTIONS, correct, correction_on, log_engine_gap
 from postgrad.model.head import TokenOutputs
 from postgrad.model.policy import Tally
-from postgrad.types import POLICY, Batch
+from postgrad.rollout.engine import Sampling
+from postgrad.types import POLICY, Batch, Score
+
+KL_ESTIMATORS = ("k1", "k2", "k3", "abs", "k1+", "k3+")
+KNOWN_NEEDS = ("group>=2", "named_rewards", "greedy", "sum_probs_squared", "source", "critic")
 
 
 @dataclass
 class GrpoSettings(MethodSettings):
+    advantage: str = setting("grpo", "estimator of the advantages; docs/algorithms.md lists them", choices=tuple(ADVANTAGES))
     normalise_by_std: bool = setting(True, "divide a group's advantages by its standard deviation; false is Dr. GRPO")
-    clip_low: float = setting(0.2, "ratio clipped below 1 - this", at_least=0.0)
-    clip_high: float = setting(0.2, "ratio clipped above 1 + this", at_least=0.0)
-    dual_clip: float = setting(3.0, "bound on the ratio where the advantage is negative", above=1.0)
+    gamma: float = setting(1.0, "discount of token-level estimators", above=0.0, at_most=1.0)
+    reward_weights: dict[str, float] = field(default_factory=dict, metadata={"help": "gdpo: weights of the named reward parts"})
+    loss: str = setting("ppo_clip", "policy loss; docs/algorithms.md lists them", choices=tuple(LOSSES))
+    clip_low: float | None = setting(None, "ratio clipped below 1 - this; null: the loss's own default, inf: open", at_least=0.0)
+    clip_high: float | None = setting(None, "ratio clipped above 1 + this; null: the loss's own default, inf: open", at_least=0.0)
+    dual_clip: float | None = setting(
+        None, "bound on the ratio where the advantage is negative; null: the default of the loss", above=1.0
+    )
+    loss_options: dict[str, float] = field(default_factory=dict, metadata={"help": "further numbers of the loss, by name"})
+    kl: str = setting(
+        "none", "penalty for leaving the reference: none, in the loss, or in the reward", choices=("none", "loss", "reward")
+    )
+    kl_estimator: str = setting("k3", "how the penalty is estimated", choices=KL_ESTIMATORS)
+    kl_coef: float = setting(0.001, "weight of the penalty; the start of an adaptive one", at_least=0.0)
+    kl_target: float | None = setting(None, "steer the weight towards this KL (in the reward only); null: fixed", above=0.0)
+    entropy_coef: float = setting(0.0, "bonus for the entropy of the policy being trained", at_least=0.0)
+    overlong_buffer: int = setting(
+        0, "DAPO: tokens before the limit in which the penalty for length grows from 0 to 1; 0 is off", at_least=0
+    )
+    max_refills: int = setting(
+        0, "DAPO: times a step may sample again to replace groups whose rewards are all equal; 0 is off", at_least=0
+    )
+    correction: str = setting(
+        "auto", "importance weights for an engine that is not the trainer; auto: token when apart", choices=CORRECTIONS
+    )
+    correction_bound: str = setting("2.0", "C truncates the weights at C; lo_hi sets weights outside to zero")
+    rejection: dict[str, str] = field(
+        default_factory=dict, metadata={"help": "rules that mask tokens or rows, e.g. token_k1: 0.5_2.0"}
+    )
 
 
 class Grpo(Method):
     Settings = GrpoSettings
 
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        settings = self.settings
+        adaptive = settings.kl_target is not None
+        self.controller = AdaptiveKl(settings.kl_coef, settings.kl_target) if adaptive else FixedKl(settings.kl_coef)
+        self.estimator, self.policy_loss = ADVANTAGES[settings.advantage], LOSSES[settings.loss]
+
     def check(self) -> None:
         super().check()
-        if self.config.rollout.samples < 2:
+        settings, samples = self.settings, self.config.rollout.samples
+        needs = self.estimator.needs
+        grouped = "groups" in self.estimator.columns
+        for need in needs:
+            if need not in KNOWN_NEEDS or (need == "critic" and "critic" not in self.roles()):
+                raise ConfigError(
+                    f"method.advantage={settings.advantage} needs a {need}; {settings.name} has none: use the recipe made for it"
+                )
+        if samples < 2 and grouped:
+            raise ConfigError(f"rollout.samples={samples}: {settings.advantage} compares within a group; use rollout.samples=8")
+        if "named_rewards" in needs and not settings.reward_weights:
+            raise ConfigError("method.advantage=gdpo needs the reward parts by name; add e.g. method.reward_weights.answer=1.0")
+        if settings.kl_target is not None and settings.kl != "reward":
             raise ConfigError(
-                f"rollout.samples={self.config.rollout.samples}: a group of one has nothing to compare with; use rollout.samples=8"
+                f"method.kl_target={settings.kl_target} steers the penalty in the reward; add method.kl=reward or remove it"
             )
+        if settings.kl == "reward" and settings.kl_estimator.endswith("+"):
+            raise ConfigError(
+                f"method.kl_estimator={settings.kl_estimator} changes gradients, and a reward has none; use k1, k2, k3 or abs"
+            )
+        if settings.kl == "reward" and "named_rewards" in needs:
+            raise ConfigError("method.kl=reward mixes with one reward only; gdpo has several: use method.kl=loss")
+        if settings.overlong_buffer > self.config.rollout.max_response_tokens:
+            raise ConfigError(f"method.overlong_buffer={settings.overlong_buffer} exceeds rollout.max_response_tokens")
+        known = inspect.signature(self.policy_loss.function).parameters
+        for name in [
+            *settings.loss_options,
+            *(n for n in ("clip_low", "clip_high", "dual_clip") if getattr(settings, n) is not None),
+        ]:
+            if name not in known:
+                raise ConfigError(f"method.loss={settings.loss} has no setting {name}; it takes {', '.join(known)}")
+        for name in self.policy_loss.required:
+            if name not in settings.loss_options:
+                raise ConfigError(f"method.loss={settings.loss} needs method.loss_options.{name}=NUMBER")
+
+    def roles(self) -> dict[str, Role]:
+        return {"reference": Role("frozen")} if self.settings.kl != "none" else {}
 
     def stages(self) -> list[Stage]:
-        stages = super().stages()
-        if self.config.training.updates_per_step > 1:
-            stages.insert(stages.index(self.update), self.remember)
-        return stages
+        wanted: list[Stage] = [self.compose, self.sample, self.enrich, self.score]
+        wanted += [self.refill] if self.settings.max_refills else []
+        wanted += [self.greedy] if "greedy" in self.estimator.needs else []
+        wanted += [self.remember] if self.needs_old() else []
+        wanted += [self.refer] if self.settings.kl != "none" else []
+        wanted += [self.correct] if correction_on(self.settings, self.ports.engine) else []
+        return [*wanted, self.estimate, self.update, self.publish]
 
-    def estimate(self, batch: Batch, step: Step) -> Batch:
-        advantages = grpo(batch.rows["reward"], batch.rows["group"], normalise_by_std=self.settings.normalise_by_std)
-        batch.tokens["advantages"] = batch.spread(advantages) * batch.tokens["loss_mask"]
+    def needs_old(self) -> bool:
+        """Whether somebody reads the old policy's log-probs before or after the first optimiser step."""
+        read_early = "old_logprobs" in self.estimator.columns or "cov_selected" in self.policy_loss.columns
+        several = self.config.training.updates_per_step > 1
+        return several or read_early or self.settings.kl == "reward" or correction_on(self.settings, self.ports.engine)
+
+    # ---- stages
+
+    def score(self, batch: Batch, step: Step) -> Batch:
+        batch = super().score(batch, step)
+        if self.settings.overlong_buffer:
+            limit = self.config.rollout.max_response_tokens
+            batch.rows["reward/overlong"] = overlong_penalty(
+                batch.response.lengths, max_length=limit, buffer=self.settings.overlong_buffer
+            ).float()
+            batch.rows["reward"] = batch.rows["reward"] + batch.rows["reward/overlong"]
+        return batch
+
+    def refill(self, batch: Batch, step: Step) -> Batch:
+        """DAPO's dynamic sampling: groups that teach nothing are replaced until the batch is full, a bounded number of times."""
+        wanted = self.config.training.problems_per_step
+        kept, tries = _informative(batch), 0
+        while (found := _num_groups(kept)) < wanted and tries < self.settings.max_refills:
+            tries += 1
+            fresh = self.compose(step.draw(wanted - found), step)
+            for stage in (self.sample, self.enrich, self.score):
+                fresh = stage(fresh, step)
+            fresh.rows["group"] += (tries + 1) * wanted
+            batch = Batch.concat([batch, fresh])
+            kept = _informative(batch)
+        step.metrics |= {"refill/times": float(tries), "refill/groups": float(_num_groups(kept))}
+        return kept if len(kept) else batch
+
+    def greedy(self, batch: Batch, step: Step) -> Batch:
+        """ReMax: the reward of one greedy response a problem is the baseline."""
+        uids = list(dict.fromkeys(batch.rows["uid"]))
+        problems = [step.problems[uid] for uid in uids]
+        sampling = Sampling(0.0, self.config.rollout.max_response_tokens)
+        answers = self.generate([(p, [0]) for p in problems], sampling, step.number)
+        verdicts = self.ports.judge.score(problems, [self.ports.prompts.decode(a[0].tokens) for a in answers])
+        baseline = {uid: v.value if isinstance(v, Score) else 0.0 for uid, v in zip(uids, verdicts, strict=True)}
+        batch.rows["greedy_reward"] = torch.tensor([baseline[uid] for uid in batch.rows["uid"]])
         return batch
 
     def remember(self, batch: Batch, step: Step) -> Batch:
         """Log-probs of the policy before its updates, of the view that is trained."""
         old = self.ports.policy.logprobs(batch, self.view(step.number))
-        batch.tokens["old_logprobs"] = old["logprobs"]
+        batch.tokens["old_logprobs"], batch.tokens["sum_probs_squared"] = old["logprobs"], old["sum_squares"]
+        tally = Tally()
+        log_engine_gap(batch, old["logprobs"], tally)
+        step.metrics |= tally.result()
         return batch
 
+    def refer(self, batch: Batch, step: Step) -> Batch:
+        """Log-probs of the reference, of the same view."""
+        batch.tokens["reference_logprobs"] = self.ports.reference.logprobs(batch, self.view(step.number))["logprobs"]
+        return batch
+
+    def correct(self, batch: Batch, step: Step) -> Batch:
+        return correct(self.settings, batch, step)
+
+    def estimate(self, batch: Batch, step: Step) -> Batch:
+        columns = self.columns(batch, step)
+        options = {"normalise_by_std": self.settings.normalise_by_std, "gamma": self.settings.gamma} | self.estimate_options()
+        known = inspect.signature(self.estimator.function).parameters
+        given = {name: columns[name] for name in self.estimator.columns} | {k: v for k, v in options.items() if k in known}
+        out = self.estimator.function(**given)
+        if self.estimator.level == "row":
+            batch.tokens["advantages"] = batch.spread(out) * batch.tokens["loss_mask"]
+        else:
+            batch.tokens["advantages"], batch.tokens["returns"] = out.advantages, out.returns
+        if "cov_selected" in self.policy_loss.columns:  # clip_cov picks at random among its candidates
+            generator = torch.Generator().manual_seed((self.config.seed << 20) + step.number)
+            batch.tokens["uniforms"] = torch.rand(batch.num_tokens, generator=generator)
+        return batch
+
+    def estimate_options(self) -> dict[str, Any]:
+        weights = dict(self.settings.reward_weights)
+        return {"weights": weights} if weights else {}
+
+    def columns(self, batch: Batch, step: Step) -> dict[str, Any]:
+        """Everything an estimator may read, by the names of algorithms.advantages."""
+        mask, rows, num_rows = batch.tokens["loss_mask"], batch.row_index, len(batch)
+        token_rewards = outcome_rewards(batch.rows["reward"], mask, rows, num_rows)
+        if self.settings.kl == "reward":
+            old, reference, beta = batch.tokens["old_logprobs"], batch.tokens["reference_logprobs"], self.controller.coefficient
+            token_rewards, kl = kl_in_reward(token_rewards, old, reference, mask, beta, estimator=self.settings.kl_estimator)
+            measured = float(mean_kl(kl, mask, rows, num_rows))
+            step.metrics |= {"kl/reference": measured, "kl/coef": beta}
+            self.controller.update(measured, num_rows)
+        rewards: Any = batch.sum_tokens(token_rewards)
+        if "named_rewards" in self.estimator.needs:
+            rewards = {name: batch.rows[f"reward/{name}"] for name in self.settings.reward_weights}
+        return {
+            **dict(batch.tokens),
+            "rewards": rewards,
+            "token_rewards": token_rewards,
+            "groups": batch.rows["group"],
+            "lengths": batch.sum_tokens(mask.long()),
+            "on_policy": batch.rows["source"] == POLICY,
+            "greedy_rewards": batch.rows["greedy_reward"] if "greedy_reward" in batch.rows else None,
+            "mask": mask,
+            "rows": rows,
+            "num_rows": num_rows,
+        }
+
+    # ---- beside the model
+
     def prepare(self, batch: Batch) -> Batch:
-        """Rows whose advantage is zero everywhere move nothing: they count in the denominators and are not computed."""
+        """Rows whose advantage is zero everywhere move nothing, unless a bonus or a penalty does: they count but are not computed."""
         batch = super().prepare(batch)
+        if "cov_selected" in self.policy_loss.columns:
+            band, uniforms = ((1.0, 5.0), batch.tokens["uniforms"]) if self.settings.loss == "clip_cov" else (None, None)
+            batch.tokens["cov_selected"] = cov_selection(
+                batch.tokens["old_logprobs"], batch.tokens["advantages"], batch.tokens["loss_mask"], band=band, uniforms=uniforms
+            )
+        if self.settings.kl == "loss" or self.settings.entropy_coef or self.settings.loss == "dro":
+            return batch
         moves = batch.sum_tokens((batch.tokens["advantages"] * batch.tokens["loss_weight"]).abs()) > 0
         return batch.select(torch.nonzero(moves)[:, 0])
 
     def loss(self, batch: Batch, current: TokenOutputs, tally: Tally) -> Tensor:
-        old = batch.tokens["old_logprobs"] if "old_logprobs" in batch.tokens else current.logprobs.detach()
-        settings, mask = self.settings, batch.tokens["loss_mask"]
-        out = ppo_clip(
-            current.logprobs,
-            old,
-            batch.tokens["advantages"],
-            clip_low=settings.clip_low,
-            clip_high=settings.clip_high,
-            dual_clip=settings.dual_clip,
-        )
+        mask, weight, settings = batch.tokens["loss_mask"], batch.tokens["loss_weight"], self.settings
+        fresh = "old_logprobs" not in batch.tokens
+        shape = {"mask": mask, "rows": batch.row_index, "num_rows": len(batch)}
+        columns = {**dict(batch.tokens), **shape, "logprobs": current.logprobs}
+        if fresh:
+            columns["old_logprobs"] = current.logprobs.detach()
+            log_engine_gap(batch, current.logprobs, tally)
+        out = self.policy_loss.function(**{name: columns[name] for name in self.policy_loss.columns}, **self.loss_settings())
         for name, column in out.metrics.items():
             tally.mean(f"policy/{name}", column, mask)
         tally.mean("entropy", current.entropy, mask)
-        if "old_logprobs" not in batch.tokens:
-            log_engine_gap(batch, current.logprobs, tally)
-        return (out.values * batch.tokens["loss_weight"]).sum()
+        values = out.values * batch.tokens["rollout_weights"] if "rollout_weights" in batch.tokens else out.values
+        if settings.entropy_coef:
+            values = values - settings.entropy_coef * current.entropy
+        if settings.kl == "loss":
+            kl = kl_penalty(current.logprobs, batch.tokens["reference_logprobs"], settings.kl_estimator)
+            tally.mean("kl/reference", kl, mask)
+            values = values + settings.kl_coef * kl
+        return (values * weight)[mask].sum()
+
+    def loss_settings(self) -> dict[str, float]:
+        """The numbers the loss is called with: those that are set."""
+        own = {"clip_low": self.settings.clip_low, "clip_high": self.settings.clip_high, "dual_clip": self.settings.dual_clip}
+        return {name: value for name, value in own.items() if value is not None} | dict(self.settings.loss_options)
+
+    # ---- state
+
+    def state(self) -> dict[str, Any]:
+        return {"kl": self.controller.state()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.controller.load(state["kl"])
 
 
-def log_engine_gap(batch: Batch, logprobs: Tensor, tally: Tally) -> None:
-    """How far the engine's log-probs are from the trainer's on sampled tokens: kl/engine estimates KL(engine, trainer)."""
-    sampled = batch.tokens["token_source"] == POLICY
-    gap = batch.tokens["behaviour_logprobs"] - logprobs.detach()
-    tally.mean("kl/engine", gap, sampled)
-    tally.mean("engine/gap_mean", gap.abs(), sampled)
-    tally.peak("engine/gap_max", gap.abs(), sampled)
+def _num_groups(batch: Batch) -> int:
+    return len(batch.rows["group"].unique())
+
+
+def _informative(batch: Batch) -> Batch:
+    """Rows of groups whose rewards differ."""
+    _, group = batch.rows["group"].unique(return_inverse=True)
+    rewards, count = batch.rows["reward"], int(group.max()) + 1
+    low = torch.full((count,), torch.inf).scatter_reduce(0, group, rewards, "amin")
+    high = torch.full((count,), -torch.inf).scatter_reduce(0, group, rewards, "amax")
+    return batch.select(torch.nonzero((high > low)[group])[:, 0])

@@ -84,7 +84,9 @@ class LocalCritic:
 
     def save(self, folder: str) -> None:
         save(self.loaded, Path(folder) / "critic")
-        save_file({name: p.detach().cpu() for name, p in self.head.named_parameters()}, Path(folder) / "critic" / "value_head.safetensors")
+        save_file(
+            {name: p.detach().cpu() for name, p in self.head.named_parameters()}, Path(folder) / "critic" / "value_head.safetensors"
+        )
         self.optimiser.save(Path(folder) / "critic_optimiser.safetensors")
 
     @torch.no_grad()

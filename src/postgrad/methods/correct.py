@@ -1,0 +1,48 @@
+"""Rollout correction: what to do when the engine that sampled is not exactly the policy that learns.
+
+The log-probs of the engine (`behaviour_logprobs`) are held against the trainer's (`old_logprobs`): weights multiply the loss, rules mask
+tokens or rows whose ratio is out of bounds. Absent when the engine samples from the trainer's own parameters.
+"""
+
+from typing import Any
+
+from torch import Tensor
+
+from postgrad.algorithms.correction import importance_weights, mismatch_metrics, reject, weight_metrics
+from postgrad.methods.base import Step
+from postgrad.model.policy import Tally
+from postgrad.rollout.engine import Engine
+from postgrad.types import POLICY, Batch
+
+CORRECTIONS = ("auto", "none", "token", "sequence", "geometric")
+
+
+def correction_on(settings: Any, engine: Engine) -> bool:
+    """Whether this run corrects: when asked to, or by default when the engine keeps weights of its own."""
+    return settings.correction not in ("auto", "none") or (settings.correction == "auto" and not engine.shares_weights)
+
+
+def correct(settings: Any, batch: Batch, step: Step) -> Batch:
+    """Set `rollout_weights`, narrow `loss_mask` by the rejection rules, log how far engine and trainer are apart."""
+    level = "token" if settings.correction == "auto" else settings.correction
+    sampled = batch.tokens["loss_mask"] & (batch.tokens["token_source"] == POLICY)
+    place = (sampled, batch.row_index, len(batch))
+    train, rollout = batch.tokens["old_logprobs"], batch.tokens["behaviour_logprobs"]
+    weights = importance_weights(train, rollout, *place, level=level, threshold=settings.correction_bound).values
+    metrics = {**mismatch_metrics(train, rollout, *place), **weight_metrics(weights, *place)}
+    batch.tokens["rollout_weights"] = weights.where(sampled, 1.0)
+    if settings.rejection:
+        rejection = reject(train, rollout, *place, dict(settings.rejection))
+        batch.tokens["loss_mask"] = batch.tokens["loss_mask"] & (rejection.keep | ~sampled)
+        metrics |= rejection.metrics
+    step.metrics |= {f"correction/{name}": float(value) for name, value in metrics.items()}
+    return batch
+
+
+def log_engine_gap(batch: Batch, logprobs: Tensor, tally: Tally) -> None:
+    """How far the engine's log-probs are from the trainer's on sampled tokens: kl/engine estimates KL(engine, trainer)."""
+    sampled = batch.tokens["token_source"] == POLICY
+    gap = batch.tokens["behaviour_logprobs"] - logprobs.detach()
+    tally.mean("kl/engine", gap, sampled)
+    tally.mean("engine/gap_mean", gap.abs(), sampled)
+    tally.peak("engine/gap_max", gap.abs(), sampled)

@@ -1,0 +1,296 @@
+"""The CS336 functions that read and write texts: generations, packing, parsing, DPO (specs/cs336.md sections 1 and 3)."""
+
+import gzip
+import json
+import math
+import string
+from pathlib import Path
+
+import pytest
+import torch
+from letters import gpt2, letters_tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from postgrad import toolkit
+from postgrad.errors import ConfigError
+from postgrad.toolkit import generations, supplement
+
+INTRO = "Below is an instruction that describes a task. Write a response that appropriately completes the request."
+
+
+@pytest.fixture(scope="module")
+def letters() -> PreTrainedTokenizerFast:
+    return letters_tokenizer()
+
+
+def no_reward(response: str, truth: str) -> dict[str, float]:
+    return {"reward": 0.0}
+
+
+# ---- generations
+
+
+def test_generations_are_judged_measured_and_averaged(letters, monkeypatch):
+    model = gpt2(2, letters).train()  # answers with 1, 2 and 7 tokens
+    prompts, truths = ["ab", "a much longer one", "xyz"], ["0", "1", "1"]
+
+    def reward(response, truth):
+        return {"reward": 0.5 * float(truth), "format_reward": 1.0, "answer_reward": float(truth)}
+
+    greedy = {"do_sample": False, "max_new_tokens": 7}
+    out = toolkit.log_generations(model, letters, prompts, truths, reward, greedy)
+    assert model.training  # its own mode again
+    assert [e["prompt"] for e in out["examples"]] == prompts and [e["ground_truth"] for e in out["examples"]] == truths
+    assert (out["avg_reward"], out["avg_format_reward"]) == (pytest.approx(1 / 3), 1.0)
+    assert out["avg_answer_reward"] == pytest.approx(2 / 3)
+    lengths = [e["response_length"] for e in out["examples"]]
+    assert lengths == [1, 2, 7]
+    assert out["avg_response_length/total"] == pytest.approx(sum(lengths) / 3)
+    assert out["avg_response_length/incorrect"] == lengths[0] and out["avg_response_length/correct"] == sum(lengths[1:]) / 2
+    assert out["avg_token_entropy"] == pytest.approx(sum(e["avg_token_entropy"] for e in out["examples"]) / 3)
+    model.eval()
+    for example in out["examples"]:
+        check_alone(model, letters, example)
+    alone = toolkit.log_generations(model, letters, prompts, ["1"] * 3, reward, greedy, max_prompts=1)
+    assert len(alone["examples"]) == 1 and alone["avg_response_length/incorrect"] == 0.0 and not model.training
+
+
+def check_alone(model, tokenizer, example):
+    """The slow reference: one row, no padding, one forward pass over prompt and response."""
+    prompt = torch.tensor([tokenizer(example["prompt"])["input_ids"]])
+    full = model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=7, pad_token_id=0)
+    new = full.shape[1] - prompt.shape[1]
+    entropy = torch.distributions.Categorical(logits=model(full).logits[0, prompt.shape[1] - 1 : -1]).entropy()
+    assert example["response_length"] == new
+    assert example["avg_token_entropy"] == pytest.approx(entropy.mean().item(), rel=1e-4)
+    assert example["response"] == tokenizer.decode(full[0, prompt.shape[1] :], skip_special_tokens=True)
+
+
+def test_a_completion_ends_with_its_first_end():
+    ids = torch.tensor([[5, 9, 9, 0], [5, 6, 7, 8], [9, 1, 2, 3], [5, 8, 0, 0]])
+    rows = generations._up_to_the_end(ids, torch.tensor([9, 8]), pad=0).int().tolist()
+    assert rows == [[1, 1, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 0, 0]]
+    without_end = torch.tensor([[5, 0, 0], [5, 6, 7]])  # a stop string ended the first row
+    assert generations._up_to_the_end(without_end, torch.tensor([9]), pad=0).int().tolist() == [[1, 0, 0], [1, 1, 1]]
+    pad_is_end = torch.tensor([[5, 9, 9], [5, 6, 7]])
+    assert generations._up_to_the_end(pad_is_end, torch.tensor([9]), pad=9).int().tolist() == [[1, 1, 0], [1, 1, 1]]
+
+
+def test_sampling_is_from_the_whole_distribution_by_default(letters, monkeypatch):
+    model, seen = gpt2(3, letters), {}
+
+    def generate(**settings):
+        seen.update(settings)
+        return torch.cat([settings["input_ids"], torch.tensor([[letters.eos_token_id]])], dim=1)
+
+    monkeypatch.setattr(model, "generate", generate)
+    out = toolkit.log_generations(model, letters, ["ab"], ["x"], lambda *_: {"reward": 1.0})
+    assert out["examples"][0]["response"] == "" and out["examples"][0]["response_length"] == 1
+    sampling = {"do_sample": True, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_new_tokens": 1024}
+    assert {key: seen[key] for key in sampling} == sampling
+    toolkit.log_generations(model, letters, ["ab"], ["x"], lambda *_: {"reward": 1.0}, {"do_sample": False, "max_new_tokens": 3})
+    assert seen["do_sample"] is False and seen["max_new_tokens"] == 3
+    with pytest.raises(ValueError, match="2 prompts for 1 ground truths"):
+        toolkit.log_generations(model, letters, ["a", "b"], ["x"], no_reward)
+    with pytest.raises(ValueError, match="no prompts"):
+        toolkit.log_generations(model, letters, [], [], no_reward)
+
+
+def test_training_mode_comes_back_after_a_failure(letters, monkeypatch):
+    model = gpt2(3, letters).train()
+    monkeypatch.setattr(model, "generate", lambda **_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        toolkit.log_generations(model, letters, ["ab"], ["x"], no_reward)
+    assert model.training
+
+
+# ---- packing
+
+
+def documents() -> list[dict[str, str]]:
+    """Five documents whose Alpaca texts have 2431 characters, BOS and end included."""
+    rows = [{"prompt": f"task {i} {{x}}", "response": "yes\n" * (i + 1)} for i in range(5)]
+    frame = len(f"{INTRO}\n\n### Instruction:\n\n\n### Response:\n") + 2
+    missing = 2431 - sum(frame + len(row["prompt"]) + len(row["response"]) for row in rows)
+    rows[-1]["response"] += "z" * missing
+    return rows
+
+
+@pytest.fixture
+def jsonl(tmp_path) -> Path:
+    path = tmp_path / "sft.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in documents()))
+    return path
+
+
+def corpus(tokenizer) -> list[int]:
+    text = [f"{INTRO}\n\n### Instruction:\n{row['prompt']}\n\n### Response:\n{row['response']}" for row in documents()]
+    return [i for t in text for i in [*tokenizer(t)["input_ids"], tokenizer.eos_token_id]]
+
+
+def test_five_documents_are_75_rows_of_32(letters, jsonl):
+    dataset = toolkit.get_packed_sft_dataset(tokenizer=letters, dataset_path=jsonl, seq_length=32, shuffle=False)
+    stream = corpus(letters)
+    assert len(stream) == 2431 and len(dataset) == 75
+    rows = list(dataset)  # plain iteration ends by IndexError
+    assert len(rows) == 75 and all(set(row) == {"input_ids", "labels"} for row in rows)
+    assert all(v.shape == (32,) and v.dtype == torch.int64 for row in rows for v in row.values())
+    assert [i for row in rows for i in row["input_ids"].tolist()] == stream[:2400]
+    assert [i for row in rows for i in row["labels"].tolist()] == stream[1:2401]
+    assert rows[3]["labels"][-1] == rows[4]["input_ids"][0]
+    assert torch.equal(dataset[-1]["labels"], rows[74]["labels"])
+    for index in (75, -76):
+        with pytest.raises(IndexError):
+            dataset[index]
+    assert len(toolkit.PackedSftDataset(letters, str(jsonl), 2430, False)) == 1
+    assert len(toolkit.PackedSftDataset(letters, str(jsonl), 2431, False)) == 0
+
+
+def test_no_newline_after_the_response(letters, tmp_path):
+    assert supplement.alpaca("Say {hi}", "hi") == f"{INTRO}\n\n### Instruction:\nSay {{hi}}\n\n### Response:\nhi"
+    file = tmp_path / "one.jsonl"
+    file.write_text(json.dumps({"prompt": "a", "response": "b"}))
+    tokens = toolkit.PackedSftDataset(letters, file, 4, False).tokens.tolist()
+    assert tokens[0] == letters.bos_token_id
+    assert tokens[-2:] == [string.printable.index("b"), letters.eos_token_id]
+
+
+def test_shuffling_moves_whole_documents(letters, jsonl):
+    stream = corpus(letters)
+    torch.manual_seed(1)
+    one = toolkit.PackedSftDataset(letters, jsonl, 32, True).tokens.tolist()
+    torch.manual_seed(1)
+    two = toolkit.PackedSftDataset(letters, jsonl, 32, True).tokens.tolist()
+    assert one == two != stream and sorted(split(one, letters)) == sorted(split(stream, letters))
+
+
+def split(tokens, tokenizer) -> list[list[int]]:
+    out = [[]]
+    for token in tokens:
+        out[-1].append(token)
+        if token == tokenizer.eos_token_id:
+            out.append([])
+    return out
+
+
+def test_packed_files_may_be_compressed_and_must_be_whole(letters, jsonl, tmp_path):
+    packed = tmp_path / "x.jsonl.gz"
+    packed.write_bytes(gzip.compress(jsonl.read_bytes()))
+    assert toolkit.PackedSftDataset(letters, packed, 32, False).tokens.tolist() == corpus(letters)
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"prompt": "a", "response": "b"}\n{"prompt": "a"}\n')
+    with pytest.raises(ConfigError, match="line 2: no text in prompt or response"):
+        toolkit.PackedSftDataset(letters, bad, 32, False)
+    with pytest.raises(ConfigError, match="no such file"):
+        toolkit.PackedSftDataset(letters, tmp_path / "none.jsonl", 32, False)
+    with pytest.raises(ValueError, match="seq_length is 0"):
+        toolkit.PackedSftDataset(letters, jsonl, 0, False)
+    bare = PreTrainedTokenizerFast(tokenizer_object=letters.backend_tokenizer)
+    with pytest.raises(ConfigError, match="no end-of-sequence token"):
+        toolkit.PackedSftDataset(bare, jsonl, 32, False)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_batches_are_one_epoch(letters, jsonl, shuffle):
+    dataset = toolkit.PackedSftDataset(letters, jsonl, 32, False)
+    torch.manual_seed(0)
+    batches = toolkit.iterate_batches(dataset=dataset, batch_size=8, shuffle=shuffle)
+    assert len(batches) == math.ceil(75 / 8) == 10
+    seen = [batch["input_ids"] for batch in batches]
+    assert [len(rows) for rows in seen] == [8] * 9 + [3] and seen[0].dtype == torch.int64 and seen[0].shape == (8, 32)
+    rows, plain = torch.cat(seen).tolist(), [row["input_ids"].tolist() for row in dataset]
+    assert sorted(rows) == sorted(plain) and (rows == plain) == (not shuffle)
+
+
+# ---- parsing
+
+
+MMLU = {"subject": "virology", "question": "How many?", "options": ["100", "1", "10", "unknown"], "answer": "A"}
+
+
+@pytest.mark.parametrize(
+    ("text", "letter"),
+    [
+        ("The correct answer is B. There is only one human polyomavirus known at present.", "B"),
+        ("The correct answer is 10000 polyomaviruses.", None),
+        ("The correct answer is 1.", None),
+        ("The correct answer is A.", "A"),
+        ("The correct answer is (D) unknown", "D"),
+        ("C", "C"),
+        ("A virus has 100 of them.", None),
+        ("The answer is A virus.", None),
+        ("The answer is E.", None),
+        ("unknown", None),
+        ("", None),
+    ],
+)
+def test_mmlu_answers(text, letter):
+    assert toolkit.parse_mmlu_response(mmlu_example=MMLU, model_output=text) == letter
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("Natalia sold 48/2 = 24 clips in May. Natalia sold 48+24 = 72 clips altogether in April and May.", "72"),
+        ("Natalia sold twenty-four clips in May, seventy-two altogether.", None),
+        ("It costs $1,234.50.", "1234.50"),
+        ("That is \\$18.", "18"),
+        ("It is -5 degrees", "-5"),
+        ("It is −5 degrees", "-5"),
+        ("10-3 is 7", "7"),
+        ("a loss of -$20", "-20"),
+        ("50%", "50"),
+        ("#### 1,000,000", "1000000"),
+        ("one of 1,2,3", "3"),
+        ("72.", "72"),
+        ("", None),
+    ],
+)
+def test_gsm8k_answers(text, answer):
+    assert toolkit.parse_gsm8k_response(model_output=text) == answer
+
+
+# ---- preference
+
+
+def log_prob(model, tokenizer, prompt, response) -> float:
+    """The slow reference: the whole Alpaca text and its end, by the model's own logits."""
+    text = f"{INTRO}\n\n### Instruction:\n{prompt}\n\n### Response:\n{response}"
+    ids = torch.tensor([*tokenizer(text)["input_ids"], tokenizer.eos_token_id])
+    logprobs = model(ids[None]).logits[0, :-1].log_softmax(-1)
+    return logprobs.gather(1, ids[1:, None]).double().sum().item()
+
+
+def test_dpo_of_one_pair(letters):
+    lm, ref = gpt2(1, letters), gpt2(2, letters)
+    pair = {
+        "prompt": "The quick brown fox jumps over",
+        "response_chosen": "the lazy dog.",
+        "response_rejected": "their crazy frog.",
+    }
+    swapped = {**pair, "response_chosen": pair["response_rejected"], "response_rejected": pair["response_chosen"]}
+    for beta in (0.5, 0.01):
+        loss = toolkit.compute_per_instance_dpo_loss(lm=lm, lm_ref=ref, tokenizer=letters, beta=beta, **pair)
+        other = toolkit.compute_per_instance_dpo_loss(lm, ref, letters, beta, **swapped)
+        lm_w, lm_l, ref_w, ref_l = (
+            log_prob(m, letters, pair["prompt"], pair[key]) for m in (lm, ref) for key in ("response_chosen", "response_rejected")
+        )
+        margin = beta * ((lm_w - lm_l) - (ref_w - ref_l))
+        assert loss.dim() == 0 and loss.item() == pytest.approx(math.log1p(math.exp(-margin)), rel=1e-3)
+        assert (other - loss).item() == pytest.approx(margin, rel=1e-3) and abs(margin) > 0.01
+    same = toolkit.compute_per_instance_dpo_loss(lm, gpt2(1, letters), letters, 0.5, **pair)
+    assert same.item() == pytest.approx(math.log(2), abs=1e-6)
+
+
+def test_dpo_trains_the_model_and_not_the_reference(letters):
+    lm, ref = gpt2(1, letters), gpt2(2, letters)
+    optimiser = torch.optim.SGD(lm.parameters(), lr=1e-3)
+    losses = []
+    for _ in range(3):
+        loss = toolkit.compute_per_instance_dpo_loss(lm, ref, letters, 0.1, "p", "good", "bad")
+        losses.append(loss.item())
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    assert losses[0] > losses[1] > losses[2]
+    assert all(p.grad is None for p in ref.parameters()) and all(p.grad is not None for p in lm.parameters())
