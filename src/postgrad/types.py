@@ -125,7 +125,7 @@ class Batch:
     @staticmethod
     def of(trajectories: Sequence[Trajectory]) -> "Batch":
         """Build the table. Extra columns must be the same for all trajectories."""
-        flat = [t for t in trajectories]
+        flat = list(trajectories)
         tokens: dict[str, Tensor] = {
             "loss_mask": _flat("loss_mask", flat, lambda t: t.loss_mask, True, torch.bool),
             "behaviour_logprobs": _flat("behaviour_logprobs", flat, lambda t: t.behaviour_logprobs, 0.0, torch.float32),

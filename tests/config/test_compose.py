@@ -42,7 +42,7 @@ def test_values_come_from_schema_recipe_and_words_in_this_order():
     config = made("grpo", "optimiser.lr=3e-4", "seed=7")
     assert config.optimiser.lr == 3e-4 and config.seed == 7  # words
     assert config.training.problems_per_step == 16 and config.method.name == "grpo"  # recipe
-    assert config.training.checkpoint_every == 50 and config.method.clip_low == 0.2  # schema
+    assert config.training.checkpoint_every == 50 and config.method.kl_coef == 0.001  # schema
     assert config.optimiser.betas == [0.9, 0.999]
 
 

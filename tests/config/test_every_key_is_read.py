@@ -2,6 +2,8 @@
 
 import ast
 import dataclasses
+import inspect
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -97,14 +99,16 @@ def test_every_setting_is_read_somewhere(section, leaf, reads):
     assert (section, leaf) in reads, f"nobody reads {section}.{leaf}: remove the key, or use it"
 
 
+def in_methods(value) -> bool:
+    return inspect.isfunction(value) and value.__module__.startswith("postgrad.methods")
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_every_setting_of_a_method_is_read_by_it(name, reads):
     method = find_method(name)
-    own = {
-        Path(__import__(kind.__module__, fromlist=["x"]).__file__)
-        for kind in method.__mro__
-        if kind.__module__.startswith("postgrad.methods")
-    }
+    modules = {sys.modules[kind.__module__] for kind in method.__mro__ if kind.__module__.startswith("postgrad.methods")}
+    helpers = {sys.modules[f.__module__] for m in modules for f in vars(m).values() if callable(f) and in_methods(f)}
+    own = {Path(module.__file__) for module in modules | helpers}
     read_here = {leaf for section, leaf in reads_of(iter(own)) if section == "settings"}
     for field in dataclasses.fields(method.Settings):
         assert field.name in read_here, f"method {name} never reads settings.{field.name}"

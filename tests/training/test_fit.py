@@ -1,5 +1,6 @@
 """The estimate of `postgrad doctor --fit`, against numbers worked out by hand, against real tensors and against a real run."""
 
+import dataclasses
 import json
 import os
 import re
@@ -29,12 +30,16 @@ def configured(model: Path, *words: str) -> Config:
     return compose_words(["grpo", f"model.path={model}", *fixed, *words])
 
 
-def uniform(groups: int, prompt: int, samples: int) -> fit.Load:
-    return fit.Load([fit.Group(prompt, (), samples)] * groups, prompt)
+def uniform(groups: int, prompt: int, samples: int, given: tuple[int, ...] = (), num_validation: int = 0) -> fit.Load:
+    return fit.Load([fit.Group(prompt, given, samples)] * groups, prompt, num_validation)
+
+
+def planned(load: fit.Load, model: Path, *words: str) -> fit.Plan:
+    config = configured(model, *words)
+    return fit.Plan(config, model_config(config.model), load)
 
 
 RATES = fit.Rates(forward_token_s=0.001, train_token_s=0.003, decode_s=0.02, decode_rows=8, parameter_s=1e-6)
-SIZE = simulate.Size(parameters=1000, bytes_each=2, blocks=2, vocabulary=10, context=100, largest=500, linears=3)
 
 
 # ---- by hand
@@ -57,8 +62,7 @@ def test_tied_heads_count_once(tiny: Path, tiny_untied: Path) -> None:
 
 
 def test_layout_counts_prompts_once_for_a_bundle(tiny: Path) -> None:
-    config = configured(tiny, "training.token_budget=1000", "training.problems_per_step=2", "rollout.samples=3")
-    layout = fit.lay_out(config, uniform(2, 10, 3), width=512, response_tokens=5)
+    layout = fit.lay_out(planned(uniform(2, 10, 3), tiny, "training.token_budget=1000"), response_tokens=5)
     # One pass of two bundles: the prompt, and of each response all but the last token.
     assert layout.biggest.ids.shape == (2, 10 + 3 * 4)
     assert (layout.rows, layout.sampled, layout.num_passes) == (6, 6, 1)
@@ -66,9 +70,9 @@ def test_layout_counts_prompts_once_for_a_bundle(tiny: Path) -> None:
 
 
 def test_layout_of_a_large_step_is_scaled_from_its_first_groups(tiny: Path) -> None:
-    config = configured(tiny, "training.token_budget=100", "rollout.samples=2", "training.problems_per_step=400")
-    layout = fit.lay_out(config, uniform(400, 10, 2), width=8, response_tokens=5)
-    exact = fit.lay_out(configured(tiny, "training.token_budget=10000"), uniform(400, 10, 2), width=8, response_tokens=5)
+    load = uniform(400, 10, 2)
+    layout = fit.lay_out(planned(load, tiny, "training.token_budget=100"), response_tokens=5)
+    exact = fit.lay_out(planned(load, tiny, "training.token_budget=10000"), response_tokens=5)
     assert layout.rows == exact.rows == 800
     assert layout.tokens == exact.tokens == 800 * 15
     assert layout.padded_tokens == exact.padded_tokens
@@ -76,59 +80,77 @@ def test_layout_of_a_large_step_is_scaled_from_its_first_groups(tiny: Path) -> N
 
 
 def test_step_time_is_the_sum_of_its_parts(tiny: Path) -> None:
-    config = configured(tiny, "training.updates_per_step=2", "training.token_budget=1000")
-    layout = fit.lay_out(config, uniform(4, 10, 4), width=512, response_tokens=5)
-    step = fit.foretell_step(config, ["compose", "sample", "remember", "update"], layout, SIZE, RATES)
-    padded = 4 * (10 + 4 * 4)
+    plan = planned(uniform(4, 10, 4), tiny, "training.updates_per_step=2", "training.token_budget=1000")
+    layout = fit.lay_out(plan, response_tokens=5)
+    step = fit.foretell_step(plan, ["compose", "sample", "remember", "update"], layout, RATES)
+    padded, parameters = 4 * (10 + 4 * 4), simulate.measure(plan.config, plan.model).parameters
     assert layout.padded_tokens == padded
     assert step == pytest.approx(
         {
             "sample": 40 * 0.001 + 2 * 5 * 0.02,  # 16 rows are two waves of 8
             "remember": padded * 0.001,
-            "update": padded * 0.003 + 2 * 1000 * 1e-6,
+            "update": padded * 0.003 + 2 * parameters * 1e-6,
         }
     )
 
 
+def test_other_models_take_memory_time_and_disk(tiny: Path) -> None:
+    alone = planned(uniform(4, 10, 4), tiny, "training.token_budget=1000", "rollout.max_response_tokens=5")
+    plan = dataclasses.replace(alone, roles={"reference": ("frozen", alone.model), "critic": ("critic", alone.model)})
+    layout, p = fit.lay_out(plan, response_tokens=5), simulate.measure(plan.config, plan.model).parameters
+    step = fit.foretell_step(plan, ["sample", "update"], layout, RATES)
+    assert step["reference"] == pytest.approx(layout.padded_tokens * 0.001)
+    assert step["critic"] == pytest.approx(layout.padded_tokens * (0.001 + 0.003) + p * 1e-6)
+    more, less = (fit.foretell_memory(which, process=0) for which in (plan, alone))
+    assert sum(more.held.values()) - sum(less.held.values()) == 4 * p + (4 + 8) * p
+    assert more.phases["critic's update"]["gradients"] == 4 * p
+    assert fit.checkpoint_bytes(plan) == 2 * fit.checkpoint_bytes(alone)
+
+
 def test_a_step_that_samples_nothing_has_no_sample_time(tiny: Path) -> None:
-    config = configured(tiny)
-    layout = fit.lay_out(config, fit.Load([fit.Group(10, (7,), 0)] * 4, 10), 32, 5)
-    assert list(fit.foretell_step(config, ["compose", "sample", "update"], layout, SIZE, RATES)) == ["update"]
+    plan = planned(uniform(4, 10, 0, given=(7,)), tiny)
+    layout = fit.lay_out(plan, 5)
+    assert list(fit.foretell_step(plan, ["compose", "sample", "update"], layout, RATES)) == ["update"]
     assert layout.tokens == 4 * 17
 
 
 def test_validations_are_counted_before_after_and_between(tiny: Path) -> None:
-    config = configured(tiny, "training.steps=10", "training.validate_every=5", "rollout.max_response_tokens=4")
-    load = fit.Load([fit.Group(10, (), 2)], 10, num_validation=16)
+    words = ["training.steps=10", "training.validate_every=5", "rollout.max_response_tokens=4"]
     one = 16 * 10 * 0.001 + 2 * 4 * 0.02
-    assert fit.foretell_validations(config, load, RATES) == pytest.approx(3 * 2 * one)
-    assert fit.foretell_validations(config, uniform(1, 10, 2), RATES) == 0.0
+    assert fit.foretell_validations(planned(uniform(1, 10, 2, num_validation=16), tiny, *words), RATES) == pytest.approx(
+        3 * 2 * one
+    )
+    assert fit.foretell_validations(planned(uniform(1, 10, 2), tiny, *words), RATES) == 0.0
 
 
 @pytest.mark.parametrize(
     ("words", "each"),
     [
-        (["model.dtype=float32"], 8),
-        (["model.dtype=bfloat16"], 12),
-        (["model.dtype=bfloat16", "optimiser.kind=adamw_offloaded"], 12),
-        (["model.dtype=bfloat16", "optimiser.kind=adamw_8bit"], 6),
+        (["model.dtype=float32"], 4 + 8),
+        (["model.dtype=bfloat16"], 2 + 12),
+        (["model.dtype=bfloat16", "optimiser.kind=adamw_offloaded"], 2 + 12),
+        (["model.dtype=bfloat16", "optimiser.kind=adamw_8bit"], 2 + 6),
     ],
 )
 def test_checkpoint_and_disk(tiny: Path, words: list[str], each: int) -> None:
-    config = configured(tiny, *words, "training.steps=100", "training.checkpoint_every=10", "training.keep_checkpoints=2")
-    assert fit.checkpoint_bytes(config, SIZE) == SIZE.weights + each * 1000
-    layout = fit.lay_out(config, uniform(2, 10, 2), 32, 5)
+    steps = ["training.steps=100", "training.checkpoint_every=10", "training.keep_checkpoints=2"]
+    plan = planned(uniform(2, 10, 2), tiny, *words, *steps)
+    one = each * simulate.measure(plan.config, plan.model).parameters
+    assert fit.checkpoint_bytes(plan) == one
+    layout = fit.lay_out(plan, 5)
     rollouts = 100 * layout.tokens * fit.ROLLOUT_BYTES
-    assert fit.disk_bytes(config, SIZE, layout) == 3 * (SIZE.weights + each * 1000) + rollouts
-    config.training.checkpoint_every = 100
-    assert fit.disk_bytes(config, SIZE, layout) == SIZE.weights + each * 1000 + rollouts
+    assert fit.disk_bytes(plan, layout) == 3 * one + rollouts
+    plan.config.training.checkpoint_every = 100
+    assert fit.disk_bytes(plan, layout) == one + rollouts
 
 
 def test_rows_longer_than_the_context_are_refused(tiny: Path) -> None:
-    config = configured(tiny, "rollout.max_response_tokens=91")
-    fit.check_context(config, uniform(1, 9, 2), SIZE)
-    with pytest.raises(ConfigError, match="context of 100"):
-        fit.check_context(config, uniform(1, 10, 2), SIZE)
+    plan = planned(uniform(1, 10, 2), tiny, "rollout.max_response_tokens=502")
+    size = simulate.measure(plan.config, plan.model)
+    fit.check_context(plan, size)
+    plan.config.rollout.max_response_tokens = 503
+    with pytest.raises(ConfigError, match="context of 512"):
+        fit.check_context(plan, size)
 
 
 # ---- memory against real tensors
@@ -191,23 +213,19 @@ def test_simulated_peak_is_that_of_the_real_pass(tiny_untied: Path) -> None:
 
 
 def test_checkpointing_and_a_smaller_budget_take_less(tiny_untied: Path) -> None:
-    load = uniform(8, 20, 4)
     peaks = {}
     for words in ((), ("model.activation_checkpointing=true",), ("training.token_budget=100",)):
-        config = configured(tiny_untied, "rollout.max_response_tokens=20", *words)
-        memory = fit.foretell_memory(config, model_config(config.model), load, process=0)
-        peaks[words] = memory.phases["update"]["activations"]
+        plan = planned(uniform(8, 20, 4), tiny_untied, "rollout.max_response_tokens=20", *words)
+        peaks[words] = fit.foretell_memory(plan, process=0).phases["update"]["activations"]
     assert peaks[("model.activation_checkpointing=true",)] < 0.5 * peaks[()]
     assert peaks[("training.token_budget=100",)] < 0.25 * peaks[()]
 
 
 def test_memory_by_hand(tiny: Path) -> None:
     words = ["rollout.max_response_tokens=20", "model.dtype=bfloat16", "rollout.max_rows=6", "training.steps=1"]
-    config = configured(tiny, *words)
-    model = model_config(config.model)
-    size = simulate.measure(config, model)
-    memory = fit.foretell_memory(config, model, uniform(2, 10, 4), process=5000, kernel=7)
-    p = size.parameters
+    plan = planned(uniform(2, 10, 4), tiny, *words)
+    memory = fit.foretell_memory(plan, process=5000, kernel=7)
+    p = simulate.measure(plan.config, plan.model).parameters
     state = {"process": 5000, "weights": 2 * p, "optimiser state": 8 * p, "float32 masters": 4 * p}
     assert {name: memory.held[name] for name in state} == state
     # Matrices of five shapes (embedding; q and o; k and v; gate and up; down), six row counts and one pass of three products.
@@ -220,8 +238,8 @@ def test_memory_by_hand(tiny: Path) -> None:
 
 def test_an_engine_apart_counts_its_own_weights(tiny: Path) -> None:
     apart = ["cluster.place=process", "cluster.engine_apart=true"]
-    configs = [configured(tiny, *words, "rollout.max_response_tokens=20") for words in ([], apart)]
-    one, two = (fit.foretell_memory(config, model_config(config.model), uniform(2, 10, 4), process=10**6) for config in configs)
+    plans = [planned(uniform(2, 10, 4), tiny, *words, "rollout.max_response_tokens=20") for words in ([], apart)]
+    one, two = (fit.foretell_memory(plan, process=10**6) for plan in plans)
     rollout = sum(n for name, n in one.phases["rollout"].items() if name != "heap slack")
     assert two.held["engine process"] == 10**6 + one.held["weights"] + rollout
     assert two.held["driver process"] == 10**6
@@ -229,8 +247,8 @@ def test_an_engine_apart_counts_its_own_weights(tiny: Path) -> None:
 
 
 def test_remedies_come_in_the_order_of_effect(tiny_untied: Path) -> None:
-    config = configured(tiny_untied, "rollout.max_response_tokens=50", "training.token_budget=4096")
-    found = fit.remedies(config, model_config(config.model), uniform(32, 20, 8), process=0)
+    plan = planned(uniform(32, 20, 8), tiny_untied, "rollout.max_response_tokens=50", "training.token_budget=4096")
+    found = fit.remedies(plan, process=0)
     savings = [saved for _, saved in found]
     assert savings == sorted(savings, reverse=True)
     assert savings[-1] > 0

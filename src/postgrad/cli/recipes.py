@@ -10,7 +10,7 @@ from postgrad.errors import ConfigError, did_you_mean
 def run(words: list[str]) -> int:
     if words and words[0] in ("-h", "--help"):
         print(
-            "usage: postgrad recipes [NAME]\n\nLists the recipes, or shows one: where it comes from, and every setting with its value and meaning."
+            "usage: postgrad recipes [NAME]\n\nLists the recipes, or shows one: its origin and every setting with value and meaning."
         )
         return 0
     if not words:

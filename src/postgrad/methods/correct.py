@@ -6,9 +6,11 @@ tokens or rows whose ratio is out of bounds. Absent when the engine samples from
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from postgrad.algorithms.correction import importance_weights, mismatch_metrics, reject, weight_metrics
+from postgrad.errors import ConfigError
 from postgrad.methods.base import Step
 from postgrad.model.policy import Tally
 from postgrad.rollout.engine import Engine
@@ -20,6 +22,21 @@ CORRECTIONS = ("auto", "none", "token", "sequence", "geometric")
 def correction_on(settings: Any, engine: Engine) -> bool:
     """Whether this run corrects: when asked to, or by default when the engine keeps weights of its own."""
     return settings.correction not in ("auto", "none") or (settings.correction == "auto" and not engine.shares_weights)
+
+
+def check_correction(settings: Any) -> None:
+    """Refuse bounds and rules that cannot be read, and rules that nothing would apply. Raises ConfigError."""
+    if settings.correction == "none" and settings.rejection:
+        raise ConfigError("method.correction=none switches method.rejection off too; remove one of them, e.g. method.correction=auto")
+    nothing = (torch.zeros(0), torch.zeros(0), torch.zeros(0, dtype=torch.bool), torch.zeros(0, dtype=torch.int64), 0)
+    try:
+        importance_weights(*nothing, threshold=settings.correction_bound)
+    except ConfigError as error:
+        raise ConfigError(f"method.correction_bound: {error}") from error
+    try:
+        reject(*nothing, dict(settings.rejection))
+    except ConfigError as error:
+        raise ConfigError(f"method.rejection: {error}") from error
 
 
 def correct(settings: Any, batch: Batch, step: Step) -> Batch:

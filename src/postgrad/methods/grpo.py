@@ -13,20 +13,19 @@ import torch
 from torch import Tensor
 
 from postgrad.algorithms.advantages import ADVANTAGES
-from postgrad.algorithms.kl import AdaptiveKl, FixedKl, kl_in_reward, kl_penalty, mean_kl
+from postgrad.algorithms.kl import KL_ESTIMATORS, AdaptiveKl, FixedKl, kl_in_reward, kl_penalty, mean_kl
 from postgrad.algorithms.losses import LOSSES, cov_selection
 from postgrad.algorithms.shaping import overlong_penalty
 from postgrad.algorithms.token_advantages import outcome_rewards
 from postgrad.config.schema import setting
-from postgrad.errors import ConfigError
+from postgrad.errors import ConfigError, RunError, did_you_mean
 from postgrad.methods.base import Method, MethodSettings, Role, Stage, Step
-from postgrad.methods.correct import CORRECTIONS, correct, correction_on, log_engine_gap
+from postgrad.methods.correct import CORRECTIONS, check_correction, correct, correction_on, log_engine_gap
 from postgrad.model.head import TokenOutputs
 from postgrad.model.policy import Tally
 from postgrad.rollout.engine import Sampling
 from postgrad.types import POLICY, Batch, Score
 
-KL_ESTIMATORS = ("k1", "k2", "k3", "abs", "k1+", "k3+")
 KNOWN_NEEDS = ("group>=2", "named_rewards", "greedy", "sum_probs_squared", "source", "critic")
 
 
@@ -82,9 +81,8 @@ class Grpo(Method):
         grouped = "groups" in self.estimator.columns
         for need in needs:
             if need not in KNOWN_NEEDS or (need == "critic" and "critic" not in self.roles()):
-                raise ConfigError(
-                    f"method.advantage={settings.advantage} needs a {need}; {settings.name} has none: use the recipe made for it"
-                )
+                fix = "use the recipe ppo" if need == "critic" else "use the recipe made for it"
+                raise ConfigError(f"method.advantage={settings.advantage} needs a {need}; {settings.name} has none: {fix}")
         if samples < 2 and grouped:
             raise ConfigError(f"rollout.samples={samples}: {settings.advantage} compares within a group; use rollout.samples=8")
         if "named_rewards" in needs and not settings.reward_weights:
@@ -100,17 +98,22 @@ class Grpo(Method):
         if settings.kl == "reward" and "named_rewards" in needs:
             raise ConfigError("method.kl=reward mixes with one reward only; gdpo has several: use method.kl=loss")
         if settings.overlong_buffer > self.config.rollout.max_response_tokens:
-            raise ConfigError(f"method.overlong_buffer={settings.overlong_buffer} exceeds rollout.max_response_tokens")
-        known = inspect.signature(self.policy_loss.function).parameters
+            limit = self.config.rollout.max_response_tokens
+            raise ConfigError(
+                f"method.overlong_buffer={settings.overlong_buffer} exceeds rollout.max_response_tokens={limit}; lower one or raise the other"
+            )
+        parameters = inspect.signature(self.policy_loss.function).parameters.values()
+        known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]  # the others are columns
         for name in [
             *settings.loss_options,
             *(n for n in ("clip_low", "clip_high", "dual_clip") if getattr(settings, n) is not None),
         ]:
             if name not in known:
-                raise ConfigError(f"method.loss={settings.loss} has no setting {name}; it takes {', '.join(known)}")
+                raise ConfigError(f"method.loss={settings.loss} has no setting {name}; it takes {', '.join(known) or 'none'}")
         for name in self.policy_loss.required:
             if name not in settings.loss_options:
                 raise ConfigError(f"method.loss={settings.loss} needs method.loss_options.{name}=NUMBER")
+        check_correction(settings)
 
     def roles(self) -> dict[str, Role]:
         return {"reference": Role("frozen")} if self.settings.kl != "none" else {}
@@ -145,16 +148,16 @@ class Grpo(Method):
     def refill(self, batch: Batch, step: Step) -> Batch:
         """DAPO's dynamic sampling: groups that teach nothing are replaced until the batch is full, a bounded number of times."""
         wanted = self.config.training.problems_per_step
-        kept, tries = _informative(batch), 0
+        kept, tries, failures = _informative(batch), 0, step.metrics["reward/failures"]
         while (found := _num_groups(kept)) < wanted and tries < self.settings.max_refills:
             tries += 1
-            fresh = self.compose(step.draw(wanted - found), step)
-            for stage in (self.sample, self.enrich, self.score):
-                fresh = stage(fresh, step)
+            fresh = self.sample(self.compose(step.draw(wanted - found), step), step)
+            fresh = self.score(self.enrich(fresh, step), step)
             fresh.rows["group"] += (tries + 1) * wanted
-            batch = Batch.concat([batch, fresh])
+            failures += step.metrics["reward/failures"]
+            batch = Batch.concat(_with_equal_parts([batch, fresh]))
             kept = _informative(batch)
-        step.metrics |= {"refill/times": float(tries), "refill/groups": float(_num_groups(kept))}
+        step.metrics |= {"refill/times": float(tries), "refill/groups": float(_num_groups(kept)), "reward/failures": failures}
         return kept if len(kept) else batch
 
     def greedy(self, batch: Batch, step: Step) -> Batch:
@@ -207,16 +210,17 @@ class Grpo(Method):
     def columns(self, batch: Batch, step: Step) -> dict[str, Any]:
         """Everything an estimator may read, by the names of algorithms.advantages."""
         mask, rows, num_rows = batch.tokens["loss_mask"], batch.row_index, len(batch)
-        token_rewards = outcome_rewards(batch.rows["reward"], mask, rows, num_rows)
+        outcome = token_rewards = outcome_rewards(batch.rows["reward"], mask, rows, num_rows)
         if self.settings.kl == "reward":
             old, reference, beta = batch.tokens["old_logprobs"], batch.tokens["reference_logprobs"], self.controller.coefficient
             token_rewards, kl = kl_in_reward(token_rewards, old, reference, mask, beta, estimator=self.settings.kl_estimator)
             measured = float(mean_kl(kl, mask, rows, num_rows))
             step.metrics |= {"kl/reference": measured, "kl/coef": beta}
             self.controller.update(measured, num_rows)
-        rewards: Any = batch.sum_tokens(token_rewards)
+        # A row whose tokens were all rejected still tells its group what it earned.
+        rewards: Any = batch.rows["reward"] + batch.sum_tokens(token_rewards - outcome)
         if "named_rewards" in self.estimator.needs:
-            rewards = {name: batch.rows[f"reward/{name}"] for name in self.settings.reward_weights}
+            rewards = {name: self.part(batch, name) for name in self.settings.reward_weights}
         return {
             **dict(batch.tokens),
             "rewards": rewards,
@@ -224,11 +228,18 @@ class Grpo(Method):
             "groups": batch.rows["group"],
             "lengths": batch.sum_tokens(mask.long()),
             "on_policy": batch.rows["source"] == POLICY,
-            "greedy_rewards": batch.rows["greedy_reward"] if "greedy_reward" in batch.rows else None,
+            "greedy_rewards": batch.rows.get("greedy_reward"),
             "mask": mask,
             "rows": rows,
             "num_rows": num_rows,
         }
+
+    def part(self, batch: Batch, name: str) -> Tensor:
+        """(rows,) one named part of the reward."""
+        there = [column.removeprefix("reward/") for column in batch.rows if column.startswith("reward/")]
+        if name not in there:
+            raise RunError(f"method.reward_weights.{name}: the verifier reports no such part; {did_you_mean(name, there)}")
+        return batch.rows[f"reward/{name}"]
 
     # ---- beside the model
 
@@ -240,7 +251,7 @@ class Grpo(Method):
             batch.tokens["cov_selected"] = cov_selection(
                 batch.tokens["old_logprobs"], batch.tokens["advantages"], batch.tokens["loss_mask"], band=band, uniforms=uniforms
             )
-        if self.settings.kl == "loss" or self.settings.entropy_coef or self.settings.loss == "dro":
+        if self.settings.kl == "loss" or self.settings.entropy_coef or self.settings.loss in ("dro", "kl_cov"):
             return batch
         moves = batch.sum_tokens((batch.tokens["advantages"] * batch.tokens["loss_weight"]).abs()) > 0
         return batch.select(torch.nonzero(moves)[:, 0])
@@ -282,6 +293,15 @@ class Grpo(Method):
 
 def _num_groups(batch: Batch) -> int:
     return len(batch.rows["group"].unique())
+
+
+def _with_equal_parts(batches: list[Batch]) -> list[Batch]:
+    """A part of the reward that the verifier named in only some of the batches is not a number in the others."""
+    names = {name for batch in batches for name in batch.rows if name.startswith("reward/")}
+    for batch in batches:
+        for name in names - set(batch.rows):
+            batch.rows[name] = torch.full((len(batch),), torch.nan)
+    return batches
 
 
 def _informative(batch: Batch) -> Batch:

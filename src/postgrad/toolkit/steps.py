@@ -146,10 +146,7 @@ def grpo_microbatch_train_step(
     (rows, positions) and `clip_fraction` over the response tokens.
     """
     mask = response_mask.bool()
-    # Whatever stands outside the response, NaN included, must reach neither the loss nor the gradient.
-    inside = torch.where(mask, policy_log_probs, 0)
-    old = None if old_log_probs is None else torch.where(mask, old_log_probs, 0)
-    values, metadata = compute_policy_gradient_loss(inside, loss_type, raw_rewards, advantages, old, cliprange)
+    values, metadata = compute_policy_gradient_loss(policy_log_probs, loss_type, raw_rewards, advantages, old_log_probs, cliprange)
     if constant_normalize_factor is None:
         row_of = torch.arange(len(values), device=values.device).repeat_interleave(values.shape[1])
         rows = row_mean(values.flatten(), mask.flatten(), row_of, len(values))

@@ -10,14 +10,16 @@ import platform
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from postgrad.config.schema import Config, RolloutConfig
 from postgrad.methods import find_method
+from postgrad.methods.base import Method
 from postgrad.model.device import DTYPES, choose_device, choose_dtype, describe_device, probe_threads, total_memory_bytes
 from postgrad.model.load import cache_folder, hub_answers, model_config
 from postgrad.training import fit, prepare, probe, run, simulate
@@ -202,16 +204,15 @@ def _processor() -> str:
 class Foretold:
     """What one run needs. `step` and `step_half`: seconds by stage at full and at half response length; empty: it does not fit."""
 
-    config: Config
+    plan: fit.Plan
     size: simulate.Size
-    load: fit.Load
     layout: fit.Layout
     memory: fit.Memory
     available: int
-    remedies: list[tuple[str, int]]
-    step: dict[str, float]
-    step_half: dict[str, float]
-    total_s: float
+    remedies: list[tuple[str, int]] = field(default_factory=list)
+    step: dict[str, float] = field(default_factory=dict)
+    step_half: dict[str, float] = field(default_factory=dict)
+    total_s: float = 0.0
 
     @property
     def fits(self) -> bool:
@@ -226,30 +227,36 @@ def foretell(config: Config) -> Foretold:
     inputs = prepare.load_inputs(config, method)
     model = model_config(config.model, config.seed)
     size = simulate.measure(config, model)
-    device = choose_device(config.model.device)
-    process = probe.resident_bytes() if device.type != "cuda" else 0
-    load = fit.read_load(config, method, inputs)
+    on_cpu, accelerated = config.model.device == "cpu", config.model.device == "cuda"
+    process = 0 if accelerated else probe.resident_bytes()
+    plan = fit.Plan(config, model, fit.read_load(config, method, inputs), _roles(config, method))
     inputs.judge.close()
-    fit.check_context(config, load, size)
-    kernel = probe.kernel_bytes(config.model.dtype) if device.type == "cpu" else 0
-    available = memory_bytes()[1] + process if device.type != "cuda" else torch.cuda.mem_get_info(device)[0]
-    memory = fit.foretell_memory(config, model, load, process, kernel)
-    width, longest = int(model.get_text_config().hidden_size), config.rollout.max_response_tokens
-    layout = fit.lay_out(config, load, width, longest)
-    if memory.peak > available:
-        better = fit.remedies(config, model, load, process, kernel)
-        return Foretold(config, size, load, layout, memory, available, better, {}, {}, 0.0)
-    rates = probe.measure_rates(config, model, size, load)
+    fit.check_context(plan, size)
+    kernel = probe.kernel_bytes(config.model.dtype) if on_cpu else 0
+    available = torch.cuda.mem_get_info()[0] if accelerated else memory_bytes()[1] + process
+    memory = fit.foretell_memory(plan, process, kernel)
+    longest = config.rollout.max_response_tokens
+    found = Foretold(plan, size, fit.lay_out(plan, longest), memory, available)
+    if not found.fits:
+        return replace(found, remedies=fit.remedies(plan, process, kernel))
+    rates = probe.measure_rates(plan, size)
     stages = [stage.__name__ for stage in method.stages()]
-    half = fit.lay_out(config, load, width, max(1, longest // 2))
-    step, step_half = (fit.foretell_step(config, stages, laid, size, rates) for laid in (layout, half))
-    total = config.training.steps * sum(step.values()) + fit.foretell_validations(config, load, rates)
-    return Foretold(config, size, load, layout, memory, available, [], step, step_half, total)
+    half = fit.lay_out(plan, max(1, longest // 2))
+    step, step_half = (fit.foretell_step(plan, stages, layout, rates) for layout in (found.layout, half))
+    total = config.training.steps * sum(step.values()) + fit.foretell_validations(plan, rates)
+    return replace(found, step=step, step_half=step_half, total_s=total)
+
+
+def _roles(config: Config, method: Method) -> dict[str, tuple[str, Any]]:
+    """The models the method wants beside the policy: kind and transformers configuration."""
+    paths = {name: replace(config.model, path=role.path or config.model.path) for name, role in method.roles().items()}
+    return {name: (role.kind, model_config(paths[name], config.seed)) for name, role in method.roles().items()}
 
 
 def describe(found: Foretold) -> Report:
     """The run's needs against what the machine has."""
-    config, size, training = found.config, found.size, found.config.training
+    config, size = found.plan.config, found.size
+    training = config.training
     report = Report()
     report.add("model", f"{config.model.path}: {size.parameters:,} parameters in {size.blocks} blocks")
     report.add("computes on", f"{config.model.device}, {config.model.dtype}, {config.model.threads} threads")
@@ -257,9 +264,9 @@ def describe(found: Foretold) -> Report:
     tokens = found.layout.tokens
     report.add("tokens", f"{tokens:,} a step in {found.layout.rows:,} rows, {tokens * training.steps:,} in all")
     _describe_time(report, found)
-    need, free = fit.disk_bytes(config, size, found.layout), disk_free(config.runs)
+    need, free = fit.disk_bytes(found.plan, found.layout), disk_free(config.runs)
     problem = f"the run needs {gib(need)} of disk, {gib(free)} are free: lower training.keep_checkpoints or choose runs=FOLDER"
-    report.add("checkpoint", gib(fit.checkpoint_bytes(config, size)))
+    report.add("checkpoint", gib(fit.checkpoint_bytes(found.plan)))
     keeps = f"{training.keep_checkpoints} checkpoints kept, one being written, and the rollouts"
     report.add("disk", f"{gib(need)} at most ({keeps}); {gib(free)} free", problem if need > free else "")
     return report
@@ -271,8 +278,7 @@ def _describe_memory(report: Report, found: Foretold) -> None:
     total = f"{gib(memory.peak)} in the {memory.phase}; {gib(found.available)} available: {verdict}"
     report.add("peak memory", total, "" if found.fits else _advice(found))
     shape = " x ".join(map(str, found.layout.biggest.ids.shape))
-    rows = fit.decode_rows(found.config, found.load)
-    notes = {"activations": f"  ({shape} tokens in one pass)", "KV cache": f"  ({rows} rows)"}
+    notes = {"activations": f"  ({shape} tokens in one pass)", "KV cache": f"  ({found.plan.decode_rows} rows)"}
     for name, size in {**memory.held, **memory.phases[memory.phase]}.items():
         report.add(f"  {name}", f"{gib(size):>10}{notes.get(name, '')}")
     for phase in memory.phases:
@@ -299,6 +305,6 @@ def _describe_time(report: Report, found: Foretold) -> None:
     if found.layout.sampled:
         half = f"{sum(found.step_half.values()):.2f} s at half the length"
         report.add("", f"with all responses {found.layout.sampled_tokens} tokens long and every row trained on; {half}")
-    report.add("time in all", f"{duration(found.total_s)} at most for {found.config.training.steps} steps and the validations")
+    report.add("time in all", f"{duration(found.total_s)} at most for {found.plan.config.training.steps} steps and the validations")
     report.add("estimated by", f"timing 1 and 3 blocks in training and decoding, here and now, scaled to {found.size.blocks}")
-    report.add("", "not in it: verifiers, checkpoints, models other than the policy")
+    report.add("", "not in it: verifiers, refills, checkpoints")

@@ -7,6 +7,7 @@ Responses are taken at their longest, so both are upper bounds for models that s
 import dataclasses
 import math
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from postgrad.config.schema import Config
@@ -40,6 +41,26 @@ class Load:
     groups: list[Group]
     longest_prompt: int
     num_validation: int = 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is foretold of: a resolved configuration, the transformers configurations of its models, its data as lengths."""
+
+    config: Config
+    model: Any
+    load: Load
+    roles: dict[str, tuple[str, Any]] = dataclasses.field(default_factory=dict)  # name: (kind, transformers configuration)
+
+    @property
+    def width(self) -> int:
+        return int(self.model.get_text_config().hidden_size)
+
+    @property
+    def decode_rows(self) -> int:
+        """Most rows the engine decodes at once."""
+        sampled = sum(group.num_samples for group in self.load.groups)
+        return min(self.config.rollout.max_rows, max(sampled, self.load.num_validation))
 
 
 @dataclass(frozen=True)
@@ -89,7 +110,8 @@ class Rates:
 
 def read_load(config: Config, method: Method, inputs: Inputs) -> Load:
     """Compose the first step as the driver would and keep the lengths. Samples nothing, changes nothing."""
-    method.bind(Ports(None, None, inputs.judge, inputs.prompts))  # type: ignore[arg-type]
+    engine: Any = SimpleNamespace(shares_weights=not config.cluster.engine_apart)
+    method.bind(Ports(None, engine, inputs.judge, inputs.prompts))  # type: ignore[arg-type]
     order = Cursor(len(inputs.train), config.seed, config.data.shuffle)
     problems = [inputs.train[i] for i in order.take(config.training.problems_per_step)]
     composed = method.compose(problems, Step(1, {problem.uid: problem for problem in problems}))
@@ -100,37 +122,37 @@ def read_load(config: Config, method: Method, inputs: Inputs) -> Load:
     return Load(groups, longest, len(inputs.validation) if method.judges() else 0)
 
 
-def check_context(config: Config, load: Load, size: Size) -> None:
+def check_context(plan: Plan, size: Size) -> None:
     """Refuse rows that are longer than the model can read."""
-    response = config.rollout.max_response_tokens
-    if decode_rows(config, load) and load.longest_prompt + response > size.context:
+    prompt, response = plan.load.longest_prompt, plan.config.rollout.max_response_tokens
+    if plan.decode_rows and prompt + response > size.context:
         raise ConfigError(
-            f"a prompt of {load.longest_prompt} tokens and rollout.max_response_tokens={response} exceed the model's context of "
+            f"a prompt of {prompt} tokens and rollout.max_response_tokens={response} exceed the model's context of "
             f"{size.context}; lower rollout.max_response_tokens or data.max_prompt_tokens"
         )
 
 
-def lay_out(config: Config, load: Load, width: int, response_tokens: int) -> Layout:
+def lay_out(plan: Plan, response_tokens: int) -> Layout:
     """The step in micro-batches, by the trainer's own code; every sampled response has `response_tokens` tokens."""
-    training = config.training
+    training, groups = plan.config.training, plan.load.groups
     rows: list[Trajectory] = []
     laid = 0
     # A few micro-batches tell of all: the groups of an update are alike, and a table of the whole step could be large.
-    for group in load.groups[: math.ceil(len(load.groups) / training.updates_per_step)]:
+    for group in groups[: math.ceil(len(groups) / training.updates_per_step)]:
         for length in _responses(group, response_tokens):
             rows.append(Trajectory(str(laid), [laid] * group.prompt, [0] * length, laid))
         laid += 1
         if sum(len(row.prompt) + len(row.response) for row in rows) > 4 * training.token_budget:
             break
-    passes = make_micro_batches(Batch.of(rows), training.token_budget, width)
-    share = len(load.groups) / laid
-    lengths = [length for group in load.groups for length in _responses(group, response_tokens)]
+    passes = make_micro_batches(Batch.of(rows), training.token_budget, plan.width)
+    share = len(groups) / laid
+    lengths = [length for group in groups for length in _responses(group, response_tokens)]
     return Layout(
         rows=len(lengths),
-        sampled=sum(group.num_samples for group in load.groups),
+        sampled=sum(group.num_samples for group in groups),
         sampled_tokens=response_tokens,
-        prompt_tokens=sum(group.prompt for group in load.groups if group.num_samples),
-        tokens=sum(group.prompt * len(_responses(group, 1)) for group in load.groups) + sum(lengths),
+        prompt_tokens=sum(group.prompt for group in groups if group.num_samples),
+        tokens=sum(group.prompt * len(_responses(group, 1)) for group in groups) + sum(lengths),
         padded_tokens=round(share * sum(micro.num_tokens for micro in passes)),
         num_passes=round(share * len(passes)),
         biggest=max(passes, key=lambda micro: micro.num_tokens),
@@ -144,13 +166,8 @@ def _responses(group: Group, response_tokens: int) -> list[int]:
 # ---- memory
 
 
-def decode_rows(config: Config, load: Load) -> int:
-    """Most rows the engine decodes at once."""
-    return min(config.rollout.max_rows, max(sum(group.num_samples for group in load.groups), load.num_validation))
-
-
 def state_bytes(config: Config, size: Size) -> dict[str, int]:
-    """What the optimiser keeps, wherever it keeps it."""
+    """What the optimiser keeps of one model, wherever it keeps it."""
     each = 2 if config.optimiser.kind == "adamw_8bit" else 8
     masters = 0 if config.model.dtype == "float32" else 4
     return {"optimiser state": each * size.parameters, "float32 masters": masters * size.parameters}
@@ -165,33 +182,55 @@ def _working_bytes(config: Config, size: Size) -> int:
     return SLOTS * 3 * 4 * SLICE if config.optimiser.kind == "adamw_offloaded" else 4 * size.parameters
 
 
-def _rollout_bytes(config: Config, model_config: Any, size: Size, load: Load) -> dict[str, int]:
-    rows, text = decode_rows(config, load), model_config.get_text_config()
-    cached = rows * (load.longest_prompt + config.rollout.max_response_tokens) * cache_bytes(config, model_config)
-    widened = 4 * size.vocabulary * int(text.hidden_size) if config.model.device == "cpu" and size.bytes_each == 2 else 0
+def _rollout_bytes(plan: Plan, size: Size) -> dict[str, int]:
+    rows, config = plan.decode_rows, plan.config
+    cached = rows * (plan.load.longest_prompt + config.rollout.max_response_tokens) * cache_bytes(config, plan.model)
+    widened = 4 * size.vocabulary * plan.width if config.model.device == "cpu" and size.bytes_each == 2 else 0
     # Logits, their log-softmax, the probabilities and their running sum are alive together.
     return {"KV cache": cached, "sampling": 4 * 4 * rows * size.vocabulary + widened} if rows else {}
 
 
-def foretell_memory(config: Config, model_config: Any, load: Load, process: int, kernel: int = 0) -> Memory:
+def _role_bytes(plan: Plan, layout: Layout) -> tuple[dict[str, int], dict[str, dict[str, int]]]:
+    """What the models beside the policy hold, and the phases of those that learn."""
+    held: dict[str, int] = {}
+    phases: dict[str, dict[str, int]] = {}
+    for name, (kind, model) in plan.roles.items():
+        size = measure(plan.config, model)
+        held[name] = size.weights
+        if kind == "critic":
+            held[f"{name}'s optimiser"] = sum(_on_device(plan.config, size).values())
+            activations, _ = simulate_update(plan.config, model, layout.biggest)
+            phases[f"{name}'s update"] = {"gradients": 4 * size.parameters, "activations": activations}
+    return held, phases
+
+
+def _on_device(config: Config, size: Size) -> dict[str, int]:
+    offloaded = config.optimiser.kind == "adamw_offloaded" and config.model.device == "cuda"
+    return {} if offloaded else state_bytes(config, size)
+
+
+def _kernel_shapes(plan: Plan, size: Size, layout: Layout) -> int:
+    """Shapes of matrix products that a run meets: rows leave the engine one by one, and passes differ where lengths do."""
+    steps = plan.config.training.steps
+    alike = not layout.sampled and len(set(plan.load.groups)) == 1
+    passes = 1 if alike else layout.num_passes * steps
+    return size.linears * (min(plan.decode_rows, steps * plan.config.rollout.max_response_tokens) + 3 * passes)
+
+
+def foretell_memory(plan: Plan, process: int, kernel: int = 0) -> Memory:
     """Peak memory of the run.
 
     Args:
         process: bytes of a process that has imported everything and loaded the data; 0 where only the accelerator's memory counts.
         kernel: bytes that one new shape of matrix product costs on this machine (0 in float32).
     """
-    size = measure(config, model_config)
-    width, longest = int(model_config.get_text_config().hidden_size), config.rollout.max_response_tokens
-    layout = lay_out(config, load, width, longest)
-    activations, head = simulate_update(config, model_config, layout.biggest)
-    offloaded = config.optimiser.kind == "adamw_offloaded" and config.model.device == "cuda"
-    state = {} if offloaded else state_bytes(config, size)
-    rollout, steps = _rollout_bytes(config, model_config, size, load), config.training.steps
-    # Rows leave the engine one by one, and where lengths differ every pass of the update has a size of its own.
-    alike = not layout.sampled and len(set(load.groups)) == 1
-    passes = 1 if alike else layout.num_passes * steps
-    shapes = size.linears * (min(decode_rows(config, load), steps * longest) + 3 * passes)
-    held = {"process": process, "weights": size.weights, **state, "kernels by shape": kernel * min(KEPT_KERNELS, shapes)}
+    config, size = plan.config, measure(plan.config, plan.model)
+    layout = lay_out(plan, config.rollout.max_response_tokens)
+    activations, head = simulate_update(config, plan.model, layout.biggest)
+    rollout, state = _rollout_bytes(plan, size), _on_device(config, size)
+    others, other_phases = _role_bytes(plan, layout)
+    kernels = kernel * min(KEPT_KERNELS, _kernel_shapes(plan, size, layout))
+    held = {"process": process, "weights": size.weights, **state, **others, "kernels by shape": kernels}
     if config.cluster.place == "process":
         held["driver process"] = process
     if config.cluster.engine_apart:
@@ -202,6 +241,7 @@ def foretell_memory(config: Config, model_config: Any, load: Load, process: int,
         "update": gradients | {"activations": activations, "head": head},
         "optimiser step": gradients | {"working copy": _working_bytes(config, size)},
         "rollout": rollout,
+        **other_phases,
     }
     if config.model.device == "cpu":
         for parts in phases.values():
@@ -211,9 +251,9 @@ def foretell_memory(config: Config, model_config: Any, load: Load, process: int,
     )
 
 
-def remedies(config: Config, model_config: Any, load: Load, process: int, kernel: int = 0) -> list[tuple[str, int]]:
+def remedies(plan: Plan, process: int, kernel: int = 0) -> list[tuple[str, int]]:
     """Settings that lower the peak, each alone, with the bytes it saves; the most effective first."""
-    peak = foretell_memory(config, model_config, load, process, kernel).peak
+    config, peak = plan.config, foretell_memory(plan, process, kernel).peak
     changes: dict[str, Any] = {
         "training.token_budget": max(1, config.training.token_budget // 2),
         "model.activation_checkpointing": True,
@@ -226,24 +266,31 @@ def remedies(config: Config, model_config: Any, load: Load, process: int, kernel
     for key, value in changes.items():
         section, name = key.split(".")
         changed = dataclasses.replace(getattr(config, section), **{name: value})
-        tried = dataclasses.replace(config, **{section: changed})
-        out.append((f"{key}={str(value).lower()}", peak - foretell_memory(tried, model_config, load, process, kernel).peak))
+        tried = dataclasses.replace(plan, config=dataclasses.replace(config, **{section: changed}))
+        out.append((f"{key}={str(value).lower()}", peak - foretell_memory(tried, process, kernel).peak))
     return sorted([change for change in out if change[1] > 0.01 * peak], key=lambda change: -change[1])
 
 
 # ---- time and disk
 
 
-def foretell_step(config: Config, stages: list[str], layout: Layout, size: Size, rates: Rates) -> dict[str, float]:
-    """Seconds of one step by stage. Verifiers, logging and checkpoints are not in it."""
+def foretell_step(plan: Plan, stages: list[str], layout: Layout, rates: Rates) -> dict[str, float]:
+    """Seconds of one step by stage. Verifiers, refills, logging and checkpoints are not in it."""
     out: dict[str, float] = {}
+    size = measure(plan.config, plan.model)
+    updates, tokens = plan.config.training.updates_per_step, layout.padded_tokens
     if layout.sampled:
         out["sample"] = generate_s(layout.sampled, layout.prompt_tokens, layout.sampled_tokens, rates)
+    if "greedy" in stages:
+        out["greedy"] = generate_s(len(plan.load.groups), layout.prompt_tokens, layout.sampled_tokens, rates)
     if "remember" in stages:
-        out["remember"] = layout.padded_tokens * rates.forward_token_s
-    out["update"] = (
-        layout.padded_tokens * rates.train_token_s + config.training.updates_per_step * size.parameters * rates.parameter_s
-    )
+        out["remember"] = tokens * rates.forward_token_s
+    for name, (kind, model) in plan.roles.items():  # each answers once a step; its time goes by its size
+        other = measure(plan.config, model)
+        seconds = tokens * (rates.forward_token_s + (rates.train_token_s if kind == "critic" else 0.0))
+        steps = updates * other.parameters * rates.parameter_s if kind == "critic" else 0.0
+        out[name] = seconds * other.parameters / size.parameters + steps
+    out["update"] = tokens * rates.train_token_s + updates * size.parameters * rates.parameter_s
     return out
 
 
@@ -253,24 +300,26 @@ def generate_s(rows: int, prompt_tokens: int, response_tokens: int, rates: Rates
     return prompt_tokens * rates.forward_token_s + waves * response_tokens * rates.decode_s
 
 
-def foretell_validations(config: Config, load: Load, rates: Rates) -> float:
+def foretell_validations(plan: Plan, rates: Rates) -> float:
     """Seconds of all validations that answer problems: before, after and on the way, each greedy and sampled."""
+    load, training = plan.load, plan.config.training
     if not load.num_validation:
         return 0.0
-    every, steps = config.training.validate_every, config.training.steps
-    count = 2 + ((steps - 1) // every if every else 0)
+    count = 2 + ((training.steps - 1) // training.validate_every if training.validate_every else 0)
     prompts = load.num_validation * sum(group.prompt for group in load.groups) // len(load.groups)
-    return count * 2 * generate_s(load.num_validation, prompts, config.rollout.max_response_tokens, rates)
+    return count * 2 * generate_s(load.num_validation, prompts, plan.config.rollout.max_response_tokens, rates)
 
 
-def checkpoint_bytes(config: Config, size: Size) -> int:
-    """The weights and what the optimiser keeps."""
-    return size.weights + sum(state_bytes(config, size).values())
+def checkpoint_bytes(plan: Plan) -> int:
+    """The weights and what the optimiser keeps, of every model that learns."""
+    learning = [plan.model, *(model for kind, model in plan.roles.values() if kind == "critic")]
+    sizes = [measure(plan.config, model) for model in learning]
+    return sum(size.weights + sum(state_bytes(plan.config, size).values()) for size in sizes)
 
 
-def disk_bytes(config: Config, size: Size, layout: Layout) -> int:
+def disk_bytes(plan: Plan, layout: Layout) -> int:
     """Most disk the run folder takes: the checkpoints kept, one being written, and the rollouts."""
-    training = config.training
+    training = plan.config.training
     saves = math.ceil(training.steps / training.checkpoint_every)
-    checkpoints = min(saves, training.keep_checkpoints + 1) * checkpoint_bytes(config, size)
+    checkpoints = min(saves, training.keep_checkpoints + 1) * checkpoint_bytes(plan)
     return checkpoints + training.steps * layout.tokens * ROLLOUT_BYTES

@@ -11,11 +11,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from postgrad.config.schema import Config
 from postgrad.model.device import DTYPES, choose_device, matmul_flops, peak_memory_bytes, set_threads
 from postgrad.model.layout import MicroBatch
 from postgrad.model.load import Loaded
@@ -23,7 +22,7 @@ from postgrad.model.policy import LocalPolicy
 from postgrad.model.views import FULL
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.native.engine import NativeEngine
-from postgrad.training.fit import Layout, Load, Rates, decode_rows, lay_out
+from postgrad.training.fit import Layout, Plan, Rates, lay_out
 from postgrad.training.simulate import Size, build
 
 SMALL_VOCABULARY = 256
@@ -42,37 +41,42 @@ class Seconds(NamedTuple):
     optimiser: float
 
 
-def measure_rates(config: Config, model_config: Any, size: Size, load: Load) -> Rates:
+def measure_rates(plan: Plan, size: Size) -> Rates:
     """Seconds a token, a decode step and a parameter take the whole model here. About ten seconds."""
+    config = plan.config
     set_threads(config.model.threads)
-    layout = _probe_layout(config, model_config, size, load)
-    fixed, one, three = (
-        _probe(config, model_config, layout.biggest, load, *cut)
-        for cut in ((1, None), (1, SMALL_VOCABULARY), (3, SMALL_VOCABULARY))
-    )
-    whole = Seconds(*(f + (size.blocks - 1) * max(c - b, 0.1 * b) / 2 for f, b, c in zip(fixed, one, three, strict=True)))
-    tokens = layout.biggest.num_tokens
+    micro = _probe_layout(plan, size).biggest
+    cuts = ((1, None), (1, SMALL_VOCABULARY), (3, SMALL_VOCABULARY))
+    fixed, one, three = (_probe(plan, micro, blocks, vocabulary) for blocks, vocabulary in cuts)
+    # The fixed cost holds one block; the difference is two. Noise must not make a block free.
+    more = (size.blocks - 1) / 2
+    whole = Seconds(*(f + more * max(c - b, 0.2 * b) for f, b, c in zip(fixed, one, three, strict=True)))
     with torch.device("meta"):
-        parameters = sum(p.numel() for p in build(config, model_config, 3, SMALL_VOCABULARY).parameters())
+        parameters = sum(p.numel() for p in build(config, plan.model, 3, SMALL_VOCABULARY).parameters())
     return Rates(
-        whole.forward / tokens, whole.train / tokens, whole.decode, max(1, decode_rows(config, load)), three.optimiser / parameters
+        forward_token_s=whole.forward / micro.num_tokens,
+        train_token_s=whole.train / micro.num_tokens,
+        decode_s=whole.decode,
+        decode_rows=max(1, plan.decode_rows),
+        parameter_s=three.optimiser / parameters,
     )
 
 
-def _probe_layout(config: Config, model_config: Any, size: Size, load: Load) -> Layout:
+def _probe_layout(plan: Plan, size: Size) -> Layout:
     """The run's own rows in a smaller pass, of about PASS_S for three blocks."""
-    tokens = config.training.token_budget
+    config, tokens = plan.config, plan.config.training.token_budget
     if config.model.device == "cpu":
-        block = max(1, (size.parameters - size.vocabulary * int(model_config.get_text_config().hidden_size)) // size.blocks)
+        block = max(1, (size.parameters - size.vocabulary * plan.width) // size.blocks)
         tokens = min(tokens, max(128, int(PASS_S * matmul_flops(config.model.dtype) / (2 * 6 * 3 * block))))
     small = dataclasses.replace(config, training=dataclasses.replace(config.training, token_budget=tokens))
-    return lay_out(small, load, int(model_config.get_text_config().hidden_size), config.rollout.max_response_tokens)
+    return lay_out(dataclasses.replace(plan, config=small), config.rollout.max_response_tokens)
 
 
-def _probe(config: Config, model_config: Any, micro: MicroBatch, load: Load, blocks: int, vocabulary: int | None) -> Seconds:
+def _probe(plan: Plan, micro: MicroBatch, blocks: int, vocabulary: int | None) -> Seconds:
+    config = plan.config
     device = choose_device(config.model.device)
     with device:
-        model = build(config, model_config, blocks, vocabulary)
+        model = build(config, plan.model, blocks, vocabulary)
     model.generation_config.eos_token_id = None
     loaded = Loaded(model, SimpleNamespace(eos_token_id=NO_STOP))
     policy = LocalPolicy(config, loaded, None)  # type: ignore[arg-type]
@@ -92,17 +96,17 @@ def _probe(config: Config, model_config: Any, micro: MicroBatch, load: Load, blo
             master.grad = torch.zeros_like(master)
         policy.optimiser.step(0.0)
 
-    decode = _decode_seconds(config, loaded, load, device)
+    decode = _decode_seconds(plan, loaded, device)
     return Seconds(seconds_of(forward, device), seconds_of(train, device), decode, seconds_of(step, device))
 
 
-def _decode_seconds(config: Config, loaded: Loaded, load: Load, device: torch.device) -> float:
+def _decode_seconds(plan: Plan, loaded: Loaded, device: torch.device) -> float:
     """One decode step at the full number of rows and the mean length of the context; 0 where nothing is sampled."""
-    rows = decode_rows(config, load)
+    config, rows, groups = plan.config, plan.decode_rows, plan.load.groups
     if not rows:
         return 0.0
     steps = min(DECODE_STEPS, config.rollout.max_response_tokens)
-    prompt = sum(group.prompt for group in load.groups) // len(load.groups)
+    prompt = sum(group.prompt for group in groups) // len(groups)
     request = Request([0] * (prompt + (config.rollout.max_response_tokens - steps) // 2), list(range(rows)))
     engine = NativeEngine(loaded, rows)
 

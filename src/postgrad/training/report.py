@@ -53,9 +53,8 @@ class Plain(Silent):
     def started(self, folder: Path, config: Config, start: int) -> None:
         self.clock.start(start, config.training.steps)
         verb = f"continuing at step {start}" if start else "starting"
-        self.note(
-            f"{verb}: {folder} ({config.method.name}, {config.model.path}, {config.model.device} {config.model.dtype}, {config.model.threads} threads)"
-        )
+        model = config.model
+        self.note(f"{verb}: {folder} ({config.method.name}, {model.path}, {model.device} {model.dtype}, {model.threads} threads)")
 
     def step(self, metrics: dict[str, float], batch: Batch) -> None:
         self.clock.tick(int(metrics["step"]))

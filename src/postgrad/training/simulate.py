@@ -45,7 +45,7 @@ class Size:
 
 
 def build(config: Config, model_config: Any, blocks: int | None = None, vocabulary: int | None = None) -> Any:
-    """The model as its configuration says, on the current torch device, with random weights; `blocks` and `vocabulary` change it."""
+    """The model as its configuration says, with random weights, on the current torch device; with other `blocks` or `vocabulary`."""
     from transformers import AutoModelForCausalLM
 
     cut = copy.deepcopy(model_config)

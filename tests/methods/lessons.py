@@ -1,0 +1,134 @@
+"""Helpers of the tests of methods: small runs, a method bound to models in this process, a judge that is a plain function."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from world import config_of, metrics_of
+
+from postgrad.cluster.host import build_host
+from postgrad.config.compose import recipe_names
+from postgrad.config.schema import Config
+from postgrad.data.problems import load_problems
+from postgrad.data.render import Prompts
+from postgrad.methods import find_method
+from postgrad.methods.base import Method, Ports, Step
+from postgrad.training.driver import train
+from postgrad.training.report import Silent
+from postgrad.types import Batch, Failure, Problem, Score
+
+RECIPES = [name for name in recipe_names() if name != "base" and not name.startswith("demo_")]
+SAMPLING_RECIPES = [name for name in RECIPES if name not in ("sft", "dpo")]
+LIMIT = 6  # rollout.max_response_tokens
+
+SMALL = (
+    f"rollout.max_response_tokens={LIMIT}",
+    "rollout.samples=4",
+    "training.problems_per_step=4",
+    "training.steps=2",
+    "reward.workers=1",
+)
+
+VERIFIERS = '''
+def graded(response, problem):
+    """Many values, so that every group has something to compare, and the parts that gdpo weighs."""
+    answer = sum(map(ord, response)) % 11 / 10
+    return {"score": answer, "answer": answer, "format": len(response) % 3 / 2}
+
+
+def sevens(response, problem):
+    return response.count("7") / 6
+
+
+def noise(response, problem):
+    """As many values as `sevens`, that nobody can learn: a hash of the response and its problem."""
+    import hashlib
+
+    return hashlib.blake2b(f"{response}/{problem.uid}".encode(), digest_size=1).digest()[0] % 7 / 6
+'''
+
+
+def words_for(recipe: str) -> list[str]:
+    """What a recipe must be told to fit responses of six tokens."""
+    return ["method.overlong_buffer=3"] if recipe == "dapo" else []
+
+
+def run(recipe: str, model: Path, runs: Path, *words: str) -> list[dict[str, Any]]:
+    """A whole run through the driver; the metrics of its steps."""
+    config = config_of(recipe, model, *SMALL, *words_for(recipe), f"runs={runs}", *words)
+    return metrics_of(train(config, Silent()).folder)
+
+
+@dataclass
+class PlainJudge:
+    """A judge without processes: `value` of a response is its score; None is a failure."""
+
+    value: Callable[[str], float | None]
+    asked: list[str] = field(default_factory=list)
+
+    def score(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[Score | Failure]:
+        self.asked += responses
+        values = [self.value(response) for response in responses]
+        return [Failure("test", "refused") if v is None else Score(v, {"answer": v, "format": 1 - v}) for v in values]
+
+
+def spread_out(response: str) -> float:
+    return sum(map(ord, response)) % 11 / 10
+
+
+class Bound:
+    """A method with its models in this process (or where `ports` says), its stages one call away."""
+
+    def __init__(self, config: Config, value: Callable[[str], float | None] = spread_out, placed: Any = None) -> None:
+        self.config = config
+        self.method: Method = find_method(config.method.name)(config)
+        self.method.check()
+        self.host = placed or build_host(config)
+        self.judge = PlainJudge(value)
+        tokenizer = build_tokenizer(config)
+        self.prompts = Prompts(tokenizer, "plain", 64, "error")
+        self.method.bind(Ports(self.host.policy, self.host.engine, self.judge, self.prompts, self.host.models))
+        self.problems = load_problems(config.data.train)
+        self.next = 0
+        self.step_done = Step(0)
+
+    def draw(self, count: int, step: Step) -> list[Problem]:
+        drawn = self.problems[self.next : self.next + count]
+        self.next += count
+        step.problems.update({p.uid: p for p in drawn})
+        return drawn
+
+    def stages(self) -> list[str]:
+        return [stage.__name__ for stage in self.method.stages()]
+
+    def until(self, last: str = "publish", number: int = 1) -> Batch:
+        """The stages of one step up to and including `last`."""
+        step = Step(number, draw=lambda count: self.draw(count, step))
+        self.step_done = step
+        work: Any = self.draw(self.config.training.problems_per_step, step)
+        for stage in self.method.stages():
+            work = stage(work, step)
+            if stage.__name__ == last:
+                break
+        return work
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        return self.step_done.metrics
+
+
+def build_tokenizer(config: Config) -> Any:
+    from postgrad.model.load import load_tokenizer
+
+    return load_tokenizer(config.model, config.seed)
+
+
+def bound(recipe: str, model: Path, *words: str, value: Callable[[str], float | None] = spread_out) -> Bound:
+    return Bound(config_of(recipe, model, *SMALL, *words_for(recipe), *words), value)
+
+
+def flat_weights(policy: Any) -> Tensor:
+    return torch.cat([w.flatten().clone() for w in policy.weights().values()])

@@ -1,0 +1,76 @@
+"""Every recipe trains: two steps on the tiny model through the real driver, its numbers are finite and its weights move."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from lessons import LIMIT, RECIPES, SAMPLING_RECIPES, VERIFIERS, run
+from safetensors.torch import load_file
+
+# Metrics that name what a recipe is about; a run that lacks one did something else.
+OWN_METRICS = {
+    "dapo": ("refill/times", "reward/overlong"),
+    "ppo": ("critic/loss", "critic/grad_norm", "critic/explained_variance", "critic/clip_fraction"),
+    "reinforce_pp": ("kl/reference", "kl/coef"),
+    "reinforce_pp_baseline": ("kl/reference",),
+    "gdpo": ("reward/answer", "reward/format"),
+    "clip_cov": ("policy/selected_fraction",),
+    "kl_cov": ("policy/selected_fraction",),
+    "dppo_tv": ("policy/clip_fraction",),
+}
+
+
+@pytest.fixture(scope="module")
+def verifiers(tmp_path_factory) -> Path:
+    file = tmp_path_factory.mktemp("verifiers") / "mine.py"
+    file.write_text(VERIFIERS)
+    return file
+
+
+def weights_in(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def assert_sound(lines: list[dict], model: Path, runs: Path) -> None:
+    assert [line["step"] for line in lines] == [1, 2]
+    for line in lines:
+        assert all(math.isfinite(value) for value in line.values()), {k: v for k, v in line.items() if not math.isfinite(v)}
+        assert line["grad_norm"] > 0
+    before, after = weights_in(model), weights_in(runs / "test" / "checkpoints" / "step-2" / "policy")
+    assert before.keys() == after.keys()
+    assert all(torch.isfinite(w).all() for w in after.values())
+    assert sum(not torch.equal(before[name], after[name]) for name in before) > len(before) / 2
+
+
+def test_no_recipe_is_forgotten():
+    assert set(SAMPLING_RECIPES) | {"sft", "dpo"} == set(RECIPES) and len(SAMPLING_RECIPES) >= 20
+
+
+@pytest.mark.parametrize("recipe", SAMPLING_RECIPES)
+def test_a_recipe_that_samples_trains(recipe, tiny, verifiers, tmp_path):
+    lines = run(recipe, tiny, tmp_path, "optimiser.lr=1e-3", f"reward.verifier={verifiers}:graded")
+    assert_sound(lines, tiny, tmp_path)
+    for line in lines:
+        assert {"loss", "entropy", "reward/mean", "engine/gap_max", *OWN_METRICS.get(recipe, ())} <= line.keys()
+        assert line["engine/gap_max"] < 1e-4 and 1 <= line["response/length"] <= LIMIT
+        assert line["advantages/rows_with_signal"] > 0
+
+
+def test_sft_trains(tiny, tmp_path):
+    lines = run("sft", tiny, tmp_path, "optimiser.lr=1e-3", "optimiser.warmup_steps=0")
+    assert_sound(lines, tiny, tmp_path)
+    assert all(line["sft/loss"] > 0 for line in lines)
+
+
+@pytest.mark.parametrize("words", [[], ["method.loss=ipo"], ["method.loss=hinge"], ["method.reference_free=true"]], ids=str)
+def test_dpo_trains_in_its_variants(words, tiny, tmp_path):
+    data = tmp_path / "pairs.jsonl"
+    pairs = [{"prompt": f"{a}+{b}=", "chosen": str(a + b), "rejected": str(a + b + 1)} for a in range(4) for b in range(4)]
+    data.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    own = ("optimiser.lr=1e-3", "optimiser.warmup_steps=0", "training.updates_per_step=2", f"data.train={data}", *words)
+    lines = run("dpo", tiny, tmp_path, *own)
+    assert_sound(lines, tiny, tmp_path)
+    for line in lines:
+        assert {"dpo/margin", "dpo/accuracy", "dpo/reward_chosen", "dpo/reward_rejected"} <= line.keys()
