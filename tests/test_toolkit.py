@@ -373,7 +373,8 @@ def test_the_arithmetic_is_trainings_own(monkeypatch):
     assert (supplement.dpo, supplement.choice, supplement.last_number) == (preference.dpo, answers.choice, answers.last_number)
     monkeypatch.setattr(entropy, "entropy", lambda logits: "entropy")
     monkeypatch.setattr(entropy, "selective_log_softmax", lambda *_, chunk: chunk)
-    assert toolkit.compute_entropy(torch.zeros(1)) == "entropy" and toolkit.selective_log_softmax(None, None) == 128
+    assert toolkit.compute_entropy(torch.zeros(1)) == "entropy"
+    assert toolkit.selective_log_softmax(None, None) == 128 and toolkit.selective_log_softmax(None, None, chunk=7) == 7
 
 
 def test_a_model_may_be_anything_that_gives_logits():

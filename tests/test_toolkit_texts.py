@@ -284,8 +284,9 @@ def test_dpo_of_one_pair(letters):
 
 def test_dpo_trains_the_model_and_not_the_reference(letters):
     lm, ref = gpt2(1, letters), gpt2(2, letters)
+    ref.register_forward_hook(lambda *_: graphs.append(torch.is_grad_enabled()))
     optimiser = torch.optim.SGD(lm.parameters(), lr=1e-3)
-    losses = []
+    losses, graphs = [], []
     for _ in range(3):
         loss = toolkit.compute_per_instance_dpo_loss(lm, ref, letters, 0.1, "p", "good", "bad")
         losses.append(loss.item())
@@ -293,4 +294,5 @@ def test_dpo_trains_the_model_and_not_the_reference(letters):
         loss.backward()
         optimiser.step()
     assert losses[0] > losses[1] > losses[2]
+    assert graphs == [False] * 6  # two texts a step, no graph kept
     assert all(p.grad is None for p in ref.parameters()) and all(p.grad is not None for p in lm.parameters())

@@ -143,6 +143,7 @@ def test_fit_of_sft_samples_nothing(tiny: Path, tmp_path: Path, capsys: pytest.C
         ([*FIT, "model.path=tiny", "training.stepz=3"], "did you mean training.steps?"),
         ([*FIT, "model.path=TINY", "data.train=/no/such/file.jsonl"], "/no/such/file.jsonl"),
         ([*FIT, "model.path=TINY", "rollout.samples=1"], "rollout.samples=1"),
+        (["doctor", "--fit", "dpo", *FIT[3:], "model.path=TINY"], "has no chosen and rejected response"),
         ([*FIT, "model.path=TINY", "rollout.max_response_tokens=507"], "context of 512"),
     ],
 )

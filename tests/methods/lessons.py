@@ -44,10 +44,11 @@ def sevens(response, problem):
 
 
 def noise(response, problem):
-    """As many values as `sevens`, that nobody can learn: a hash of the response and its problem."""
+    """Rewards as large as those of `sevens` that nobody can learn: a hash of the response and its problem. Sevens are counted only."""
     import hashlib
 
-    return hashlib.blake2b(f"{response}/{problem.uid}".encode(), digest_size=1).digest()[0] % 7 / 6
+    value = hashlib.blake2b(f"{response}/{problem.uid}".encode(), digest_size=1).digest()[0] % 7 / 6
+    return {"score": value, "sevens": sevens(response, problem)}
 '''
 
 
@@ -64,14 +65,15 @@ def run(recipe: str, model: Path, runs: Path, *words: str) -> list[dict[str, Any
 
 @dataclass
 class PlainJudge:
-    """A judge without processes: `value` of a response is its score; None is a failure."""
+    """A judge without processes: `value` of a response is its score, None a failure; problems in `flat` give everyone the same."""
 
     value: Callable[[str], float | None]
+    flat: set[str] = field(default_factory=set)
     asked: list[str] = field(default_factory=list)
 
     def score(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[Score | Failure]:
         self.asked += responses
-        values = [self.value(response) for response in responses]
+        values = [0.25 if p.uid in self.flat else self.value(r) for p, r in zip(problems, responses, strict=True)]
         return [Failure("test", "refused") if v is None else Score(v, {"answer": v, "format": 1 - v}) for v in values]
 
 

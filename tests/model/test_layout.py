@@ -168,6 +168,22 @@ def test_activation_checkpointing_changes_neither_log_probs_nor_gradients(tiny):
         torch.testing.assert_close(gradient, results[1][1][name])
 
 
+def test_the_models_own_head_never_runs(tiny_untied):
+    """It would make the full logits: asking, training and sampling go through the chunked head or one row at a time."""
+    from postgrad.model.policy import Tally
+    from postgrad.model.views import FULL
+    from postgrad.rollout.engine import Request, Sampling
+
+    host = build_host(config_of("grpo", tiny_untied))
+    calls = []
+    host.policy.model.get_output_embeddings().register_forward_hook(lambda *_: calls.append(1))
+    batch = random_batch(2)
+    host.policy.logprobs(batch)
+    host.policy.accumulate(host.policy.objective.prepare(batch), FULL, Tally())
+    host.engine.generate([Request([1, 2], [3])], Sampling(max_new_tokens=3))
+    assert calls == []
+
+
 def test_load_puts_the_kernel_into_the_model(tiny):
     loaded = load(ModelConfig(path=str(tiny), dtype="float32"), torch.device("cpu"))
     assert loaded.model.config._attn_implementation == "postgrad"

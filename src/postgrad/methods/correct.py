@@ -27,7 +27,9 @@ def correction_on(settings: Any, engine: Engine) -> bool:
 def check_correction(settings: Any) -> None:
     """Refuse bounds and rules that cannot be read, and rules that nothing would apply. Raises ConfigError."""
     if settings.correction == "none" and settings.rejection:
-        raise ConfigError("method.correction=none switches method.rejection off too; remove one of them, e.g. method.correction=auto")
+        raise ConfigError(
+            "method.correction=none switches method.rejection off too; remove one of them, e.g. method.correction=auto"
+        )
     nothing = (torch.zeros(0), torch.zeros(0), torch.zeros(0, dtype=torch.bool), torch.zeros(0, dtype=torch.int64), 0)
     try:
         importance_weights(*nothing, threshold=settings.correction_bound)

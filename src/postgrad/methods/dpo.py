@@ -31,6 +31,8 @@ class Dpo(Method):
         super().check()
         if self.settings.label_smoothing and self.settings.loss != "sigmoid":
             raise ConfigError(f"method.label_smoothing={self.settings.label_smoothing} is for method.loss=sigmoid only")
+        if self.settings.aggregation != MethodSettings.aggregation:
+            raise ConfigError(f"method.aggregation={self.settings.aggregation} has no effect: dpo weighs all pairs alike; remove it")
         if self.settings.label_smoothing >= 0.5:
             raise ConfigError(f"method.label_smoothing={self.settings.label_smoothing} must be below 0.5")
 

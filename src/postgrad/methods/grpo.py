@@ -100,7 +100,7 @@ class Grpo(Method):
         if settings.overlong_buffer > self.config.rollout.max_response_tokens:
             limit = self.config.rollout.max_response_tokens
             raise ConfigError(
-                f"method.overlong_buffer={settings.overlong_buffer} exceeds rollout.max_response_tokens={limit}; lower one or raise the other"
+                f"method.overlong_buffer={settings.overlong_buffer} exceeds rollout.max_response_tokens={limit}; lower it to at most that"
             )
         parameters = inspect.signature(self.policy_loss.function).parameters.values()
         known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]  # the others are columns

@@ -12,7 +12,7 @@ from typing import Any
 
 from postgrad.config.schema import Config
 from postgrad.data.cursor import Cursor
-from postgrad.errors import ConfigError
+from postgrad.errors import ConfigError, RunError
 from postgrad.methods.base import Method, Ports, Step
 from postgrad.model.layout import MicroBatch, make_micro_batches
 from postgrad.model.offload import SLICE, SLOTS
@@ -114,7 +114,10 @@ def read_load(config: Config, method: Method, inputs: Inputs) -> Load:
     method.bind(Ports(None, engine, inputs.judge, inputs.prompts))  # type: ignore[arg-type]
     order = Cursor(len(inputs.train), config.seed, config.data.shuffle)
     problems = [inputs.train[i] for i in order.take(config.training.problems_per_step)]
-    composed = method.compose(problems, Step(1, {problem.uid: problem for problem in problems}))
+    try:
+        composed = method.compose(problems, Step(1, {problem.uid: problem for problem in problems}))
+    except RunError as error:  # the data lack what the method needs: nothing has run yet, so the input is wrong
+        raise ConfigError(str(error)) from error
     groups = [
         Group(len(inputs.prompts.encode(g.problem)), tuple(len(t.response) for t in g.given), g.num_samples) for g in composed
     ]

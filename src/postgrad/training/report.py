@@ -198,9 +198,10 @@ def pick_samples(batch: Batch) -> list[tuple[str, float, int]]:
         return []
     first = batch.rows["group"] == batch.rows["group"][0]
     rows = sorted((i for i in range(len(batch)) if first[i]), key=lambda i: -float(batch.rows["reward"][i]))
-    return [
-        (batch.rows["text"][i], float(batch.rows["reward"][i]), int(batch.response.lengths[i])) for i in {rows[0]: 0, rows[-1]: 0}
-    ]
+    question = one_line(batch.rows["question"][rows[0]], 30)
+    picked = dict.fromkeys([rows[0], rows[-1]])
+    texts = [f"{question} ▸ {batch.rows['text'][i]}" for i in picked]
+    return [(text, float(batch.rows["reward"][i]), int(batch.response.lengths[i])) for text, i in zip(texts, picked, strict=True)]
 
 
 def one_line(text: str, width: int) -> str:

@@ -7,6 +7,8 @@ counted; the other blocks add the same again. So the answer follows the code, wh
 import copy
 import dataclasses
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from postgrad.config.schema import Config
-from postgrad.errors import ConfigError
+from postgrad.errors import ConfigError, RunError
 from postgrad.model import attention
 from postgrad.model.device import DTYPES
 from postgrad.model.head import token_outputs
@@ -130,7 +132,7 @@ def _simulate_blocks(config: Config, model_config: Any, micro: MicroBatch, block
 
     # How the optimiser keeps its state plays no part here, and not every kind takes tensors without data.
     config = dataclasses.replace(config, optimiser=dataclasses.replace(config.optimiser, kind="adamw"))
-    with FakeTensorMode(), torch.device(config.model.device):
+    with _named(config), FakeTensorMode(), torch.device(config.model.device):
         policy = LocalPolicy(config, Loaded(build(config, model_config, blocks), None), None)  # type: ignore[arg-type]
         masters = list(policy.optimiser.masters.values())
         for master in masters:  # the gradient of an earlier micro-batch
@@ -152,7 +154,7 @@ def cache_bytes(config: Config, model_config: Any) -> int:
     """Bytes of keys and values of one token in all blocks."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    with FakeTensorMode(), torch.no_grad():
+    with _named(config), FakeTensorMode(), torch.no_grad():
         kept = Prefill()
         one = torch.zeros(1, 1, dtype=torch.int64)
         mask = torch.ones(1, 1, 1, 1, dtype=torch.bool)
@@ -160,3 +162,13 @@ def cache_bytes(config: Config, model_config: Any) -> int:
         decoder(input_ids=one, position_ids=one, attention_mask=mask, past_key_values=kept, use_cache=True)
         block = sum(tensor.numel() * tensor.element_size() for tensor in (*kept.keys, *kept.values))
     return block * int(model_config.get_text_config().num_hidden_layers)
+
+
+@contextmanager
+def _named(config: Config) -> Iterator[None]:
+    """Say in one line when a model does something that tensors without data cannot follow."""
+    try:
+        yield
+    except (RuntimeError, TypeError, ValueError) as error:
+        reason = str(error).strip().splitlines()[:1] or [type(error).__name__]
+        raise RunError(f"the memory of {config.model.path} cannot be foretold: {reason[0][:200]}") from error

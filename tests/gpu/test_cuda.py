@@ -1,0 +1,84 @@
+"""The same code on a GPU: engine, trainer and a whole run. Skipped, visibly, where there is none.
+
+    python -m pytest -m gpu
+"""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from postgrad.cluster.host import build_host
+from postgrad.config.compose import compose
+from postgrad.data.problems import load_problems
+from postgrad.methods import find_method
+from postgrad.methods.base import Ports, Step
+from postgrad.rollout.engine import Request, Sampling, trajectory_seed
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+
+def made(tiny, *words):
+    common = [f"model.path={tiny}", "data.train=arithmetic:2:digits", "data.template=plain", "model.threads=1"]
+    return compose("grpo", [*common, "rollout.max_response_tokens=8", *words], lambda name: find_method(name).Settings)
+
+
+def bound(config):
+    from postgrad.data.render import Prompts
+    from postgrad.rewards.score import Judge
+
+    host = build_host(config)
+    method = find_method("grpo")(config)
+    judge = Judge("exact")
+    method.bind(Ports(host.policy, host.engine, judge, Prompts(host.policy.loaded.tokenizer, "plain")))
+    return host, method
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_engine_and_trainer_agree_on_the_gpu(tiny, dtype):
+    host, method = bound(made(tiny, "model.device=cuda", f"model.dtype={dtype}"))
+    problems = load_problems("arithmetic:2:digits")[:16]
+    step = Step(1, {p.uid: p for p in problems})
+    batch = method.sample(method.compose(problems, step), step)
+    ours = host.policy.logprobs(batch)["logprobs"]
+    gap = (ours - batch.tokens["behaviour_logprobs"]).abs()
+    assert gap.max() < (1e-3 if dtype == "float32" else 0.2), gap.max()
+    assert gap.mean() < (1e-4 if dtype == "float32" else 0.02), gap.mean()
+
+
+def test_greedy_on_the_gpu_equals_the_cpu_and_transformers(tiny):
+    prompts = [[3, 7, 10, 5, 8, 15], [1, 2, 10, 9, 9, 15], [4, 4, 10, 0, 1, 15]]
+    requests = [Request(p, [trajectory_seed(0, 1, str(i), 0)]) for i, p in enumerate(prompts)]
+    gpu, _ = bound(made(tiny, "model.device=cuda", "model.dtype=float32"))
+    cpu, _ = bound(made(tiny, "model.device=cpu", "model.dtype=float32"))
+    sampling = Sampling(temperature=0.0, max_new_tokens=8)
+    on_gpu = [c[0].tokens for c in gpu.engine.generate(requests, sampling)]
+    assert on_gpu == [c[0].tokens for c in cpu.engine.generate(requests, sampling)]
+    for prompt, tokens in zip(prompts, on_gpu, strict=True):
+        ids = torch.tensor([prompt], device="cuda")
+        stock = gpu.policy.model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=8)
+        assert stock[0, len(prompt) :].tolist() == tokens
+
+
+def test_the_update_on_the_gpu_is_the_update_on_the_cpu(tiny):
+    weights = {}
+    for device in ("cpu", "cuda"):
+        host, method = bound(made(tiny, f"model.device={device}", "model.dtype=float32", "optimiser.lr=1e-3"))
+        if device == "cpu":
+            problems = load_problems("arithmetic:2:digits")[:16]
+            step = Step(1, {p.uid: p for p in problems})
+            batch = method.sample(method.compose(problems, step), step)
+            batch.tokens["advantages"] = batch.spread(torch.linspace(-1, 1, len(batch)))
+        host.policy.update(batch, 1)
+        weights[device] = host.policy.weights()
+    for name, cpu in weights["cpu"].items():
+        torch.testing.assert_close(weights["cuda"][name], cpu, atol=2e-4, rtol=1e-3)
+
+
+def test_a_whole_run_on_the_gpu(tiny, tmp_path):
+    words = [f"model.path={tiny}", "data.train=arithmetic:2:digits", "data.template=plain", "rollout.max_response_tokens=8"]
+    command = [sys.executable, "-m", "postgrad.cli.main", "train", "grpo", *words, "model.device=cuda", "training.steps=3"]
+    done = subprocess.run([*command, f"runs={tmp_path}", "name=x"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "x" / "checkpoints" / "step-3" / "policy" / "model.safetensors").is_file()

@@ -1,0 +1,143 @@
+"""Settings that cannot work together are refused before the run, in one line that says what to do instead; the possible ones pass."""
+
+import pytest
+from lessons import LIMIT, RECIPES, SMALL, words_for
+from world import config_of, tree
+
+from postgrad.errors import ConfigError
+from postgrad.methods import find_method
+from postgrad.training.driver import train
+from postgrad.training.report import Silent
+
+
+def check(recipe: str, model, *words: str) -> None:
+    config = config_of(recipe, model, *SMALL, *words_for(recipe), *words)
+    find_method(config.method.name)(config).check()
+
+
+REFUSED = {
+    "gae without a critic": (
+        "grpo method.advantage=gae",
+        r"method\.advantage=gae needs a critic; grpo has none: use the recipe ppo",
+    ),
+    "ppo with another estimator": ("ppo method.advantage=grpo", r"method\.advantage=grpo is not one of its values; .*gae"),
+    "gdpo without named rewards": ("grpo method.advantage=gdpo", r"add e\.g\. method\.reward_weights\.answer=1\.0"),
+    "passk with one sample": ("grpo_passk rollout.samples=1", r"rollout\.samples=1: grpo_passk compares .* use rollout\.samples=8"),
+    "grpo with one sample": ("grpo rollout.samples=1", r"rollout\.samples=1: grpo compares within a group; use rollout\.samples=8"),
+    "rloo with one sample": ("rloo rollout.samples=1", r"use rollout\.samples=8"),
+    "drgrpo with one sample": ("drgrpo rollout.samples=1", r"use rollout\.samples=8"),
+    "opo with one sample": ("opo rollout.samples=1", r"use rollout\.samples=8"),
+    "token baseline with one sample": ("optimal_token_baseline rollout.samples=1", r"use rollout\.samples=8"),
+    "kl_target without kl": ("grpo method.kl_target=0.1", r"method\.kl_target=0\.1 steers .*add method\.kl=reward or remove it"),
+    "kl_target with kl in the loss": ("grpo method.kl=loss method.kl_target=0.1", r"add method\.kl=reward or remove it"),
+    "straight-through in the reward": (
+        "grpo method.kl=reward method.kl_estimator=k3+",
+        r"method\.kl_estimator=k3\+ changes gradients, and a reward has none; use k1, k2, k3 or abs",
+    ),
+    "one KL in several rewards": ("gdpo method.kl=reward", r"gdpo has several: use method\.kl=loss"),
+    "classmate_separated": ("grpo method.advantage=classmate_separated", r"needs a classmate; grpo has none: use the recipe"),
+    "classmate_non_neg": ("grpo method.advantage=classmate_non_neg", r"needs a classmate; grpo has none: use the recipe"),
+    "classmate_with": ("grpo method.advantage=classmate_with", r"needs a classmate; grpo has none: use the recipe"),
+    "classmate_gdpo": ("grpo method.advantage=classmate_gdpo", r"needs a classmate; grpo has none: use the recipe"),
+    "option of another loss": (
+        "grpo method.loss_options.beta=0.5",
+        r"method\.loss=ppo_clip has no setting beta; it takes clip_low, clip_high, dual_clip$",
+    ),
+    "dual clip without one": (
+        "gspo method.dual_clip=3",
+        r"method\.loss=gspo has no setting dual_clip; it takes clip_low, clip_high$",
+    ),
+    "clip without one": ("rloo method.clip_high=0.2", r"method\.loss=policy_gradient has no setting clip_high; it takes none"),
+    "a column as an option": ("grpo method.loss_options.advantages=1", r"has no setting advantages; it takes clip_low"),
+    "dro without beta": ("grpo method.loss=dro", r"method\.loss=dro needs method\.loss_options\.beta=NUMBER"),
+    "smoothing with ipo": (
+        "dpo method.loss=ipo method.label_smoothing=0.1",
+        r"label_smoothing=0\.1 is for method\.loss=sigmoid only",
+    ),
+    "smoothing with hinge": ("dpo method.loss=hinge method.label_smoothing=0.1", r"is for method\.loss=sigmoid only"),
+    "smoothing of one half": ("dpo method.label_smoothing=0.5", r"label_smoothing=0\.5 must be below 0\.5"),
+    "aggregation of pairs": ("dpo method.aggregation=token-sum", r"has no effect: dpo weighs all pairs alike; remove it"),
+    "dpo without beta": ("dpo method.beta=0", r"method\.beta=0\.0 is out of range; it must be above 0"),
+    "overlong buffer": (
+        f"dapo method.overlong_buffer={LIMIT + 1}",
+        rf"method\.overlong_buffer={LIMIT + 1} exceeds rollout\.max_response_tokens={LIMIT}; lower it",
+    ),
+    "top_p": ("grpo rollout.top_p=0.9", r"rollout\.top_p changes what is sampled .* remove rollout\.top_p"),
+    "top_k": ("ppo rollout.top_k=5", r"remove rollout\.top_k"),
+    "min_p": ("remax rollout.min_p=0.1", r"remove rollout\.min_p"),
+    "more updates than problems": (
+        "grpo training.updates_per_step=5",
+        r"training\.updates_per_step=5 exceeds training\.problems_per_step=4; an update needs at least one problem",
+    ),
+    "unknown loss": ("grpo method.loss=gspoo", r"method\.loss=gspoo is not one of its values; did you mean gspo\?"),
+    "unknown advantage": ("grpo method.advantage=rlo", r"method\.advantage=rlo is not one of its values; did you mean rloo\?"),
+    "unknown preference loss": ("dpo method.loss=sigmoyd", r"did you mean sigmoid\?"),
+    "unknown KL estimator": ("grpo method.kl=loss method.kl_estimator=k4", r"method\.kl_estimator=k4 is not one of its values"),
+    "unknown aggregation": ("grpo method.aggregation=token-meen", r"did you mean token-mean\?"),
+    "unknown setting": ("grpo method.clip_hi=0.3", r"unknown key method\.clip_hi; did you mean method\.clip_high\?"),
+    "a critic's setting in grpo": ("grpo method.critic_lr=1e-5", r"unknown key method\.critic_lr"),
+    "unreadable correction bound": (
+        "grpo method.correction_bound=two",
+        r"method\.correction_bound: bound 'two' is not a positive number",
+    ),
+    "correction bounds the wrong way round": (
+        "grpo method.correction_bound='2.0_0.5'",
+        r"method\.correction_bound: .*0 < low < high",
+    ),
+    "unknown rejection rule": (
+        "grpo method.rejection.token_k4=2.0",
+        r"method\.rejection: unknown rejection rule 'token_k4'; did you mean token_k",
+    ),
+    "rejection that is switched off": (
+        "grpo method.correction=none method.rejection.token_k1=2.0",
+        r"e\.g\. method\.correction=auto",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_with_the_fix_in_one_line(name, tiny):
+    words, message = REFUSED[name]
+    with pytest.raises(ConfigError, match=message) as caught:
+        check(words.split()[0], tiny, *words.split()[1:])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_refused_run_writes_nothing(tiny, tmp_path):
+    config = config_of("grpo", tiny, *SMALL, "method.advantage=gae", f"runs={tmp_path}")
+    with pytest.raises(ConfigError):
+        train(config, Silent())
+    assert tree(tmp_path) == {}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_is_allowed_as_it_is(recipe, tiny):
+    check(recipe, tiny)
+
+
+ALLOWED = [
+    "remax rollout.samples=1",
+    "reinforce_pp rollout.samples=1",
+    "ppo rollout.samples=1",
+    "grpo method.kl=reward method.kl_target=0.1 method.kl_estimator=k1",
+    "grpo method.kl=loss method.kl_estimator=k1+",
+    "grpo method.kl=loss method.kl_estimator=abs+",
+    "grpo method.loss=dro method.loss_options.beta=0.5",
+    "grpo method.loss=sapo method.loss_options.temperature_negative=1.1",
+    "grpo method.loss=dppo_tv method.loss_options.max_ratio=3 method.clip_low=0.1",
+    "grpo method.clip_low=inf method.clip_high=inf",
+    f"grpo method.overlong_buffer={LIMIT}",
+    "grpo method.correction=sequence method.correction_bound='0.5_5' method.rejection.seq_mean_k1='0.5_2.0'",
+    "grpo method.rejection.token_k2=0.3",
+    "grpo method.advantage=grpo_split",
+    "grpo method.advantage=tir_optimal_token_baseline",
+    "gdpo method.kl=loss",
+    "dpo method.label_smoothing=0.1",
+    "sft rollout.top_p=0.9",
+    "dpo rollout.top_p=0.9",
+]
+
+
+@pytest.mark.parametrize("words", ALLOWED)
+def test_possible_combinations_are_allowed(words, tiny):
+    check(words.split()[0], tiny, *words.split()[1:])
