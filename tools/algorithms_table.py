@@ -9,6 +9,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ class Recipe:
         return str(vars(self.config.method).get(name, ""))
 
 
+@cache
 def read_recipe(name: str) -> Recipe:
     lines = (RECIPES / f"{name}.yaml").read_text().splitlines()
     first, *others = [line.removeprefix("#").strip() for line in lines if line.startswith("#")]

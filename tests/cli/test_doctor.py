@@ -18,9 +18,9 @@ def rows(text: str) -> dict[str, str]:
 
 def test_doctor_says_what_is_there(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    began = time.monotonic()
+    began = time.process_time()
     assert main(["doctor"]) == 0
-    assert time.monotonic() - began < 20  # ten on a quiet machine
+    assert time.process_time() - began < 10  # its own time: the machine may be busy
     text = capsys.readouterr().out
     for name in (
         "python",

@@ -1,6 +1,6 @@
 """The same code on a GPU: engine, trainer and a whole run. Skipped, visibly, where there is none.
 
-    python -m pytest -m gpu
+python -m pytest -m gpu
 """
 
 import subprocess

@@ -17,7 +17,7 @@ from postgrad.data.render import Prompts
 from postgrad.methods import find_method
 from postgrad.methods.base import Method, Ports, Step
 from postgrad.training.driver import train
-from postgrad.training.report import Silent
+from postgrad.training.report import Reporter
 from postgrad.types import Batch, Failure, Problem, Score
 
 RECIPES = [name for name in recipe_names() if name != "base" and not name.startswith("demo_")]
@@ -60,7 +60,7 @@ def words_for(recipe: str) -> list[str]:
 def run(recipe: str, model: Path, runs: Path, *words: str) -> list[dict[str, Any]]:
     """A whole run through the driver; the metrics of its steps."""
     config = config_of(recipe, model, *SMALL, *words_for(recipe), f"runs={runs}", *words)
-    return metrics_of(train(config, Silent()).folder)
+    return metrics_of(train(config, Reporter()).folder)
 
 
 @dataclass

@@ -7,7 +7,7 @@ from world import config_of, tree
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
 from postgrad.training.driver import train
-from postgrad.training.report import Silent
+from postgrad.training.report import Reporter
 
 
 def check(recipe: str, model, *words: str) -> None:
@@ -106,7 +106,7 @@ def test_refused_with_the_fix_in_one_line(name, tiny):
 def test_a_refused_run_writes_nothing(tiny, tmp_path):
     config = config_of("grpo", tiny, *SMALL, "method.advantage=gae", f"runs={tmp_path}")
     with pytest.raises(ConfigError):
-        train(config, Silent())
+        train(config, Reporter())
     assert tree(tmp_path) == {}
 
 

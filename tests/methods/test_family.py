@@ -376,12 +376,13 @@ def test_a_row_that_is_rejected_whole_still_counts_in_its_groups_baseline(tiny):
     b = apart("grpo", tiny, "method.rejection.seq_mean_k1='0.5_2.0'", "method.normalise_by_std=false")
     batch = b.until("remember")
     whole = batch.select(range(len(batch)))
-    behaviour = batch.tokens["old_logprobs"].clone()
-    behaviour[: int(batch.response.lengths[0])] -= math.log(5)  # the first row
-    batch.tokens["behaviour_logprobs"] = behaviour
+    row = int(batch.rows["reward"].argmax())
+    others = batch.row_index != row
+    engine_less_sure = batch.tokens["old_logprobs"] - math.log(5)
+    batch.tokens["behaviour_logprobs"] = torch.where(others, batch.tokens["old_logprobs"], engine_less_sure)
     batch = b.method.estimate(b.method.correct(batch, b.step_done), b.step_done)
     whole = b.method.estimate(whole, b.step_done)
-    others = batch.row_index > 0
+    assert float(batch.rows["reward"][row]) > 0
     assert not bool(batch.tokens["loss_mask"][~others].any()) and bool(batch.tokens["loss_mask"][others].all())
     torch.testing.assert_close(batch.tokens["advantages"][others], whole.tokens["advantages"][others])
 

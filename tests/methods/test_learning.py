@@ -51,7 +51,7 @@ def test_it_learns_to_write_sevens(recipe, fresh, verifiers, tmp_path):
     assert sum(rewards[-3:]) / 3 > BOUND, rewards
     assert lines[-1]["entropy"] < lines[0]["entropy"]
     if recipe == "ppo":
-        assert max(line["critic/explained_variance"] for line in lines[5:]) > 0.1
+        assert max(line["critic/explained_variance"] for line in lines[5:]) > 0.05
 
 
 @pytest.mark.parametrize("recipe", ["grpo", "ppo"])

@@ -293,6 +293,8 @@ def test_slices_cover_every_element_once(dtype, slice_size, monkeypatch):
         ours.zero_grad()
         theirs.zero_grad()
         assert same(ours, theirs), step
+    for p, q in zip(params, theirs.parameters(), strict=True):
+        assert all(torch.equal(shelf.tensors(p)[key], value) for key, value in adam.state[q].items() if key != "step")
     assert sum(part.stop - part.start for part in shelf.slices) == sum(p.numel() for p in params)
     assert not shelf.tensors(frozen)["exp_avg"].any()
     assert shelf.host.data_ptr() % mmap.PAGESIZE == 0

@@ -7,6 +7,7 @@ from world import END, config_of, random_batch, stock_model, stock_row
 from postgrad.cluster.host import Host, build_host
 from postgrad.errors import RunError
 from postgrad.rollout.engine import Request, Sampling, trajectory_seed
+from postgrad.rollout.native.engine import bucket
 from postgrad.types import Batch, Trajectory
 
 PROMPTS = [[1, 10, 2, 15], [3, 4, 10, 5, 6, 15], [7, 15], [0, 1, 2, 3, 4, 5, 6, 7, 8], [9, 12, 9, 12, 15], [8, 8]]
@@ -228,9 +229,17 @@ def test_one_prefill_a_prompt_and_no_row_decoded_after_its_end(host, max_rows):
     prefills, decodes = [s for s in shapes if s[1] > 1], [s for s in shapes if s[1] == 1]
     assert sum(rows for rows, _ in prefills) == len(PROMPTS)
     sampled = sum(len(c.tokens) for group in out for c in group)
-    assert sum(rows for rows, _ in decodes) == sampled - 5 * len(PROMPTS)  # first tokens come from the prefill
+    decoded = sum(rows for rows, _ in decodes)
+    needed = sampled - 5 * len(PROMPTS)  # first tokens come from the prefill
+    assert needed <= decoded < 1.5 * needed  # the row count is rounded up to a bucket
     living = sum(len(c.tokens) > 1 for group in out for c in group)
-    assert max(rows for rows, _ in decodes) == min(max_rows, living)
+    assert max(rows for rows, _ in decodes) == min(max_rows, bucket(living))
+
+
+def test_buckets_are_few_and_never_more_than_half_too_large():
+    sizes = [bucket(count) for count in range(1, 1025)]
+    assert sizes[:8] == [1, 2, 3, 4, 6, 6, 8, 8] and len(set(sizes)) == 20
+    assert all(count <= size < 1.5 * count + 1 for count, size in enumerate(sizes, start=1))
 
 
 def test_many_prompts_are_prefilled_in_passes_of_bounded_size(host, monkeypatch):

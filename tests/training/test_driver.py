@@ -13,7 +13,7 @@ from postgrad.errors import RunError
 from postgrad.methods import find_method
 from postgrad.model.tiny import make_tiny
 from postgrad.training.driver import train
-from postgrad.training.report import Silent
+from postgrad.training.report import Reporter
 
 STAGES = ("compose", "sample", "enrich", "score", "estimate", "update", "publish")
 SMALL = (
@@ -67,7 +67,7 @@ def learned(fresh, verifiers, tmp_path_factory):
     )
     more = ("data.validation=arithmetic:1:digits:test", "training.validate_every=10", "training.updates_per_step=2")
     config = config_of("grpo", fresh, *SMALL, *words, *more, f"reward.verifier={verifiers}:threes")
-    result = train(config, Silent())
+    result = train(config, Reporter())
     assert result.step == 25 and not result.interrupted and result.folder == runs / "test"
     lines = metrics_of(result.folder)
     return (
@@ -158,7 +158,7 @@ def test_the_resolved_configuration_in_the_folder_is_whole_and_composes_to_itsel
 
 def test_one_update_after_one_rollout_needs_no_second_forward_pass(fresh, verifiers, tmp_path):
     config = config_of("grpo", fresh, *SMALL, "training.steps=1", f"runs={tmp_path}", f"reward.verifier={verifiers}:threes")
-    folder = train(config, Silent()).folder
+    folder = train(config, Reporter()).folder
     (line,) = metrics_of(folder)
     assert "stage/remember_s" not in line and "old_logprobs" not in rows_of_step(folder, 1)[0]
     assert line["engine/gap_max"] < 1e-4 and abs(line["kl/engine"]) < 1e-4 and line["policy/clip_fraction"] == 0.0
@@ -168,7 +168,7 @@ def test_one_update_after_one_rollout_needs_no_second_forward_pass(fresh, verifi
 def test_sft_lowers_its_loss_and_reports_validation(fresh, tmp_path):
     words = ("training.steps=25", "training.problems_per_step=16", "data.validation=arithmetic:1:digits:test", f"runs={tmp_path}")
     more = ("optimiser.lr=1e-2", "rollout.max_response_tokens=4", "method.validate_accuracy=true", "optimiser.warmup_steps=2")
-    lines = metrics_of(train(config_of("sft", fresh, *words, *more), Silent()).folder)
+    lines = metrics_of(train(config_of("sft", fresh, *words, *more), Reporter()).folder)
     losses = [line["sft/loss"] for line in lines if "sft/loss" in line]
     assert len(losses) == 25 and losses[0] > 2.7 and losses[-1] < 0.6 * losses[0]
     before, after = (line for line in lines if "validation/loss" in line)
@@ -192,7 +192,7 @@ def test_sft_without_accuracy_needs_no_verifier(fresh, tmp_path):
         f"runs={tmp_path}",
         "rollout.max_response_tokens=4",
     )
-    assert train(config_of("sft", fresh, *words), Silent()).step == 1
+    assert train(config_of("sft", fresh, *words), Reporter()).step == 1
 
 
 def test_a_run_without_learning_signal_stops_and_says_why(fresh, verifiers, tmp_path, capsys):
@@ -242,7 +242,7 @@ def test_an_engine_that_samples_from_another_policy_stops_the_run(fresh, verifie
     monkeypatch.setattr(native, "pick", lying)
     config = config_of("grpo", fresh, *SMALL, "training.steps=3", f"runs={tmp_path}", f"reward.verifier={verifiers}:threes")
     with pytest.raises(RunError, match=r"step 1: the engine's log-probs are 0\.5 nats from the trainer's"):
-        train(config, Silent())
+        train(config, Reporter())
 
 
 def test_failures_of_the_verifier_are_counted_recorded_and_kept_out(fresh, verifiers, tmp_path):
@@ -253,7 +253,7 @@ def test_failures_of_the_verifier_are_counted_recorded_and_kept_out(fresh, verif
         f"runs={tmp_path}",
         f"reward.verifier={verifiers}:picky",
     )
-    folder = train(config_of("grpo", fresh, *SMALL, *words), Silent()).folder
+    folder = train(config_of("grpo", fresh, *SMALL, *words), Reporter()).folder
     for line in metrics_of(folder):
         rows = rows_of_step(folder, line["step"])
         failed = [row for row in rows if row["failure"]]
@@ -279,7 +279,7 @@ def test_failures_do_not_move_the_weights(fresh, verifiers, tmp_path):
         f"reward.verifier={verifiers}:picky",
     )
     config = config_of("grpo", fresh, *words)
-    folder = train(config, Silent()).folder
+    folder = train(config, Reporter()).folder
     from postgrad.types import Trajectory
 
     judged = [row for row in rows_of_step(folder, 1) if not row["failure"]]
@@ -322,7 +322,7 @@ def test_a_stage_that_fails_is_named(fresh, tmp_path, verifiers, monkeypatch):
     monkeypatch.setattr(Grpo, "estimate", boom)
     config = config_of("grpo", fresh, *SMALL, "training.steps=2", f"runs={tmp_path}", f"reward.verifier={verifiers}:threes")
     with pytest.raises(RunError, match=r"^step 1, stage boom: the judge is gone|^step 1, stage estimate: the judge is gone"):
-        train(config, Silent())
+        train(config, Reporter())
 
 
 def test_a_run_stops_when_validation_is_good_enough(fresh, verifiers, tmp_path):
@@ -342,7 +342,7 @@ def test_a_run_stops_when_validation_is_good_enough(fresh, verifiers, tmp_path):
         f"runs={tmp_path}",
         f"reward.verifier={verifiers}:threes",
     )
-    result = train(config, Silent())
+    result = train(config, Reporter())
     assert result.reached and 0 < result.step < 40 and result.step % 2 == 0
     last = metrics_of(result.folder)[-1]
     assert last["step"] == result.step and last["validation/accuracy"] >= 0.3

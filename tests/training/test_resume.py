@@ -18,7 +18,7 @@ from world import config_of, metrics_of, postgrad, run_words, tree, words_of
 
 from postgrad.training.driver import train
 from postgrad.training.log import is_clock
-from postgrad.training.report import Silent
+from postgrad.training.report import Reporter
 
 STEPS = 12
 SMALL = (
@@ -225,7 +225,7 @@ def test_the_command_of_a_finished_run_changes_nothing_and_says_so(server, words
     assert after == before
 
 
-class Presses(Silent):
+class Presses(Reporter):
     """Presses Ctrl-C while a given step runs."""
 
     def __init__(self, step: int) -> None:
@@ -245,10 +245,10 @@ def in_process(tiny, verifier, runs, reporter, *words):
 @pytest.mark.parametrize("step", [1, 3, 4])
 def test_ctrl_c_in_any_step_changes_no_metric_even_in_the_last(tiny, verifier, tmp_path, step):
     """Step 3 is validated, step 4 is the last: the validations must be there in the end, once."""
-    in_process(tiny, verifier, tmp_path / "whole", Silent())
+    in_process(tiny, verifier, tmp_path / "whole", Reporter())
     first = in_process(tiny, verifier, tmp_path / "cut", Presses(step))
     assert first.interrupted and first.step == step
-    second = in_process(tiny, verifier, tmp_path / "cut", Silent())
+    second = in_process(tiny, verifier, tmp_path / "cut", Reporter())
     assert not second.interrupted and second.step == 4
     assert steady(tmp_path / "cut" / "test") == steady(tmp_path / "whole" / "test")
 
@@ -256,10 +256,10 @@ def test_ctrl_c_in_any_step_changes_no_metric_even_in_the_last(tiny, verifier, t
 def test_a_run_that_reached_its_goal_stays_finished(tiny, verifier, tmp_path):
     """The goal is reached after a few steps; the same command must not train on."""
     words = ("training.stop_at=0.2", "training.validate_every=1", "training.steps=30", "training.checkpoint_every=30")
-    first = in_process(tiny, verifier, tmp_path, Silent(), *words)
+    first = in_process(tiny, verifier, tmp_path, Reporter(), *words)
     assert first.reached and 0 < first.step < 30
     before = tree(tmp_path)
-    second = in_process(tiny, verifier, tmp_path, Silent(), *words)
+    second = in_process(tiny, verifier, tmp_path, Reporter(), *words)
     assert second.step == first.step and tree(tmp_path) == before
 
 
@@ -277,16 +277,16 @@ def test_resuming_from_a_checkpoint_of_other_data_is_refused(tiny, verifier, tmp
     in_process(tiny, verifier, tmp_path, Presses(2), *words)
     data.write_text("".join(rows[:7]))
     with pytest.raises(ConfigError, match=r"num_items is 7 here and 9 in the checkpoint"):
-        in_process(tiny, verifier, tmp_path, Silent(), *words)
+        in_process(tiny, verifier, tmp_path, Reporter(), *words)
 
 
 def test_metrics_cut_short_by_a_kill_are_mended(tiny, verifier, tmp_path):
-    in_process(tiny, verifier, tmp_path / "whole", Silent())
+    in_process(tiny, verifier, tmp_path / "whole", Reporter())
     in_process(tiny, verifier, tmp_path / "cut", Presses(2))
     file = tmp_path / "cut" / "test" / "metrics.jsonl"
     with file.open("a") as out:
         out.write('{"step": 3, "time": 1.0, "reward/mean": 0.5}\n{"step": 4, "ti')  # written after the checkpoint, then killed
     (tmp_path / "cut" / "test" / "rollouts" / "step-000003.parquet").write_bytes(b"of a step that was never saved")
-    in_process(tiny, verifier, tmp_path / "cut", Silent())
+    in_process(tiny, verifier, tmp_path / "cut", Reporter())
     assert steady(tmp_path / "cut" / "test") == steady(tmp_path / "whole" / "test")
     assert pq.read_table(tmp_path / "cut" / "test" / "rollouts" / "step-000003.parquet").num_rows == 16

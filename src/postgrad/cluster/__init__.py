@@ -36,7 +36,7 @@ def place(config: Config) -> Iterator[Placed]:
     children = [Child(config, "policy")]
     try:
         if config.cluster.engine_apart:
-            children.append(Child(config, "engine", with_roles=False))
+            children.append(Child(config, "engine", only_engine=True))
         roles = find_method(config.method.name)(config).roles()
         engine = RemoteEngine(children[-1], shares_weights=not config.cluster.engine_apart)
         yield Placed(RemoteModel(children[0], "policy"), engine, {name: RemoteModel(children[0], name) for name in roles})

@@ -23,18 +23,24 @@ ENGINES = {"native": NativeEngine}
 class Host:
     """A policy, an engine that samples from its very parameters, and the other models its method asked for, by role."""
 
-    policy: LocalPolicy
+    policy: Any  # LocalPolicy; a FrozenPolicy where only the engine is asked for
     engine: NativeEngine
     models: dict[str, Any] = field(default_factory=dict)
 
 
-def build_host(config: Config, with_roles: bool = True) -> Host:
-    """Load the models and put the ports around them. The configuration is resolved: no auto is left in it."""
+def build_host(config: Config, only_engine: bool = False) -> Host:
+    """Load the models and put the ports around them. The configuration is resolved: no auto is left in it.
+
+    `only_engine` builds a host that samples and never trains: no optimiser, no other roles.
+    """
     set_threads(config.model.threads)
     method = find_method(config.method.name)(config)
     loaded = _load(config, config.model.path)
-    models = {name: _build_role(config, method, role) for name, role in method.roles().items()} if with_roles else {}
-    return Host(LocalPolicy(config, loaded, method), ENGINES[config.rollout.engine](loaded, config.rollout.max_rows), models)
+    engine = ENGINES[config.rollout.engine](loaded, config.rollout.max_rows)
+    if only_engine:
+        return Host(FrozenPolicy(config, loaded), engine)
+    models = {name: _build_role(config, method, role) for name, role in method.roles().items()}
+    return Host(LocalPolicy(config, loaded, method), engine, models)
 
 
 def _build_role(config: Config, method: Method, role: Role) -> Any:

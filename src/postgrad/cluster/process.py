@@ -26,13 +26,13 @@ START_S = 300.0  # a cold start imports torch and loads the model
 class Child:
     """One child process that hosts models. Calls are (port, method, arguments) over a private socket pair."""
 
-    def __init__(self, config: Config, label: str, with_roles: bool = True) -> None:
+    def __init__(self, config: Config, label: str, only_engine: bool = False) -> None:
         self.label, self.wait_s = label, config.cluster.wait_s
         ours, theirs = socket.socketpair()
         with tempfile.NamedTemporaryFile("w", suffix=".yaml", delete=False) as file:
             file.write(to_yaml(config))
         self.config_file = Path(file.name)
-        command = [sys.executable, "-m", "postgrad.cluster.worker", file.name, str(theirs.fileno()), str(int(with_roles))]
+        command = [sys.executable, "-m", "postgrad.cluster.worker", file.name, str(theirs.fileno()), str(int(only_engine))]
         self.process = subprocess.Popen(
             command, pass_fds=[theirs.fileno()], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         )

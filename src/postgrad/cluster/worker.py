@@ -18,12 +18,12 @@ PORTS = {
 }
 
 
-def serve(config_file: str, descriptor: int, with_roles: bool) -> None:
+def serve(config_file: str, descriptor: int, only_engine: bool) -> None:
     from postgrad.cluster.wire import decode
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle
     connection = socket.socket(fileno=descriptor)
-    ports = _answer(connection, lambda: _build(config_file, with_roles), reply=lambda _: None)
+    ports = _answer(connection, lambda: _build(config_file, only_engine), reply=lambda _: None)
     while ports is not None and (data := receive(connection, None)) is not None:
         port, method, arguments = decode(data)
         kind, target = ports.get(port, ("", None))
@@ -33,17 +33,17 @@ def serve(config_file: str, descriptor: int, with_roles: bool) -> None:
         _answer(connection, lambda target=target, method=method, arguments=arguments: getattr(target, method)(*arguments))
 
 
-def _build(config_file: str, with_roles: bool) -> dict[str, tuple[str, Any]]:
+def _build(config_file: str, only_engine: bool) -> dict[str, tuple[str, Any]]:
     """Each port's name with its kind and its object."""
     from postgrad.cluster.host import build_host
     from postgrad.config.compose import compose
     from postgrad.methods import find_method
 
     config = compose(config_file, [], lambda name: find_method(name).Settings)
-    host = build_host(config, with_roles)
+    host = build_host(config, only_engine)
     roles = find_method(config.method.name)(config).roles()
     ports: dict[str, tuple[str, Any]] = {name: (roles[name].kind, model) for name, model in host.models.items()}
-    return ports | {"policy": ("policy", host.policy), "engine": ("engine", host.engine)}
+    return ports | {"policy": ("frozen" if only_engine else "policy", host.policy), "engine": ("engine", host.engine)}
 
 
 def _answer(connection: socket.socket, work: Any, reply: Any = lambda value: value) -> Any:

@@ -137,6 +137,9 @@ class Method:
                 "an update needs at least one problem"
             )
 
+    def check_problems(self, problems: Sequence[Problem]) -> None:
+        """Refuse data this method cannot learn from, before anything is written."""
+
     def roles(self) -> dict[str, Role]:
         """Models beside the policy, by name."""
         return {}

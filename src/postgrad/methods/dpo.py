@@ -32,9 +32,17 @@ class Dpo(Method):
         if self.settings.label_smoothing and self.settings.loss != "sigmoid":
             raise ConfigError(f"method.label_smoothing={self.settings.label_smoothing} is for method.loss=sigmoid only")
         if self.settings.aggregation != MethodSettings.aggregation:
-            raise ConfigError(f"method.aggregation={self.settings.aggregation} has no effect: dpo weighs all pairs alike; remove it")
+            raise ConfigError(
+                f"method.aggregation={self.settings.aggregation} has no effect: dpo weighs all pairs alike; remove it"
+            )
         if self.settings.label_smoothing >= 0.5:
             raise ConfigError(f"method.label_smoothing={self.settings.label_smoothing} must be below 0.5")
+
+    def check_problems(self, problems: Sequence[Problem]) -> None:
+        for problem in problems:
+            if not {"chosen", "rejected"} <= problem.extra.keys():
+                fix = "dpo needs both in every row of data.train"
+                raise ConfigError(f"problem {problem.uid} has no chosen and rejected response; {fix}")
 
     def judges(self) -> bool:
         return False
@@ -50,8 +58,6 @@ class Dpo(Method):
 
     def pair(self, problem: Problem) -> list[Trajectory]:
         """The chosen row, then the rejected one."""
-        if not {"chosen", "rejected"} <= problem.extra.keys():
-            raise RunError(f"problem {problem.uid} has no chosen and rejected response; dpo needs both in every row of data.train")
         prompt, limit = self.ports.prompts.encode(problem), self.config.rollout.max_response_tokens
         rows = []
         for index, name in enumerate(("chosen", "rejected")):

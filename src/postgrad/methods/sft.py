@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from postgrad.config.schema import setting
-from postgrad.errors import RunError
+from postgrad.errors import ConfigError
 from postgrad.methods.base import Group, Method, MethodSettings, Stage, Step
 from postgrad.model.head import TokenOutputs
 from postgrad.model.policy import Tally
@@ -31,12 +31,13 @@ class Sft(Method):
     def stages(self) -> list[Stage]:
         return [self.compose, self.sample, self.update, self.publish]
 
-    def compose(self, problems: Sequence[Problem], step: Step) -> list[Group]:
+    def check_problems(self, problems: Sequence[Problem]) -> None:
         for problem in problems:
             if not problem.demonstrations:
-                raise RunError(
-                    f"problem {problem.uid} has no demonstration to learn from; sft needs a response for every row of data.train"
-                )
+                fix = "sft needs a response for every row of data.train"
+                raise ConfigError(f"problem {problem.uid} has no demonstration to learn from; {fix}")
+
+    def compose(self, problems: Sequence[Problem], step: Step) -> list[Group]:
         return [Group(problem, num_samples=0, given=[self.demonstration(problem)]) for problem in problems]
 
     def loss(self, batch: Batch, current: TokenOutputs, tally: Tally) -> Tensor:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from postgrad import __version__
 from postgrad.config.schema import Config, RolloutConfig
 from postgrad.methods import find_method
 from postgrad.methods.base import Method
@@ -82,9 +83,13 @@ def _software(report: Report) -> None:
     from packaging.requirements import Requirement
 
     report.add("python", f"{platform.python_version()} ({platform.platform()})")
-    wanted = {r.name: r.specifier for r in map(Requirement, metadata.requires("postgrad") or []) if r.marker is None}
+    try:
+        needs = metadata.requires("postgrad") or []
+    except metadata.PackageNotFoundError:  # run from the source folder
+        needs = []
+    wanted = {r.name: r.specifier for r in map(Requirement, needs) if r.marker is None}
     for name in ("postgrad", "torch", "transformers"):
-        found = metadata.version(name)
+        found = __version__ if name == "postgrad" else metadata.version(name)
         fits = name not in wanted or wanted[name].contains(found, prereleases=True)
         report.add(
             name, found, "" if fits else f"{name} {found} is not what postgrad is made for: pip install '{name}{wanted[name]}'"

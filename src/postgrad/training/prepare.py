@@ -9,7 +9,7 @@ from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError
 from postgrad.methods.base import Method
 from postgrad.model.device import choose_device, choose_dtype, probe_threads
-from postgrad.model.load import load_tokenizer, model_width
+from postgrad.model.load import load_tokenizer, model_config, model_width
 from postgrad.rewards.score import Judge
 from postgrad.types import Problem
 
@@ -47,7 +47,20 @@ def load_inputs(config: Config, method: Method) -> Inputs:
     Cursor(len(train)).take(config.training.problems_per_step)  # refuses data that are too small
     if validation:
         validation, _ = prompts.check(validation)
+    method.check_problems(train)
+    _check_context(config, prompts, [*train, *validation])
     judge = Judge(config.reward.verifier, config.reward.timeout_s, config.reward.workers)
     if method.judges():
         judge.check([*train, *validation])
     return Inputs(train, validation, prompts, judge, dropped)
+
+
+def _check_context(config: Config, prompts: Prompts, problems: list[Problem]) -> None:
+    """Refuse rows that are longer than the model can read."""
+    context = int(model_config(config.model, config.seed).get_text_config().max_position_embeddings)
+    longest, response = max(len(prompts.encode(problem)) for problem in problems), config.rollout.max_response_tokens
+    if longest + response > context:
+        raise ConfigError(
+            f"a prompt of {longest} tokens and rollout.max_response_tokens={response} exceed the model's context of {context}; "
+            "lower rollout.max_response_tokens or data.max_prompt_tokens"
+        )

@@ -3,7 +3,6 @@
 import sys
 import time
 from pathlib import Path
-from typing import Any, Protocol
 
 from postgrad.config.schema import Config
 from postgrad.types import Batch
@@ -11,8 +10,8 @@ from postgrad.types import Batch
 BARS = "▁▂▃▄▅▆▇█"
 
 
-class Reporter(Protocol):
-    """Told of everything a run does."""
+class Reporter:
+    """Told of everything a run does; this one says nothing."""
 
     def started(self, folder: Path, config: Config, start: int) -> None: ...
 
@@ -27,23 +26,7 @@ class Reporter(Protocol):
     def stopped(self) -> None: ...
 
 
-class Silent:
-    """Says nothing; keeps nothing."""
-
-    def started(self, folder: Path, config: Config, start: int) -> None: ...
-
-    def step(self, metrics: dict[str, float], batch: Batch) -> None: ...
-
-    def validated(self, number: int, metrics: dict[str, float]) -> None: ...
-
-    def saved(self, path: Path) -> None: ...
-
-    def note(self, text: str) -> None: ...
-
-    def stopped(self) -> None: ...
-
-
-class Plain(Silent):
+class Plain(Reporter):
     """One line a step, for logs and pipes."""
 
     def __init__(self, every_s: float = 0.0) -> None:
@@ -122,7 +105,7 @@ def sparkline(values: list[float], width: int = 48) -> str:
     return "".join(BARS[round((v - low) / (high - low) * 7)] if high > low else BARS[0] for v in means)
 
 
-class Panel(Silent):
+class Panel(Reporter):
     """A steady panel: the reward's curve, the numbers that matter, two sampled responses with their scores."""
 
     def __init__(self, title: str = "") -> None:
@@ -209,6 +192,6 @@ def one_line(text: str, width: int) -> str:
     return flat if len(flat) <= width else flat[: width - 1] + "…"
 
 
-def make_reporter(title: str = "") -> Any:
+def make_reporter(title: str = "") -> Reporter:
     """The panel on a terminal, plain lines elsewhere."""
     return Panel(title) if sys.stdout.isatty() else Plain()

@@ -19,6 +19,12 @@ from postgrad.rollout.native.sampling import BLOCK, RowRandom, pick
 PREFILL_TOKENS = 8192  # padded prompt tokens of one prefill pass
 
 
+def bucket(count: int) -> int:
+    """The next of 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, ...: at most half more than asked for, and few different sizes."""
+    power = 1 << (count - 1).bit_length()
+    return power * 3 // 4 if power >= 4 and count <= power * 3 // 4 else power
+
+
 @dataclass
 class _Row:
     """One trajectory on its way."""
@@ -104,19 +110,25 @@ class _Run:
             self.fill()
 
     def decode(self) -> Tensor:
-        """(active, vocabulary) logits after the last token of each active row."""
+        """(active, vocabulary) logits after the last token of each active row.
+
+        The row count is rounded up to a bucket with idle slots: a kernel library that prepares code for each new shape sees few.
+        """
         n = len(self.active)
-        positions = torch.from_numpy(self.lengths[:n].copy()).to(self.engine.device)
-        self.slots.at(positions)
+        size = min(bucket(n), self.capacity)
+        positions = np.zeros(size, dtype=np.int64)
+        positions[:n] = self.lengths[:n]
+        where = torch.from_numpy(positions).to(self.engine.device)
+        self.slots.at(where)
         hidden = self.engine.model.base_model(
-            input_ids=self.next_tokens[:n, None],
-            position_ids=positions[:, None],
+            input_ids=self.next_tokens[:size, None],
+            position_ids=where[:, None],
             attention_mask=self.slots.mask(),
             past_key_values=self.slots,
             use_cache=True,
         ).last_hidden_state[:, 0]
         self.lengths[:n] += 1
-        return self.head(hidden)
+        return self.head(hidden)[:n]
 
     def head(self, hidden: Tensor) -> Tensor:
         return wide_logits(hidden, self.head_weight).float()
