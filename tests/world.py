@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -97,14 +98,21 @@ def tree(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-def run_words(words: list[str], output: str) -> None:
-    """The command in a forked process: what it prints goes to a file, signals to its group reach only it and its children."""
+def run_words(words: list[str], output: str, slow_sync: bool = False) -> None:
+    """The command in a forked process: what it prints goes to a file, signals to its group reach only it and its children.
+
+    `slow_sync` stands for a slow disk: writing a checkpoint then takes long enough for a test to kill the process in the middle.
+    """
     os.setsid()
     with open(output, "a") as file:  # noqa: PTH123
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     from postgrad.cli.main import main
+    from postgrad.training import checkpoint
 
+    if slow_sync:
+        real = checkpoint._sync
+        checkpoint._sync = lambda path: time.sleep(0.02) or real(path)
     code = main(words)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -13,6 +13,7 @@ import torch
 from world import config_of, random_batch
 
 from postgrad.cluster import place
+from postgrad.cluster.host import build_host
 from postgrad.cluster.process import Child, RemoteEngine
 from postgrad.errors import ConfigError, RunError
 from postgrad.model.views import after
@@ -144,6 +145,16 @@ def test_a_failing_call_names_its_error_and_the_child_lives_on(stories, where):
 @REMOTE
 def test_children_end_by_themselves_when_the_driver_closes(stories, where):
     assert set(stories[where]["exit codes"]) == {0}
+
+
+def test_a_host_computes_on_the_configured_threads(tiny):
+    """The same bits in every place need the same threads in every place."""
+    before = torch.get_num_threads()
+    try:
+        build_host(config_of("grpo", tiny, f"model.threads={before + 1}"))
+        assert torch.get_num_threads() == before + 1
+    finally:
+        torch.set_num_threads(before)
 
 
 # ---- children that die or hang

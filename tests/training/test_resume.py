@@ -73,9 +73,9 @@ def reference(words, tmp_path_factory) -> Path:
 class Run:
     """One process of the command."""
 
-    def __init__(self, server, words, runs: Path) -> None:
+    def __init__(self, server, words, runs: Path, slow_sync: bool = False) -> None:
         self.runs, self.folder, self.output = runs, runs / "test", runs / "output.txt"
-        self.process = server.Process(target=run_words, args=(words(runs), str(self.output)))
+        self.process = server.Process(target=run_words, args=(words(runs), str(self.output), slow_sync))
         self.process.start()
 
     def steps(self) -> int:
@@ -113,11 +113,12 @@ class Run:
         return self.process.exitcode
 
 
-def asides(folder: Path) -> list[str]:
+def listed(folder: Path) -> set[str]:
+    """What lies under checkpoints/, hidden names too."""
     try:
-        return [entry.name for entry in os.scandir(folder / "checkpoints") if entry.name.startswith(".step-")]
+        return {entry.name for entry in os.scandir(folder / "checkpoints")}
     except OSError:
-        return []
+        return set()
 
 
 def assert_same_run(folder: Path, reference: Path) -> None:
@@ -160,18 +161,20 @@ def test_kill_9_at_any_moment(server, words, reference, tmp_path):
 
 @pytest.mark.slow
 def test_kill_9_while_a_checkpoint_is_written(server, words, reference, tmp_path):
-    caught = set()
-    for name in (".step-2", ".step-6", ".step-10"):  # the first of all, and two with an earlier one to go on from
-        for _ in range(4):
-            run = Run(server, words, tmp_path)
-            assert run.when(lambda run=run, name=name: name in asides(run.folder) or run.steps() == STEPS)
+    """While the first of all is written aside, while a later one is, and between its renaming and the move of `latest`."""
+    for names in ({".step-2"}, {".step-6"}, {"step-8", ".latest"}):
+        for _ in range(8):
+            run = Run(server, words, tmp_path, slow_sync=True)
+            assert run.when(lambda run=run, names=names: names <= listed(run.folder)), (
+                f"{names} was never seen: {run.output.read_text()}"
+            )
             run.kill()
-            if name in asides(run.folder):
-                caught.add(name)
+            if names <= listed(run.folder):
                 break
-    assert len(caught) >= 2, f"kills fell into the writing of {caught or 'no checkpoint'}"
+        assert names <= listed(run.folder), f"no kill fell into the time of {names}"
+    assert (tmp_path / "test" / "checkpoints" / "latest").read_text().strip() == "step-6", "step-8 is there, but not yet the latest"
     finish(server, words, tmp_path, reference)
-    assert asides(tmp_path / "test") == [], "what the kills left half-written is gone"
+    assert not [name for name in listed(tmp_path / "test") if name.startswith(".")], "what the kills left half-written is gone"
 
 
 @pytest.mark.slow

@@ -49,7 +49,7 @@ class _Child:
         self.socket.setblocking(False)
         self.outbox, self.inbox = bytearray(), b""
         self.items: deque[int] = deque()
-        self.ready = self.leaving = self.closed = False
+        self.ready = self.begun = self.leaving = self.closed = False
         self.expect(START_LIMIT_S)
 
     def expect(self, limit_s: float) -> None:
@@ -188,6 +188,7 @@ class VerifierPool:
             case ["ready"]:
                 child.ready, self._failed_starts = True, 0
             case ["start", _]:
+                child.begun = True
                 child.expect(self.timeout_s)
             case ["done", position, value, parts]:
                 work.results[position] = Score(value, parts)
@@ -197,6 +198,7 @@ class VerifierPool:
                 child.leaving = True
         if message[0] in ("done", "failed"):
             child.items.popleft()
+            child.begun = False
             child.expect(START_LIMIT_S)  # the next verifier may have to be imported
 
     def _replace(self, child: _Child, work: "_Work") -> None:
@@ -207,6 +209,8 @@ class VerifierPool:
             self._failed_starts += 1
             if self._failed_starts >= 3:
                 raise RunError(f"verifier processes do not start ({_ended(code)}); what they printed is above")
+        elif child.items and not (child.leaving or child.begun or overran or child.items[0] in work.retried):
+            work.retried.add(child.items[0])  # it died before it looked at the item: once, that is not the item's fault
         elif child.items and not child.leaving:
             late = overran or code == -signal.SIGALRM
             reason = f"no verdict within {child.limit_s:g} s" if late else f"the verifier's process ended: {_ended(code)}"
@@ -224,6 +228,7 @@ class _Work:
     def __init__(self, items: Sequence[tuple[str, Problem]], specs: Sequence[Spec]) -> None:
         self.items, self.specs = items, specs
         self.results: dict[int, Score | Failure] = {}
+        self.retried: set[int] = set()
         self.inline = [position for position, spec in enumerate(specs) if spec.inline]
         self.waiting = deque(position for position, spec in enumerate(specs) if not spec.inline)
 
