@@ -164,9 +164,10 @@ def test_a_broken_recipe_file_is_refused_in_one_line(tmp_path, text):
 
 
 @pytest.mark.parametrize("name", [name for name in recipe_names() if name != "base"])
-def test_every_recipe_composes_runs_its_check_and_is_shown_with_every_setting(name, capsys):
-    config = made(name)
+def test_every_recipe_composes_passes_its_check_runs_again_and_is_shown_with_every_setting(name, capsys, tmp_path):
+    config = made(name, "optimiser.lr=1.5e-7", "training.stop_at=0.5", "name=x")
     find_method(config.method.name)(config).check()
+    assert again(config, tmp_path) == config, "the resolved configuration must compose to itself"
     assert main(["recipes", name]) == 0
     shown = capsys.readouterr().out
     for key in keys_of(config):
@@ -186,12 +187,6 @@ def again(config: Config, folder: Path) -> Config:
     file = folder / "config.yaml"
     file.write_text(to_yaml(config))
     return compose(str(file), [], find_settings)
-
-
-@pytest.mark.parametrize("name", [name for name in recipe_names() if name != "base"])
-def test_the_resolved_configuration_runs_again(name, tmp_path):
-    config = made(name, "optimiser.lr=1.5e-7", "training.stop_at=0.5", "name=x")
-    assert again(config, tmp_path) == config
 
 
 PLAIN = made("grpo")
