@@ -81,7 +81,7 @@ def _compose_raw(recipe: str, words: list[str]) -> DictConfig:
 
     overrides = [_override(word) for word in words]
     path = Path(recipe)
-    is_file = path.suffix in (".yaml", ".yml")
+    is_file = path.suffix == ".yaml"
     if is_file and not path.is_file():
         raise ConfigError(f"no recipe file {recipe}; built-in recipes: {', '.join(recipe_names())}")
     if not is_file and recipe not in recipe_names():
@@ -120,7 +120,8 @@ def _override(word: str) -> str:
     except HydraException as error:
         raise ConfigError(f"{key}={value}: {_first_line(error)}") from error
     if parsed.is_sweep_override():
-        raise ConfigError(f"{key}={value}: one value is needed, this is a sweep; start one run for each value")
+        hint = "start one run for each value, or quote a value with commas: key='\"a,b\"'"
+        raise ConfigError(f"{key}={value}: one value is needed, this is a sweep; {hint}")
     return f"++{key}={value}"
 
 

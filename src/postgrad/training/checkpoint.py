@@ -102,10 +102,8 @@ def _number(path: Path) -> int:
 
 
 def _sync_tree(folder: Path) -> None:
-    for path in folder.rglob("*"):
-        if path.is_file():
-            _sync(path)
-    _sync(folder)
+    for path in [*folder.rglob("*"), folder]:
+        _sync(path)
 
 
 def _sync(path: Path) -> None:
