@@ -11,6 +11,7 @@ import torch
 
 from postgrad.cluster.host import build_host
 from postgrad.config.compose import compose
+from postgrad.data.feed import Feed
 from postgrad.data.problems import load_problems
 from postgrad.methods import find_method
 from postgrad.methods.base import Ports, Step
@@ -39,7 +40,7 @@ def bound(config):
 def test_engine_and_trainer_agree_on_the_gpu(tiny, dtype):
     host, method = bound(made(tiny, "model.device=cuda", f"model.dtype={dtype}"))
     problems = load_problems("arithmetic:2:digits")[:16]
-    step = Step(1, {p.uid: p for p in problems})
+    step = Step(1, Feed(problems))
     batch = method.sample(method.compose(problems, step), step)
     ours = host.policy.logprobs(batch)["logprobs"]
     gap = (ours - batch.tokens["behaviour_logprobs"]).abs()
@@ -67,7 +68,7 @@ def test_the_update_on_the_gpu_is_the_update_on_the_cpu(tiny):
         host, method = bound(made(tiny, f"model.device={device}", "model.dtype=float32", "optimiser.lr=1e-3"))
         if device == "cpu":
             problems = load_problems("arithmetic:2:digits")[:16]
-            step = Step(1, {p.uid: p for p in problems})
+            step = Step(1, Feed(problems))
             batch = method.sample(method.compose(problems, step), step)
             batch.tokens["advantages"] = batch.spread(torch.linspace(-1, 1, len(batch)))
         host.policy.update(batch, 1)

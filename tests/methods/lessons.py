@@ -12,6 +12,7 @@ from world import config_of, metrics_of
 from postgrad.cluster.host import build_host
 from postgrad.config.compose import recipe_names
 from postgrad.config.schema import Config
+from postgrad.data.feed import Feed
 from postgrad.data.problems import load_problems
 from postgrad.data.render import Prompts
 from postgrad.methods import find_method
@@ -94,23 +95,16 @@ class Bound:
         self.prompts = Prompts(tokenizer, "plain", 64, "error")
         self.method.bind(Ports(self.host.policy, self.host.engine, self.judge, self.prompts, self.host.models))
         self.problems = load_problems(config.data.train)
-        self.next = 0
+        self.feed = Feed(self.problems, shuffle=False)
         self.step_done = Step(0)
-
-    def draw(self, count: int, step: Step) -> list[Problem]:
-        drawn = self.problems[self.next : self.next + count]
-        self.next += count
-        step.problems.update({p.uid: p for p in drawn})
-        return drawn
 
     def stages(self) -> list[str]:
         return [stage.__name__ for stage in self.method.stages()]
 
     def until(self, last: str = "publish", number: int = 1) -> Batch:
         """The stages of one step up to and including `last`."""
-        step = Step(number, draw=lambda count: self.draw(count, step))
-        self.step_done = step
-        work: Any = self.draw(self.config.training.problems_per_step, step)
+        step = self.step_done = Step(number, self.feed)
+        work: Any = None
         for stage in self.method.stages():
             work = stage(work, step)
             if stage.__name__ == last:

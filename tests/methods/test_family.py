@@ -10,6 +10,7 @@ from world import config_of, random_batch
 
 from postgrad.algorithms.losses import LOSSES
 from postgrad.cluster import place
+from postgrad.data.feed import Feed
 from postgrad.errors import RunError
 from postgrad.methods.grpo import Grpo
 from postgrad.model.policy import LocalPolicy, Tally, split_updates
@@ -199,7 +200,7 @@ def test_remax_takes_the_reward_of_one_greedy_response_a_problem(tiny):
     assert sampled[1].temperature == 1.0 and greedy[1].temperature == 0.0
     assert [len(request.seeds) for request in greedy[0]] == [1] * 4
     for uid, baseline in zip(batch.rows["uid"], batch.rows["greedy_reward"].tolist(), strict=True):
-        prompt = b.prompts.encode(b.step_done.problems[uid])
+        prompt = b.prompts.encode(b.feed.find(uid))
         (request,) = [r for r in greedy[0] if r.prompt == prompt]
         answer = b.host.engine.generate([request], greedy[1])[0][0]
         assert baseline == pytest.approx(spread_out(b.prompts.decode(answer.tokens)))
@@ -232,13 +233,13 @@ def numbers_of(b: Bound, batch: Batch) -> list[int]:
 def test_groups_without_signal_are_replaced_by_further_problems(tiny):
     b = refilling(tiny, {0, 1, 4})
     batch = b.until("refill")  # 0 1 2 3, then 4 5, then 6
-    assert numbers_of(b, batch) == [2, 3, 5, 6] and b.next == 7
+    assert numbers_of(b, batch) == [2, 3, 5, 6] and b.feed.cursor._position == 7
     assert b.metrics["refill/times"] == 2 and b.metrics["refill/groups"] == 4
     groups = dict(zip(batch.rows["group"].tolist(), batch.rows["uid"], strict=True))
     assert len(groups) == 4 and len(set(groups.values())) == 4, "a number for each group"
     assert all(batch.rows["group"].tolist().count(number) == 4 for number in groups)
-    assert set(batch.rows["uid"]) <= b.step_done.problems.keys()
-    b.next = 0
+    assert set(batch.rows["uid"]) <= b.feed.index.keys()
+    b.feed = Feed(b.problems, shuffle=False)
     done = b.until("publish")
     assert b.metrics["grad_norm"] > 0 and len(done) == 16
 

@@ -36,10 +36,10 @@ def run(words: list[str]) -> int:
     if show:
         print(to_yaml(config), end="")
         return 0
-    from postgrad.training.driver import train
+    from postgrad.training.chain import train_chain
     from postgrad.training.report import make_reporter
 
-    result = train(config, make_reporter())
+    result = train_chain(config, make_reporter())
     if result.interrupted and result.step < config.training.steps:
         print(
             f"saved at step {result.step} of {config.training.steps} in {result.folder}; the same command continues",

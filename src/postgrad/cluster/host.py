@@ -16,6 +16,7 @@ from postgrad.model.load import Loaded, load
 from postgrad.model.policy import FrozenPolicy, LocalPolicy
 from postgrad.rollout.native.engine import NativeEngine
 
+LIVE = "policy:live"  # the path of an engine role that is the run's own engine
 ENGINES = {"native": NativeEngine}
 
 
@@ -39,7 +40,7 @@ def build_host(config: Config, only_engine: bool = False) -> Host:
     engine = ENGINES[config.rollout.engine](loaded, config.rollout.max_rows)
     if only_engine:
         return Host(FrozenPolicy(config, loaded), engine)
-    models = {name: _build_role(config, method, role) for name, role in method.roles().items()}
+    models = {name: _build_role(config, method, role) for name, role in method.roles().items() if role.path != LIVE}
     return Host(LocalPolicy(config, loaded, method), engine, models)
 
 
@@ -48,7 +49,7 @@ def _build_role(config: Config, method: Method, role: Role) -> Any:
     if role.kind == "critic":
         return LocalCritic(config, loaded, method, role.lr)  # type: ignore[arg-type]
     loaded.model.requires_grad_(False)
-    return FrozenPolicy(config, loaded)
+    return NativeEngine(loaded, config.rollout.max_rows) if role.kind == "engine" else FrozenPolicy(config, loaded)
 
 
 def _load(config: Config, path: str) -> Loaded:

@@ -113,16 +113,16 @@ class RemoteModel:
 
 
 class RemoteEngine:
-    """The engine port of a child process."""
+    """The engine port of a child process, or of one of its roles that continue text."""
 
-    def __init__(self, child: Child, shares_weights: bool) -> None:
-        self.child, self.shares_weights = child, shares_weights
+    def __init__(self, child: Child, shares_weights: bool, role: str = "engine") -> None:
+        self.child, self.shares_weights, self.role = child, shares_weights, role
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
-        return self.child.call("engine", "generate", list(requests), sampling)
+        return self.child.call(self.role, "generate", list(requests), sampling)
 
     def publish(self, weights: dict[str, Tensor]) -> None:
-        self.child.call("engine", "publish", weights)
+        self.child.call(self.role, "publish", weights)
 
 
 def send(connection: socket.socket, data: bytes) -> None:

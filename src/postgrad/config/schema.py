@@ -84,6 +84,9 @@ class OptimiserConfig:
     eps: float = setting(1e-8, "AdamW's epsilon", above=0.0)
     weight_decay: float = setting(0.01, "decoupled weight decay", at_least=0.0)
     max_grad_norm: float = setting(1.0, "gradient clipping by the global norm; 0 is off", at_least=0.0)
+    skip_grad_norm: float | None = setting(
+        None, "leave out updates whose gradient norm is above this or not finite; null: off", above=0.0
+    )
     schedule: str = setting("constant", "learning rate after the warm-up", choices=("constant", "linear", "cosine"))
     warmup_steps: int = setting(0, "steps of linear warm-up", at_least=0)
     final_lr_ratio: float = setting(0.0, "share of the peak rate that linear and cosine end at", at_least=0.0, at_most=1.0)
@@ -113,6 +116,14 @@ class ClusterConfig:
 
 
 @dataclass
+class FirstConfig:
+    recipe: str = setting("", "a run to make before this one, which then starts from its model; empty: none")
+    settings: list[str] = setting(
+        [], "key=value words of that run; model, data, reward, seed and cluster are this run's unless named"
+    )
+
+
+@dataclass
 class Config:
     """The whole of a run. `method` is the settings dataclass of the method that `method.name` names."""
 
@@ -126,4 +137,5 @@ class Config:
     optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    first: FirstConfig = field(default_factory=FirstConfig)
     method: Any = None

@@ -1,10 +1,11 @@
 """The stages that methods share. A method is a subclass that replaces or inserts some of them.
 
-On the driver run the stages: compose, sample, enrich, score, estimate, update, publish; each takes what the stage before returned,
-and the step. Beside the model run view, prepare and loss: they may use only the configuration, because a worker elsewhere builds the
-same method from the same configuration.
+On the driver run the stages: draw, compose, sample, enrich, score, estimate, update, publish; each takes what the stage before
+returned, and the step. Beside the model run view, prepare and loss: they may use only the configuration, because a worker elsewhere
+builds the same method from the same configuration.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from postgrad.algorithms.aggregation import AGGREGATIONS, token_weights
 from postgrad.config.schema import Config, setting
+from postgrad.data.feed import Feed
 from postgrad.errors import ConfigError, RunError
 from postgrad.model.critic import Critic
 from postgrad.model.head import TokenOutputs
@@ -41,14 +43,24 @@ class Prompts(Protocol):
 
 @dataclass(frozen=True)
 class Role:
-    """A model a method wants beside the policy. `frozen` answers with log-probs and never learns; `critic` is trained on values.
+    """A model a method wants beside the policy.
 
-    `path` is what model.path is for the policy, which is also where an empty one starts from. `lr` is a critic's own.
+    `kind`: frozen answers with log-probs and never learns; critic is trained on values; engine continues prompts (its port is a Speaker).
+    `path` is what model.path is for the policy, which is also where an empty one starts from. An engine may also be `policy:live`, the
+    very engine that samples this run's rollouts. `lr` is a critic's own.
     """
 
     kind: str
     path: str = ""
     lr: float = 0.0
+
+
+@dataclass
+class Speaker:
+    """A model that continues text: an engine and the tokenizer's side of it."""
+
+    engine: Engine
+    prompts: Prompts
 
 
 @dataclass
@@ -72,22 +84,25 @@ class Ports:
 
 @dataclass
 class Step:
-    """One step of a run: its number (from 1), its problems by uid, the metrics it collects, the rows it had to leave out."""
+    """One step of a run: its number (from 1), the data it draws from, the metrics it collects, the rows it had to leave out."""
 
     number: int
-    problems: dict[str, Problem] = field(default_factory=dict)
-    draw: Callable[[int], list[Problem]] = lambda number: []  # further problems from the data, for methods that refill
+    data: Feed = None  # type: ignore[assignment]  # there in every step of a run
     metrics: dict[str, float] = field(default_factory=dict)
     failed: list[Batch] = field(default_factory=list)
 
 
 @dataclass
 class Group:
-    """What one problem's group will hold: rows given from outside, and how many to sample."""
+    """What one problem's group will hold: rows given from outside, and how many to sample.
+
+    `starts` are the first tokens of the first sampled rows, written by somebody else; the engine goes on from there.
+    """
 
     problem: Problem
     num_samples: int
     given: list[Trajectory] = field(default_factory=list)
+    starts: list[list[int]] = field(default_factory=list)
 
 
 @dataclass
@@ -154,7 +169,11 @@ class Method:
     # ---- on the driver: the stages of a step
 
     def stages(self) -> list[Stage]:
-        return [self.compose, self.sample, self.enrich, self.score, self.estimate, self.update, self.publish]
+        return [self.draw, self.compose, self.sample, self.enrich, self.score, self.estimate, self.update, self.publish]
+
+    def draw(self, _: Any, step: Step) -> list[Problem]:
+        """Take this step's problems from the data."""
+        return step.data.draw(self.config.training.problems_per_step)
 
     def compose(self, problems: Sequence[Problem], step: Step) -> list[Group]:
         """What each problem's group will hold."""
@@ -164,7 +183,7 @@ class Method:
         """Let the engine continue the prompts; given rows and sampled rows become one table."""
         rollout = self.config.rollout
         sampling = Sampling(rollout.temperature, rollout.max_response_tokens, rollout.top_p, rollout.top_k, rollout.min_p)
-        sampled = self.generate([(g.problem, range(g.num_samples)) for g in groups], sampling, step.number)
+        sampled = self.generate([(g.problem, range(g.num_samples), g.starts) for g in groups], sampling, step.number)
         trajectories: list[Trajectory] = []
         for number, (group, completions) in enumerate(zip(groups, sampled, strict=True)):
             for trajectory in group.given:
@@ -172,9 +191,18 @@ class Method:
                 trajectories.append(trajectory)
             prompt = self.ports.prompts.encode(group.problem)
             for index, done in enumerate(completions):
+                start = group.starts[index] if index < len(group.starts) else []
                 trajectories.append(
                     Trajectory(
-                        group.problem.uid, prompt, done.tokens, number, index, POLICY, done.finish, behaviour_logprobs=done.logprobs
+                        group.problem.uid,
+                        prompt,
+                        [*start, *done.tokens],
+                        number,
+                        index,
+                        POLICY,
+                        done.finish,
+                        behaviour_logprobs=[*[0.0] * len(start), *done.logprobs],
+                        token_source=[*[DEMONSTRATION] * len(start), *[POLICY] * len(done.tokens)],
                     )
                 )
         return Batch.of(trajectories)
@@ -185,10 +213,10 @@ class Method:
 
     def score(self, batch: Batch, step: Step) -> Batch:
         """Judge every row. Rows that could not be judged are recorded and leave the batch."""
-        texts = [self.ports.prompts.decode(ids.tolist()) for ids in batch.response.split()]
-        verdicts = self.ports.judge.score([step.problems[uid] for uid in batch.rows["uid"]], texts)
-        batch.rows["text"] = texts
-        batch.rows["question"] = [step.problems[uid].messages[-1]["content"] for uid in batch.rows["uid"]]
+        problems = [step.data.find(uid) for uid in batch.rows["uid"]]
+        batch.rows["text"] = [self.ports.prompts.decode(ids.tolist()) for ids in batch.response.split()]
+        batch.rows["question"] = [problem.messages[-1]["content"] for problem in problems]
+        verdicts = self.ports.judge.score(problems, self.judged_texts(batch))
         batch.rows["failure"] = [f"{v.kind}: {v.reason}" if isinstance(v, Failure) else "" for v in verdicts]
         batch.rows["reward"] = torch.tensor([v.value if isinstance(v, Score) else float("nan") for v in verdicts])
         parts = sorted({name for v in verdicts if isinstance(v, Score) for name in v.parts})
@@ -196,6 +224,10 @@ class Method:
             values = [v.parts.get(name, float("nan")) if isinstance(v, Score) else float("nan") for v in verdicts]
             batch.rows[f"reward/{name}"] = torch.tensor(values)
         return self.leave_out_failures(batch, step)
+
+    def judged_texts(self, batch: Batch) -> list[str]:
+        """What of each response the verifier sees."""
+        return batch.rows["text"]
 
     def leave_out_failures(self, batch: Batch, step: Step) -> Batch:
         bad = torch.tensor([bool(reason) for reason in batch.rows["failure"]])
@@ -247,6 +279,10 @@ class Method:
         )
         return batch
 
+    def lr_scales(self, names: Sequence[str]) -> dict[str, float]:
+        """Shares of the learning rate, by parameter name; 1 for those not named."""
+        return {}
+
     def together(self, batch: Batch) -> Sequence[int] | None:
         """Units of rows that one loss reads together; None when every row stands alone."""
         return None
@@ -257,13 +293,31 @@ class Method:
 
     # ---- shared helpers
 
-    def generate(self, wanted: Sequence[tuple[Problem, Sequence[int]]], sampling: Sampling, step: int) -> list[list[Completion]]:
-        """Completions of problems; each (problem, index) has its own seed."""
-        requests = [
-            Request(self.ports.prompts.encode(p), [trajectory_seed(self.config.seed, step, p.uid, i) for i in indices])
-            for p, indices in wanted
-        ]
-        return self.ports.engine.generate(requests, sampling)
+    def generate(
+        self, wanted: Sequence[tuple[Problem, Sequence[int], Sequence[list[int]]]], sampling: Sampling, step: int
+    ) -> list[list[Completion]]:
+        """Completions of (problem, indices, starts of the first of them); each index of a problem has its own seed.
+
+        A problem that is wanted twice, as at the turn of an epoch, is another group with other seeds.
+        """
+        requests: list[Request] = []
+        owners: list[int] = []
+        times: Counter[str] = Counter()
+        for owner, (problem, indices, starts) in enumerate(wanted):
+            name = f"{problem.uid}#{times[problem.uid]}" if times[problem.uid] else problem.uid
+            times[problem.uid] += 1
+            prompt = self.ports.prompts.encode(problem)
+            seeds = [trajectory_seed(self.config.seed, step, name, i) for i in indices]
+            for start, seed in zip(starts, seeds, strict=False):
+                requests.append(Request([*prompt, *start], [seed], sampling.max_new_tokens - len(start)))
+                owners.append(owner)
+            if len(seeds) > len(starts):
+                requests.append(Request(prompt, seeds[len(starts) :]))
+                owners.append(owner)
+        out: list[list[Completion]] = [[] for _ in wanted]
+        for owner, completions in zip(owners, self.ports.engine.generate(requests, sampling), strict=True):
+            out[owner] += completions
+        return out
 
     def demonstration(self, problem: Problem, number: int = 0) -> Trajectory:
         """A problem's demonstration as a row of the group."""
@@ -281,7 +335,7 @@ class Method:
         out: dict[str, float] = {}
         for name, temperature in (("accuracy", 0.0), ("sampled_accuracy", rollout.temperature)):
             sampling = Sampling(temperature, rollout.max_response_tokens)
-            answers = self.generate([(p, [0]) for p in problems], sampling, step=0)
+            answers = self.generate([(p, [0], []) for p in problems], sampling, step=0)
             texts = [self.ports.prompts.decode(a[0].tokens) for a in answers]
             scores = [v.value for v in self.ports.judge.score(problems, texts) if isinstance(v, Score)]
             out[f"validation/{name}"] = sum(scores) / len(problems)

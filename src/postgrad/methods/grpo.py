@@ -119,7 +119,7 @@ class Grpo(Method):
         return {"reference": Role("frozen")} if self.settings.kl != "none" else {}
 
     def stages(self) -> list[Stage]:
-        wanted: list[Stage] = [self.compose, self.sample, self.enrich, self.score]
+        wanted: list[Stage] = [self.draw, self.compose, self.sample, self.enrich, self.score]
         wanted += [self.refill] if self.settings.max_refills else []
         wanted += [self.greedy] if "greedy" in self.estimator.needs else []
         wanted += [self.remember] if self.needs_old() else []
@@ -151,7 +151,7 @@ class Grpo(Method):
         kept, tries, failures = _informative(batch), 0, step.metrics["reward/failures"]
         while (found := _num_groups(kept)) < wanted and tries < self.settings.max_refills:
             tries += 1
-            fresh = self.sample(self.compose(step.draw(wanted - found), step), step)
+            fresh = self.sample(self.compose(step.data.draw(wanted - found), step), step)
             fresh = self.score(self.enrich(fresh, step), step)
             fresh.rows["group"] += (tries + 1) * wanted
             failures += step.metrics["reward/failures"]
@@ -163,9 +163,9 @@ class Grpo(Method):
     def greedy(self, batch: Batch, step: Step) -> Batch:
         """ReMax: the reward of one greedy response a problem is the baseline."""
         uids = list(dict.fromkeys(batch.rows["uid"]))
-        problems = [step.problems[uid] for uid in uids]
+        problems = [step.data.find(uid) for uid in uids]
         sampling = Sampling(0.0, self.config.rollout.max_response_tokens)
-        answers = self.generate([(p, [0]) for p in problems], sampling, step.number)
+        answers = self.generate([(p, [0], []) for p in problems], sampling, step.number)
         verdicts = self.ports.judge.score(problems, [self.ports.prompts.decode(a[0].tokens) for a in answers])
         baseline = {uid: v.value if isinstance(v, Score) else 0.0 for uid, v in zip(uids, verdicts, strict=True)}
         batch.rows["greedy_reward"] = torch.tensor([baseline[uid] for uid in batch.rows["uid"]])
@@ -258,6 +258,21 @@ class Grpo(Method):
 
     def loss(self, batch: Batch, current: TokenOutputs, tally: Tally) -> Tensor:
         mask, weight, settings = batch.tokens["loss_mask"], batch.tokens["loss_weight"], self.settings
+        values = self.token_losses(batch, current, tally)
+        tally.mean("entropy", current.entropy, mask)
+        if "rollout_weights" in batch.tokens:
+            values = values * batch.tokens["rollout_weights"]
+        if settings.entropy_coef:
+            values = values - settings.entropy_coef * current.entropy
+        if settings.kl == "loss":
+            kl = kl_penalty(current.logprobs, batch.tokens["reference_logprobs"], settings.kl_estimator)
+            tally.mean("kl/reference", kl, mask)
+            values = values + settings.kl_coef * kl
+        return (values * weight)[mask].sum()
+
+    def token_losses(self, batch: Batch, current: TokenOutputs, tally: Tally) -> Tensor:
+        """(tokens,) the policy loss of every token, before weights, bonuses and penalties."""
+        mask = batch.tokens["loss_mask"]
         fresh = "old_logprobs" not in batch.tokens
         shape = {"mask": mask, "rows": batch.row_index, "num_rows": len(batch)}
         columns = {**dict(batch.tokens), **shape, "logprobs": current.logprobs}
@@ -267,15 +282,7 @@ class Grpo(Method):
         out = self.policy_loss.function(**{name: columns[name] for name in self.policy_loss.columns}, **self.loss_settings())
         for name, column in out.metrics.items():
             tally.mean(f"policy/{name}", column, mask)
-        tally.mean("entropy", current.entropy, mask)
-        values = out.values * batch.tokens["rollout_weights"] if "rollout_weights" in batch.tokens else out.values
-        if settings.entropy_coef:
-            values = values - settings.entropy_coef * current.entropy
-        if settings.kl == "loss":
-            kl = kl_penalty(current.logprobs, batch.tokens["reference_logprobs"], settings.kl_estimator)
-            tally.mean("kl/reference", kl, mask)
-            values = values + settings.kl_coef * kl
-        return (values * weight)[mask].sum()
+        return out.values
 
     def loss_settings(self) -> dict[str, float]:
         """The numbers the loss is called with: those that are set."""

@@ -29,7 +29,7 @@ class Sft(Method):
         return self.settings.validate_accuracy
 
     def stages(self) -> list[Stage]:
-        return [self.compose, self.sample, self.update, self.publish]
+        return [self.draw, self.compose, self.sample, self.update, self.publish]
 
     def check_problems(self, problems: Sequence[Problem]) -> None:
         for problem in problems:

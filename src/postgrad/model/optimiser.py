@@ -89,9 +89,13 @@ class Optimiser:
         return onto_master
 
     def step(self, lr: float) -> float:
-        """Clip, step, clear. Returns the gradient's norm before clipping; a norm that is not finite stops the run."""
+        """Clip, step, clear. Returns the gradient's norm before clipping; one that is not finite stops the run, or is skipped if asked."""
         gradients = [m.grad for m in self.masters.values() if m.grad is not None]
         norm = torch.stack([g.norm() for g in gradients]).norm()
+        bound = self.config.skip_grad_norm
+        if bound is not None and not norm <= bound:
+            self.adam.zero_grad(set_to_none=True)
+            return norm.item()
         if not torch.isfinite(norm):
             self.adam.zero_grad(set_to_none=True)
             raise RunError(

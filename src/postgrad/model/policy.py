@@ -87,6 +87,8 @@ class Objective(Protocol):
 
     def together(self, batch: Batch) -> Sequence[int] | None: ...
 
+    def lr_scales(self, names: Sequence[str]) -> dict[str, float]: ...
+
 
 class FrozenPolicy:
     """A model that answers and never learns: a reference, or the part of a policy that asks."""
@@ -120,7 +122,8 @@ class LocalPolicy(FrozenPolicy):
     def __init__(self, config: Config, loaded: Loaded, objective: Objective) -> None:
         super().__init__(config, loaded)
         self.objective = objective
-        self.optimiser = Optimiser(self.model, config.optimiser)
+        names = [name for name, _ in self.model.named_parameters()]
+        self.optimiser = Optimiser(self.model, config.optimiser, objective.lr_scales(names))
         self.num_frozen = 0
 
     def update(self, batch: Batch, step: int) -> dict[str, float]:
@@ -133,6 +136,8 @@ class LocalPolicy(FrozenPolicy):
             if any(m.grad is not None for m in self.optimiser.masters.values()):
                 norm = self.optimiser.step(lr)
                 tally.mean("grad_norm", torch.tensor([norm]))
+                if (bound := self.config.optimiser.skip_grad_norm) is not None:
+                    tally.total("updates_skipped", float(not norm <= bound))
         memory = peak_memory_bytes(self.device) / 2**30
         return {"lr": lr, **tally.result(), "memory_gib": memory}
 

@@ -25,10 +25,17 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt to be continued once for each seed."""
+    """One prompt to be continued once for each seed, by at most `max_new_tokens` where that is less than the sampling's."""
 
     prompt: list[int]
     seeds: list[int]
+    max_new_tokens: int | None = None
+
+
+def limit_of(request: Request, sampling: Sampling) -> int:
+    """Most tokens a continuation of this request may have."""
+    own = request.max_new_tokens
+    return sampling.max_new_tokens if own is None else min(own, sampling.max_new_tokens)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The driver: open a run, then step after step let the method's stages pass the work along.
 
-problems -> compose -> sample -> enrich -> score -> estimate -> update -> publish
+draw -> compose -> sample -> enrich -> score -> estimate -> update -> publish
 """
 
 import time
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from postgrad.cluster import place
 from postgrad.config.schema import Config
-from postgrad.data.cursor import Cursor
+from postgrad.data.feed import Feed
 from postgrad.methods import find_method
 from postgrad.methods.base import Method, Ports, Step
 from postgrad.training import checkpoint, prepare, run
@@ -18,7 +18,7 @@ from postgrad.training.guard import Guard
 from postgrad.training.interrupt import Interrupt
 from postgrad.training.log import RunLog, describe, read_metrics, timed
 from postgrad.training.report import Reporter
-from postgrad.types import Batch, Problem
+from postgrad.types import Batch
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Driver:
 
     def __init__(self, config: Config, method: Method, inputs: prepare.Inputs, folder: Path, reporter: Reporter) -> None:
         self.config, self.method, self.inputs, self.folder, self.reporter = config, method, inputs, folder, reporter
-        self.cursor = Cursor(len(inputs.train), config.seed, config.data.shuffle)
+        self.feed = Feed(inputs.train, config.seed, config.data.shuffle)
         self.guard = Guard(config)
         self.start = self.restore()
         self.log = RunLog(folder, self.start)
@@ -69,7 +69,7 @@ class Driver:
         if found is None:
             return 0
         saved = checkpoint.load(found, self.method.trained())
-        self.cursor.load(saved.cursor)
+        self.feed.load(saved.cursor)
         self.method.load(saved.method)
         self.guard.flat_steps = saved.flat_steps
         self.method.hand_over()
@@ -93,25 +93,18 @@ class Driver:
     def step(self, number: int) -> Batch:
         """One step: the stages in order, then what is written of it."""
         began = time.perf_counter()
-        step = Step(number, draw=lambda count: self.draw(count, step))
-        work: object = self.draw(self.config.training.problems_per_step, step)
+        step, work = Step(number, self.feed), None
         for stage in self.method.stages():
             with timed(step, stage.__name__):
                 work = stage(work, step)
         assert isinstance(work, Batch), "the last stage returns the batch"
         seconds = time.perf_counter() - began
-        speed = {"epoch": self.cursor.epoch, "step_s": seconds, "tokens_per_second": work.num_tokens / seconds}
+        speed = {"epoch": self.feed.epoch, "step_s": seconds, "tokens_per_second": work.num_tokens / seconds}
         step.metrics = describe(work) | step.metrics | speed
         self.log.write_rollouts(number, [work, *step.failed])
         self.reporter.step(self.log.write(number, step.metrics), work)
         self.guard.check(step, work)
         return work
-
-    def draw(self, count: int, step: Step) -> list[Problem]:
-        """The next problems of the data, known to the step by uid."""
-        problems = [self.inputs.train[i] for i in self.cursor.take(count)]
-        step.problems.update({problem.uid: problem for problem in problems})
-        return problems
 
     def validate(self, number: int) -> bool:
         """Held-out problems; True when `training.stop_at` is reached."""
@@ -131,6 +124,6 @@ class Driver:
         return goal is not None and metrics.get("validation/accuracy", -1.0) >= goal
 
     def save(self, number: int) -> None:
-        saved = checkpoint.Saved(number, self.cursor.state(), self.guard.flat_steps, self.method.state())
+        saved = checkpoint.Saved(number, self.feed.state(), self.guard.flat_steps, self.method.state())
         path = checkpoint.save(self.folder, self.method.trained(), saved, self.config.training.keep_checkpoints)
         self.reporter.saved(path)

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from postgrad.config.schema import Config
-from postgrad.data.cursor import Cursor
+from postgrad.data.feed import Feed
 from postgrad.errors import ConfigError, RunError
 from postgrad.methods.base import Method, Ports, Step
 from postgrad.model.layout import MicroBatch, make_micro_batches
@@ -112,10 +112,9 @@ def read_load(config: Config, method: Method, inputs: Inputs) -> Load:
     """Compose the first step as the driver would and keep the lengths. Samples nothing, changes nothing."""
     engine: Any = SimpleNamespace(shares_weights=not config.cluster.engine_apart)
     method.bind(Ports(None, engine, inputs.judge, inputs.prompts))  # type: ignore[arg-type]
-    order = Cursor(len(inputs.train), config.seed, config.data.shuffle)
-    problems = [inputs.train[i] for i in order.take(config.training.problems_per_step)]
+    step = Step(1, Feed(inputs.train, config.seed, config.data.shuffle))
     try:
-        composed = method.compose(problems, Step(1, {problem.uid: problem for problem in problems}))
+        composed = method.compose(method.draw(None, step), step)
     except RunError as error:  # the data lack what the method needs: nothing has run yet, so the input is wrong
         raise ConfigError(str(error)) from error
     groups = [

@@ -12,7 +12,7 @@ from postgrad.errors import RunError
 from postgrad.model.attention import prompt_mask
 from postgrad.model.head import wide_logits, widen
 from postgrad.model.load import Loaded, stop_ids
-from postgrad.rollout.engine import Completion, Request, Sampling
+from postgrad.rollout.engine import Completion, Request, Sampling, limit_of
 from postgrad.rollout.native.cache import Prefill, Slots
 from postgrad.rollout.native.sampling import BLOCK, RowRandom, pick
 
@@ -32,6 +32,7 @@ class _Row:
     request: int
     index: int
     random: RowRandom
+    limit: int
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
@@ -68,10 +69,10 @@ class NativeEngine:
     @torch.no_grad()
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
         out: list[list[Completion]] = [[Completion()] * len(r.seeds) for r in requests]
-        longest = max((len(r.prompt) for r in requests), default=0)
-        if longest + sampling.max_new_tokens > self.max_context:
+        longest = max((len(r.prompt) + limit_of(r, sampling) for r in requests), default=0)
+        if longest > self.max_context:
             raise RunError(
-                f"a prompt of {longest} tokens and {sampling.max_new_tokens} new ones exceed the model's context of {self.max_context}; "
+                f"a prompt and its new tokens make {longest}, more than the model's context of {self.max_context}; "
                 "lower rollout.max_response_tokens or data.max_prompt_tokens"
             )
         self.model.eval()  # a model in training mode with activation checkpointing would not take our cache
@@ -93,7 +94,7 @@ class _Run:
         self.head_weight = widen(engine.model.get_output_embeddings().weight)
         total = sum(len(r.seeds) for r in requests)
         self.capacity = min(engine.max_rows, total)
-        self.slots = Slots(self.capacity, longest + sampling.max_new_tokens)
+        self.slots = Slots(self.capacity, longest)
         self.to_prefill = deque(i for i, r in enumerate(requests) if r.seeds)
         self.waiting: deque[_Waiting] = deque()
         self.active: list[_Row] = []
@@ -153,7 +154,7 @@ class _Run:
             row = self.active[i]
             row.tokens.append(token)
             row.logprobs.append(logprob)
-            if stop or len(row.tokens) == self.sampling.max_new_tokens:
+            if stop or len(row.tokens) == row.limit:
                 self.out[row.request][row.index] = Completion(row.tokens, row.logprobs, "stop" if stop else "length")
                 ended.append(i)
         for i in reversed(ended):
@@ -180,7 +181,7 @@ class _Run:
             self.slots.admit(first, room, prompt.prefill, prompt.row, len(request.prompt))
             self.lengths[first : first + room], self.steps[first : first + room] = len(request.prompt), 0
             for index in range(prompt.next_index, prompt.next_index + room):
-                self.active.append(_Row(prompt.request, index, RowRandom(request.seeds[index])))
+                self.active.append(_Row(prompt.request, index, RowRandom(request.seeds[index]), limit_of(request, self.sampling)))
             prompt.next_index += room
             if prompt.next_index == len(request.seeds):
                 self.waiting.popleft()
