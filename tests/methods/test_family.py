@@ -65,7 +65,7 @@ def test_one_update_needs_no_old_policy(tiny):
     b = bound("grpo", tiny)
     b.method.ports.policy = spy = Spy(b.host.policy)
     batch = b.until()
-    assert b.stages() == ["compose", "sample", "enrich", "score", "estimate", "update", "publish"]
+    assert b.stages() == ["draw", "compose", "sample", "enrich", "score", "estimate", "update", "publish"]
     assert spy.count("logprobs") == 0 and spy.count("update") == 1 and "old_logprobs" not in batch.tokens
     assert b.metrics["policy/clip_fraction"] == 0.0 and b.metrics["policy/policy_kl"] == 0.0
 

@@ -82,7 +82,7 @@ def test_layout_of_a_large_step_is_scaled_from_its_first_groups(tiny: Path) -> N
 def test_step_time_is_the_sum_of_its_parts(tiny: Path) -> None:
     plan = planned(uniform(4, 10, 4), tiny, "training.updates_per_step=2", "training.token_budget=1000")
     layout = fit.lay_out(plan, response_tokens=5)
-    step = fit.foretell_step(plan, ["compose", "sample", "remember", "update"], layout, RATES)
+    step = fit.foretell_step(plan, ["draw", "compose", "sample", "remember", "update"], layout, RATES)
     padded, parameters = 4 * (10 + 4 * 4), simulate.measure(plan.config, plan.model).parameters
     assert layout.padded_tokens == padded
     assert step == pytest.approx(
@@ -110,7 +110,7 @@ def test_other_models_take_memory_time_and_disk(tiny: Path) -> None:
 def test_a_step_that_samples_nothing_has_no_sample_time(tiny: Path) -> None:
     plan = planned(uniform(4, 10, 0, given=(7,)), tiny)
     layout = fit.lay_out(plan, 5)
-    assert list(fit.foretell_step(plan, ["compose", "sample", "update"], layout, RATES)) == ["update"]
+    assert list(fit.foretell_step(plan, ["draw", "compose", "sample", "update"], layout, RATES)) == ["update"]
     assert layout.tokens == 4 * 17
 
 
