@@ -14,6 +14,7 @@ from postgrad.errors import ConfigError, RunError, did_you_mean
 COMMANDS = {
     "demo": ("postgrad.cli.demo", "learn arithmetic in front of your eyes, on a CPU, no download"),
     "train": ("postgrad.cli.train", "train RECIPE key=value ...: run a recipe, or continue its run"),
+    "eval": ("postgrad.cli.eval", "eval MODEL data=SET n=16 ...: answers, avg@k, pass@k, maj@k with intervals; compare A B"),
     "doctor": ("postgrad.cli.doctor", "what this machine offers and what will be used; --fit RECIPE ...: will it fit, how long"),
     "recipes": ("postgrad.cli.recipes", "list the recipes, or show one with every setting: recipes [NAME]"),
     "plot": ("postgrad.cli.plot", "draw a run's curves: plot RUN [FILE.png]"),

@@ -54,6 +54,23 @@ def place(config: Config) -> Iterator[Placed]:
             child.close()
 
 
+@contextmanager
+def place_engine(config: Config) -> Iterator[Engine]:
+    """Only the engine of a configuration, for whom nothing is to be trained; gone when the context ends."""
+    if config.cluster.place == "local":
+        from postgrad.cluster.host import build_host
+
+        yield build_host(config, only_engine=True).engine
+        return
+    from postgrad.cluster.process import Child, RemoteEngine
+
+    child = Child(config, "engine", only_engine=True)
+    try:
+        yield RemoteEngine(child, shares_weights=False)
+    finally:
+        child.close()
+
+
 def _with_speakers(config: Config, roles: dict[str, Role], engine: Engine, models: dict[str, Any]) -> dict[str, Any]:
     """The roles' models, those that continue text together with their own tokenizer."""
     out = dict(models)

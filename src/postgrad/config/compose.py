@@ -49,6 +49,19 @@ def compose(recipe: str, words: list[str], find_settings: Callable[[str], type],
     return config
 
 
+def read_words(schema: type, words: list[str], base: dict[str, Any] | None = None) -> Any:
+    """A checked settings dataclass from key=value words alone, over the values of `base`; for commands that run no recipe."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    values = OmegaConf.create(base or {})
+    for word in words:
+        parsed = OverridesParser.create().parse_override(_override(word))
+        OmegaConf.update(values, parsed.key_or_group, parsed.value())
+    settings = _to_object(_merge(OmegaConf.structured(schema), values, "", _keys(schema)))
+    _check_limits(settings, "")
+    return settings
+
+
 def to_yaml(config: Config) -> str:
     """The resolved configuration as YAML that compose() reads again."""
     return OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(config)))

@@ -1,1 +1,6 @@
-"""Evaluation of a model on problems: greedy and sampled accuracy, with everything that was judged."""
+"""Evaluation: a model answers problems, verifiers judge, and what comes out can be put into a paper.
+
+settings.py are the keys of `postgrad eval`; model.py finds the model; plan.py looks at everything before anything is written;
+folder.py is the result's folder and how it is continued; run.py does the work; metrics.py, compare.py and report.py say what it means.
+May touch training and below; nothing but the command line imports it. Validation during training uses rollout/respond.py, as run.py does.
+"""

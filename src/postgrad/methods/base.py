@@ -8,7 +8,7 @@ builds the same method from the same configuration.
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -22,23 +22,8 @@ from postgrad.model.head import TokenOutputs
 from postgrad.model.policy import Policy, Tally
 from postgrad.model.views import FULL, View
 from postgrad.rollout.engine import Completion, Engine, Request, Sampling, trajectory_seed
+from postgrad.rollout.respond import Judge, Prompts, respond
 from postgrad.types import DEMONSTRATION, POLICY, Batch, Failure, Problem, Score, Trajectory
-
-
-class Judge(Protocol):
-    """Verifiers, behind one call."""
-
-    def score(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[Score | Failure]: ...
-
-
-class Prompts(Protocol):
-    """Text to tokens and back."""
-
-    def encode(self, problem: Problem) -> list[int]: ...
-
-    def encode_response(self, text: str, with_end: bool = True) -> list[int]: ...
-
-    def decode(self, ids: Sequence[int]) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -335,10 +320,9 @@ class Method:
         out: dict[str, float] = {}
         for name, temperature in (("accuracy", 0.0), ("sampled_accuracy", rollout.temperature)):
             sampling = Sampling(temperature, rollout.max_response_tokens)
-            answers = self.generate([(p, [0], []) for p in problems], sampling, step=0)
-            texts = [self.ports.prompts.decode(a[0].tokens) for a in answers]
-            scores = [v.value for v in self.ports.judge.score(problems, texts) if isinstance(v, Score)]
-            out[f"validation/{name}"] = sum(scores) / len(problems)
+            ports = self.ports
+            answers = respond(ports.engine, ports.judge, ports.prompts, problems, sampling, samples=1, seed=self.config.seed)
+            out[f"validation/{name}"] = sum(answer.score for answer in answers) / len(answers)
         return out
 
     def trained(self) -> list[Any]:

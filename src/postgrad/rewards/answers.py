@@ -167,6 +167,11 @@ def choice(response: str, problem: Problem) -> Score | Failure:
     return result(found == truth, format=plain)
 
 
+def chosen_option(response: str, problem: Problem) -> str | None:
+    """The option a response chooses, named as the ground truth names its own; None without a choice."""
+    return _chosen(response, _DIGITS if (_label(problem.ground_truth) or "").isdigit() else _LETTERS)[0]
+
+
 def _chosen(response: str, labels: _Labels) -> tuple[str | None, bool]:
     """The option that is chosen, and whether that is said plainly: in a box, after "answer is", or alone.
 

@@ -1,0 +1,127 @@
+"""Everything that can be wrong with an evaluation is looked at here, before anything is written."""
+
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from postgrad import __version__
+from postgrad.config.schema import Config, DataConfig, RolloutConfig
+from postgrad.data.problems import load_problems
+from postgrad.data.render import Prompts
+from postgrad.data.sets import split_sets
+from postgrad.errors import ConfigError
+from postgrad.evaluation.model import Target, weights_fingerprint
+from postgrad.evaluation.settings import EvalConfig
+from postgrad.methods import find_method
+from postgrad.model.device import choose_device, choose_dtype
+from postgrad.model.load import load_tokenizer, model_config
+from postgrad.problem import Problem
+from postgrad.rewards.score import Judge
+from postgrad.rollout.engine import Sampling
+
+CPU_RESPONSES, OTHER_RESPONSES = 32, 1024  # of one batch
+PACKAGES = ("torch", "transformers", "math-verify")
+# Settings that change nothing in the result files.
+FREE = ("out", "reward.workers", "cluster")
+
+
+@dataclass
+class Plan:
+    """An evaluation that can start."""
+
+    config: EvalConfig
+    target: Target
+    folder: Path
+    sets: dict[str, list[Problem]]
+    dropped: dict[str, int]
+    prompts: Prompts
+    judge: Judge
+    identity: dict[str, Any]  # what the result depends on; a folder holds results of one
+
+    @property
+    def sampling(self) -> Sampling:
+        rollout = self.config.rollout
+        return Sampling(rollout.temperature or 0.0, rollout.max_response_tokens, rollout.top_p, rollout.top_k, rollout.min_p)
+
+
+def make_plan(config: EvalConfig, target: Target) -> Plan:
+    """Problems, prompts, verifiers and the folder, all checked. `auto` settings stay for `settle`."""
+    places = split_sets(config.data.sets)
+    sets = {name: load_problems(place)[: config.data.limit or None] for name, place in places.items()}
+    tokenizer = load_tokenizer(config.model, config.seed)
+    context = int(model_config(config.model, config.seed).get_text_config().max_position_embeddings)
+    room = context - config.rollout.max_response_tokens
+    if room < 1:
+        raise ConfigError(
+            f"rollout.max_response_tokens={config.rollout.max_response_tokens} leaves no room for a prompt in the context of {context}"
+        )
+    longest = room if config.data.max_prompt_tokens is None else min(room, config.data.max_prompt_tokens)
+    prompts = Prompts(tokenizer, config.data.template, longest, config.data.overlong)
+    dropped: dict[str, int] = {}
+    for name in sets:
+        sets[name], dropped[name] = prompts.check(sets[name])
+    judge = Judge(config.reward.verifier, config.reward.timeout_s, config.reward.workers)
+    judge.check(problem for problems in sets.values() for problem in problems)
+    identity = _identity(config, sets)
+    return Plan(config, target, _folder(config, target, identity), sets, dropped, prompts, judge, identity)
+
+
+def settle(plan: Plan) -> None:
+    """Replace every auto by what this machine offers; unlike training's, the choice never depends on a measured time."""
+    model, rollout = plan.config.model, plan.config.rollout
+    device = choose_device(model.device)
+    model.device = device.type
+    model.dtype = "float32" if model.dtype == "auto" and device.type == "cpu" else choose_dtype(model.dtype, device)
+    model.threads = model.threads or torch.get_num_threads()
+    rollout.batch = rollout.batch or -(-(CPU_RESPONSES if device.type == "cpu" else OTHER_RESPONSES) // rollout.samples)
+    plan.identity = _identity(plan.config, plan.sets)
+
+
+def engine_config(config: EvalConfig) -> Config:
+    """A training configuration with this model and engine, for whoever builds engines."""
+    rollout = {f.name: getattr(config.rollout, f.name) for f in dataclasses.fields(RolloutConfig)}
+    rollout["temperature"] = rollout["temperature"] or 1.0  # each call of the engine brings its own
+    return Config(
+        name="eval",
+        seed=config.seed,
+        model=config.model,
+        data=DataConfig(train="none", template=config.data.template),
+        rollout=RolloutConfig(**rollout),
+        reward=config.reward,
+        cluster=config.cluster,
+        method=find_method("grpo").Settings(name="grpo"),
+    )
+
+
+def _identity(config: EvalConfig, sets: dict[str, list[Problem]]) -> dict[str, Any]:
+    """What the result files depend on. Sets are named by their content, so that a moved file is the same set."""
+    values = dataclasses.asdict(config)
+    for key in FREE:
+        section, _, leaf = key.rpartition(".")
+        del (values[section] if section else values)[leaf]
+    values["data"]["sets"] = {name: {"problems": len(problems), "content": _content(problems)} for name, problems in sets.items()}
+    values["model"]["weights"] = weights_fingerprint(config.model.path, config.seed)
+    values["versions"] = {"postgrad": __version__} | {name: importlib.metadata.version(name) for name in PACKAGES}
+    return values
+
+
+def _content(problems: list[Problem]) -> str:
+    digest = hashlib.blake2b(digest_size=8)
+    for problem in problems:
+        digest.update(json.dumps([problem.uid, problem.data_source, list(problem.messages), problem.ground_truth]).encode())
+    return digest.hexdigest()
+
+
+def _folder(config: EvalConfig, target: Target, identity: dict[str, Any]) -> Path:
+    if config.out:
+        return Path(config.out).expanduser()
+    digest = hashlib.blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=4).hexdigest()
+    label = re.sub(r"[^A-Za-z0-9_.-]+", "-", target.label)
+    return target.run / "eval" / f"{label}-{digest}" if target.run else Path("eval") / f"{label}-{digest}"

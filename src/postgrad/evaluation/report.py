@@ -1,0 +1,93 @@
+"""A summary for people: a table for the terminal, and report.md, which says nothing that the clock decides."""
+
+from typing import Any
+
+CLASS_NAMES = {"11": "form and answer right", "10": "form alone", "01": "answer alone", "00": "neither"}
+
+
+def table(summary: dict[str, Any]) -> str:
+    """Aligned columns, one set a line."""
+    return aligned(_columns(summary))
+
+
+def aligned(rows: list[list[str]]) -> str:
+    """Text columns: the first to the left, the others to the right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def markdown(summary: dict[str, Any]) -> str:
+    """report.md"""
+    settings = summary["settings"]
+    rollout, model = settings["rollout"], settings["model"]
+    how = "greedy" if not rollout["temperature"] else f"temperature {rollout['temperature']:g}, top_p {rollout['top_p']:g}"
+    lines = [
+        f"# Evaluation of {summary['model']}",
+        "",
+        f"Model `{model['path']}` ({model['dtype']} on {model['device']}), engine {rollout['engine']}, {how}, "
+        f"{rollout['samples']} sample{'s' if rollout['samples'] > 1 else ''} of at most {rollout['max_response_tokens']} tokens "
+        f"for each problem, seed {settings['seed']}, verifier {settings['reward']['verifier']}.",
+        "",
+        *_markdown_table(_columns(summary)),
+        "",
+        f"In brackets: {summary['interval']}. Responses that could not be judged count as wrong.",
+    ]
+    for name, result in summary["sets"].items():
+        lines += ["", f"## {name}", "", *_details(result)]
+    return "\n".join(lines) + "\n"
+
+
+def _columns(summary: dict[str, Any]) -> list[list[str]]:
+    results = summary["sets"]
+    ks = sorted({int(k) for result in results.values() for k in result["pass"]} - {1})
+    with_majority = [k for k in ks if any(result["maj"] for result in results.values())]
+    samples = max(result["samples"] for result in results.values())
+    rows = [["set", "problems", f"avg@{samples}", *(f"pass@{k}" for k in ks), *(f"maj@{k}" for k in with_majority[-1:])]]
+    rows[0] += ["length", "cut off", "failed"]
+    for name, result in results.items():
+        row = [name, str(result["problems"]), _bracketed(result["avg"]), *(_percent(result["pass"][str(k)]["value"]) for k in ks)]
+        row += [_percent(result["maj"][str(k)]["value"]) if result["maj"] else "-" for k in with_majority[-1:]]
+        row += [f"{result['length']['mean']:.0f}", _percent(result["truncated"]), str(sum(result["failures"].values()))]
+        rows.append(row)
+    return rows
+
+
+def _details(result: dict[str, Any]) -> list[str]:
+    lines = [f"- pass@{k}: {_bracketed(value)}" for k, value in result["pass"].items()]
+    lines += [f"- maj@{k}: {_bracketed(value)}" for k, value in (result["maj"] or {}).items()]
+    if result["classes"]:
+        total = sum(result["classes"].values())
+        lines += [f"- {CLASS_NAMES[name]} ({name}): {n} of {total}, {_percent(n / total)}" for name, n in result["classes"].items()]
+    length = result["length"]
+    shown = {"all": length["mean"], "right": length["right"], "wrong": length["wrong"]}
+    means = ", ".join(f"{name} {value:.1f}" for name, value in shown.items() if value is not None)
+    spread = f"median {length['median']:g}, longest {length['max']}"
+    lines.append(f"- tokens of a response: {means}; {spread}; cut off {_percent(result['truncated'])}")
+    if result["failures"]:
+        lines.append("- could not be judged: " + ", ".join(f"{n} {kind}" for kind, n in result["failures"].items()))
+    if result.get("dropped"):
+        lines.append(f"- left out because their prompts are too long: {result['dropped']} problems")
+    for name, source in result.get("sources", {}).items():
+        lines.append(f"- of {name}: {_bracketed(source['avg'])} ({source['problems']} problems)")
+    if "mean_of_sources" in result:
+        lines.append(f"- mean of the sources, unweighted: {_percent(result['mean_of_sources'])}")
+    return lines
+
+
+def _markdown_table(rows: list[list[str]]) -> list[str]:
+    head, *body = rows
+    return ["| " + " | ".join(row) + " |" for row in (head, ["---", *["---:"] * (len(head) - 1)], *body)]
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f}%"
+
+
+def _bracketed(value: dict[str, float]) -> str:
+    return f"{_percent(value['value'])} [{100 * value['low']:.1f}, {100 * value['high']:.1f}]"

@@ -1,0 +1,151 @@
+"""The work of an evaluation: batch after batch is answered, judged and written; then the summary of all that is there."""
+
+import json
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from postgrad.cluster import place_engine
+from postgrad.errors import RunError
+from postgrad.evaluation import folder as files
+from postgrad.evaluation.metrics import INTERVAL, summarise
+from postgrad.evaluation.plan import Plan, engine_config, settle
+from postgrad.evaluation.progress import Progress
+from postgrad.evaluation.report import markdown
+from postgrad.evaluation.votes import can_vote, vote
+from postgrad.problem import Failure, Problem, Score
+from postgrad.rollout.engine import Completion, Engine, Request, Sampling
+from postgrad.rollout.respond import Answer, respond
+
+
+@dataclass
+class Timed:
+    """An engine whose tokens and seconds are counted."""
+
+    engine: Engine
+    tokens: int = 0
+    seconds: float = 0.0
+
+    @property
+    def shares_weights(self) -> bool:
+        return self.engine.shares_weights
+
+    def publish(self, weights: dict[str, Tensor]) -> None:
+        self.engine.publish(weights)
+
+    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
+        began = time.perf_counter()
+        out = self.engine.generate(requests, sampling)
+        self.seconds += time.perf_counter() - began
+        self.tokens += sum(len(done.tokens) for group in out for done in group)
+        return out
+
+
+def evaluate(plan: Plan, progress: Progress) -> dict[str, Any]:
+    """Answer what is not answered yet; returns the summary, which is in the folder too."""
+    config, folder = plan.config, plan.folder
+    stored = files.stored_settings(folder)
+    if stored is not None:
+        files.take_over(stored, config)
+    settle(plan)
+    if stored is not None:
+        files.check_same(folder, stored, plan.identity)
+    with ExitStack() as stack:
+        judge = stack.enter_context(plan.judge)
+        if stored is not None:  # held before it is looked at; a new folder is made only once the model is loaded
+            stack.enter_context(files.opened(folder, plan.identity))
+        samples, batch = config.rollout.samples, config.rollout.batch
+        done = {name: files.resume(folder / f"{name}.jsonl", problems, samples, batch) for name, problems in plan.sets.items()}
+        speed = {"tokens": 0, "seconds": 0.0}
+        if any(done[name] < len(problems) for name, problems in plan.sets.items()):
+            progress.loading(plan)
+            engine = Timed(stack.enter_context(place_engine(engine_config(config))))
+            if stored is None:
+                stack.enter_context(files.opened(folder, plan.identity))
+            stack.enter_context(progress)
+            for name in plan.sets:
+                _answer_set(plan, name, done[name], engine, progress)
+            speed = {"tokens": engine.tokens, "seconds": round(engine.seconds, 3)}
+        judge.close()
+        return _conclude(plan, speed)
+
+
+def _answer_set(plan: Plan, name: str, done: int, engine: Timed, progress: Progress) -> None:
+    config, problems = plan.config, plan.sets[name]
+    file = plan.folder / f"{name}.jsonl"
+    rows = [row for _, row in files.read_rows(file)] if done else []
+    right, failed, total = sum(row["right"] for row in rows), sum(bool(row["failure"]) for row in rows), len(rows)
+    progress.begin(name, len(problems), done)
+    for start in range(done, len(problems), config.rollout.batch):
+        chosen = problems[start : start + config.rollout.batch]
+        answers = respond(engine, plan.judge, plan.prompts, chosen, plan.sampling, config.rollout.samples, config.seed)
+        batch = [_row(plan, answer) for answer in answers]
+        failed += sum(bool(row["failure"]) for row in batch)
+        total += len(batch)
+        _check_failures(plan, name, batch, failed / total)
+        files.append(file, batch)
+        right += sum(row["right"] for row in batch)
+        progress.advance(name, start + len(chosen), right / total, engine.tokens / max(engine.seconds, 1e-9))
+
+
+def _check_failures(plan: Plan, name: str, batch: list[dict[str, Any]], share: float) -> None:
+    limit = plan.config.reward.max_failure_rate
+    if share > limit:
+        first = next(row["failure"] for row in batch if row["failure"])
+        raise RunError(
+            f"set {name}: {share:.0%} of the responses could not be judged (reward.max_failure_rate={limit:g}); "
+            f"the first of the last batch: {first['kind']}: {first['reason']}"
+        )
+
+
+def _row(plan: Plan, answer: Answer) -> dict[str, Any]:
+    """One line of a result file. Nothing in it depends on the clock."""
+    problem, verdict = answer.problem, answer.verdict
+    verifier = plan.judge.name_for(problem)
+    score = verdict.value if isinstance(verdict, Score) else None
+    return {
+        "uid": problem.uid,
+        "sample": answer.sample,
+        "data_source": problem.data_source,
+        "prompt": _prompt(plan, problem),
+        "response": answer.text,
+        "tokens": answer.tokens,
+        "ground_truth": problem.ground_truth,
+        "verifier": verifier,
+        "score": score,
+        "right": score is not None and score >= plan.config.reward.pass_score,
+        "parts": verdict.parts if isinstance(verdict, Score) else {},
+        "failure": {"kind": verdict.kind, "reason": verdict.reason} if isinstance(verdict, Failure) else None,
+        "answer": vote(verifier, answer.text, problem),
+        "votes": can_vote(verifier),
+        "finish": answer.finish,
+        "length": len(answer.tokens),
+        "seed": answer.seed,
+    }
+
+
+def _prompt(plan: Plan, problem: Problem) -> str:
+    """The prompt as the model sees it, special tokens written out."""
+    return plan.prompts.tokenizer.decode(plan.prompts.encode(problem), clean_up_tokenization_spaces=False)  # type: ignore[return-value]
+
+
+def _conclude(plan: Plan, speed: dict[str, Any]) -> dict[str, Any]:
+    """summary.json and report.md from the result files. What the clock says stands under `speed`, apart from all else."""
+    sets = {name: summarise([row for _, row in files.read_rows(plan.folder / f"{name}.jsonl")]) for name in plan.sets}
+    for name, count in plan.dropped.items():
+        sets[name]["dropped"] = count
+    rate = round(speed["tokens"] / speed["seconds"], 1) if speed["seconds"] else None
+    summary = {
+        "model": plan.target.label,
+        "settings": plan.identity,
+        "interval": INTERVAL,
+        "sets": sets,
+        "speed": speed | {"tokens_per_second": rate},
+    }
+    files.write(plan.folder / "summary.json", json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
+    files.write(plan.folder / "report.md", markdown(summary))
+    return summary
