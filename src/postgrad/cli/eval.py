@@ -31,15 +31,15 @@ def run(words: list[str]) -> int:
     from postgrad.evaluation.model import find_model
     from postgrad.evaluation.plan import make_plan
     from postgrad.evaluation.progress import make_progress
-    from postgrad.evaluation.report import table
+    from postgrad.evaluation.report import hints, table
     from postgrad.evaluation.run import evaluate
     from postgrad.evaluation.settings import read_settings
 
     target = find_model(words[0])
     plan = make_plan(read_settings(target.path, words[1:], target.config), target)
     summary = evaluate(plan, make_progress())
-    print(table(summary))
-    if summary["speed"]["tokens_per_second"]:
+    print("\n".join([table(summary), *hints(summary)]))
+    if summary["speed"].get("tokens_per_second"):
         print(f"{summary['speed']['tokens']} tokens, {summary['speed']['tokens_per_second']:g} a second")
     print(f"results: {plan.folder}/report.md, summary.json and {', '.join(f'{name}.jsonl' for name in plan.sets)}")
     return 0

@@ -7,12 +7,12 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from postgrad import __version__
-from postgrad.config.schema import Config, DataConfig, RolloutConfig
+from postgrad.config.schema import Config, DataConfig, ModelConfig, RewardConfig, RolloutConfig
 from postgrad.data.problems import load_problems
 from postgrad.data.render import Prompts
 from postgrad.data.sets import split_sets
@@ -26,6 +26,7 @@ from postgrad.problem import Problem
 from postgrad.rewards.score import Judge
 from postgrad.rollout.engine import Sampling
 
+Section = TypeVar("Section")
 CPU_RESPONSES, OTHER_RESPONSES = 32, 1024  # of one batch
 PACKAGES = ("torch", "transformers", "math-verify")
 # Settings that change nothing in the result files.
@@ -86,18 +87,23 @@ def settle(plan: Plan) -> None:
 
 def engine_config(config: EvalConfig) -> Config:
     """A training configuration with this model and engine, for whoever builds engines."""
-    rollout = {f.name: getattr(config.rollout, f.name) for f in dataclasses.fields(RolloutConfig)}
-    rollout["temperature"] = rollout["temperature"] or 1.0  # each call of the engine brings its own
+    rollout = _as(RolloutConfig, config.rollout)
+    rollout.temperature = rollout.temperature or 1.0  # each call of the engine brings its own
     return Config(
         name="eval",
         seed=config.seed,
-        model=config.model,
+        model=_as(ModelConfig, config.model),
         data=DataConfig(train="none", template=config.data.template),
-        rollout=RolloutConfig(**rollout),
-        reward=config.reward,
+        rollout=rollout,
+        reward=_as(RewardConfig, config.reward),
         cluster=config.cluster,
         method=find_method("grpo").Settings(name="grpo"),
     )
+
+
+def _as(kind: type[Section], section: Any) -> Section:
+    """A section without what evaluation added to it."""
+    return kind(**{f.name: getattr(section, f.name) for f in dataclasses.fields(kind)})  # type: ignore[arg-type]
 
 
 def _identity(config: EvalConfig, sets: dict[str, list[Problem]]) -> dict[str, Any]:

@@ -2,12 +2,23 @@
 
 from typing import Any
 
+MANY_CUT_OFF = 0.1
 CLASS_NAMES = {"11": "form and answer right", "10": "form alone", "01": "answer alone", "00": "neither"}
 
 
 def table(summary: dict[str, Any]) -> str:
     """Aligned columns, one set a line."""
     return aligned(_columns(summary))
+
+
+def hints(summary: dict[str, Any]) -> list[str]:
+    """What a reader of the table should know before believing it."""
+    limit = summary["settings"]["rollout"]["max_response_tokens"]
+    return [
+        f"{name}: {_percent(result['truncated'])} of the responses were cut off at max_response_tokens={limit}; raise it to let them end"
+        for name, result in summary["sets"].items()
+        if result["truncated"] > MANY_CUT_OFF
+    ]
 
 
 def aligned(rows: list[list[str]]) -> str:

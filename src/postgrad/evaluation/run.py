@@ -37,6 +37,14 @@ class Timed:
     def publish(self, weights: dict[str, Tensor]) -> None:
         self.engine.publish(weights)
 
+    def speed(self) -> dict[str, Any]:
+        """Of this process alone; what an earlier one had answered is not in it."""
+        return {
+            "tokens": self.tokens,
+            "seconds": round(self.seconds, 3),
+            "tokens_per_second": round(self.tokens / self.seconds, 1) if self.seconds else None,
+        }
+
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
         began = time.perf_counter()
         out = self.engine.generate(requests, sampling)
@@ -60,7 +68,7 @@ def evaluate(plan: Plan, progress: Progress) -> dict[str, Any]:
             stack.enter_context(files.opened(folder, plan.identity))
         samples, batch = config.rollout.samples, config.rollout.batch
         done = {name: files.resume(folder / f"{name}.jsonl", problems, samples, batch) for name, problems in plan.sets.items()}
-        speed = {"tokens": 0, "seconds": 0.0}
+        speed: dict[str, Any] = {}
         if any(done[name] < len(problems) for name, problems in plan.sets.items()):
             progress.loading(plan)
             engine = Timed(stack.enter_context(place_engine(engine_config(config))))
@@ -69,7 +77,7 @@ def evaluate(plan: Plan, progress: Progress) -> dict[str, Any]:
             stack.enter_context(progress)
             for name in plan.sets:
                 _answer_set(plan, name, done[name], engine, progress)
-            speed = {"tokens": engine.tokens, "seconds": round(engine.seconds, 3)}
+            speed = engine.speed()
         judge.close()
         return _conclude(plan, speed)
 
@@ -138,14 +146,16 @@ def _conclude(plan: Plan, speed: dict[str, Any]) -> dict[str, Any]:
     sets = {name: summarise([row for _, row in files.read_rows(plan.folder / f"{name}.jsonl")]) for name in plan.sets}
     for name, count in plan.dropped.items():
         sets[name]["dropped"] = count
-    rate = round(speed["tokens"] / speed["seconds"], 1) if speed["seconds"] else None
+    file = plan.folder / "summary.json"
+    if not speed and file.is_file():  # nothing was left to do: what the clock said then still holds
+        speed = json.loads(file.read_text()).get("speed", {})
     summary = {
         "model": plan.target.label,
         "settings": plan.identity,
         "interval": INTERVAL,
         "sets": sets,
-        "speed": speed | {"tokens_per_second": rate},
+        "speed": speed,
     }
-    files.write(plan.folder / "summary.json", json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
+    files.write(file, json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
     files.write(plan.folder / "report.md", markdown(summary))
     return summary

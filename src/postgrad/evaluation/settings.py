@@ -32,7 +32,6 @@ class EvalRollout(RolloutConfig):
     temperature: float | None = setting(  # type: ignore[assignment]
         None, "0 is greedy; null: 0 for one sample, 1 for more", at_least=0.0
     )
-    max_response_tokens: int = setting(512, "longest response", at_least=1)
     batch: int = setting(
         0, "problems handed to the engine at once; 0: 32 responses' worth on a CPU, 1024 elsewhere; a killed evaluation repeats one batch",
         at_least=0,
