@@ -57,6 +57,7 @@ def batch_with_all_columns(seed: int = 101) -> Batch:
         "returns": column(-1, 1),
     }
     batch.tokens.update(more)
+    batch.rows["mixed"] = torch.ones(len(batch), dtype=torch.bool)
     batch.tokens["advantages"] *= 3  # wide enough for clip_cov's band to hold candidates
     return batch
 

@@ -4,12 +4,17 @@ LUFFY's off-policy loss is -A · off_policy_shape(log_ratio), where the log-rati
 probability counts as 1) and that of a replay is logprobs - recorded log-probs (ExGRPO). On-policy: -A · on_policy_reshape(...).
 """
 
+import math
+from collections.abc import Mapping, Sequence
+
 import torch
 from torch import Tensor
 
 from postgrad.errors import ConfigError, did_you_mean
 
 SHAPES = ("none", "p_div_p", "logp", "p_logp", "square_root", "pow")
+ON_OPTIONS = ("gamma", "weight", "exponent")
+OFF_OPTIONS = (*ON_OPTIONS, "min_value", "max_value")
 MAX_LOG_RATIO = 20.0
 
 
@@ -27,6 +32,17 @@ def _check(shape: str, gamma: float) -> None:
         raise ConfigError(f"unknown shaping {shape!r}; {did_you_mean(shape, SHAPES)}")
     if shape == "p_div_p" and not gamma > 0:
         raise ConfigError(f"shaping p_div_p needs gamma > 0; got {gamma}")
+
+
+def check_options(key: str, options: Mapping[str, float], known: Sequence[str]) -> None:
+    """Refuse the numbers of the setting `key` that no shape takes. Raises ConfigError."""
+    for name in options:
+        if name not in known:
+            raise ConfigError(f"{key}.{name}: a shape takes no such number; {did_you_mean(name, known)}")
+    if not options.get("gamma", 1.0) > 0:
+        raise ConfigError(f"{key}.gamma={options['gamma']} is out of range; it must be above 0")
+    if not options.get("min_value", -math.inf) < options.get("max_value", math.inf):
+        raise ConfigError(f"{key}.min_value={options['min_value']} is not below {key}.max_value={options['max_value']}; lower it")
 
 
 def off_policy_shape(
@@ -92,6 +108,21 @@ def on_policy_reshape(
     if shape == "none":
         return ratio
     return ratio.pow(0.5 if shape == "square_root" else exponent)
+
+
+def reshaped_loss(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    shape: str,
+    *,
+    clip_low: float = math.inf,
+    clip_high: float = math.inf,
+    **options: float,
+) -> Tensor:
+    """(tokens,) max(-A v, -A clip(v, 1 - clip_low, 1 + clip_high)), v = on_policy_reshape(...): PPO's loss on a reshaped ratio."""
+    value = on_policy_reshape(logprobs, old_logprobs, shape, **options)
+    return torch.maximum(-advantages * value, -advantages * value.clamp(1 - clip_low, 1 + clip_high))
 
 
 def drop_confident(logprobs: Tensor, mask: Tensor, max_probability: float) -> Tensor:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 TEMPLATES = ("auto", "chat", "plain")
 OVERLONG = ("error", "drop")
+THINK = "<think>\n"  # how the chat templates of thinking models open the response
 
 
 class Prompts:
@@ -87,6 +88,17 @@ class Prompts:
         if with_end and end is None:
             raise ConfigError(f"the tokenizer {self.tokenizer.name_or_path!r} has no end-of-sequence token; set its eos_token")
         return [*ids, cast(int, end)] if with_end and ids[-1:] != [end] else ids
+
+    def encode_demonstrations(self, problem: Problem) -> list[list[int]]:
+        """The problem's demonstrations as responses to its prompt, each up to its first end-of-sequence id.
+
+        Where the rendered prompt ends in an opened thought, a demonstration that opens it again loses that opening.
+        """
+        prompt, opening = self.encode(problem), self._ids(THINK, special=False)
+        opened = prompt[-len(opening) :] == opening or self.decode(prompt).endswith(THINK)
+        texts = [text.removeprefix(THINK) if opened else text for text in problem.demonstrations]
+        end = cast(int, self.tokenizer.eos_token_id)
+        return [ids[: ids.index(end) + 1] for ids in map(self.encode_response, texts)]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids, without special tokens and with spaces as they are."""

@@ -18,6 +18,8 @@ METHODS = {
     "grpo": "postgrad.methods.grpo:Grpo",
     "ppo": "postgrad.methods.ppo:Ppo",
     "dpo": "postgrad.methods.dpo:Dpo",
+    "luffy": "postgrad.methods.luffy:Luffy",
+    "exgrpo": "postgrad.methods.exgrpo:ExGrpo",
 }
 
 

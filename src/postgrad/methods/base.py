@@ -306,7 +306,7 @@ class Method:
 
     def demonstration(self, problem: Problem, number: int = 0) -> Trajectory:
         """A problem's demonstration as a row of the group."""
-        tokens = self.ports.prompts.encode_response(problem.demonstrations[number])
+        tokens = self.ports.prompts.encode_demonstrations(problem)[number]
         limit = self.config.rollout.max_response_tokens
         if len(tokens) > limit:
             raise RunError(

@@ -51,7 +51,7 @@ class Dpo(Method):
         return {} if self.settings.reference_free else {"reference": Role("frozen")}
 
     def stages(self) -> list[Stage]:
-        return [self.compose, self.sample, self.refer, self.update, self.publish]
+        return [self.draw, self.compose, self.sample, self.refer, self.update, self.publish]
 
     def compose(self, problems: Sequence[Problem], step: Step) -> list[Group]:
         return [Group(problem, num_samples=0, given=self.pair(problem)) for problem in problems]

@@ -262,13 +262,15 @@ class Grpo(Method):
         tally.mean("entropy", current.entropy, mask)
         if "rollout_weights" in batch.tokens:
             values = values * batch.tokens["rollout_weights"]
-        if settings.entropy_coef:
-            values = values - settings.entropy_coef * current.entropy
         if settings.kl == "loss":
             kl = kl_penalty(current.logprobs, batch.tokens["reference_logprobs"], settings.kl_estimator)
             tally.mean("kl/reference", kl, mask)
             values = values + settings.kl_coef * kl
-        return (values * weight)[mask].sum()
+        total = (values * weight)[mask].sum()
+        if settings.entropy_coef:  # a method may give the bonus a denominator of its own
+            bonus = (current.entropy * batch.tokens.get("entropy_weight", weight))[mask].sum()
+            total = total - settings.entropy_coef * bonus
+        return total
 
     def token_losses(self, batch: Batch, current: TokenOutputs, tally: Tally) -> Tensor:
         """(tokens,) the policy loss of every token, before weights, bonuses and penalties."""
@@ -279,13 +281,13 @@ class Grpo(Method):
         if fresh:
             columns["old_logprobs"] = current.logprobs.detach()
             log_engine_gap(batch, current.logprobs, tally)
-        out = self.policy_loss.function(**{name: columns[name] for name in self.policy_loss.columns}, **self.loss_settings())
+        out = self.policy_loss.function(**{name: columns[name] for name in self.policy_loss.columns}, **self.loss_settings(batch))
         for name, column in out.metrics.items():
             tally.mean(f"policy/{name}", column, mask)
         return out.values
 
-    def loss_settings(self) -> dict[str, float]:
-        """The numbers the loss is called with: those that are set."""
+    def loss_settings(self, batch: Batch) -> dict[str, float]:
+        """The numbers the loss is called with on these rows: those that are set."""
         own = {"clip_low": self.settings.clip_low, "clip_high": self.settings.clip_high, "dual_clip": self.settings.dual_clip}
         return {name: value for name, value in own.items() if value is not None} | dict(self.settings.loss_options)
 

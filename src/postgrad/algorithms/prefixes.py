@@ -1,0 +1,41 @@
+"""How much of a demonstration a row starts with: the share of its tokens, by strategy (LUFFY). Numbers only, no tensors."""
+
+STRATEGIES = ("random", "linear", "linear_max", "reverse_linear", "fixed")
+NUM_WINDOWS = 10
+
+
+def prefix_ratio(
+    strategy: str,
+    uniform: float,
+    *,
+    step: int = 1,
+    copy: int = 0,
+    num_copies: int = 1,
+    low: float = 0.0,
+    high: float = 1.0,
+    peak: float = 0.8,
+    steps: int = 1000,
+) -> float:
+    """The share of a demonstration's tokens that a row is given.
+
+        random          low + (high - low) · uniform
+        fixed           evenly from low to high over the copies of a group; a single copy gets low
+        linear          peak · (1 - (step - 1) / steps), 0 from then on
+        linear_max      uniform · peak · (10 - i) / 10 in the i-th of ten equal windows of `steps`
+        reverse_linear  uniform · peak · (i + 1) / 10; both stay in the last window afterwards
+
+    Args:
+        strategy: one of STRATEGIES.
+        uniform: a draw from [0, 1); linear and fixed do not read it.
+        step: of the run, from 1. copy: which of the group's `num_copies` rows with a demonstration, from 0.
+    """
+    done = step - 1
+    if strategy == "random":
+        return low + (high - low) * uniform
+    if strategy == "fixed":
+        return low + (high - low) * copy / max(num_copies - 1, 1)
+    if strategy == "linear":
+        return peak * (1 - min(done / steps, 1.0))
+    window = min(max(-(-done * NUM_WINDOWS // steps) - 1, 0), NUM_WINDOWS - 1)  # a window ends with its last step, not before it
+    bound = window + 1 if strategy == "reverse_linear" else NUM_WINDOWS - window
+    return uniform * peak * bound / NUM_WINDOWS
