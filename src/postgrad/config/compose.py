@@ -96,7 +96,7 @@ def _compose_raw(recipe: str, words: list[str]) -> DictConfig:
     path = Path(recipe)
     is_file = path.suffix == ".yaml"
     if is_file and not path.is_file():
-        raise ConfigError(f"no recipe file {recipe}; built-in recipes: {', '.join(recipe_names())}")
+        raise ConfigError(f"no recipe file {recipe}; give its path, or a built-in one by name: postgrad recipes lists them")
     if not is_file and recipe not in recipe_names():
         raise ConfigError(f"unknown recipe {recipe}; {did_you_mean(recipe, recipe_names())}")
     try:
