@@ -96,6 +96,8 @@ def test_the_run_folder_is_as_the_architecture_says(learned):
         "rollouts",
         "checkpoints",
         "eval",
+        "events.jsonl",
+        "tokenizer.json",
     }
     assert sorted(p.name for p in (folder / "rollouts").iterdir()) == [f"step-{n:06d}.parquet" for n in range(1, 26)]
     assert {p.name for p in (folder / "checkpoints").iterdir()} == {"step-20", "step-25", "latest"}  # the newest two

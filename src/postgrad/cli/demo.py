@@ -102,6 +102,7 @@ def _finish(folder: Path, poor: Any, picture: Path, seconds: float) -> None:
     print(
         f"\npicture: {picture}\nmodel:   {folder}/checkpoints/latest names the newest checkpoint, a stock Hugging Face folder\n\ntry next:"
     )
+    print(f"  postgrad view {folder.parent.parent}                 see it in a browser: curves, every answer token by token")
     print("  postgrad demo model=smollm2                      the same with a real language model")
     print("  postgrad train demo_grpo seed=1 rollout.samples=16 name=mine    change a setting, keep the rest")
     print("  postgrad doctor --fit grpo model.path=smollm2 data.train=arithmetic:2:boxed    will it fit, how long")

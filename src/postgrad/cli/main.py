@@ -17,6 +17,7 @@ COMMANDS = {
     "eval": ("postgrad.cli.eval", "eval MODEL data=SET n=16 ...: answers, avg@k, pass@k, maj@k with intervals; compare A B"),
     "doctor": ("postgrad.cli.doctor", "what this machine offers and what will be used; --fit RECIPE ...: will it fit, how long"),
     "recipes": ("postgrad.cli.recipes", "list the recipes, or show one with every setting: recipes [NAME]"),
+    "view": ("postgrad.cli.view", "the page over runs, rollouts and evaluations, live: view [RUNS]"),
     "plot": ("postgrad.cli.plot", "draw a run's curves: plot RUN [FILE.png]"),
 }
 

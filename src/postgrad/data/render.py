@@ -1,11 +1,12 @@
 """Problems as token ids, and token ids as text. The only place that knows chat templates and special tokens."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from jinja2 import TemplateError
 
-from postgrad.errors import ConfigError, did_you_mean
+from postgrad.errors import ConfigError, RunError, did_you_mean
 from postgrad.problem import Problem
 
 if TYPE_CHECKING:
@@ -103,6 +104,21 @@ class Prompts:
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids, without special tokens and with spaces as they are."""
         return cast(str, self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    def save(self, file: Path) -> None:
+        """Write the tokenizer as the one file that tells which text each id stands for, if it has that form and is not there yet.
+
+        Raises:
+            RunError: the file cannot be written.
+        """
+        if file.exists() or not self.tokenizer.is_fast:
+            return
+        aside = file.with_name("." + file.name)
+        try:
+            aside.write_text(cast(Any, self.tokenizer).backend_tokenizer.to_str(), encoding="utf-8")
+            aside.rename(file)
+        except OSError as error:
+            raise RunError(f"{file} could not be written: {error.strerror}") from error
 
     def check(self, problems: Sequence[Problem]) -> tuple[list[Problem], int]:
         """Encode all prompts and hold them against `max_prompt_tokens`.

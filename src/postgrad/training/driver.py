@@ -14,10 +14,11 @@ from postgrad.data.feed import Feed
 from postgrad.methods import find_method
 from postgrad.methods.base import Method, Ports, Step
 from postgrad.training import checkpoint, prepare, run
+from postgrad.training.events import Events
 from postgrad.training.guard import Guard
 from postgrad.training.interrupt import Interrupt
 from postgrad.training.log import RunLog, describe, read_metrics, timed
-from postgrad.training.report import Reporter
+from postgrad.training.report import Chorus, Reporter
 from postgrad.types import Batch
 
 
@@ -46,12 +47,17 @@ def train(config: Config, reporter: Reporter) -> Result:
         if not folder.is_dir():  # nothing is written before all that can be wrong has been looked at
             stack.enter_context(run.locked(folder))
         run.create(config)
+        inputs.prompts.save(folder / "tokenizer.json")
+        events = stack.enter_context(Events(folder))
+        reporter = Chorus(reporter, events)
         method.bind(Ports(placed.policy, placed.engine, judge, inputs.prompts, placed.models))
         driver = Driver(config, method, inputs, folder, reporter)
         stack.callback(driver.log.close)
         reporter.started(folder, config, driver.start)
         stack.callback(reporter.stopped)
-        return driver.run()
+        result = driver.run()
+        events.ended(result.reached, result.interrupted)
+        return result
 
 
 class Driver:

@@ -15,6 +15,7 @@ from postgrad.errors import RunError
 from postgrad.methods.base import Step
 from postgrad.types import SOURCE_NAMES, Batch
 
+TOKENS_PER_ROW_GROUP = 1 << 16  # a reader who wants one problem's group then reads a part of a large file
 # Metrics that tell of the clock or the machine, not of the computation: two runs of one seed differ only in these.
 CLOCK = ("time", "tokens_per_second", "memory_gib", "step_s")
 
@@ -54,9 +55,9 @@ class RunLog:
         """All trajectories of a step, those that could not be judged included."""
         path = self.folder / "rollouts" / f"step-{number:06d}.parquet"
         try:
-            pq.write_table(
-                pa.concat_tables([_table(b) for b in batches], promote_options="default"), path.with_name("." + path.name)
-            )
+            table = pa.concat_tables([_table(b) for b in batches], promote_options="default")
+            rows = max(64, len(table) * TOKENS_PER_ROW_GROUP // max(1, sum(b.num_tokens for b in batches)))
+            pq.write_table(table, path.with_name("." + path.name), row_group_size=rows)
             path.with_name("." + path.name).rename(path)
         except OSError as error:
             raise RunError(f"{path} could not be written: {error.strerror or error}") from error

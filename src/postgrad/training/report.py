@@ -26,6 +26,37 @@ class Reporter:
     def stopped(self) -> None: ...
 
 
+class Chorus(Reporter):
+    """Several reporters as one: each is told in turn."""
+
+    def __init__(self, *voices: Reporter) -> None:
+        self.voices = voices
+
+    def started(self, folder: Path, config: Config, start: int) -> None:
+        for voice in self.voices:
+            voice.started(folder, config, start)
+
+    def step(self, metrics: dict[str, float], batch: Batch) -> None:
+        for voice in self.voices:
+            voice.step(metrics, batch)
+
+    def validated(self, number: int, metrics: dict[str, float]) -> None:
+        for voice in self.voices:
+            voice.validated(number, metrics)
+
+    def saved(self, path: Path) -> None:
+        for voice in self.voices:
+            voice.saved(path)
+
+    def note(self, text: str) -> None:
+        for voice in self.voices:
+            voice.note(text)
+
+    def stopped(self) -> None:
+        for voice in self.voices:
+            voice.stopped()
+
+
 class Plain(Reporter):
     """One line a step, for logs and pipes."""
 

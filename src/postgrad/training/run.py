@@ -1,10 +1,11 @@
 """The run folder: opening it, locking it, and deciding whether a command continues it.
 
-runs/NAME/config.yaml  metrics.jsonl  rollouts/  checkpoints/  eval/
+runs/NAME/config.yaml  metrics.jsonl  events.jsonl  tokenizer.json  rollouts/  checkpoints/  eval/
 """
 
 import dataclasses
 import fcntl
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +28,9 @@ MAY_CHANGE = {
     "cluster.engine_apart",
     "cluster.wait_s",
 }
+
+
+TRIES = 10
 
 
 def run_folder(config: Config) -> Path:
@@ -84,24 +88,15 @@ def locked(folder: Path) -> Iterator[None]:
             f"the run folder {folder} cannot be written: {error.strerror}; choose another with runs=FOLDER"
         ) from error
     with lock as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ConfigError(f"{folder} is in use by another process; wait for it, or use another name=...") from error
+        for more in reversed(range(TRIES)):  # somebody who only looks whether the run is alive holds it for a moment, too
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if not more:
+                    raise ConfigError(f"{folder} is in use by another process; wait for it, or use another name=...") from error
+                time.sleep(0.02)
         yield
-
-
-def in_use(folder: Path) -> bool:
-    """Whether a living process holds the folder."""
-    lock = folder / ".lock"
-    if not lock.is_file():
-        return False
-    with lock.open("r+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
 
 
 def _at(values: dict[str, Any], key: str) -> Any:

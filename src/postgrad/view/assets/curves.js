@@ -1,0 +1,127 @@
+// The grid of charts of one run, or of several runs over each other. The panels are those of `postgrad plot`.
+import { Axis, Chart } from "./chart.js";
+import { choice, fill, h } from "./dom.js";
+
+let panels = null;
+
+export async function loadPanels() {
+  panels ||= await (await fetch("/assets/panels.json")).json();
+  return panels;
+}
+
+function matcher(pattern) {
+  const made = new RegExp(`^${pattern.split("*").map((part) => part.replace(/[.+?^${}()|[\]\\]/g, "\\$&")).join(".*")}$`);
+  return (name) => made.test(name);
+}
+
+/** Each metric goes to the first panel that wants it; the rest by the first part of their names. */
+export function arrange(names) {
+  const left = new Set(names.filter((name) => name !== "epoch"));
+  const out = [];
+  for (const panel of panels) {
+    const taken = [];
+    for (const pattern of panel.metrics) {
+      const fits = matcher(pattern);
+      for (const name of [...left].sort()) {
+        if (fits(name) && !(panel.except || []).some((other) => matcher(other)(name))) {
+          taken.push(name);
+          left.delete(name);
+        }
+      }
+    }
+    if (taken.length) out.push({ ...panel, names: taken });
+  }
+  const rest = new Map();
+  for (const name of [...left].sort()) {
+    const prefix = name.includes("/") ? name.split("/")[0] : name;
+    rest.set(prefix, [...(rest.get(prefix) || []), name]);
+  }
+  return { main: out, rest: [...rest].map(([title, taken]) => ({ title, names: taken })) };
+}
+
+export function label(name) {
+  return name.split("/").slice(1).join("/").replace(/_s$/, "").replaceAll("_", " ") || name.replace(/_s$/, "").replaceAll("_", " ");
+}
+
+export class Curves {
+  /** runs: [{name, store, events}] */
+  constructor(runs) {
+    this.runs = runs;
+    this.axis = new Axis();
+    this.axis.smoothing = runs.some((run) => run.store.count > 60) ? 0.6 : 0;
+    this.charts = new Map();
+    this.grid = h("div", { class: "grid" });
+    this.restGrid = h("div", { class: "grid" });
+    this.rest = h("details", { class: "rest", on: { toggle: () => this.update() } }, h("summary", {}, "Everything else"), this.restGrid);
+    this.picked = h("span", { class: "pickedstep" });
+    this.element = h("div", {}, this.controls(), this.grid, this.rest);
+  }
+
+  controls() {
+    const slider = h("input", { type: "range", min: 0, max: 0.98, step: 0.02, value: this.axis.smoothing, "aria-label": "Smoothing",
+      on: { input: () => { this.axis.set({ smoothing: Number(slider.value) }); } } });
+    const reset = h("button", { type: "button", hidden: true, on: { click: () => this.axis.set({ zoom: null }) } }, "Show everything");
+    const set = this.axis.set.bind(this.axis);
+    this.axis.set = (changes) => {
+      set(changes);
+      reset.hidden = this.axis.zoom === null;
+    };
+    return h("div", { class: "controls" },
+      choice("Axis", [["step", "steps"], ["time", "time"]], "step", (mode) => this.axis.set({ mode })),
+      h("label", { class: "field" }, h("span", {}, "Smoothing"), slider), reset, this.picked,
+      h("span", { class: "grow" }), h("span", { class: "dim hint" }, "Drag to zoom, double-click to see everything, click for the rollouts of a step"));
+  }
+
+  update() {
+    const names = [...new Set(this.runs.flatMap((run) => run.store.names()))];
+    const { main, rest } = arrange(names);
+    const specs = this.runs.length > 1 ? this.compared(main) : main.map((panel) => this.alone(panel));
+    this.place(this.grid, specs);
+    this.rest.hidden = !rest.length;
+    const others = this.runs.length > 1 ? this.compared(rest) : rest.map((panel) => this.alone(panel));
+    if (this.rest.open) this.place(this.restGrid, others);
+  }
+
+  alone(panel) {
+    const { store, events, name } = this.runs[0];
+    const began = store.began;
+    const marked = events.filter((event) => event.step > 0 && event.event !== "started").map((event) => ({ ...event, time: event.time && began ? event.time - began : null }));
+    const several = panel.names.length > 1;
+    const series = panel.names.map((metric, i) => ({ name: metric, label: several || metric.includes("/") ? label(metric) : metric.replaceAll("_", " "), colour: i, ...store.series(metric) }));
+    const first = series[0].y;  // a part that is the whole (a single verifier's) would only hide it
+    return { key: panel.title, title: panel.title, kind: panel.kind, name, events: marked,
+      series: series.filter((one, i) => !i || panel.kind === "band" || one.y.length !== first.length || one.y.some((value, j) => value !== first[j])) };
+  }
+
+  /** Of several runs: one chart a metric, one line a run; bands would hide each other, so their sum is drawn. */
+  compared(list) {
+    const wanted = list.flatMap((panel) => (panel.kind === "band" ? [["Time of a step (s)", "step_s"]]
+      : panel.names.map((name) => [panel.names.length > 1 ? `${panel.title}: ${label(name)}` : panel.title, name])));
+    return [...new Map(wanted.map(([title, name]) => [name, title]))].map(([metric, title]) => ({ key: metric, title, name: "compare", events: [],
+      series: this.runs.map((run, i) => ({ name: run.name, label: run.label || run.name, colour: i, ...run.store.series(metric) })).filter((one) => one.y.length) }));
+  }
+
+  place(grid, specs) {
+    const wanted = specs.filter((spec) => spec.series.length);
+    for (const spec of wanted) {
+      let chart = this.charts.get(spec.key);
+      if (!chart) {
+        chart = new Chart(this.axis, { title: spec.title, kind: spec.kind, name: spec.name });
+        this.charts.set(spec.key, chart);
+      }
+      if (chart.element.parentNode !== grid) grid.append(chart.element);
+      chart.set(spec.series, spec.events);
+    }
+  }
+
+  remove() {
+    for (const chart of this.charts.values()) chart.remove();
+  }
+
+  onPick(handler) {
+    this.axis.onPick = (step) => {
+      this.axis.set({ picked: step });
+      fill(this.picked, handler(step));
+    };
+  }
+}
