@@ -19,6 +19,7 @@ OWN_METRICS = {
     "clip_cov": ("policy/selected_fraction",),
     "kl_cov": ("policy/selected_fraction",),
     "dppo_tv": ("policy/clip_fraction",),
+    "bupo": ("phase", "blocks_run", "full/entropy"),
 }
 
 

@@ -37,6 +37,7 @@ def build_host(config: Config, only_engine: bool = False) -> Host:
     set_threads(config.model.threads)
     method = find_method(config.method.name)(config)
     loaded = _load(config, config.model.path)
+    method.check_model(loaded.model)
     engine = ENGINES[config.rollout.engine](loaded, config.rollout.max_rows)
     if only_engine:
         return Host(FrozenPolicy(config, loaded), engine)

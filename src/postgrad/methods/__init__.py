@@ -20,6 +20,7 @@ METHODS = {
     "dpo": "postgrad.methods.dpo:Dpo",
     "luffy": "postgrad.methods.luffy:Luffy",
     "exgrpo": "postgrad.methods.exgrpo:ExGrpo",
+    "bupo": "postgrad.methods.bupo:Bupo",
 }
 
 

@@ -140,6 +140,9 @@ class Method:
     def check_problems(self, problems: Sequence[Problem]) -> None:
         """Refuse data this method cannot learn from, before anything is written."""
 
+    def check_model(self, model: Any) -> None:
+        """Refuse a model this method cannot train, once it is loaded and before anything is written."""
+
     def roles(self) -> dict[str, Role]:
         """Models beside the policy, by name."""
         return {}

@@ -176,7 +176,7 @@ class Grpo(Method):
         old = self.ports.policy.logprobs(batch, self.view(step.number))
         batch.tokens["old_logprobs"], batch.tokens["sum_probs_squared"] = old["logprobs"], old["sum_squares"]
         tally = Tally()
-        log_engine_gap(batch, old["logprobs"], tally)
+        self.log_gap(batch, old["logprobs"], tally)
         step.metrics |= tally.result()
         return batch
 
@@ -280,11 +280,15 @@ class Grpo(Method):
         columns = {**dict(batch.tokens), **shape, "logprobs": current.logprobs}
         if fresh:
             columns["old_logprobs"] = current.logprobs.detach()
-            log_engine_gap(batch, current.logprobs, tally)
+            self.log_gap(batch, current.logprobs, tally)
         out = self.policy_loss.function(**{name: columns[name] for name in self.policy_loss.columns}, **self.loss_settings(batch))
         for name, column in out.metrics.items():
             tally.mean(f"policy/{name}", column, mask)
         return out.values
+
+    def log_gap(self, batch: Batch, logprobs: Tensor, tally: Tally) -> None:
+        """How far the sampler's log-probs are from those of the policy being trained, before it moves."""
+        log_engine_gap(batch, logprobs, tally)
 
     def loss_settings(self, batch: Batch) -> dict[str, float]:
         """The numbers the loss is called with on these rows: those that are set."""

@@ -123,8 +123,14 @@ class LocalPolicy(FrozenPolicy):
         super().__init__(config, loaded)
         self.objective = objective
         names = [name for name, _ in self.model.named_parameters()]
-        self.optimiser = Optimiser(self.model, config.optimiser, objective.lr_scales(names))
-        self.num_frozen = 0
+        scales = objective.lr_scales(names)
+        self.still = [
+            p for name, p in self.model.named_parameters() if scales.get(name) == 0.0
+        ]  # a share of 0 is no gradient at all
+        for p in self.still:
+            p.requires_grad_(False)
+        self.optimiser = Optimiser(self.model, config.optimiser, scales)
+        self.num_frozen = len(self.still)
 
     def update(self, batch: Batch, step: int) -> dict[str, float]:
         lr = learning_rate(self.config.optimiser, step, self.config.training.steps)
@@ -152,7 +158,7 @@ class LocalPolicy(FrozenPolicy):
             tally.total("loss", float(loss.detach()))
 
     def _freeze_above(self, view: View) -> None:
-        above = {id(p) for p in upper_parameters(self.model, view)}
+        above = {id(p) for p in [*upper_parameters(self.model, view), *self.still]}
         if len(above) != self.num_frozen:
             for p in self.model.parameters():
                 p.requires_grad_(id(p) not in above)

@@ -76,6 +76,27 @@ def check_view(model: nn.Module, view: View) -> nn.ModuleList:
     return blocks
 
 
+@torch.no_grad()
+def check_blocks(model: nn.Module, view: View) -> None:
+    """Refuse a model whose blocks, called one by one, do not give its own states, such as one that scales its embeddings."""
+    blocks = check_view(model, view)
+    name, device = type(model).__name__, next(model.parameters()).device
+    ids = torch.arange(1, 5, device=device)[None]
+    positions = torch.arange(4, device=device)[None]
+    whole = hidden_states(model, ids, positions, None, FULL)
+    try:
+        ours = hidden_states(model, ids, positions, None, after(len(blocks)))
+    except (TypeError, ValueError, KeyError, AttributeError, RuntimeError) as error:
+        raise ConfigError(
+            f"the blocks of {name} cannot be called one by one ({error}), so it has no internal policies here"
+        ) from error
+    gap = (ours.float() - whole.float()).abs().max().item()
+    if not gap <= 1e-3 * max(1.0, whole.float().abs().max().item()):
+        raise ConfigError(
+            f"{name} does more between its blocks than pass the states on (gap {gap:.3g}), so it has no internal policies here"
+        )
+
+
 def _mask_or_causal(mask: Tensor | None, ids: Tensor) -> Tensor:
     # Always a boolean 4-D mask: it passes through transformers untouched, so every architecture sees the same rule.
     if mask is not None:
