@@ -482,6 +482,7 @@ def test_a_share_of_zero_is_frozen_without_gradient_and_state(tiny_untied, side,
         b.until(number=number)
         assert {name for name, w in policy.weights().items() if torch.equal(w, start[name])} == {n for n in start if frozen(n)}
     assert set(policy.optimiser.masters) == {name for name in start if not frozen(name)}
+    assert all(p.requires_grad != frozen(name) and p.grad is None for name, p in policy.model.named_parameters())
     policy.save(str(tmp_path))
     policy.load(str(tmp_path))
     b.until(number=3)
