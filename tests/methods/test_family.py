@@ -252,7 +252,11 @@ def test_refills_are_bounded(tiny):
 
 def test_nothing_is_refilled_when_every_group_teaches(tiny):
     b = refilling(tiny, set())
-    assert numbers_of(b, b.until("refill")) == [0, 1, 2, 3] and round(b.feed.epoch * len(b.problems)) == 4 and b.metrics["refill/times"] == 0
+    assert (
+        numbers_of(b, b.until("refill")) == [0, 1, 2, 3]
+        and round(b.feed.epoch * len(b.problems)) == 4
+        and b.metrics["refill/times"] == 0
+    )
 
 
 def test_a_step_without_any_signal_is_kept_whole_and_moves_nothing(tiny):
