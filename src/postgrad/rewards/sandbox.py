@@ -1,0 +1,496 @@
+"""Untrusted programs under bubblewrap: no network, no environment, a read-only minimal system, hard limits; and tests of them.
+
+`Sandbox()` first proves by running a probe that every wall stands; where one does not, it refuses to work (SandboxError). There is no
+weaker mode. A program's verdict never comes from the program's own process: outputs are compared here, asserts are evaluated in a
+second sandbox that asks the first one for values (see inside/).
+"""
+
+import contextlib
+import json
+import os
+import random
+import selectors
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from functools import cache
+from pathlib import Path
+from typing import IO, Any
+
+from postgrad.rewards.seccomp import seccomp_filter
+
+INSIDE = Path(__file__).parent / "inside"
+START_LIMIT_S = 30.0  # for an interpreter to start inside; the program's own clock starts after that
+INSTALL = "install bubblewrap (apt-get install bubblewrap, dnf install bubblewrap) and allow user namespaces, or run as root"
+
+
+class SandboxError(Exception):
+    """The sandbox itself does not work: nothing was judged."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one program may use. `time_s` is for one test, and starts when the interpreter inside is ready."""
+
+    time_s: float = 4.0
+    memory_mb: int = 512
+    threads: int = 32
+    file_mb: int = 16
+    disk_mb: int = 64  # of its private /tmp
+    output_kb: int = 1024
+
+    def settings(self, uid: int, num_tests: int = 1) -> dict[str, int]:
+        """What inside/confine.py wants."""
+        cpu_s = int(self.time_s * num_tests) + 2
+        return {"memory_mb": self.memory_mb, "file_mb": self.file_mb, "threads": self.threads, "cpu_s": cpu_s, "uid": uid}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a program ended. `stopped` is "", or the limit that ended it: time or output."""
+
+    code: int
+    output: str
+    errors: str
+    seconds: float
+    stopped: str = ""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One test. `seconds` is -1.0 where it did not pass; `unsupported`: the test itself cannot be run this way."""
+
+    passed: bool
+    seconds: float = -1.0
+    reason: str = ""
+    unsupported: bool = False
+
+
+@dataclass(frozen=True)
+class Level:
+    """How the walls are built here: the version of bubblewrap, whether by root with users of their own, and the call filter."""
+
+    version: str
+    own_user: bool
+    filtered: bool
+
+    def __str__(self) -> str:
+        user = "a user id of its own" if self.own_user else "a user namespace"
+        calls = "system calls filtered" if self.filtered else "system calls not filtered (unknown processor)"
+        return f"{self.version}: {user}, no network, empty environment, read-only system, limits on all resources, {calls}"
+
+
+class Sandbox:
+    """Runs and tests programs within `limits`. Every call is independent, so that threads may share one.
+
+    Raises:
+        SandboxError: bubblewrap is missing, or a wall does not stand on this machine.
+    """
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
+        self.level = probe()
+
+    def run(self, program: str, stdin: str = "", limits: Limits | None = None) -> Outcome:
+        """Run a program as `python program.py` with this input.
+
+        Raises:
+            SandboxError: the interpreter inside did not start.
+        """
+        return _run(self.level, program, stdin, limits or self.limits)
+
+    def test_stdio(
+        self, program: str, tests: Sequence[dict[str, str]], limits: Limits | None = None, total_s: float = 60.0
+    ) -> list[Result]:
+        """Run the program once for each test's `input` and compare what it prints with `output`, which it never sees.
+
+        Tests that do not get their turn within `total_s` seconds count as not passed.
+        """
+        end, results = time.monotonic() + total_s, []
+        for test in tests:
+            if time.monotonic() >= end:
+                results.append(Result(False, reason=f"the program's {total_s:g} s for all tests are used up"))
+                continue
+            outcome = self.run(program, test["input"], limits)
+            passed = not outcome.stopped and outcome.code == 0 and same_output(outcome.output, test["output"])
+            results.append(Result(True, outcome.seconds) if passed else Result(False, reason=_why(outcome)))
+        return results
+
+    def test_asserts(
+        self,
+        program: str,
+        tests: Sequence[str],
+        setup: str = "",
+        entry_point: str = "",
+        limits: Limits | None = None,
+        total_s: float = 60.0,
+    ) -> list[Result]:
+        """Run each test (asserts, or code that raises when the program is wrong) against a freshly loaded program.
+
+        The tests share one loaded program while they pass; one that fails is run again on a fresh one before it counts, so that
+        what an earlier test left behind decides nothing.
+
+        Args:
+            setup: code that runs before each test, imports for instance.
+            entry_point: the function the tests are about, needed only where its name is one of Python's own.
+        """
+        results: dict[int, Result] = {}
+        end = time.monotonic() + total_s
+        waiting = list(range(len(tests)))
+        while waiting:
+            if time.monotonic() >= end:
+                used_up = Result(False, reason=f"the program's {total_s:g} s for all tests are used up")
+                return [results.get(index, used_up) for index in range(len(tests))]
+            given = {"tests": list(tests), "setup": setup, "entry_point": entry_point, "run": waiting}
+            found = _judge(self.level, program, given, limits or self.limits)
+            if isinstance(found, str):  # it does not even load: no test can pass
+                return [results.get(index, Result(False, reason=found)) for index in range(len(tests))]
+            fresh = waiting[0]
+            for index in list(waiting):
+                result = found.get(index)
+                if result is None or not (result.passed or index == fresh):
+                    break
+                results[index] = result
+                waiting.remove(index)
+                if not result.passed:
+                    break
+        return [results[index] for index in range(len(tests))]
+
+
+def same_output(given: str, wanted: str) -> bool:
+    """Equal line by line without the white space around each line, or word by word as decimal numbers (2.0 is 2)."""
+    lines, wanted_lines = ([line.strip() for line in text.strip().splitlines()] for text in (given, wanted))
+    if len(lines) != len(wanted_lines):
+        return False
+    return all(one == other or _same_decimals(one.split(), other.split()) for one, other in zip(lines, wanted_lines, strict=True))
+
+
+def _same_decimals(one: list[str], other: list[str]) -> bool:
+    if len(one) != len(other):
+        return False
+    try:
+        return all(a == b or Decimal(a) == Decimal(b) for a, b in zip(one, other, strict=True))
+    except InvalidOperation:
+        return False
+
+
+def _why(outcome: Outcome) -> str:
+    if outcome.stopped == "time":
+        return "took too long"
+    if outcome.stopped == "output":
+        return "printed too much"
+    if outcome.code:
+        last = outcome.errors.strip().splitlines()[-1:] or [""]
+        return f"ended with code {outcome.code} {last[0]}".strip()[:300]
+    return "printed something else"
+
+
+# ---- one process inside
+
+
+class _Inside:
+    """One interpreter under bubblewrap, with the files and sockets that were given to it."""
+
+    def __init__(self, level: Level, limits: Limits, module: str, settings: dict[str, Any], fds: Sequence[int], **files: Any) -> None:
+        uid = random.SystemRandom().randrange(1_900_000_000, 2_000_000_000) if level.own_user else 0
+        code = f"import sys; sys.path.insert(0, '/'); from inside import {module}; sys.path.pop(0); {module}.main()"
+        words = _walls(level, limits) + [_python(), "-I", "-S", "-B", "-c", code]
+        words.append(json.dumps(limits.settings(uid, settings.pop("num_tests", 1)) | settings))
+        filters = seccomp_filter() if level.filtered else None
+        with _filled(filters or b"") as file:
+            if filters:
+                words[1:1] = ["--seccomp", str(file.fileno())]
+            self.process = subprocess.Popen(
+                words, env={}, cwd="/", pass_fds=[*fds, file.fileno()], **({"stdin": subprocess.DEVNULL} | files)
+            )
+
+    def __enter__(self) -> "_Inside":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()  # bubblewrap takes along everything inside
+        self.process.wait()
+
+
+@contextlib.contextmanager
+def _filled(content: bytes) -> Iterator[IO[bytes]]:
+    """A file without a name that holds these bytes, at its beginning."""
+    with tempfile.TemporaryFile() as file:
+        file.write(content)
+        file.seek(0)
+        yield file
+
+
+def _python() -> str:
+    """The interpreter itself, not a virtual environment's link to it."""
+    return str(Path(getattr(sys, "_base_executable", "") or sys.executable).resolve())
+
+
+@cache
+def _bubblewrap() -> str:
+    found = shutil.which("bwrap")
+    if not found:
+        raise SandboxError(f"bubblewrap (bwrap) is not installed: {INSTALL}")
+    return found
+
+
+def _walls(level: Level, limits: Limits) -> list[str]:
+    """bubblewrap's arguments: all namespaces new, nothing of this system but the interpreter and its libraries."""
+    words = [_bubblewrap(), "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
+    if level.own_user:  # root builds the walls and inside/confine.py gives root up for a user id that nobody else has
+        words += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+    else:
+        words += ["--unshare-user", "--disable-userns", "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL"]
+    words += ["--die-with-parent", "--new-session", "--clearenv", "--hostname", "sandbox"]
+    for name, value in (("PATH", "/nowhere"), ("HOME", "/tmp"), ("LANG", "C.UTF-8"), ("PYTHONHASHSEED", "0")):
+        words += ["--setenv", name, value]
+    system = _system()
+    for parent in dict.fromkeys(parent for path in system for parent in reversed(path.parents)):
+        words += ["--perms", "0755", "--dir", str(parent)]  # made on the way it would be closed to others
+    for path in system:
+        words += ["--symlink", str(path.readlink()), str(path)] if path.is_symlink() else ["--ro-bind", str(path), str(path)]
+    words += ["--perms", "0755", "--dir", "/dev"]
+    for device in ("null", "zero", "random", "urandom"):
+        words += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
+    words += ["--ro-bind", str(INSIDE), "/inside"]
+    words += ["--perms", "1777", "--size", str(limits.disk_mb << 20), "--tmpfs", "/tmp", "--remount-ro", "/", "--chdir", "/tmp"]
+    return words
+
+
+@cache
+def _system() -> list[Path]:
+    """The interpreter, its library and the shared libraries of the system, where they are here."""
+    prefix = Path(sys.base_prefix)
+    paths = [Path(name) for name in ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache")]
+    paths += [prefix / "lib", prefix / "lib64", Path(_python())]
+    found = [path for path in dict.fromkeys(paths) if path.exists()]
+    return [path for path in found if not any(other in path.parents and not other.is_symlink() for other in found)]
+
+
+def _started(process: subprocess.Popen[bytes], ready: int) -> None:
+    """Wait until the interpreter inside says that it is ready.
+
+    Raises:
+        SandboxError: it did not.
+    """
+    with selectors.DefaultSelector() as selector:
+        selector.register(ready, selectors.EVENT_READ)
+        if selector.select(START_LIMIT_S) and os.read(ready, 1) == b"r":
+            return
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(1)
+    said = process.stderr.read(2000).decode(errors="replace") if process.stderr and process.poll() is not None else ""
+    last = said.strip().splitlines()[-1:] or [f"exit code {process.poll()}"]
+    raise SandboxError(f"the sandbox does not start: {last[0]}"[:300])
+
+
+def _run(level: Level, program: str, stdin: str, limits: Limits) -> Outcome:
+    ready, theirs = os.pipe()
+    with (
+        os.fdopen(ready, "rb"),
+        _filled(program.encode("utf-8", "surrogatepass")) as source,
+        _filled(stdin.encode("utf-8", "surrogatepass")) as given,
+    ):
+        settings = {"program": source.fileno(), "ready": theirs, "peer": None}
+        files = {"stdin": given, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        try:
+            inside = _Inside(level, limits, "program", settings, [source.fileno(), theirs], **files)
+        finally:
+            os.close(theirs)
+        with inside, inside.process.stdout or contextlib.nullcontext(), inside.process.stderr or contextlib.nullcontext():
+            _started(inside.process, ready)
+            start = time.monotonic()
+            output, errors, stopped = _collect(inside.process, start + limits.time_s, limits.output_kb << 10)
+            seconds = time.monotonic() - start
+            if stopped:
+                inside.process.kill()
+            code = inside.process.wait()
+        return Outcome(code, output.decode(errors="replace"), errors.decode(errors="replace"), seconds, stopped)
+
+
+def _collect(process: subprocess.Popen[bytes], deadline: float, limit: int) -> tuple[bytes, bytes, str]:
+    """What it prints until it ends, the time is up or the limit is reached."""
+    texts: dict[Any, bytearray] = {process.stdout: bytearray(), process.stderr: bytearray()}
+    with selectors.DefaultSelector() as selector:
+        for stream in texts:
+            selector.register(stream, selectors.EVENT_READ)
+        stopped = ""
+        while selector.get_map() and not stopped:
+            left = deadline - time.monotonic()
+            events = selector.select(max(0.0, left)) if left > 0 else []
+            if not events:
+                stopped = "time"
+            for key, _ in events:
+                data = os.read(key.fd, 1 << 16)
+                texts[key.fileobj] += data
+                if not data:
+                    selector.unregister(key.fileobj)
+                elif len(texts[key.fileobj]) > limit:
+                    stopped = "output"
+        if not stopped:
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                stopped = "time"
+    return bytes(texts[process.stdout]), bytes(texts[process.stderr]), stopped
+
+
+def _judge(level: Level, program: str, given: dict[str, Any], limits: Limits) -> dict[int, Result] | str:
+    """One program and its tests, each in a sandbox of its own, until a test fails; or why the program does not load."""
+    ready, theirs = os.pipe()
+    says, says_theirs = os.pipe()
+    judging, judged = socket.socketpair()
+    with (
+        os.fdopen(ready, "rb"),
+        os.fdopen(says, "rb") as control,
+        _filled(program.encode("utf-8", "surrogatepass")) as source,
+        _filled(json.dumps(given).encode()) as tests,
+        contextlib.ExitStack() as stack,
+    ):
+        number = {"num_tests": len(given["run"])}
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        try:
+            settings = {"tests": tests.fileno(), "control": says_theirs, "peer": judging.fileno()} | number
+            judge = _Inside(level, limits, "tests", settings, [tests.fileno(), says_theirs, judging.fileno()], **quiet)
+            stack.enter_context(judge)
+            settings = {"program": source.fileno(), "ready": theirs, "peer": judged.fileno()} | number
+            prisoner = _Inside(level, limits, "program", settings, [source.fileno(), theirs, judged.fileno()], **quiet)
+            stack.enter_context(prisoner)
+        finally:
+            os.close(theirs)
+            os.close(says_theirs)
+            judging.close()
+            judged.close()
+        _started(prisoner.process, ready)
+        return _verdicts(control, given["run"], limits.time_s)
+
+
+def _verdicts(control: IO[bytes], run: list[int], time_s: float) -> dict[int, Result] | str:
+    """Read the judging side's messages; every test has `time_s` seconds, the first one also for loading the program."""
+    results: dict[int, Result] = {}
+    ready, buffer, deadline = False, b"", time.monotonic() + START_LIMIT_S
+    with selectors.DefaultSelector() as selector:
+        selector.register(control, selectors.EVENT_READ)
+        while len(results) < len(run):
+            in_time = bool(selector.select(max(0.0, deadline - time.monotonic())))
+            data = os.read(control.fileno(), 1 << 16) if in_time else b""
+            if not data and not ready:
+                raise SandboxError("the sandbox of the tests does not start")
+            if not data:
+                reason = "the tests ended before their verdict" if in_time else "took too long"
+                return results | {run[len(results)]: Result(False, reason=reason)}
+            *lines, buffer = (buffer + data).split(b"\n")
+            for message in map(json.loads, lines):
+                ready, deadline = True, time.monotonic() + time_s
+                if "broken" in message:
+                    return f"does not load: {message['broken']}"
+                if "test" in message:
+                    results[message["test"]] = _result(message)
+                    if not message["passed"]:
+                        return results
+    return results
+
+
+def _result(message: dict[str, Any]) -> Result:
+    if message["passed"]:
+        return Result(True, message["seconds"])
+    reason = message.get("unsupported") or message.get("reason", "")
+    return Result(False, reason=reason, unsupported="unsupported" in message)
+
+
+# ---- does it hold?
+
+_PROBE = """
+import json, os, socket, sys, threading
+found = {"environment": sorted(os.environ), "root": sorted(os.listdir("/")), "uid": os.getuid(), "parent": os.getppid()}
+def tries(name, action):
+    try:
+        found[name] = repr(action())
+    except BaseException as error:
+        found[name] = "refused"
+        found[name + "_error"] = type(error).__name__ + ": " + str(error)
+marker = input()
+tries("fork", lambda: os.fork() or os._exit(0))
+tries("network", lambda: socket.create_connection(("127.0.0.1", int(input())), 2))
+tries("secret", lambda: open(marker).read())
+tries("write_root", lambda: open("/written", "w"))
+tries("write_inside", lambda: open("/inside/program.py", "a"))
+tries("write_library", lambda: open(os.__file__, "a"))
+tries("memory", lambda: len(bytes(2 << 30)))
+tries("become_root", lambda: os.setuid(0) if os.getuid() else "was root")
+tries("kill_parent", lambda: os.kill(1, 9))
+tries("kernel", lambda: os.listdir("/proc") or os.listdir("/sys"))
+open("/tmp/mine", "w").write("x")
+threading.Thread(target=lambda: found.update(thread=True)).start()
+tries("file", lambda: [open("/tmp/large", "wb").write(bytes(1 << 20)) for _ in [0]] and open("/tmp/large", "ab").write(bytes(64 << 20)))
+print(json.dumps(found))
+"""
+# What must be refused inside, and the words for a person.
+_WALLS = {
+    "network": "the network is in reach",
+    "secret": "files of this system can be read",
+    "write_root": "the root folder can be written",
+    "write_inside": "its own helper can be written",
+    "write_library": "Python's library can be written",
+    "memory": "memory is not limited",
+    "become_root": "root can be had back",
+    "kernel": "/proc or /sys is there",
+    "file": "file size is not limited",
+}
+
+
+@cache
+def probe() -> Level:
+    """The level that holds on this machine, shown by an attempt to break out; remembered for the life of the process.
+
+    Raises:
+        SandboxError: none does; the message says which wall fell, or why bubblewrap does not start, and what to do.
+    """
+    version = _version()
+    filtered = seccomp_filter() is not None
+    ways = [Level(version, own_user, filtered) for own_user in ((True, False) if os.geteuid() == 0 else (False,))]
+    reasons = []
+    for level in ways:
+        try:
+            fallen = _fallen(level)
+        except SandboxError as error:
+            fallen = [str(error)]
+        if not fallen:
+            return level
+        reasons.append("; ".join(fallen))
+    raise SandboxError(f"no safe sandbox on this machine ({' / '.join(dict.fromkeys(reasons))}): {INSTALL}")
+
+
+def _version() -> str:
+    try:
+        done = subprocess.run([_bubblewrap(), "--version"], capture_output=True, text=True, timeout=START_LIMIT_S, env={})
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SandboxError(f"bubblewrap does not run ({error}): {INSTALL}") from error
+    return done.stdout.strip()
+
+
+def _fallen(level: Level) -> list[str]:
+    """The walls that do not stand, as words; every one is run against."""
+    limits = Limits(time_s=10.0, memory_mb=256, file_mb=4)
+    with tempfile.NamedTemporaryFile("w") as secret, socket.create_server(("127.0.0.1", 0)) as server:
+        secret.write("secret")
+        secret.flush()
+        outcome = _run(level, _PROBE, f"{secret.name}\n{server.getsockname()[1]}\n", limits)
+    try:
+        found = json.loads(outcome.output)
+    except ValueError:
+        return [f"the probe ended with code {outcome.code} {outcome.errors.strip()[-200:]}"]
+    fallen = [words for name, words in _WALLS.items() if found.get(name) != "refused"]
+    if found["fork"] != "refused" and (level.filtered or not level.own_user):
+        fallen.append("processes are not limited")
+    if set(found["environment"]) - {"PATH", "HOME", "LANG", "PYTHONHASHSEED", "PWD", "LC_CTYPE"}:
+        fallen.append("the environment is not empty")
+    if not found.get("thread"):
+        fallen.append("threads do not start")
+    return fallen
