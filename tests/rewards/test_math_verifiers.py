@@ -141,7 +141,7 @@ def test_think_math_table(grade):
     assert [(row[0], value) for row, value in zip(T11, values, strict=True) if value != row[3]] == []
 
 
-def test_format_math_multiplies(grade):
+def test_r1_zero_math_multiplies(grade):
     tags = "t </think> <answer>{}</answer>"
     responses = [
         tags.format("2^3"),
@@ -150,7 +150,7 @@ def test_format_math_multiplies(grade):
         tags.format("9"),
         "t </think>  <answer>8</answer>",
     ]
-    assert grade("format_math", [(response, "8") for response in responses]) == [1, 1, 0, 0, 0]
+    assert grade("r1_zero_math", [(response, "8") for response in responses]) == [1, 1, 0, 0, 0]
 
 
 @pytest.mark.parametrize(

@@ -36,13 +36,28 @@ from postgrad.rewards.verifier import SOURCES, VERIFIERS, as_score, choose, find
         ("mmlu_pro", "choice"),
         ("TIGER-Lab/MMLU-Pro", "choice"),
         ("Idavidrein/gpqa", "choice"),
+        ("mmlu_sycophancy", "choice"),
+        ("competition_math_500", "math"),
+        ("omr12k_2048", "math"),
+        ("nvidia/OpenMathReasoning", "math"),
+        ("numina_olympiads", "math"),
+        ("searchR1_nq", "search"),
+        ("hiyouga/geometry3k", "geometry3k"),
+        ("code", "code"),
+        ("code_stdio", "code"),
+        ("openai/openai_humaneval", "code"),
+        ("google-research-datasets/mbpp", "code"),
+        ("codecontests", "code"),
+        ("apps", "code"),
+        ("codeforces", "code"),
+        ("taco", "code"),
     ],
 )
 def test_choice_by_data_source(source, name, problem):
     assert choose(problem("5", source)) == name
 
 
-@pytest.mark.parametrize("source", ["searchR1_nq", "research", "mathematics", "claimed", "code", "arcade", ""])
+@pytest.mark.parametrize("source", ["research", "mathematics", "claimed", "decode", "arcade", "happs", ""])
 def test_unknown_source_names_itself_and_the_setting(source, problem):
     with pytest.raises(ConfigError, match=r"reward\.verifier=NAME") as error:
         choose(problem("5", source))
@@ -57,7 +72,7 @@ def test_no_source_but_a_boxed_prompt_is_maths():
 def test_every_name_in_the_tables_exists():
     assert {name for _, name in SOURCES} <= set(VERIFIERS)
     for spec in VERIFIERS.values():
-        assert spec.inline is spec.path.startswith("postgrad.rewards.answers:")
+        assert spec.inline is spec.path.startswith(("postgrad.rewards.answers:", "postgrad.rewards.shape:"))
         if spec.inline:
             assert callable(load(spec.path))
 
@@ -75,7 +90,7 @@ def test_a_function_of_the_users_own(hostile, tmp_path, monkeypatch):
     [
         ("mth", "did you mean math?"),
         ("gsm8", "did you mean gsm8k?"),
-        ("", "known: boxed"),
+        ("", "known: bold"),
         (":right", "is not a verifier"),
         ("postgrad.rewards.answers:exactly", "did you mean exact?"),
         ("postgrad.nowhere:exact", "cannot be imported"),

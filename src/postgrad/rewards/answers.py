@@ -4,6 +4,7 @@ Every verifier here is `(response, problem) -> Score | Failure`. A response with
 cannot be an answer is a Failure, since a score against it would mean nothing.
 """
 
+import json
 import re
 from collections import deque
 from dataclasses import dataclass
@@ -23,6 +24,10 @@ _STATED = re.compile(
 )
 
 
+# After an option: "B is correct", "Option (B) is the right answer".
+_IS_RIGHT = r"[)\]}*$.]{0,4}\s{1,3}(?:is|would be|seems)\s{1,3}(?:the\s{1,3})?(?:most\s{1,3})?(?i:correct|right|true|best|answer)\b"
+
+
 @dataclass(frozen=True)
 class _Labels:
     """How the options of a question are named, and the patterns that find a name."""
@@ -31,12 +36,14 @@ class _Labels:
     stated: re.Pattern[str]  # after "answer is"
     lone: re.Pattern[str]  # as the whole response
     option: re.Pattern[str]  # in brackets
+    right: re.Pattern[str]  # before "is correct"
 
     @staticmethod
     def of(names: str, plain: str) -> "_Labels":
         lead = r"(?:\s|[*$:({\[]|(?i:option|choice|letter)\b|\\(?:text|textbf|mathrm|mathbf|boxed)\b){0,8}"
         lone = rf"[\s*(\[$]{{0,6}}([{names}])(?:[.):](?=\s)[^\n]{{0,200}}|[\s*)\].:$]{{0,6}})"
-        return _Labels(names, re.compile(f"{lead}({plain})", re.MULTILINE), re.compile(lone), re.compile(rf"\(([{names}])\)"))
+        stated, option = re.compile(f"{lead}({plain})", re.MULTILINE), re.compile(rf"\(([{names}])\)")
+        return _Labels(names, stated, re.compile(lone), option, re.compile(rf"(?<![\w'’])([{names}]){_IS_RIGHT}"))
 
 
 # A, I and numbers also stand in prose, so they count only at the end of a line or before punctuation.
@@ -102,9 +109,14 @@ def stated_answer(text: str) -> str | None:
     return strip_wrapping(line) or None
 
 
+def has_box(text: str) -> bool:
+    """Whether a \\boxed or \\fbox is opened."""
+    return _BOX.search(text) is not None
+
+
 def final_answer(text: str) -> str | None:
     """The boxed answer; where no box is opened, the stated one, else the last number."""
-    return boxed_answer(text) if _BOX.search(text) else stated_answer(text) or last_number(text)
+    return boxed_answer(text) if has_box(text) else stated_answer(text) or last_number(text)
 
 
 def truth_of(problem: Problem) -> str:
@@ -158,6 +170,47 @@ def gsm8k(response: str, problem: Problem) -> Score | Failure:
     return result(found is not None and same_number(found, truth), format=strict is not None)
 
 
+def gsm8k_strict(response: str, problem: Problem) -> Score | Failure:
+    """1 when the number after the last `####` equals the ground truth; a response without one is wrong."""
+    truth = truth_of(problem)
+    if number(truth) is None:
+        return unusable(problem, "a number")
+    found = hash_answer(response)
+    return result(found is not None and same_number(found, truth), format=found is not None)
+
+
+def gsm8k_flexible(response: str, problem: Problem) -> Score | Failure:
+    """1 when the last number of the response equals the ground truth, wherever it stands."""
+    return numeric(response, problem)
+
+
+def search(response: str, problem: Problem) -> Score | Failure:
+    """1 when the text in the last <answer> is one of the accepted ones, without case, punctuation, articles and spacing.
+
+    The ground truth is one answer, or a JSON list of them, or {"target": list}. `format`: there is a closed <answer>.
+    """
+    truths = [plain for truth in _accepted(problem.ground_truth) if (plain := _plain_words(truth))]
+    if not truths:
+        return unusable(problem, "an answer or a list of answers")
+    inner, closing, _ = response.rpartition("<answer>")[2].partition("</answer>")
+    closed = bool(closing) and "<answer>" in response
+    return result(closed and _plain_words(inner) in truths, format=closed)
+
+
+def _accepted(truth: str) -> list[str]:
+    try:
+        given = json.loads(truth)
+    except (ValueError, RecursionError):
+        return [truth]
+    given = given.get("target", truth) if isinstance(given, dict) else given
+    return [str(item) for item in given] if isinstance(given, list) else [str(given)]
+
+
+def _plain_words(text: str) -> str:
+    words = re.sub(r"[^\w\s]", "", text[:MAX_ANSWER].lower()).split()
+    return " ".join(word for word in words if word not in ("a", "an", "the"))
+
+
 def choice(response: str, problem: Problem) -> Score | Failure:
     """1 when the response chooses the option of the ground truth, A to J or 1 to 9. `format`: the choice is stated plainly."""
     truth = _label(problem.ground_truth)
@@ -173,16 +226,19 @@ def chosen_option(response: str, problem: Problem) -> str | None:
 
 
 def _chosen(response: str, labels: _Labels) -> tuple[str | None, bool]:
-    """The option that is chosen, and whether that is said plainly: in a box, after "answer is", or alone.
+    """The option that is chosen, and whether that is said plainly: in a box, after "answer is", before "is correct", or alone.
 
     Without a plain statement a single option in brackets counts; two different ones are no choice.
     """
     box = boxed_answer(response)
     if box is not None and (name := _label(box)) and name in labels.names:
         return name, True
+    said = _last(labels.right, response)
     for stated in reversed(list(_STATED.finditer(response))):
         if found := labels.stated.match(response, stated.end()):
-            return found.group(1), True
+            return (said or found).group(1) if said and said.start() > found.start() else found.group(1), True
+    if said:
+        return said.group(1), True
     if len(response) <= MAX_ANSWER and (found := labels.lone.fullmatch(response.strip())):
         return found.group(1), True
     options = set(labels.option.findall(response))
@@ -209,7 +265,7 @@ def tagged_answers(response: str) -> tuple[bool, list[str]]:
     return good, [answer for answer in answers if answer and answer.strip()]
 
 
-def tagged(response: str, problem: Problem) -> Score | Failure:
+def r1_zero(response: str, problem: Problem) -> Score | Failure:
     """R1-Zero's reward: 1 when the tags are right and the answer in them is. The parts tell the four classes apart."""
     truth = truth_of(problem)
     if not truth:

@@ -1,6 +1,6 @@
 """What runs in the pool's child process: read chunks of work, judge, answer. Imports no torch and nothing heavy of ours.
 
-Messages are JSON lines over one socket. In: {"problems": [...], "items": [[id, path, problem index, response], ...]}.
+Messages are JSON lines over one socket. In: {"problems": [...], "items": [[id, path, problem index, response, seconds], ...]}.
 Out: ["ready"], then for each item ["start", id] and ["done", id, value, parts] or ["failed", id, kind, reason]; ["bye"] before a
 wanted exit. An item's clock runs from its "start", so loading its verifier does not count.
 """
@@ -38,7 +38,7 @@ def main() -> None:
     for line in channel.makefile("rb"):
         chunk = json.loads(line)
         problems = [problem_from(data) for data in chunk["problems"]]
-        for item, path, index, response in chunk["items"]:
+        for item, path, index, response, seconds in chunk["items"]:
             try:
                 function = load(path)
                 if path not in known:  # what its imports took does not count
@@ -46,7 +46,7 @@ def main() -> None:
                     _limit_memory(memory_bytes)
                 send("start", item)
                 # The alarm's default action ends the process, whatever Python is busy with.
-                signal.setitimer(signal.ITIMER_REAL, timeout_s + GRACE_S)
+                signal.setitimer(signal.ITIMER_REAL, max(timeout_s, seconds) + GRACE_S)
                 outcome = run_verifier(function, response, problems[index])
                 signal.setitimer(signal.ITIMER_REAL, 0)
             except MemoryError:

@@ -16,7 +16,7 @@ from math_verify import LatexExtractionConfig, parse, verify
 from sympy.parsing import sympy_parser
 
 from postgrad.problem import Failure, Problem, Score
-from postgrad.rewards.answers import boxed_answer, final_answer, result, tagged_answers, truth_of, unusable
+from postgrad.rewards.answers import boxed_answer, final_answer, has_box, result, stated_answer, tagged_answers, truth_of, unusable
 from postgrad.rewards.equal import compare, split_unit
 
 MAX_DEPTH = 12  # brackets inside each other: real answers have five at the most, and the LaTeX parser's time doubles with each
@@ -57,6 +57,35 @@ def math(response: str, problem: Problem) -> Score | Failure:
     return result(found is not None and equal(found, truth), format=found is not None)
 
 
+def math_answer(response: str, problem: Problem) -> Score | Failure:
+    """As `math`, and where no box is opened, what follows "Answer:" or "answer is", or else the last number, is graded.
+
+    LUFFY's reward version 4, and DAPO's prompts. `format`: the answer is in a box or stated.
+    """
+    truth = truth_of(problem)
+    if not truth:
+        return unusable(problem, "an answer")
+    plain = has_box(response) or stated_answer(response) is not None
+    found = final_answer(response)
+    return result(found is not None and equal(found, truth), format=plain and found is not None)
+
+
+def oat(response: str, problem: Problem) -> Score | Failure:
+    """OAT-style, for evaluation: the last \\boxed after the first `</think>` counts, or of the whole response without that tag."""
+    before, closing, after = response.partition("</think>")
+    return math(after if closing else before, problem)
+
+
+def geometry3k(response: str, problem: Problem) -> Score | Failure:
+    """0.9 for the answer in the last box, 0.1 for the form `<think>...</think>` with a box after it."""
+    score = math(response, problem)
+    if isinstance(score, Failure):
+        return score
+    before, closing, after = response.partition("</think>")
+    good = bool(closing) and before.strip().startswith("<think>") and bool(boxed_answer(after))
+    return Score(0.9 * score.value + 0.1 * good, {"answer": score.value, "format": float(good)})
+
+
 def think_math(response: str, problem: Problem) -> Score | Failure:
     """LUFFY's reward: 0 without `</think>`; else the solution after it, up to a second one, is graded, boxed or stated in words."""
     truth = truth_of(problem)
@@ -67,7 +96,7 @@ def think_math(response: str, problem: Problem) -> Score | Failure:
     return result(found is not None and equal(found, truth), format=bool(after))
 
 
-def format_math(response: str, problem: Problem) -> Score | Failure:
+def r1_zero_math(response: str, problem: Problem) -> Score | Failure:
     """R1-Zero's reward with algebra: 1 when `</think> <answer>...</answer>` is right and so is the answer in it."""
     truth = truth_of(problem)
     if not truth:

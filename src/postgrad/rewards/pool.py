@@ -102,7 +102,8 @@ class _Child:
 
 
 class VerifierPool:
-    """Judges responses with `workers` child processes; each response has `timeout_s` seconds from when a child starts on it.
+    """Judges responses with `workers` child processes; each response has `timeout_s` seconds from when a child starts on it,
+    or more where its verifier has limits of its own (code).
 
     Children start when they are first needed. Use it as a context manager, or call close(). Calls from several threads take turns.
     """
@@ -187,9 +188,9 @@ class VerifierPool:
         match message:
             case ["ready"]:
                 child.ready, self._failed_starts = True, 0
-            case ["start", _]:
+            case ["start", position]:
                 child.begun = True
-                child.expect(self.timeout_s)
+                child.expect(max(self.timeout_s, work.specs[position].seconds))
             case ["done", position, value, parts]:
                 work.results[position] = Score(value, parts)
             case ["failed", position, kind, reason]:
@@ -242,7 +243,7 @@ class _Work:
             if id(problem) not in indices:
                 indices[id(problem)] = len(problems)
                 problems.append(problem)
-            items.append([position, self.specs[position].path, indices[id(problem)], response])
+            items.append([position, self.specs[position].path, indices[id(problem)], response, self.specs[position].seconds])
         return {"problems": [vars(problem) for problem in problems], "items": items}
 
 

@@ -197,18 +197,26 @@ def _why(outcome: Outcome) -> str:
 class _Inside:
     """One interpreter under bubblewrap, with the files and sockets that were given to it."""
 
-    def __init__(self, level: Level, limits: Limits, module: str, settings: dict[str, Any], fds: Sequence[int], **files: Any) -> None:
+    def __init__(
+        self,
+        level: Level,
+        limits: Limits,
+        module: str,
+        settings: dict[str, Any],
+        fds: Sequence[int],
+        stdin: IO[bytes] | int = subprocess.DEVNULL,
+        output: int = subprocess.DEVNULL,
+    ) -> None:
         uid = random.SystemRandom().randrange(1_900_000_000, 2_000_000_000) if level.own_user else 0
         code = f"import sys; sys.path.insert(0, '/'); from inside import {module}; sys.path.pop(0); {module}.main()"
-        words = _walls(level, limits) + [_python(), "-I", "-S", "-B", "-c", code]
+        words = [*_walls(level, limits), _python(), "-I", "-S", "-B", "-c", code]
         words.append(json.dumps(limits.settings(uid, settings.pop("num_tests", 1)) | settings))
         filters = seccomp_filter() if level.filtered else None
         with _filled(filters or b"") as file:
             if filters:
                 words[1:1] = ["--seccomp", str(file.fileno())]
-            self.process = subprocess.Popen(
-                words, env={}, cwd="/", pass_fds=[*fds, file.fileno()], **({"stdin": subprocess.DEVNULL} | files)
-            )
+            pass_fds = [*fds, file.fileno()]
+            self.process = subprocess.Popen(words, env={}, cwd="/", pass_fds=pass_fds, stdin=stdin, stdout=output, stderr=output)
 
     def __enter__(self) -> "_Inside":
         return self
@@ -220,11 +228,12 @@ class _Inside:
 
 @contextlib.contextmanager
 def _filled(content: bytes) -> Iterator[IO[bytes]]:
-    """A file without a name that holds these bytes, at its beginning."""
+    """A file without a name that holds these bytes, open for reading only."""
     with tempfile.TemporaryFile() as file:
         file.write(content)
-        file.seek(0)
-        yield file
+        file.flush()
+        with open(f"/proc/self/fd/{file.fileno()}", "rb") as readable:  # noqa: PTH123
+            yield readable
 
 
 def _python() -> str:
@@ -298,9 +307,8 @@ def _run(level: Level, program: str, stdin: str, limits: Limits) -> Outcome:
         _filled(stdin.encode("utf-8", "surrogatepass")) as given,
     ):
         settings = {"program": source.fileno(), "ready": theirs, "peer": None}
-        files = {"stdin": given, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         try:
-            inside = _Inside(level, limits, "program", settings, [source.fileno(), theirs], **files)
+            inside = _Inside(level, limits, "program", settings, [source.fileno(), theirs], given, subprocess.PIPE)
         finally:
             os.close(theirs)
         with inside, inside.process.stdout or contextlib.nullcontext(), inside.process.stderr or contextlib.nullcontext():
@@ -354,13 +362,12 @@ def _judge(level: Level, program: str, given: dict[str, Any], limits: Limits) ->
         contextlib.ExitStack() as stack,
     ):
         number = {"num_tests": len(given["run"])}
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         try:
             settings = {"tests": tests.fileno(), "control": says_theirs, "peer": judging.fileno()} | number
-            judge = _Inside(level, limits, "tests", settings, [tests.fileno(), says_theirs, judging.fileno()], **quiet)
+            judge = _Inside(level, limits, "tests", settings, [tests.fileno(), says_theirs, judging.fileno()])
             stack.enter_context(judge)
             settings = {"program": source.fileno(), "ready": theirs, "peer": judged.fileno()} | number
-            prisoner = _Inside(level, limits, "program", settings, [source.fileno(), theirs, judged.fileno()], **quiet)
+            prisoner = _Inside(level, limits, "program", settings, [source.fileno(), theirs, judged.fileno()])
             stack.enter_context(prisoner)
         finally:
             os.close(theirs)

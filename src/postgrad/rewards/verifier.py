@@ -1,12 +1,13 @@
 """The verifier port: `(response: str, problem: Problem) -> Score | Failure`, the built-in ones by name, and how one is chosen.
 
 A verifier of the user's own is given as `package.module:function` or `path/to/file.py:function`. It may also return a
-bool, a number, or a dict with `score`; what it raises becomes a Failure.
+bool, a number, or a dict with `score`; what it raises becomes a Failure. A weighted sum of verifiers is written out (combine.py).
 """
 
 import importlib
 import importlib.util
 import math
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,10 +25,17 @@ Verifier = Callable[[str, Problem], Any]  # Score | Failure, or what as_score ma
 
 @dataclass(frozen=True)
 class Spec:
-    """Where a verifier's function is. `inline`: linear in time and harmless, so it runs in this process; others run in the pool."""
+    """Where a verifier's function is. `inline`: linear in time and harmless, so it runs in this process; others run in the pool.
+
+    `seconds`: it has time limits of its own, which add up to less than this; the pool's limit for it is not shorter.
+    """
 
     path: str
     inline: bool = False
+    seconds: float = 0.0
+
+
+COMBINED = "sum of "  # before the path of a weighted sum
 
 
 VERIFIERS: dict[str, Spec] = {
@@ -35,11 +43,24 @@ VERIFIERS: dict[str, Spec] = {
     "numeric": Spec("postgrad.rewards.answers:numeric", inline=True),
     "boxed": Spec("postgrad.rewards.answers:boxed", inline=True),
     "gsm8k": Spec("postgrad.rewards.answers:gsm8k", inline=True),
+    "gsm8k_strict": Spec("postgrad.rewards.answers:gsm8k_strict", inline=True),
+    "gsm8k_flexible": Spec("postgrad.rewards.answers:gsm8k_flexible", inline=True),
     "choice": Spec("postgrad.rewards.answers:choice", inline=True),
-    "format": Spec("postgrad.rewards.answers:tagged", inline=True),
+    "search": Spec("postgrad.rewards.answers:search", inline=True),
+    "r1_zero": Spec("postgrad.rewards.answers:r1_zero", inline=True),
+    "format": Spec("postgrad.rewards.shape:tag_format", inline=True),
+    "box_format": Spec("postgrad.rewards.shape:box_format", inline=True),
+    "think_format": Spec("postgrad.rewards.shape:think_format", inline=True),
+    "length": Spec("postgrad.rewards.shape:length", inline=True),
+    "overlong": Spec("postgrad.rewards.shape:overlong", inline=True),
+    "bold": Spec("postgrad.rewards.shape:bold", inline=True),
     "math": Spec("postgrad.rewards.math:math"),
+    "math_answer": Spec("postgrad.rewards.math:math_answer"),
+    "oat": Spec("postgrad.rewards.math:oat"),
     "think_math": Spec("postgrad.rewards.math:think_math"),
-    "format_math": Spec("postgrad.rewards.math:format_math"),
+    "r1_zero_math": Spec("postgrad.rewards.math:r1_zero_math"),
+    "geometry3k": Spec("postgrad.rewards.math:geometry3k"),
+    "code": Spec("postgrad.rewards.code:code", seconds=90.0),
 }
 
 # What `reward.verifier=auto` takes for a data source, first match first; names are compared in lower case.
@@ -53,8 +74,27 @@ SOURCES: tuple[tuple[str, str], ...] = (
     ("arc[-_]*", "choice"),
     ("*[/_]arc", "choice"),
     ("*[/_]arc[-_]*", "choice"),
+    ("searchr1*", "search"),
+    ("*geometry3k*", "geometry3k"),
+    ("*[/_-]geo3k*", "geometry3k"),
+    ("geo3k*", "geometry3k"),
+    ("code", "code"),
+    ("code[-_]*", "code"),
+    ("*humaneval*", "code"),
+    ("*mbpp*", "code"),
+    ("*codecontests*", "code"),
+    ("*code_contests*", "code"),
+    ("*codeforces*", "code"),
+    ("*livecodebench*", "code"),
+    ("apps", "code"),
+    ("*[/_]apps", "code"),
+    ("taco", "code"),
+    ("*[/_]taco", "code"),
     ("math", "math"),
     ("math[-_ ]*", "math"),
+    ("competition_math*", "math"),
+    ("*openmathreasoning*", "math"),
+    ("omr[0-9]*", "math"),
     ("*math500*", "math"),
     ("*math-500*", "math"),
     ("*hendrycks_math*", "math"),
@@ -77,15 +117,18 @@ SOURCES: tuple[tuple[str, str], ...] = (
 def choose(problem: Problem) -> str:
     """The verifier for a problem's data source. A problem without a source is taken for maths if it asks for a \\boxed answer.
 
+    A maths prompt that asks for a last line "Answer: ..." and says nothing of a box (DAPO's) is judged by that line.
+
     Raises:
         ConfigError: the source is not in the table.
     """
     source = problem.data_source.strip().lower()
-    if not source and any("\\boxed" in message.get("content", "") for message in problem.messages):
+    prompt = "\n".join(str(message.get("content", "")) for message in problem.messages)
+    if not source and "\\boxed" in prompt:
         return "math"
     for pattern, name in SOURCES:
         if fnmatchcase(source, pattern):
-            return name
+            return "math_answer" if name == "math" and "Answer:" in prompt and "\\boxed" not in prompt else name
     raise ConfigError(
         f"no verifier is known for data_source {problem.data_source!r} (problem {problem.uid}); "
         f"name one with reward.verifier=NAME ({', '.join(VERIFIERS)}, package.module:function or file.py:function)"
@@ -95,11 +138,18 @@ def choose(problem: Problem) -> str:
 def find_verifier(name: str) -> Spec:
     """Where the verifier of this name is; a user's own is loaded once, so that a mistake shows before the run starts.
 
+    A sum needs the pool if one of its terms does, and has the time of all of them.
+
     Raises:
-        ConfigError: there is no such verifier, module, file or function.
+        ConfigError: there is no such verifier, module, file or function, or a sum that cannot be read.
     """
     if name in VERIFIERS:
         return VERIFIERS[name]
+    if is_sum(name):
+        from postgrad.rewards.combine import terms_of
+
+        specs = [find_verifier(term.name) for term in terms_of(name) if term.name]
+        return Spec(COMBINED + name, all(spec.inline for spec in specs), sum(spec.seconds for spec in specs))
     place, colon, function = name.rpartition(":")
     if not colon or not place or not function:
         hint = did_you_mean(name, VERIFIERS)
@@ -113,6 +163,12 @@ def find_verifier(name: str) -> Spec:
     return spec
 
 
+def is_sum(name: str) -> bool:
+    """Whether a name is written as a sum: it has a weight, a sign between spaces, arguments, or the part of a verifier."""
+    part_of = name.partition(".")[0] in VERIFIERS or ("." in name.rpartition(":")[2] and ":" in name)
+    return part_of or bool(re.search(r"\*|\s[+-]\s|\(|^\s*-", name))
+
+
 @cache
 def load(path: str) -> Verifier:
     """The function at `package.module:function` or `/path/to/file.py:function`.
@@ -120,6 +176,10 @@ def load(path: str) -> Verifier:
     Raises:
         ConfigError: it cannot be loaded; the message says what is missing.
     """
+    if path.startswith(COMBINED):
+        from postgrad.rewards.combine import combined
+
+        return combined(path.removeprefix(COMBINED))
     place, _, name = path.rpartition(":")
     try:
         module = _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)

@@ -15,6 +15,22 @@ from typing import Any
 from .confine import confine
 from .wire import Gone, Unsupported, Wire, text_of
 
+OPERATORS = (
+    "getitem",
+    "setitem",
+    "delitem",
+    "contains",
+    "index",
+    "neg",
+    "pos",
+    "invert",
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "floordiv",
+)
+OPERATORS += ("mod", "pow", "matmul", "and_", "or_", "xor", "lshift", "rshift", "eq", "ne", "lt", "le", "gt", "ge")
 OPERATIONS = {
     "call": lambda function, *arguments, **named: function(*arguments, **named),
     "getattr": getattr,
@@ -22,13 +38,7 @@ OPERATIONS = {
     "delattr": delattr,
     "isinstance": isinstance,
     **{f.__name__: f for f in (len, iter, next, str, repr, hash, bool, int, float, complex, dir, reversed, abs, round, format)},
-    **{
-        name: getattr(operator, name)
-        for name in (
-            "getitem setitem delitem contains index neg pos invert add sub mul truediv floordiv mod pow matmul and_ or_ xor lshift rshift "
-            "iadd isub imul eq ne lt le gt ge"
-        ).split()
-    },
+    **{name: getattr(operator, name) for name in OPERATORS},
 }
 
 

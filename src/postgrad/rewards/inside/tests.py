@@ -81,13 +81,16 @@ def _ordered(method: str, what: str) -> None:
     setattr(Remote, method, forwarded)
 
 
-for _name in "len iter next str repr bool int float complex round format index getitem setitem delitem neg pos abs invert".split():
+_ALONE = ("len", "iter", "next", "str", "repr", "bool", "int", "float", "complex", "round", "format", "index")
+_ALONE += ("getitem", "setitem", "delitem", "neg", "pos", "abs", "invert")
+_BOTH = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift")
+for _name in _ALONE:
     _forward(f"__{_name}__", _name)
-for _name in "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split():
+for _name in _BOTH:
     _what = f"{_name}_" if _name in ("and", "or") else _name
     _forward(f"__{_name}__", _what)
     _turned(f"__r{_name}__", _what)
-for _name in "lt le gt ge".split():
+for _name in ["lt", "le", "gt", "ge"]:
     _ordered(f"__{_name}__", _name)
 
 
