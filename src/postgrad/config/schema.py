@@ -64,7 +64,10 @@ class RolloutConfig:
 
 @dataclass
 class RewardConfig:
-    verifier: str = setting("auto", "a verifier's name, package.module:function or file.py:function; auto chooses by data_source")
+    verifier: str = setting(
+        "auto",
+        "a verifier's name, package.module:function, file.py:function or a weighted sum of them; auto chooses by data_source",
+    )
     timeout_s: float = setting(5.0, "time limit for judging one response", above=0.0)
     workers: int = setting(2, "child processes that judge", at_least=1)
     max_failure_rate: float = setting(

@@ -139,6 +139,8 @@ def unusable(problem: Problem, wanted: str) -> Failure:
 
 def exact(response: str, problem: Problem) -> Score | Failure:
     """1 when the response, without surrounding white space, is the ground truth."""
+    if not problem.ground_truth.strip():
+        return unusable(problem, "an answer")
     return result(response.strip() == problem.ground_truth.strip())
 
 

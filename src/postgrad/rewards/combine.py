@@ -5,13 +5,15 @@ A term is a number, or `weight*verifier`, where the verifier is a built-in name 
 the parts of each term as `term.part`. If one term cannot be judged, the response is not judged: a sum with a hole is no score.
 """
 
+import inspect
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from postgrad.errors import ConfigError, did_you_mean
 from postgrad.problem import Failure, Problem, Score
-from postgrad.rewards.verifier import VERIFIERS, Verifier, find_verifier, load, run_verifier
+from postgrad.rewards.verifier import VERIFIERS, Spec, Verifier, find_verifier, load, run_verifier
 
 _SPLIT = re.compile(r"\s+([+-])\s+")
 _NUMBER = r"[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+"
@@ -76,6 +78,16 @@ def _arguments(inner: str | None, text: str) -> dict[str, float]:
             raise ConfigError(f"reward.verifier={text}: {piece.strip()!r} is not name=number")
         arguments[found.group(1)] = float(found.group(2))
     return arguments
+
+
+def check_arguments(terms: Sequence[Term], specs: Sequence[Spec]) -> None:
+    """Raise ConfigError for an argument that its verifier does not take."""
+    for term, spec in zip(terms, specs, strict=True):
+        if term.arguments:
+            known = list(inspect.signature(load(spec.path)).parameters)[2:]
+            for argument in term.arguments:
+                if argument not in known:
+                    raise ConfigError(f"{term.name} has no argument {argument}; {did_you_mean(argument, known)}")
 
 
 def combined(text: str) -> Verifier:

@@ -6,6 +6,8 @@
 import re
 from fractions import Fraction
 
+from postgrad.rewards.closed import closed_value
+
 MAX_ANSWER = 2_000  # characters; a longer answer is compared as it stands, so that no pattern below sees a hostile length
 MAX_NUMBER = 400  # characters; longer numerals stay text
 
@@ -55,6 +57,7 @@ _UNITS = {spelling.strip(): row.split("|")[0].strip() for row in _UNIT_ROWS.stri
 
 _THOUSANDS = re.compile(r"[0-9]{1,3}(?:[, ][0-9]{3})+(?=\.|$)")
 _PLAIN = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?")
+_SCIENTIFIC = re.compile(r"([+-]?[0-9.]+)\s*(?:\\times|\\cdot|\*|×)\s*10\s*\^\s*(?:\{\s*([+-]?[0-9]{1,3})\s*\}|([0-9]))")
 _MIXED = re.compile(r"([+-]?)([0-9]+) ?(?: |\+)([0-9]+)/([0-9]+)")
 _MIXED_LATEX = re.compile(r"([+-]?)([0-9]+) ?\\frac\{([0-9]+)\}\{([0-9]+)\}")
 _FRAC = re.compile(r"([+-]?)\\frac\{([^{}]+)\}\{([^{}]+)\}")
@@ -100,10 +103,12 @@ _SIGNS = (
 def number(text: str) -> Fraction | None:
     """The number that the whole text is, exactly, or None. A currency or per-cent sign and a final full stop are left out.
 
-    Reads 1234, 1,234 and 1 000, decimals, 1e3, 3/4, \\frac{3}{4}, \\frac34 and 7 3/4. "1,23" is two numbers, so None.
+    Reads 1234, 1,234 and 1 000, decimals, 1e3, 2\\times10^3, 3/4, \\frac{3}{4}, \\frac34 and 7 3/4. "1,23" is two numbers, so None.
     """
     if len(text) > MAX_NUMBER:
         return None
+    if text.isascii() and text.isdigit():
+        return Fraction(int(text))
     text = text.strip().replace("−", "-").replace("{,}", ",").replace("\\,", " ").replace("\\ ", " ").replace("\\!", "")
     text = re.sub(r"^([+-]?) ?\\?[$€£] ?|(?: ?\\?[%$€])$", r"\1", text.removesuffix(".").strip())
     text = text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").strip()
@@ -117,6 +122,8 @@ def number(text: str) -> Fraction | None:
     if found := _FRAC.fullmatch(text):
         sign, above, below = found.groups()
         return _ratio(above, below, -1 if sign == "-" else 1)
+    if found := _SCIENTIFIC.fullmatch(text):
+        return _plain(f"{found.group(1)}e{found.group(2) or found.group(3)}")
     if text.count("/") == 1:
         above, below = text.split("/")
         return _ratio(above, below, 1)
@@ -148,6 +155,8 @@ def same_number(given: str, truth: str) -> bool:
 
 def _brace_arguments(text: str) -> str:
     """Give bare arguments their braces: \\frac12, \\frac1{72}, \\frac{1}2, \\sqrt3."""
+    if "\\" not in text:
+        return text
     text = re.sub(r"\\frac ?([0-9A-Za-z]) ?([0-9A-Za-z])", r"\\frac{\1}{\2}", text)
     text = re.sub(r"\\frac ?([0-9A-Za-z]) ?\{", r"\\frac{\1}{", text)
     text = re.sub(r"(\\frac ?\{[^{}]*\}) ?([0-9A-Za-z])", r"\1{\2}", text)
@@ -242,14 +251,33 @@ def compare(given: str, truth: str) -> bool | None:
         return False
     if plain_given == plain_truth or same_number(given, truth) or same_number(plain_given, plain_truth):
         return True
-    return False if _surely_different(plain_given, plain_truth) else None
+    percent = "%" in given or "%" in truth
+    return (
+        False if _surely_different(plain_given, plain_truth) or (not percent and _other_value(plain_given, plain_truth)) else None
+    )
 
 
 def _surely_different(given: str, truth: str) -> bool:
-    """Two words, two numerals with a base, or two exact numbers: nothing that algebra could still make equal."""
-    if all(_WORD.fullmatch(text) and len(text) > 1 for text in (given, truth)):
+    """Two words, a word or a letter and a number, numerals with a base, two numbers that rounding does not explain."""
+    words = [bool(_WORD.fullmatch(text)) and len(text) > 1 for text in (given, truth)]
+    if all(words):
         return len(given) > 2 or len(truth) > 2 or "no" in (given, truth)
-    if _BASE.fullmatch(given) and _BASE.fullmatch(truth):
-        return True
-    exact = number(given) is not None and number(truth) is not None
-    return exact and "." not in given + truth and "e" not in (given + truth).lower()
+    one, other = number(given), number(truth)
+    if one is not None and other is not None:
+        rounded = "." in given + truth or "e" in (given + truth).lower()
+        return not rounded or abs(one - other) > max(abs(one), abs(other)) / 100_000
+    based = [bool(_BASE.fullmatch(text)) for text in (given, truth)]
+    if one is not None or other is not None:
+        rest = truth if one is not None else given
+        letter = len(rest) == 1 and rest.isalpha() and rest not in "eiπ"
+        return any(based) or letter or rest in ("yes", "no", "true", "false", "even", "odd")
+    return all(based)
+
+
+def _other_value(given: str, truth: str) -> bool:
+    """Two closed forms whose values are apart, by more than a decimal number's rounding where there is one."""
+    one = closed_value(given)
+    other = closed_value(truth) if one is not None else None
+    if one is None or other is None:
+        return False
+    return abs(one - other) > (1e-5 if "." in given + truth else 1e-9) * max(1.0, abs(other))

@@ -1,5 +1,6 @@
 """The judge that the score stage uses: the right verifier for each problem, inline or in the pool."""
 
+import re
 from collections.abc import Iterable, Sequence
 
 from postgrad.errors import ConfigError
@@ -14,7 +15,7 @@ class Judge:
     """Scores responses with one verifier, or with the one that fits each problem's data source (`auto`).
 
     Args:
-        verifier: `auto`, a built-in name, `package.module:function` or `path/to/file.py:function`.
+        verifier: `auto`, a built-in name, `package.module:function`, `path/to/file.py:function`, or a sum: `auto + 0.1*format`.
         timeout_s: time limit for judging one response.
         workers: child processes for the verifiers that need one; they start with the first response that does.
 
@@ -26,7 +27,7 @@ class Judge:
         if not timeout_s > 0 or workers < 1:
             raise ConfigError(f"reward.timeout_s={timeout_s} must be above 0 and reward.workers={workers} at least 1")
         if verifier != AUTO:
-            find_verifier(verifier)
+            find_verifier(_with_auto(verifier, "exact"))
         self.verifier = verifier
         self.pool = VerifierPool(workers, timeout_s)
 
@@ -38,7 +39,7 @@ class Judge:
 
     def name_for(self, problem: Problem) -> str:
         """The verifier this problem is judged with."""
-        return choose(problem) if self.verifier == AUTO else self.verifier
+        return _with_auto(self.verifier, choose(problem)) if AUTO in self.verifier else self.verifier
 
     def check(self, problems: Iterable[Problem]) -> None:
         """Raise ConfigError now, before a run starts, if some problem has no verifier."""
@@ -55,3 +56,8 @@ class Judge:
     def close(self) -> None:
         """Stop the pool's processes."""
         self.pool.close()
+
+
+def _with_auto(verifier: str, chosen: str) -> str:
+    """The setting with the verifier that was chosen where it says auto."""
+    return re.sub(r"(?<![\w./:-])auto(?![\w./:-])", lambda _: chosen, verifier)

@@ -146,9 +146,11 @@ def find_verifier(name: str) -> Spec:
     if name in VERIFIERS:
         return VERIFIERS[name]
     if is_sum(name):
-        from postgrad.rewards.combine import terms_of
+        from postgrad.rewards.combine import check_arguments, terms_of
 
-        specs = [find_verifier(term.name) for term in terms_of(name) if term.name]
+        terms = [term for term in terms_of(name) if term.name]
+        specs = [find_verifier(term.name) for term in terms]
+        check_arguments(terms, specs)
         return Spec(COMBINED + name, all(spec.inline for spec in specs), sum(spec.seconds for spec in specs))
     place, colon, function = name.rpartition(":")
     if not colon or not place or not function:
@@ -165,7 +167,7 @@ def find_verifier(name: str) -> Spec:
 
 def is_sum(name: str) -> bool:
     """Whether a name is written as a sum: it has a weight, a sign between spaces, arguments, or the part of a verifier."""
-    part_of = name.partition(".")[0] in VERIFIERS or ("." in name.rpartition(":")[2] and ":" in name)
+    part_of = ("." in name and name.partition(".")[0] in VERIFIERS) or ("." in name.rpartition(":")[2] and ":" in name)
     return part_of or bool(re.search(r"\*|\s[+-]\s|\(|^\s*-", name))
 
 
