@@ -19,7 +19,7 @@ def problem(truth: str) -> Problem:
         ("choice", "B", ["The answer is B.", "\\boxed{B}", "(B)"], "B"),
         ("choice", "2", ["The answer is 2.", "\\boxed{2}"], "2"),
         ("exact", "590", ["590", " 590 "], "590"),
-        ("format", "7", ["x </think> <answer>7</answer>", "</think>\n<answer> 7.0 </answer>"], "7"),
+        ("r1_zero", "7", ["x </think> <answer>7</answer>", "</think>\n<answer> 7.0 </answer>"], "7"),
         ("think_math", "5", ["hm 3 </think> \\boxed{5}", "</think> the answer is 5."], "5"),
         ("numeric", "3", ["about 3", "1, 2, 3."], "3"),
     ],

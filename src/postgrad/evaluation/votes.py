@@ -20,11 +20,15 @@ FINDERS: dict[str, Find] = {
     "numeric": lambda response, problem: last_number(response),
     "boxed": lambda response, problem: boxed_answer(response),
     "gsm8k": lambda response, problem: hash_answer(response) or last_number(response),
+    "gsm8k_strict": lambda response, problem: hash_answer(response),
+    "gsm8k_flexible": lambda response, problem: last_number(response),
     "choice": chosen_option,
-    "format": lambda response, problem: next(iter(tagged_answers(response)[1]), None),
+    "r1_zero": lambda response, problem: next(iter(tagged_answers(response)[1]), None),
     "math": lambda response, problem: boxed_answer(response),
+    "math_answer": lambda response, problem: final_answer(response),
+    "oat": lambda response, problem: boxed_answer(response.partition("</think>")[2] or response),
     "think_math": _after_thinking,
-    "format_math": lambda response, problem: next(iter(tagged_answers(response)[1]), None),
+    "r1_zero_math": lambda response, problem: next(iter(tagged_answers(response)[1]), None),
 }
 
 

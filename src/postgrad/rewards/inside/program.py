@@ -4,6 +4,7 @@ Started as: python -I -S -c "...; program.main()" SETTINGS, where SETTINGS is JS
 the program and the number of the pipe that says when the clock may start.
 """
 
+import builtins
 import json
 import operator
 import os
@@ -73,10 +74,11 @@ def main() -> None:
     settings = json.loads(sys.argv[1])
     sys.argv = ["program.py"]
     with os.fdopen(settings["program"], "rb") as file:
-        source = file.read().decode()
+        source = file.read().decode("utf-8", "surrogatepass")
     confine(settings)
     os.write(settings["ready"], b"r")
     os.close(settings["ready"])
+    builtins.exit = builtins.quit = sys.exit  # what `site` would have set
     if settings["peer"] is None:
         run(source)
     else:
