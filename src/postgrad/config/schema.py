@@ -18,10 +18,10 @@ def setting(
     above: float | None = None,
     at_most: float | None = None,
 ) -> Any:
-    """A dataclass field with help text and limits. A list default is copied for each instance."""
+    """A dataclass field with help text and limits. A list or dict default is copied for each instance."""
     limits = {"help": help, "choices": choices, "at_least": at_least, "above": above, "at_most": at_most}
-    if isinstance(default, list):
-        factory: Callable[[], list[Any]] = lambda: list(default)  # noqa: E731
+    if isinstance(default, list | dict):
+        factory: Callable[[], Any] = lambda: default.copy()  # noqa: E731
         return field(default_factory=factory, metadata=limits)
     return field(default=default, metadata=limits)
 
@@ -43,6 +43,12 @@ class DataConfig:
     train: str = setting(MISSING, "parquet, jsonl, json or csv file(s), or arithmetic:LEVEL[:STYLE[:SPLIT]]")
     validation: str = setting("", "held-out problems in the same forms; empty: no validation")
     template: str = setting("auto", "how messages become a prompt", choices=("auto", "chat", "plain"))
+    template_options: dict[str, Any] = setting(
+        {}, "values the chat template reads, e.g. data.template_options.enable_thinking=false for Qwen3 without thinking"
+    )
+    prompt_style: str = setting(
+        "own", "what stands around the question: own keeps the file's messages; docs/data.md has the table; or a .txt with {question}"
+    )
     max_prompt_tokens: int = setting(512, "longest prompt", at_least=1)
     overlong: str = setting("error", "what to do with longer prompts", choices=("error", "drop"))
     shuffle: bool = setting(True, "a new order each epoch, from the seed")

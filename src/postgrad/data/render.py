@@ -1,11 +1,14 @@
 """Problems as token ids, and token ids as text. The only place that knows chat templates and special tokens."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from jinja2 import TemplateError
 
+from postgrad.config.schema import DataConfig
+from postgrad.data.styles import THINK, find_style, styled
 from postgrad.errors import ConfigError, RunError, did_you_mean
 from postgrad.problem import Problem
 
@@ -14,7 +17,14 @@ if TYPE_CHECKING:
 
 TEMPLATES = ("auto", "chat", "plain")
 OVERLONG = ("error", "drop")
-THINK = "<think>\n"  # how the chat templates of thinking models open the response
+# What transformers itself hands to a chat template.
+RESERVED = ("messages", "conversation", "add_generation_prompt", "continue_final_message", "tools", "documents", "tokenize")
+
+
+def make_prompts(tokenizer: "PreTrainedTokenizerBase", data: DataConfig) -> "Prompts":
+    """The prompts that a configuration describes: training and evaluation call this, so their prompts are the same bytes."""
+    style, options = data.prompt_style, data.template_options
+    return Prompts(tokenizer, data.template, data.max_prompt_tokens, data.overlong, style, options)
 
 
 class Prompts:
@@ -26,13 +36,21 @@ class Prompts:
             lines; `auto` is chat where there is a chat template, else plain.
         max_prompt_tokens: longest prompt that `check` lets pass.
         overlong: what `check` does with longer ones: `error` or `drop`.
+        style: a name of styles.STYLES or a .txt file with {question} in it; one that writes whole prompts takes no template.
+        options: values the chat template reads by name, e.g. {"enable_thinking": False}.
 
     Raises:
-        ConfigError: an unknown template or overlong; `chat` without a chat template.
+        ConfigError: an unknown template, overlong, style or option; `chat` without a chat template.
     """
 
     def __init__(
-        self, tokenizer: "PreTrainedTokenizerBase", template: str = "auto", max_prompt_tokens: int = 512, overlong: str = "error"
+        self,
+        tokenizer: "PreTrainedTokenizerBase",
+        template: str = "auto",
+        max_prompt_tokens: int = 512,
+        overlong: str = "error",
+        style: str = "own",
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         if template not in TEMPLATES:
             raise ConfigError(f"data.template={template} is unknown; {did_you_mean(template, TEMPLATES)}")
@@ -43,34 +61,72 @@ class Prompts:
         self.tokenizer = tokenizer
         self.template = template if template != "auto" else ("chat" if tokenizer.chat_template else "plain")
         self.max_prompt_tokens, self.overlong = max_prompt_tokens, overlong
+        self.style, self.options = find_style(style), dict(options or {})
+        if self.style.text:
+            self._check_text_style(style, template)
+            self.template = "plain"
+        self._check_options()
         self._cache: dict[str, tuple[tuple[dict[str, str], ...], list[int]]] = {}
+
+    def _check_text_style(self, name: str, template: str) -> None:
+        if template == "chat":
+            raise ConfigError(f"data.prompt_style={name} writes the whole prompt; remove data.template=chat, or use another style")
+        vocabulary = self.tokenizer.get_vocab()
+        if missing := [mark for mark in re.findall(r"<\|\w+\|>", self.style.form) if mark not in vocabulary]:
+            raise ConfigError(
+                f"data.prompt_style={name} writes {missing[0]}, for which the tokenizer {self.tokenizer.name_or_path!r} "
+                "has no token; use data.prompt_style=own for its own chat template"
+            )
+
+    def _check_options(self) -> None:
+        """A chat template silently ignores a name it does not read, so a wrong one is refused here."""
+        for name in self.options:
+            key = f"data.template_options.{name}"
+            if name in RESERVED:
+                raise ConfigError(f"{key} is set by the framework; remove it")
+            if self.template != "chat":
+                raise ConfigError(f"{key} is for chat templates, and these prompts use none; remove it")
+            template = str(self.tokenizer.chat_template)
+            if not re.search(rf"\b{re.escape(name)}\b", template):
+                words = {word for word in re.findall(r"\b[a-z]\w{3,}\b", template) if "_" in word} - set(RESERVED)
+                raise ConfigError(f"{key}: the chat template never reads {name}; {did_you_mean(name, words)}")
 
     def encode(self, problem: Problem) -> list[int]:
         """The prompt's token ids, with exactly the special tokens the model expects before its response."""
         messages, ids = self._cache.get(problem.uid, (None, []))
         # Two data sets may number their rows alike, so the uid alone does not say that the text is the same.
         if messages != problem.messages:
-            ids = self._chat(problem) if self.template == "chat" else self._plain(problem)
+            ids = self._chat_ids(problem) if self.template == "chat" else self._plain_ids(problem)
             if not ids:
                 raise ConfigError(f"problem {problem.uid}: its prompt has no tokens; remove it or use a template that adds some")
             self._cache[problem.uid] = problem.messages, ids
         return list(ids)
 
-    def _chat(self, problem: Problem) -> list[int]:
-        """The template writes all special tokens itself, so transformers adds none: a BOS comes once or not at all."""
-        messages = [dict(message) for message in problem.messages]
+    def text(self, problem: Problem) -> str:
+        """The prompt as text: what `encode` turns into ids. A plain prompt is without the special tokens the tokenizer adds."""
         try:
-            ids = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
+            messages = [dict(message) for message in styled(self.style, problem.messages)]
+        except ConfigError as error:
+            raise ConfigError(f"problem {problem.uid}: {error}") from error
+        if self.template == "plain":
+            return "\n\n".join(message["content"] for message in messages) + self.style.opening
+        try:
+            text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **self.options)
         except TemplateError as error:
             reason, roles = " ".join(str(error).split())[:200], ", ".join(message["role"] for message in messages)
             raise ConfigError(
                 f"problem {problem.uid}: the chat template refuses messages with roles {roles} ({reason}); "
                 "change the messages or use data.template=plain"
             ) from error
-        return list(cast(list[int], ids))
+        opening = self.style.opening  # some models bring a template that opens it already
+        return cast(str, text) if cast(str, text).endswith(opening) else f"{text}{opening}"
 
-    def _plain(self, problem: Problem) -> list[int]:
-        text = "\n\n".join(message["content"] for message in problem.messages)
+    def _chat_ids(self, problem: Problem) -> list[int]:
+        """The template writes all special tokens itself, so transformers adds none: a BOS comes once or not at all."""
+        return self._ids(self.text(problem), special=False)
+
+    def _plain_ids(self, problem: Problem) -> list[int]:
+        text = self.text(problem)
         ids = self._ids(text, special=True)
         bos, eos = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
         if bos is not None and ids[:2] == [bos, bos]:
@@ -95,9 +151,9 @@ class Prompts:
 
         Where the rendered prompt ends in an opened thought, a demonstration that opens it again loses that opening.
         """
-        prompt, opening = self.encode(problem), self._ids(THINK, special=False)
-        opened = prompt[-len(opening) :] == opening or self.decode(prompt).endswith(THINK)
-        texts = [text.removeprefix(THINK) if opened else text for text in problem.demonstrations]
+        prompt, mark = self.text(problem), THINK.strip()
+        opening = THINK if prompt.endswith(THINK) else mark if prompt.endswith(mark) else ""
+        texts = [text.removeprefix(opening) for text in problem.demonstrations]
         end = cast(int, self.tokenizer.eos_token_id)
         return [ids[: ids.index(end) + 1] for ids in map(self.encode_response, texts)]
 

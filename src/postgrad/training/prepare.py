@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from postgrad.config.schema import Config
 from postgrad.data.cursor import Cursor
 from postgrad.data.problems import load_problems
-from postgrad.data.render import Prompts
+from postgrad.data.render import Prompts, make_prompts
 from postgrad.errors import ConfigError
 from postgrad.methods.base import Method
 from postgrad.model.device import choose_device, choose_dtype, probe_threads
@@ -42,7 +42,7 @@ def load_inputs(config: Config, method: Method) -> Inputs:
     train = load_problems(config.data.train)
     validation = load_problems(config.data.validation)[: config.training.validation_problems] if config.data.validation else []
     tokenizer = load_tokenizer(config.model, config.seed)
-    prompts = Prompts(tokenizer, config.data.template, config.data.max_prompt_tokens, config.data.overlong)
+    prompts = make_prompts(tokenizer, config.data)
     train, dropped = prompts.check(train)
     Cursor(len(train)).take(config.training.problems_per_step)  # refuses data that are too small
     if validation:
