@@ -18,6 +18,7 @@ COMMANDS = {
     "doctor": ("postgrad.cli.doctor", "what this machine offers and what will be used; --fit RECIPE ...: will it fit, how long"),
     "recipes": ("postgrad.cli.recipes", "list the recipes, or show one with every setting: recipes [NAME]"),
     "view": ("postgrad.cli.view", "the page over runs, rollouts and evaluations, live: view [RUNS]"),
+    "data": ("postgrad.cli.data", "prepare, show, check and export data sets: data prepare gsm8k"),
     "plot": ("postgrad.cli.plot", "draw a run's curves: plot RUN [FILE.png]"),
 }
 

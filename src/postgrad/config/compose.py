@@ -144,8 +144,11 @@ def _merge(schema: DictConfig, values: DictConfig, prefix: str, known: list[str]
             raise ConfigError(
                 f"{prefix}{key} is a section, not a value; set one of its keys, e.g. {prefix}{key}.{next(iter(schema[key]))}=..."
             )
-        free = key.rpartition(".")[0] in schema and _is_free(schema, key)
-        if not free and f"{prefix}{key}" not in known and not any(name.startswith(f"{prefix}{key}.") for name in known):
+        if (
+            not _is_free(schema, key)
+            and f"{prefix}{key}" not in known
+            and not any(name.startswith(f"{prefix}{key}.") for name in known)
+        ):
             raise ConfigError(f"unknown key {prefix}{key}; {_nearest(f'{prefix}{key}', known)}")
     try:
         merged = OmegaConf.merge(schema, values)
@@ -167,7 +170,8 @@ def _to_object(config: DictConfig) -> Any:
 
 def _is_free(schema: DictConfig, key: str) -> bool:
     """Whether the key lies in a setting that is a dictionary of the user's own names."""
-    return OmegaConf.get_type(schema[key.rpartition(".")[0]]) is dict
+    parent = OmegaConf.select(schema, key.rpartition(".")[0]) if "." in key else None
+    return isinstance(parent, DictConfig) and OmegaConf.get_type(parent) is dict
 
 
 def _nearest(key: str, known: list[str]) -> str:

@@ -47,7 +47,8 @@ class DataConfig:
         {}, "values the chat template reads, e.g. data.template_options.enable_thinking=false for Qwen3 without thinking"
     )
     prompt_style: str = setting(
-        "own", "what stands around the question: own keeps the file's messages; docs/data.md has the table; or a .txt with {question}"
+        "own",
+        "what stands around the question: own keeps the file's messages; docs/data.md has the table; or a .txt with {question}",
     )
     max_prompt_tokens: int = setting(512, "longest prompt", at_least=1)
     overlong: str = setting("error", "what to do with longer prompts", choices=("error", "drop"))

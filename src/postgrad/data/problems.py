@@ -6,7 +6,8 @@ from pathlib import Path
 
 from postgrad.data.arithmetic import arithmetic_source
 from postgrad.data.readers import exists, extension, read_rows
-from postgrad.data.schemas import RowError, recognise
+from postgrad.data.rows import RowError
+from postgrad.data.schemas import recognise
 from postgrad.data.uid import assign_uids
 from postgrad.errors import ConfigError
 from postgrad.problem import Problem
@@ -26,13 +27,18 @@ def load_problems(source: str) -> list[Problem]:
         >>> load_problems("arithmetic:2:digits")[0].data_source
         'arithmetic/digits'
     """
+    return load_places(source)[0]
+
+
+def load_places(source: str) -> tuple[list[Problem], list[str]]:
+    """As load_problems, with where each was read: ("file: row 3")."""
     problems: list[Problem] = []
     places: list[str] = []
     for part in _parts(source):
         for place, problem in _read(part):
             problems.append(problem)
             places.append(place)
-    return assign_uids(problems, places)
+    return assign_uids(problems, places), places
 
 
 def _parts(source: str) -> list[str]:

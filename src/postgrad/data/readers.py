@@ -19,6 +19,7 @@ Rows = Iterator[tuple[str, dict[str, Any]]]
 
 # A csv file without a header whose sixth field is a letter is MMLU's: question, four options, the right letter.
 MMLU_COLUMNS = ("question", "A", "B", "C", "D", "answer")
+BATCH = 1000  # rows of a parquet file turned into Python objects at once
 
 
 def read_rows(path: Path) -> Rows:
@@ -67,12 +68,24 @@ def one_line(error: Exception) -> str:
 
 
 def _read_parquet(path: Path) -> Rows:
+    """Row by row from one batch after the other: as Python objects a large file would not fit into memory."""
+    number = 0
     try:
         with parquet.ParquetFile(path) as file:
-            rows = file.read().to_pylist()
+            for batch in file.iter_batches(batch_size=BATCH):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"row {number}", row
     except (pa.ArrowException, OSError) as error:
         raise ConfigError(f"{path}: not a readable parquet file ({one_line(error)}); write or download it again") from error
-    return ((f"row {i}", row) for i, row in enumerate(rows, 1))
+
+
+def count_rows(path: Path) -> int | None:
+    """The number of rows, where the file says it without being read."""
+    try:
+        return parquet.read_metadata(path).num_rows if extension(path) == ".parquet" else None
+    except (pa.ArrowException, OSError):
+        return None
 
 
 def _read_text(path: Path) -> str:
@@ -122,6 +135,7 @@ def _read_json(path: Path) -> Rows:
 
 
 def _read_csv(path: Path) -> Rows:
+    csv.field_size_limit(1 << 27)  # a worked solution may be longer than the default of 128 KiB
     records = csv.reader(io.StringIO(_read_text(path), newline=""), strict=True)
     columns: list[str] | None = None
     number = 0

@@ -4,21 +4,17 @@ A converter takes (row, stem of the file's name) and returns a Problem whose uid
 not use go into `extra` by their names. `ground_truth` is "" in the schemas that have nothing to check a response against.
 """
 
-import json
-import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from postgrad.data.choices import plain_prompt, read_choices, sentence_prompt
+from postgrad.data.dialogue import read_pair
+from postgrad.data.rows import Row, RowError, checked_text, kind_of, text_of, truth_of, user_turn
 from postgrad.problem import Problem
 
-Row = dict[str, Any]
 GSM8K_TRUTH = re.compile(r"####[ \t]*(\S[^\n]*?)\s*\Z")  # the last line's
-
-
-class RowError(ValueError):
-    """What is wrong with a row and how to mend it; the caller adds the file and the place."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +42,7 @@ def recognise(row: Row) -> Schema:
 def _verl(row: Row, stem: str) -> Problem:
     reward_model = row.get("reward_model")
     if not isinstance(reward_model, dict):
-        raise RowError(f"reward_model must be an object with ground_truth, not {_kind(reward_model)}")
+        raise RowError(f"reward_model must be an object with ground_truth, not {kind_of(reward_model)}")
     demonstrations = _target(row["target"]) if row.get("target") is not None else ()
     extra = _rest(row, "prompt", "reward_model", "target")
     if extra.get("extra_info") is None:
@@ -55,11 +51,19 @@ def _verl(row: Row, stem: str) -> Problem:
     return Problem(
         uid=_uid(row),
         messages=_messages(row, "prompt"),
-        ground_truth=_truth(reward_model.get("ground_truth"), "reward_model.ground_truth"),
+        ground_truth=_rule_truth(reward_model),
         data_source=_source(row, ""),
         demonstrations=demonstrations,
         extra=extra,
     )
+
+
+def _rule_truth(reward_model: Row) -> str:
+    """A rule needs a truth; a judge (style "model", or a question for a monitor beside it) may have none."""
+    truth = reward_model.get("ground_truth")
+    if truth is None and (reward_model.get("style") == "model" or reward_model.get("raw_question_for_monitor")):
+        return ""
+    return truth_of(truth, "reward_model.ground_truth")
 
 
 def _preference(row: Row, stem: str) -> Problem:
@@ -74,47 +78,47 @@ def _prompt_response(row: Row, stem: str) -> Problem:
 
 
 def _mmlu(row: Row, stem: str) -> Problem:
-    subject = stem.removeprefix("mmlu_")
-    for split in ("_test", "_val", "_dev"):
-        subject = subject.removesuffix(split)
-    options = [_text(row, letter) for letter in "ABCD"]
-    letter = _text(row, "answer").strip()
-    if letter not in tuple("ABCD"):
-        raise RowError(f"answer must be A, B, C or D, not {letter!r}")
-    content = (
-        f"Answer the following multiple choice question about {subject.replace('_', ' ')}. Respond with one sentence of the form "
-        '"The correct answer is _", filling the blank with the letter of the correct answer.\n\n'
-        f"Question: {_text(row, 'question').strip()}\n"
-        + "".join(f"{name}. {option}\n" for name, option in zip("ABCD", options, strict=True))
-        + "Answer:"
-    )
-    extra = _rest(row, "A", "B", "C", "D", "answer") | {"subject": subject, "options": options}
-    return Problem(_uid(row), _user(content), letter, _source(row, "mmlu"), (), extra)
+    item = read_choices(row, stem)
+    used = ("A", "B", "C", "D", "answer", "answerKey", "choices")
+    extra = _rest(row, *used) | {"subject": item.subject, "options": list(item.options)}
+    return Problem(_uid(row), user_turn(sentence_prompt(item)), item.letter, _source(row, "mmlu"), (), extra)
+
+
+def _arc(row: Row, stem: str) -> Problem:
+    item = read_choices(row, stem)
+    extra = _rest(row, "choices", "answerKey") | {"options": list(item.options)}
+    return Problem(_uid(row), user_turn(plain_prompt(item)), item.letter, _source(row, "arc_c"), (), extra)
+
+
+def _transcripts(row: Row, stem: str) -> Problem:
+    messages, chosen, rejected = read_pair(row["chosen"], row["rejected"])
+    extra = _rest(row) | {"chosen": chosen, "rejected": rejected}
+    return Problem(_uid(row), messages, _optional_truth(row), _source(row, "hh_rlhf"), (), extra)
 
 
 def _gsm8k(row: Row, stem: str) -> Problem:
-    answer = _text(row, "answer")
+    answer = text_of(row, "answer")
     truth = GSM8K_TRUTH.search(answer)
     if truth is None:
         raise RowError("no ground truth: answer must end in `#### NUMBER`, as the first row's does; add it or remove the row")
-    messages, extra = _user(_text(row, "question")), _rest(row, "question", "answer")
+    messages, extra = user_turn(text_of(row, "question")), _rest(row, "question", "answer")
     return Problem(_uid(row), messages, truth[1].replace(",", ""), _source(row, "openai/gsm8k"), (answer,), extra)
 
 
 def _question_answer(row: Row, stem: str) -> Problem:
-    truth = _truth(row.get("answer"), "answer")
+    truth = truth_of(row.get("answer"), "answer")
     if GSM8K_TRUTH.search(truth):
         raise RowError("answer ends in `####` and the truth, but the first row's does not; write all rows one way")
-    return Problem(_uid(row), _user(_text(row, "question")), truth, _source(row, stem), (), _rest(row, "question", "answer"))
+    return Problem(_uid(row), user_turn(text_of(row, "question")), truth, _source(row, stem), (), _rest(row, "question", "answer"))
 
 
 def _instruction(row: Row, stem: str) -> Problem:
     """The output is both the truth a judge compares with and a demonstration. `input` is Alpaca's optional second part."""
-    content, output = _text(row, "instruction"), _text(row, "output")
+    content, output = text_of(row, "instruction"), text_of(row, "output")
     if row.get("input"):
-        content = f"{content}\n\n{_text(row, 'input')}"
+        content = f"{content}\n\n{text_of(row, 'input')}"
     extra = _rest(row, "instruction", "input", "output")
-    return Problem(_uid(row), _user(content), _truth(output, "output"), _source(row, stem), (output,), extra)
+    return Problem(_uid(row), user_turn(content), truth_of(output, "output"), _source(row, stem), (output,), extra)
 
 
 def _chat(row: Row, stem: str) -> Problem:
@@ -129,8 +133,11 @@ def _chat(row: Row, stem: str) -> Problem:
 SCHEMAS = (
     Schema("verl", ("prompt", "reward_model", "data_source"), _verl),
     Schema("preference pairs", ("prompt", "chosen", "rejected"), _preference),
+    Schema("HH-RLHF", ("chosen", "rejected"), _transcripts),
     Schema("prompt and response", ("prompt", "response"), _prompt_response),
     Schema("MMLU", ("question", "A", "B", "C", "D", "answer"), _mmlu),
+    Schema("MMLU of the hub", ("question", "choices", "answer"), _mmlu),
+    Schema("ARC", ("question", "choices", "answerKey"), _arc),
     Schema("GSM8K", ("question", "answer"), _gsm8k, says=lambda row: GSM8K_TRUTH.search(str(row["answer"])) is not None),
     Schema("question and answer", ("question", "answer"), _question_answer),
     Schema("instruction and output", ("instruction", "output"), _instruction),
@@ -138,54 +145,29 @@ SCHEMAS = (
 )
 
 
-def _kind(value: Any) -> str:
-    return "null" if value is None else type(value).__name__
-
-
 def _rest(row: Row, *used: str) -> Row:
     """The columns no field of Problem took."""
     return {name: value for name, value in row.items() if name not in (*used, "uid", "data_source")}
-
-
-def _checked(value: Any, name: str) -> str:
-    if not isinstance(value, str):
-        raise RowError(f"{name} must be a string, not {_kind(value)}")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise RowError(f"{name} holds half a surrogate pair at character {error.start}; remove it") from error
-    return value
-
-
-def _text(row: Row, name: str) -> str:
-    """A column that must be a string and not blank."""
-    if name not in row:
-        raise RowError(f"no column {name}, which the first row has; give every row the same columns")
-    if not _checked(row[name], name).strip():
-        raise RowError(f"{name} is empty; fill it or remove the row")
-    return row[name]
-
-
-def _user(content: str) -> tuple[dict[str, str], ...]:
-    return ({"role": "user", "content": content},)
 
 
 def _messages(row: Row, name: str) -> tuple[dict[str, str], ...]:
     """A list of {role, content}, or a string for one user message. Null fields, which parquet adds, are left out."""
     value = row.get(name)
     if isinstance(value, str):
-        return _user(_text(row, name))
+        return user_turn(text_of(row, name))
     if not isinstance(value, list) or not value:
-        seen = "an empty list" if value == [] else _kind(value)
+        seen = "an empty list" if value == [] else kind_of(value)
         raise RowError(f"{name} must be a list of messages {{role, content}} or a string, not {seen}")
     messages: list[dict[str, str]] = []
     for i, message in enumerate(value):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            seen = "an object without a role" if isinstance(message, dict) else _kind(message)
+            seen = "an object without a role" if isinstance(message, dict) else kind_of(message)
             raise RowError(f"{name}[{i}] must be a message {{role, content}}, not {seen}")
         if "content" not in message:
             raise RowError(f"{name}[{i}] has no content; a message is {{role, content}}")
-        kept = {key: _checked(part, f"{name}[{i}].{key}") for key, part in message.items() if part is not None or key == "content"}
+        kept = {
+            key: checked_text(part, f"{name}[{i}].{key}") for key, part in message.items() if part is not None or key == "content"
+        }
         messages.append(kept)
     return tuple(messages)
 
@@ -197,34 +179,23 @@ def _reply(row: Row, name: str) -> str:
         if last["role"] != "assistant":
             raise RowError(f"{name} must end in an assistant message, not {last['role']}")
         return last["content"]
-    return _text(row, name)
+    return text_of(row, name)
 
 
 def _target(value: Any) -> tuple[str, ...]:
     """LUFFY's `target`: a list of assistant messages, of which some may have no content, or of strings."""
     if not isinstance(value, list):
-        raise RowError(f"target must be a list of messages {{role, content}} or null, not {_kind(value)}")
+        raise RowError(f"target must be a list of messages {{role, content}} or null, not {kind_of(value)}")
     contents = [item.get("content") if isinstance(item, dict) else item for item in value]
-    return tuple(_checked(content, f"target[{i}].content") for i, content in enumerate(contents) if content is not None)
-
-
-def _truth(value: Any, name: str) -> str:
-    """A ground truth as text: numbers as Python writes them, lists and objects as JSON."""
-    if value is None or value == "" or (isinstance(value, float) and math.isnan(value)):
-        raise RowError(f"no ground truth: {name} is empty; fill it or remove the row")
-    if isinstance(value, int | float):
-        return str(value)
-    if isinstance(value, list | dict):
-        return json.dumps(value, ensure_ascii=False, sort_keys=True)
-    return _checked(value, name)
+    return tuple(checked_text(content, f"target[{i}].content") for i, content in enumerate(contents) if content is not None)
 
 
 def _optional_truth(row: Row) -> str:
-    return _truth(row["ground_truth"], "ground_truth") if row.get("ground_truth") is not None else ""
+    return truth_of(row["ground_truth"], "ground_truth") if row.get("ground_truth") is not None else ""
 
 
 def _source(row: Row, default: str) -> str:
-    return _checked(row["data_source"], "data_source") if row.get("data_source") is not None else default
+    return checked_text(row["data_source"], "data_source") if row.get("data_source") is not None else default
 
 
 def _uid(row: Row) -> str:
@@ -233,6 +204,6 @@ def _uid(row: Row) -> str:
         return ""
     uid = row["uid"]
     if isinstance(uid, bool) or not isinstance(uid, str | int) or uid == "":
-        seen = "empty" if uid == "" else _kind(uid)
+        seen = "empty" if uid == "" else kind_of(uid)
         raise RowError(f"uid must be a string, not {seen}; fill it, or remove the column and uids are made from the content")
-    return _checked(str(uid), "uid")
+    return checked_text(str(uid), "uid")

@@ -76,7 +76,9 @@ STYLES: dict[str, Style] = {
     "boxed": Style("the request to reason and to box the answer after the question", f"{SLOT}\n\n{BOXED}"),
     "boxed_system": Style("the same request as the system turn (BuPO, Qwen)", system=BOXED),
     "hash": Style("GSM8K's way: the answer after ####", f"{SLOT} {HASHES}"),
-    "luffy": Style("a system turn that asks for Thought and Solution; the reply starts inside <think>", system=TWO_SECTIONS, opening=THINK),
+    "luffy": Style(
+        "a system turn that asks for Thought and Solution; the reply starts inside <think>", system=TWO_SECTIONS, opening=THINK
+    ),
     "qwen": Style("ChatML as text, the request to box as the system turn", chatml(BOXED, SLOT), text=True),
     "simplerl": Style(
         "ChatML as text, the request after the question", chatml("You are a helpful assistant.", f"{SLOT}\n{BOXED}"), text=True

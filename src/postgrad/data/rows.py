@@ -1,0 +1,49 @@
+"""Columns of a row, checked: what is wrong is a RowError that says how to mend it."""
+
+import json
+import math
+from typing import Any
+
+Row = dict[str, Any]
+
+
+class RowError(ValueError):
+    """What is wrong with a row and how to mend it; the caller adds the file and the place."""
+
+
+def kind_of(value: Any) -> str:
+    return "null" if value is None else type(value).__name__
+
+
+def checked_text(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        raise RowError(f"{name} must be a string, not {kind_of(value)}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise RowError(f"{name} holds half a surrogate pair at character {error.start}; remove it") from error
+    return value
+
+
+def text_of(row: Row, name: str) -> str:
+    """A column that must be a string and not blank."""
+    if name not in row:
+        raise RowError(f"no column {name}, which the first row has; give every row the same columns")
+    if not checked_text(row[name], name).strip():
+        raise RowError(f"{name} is empty; fill it or remove the row")
+    return row[name]
+
+
+def truth_of(value: Any, name: str) -> str:
+    """A ground truth as text: numbers as Python writes them, lists and objects as JSON."""
+    if value is None or value == "" or (isinstance(value, float) and math.isnan(value)):
+        raise RowError(f"no ground truth: {name} is empty; fill it or remove the row")
+    if isinstance(value, int | float):
+        return str(value)
+    if isinstance(value, list | dict):
+        return json.dumps(value, ensure_ascii=False, sort_keys=True)
+    return checked_text(value, name)
+
+
+def user_turn(content: str) -> tuple[dict[str, str], ...]:
+    return ({"role": "user", "content": content},)

@@ -1,0 +1,156 @@
+"""`data check`: can the verifier know a right answer when it sees one? Asked of the gold answers, before any training.
+
+Also counts problems that repeat, and questions that a training set shares with a test set.
+"""
+
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from postgrad.data.styles import question_of
+from postgrad.errors import ConfigError
+from postgrad.problem import Failure, Problem, Score
+from postgrad.rewards.score import Judge
+
+CHUNK = 256  # problems judged between two signs of progress
+
+# How a right answer is said to each verifier; {} is the gold answer. Others get a demonstration, else the answer in a box.
+SAID = {
+    "exact": "{}",
+    "numeric": "The answer is {}.",
+    "gsm8k": "#### {}",
+    "choice": "The answer is ({}).",
+    "think_math": "</think>\n\\boxed{{{}}}",
+    "format": "</think> <answer>{}</answer>",
+    "format_math": "</think> <answer>{}</answer>",
+}
+BOXED = "\\boxed{{{}}}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A problem and why it is listed."""
+
+    place: str
+    uid: str
+    reason: str
+
+
+@dataclass
+class Findings:
+    """What `check` found. Only wrong golds make the data unfit to train on; the rest is for a person to judge."""
+
+    problems: int = 0
+    checked: int = 0
+    wrong: list[Row] = field(default_factory=list)
+    wrong_demonstrations: list[Row] = field(default_factory=list)
+    repeated: list[Row] = field(default_factory=list)
+    shared: list[Row] = field(default_factory=list)
+    unchecked: dict[str, int] = field(default_factory=dict)  # why -> how many
+
+
+def gold_response(verifier: str, problem: Problem) -> str:
+    """The gold answer as a model would say it to this verifier; a program is said by its solution."""
+    if verifier.startswith("code") and problem.demonstrations:
+        return problem.demonstrations[0]
+    return SAID.get(verifier, BOXED).format(problem.ground_truth)
+
+
+def check(
+    problems: Sequence[Problem],
+    places: Sequence[str],
+    judge: Judge,
+    against: Iterable[Problem] = (),
+    progress: Callable[[int], None] = lambda _: None,
+) -> Findings:
+    """Hold problems against their verifier, each other and a test set.
+
+    Args:
+        problems: the data to check.
+        places: where each was read ("train.jsonl: row 3").
+        judge: of the verifier that training would use.
+        against: the test set.
+        progress: told of every so many problems that were judged.
+    """
+    findings = Findings(problems=len(problems))
+    _judge_golds(problems, places, judge, findings, progress)
+    _find_repeats(problems, places, findings)
+    test = {question_key(problem): problem.uid for problem in against}
+    for problem, place in zip(problems, places, strict=True):
+        if (other := test.get(question_key(problem))) is not None:
+            findings.shared.append(Row(place, problem.uid, f"its question is also that of {other} in the test set"))
+    return findings
+
+
+def _judge_golds(
+    problems: Sequence[Problem], places: Sequence[str], judge: Judge, findings: Findings, progress: Callable[[int], None]
+) -> None:
+    for start in range(0, len(problems), CHUNK):
+        asked: list[tuple[Problem, str, str, bool]] = []  # problem, place, response, whether it is the gold answer
+        chunk = list(zip(problems[start : start + CHUNK], places[start : start + CHUNK], strict=True))
+        for problem, place in chunk:
+            name = _verifier(problem, judge, findings)
+            if name is None:
+                continue
+            findings.checked += 1
+            asked.append((problem, place, gold_response(name, problem), True))
+            if not name.startswith("code"):
+                asked.extend((problem, place, text, False) for text in problem.demonstrations)
+        scores = judge.score([problem for problem, *_ in asked], [response for _, _, response, _ in asked])
+        for (problem, place, response, is_gold), score in zip(asked, scores, strict=True):
+            if isinstance(score, Score) and score.value > 0:
+                continue
+            listed = findings.wrong if is_gold else findings.wrong_demonstrations
+            listed.append(Row(place, problem.uid, _why(problem, response, score)))
+        progress(len(chunk))
+
+
+def _verifier(problem: Problem, judge: Judge, findings: Findings) -> str | None:
+    """The problem's verifier, or None, counted, where nothing can be checked."""
+    why = ""
+    if (problem.extra.get("reward_model") or {}).get("style") == "model":
+        why = f"{problem.data_source}: a judge decides"
+    elif not problem.ground_truth:
+        why = f"{problem.data_source}: no ground truth"
+    else:
+        try:
+            return judge.name_for(problem)
+        except ConfigError:
+            why = f"{problem.data_source}: no verifier is known for it; name one with verifier=NAME"
+    findings.unchecked[why] = findings.unchecked.get(why, 0) + 1
+    return None
+
+
+def _why(problem: Problem, response: str, score: Score | Failure) -> str:
+    said = " ".join(response.split())
+    shown = said if len(said) <= 60 else f"...{said[-57:]}"
+    if isinstance(score, Failure):
+        return f"{score.kind}: {score.reason}"
+    return f"the gold answer is {problem.ground_truth[:60]!r}, and {shown!r} scores {score.value:g}"
+
+
+def _find_repeats(problems: Sequence[Problem], places: Sequence[str], findings: Findings) -> None:
+    seen: dict[str, tuple[str, str]] = {}
+    for problem, place in zip(problems, places, strict=True):
+        key = question_key(problem)
+        if key in seen:
+            first, truth = seen[key]
+            other = (
+                ""
+                if truth == problem.ground_truth
+                else f", with another answer: {truth[:40]!r}, here {problem.ground_truth[:40]!r}"
+            )
+            findings.repeated.append(Row(place, problem.uid, f"asks the same as {first}{other}"))
+        else:
+            seen[key] = place, problem.ground_truth
+
+
+def question_key(problem: Problem) -> str:
+    """The question without prompt style, letter case, spacing and punctuation at its ends: what must not be in train and test."""
+    try:
+        text = question_of(problem.messages)
+    except ConfigError:
+        text = "\n".join(message["content"] for message in problem.messages if message["role"] != "system")
+    words = re.sub(r"\s+", "", unicodedata.normalize("NFKC", text).casefold())
+    return words.strip(".?!:")
