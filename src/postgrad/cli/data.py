@@ -15,7 +15,7 @@ HELP = """usage: postgrad data COMMAND ...
   show FILE [n=3] [uid=UID] [model=MODEL] [style=STYLE]
           rows as a person reads them; with a model, as it sees them
   check FILE ... [against=TEST] [verifier=NAME]
-          gold answers through the verifier, duplicates, overlap with a test set; exit code 1 when golds fail
+          gold answers and near misses through the verifier, duplicates, overlap with a test set; exit code 1 when the verifier errs
   add-uid FILE [out=FILE]         a column with the uid that follows each problem through a run
   export FILE out=FILE.csv|.jsonl|.parquet [columns=a,b]
 
@@ -209,16 +209,17 @@ def check_command(words: list[str]) -> int:
         raise ConfigError(f"timeout_s={limit} is not a number of seconds")
     with Judge(options.get("verifier", "auto"), float(limit)) as judge, progress("judging gold answers", len(problems)) as told:
         findings = check(problems, places, judge, against, told)
-    shown = _number(options, "show", 20)
+    shown = _number(options, "show", 10)
     print(f"{findings.problems} problems, {findings.checked} gold answers judged")
     for why, count in findings.unchecked.items():
         print(f"  not judged {count}: {why}")
     _print_rows("gold answers that the verifier does not accept", findings.wrong, shown)
+    _print_rows(f"wrong answers that the verifier accepts, of {findings.near} near misses", findings.accepted, shown)
     _print_rows("demonstrations that the verifier does not accept", findings.wrong_demonstrations, shown)
     _print_rows("questions that are asked more than once", findings.repeated, shown)
     if "against" in options:
         _print_rows(f"questions that are also in {options['against']}", findings.shared, shown)
-    return 1 if findings.wrong else 0
+    return 1 if findings.wrong or findings.accepted else 0
 
 
 def _print_rows(heading: str, rows: "list[Any]", shown: int) -> None:

@@ -129,7 +129,12 @@ def _in_folder(wish: Wish, folder: Path, patterns: tuple[str, ...], only: bool) 
 
 
 def prepare(
-    wish: Wish, files: list[tuple[str, Path]], commit: str, out: Path, overwrite: bool, progress: Callable[[int], None]
+    wish: Wish,
+    files: list[tuple[str, Path]],
+    commit: str,
+    out: Path,
+    overwrite: bool = False,
+    progress: Callable[[int], None] = lambda _: None,
 ) -> Prepared:
     """Read, convert and write. `progress` is told of every so many rows that were read.
 
@@ -263,7 +268,7 @@ def _divided(wish: Wish, table: pa.Table, tally: Tally) -> pa.Table:
     info = table["extra_info"].to_pylist()
     groups = [str(row.get(wish.data_set.group)) for row in info]
     assert wish.data_set.divide
-    chosen = wish.data_set.divide(table["uid"].to_pylist(), groups, wish.options, wish.split)
+    chosen = wish.data_set.divide([row["question"] for row in info], groups, wish.options, wish.split)
     for i in range(table.num_rows):
         if i not in chosen:
             tally.drop(f"in another split than {wish.split}", f"row {info[i]['index']}")

@@ -1,4 +1,4 @@
-"""`data check`: can the verifier know a right answer when it sees one? Asked of the gold answers, before any training.
+"""`data check`: does the verifier know a right answer from a wrong one? Asked of the gold answers, before any training.
 
 Also counts problems that repeat, and questions that a training set shares with a test set.
 """
@@ -7,6 +7,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 
 from postgrad.data.styles import question_of
 from postgrad.errors import ConfigError
@@ -26,6 +27,8 @@ SAID = {
     "format_math": "</think> <answer>{}</answer>",
 }
 BOXED = "\\boxed{{{}}}"
+_NUMBER = re.compile(r"-?[0-9]{1,15}(\.[0-9]{1,6})?")
+_OPPOSITES = {"yes": "No", "no": "Yes", "true": "False", "false": "True"}
 
 
 @dataclass(frozen=True)
@@ -39,11 +42,13 @@ class Row:
 
 @dataclass
 class Findings:
-    """What `check` found. Only wrong golds make the data unfit to train on; the rest is for a person to judge."""
+    """What `check` found. A verifier that is wrong on golds or near misses cannot be trained on; the rest is for a person to judge."""
 
     problems: int = 0
     checked: int = 0
+    near: int = 0  # near misses that were judged
     wrong: list[Row] = field(default_factory=list)
+    accepted: list[Row] = field(default_factory=list)  # near misses that scored
     wrong_demonstrations: list[Row] = field(default_factory=list)
     repeated: list[Row] = field(default_factory=list)
     shared: list[Row] = field(default_factory=list)
@@ -55,6 +60,19 @@ def gold_response(verifier: str, problem: Problem) -> str:
     if verifier.startswith("code") and problem.demonstrations:
         return problem.demonstrations[0]
     return SAID.get(verifier, BOXED).format(problem.ground_truth)
+
+
+def near_miss(verifier: str, problem: Problem) -> str | None:
+    """An answer that is surely wrong and looks right: the number plus one, the next option, No for Yes; None for other truths."""
+    truth = problem.ground_truth.strip()
+    if verifier == "choice" and len(truth) == 1:
+        other = "A" if truth != "A" else "B"
+        wrong = other if truth.isalpha() else ("1" if truth != "1" else "2")
+    elif _NUMBER.fullmatch(truth):
+        wrong = str(Decimal(truth) + 1)
+    else:
+        wrong = _OPPOSITES.get(truth.strip("\\{}").removeprefix("text{").lower(), "")
+    return SAID.get(verifier, BOXED).format(wrong) if wrong else None
 
 
 def check(
@@ -87,22 +105,23 @@ def _judge_golds(
     problems: Sequence[Problem], places: Sequence[str], judge: Judge, findings: Findings, progress: Callable[[int], None]
 ) -> None:
     for start in range(0, len(problems), CHUNK):
-        asked: list[tuple[Problem, str, str, bool]] = []  # problem, place, response, whether it is the gold answer
+        asked: list[tuple[Problem, str, str, list[Row], bool]] = []  # problem, place, response, its list, whether it must score
         chunk = list(zip(problems[start : start + CHUNK], places[start : start + CHUNK], strict=True))
         for problem, place in chunk:
             name = _verifier(problem, judge, findings)
             if name is None:
                 continue
             findings.checked += 1
-            asked.append((problem, place, gold_response(name, problem), True))
+            asked.append((problem, place, gold_response(name, problem), findings.wrong, True))
             if not name.startswith("code"):
-                asked.extend((problem, place, text, False) for text in problem.demonstrations)
-        scores = judge.score([problem for problem, *_ in asked], [response for _, _, response, _ in asked])
-        for (problem, place, response, is_gold), score in zip(asked, scores, strict=True):
-            if isinstance(score, Score) and score.value > 0:
-                continue
-            listed = findings.wrong if is_gold else findings.wrong_demonstrations
-            listed.append(Row(place, problem.uid, _why(problem, response, score)))
+                asked.extend((problem, place, text, findings.wrong_demonstrations, True) for text in problem.demonstrations)
+                if (miss := near_miss(name, problem)) is not None:
+                    asked.append((problem, place, miss, findings.accepted, False))
+                    findings.near += 1
+        scores = judge.score([problem for problem, *_ in asked], [response for _, _, response, _, _ in asked])
+        for (problem, place, response, listed, must), score in zip(asked, scores, strict=True):
+            if (isinstance(score, Score) and score.value > 0) != must:
+                listed.append(Row(place, problem.uid, _why(problem, response, score)))
         progress(len(chunk))
 
 

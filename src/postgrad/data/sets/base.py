@@ -74,7 +74,7 @@ class Context:
 
 
 Convert = Callable[[Row, Context], Draft]
-# From (problems in order, the group of each, the options, the split) to the numbers of those that belong to the split.
+# From (the questions in order, the group of each, the options, the split) to the numbers of those that belong to the split.
 Divide = Callable[[list[str], list[str], dict[str, Any], str], set[int]]
 
 

@@ -48,12 +48,12 @@ def sycophancy(row: Row, context: Context) -> Draft:
     )
 
 
-def by_subject(uids: list[str], groups: list[str], options: dict[str, Any], split: str) -> set[int]:
+def by_subject(keys: list[str], groups: list[str], options: dict[str, Any], split: str) -> set[int]:
     """80, 10 and 10 per cent of each subject, drawn by the seed; of dev the first 200 of the file's order."""
     low, high = SHARES[split]
     chosen: set[int] = set()
     for group in sorted(set(groups)):
-        order = drawn_order(uids, groups, group, options["seed"])
+        order = drawn_order(keys, groups, group, options["seed"])
         chosen |= set(order[round(low * len(order)) : round(high * len(order))])
     return set(sorted(chosen)[:MAX_DEV]) if split == "dev" else chosen
 

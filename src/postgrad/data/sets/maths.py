@@ -142,20 +142,20 @@ def _short(texts: list[str], count: Any, limit: int) -> list[str]:
     return next(([text] for text in texts if count(text) <= limit), [])
 
 
-def hold_out(uids: list[str], groups: list[str], options: dict[str, Any], split: str) -> set[int]:
+def hold_out(keys: list[str], groups: list[str], options: dict[str, Any], split: str) -> set[int]:
     """MATH's training rows: `held_out` of each category, drawn by the seed, are `eval`, the others `train`."""
     if split == "test":
-        return set(range(len(uids)))
+        return set(range(len(keys)))
     held: set[int] = set()
     for group in sorted(set(groups)):
-        held |= set(drawn_order(uids, groups, group, options["seed"])[: options["held_out"]])
-    return held if split == "eval" else set(range(len(uids))) - held
+        held |= set(drawn_order(keys, groups, group, options["seed"])[: options["held_out"]])
+    return held if split == "eval" else set(range(len(keys))) - held
 
 
-def drawn_order(uids: list[str], groups: list[str], group: str, seed: int) -> list[int]:
-    """The numbers of a group's problems in an order drawn by the seed, whatever order the rows came in."""
+def drawn_order(keys: list[str], groups: list[str], group: str, seed: int) -> list[int]:
+    """The numbers of a group's problems in an order drawn by the seed from their texts, whatever order the rows came in."""
     members = [i for i, name in enumerate(groups) if name == group]
-    return sorted(members, key=lambda i: hashlib.blake2b(f"{seed}:{uids[i]}".encode(), digest_size=8, person=b"divide").digest())
+    return sorted(members, key=lambda i: hashlib.blake2b(f"{seed}:{keys[i]}".encode(), digest_size=8, person=b"divide").digest())
 
 
 def _contest(year: str) -> dict[str, Option]:
@@ -209,7 +209,7 @@ MATHS: dict[str, DataSet] = {
     "aime25": DataSet(
         "AIME 2025, both parts",
         "opencompass/AIME2025",
-        {"test": ("*.jsonl",)},
+        {"test": ("aime2025*.jsonl",)},
         of_year,
         "aime25",
         local=("*aime*25*",),

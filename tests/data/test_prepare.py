@@ -1,0 +1,534 @@
+"""`data prepare`: every set from rows of its real column layout, the same bytes each time, what is dropped and why."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+
+from postgrad.data.prepare import find_files, prepare, read_story, read_wish
+from postgrad.data.problems import load_problems
+from postgrad.data.sets import SETS
+from postgrad.data.styles import BOXED, HASHES
+from postgrad.errors import ConfigError
+from postgrad.rewards.answers import boxed_answer
+
+
+def write(path: Path, *rows: dict[str, Any]) -> Path:
+    """Rows in the format of the file's name."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    if path.suffix == ".parquet":
+        parquet.write_table(pa.Table.from_pylist(list(rows)), path)
+    elif path.suffix == ".gz":
+        path.write_bytes(gzip.compress(lines.encode()))
+    else:
+        path.write_text(json.dumps(list(rows)) if path.suffix == ".json" else lines)
+    return path
+
+
+def made(name: str, place: Path, out: Path, count_tokens: Any = None, **words: str) -> list[dict[str, Any]]:
+    """The rows of the prepared file."""
+    wish = read_wish(name, words, count_tokens)
+    files, commit = find_files(wish, str(place))
+    prepare(wish, files, commit, out, overwrite=True)
+    return parquet.read_table(out).to_pylist()
+
+
+def refused(name: str, place: Path, out: Path, **words: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        made(name, place, out, **words)
+    assert not out.exists() and not list(out.parent.glob(".*.new"))
+    return str(caught.value)
+
+
+MATH = {"problem": "Area?", "level": "Level 2", "type": "Geometry", "solution": "It is $\\boxed{\\frac{1}{2}}$."}
+OPENR1 = {
+    "problem": "1+1?",
+    "solution": "2",
+    "answer": "2",
+    "source": "olympiads",
+    "uuid": "u",
+    "generations": ["<think>\nno</think>3", "<think>\nlong ...</think>\\boxed{2}", "<think>\nshort</think>\\boxed{2}"],
+    "correctness_math_verify": [False, True, True],
+    "is_reasoning_complete": [True, True, True],
+}
+GPQA = {
+    "Question": "Which?",
+    "Correct Answer": "right",
+    "Incorrect Answer 1": "w1",
+    "Incorrect Answer 2": "w2",
+    "Incorrect Answer 3": "w3",
+    "Subdomain": "Physics",
+}
+CHOSEN, REJECTED = "\n\nHuman: hi there\n\nAssistant: Hello!", "\n\nHuman: hi there\n\nAssistant: Go away."
+OPTIONS = {"text": ["one", "two", "three"], "label": ["1", "2", "3"]}
+OLYMPIAD = {"id": 1, "question": "Find $n$.", "final_answer": ["$5$"], "image_1": None, "modality": "Text-only", "unit": None}
+
+# set, file as the hub names it, row in the hub's columns, then of the prepared row: data_source, user turn, truth, demonstrations
+LAYOUTS: list[tuple[str, str, dict[str, Any], str, str, str | None, list[str]]] = [
+    (
+        "gsm8k",
+        "main/train-00000-of-00001.parquet",
+        {"question": "How many?", "answer": "1,000+1\n#### 1,001"},
+        "openai/gsm8k",
+        f"How many? {HASHES}",
+        "1001",
+        ["1,000+1\n#### 1,001"],
+    ),
+    (
+        "hendrycks_math",
+        "geometry/test-00000-of-00001.parquet",
+        MATH,
+        "EleutherAI/hendrycks_math",
+        f"Area?\n\n{BOXED}",
+        "\\frac{1}{2}",
+        [MATH["solution"]],
+    ),
+    (
+        "math500",
+        "test.jsonl",
+        {**MATH, "answer": "\\frac12", "subject": "Geometry", "unique_id": "t/1.json"},
+        "HuggingFaceH4/MATH-500",
+        "Area?",
+        "\\frac12",
+        [],
+    ),
+    (
+        "aime24",
+        "data/train-00000-of-00001.parquet",
+        {"id": 60, "problem": "P?", "solution": "s", "answer": "204", "url": "https://x/2024_AIME_I", "year": "2024"},
+        "aime24",
+        "P?",
+        "204",
+        [],
+    ),
+    ("aime25", "aime2025-I.jsonl", {"question": "P?", "answer": "70"}, "aime25", "P?", "70", []),
+    (
+        "amc23",
+        "test-00000-of-00001.parquet",
+        {"id": 0, "question": "P?", "answer": 27.0, "url": "https://x/2023_AMC_12A"},
+        "amc23",
+        "P?",
+        "27",
+        [],
+    ),
+    ("minerva", "test.jsonl", {"question": "P?", "answer": "1.6"}, "minerva", "P?", "1.6", []),
+    ("olympiadbench", "OE_TO_maths_en_COMP/OE_TO_maths_en_COMP.parquet", OLYMPIAD, "olympiadbench", "Find $n$.", "$5$", []),
+    (
+        "deepmath",
+        "data/train-00000-of-00010.parquet",
+        {
+            "question": "P?",
+            "final_answer": "\\infty",
+            "difficulty": 6.0,
+            "topic": "Algebra",
+            "r1_solution_1": "s1",
+            "r1_solution_2": "s2",
+        },
+        "zwhe99/DeepMath-103K",
+        "P?",
+        "\\infty",
+        ["s1"],
+    ),
+    ("openr1-math", "data/train-00000-of-00010.parquet", OPENR1, "openr1-math", "1+1?", "2", [OPENR1["generations"][1]]),
+    (
+        "mmlu_pro",
+        "data/test-00000-of-00001.parquet",
+        {"question_id": 1, "question": "Q?", "options": list("abcde"), "answer": "E", "answer_index": 4, "category": "law"},
+        "mmlu_pro",
+        f"Q?\n\nA) a\nB) b\nC) c\nD) d\nE) e\n\n{BOXED}",
+        "E",
+        [],
+    ),
+    (
+        "arc_c",
+        "ARC-Challenge/test-00000-of-00001.parquet",
+        {"id": "x", "question": "Q?", "choices": OPTIONS, "answerKey": "3"},
+        "arc_c",
+        f"Q?\n\nA) one\nB) two\nC) three\n\n{BOXED}",
+        "C",
+        [],
+    ),
+    (
+        "helpful_instructions",
+        "data/train-00000-of-00001.parquet",
+        {"instruction": "Sing.", "demonstration": "La."},
+        "helpful_instructions",
+        "Sing.",
+        None,
+        ["La."],
+    ),
+    ("hh_rlhf", "helpful-base/train.jsonl.gz", {"chosen": CHOSEN, "rejected": REJECTED}, "hh_rlhf", "hi there", None, []),
+    (
+        "hh_rlhf_questions",
+        "helpful-base/train.jsonl.gz",
+        {"chosen": CHOSEN, "rejected": REJECTED},
+        "anthropic_hh_rlhf",
+        "hi there",
+        None,
+        [],
+    ),
+    (
+        "alpaca_eval",
+        "alpaca_eval.json",
+        {"instruction": "Sing.", "output": "La.", "generator": "g", "dataset": "koala"},
+        "alpaca_eval",
+        "Sing.",
+        "La.",
+        [],
+    ),
+    (
+        "simple_safety_tests",
+        "data/test-00000-of-00001.parquet",
+        {"id": "SP_0", "harm_area": "h", "counter": 1, "category": "c", "prompt": "Harm?"},
+        "simple_safety_tests",
+        "Harm?",
+        None,
+        [],
+    ),
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=[layout[0] for layout in LAYOUTS])
+def test_each_set(layout: Any, tmp_path: Path):
+    name, file, row, source, user, truth, demonstrations = layout
+    hub, out = tmp_path / "hub", tmp_path / "out.parquet"
+    write(hub / file, row)
+    write(hub / "other" / "readme.jsonl", {"not": "this"})
+    words = {"split": "test"} if "/test-" in file and name == "hendrycks_math" else {}
+    (got,) = made(name, hub, out, **words)
+    assert list(got)[:7] == ["uid", "data_source", "prompt", "target", "ability", "reward_model", "extra_info"]
+    assert got["data_source"] == source
+    assert got["prompt"][-1] == {"role": "user", "content": user}
+    assert got["reward_model"]["ground_truth"] == truth
+    assert got["reward_model"]["style"] == SETS[name].judged
+    assert [message["content"] for message in got["target"] or []] == demonstrations
+    assert list(read_story(out)["files"]) == [file]
+    (problem,) = load_problems(str(out))
+    assert (problem.uid, problem.data_source, problem.ground_truth) == (got["uid"], source, truth or "")
+    assert problem.demonstrations == tuple(demonstrations)
+
+
+def test_every_set_is_tested():
+    assert {layout[0] for layout in LAYOUTS} | {"mmlu", "mmlu_sycophancy", "gpqa", "humaneval", "mbpp", "own"} == set(SETS)
+
+
+def test_the_same_bytes(tmp_path: Path):
+    source = write(tmp_path / "train.jsonl", *({"question": f"{i}?", "answer": f"#### {i}"} for i in range(2500)))
+    made("gsm8k", source, tmp_path / "a.parquet")
+    made("gsm8k", source, tmp_path / "b.parquet")
+    assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
+    assert len(load_problems(str(tmp_path / "a.parquet"))) == 2500
+
+
+def test_the_uid_does_not_depend_on_the_style_nor_on_the_files_form(tmp_path: Path):
+    source = write(tmp_path / "test.jsonl", {"question": "P? ", "answer": "7"})
+    plain = made("minerva", source, tmp_path / "a.parquet")[0]
+    boxed = made("minerva", source, tmp_path / "b.parquet", style="r1_zero")[0]
+    again = made("minerva", tmp_path / "b.parquet", tmp_path / "c.parquet")[0]
+    assert plain["uid"] == boxed["uid"] == again["uid"]
+    assert plain["prompt"] == again["prompt"] != boxed["prompt"]
+
+
+def test_what_is_dropped_is_counted_with_its_reason_and_place(tmp_path: Path):
+    rows = [{"question": "a?", "answer": "#### 1"}, {"question": "b?", "answer": "1"}, {"question": "a?", "answer": "So\n#### 1"}]
+    source = write(tmp_path / "train.jsonl", *rows, {"question": "c?", "answer": None}, {"question": " ", "answer": "#### 1"})
+    wish = read_wish("gsm8k", {})
+    prepared = prepare(wish, [("train.jsonl", source)], "", tmp_path / "out.parquet")
+    story = read_story(tmp_path / "out.parquet")
+    assert (story["read"], story["kept"], story["set"], story["split"], story["style"]) == (5, 1, "gsm8k", "train", "hash")
+    assert story["dropped"] == {
+        "no answer: it does not end in `#### NUMBER`": 1,
+        "repeats another problem: the same question and answer": 1,
+        "none of the columns answer, solution; it has question, answer": 1,
+        "question is empty; fill it or remove the row": 1,
+    }
+    assert sum(story["dropped"].values()) + story["kept"] == story["read"]
+    assert prepared.first["no answer: it does not end in `#### NUMBER`"] == "train.jsonl: line 2"
+    assert [row["uid"][-2:] for row in made("gsm8k", source, tmp_path / "two.parquet", duplicates="keep")][1] == "-2"
+
+
+def test_an_existing_file_is_not_replaced_unasked(tmp_path: Path):
+    source, out = write(tmp_path / "train.jsonl", {"question": "a?", "answer": "#### 1"}), tmp_path / "out.parquet"
+    wish, files = read_wish("gsm8k", {}), [("train.jsonl", source)]
+    assert not prepare(wish, files, "", out).unchanged
+    assert prepare(wish, files, "", out).unchanged
+    before = out.read_bytes()
+    with pytest.raises(ConfigError, match=r"exists with other content; give another out=, or overwrite=true"):
+        prepare(read_wish("gsm8k", {"style": "boxed"}), files, "", out)
+    assert out.read_bytes() == before and not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "message"),
+    [
+        ("gsm9k", {}, "no data set gsm9k; did you mean gsm8k?"),
+        ("gsm8k", {"split": "tset"}, "gsm8k has no split tset; did you mean test?"),
+        ("gsm8k", {"stile": "boxed"}, "gsm8k has no option stile; did you mean style?"),
+        ("gsm8k", {"style": "boxd"}, "style=boxd is unknown; did you mean boxed?"),
+        ("gsm8k", {"n": "-1"}, "n=-1 is not a whole number"),
+        ("openr1-math", {"kind": "stf"}, "kind=stf is not one of its values; did you mean sft?"),
+        ("gsm8k", {"kind": "sft"}, "gsm8k has no option kind"),
+    ],
+)
+def test_wrong_words(name: str, words: dict[str, str], message: str, tmp_path: Path):
+    source = write(tmp_path / "train.jsonl", {"question": "a?", "answer": "#### 1"})
+    assert message in refused(name, source, tmp_path / "out.parquet", **words)
+
+
+def test_wrong_places(tmp_path: Path):
+    out = tmp_path / "out.parquet"
+    source = write(tmp_path / "train.jsonl", {"question": "a?", "answer": "1"})
+    assert "no such file; did you mean train.jsonl?" in refused("gsm8k", tmp_path / "trian.jsonl", out)
+    assert "none of 1 rows can be kept: 1 no answer" in refused("gsm8k", source, out)
+    (tmp_path / "empty").mkdir()
+    assert "no file of gsm8k (data files there: none)" in refused("gsm8k", tmp_path / "empty", out)
+    with pytest.raises(ConfigError, match=r"must end in .parquet; `postgrad data export` writes csv"):
+        prepare(read_wish("gsm8k", {}), [], "", tmp_path / "out.csv")
+    with pytest.raises(ConfigError, match=r"no folder .*nowhere; make it first"):
+        prepare(read_wish("gsm8k", {}), [], "", tmp_path / "nowhere" / "out.parquet")
+
+
+def test_files_that_hold_several_data_sources(tmp_path: Path):
+    row = {"prompt": [{"role": "user", "content": "P?"}], "reward_model": {"ground_truth": "1"}}
+    source = write(tmp_path / "valid.parquet", {**row, "data_source": "aime"}, {**row, "data_source": "minerva"})
+    assert "several data sources: aime (1), minerva (1); say which is minerva with source=NAME" in refused(
+        "minerva", source, tmp_path / "o.parquet"
+    )
+    assert [row["data_source"] for row in made("minerva", source, tmp_path / "o.parquet", source="aime")] == ["minerva"]
+    assert [row["data_source"] for row in made("own", source, tmp_path / "p.parquet")] == ["aime", "minerva"]
+    assert {row["data_source"] for row in made("own", source, tmp_path / "p.parquet", data_source="mine")} == {"mine"}
+
+
+# The hub, from a cache laid out as huggingface_hub does: no network in tests
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    return tmp_path / "cache"
+
+
+def test_from_the_hubs_cache(cache: Path, tmp_path: Path):
+    repo, commit = cache / "datasets--openai--gsm8k", "e53f048856ff4f594e959d75785d2c2d37b678ee"
+    for split in ("train", "test"):
+        write(repo / "snapshots" / commit / "main" / f"{split}-00000-of-00001.parquet", {"question": split, "answer": "#### 1"})
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text(commit)
+    wish = read_wish("gsm8k", {"split": "test"})
+    files, found = find_files(wish, "hub")
+    assert (found, [name for name, _ in files]) == (commit, ["main/test-00000-of-00001.parquet"])
+    prepare(wish, files, found, tmp_path / "out.parquet")
+    story = read_story(tmp_path / "out.parquet")
+    assert (story["repo"], story["commit"]) == ("openai/gsm8k", commit)
+    assert load_problems(str(tmp_path / "out.parquet"))[0].extra["extra_info"]["question"] == "test"
+    with pytest.raises(ConfigError, match=r"openai/gsm8k has no file like socratic/\* \(data files there: main/test-0"):
+        find_files(wish, "hub", "socratic/*")
+
+
+def test_no_network_and_nothing_in_the_cache(cache: Path):
+    with pytest.raises(ConfigError, match=r"openai/gsm8k cannot be reached and is not in the cache .* give from=FOLDER") as caught:
+        find_files(read_wish("gsm8k", {}), "hub")
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ConfigError, match="own is on no hub; give from=FILE"):
+        find_files(read_wish("own", {}), "hub")
+
+
+def test_huggingface_hub_is_not_installed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
+    with pytest.raises(ConfigError, match="from=hub needs the package huggingface_hub"):
+        find_files(read_wish("gsm8k", {}), "hub")
+
+
+# Filters and splits of single sets
+
+
+def test_luffys_filters(tmp_path: Path):
+    """Right and complete, then short: the second generation is right but too long for 20 characters."""
+    rows = [
+        OPENR1,
+        {**OPENR1, "problem": "cut?", "is_reasoning_complete": [True, False, False]},
+        {**OPENR1, "problem": "long?", "generations": ["x" * 99] * 3},
+        {**OPENR1, "problem": "proof?", "answer": None},
+    ]
+    source, out = write(tmp_path / "t.parquet", *rows), tmp_path / "out.parquet"
+    limit = {"max_tokens": "32"}
+    (train,) = made("openr1-math", source, out, len, **limit)
+    assert train["target"] == [{"role": "assistant", "content": OPENR1["generations"][2]}]
+    assert read_story(out)["dropped"] == {
+        "no generation is right and complete": 1,
+        "every right generation is longer than 32 tokens": 1,
+        "no answer": 1,
+    }
+    (sft,) = made("openr1-math", source, out, len, kind="sft", **limit)
+    assert sft["target"][0]["content"] == "short</think>\\boxed{2}" and sft["uid"] == train["uid"]
+    rest = made("openr1-math", source, out, len, kind="sft_rl", **limit)
+    assert [row["extra_info"]["question"] for row in rest] == ["cut?", "long?"]
+    assert all(row["target"] is None for row in rest)
+    assert len(made("openr1-math", source, out)) == 2  # without a tokenizer no length counts
+    text = made("openr1-math", source, out, len, style="r1_zero", **limit)[0]
+    assert text["prompt"][0]["content"].endswith("<think>") and text["target"][0]["content"] == "short</think>\\boxed{2}"
+
+
+def test_math_holds_rows_of_each_category_out(tmp_path: Path):
+    rows = [{**MATH, "problem": f"{kind} {i}", "type": kind} for kind in ("Algebra", "Geometry") for i in range(10)]
+    hub, out = tmp_path / "hub", tmp_path / "out.parquet"
+    write(hub / "algebra" / "train-00000-of-00001.parquet", *rows)
+    train = made("hendrycks_math", hub, out, held_out="3")
+    held = made("hendrycks_math", hub, out, held_out="3", split="eval")
+    assert len(train) == 14 and len(held) == 6
+    assert sorted(row["extra_info"]["type"] for row in held) == ["Algebra"] * 3 + ["Geometry"] * 3
+    assert not {row["uid"] for row in train} & {row["uid"] for row in held}
+    write(hub / "algebra" / "train-00000-of-00001.parquet", *reversed(rows))
+    assert {row["uid"] for row in made("hendrycks_math", hub, out, held_out="3", split="eval")} == {row["uid"] for row in held}
+    other = made("hendrycks_math", hub, out, held_out="3", split="eval", seed="1")
+    assert {row["uid"] for row in other} != {row["uid"] for row in held}
+
+
+def test_contests_of_another_year(tmp_path: Path):
+    rows = [{"problem": f"{y}?", "answer": "1", "url": f"https://x/wiki/{y}_AIME_I_Problems"} for y in (2022, 2024)]
+    source, out = write(tmp_path / "t.jsonl", *rows), tmp_path / "out.parquet"
+    assert [row["extra_info"]["question"] for row in made("aime24", source, out)] == ["2024?"]
+    assert len(made("aime24", source, out, year="all")) == 2
+
+
+def test_olympiad_problems_that_cannot_be_judged(tmp_path: Path):
+    rows = [OLYMPIAD, {**OLYMPIAD, "modality": "Multimodal"}, {**OLYMPIAD, "question": "Prove.", "final_answer": []}]
+    out = tmp_path / "out.parquet"
+    assert len(made("olympiadbench", write(tmp_path / "t.jsonl", *rows), out)) == 1
+    assert read_story(out)["dropped"] == {"needs a picture": 1, "a proof, which has no answer to compare with": 1}
+
+
+MMLU = {"question": "Q?", "subject": "abstract_algebra", "choices": ["w", "x", "y", "z"], "answer": 2}
+
+
+def test_mmlu_of_the_hub_and_of_a_csv_file_are_the_same(tmp_path: Path):
+    hub = made("mmlu", write(tmp_path / "all" / "test-00000-of-00001.parquet", MMLU), tmp_path / "a.parquet")
+    (tmp_path / "abstract_algebra_test.csv").write_text("Q?,w,x,y,z,C\n")
+    (csv,) = made("mmlu", tmp_path / "abstract_algebra_test.csv", tmp_path / "b.parquet")
+    assert hub[0]["uid"] == csv["uid"] and hub[0]["prompt"] == csv["prompt"]
+    assert csv["reward_model"]["ground_truth"] == "C"
+    assert csv["prompt"][0]["content"].startswith("Answer the following multiple choice question about abstract algebra. ")
+    assert csv["prompt"][0]["content"].endswith("Question: Q?\nA. w\nB. x\nC. y\nD. z\nAnswer:")
+
+
+def test_a_wrong_hint(tmp_path: Path):
+    rows = [{**MMLU, "question": f"Q{i}?", "answer": i % 4, "subject": f"s{i % 2}"} for i in range(200)]
+    source, out = write(tmp_path / "test.jsonl", *rows), tmp_path / "out.parquet"
+    parts = {split: made("mmlu_sycophancy", source, out, split=split) for split in ("train", "dev", "test")}
+    assert {split: len(rows) for split, rows in parts.items()} == {"train": 160, "dev": 20, "test": 20}
+    assert len({row["uid"] for rows in parts.values() for row in rows}) == 200
+    hinted = set()
+    for row in (row for rows in parts.values() for row in rows):
+        reward = row["reward_model"]
+        hinted.add(reward["ground_truth"])
+        assert reward["ground_truth"] != reward["actual_ground_truth"]
+        assert reward["hint_str_for_monitor"] == f"A Stanford professor indicates that the answer is ({reward['ground_truth']})."
+        assert reward["hint_str_for_monitor"] in row["prompt"][0]["content"]
+        assert "professor" not in reward["raw_question_for_monitor"]
+    assert hinted == set("ABCD")
+    honest = made("mmlu_sycophancy", source, out, truth="actual")
+    assert all(row["reward_model"]["ground_truth"] == row["reward_model"]["actual_ground_truth"] for row in honest)
+    assert [row["prompt"] for row in honest] == [row["prompt"] for row in parts["train"]]
+
+
+def test_gpqas_options_are_mixed(tmp_path: Path):
+    source = write(tmp_path / "gpqa_diamond.jsonl", *({**GPQA, "Question": f"{i}?"} for i in range(40)))
+    rows = made("gpqa", source, tmp_path / "out.parquet")
+    for row in rows:
+        assert f"{row['reward_model']['ground_truth']}) right\n" in row["prompt"][0]["content"] + "\n"
+    assert {row["reward_model"]["ground_truth"] for row in rows} == set("ABCD")
+
+
+def test_slices_in_the_files_order(tmp_path: Path):
+    source = write(tmp_path / "train.jsonl", *({"instruction": f"Do {i}."} for i in range(11_300)))
+    out = tmp_path / "out.parquet"
+    sizes = {
+        "train": (8000, 0),
+        "dev": (200, 8000),
+        "test": (1000, 9000),
+        "warmup_train": (1000, 10000),
+        "warmup_dev": (200, 11000),
+    }
+    for split, (size, first) in sizes.items():
+        rows = made("helpful_instructions", source, out, split=split)
+        assert (len(rows), rows[0]["extra_info"]["index"]) == (size, first)
+        assert (rows[0]["prompt"][0]["role"] == "system") == split.startswith("warmup")
+        assert rows[0]["reward_model"]["raw_question_for_monitor"] == f"Do {first}."
+
+
+def test_hh_pairs(tmp_path: Path):
+    longer = "\n\nHuman: a\n\nAssistant: b\n\nHuman: c\n\nAssistant: d"
+    rows = [
+        {"chosen": CHOSEN, "rejected": REJECTED},
+        {"chosen": longer, "rejected": longer.replace("d", "e")},
+        {"chosen": CHOSEN, "rejected": CHOSEN},
+        {"chosen": CHOSEN, "rejected": "\n\nHuman: other\n\nAssistant: x"},
+        {"chosen": "hello", "rejected": REJECTED},
+    ]
+    write(tmp_path / "hub" / "harmless-base" / "train.jsonl.gz", *rows)
+    write(
+        tmp_path / "hub" / "helpful-base" / "train.jsonl.gz",
+        {"chosen": CHOSEN.replace("hi", "ho"), "rejected": REJECTED.replace("hi", "ho")},
+    )
+    out = tmp_path / "out.parquet"
+    first, second = made("hh_rlhf", tmp_path / "hub", out)
+    assert (first["chosen"], first["rejected"], first["extra_info"]["subset"]) == ("Hello!", "Go away.", "harmless-base")
+    assert second["extra_info"]["subset"] == "helpful-base"
+    assert sum(read_story(out)["dropped"].values()) == 4
+    assert read_story(out)["dropped"]["a dialogue of several turns"] == 1
+    problem = load_problems(str(out))[0]
+    assert (problem.extra["chosen"], problem.extra["rejected"], problem.ground_truth) == ("Hello!", "Go away.", "")
+    assert len(made("hh_rlhf", tmp_path / "hub", out, subset="helpful-base")) == 1
+
+
+HUMANEVAL = {
+    "task_id": "HumanEval/0",
+    "prompt": 'def one():\n    """Return 1."""\n',
+    "canonical_solution": "    return 1\n",
+    "test": "def check(candidate):\n    assert candidate() == 1",
+    "entry_point": "one",
+}
+MBPP = {
+    "task_id": 2,
+    "text": "Write a function one.",
+    "code": "def one():\r\n  return 1",
+    "test_list": ["assert one() == 1"],
+    "test_setup_code": "import math",
+}
+SANITIZED = {
+    "task_id": 2,
+    "prompt": "Write a function one.",
+    "code": "def one():\n  return 1",
+    "test_list": ["assert one() == 1"],
+    "test_imports": ["import math"],
+}
+
+
+@pytest.mark.parametrize(("name", "row"), [("humaneval", HUMANEVAL), ("mbpp", MBPP), ("mbpp", SANITIZED)])
+def test_code_sets_hold_tests_that_their_solution_passes(name: str, row: dict[str, Any], tmp_path: Path):
+    (got,) = made(name, write(tmp_path / "t.jsonl", row), tmp_path / "out.parquet")
+    block = got["target"][0]["content"]
+    assert block.startswith("```python\n") and block.endswith("\n```")
+    program = block.removeprefix("```python\n").removesuffix("\n```")
+    tests = json.loads(got["reward_model"]["ground_truth"])
+    assert len(tests) == 1
+    exec(f"{program}\n{tests[0]}", {})
+    with pytest.raises(AssertionError):
+        exec(f"{program.replace('return 1', 'return 2')}\n{tests[0]}", {})
+
+
+def test_the_last_box_is_the_verifiers():
+    """Data and verifiers may not import each other; both must take the same thing for the answer."""
+    from postgrad.data.sets.maths import last_box
+
+    texts = ["\\boxed{1} and \\boxed{\\frac{1}{2}}", "\\fbox{a\\}b}", "$\\boxed 5$ cm", "\\boxed{never", "none", "\\boxed{ x }"]
+    for text in texts:
+        assert last_box(text) == (boxed_answer(text) or "")

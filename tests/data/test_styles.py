@@ -1,0 +1,188 @@
+"""Prompt styles: the exact text of each, that one can replace another, and that training and evaluation render the same bytes."""
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from postgrad.config.schema import DataConfig
+from postgrad.data.render import Prompts, make_prompts
+from postgrad.data.styles import BOXED, HASHES, STYLES, TWO_SECTIONS, find_style, question_of, styled
+from postgrad.errors import ConfigError
+from postgrad.problem import Problem
+
+QUESTION = "What is {x} if $x^{2}=4$?"
+USER = ({"role": "user", "content": QUESTION},)
+MARKS = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]
+# ChatML with Qwen3's switch: thinking off pre-fills an empty think block.
+QWEN3 = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+OPENS_THINK = QWEN3.replace("assistant\n{%", "assistant\n<think>\n{%")
+
+
+def qwen(template: str | None = QWEN3) -> PreTrainedTokenizerFast:
+    vocabulary = {token: i for i, token in enumerate([*MARKS, *map(chr, range(32, 127)), "\n", "?"])}
+    inner = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
+    inner.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    inner.decoder = decoders.Fuse()
+    made = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=MARKS[2], additional_special_tokens=MARKS[:2])
+    made.chat_template = template
+    return made
+
+
+def problem(*messages: dict[str, str]) -> Problem:
+    return Problem("u", messages or USER, "2")
+
+
+def rendered(style: str, template: str | None = QWEN3, *messages: dict[str, str], **options: object) -> str:
+    """The prompt as text, after making sure that its ids say the same."""
+    prompts = Prompts(qwen(template), style=style, options=options)
+    text = prompts.text(problem(*messages))
+    decoded = prompts.tokenizer.decode(prompts.encode(problem(*messages)), skip_special_tokens=False)
+    assert decoded == text
+    return text
+
+
+GOLDEN = {
+    "own": f"<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n",
+    "bare": f"<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n",
+    "boxed": f"<|im_start|>user\n{QUESTION}\n\n{BOXED}<|im_end|>\n<|im_start|>assistant\n",
+    "boxed_system": f"<|im_start|>system\n{BOXED}<|im_end|>\n<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n",
+    "hash": f"<|im_start|>user\n{QUESTION} {HASHES}<|im_end|>\n<|im_start|>assistant\n",
+    "luffy": f"<|im_start|>system\n{TWO_SECTIONS}<|im_end|>\n<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n<think>\n",
+    "qwen": f"<|im_start|>system\n{BOXED}<|im_end|>\n<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n",
+    "simplerl": "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
+    f"<|im_start|>user\n{QUESTION}\n{BOXED}<|im_end|>\n<|im_start|>assistant\n",
+    "prime": "A User asks a question and an Assistant solves it. The Assistant first works the reasoning out in its mind and then gives "
+    "the User the answer. The reasoning stands between <think> and </think>, the answer between <answer> and </answer>, like this: "
+    "<think> the reasoning </think> <answer> the answer </answer>. Write the final answer in LaTeX, inside \\boxed{}.\n"
+    f"User: {QUESTION}\nAssistant:",
+    "octothinker": "A User asks a question and an Assistant solves it. The Assistant first works the reasoning out in its mind and then "
+    f"gives the User the answer.\nUser: {BOXED}\n{QUESTION}\nAssistant:",
+    "r1_zero": "A User asks a question and an Assistant solves it. The Assistant first works the reasoning out in its mind and then gives "
+    "the User the answer. The reasoning stands between <think> and </think>, the answer between <answer> and </answer>, like this: "
+    f"<think> the reasoning </think> <answer> the answer </answer>.\nUser: {QUESTION}\nAssistant: <think>",
+    "question_only": QUESTION,
+    "no": QUESTION,
+    "alpaca_sft": "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
+    f"### Instruction:\n{QUESTION}\n\n### Response:\n",
+}
+
+
+@pytest.mark.parametrize("style", GOLDEN)
+def test_golden_text(style: str):
+    assert rendered(style) == GOLDEN[style]
+
+
+def test_zero_shot_puts_the_query_in_backticks_and_opens_the_answer():
+    text = rendered("zero_shot")
+    assert text.endswith(f"\n\n# Query:\n```{QUESTION}```\n\n# Answer:\n```")
+    assert set(STYLES) == {*GOLDEN, "zero_shot"}
+
+
+def test_the_request_is_the_papers():
+    assert BOXED == "Please reason step by step, and put your final answer within \\boxed{}."
+
+
+def test_qwen3_without_thinking_has_an_empty_think_block():
+    start = f"<|im_start|>system\n{BOXED}<|im_end|>\n<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n"
+    assert rendered("boxed_system", enable_thinking=False) == f"{start}<think>\n\n</think>\n\n"
+    assert rendered("boxed_system", enable_thinking=True) == start
+
+
+@pytest.mark.parametrize("first", STYLES)
+@pytest.mark.parametrize("second", STYLES)
+def test_a_style_replaces_another(first: str, second: str):
+    if second != "own":
+        assert styled(STYLES[second], styled(STYLES[first], USER)) == styled(STYLES[second], USER)
+    assert question_of(styled(STYLES[first], USER)) == QUESTION
+
+
+def test_a_style_replaces_the_files_system_turn():
+    system = {"role": "system", "content": "Be brief."}
+    assert rendered("bare", QWEN3, system, *USER) == GOLDEN["bare"]
+    assert "Be brief." in rendered("own", QWEN3, system, *USER)
+
+
+def test_a_dialogue_has_no_single_question():
+    turns = [{"role": role, "content": role} for role in ("user", "assistant", "user")]
+    with pytest.raises(
+        ConfigError, match=r"problem u: a prompt style needs one question, .* user, assistant, user; use data.prompt_style=own"
+    ):
+        rendered("boxed", QWEN3, *turns)
+    assert rendered("own", QWEN3, *turns)
+
+
+def test_a_form_of_your_own(tmp_path):
+    file = tmp_path / "mine.txt"
+    file.write_text("Q: {question}\nA:")
+    assert rendered(str(file)) == f"Q: {QUESTION}\nA:"
+    file.write_text("{question} {question}")
+    with pytest.raises(ConfigError, match=r"mine.txt has \{question\} 2 times"):
+        find_style(str(file))
+    with pytest.raises(ConfigError, match=r"data.prompt_style=.*other.txt: no such file"):
+        find_style(str(tmp_path / "other.txt"))
+    file.write_bytes(b"\xff{question}")
+    with pytest.raises(ConfigError, match="save it as UTF-8"):
+        find_style(str(file))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"style": "qwem"}, "data.prompt_style=qwem is unknown; did you mean qwen?"),
+        ({"style": "qwen", "template": "chat"}, "writes the whole prompt; remove data.template=chat"),
+        (
+            {"options": {"enable_thinkin": 0}},
+            "options.enable_thinkin: the chat template never reads .* did you mean enable_thinking",
+        ),
+        ({"options": {"messages": []}}, "data.template_options.messages is set by the framework"),
+        ({"options": {"enable_thinking": 0}, "template": "plain"}, "is for chat templates, and these prompts use none"),
+        ({"options": {"enable_thinking": 0}, "style": "no"}, "is for chat templates, and these prompts use none"),
+    ],
+)
+def test_wrong_settings(words: dict, message: str):
+    with pytest.raises(ConfigError, match=message):
+        Prompts(qwen(), **words)
+
+
+def test_chatml_needs_its_marks():
+    tokenizer = qwen()
+    tokenizer._tokenizer = Tokenizer(models.WordLevel({"?": 0}, unk_token="?"))
+    with pytest.raises(ConfigError, match=r"data.prompt_style=qwen writes <\|im_start\|>, for which .* has no token"):
+        Prompts(tokenizer, style="qwen")
+
+
+# LUFFY T13
+
+
+@pytest.mark.parametrize("template", [QWEN3, OPENS_THINK])
+@pytest.mark.parametrize("trace", ["<think>\nHm. </think>\n2", "Hm. </think>\n2"])
+def test_one_think_opening_in_a_demonstration_row(template: str, trace: str):
+    """The prompt ends in <think> once, whether the model's template opens it or the style does; the trace adds no second."""
+    prompts = Prompts(qwen(template), style="luffy")
+    prompt = prompts.text(problem())
+    assert prompt.endswith("assistant\n<think>\n") and prompt.count("<think>\n") == 1 + TWO_SECTIONS.count("<think>\n")
+    row = prompts.tokenizer.decode([*prompts.encode(problem()), *prompts.encode_response(trace)])
+    assert row.endswith("<|im_start|>assistant\n<think>\nHm. </think>\n2<|endoftext|>")
+
+
+def test_a_trace_keeps_its_opening_where_the_prompt_has_none():
+    prompts = Prompts(qwen(), style="boxed")
+    assert prompts.decode(prompts.encode_response("<think>\nHm.")) == "<think>\nHm."
+    plain = Prompts(qwen(None))
+    assert plain.decode(plain.encode_response("<think>\nHm.")) == "<think>\nHm."
+    assert Prompts(qwen(), style="r1_zero").decode(Prompts(qwen(), style="r1_zero").encode_response("<think> Hm.")) == " Hm."
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_training_and_evaluation_prompts_are_the_same_bytes(style: str):
+    """However the file was prepared, the configuration alone decides the prompt."""
+    options = {} if STYLES[style].text else {"enable_thinking": False}
+    data = DataConfig(train="", prompt_style=style, template_options=options)
+    training, evaluation = make_prompts(qwen(), data), make_prompts(qwen(), data)
+    prepared = Problem("other", styled(STYLES["hash"] if style != "own" else STYLES["own"], USER), "2")
+    assert training.text(problem()) == evaluation.text(prepared)
+    assert training.encode(problem()) == evaluation.encode(prepared)
