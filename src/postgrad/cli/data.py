@@ -48,7 +48,7 @@ def run(words: list[str]) -> int:
 def _help(name: str) -> str:
     if name != "prepare":
         return HELP
-    from postgrad.data.sets import COMMON
+    from postgrad.data.catalog import COMMON
 
     return (
         PREPARE_HELP.format(common="\n".join(f"  {key + '=':<12}{option.help}" for key, option in COMMON.items())) + "\n" + _sets()
@@ -56,7 +56,7 @@ def _help(name: str) -> str:
 
 
 def _sets() -> str:
-    from postgrad.data.sets import SETS
+    from postgrad.data.catalog import SETS
 
     lines = ["data sets (splits; prompt style):"]
     for name, entry in SETS.items():

@@ -16,12 +16,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
+from postgrad.data.catalog import COMMON, find_set, problem_draft
+from postgrad.data.catalog.base import Context, DataSet, Draft, Drop
 from postgrad.data.hub import data_files, fetch, matching
 from postgrad.data.readers import exists, extension, missing, one_line, read_rows
 from postgrad.data.rows import Row, RowError, user_turn
 from postgrad.data.schemas import SCHEMAS
-from postgrad.data.sets import COMMON, find_set, problem_draft
-from postgrad.data.sets.base import Context, DataSet, Draft, Drop
 from postgrad.data.styles import OWN, THINK, Messages, Style, find_style, styled
 from postgrad.data.uid import content_uid
 from postgrad.errors import ConfigError, did_you_mean

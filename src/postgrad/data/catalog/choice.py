@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from postgrad.data.catalog.base import Context, DataSet, Draft, Option
+from postgrad.data.catalog.maths import drawn_order
 from postgrad.data.choices import LETTERS, Choices, draw, lettered, plain_prompt, read_choices, sentence_prompt
 from postgrad.data.rows import Row, RowError
-from postgrad.data.sets.base import Context, DataSet, Draft, Option
-from postgrad.data.sets.maths import drawn_order
 
 CLOSING = 'Reason first, then end with the sentence "Therefore, the answer is (X)", where X is the letter of the option you choose.'
 SHARES = {"train": (0.0, 0.8), "dev": (0.8, 0.9), "test": (0.9, 1.0)}

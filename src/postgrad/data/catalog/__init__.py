@@ -3,13 +3,13 @@
 A set of your own needs no entry: `own` takes any file that load_problems reads.
 """
 
+from postgrad.data.catalog.base import Context, DataSet, Draft, Option
+from postgrad.data.catalog.chat import CHAT
+from postgrad.data.catalog.choice import CHOICE
+from postgrad.data.catalog.code import CODE
+from postgrad.data.catalog.maths import MATHS
 from postgrad.data.rows import Row
 from postgrad.data.schemas import recognise
-from postgrad.data.sets.base import Context, DataSet, Draft, Option
-from postgrad.data.sets.chat import CHAT
-from postgrad.data.sets.choice import CHOICE
-from postgrad.data.sets.code import CODE
-from postgrad.data.sets.maths import MATHS
 from postgrad.data.styles import question_of
 from postgrad.errors import ConfigError, did_you_mean
 from postgrad.problem import Problem

@@ -4,9 +4,9 @@ import hashlib
 import re
 from typing import Any
 
+from postgrad.data.catalog.base import Context, DataSet, Draft, Drop, Option, first_text
 from postgrad.data.rows import Row, truth_of
 from postgrad.data.schemas import GSM8K_TRUTH
-from postgrad.data.sets.base import Context, DataSet, Draft, Drop, Option, first_text
 from postgrad.data.styles import THINK
 
 QUESTION = ("problem", "question", "Problem", "Question")

@@ -2,8 +2,8 @@
 
 import json
 
+from postgrad.data.catalog.base import Context, DataSet, Draft, first_text
 from postgrad.data.rows import Row, RowError, kind_of, text_of
-from postgrad.data.sets.base import Context, DataSet, Draft, first_text
 
 REQUEST = "Answer with the whole program in one ```python block."
 

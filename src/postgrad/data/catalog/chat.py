@@ -1,8 +1,8 @@
 """Instructions, preferences and safety: a judge scores the replies, or a pair is learnt from."""
 
+from postgrad.data.catalog.base import Context, DataSet, Draft, Drop, Option, first_text, sliced
 from postgrad.data.dialogue import read_pair, read_transcript
 from postgrad.data.rows import Row
-from postgrad.data.sets.base import Context, DataSet, Draft, Drop, Option, first_text, sliced
 
 # Classmate-CoT takes its splits from the file's order.
 SLICES = {
