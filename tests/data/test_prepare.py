@@ -373,8 +373,6 @@ def test_luffys_filters(tmp_path: Path):
     assert [row["extra_info"]["question"] for row in rest] == ["cut?", "long?"]
     assert all(row["target"] is None for row in rest)
     assert len(made("openr1-math", source, out)) == 2  # without a tokenizer no length counts
-    text = made("openr1-math", source, out, len, style="r1_zero", **limit)[0]
-    assert text["prompt"][0]["content"].endswith("<think>") and text["target"][0]["content"] == "short</think>\\boxed{2}"
 
 
 def test_math_holds_rows_of_each_category_out(tmp_path: Path):

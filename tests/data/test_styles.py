@@ -162,19 +162,26 @@ def test_chatml_needs_its_marks():
 @pytest.mark.parametrize("trace", ["<think>\nHm. </think>\n2", "Hm. </think>\n2"])
 def test_one_think_opening_in_a_demonstration_row(template: str, trace: str):
     """The prompt ends in <think> once, whether the model's template opens it or the style does; the trace adds no second."""
-    prompts = Prompts(qwen(template), style="luffy")
-    prompt = prompts.text(problem())
+    prompts, row = Prompts(qwen(template), style="luffy"), Problem("u", USER, "2", demonstrations=(trace,))
+    prompt = prompts.text(row)
     assert prompt.endswith("assistant\n<think>\n") and prompt.count("<think>\n") == 1 + TWO_SECTIONS.count("<think>\n")
-    row = prompts.tokenizer.decode([*prompts.encode(problem()), *prompts.encode_response(trace)])
-    assert row.endswith("<|im_start|>assistant\n<think>\nHm. </think>\n2<|endoftext|>")
+    text = prompts.tokenizer.decode([*prompts.encode(row), *prompts.encode_demonstrations(row)[0]])
+    assert text.endswith("<|im_start|>assistant\n<think>\nHm. </think>\n2<|endoftext|>")
 
 
-def test_a_trace_keeps_its_opening_where_the_prompt_has_none():
-    prompts = Prompts(qwen(), style="boxed")
-    assert prompts.decode(prompts.encode_response("<think>\nHm.")) == "<think>\nHm."
-    plain = Prompts(qwen(None))
-    assert plain.decode(plain.encode_response("<think>\nHm.")) == "<think>\nHm."
-    assert Prompts(qwen(), style="r1_zero").decode(Prompts(qwen(), style="r1_zero").encode_response("<think> Hm.")) == " Hm."
+@pytest.mark.parametrize(
+    ("style", "template", "trace", "left"),
+    [
+        ("boxed", QWEN3, "<think>\nHm.", "<think>\nHm."),
+        ("own", None, "<think>\nHm.", "<think>\nHm."),
+        ("r1_zero", QWEN3, "<think> Hm.", " Hm."),
+        ("r1_zero", QWEN3, "Hm.", "Hm."),
+    ],
+)
+def test_a_trace_keeps_its_opening_where_the_prompt_has_none(style: str, template: str | None, trace: str, left: str):
+    prompts = Prompts(qwen(template), style=style)
+    (ids,) = prompts.encode_demonstrations(Problem("u", USER, "2", demonstrations=(trace,)))
+    assert prompts.decode(ids) == left
 
 
 @pytest.mark.parametrize("style", STYLES)

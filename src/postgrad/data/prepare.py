@@ -22,7 +22,7 @@ from postgrad.data.hub import data_files, fetch, matching
 from postgrad.data.readers import exists, extension, missing, one_line, read_rows
 from postgrad.data.rows import Row, RowError, user_turn
 from postgrad.data.schemas import SCHEMAS
-from postgrad.data.styles import OWN, THINK, Messages, Style, find_style, styled
+from postgrad.data.styles import OWN, Messages, Style, find_style, styled
 from postgrad.data.uid import content_uid
 from postgrad.errors import ConfigError, did_you_mean
 
@@ -212,14 +212,11 @@ def _finished(wish: Wish, draft: Draft, context: Context) -> tuple[str, Row]:
     source = wish.options["data_source"] or wish.data_set.data_source or draft.data_source
     draft = replace(draft, question=draft.question.strip())
     messages = _messages(wish.style, draft)
-    demonstrations = draft.demonstrations
-    if wish.style.text and wish.style.after.rstrip().endswith(THINK.strip()):  # the prompt has opened it
-        demonstrations = tuple(text.removeprefix(THINK) for text in demonstrations)
     row = {
         "uid": "",
         "data_source": source,
         "prompt": list(messages),
-        "target": [{"role": "assistant", "content": text} for text in demonstrations] or None,
+        "target": [{"role": "assistant", "content": text} for text in draft.demonstrations] or None,
         "ability": wish.data_set.ability,
         "reward_model": {"style": wish.data_set.judged, "ground_truth": draft.truth or None, **draft.reward},
         "extra_info": {"split": wish.split, "index": context.index, "question": draft.question, **draft.extra},

@@ -64,7 +64,8 @@ def make_plan(config: EvalConfig, target: Target) -> Plan:
             f"rollout.max_response_tokens={config.rollout.max_response_tokens} leaves no room for a prompt in the context of {context}"
         )
     longest = room if config.data.max_prompt_tokens is None else min(room, config.data.max_prompt_tokens)
-    prompts = Prompts(tokenizer, config.data.template, longest, config.data.overlong)
+    data = config.data
+    prompts = Prompts(tokenizer, data.template, longest, data.overlong, data.prompt_style, data.template_options)
     dropped: dict[str, int] = {}
     for name in sets:
         sets[name], dropped[name] = prompts.check(sets[name])

@@ -22,6 +22,10 @@ class EvalData:
     sets: str = setting(MISSING, "problem files with commas between, each a set of its own; NAME=FILE names one")
     limit: int = setting(0, "first problems of each set; 0: all", at_least=0)
     template: str = setting("auto", "how messages become a prompt", choices=("auto", "chat", "plain"))
+    template_options: dict[str, Any] = setting(
+        {}, "values the chat template reads, e.g. data.template_options.enable_thinking=false"
+    )
+    prompt_style: str = setting("own", "what stands around the question, as in training; docs/data.md has the table")
     max_prompt_tokens: int | None = setting(None, "longest prompt; null: what the model's context has room for", at_least=1)
     overlong: str = setting("error", "what to do with longer prompts", choices=("error", "drop"))
 
@@ -59,7 +63,14 @@ class EvalConfig:
 SECTIONS = {f.name: f.type for f in dataclasses.fields(EvalConfig) if dataclasses.is_dataclass(f.type)}
 SHORT = {"n": "rollout.samples", "data": "data.sets"}
 # What a run's own configuration says about these holds for its evaluation, unless a word says otherwise.
-FROM_RUN = ("data.template", "rollout.max_response_tokens", "reward.verifier", "model.trust_remote_code")
+FROM_RUN = (
+    "data.template",
+    "data.template_options",
+    "data.prompt_style",
+    "rollout.max_response_tokens",
+    "reward.verifier",
+    "model.trust_remote_code",
+)
 
 
 def read_settings(path: str, words: list[str], run: dict[str, Any] | None = None) -> EvalConfig:
