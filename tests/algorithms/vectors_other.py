@@ -226,3 +226,82 @@ def check_row_logprobs(a):
     mask = torch.tensor([1, 1, 0, 1, 1]).bool()
     close(a.preference.row_logprobs(ROLLOUT, mask, ROWS, 2), [-3, -3.1])
     close(a.preference.row_logprobs(ROLLOUT, mask, ROWS, 2, average=True), [-1.5, -1.55])
+
+
+def check_prefix_ratios(a):
+    """LUFFY T9 with steps 1000 and peak .8; random and fixed by hand."""
+    ratio = a.prefixes.prefix_ratio
+    close([ratio("linear", 0.5, step=step) for step in (1, 251, 501, 1001, 5000)], [0.8, 0.6, 0.4, 0, 0])
+    for name, bounds in (
+        ("linear_max", {1: 0.8, 101: 0.8, 102: 0.72, 1001: 0.08, 1002: 0.08, 9999: 0.08}),
+        ("reverse_linear", {1: 0.08, 101: 0.08, 102: 0.16, 1001: 0.8, 1002: 0.8}),
+    ):
+        close([ratio(name, 1.0, step=step) for step in bounds], list(bounds.values()))
+        close([ratio(name, 0.25, step=step) for step in bounds], [bound / 4 for bound in bounds.values()])
+    close([ratio("random", u, low=0.2, high=0.6) for u in (0, 0.5, 1)], [0.2, 0.4, 0.6])
+    close([ratio("fixed", 0.9, copy=i, num_copies=4, low=0.1, high=1.0) for i in range(4)], [0.1, 0.4, 0.7, 1.0])
+    close(ratio("fixed", 0.9, low=0.3, high=1.0), 0.3)
+
+
+def check_bucket_weights(a):
+    """LUFFY T12: n = 8, all of k = 1..7 there."""
+    weights = [a.replay.bucket_weight("normal", k, 8) for k in range(1, 8)]
+    close([w / sum(weights) for w in weights], [0.0044, 0.0540, 0.2420, 0.3991, 0.2420, 0.0540, 0.0044], digits=4)
+    for kind, expected in (
+        ("linear", [0.125, 0.25, 0.5, 0.875]),
+        ("sqrt", [0.353553, 0.5, 0.707107, 0.935414]),
+        ("linear_clip", [0.125, 0.25, 0.5, 0.5]),
+    ):
+        close([a.replay.bucket_weight(kind, k, 8) for k in (1, 2, 4, 7)], expected)
+
+
+def check_bucket_draws(a):
+    """Weights 1 : 3, whatever the sizes; a bucket that is used up leaves its share to the others; nothing comes twice."""
+    numbers = iter([0.24, 0.5, 0.26, 0.0, 0.9, 0.99])
+    assert a.replay.draw_from_buckets({2: list("xyz"), 1: list("ab")}, {1: 1.0, 2: 3.0}, 3, lambda: next(numbers)) == [
+        "b",
+        "x",
+        "z",
+    ]
+    # 0.5 falls into the second of three. It is used up then: 0.4 falls on the first of the two left, the rest on the last.
+    numbers = iter([0.5, 0.0, 0.4, 0.0, 0.1, 0.9, 0.5, 0.0])
+    buckets = {1: ["a"], 2: ["b"], 3: ["c", "d"]}
+    assert a.replay.draw_from_buckets(buckets, dict.fromkeys(buckets, 1.0), 9, lambda: next(numbers)) == ["b", "a", "d", "c"]
+
+
+def check_pool(a):
+    """Entropy and perplexity may disagree; ages are by the first success; a success is stored once."""
+    pool = a.replay.Pool()
+
+    def success(entropy, *p):
+        return a.replay.Experience(torch.arange(len(p), dtype=torch.int32) + int(10 * entropy), column(*p).log(), entropy)
+
+    sure, likely = success(0.1, 0.5, 0.5), success(0.4, 0.8, 0.8)
+    close(sure.perplexity, 2)
+    for uid, number in zip("pqrst", (1, 1, 2, 3, 4), strict=True):
+        pool.add(uid, number, sure)
+        pool.add(uid, number, likely)
+        pool.add(uid, number, sure)
+    assert len(pool) == 5 and pool.num_experiences == 10
+    assert pool.pick("p", "entropy", False, lambda: 0.0) is sure and pool.pick("p", "entropy", True, lambda: 0.0) is likely
+    assert pool.pick("p", "perplexity", False, lambda: 0.0) is likely and pool.pick("p", "perplexity", True, lambda: 0.0) is sure
+    assert [pool.pick("p", "random", False, lambda u=u: u) for u in (0.49, 0.51)] == [sure, likely]
+    for part, uids in (("all", "pqrst"), ("first_half", "pq"), ("last_half", "rst")):
+        assert sorted(pool.choose(9, 8, "none", part, lambda: 0.3)) == list(uids)
+    pool.note("q", 4)
+    pool.note("p", 0)
+    pool.note("unknown", 3)
+    assert [pool.entries[uid].successes for uid in "pqrst"] == [1, 4, 2, 3, 4] and "unknown" not in pool.entries
+    # Buckets 1, 2, 3, 4 of normal weights .011, .135, .607, 1 (n = 8): .43 of their sum falls past 3, .42 into it.
+    assert pool.choose(1, 8, "normal", "all", iter([0.43, 0.0]).__next__) == ["q"]
+    assert pool.choose(1, 8, "normal", "all", iter([0.42, 0.0]).__next__) == ["s"]
+    pool.drop("q")
+    assert list(pool.entries) == list("prst")
+
+
+def check_reshaped_loss(a):
+    """v = 1.028571, .882353 (LUFFY's shape of r = 1.2, .6); with A < 0 a bound binds from below, with A > 0 from above."""
+    new, old = column(0.6, 0.24).log(), column(0.5, 0.4).log()
+    close(a.shaping.reshaped_loss(new, old, column(-1, -1), "p_div_p"), [1.028571, 0.882353])
+    close(a.shaping.reshaped_loss(new, old, column(-1, -1), "p_div_p", clip_low=0.1, clip_high=0.02), [1.028571, 0.9])
+    close(a.shaping.reshaped_loss(new, old, column(1, 1), "p_div_p", clip_low=0.1, clip_high=0.02), [-1.02, -0.882353])

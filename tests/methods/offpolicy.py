@@ -1,0 +1,135 @@
+"""Helpers of the tests of LUFFY and ExGRPO: rows with given log-probs, priced by a method's own prepare and loss; runs that are killed."""
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor
+from world import config_of, metrics_of, words_of
+
+from postgrad.methods import find_method
+from postgrad.methods.base import Method
+from postgrad.model.head import TokenOutputs
+from postgrad.model.policy import Tally
+from postgrad.training.driver import train
+from postgrad.training.log import is_clock
+from postgrad.training.report import Reporter
+from postgrad.types import POLICY, Batch, Trajectory
+
+
+@dataclass
+class Row:
+    """A row by its probabilities: of the policy being trained, before the step, of who wrote it (1 where nobody knows)."""
+
+    source: int
+    p: list[float]
+    old: list[float]
+    advantage: float
+    mask: list[int] | None = None
+    author: float | list[float] = 1.0
+    group: int = 0
+
+    def trajectory(self, index: int) -> Trajectory:
+        size = len(self.p)
+        sources = [self.source] * size if isinstance(self.source, int) else self.source
+        author = [self.author] * size if isinstance(self.author, float) else self.author
+        return Trajectory(
+            f"p{self.group}",
+            [1],
+            [2] * size,
+            self.group,
+            index,
+            source=sources[0] if len(set(sources)) == 1 else POLICY,
+            behaviour_logprobs=logs(author),
+            loss_mask=None if self.mask is None else [bool(m) for m in self.mask],
+            token_source=sources,
+            tokens={"advantages": [self.advantage] * size, "old_logprobs": logs(self.old), "logprobs": logs(self.p)},
+        )
+
+
+def logs(values: list[float]) -> list[float]:
+    return torch.tensor(values, dtype=torch.float64).log().tolist()
+
+
+def table(rows: list[Row]) -> Batch:
+    """In float64, where the specification's figures have six digits."""
+    trajectories = [row.trajectory(i) for i, row in enumerate(rows)]
+    batch = Batch.of(trajectories)
+    for name in ("advantages", "old_logprobs", "logprobs"):
+        batch.tokens[name] = torch.tensor([x for t in trajectories for x in t.tokens[name]], dtype=torch.float64)
+    batch.rows["mixed"] = torch.ones(len(batch), dtype=torch.bool)
+    return batch
+
+
+@dataclass
+class Priced:
+    loss: float
+    gradient: Tensor
+    metrics: dict[str, float]
+
+
+@cache
+def method_of(model: Path, recipe: str, *words: str) -> Method:
+    config = config_of(recipe, model, *words)
+    method = find_method(config.method.name)(config)
+    method.check()
+    return method
+
+
+def priced(model: Path, recipe: str, rows: list[Row], *words: str) -> Priced:
+    """The loss of one optimiser step, its gradient by log-prob, and what is logged of it; by the recipe's own method."""
+    length = max(len(row.p) for row in rows)
+    method, batch = method_of(model, recipe, f"rollout.max_response_tokens={length}", *words), table(rows)
+    batch.tokens["place"] = torch.arange(batch.num_tokens)
+    logprobs = batch.tokens["logprobs"].clone().requires_grad_()
+    batch = method.prepare(batch)
+    given = logprobs[batch.tokens["place"]]
+    tally = Tally()
+    loss = method.loss(batch, TokenOutputs(given, torch.zeros_like(given), torch.zeros_like(given)), tally)
+    loss.backward()
+    assert logprobs.grad is not None
+    return Priced(float(loss.detach()), logprobs.grad, tally.result())
+
+
+KILLER = """
+import os, signal, sys
+from postgrad.cli.main import main
+from postgrad.training.log import RunLog
+real = RunLog.write
+def write(self, number, metrics):
+    line = real(self, number, metrics)
+    if number == {step} and "reward/mean" in metrics:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return line
+RunLog.write = write
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def assert_a_killed_run_ends_the_same(recipe: str, model: Path, folder: Path, kill_at: int, words: list[str]) -> list[dict]:
+    """kill -9 in a real process after a step was written and before it was saved; the same settings again end bit for bit the same."""
+    whole, killed = folder / "whole", folder / "killed"
+    train(config_of(recipe, model, *words, f"runs={whole}"), Reporter())
+    command = [sys.executable, "-c", KILLER.format(step=kill_at), "train", recipe, *words_of(model, *words, f"runs={killed}")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ})
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert metrics_of(killed / "test")[-1]["step"] == kill_at, "killed elsewhere"
+    train(config_of(recipe, model, *words, f"runs={killed}"), Reporter())
+    steps = metrics_of(whole / "test")[-1]["step"]
+    for name in ("policy/model.safetensors", "optimiser.safetensors", "state.json", "method.bin"):
+        file = f"test/checkpoints/step-{steps}/{name}"
+        assert (whole / file).read_bytes() == (killed / file).read_bytes(), name
+    assert steady(whole / "test") == steady(killed / "test")
+    for file in sorted((whole / "test" / "rollouts").iterdir()):
+        assert pq.read_table(file).equals(pq.read_table(killed / "test" / "rollouts" / file.name)), file.name
+    return metrics_of(whole / "test")
+
+
+def steady(folder: Path) -> list[dict]:
+    return [{k: v for k, v in line.items() if not is_clock(k)} for line in metrics_of(folder)]

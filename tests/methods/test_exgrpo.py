@@ -1,0 +1,265 @@
+"""ExGRPO: the pool and what enters and leaves it, the two modes, the price of a replayed row, a whole run that is killed."""
+
+import pytest
+import torch
+from lessons import SMALL, Bound, bound, run
+from offpolicy import Row, assert_a_killed_run_ends_the_same, priced
+from test_gradient_property import assert_one_gradient, batch_with_all_columns, gradient, loaded, policy_of  # noqa: F401
+from world import config_of
+
+from postgrad.cluster.wire import decode, encode
+from postgrad.errors import ConfigError
+from postgrad.methods.exgrpo import ExGrpo
+from postgrad.training.log import is_clock
+from postgrad.types import POLICY, REPLAY, Batch
+
+RECORDED = [0.4, 0.2, 0.02, 0.9]
+A = Row(REPLAY, [0.5, 0.1, 0.01, 0.9], [0.3, 0.3, 0.3, 0.3], 0.75, author=RECORDED)
+B = Row(POLICY, [0.6, 0.24, 0.5, 1.0], [0.5, 0.4, 0.5, 1.0], -0.25, mask=[1, 1, 1, 0])
+
+
+# ---- the price of a row
+
+
+def test_a_replayed_row_is_priced_by_its_recorded_logprobs(tiny):
+    """T3: the ratio to what was recorded, then shaped; the old log-probs of the row (here .3) do not matter."""
+    done = priced(tiny, "exgrpo", [A, B])
+    assert done.loss * 2 == pytest.approx(-0.481566, abs=1e-6)
+    assert (done.gradient * 2)[:4].tolist() == pytest.approx([-0.012860, -0.026042, -0.026042, -0.015496], abs=1e-6)
+    assert done.metrics["policy/clip_fraction"] == 0.0, "mixed mode has no clip"
+
+
+def test_the_clip_is_for_the_warm_up(tiny, monkeypatch):
+    """T3's own row clipped (.25 a token) and open (.7 / 3)."""
+    import offpolicy
+
+    real = offpolicy.table
+
+    def warming_up(rows):
+        batch = real(rows)
+        batch.rows["mixed"] = torch.zeros(len(batch), dtype=torch.bool)
+        return batch
+
+    assert priced(tiny, "exgrpo", [B]).loss == pytest.approx(0.175, abs=1e-6)
+    shaped = ("method.on_shape=p_div_p",)
+    assert priced(tiny, "exgrpo", [B], *shaped).loss == pytest.approx(0.25 * (1.028571 + 0.882353 + 1) / 4, abs=1e-6)
+    monkeypatch.setattr(offpolicy, "table", warming_up)
+    assert priced(tiny, "exgrpo", [B]).loss == pytest.approx(0.1875, abs=1e-6)
+    assert priced(tiny, "exgrpo", [B], *shaped).loss == pytest.approx(0.1875, abs=1e-6), "no reshaping either"
+
+
+def test_any_split_and_any_order_give_one_gradient(tiny, loaded):  # noqa: F811
+    policy, batch = policy_of("exgrpo", tiny, loaded), batch_with_all_columns()
+    replayed = torch.arange(len(batch)) % 3 == 0
+    batch.rows["source"] = torch.where(replayed, REPLAY, POLICY).to(torch.int8)
+    batch.tokens["token_source"] = batch.spread(batch.rows["source"])
+    assert_one_gradient(lambda rows, budget: gradient(policy, rows, budget), batch)
+
+
+# ---- the pool
+
+
+class Lesson(Bound):
+    """ExGRPO on four problems a step with four rows each; which rows of a problem succeed is told by `plan`: uid -> number of them."""
+
+    def __init__(self, model, *words: str) -> None:
+        super().__init__(config_of("exgrpo", model, *SMALL, "method.retire_margin=0", *words))
+        assert isinstance(self.method, ExGrpo)
+        self.ex: ExGrpo = self.method
+        self.plan: dict[str, int] = {}
+        self.judge.score = self.judged  # type: ignore[method-assign]
+
+    def judged(self, problems, responses):
+        from postgrad.types import Score
+
+        seen: dict[str, int] = {}
+        out = []
+        for p in problems:
+            seen[p.uid] = seen.get(p.uid, 0) + 1
+            out.append(Score(float(seen[p.uid] <= self.plan.get(p.uid, 0))))
+        return out
+
+    def go(self, number: int, *successes: int) -> Batch:
+        """One step in which the first problems of the data have so many successes."""
+        self.plan |= {p.uid: n for p, n in zip(self.problems, successes, strict=False)}
+        return self.until("collect", number)
+
+    def uids(self, *numbers: int) -> list[str]:
+        return [self.problems[i].uid for i in numbers]
+
+
+@pytest.fixture
+def lesson(tiny):
+    return Lesson(tiny)
+
+
+def test_warm_up_lasts_until_a_step_has_more_than_the_share_and_never_comes_back(lesson):
+    """6 of 16 rows are 37.5%; 5 are 31%. Nothing is stored in the warm-up, the step that ends it included."""
+    batch = lesson.go(1, 2, 3, 0, 0)
+    assert not lesson.ex.mixed and not batch.rows["mixed"].any() and len(lesson.ex.pool) == 0
+    lesson.feed.cursor._position = 0
+    batch = lesson.go(2, 2, 4, 0, 0)
+    assert lesson.ex.mixed and not batch.rows["mixed"].any() and len(lesson.ex.pool) == 0 and lesson.metrics["replay/mixed"] == 0.0
+    assert lesson.feed.left == len(lesson.problems), "solved groups of the warm-up are not retired"
+    batch = lesson.go(3)
+    assert lesson.ex.mixed and bool(batch.rows["mixed"].all()) and lesson.metrics["replay/solved"] == 0.0
+    lesson.until("collect", 4)
+    assert lesson.ex.mixed
+
+
+def mixed(model, *words: str) -> Lesson:
+    lesson = Lesson(model, *words)
+    lesson.ex.mixed = True
+    return lesson
+
+
+def test_what_enters_the_pool_and_what_leaves_the_data(tiny):
+    """0 successes: nothing. All: retired. In between: every different success with its log-probs and entropy, k is its bucket."""
+    lesson = mixed(tiny)
+    batch = lesson.go(1, 0, 1, 3, 4)
+    entries = lesson.ex.pool.entries
+    assert list(entries) == lesson.uids(1, 2) and [e.successes for e in entries.values()] == [1, 3]
+    assert lesson.feed.left == len(lesson.problems) - 1 and lesson.feed.cursor.retired == {3}
+    told = lesson.host.policy.logprobs(batch)
+    rows, first = batch.response.split(), batch.response.offsets.tolist()
+    kept = {tuple(rows[i].tolist()): i for i in (8, 9, 10)}
+    assert {tuple(e.tokens.tolist()) for e in entries[lesson.uids(2)[0]].experiences} == set(kept)
+    for e in entries[lesson.uids(2)[0]].experiences:
+        i = kept[tuple(e.tokens.tolist())]
+        part = slice(first[i], first[i + 1])
+        assert torch.allclose(e.logprobs, told["logprobs"][part], atol=1e-6)
+        assert e.entropy == pytest.approx(float(told["entropy"][part].mean()), abs=1e-5)
+
+
+def test_a_margin_keeps_enough_problems_to_draw_from(tiny):
+    few = mixed(tiny, "method.retire_margin=87")  # 4 problems a step
+    few.go(1, 4, 4, 4, 4)
+    assert few.feed.left == len(few.problems) == 91
+    some = mixed(tiny, "method.retire_margin=85")
+    some.go(1, 4, 4, 4, 4)
+    assert some.feed.left == 89, "as long as more than 85 + 4 remain"
+
+
+def test_half_of_the_problems_come_back_and_only_the_rest_is_drawn(tiny):
+    """Four problems in the pool, two of them replayed: a stored row first, three fresh; the other two groups have four."""
+    lesson = mixed(tiny)
+    lesson.go(1, 1, 2, 3, 1)
+    before = round(lesson.feed.epoch * len(lesson.problems))
+    batch = lesson.go(2)
+    assert round(lesson.feed.epoch * len(lesson.problems)) == before + 2
+    replayed = batch.rows["source"] == REPLAY
+    assert int(replayed.sum()) == 2 == lesson.metrics["replay/groups"] and len(batch) == 16
+    assert torch.bincount(batch.rows["group"]).tolist() == [4, 4, 4, 4]
+    for i in torch.nonzero(replayed)[:, 0].tolist():
+        uid, tokens = batch.rows["uid"][i], batch.response.split()[i]
+        stored = lesson.ex.pool.entries[uid].experiences
+        match = [e for e in stored if torch.equal(e.tokens.long(), tokens)]
+        assert len(match) == 1 and match[0].entropy == min(e.entropy for e in stored)
+        part = slice(*batch.response.offsets[i : i + 2].tolist())
+        assert torch.equal(batch.tokens["behaviour_logprobs"][part], match[0].logprobs)
+        assert set(batch.tokens["token_source"][part].tolist()) == {REPLAY}
+    assert lesson.metrics["reward/replay"] <= 1.0 and lesson.metrics["off_policy/token_share"] > 0
+
+
+def test_the_latest_count_decides_the_bucket_and_all_right_retires_a_replay_too(tiny):
+    lesson = mixed(tiny, "method.replay_share=1.0")
+    lesson.go(1, 3, 3, 3, 3)
+    stored = {uid: len(e.experiences) for uid, e in lesson.ex.pool.entries.items()}
+    lesson.go(2, 1, 2, 4, 0)  # all four are replayed; the first row of each group is the stored one
+    assert {uid: e.successes for uid, e in lesson.ex.pool.entries.items()} == dict(
+        zip(lesson.uids(0, 1, 3), (1, 2, 3), strict=True)
+    )
+    assert lesson.feed.cursor.retired == {2}
+    first, second, _, last = lesson.uids(0, 1, 2, 3)
+    now = {uid: len(e.experiences) for uid, e in lesson.ex.pool.entries.items()}
+    assert now[first] == stored[first] and now[last] == stored[last], "a replayed row is not stored again"
+    assert stored[second] <= now[second] <= stored[second] + 1
+
+
+def test_a_success_is_stored_once(tiny):
+    lesson = mixed(tiny, "rollout.temperature=0.01")  # all rows of a problem are alike
+    lesson.go(1, 3, 0, 0, 0)
+    (entry,) = lesson.ex.pool.entries.values()
+    assert entry.successes == 3 and len(entry.experiences) == 1
+
+
+@pytest.mark.parametrize("words", ["pick_by=perplexity", "pick=max", "pick_by=random", "importance=false"])
+def test_other_choices_of_the_row(words, tiny):
+    lesson = mixed(tiny, f"method.{words}", "method.replay_share=1.0")
+    lesson.go(1, 3, 3, 3, 3)
+    batch = lesson.until("sample", 2)
+    value = {"pick_by=perplexity": lambda e: e.perplexity, "pick=max": lambda e: -e.entropy}.get(words)
+    for i in torch.nonzero(batch.rows["source"] == REPLAY)[:, 0].tolist():
+        stored = lesson.ex.pool.entries[batch.rows["uid"][i]].experiences
+        (match,) = [e for e in stored if torch.equal(e.tokens.long(), batch.response.split()[i])]
+        assert value is None or value(match) == min(map(value, stored))
+        part = slice(*batch.response.offsets[i : i + 2].tolist())
+        recorded = torch.zeros(len(match.tokens)) if words == "importance=false" else match.logprobs
+        assert torch.equal(batch.tokens["behaviour_logprobs"][part], recorded)
+
+
+def test_the_state_crosses_a_checkpoint_unchanged(tiny):
+    lesson = mixed(tiny)
+    assert decode(encode(lesson.ex.state()))["pool"]["rows"] == []
+    lesson.go(1, 1, 2, 3, 1)
+    other = Lesson(tiny)
+    other.ex.load(decode(encode(lesson.ex.state())))
+    assert encode(other.ex.state()) == encode(lesson.ex.state()) and other.ex.mixed
+    other.feed.load(lesson.feed.state())
+    other.plan = lesson.plan
+    one, two = lesson.go(2), other.go(2)
+    assert one.rows["uid"] == two.rows["uid"] and torch.equal(one.response.values, two.response.values)
+    assert encode(other.ex.state()) == encode(lesson.ex.state())
+
+
+def test_refilling_is_refused(tiny):
+    with pytest.raises(ConfigError, match=r"method\.max_refills=2: exgrpo chooses its problems itself; remove it"):
+        bound("exgrpo", tiny, "method.max_refills=2")
+
+
+# ---- whole runs
+
+VERIFIER = """
+def has_seven(response, problem):
+    return float("7" in response)
+"""
+RUN = (
+    "method.start_at=0.2",
+    "training.updates_per_step=2",
+    "optimiser.lr=3e-3",
+    "method.retire_margin=4",
+    "training.problems_per_step=6",
+)
+
+
+@pytest.fixture
+def seven(tmp_path):
+    (tmp_path / "seven.py").write_text(VERIFIER)
+    return f"reward.verifier={tmp_path}/seven.py:has_seven"
+
+
+@pytest.mark.slow
+def test_a_killed_run_ends_the_same(tiny, seven, tmp_path):
+    words = [*SMALL, *RUN, seven, "training.steps=9", "training.checkpoint_every=2"]
+    lines = assert_a_killed_run_ends_the_same("exgrpo", tiny, tmp_path, 7, words)
+    assert lines[-1]["replay/mixed"] == 1.0 and lines[-1]["replay/groups"] > 0 and lines[5]["replay/pool"] > 0, "the pool mattered"
+
+
+@pytest.mark.slow
+def test_a_process_of_its_own_gives_the_same_run(tiny, seven, tmp_path):
+    told = []
+    for where in ("local", "process"):
+        lines = run("exgrpo", tiny, tmp_path / where, *RUN, seven, "training.steps=6", f"cluster.place={where}")
+        told.append([{k: v for k, v in line.items() if not is_clock(k)} for line in lines])
+    assert told[0] == told[1] and told[0][-1]["replay/groups"] > 0
+
+
+@pytest.mark.slow
+def test_a_run_turns_mixed_and_goes_on_learning(tiny, seven, tmp_path):
+    own = ("training.steps=40", "training.problems_per_step=8", "rollout.samples=8", "training.checkpoint_every=1000")
+    lines = run("exgrpo", tiny, tmp_path, *RUN, *own, seven)
+    turned = [line["replay/mixed"] for line in lines]
+    assert turned[0] == 0.0 and turned[-1] == 1.0 and turned == sorted(turned)
+    alone = [line["reward/on_policy"] for line in lines]
+    assert sum(alone[-5:]) / 5 > sum(alone[:5]) / 5 + 0.3, alone
+    assert lines[-1]["replay/problems_left"] < 91 and any(line["replay/groups"] == 4 for line in lines)
