@@ -587,3 +587,54 @@ def test_code_without_a_sandbox_is_a_failure_not_a_zero(monkeypatch):
     with VerifierPool(workers=1, timeout_s=20) as pool:
         (result,) = pool.judge([(FENCE.format("def add(a, b):\n    return a + b"), Problem("a", (), ADD, "code"))], ["code"])
     assert isinstance(result, Failure) and result.kind == "error" and "bubblewrap" in result.reason
+
+
+HOSTILE_MATHS = [
+    "\\boxed{10^{10^{10}}}",
+    "\\boxed{9^{9^{9^9}}}",
+    "\\boxed{99999999!}",
+    "\\boxed{" + "{" * 5_000 + "}" * 5_000 + "}",
+    "\\boxed{" + "(" * 900 + ")" * 900 + "}",
+    "\\boxed{" + "7" * 1_000_000 + "}",
+    "7" * 1_000_000,
+    "\\boxed{" * 20_000,
+    "\\boxed{\\frac{1}{\\frac{1}{" * 50,
+    "\\boxed{\\sqrt{" + "\\sqrt{" * 300 + "2" + "}" * 301 + "}",
+    "\\boxed{__import__('os').system('true')}",
+    "\ud800\x00\\boxed{\x00}",
+]
+HOSTILE_CODE = [
+    "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
+    "x = []\nwhile True: x.append(bytearray(1 << 24))",
+    "import os, signal\nos.kill(-1, signal.SIGKILL)",
+    "import os\nwhile True: os.write(1, b'x' * 65536)",
+    "import threading\nwhile True:\n    try: threading.Thread(target=input).start()\n    except RuntimeError: break",
+]
+
+
+@needs_sandbox
+@pytest.mark.slow
+def test_a_thousand_hostile_answers_without_leak_hang_or_zombie(problem, children):
+    """Every twentieth answer is made to hurt; all others get their right verdict, and nothing is left behind."""
+    before, files = set(children()), len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    tests = json.dumps(["assert add(1, 2) == 3"])
+    items, names, expected = [], [], []
+    for i in range(1000):
+        if i % 200 == 100:
+            response = FENCE.format(HOSTILE_CODE[i // 200 % len(HOSTILE_CODE)])
+            items.append((response, problem(tests, "code")))
+        elif i % 20 == 0:
+            items.append((HOSTILE_MATHS[i // 20 % len(HOSTILE_MATHS)], problem("\\frac{x}{3}")))
+        else:
+            items.append((f"so \\boxed{{{i % 7}}}", problem(str(i % 5))))
+        names.append("code" if i % 200 == 100 else "math")
+        expected.append(0.0 if i % 20 == 0 else float(i % 7 == i % 5))
+    start = time.monotonic()
+    with VerifierPool(workers=2, timeout_s=10) as pool:
+        results = pool.judge(items, names)
+        assert len(set(children()) - before) <= 2
+    assert time.monotonic() - start < 240
+    hurt = [r for i, r in enumerate(results) if i % 20 == 0]
+    assert all(isinstance(r, Failure) or r.value == 0.0 for r in hurt)
+    assert [r.value for i, r in enumerate(results) if i % 20 and isinstance(r, Score)] == [e for i, e in enumerate(expected) if i % 20]
+    assert set(children()) == before and len(os.listdir("/proc/self/fd")) == files  # noqa: PTH208

@@ -70,6 +70,7 @@ def examine(runs: str = "runs") -> Report:
         for name, packages in (("engines", ENGINES), ("packages", PACKAGES)):
             for row in _packages(name, packages):
                 report.add(*row)
+        report.add("sandbox", _sandbox())
         answers = hub.result()
     use = "give model.path a local folder, tiny, or smollm2 with its package installed"
     report.add("model hub", "answers" if answers else "does not answer", "" if answers else f"no model hub answers: {use}")
@@ -77,6 +78,16 @@ def examine(runs: str = "runs") -> Report:
     problem = "" if _writable(folder) else f"the cache {folder} cannot be written: set POSTGRAD_CACHE to a folder that can"
     report.add("cache", str(folder), problem)
     return report
+
+
+def _sandbox() -> str:
+    """The level that holds for code rewards; it is tried out, not asked for."""
+    from postgrad.rewards.sandbox import SandboxError, probe
+
+    try:
+        return str(probe())
+    except SandboxError as error:
+        return f"code rewards are refused: {error}"
 
 
 def _software(report: Report) -> None:

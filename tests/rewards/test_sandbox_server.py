@@ -1,0 +1,265 @@
+"""`postgrad sandbox`: the endpoints of the specification, limits, token, malformed and huge requests, the queue, the end."""
+
+import base64
+import contextlib
+import http.client
+import json
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from postgrad.cli.main import main
+from postgrad.rewards.sandbox import SandboxError, probe
+
+try:
+    probe()
+    MISSING = ""
+except SandboxError as reason:
+    MISSING = str(reason)
+needs_sandbox = pytest.mark.skipif(bool(MISSING), reason=f"no sandbox here: {MISSING}")
+
+ADD = "def add(a, b):\n    return a + b\n"
+LOOP = "def f():\n    while True: pass\n"
+
+
+@dataclass
+class Server:
+    process: subprocess.Popen[str]
+    port: int
+    token: str
+
+    def ask(self, path: str, body: object = None, token: str | None = None, kind: str = "application/json") -> tuple[int, dict]:
+        data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data, {"Content-Type": kind})
+        if given := self.token if token is None else token:
+            request.add_header("Authorization", f"Bearer {given}")
+        try:
+            with urllib.request.urlopen(request, timeout=120) as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as error:
+            with error:
+                text = error.read()
+            return error.code, json.loads(text) if text.startswith(b"{") else {"error": text.decode()}
+
+
+def start(*words: str, token: str = "") -> Server:
+    command = [sys.executable, "-m", "postgrad.cli.main", "sandbox", "--port", "0", *words]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    said = []
+    while not said or "http://" not in said[-1]:
+        said.append(process.stdout.readline())
+        assert said[-1], said
+    printed = next((line.removeprefix("token: ").strip() for line in said if line.startswith("token: ")), token)
+    return Server(process, int(said[-1].strip().rpartition(":")[2]), printed)
+
+
+def stop(server: Server, number: int = signal.SIGTERM) -> int:
+    server.process.send_signal(number)
+    try:
+        return server.process.wait(20)
+    finally:
+        server.process.kill()
+        server.process.wait()
+        assert server.process.stdout is not None
+        server.process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    running = start("--workers", "1", "--queue", "1", "--token", "secret", token="secret")
+    yield running
+    assert stop(running) == 0
+
+
+@needs_sandbox
+def test_the_numbers_of_the_specification(server):
+    """Classmate's 8.11."""
+    assert server.ask("/health", token="") == (200, {"status": "healthy"})
+    tests = ["assert add(1, 2) == 3", "assert add(-1, 1) == 0", "assert add(0, 0) == 1"]
+    status, answer = server.ask("/test_program", {"program": ADD, "tests": tests, "max_execution_time": 5.0})
+    assert status == 200 and answer["results"] == [1, 1, 0] and answer["runtimes"][2] == -1.0 and 0 < answer["runtimes"][0] < 5
+    pairs = [{"input": a, "output": b} for a, b in (("1", "2"), ("100", "101"), ("1", "2.0"), ("1", "3"))]
+    body = {"program": "print(int(input()) + 1)", "tests": pairs, "max_execution_time": 5.0}
+    status, answer = server.ask("/test_program_stdio", body)
+    assert status == 200 and answer["results"] == [1, 1, 1, 0]
+    assert server.ask("/test_program", {"program": LOOP, "tests": ["f()", "assert 1"]})[1]["results"] == [0, 1]
+    status, answer = server.ask("/test_program", {"program": ADD, "tests": json.dumps(tests), "max_execution_time": 5})
+    assert answer["results"] == [1, 1, 0], "the list may come as a JSON text"
+
+
+@needs_sandbox
+def test_what_the_reference_refused_by_its_words_is_run_behind_walls(server):
+    """`import os` may stand in a program; what it would reach is not there."""
+    program = "import os\ndef f(): return sorted(os.environ), os.path.exists('/etc/passwd')"
+    status, answer = server.ask(
+        "/test_program", {"program": program, "tests": ["assert not f()[1] and 'USER' not in f()[0]"], "max_execution_time": 5}
+    )
+    assert (status, answer["results"]) == (200, [1])
+
+
+PICKLED = base64.b64encode(zlib.compress(pickle.dumps(["assert 1"]))).decode()
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    ("body", "status", "says"),
+    [
+        (b"{", 400, "not JSON"),
+        (b"[" * 100_000, 400, "not JSON"),
+        (b"", 400, "not JSON"),
+        ([], 400, "object with `program`"),
+        ({}, 400, "object with `program`"),
+        ({"program": 3, "tests": ["assert 1"]}, 400, "object with `program`"),
+        ({"program": ADD}, 400, "`tests` must be a list"),
+        ({"program": ADD, "tests": []}, 400, "`tests` must be a list"),
+        ({"program": ADD, "tests": {"a": 1}}, 400, "`tests` must be a list"),
+        ({"program": ADD, "tests": [{"input": "1", "output": "2"}]}, 400, "list of texts"),
+        ({"program": ADD, "tests": PICKLED}, 400, "pickled tests are not accepted"),
+        ({"program": ADD, "tests": ["assert 1"], "max_execution_time": 0}, 400, "max_execution_time"),
+        ({"program": ADD, "tests": ["assert 1"], "max_execution_time": 1e9}, 400, "max_execution_time"),
+        ({"program": ADD, "tests": ["assert 1"], "max_execution_time": "1"}, 400, "max_execution_time"),
+        ({"program": ADD, "tests": ["assert 1"], "max_execution_time": True}, 400, "max_execution_time"),
+        ({"program": ADD, "tests": ["assert 1"], "setup": 3}, 400, "`setup`"),
+        ({"program": "#" * 1_100_000, "tests": ["assert 1"]}, 413, "longer than"),
+        ({"program": ADD, "tests": ["assert 1"] * 1001}, 413, "more than 1000"),
+        (b" " * (17 << 20), 413, "larger than 16 MiB"),
+        ({"program": "def f(x): 1", "tests": ["class M: pass\nassert f(M())"], "max_execution_time": 5}, 422, "cannot be handed"),
+    ],
+)  # fmt: skip
+def test_requests_that_cannot_be_served(server, body, status, says):
+    try:
+        code, answer = server.ask("/test_program", body)
+    except (urllib.error.URLError, ConnectionError):  # the server may close while we still send what is too large
+        assert status == 413
+        return
+    assert code == status and says in answer["error"]
+
+
+@needs_sandbox
+def test_other_methods_paths_and_types(server):
+    assert server.ask("/test_program")[0] == 405
+    assert server.ask("/nowhere")[0] == 404
+    assert server.ask("/test_program", {"program": ADD, "tests": ["assert 1"]}, kind="application/octet-stream")[0] == 400
+    assert server.ask("/test_program_stdio", {"program": ADD, "tests": ["assert 1"]})[0] == 400
+    assert server.ask("/test_program_stdio", {"program": ADD, "tests": [{"input": 1, "output": "1"}]})[0] == 400
+
+
+@needs_sandbox
+@pytest.mark.parametrize("token", ["wrong", "secre", "secrets", "é".encode().decode("latin-1")])
+def test_the_token_is_asked_for(server, token):
+    body = {"program": ADD, "tests": ["assert add(1, 2) == 3"], "max_execution_time": 5}
+    assert server.ask("/test_program", body, token=token)[0] == 401
+    assert server.ask("/test_program", body, token="")[0] == 401
+    assert server.ask("/test_program", body)[0] == 200
+
+
+@needs_sandbox
+def test_the_queue_is_bounded_and_recovers(server):
+    """One place to work and one to wait: of six requests at once some are turned away at once, the others are served."""
+    answers: list[tuple[int, dict]] = []
+    body = {"program": "import time\ndef f(): time.sleep(1.5)", "tests": ["f()"], "max_execution_time": 20}
+
+    def work() -> None:
+        answers.append(server.ask("/test_program", body))
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.05)
+    for thread in threads:
+        thread.join(100)
+    counts = {status: [code for code, _ in answers].count(status) for status in (200, 429)}
+    assert counts[200] >= 2 and counts[429] >= 1 and counts[200] + counts[429] == 6
+    assert all(answer["results"] == [1] for code, answer in answers if code == 200)
+    assert server.ask("/test_program", body)[0] == 200
+
+
+@needs_sandbox
+def test_a_client_that_leaves_gives_its_place_back(server):
+    body = json.dumps({"program": "import time\ndef f(): time.sleep(1)", "tests": ["f()"], "max_execution_time": 20})
+    for _ in range(3):
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+        headers = {"Content-Type": "application/json", "Authorization": "Bearer secret"}
+        connection.request("POST", "/test_program", body, headers)
+        time.sleep(0.1)
+        connection.close()
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        status, _ = server.ask("/test_program", {"program": ADD, "tests": ["assert add(1, 2) == 3"], "max_execution_time": 5})
+        if status == 200:
+            return
+        assert status == 429
+        time.sleep(0.2)
+    pytest.fail("the places never came back")
+
+
+@needs_sandbox
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_clean_end_while_a_program_runs(number, children):
+    server = start("--workers", "1")
+    body = {"program": LOOP, "tests": ["f()"], "max_execution_time": 60}
+
+    def work() -> None:
+        with contextlib.suppress(urllib.error.URLError, ConnectionError, http.client.HTTPException):
+            server.ask("/test_program", body)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    end = time.monotonic() + 30
+    while not (inside := children(server.process.pid)) and time.monotonic() < end:
+        time.sleep(0.05)
+    time.sleep(0.3)
+    assert inside and stop(server, number) == 0
+    thread.join(10)
+    end = time.monotonic() + 10
+    while any(alive(pid) for pid in inside) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not any(alive(pid) for pid in inside)
+
+
+def alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:  # noqa: PTH123
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@needs_sandbox
+def test_beyond_loopback_there_is_always_a_token():
+    server = start("--host", "0.0.0.0")
+    try:
+        assert len(server.token) >= 20
+        body = {"program": ADD, "tests": ["assert add(1, 2) == 3"], "max_execution_time": 5}
+        assert server.ask("/test_program", body, token="")[0] == 401 and server.ask("/test_program", body)[0] == 200
+    finally:
+        assert stop(server) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--prot", "1"], "did you mean --port?"),
+        (["--port"], "needs a value"),
+        (["--port", "x"], "not a number"),
+        (["--port", "70000"], "not a number from 0 to 65535"),
+        (["--workers", "0"], "not a number from 1"),
+        (["--host", "no.such.host.invalid", "--port", "0"], "cannot listen"),
+    ],
+)
+def test_wrong_options_are_one_line(words, message, capsys):
+    if "--host" in words and MISSING:
+        pytest.skip(f"no sandbox here: {MISSING}")
+    assert main(["sandbox", *words]) == 2
+    assert message in capsys.readouterr().err
