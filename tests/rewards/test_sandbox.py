@@ -636,5 +636,7 @@ def test_a_thousand_hostile_answers_without_leak_hang_or_zombie(problem, childre
     assert time.monotonic() - start < 240
     hurt = [r for i, r in enumerate(results) if i % 20 == 0]
     assert all(isinstance(r, Failure) or r.value == 0.0 for r in hurt)
-    assert [r.value for i, r in enumerate(results) if i % 20 and isinstance(r, Score)] == [e for i, e in enumerate(expected) if i % 20]
+    assert [r.value for i, r in enumerate(results) if i % 20 and isinstance(r, Score)] == [
+        e for i, e in enumerate(expected) if i % 20
+    ]
     assert set(children()) == before and len(os.listdir("/proc/self/fd")) == files  # noqa: PTH208
