@@ -82,7 +82,7 @@ def method_of(model: Path, recipe: str, *words: str) -> Method:
     return method
 
 
-def priced(model: Path, recipe: str, rows: list[Row], *words: str) -> Priced:
+def priced(model: Path, recipe: str, rows: list[Row], *words: str, entropy: float = 0.0) -> Priced:
     """The loss of one optimiser step, its gradient by log-prob, and what is logged of it; by the recipe's own method."""
     length = max(len(row.p) for row in rows)
     method, batch = method_of(model, recipe, f"rollout.max_response_tokens={length}", *words), table(rows)
@@ -91,7 +91,7 @@ def priced(model: Path, recipe: str, rows: list[Row], *words: str) -> Priced:
     batch = method.prepare(batch)
     given = logprobs[batch.tokens["place"]]
     tally = Tally()
-    loss = method.loss(batch, TokenOutputs(given, torch.zeros_like(given), torch.zeros_like(given)), tally)
+    loss = method.loss(batch, TokenOutputs(given, torch.full_like(given, entropy), torch.zeros_like(given)), tally)
     loss.backward()
     assert logprobs.grad is not None
     return Priced(float(loss.detach()), logprobs.grad, tally.result())

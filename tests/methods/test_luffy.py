@@ -112,6 +112,12 @@ def test_rl_with_sft_loss(tiny):
     assert priced(tiny, "luffy_rl_sft", [B], "method.sft_coef=1").loss == pytest.approx(0.175, abs=1e-6)
 
 
+@pytest.mark.parametrize("recipe", ["luffy", "luffy_rl_sft"])
+def test_the_entropy_bonus_is_a_mean_over_all_tokens_whatever_the_loss_divides_by(recipe, tiny):
+    plain, bonus = (priced(tiny, recipe, [A, B], f"method.entropy_coef={c}", entropy=2.0).loss for c in (0.0, 0.3))
+    assert plain - bonus == pytest.approx(0.3 * 2.0, abs=1e-6)
+
+
 def test_a_row_that_somebody_began_is_priced_in_two_parts(tiny):
     """T6, L = 5."""
     sources = [DEMONSTRATION] * 3 + [POLICY] * 2
