@@ -15,6 +15,7 @@ COMMANDS = {
     "demo": ("postgrad.cli.demo", "learn arithmetic in front of your eyes, on a CPU, no download"),
     "train": ("postgrad.cli.train", "train RECIPE key=value ...: run a recipe, or continue its run"),
     "eval": ("postgrad.cli.eval", "eval MODEL data=SET n=16 ...: answers, avg@k, pass@k, maj@k with intervals; compare A B"),
+    "analyze": ("postgrad.cli.analyze", "analyze entropy MODEL data=...: entropy of the policies inside a model, figures and JSON"),
     "doctor": ("postgrad.cli.doctor", "what this machine offers and what will be used; --fit RECIPE ...: will it fit, how long"),
     "recipes": ("postgrad.cli.recipes", "list the recipes, or show one with every setting: recipes [NAME]"),
     "view": ("postgrad.cli.view", "the page over runs, rollouts and evaluations, live: view [RUNS]"),

@@ -1,0 +1,63 @@
+"""`postgrad analyze entropy MODEL data=... key=value ...`"""
+
+import sys
+import time
+
+from postgrad.errors import ConfigError, did_you_mean
+
+HELP = """usage: postgrad analyze entropy MODEL data=DATA [key=value ...]
+
+Entropy of the policies inside a model: after every block, and of what attention and FFN write. Says at which layer the FFN stops exploring,
+which is where BuPO trains first (method.num_blocks).
+
+  MODEL       a run folder (its newest checkpoint), a checkpoint, a model folder, a GGUF file, a hub id, smollm2 or tiny
+  data=       a run folder (its rollouts), a parquet of rollouts, a folder or .jsonl of postgrad eval,
+              or problems as training reads them: then the model answers them first, and the token ids are stored
+  rows=64 step=0 tolerance=0.05 token_budget=4096 dtype=float32 device=auto out=FOLDER
+  samples=1 temperature=1 max_response_tokens=1024 template=auto seed=0      for problems
+
+Writes entropy.json and five figures, each as PNG and PDF, into RUN/eval/entropy or entropy-MODEL."""
+
+
+def run(words: list[str]) -> int:
+    if not words or "--help" in words or "-h" in words:
+        print(HELP)
+        return 0
+    if words[0] != "entropy":
+        raise ConfigError(f"analyze does not know {words[0]}; {did_you_mean(words[0], ['entropy'])}")
+    if len(words) < 2 or "=" in words[1]:
+        raise ConfigError("which model? postgrad analyze entropy MODEL data=...")
+    from postgrad.evaluation.entropy_data import read_settings
+    from postgrad.evaluation.model import find_model
+
+    target = find_model(words[1])
+    config = read_settings(target.path, words[2:], target.config)
+    from postgrad.evaluation.analyse import analyse_entropy
+
+    report, folder, figures = analyse_entropy(config, target, Teller())
+    layer, depth = report["boundary_layer"], report["num_layers"]
+    print(
+        f"{report['tokens']} tokens of {report['rows']} responses; the full policy's entropy is {report['full_policy']['mean']:.3f} nats"
+    )
+    if layer is None:
+        print("no boundary layer: no FFN raises the entropy; a smaller tolerance=... may find one")
+    else:
+        print(f"boundary layer: {layer} of {depth}; postgrad train bupo model.path={words[1]} method.num_blocks={layer} ...")
+    print(f"results: {folder}/entropy.json and {', '.join(file.name for file in figures if file.suffix == '.png')} (PDF too)")
+    return 0
+
+
+class Teller:
+    """Shows how far it is: one line that grows in a terminal, a line now and then elsewhere."""
+
+    def __init__(self) -> None:
+        self.last, self.terminal = 0.0, sys.stdout.isatty()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        now, finished = time.monotonic(), done == total
+        if total and not finished and now - self.last < (0.2 if self.terminal else 10.0):
+            return
+        self.last = now
+        text = f"{what}: {done}/{total} tokens" if total else f"{what} ..."
+        end = "\n" if finished or not self.terminal else ""
+        print(f"\r{text:<60}" if self.terminal else text, end=end, flush=True)
