@@ -109,7 +109,7 @@ class Probe:
         yield block.register_forward_pre_hook(lambda _, args: self._begin(number, args[0]))
         for part, name in names.items():
             yield parts[part].register_forward_hook(lambda _, __, out, name=name: self._inside(number, name, out))
-        yield block.register_forward_hook(lambda _, __, out: self._end(number, out))
+        yield block.register_forward_hook(lambda *got: self._end(number, got[-1]))
 
     def _begin(self, number: int, states: Tensor) -> None:
         self.held = {"sum": self.take("layer/0", states) if number == 1 else states.flatten(0, 1)[self.gather]}
@@ -119,7 +119,7 @@ class Probe:
         if name.endswith("_out"):
             self.held["sum"] = self.held["sum"] + picked
 
-    def _end(self, number: int, states: Tensor) -> None:
+    def _end(self, number: int, states: Any) -> None:
         """H^l must be H^(l-1) + A^l + F^l; a model that norms or scales in between has other modules than the ones measured."""
         picked = self.take(f"layer/{number}", states)
         gap, scale = (picked - self.held["sum"]).abs().max().item(), max(1.0, picked.abs().max().item())
