@@ -201,4 +201,5 @@ ADVANTAGES: dict[str, Estimator] = {
     "classmate_non_neg": Estimator(classmate_advantages.non_neg, _CLASSMATE, "token", ("classmate",)),
     "classmate_with": Estimator(classmate_advantages.with_classmate, _CLASSMATE, "token", ("classmate",)),
     "classmate_gdpo": Estimator(classmate_advantages.gdpo, _CLASSMATE, "token", ("classmate",)),
+    "classmate_gdpo_wo_bn": Estimator(classmate_advantages.separated, _CLASSMATE, "token", ("classmate",)),
 }

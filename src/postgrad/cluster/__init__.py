@@ -1,7 +1,7 @@
 """Where models live: in this process or in child processes, behind the same ports. Methods cannot tell.
 
-host.py builds models from the configuration; process.py reaches a host in a child; wire.py is what crosses. May touch methods,
-rollout, model and below; the driver asks `place` for its ports.
+host.py builds models from the configuration; process.py reaches a host in a child; wire.py is what crosses; elsewhere.py knows the
+roles that no host loads. May touch methods, rollout, model and below; the driver asks `place` for its ports.
 """
 
 import dataclasses
@@ -9,14 +9,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from postgrad.cluster.host import LIVE
+from postgrad.cluster.elsewhere import FAKE, is_elsewhere, is_served, served
+from postgrad.cluster.host import SPEAKING
 from postgrad.config.schema import Config
 from postgrad.data.render import Prompts
+from postgrad.errors import ConfigError
 from postgrad.methods import find_method
-from postgrad.methods.base import Role, Speaker
-from postgrad.model.load import load_tokenizer
+from postgrad.methods.base import LIVE, Role, Speaker
+from postgrad.model.load import load_tokenizer, model_config
 from postgrad.model.policy import Policy
 from postgrad.rollout.engine import Engine
+from postgrad.rollout.fake import FakeEngine
+from postgrad.rollout.http import Address, HttpChat, HttpEngine
 
 
 class Placed(NamedTuple):
@@ -30,7 +34,7 @@ class Placed(NamedTuple):
 @contextmanager
 def place(config: Config) -> Iterator[Placed]:
     """The models of a run, wherever cluster.* says they live; gone when the context ends."""
-    roles = find_method(config.method.name)(config).roles()
+    roles = find_method(config.method.name)(config).models_wanted()
     if config.cluster.place == "local":
         from postgrad.cluster.host import build_host
 
@@ -45,8 +49,9 @@ def place(config: Config) -> Iterator[Placed]:
             children.append(Child(config, "engine", only_engine=True))
         engine = RemoteEngine(children[-1], shares_weights=not config.cluster.engine_apart)
         models = {
-            name: RemoteEngine(children[0], False, name) if role.kind == "engine" else RemoteModel(children[0], name)
+            name: RemoteEngine(children[0], False, name) if role.kind in SPEAKING else RemoteModel(children[0], name)
             for name, role in roles.items()
+            if not is_elsewhere(role.path)
         }
         yield Placed(RemoteModel(children[0], "policy"), engine, _with_speakers(config, roles, engine, models))
     finally:
@@ -72,11 +77,39 @@ def place_engine(config: Config) -> Iterator[Engine]:
 
 
 def _with_speakers(config: Config, roles: dict[str, Role], engine: Engine, models: dict[str, Any]) -> dict[str, Any]:
-    """The roles' models, those that continue text together with their own tokenizer."""
+    """The roles' models, those that continue text together with their own tokenizer, wherever they are."""
     out = dict(models)
     for name, role in roles.items():
-        if role.kind == "engine":
-            path = config.model.path if role.path in ("", LIVE) else role.path
-            tokenizer = load_tokenizer(dataclasses.replace(config.model, path=path), config.seed)
-            out[name] = Speaker(engine if role.path == LIVE else models[name], Prompts(tokenizer, config.data.template))
+        if role.kind in SPEAKING:
+            try:
+                out[name] = _speaker(config, role, engine, models.get(name))
+            except ConfigError as error:
+                raise ConfigError(f"{name}: {error}") from error
     return out
+
+
+def _speaker(config: Config, role: Role, engine: Engine, model: Any) -> Any:
+    if is_served(role.path):
+        return _served_speaker(config, role)
+    path = config.model.path if not role.path or is_elsewhere(role.path) else role.path
+    found = dataclasses.replace(config.model, path=path)
+    prompts = Prompts(load_tokenizer(found, config.seed), config.data.template)
+    if role.path.startswith(FAKE):
+        said = prompts.encode_response(role.path.removeprefix(FAKE))
+        return Speaker(FakeEngine(lambda prompt, seed: said), prompts)
+    context = int(model_config(found, config.seed).get_text_config().max_position_embeddings)
+    return Speaker(engine if role.path == LIVE else model, prompts, context)
+
+
+def _served_speaker(config: Config, role: Role) -> Any:
+    address, tokenizer = served(role.path)
+    if role.kind == "chat":
+        return HttpChat(Address.of(address), config.cluster.wait_s, config.reward.judge.concurrency)
+    try:
+        found = load_tokenizer(dataclasses.replace(config.model, path=tokenizer), config.seed)
+    except ConfigError as error:
+        hint = "say where its tokenizer is: http://host:8000/v1?tokenizer=PATH#model"
+        raise ConfigError(f"no tokenizer for the served model ({error}); {hint}") from error
+    prompts = Prompts(found, config.data.template)
+    served_engine = HttpEngine(Address.of(address), prompts, config.cluster.wait_s, min(64, config.rollout.max_rows))
+    return Speaker(served_engine, prompts, served_engine.max_context)

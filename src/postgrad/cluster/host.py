@@ -7,7 +7,9 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+from postgrad.cluster.elsewhere import is_elsewhere
 from postgrad.config.schema import Config
+from postgrad.errors import ConfigError
 from postgrad.methods import find_method
 from postgrad.methods.base import Method, Role
 from postgrad.model.critic import LocalCritic
@@ -16,8 +18,8 @@ from postgrad.model.load import Loaded, load
 from postgrad.model.policy import FrozenPolicy, LocalPolicy
 from postgrad.rollout.native.engine import NativeEngine
 
-LIVE = "policy:live"  # the path of an engine role that is the run's own engine
 ENGINES = {"native": NativeEngine}
+SPEAKING = ("engine", "chat")  # kinds of roles that continue text
 
 
 @dataclass
@@ -41,16 +43,20 @@ def build_host(config: Config, only_engine: bool = False) -> Host:
     engine = ENGINES[config.rollout.engine](loaded, config.rollout.max_rows)
     if only_engine:
         return Host(FrozenPolicy(config, loaded), engine)
-    models = {name: _build_role(config, method, role) for name, role in method.roles().items() if role.path != LIVE}
+    roles = {name: role for name, role in method.models_wanted().items() if not is_elsewhere(role.path)}
+    models = {name: _build_role(config, method, name, role) for name, role in roles.items()}
     return Host(LocalPolicy(config, loaded, method), engine, models)
 
 
-def _build_role(config: Config, method: Method, role: Role) -> Any:
-    loaded = _load(config, role.path or config.model.path)
+def _build_role(config: Config, method: Method, name: str, role: Role) -> Any:
+    try:
+        loaded = _load(config, role.path or config.model.path)
+    except ConfigError as error:  # it speaks of model.path, but this is another model
+        raise ConfigError(f"{name}: {error}") from error
     if role.kind == "critic":
         return LocalCritic(config, loaded, method, role.lr)  # type: ignore[arg-type]
     loaded.model.requires_grad_(False)
-    return NativeEngine(loaded, config.rollout.max_rows) if role.kind == "engine" else FrozenPolicy(config, loaded)
+    return NativeEngine(loaded, config.rollout.max_rows) if role.kind in SPEAKING else FrozenPolicy(config, loaded)
 
 
 def _load(config: Config, path: str) -> Loaded:

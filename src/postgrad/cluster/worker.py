@@ -13,6 +13,7 @@ from postgrad.errors import ConfigError, RunError
 PORTS = {
     "policy": ("logprobs", "update", "weights", "save", "load"),
     "engine": ("generate", "publish"),
+    "chat": ("generate",),
     "frozen": ("logprobs",),
     "critic": ("values", "update", "save", "load"),
 }
@@ -41,7 +42,7 @@ def _build(config_file: str, only_engine: bool) -> dict[str, tuple[str, Any]]:
 
     config = compose(config_file, [], lambda name: find_method(name).Settings)
     host = build_host(config, only_engine)
-    roles = find_method(config.method.name)(config).roles()
+    roles = find_method(config.method.name)(config).models_wanted()
     ports: dict[str, tuple[str, Any]] = {name: (roles[name].kind, model) for name, model in host.models.items()}
     return ports | {"policy": ("frozen" if only_engine else "policy", host.policy), "engine": ("engine", host.engine)}
 

@@ -70,11 +70,30 @@ class RolloutConfig:
 
 
 @dataclass
+class JudgeConfig:
+    model: str = setting("", "llm_judge: who judges: http://host:8000/v1#model, servers.json#model, a model path, or policy:live")
+    template: str = setting("sycophancy", "what is asked: sycophancy, quality, or a text file with {question} and {response}")
+    lowest: int = setting(1, "lowest mark; marks below it count as it")
+    highest: int = setting(10, "highest mark; marks above it count as it")
+    max_tokens: int = setting(1024, "longest answer of the judge", at_least=1)
+    retries: int = setting(2, "times the judge is asked again when its answer holds no mark", at_least=0)
+    concurrency: int = setting(16, "questions to a judge's server at a time", at_least=1)
+    keep_marks: bool = setting(
+        True, "keep marks in the run folder (judge.jsonl), so that nothing is asked twice, not after a resume either"
+    )
+    monitor: str = setting("", "who predicts the mark from question and thought alone at each validation; as model; empty: nobody")
+
+
+@dataclass
 class RewardConfig:
     verifier: str = setting(
         "auto",
-        "a verifier's name, package.module:function, file.py:function or a weighted sum of them; auto chooses by data_source",
+        "a verifier's name, llm_judge, package.module:function, file.py:function or a weighted sum; auto chooses by data_source",
     )
+    objective: str = setting(
+        "maximise", "train towards the verifier's score, or away from it (rewards are negated)", choices=("maximise", "minimise")
+    )
+    judge: JudgeConfig = field(default_factory=JudgeConfig)
     timeout_s: float = setting(5.0, "time limit for judging one response", above=0.0)
     workers: int = setting(2, "child processes that judge", at_least=1)
     max_failure_rate: float = setting(
@@ -122,7 +141,7 @@ class ClusterConfig:
         "local", "where the models live: this process, or a child process behind the same ports", choices=("local", "process")
     )
     engine_apart: bool = setting(False, "give the engine a process and a copy of the weights of its own, published after each step")
-    wait_s: float = setting(600.0, "longest wait for one call to a child process", above=0.0)
+    wait_s: float = setting(600.0, "longest wait for one call to a child process or to a model's server", above=0.0)
 
 
 @dataclass

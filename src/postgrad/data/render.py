@@ -157,6 +157,20 @@ class Prompts:
         end = cast(int, self.tokenizer.eos_token_id)
         return [ids[: ids.index(end) + 1] for ids in map(self.encode_response, texts)]
 
+    def encode_begun(self, problem: Problem, opening: str, text: str, closing: str) -> list[int]:
+        """The prompt with the assistant's turn begun: opening, text and closing, each encoded alone and without special tokens.
+
+        A prompt whose template has written the opening already does not get it twice.
+        """
+        prompt = self.encode(problem)
+        tail = self.decode_raw(prompt[-4 * len(opening) - 8 :]).rstrip()
+        parts = [text, closing] if opening and tail.endswith(opening.strip()) else [opening, text, closing]
+        return [*prompt, *(i for part in parts if part for i in self._ids(part, special=False))]
+
+    def decode_raw(self, ids: Sequence[int]) -> str:
+        """The text of token ids, special tokens shown."""
+        return cast(str, self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids, without special tokens and with spaces as they are."""
         return cast(str, self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))

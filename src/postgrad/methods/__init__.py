@@ -21,6 +21,7 @@ METHODS = {
     "luffy": "postgrad.methods.luffy:Luffy",
     "exgrpo": "postgrad.methods.exgrpo:ExGrpo",
     "bupo": "postgrad.methods.bupo:Bupo",
+    "classmate": "postgrad.methods.classmate:Classmate",
 }
 
 

@@ -5,6 +5,7 @@ returned, and the step. Beside the model run view, prepare and loss: they may us
 builds the same method from the same configuration.
 """
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,18 +22,22 @@ from postgrad.model.critic import Critic
 from postgrad.model.head import TokenOutputs
 from postgrad.model.policy import Policy, Tally
 from postgrad.model.views import FULL, View
+from postgrad.rewards.score import LLM_JUDGE
 from postgrad.rollout.engine import Completion, Engine, Request, Sampling, trajectory_seed
 from postgrad.rollout.respond import Judge, Prompts, respond
 from postgrad.types import DEMONSTRATION, POLICY, Batch, Failure, Problem, Score, Trajectory
+
+LIVE = "policy:live"  # the path of a role that is the run's own engine
 
 
 @dataclass(frozen=True)
 class Role:
     """A model a method wants beside the policy.
 
-    `kind`: frozen answers with log-probs and never learns; critic is trained on values; engine continues prompts (its port is a Speaker).
-    `path` is what model.path is for the policy, which is also where an empty one starts from. An engine may also be `policy:live`, the
-    very engine that samples this run's rollouts. `lr` is a critic's own.
+    `kind`: frozen answers with log-probs and never learns; critic is trained on values; engine continues prompts (its port is a
+    Speaker); chat answers messages (its port is a Chat). `path` is what model.path is for the policy, which is also where an empty one
+    starts from. An engine or a chat may also be `policy:live`, the very engine that samples this run's rollouts, a server's model
+    (`http://host:8000/v1#model`), one of a mapping file (`servers.json#model`), or `fake:TEXT`, which always says TEXT. `lr` is a critic's.
     """
 
     kind: str
@@ -40,12 +45,36 @@ class Role:
     lr: float = 0.0
 
 
+class Chat(Protocol):
+    """A model that answers messages."""
+
+    def reply(self, chats: Sequence[list[dict[str, str]]], sampling: Sampling, seeds: Sequence[int]) -> list[str | Failure]: ...
+
+
 @dataclass
 class Speaker:
-    """A model that continues text: an engine and the tokenizer's side of it."""
+    """A model that continues text: an engine, the tokenizer's side of it, and its context length where that is known."""
 
     engine: Engine
     prompts: Prompts
+    context: int | None = None
+
+    def say(self, prompts: Sequence[list[int]], seeds: Sequence[list[int]], sampling: Sampling) -> list[list[Completion] | None]:
+        """Continuations of each prompt, one a seed; None where there is no prompt or no room left in the context."""
+        room = [min(sampling.max_new_tokens, (self.context or sys.maxsize) - len(prompt)) for prompt in prompts]
+        able = [i for i, prompt in enumerate(prompts) if prompt and room[i] > 0]
+        out: list[list[Completion] | None] = [None] * len(prompts)
+        requests = [Request(prompts[i], seeds[i], room[i]) for i in able]
+        for i, completions in zip(able, self.engine.generate(requests, sampling) if able else [], strict=True):
+            out[i] = completions
+        return out
+
+    def reply(self, chats: Sequence[list[dict[str, str]]], sampling: Sampling, seeds: Sequence[int]) -> list[str | Failure]:
+        """Its answer to each list of messages; a Failure where the messages fill the context."""
+        prompts = [self.prompts.encode(Problem("", tuple(messages), "")) for messages in chats]
+        said = self.say(prompts, [[seed] for seed in seeds], sampling)
+        full = Failure("judge", f"the messages leave no room in a context of {self.context} tokens")
+        return [full if done is None else self.prompts.decode(done[0].tokens) for done in said]
 
 
 @dataclass
@@ -147,6 +176,13 @@ class Method:
         """Models beside the policy, by name."""
         return {}
 
+    def models_wanted(self) -> dict[str, Role]:
+        """The method's roles, and those that the reward asks for whatever the method."""
+        judge = self.config.reward.judge
+        wanted = {"judge": judge.model} if self.config.reward.verifier == LLM_JUDGE and self.judges() else {}
+        wanted |= {"monitor": judge.monitor} if judge.monitor else {}
+        return self.roles() | {name: Role("chat", path) for name, path in wanted.items()}
+
     def judges(self) -> bool:
         """Whether this run needs a verifier for its problems."""
         return True
@@ -171,7 +207,12 @@ class Method:
         """Let the engine continue the prompts; given rows and sampled rows become one table."""
         rollout = self.config.rollout
         sampling = Sampling(rollout.temperature, rollout.max_response_tokens, rollout.top_p, rollout.top_k, rollout.min_p)
-        sampled = self.generate([(g.problem, range(g.num_samples), g.starts) for g in groups], sampling, step.number)
+        return self.assemble(
+            groups, self.generate([(g.problem, range(g.num_samples), g.starts) for g in groups], sampling, step.number)
+        )
+
+    def assemble(self, groups: Sequence[Group], sampled: Sequence[Sequence[Completion]]) -> Batch:
+        """The table of the groups: given rows, then the sampled ones."""
         trajectories: list[Trajectory] = []
         for number, (group, completions) in enumerate(zip(groups, sampled, strict=True)):
             for trajectory in group.given:
@@ -204,7 +245,7 @@ class Method:
         problems = [step.data.find(uid) for uid in batch.rows["uid"]]
         batch.rows["text"] = [self.ports.prompts.decode(ids.tolist()) for ids in batch.response.split()]
         batch.rows["question"] = [problem.messages[-1]["content"] for problem in problems]
-        verdicts = self.ports.judge.score(problems, self.judged_texts(batch))
+        verdicts = self.verdicts(problems, self.judged_texts(batch))
         batch.rows["failure"] = [f"{v.kind}: {v.reason}" if isinstance(v, Failure) else "" for v in verdicts]
         batch.rows["reward"] = torch.tensor([v.value if isinstance(v, Score) else float("nan") for v in verdicts])
         parts = sorted({name for v in verdicts if isinstance(v, Score) for name in v.parts})
@@ -212,6 +253,10 @@ class Method:
             values = [v.parts.get(name, float("nan")) if isinstance(v, Score) else float("nan") for v in verdicts]
             batch.rows[f"reward/{name}"] = torch.tensor(values)
         return self.leave_out_failures(batch, step)
+
+    def verdicts(self, problems: Sequence[Problem], texts: Sequence[str]) -> list[Score | Failure]:
+        """The verifier's word on each text."""
+        return self.ports.judge.score(problems, texts)
 
     def judged_texts(self, batch: Batch) -> list[str]:
         """What of each response the verifier sees."""

@@ -7,7 +7,7 @@ policy is the current one: its log-probs are the current ones without gradient a
 
 import inspect
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -66,6 +66,7 @@ class GrpoSettings(MethodSettings):
 
 class Grpo(Method):
     Settings = GrpoSettings
+    offers: ClassVar[tuple[str, ...]] = KNOWN_NEEDS  # what an estimator may ask for
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -80,7 +81,7 @@ class Grpo(Method):
         needs = self.estimator.needs
         grouped = "groups" in self.estimator.columns
         for need in needs:
-            if need not in KNOWN_NEEDS or (need == "critic" and "critic" not in self.roles()):
+            if need not in self.offers or (need == "critic" and "critic" not in self.roles()):
                 fix = "use the recipe ppo" if need == "critic" else "use the recipe made for it"
                 raise ConfigError(f"method.advantage={settings.advantage} needs a {need}; {settings.name} has none: {fix}")
         if samples < 2 and grouped:

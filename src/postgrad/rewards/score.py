@@ -2,33 +2,43 @@
 
 import re
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from postgrad.errors import ConfigError
 from postgrad.problem import Failure, Problem, Score
 from postgrad.rewards.pool import VerifierPool
 from postgrad.rewards.verifier import choose, find_verifier
 
-AUTO = "auto"
+AUTO, LLM_JUDGE = "auto", "llm_judge"
+
+
+class Marker(Protocol):
+    """A model that judges (rewards/judge.py), once it can be reached."""
+
+    def score(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[Score | Failure]: ...
 
 
 class Judge:
     """Scores responses with one verifier, or with the one that fits each problem's data source (`auto`).
 
     Args:
-        verifier: `auto`, a built-in name, `package.module:function`, `path/to/file.py:function`, or a sum: `auto + 0.1*format`.
+        verifier: `auto`, a built-in name, `package.module:function`, `path/to/file.py:function`, a sum: `auto + 0.1*format`, or
+            `llm_judge`: then whoever starts the models sets `llm`.
         timeout_s: time limit for judging one response.
         workers: child processes for the verifiers that need one; they start with the first response that does.
+        minimise: turn the sign of every score, so that a run trains away from what the verifier looks for. Named parts stay as they are.
 
     Raises:
         ConfigError: there is no such verifier, or a limit is not positive.
     """
 
-    def __init__(self, verifier: str = AUTO, timeout_s: float = 5.0, workers: int = 2) -> None:
+    def __init__(self, verifier: str = AUTO, timeout_s: float = 5.0, workers: int = 2, minimise: bool = False) -> None:
         if not timeout_s > 0 or workers < 1:
             raise ConfigError(f"reward.timeout_s={timeout_s} must be above 0 and reward.workers={workers} at least 1")
-        if verifier != AUTO:
+        if verifier not in (AUTO, LLM_JUDGE):
             find_verifier(_with_auto(verifier, "exact"))
-        self.verifier = verifier
+        self.verifier, self.minimise = verifier, minimise
+        self.llm: Marker | None = None
         self.pool = VerifierPool(workers, timeout_s)
 
     def __enter__(self) -> "Judge":
@@ -50,8 +60,13 @@ class Judge:
         """One Score or Failure for each response, in order; `problems` has the problem of each response."""
         if len(problems) != len(responses):
             raise ValueError(f"{len(problems)} problems for {len(responses)} responses")
-        names = [self.name_for(problem) for problem in problems]
-        return self.pool.judge(list(zip(responses, problems, strict=True)), names)
+        if self.verifier == LLM_JUDGE:
+            assert self.llm is not None, "a judge that is a model is set when the models are there"
+            verdicts = self.llm.score(problems, responses)
+        else:
+            names = [self.name_for(problem) for problem in problems]
+            verdicts = self.pool.judge(list(zip(responses, problems, strict=True)), names)
+        return [_turned(verdict) for verdict in verdicts] if self.minimise else verdicts
 
     def close(self) -> None:
         """Stop the pool's processes."""
@@ -61,3 +76,7 @@ class Judge:
 def _with_auto(verifier: str, chosen: str) -> str:
     """The setting with the verifier that was chosen where it says auto."""
     return re.sub(r"(?<![\w./:-])auto(?![\w./:-])", lambda _: chosen, verifier)
+
+
+def _turned(verdict: Score | Failure) -> Score | Failure:
+    return Score(-verdict.value, verdict.parts) if isinstance(verdict, Score) else verdict

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from postgrad import __version__
+from postgrad.cluster.elsewhere import is_elsewhere
 from postgrad.config.schema import Config, RolloutConfig
 from postgrad.methods import find_method
 from postgrad.methods.base import Method
@@ -264,9 +265,10 @@ def foretell(config: Config) -> Foretold:
 
 
 def _roles(config: Config, method: Method) -> dict[str, tuple[str, Any]]:
-    """The models the method wants beside the policy: kind and transformers configuration."""
-    paths = {name: replace(config.model, path=role.path or config.model.path) for name, role in method.roles().items()}
-    return {name: (role.kind, model_config(paths[name], config.seed)) for name, role in method.roles().items()}
+    """The models that are loaded beside the policy: kind and transformers configuration."""
+    roles = {name: role for name, role in method.models_wanted().items() if not is_elsewhere(role.path)}
+    paths = {name: replace(config.model, path=role.path or config.model.path) for name, role in roles.items()}
+    return {name: (role.kind, model_config(paths[name], config.seed)) for name, role in roles.items()}
 
 
 def describe(found: Foretold) -> Report:

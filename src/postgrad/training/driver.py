@@ -13,6 +13,7 @@ from postgrad.config.schema import Config
 from postgrad.data.feed import Feed
 from postgrad.methods import find_method
 from postgrad.methods.base import Method, Ports, Step
+from postgrad.methods.judging import connect_judge
 from postgrad.training import checkpoint, prepare, run
 from postgrad.training.events import Events
 from postgrad.training.guard import Guard
@@ -50,6 +51,7 @@ def train(config: Config, reporter: Reporter) -> Result:
         inputs.prompts.save(folder / "tokenizer.json")
         events = stack.enter_context(Events(folder))
         reporter = Chorus(reporter, events)
+        connect_judge(config, judge, placed.models, folder)
         method.bind(Ports(placed.policy, placed.engine, judge, inputs.prompts, placed.models))
         driver = Driver(config, method, inputs, folder, reporter)
         stack.callback(driver.log.close)

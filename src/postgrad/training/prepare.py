@@ -8,6 +8,7 @@ from postgrad.data.problems import load_problems
 from postgrad.data.render import Prompts, make_prompts
 from postgrad.errors import ConfigError
 from postgrad.methods.base import Method
+from postgrad.methods.judging import check_judge
 from postgrad.model.device import choose_device, choose_dtype, probe_threads
 from postgrad.model.load import load_tokenizer, model_config, model_width
 from postgrad.rewards.score import Judge
@@ -49,7 +50,9 @@ def load_inputs(config: Config, method: Method) -> Inputs:
         validation, _ = prompts.check(validation)
     method.check_problems(train)
     _check_context(config, prompts, [*train, *validation])
-    judge = Judge(config.reward.verifier, config.reward.timeout_s, config.reward.workers)
+    reward = config.reward
+    check_judge(reward)
+    judge = Judge(reward.verifier, reward.timeout_s, reward.workers, reward.objective == "minimise")
     if method.judges():
         judge.check([*train, *validation])
     return Inputs(train, validation, prompts, judge, dropped)

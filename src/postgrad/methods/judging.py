@@ -1,0 +1,55 @@
+"""Where a language model that judges meets the models of a run: llm_judge for any method, and the monitor of thoughts."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from postgrad.config.schema import Config, RewardConfig
+from postgrad.errors import ConfigError
+from postgrad.methods.base import Chat, Step
+from postgrad.rewards.judge import LlmJudge, monitor_metrics, monitor_text, question_of, template_text
+from postgrad.rewards.score import LLM_JUDGE, Judge
+from postgrad.rollout.engine import Sampling, trajectory_seed
+from postgrad.types import Batch, Failure
+
+AGAIN = 0.7  # temperature of a question that is asked again; the first time it is 0
+
+
+def check_judge(reward: RewardConfig) -> None:
+    """Refuse a judge that cannot be asked. Raises ConfigError."""
+    if reward.verifier == LLM_JUDGE and not reward.judge.model:
+        raise ConfigError(
+            "reward.verifier=llm_judge needs a judge; add reward.judge.model=http://host:8000/v1#model or a model path"
+        )
+    template_text(reward.judge)
+
+
+def connect_judge(config: Config, judge: Judge, models: dict[str, Any], folder: Path) -> None:
+    """Give the score stage its model, where the verifier is one."""
+    if "judge" in models:
+        judge.llm = _asked(config, models["judge"], template_text(config.reward.judge), folder, config.reward.judge.model)
+
+
+def monitor(config: Config, chat: Chat, batch: Batch, step: Step, sign: float) -> dict[str, float]:
+    """How well the scores of the outputs can be foretold from question and thought alone: `monitor/...`. `sign` makes marks of rewards."""
+    scale, binary = config.reward.judge, config.reward.verifier != LLM_JUDGE
+    low, high = (0, 1) if binary else (scale.lowest, scale.highest)
+    asked = _asked(config, chat, monitor_text(scale, binary), None, scale.monitor)
+    questions = [question_of(step.data.find(uid)) for uid in batch.rows["uid"]]
+    guesses = asked.mark(questions, batch.rows["cot"], low, high)
+    marks = (sign * batch.rows["reward"]).tolist()
+    given = [None if text is None else mark for text, mark in zip(batch.rows["output"], marks, strict=True)]
+    predicted = [None if isinstance(guess, Failure) else float(guess) for guess in guesses]
+    return {f"monitor/{name}": value for name, value in monitor_metrics(predicted, given, binary).items()}
+
+
+def _asked(config: Config, chat: Chat, template: str, folder: Path | None, who: str) -> LlmJudge:
+    judge = config.reward.judge
+
+    def ask(questions: Sequence[str], attempt: int) -> list[str | Failure]:
+        sampling = Sampling(AGAIN if attempt else 0.0, judge.max_tokens)
+        seeds = [trajectory_seed(config.seed, attempt, question, 0) for question in questions]
+        return chat.reply([[{"role": "user", "content": question}] for question in questions], sampling, seeds)
+
+    file = folder / "judge.jsonl" if folder is not None and judge.keep_marks else None
+    return LlmJudge(judge, template, ask, file, who)
