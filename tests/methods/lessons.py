@@ -53,12 +53,19 @@ def noise(response, problem):
 '''
 
 
+WORDS = {
+    "dapo": ["method.overlong_buffer=3"],
+    "classmate_think": ["method.cot_start=''", "method.cot_end=''"],  # the tiny model has no letters to write markers with
+    "classmate_sycophancy": ["method.cot_start=''", "method.cot_end=''"],
+}
+
+
 def words_for(recipe: str) -> list[str]:
     """What a recipe must be told to fit responses of six tokens, two steps and the tiny model's two blocks."""
     if recipe.startswith("bupo"):
         phase_one = [] if recipe in ("bupo_grpo", "bupo_layerwise_lr", "bupo_frozen_below") else ["method.phase_one_steps=1"]
         return ["method.num_blocks=1", *phase_one]
-    return ["method.overlong_buffer=3"] if recipe == "dapo" else []
+    return WORDS.get(recipe, [])
 
 
 def run(recipe: str, model: Path, runs: Path, *words: str) -> list[dict[str, Any]]:

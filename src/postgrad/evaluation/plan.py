@@ -23,7 +23,7 @@ from postgrad.methods import find_method
 from postgrad.model.device import choose_device, choose_dtype
 from postgrad.model.load import load_tokenizer, model_config
 from postgrad.problem import Problem
-from postgrad.rewards.score import Judge
+from postgrad.rewards.score import LLM_JUDGE, Judge
 from postgrad.rollout.engine import Sampling
 
 Section = TypeVar("Section")
@@ -69,6 +69,8 @@ def make_plan(config: EvalConfig, target: Target) -> Plan:
     dropped: dict[str, int] = {}
     for name in sets:
         sets[name], dropped[name] = prompts.check(sets[name])
+    if config.reward.verifier == LLM_JUDGE:
+        raise ConfigError("reward.verifier=llm_judge is for training runs; evaluate with another, e.g. reward.verifier=auto")
     judge = Judge(config.reward.verifier, config.reward.timeout_s, config.reward.workers)
     judge.check(problem for problems in sets.values() for problem in problems)
     identity = _identity(config, sets)
