@@ -19,6 +19,12 @@ SOURCE = Path(postgrad.__file__).parent
 APART = ("config", "cli")
 
 SECTIONS = {field.name: field.type for field in dataclasses.fields(Config) if dataclasses.is_dataclass(field.type)}
+SECTIONS |= {
+    inner.name: inner.type
+    for kind in SECTIONS.values()
+    for inner in dataclasses.fields(kind)
+    if dataclasses.is_dataclass(inner.type)
+}
 CLASS_TO_SECTION = {kind.__name__: name for name, kind in SECTIONS.items()} | {"Config": ""}
 
 

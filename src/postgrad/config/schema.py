@@ -93,7 +93,7 @@ class RewardConfig:
     objective: str = setting(
         "maximise", "train towards the verifier's score, or away from it (rewards are negated)", choices=("maximise", "minimise")
     )
-    judge: JudgeConfig = field(default_factory=JudgeConfig)
+    judge: JudgeConfig = field(default_factory=JudgeConfig, metadata={"help": "the language model that judges"})
     timeout_s: float = setting(5.0, "time limit for judging one response", above=0.0)
     workers: int = setting(2, "child processes that judge", at_least=1)
     max_failure_rate: float = setting(

@@ -145,19 +145,19 @@ class Classmate(Grpo):
         return batch
 
     def score_classmates(self, batch: Batch, step: Step, other: dict[str, Problem]) -> Batch:
-        s, said, failures = self.settings, batch.rows["classmate_texts"], step.metrics["reward/failures"]
+        settings, said, failures = self.settings, batch.rows["classmate_texts"], step.metrics["reward/failures"]
         problems = [step.data.find(uid) for uid in batch.rows["uid"]]
         judge = self.ports.judge.score
         scores, reasons = self.classmates.judge(judge, [other.get(p.uid, p) for p in problems], said)
-        if s.reward_type == "remove_wo_cot":
+        if settings.reward_type == "remove_wo_cot":
             alone, more = self.classmates.alone(judge, problems, self.unanswered)
             scores, reasons = scores - alone, [a or b for a, b in zip(reasons, more, strict=True)]
-        if s.consistency_weight:
+        if settings.consistency_weight:
             own = [replace(p, ground_truth=text or "-") for p, text in zip(problems, batch.rows["output"], strict=True)]
             agreement, _ = self.classmates.judge(judge, own, said)
-            batch.rows["reward/consistency"] = combine(self.sign * agreement, s.classmate_shares)
+            batch.rows["reward/consistency"] = combine(self.sign * agreement, settings.classmate_shares)
         batch.rows["classmate_scores"] = [[None if v != v else v for v in row] for row in scores.flatten(1).tolist()]
-        batch.rows["reward/classmate"] = combine(scores, s.classmate_shares, self.unanswered)
+        batch.rows["reward/classmate"] = combine(scores, settings.classmate_shares, self.unanswered)
         batch.rows["failure"] = reasons
         batch = self.leave_out_failures(batch, step)
         step.metrics["classmate/failures"] = step.metrics["reward/failures"]
@@ -165,13 +165,15 @@ class Classmate(Grpo):
         return batch
 
     def estimate(self, batch: Batch, step: Step) -> Batch:
-        s, mask = self.settings, batch.tokens["loss_mask"]
-        if s.main_tokens != "all_tokens":
-            mask = batch.tokens["loss_mask"] = mask & batch.tokens["thought_mask" if s.main_tokens == "cot_only" else "output_mask"]
+        settings, mask = self.settings, batch.tokens["loss_mask"]
+        if settings.main_tokens != "all_tokens":
+            mask = batch.tokens["loss_mask"] = (
+                mask & batch.tokens["thought_mask" if settings.main_tokens == "cot_only" else "output_mask"]
+            )
         batch = super().estimate(batch, step)
-        if s.consistency_weight:
-            more = grpo(batch.rows["reward/consistency"], batch.rows["group"], normalise_by_std=s.normalise_by_std)
-            batch.tokens["advantages"] += s.consistency_weight * batch.spread(more) * (mask & batch.tokens["cot_mask"])
+        if settings.consistency_weight:
+            more = grpo(batch.rows["reward/consistency"], batch.rows["group"], normalise_by_std=settings.normalise_by_std)
+            batch.tokens["advantages"] += settings.consistency_weight * batch.spread(more) * (mask & batch.tokens["cot_mask"])
         return batch
 
     def columns(self, batch: Batch, step: Step) -> dict[str, Any]:
@@ -179,8 +181,12 @@ class Classmate(Grpo):
         return super().columns(batch, step) | both
 
     def estimate_options(self) -> dict[str, Any]:
-        s = self.settings
-        return {"weight": s.classmate_weight, "spread": s.classmate_tokens, "normalise_answer": s.normalise_answer}
+        settings = self.settings
+        return {
+            "weight": settings.classmate_weight,
+            "spread": settings.classmate_tokens,
+            "normalise_answer": settings.normalise_answer,
+        }
 
     def validate(self, problems: Sequence[Problem]) -> dict[str, float]:
         """Scores of the final outputs, greedy and sampled; of the sampled ones the classmates' too, and whether they can be foretold."""
