@@ -276,3 +276,11 @@ def test_help_answers_within_a_second_and_without_torch(tmp_path):
 def test_composing_imports_no_torch():
     script = "import sys, postgrad.config.compose, postgrad.config.schema; assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 0
+
+
+def test_names_of_your_own_in_a_setting_that_is_a_dictionary():
+    config = made("grpo", "data.template_options.enable_thinking=false", "data.template_options.effort=low")
+    assert config.data.template_options == {"enable_thinking": False, "effort": "low"}
+    assert made().data.template_options == {}  # the default is not shared
+    assert "unknown key data.templat_options.x" in refusal("data.templat_options.x=1")
+    assert "data.template_options" in refusal("data.template_options=3")

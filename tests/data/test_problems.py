@@ -324,3 +324,70 @@ def test_wrong_types(tmp_path: Path, row: dict[str, Any], message: str):
 )
 def test_column_missing_in_a_later_row(tmp_path: Path, rows: tuple[dict[str, Any], ...], message: str):
     assert f"line 2: {message}" in refused(jsonl(tmp_path, *rows))
+
+
+# Layouts of the hub
+
+
+def test_hub_mmlu(tmp_path: Path):
+    row = {"question": "Q?", "subject": "world_religions", "choices": ["w", "x", "y", "z"], "answer": 3}
+    parquet.write_table(pa.Table.from_pylist([row]), tmp_path / "test-00000.parquet")
+    (problem,) = load_problems(str(tmp_path / "test-00000.parquet"))
+    assert (problem.ground_truth, problem.data_source, problem.extra["options"]) == ("D", "mmlu", ["w", "x", "y", "z"])
+    assert "question about world religions." in problem.messages[0]["content"]
+    assert problem.messages[0]["content"].endswith("Question: Q?\nA. w\nB. x\nC. y\nD. z\nAnswer:")
+
+
+@pytest.mark.parametrize("answer", [4, -1, True, "E", None, 1.0])
+def test_hub_mmlu_answer_that_names_no_option(tmp_path: Path, answer: Any):
+    row = {"question": "Q?", "choices": ["w", "x", "y", "z"], "answer": answer}
+    assert "answer must be an index from 0 or a letter of the 4 options" in refused(jsonl(tmp_path, row))
+
+
+def test_arc(tmp_path: Path):
+    rows = [
+        {"id": "a", "question": "Q?", "choices": {"text": ["u", "v", "w"], "label": ["A", "B", "C"]}, "answerKey": "B"},
+        {"id": "b", "question": "Q?", "choices": {"text": ["u", "v", "w"], "label": ["1", "2", "3"]}, "answerKey": "3"},
+    ]
+    first, second = load_problems(jsonl(tmp_path, *rows))
+    assert (first.ground_truth, second.ground_truth, first.data_source) == ("B", "C", "arc_c")
+    assert first.messages == ({"role": "user", "content": "Q?\n\nA) u\nB) v\nC) w\n"},)
+    assert "answerKey is '4', the options are 1, 2, 3" in refused(jsonl(tmp_path, {**rows[1], "answerKey": "4"}))
+    assert "choices must be an object with text and label" in refused(jsonl(tmp_path, {**rows[1], "choices": ["u"]}))
+
+
+def test_hh_transcripts(tmp_path: Path):
+    """Speakers take turns: "Human:" in the human's own words opens no new turn."""
+    start = "\n\nHuman: Say:\n\nHuman: hi\n\nAssistant: hi\n\nHuman: Again\n\nAssistant:"
+    (problem,) = load_problems(jsonl(tmp_path, {"chosen": f"{start} hi hi", "rejected": f"{start} no"}))
+    assert [(m["role"], m["content"]) for m in problem.messages] == [
+        ("user", "Say:\n\nHuman: hi"),
+        ("assistant", "hi"),
+        ("user", "Again"),
+    ]
+    assert (problem.extra["chosen"], problem.extra["rejected"], problem.data_source) == ("hi hi", "no", "hh_rlhf")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "rejected", "message"),
+    [
+        ("Human: a\n\nAssistant: b", "\n\nHuman: a\n\nAssistant: c", "chosen is no transcript"),
+        ("\n\nHuman: a\n\nAssistant: b", "\n\nHuman: x\n\nAssistant: c", "chosen and rejected differ before the last reply"),
+        ("\n\nHuman: a\n\nAssistant: b", "\n\nHuman: a\n\nAssistant: ", "rejected has an empty turn (number 2, assistant)"),
+        ("\n\nHuman: a", "\n\nHuman: a\n\nAssistant: c", "chosen does not end in a reply of the assistant"),
+    ],
+)
+def test_hh_transcripts_that_are_none(tmp_path: Path, chosen: str, rejected: str, message: str):
+    assert message in refused(jsonl(tmp_path, {"chosen": chosen, "rejected": rejected}))
+
+
+@pytest.mark.parametrize("reward", [{"style": "model", "ground_truth": None}, {"style": "rule", "raw_question_for_monitor": "Q?"}])
+def test_a_judge_needs_no_ground_truth(tmp_path: Path, reward: dict[str, Any]):
+    assert load_problems(jsonl(tmp_path, {**VERL, "reward_model": reward}))[0].ground_truth == ""
+
+
+def test_large_parquet_files_are_read_in_batches(tmp_path: Path):
+    rows = [{**VERL, "extra_info": {"index": i, "split": "train"}} for i in range(2345)]
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    problems = load_problems(str(tmp_path / "a.parquet"))
+    assert [p.extra["extra_info"]["index"] for p in problems] == list(range(2345))

@@ -1,12 +1,21 @@
 """The files people really have, from ../shared/data beside the repository; skipped, visibly, where they are not."""
 
+import json
+import os
+import re
 from pathlib import Path
 
+import pyarrow.parquet as parquet
 import pytest
 
-from postgrad.data.problems import load_problems
+from postgrad.data.prepare import find_files, prepare, read_story, read_wish
+from postgrad.data.problems import load_places, load_problems
+from postgrad.evaluation.golds import check, question_key
+from postgrad.rewards.score import Judge
 
-DATA = Path(__file__).parents[2].parent / "shared" / "data"
+DATA = Path(os.environ.get("POSTGRAD_REAL_DATA", Path(__file__).parents[2].parent / "shared" / "data"))
+# Rows whose gold answer algebra cannot read, each with the reason: they are right when the text is, and only then.
+EXCEPTIONS = [json.loads(line) for line in (Path(__file__).parent / "gold_exceptions.jsonl").read_text().splitlines()]
 pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason=f"no real data at {DATA}")
 
 # file, rows, data source of the first, its ground truth, distinct contents
@@ -50,3 +59,105 @@ def test_gsm8k_truths_are_numbers():
 def test_nothing_is_left_untested():
     files = {str(p.relative_to(DATA)) for p in DATA.rglob("*") if p.is_file() and p.name != "README.md"}
     assert files == {name for name, *_ in FILES} | {"cs336/alpaca_eval.jsonl"}
+
+
+# set, where the rows are, words, problems that are kept, rows that are read
+PREPARED = [
+    ("gsm8k", "gsm8k", {}, 7473, 7473),
+    ("gsm8k", "gsm8k", {"split": "test"}, 1319, 1319),
+    ("deepmath", "bupo", {}, 4999, 5000),
+    ("math500", "bupo", {}, 500, 500),
+    ("math500", "cs336", {}, 500, 500),
+    ("aime24", "bupo", {}, 30, 30),
+    ("amc23", "bupo", {}, 40, 40),
+    ("aime24", "luffy/valid.parquet", {"source": "aime"}, 30, 2019),
+    ("amc23", "luffy/valid.parquet", {"source": "amc"}, 83, 2019),
+    ("math500", "luffy/valid.parquet", {"source": "math"}, 500, 2019),
+    ("minerva", "luffy/valid.parquet", {"source": "minerva"}, 272, 2019),
+    ("olympiadbench", "luffy/valid.parquet", {"source": "olympiad_bench"}, 675, 2019),
+    ("arc_c", "luffy", {}, 1172, 1172),
+    ("mmlu", "cs336", {}, 622, 622),
+    ("mmlu_sycophancy", "cs336", {"split": "train"}, 498, 622),
+    ("alpaca_eval", "cs336", {}, 805, 805),
+]
+
+
+@pytest.mark.parametrize(("name", "place", "words", "num_kept", "num_read"), PREPARED)
+def test_prepared_in_one_schema(name: str, place: str, words: dict[str, str], num_kept: int, num_read: int, tmp_path: Path):
+    out = tmp_path / "out.parquet"
+    wish = read_wish(name, words)
+    prepare(wish, *find_files(wish, str(DATA / place)), out)
+    story = read_story(out)
+    assert (story["kept"], story["read"]) == (num_kept, num_read)
+    assert story["kept"] + sum(story["dropped"].values()) == story["read"]
+    assert parquet.read_schema(out).names == ["uid", "data_source", "prompt", "target", "ability", "reward_model", "extra_info"]
+    problems = load_problems(str(out))
+    assert len({problem.uid for problem in problems}) == num_kept
+    assert {problem.data_source for problem in problems} == {wish.data_set.data_source}
+
+
+def test_one_problem_has_one_uid_wherever_it_came_from(tmp_path: Path):
+    """MATH-500 is there three times, in three layouts."""
+    uids = []
+    for number, (place, words) in enumerate([("bupo", {}), ("cs336", {}), ("luffy/valid.parquet", {"source": "math"})]):
+        wish = read_wish("math500", words)
+        prepare(wish, *find_files(wish, str(DATA / place)), tmp_path / f"{number}.parquet")
+        uids.append({problem.uid for problem in load_problems(str(tmp_path / f"{number}.parquet"))})
+    assert uids[0] == uids[1]
+    assert len(uids[0] & uids[2]) >= 490  # LUFFY's file writes some answers differently
+
+
+@pytest.mark.parametrize("name", [name for name, *_ in FILES])
+def test_gold_answers_score_and_near_misses_do_not(name: str):
+    """The gold answer, the near miss and every worked solution of every row, through the verifier that training would take."""
+    problems, places = load_places(str(DATA / name))
+    with Judge(timeout_s=30) as judge:
+        findings = check(problems, places, judge)
+    assert findings.checked == len(problems)
+    assert not findings.wrong and not findings.accepted and not findings.wrong_demonstrations
+    assert findings.near >= {"bupo/deepmath-5k.parquet": 2900}.get(name, len(problems) // 2)
+
+
+def said_otherwise(truth: str) -> str:
+    """The same answer as another hand would write it: other fractions and brackets, spaces, in the middle of a sentence."""
+    text = truth.replace("\\frac", "\\dfrac").replace("\\left", "").replace("\\right", "")
+    text = re.sub(r"(?<=[0-9A-Za-z}])\s*([-+=])\s*(?=[0-9A-Za-z\\])", r" \1 ", text)
+    return f"First I thought of \\boxed{{0.123}}. Then I saw it: the answer is $\\boxed{{ {text} }}$, which is what was asked."
+
+
+OTHERWISE = [
+    "bupo/math500.parquet",
+    "bupo/aime_2024.parquet",
+    "bupo/amc2023.parquet",
+    "luffy/valid.parquet",
+    "bupo/deepmath-5k.parquet",
+]
+
+
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_gold_answers_in_another_hand(name: str):
+    problems = load_problems(str(DATA / name))
+    with Judge(timeout_s=30) as judge:
+        scores = judge.score(problems, [said_otherwise(problem.ground_truth) for problem in problems])
+    assert [(row, score) for row, score in enumerate(scores, 1) if getattr(score, "value", 0.0) != 1.0] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_gold_answers_that_only_text_can_match(name: str):
+    """By algebra alone: the rows where it fails are listed one by one, with the reason."""
+    problems = load_problems(str(DATA / name))
+    with Judge(f"{Path(__file__).parent / 'reads_gold.py'}:reads_gold", timeout_s=30) as judge:
+        scores = judge.score(problems, [""] * len(problems))
+    unread = [[row, problems[row - 1].uid] for row, score in enumerate(scores, 1) if getattr(score, "value", 0.0) != 1.0]
+    assert unread == [[row["row"], row["uid"]] for row in EXCEPTIONS if row["file"] == name]
+    assert all(row["reason"] for row in EXCEPTIONS)
+
+
+def test_no_training_question_is_in_a_test_set():
+    def keys(*names: str) -> set[str]:
+        return {question_key(problem) for name in names for problem in load_problems(str(DATA / name))}
+
+    assert not keys("gsm8k/train.jsonl") & keys("gsm8k/test.jsonl")
+    tests = keys("bupo/math500.parquet", "bupo/aime_2024.parquet", "bupo/amc2023.parquet", "luffy/valid.parquet")
+    assert not keys("bupo/deepmath-5k.parquet") & tests

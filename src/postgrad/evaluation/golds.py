@@ -16,16 +16,21 @@ from postgrad.rewards.score import Judge
 
 CHUNK = 256  # problems judged between two signs of progress
 
-# How a right answer is said to each verifier; {} is the gold answer. Others get a demonstration, else the answer in a box.
+# How a right answer is said to each verifier; {} is the gold answer. Others, also your own, hear it in a box.
 SAID = {
     "exact": "{}",
     "numeric": "The answer is {}.",
     "gsm8k": "#### {}",
+    "gsm8k_strict": "#### {}",
+    "gsm8k_flexible": "The answer is {}.",
     "choice": "The answer is ({}).",
+    "search": "<answer>{}</answer>",
+    "math_answer": "Answer: {}",
     "think_math": "</think>\n\\boxed{{{}}}",
-    "format": "</think> <answer>{}</answer>",
-    "format_math": "</think> <answer>{}</answer>",
+    "r1_zero": "</think> <answer>{}</answer>",
+    "r1_zero_math": "</think> <answer>{}</answer>",
 }
+FORM_ONLY = ("format", "box_format", "think_format", "length", "overlong", "bold")  # judge how, not what
 BOXED = "\\boxed{{{}}}"
 _NUMBER = re.compile(r"-?[0-9]{1,15}(\.[0-9]{1,6})?")
 _OPPOSITES = {"yes": "No", "no": "Yes", "true": "False", "false": "True"}
@@ -134,7 +139,10 @@ def _verifier(problem: Problem, judge: Judge, findings: Findings) -> str | None:
         why = f"{problem.data_source}: no ground truth"
     else:
         try:
-            return judge.name_for(problem)
+            name = judge.name_for(problem)
+            if name not in FORM_ONLY:
+                return name
+            why = f"{problem.data_source}: {name} judges the form, not the answer"
         except ConfigError:
             why = f"{problem.data_source}: no verifier is known for it; name one with verifier=NAME"
     findings.unchecked[why] = findings.unchecked.get(why, 0) + 1

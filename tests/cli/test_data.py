@@ -1,0 +1,131 @@
+"""`postgrad data ...` as a person uses it: what is printed, the exit codes, and that bad input writes nothing."""
+
+import csv
+import json
+from pathlib import Path
+
+import pyarrow.parquet as parquet
+import pytest
+
+from postgrad.cli.main import main
+from postgrad.data.problems import load_problems
+
+ROWS = [{"question": f"What is {i}+1?", "answer": f"It is {i + 1}.\n#### {i + 1}"} for i in range(5)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return tmp_path
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = main(["data", *words])
+    output = capsys.readouterr()
+    return code, output.out, output.err
+
+
+def test_from_rows_to_a_checked_file(folder: Path, capsys: pytest.CaptureFixture[str]):
+    code, out, _ = run(capsys, "prepare", "gsm8k", "from=train.jsonl")
+    assert code == 0
+    assert out.startswith("gsm8k train: 5 problems of 5 rows from train.jsonl\nwritten: gsm8k-train.parquet (")
+    assert "unchanged" in run(capsys, "prepare", "gsm8k", "from=train.jsonl")[1]
+    code, out, _ = run(capsys, "check", "gsm8k-train.parquet")
+    assert code == 0
+    assert out == (
+        "5 problems, 5 gold answers judged\n"
+        "gold answers that the verifier does not accept: none\n"
+        "wrong answers that the verifier accepts, of 5 near misses: none\n"
+        "demonstrations that the verifier does not accept: none\n"
+        "questions that are asked more than once: none\n"
+    )
+
+
+def test_check_fails_on_wrong_golds_and_lists_them(folder: Path, capsys: pytest.CaptureFixture[str]):
+    (folder / "bad.jsonl").write_text(json.dumps({"question": "How?", "answer": "well", "data_source": "gsm8k"}) + "\n")
+    code, out, _ = run(capsys, "check", "bad.jsonl", "train.jsonl", "against=train.jsonl")
+    assert code == 1
+    assert "gold answers that the verifier does not accept: 1\n  bad.jsonl: line 1 (uid " in out
+    assert "questions that are also in train.jsonl: 5\n" in out
+
+
+def test_show(folder: Path, tiny: Path, capsys: pytest.CaptureFixture[str]):
+    run(capsys, "prepare", "gsm8k", "from=train.jsonl", "style=bare")
+    code, out, _ = run(capsys, "show", "gsm8k-train.parquet", "n=1", "skip=1")
+    assert code == 0
+    assert out.startswith("prepared: gsm8k train, style bare, 5 of 5 rows\n\n── gsm8k-train.parquet: row 2 · uid ")
+    assert "user:\n    What is 1+1?\nground truth: 2\ndemonstration 1 (15 characters):\n    It is 2.\n    #### 2\n" in out
+    assert out.endswith("5 problems in gsm8k-train.parquet\n") and "row 3" not in out
+    uid = load_problems("gsm8k-train.parquet")[4].uid
+    assert "row 5" in run(capsys, "show", "gsm8k-train.parquet", f"uid={uid}")[1]
+    code, out, _ = run(capsys, "show", "gsm8k-train.parquet", "n=1", f"model={tiny}", "style=question_only")
+    assert code == 0 and "prompt, " in out and " tokens:\n    What is 0+1?\n" in out
+
+
+def test_add_uid_keeps_what_a_run_would_give(folder: Path, capsys: pytest.CaptureFixture[str]):
+    wanted = [problem.uid for problem in load_problems("train.jsonl")]
+    code, out, _ = run(capsys, "add-uid", "train.jsonl")
+    assert (code, out) == (0, "5 rows with uids: train.uid.jsonl\n")
+    rows = [json.loads(line) for line in (folder / "train.uid.jsonl").read_text().splitlines()]
+    assert [row["uid"] for row in rows] == wanted and rows[0]["answer"] == ROWS[0]["answer"]
+    before = (folder / "train.uid.jsonl").read_bytes()
+    code, _, err = run(capsys, "add-uid", "train.uid.jsonl")
+    assert code == 2 and "has a column uid already, and uids are never replaced" in err
+    assert (folder / "train.uid.jsonl").read_bytes() == before and not (folder / "train.uid.uid.jsonl").exists()
+    run(capsys, "export", "train.jsonl", "out=plain.parquet")
+    run(capsys, "add-uid", "plain.parquet", "out=named.parquet")
+    assert parquet.read_table("named.parquet").column_names == ["uid", "question", "answer"]
+    assert [problem.uid for problem in load_problems("named.parquet")] == wanted
+
+
+def test_export(folder: Path, capsys: pytest.CaptureFixture[str]):
+    run(capsys, "prepare", "gsm8k", "from=train.jsonl")
+    code, out, _ = run(capsys, "export", "gsm8k-train.parquet", "out=rows.csv")
+    assert (code, out) == (0, "5 rows: rows.csv\n")
+    with (folder / "rows.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert json.loads(rows[0]["reward_model"]) == {"style": "rule", "ground_truth": "1"}
+    assert json.loads(rows[0]["prompt"])[0]["role"] == "user"
+    run(capsys, "export", "gsm8k-train.parquet", "out=rows.jsonl")
+    assert load_problems("rows.jsonl") == load_problems("gsm8k-train.parquet")
+    run(capsys, "export", "gsm8k-train.parquet", "out=two.csv", "columns=uid,data_source")
+    assert (folder / "two.csv").read_text().splitlines()[0] == "uid,data_source"
+
+
+def test_lists_and_help(folder: Path, capsys: pytest.CaptureFixture[str]):
+    assert "postgrad data COMMAND" in run(capsys)[1]
+    assert "  gsm8k " in run(capsys, "prepare")[1]
+    assert "duplicates=" in run(capsys, "prepare", "--help")[1]
+    assert "add-uid FILE" in run(capsys, "check", "--help")[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["prepar"], "data has no command prepar; did you mean prepare?"),
+        (["prepare", "gsm8k", "from=nowhere.jsonl"], "nowhere.jsonl: no such file"),
+        (["prepare", "gsm8k", "mmlu"], "one data set at a time; got gsm8k, mmlu"),
+        (["prepare", "split=test"], "which data set?"),
+        (["prepare", "gsm8k", "from=train.jsonl", "out=x.csv"], "must end in .parquet"),
+        (["prepare", "gsm8k", "from=train.jsonl", "overwrite=yes"], "overwrite=yes must be true or false"),
+        (["prepare", "openr1-math", "from=train.jsonl", "max_tokens=9"], "max_tokens= needs a tokenizer"),
+        (["prepare", "gsm8k", "from="], "from= has no value"),
+        (["show"], "which file?"),
+        (["show", "train.jsonl", "m=3"], "unknown word 'm=3'; known: model, n, skip"),
+        (["show", "train.jsonl", "n=x"], "n=x is not a whole number"),
+        (["show", "train.jsonl", "uid=x"], "train.jsonl has no problem with uid x"),
+        (["show", "train.jsonl", "style=qwen"], "style= shows the text that a model sees; add model=MODEL"),
+        (["check"], "which file?"),
+        (["check", "train.jsonl", "verifier=gsm9k"], "reward.verifier=gsm9k is not a verifier; did you mean gsm8k?"),
+        (["check", "train.jsonl", "timeout_s=x"], "timeout_s=x is not a number"),
+        (["export", "train.jsonl"], "where to?"),
+        (["export", "train.jsonl", "out=x.xml"], "must end in .parquet, .jsonl, .csv"),
+        (["export", "train.jsonl", "out=x.csv", "columns=questio"], "has no column questio; did you mean question?"),
+        (["add-uid", "train.jsonl", "out=no/x.jsonl"], "no folder no; make it first"),
+    ],
+)
+def test_bad_input_is_one_line_and_writes_nothing(folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str):
+    code, _, err = run(capsys, *words)
+    assert code == 2 and message in err and err.count("\n") == 1
+    assert [path.name for path in folder.iterdir()] == ["train.jsonl"]

@@ -1,0 +1,12 @@
+"""A verifier for the tests, run in the pool's children: 1 when algebra alone finds the gold answer equal to itself."""
+
+from math_verify import verify
+
+from postgrad.problem import Problem
+from postgrad.rewards.equal import split_unit
+from postgrad.rewards.math import _parse
+
+
+def reads_gold(response: str, problem: Problem) -> float:
+    parsed = _parse(split_unit(problem.ground_truth)[0])
+    return float(bool(parsed) and bool(verify(parsed, parsed, timeout_seconds=None)))
