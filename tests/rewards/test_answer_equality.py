@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from postgrad.rewards.closed import closed_value
 from postgrad.rewards.equal import MAX_ANSWER, compare, normalise, number, same_number, split_unit
 
 
@@ -195,3 +196,53 @@ def test_compare_never_fails_and_an_answer_equals_itself(text):
     same = compare(text, text)
     assert same is True or not text.strip()
     assert compare(text, "17.25") in (True, False, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("2\\sqrt{3}", 3.4641016151377544),
+        ("\\frac{\\pi}{6}", 0.5235987755982988),
+        ("(1+\\sqrt{5})/2", 1.618033988749895),
+        ("-2^2", -4.0),
+        ("2^{-3}", 0.125),
+        ("\\sqrt[3]{8}", 2.0),
+        ("-\\sqrt{2}+1", -0.41421356237309515),
+        ("3\\times(2-5)", -9.0),
+        ("2(3)", 6.0),
+        ("\\frac{1}{2}\\sqrt{2}", 0.7071067811865476),
+        ("18+2\\pi", 24.283185307179586),
+    ],
+)
+def test_closed_forms_have_a_value(text, value):
+    assert closed_value(text) == pytest.approx(value, rel=1e-12)
+
+
+# What can be read in two ways, is not a number, or would take long, has none: algebra decides.
+NO_VALUE = ["", "x", "7\\frac{3}{4}", "1/2\\pi", "2 3", "\\pi2", "2^3^2", "9^{999}", "2^{99999}", "(2", "1,2", "1/0", "\\sqrt{-1}"]
+
+
+@pytest.mark.parametrize("text", [*NO_VALUE, "(" * 50 + "1" + ")" * 50, "1+" * 200 + "1"])
+def test_what_is_no_closed_form_has_no_value(text):
+    assert closed_value(text) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "truth", "verdict"),
+    [
+        ("\\sqrt{51}", "20", False),
+        ("2\\pi", "3\\pi", False),
+        ("\\sqrt{8}", "2\\sqrt{2}", None),  # the same value: algebra may say so
+        ("1.0", "1.1", False),
+        ("0.33333333", "\\frac{1}{3}", None),  # rounding may explain it
+        ("1.6e-19", "1.7e-19", False),  # as decimals both are 0
+        ("1.6\\times10^{-19}", "1.6e-19", True),
+        ("9", "Yes", False),
+        ("9", "n", False),
+        ("3", "e", None),
+        ("50\\%", "\\frac{1}{2}", True),
+        ("50\\%", "\\frac{\\sqrt{1}}{2}", None),  # a per-cent sign may mean a hundredth
+    ],
+)
+def test_numbers_are_told_apart_without_algebra(given, truth, verdict):
+    assert compare(given, truth) is verdict

@@ -46,6 +46,9 @@ TABLE: list[tuple[str, str, str, float]] = [
     ("gsm8k", "#### 42 (that is 6 times 7)", "42", 1),
     ("gsm8k", "it is 42 clips.", "42", 1),
     ("gsm8k", "#### 41\nso 42", "42", 0),
+    ("gsm8k", "\\boxed{42} in 3 days", "42", 1),  # Classmate's prompt asks for a box, its grader takes the 3
+    ("gsm8k", "\\boxed{\\$1,042.50\\text{ dollars}}", "1042.5", 1),
+    ("gsm8k", "\\boxed{43} and not 42", "42", 0),
     ("gsm8k", "The profit is $70,000.", "70000", 1),
     ("gsm8k", "75%", "75", 1),
     ("numeric", "3/4", "0.75", 1),

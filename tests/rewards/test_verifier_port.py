@@ -64,6 +64,22 @@ def test_unknown_source_names_itself_and_the_setting(source, problem):
     assert repr(source) in str(error.value) and "\n" not in str(error.value)
 
 
+def test_every_data_set_with_a_truth_has_a_verifier(problem):
+    from postgrad.data.catalog import SETS
+
+    sources = {entry.data_source for entry in SETS.values() if entry.judged == "rule" and entry.data_source}
+    assert {"openai/gsm8k", "humaneval", "mmlu_pro", "minerva"} <= sources
+    for source in sources:
+        assert choose(problem("5", source)) in VERIFIERS
+
+
+def test_a_prompt_that_asks_for_a_line_with_the_answer():
+    asks = {"role": "user", "content": "What is 2+3? The last line must read Answer: $Answer"}
+    assert choose(Problem("p1", (asks,), "5", "math_dapo")) == "math_answer"
+    boxes = {"role": "user", "content": "What is 2+3? Answer: with \\boxed{}"}
+    assert choose(Problem("p1", (boxes,), "5", "math_dapo")) == "math"
+
+
 def test_no_source_but_a_boxed_prompt_is_maths():
     system = {"role": "system", "content": "Put the final answer within \\boxed{}."}
     assert choose(Problem("p1", (system,), "5")) == "math"

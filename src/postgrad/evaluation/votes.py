@@ -3,7 +3,15 @@
 from collections.abc import Callable
 
 from postgrad.problem import Problem
-from postgrad.rewards.answers import boxed_answer, chosen_option, final_answer, hash_answer, last_number, tagged_answers
+from postgrad.rewards.answers import (
+    boxed_answer,
+    chosen_option,
+    final_answer,
+    gsm8k_answer,
+    hash_answer,
+    last_number,
+    tagged_answers,
+)
 from postgrad.rewards.equal import MAX_ANSWER, normalise, number, split_unit
 
 Find = Callable[[str, Problem], str | None]
@@ -19,7 +27,7 @@ FINDERS: dict[str, Find] = {
     "exact": lambda response, problem: response.strip() or None,
     "numeric": lambda response, problem: last_number(response),
     "boxed": lambda response, problem: boxed_answer(response),
-    "gsm8k": lambda response, problem: hash_answer(response) or last_number(response),
+    "gsm8k": lambda response, problem: gsm8k_answer(response)[0],
     "gsm8k_strict": lambda response, problem: hash_answer(response),
     "gsm8k_flexible": lambda response, problem: last_number(response),
     "choice": chosen_option,

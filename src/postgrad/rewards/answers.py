@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from postgrad.problem import Failure, Problem, Score
-from postgrad.rewards.equal import MAX_ANSWER, compare, number, same_number, strip_wrapping
+from postgrad.rewards.equal import MAX_ANSWER, compare, number, same_number, split_unit, strip_wrapping
 
 MAX_BOX = 10 * MAX_ANSWER  # characters; a box that does not close within them is not closed
 
@@ -163,13 +163,25 @@ def boxed(response: str, problem: Problem) -> Score | Failure:
 
 
 def gsm8k(response: str, problem: Problem) -> Score | Failure:
-    """1 when the number after the last `####`, else the last number, equals the ground truth. `format`: `####` was used."""
+    """1 when the number after the last `####`, else in the last box, else the last number, is the ground truth.
+
+    `format`: the answer was marked, by `####` or a box.
+    """
     truth = truth_of(problem)
     if number(truth) is None:
         return unusable(problem, "a number")
-    strict = hash_answer(response)
-    found = strict if strict is not None else last_number(response)
-    return result(found is not None and same_number(found, truth), format=strict is not None)
+    found, marked = gsm8k_answer(response)
+    return result(found is not None and same_number(found, truth), format=marked)
+
+
+def gsm8k_answer(response: str) -> tuple[str | None, bool]:
+    """The number a response ends with, and whether it is marked as the answer."""
+    if (strict := hash_answer(response)) is not None:
+        return strict, True
+    box = boxed_answer(response)
+    if box is not None and number(bare := split_unit(box)[0]) is not None:
+        return bare, True
+    return last_number(response), False
 
 
 def gsm8k_strict(response: str, problem: Problem) -> Score | Failure:
