@@ -1,7 +1,8 @@
 """Verifiers: judge one response against one problem, a Score with named parts or a typed Failure, never a silent zero.
 
-verifier.py is the port and the table of names, answers.py and equal.py judge by text and number, math.py by algebra, pool.py and
-child.py run what is slow or could be attacked in killable child processes, judge.py asks a language model, score.py has the Judge
-that the score stage uses.
+verifier.py is the port and the table of names, combine.py reads weighted sums of them, answers.py, equal.py and closed.py judge by text
+and number, shape.py by form and length, math.py by algebra, code.py by running programs in sandbox.py (inside/ is what runs there,
+seccomp.py its filter of calls, sandbox_server.py serves it over HTTP). pool.py and child.py run what is slow or could be attacked in
+killable child processes, judge.py asks a language model, score.py has the Judge that the score stage uses.
 May touch problem, errors and config; imports no torch, so that a child starts fast.
 """
