@@ -40,7 +40,7 @@ def build_host(config: Config, only_engine: bool = False) -> Host:
     method = find_method(config.method.name)(config)
     loaded = _load(config, config.model.path)
     method.check_model(loaded.model)
-    engine = ENGINES[config.rollout.engine](loaded, config.rollout.max_rows)
+    engine = ENGINES[config.rollout.engine](loaded, config.rollout)
     if only_engine:
         return Host(FrozenPolicy(config, loaded), engine)
     roles = {name: role for name, role in method.models_wanted().items() if not is_elsewhere(role.path)}
@@ -56,7 +56,7 @@ def _build_role(config: Config, method: Method, name: str, role: Role) -> Any:
     if role.kind == "critic":
         return LocalCritic(config, loaded, method, role.lr)  # type: ignore[arg-type]
     loaded.model.requires_grad_(False)
-    return NativeEngine(loaded, config.rollout.max_rows) if role.kind in SPEAKING else FrozenPolicy(config, loaded)
+    return NativeEngine(loaded, config.rollout) if role.kind in SPEAKING else FrozenPolicy(config, loaded)
 
 
 def _load(config: Config, path: str) -> Loaded:

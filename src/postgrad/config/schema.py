@@ -61,7 +61,10 @@ class RolloutConfig:
     samples: int = setting(8, "responses sampled for each problem: the group size", at_least=1)
     temperature: float = setting(1.0, "sampling temperature; the loss prices log-probs at the same temperature", above=0.0)
     max_response_tokens: int = setting(256, "longest response", at_least=1)
-    max_rows: int = setting(256, "rows decoded at once; bounds the cache's memory", at_least=1)
+    max_rows: int = setting(0, "rows decoded at once; 0: 256 on a CPU, 2048 on a GPU", at_least=0)
+    cache_gib: float = setting(
+        0.0, "GPU memory for keys and values; 0: what rows can need, at most a third of the free", at_least=0.0
+    )
     top_p: float = setting(
         1.0, "nucleus sampling; the loss cannot price it, so training refuses values below 1", above=0.0, at_most=1.0
     )

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from postgrad.errors import ConfigError, RunError
+from postgrad.model.packing import Packing
 
 NAME = "postgrad"
 
@@ -25,10 +26,12 @@ def attention(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     sliding_window: int | None = None,
+    packing: Packing | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """query (batch, heads, length, width), key and value (batch, key_heads, keys, width); returns (batch, length, heads, width).
 
+    With a `packing` the batch is one row of packed tokens and the mask is not read.
     Refuses what it would otherwise leave out in silence: capped scores, sinks, and rows longer than a sliding window.
     """
     if softcap is not None or s_aux is not None:
@@ -38,6 +41,11 @@ def attention(
             f"a row of {key.shape[2]} tokens exceeds the model's sliding window of {sliding_window}, which is not supported yet; "
             "lower data.max_prompt_tokens and rollout.max_response_tokens"
         )
+    if packing is not None:
+        from postgrad.model.kernels.attention import packed_attention
+
+        q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+        return packed_attention(q, k, v, packing, scaling or query.shape[-1] ** -0.5)[None], None
     batch, heads, length, width = query.shape
     key_heads = key.shape[1]
     if length == 1 and heads > key_heads:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from postgrad.config.schema import Config
-from postgrad.model.layout import MicroBatch, make_micro_batches
+from postgrad.model.layout import MicroBatch, make_passes
 from postgrad.model.load import Loaded, save
 from postgrad.model.optimiser import Optimiser, learning_rate
 from postgrad.model.policy import Tally, load_weights, split_updates
@@ -65,7 +65,7 @@ class LocalCritic:
     @torch.no_grad()
     def values(self, batch: Batch) -> Tensor:
         out = torch.zeros(batch.num_tokens)
-        for micro in make_micro_batches(batch, self.config.training.token_budget, self.width):
+        for micro in make_passes(batch, self.config.training.token_budget, self.width, self.device):
             out[batch.response.positions(torch.tensor(micro.rows))] = self.forward(micro.to(self.device)).cpu()
         return out
 
@@ -74,7 +74,7 @@ class LocalCritic:
         lr = learning_rate(self.optimiser_config, step, self.config.training.steps)
         for part in split_updates(batch, self.config.training.updates_per_step):
             part = self.objective.prepare_values(part)
-            for micro in make_micro_batches(part, self.config.training.token_budget, self.width):
+            for micro in make_passes(part, self.config.training.token_budget, self.width, self.device):
                 rows = part.select(micro.rows).to(self.device)
                 loss = self.objective.value_loss(rows, self.forward(micro.to(self.device)), tally)
                 loss.backward()

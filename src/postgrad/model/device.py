@@ -3,11 +3,13 @@
 Everything is probed, not assumed, and the answers are written into the run's configuration so that a resumed run computes the same bits.
 """
 
+import importlib.util
 import os
 import resource
 import sys
 import time
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +27,12 @@ def choose_device(name: str) -> torch.device:
     if not available[name]:
         raise ConfigError(f"model.device={name} is not there on this machine; use model.device=auto")
     return torch.device(name)
+
+
+@cache
+def has_kernels(device: torch.device) -> bool:
+    """Whether our Triton kernels run there."""
+    return device.type == "cuda" and importlib.util.find_spec("triton") is not None
 
 
 def choose_dtype(name: str, device: torch.device) -> str:
@@ -102,6 +110,12 @@ def peak_memory_bytes(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def free_memory_bytes(device: torch.device) -> int:
+    """Memory that could still be had on an accelerator: what is free, and what torch holds without using it."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 def total_memory_bytes(device: torch.device) -> int:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from postgrad.model.device import has_kernels
+from postgrad.model.packing import Packing, make_packing
 from postgrad.types import Batch
 
 
@@ -23,15 +25,26 @@ class MicroBatch:
     positions: Tensor  # (bundles, length)
     mask: Tensor | None  # (bundles, 1, length, length) bool; None: plain causal
     gather: Tensor  # (response tokens of rows,)
+    packing: Packing | None = None  # for one row of packed tokens
 
     def to(self, device: torch.device) -> "MicroBatch":
         mask = None if self.mask is None else self.mask.to(device)
-        return MicroBatch(self.rows, self.ids.to(device), self.positions.to(device), mask, self.gather.to(device))
+        packing = None if self.packing is None else self.packing.to(device)
+        return MicroBatch(self.rows, self.ids.to(device), self.positions.to(device), mask, self.gather.to(device), packing)
 
     @property
     def num_tokens(self) -> int:
         """Padded size: what the token budget bounds."""
         return self.ids.numel()
+
+
+def make_passes(
+    batch: Batch, token_budget: int, width: int, device: torch.device, together: Sequence[int] | None = None
+) -> list[MicroBatch]:
+    """Micro-batches that cover the batch: packed where the device has the kernel for it, else padded."""
+    if has_kernels(device):
+        return make_packed(batch, token_budget, together)
+    return make_micro_batches(batch, token_budget, width, together)
 
 
 def make_micro_batches(batch: Batch, token_budget: int, width: int, together: Sequence[int] | None = None) -> list[MicroBatch]:
@@ -55,6 +68,66 @@ def make_micro_batches(batch: Batch, token_budget: int, width: int, together: Se
     if current:
         out.append(_assemble(batch, current))
     return out
+
+
+def make_packed(batch: Batch, token_budget: int, together: Sequence[int] | None = None) -> list[MicroBatch]:
+    """The same for devices whose attention takes packed tokens: no padding, every prompt once in a pass.
+
+    The shared part of a bundle is the prompt without its last token; each row's own part begins with that token, so that its n inputs
+    predict its n response tokens.
+    """
+    prompts = [tuple(p.tolist()) for p in batch.prompt.split()]
+    lengths = batch.response.lengths.tolist()
+    members: dict[int, list[int]] = {}
+    for row, length in enumerate(lengths):
+        if length:
+            members.setdefault(row if together is None else together[row], []).append(row)
+    units = sorted(members.values(), key=lambda unit: prompts[unit[0]])  # rows of one prompt side by side
+    out: list[MicroBatch] = []
+    current: list[int] = []
+    seen: set[tuple[int, ...]] = set()
+    total = 0
+    for unit in units:
+        own = sum(lengths[row] for row in unit)
+        fresh = {prompts[row] for row in unit} - seen
+        if current and total + own + sum(len(p) - 1 for p in fresh) > token_budget:
+            out.append(_pack(batch, current, prompts))
+            current, seen, total = [], set(), 0
+            fresh = {prompts[row] for row in unit}
+        current += unit
+        seen |= fresh
+        total += own + sum(len(p) - 1 for p in fresh)
+    return [*out, _pack(batch, current, prompts)] if current else out
+
+
+def _pack(batch: Batch, rows: list[int], prompts: list[tuple[int, ...]]) -> MicroBatch:
+    bundles: dict[tuple[int, ...], list[int]] = {}
+    for row in rows:
+        bundles.setdefault(prompts[row], []).append(row)
+    starts, values = batch.response.offsets.tolist(), batch.response.values
+    ids: list[Tensor] = []
+    positions: list[Tensor] = []
+    gather: list[Tensor] = []
+    segments: list[tuple[int, int, int, int, int]] = []
+    at = 0
+    for prompt, members in bundles.items():
+        shared = len(prompt) - 1
+        begin, end = at, at + shared + sum(starts[row + 1] - starts[row] for row in members)
+        ids.append(torch.tensor(prompt[:-1], dtype=torch.int64))
+        positions.append(torch.arange(shared))
+        if shared:
+            segments.append((begin, begin + shared, 0, 0, end))
+        at += shared
+        last = torch.tensor(prompt[-1:])
+        for row in members:
+            length = starts[row + 1] - starts[row]
+            ids += [last, values[starts[row] : starts[row + 1] - 1]]
+            positions.append(torch.arange(shared, shared + length))
+            gather.append(torch.arange(at, at + length))
+            segments.append((at, at + length, begin, begin + shared, at + length))
+            at += length
+    in_order = [row for members in bundles.values() for row in members]
+    return MicroBatch(in_order, torch.cat(ids)[None], torch.cat(positions)[None], None, torch.cat(gather), make_packing(segments))
 
 
 def _bundles(batch: Batch, token_budget: int, width: int) -> list[list[int]]:

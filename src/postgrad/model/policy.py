@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from postgrad.config.schema import Config
 from postgrad.model.device import peak_memory_bytes
 from postgrad.model.head import TokenOutputs, token_outputs
-from postgrad.model.layout import MicroBatch, make_micro_batches
+from postgrad.model.layout import MicroBatch, make_passes
 from postgrad.model.load import Loaded, save
 from postgrad.model.optimiser import Optimiser, learning_rate
 from postgrad.model.views import FULL, View, hidden_states, upper_parameters
@@ -102,7 +102,7 @@ class FrozenPolicy:
     @torch.no_grad()
     def logprobs(self, batch: Batch, view: View = FULL) -> dict[str, Tensor]:
         out = {name: torch.zeros(batch.num_tokens) for name in TokenOutputs._fields}
-        for micro in make_micro_batches(batch, self.config.training.token_budget, self.width):
+        for micro in make_passes(batch, self.config.training.token_budget, self.width, self.device):
             where = batch.response.positions(torch.tensor(micro.rows))
             outputs = self.forward(micro.to(self.device), batch.response.values[where].to(self.device), view)
             for name, column in outputs._asdict().items():
@@ -111,7 +111,7 @@ class FrozenPolicy:
 
     def forward(self, micro: MicroBatch, targets: Tensor, view: View) -> TokenOutputs:
         """Log-prob and entropy of the micro-batch's response tokens, in the order of its rows."""
-        hidden = hidden_states(self.model, micro.ids, micro.positions, micro.mask, view)
+        hidden = hidden_states(self.model, micro.ids, micro.positions, micro.mask, view, micro.packing)
         picked = hidden.flatten(0, 1)[micro.gather]
         return token_outputs(picked, self.model.get_output_embeddings().weight, targets, self.config.rollout.temperature)
 
@@ -150,7 +150,7 @@ class LocalPolicy(FrozenPolicy):
     def accumulate(self, batch: Batch, view: View, tally: Tally) -> None:
         """Add the gradient of one optimiser step's batch; its weights are global, so the order and size of micro-batches do not matter."""
         together = self.objective.together(batch)
-        for micro in make_micro_batches(batch, self.config.training.token_budget, self.width, together):
+        for micro in make_passes(batch, self.config.training.token_budget, self.width, self.device, together):
             rows = batch.select(micro.rows).to(self.device)
             current = self.forward(micro.to(self.device), rows.response.values, view)
             loss = self.objective.loss(rows, current, tally)

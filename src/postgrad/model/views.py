@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from postgrad.errors import ConfigError
+from postgrad.model.packing import Packing
 
 
 @dataclass(frozen=True)
@@ -29,22 +30,25 @@ def after(num_blocks: int, norm: str = "none") -> View:
     return View(num_blocks, norm)
 
 
-def hidden_states(model: nn.Module, ids: Tensor, positions: Tensor, mask: Tensor | None, view: View) -> Tensor:
+def hidden_states(
+    model: nn.Module, ids: Tensor, positions: Tensor, mask: Tensor | None, view: View, packing: Packing | None = None
+) -> Tensor:
     """(batch, length, width) states that the head reads, of the viewed policy.
 
-    `mask` is a boolean (batch, 1, length, length) of who may look at whom, or None for plain causal order.
+    `mask` is a boolean (batch, 1, length, length) of who may look at whom, or None for plain causal order. A `packing` says it instead
+    for one row of packed tokens.
     """
+    extra: dict[str, Any] = {"packing": packing} if packing is not None else {}
+    # Always a boolean 4-D mask: it passes through transformers untouched, so every architecture sees the same rule.
+    causal = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device) if packing is not None else _mask_or_causal(mask, ids)
     decoder: Any = model.base_model
     if view.num_blocks is None:
-        return decoder(
-            input_ids=ids, position_ids=positions, attention_mask=_mask_or_causal(mask, ids), use_cache=False
-        ).last_hidden_state
+        return decoder(input_ids=ids, position_ids=positions, attention_mask=causal, use_cache=False, **extra).last_hidden_state
     blocks = check_view(model, view)
     hidden = decoder.embed_tokens(ids)
     rotary = decoder.rotary_emb(hidden, position_ids=positions)
-    causal = _mask_or_causal(mask, ids)
     for block in blocks[: view.num_blocks]:
-        hidden = block(hidden, attention_mask=causal, position_embeddings=rotary, position_ids=positions, use_cache=False)
+        hidden = block(hidden, attention_mask=causal, position_embeddings=rotary, position_ids=positions, use_cache=False, **extra)
     last = view.num_blocks == len(blocks)  # the full policy always has its norm
     return decoder.norm(hidden) if last or view.norm == "final" else hidden
 
@@ -98,7 +102,6 @@ def check_blocks(model: nn.Module, view: View) -> None:
 
 
 def _mask_or_causal(mask: Tensor | None, ids: Tensor) -> Tensor:
-    # Always a boolean 4-D mask: it passes through transformers untouched, so every architecture sees the same rule.
     if mask is not None:
         return mask
     length = ids.shape[1]

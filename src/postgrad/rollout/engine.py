@@ -22,6 +22,11 @@ class Sampling:
     top_k: int = 0
     min_p: float = 0.0
 
+    @property
+    def filters(self) -> bool:
+        """Whether unlikely tokens are left out."""
+        return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0
+
 
 @dataclass(frozen=True)
 class Request:

@@ -33,6 +33,8 @@ def resolve(config: Config) -> Config:
     config.model.dtype = choose_dtype(config.model.dtype, device)
     if config.model.threads == 0:
         config.model.threads = probe_threads(model_width(config.model, config.seed), config.model.dtype)
+    if config.rollout.max_rows == 0:
+        config.rollout.max_rows = 256 if device.type == "cpu" else 2048
     if config.cluster.engine_apart and config.cluster.place == "local":
         raise ConfigError("cluster.engine_apart=true needs a process for the engine; add cluster.place=process")
     return config

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import torch
 
+from postgrad.config.schema import RolloutConfig
 from postgrad.model.device import DTYPES, choose_device, matmul_flops, peak_memory_bytes, set_threads
 from postgrad.model.layout import MicroBatch
 from postgrad.model.load import Loaded
@@ -108,7 +109,7 @@ def _decode_seconds(plan: Plan, loaded: Loaded, device: torch.device) -> float:
     steps = min(DECODE_STEPS, config.rollout.max_response_tokens)
     prompt = sum(group.prompt for group in groups) // len(groups)
     request = Request([0] * (prompt + (config.rollout.max_response_tokens - steps) // 2), list(range(rows)))
-    engine = NativeEngine(loaded, rows)
+    engine = NativeEngine(loaded, RolloutConfig(max_rows=rows))
 
     def generate(tokens: int) -> Callable[[], object]:
         return lambda: engine.generate([request], Sampling(config.rollout.temperature, tokens))

@@ -24,10 +24,14 @@ MAY_CHANGE = {
     "training.keep_checkpoints",
     "training.token_budget",
     "reward.workers",
+    "rollout.cache_gib",
     "cluster.place",
     "cluster.engine_apart",
     "cluster.wait_s",
 }
+
+# Settings whose value here means: what this machine offers.
+AUTO = (("model", "device", "auto"), ("model", "dtype", "auto"), ("model", "threads", 0), ("rollout", "max_rows", 0))
 
 
 TRIES = 10
@@ -47,10 +51,10 @@ def continued(config: Config) -> Config:
         return config
     stored: Any = OmegaConf.to_container(OmegaConf.load(file))
     wanted = dataclasses.asdict(config)
-    for key, auto in (("device", "auto"), ("dtype", "auto"), ("threads", 0)):
-        if wanted["model"][key] == auto:
-            wanted["model"][key] = stored["model"][key]
-            setattr(config.model, key, stored["model"][key])
+    for section, key, auto in AUTO:
+        if wanted[section][key] == auto:
+            wanted[section][key] = stored[section][key]
+            setattr(getattr(config, section), key, stored[section][key])
     changed = [key for key in differences(stored, wanted) if key not in MAY_CHANGE]
     if changed:
         key = changed[0]

@@ -1,20 +1,27 @@
 """Continuous batching over the trainer's own model: one prefill a prompt, finished rows leave, waiting ones enter."""
 
+import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from postgrad.config.schema import RolloutConfig
 from postgrad.errors import RunError
 from postgrad.model.attention import prompt_mask
+from postgrad.model.device import free_memory_bytes, has_kernels
 from postgrad.model.head import wide_logits, widen
 from postgrad.model.load import Loaded, stop_ids
 from postgrad.rollout.engine import Completion, Request, Sampling, limit_of
 from postgrad.rollout.native.cache import Prefill, Slots
 from postgrad.rollout.native.sampling import BLOCK, RowRandom, pick
+
+if TYPE_CHECKING:
+    from postgrad.rollout.native.decoder import Decoder
 
 PREFILL_TOKENS = 8192  # padded prompt tokens of one prefill pass
 
@@ -53,12 +60,22 @@ class NativeEngine:
 
     shares_weights = True
 
-    def __init__(self, loaded: Loaded, max_rows: int) -> None:
+    def __init__(self, loaded: Loaded, config: RolloutConfig) -> None:
         self.model = loaded.model
         self.device = next(self.model.parameters()).device
-        self.max_rows = max_rows
+        self.max_rows, self.cache_gib = config.max_rows or 256, config.cache_gib
         self.stop = torch.tensor(stop_ids(loaded), device=self.device)
         self.max_context = int(self.model.config.get_text_config().max_position_embeddings)
+        self.decoder = self._decoder() if has_kernels(self.device) else None
+
+    def _decoder(self) -> "Decoder | None":
+        """The captured decode step; models of another family take the plain path, and that is said once."""
+        from postgrad.rollout.native.decoder import Decoder, refusal
+
+        if reason := refusal(self.model):
+            print(f"rollouts take the plain path, several times slower: {reason}", file=sys.stderr)
+            return None
+        return Decoder(self.model, self.stop)
 
     def publish(self, weights: dict[str, Tensor]) -> None:
         """Take weights from a trainer that lives elsewhere."""
@@ -77,11 +94,21 @@ class NativeEngine:
             )
         self.model.eval()  # a model in training mode with activation checkpointing would not take our cache
         try:
-            if requests:
+            if any(r.seeds for r in requests):
+                if self.decoder is not None and not sampling.filters:
+                    from postgrad.rollout.native.paged import PagedRun
+
+                    return PagedRun(self.decoder, requests, sampling, self.max_rows, self.cache_bytes(), self.max_context).finish()
                 _Run(self, requests, sampling, out, longest).finish()
         finally:
             self.model.train()
         return out
+
+    def cache_bytes(self) -> int:
+        """Memory that keys and values may take on the device."""
+        if self.cache_gib:
+            return int(self.cache_gib * 2**30)
+        return free_memory_bytes(self.device) // 3
 
 
 class _Run:

@@ -16,7 +16,11 @@ class RowRandom:
         self.generator = np.random.Generator(np.random.Philox(key=seed))
 
     def block(self) -> np.ndarray:
-        return self.generator.random(BLOCK)
+        return self.numbers(BLOCK)
+
+    def numbers(self, count: int) -> np.ndarray:
+        """The next numbers of the row."""
+        return self.generator.random(count)
 
 
 def pick(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,35 @@
+"""Packed passes: tokens lie flat without padding, and the responses of one prompt share its tokens.
+
+A bundle is a shared segment (the prompt without its last token) followed by own segments, each the last prompt token and a response.
+A token sees its shared segment and what lies before it in its own segment.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+BLOCK_M, BLOCK_N = 64, 64  # queries and keys that one step of a kernel looks at; a page of the cache holds BLOCK_N tokens
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Which tokens of a packed pass see which, as tiles that the kernels walk; int32, on the model's device."""
+
+    query_tiles: Tensor  # (tiles, 5): first and end of the tile, start of its own segment, start and end of its shared segment
+    key_tiles: Tensor  # (tiles, 3): first and end of the tile, end of the tokens that may see it
+
+    def to(self, device: torch.device) -> "Packing":
+        return Packing(self.query_tiles.to(device), self.key_tiles.to(device))
+
+
+def make_packing(segments: list[tuple[int, int, int, int, int]]) -> Packing:
+    """Tiles of segments (start, end, shared_start, shared_end, end of the tokens that see this segment)."""
+    queries, keys = [], []
+    for start, end, shared_start, shared_end, seen_until in segments:
+        queries += [(at, min(at + BLOCK_M, end), start, shared_start, shared_end) for at in range(start, end, BLOCK_M)]
+        keys += [(at, min(at + BLOCK_N, end), seen_until) for at in range(start, end, BLOCK_N)]
+    # The longest work first: short tiles then fill the gaps at the end.
+    queries.sort(key=lambda tile: -(tile[1] - tile[2] + tile[4] - tile[3]))
+    keys.sort(key=lambda tile: -(tile[2] - tile[0]))
+    return Packing(torch.tensor(queries, dtype=torch.int32), torch.tensor(keys, dtype=torch.int32))

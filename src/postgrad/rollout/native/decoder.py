@@ -1,0 +1,207 @@
+"""One decode step of a Llama-like model over paged keys and values, captured as CUDA graphs.
+
+The weights are the trainer's own: where several matrices are read at once (query, key, value; gate, up) their parameters become views
+of one tensor, so nothing is copied when the trainer moves them. The state of all rows lies on the device; a replayed graph reads the
+last token of each row, writes its key and value, picks the next token and notes which rows have ended.
+"""
+
+# Triton launches its kernels with arguments that a type checker cannot follow.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOptionalMemberAccess=false, reportOperatorIssue=false
+# pyright: reportAssignmentType=false, reportGeneralTypeIssues=false
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from postgrad.model.head import wide_logits
+from postgrad.model.kernels.attention import LOG2E
+from postgrad.model.packing import BLOCK_N as PAGE
+from postgrad.rollout.native import kernels
+
+FAMILIES = ("llama", "qwen2", "qwen3")
+STATIC_ROTARY = ("default", "linear", "llama3", "yarn")
+VOCABULARY_BLOCK = 4096
+FIELDS = 7  # token, own, shared, blocks, slot, limit, alive
+
+
+def refusal(model: Any) -> str:
+    """Why this decoder cannot run the model; empty when it can."""
+    config = model.config.get_text_config()
+    if config.model_type not in FAMILIES:
+        return f"model type {config.model_type} is not one of {', '.join(FAMILIES)}"
+    if getattr(config, "use_sliding_window", False):
+        return "the model has a sliding window"
+    if config.hidden_act not in ("silu", "swish"):
+        return f"activation {config.hidden_act} is not silu"
+    rotary = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    return "" if rotary in STATIC_ROTARY else f"rotary positions of type {rotary} change with the length"
+
+
+def join(modules: list[nn.Module]) -> tuple[Tensor, Tensor | None]:
+    """One weight (and bias) for several linear layers of one input; their parameters become views of it."""
+
+    def together(name: str) -> Tensor | None:
+        parts = [getattr(module, name) for module in modules]
+        if parts[0] is None:
+            return None
+        whole = torch.cat([p.detach() for p in parts])
+        for p, view in zip(parts, whole.split([len(p) for p in parts]), strict=True):
+            p.data = view
+        return whole
+
+    weight = together("weight")
+    assert weight is not None
+    return weight, together("bias")
+
+
+class Room(NamedTuple):
+    """Sizes of the buffers: rows at once, pages a row, trajectories of a call, tokens of one, positions, pages in all."""
+
+    rows: int
+    blocks: int
+    slots: int
+    length: int
+    positions: int
+    pages: int
+
+
+class Layer:
+    """What one block reads, by role."""
+
+    def __init__(self, block: Any) -> None:
+        attention, mlp = block.self_attn, block.mlp
+        self.qkv = join([attention.q_proj, attention.k_proj, attention.v_proj])
+        self.out = attention.o_proj
+        self.gate_up = join([mlp.gate_proj, mlp.up_proj])
+        self.down = mlp.down_proj
+        self.norm_in, self.norm_post = block.input_layernorm, block.post_attention_layernorm
+        self.q_norm, self.k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
+
+
+class Decoder:
+    """Buffers, weights and graphs. Sizes are fixed by `reserve`; asking for more makes new ones and forgets the graphs."""
+
+    def __init__(self, model: Any, stops: Tensor) -> None:
+        self.model, self.stops = model, stops.to(torch.int32)
+        config = model.config.get_text_config()
+        self.heads, self.key_heads = config.num_attention_heads, config.num_key_value_heads
+        self.width = getattr(config, "head_dim", None) or config.hidden_size // self.heads
+        self.embedding, self.head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+        self.norm = model.base_model.norm
+        self.layers = [Layer(block) for block in model.base_model.layers]
+        self.device, self.dtype = self.embedding.device, self.embedding.dtype
+        self.room = Room(0, 0, 0, 0, 0, 0)
+        self.graphs: dict[tuple[int, float], torch.cuda.CUDAGraph] = {}
+        self.pool: Any = None
+
+    def page_bytes(self) -> int:
+        """Memory of one page in all layers."""
+        return len(self.layers) * 2 * PAGE * self.key_heads * self.width * self.dtype.itemsize
+
+    def reserve(self, room: Room) -> None:
+        """Make buffers of at least these sizes; none where there is room already."""
+        if all(have >= want for have, want in zip(self.room, room, strict=True)):
+            return
+        self.release()
+        self.room = Room(*map(max, self.room, room))
+        rows, blocks, slots, length, positions, pages = self.room
+        empty = {"device": self.device}
+        self.state = torch.zeros(FIELDS, rows, dtype=torch.int32, **empty)
+        self.table = torch.zeros(rows, blocks, dtype=torch.int32, **empty)
+        self.uniforms = torch.zeros(slots, length, **empty)
+        self.tokens = torch.zeros(slots, length, dtype=torch.int32, **empty)
+        self.logprobs = torch.zeros(slots, length, **empty)
+        shape = (len(self.layers), pages, PAGE, self.key_heads, self.width)
+        self.keys = torch.zeros(shape, dtype=self.dtype, **empty)
+        self.values = torch.zeros(shape, dtype=self.dtype, **empty)
+        where = torch.arange(positions, device=self.device)[None]
+        cos, sin = self.model.base_model.rotary_emb(torch.empty(1, dtype=self.dtype, **empty), position_ids=where)
+        self.cos, self.sin = cos[0].contiguous(), sin[0].contiguous()
+
+    def release(self) -> None:
+        """Give the buffers back."""
+        self.graphs.clear()
+        self.pool = None
+        for name in ("state", "table", "uniforms", "tokens", "logprobs", "keys", "values", "cos", "sin"):
+            self.__dict__.pop(name, None)
+
+    def run(self, rows: int, steps: int, temperature: float) -> None:
+        """Replay `steps` decode steps of the first `rows` rows; 0 is greedy."""
+        if self.device.type != "cuda":  # the interpreter: no graphs
+            for _ in range(steps):
+                self.step(rows, temperature)
+            return
+        graph = self.graphs.get((rows, temperature)) or self.capture(rows, temperature)
+        for _ in range(steps):
+            graph.replay()
+
+    def capture(self, rows: int, temperature: float) -> torch.cuda.CUDAGraph:
+        alive = self.state[6].clone()
+        self.state[6] = 0  # the warm-up compiles and allocates, and moves no row
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self.step(rows, temperature)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool):
+            self.step(rows, temperature)
+        self.pool = self.pool or graph.pool()
+        self.state[6] = alive
+        self.graphs[rows, temperature] = graph
+        return graph
+
+    def step(self, rows: int, temperature: float) -> None:
+        """One token for each of the first `rows` rows that is alive."""
+        width, wide = self.embedding.shape[1], triton.next_power_of_2(self.embedding.shape[1])
+        residual = torch.empty(rows, width, dtype=self.dtype, device=self.device)
+        normed, attended = torch.empty_like(residual), residual.new_empty(rows, self.heads * self.width)
+        query = torch.empty_like(attended)
+        kernels.embed[(rows,)](self.state, self.room.rows, self.embedding, residual, width, BLOCK=wide)
+
+        def norm(x: Tensor, by: Any) -> None:
+            add = x is not residual
+            kernels.add_norm[(rows,)](x, residual, by.weight, normed, width, by.variance_epsilon, ADD=add, BLOCK=wide)
+
+        norm(residual, self.layers[0].norm_in)
+        for i, layer in enumerate(self.layers):
+            self.attend(i, layer, linear(normed, *layer.qkv), query, attended)
+            norm(linear(attended, layer.out.weight, layer.out.bias), layer.norm_post)
+            both = linear(normed, *layer.gate_up)
+            inner = both.shape[1] // 2
+            gated = both.new_empty(rows, inner)
+            kernels.gated[(rows, triton.cdiv(inner, 1024))](both, gated, inner, BLOCK=1024)
+            following = self.layers[i + 1].norm_in if i + 1 < len(self.layers) else self.norm
+            norm(linear(gated, layer.down.weight, layer.down.bias), following)
+        self.pick(wide_logits(normed, self.head).float(), temperature)
+
+    def attend(self, number: int, layer: Layer, qkv: Tensor, query: Tensor, attended: Tensor) -> None:
+        rows, q_norm = len(qkv), layer.q_norm
+        sizes = {"HEADS": self.heads, "KEY_HEADS": self.key_heads, "D": self.width, "PAGE": PAGE}
+        keys, values = self.keys[number], self.values[number]
+        weights = (qkv, qkv, 0.0) if q_norm is None else (q_norm.weight, layer.k_norm.weight, q_norm.variance_epsilon)
+        kernels.place[(rows, self.heads + 2 * self.key_heads)](
+            qkv, query, keys, values, self.table, self.state, self.room.rows, self.cos, self.sin, *weights, self.room.blocks,
+            **sizes, HALF=triton.next_power_of_2(self.width // 2), NORM=q_norm is not None, num_warps=1,
+        )  # fmt: skip
+        kernels.attend[(rows, self.key_heads)](
+            query, keys, values, attended, self.table, self.state, self.room.rows, self.width**-0.5 * LOG2E, self.room.blocks,
+            **sizes, WIDTH=max(16, triton.next_power_of_2(self.width)),
+            M=max(16, triton.next_power_of_2(self.heads // self.key_heads)), PRECISE=self.dtype == torch.float32, num_warps=4,
+        )  # fmt: skip
+
+    def pick(self, logits: Tensor, temperature: float) -> None:
+        rows, vocabulary = logits.shape
+        blocks = triton.cdiv(vocabulary, VOCABULARY_BLOCK)
+        tops, sums = logits.new_empty(rows, blocks), logits.new_empty(rows, blocks)
+        places = torch.empty(rows, blocks, dtype=torch.int32, device=self.device)
+        inverse = 1.0 / temperature if temperature else 1.0
+        kernels.summarise[(rows, blocks)](logits, tops, sums, places, vocabulary, blocks, inverse, BLOCK=VOCABULARY_BLOCK)
+        kernels.pick[(rows,)](
+            logits, tops, sums, places, self.state, self.room.rows, self.uniforms, self.tokens, self.logprobs, self.stops, len(self.stops),
+            self.room.length, vocabulary, blocks, inverse, GREEDY=temperature == 0.0, BLOCK=VOCABULARY_BLOCK,
+            BLOCKS_WIDE=triton.next_power_of_2(blocks),
+        )  # fmt: skip

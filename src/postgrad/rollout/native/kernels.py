@@ -1,0 +1,192 @@
+"""Triton kernels of one decode step: norms, rotary positions and cache writes, attention over pages, picking tokens.
+
+They round where the stock transformers blocks round, so that the engine's log-probs are the trainer's up to the last bits. State lies
+in one int32 table, a column for each thing a row knows (see State in decoder.py); a row that is not alive is skipped.
+"""
+
+# Triton launches its kernels with arguments that a type checker cannot follow.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOptionalMemberAccess=false, reportOperatorIssue=false
+# pyright: reportAssignmentType=false, reportGeneralTypeIssues=false
+
+import triton
+import triton.language as tl
+
+from postgrad.model.kernels.attention import absorb
+
+TOKEN, OWN, SHARED, BLOCKS, SLOT, LIMIT, ALIVE = (tl.constexpr(i) for i in range(7))  # rows of the state table
+
+
+@triton.jit
+def add_norm(x_base, residual_base, weight_base, normed_base, width, eps, ADD: tl.constexpr, BLOCK: tl.constexpr):
+    """residual += x (when ADD), normed = RMSNorm(residual) · weight; one program a row."""
+    row = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, BLOCK)
+    inside = cols < width
+    kind = normed_base.dtype.element_ty
+    h = tl.load(residual_base + row * width + cols, mask=inside, other=0.0)
+    if ADD:
+        x = tl.load(x_base + row * width + cols, mask=inside, other=0.0)
+        h = (h.to(tl.float32) + x.to(tl.float32)).to(kind)
+        tl.store(residual_base + row * width + cols, h, mask=inside)
+    wide = h.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, 0) / width + eps)
+    weight = tl.load(weight_base + cols, mask=inside, other=0.0)
+    normed = (wide * scale).to(kind).to(tl.float32) * weight.to(tl.float32)
+    tl.store(normed_base + row * width + cols, normed.to(kind), mask=inside)
+
+
+@triton.jit
+def embed(state, rows, weight_base, out_base, width, BLOCK: tl.constexpr):
+    """Each row's token becomes its vector."""
+    row = tl.program_id(0).to(tl.int64)
+    token = tl.load(state + TOKEN * rows + row).to(tl.int64)
+    cols = tl.arange(0, BLOCK)
+    inside = cols < width
+    tl.store(out_base + row * width + cols, tl.load(weight_base + token * width + cols, mask=inside), mask=inside)
+
+
+@triton.jit
+def place(
+    qkv_base, q_base, k_pages, v_pages, table, state, rows, cos_base, sin_base, q_norm, k_norm, eps, max_blocks,
+    HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, PAGE: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """Rotate queries and keys to their position, write keys and values into the row's page; one program a row and head."""
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    if tl.load(state + ALIVE * rows + row) == 0:
+        return
+    own = tl.load(state + OWN * rows + row)
+    kind = q_base.dtype.element_ty
+    half = tl.arange(0, HALF)
+    inside = half < D // 2
+    base = qkv_base + row * (HEADS + 2 * KEY_HEADS) * D + head * D
+    low = tl.load(base + half, mask=inside, other=0.0)
+    high = tl.load(base + D // 2 + half, mask=inside, other=0.0)
+    block = tl.load(state + BLOCKS * rows + row) + own // PAGE
+    page = tl.load(table + row * max_blocks + block).to(tl.int64)
+    line = (page * PAGE + own % PAGE) * KEY_HEADS * D
+    if head >= HEADS + KEY_HEADS:
+        target = v_pages + line + (head - HEADS - KEY_HEADS) * D
+        tl.store(target + half, low, mask=inside)
+        tl.store(target + D // 2 + half, high, mask=inside)
+    else:
+        if NORM:
+            weights = q_norm if head < HEADS else k_norm
+            a, b = low.to(tl.float32), high.to(tl.float32)
+            scale = tl.rsqrt((tl.sum(a * a, 0) + tl.sum(b * b, 0)) / D + eps)
+            wa = tl.load(weights + half, mask=inside, other=0.0).to(tl.float32)
+            wb = tl.load(weights + D // 2 + half, mask=inside, other=0.0).to(tl.float32)
+            low = ((a * scale).to(kind).to(tl.float32) * wa).to(kind)
+            high = ((b * scale).to(kind).to(tl.float32) * wb).to(kind)
+        position = (tl.load(state + SHARED * rows + row) + own).to(tl.int64)
+        cos_low = tl.load(cos_base + position * D + half, mask=inside, other=0.0).to(tl.float32)
+        cos_high = tl.load(cos_base + position * D + D // 2 + half, mask=inside, other=0.0).to(tl.float32)
+        sin_low = tl.load(sin_base + position * D + half, mask=inside, other=0.0).to(tl.float32)
+        sin_high = tl.load(sin_base + position * D + D // 2 + half, mask=inside, other=0.0).to(tl.float32)
+        a, b = low.to(tl.float32), high.to(tl.float32)
+        new_low = (a * cos_low).to(kind).to(tl.float32) + (-b * sin_low).to(kind).to(tl.float32)
+        new_high = (b * cos_high).to(kind).to(tl.float32) + (a * sin_high).to(kind).to(tl.float32)
+        target = q_base + (row * HEADS + head) * D if head < HEADS else k_pages + line + (head - HEADS) * D
+        tl.store(target + half, new_low.to(kind), mask=inside)
+        tl.store(target + D // 2 + half, new_high.to(kind), mask=inside)
+
+
+@triton.jit
+def attend(
+    q_base, k_pages, v_pages, out_base, table, state, rows, scale_log2, max_blocks,
+    HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, M: tl.constexpr,
+    PRECISE: tl.constexpr,
+):  # fmt: skip
+    """The query heads of one key head over the row's pages, the shared ones first; one program a row and key head."""
+    row, key_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    if tl.load(state + ALIVE * rows + row) == 0:
+        return
+    group: tl.constexpr = HEADS // KEY_HEADS
+    shared, blocks = tl.load(state + SHARED * rows + row), tl.load(state + BLOCKS * rows + row)
+    own = tl.load(state + OWN * rows + row) + 1
+    member, cols, line = tl.arange(0, M), tl.arange(0, WIDTH), tl.arange(0, PAGE)
+    heads = q_base + (row * HEADS + key_head * group + member)[:, None] * D + cols[None, :]
+    real = (member < group)[:, None] & (cols < D)[None, :]
+    q = tl.load(heads, mask=real, other=0.0)
+    top = tl.full([M], float("-inf"), tl.float32)
+    total = tl.zeros([M], tl.float32)
+    acc = tl.zeros([M, WIDTH], tl.float32)
+    for j in range(0, blocks + (own + PAGE - 1) // PAGE):
+        page = tl.load(table + row * max_blocks + j).to(tl.int64)
+        inside = tl.where(j < blocks, j * PAGE + line < shared, (j - blocks) * PAGE + line < own)
+        at = ((page * PAGE + line) * KEY_HEADS + key_head)[:, None] * D + cols[None, :]
+        mask = inside[:, None] & (cols < D)[None, :]
+        k = tl.load(k_pages + at, mask=mask, other=0.0)
+        v = tl.load(v_pages + at, mask=mask, other=0.0)
+        acc, top, total = absorb(acc, top, total, q, k, v, inside[None, :], scale_log2, PRECISE)
+    out = out_base + (row * HEADS + key_head * group + member)[:, None] * D + cols[None, :]
+    tl.store(out, (acc / total[:, None]).to(out_base.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def gated(x_base, out_base, width, BLOCK: tl.constexpr):
+    """silu(gate) · up of rows that hold gate and up side by side."""
+    row = tl.program_id(0).to(tl.int64)
+    cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = cols < width
+    kind = out_base.dtype.element_ty
+    gate = tl.load(x_base + row * 2 * width + cols, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(x_base + row * 2 * width + width + cols, mask=inside, other=0.0).to(tl.float32)
+    value = (gate / (1.0 + tl.exp(-gate))).to(kind).to(tl.float32) * up
+    tl.store(out_base + row * width + cols, value.to(kind), mask=inside)
+
+
+@triton.jit
+def summarise(logits, tops, sums, places, vocabulary, num_blocks, inverse_temperature, BLOCK: tl.constexpr):
+    """Largest logit, where it is, and sum of exponentials of each block of a row's vocabulary."""
+    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    cols = block * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(logits + row * vocabulary + cols, mask=cols < vocabulary, other=float("-inf")) * inverse_temperature
+    top, where = tl.max(x, 0, return_indices=True)
+    tl.store(tops + row * num_blocks + block, top)
+    tl.store(places + row * num_blocks + block, block * BLOCK + where)
+    tl.store(sums + row * num_blocks + block, tl.sum(tl.exp(x - top), 0))
+
+
+@triton.jit
+def pick(
+    logits, tops, sums, places, state, rows, uniforms, out_tokens, out_logprobs, stops, num_stops, limit,
+    vocabulary, num_blocks, inverse_temperature, GREEDY: tl.constexpr, BLOCK: tl.constexpr, BLOCKS_WIDE: tl.constexpr,
+):  # fmt: skip
+    """Each row's next token by inverse cumulated probability (or the likeliest), its log-prob, and the row's new state."""
+    row = tl.program_id(0).to(tl.int64)
+    if tl.load(state + ALIVE * rows + row) == 0:
+        return
+    own, slot = tl.load(state + OWN * rows + row), tl.load(state + SLOT * rows + row).to(tl.int64)
+    blocks = tl.arange(0, BLOCKS_WIDE)
+    real = blocks < num_blocks
+    top = tl.load(tops + row * num_blocks + blocks, mask=real, other=float("-inf"))
+    peak = tl.max(top, 0)
+    weight = tl.load(sums + row * num_blocks + blocks, mask=real, other=0.0) * tl.exp(top - peak)
+    total = tl.sum(weight, 0)
+    lse = peak + tl.log(total)
+    if GREEDY:
+        best = tl.argmax(top, 0, tie_break_left=True)
+        token = tl.load(places + row * num_blocks + best)
+        logit = peak
+    else:
+        target = tl.load(uniforms + slot * limit + own) * total
+        cumulated = tl.cumsum(weight, 0)
+        # The first block whose cumulated weight exceeds the target; rounding may leave none, then the last that has any weight.
+        chosen = tl.minimum(
+            tl.sum((cumulated <= target).to(tl.int32), 0), tl.sum((cumulated < tl.max(cumulated, 0)).to(tl.int32), 0)
+        )
+        rest = target - tl.sum(tl.where(blocks < chosen, weight, 0.0), 0)
+        cols = chosen * BLOCK + tl.arange(0, BLOCK)
+        x = tl.load(logits + row * vocabulary + cols, mask=cols < vocabulary, other=float("-inf")) * inverse_temperature
+        inner = tl.cumsum(tl.exp(x - peak), 0)
+        index = tl.minimum(tl.sum((inner <= rest).to(tl.int32), 0), tl.sum((inner < tl.max(inner, 0)).to(tl.int32), 0))
+        token = chosen * BLOCK + index
+        logit = tl.load(logits + row * vocabulary + token) * inverse_temperature
+    tl.store(out_tokens + slot * limit + own, token)
+    tl.store(out_logprobs + slot * limit + own, logit - lse)
+    ended = own + 1 >= tl.load(state + LIMIT * rows + row)
+    for i in range(num_stops):
+        ended = ended | (token == tl.load(stops + i))
+    tl.store(state + TOKEN * rows + row, token)
+    tl.store(state + OWN * rows + row, own + 1)
+    tl.store(state + ALIVE * rows + row, tl.where(ended, 0, 1))
