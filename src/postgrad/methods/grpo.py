@@ -267,9 +267,9 @@ class Grpo(Method):
             kl = kl_penalty(current.logprobs, batch.tokens["reference_logprobs"], settings.kl_estimator)
             tally.mean("kl/reference", kl, mask)
             values = values + settings.kl_coef * kl
-        total = (values * weight)[mask].sum()
+        total = torch.where(mask, values * weight, 0.0).sum()
         if settings.entropy_coef:  # a method may give the bonus a denominator of its own
-            bonus = (current.entropy * batch.tokens.get("entropy_weight", weight))[mask].sum()
+            bonus = torch.where(mask, current.entropy * batch.tokens.get("entropy_weight", weight), 0.0).sum()
             total = total - settings.entropy_coef * bonus
         return total
 

@@ -59,13 +59,13 @@ class LocalCritic:
         self.optimiser = Optimiser(body, self.optimiser_config)
 
     def forward(self, micro: MicroBatch) -> Tensor:
-        hidden = hidden_states(self.loaded.model, micro.ids, micro.positions, micro.mask, FULL)
+        hidden = hidden_states(self.loaded.model, micro.ids, micro.positions, micro.mask, FULL, micro.packing)
         return self.head(hidden.flatten(0, 1)[micro.gather].float())[:, 0]
 
     @torch.no_grad()
     def values(self, batch: Batch) -> Tensor:
         out = torch.zeros(batch.num_tokens)
-        for micro in make_passes(batch, self.config.training.token_budget, self.width, self.device):
+        for micro in make_passes(batch, self.config.training.token_budget, self.loaded.model):
             out[batch.response.positions(torch.tensor(micro.rows))] = self.forward(micro.to(self.device)).cpu()
         return out
 
@@ -74,7 +74,7 @@ class LocalCritic:
         lr = learning_rate(self.optimiser_config, step, self.config.training.steps)
         for part in split_updates(batch, self.config.training.updates_per_step):
             part = self.objective.prepare_values(part)
-            for micro in make_passes(part, self.config.training.token_budget, self.width, self.device):
+            for micro in make_passes(part, self.config.training.token_budget, self.loaded.model):
                 rows = part.select(micro.rows).to(self.device)
                 loss = self.objective.value_loss(rows, self.forward(micro.to(self.device)), tally)
                 loss.backward()

@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-CHUNK_ELEMENTS = 1 << 24  # logits held at once: 64 MiB in float32
+from postgrad.model.device import has_kernels
+
+CHUNK_ELEMENTS = {"cpu": 1 << 24, "cuda": 1 << 28}  # logits held at once: 64 MiB in float32, 1 GiB where a pass is large
 
 
 class TokenOutputs(NamedTuple):
@@ -25,9 +27,9 @@ def token_outputs(
 ) -> TokenOutputs:
     """hidden (tokens, width), weight (vocabulary, width), targets (tokens,). Log-probs and entropy are differentiable.
 
-    `sum_squares` carries no gradient. `chunk` is tokens at a time, by default as many as 64 MiB of logits hold.
+    `sum_squares` carries no gradient. `chunk` is tokens at a time, by default what CHUNK_ELEMENTS holds.
     """
-    chunk = chunk or max(1, CHUNK_ELEMENTS // weight.shape[0])
+    chunk = chunk or max(1, CHUNK_ELEMENTS.get(hidden.device.type, 1 << 24) // weight.shape[0])
     return TokenOutputs(*_TokenOutputs.apply(hidden, weight, targets, temperature, chunk))  # type: ignore[misc]
 
 
@@ -40,6 +42,12 @@ class _TokenOutputs(torch.autograd.Function):
         logprobs, entropy, squares, lse = (torch.empty(len(hidden), dtype=_wide(hidden), device=hidden.device) for _ in range(4))
         for start in range(0, len(hidden), chunk):
             part = slice(start, start + chunk)
+            if has_kernels(hidden.device):
+                from postgrad.model.kernels.head import summary
+
+                found = summary(wide_logits(hidden[part], wide).float(), targets[part], temperature)
+                logprobs[part], entropy[part], squares[part], lse[part] = found
+                continue
             logits = _logits(hidden[part], wide, temperature)
             lse[part] = logits.logsumexp(-1)
             log_p = logits.sub_(lse[part, None])
@@ -62,20 +70,47 @@ class _TokenOutputs(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight, dtype=_wide(weight)) if ctx.needs_input_grad[1] else None
         for start in range(0, len(hidden), ctx.chunk):
             part = slice(start, start + ctx.chunk)
-            log_p = _logits(hidden[part], wide, ctx.temperature).sub_(lse[part, None])
-            p = log_p.exp()
-            g = torch.zeros_like(p)
-            if grad_entropy is not None:  # dH/dlogit = -p (log p + H)
-                g -= p * (log_p.clamp(min=-1e30) + entropy[part, None]) * grad_entropy[part, None]
-            if grad_logprobs is not None:  # dlogp/dlogit = onehot - p
-                g -= p * grad_logprobs[part, None]
-                g.scatter_add_(1, targets[part, None], grad_logprobs[part, None].to(g.dtype))
-            g = g.div_(ctx.temperature).to(hidden.dtype)
+            columns = (
+                targets[part],
+                lse[part],
+                entropy[part],
+                *(x if x is None else x[part] for x in (grad_logprobs, grad_entropy)),
+            )
+            g = _slope(hidden[part], wide, *columns, ctx.temperature)
             if grad_hidden is not None:
                 grad_hidden[part] = g @ weight
             if grad_weight is not None:
                 grad_weight += g.T @ hidden[part]
         return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None, None
+
+
+def _slope(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    lse: Tensor,
+    entropy: Tensor,
+    grad_logprobs: Tensor | None,
+    grad_entropy: Tensor | None,
+    temperature: float,
+) -> Tensor:
+    """(tokens, vocabulary) gradient of one chunk's logits, in the type of `hidden`."""
+    if has_kernels(hidden.device):
+        from postgrad.model.kernels.head import slope
+
+        by_logprob = torch.zeros_like(lse) if grad_logprobs is None else grad_logprobs.contiguous()
+        by_entropy = None if grad_entropy is None else grad_entropy.contiguous()
+        logits = wide_logits(hidden, weight).float()
+        return slope(logits, targets, lse, entropy, by_logprob, by_entropy, temperature, hidden.dtype)
+    log_p = _logits(hidden, weight, temperature).sub_(lse[:, None])
+    p = log_p.exp()
+    g = torch.zeros_like(p)
+    if grad_entropy is not None:  # dH/dlogit = -p (log p + H)
+        g -= p * (log_p.clamp(min=-1e30) + entropy[:, None]) * grad_entropy[:, None]
+    if grad_logprobs is not None:  # dlogp/dlogit = onehot - p
+        g -= p * grad_logprobs[:, None]
+        g.scatter_add_(1, targets[:, None], grad_logprobs[:, None].to(g.dtype))
+    return g.div_(temperature).to(hidden.dtype)
 
 
 def _wide(x: Tensor) -> torch.dtype:

@@ -7,6 +7,7 @@ beyond float rounding; it only changes how much is computed.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +15,8 @@ from torch import Tensor
 from postgrad.model.device import has_kernels
 from postgrad.model.packing import Packing, make_packing
 from postgrad.types import Batch
+
+PACKED_FAMILIES = ("llama", "qwen2", "qwen3")
 
 
 @dataclass(frozen=True)
@@ -38,13 +41,24 @@ class MicroBatch:
         return self.ids.numel()
 
 
-def make_passes(
-    batch: Batch, token_budget: int, width: int, device: torch.device, together: Sequence[int] | None = None
-) -> list[MicroBatch]:
-    """Micro-batches that cover the batch: packed where the device has the kernel for it, else padded."""
-    if has_kernels(device):
-        return make_packed(batch, token_budget, together)
-    return make_micro_batches(batch, token_budget, width, together)
+def make_passes(batch: Batch, token_budget: int, model: Any, together: Sequence[int] | None = None) -> list[MicroBatch]:
+    """Micro-batches that cover the batch: packed where the device has the kernels and the model is one they know, else padded."""
+    device = next(model.parameters()).device
+    budget = token_budget or default_budget(device)
+    if has_kernels(device) and takes_packed(model):
+        return make_packed(batch, budget, together)
+    return make_micro_batches(batch, budget, int(model.config.get_text_config().hidden_size), together)
+
+
+def default_budget(device: torch.device) -> int:
+    """Tokens of a pass where training.token_budget is 0."""
+    return 16384 if device.type == "cuda" else 8192
+
+
+def takes_packed(model: Any) -> bool:
+    """Whether the model's attention understands a packing (see kernels/blocks.py)."""
+    config = model.config.get_text_config()
+    return config.model_type in PACKED_FAMILIES and not getattr(config, "use_sliding_window", False)
 
 
 def make_micro_batches(batch: Batch, token_budget: int, width: int, together: Sequence[int] | None = None) -> list[MicroBatch]:

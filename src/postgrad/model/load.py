@@ -13,7 +13,7 @@ from torch import nn
 from postgrad.config.schema import ModelConfig
 from postgrad.errors import ConfigError
 from postgrad.model import attention
-from postgrad.model.device import DTYPES
+from postgrad.model.device import DTYPES, has_kernels
 
 SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
 SMOLLM2_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -101,6 +101,10 @@ def _finish(model: nn.Module, tokenizer: Any, config: ModelConfig, device: torch
             module.p = 0.0  # the trainer and the engine must see one policy
     if config.activation_checkpointing:
         model.gradient_checkpointing_enable()  # type: ignore[operator]
+    if has_kernels(device):
+        from postgrad.model.kernels.blocks import install
+
+        install(model)
     _check_head(model, device)
     return Loaded(model, tokenizer)
 

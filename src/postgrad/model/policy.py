@@ -6,7 +6,7 @@ method implements; no loss is known here by name.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from safetensors.torch import load_file
@@ -50,30 +50,32 @@ class Tally:
     """Metrics of one update as sums and counts, divided once at the end: no micro-batch or rank weighs more than its tokens."""
 
     def __init__(self) -> None:
-        self.sums: dict[str, float] = {}
-        self.counts: dict[str, float] = {}
-        self.peaks: dict[str, float] = {}
+        self.sums: dict[str, Any] = {}
+        self.counts: dict[str, Any] = {}
+        self.peaks: dict[str, Any] = {}
 
     def mean(self, name: str, values: Tensor, mask: Tensor | None = None) -> None:
         """Average of `values`, where the mask is true."""
-        values = values.detach() if mask is None else values.detach()[mask]
-        self.sums[name] = self.sums.get(name, 0.0) + float(values.double().sum())
-        self.counts[name] = self.counts.get(name, 0.0) + values.numel()
+        values = values.detach().double()
+        mask = torch.ones_like(values, dtype=torch.bool) if mask is None else mask
+        # Sums stay on the device, and nothing is picked by a mask: both would make the host wait for it.
+        self.sums[name] = self.sums.get(name, 0.0) + torch.where(mask, values, 0.0).sum()
+        self.counts[name] = self.counts.get(name, 0.0) + mask.sum()
 
-    def total(self, name: str, value: float) -> None:
+    def total(self, name: str, value: float | Tensor) -> None:
         """A plain sum, such as a loss whose terms are weighted already."""
-        self.sums[name] = self.sums.get(name, 0.0) + value
+        self.sums[name] = self.sums.get(name, 0.0) + (value.detach().double() if isinstance(value, Tensor) else value)
         self.counts[name] = 1.0
 
     def peak(self, name: str, values: Tensor, mask: Tensor | None = None) -> None:
         """Largest of `values`, where the mask is true."""
-        values = values.detach() if mask is None else values.detach()[mask]
+        values = values.detach() if mask is None else torch.where(mask, values.detach(), -torch.inf)
         if values.numel():
-            self.peaks[name] = max(self.peaks.get(name, -torch.inf), float(values.max()))
+            self.peaks[name] = torch.maximum(values.max(), torch.as_tensor(self.peaks.get(name, -torch.inf)))
 
     def result(self) -> dict[str, float]:
-        means = {name: self.sums[name] / self.counts[name] for name in self.sums if self.counts[name] > 0}
-        return {**means, **self.peaks}
+        means = {name: float(self.sums[name]) / float(self.counts[name]) for name in self.sums if self.counts[name] > 0}
+        return {**means, **{name: float(peak) for name, peak in self.peaks.items() if peak > -torch.inf}}
 
 
 class Objective(Protocol):
@@ -102,7 +104,7 @@ class FrozenPolicy:
     @torch.no_grad()
     def logprobs(self, batch: Batch, view: View = FULL) -> dict[str, Tensor]:
         out = {name: torch.zeros(batch.num_tokens) for name in TokenOutputs._fields}
-        for micro in make_passes(batch, self.config.training.token_budget, self.width, self.device):
+        for micro in make_passes(batch, self.config.training.token_budget, self.model):
             where = batch.response.positions(torch.tensor(micro.rows))
             outputs = self.forward(micro.to(self.device), batch.response.values[where].to(self.device), view)
             for name, column in outputs._asdict().items():
@@ -150,12 +152,14 @@ class LocalPolicy(FrozenPolicy):
     def accumulate(self, batch: Batch, view: View, tally: Tally) -> None:
         """Add the gradient of one optimiser step's batch; its weights are global, so the order and size of micro-batches do not matter."""
         together = self.objective.together(batch)
-        for micro in make_passes(batch, self.config.training.token_budget, self.width, self.device, together):
-            rows = batch.select(micro.rows).to(self.device)
-            current = self.forward(micro.to(self.device), rows.response.values, view)
+        passes = make_passes(batch, self.config.training.token_budget, self.model, together)
+        # All of it goes to the device first: a copy in between would wait for the work before it.
+        ready = [(micro.to(self.device), batch.select(micro.rows).to(self.device)) for micro in passes]
+        for micro, rows in ready:
+            current = self.forward(micro, rows.response.values, view)
             loss = self.objective.loss(rows, current, tally)
             loss.backward()
-            tally.total("loss", float(loss.detach()))
+            tally.total("loss", loss)
 
     def _freeze_above(self, view: View) -> None:
         above = {id(p) for p in [*upper_parameters(self.model, view), *self.still]}

@@ -10,6 +10,7 @@ from postgrad.errors import ConfigError
 from postgrad.methods.base import Method
 from postgrad.methods.judging import check_judge
 from postgrad.model.device import choose_device, choose_dtype, probe_threads
+from postgrad.model.layout import default_budget
 from postgrad.model.load import load_tokenizer, model_config, model_width
 from postgrad.rewards.score import Judge
 from postgrad.types import Problem
@@ -33,6 +34,7 @@ def resolve(config: Config) -> Config:
     config.model.dtype = choose_dtype(config.model.dtype, device)
     if config.model.threads == 0:
         config.model.threads = probe_threads(model_width(config.model, config.seed), config.model.dtype)
+    config.training.token_budget = config.training.token_budget or default_budget(device)
     if config.rollout.max_rows == 0:
         config.rollout.max_rows = 256 if device.type == "cpu" else 2048
     if config.cluster.engine_apart and config.cluster.place == "local":

@@ -31,7 +31,13 @@ MAY_CHANGE = {
 }
 
 # Settings whose value here means: what this machine offers.
-AUTO = (("model", "device", "auto"), ("model", "dtype", "auto"), ("model", "threads", 0), ("rollout", "max_rows", 0))
+AUTO = (
+    ("model", "device", "auto"),
+    ("model", "dtype", "auto"),
+    ("model", "threads", 0),
+    ("rollout", "max_rows", 0),
+    ("training", "token_budget", 0),
+)
 
 
 TRIES = 10

@@ -118,12 +118,13 @@ def _backward_queries(
 @triton.jit
 def _backward_keys(
     q_base, k_base, v_base, grad_base, lse_base, delta_base, dk_base, dv_base, tiles, scale, scale_log2, num_tokens,
-    q_token, q_head, k_token, k_head, v_token, v_head, grad_token, grad_head, dk_token, dk_head, dv_token, dv_head,
+    q_token, q_head, k_token, k_head, v_token, v_head, grad_token, grad_head, d_token, d_head,
     GROUP: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, M: tl.constexpr, N: tl.constexpr, PRECISE: tl.constexpr,
 ):  # fmt: skip
     precision: tl.constexpr = "ieee" if PRECISE else "tf32"
     tile = tiles + tl.program_id(0) * 3
-    key_head = tl.program_id(1).to(tl.int64)
+    head = tl.program_id(1).to(tl.int64)
+    key_head = head // GROUP
     first, end, seen_until = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
     at = (first + tl.arange(0, N)).to(tl.int64)
     cols = tl.arange(0, WIDTH)
@@ -132,27 +133,24 @@ def _backward_keys(
     v = _load(v_base + key_head * v_head, at, v_token, cols, inside, D)
     dk = tl.zeros([N, WIDTH], tl.float32)
     dv = tl.zeros([N, WIDTH], tl.float32)
-    for member in range(GROUP):
-        head = key_head * GROUP + member
-        for start in range(first, seen_until, M):
-            rows = (start + tl.arange(0, M)).to(tl.int64)
-            here = rows < seen_until
-            q = _load(q_base + head * q_head, rows, q_token, cols, here, D)
-            grad = _load(grad_base + head * grad_head, rows, grad_token, cols, here, D)
-            lse = tl.load(lse_base + head * num_tokens + rows, mask=here, other=0.0)
-            delta = tl.load(delta_base + head * num_tokens + rows, mask=here, other=0.0)
-            scores = tl.dot(k, tl.trans(q), input_precision=precision) * scale_log2
-            visible = inside[:, None] & here[None, :] & (at[:, None] <= rows[None, :])
-            p = tl.where(visible, tl.exp2(scores - lse[None, :]), 0.0)
-            dv += tl.dot(p.to(grad.dtype), grad, input_precision=precision)
-            dp = tl.dot(v, tl.trans(grad), input_precision=precision)
-            ds = p * (dp - delta[None, :])
-            dk += tl.dot(ds.to(q.dtype), q, input_precision=precision)
+    for start in range(first, seen_until, M):
+        rows = (start + tl.arange(0, M)).to(tl.int64)
+        here = rows < seen_until
+        q = _load(q_base + head * q_head, rows, q_token, cols, here, D)
+        grad = _load(grad_base + head * grad_head, rows, grad_token, cols, here, D)
+        lse = tl.load(lse_base + head * num_tokens + rows, mask=here, other=0.0)
+        delta = tl.load(delta_base + head * num_tokens + rows, mask=here, other=0.0)
+        scores = tl.dot(k, tl.trans(q), input_precision=precision) * scale_log2
+        visible = inside[:, None] & here[None, :] & (at[:, None] <= rows[None, :])
+        p = tl.where(visible, tl.exp2(scores - lse[None, :]), 0.0)
+        dv += tl.dot(p.to(grad.dtype), grad, input_precision=precision)
+        dp = tl.dot(v, tl.trans(grad), input_precision=precision)
+        ds = p * (dp - delta[None, :])
+        dk += tl.dot(ds.to(q.dtype), q, input_precision=precision)
     bounds = inside[:, None] & (cols < D)[None, :]
-    dk_place = dk_base + at[:, None] * dk_token + key_head * dk_head + cols[None, :]
-    dv_place = dv_base + at[:, None] * dv_token + key_head * dv_head + cols[None, :]
-    tl.store(dk_place, (dk * scale).to(dk_base.dtype.element_ty), mask=bounds)
-    tl.store(dv_place, dv.to(dv_base.dtype.element_ty), mask=bounds)
+    where = at[:, None] * d_token + head * d_head + cols[None, :]
+    tl.store(dk_base + where, dk * scale, mask=bounds)
+    tl.store(dv_base + where, dv, mask=bounds)
 
 
 class _PackedAttention(torch.autograd.Function):
@@ -175,16 +173,19 @@ class _PackedAttention(torch.autograd.Function):
         packing, scale, tokens = ctx.packing, ctx.scale, len(q)
         grad = grads[0].contiguous()
         delta = (grad.float() * out.float()).sum(-1).T.contiguous()
-        dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+        dq = torch.empty_like(q, memory_format=torch.contiguous_format)
+        # One program a query head keeps the long prompt tiles parallel; the heads of a key head are summed after.
+        dk, dv = (torch.empty(q.shape, dtype=torch.float32, device=q.device) for _ in range(2))
         shape = _shape(q, k)
         _backward_queries[(len(packing.query_tiles), q.shape[1])](
             q, k, v, grad, lse, delta, dq, packing.query_tiles, scale, scale * LOG2E, tokens,
             *_strides(q, k, v, grad, dq), **shape, num_warps=4,
         )  # fmt: skip
-        _backward_keys[(len(packing.key_tiles), k.shape[1])](
+        _backward_keys[(len(packing.key_tiles), q.shape[1])](
             q, k, v, grad, lse, delta, dk, dv, packing.key_tiles, scale, scale * LOG2E, tokens,
-            *_strides(q, k, v, grad, dk, dv), **shape, num_warps=4,
+            *_strides(q, k, v, grad, dk), **shape, num_warps=4,
         )  # fmt: skip
+        dk, dv = (x.unflatten(1, (k.shape[1], -1)).sum(2).to(k.dtype) for x in (dk, dv))
         return dq, dk, dv, None, None
 
 

@@ -18,20 +18,21 @@ from torch.nn.functional import linear
 
 from postgrad.model.head import wide_logits
 from postgrad.model.kernels.attention import LOG2E
+from postgrad.model.layout import PACKED_FAMILIES
 from postgrad.model.packing import BLOCK_N as PAGE
 from postgrad.rollout.native import kernels
 
-FAMILIES = ("llama", "qwen2", "qwen3")
 STATIC_ROTARY = ("default", "linear", "llama3", "yarn")
 VOCABULARY_BLOCK = 4096
+TILE = 64  # query rows of an attention program: as in training passes, so that both run the same instructions
 FIELDS = 7  # token, own, shared, blocks, slot, limit, alive
 
 
 def refusal(model: Any) -> str:
     """Why this decoder cannot run the model; empty when it can."""
     config = model.config.get_text_config()
-    if config.model_type not in FAMILIES:
-        return f"model type {config.model_type} is not one of {', '.join(FAMILIES)}"
+    if config.model_type not in PACKED_FAMILIES:
+        return f"model type {config.model_type} is not one of {', '.join(PACKED_FAMILIES)}"
     if getattr(config, "use_sliding_window", False):
         return "the model has a sliding window"
     if config.hidden_act not in ("silu", "swish"):
@@ -190,7 +191,7 @@ class Decoder:
         kernels.attend[(rows, self.key_heads)](
             query, keys, values, attended, self.table, self.state, self.room.rows, self.width**-0.5 * LOG2E, self.room.blocks,
             **sizes, WIDTH=max(16, triton.next_power_of_2(self.width)),
-            M=max(16, triton.next_power_of_2(self.heads // self.key_heads)), PRECISE=self.dtype == torch.float32, num_warps=4,
+            M=TILE, PRECISE=self.dtype == torch.float32, num_warps=4,
         )  # fmt: skip
 
     def pick(self, logits: Tensor, temperature: float) -> None:

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from postgrad.model.kernels.attention import absorb
+from postgrad.model.kernels.blocks import gated_values, normed_row, rotated
 
 TOKEN, OWN, SHARED, BLOCKS, SLOT, LIMIT, ALIVE = (tl.constexpr(i) for i in range(7))  # rows of the state table
 
@@ -28,10 +29,8 @@ def add_norm(x_base, residual_base, weight_base, normed_base, width, eps, ADD: t
         x = tl.load(x_base + row * width + cols, mask=inside, other=0.0)
         h = (h.to(tl.float32) + x.to(tl.float32)).to(kind)
         tl.store(residual_base + row * width + cols, h, mask=inside)
-    wide = h.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(wide * wide, 0) / width + eps)
     weight = tl.load(weight_base + cols, mask=inside, other=0.0)
-    normed = (wide * scale).to(kind).to(tl.float32) * weight.to(tl.float32)
+    normed, _ = normed_row(h, weight, width, eps)
     tl.store(normed_base + row * width + cols, normed.to(kind), mask=inside)
 
 
@@ -82,12 +81,10 @@ def place(
         cos_high = tl.load(cos_base + position * D + D // 2 + half, mask=inside, other=0.0).to(tl.float32)
         sin_low = tl.load(sin_base + position * D + half, mask=inside, other=0.0).to(tl.float32)
         sin_high = tl.load(sin_base + position * D + D // 2 + half, mask=inside, other=0.0).to(tl.float32)
-        a, b = low.to(tl.float32), high.to(tl.float32)
-        new_low = (a * cos_low).to(kind).to(tl.float32) + (-b * sin_low).to(kind).to(tl.float32)
-        new_high = (b * cos_high).to(kind).to(tl.float32) + (a * sin_high).to(kind).to(tl.float32)
+        new_low, new_high = rotated(low, high, cos_low, cos_high, sin_low, sin_high)
         target = q_base + (row * HEADS + head) * D if head < HEADS else k_pages + line + (head - HEADS) * D
-        tl.store(target + half, new_low.to(kind), mask=inside)
-        tl.store(target + D // 2 + half, new_high.to(kind), mask=inside)
+        tl.store(target + half, new_low, mask=inside)
+        tl.store(target + D // 2 + half, new_high, mask=inside)
 
 
 @triton.jit
@@ -129,10 +126,9 @@ def gated(x_base, out_base, width, BLOCK: tl.constexpr):
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = cols < width
     kind = out_base.dtype.element_ty
-    gate = tl.load(x_base + row * 2 * width + cols, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(x_base + row * 2 * width + width + cols, mask=inside, other=0.0).to(tl.float32)
-    value = (gate / (1.0 + tl.exp(-gate))).to(kind).to(tl.float32) * up
-    tl.store(out_base + row * width + cols, value.to(kind), mask=inside)
+    gate = tl.load(x_base + row * 2 * width + cols, mask=inside, other=0.0)
+    up = tl.load(x_base + row * 2 * width + width + cols, mask=inside, other=0.0)
+    tl.store(out_base + row * width + cols, gated_values(gate, up).to(kind), mask=inside)
 
 
 @triton.jit

@@ -1,0 +1,238 @@
+"""RMSNorm, rotary positions and the gated activation, one kernel each way, for packed training passes and decode steps alike.
+
+The decode step calls the same row functions (`normed_row`, `gated_values`), so the two paths compute the same bits. `install` puts them
+into a stock model's own modules; names, weights and checkpoints stay as they are.
+"""
+
+# Triton launches its kernels with arguments that a type checker cannot follow.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOptionalMemberAccess=false, reportOperatorIssue=false
+# pyright: reportAssignmentType=false, reportGeneralTypeIssues=false
+
+from types import MethodType
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor, nn
+
+from postgrad.model.kernels.attention import packed_attention
+from postgrad.model.packing import Packing
+
+ATTENTIONS = ("LlamaAttention", "Qwen2Attention", "Qwen3Attention")
+PARTS = 256  # programs that share the rows of a norm's backward pass, each with a sum of its own for the weight
+
+
+@triton.jit
+def normed_row(h, weight, width, eps):
+    """RMSNorm of one row with the rounding of the stock modules: normalised in float32, rounded, then weighted."""
+    wide = h.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, 0) / width + eps)
+    return (wide * scale).to(h.dtype).to(tl.float32) * weight.to(tl.float32), scale
+
+
+@triton.jit
+def gated_values(gate, up):
+    """silu(gate) · up with the rounding of the stock modules."""
+    wide = gate.to(tl.float32)
+    return (wide / (1.0 + tl.exp(-wide))).to(gate.dtype).to(tl.float32) * up.to(tl.float32)
+
+
+@triton.jit
+def rotated(low, high, cos_low, cos_high, sin_low, sin_high):
+    """The two halves of a head turned to their position, with the rounding of the stock modules."""
+    kind = low.dtype
+    a, b = low.to(tl.float32), high.to(tl.float32)
+    new_low = (a * cos_low).to(kind).to(tl.float32) + (-b * sin_low).to(kind).to(tl.float32)
+    new_high = (b * cos_high).to(kind).to(tl.float32) + (a * sin_high).to(kind).to(tl.float32)
+    return new_low.to(kind), new_high.to(kind)
+
+
+@triton.jit
+def _rotate(
+    q_base, k_base, q_out, k_out, cos_base, sin_base,
+    HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, BACK: tl.constexpr,
+):  # fmt: skip
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    half = tl.arange(0, HALF)
+    inside = half < D // 2
+    source = q_base + (token * HEADS + head) * D if head < HEADS else k_base + (token * KEY_HEADS + head - HEADS) * D
+    target = q_out + (token * HEADS + head) * D if head < HEADS else k_out + (token * KEY_HEADS + head - HEADS) * D
+    low, high = tl.load(source + half, mask=inside, other=0.0), tl.load(source + D // 2 + half, mask=inside, other=0.0)
+    cos_low = tl.load(cos_base + token * D + half, mask=inside, other=0.0).to(tl.float32)
+    cos_high = tl.load(cos_base + token * D + D // 2 + half, mask=inside, other=0.0).to(tl.float32)
+    sin_low = tl.load(sin_base + token * D + half, mask=inside, other=0.0).to(tl.float32)
+    sin_high = tl.load(sin_base + token * D + D // 2 + half, mask=inside, other=0.0).to(tl.float32)
+    if BACK:
+        a, b = low.to(tl.float32), high.to(tl.float32)
+        new_low, new_high = (a * cos_low + b * sin_high).to(low.dtype), (b * cos_high - a * sin_low).to(low.dtype)
+    else:
+        new_low, new_high = rotated(low, high, cos_low, cos_high, sin_low, sin_high)
+    tl.store(target + half, new_low, mask=inside)
+    tl.store(target + D // 2 + half, new_high, mask=inside)
+
+
+@triton.jit
+def _norm_forward(x_base, weight_base, out_base, scales, width, eps, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, BLOCK)
+    inside = cols < width
+    h = tl.load(x_base + row * width + cols, mask=inside, other=0.0)
+    weight = tl.load(weight_base + cols, mask=inside, other=0.0)
+    out, scale = normed_row(h, weight, width, eps)
+    tl.store(out_base + row * width + cols, out.to(out_base.dtype.element_ty), mask=inside)
+    tl.store(scales + row, scale)
+
+
+@triton.jit
+def _norm_backward(x_base, weight_base, grad_base, scales, dx_base, dw_base, rows, width, BLOCK: tl.constexpr):
+    part = tl.program_id(0)
+    cols = tl.arange(0, BLOCK)
+    inside = cols < width
+    weight = tl.load(weight_base + cols, mask=inside, other=0.0).to(tl.float32)
+    dw = tl.zeros([BLOCK], tl.float32)
+    wide_zero = tl.zeros([], tl.int64)
+    for row in range(part, rows, tl.num_programs(0)):
+        at = (wide_zero + row) * width + cols
+        x = tl.load(x_base + at, mask=inside, other=0.0).to(tl.float32)
+        grad = tl.load(grad_base + at, mask=inside, other=0.0).to(tl.float32)
+        scale = tl.load(scales + row)
+        unit = x * scale
+        dw += grad * unit
+        slope = grad * weight
+        dx = scale * (slope - unit * (tl.sum(slope * unit, 0) / width))
+        tl.store(dx_base + at, dx.to(dx_base.dtype.element_ty), mask=inside)
+    tl.store(dw_base + part.to(tl.int64) * width + cols, dw, mask=inside)
+
+
+@triton.jit
+def _gated_forward(gate_base, up_base, out_base, size, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    gate = tl.load(gate_base + at, mask=inside, other=0.0)
+    up = tl.load(up_base + at, mask=inside, other=0.0)
+    tl.store(out_base + at, gated_values(gate, up).to(out_base.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _gated_backward(gate_base, up_base, grad_base, dgate_base, dup_base, size, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    gate = tl.load(gate_base + at, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(up_base + at, mask=inside, other=0.0).to(tl.float32)
+    grad = tl.load(grad_base + at, mask=inside, other=0.0).to(tl.float32)
+    s = 1.0 / (1.0 + tl.exp(-gate))
+    silu = gate * s
+    tl.store(dup_base + at, (grad * silu).to(dup_base.dtype.element_ty), mask=inside)
+    tl.store(dgate_base + at, (grad * up * (s + silu * (1.0 - s))).to(dgate_base.dtype.element_ty), mask=inside)
+
+
+class _RmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        flat = x.reshape(-1, x.shape[-1]).contiguous()
+        out, scales = torch.empty_like(flat), torch.empty(len(flat), dtype=torch.float32, device=x.device)
+        width = flat.shape[1]
+        _norm_forward[(len(flat),)](flat, weight, out, scales, width, eps, BLOCK=triton.next_power_of_2(width), num_warps=4)
+        ctx.save_for_backward(flat, weight, scales)
+        return out.view(x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        flat, weight, scales = ctx.saved_tensors
+        rows, width = flat.shape
+        grad, dx = grads[0].reshape(rows, width).contiguous(), torch.empty_like(flat)
+        parts = min(PARTS, rows)
+        dw = torch.empty(parts, width, dtype=torch.float32, device=flat.device)
+        block = triton.next_power_of_2(width)
+        _norm_backward[(parts,)](flat, weight, grad, scales, dx, dw, rows, width, BLOCK=block, num_warps=4)
+        return dx.view(grads[0].shape), dw.sum(0).to(weight.dtype), None
+
+
+class _Gated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        gate, up = gate.contiguous(), up.contiguous()
+        out = torch.empty_like(gate)
+        _gated_forward[(triton.cdiv(gate.numel(), 1024),)](gate, up, out, gate.numel(), BLOCK=1024)
+        ctx.save_for_backward(gate, up)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        gate, up = ctx.saved_tensors
+        dgate, dup = torch.empty_like(gate), torch.empty_like(up)
+        size = gate.numel()
+        _gated_backward[(triton.cdiv(size, 1024),)](gate, up, grads[0].contiguous(), dgate, dup, size, BLOCK=1024)
+        return dgate, dup
+
+
+class _Rotary(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(cos, sin)
+        return _turn(q.contiguous(), k.contiguous(), cos, sin, back=False)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        return *_turn(grads[0].contiguous(), grads[1].contiguous(), *ctx.saved_tensors, back=True), None, None
+
+
+def _turn(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, back: bool) -> tuple[Tensor, Tensor]:
+    (tokens, heads, width), key_heads = q.shape, k.shape[1]
+    q_out, k_out = torch.empty_like(q), torch.empty_like(k)
+    _rotate[(tokens, heads + key_heads)](
+        q, k, q_out, k_out, cos, sin,
+        HEADS=heads, KEY_HEADS=key_heads, D=width, HALF=triton.next_power_of_2(width // 2), BACK=back, num_warps=1,
+    )  # fmt: skip
+    return q_out, k_out
+
+
+def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """q (tokens, heads, width) and k (tokens, key_heads, width) turned by cos and sin (tokens, width)."""
+    return _Rotary.apply(q, k, cos.contiguous(), sin.contiguous())  # type: ignore[return-value]
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return _RmsNorm.apply(x, weight, eps)  # type: ignore[return-value]
+
+
+def gated(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) · up."""
+    return _Gated.apply(gate, up)  # type: ignore[return-value]
+
+
+def install(model: nn.Module) -> None:
+    """Let the norms and gated layers of a stock model compute with these kernels; modules of another make stay as they are."""
+    for module in model.modules():
+        parts = dict(module.named_children())
+        if type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon"):
+            module.forward = MethodType(_norm_module, module)
+        elif {"gate_proj", "up_proj", "down_proj"} <= parts.keys() and isinstance(getattr(module, "act_fn", None), nn.SiLU):
+            module.forward = MethodType(_gated_module, module)
+        elif type(module).__name__ in ATTENTIONS:
+            module.forward = MethodType(_attention_module, module)
+
+
+def _norm_module(module: Any, hidden_states: Tensor) -> Tensor:
+    return rms_norm(hidden_states, module.weight, module.variance_epsilon)
+
+
+def _attention_module(module: Any, hidden_states: Tensor, *args: Any, packing: Packing | None = None, **kwargs: Any) -> Any:
+    """Packed passes take fewer, larger kernels; everything else is the stock module's."""
+    if packing is None:
+        return type(module).forward(module, hidden_states, *args, **kwargs)
+    cos, sin = kwargs["position_embeddings"]
+    tokens, width = hidden_states.shape[1], module.head_dim
+    q, k, v = (project(hidden_states[0]).view(tokens, -1, width) for project in (module.q_proj, module.k_proj, module.v_proj))
+    if hasattr(module, "q_norm"):
+        q, k = module.q_norm(q), module.k_norm(k)
+    q, k = rotary(q, k, cos[0], sin[0])
+    if (cache := kwargs.get("past_key_values")) is not None:
+        cache.update(k.transpose(0, 1)[None], v.transpose(0, 1)[None], module.layer_idx)
+    out = packed_attention(q, k, v, packing, module.scaling)
+    return module.o_proj(out.view(1, tokens, -1)), None
+
+
+def _gated_module(module: Any, x: Tensor) -> Tensor:
+    return module.down_proj(gated(module.gate_proj(x), module.up_proj(x)))

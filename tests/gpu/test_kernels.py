@@ -1,0 +1,225 @@
+"""The Triton kernels against plain torch, and the paged engine against the plain one, on a GPU."""
+
+import pytest
+import torch
+
+from postgrad.config.schema import ModelConfig, RolloutConfig
+from postgrad.rollout.engine import Request, Sampling
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+BUNDLES = [(70, (5, 80)), (0, (30,)), (3, (66, 1)), (200, (129, 64, 65))]  # shared tokens, own tokens of each row
+
+
+def packed():
+    """A packing of BUNDLES with the mask that says the same."""
+    from postgrad.model.packing import make_packing
+
+    segments, at = [], 0
+    for shared, owns in BUNDLES:
+        begin, end = at, at + shared + sum(owns)
+        if shared:
+            segments.append((begin, begin + shared, 0, 0, end))
+        at += shared
+        for own in owns:
+            segments.append((at, at + own, begin, begin + shared, at + own))
+            at += own
+    mask = torch.zeros(at, at, dtype=torch.bool, device="cuda")
+    for start, end, shared_start, shared_end, _ in segments:
+        mask[start:end, shared_start:shared_end] = True
+        mask[start:end, start:end] = torch.ones(end - start, end - start, device="cuda").tril().bool()
+    return make_packing(segments).to(torch.device("cuda")), mask
+
+
+@pytest.mark.parametrize(
+    ("dtype", "width", "heads", "key_heads", "bound"),
+    [
+        (torch.float32, 64, 9, 3, 3e-6),
+        (torch.float32, 80, 4, 4, 3e-6),
+        (torch.bfloat16, 64, 9, 3, 1.2e-2),
+        (torch.bfloat16, 128, 12, 2, 1.2e-2),
+    ],
+)
+def test_packed_attention_and_its_gradients(dtype, width, heads, key_heads, bound):
+    from postgrad.model.kernels.attention import packed_attention
+
+    torch.manual_seed(0)
+    packing, mask = packed()
+    q, k, v = (
+        torch.randn(len(mask), h, width, device="cuda", dtype=dtype, requires_grad=True) for h in (heads, key_heads, key_heads)
+    )
+    out = packed_attention(q, k, v, packing, width**-0.5)
+    slope = torch.randn_like(out)
+    grads = torch.autograd.grad(out, (q, k, v), slope)
+    Q, K, V = (x.detach().double().requires_grad_() for x in (q, k, v))
+    repeated = (x.repeat_interleave(heads // key_heads, 1) for x in (K, V))
+    keys, values = repeated
+    scores = torch.einsum("qhd,khd->hqk", Q, keys) * width**-0.5
+    slow = torch.einsum("hqk,khd->qhd", scores.masked_fill(~mask, -torch.inf).softmax(-1), values)
+    for ours, theirs in zip((out, *grads), (slow, *torch.autograd.grad(slow, (Q, K, V), slope.double())), strict=True):
+        assert (ours - theirs).abs().max() / theirs.abs().max() < bound
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.bfloat16, 8e-3)])
+def test_norm_gate_and_rotary_with_their_gradients(dtype, bound):
+    from postgrad.model.kernels.blocks import gated, rms_norm, rotary
+
+    torch.manual_seed(0)
+
+    def new(*shape):
+        return torch.randn(*shape, device="cuda", dtype=dtype, requires_grad=True)
+
+    def near(ours, theirs, inputs, doubles):
+        slope = torch.randn_like(ours)
+        pairs = zip(
+            (ours, *torch.autograd.grad(ours, inputs, slope)),
+            (theirs, *torch.autograd.grad(theirs, doubles, slope.double())),
+            strict=True,
+        )
+        for a, b in pairs:
+            assert (a - b).abs().max() / b.abs().max() < bound
+
+    x, w, u = new(300, 576), new(576), new(300, 576)
+    X, W, U = (t.detach().double().requires_grad_() for t in (x, w, u))
+    near(rms_norm(x, w, 1e-5), X * torch.rsqrt(X.square().mean(-1, keepdim=True) + 1e-5) * W, (x, w), (X, W))
+    near(gated(x, u), torch.nn.functional.silu(X) * U, (x, u), (X, U))
+    q, k = new(50, 9, 64), new(50, 3, 64)
+    angle = torch.rand(50, 32, device="cuda").repeat(1, 2) * 6
+    cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
+    for number, x in enumerate((q, k)):
+        X = x.detach().double().requires_grad_()
+        half = torch.cat([-X[..., 32:], X[..., :32]], -1)
+        near(rotary(q, k, cos, sin)[number], X * cos.double()[:, None] + half * sin.double()[:, None], (x,), (X,))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """Four blocks of a Llama with 9 query and 3 key heads, as SmolLM2 has them, with sharpened weights."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from postgrad.model.tiny import make_tiny
+
+    folder = make_tiny(tmp_path_factory.mktemp("llama") / "llama", seed=0)
+    torch.manual_seed(0)
+    shape = LlamaConfig(
+        vocab_size=2048, hidden_size=288, intermediate_size=768, num_hidden_layers=4, num_attention_heads=9, num_key_value_heads=3,
+        head_dim=32, max_position_embeddings=1024, tie_word_embeddings=True, bos_token_id=0, eos_token_id=17,
+    )  # fmt: skip
+    llama = LlamaForCausalLM(shape)
+    with torch.no_grad():
+        for p in llama.parameters():
+            if p.dim() == 2:
+                p.mul_(3)
+    llama.save_pretrained(folder)
+    return folder
+
+
+def load(folder, dtype):
+    from postgrad.model.load import load
+
+    return load(ModelConfig(path=str(folder), dtype=dtype), torch.device("cuda"), 0)
+
+
+def requests(samples=8):
+    generator = torch.Generator().manual_seed(1)
+    lengths = [1, 2, 63, 64, 65, 66, 128, 130, 200, 7]
+    prompts = [torch.randint(20, 2000, (n,), generator=generator).tolist() for n in lengths]
+    return [Request(p, [100 * i + j for j in range(samples)], 40 if i % 2 else None) for i, p in enumerate(prompts)]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8, 1.0])
+def test_the_paged_engine_samples_what_the_plain_one_samples(model, temperature):
+    from postgrad.rollout.native.engine import NativeEngine
+
+    engine = NativeEngine(load(model, "float32"), RolloutConfig(max_rows=1024))
+    sampling = Sampling(temperature, 70)
+    paged = engine.generate(requests(), sampling)
+    few = NativeEngine(load(model, "float32"), RolloutConfig(max_rows=8, cache_gib=30 * engine.decoder.page_bytes() / 2**30))
+    short = few.generate(requests(), sampling)  # rows wait for places and pages, some start again
+    engine.decoder = None
+    plain = engine.generate(requests(), sampling)
+    for a, b, c in zip(plain, paged, short, strict=True):
+        assert [x.tokens for x in a] == [x.tokens for x in b] == [x.tokens for x in c]
+        assert [x.finish for x in a] == [x.finish for x in b]
+        for x, y in zip(a, b, strict=True):
+            assert y.logprobs == pytest.approx(x.logprobs, abs=2e-4)
+
+
+@pytest.mark.parametrize("rows", [8, 1024])
+def test_engine_and_trainer_agree_to_the_last_bits_in_bfloat16(model, rows):
+    from postgrad.config.compose import compose
+    from postgrad.methods import find_method
+    from postgrad.model.policy import LocalPolicy
+    from postgrad.rollout.native.engine import NativeEngine
+    from postgrad.types import Batch, Trajectory
+
+    loaded = load(model, "bfloat16")
+    asked = requests()
+    done = NativeEngine(loaded, RolloutConfig(max_rows=rows)).generate(asked, Sampling(1.0, 70))
+    words = [f"model.path={model}", "data.train=arithmetic:1", "model.device=cuda", "model.dtype=bfloat16"]
+    config = compose("grpo", words, lambda name: find_method(name).Settings)
+    policy = LocalPolicy(config, loaded, find_method("grpo")(config))
+    rows_of = [
+        Trajectory(str(i), r.prompt, c.tokens, group=i, behaviour_logprobs=c.logprobs)
+        for i, (r, cs) in enumerate(zip(asked, done, strict=True))
+        for c in cs
+    ]
+    batch = Batch.of(rows_of)
+    gap = (policy.logprobs(batch)["logprobs"] - batch.tokens["behaviour_logprobs"]).abs()
+    assert gap.max() < 1e-3 and gap.mean() < 1e-5, (gap.mean(), gap.max())
+
+
+def test_packed_and_padded_passes_give_one_gradient(model, monkeypatch):
+    from postgrad.config.compose import compose
+    from postgrad.methods import find_method
+    from postgrad.model import layout
+    from postgrad.model.policy import LocalPolicy, Tally
+    from postgrad.types import Batch, Trajectory
+
+    generator = torch.Generator().manual_seed(2)
+    rows = [
+        Trajectory(str(i), r.prompt, torch.randint(20, 2000, (5 + 9 * j,), generator=generator).tolist(), group=i)
+        for i, r in enumerate(requests())
+        for j in range(4)
+    ]
+    batch = Batch.of(rows)
+    batch.tokens["advantages"] = torch.randn(batch.num_tokens, generator=generator)
+    words = [
+        f"model.path={model}",
+        "data.train=arithmetic:1",
+        "model.device=cuda",
+        "model.dtype=float32",
+        "training.token_budget=1500",
+    ]
+    config = compose("grpo", [*words, "method.entropy_coef=0.01"], lambda name: find_method(name).Settings)
+    grads = []
+    for padded in (False, True):
+        if padded:
+            monkeypatch.setattr(layout, "has_kernels", lambda device: False)
+        policy = LocalPolicy(config, load(model, "float32"), find_method("grpo")(config))
+        part = Batch(batch.prompt, batch.response, dict(batch.tokens), dict(batch.rows))
+        policy.accumulate(policy.objective.prepare(part), policy.objective.view(1), Tally())
+        grads.append({name: p.grad.clone() for name, p in policy.model.named_parameters()})
+    for name, ours in grads[0].items():
+        torch.testing.assert_close(ours, grads[1][name], rtol=2e-3, atol=2e-6 + 1e-4 * float(grads[1][name].abs().max()))
+
+
+def test_sampled_tokens_follow_their_probabilities(model):
+    """Chi-square over the likeliest tokens of one prompt: 40,000 first tokens against the model's own distribution."""
+    from postgrad.rollout.native.engine import NativeEngine
+
+    loaded = load(model, "float32")
+    prompt = requests()[6].prompt
+    done = NativeEngine(loaded, RolloutConfig(max_rows=2048)).generate([Request(prompt, list(range(40_000)), 1)], Sampling(1.0, 1))[
+        0
+    ]
+    counts = torch.bincount(torch.tensor([c.tokens[0] for c in done]), minlength=2048).double()
+    with torch.no_grad():
+        p = loaded.model(torch.tensor([prompt], device="cuda")).logits[0, -1].double().softmax(-1).cpu()
+    expected = p * len(done)
+    common = expected > 20
+    observed = torch.cat([counts[common], counts[~common].sum()[None]])
+    wanted = torch.cat([expected[common], expected[~common].sum()[None]])
+    chi = ((observed - wanted).square() / wanted).sum()
+    freedom = len(wanted) - 1
+    assert abs(chi - freedom) < 5 * (2 * freedom) ** 0.5, (chi, freedom)
