@@ -51,25 +51,29 @@ def rotated(low, high, cos_low, cos_high, sin_low, sin_high):
 @triton.jit
 def _rotate(
     q_base, k_base, q_out, k_out, cos_base, sin_base,
-    HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, BACK: tl.constexpr,
+    HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, WIDE: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, BACK: tl.constexpr,
 ):  # fmt: skip
-    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    half = tl.arange(0, HALF)
+    """One program turns all query and key heads of a token."""
+    token = tl.program_id(0).to(tl.int64)
+    half, heads = tl.arange(0, HALF), tl.arange(0, WIDE)
     inside = half < D // 2
-    source = q_base + (token * HEADS + head) * D if head < HEADS else k_base + (token * KEY_HEADS + head - HEADS) * D
-    target = q_out + (token * HEADS + head) * D if head < HEADS else k_out + (token * KEY_HEADS + head - HEADS) * D
-    low, high = tl.load(source + half, mask=inside, other=0.0), tl.load(source + D // 2 + half, mask=inside, other=0.0)
-    cos_low = tl.load(cos_base + token * D + half, mask=inside, other=0.0).to(tl.float32)
-    cos_high = tl.load(cos_base + token * D + D // 2 + half, mask=inside, other=0.0).to(tl.float32)
-    sin_low = tl.load(sin_base + token * D + half, mask=inside, other=0.0).to(tl.float32)
-    sin_high = tl.load(sin_base + token * D + D // 2 + half, mask=inside, other=0.0).to(tl.float32)
-    if BACK:
-        a, b = low.to(tl.float32), high.to(tl.float32)
-        new_low, new_high = (a * cos_low + b * sin_high).to(low.dtype), (b * cos_high - a * sin_low).to(low.dtype)
-    else:
-        new_low, new_high = rotated(low, high, cos_low, cos_high, sin_low, sin_high)
-    tl.store(target + half, new_low, mask=inside)
-    tl.store(target + D // 2 + half, new_high, mask=inside)
+    cos_low = tl.load(cos_base + token * D + half, mask=inside, other=0.0).to(tl.float32)[None, :]
+    cos_high = tl.load(cos_base + token * D + D // 2 + half, mask=inside, other=0.0).to(tl.float32)[None, :]
+    sin_low = tl.load(sin_base + token * D + half, mask=inside, other=0.0).to(tl.float32)[None, :]
+    sin_high = tl.load(sin_base + token * D + D // 2 + half, mask=inside, other=0.0).to(tl.float32)[None, :]
+    for part in tl.static_range(2):
+        count: tl.constexpr = HEADS if part == 0 else KEY_HEADS
+        source, target = (q_base, q_out) if part == 0 else (k_base, k_out)
+        at = (token * count + heads[:, None]) * D + half[None, :]
+        real = (heads < count)[:, None] & inside[None, :]
+        low, high = tl.load(source + at, mask=real, other=0.0), tl.load(source + at + D // 2, mask=real, other=0.0)
+        if BACK:
+            a, b = low.to(tl.float32), high.to(tl.float32)
+            new_low, new_high = (a * cos_low + b * sin_high).to(low.dtype), (b * cos_high - a * sin_low).to(low.dtype)
+        else:
+            new_low, new_high = rotated(low, high, cos_low, cos_high, sin_low, sin_high)
+        tl.store(target + at, new_low, mask=real)
+        tl.store(target + at + D // 2, new_high, mask=real)
 
 
 @triton.jit
@@ -181,10 +185,8 @@ class _Rotary(torch.autograd.Function):
 def _turn(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, back: bool) -> tuple[Tensor, Tensor]:
     (tokens, heads, width), key_heads = q.shape, k.shape[1]
     q_out, k_out = torch.empty_like(q), torch.empty_like(k)
-    _rotate[(tokens, heads + key_heads)](
-        q, k, q_out, k_out, cos, sin,
-        HEADS=heads, KEY_HEADS=key_heads, D=width, HALF=triton.next_power_of_2(width // 2), BACK=back, num_warps=1,
-    )  # fmt: skip
+    sizes = {"HEADS": heads, "KEY_HEADS": key_heads, "WIDE": triton.next_power_of_2(heads), "D": width}
+    _rotate[(tokens,)](q, k, q_out, k_out, cos, sin, **sizes, HALF=triton.next_power_of_2(width // 2), BACK=back, num_warps=2)
     return q_out, k_out
 
 
