@@ -19,7 +19,19 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve()
-KEPT = ("validation/", "reward/", "entropy", "response/length", "internal/", "bupo/", "classmate/", "cot/", "kl/", "grad_norm", "step_s")
+KEPT = (
+    "validation/",
+    "reward/",
+    "entropy",
+    "response/length",
+    "internal/",
+    "bupo/",
+    "classmate/",
+    "cot/",
+    "kl/",
+    "grad_norm",
+    "step_s",
+)
 
 
 def boxed_sum(response: str, problem: object) -> dict[str, float]:
@@ -89,7 +101,13 @@ def main() -> None:
     for seed in options.seeds:
         for name, words in chosen.items():
             label = f"{options.what}-{re.sub('[^a-z0-9]+', '-', name.lower())}-{seed}"
-            place = [f"model.path={options.model}", f"seed={seed}", f"runs={out / 'runs'}", f"name={label}", "training.checkpoint_every=100000"]
+            place = [
+                f"model.path={options.model}",
+                f"seed={seed}",
+                f"runs={out / 'runs'}",
+                f"name={label}",
+                "training.checkpoint_every=100000",
+            ]
             waiting.append((name, seed, label, ["train", words[0], *place, *words[1:], *options.words]))
     running: list[tuple] = []
     results: list[dict] = []
@@ -107,7 +125,9 @@ def main() -> None:
             running.remove(item)
             child, name, seed, label, words, start = item
             folder = out / "runs" / label
-            lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()] if child.returncode == 0 else []
+            lines = (
+                [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()] if child.returncode == 0 else []
+            )
             if child.returncode:
                 print(f"FAILED {label}: {(out / f'{label}.log').read_text()[-400:]}", flush=True)
             kept = [{k: v for k, v in line.items() if k == "step" or k.startswith(KEPT)} for line in lines]
