@@ -94,6 +94,7 @@ def main() -> None:
     parser.add_argument("--peer-python", default=sys.executable, help="a Python that has trl")
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--model", default="smollm2", help="model.path, for both")
+    parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"], help="compute types, one after the other")
     parser.add_argument("--skip-peer", action="store_true", help="time Postgrad alone")
     options = parser.parse_args()
     from postgrad.model.load import resolve
@@ -103,21 +104,33 @@ def main() -> None:
     results: dict[str, dict] = {}
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary)
-        for dtype in ("bfloat16", "float32"):
-            results[f"postgrad {dtype}"] = run_postgrad(folder, work, options.steps, dtype)
+        for dtype in options.dtypes:
+            show(results, f"postgrad {dtype}", run_postgrad(folder, work, options.steps, dtype))
             if not options.skip_peer:
-                results[f"trl {dtype}"] = run_trl(options.peer_python, folder, work, options.steps, dtype == "bfloat16", threads)
+                try:
+                    peer = run_trl(options.peer_python, folder, work, options.steps, dtype == "bfloat16", threads)
+                except subprocess.CalledProcessError as error:
+                    print(
+                        f"trl {dtype} did not finish (exit code {error.returncode}): {(error.stderr or '').strip()[-300:]}",
+                        flush=True,
+                    )
+                    continue
+                show(results, f"trl {dtype}", peer)
     seconds = {name: statistics.median(result["steps"][1:]) for name, result in results.items()}
-    best = min(("bfloat16", "float32"), key=lambda d: seconds[f"postgrad {d}"])
-    print(f"{'':<20}{'s a step':>10}{'peak GiB':>10}{'kept tokens':>13}{f'postgrad {best} is faster by':>32}")
-    for name, result in results.items():
-        ratio = seconds[name] / seconds[f"postgrad {best}"]
-        kept = statistics.mean(result["kept"][1:])
-        print(f"{name:<20}{seconds[name]:>10.2f}{result['peak'] / 2**30:>10.2f}{kept:>13.1f}{ratio:>32.2f}")
-    for name, result in results.items():
-        if "stages" in result:
-            shown = ", ".join(f"{k.removeprefix('stage/')} {v:.2f}" for k, v in result["stages"].items())
-            print(f"{name}: {shown}")
+    ours = min((name for name in seconds if name.startswith("postgrad")), key=lambda name: seconds[name])
+    for name in seconds:
+        if name.startswith("trl"):
+            print(f"{ours} is {seconds[name] / seconds[ours]:.2f} times as fast as {name}")
+
+
+def show(results: dict[str, dict], name: str, result: dict) -> None:
+    """One contender's figures, as soon as it is done."""
+    results[name] = result
+    seconds, kept = statistics.median(result["steps"][1:]), statistics.mean(result["kept"][1:])
+    stages = ", ".join(f"{k.removeprefix('stage/')} {v:.2f}" for k, v in result.get("stages", {}).items())
+    print(
+        f"{name:<20}{seconds:>8.2f} s a step, peak {result['peak'] / 2**30:.2f} GiB, {kept:.1f} tokens kept  {stages}", flush=True
+    )
 
 
 if __name__ == "__main__":
