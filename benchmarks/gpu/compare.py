@@ -210,7 +210,8 @@ def trl_run(folder: str, gsm8k: str, learn: bool) -> None:
         )  # fmt: skip
     dtype = torch.float32 if learn else torch.bfloat16
     GRPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(folder, dtype=dtype), processing_class=AutoTokenizer.from_pretrained(folder, padding_side="left"),
+        model=AutoModelForCausalLM.from_pretrained(folder, dtype=dtype),
+        processing_class=AutoTokenizer.from_pretrained(folder, padding_side="left"),
         reward_funcs=[right if learn else by_length], args=config, train_dataset=Dataset.from_list(rows), callbacks=[Watch()],
     ).train()  # fmt: skip
     peak = torch.cuda.max_memory_allocated() / 2**30
