@@ -82,7 +82,7 @@ def test_norm_gate_and_rotary_with_their_gradients(dtype, bound):
     x, w, u = new(300, 576), new(576), new(300, 576)
     X, W, U = (t.detach().double().requires_grad_() for t in (x, w, u))
     near(rms_norm(x, w, 1e-5), X * torch.rsqrt(X.square().mean(-1, keepdim=True) + 1e-5) * W, (x, w), (X, W))
-    near(gated(x, u), torch.nn.functional.silu(X) * U, (x, u), (X, U))
+    near(gated(torch.cat([x, u], 1)), torch.nn.functional.silu(X) * U, (x, u), (X, U))
     q, k = new(50, 9, 64), new(50, 3, 64)
     angle = torch.rand(50, 32, device="cuda").repeat(1, 2) * 6
     cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)

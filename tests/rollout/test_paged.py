@@ -20,13 +20,12 @@ from postgrad.rollout.native.paged import PagedRun
 
 loaded = load(ModelConfig(path=sys.argv[1], dtype="float32"), torch.device("cpu"), 0)
 engine = NativeEngine(loaded, RolloutConfig(max_rows=16))
-decoder = Decoder(loaded.model, engine.stop)
-decoder.stops = engine.stop.int()
 asked = [Request([3, 7, 10, 5, 8, 15], [1, 2]), Request([1], [4], 2), Request([i * 7 % 16 for i in range(70)], [6])]
 sampling = Sampling(0.9, 3)
 plain = engine.generate(asked, sampling)
 from postgrad.model.kernels.blocks import install
 install(loaded.model)
+decoder = Decoder(loaded.model, engine.stop)
 with torch.no_grad():
     paged = PagedRun(decoder, asked, sampling, 8, 8 * decoder.page_bytes(), engine.max_context).finish()
 for a, b in zip(plain, paged, strict=True):

@@ -15,11 +15,14 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor, nn
+from torch.nn.functional import linear
+from transformers.activations import SiLUActivation
 
 from postgrad.model.kernels.attention import packed_attention
 from postgrad.model.packing import Packing
 
 ATTENTIONS = ("LlamaAttention", "Qwen2Attention", "Qwen3Attention")
+GATED = ("LlamaMLP", "Qwen2MLP", "Qwen3MLP")
 PARTS = 256  # programs that share the rows of a norm's backward pass, each with a sum of its own for the weight
 
 
@@ -49,8 +52,26 @@ def rotated(low, high, cos_low, cos_high, sin_low, sin_high):
 
 
 @triton.jit
+def _rotate_heads(
+    source, target, token, stride, heads, half, inside, cos_low, cos_high, sin_low, sin_high,
+    COUNT: tl.constexpr, D: tl.constexpr, BACK: tl.constexpr,
+):  # fmt: skip
+    real = (heads < COUNT)[:, None] & inside[None, :]
+    within = heads[:, None] * D + half[None, :]
+    low = tl.load(source + token * stride + within, mask=real, other=0.0)
+    high = tl.load(source + token * stride + within + D // 2, mask=real, other=0.0)
+    if BACK:
+        a, b = low.to(tl.float32), high.to(tl.float32)
+        new_low, new_high = (a * cos_low + b * sin_high).to(low.dtype), (b * cos_high - a * sin_low).to(low.dtype)
+    else:
+        new_low, new_high = rotated(low, high, cos_low, cos_high, sin_low, sin_high)
+    tl.store(target + token * COUNT * D + within, new_low, mask=real)
+    tl.store(target + token * COUNT * D + within + D // 2, new_high, mask=real)
+
+
+@triton.jit
 def _rotate(
-    q_base, k_base, q_out, k_out, cos_base, sin_base,
+    q_base, k_base, q_out, k_out, cos_base, sin_base, q_stride, k_stride,
     HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, WIDE: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, BACK: tl.constexpr,
 ):  # fmt: skip
     """One program turns all query and key heads of a token."""
@@ -61,19 +82,8 @@ def _rotate(
     cos_high = tl.load(cos_base + token * D + D // 2 + half, mask=inside, other=0.0).to(tl.float32)[None, :]
     sin_low = tl.load(sin_base + token * D + half, mask=inside, other=0.0).to(tl.float32)[None, :]
     sin_high = tl.load(sin_base + token * D + D // 2 + half, mask=inside, other=0.0).to(tl.float32)[None, :]
-    for part in tl.static_range(2):
-        count: tl.constexpr = HEADS if part == 0 else KEY_HEADS
-        source, target = (q_base, q_out) if part == 0 else (k_base, k_out)
-        at = (token * count + heads[:, None]) * D + half[None, :]
-        real = (heads < count)[:, None] & inside[None, :]
-        low, high = tl.load(source + at, mask=real, other=0.0), tl.load(source + at + D // 2, mask=real, other=0.0)
-        if BACK:
-            a, b = low.to(tl.float32), high.to(tl.float32)
-            new_low, new_high = (a * cos_low + b * sin_high).to(low.dtype), (b * cos_high - a * sin_low).to(low.dtype)
-        else:
-            new_low, new_high = rotated(low, high, cos_low, cos_high, sin_low, sin_high)
-        tl.store(target + at, new_low, mask=real)
-        tl.store(target + at + D // 2, new_high, mask=real)
+    _rotate_heads(q_base, q_out, token, q_stride, heads, half, inside, cos_low, cos_high, sin_low, sin_high, HEADS, D, BACK)
+    _rotate_heads(k_base, k_out, token, k_stride, heads, half, inside, cos_low, cos_high, sin_low, sin_high, KEY_HEADS, D, BACK)
 
 
 @triton.jit
@@ -110,25 +120,30 @@ def _norm_backward(x_base, weight_base, grad_base, scales, dx_base, dw_base, row
 
 
 @triton.jit
-def _gated_forward(gate_base, up_base, out_base, size, BLOCK: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < size
-    gate = tl.load(gate_base + at, mask=inside, other=0.0)
-    up = tl.load(up_base + at, mask=inside, other=0.0)
-    tl.store(out_base + at, gated_values(gate, up).to(out_base.dtype.element_ty), mask=inside)
+def gate_rows(x_base, out_base, width, BLOCK: tl.constexpr):
+    """silu(gate) · up of rows that hold gate and up side by side."""
+    row = tl.program_id(0).to(tl.int64)
+    cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = cols < width
+    gate = tl.load(x_base + row * 2 * width + cols, mask=inside, other=0.0)
+    up = tl.load(x_base + row * 2 * width + width + cols, mask=inside, other=0.0)
+    tl.store(out_base + row * width + cols, gated_values(gate, up).to(out_base.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _gated_backward(gate_base, up_base, grad_base, dgate_base, dup_base, size, BLOCK: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < size
-    gate = tl.load(gate_base + at, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(up_base + at, mask=inside, other=0.0).to(tl.float32)
-    grad = tl.load(grad_base + at, mask=inside, other=0.0).to(tl.float32)
+def _gate_rows_backward(x_base, grad_base, dx_base, width, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = cols < width
+    at = row * 2 * width + cols
+    gate = tl.load(x_base + at, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(x_base + at + width, mask=inside, other=0.0).to(tl.float32)
+    grad = tl.load(grad_base + row * width + cols, mask=inside, other=0.0).to(tl.float32)
     s = 1.0 / (1.0 + tl.exp(-gate))
     silu = gate * s
-    tl.store(dup_base + at, (grad * silu).to(dup_base.dtype.element_ty), mask=inside)
-    tl.store(dgate_base + at, (grad * up * (s + silu * (1.0 - s))).to(dgate_base.dtype.element_ty), mask=inside)
+    kind = dx_base.dtype.element_ty
+    tl.store(dx_base + at, (grad * up * (s + silu * (1.0 - s))).to(kind), mask=inside)
+    tl.store(dx_base + at + width, (grad * silu).to(kind), mask=inside)
 
 
 class _RmsNorm(torch.autograd.Function):
@@ -155,27 +170,67 @@ class _RmsNorm(torch.autograd.Function):
 
 class _Gated(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
-        gate, up = gate.contiguous(), up.contiguous()
-        out = torch.empty_like(gate)
-        _gated_forward[(triton.cdiv(gate.numel(), 1024),)](gate, up, out, gate.numel(), BLOCK=1024)
-        ctx.save_for_backward(gate, up)
-        return out
+    def forward(ctx: Any, both: Tensor) -> Tensor:
+        ctx.save_for_backward(both)
+        return gate(both)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
-        gate, up = ctx.saved_tensors
-        dgate, dup = torch.empty_like(gate), torch.empty_like(up)
-        size = gate.numel()
-        _gated_backward[(triton.cdiv(size, 1024),)](gate, up, grads[0].contiguous(), dgate, dup, size, BLOCK=1024)
-        return dgate, dup
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:  # type: ignore[override]
+        (both,) = ctx.saved_tensors
+        rows, width, dx = len(both), both.shape[1] // 2, torch.empty_like(both)
+        _gate_rows_backward[(rows, triton.cdiv(width, 1024))](both, grads[0].contiguous(), dx, width, BLOCK=1024)
+        return dx
+
+
+class _Joined(torch.autograd.Function):
+    """Several linear layers of one input as one product; the gradient goes to each layer's own parameters."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, whole: Tensor, bias: Tensor | None, *parameters: Tensor) -> Tensor:
+        ctx.save_for_backward(x, whole)
+        ctx.lengths = [len(p) for p in parameters if p.dim() == 2]
+        ctx.has_bias = bias is not None
+        return linear(x, whole, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        x, whole = ctx.saved_tensors
+        grad = grads[0]
+        dx = grad @ whole if ctx.needs_input_grad[0] else None
+        learns = any(ctx.needs_input_grad[3:])
+        dw = (grad.T @ x).split(ctx.lengths) if learns else [None] * len(ctx.lengths)
+        db = grad.sum(0).split(ctx.lengths) if learns and ctx.has_bias else [None] * len(ctx.lengths) * ctx.has_bias
+        return dx, None, None, *dw, *db
+
+
+def join(modules: list[Any]) -> tuple[Tensor, Tensor | None]:
+    """One weight (and bias) for several linear layers of one input; their parameters become views of it, so there is one copy."""
+
+    def together(name: str) -> Tensor | None:
+        parts = [getattr(module, name) for module in modules]
+        if parts[0] is None:
+            return None
+        whole = torch.cat([p.detach() for p in parts])
+        for p, view in zip(parts, whole.split([len(p) for p in parts]), strict=True):
+            p.data = view
+        return whole
+
+    weight = together("weight")
+    assert weight is not None
+    return weight, together("bias")
+
+
+def joined(x: Tensor, whole: tuple[Tensor, Tensor | None], modules: list[Any]) -> Tensor:
+    """x (tokens, width) through all of the modules, side by side."""
+    parameters = [m.weight for m in modules] + [m.bias for m in modules if m.bias is not None]
+    return _Joined.apply(x, *whole, *parameters)  # type: ignore[return-value]
 
 
 class _Rotary(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(cos, sin)
-        return _turn(q.contiguous(), k.contiguous(), cos, sin, back=False)
+        return _turn(q, k, cos, sin, back=False)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
@@ -184,14 +239,27 @@ class _Rotary(torch.autograd.Function):
 
 def _turn(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, back: bool) -> tuple[Tensor, Tensor]:
     (tokens, heads, width), key_heads = q.shape, k.shape[1]
-    q_out, k_out = torch.empty_like(q), torch.empty_like(k)
+    q_out, k_out = q.new_empty(q.shape), k.new_empty(k.shape)
     sizes = {"HEADS": heads, "KEY_HEADS": key_heads, "WIDE": triton.next_power_of_2(heads), "D": width}
-    _rotate[(tokens,)](q, k, q_out, k_out, cos, sin, **sizes, HALF=triton.next_power_of_2(width // 2), BACK=back, num_warps=2)
+    _rotate[(tokens,)](
+        q,
+        k,
+        q_out,
+        k_out,
+        cos,
+        sin,
+        q.stride(0),
+        k.stride(0),
+        **sizes,
+        HALF=triton.next_power_of_2(width // 2),
+        BACK=back,
+        num_warps=2,
+    )
     return q_out, k_out
 
 
 def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """q (tokens, heads, width) and k (tokens, key_heads, width) turned by cos and sin (tokens, width)."""
+    """q (tokens, heads, width) and k (tokens, key_heads, width) turned by cos and sin (tokens, width). The heads of a token lie close."""
     return _Rotary.apply(q, k, cos.contiguous(), sin.contiguous())  # type: ignore[return-value]
 
 
@@ -199,20 +267,29 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return _RmsNorm.apply(x, weight, eps)  # type: ignore[return-value]
 
 
-def gated(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) · up."""
-    return _Gated.apply(gate, up)  # type: ignore[return-value]
+def gate(both: Tensor) -> Tensor:
+    """silu(gate) · up of (rows, 2 · width), without a gradient."""
+    rows, width = len(both), both.shape[1] // 2
+    out = both.new_empty(rows, width)
+    gate_rows[(rows, triton.cdiv(width, 1024))](both, out, width, BLOCK=1024)
+    return out
+
+
+def gated(both: Tensor) -> Tensor:
+    """silu(gate) · up of (rows, 2 · width)."""
+    return _Gated.apply(both)  # type: ignore[return-value]
 
 
 def install(model: nn.Module) -> None:
     """Let the norms and gated layers of a stock model compute with these kernels; modules of another make stay as they are."""
     for module in model.modules():
-        parts = dict(module.named_children())
         if type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon"):
             module.forward = MethodType(_norm_module, module)
-        elif {"gate_proj", "up_proj", "down_proj"} <= parts.keys() and isinstance(getattr(module, "act_fn", None), nn.SiLU):
+        elif type(module).__name__ in GATED and isinstance(module.act_fn, nn.SiLU | SiLUActivation):
+            module.joined = join([module.gate_proj, module.up_proj])
             module.forward = MethodType(_gated_module, module)
         elif type(module).__name__ in ATTENTIONS:
+            module.joined = join([module.q_proj, module.k_proj, module.v_proj])
             module.forward = MethodType(_attention_module, module)
 
 
@@ -226,7 +303,9 @@ def _attention_module(module: Any, hidden_states: Tensor, *args: Any, packing: P
         return type(module).forward(module, hidden_states, *args, **kwargs)
     cos, sin = kwargs["position_embeddings"]
     tokens, width = hidden_states.shape[1], module.head_dim
-    q, k, v = (project(hidden_states[0]).view(tokens, -1, width) for project in (module.q_proj, module.k_proj, module.v_proj))
+    projections = [module.q_proj, module.k_proj, module.v_proj]
+    together = joined(hidden_states[0], module.joined, projections)
+    q, k, v = (x.unflatten(1, (-1, width)) for x in together.split([p.out_features for p in projections], dim=1))
     if hasattr(module, "q_norm"):
         q, k = module.q_norm(q), module.k_norm(k)
     q, k = rotary(q, k, cos[0], sin[0])
@@ -237,4 +316,5 @@ def _attention_module(module: Any, hidden_states: Tensor, *args: Any, packing: P
 
 
 def _gated_module(module: Any, x: Tensor) -> Tensor:
-    return module.down_proj(gated(module.gate_proj(x), module.up_proj(x)))
+    both = joined(x.reshape(-1, x.shape[-1]), module.joined, [module.gate_proj, module.up_proj])
+    return module.down_proj(gated(both)).view(x.shape)

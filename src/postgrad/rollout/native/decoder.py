@@ -1,7 +1,7 @@
 """One decode step of a Llama-like model over paged keys and values, captured as CUDA graphs.
 
-The weights are the trainer's own: where several matrices are read at once (query, key, value; gate, up) their parameters become views
-of one tensor, so nothing is copied when the trainer moves them. The state of all rows lies on the device; a replayed graph reads the
+The weights are the trainer's own, those that are read at once joined as kernels/blocks.py does, so nothing is copied when the trainer
+moves them. The state of all rows lies on the device; a replayed graph reads the
 last token of each row, writes its key and value, picks the next token and notes which rows have ended.
 """
 
@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 
 import torch
 import triton
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import linear
 
 from postgrad.model.head import wide_logits
 from postgrad.model.kernels.attention import LOG2E
+from postgrad.model.kernels.blocks import gate
 from postgrad.model.layout import PACKED_FAMILIES
 from postgrad.model.packing import BLOCK_N as PAGE
 from postgrad.rollout.native import kernels
@@ -41,23 +42,6 @@ def refusal(model: Any) -> str:
     return "" if rotary in STATIC_ROTARY else f"rotary positions of type {rotary} change with the length"
 
 
-def join(modules: list[nn.Module]) -> tuple[Tensor, Tensor | None]:
-    """One weight (and bias) for several linear layers of one input; their parameters become views of it."""
-
-    def together(name: str) -> Tensor | None:
-        parts = [getattr(module, name) for module in modules]
-        if parts[0] is None:
-            return None
-        whole = torch.cat([p.detach() for p in parts])
-        for p, view in zip(parts, whole.split([len(p) for p in parts]), strict=True):
-            p.data = view
-        return whole
-
-    weight = together("weight")
-    assert weight is not None
-    return weight, together("bias")
-
-
 class Room(NamedTuple):
     """Sizes of the buffers: rows at once, pages a row, trajectories of a call, tokens of one, positions, pages in all."""
 
@@ -74,9 +58,9 @@ class Layer:
 
     def __init__(self, block: Any) -> None:
         attention, mlp = block.self_attn, block.mlp
-        self.qkv = join([attention.q_proj, attention.k_proj, attention.v_proj])
+        self.qkv = attention.joined
         self.out = attention.o_proj
-        self.gate_up = join([mlp.gate_proj, mlp.up_proj])
+        self.gate_up = mlp.joined
         self.down = mlp.down_proj
         self.norm_in, self.norm_post = block.input_layernorm, block.post_attention_layernorm
         self.q_norm, self.k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
@@ -171,10 +155,7 @@ class Decoder:
         for i, layer in enumerate(self.layers):
             self.attend(i, layer, linear(normed, *layer.qkv), query, attended)
             norm(linear(attended, layer.out.weight, layer.out.bias), layer.norm_post)
-            both = linear(normed, *layer.gate_up)
-            inner = both.shape[1] // 2
-            gated = both.new_empty(rows, inner)
-            kernels.gated[(rows, triton.cdiv(inner, 1024))](both, gated, inner, BLOCK=1024)
+            gated = gate(linear(normed, *layer.gate_up))
             following = self.layers[i + 1].norm_in if i + 1 < len(self.layers) else self.norm
             norm(linear(gated, layer.down.weight, layer.down.bias), following)
         self.pick(wide_logits(normed, self.head).float(), temperature)

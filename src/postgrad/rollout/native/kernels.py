@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from postgrad.model.kernels.attention import absorb
-from postgrad.model.kernels.blocks import gated_values, normed_row, rotated
+from postgrad.model.kernels.blocks import normed_row, rotated
 
 TOKEN, OWN, SHARED, BLOCKS, SLOT, LIMIT, ALIVE = (tl.constexpr(i) for i in range(7))  # rows of the state table
 
@@ -120,18 +120,6 @@ def attend(
 
 
 @triton.jit
-def gated(x_base, out_base, width, BLOCK: tl.constexpr):
-    """silu(gate) · up of rows that hold gate and up side by side."""
-    row = tl.program_id(0).to(tl.int64)
-    cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = cols < width
-    kind = out_base.dtype.element_ty
-    gate = tl.load(x_base + row * 2 * width + cols, mask=inside, other=0.0)
-    up = tl.load(x_base + row * 2 * width + width + cols, mask=inside, other=0.0)
-    tl.store(out_base + row * width + cols, gated_values(gate, up).to(kind), mask=inside)
-
-
-@triton.jit
 def summarise(logits, tops, sums, places, vocabulary, num_blocks, inverse_temperature, BLOCK: tl.constexpr):
     """Largest logit, where it is, and sum of exponentials of each block of a row's vocabulary."""
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -167,15 +155,17 @@ def pick(
     else:
         target = tl.load(uniforms + slot * limit + own) * total
         cumulated = tl.cumsum(weight, 0)
-        # The first block whose cumulated weight exceeds the target; rounding may leave none, then the last that has any weight.
-        chosen = tl.minimum(
-            tl.sum((cumulated <= target).to(tl.int32), 0), tl.sum((cumulated < tl.max(cumulated, 0)).to(tl.int32), 0)
-        )
-        rest = target - tl.sum(tl.where(blocks < chosen, weight, 0.0), 0)
-        cols = chosen * BLOCK + tl.arange(0, BLOCK)
+        # The first block whose cumulated weight exceeds the target; where rounding leaves none, the last that has any weight.
+        # A scan in parallel need not rise, so positions are compared, not counted.
+        beyond = tl.min(tl.where((cumulated > target) & (weight > 0), blocks, BLOCKS_WIDE), 0)
+        chosen = tl.where(beyond < BLOCKS_WIDE, beyond, tl.max(tl.where(weight > 0, blocks, 0), 0))
+        rest = tl.maximum(target - tl.sum(tl.where(blocks < chosen, weight, 0.0), 0), 0.0)
+        within = tl.arange(0, BLOCK)
+        cols = chosen * BLOCK + within
         x = tl.load(logits + row * vocabulary + cols, mask=cols < vocabulary, other=float("-inf")) * inverse_temperature
-        inner = tl.cumsum(tl.exp(x - peak), 0)
-        index = tl.minimum(tl.sum((inner <= rest).to(tl.int32), 0), tl.sum((inner < tl.max(inner, 0)).to(tl.int32), 0))
+        p = tl.exp(x - peak)
+        after = tl.min(tl.where((tl.cumsum(p, 0) > rest) & (p > 0), within, BLOCK), 0)
+        index = tl.where(after < BLOCK, after, tl.max(tl.where(p > 0, within, 0), 0))
         token = chosen * BLOCK + index
         logit = tl.load(logits + row * vocabulary + token) * inverse_temperature
     tl.store(out_tokens + slot * limit + own, token)
