@@ -60,7 +60,12 @@ class Plan:
     def decode_rows(self) -> int:
         """Most rows the engine decodes at once."""
         sampled = sum(group.num_samples for group in self.load.groups)
-        return min(self.config.rollout.max_rows, max(sampled, self.load.num_validation))
+        return min(self.config.rollout.max_rows or 256, max(sampled, self.load.num_validation))
+
+    @property
+    def budget(self) -> int:
+        """Most tokens of one pass."""
+        return self.config.training.token_budget or 8192
 
 
 @dataclass(frozen=True)
@@ -144,9 +149,9 @@ def lay_out(plan: Plan, response_tokens: int) -> Layout:
         for length in _responses(group, response_tokens):
             rows.append(Trajectory(str(laid), [laid] * group.prompt, [0] * length, laid))
         laid += 1
-        if sum(len(row.prompt) + len(row.response) for row in rows) > 4 * training.token_budget:
+        if sum(len(row.prompt) + len(row.response) for row in rows) > 4 * plan.budget:
             break
-    passes = make_micro_batches(Batch.of(rows), training.token_budget, plan.width)
+    passes = make_micro_batches(Batch.of(rows), plan.budget, plan.width)
     share = len(groups) / laid
     lengths = [length for group in groups for length in _responses(group, response_tokens)]
     return Layout(
@@ -257,10 +262,10 @@ def remedies(plan: Plan, process: int, kernel: int = 0) -> list[tuple[str, int]]
     """Settings that lower the peak, each alone, with the bytes it saves; the most effective first."""
     config, peak = plan.config, foretell_memory(plan, process, kernel).peak
     changes: dict[str, Any] = {
-        "training.token_budget": max(1, config.training.token_budget // 2),
+        "training.token_budget": max(1, plan.budget // 2),
         "model.activation_checkpointing": True,
         "model.dtype": "bfloat16",
-        "rollout.max_rows": max(1, config.rollout.max_rows // 2),
+        "rollout.max_rows": max(1, (config.rollout.max_rows or 256) // 2),
         "rollout.max_response_tokens": max(1, config.rollout.max_response_tokens // 2),
         "optimiser.kind": "adamw_offloaded",
     }

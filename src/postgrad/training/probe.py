@@ -65,7 +65,7 @@ def measure_rates(plan: Plan, size: Size) -> Rates:
 
 def _probe_layout(plan: Plan, size: Size) -> Layout:
     """The run's own rows in a smaller pass, of about PASS_S for three blocks."""
-    config, tokens = plan.config, plan.config.training.token_budget
+    config, tokens = plan.config, plan.budget
     if config.model.device == "cpu":
         block = max(1, (size.parameters - size.vocabulary * plan.width) // size.blocks)
         tokens = min(tokens, max(128, int(PASS_S * matmul_flops(config.model.dtype) / (2 * 6 * 3 * block))))
