@@ -3,6 +3,7 @@
     python benchmarks/research.py addition  --model SMOLLM2 --out FOLDER
     python benchmarks/research.py gsm8k     --model SMOLLM2 --data GSM8K_FOLDER --out FOLDER
     python benchmarks/research.py classmate --model SMOLLM2 --out FOLDER
+    python benchmarks/research.py draw FOLDER/addition.json docs/addition.png
 
 SMOLLM2 is a folder of SmolLM2-135M-Instruct (or `smollm2`), GSM8K_FOLDER holds train.jsonl and test.jsonl. Each run is one
 `postgrad train` command, printed before it starts; FOLDER/results.json keeps the commands, the curves and the last figures.
@@ -47,7 +48,13 @@ def addition(options: argparse.Namespace) -> dict[str, list[str]]:
         "data.train=arithmetic:2:boxed:train", f"reward.verifier={HERE}:boxed_sum", "rollout.samples=16", "training.problems_per_step=32",
         "rollout.max_response_tokens=64", "optimiser.lr=2e-5", f"training.steps={options.steps or 60}",
     ]  # fmt: skip
-    bupo = ["bupo", *common, "method.phase_one_steps=15"]
+    same = [
+        "training.updates_per_step=1",
+        "training.token_budget=0",
+        "training.validate_every=0",
+        "training.checkpoint_every=100000",
+    ]
+    bupo = ["bupo", *common, *same, "method.phase_one_steps=15", "data.max_prompt_tokens=512"]
     return {
         "GRPO": ["grpo", *common],
         "BuPO after 8 of 30 blocks": [*bupo, "method.num_blocks=8"],
@@ -81,7 +88,37 @@ def classmate(options: argparse.Namespace) -> dict[str, list[str]]:
     return {"classmate": ["classmate", *common], "without classmate": ["classmate_baseline", *common]}
 
 
+def draw(source: str, target: str) -> None:
+    """Curves of all methods: the mean over seeds as a line, the seeds as a band."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    results = [r for r in json.loads(Path(source).read_text()) if r["lines"]]
+    wanted = ["reward/right", "reward/mean", "reward/classmate", "entropy", "response/length"]
+    keys = [key for key in wanted if any(key in line for r in results for line in r["lines"])][:4]
+    figure, axes = pyplot.subplots(1, len(keys), figsize=(4.2 * len(keys), 3.2), squeeze=False)
+    for axis, key in zip(axes[0], keys, strict=True):
+        for name in dict.fromkeys(r["method"] for r in results):
+            by_step: dict[int, list[float]] = {}
+            for line in (line for r in results if r["method"] == name for line in r["lines"]):
+                if key in line:
+                    by_step.setdefault(int(line["step"]), []).append(line[key])
+            steps = sorted(by_step)
+            (curve,) = axis.plot(steps, [statistics.mean(by_step[s]) for s in steps], label=name, linewidth=1.4)
+            low, high = [min(by_step[s]) for s in steps], [max(by_step[s]) for s in steps]
+            axis.fill_between(steps, low, high, alpha=0.15, color=curve.get_color())
+        axis.set_title(key)
+        axis.set_xlabel("step")
+    axes[0][0].legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(target, dpi=110)
+
+
 def main() -> None:
+    if sys.argv[1:2] == ["draw"]:
+        return draw(*sys.argv[2:4])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("addition", "gsm8k", "classmate"))
     parser.add_argument("--model", default="smollm2")
@@ -148,7 +185,7 @@ def table(results: list[dict], what: str) -> None:
     keys = {
         "addition": [("reward/right", 5)],
         "gsm8k": [("validation/accuracy", 1), ("validation/sampled_accuracy", 1), ("response/length", 5)],
-        "classmate": [("reward/right", 5), ("classmate/reward", 5)],
+        "classmate": [("reward/mean", 5), ("reward/classmate", 5)],
     }[what]
     for name in dict.fromkeys(result["method"] for result in results):
         mine = sorted((r for r in results if r["method"] == name), key=lambda r: r["seed"])
