@@ -152,7 +152,7 @@ class _RmsNorm(torch.autograd.Function):
         flat = x.reshape(-1, x.shape[-1]).contiguous()
         out, scales = torch.empty_like(flat), torch.empty(len(flat), dtype=torch.float32, device=x.device)
         width = flat.shape[1]
-        _norm_forward[(len(flat),)](flat, weight, out, scales, width, eps, BLOCK=triton.next_power_of_2(width), num_warps=4)
+        _norm_forward[(len(flat),)](flat, weight, out, scales, width, eps, BLOCK=triton.next_power_of_2(width), num_warps=4, enable_fp_fusion=False)
         ctx.save_for_backward(flat, weight, scales)
         return out.view(x.shape)
 
@@ -254,6 +254,7 @@ def _turn(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, back: bool) -> tuple[T
         HALF=triton.next_power_of_2(width // 2),
         BACK=back,
         num_warps=2,
+        enable_fp_fusion=False,
     )
     return q_out, k_out
 
@@ -271,7 +272,7 @@ def gate(both: Tensor) -> Tensor:
     """silu(gate) · up of (rows, 2 · width), without a gradient."""
     rows, width = len(both), both.shape[1] // 2
     out = both.new_empty(rows, width)
-    gate_rows[(rows, triton.cdiv(width, 1024))](both, out, width, BLOCK=1024)
+    gate_rows[(rows, triton.cdiv(width, 1024))](both, out, width, BLOCK=1024, enable_fp_fusion=False)
     return out
 
 

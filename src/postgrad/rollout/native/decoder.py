@@ -149,7 +149,7 @@ class Decoder:
 
         def norm(x: Tensor, by: Any) -> None:
             add = x is not residual
-            kernels.add_norm[(rows,)](x, residual, by.weight, normed, width, by.variance_epsilon, ADD=add, BLOCK=wide)
+            kernels.add_norm[(rows,)](x, residual, by.weight, normed, width, by.variance_epsilon, ADD=add, BLOCK=wide, enable_fp_fusion=False)
 
         norm(residual, self.layers[0].norm_in)
         for i, layer in enumerate(self.layers):
@@ -167,7 +167,7 @@ class Decoder:
         weights = (qkv, qkv, 0.0) if q_norm is None else (q_norm.weight, layer.k_norm.weight, q_norm.variance_epsilon)
         kernels.place[(rows, self.heads + 2 * self.key_heads)](
             qkv, query, keys, values, self.table, self.state, self.room.rows, self.cos, self.sin, *weights, self.room.blocks,
-            **sizes, HALF=triton.next_power_of_2(self.width // 2), NORM=q_norm is not None, num_warps=1,
+            **sizes, HALF=triton.next_power_of_2(self.width // 2), NORM=q_norm is not None, num_warps=1, enable_fp_fusion=False,
         )  # fmt: skip
         kernels.attend[(rows, self.key_heads)](
             query, keys, values, attended, self.table, self.state, self.room.rows, self.width**-0.5 * LOG2E, self.room.blocks,
