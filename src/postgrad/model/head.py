@@ -42,7 +42,7 @@ class _TokenOutputs(torch.autograd.Function):
         logprobs, entropy, squares, lse = (torch.empty(len(hidden), dtype=_wide(hidden), device=hidden.device) for _ in range(4))
         for start in range(0, len(hidden), chunk):
             part = slice(start, start + chunk)
-            if has_kernels(hidden.device):
+            if _by_kernel(hidden):
                 from postgrad.model.kernels.head import summary
 
                 found = summary(wide_logits(hidden[part], wide).float(), targets[part], temperature)
@@ -84,6 +84,11 @@ class _TokenOutputs(torch.autograd.Function):
         return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None, None
 
 
+def _by_kernel(hidden: Tensor) -> bool:
+    """Whether the Triton kernels can be asked: on their device, and not where a pass is only simulated."""
+    return has_kernels(hidden.device) and type(hidden).__name__ != "FakeTensor"
+
+
 def _slope(
     hidden: Tensor,
     weight: Tensor,
@@ -95,7 +100,7 @@ def _slope(
     temperature: float,
 ) -> Tensor:
     """(tokens, vocabulary) gradient of one chunk's logits, in the type of `hidden`."""
-    if has_kernels(hidden.device):
+    if _by_kernel(hidden):
         from postgrad.model.kernels.head import slope
 
         by_logprob = torch.zeros_like(lse) if grad_logprobs is None else grad_logprobs.contiguous()

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -80,8 +80,7 @@ def _probe(plan: Plan, micro: MicroBatch, blocks: int, vocabulary: int | None) -
         model = build(config, plan.model, blocks, vocabulary)
     model.generation_config.eos_token_id = None
     loaded = Loaded(model, SimpleNamespace(eos_token_id=NO_STOP))
-    nobody: Any = SimpleNamespace(lr_scales=lambda names: {})  # the probe asks for passes, not for a loss
-    policy = LocalPolicy(config, loaded, nobody)
+    policy = LocalPolicy(config, loaded, None)
     micro = micro.to(device)
     micro = MicroBatch(micro.rows, torch.zeros_like(micro.ids), micro.positions, micro.mask, micro.gather)
     targets = torch.zeros_like(micro.gather)

@@ -133,7 +133,7 @@ def _simulate_blocks(config: Config, model_config: Any, micro: MicroBatch, block
     # How the optimiser keeps its state plays no part here, and not every kind takes tensors without data.
     config = dataclasses.replace(config, optimiser=dataclasses.replace(config.optimiser, kind="adamw"))
     with _named(config), FakeTensorMode(), torch.device(config.model.device):
-        policy = LocalPolicy(config, Loaded(build(config, model_config, blocks), None), None)  # type: ignore[arg-type]
+        policy = LocalPolicy(config, Loaded(build(config, model_config, blocks), None), None)
         masters = list(policy.optimiser.masters.values())
         for master in masters:  # the gradient of an earlier micro-batch
             master.grad = torch.zeros_like(master)

@@ -152,7 +152,9 @@ class _RmsNorm(torch.autograd.Function):
         flat = x.reshape(-1, x.shape[-1]).contiguous()
         out, scales = torch.empty_like(flat), torch.empty(len(flat), dtype=torch.float32, device=x.device)
         width = flat.shape[1]
-        _norm_forward[(len(flat),)](flat, weight, out, scales, width, eps, BLOCK=triton.next_power_of_2(width), num_warps=4, enable_fp_fusion=False)
+        _norm_forward[(len(flat),)](
+            flat, weight, out, scales, width, eps, BLOCK=triton.next_power_of_2(width), num_warps=4, enable_fp_fusion=False
+        )
         ctx.save_for_backward(flat, weight, scales)
         return out.view(x.shape)
 

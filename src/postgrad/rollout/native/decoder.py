@@ -149,7 +149,9 @@ class Decoder:
 
         def norm(x: Tensor, by: Any) -> None:
             add = x is not residual
-            kernels.add_norm[(rows,)](x, residual, by.weight, normed, width, by.variance_epsilon, ADD=add, BLOCK=wide, enable_fp_fusion=False)
+            kernels.add_norm[(rows,)](
+                x, residual, by.weight, normed, width, by.variance_epsilon, ADD=add, BLOCK=wide, enable_fp_fusion=False
+            )
 
         norm(residual, self.layers[0].norm_in)
         for i, layer in enumerate(self.layers):
