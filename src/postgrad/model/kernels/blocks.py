@@ -23,6 +23,8 @@ from postgrad.model.packing import Packing
 
 ATTENTIONS = ("LlamaAttention", "Qwen2Attention", "Qwen3Attention")
 GATED = ("LlamaMLP", "Qwen2MLP", "Qwen3MLP")
+# A fused multiply-add would leave out a rounding that the stock modules make, and only in some of the kernels.
+EXACT: dict[str, Any] = {"enable_fp_fusion": False}
 PARTS = 256  # programs that share the rows of a norm's backward pass, each with a sum of its own for the weight
 
 
@@ -153,7 +155,7 @@ class _RmsNorm(torch.autograd.Function):
         out, scales = torch.empty_like(flat), torch.empty(len(flat), dtype=torch.float32, device=x.device)
         width = flat.shape[1]
         _norm_forward[(len(flat),)](
-            flat, weight, out, scales, width, eps, BLOCK=triton.next_power_of_2(width), num_warps=4, enable_fp_fusion=False
+            flat, weight, out, scales, width, eps, BLOCK=triton.next_power_of_2(width), num_warps=4, **EXACT
         )
         ctx.save_for_backward(flat, weight, scales)
         return out.view(x.shape)
@@ -256,7 +258,7 @@ def _turn(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, back: bool) -> tuple[T
         HALF=triton.next_power_of_2(width // 2),
         BACK=back,
         num_warps=2,
-        enable_fp_fusion=False,
+        **EXACT,
     )
     return q_out, k_out
 
@@ -274,7 +276,7 @@ def gate(both: Tensor) -> Tensor:
     """silu(gate) · up of (rows, 2 · width), without a gradient."""
     rows, width = len(both), both.shape[1] // 2
     out = both.new_empty(rows, width)
-    gate_rows[(rows, triton.cdiv(width, 1024))](both, out, width, BLOCK=1024, enable_fp_fusion=False)
+    gate_rows[(rows, triton.cdiv(width, 1024))](both, out, width, BLOCK=1024, **EXACT)
     return out
 
 

@@ -18,7 +18,7 @@ from torch.nn.functional import linear
 
 from postgrad.model.head import wide_logits
 from postgrad.model.kernels.attention import LOG2E
-from postgrad.model.kernels.blocks import gate
+from postgrad.model.kernels.blocks import EXACT, gate
 from postgrad.model.layout import PACKED_FAMILIES
 from postgrad.model.packing import BLOCK_N as PAGE
 from postgrad.rollout.native import kernels
@@ -149,9 +149,7 @@ class Decoder:
 
         def norm(x: Tensor, by: Any) -> None:
             add = x is not residual
-            kernels.add_norm[(rows,)](
-                x, residual, by.weight, normed, width, by.variance_epsilon, ADD=add, BLOCK=wide, enable_fp_fusion=False
-            )
+            kernels.add_norm[(rows,)](x, residual, by.weight, normed, width, by.variance_epsilon, ADD=add, BLOCK=wide, **EXACT)
 
         norm(residual, self.layers[0].norm_in)
         for i, layer in enumerate(self.layers):
@@ -169,7 +167,7 @@ class Decoder:
         weights = (qkv, qkv, 0.0) if q_norm is None else (q_norm.weight, layer.k_norm.weight, q_norm.variance_epsilon)
         kernels.place[(rows, self.heads + 2 * self.key_heads)](
             qkv, query, keys, values, self.table, self.state, self.room.rows, self.cos, self.sin, *weights, self.room.blocks,
-            **sizes, HALF=triton.next_power_of_2(self.width // 2), NORM=q_norm is not None, num_warps=1, enable_fp_fusion=False,
+            **sizes, HALF=triton.next_power_of_2(self.width // 2), NORM=q_norm is not None, num_warps=1, **EXACT,
         )  # fmt: skip
         kernels.attend[(rows, self.key_heads)](
             query, keys, values, attended, self.table, self.state, self.room.rows, self.width**-0.5 * LOG2E, self.room.blocks,
