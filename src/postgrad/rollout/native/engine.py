@@ -86,20 +86,22 @@ class NativeEngine:
     @torch.no_grad()
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
         out: list[list[Completion]] = [[Completion()] * len(r.seeds) for r in requests]
-        longest = max((len(r.prompt) + limit_of(r, sampling) for r in requests), default=0)
+        if not any(r.seeds for r in requests):
+            return out
+        worst = max(requests, key=lambda r: len(r.prompt) + limit_of(r, sampling))
+        longest = len(worst.prompt) + limit_of(worst, sampling)
         if longest > self.max_context:
             raise RunError(
-                f"a prompt and its new tokens make {longest}, more than the model's context of {self.max_context}; "
-                "lower rollout.max_response_tokens or data.max_prompt_tokens"
+                f"a prompt of {len(worst.prompt)} tokens and {limit_of(worst, sampling)} new ones exceed the model's context of "
+                f"{self.max_context}; lower rollout.max_response_tokens or data.max_prompt_tokens"
             )
         self.model.eval()  # a model in training mode with activation checkpointing would not take our cache
         try:
-            if any(r.seeds for r in requests):
-                if self.decoder is not None and not sampling.filters:
-                    from postgrad.rollout.native.paged import PagedRun
+            if self.decoder is not None and not sampling.filters:
+                from postgrad.rollout.native.paged import PagedRun
 
-                    return PagedRun(self.decoder, requests, sampling, self.max_rows, self.cache_bytes(), self.max_context).finish()
-                _Run(self, requests, sampling, out, longest).finish()
+                return PagedRun(self.decoder, requests, sampling, self.max_rows, self.cache_bytes(), self.max_context).finish()
+            _Run(self, requests, sampling, out, longest).finish()
         finally:
             self.model.train()
         return out
