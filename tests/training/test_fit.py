@@ -140,6 +140,9 @@ def test_checkpoint_and_disk(tiny: Path, words: list[str], each: int) -> None:
     layout = fit.lay_out(plan, 5)
     rollouts = 100 * layout.tokens * fit.ROLLOUT_BYTES
     assert fit.disk_bytes(plan, layout) == 3 * one + rollouts
+    plan.config.training.keep_best, plan.config.training.validate_every = "held", 50
+    assert fit.disk_bytes(plan, layout) == 4 * one + rollouts, "the best one is kept beside the newest"
+    plan.config.training.keep_best = ""
     plan.config.training.checkpoint_every = 100
     assert fit.disk_bytes(plan, layout) == one + rollouts
 
