@@ -206,7 +206,7 @@ def test_simulated_peak_is_that_of_the_real_pass(tiny_untied: Path) -> None:
     micro = micro_batch(4, 48, 150)
     kept, head = simulate.simulate_update(config, model_config(config.model), micro)
     loaded = load(config.model, torch.device("cpu"))
-    policy = LocalPolicy(config, Loaded(loaded.model, None), None)  # type: ignore[arg-type]
+    policy = LocalPolicy(config, Loaded(loaded.model, None), simulate.NO_OBJECTIVE)
     for master in policy.optimiser.masters.values():
         master.grad = torch.zeros_like(master)
     before = [*policy.optimiser.masters.values(), *(m.grad for m in policy.optimiser.masters.values() if m.grad is not None)]
