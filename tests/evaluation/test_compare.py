@@ -52,7 +52,9 @@ def test_only_shared_problems_are_paired():
 
 def folder(path, temperature: float, **sets: list[bool]):
     path.mkdir()
-    (path / "settings.json").write_text(json.dumps({"model": {"path": path.name}, "rollout": {"temperature": temperature}}))
+    (path / "settings.json").write_text(
+        json.dumps({"model": {"path": path.name, "dtype": "float32"}, "rollout": {"temperature": temperature}})
+    )
     for name, rights in sets.items():
         lines = [json.dumps({"uid": f"p{i}", "right": right}) + "\n" for i, right in enumerate(rights)]
         (path / f"{name}.jsonl").write_text("".join(lines))
@@ -64,7 +66,12 @@ def test_the_command(tmp_path, capsys):
     b = folder(tmp_path / "b", 1.0, gsm=[True, True, True], other=[True])
     assert main(["eval", "compare", str(a), str(b), f"out={tmp_path}/c.json"]) == 0
     shown = capsys.readouterr().out
-    assert "+66.7 [+0.0, +100.0]" in shown and "paired bootstrap" in shown and "rollout.temperature" in shown and "arc" not in shown
+    assert (
+        "+66.7 [+0.0, +100.0]" in shown
+        and "paired bootstrap" in shown
+        and "more than the model: rollout.temperature." in shown
+        and "arc" not in shown
+    )
     assert json.loads((tmp_path / "c.json").read_text())["sets"]["gsm"]["b_right_a_wrong"] == 2
 
 

@@ -108,6 +108,12 @@ def test_rl_with_sft_loss(tiny):
     assert done.metrics["off_policy/loss"] == pytest.approx(1.926566, abs=1e-6)
     assert done.metrics["on_policy/loss"] == pytest.approx(0.175, abs=1e-6)
     assert done.loss == pytest.approx(2.101566, abs=1e-6)
+    short = Row(
+        DEMONSTRATION, [0.5, 0.25], [1.0, 1.0], 1.0
+    )  # the mean is over tokens of all demonstrations: (4 x 1.926566 + log 8) / 6
+    assert priced(tiny, "luffy_rl_sft", [sft, B, short], "method.sft_coef=1").metrics["off_policy/loss"] == pytest.approx(
+        1.630951, abs=1e-6
+    )
     assert (priced(tiny, "luffy_rl_sft", [sft], "method.sft_coef=1").gradient + 1 / 4).abs().max() < 1e-12, "no own rows: no NaN"
     assert priced(tiny, "luffy_rl_sft", [B], "method.sft_coef=1").loss == pytest.approx(0.175, abs=1e-6)
 

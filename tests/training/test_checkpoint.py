@@ -118,3 +118,16 @@ def test_latest_that_names_what_is_not_there_says_what_to_do(tmp_path):
     (tmp_path / "checkpoints" / "latest").write_text("step-7\n")
     with pytest.raises(RunError, match="names step-7, which is not there"):
         checkpoint.latest(tmp_path)
+
+
+def test_the_best_one_is_kept_beside_the_newest(tmp_path):
+    for step, best in ((3, 3), (6, 3), (9, 3), (12, 12), (15, 12)):
+        checkpoint.save(tmp_path, [Policy()], saved(step), keep=1, best=best)
+        assert names(tmp_path) == sorted({"best", "latest", f"step-{best}", f"step-{step}"})
+        assert checkpoint.best(tmp_path).name == f"step-{best}" and checkpoint.latest(tmp_path).name == f"step-{step}"
+
+
+def test_without_a_best_there_is_no_pointer(tmp_path):
+    checkpoint.save(tmp_path, [Policy()], saved(3), keep=1, best=3)
+    checkpoint.save(tmp_path, [Policy()], saved(2), keep=1)  # a run that went on from before its best
+    assert names(tmp_path) == ["latest", "step-2"] and checkpoint.best(tmp_path) is None

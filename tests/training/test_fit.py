@@ -140,6 +140,9 @@ def test_checkpoint_and_disk(tiny: Path, words: list[str], each: int) -> None:
     layout = fit.lay_out(plan, 5)
     rollouts = 100 * layout.tokens * fit.ROLLOUT_BYTES
     assert fit.disk_bytes(plan, layout) == 3 * one + rollouts
+    plan.config.training.keep_best, plan.config.training.validate_every = "held", 50
+    assert fit.disk_bytes(plan, layout) == 4 * one + rollouts, "the best one is kept beside the newest"
+    plan.config.training.keep_best = ""
     plan.config.training.checkpoint_every = 100
     assert fit.disk_bytes(plan, layout) == one + rollouts
 
@@ -203,7 +206,7 @@ def test_simulated_peak_is_that_of_the_real_pass(tiny_untied: Path) -> None:
     micro = micro_batch(4, 48, 150)
     kept, head = simulate.simulate_update(config, model_config(config.model), micro)
     loaded = load(config.model, torch.device("cpu"))
-    policy = LocalPolicy(config, Loaded(loaded.model, None), None)
+    policy = LocalPolicy(config, Loaded(loaded.model, None), simulate.NO_OBJECTIVE)
     for master in policy.optimiser.masters.values():
         master.grad = torch.zeros_like(master)
     before = [*policy.optimiser.masters.values(), *(m.grad for m in policy.optimiser.masters.values() if m.grad is not None)]

@@ -36,6 +36,7 @@ def run(words: list[str]) -> int:
     if show:
         print(to_yaml(config), end="")
         return 0
+    from postgrad.training import checkpoint
     from postgrad.training.chain import train_chain
     from postgrad.training.report import make_reporter
 
@@ -49,4 +50,6 @@ def run(words: list[str]) -> int:
     print(
         f"done: {result.step} steps in {result.folder}; the trained model is {result.folder}/checkpoints/step-{result.step}/policy"
     )
+    if best := checkpoint.best(result.folder):
+        print(f"best by {config.training.keep_best}: {best}/policy")
     return 0

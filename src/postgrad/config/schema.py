@@ -41,7 +41,7 @@ class ModelConfig:
 @dataclass
 class DataConfig:
     train: str = setting(MISSING, "parquet, jsonl, json or csv file(s), or arithmetic:LEVEL[:STYLE[:SPLIT]]")
-    validation: str = setting("", "held-out problems in the same forms; empty: no validation")
+    validation: str = setting("", "held-out problems in the same forms, each file a set; NAME=FILE names one; empty: no validation")
     template: str = setting("auto", "how messages become a prompt", choices=("auto", "chat", "plain"))
     template_options: dict[str, Any] = setting(
         {}, "values the chat template reads, e.g. data.template_options.enable_thinking=false for Qwen3 without thinking"
@@ -133,7 +133,8 @@ class TrainingConfig:
     checkpoint_every: int = setting(50, "steps between checkpoints; the last step is always saved", at_least=1)
     keep_checkpoints: int = setting(2, "newest checkpoints kept", at_least=1)
     validate_every: int = setting(0, "steps between validations; 0: only before and after", at_least=0)
-    validation_problems: int = setting(200, "validation problems used", at_least=1)
+    validation_problems: int = setting(200, "validation problems used of each set", at_least=1)
+    keep_best: str = setting("", "validation set by which the best checkpoint is kept too (mean: by all sets); never a test set")
     stop_at: float | None = setting(None, "end the run when validation accuracy reaches this", at_least=0.0, at_most=1.0)
     max_flat_steps: int = setting(20, "stop when this many steps in a row carried no learning signal", at_least=1)
 

@@ -32,7 +32,8 @@ def compare(first: Path, second: Path) -> dict[str, Any]:
         raise ConfigError(
             f"{first} and {second} have no set in common: {', '.join(names[0]) or 'none'} and {', '.join(names[1]) or 'none'}"
         )
-    apart = [key for key in differences(*settings) if key.split(".")[0] != "model" and not key.startswith("data.sets.")]
+    model = ("model.path", "model.weights", "data.sets.")
+    apart = [key for key in differences(*settings) if not key.startswith(model)]
     sets = {name: compare_set(_rights(first / f"{name}.jsonl"), _rights(second / f"{name}.jsonl"), name) for name in shared}
     return {"a": str(first), "b": str(second), "method": METHOD, "other_settings": apart, "sets": sets}
 

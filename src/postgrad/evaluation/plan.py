@@ -71,6 +71,10 @@ def make_plan(config: EvalConfig, target: Target) -> Plan:
         sets[name], dropped[name] = prompts.check(sets[name])
     if config.reward.verifier == LLM_JUDGE:
         raise ConfigError("reward.verifier=llm_judge is for training runs; evaluate with another, e.g. reward.verifier=auto")
+    if config.reward.objective != "maximise":
+        raise ConfigError(
+            f"reward.objective={config.reward.objective} is for training runs; an evaluation counts what the verifier finds right"
+        )
     judge = Judge(config.reward.verifier, config.reward.timeout_s, config.reward.workers)
     judge.check(problem for problems in sets.values() for problem in problems)
     identity = _identity(config, sets)

@@ -121,11 +121,11 @@ class FrozenPolicy:
 class LocalPolicy(FrozenPolicy):
     """The policy in this process. The native engine samples from the same `loaded.model`."""
 
-    def __init__(self, config: Config, loaded: Loaded, objective: Objective | None) -> None:
+    def __init__(self, config: Config, loaded: Loaded, objective: Objective) -> None:
         super().__init__(config, loaded)
-        self.objective: Any = objective  # None where a pass is only measured
+        self.objective = objective
         names = [name for name, _ in self.model.named_parameters()]
-        scales = objective.lr_scales(names) if objective is not None else {}
+        scales = objective.lr_scales(names)
         self.still = [
             p for name, p in self.model.named_parameters() if scales.get(name) == 0.0
         ]  # a share of 0 is no gradient at all

@@ -33,8 +33,8 @@ class Saved:
     method: dict[str, Any]
 
 
-def save(folder: Path, models: Sequence[Savable], saved: Saved, keep: int) -> Path:
-    """Write checkpoint `saved.step` under the run folder and drop the oldest beyond `keep`."""
+def save(folder: Path, models: Sequence[Savable], saved: Saved, keep: int, best: int | None = None) -> Path:
+    """Write checkpoint `saved.step` under the run folder and drop the oldest beyond `keep`, but never the one of step `best`."""
     root = folder / "checkpoints"
     final, aside = root / f"step-{saved.step}", root / f".step-{saved.step}"
     try:
@@ -48,10 +48,11 @@ def save(folder: Path, models: Sequence[Savable], saved: Saved, keep: int) -> Pa
         _sync_tree(aside)
         shutil.rmtree(final, ignore_errors=True)  # left by a run that was killed after this rename and went on from an older one
         aside.rename(final)
-        pointer = root / ".latest"
-        pointer.write_text(final.name + "\n")
-        _sync(pointer)
-        pointer.rename(root / "latest")
+        if best is None:
+            (root / "best").unlink(missing_ok=True)
+        else:
+            _point(root / "best", f"step-{best}")
+        _point(root / "latest", final.name)
         _sync(root)
     except OSError as error:
         shutil.rmtree(aside, ignore_errors=True)
@@ -67,14 +68,23 @@ def save(folder: Path, models: Sequence[Savable], saved: Saved, keep: int) -> Pa
         raise
     # A newer one was left by a run that was killed before `latest` moved; it goes too, or it would push out the one just saved.
     kept = [path for path in _ordered(root) if _number(path) <= saved.step][-keep:]
-    for other in set(_ordered(root)) - set(kept):
+    for other in set(_ordered(root)) - {*kept, root / f"step-{best}"}:
         shutil.rmtree(other, ignore_errors=True)
     return final
 
 
 def latest(folder: Path) -> Path | None:
     """The newest whole checkpoint, or None."""
-    pointer = folder / "checkpoints" / "latest"
+    return _pointed(folder, "latest")
+
+
+def best(folder: Path) -> Path | None:
+    """The checkpoint that training.keep_best keeps, or None."""
+    return _pointed(folder, "best")
+
+
+def _pointed(folder: Path, name: str) -> Path | None:
+    pointer = folder / "checkpoints" / name
     if not pointer.is_file():
         return None
     found = folder / "checkpoints" / pointer.read_text().strip()
@@ -91,6 +101,14 @@ def load(checkpoint: Path, models: Sequence[Savable]) -> Saved:
         model.load(str(checkpoint.resolve()))
     state = json.loads((checkpoint / "state.json").read_text())
     return Saved(state["step"], state["cursor"], state["flat_steps"], decode((checkpoint / "method.bin").read_bytes()))
+
+
+def _point(pointer: Path, name: str) -> None:
+    """Let a pointer name a checkpoint: the old one or the new one, never half of it."""
+    aside = pointer.with_name("." + pointer.name)
+    aside.write_text(name + "\n")
+    _sync(aside)
+    aside.rename(pointer)
 
 
 def _ordered(root: Path) -> list[Path]:

@@ -285,7 +285,8 @@ def describe(found: Foretold) -> Report:
     need, free = fit.disk_bytes(found.plan, found.layout), disk_free(config.runs)
     problem = f"the run needs {gib(need)} of disk, {gib(free)} are free: lower training.keep_checkpoints or choose runs=FOLDER"
     report.add("checkpoint", gib(fit.checkpoint_bytes(found.plan)))
-    keeps = f"{training.keep_checkpoints} checkpoints kept, one being written, and the rollouts"
+    kept = f"{training.keep_checkpoints} checkpoints{' and the best' if training.keep_best else ''}"
+    keeps = f"{kept} kept, one being written, and the rollouts"
     report.add("disk", f"{gib(need)} at most ({keeps}); {gib(free)} free", problem if need > free else "")
     return report
 

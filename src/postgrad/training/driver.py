@@ -20,6 +20,7 @@ from postgrad.training.guard import Guard
 from postgrad.training.interrupt import Interrupt
 from postgrad.training.log import RunLog, describe, read_metrics, timed
 from postgrad.training.report import Chorus, Reporter
+from postgrad.training.validation import Best, validate_sets
 from postgrad.types import Batch
 
 
@@ -71,6 +72,7 @@ class Driver:
         self.guard = Guard(config)
         self.start = self.restore()
         self.log = RunLog(folder, self.start)
+        self.best = Best(config, len(inputs.validation), read_metrics(folder))
 
     def restore(self) -> int:
         found = checkpoint.latest(self.folder)
@@ -94,7 +96,8 @@ class Driver:
                 final = number == training.steps
                 if final or (training.validate_every and number % training.validate_every == 0):
                     reached = self.validate(number)
-                if final or reached or interrupt.asked or number % training.checkpoint_every == 0:
+                best = self.best.step == number
+                if final or reached or best or interrupt.asked or number % training.checkpoint_every == 0:
                     self.save(number)
         return Result(self.folder, number, interrupt.asked, reached)
 
@@ -118,8 +121,9 @@ class Driver:
         """Held-out problems; True when `training.stop_at` is reached."""
         if not self.inputs.validation:
             return False
-        metrics = self.method.validate(self.inputs.validation)
+        metrics = validate_sets(self.method, self.inputs.validation)
         self.log.write(number, metrics)
+        self.best.see(number, metrics)
         self.reporter.validated(number, metrics)
         return self._enough(metrics)
 
@@ -133,5 +137,6 @@ class Driver:
 
     def save(self, number: int) -> None:
         saved = checkpoint.Saved(number, self.feed.state(), self.guard.flat_steps, self.method.state())
-        path = checkpoint.save(self.folder, self.method.trained(), saved, self.config.training.keep_checkpoints)
+        keep = self.config.training.keep_checkpoints
+        path = checkpoint.save(self.folder, self.method.trained(), saved, keep, self.best.step)
         self.reporter.saved(path)

@@ -125,8 +125,9 @@ def read_load(config: Config, method: Method, inputs: Inputs) -> Load:
     groups = [
         Group(len(inputs.prompts.encode(g.problem)), tuple(len(t.response) for t in g.given), g.num_samples) for g in composed
     ]
-    longest = max(len(inputs.prompts.encode(problem)) for problem in [*inputs.train, *inputs.validation])
-    return Load(groups, longest, len(inputs.validation) if method.judges() else 0)
+    held_out = [problem for problems in inputs.validation.values() for problem in problems]
+    longest = max(len(inputs.prompts.encode(problem)) for problem in [*inputs.train, *held_out])
+    return Load(groups, longest, len(held_out) if method.judges() else 0)
 
 
 def check_context(plan: Plan, size: Size) -> None:
@@ -325,8 +326,9 @@ def checkpoint_bytes(plan: Plan) -> int:
 
 
 def disk_bytes(plan: Plan, layout: Layout) -> int:
-    """Most disk the run folder takes: the checkpoints kept, one being written, and the rollouts."""
+    """Most disk the run folder takes: the checkpoints kept, the best one too, one being written, and the rollouts."""
     training = plan.config.training
-    saves = math.ceil(training.steps / training.checkpoint_every)
-    checkpoints = min(saves, training.keep_checkpoints + 1) * checkpoint_bytes(plan)
+    best = bool(training.keep_best)
+    saves = math.ceil(training.steps / training.checkpoint_every) + (training.steps // training.validate_every if best else 0)
+    checkpoints = min(saves, training.keep_checkpoints + best + 1) * checkpoint_bytes(plan)
     return checkpoints + training.steps * layout.tokens * ROLLOUT_BYTES

@@ -13,6 +13,7 @@ from postgrad.model.device import choose_device, choose_dtype, probe_threads
 from postgrad.model.layout import default_budget
 from postgrad.model.load import load_tokenizer, model_config, model_width
 from postgrad.rewards.score import Judge
+from postgrad.training.validation import load_sets
 from postgrad.types import Problem
 
 
@@ -21,7 +22,7 @@ class Inputs:
     """What the driver needs beside the models."""
 
     train: list[Problem]
-    validation: list[Problem]
+    validation: dict[str, list[Problem]]  # sets by name
     prompts: Prompts
     judge: Judge
     dropped: int
@@ -45,20 +46,21 @@ def resolve(config: Config) -> Config:
 def load_inputs(config: Config, method: Method) -> Inputs:
     """Problems, prompts and verifiers, all checked."""
     train = load_problems(config.data.train)
-    validation = load_problems(config.data.validation)[: config.training.validation_problems] if config.data.validation else []
+    validation = load_sets(config)
     tokenizer = load_tokenizer(config.model, config.seed)
     prompts = make_prompts(tokenizer, config.data)
     train, dropped = prompts.check(train)
     Cursor(len(train)).take(config.training.problems_per_step)  # refuses data that are too small
-    if validation:
-        validation, _ = prompts.check(validation)
+    for name in validation:
+        validation[name], _ = prompts.check(validation[name])
+    held_out = [problem for problems in validation.values() for problem in problems]
     method.check_problems(train)
-    _check_context(config, prompts, [*train, *validation])
+    _check_context(config, prompts, [*train, *held_out])
     reward = config.reward
     check_judge(reward)
     judge = Judge(reward.verifier, reward.timeout_s, reward.workers, reward.objective == "minimise")
     if method.judges():
-        judge.check([*train, *validation])
+        judge.check([*train, *held_out])
     return Inputs(train, validation, prompts, judge, dropped)
 
 

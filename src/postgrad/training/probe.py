@@ -24,7 +24,7 @@ from postgrad.model.views import FULL
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.native.engine import NativeEngine
 from postgrad.training.fit import Layout, Plan, Rates, lay_out
-from postgrad.training.simulate import Size, build
+from postgrad.training.simulate import NO_OBJECTIVE, Size, build
 
 SMALL_VOCABULARY = 256
 NO_STOP = 1 << 40  # an id that is never sampled, so that probed rows run on
@@ -80,7 +80,7 @@ def _probe(plan: Plan, micro: MicroBatch, blocks: int, vocabulary: int | None) -
         model = build(config, plan.model, blocks, vocabulary)
     model.generation_config.eos_token_id = None
     loaded = Loaded(model, SimpleNamespace(eos_token_id=NO_STOP))
-    policy = LocalPolicy(config, loaded, None)
+    policy = LocalPolicy(config, loaded, NO_OBJECTIVE)
     micro = micro.to(device)
     micro = MicroBatch(micro.rows, torch.zeros_like(micro.ids), micro.positions, micro.mask, micro.gather)
     targets = torch.zeros_like(micro.gather)

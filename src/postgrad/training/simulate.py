@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -27,6 +28,9 @@ from postgrad.model.load import Loaded
 from postgrad.model.policy import LocalPolicy
 from postgrad.model.views import FULL, hidden_states
 from postgrad.rollout.native.cache import Prefill
+
+# Stands for a method where only passes through the model are looked at, never its loss.
+NO_OBJECTIVE: Any = SimpleNamespace(lr_scales=lambda names: {})
 
 
 @dataclass(frozen=True)
@@ -133,7 +137,7 @@ def _simulate_blocks(config: Config, model_config: Any, micro: MicroBatch, block
     # How the optimiser keeps its state plays no part here, and not every kind takes tensors without data.
     config = dataclasses.replace(config, optimiser=dataclasses.replace(config.optimiser, kind="adamw"))
     with _named(config), FakeTensorMode(), torch.device(config.model.device):
-        policy = LocalPolicy(config, Loaded(build(config, model_config, blocks), None), None)
+        policy = LocalPolicy(config, Loaded(build(config, model_config, blocks), None), NO_OBJECTIVE)
         masters = list(policy.optimiser.masters.values())
         for master in masters:  # the gradient of an earlier micro-batch
             master.grad = torch.zeros_like(master)

@@ -1,0 +1,188 @@
+"""Named validation sets, and the best checkpoint by one of them: chosen right, kept, the same after a crash, never by a test set."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from world import config_of, metrics_of, tree
+
+from postgrad.errors import ConfigError, RunError
+from postgrad.training import checkpoint
+from postgrad.training.driver import train
+from postgrad.training.log import is_clock
+from postgrad.training.report import Reporter
+from postgrad.training.validation import Best, load_sets, validate_sets
+
+HELD_OUT = "arithmetic:1:digits:validation"
+
+
+def best_of(lines, name="a", num_sets=1) -> Best:
+    return Best(SimpleNamespace(training=SimpleNamespace(keep_best=name)), num_sets, lines)  # type: ignore[arg-type]
+
+
+def line(step: int, **values: float) -> dict[str, float]:
+    return {"step": step} | {f"validation/{key}": value for key, value in values.items()}
+
+
+def test_the_highest_accuracy_is_best_and_the_first_of_equals():
+    best = best_of([line(0, accuracy=0.9), line(3, accuracy=0.2), {"step": 3, "reward/mean": 1.0}, line(6, accuracy=0.5)])
+    assert (best.step, best.value) == (6, 0.5), "step 0 has no checkpoint"
+    best.see(9, line(9, accuracy=0.5))
+    assert best.step == 6
+    best.see(12, line(12, accuracy=0.51, loss=9.0))
+    assert best.step == 12
+
+
+def test_without_accuracy_the_lowest_loss_is_best():
+    assert best_of([line(2, loss=1.5), line(4, loss=1.1), line(6, loss=1.3)]).step == 4
+
+
+def test_one_set_of_several_or_their_mean():
+    lines = [{"step": 1, "validation/a/accuracy": 0.1, "validation/b/accuracy": 0.9, "validation/accuracy": 0.5}]
+    lines += [{"step": 2, "validation/a/accuracy": 0.2, "validation/b/accuracy": 0.2, "validation/accuracy": 0.2}]
+    assert best_of(lines, "a", 2).step == 2 and best_of(lines, "b", 2).step == 1 and best_of(lines, "mean", 2).step == 1
+    assert best_of(lines, "", 2).step is None
+
+
+def test_a_validation_without_a_measure_is_said():
+    with pytest.raises(RunError, match="neither accuracy nor loss"):
+        best_of([line(1, margin=0.3)])
+
+
+def test_sets_keep_their_names_and_their_mean():
+    method = SimpleNamespace(validate=lambda problems: {"validation/accuracy": len(problems) / 10, "validation/loss": 1.0})
+    assert validate_sets(method, {"a": [1, 2]}) == {"validation/accuracy": 0.2, "validation/loss": 1.0}  # type: ignore[arg-type]
+    both = validate_sets(method, {"a": [1, 2], "b": [1] * 6})  # type: ignore[arg-type]
+    assert both == {
+        **{"validation/accuracy": pytest.approx(0.4), "validation/loss": 1.0},
+        **{"validation/a/accuracy": 0.2, "validation/a/loss": 1.0, "validation/b/accuracy": 0.6, "validation/b/loss": 1.0},
+    }
+
+
+def test_the_first_problems_of_each_set(tiny):
+    config = config_of("grpo", tiny, f"data.validation='one={HELD_OUT},arithmetic:2'", "training.validation_problems=3")
+    assert {name: len(problems) for name, problems in load_sets(config).items()} == {"one": 3, "arithmetic-2": 3}
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    row = {
+        "data_source": "arithmetic/digits",
+        "prompt": [{"role": "user", "content": "1+1="}],
+        "reward_model": {"ground_truth": "20"},
+    }
+    for name, split in (("quiz", "test"), ("held", "validation")):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row | {"extra_info": {"split": split}}) + "\n")
+    (tmp_path / "my_test.jsonl").write_text(json.dumps(row) + "\n")
+    return tmp_path
+
+
+EVERY = "training.validate_every=2"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["data.validation=quiz.jsonl", "training.keep_best=quiz", EVERY],
+            "the split of problem .* is test, and a model chosen by",
+        ),
+        (["data.validation=my_test.jsonl", "training.keep_best=my_test", EVERY], "the name my_test.jsonl says test"),
+        (
+            ["data.validation=arithmetic:1:digits:test", "training.keep_best=mean", EVERY],
+            "arithmetic:1:digits:test is the split test",
+        ),
+        (["data.validation='held.jsonl,quiz.jsonl'", "training.keep_best=mean", EVERY], "is test"),
+        (["data.validation=held.jsonl", "training.keep_best=hold", EVERY], "none of the validation sets; did you mean held"),
+        (["data.validation=held.jsonl", "training.keep_best=held"], "add training.validate_every=N"),
+        (["training.keep_best=held", EVERY], "add data.validation=FILE"),
+    ],
+)
+def test_no_choice_by_a_test_set(words, said, files, tiny):
+    with pytest.raises(ConfigError, match=said):
+        load_sets(config_of("grpo", tiny, *words))
+
+
+def test_a_test_set_may_be_watched_beside_the_one_that_chooses(files, tiny):
+    words = ["data.validation='held.jsonl,quiz.jsonl'", "training.keep_best=held", EVERY]
+    assert list(load_sets(config_of("grpo", tiny, *words))) == ["held", "quiz"]
+
+
+@pytest.fixture(scope="module")
+def verifier(tmp_path_factory) -> str:
+    """Rewards threes while training; on the held-out problems a response is good when it has exactly two of them, so that accuracy
+    rises and falls again."""
+    file = tmp_path_factory.mktemp("verifier") / "threes.py"
+    held_out = "HELD_OUT = {p.uid for p in arithmetic_problems(1, 'digits', 'validation')}\n"
+    file.write_text(
+        f"from postgrad.data.arithmetic import arithmetic_problems\n\n{held_out}\n\ndef threes(response, problem):\n"
+        "    count = response.count('3')\n    return float(count == 2) if problem.uid in HELD_OUT else count / 4\n"
+    )
+    return f"{file}:threes"
+
+
+def words_for(verifier: str, runs: Path) -> list[str]:
+    return [
+        *(f"reward.verifier={verifier}", f"runs={runs}", f"data.validation='held={HELD_OUT},more=arithmetic:2:digits:validation'"),
+        *("training.validate_every=2", "training.keep_best=held", "training.keep_checkpoints=1", "training.checkpoint_every=5"),
+        *("training.steps=16", "training.problems_per_step=8", "rollout.samples=8", "rollout.max_response_tokens=4"),
+        *("optimiser.lr=1e-2", "reward.workers=1", "training.validation_problems=8", "training.max_flat_steps=99"),
+    ]
+
+
+@pytest.fixture(scope="module")
+def finished(tiny, verifier, tmp_path_factory) -> Path:
+    runs = tmp_path_factory.mktemp("finished")
+    train(config_of("grpo", tiny, *words_for(verifier, runs)), Reporter())
+    return runs / "test"
+
+
+def test_the_best_checkpoint_survives(finished):
+    lines = [entry for entry in metrics_of(finished) if "validation/held/accuracy" in entry]
+    assert {"validation/accuracy", "validation/sampled_accuracy", "validation/more/accuracy"} <= lines[0].keys()
+    accuracies = {entry["step"]: entry["validation/held/accuracy"] for entry in lines if entry["step"]}
+    best = max(accuracies, key=lambda step: accuracies[step])
+    assert best < 16 and accuracies[best] > accuracies[16], "the test wants a best that is not the last"
+    assert checkpoint.best(finished) == finished / "checkpoints" / f"step-{best}"
+    assert {p.name for p in (finished / "checkpoints").glob("step-*")} == {f"step-{best}", "step-16"}
+    assert (finished / "checkpoints" / f"step-{best}" / "policy" / "model.safetensors").is_file()
+
+
+class Crash(Reporter):
+    """Ends the run, as a kill would, after it has written the metrics of a step."""
+
+    def __init__(self, step: int, when: str) -> None:
+        self.at, self.when = step, when
+
+    def step(self, metrics, batch) -> None:
+        if self.when == "step" and metrics["step"] == self.at:
+            raise KeyboardInterrupt
+
+    def validated(self, number, metrics) -> None:
+        if self.when == "validation" and number == self.at:
+            raise KeyboardInterrupt
+
+
+def test_a_crash_changes_nothing(finished, tiny, verifier, tmp_path):
+    """Stopped after validations and between checkpoints, again and again: the same best, the same bytes."""
+    words = words_for(verifier, tmp_path)
+    for crash in (Crash(2, "validation"), Crash(6, "validation"), Crash(9, "step"), Crash(14, "validation")):
+        with pytest.raises(KeyboardInterrupt):
+            train(config_of("grpo", tiny, *words), crash)
+    train(config_of("grpo", tiny, *words), Reporter())
+    mine, theirs = (tree(folder / "checkpoints") for folder in (tmp_path / "test", finished))
+    assert mine == theirs
+
+    def steady(folder: Path) -> list[dict]:
+        return [{key: value for key, value in entry.items() if not is_clock(key)} for entry in metrics_of(folder)]
+
+    assert steady(tmp_path / "test") == steady(finished)
+
+
+def test_the_best_is_evaluated_by_its_name(finished):
+    from postgrad.evaluation.model import find_model
+
+    best = checkpoint.best(finished)
+    assert best is not None and find_model(f"{finished}/checkpoints/best").path == f"{best}/policy"
