@@ -41,8 +41,8 @@ def _demo(model: str, seed: str, runs: str) -> int:
     from postgrad.methods import find_method
     from postgrad.training import checkpoint
     from postgrad.training.driver import train
-    from postgrad.training.picture import draw_run
     from postgrad.training.report import make_reporter
+    from postgrad.view.picture import draw_poster
 
     began = time.monotonic()
     name = _fresh_name(Path(runs), f"demo-{model}-{seed}")
@@ -58,7 +58,7 @@ def _demo(model: str, seed: str, runs: str) -> int:
     result = train(second, make_reporter("2 of 2: GRPO, rewarded for right answers only"))
     if result.interrupted:
         return _interrupted(name)
-    picture = draw_run(result.folder, result.folder.parent / "demo.png", "postgrad demo: GRPO on two-digit addition")
+    picture = draw_poster(result.folder, result.folder.parent / "demo.png", "postgrad demo: GRPO on two-digit addition")
     _finish(result.folder, poor, picture, time.monotonic() - began)
     return 0
 
@@ -92,7 +92,7 @@ def _finish(folder: Path, poor: Any, picture: Path, seconds: float) -> None:
     table.add_row("reward of training samples", f"{rewards[0]:.3f}", f"{rewards[-1]:.3f}")
     console = Console()
     console.print(table)
-    from postgrad.training.picture import first_and_last
+    from postgrad.view.picture import first_and_last
 
     for heading, rows in first_and_last(folder):
         console.print(heading, style="bold")

@@ -21,7 +21,7 @@ COMMANDS = {
     "view": ("postgrad.cli.view", "the page over runs, rollouts and evaluations, live: view [RUNS]"),
     "data": ("postgrad.cli.data", "prepare, show, check and export data sets: data prepare gsm8k"),
     "sandbox": ("postgrad.cli.sandbox", "the code sandbox over HTTP, for verifiers on other machines"),
-    "plot": ("postgrad.cli.plot", "draw a run's curves: plot RUN [FILE.png]"),
+    "plot": ("postgrad.cli.plot", "the same charts as a picture: plot RUN [RUN ...] [FILE.png]"),
 }
 
 

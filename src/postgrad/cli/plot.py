@@ -1,26 +1,59 @@
-"""`postgrad plot RUN [FILE]`: the run's curves as a picture."""
+"""`postgrad plot RUN [RUN ...] [FILE]`: the page's charts as a picture."""
 
 from pathlib import Path
 
-from postgrad.errors import ConfigError
+from postgrad.errors import ConfigError, did_you_mean
 
-HELP = """usage: postgrad plot RUN [FILE]
+HELP = """usage: postgrad plot RUN [RUN ...] [FILE] [--poster] [--smoothing 0.6]
 
-Draws the curves of a run folder and answers from its first and last step. FILE is curves.png in the run folder unless given;
-its ending chooses the format (png, svg, pdf)."""
+Draws the charts that postgrad view shows of a run, of several runs over each other, into one picture. FILE is curves.png in the
+(first) run folder unless given; its ending chooses the format: .png, .svg or .pdf.
+
+  --poster          one picture for people instead: the reward, what was held out, answers of the first and the last step
+  --smoothing 0.6   how much the lines are smoothed, from 0 to below 1"""
+
+ENDINGS = (".png", ".svg", ".pdf")
 
 
 def run(words: list[str]) -> int:
-    if not words or words[0] in ("-h", "--help"):
+    if not words or "-h" in words or "--help" in words:
         print(HELP)
         return 0
-    folder = Path(words[0])
-    if not folder.is_dir():
-        raise ConfigError(f"no run folder {folder}")
-    from postgrad.training.picture import draw_run
+    paths, poster, smoothing = read(words)
+    file = paths.pop() if paths and paths[-1].suffix in ENDINGS and not paths[-1].is_dir() else None
+    if not paths:
+        raise ConfigError("which run? postgrad plot RUN [RUN ...] [FILE]")
+    for path in paths:
+        if not path.is_dir():
+            wrong = path.suffix and path == paths[-1] and len(paths) > 1
+            raise ConfigError(f"{path}: pictures are written as .png, .svg or .pdf" if wrong else f"no run folder {path}")
+    if poster and len(paths) > 1:
+        raise ConfigError("--poster shows one run; leave the others out, or --poster")
+    from postgrad.view.picture import draw_panels, draw_poster
 
-    file = Path(words[1]) if len(words) > 1 else folder / "curves.png"
-    if file.suffix not in (".png", ".svg", ".pdf"):
-        raise ConfigError(f"{file}: pictures are written as .png, .svg or .pdf")
-    print(draw_run(folder, file))
+    file = file or paths[0] / "curves.png"
+    print(draw_poster(paths[0], file) if poster else draw_panels(paths, file, smoothing))
     return 0
+
+
+def read(words: list[str]) -> tuple[list[Path], bool, float]:
+    paths: list[Path] = []
+    poster, smoothing, waiting = False, 0.6, list(words)
+    while waiting:
+        word = waiting.pop(0)
+        key, _, value = word.partition("=")
+        if key == "--poster":
+            poster = True
+        elif key == "--smoothing":
+            value = value or (waiting.pop(0) if waiting else "")
+            try:
+                smoothing = float(value)
+            except ValueError:
+                smoothing = -1.0
+            if not 0 <= smoothing < 1:
+                raise ConfigError(f"--smoothing {value} is out of range; it must be at least 0 and below 1")
+        elif word.startswith("-"):
+            raise ConfigError(f"plot does not know {key}; {did_you_mean(key, ('--poster', '--smoothing'))}")
+        else:
+            paths.append(Path(word))
+    return paths, poster, smoothing

@@ -68,9 +68,9 @@ def to_yaml(config: Config) -> str:
 
 
 def fingerprint(config: Config) -> str:
-    """A hash of every setting but the run's name and place."""
+    """A hash of every setting but the run's name, place and mirrors."""
     values = dataclasses.asdict(config)
-    del values["name"], values["runs"]
+    del values["name"], values["runs"], values["track"]
     return hashlib.blake2b(OmegaConf.to_yaml(OmegaConf.create(values), sort_keys=True).encode(), digest_size=16).hexdigest()
 
 

@@ -163,6 +163,7 @@ class Config:
     name: str = setting("", "name of the run's folder; empty: the recipe and a hash of the settings")
     runs: str = setting("runs", "folder that holds the run folders")
     seed: int = setting(0, "everything random follows from it", at_least=0)
+    track: str = setting("", "mirror the metrics there, too; empty: nowhere", choices=("", "wandb", "tensorboard", "trackio"))
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)

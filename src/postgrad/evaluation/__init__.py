@@ -2,5 +2,6 @@
 
 settings.py are the keys of `postgrad eval`; model.py finds the model; plan.py looks at everything before anything is written;
 folder.py is the result's folder and how it is continued; run.py does the work; metrics.py, compare.py and report.py say what it means.
-May touch training and below; nothing but the command line imports it. Validation during training uses rollout/respond.py, as run.py does.
+May touch training and below; nothing but the command line and the page imports it. Validation during training uses
+rollout/respond.py, as run.py does.
 """

@@ -19,6 +19,7 @@ from postgrad.training.events import Events
 from postgrad.training.guard import Guard
 from postgrad.training.interrupt import Interrupt
 from postgrad.training.log import RunLog, describe, read_metrics, timed
+from postgrad.training.mirror import mirrors
 from postgrad.training.report import Chorus, Reporter
 from postgrad.training.validation import Best, validate_sets
 from postgrad.types import Batch
@@ -51,7 +52,7 @@ def train(config: Config, reporter: Reporter) -> Result:
         run.create(config)
         inputs.prompts.save(folder / "tokenizer.json")
         events = stack.enter_context(Events(folder))
-        reporter = Chorus(reporter, events)
+        reporter = Chorus(reporter, events, *mirrors(config))
         connect_judge(config, judge, placed.models, folder)
         method.bind(Ports(placed.policy, placed.engine, judge, inputs.prompts, placed.models))
         driver = Driver(config, method, inputs, folder, reporter)

@@ -13,6 +13,7 @@ from postgrad.model.device import choose_device, choose_dtype, probe_threads
 from postgrad.model.layout import default_budget
 from postgrad.model.load import load_tokenizer, model_config, model_width
 from postgrad.rewards.score import Judge
+from postgrad.training import mirror
 from postgrad.training.validation import load_sets
 from postgrad.types import Problem
 
@@ -45,6 +46,7 @@ def resolve(config: Config) -> Config:
 
 def load_inputs(config: Config, method: Method) -> Inputs:
     """Problems, prompts and verifiers, all checked."""
+    mirror.check(config)
     train = load_problems(config.data.train)
     validation = load_sets(config)
     tokenizer = load_tokenizer(config.model, config.seed)

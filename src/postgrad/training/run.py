@@ -20,6 +20,7 @@ from postgrad.errors import ConfigError
 # Settings that may change when a run goes on: they do not change what a step computes.
 MAY_CHANGE = {
     "runs",
+    "track",
     "training.checkpoint_every",
     "training.keep_checkpoints",
     "training.token_budget",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from postgrad.evaluation.compare import compare_set
 from postgrad.view.folder import Folder, Outside
 
 MOST_SUMMARY = 1 << 24
@@ -15,15 +16,15 @@ MOST_TEXT = 200_000
 SNIPPET = 240
 PAGE = 50
 KEPT = 6
-RIGHT = 1.0  # a score from which a response counts as right, unless the summary says otherwise
+RIGHT = 1.0  # a score from which a response counts as right, where neither its line nor the summary says
 
+CLASSES = {"11": "form and answer right", "10": "form right, answer wrong", "01": "answer right, form wrong", "00": "neither"}
 KEEP: dict[str, Callable[[float, float], bool]] = {
     "all": lambda a, b: True,
-    "a": lambda a, b: a >= 0.5 > b,
-    "b": lambda a, b: b >= 0.5 > a,
-    "both": lambda a, b: a >= 0.5 and b >= 0.5,
-    "neither": lambda a, b: a < 0.5 and b < 0.5,
-    "differ": lambda a, b: a != b,
+    "a": lambda a, b: a > b,
+    "b": lambda a, b: b > a,
+    "both": lambda a, b: a == b == 1,
+    "neither": lambda a, b: a == b == 0,
 }
 
 
@@ -37,12 +38,13 @@ class Problem:
     scores: list[float | None] = field(default_factory=list)
     failures: int = 0
     truncated: int = 0
-    right: int = 0
+    rights: list[bool] = field(default_factory=list)
     length: int = 0
+    classes: set[str] = field(default_factory=set)
 
     @property
     def share(self) -> float:
-        return self.right / len(self.scores)
+        return sum(self.rights) / len(self.rights)
 
 
 class Evaluations:
@@ -60,10 +62,10 @@ class Evaluations:
         for name in found.evaluations:
             summary = read_json(self.folder, f"{name}/summary.json")
             sets = self.sets(name)
-            if summary is None or not (sets or "sets" in summary):
+            if not sets and not isinstance((summary or {}).get("sets"), dict):
                 continue
             owner = max((run for run in found.runs if run == "." or name == run or name.startswith(f"{run}/")), key=len, default="")
-            out.append({"name": name, "run": owner, "summary": summary, "sets": sets})
+            out.append({"name": name, "run": owner, "summary": summary or {}, "sets": sets, "done": summary is not None})
         return {"evaluations": out}
 
     def sets(self, name: str) -> list[str]:
@@ -92,13 +94,15 @@ class Evaluations:
         return kept[1]
 
     def responses(self, name: str, set_name: str, keep: str, search: str, start: int) -> dict[str, Any]:
-        """Problems of one evaluation: all, right (at least half of its responses), wrong, failed or truncated."""
+        """Problems of one evaluation: all, right (every response), mixed, wrong, failed, truncated, or with a response of a class."""
         tests: dict[str, Callable[[Problem], bool]] = {
             "all": lambda p: True,
-            "right": lambda p: p.share >= 0.5,
-            "wrong": lambda p: p.share < 0.5,
+            "right": lambda p: p.share == 1,
+            "mixed": lambda p: 0 < p.share < 1,
+            "wrong": lambda p: p.share == 0,
             "failed": lambda p: p.failures > 0,
             "truncated": lambda p: p.truncated > 0,
+            **{key: (lambda p, key=key: key in p.classes) for key in CLASSES},
         }
         problems = self.index(name, set_name).values()
         passing = [p for p in problems if tests.get(keep, tests["all"])(p) and _has(p, search)]
@@ -116,6 +120,8 @@ class Evaluations:
         return {
             "total": len(passing),
             "shared": len(both),
+            "samples": max((len(p.rights) for pair in both for p in pair), default=1),
+            "comparison": compare_set({p.uid: p.rights for p, _ in both}, {q.uid: q.rights for _, q in both}) if both else None,
             "counts": {key: sum(test(p.share, q.share) for p, q in both) for key, test in KEEP.items()},
             "problems": [{**_line(p), "other": _line(q)} for p, q in passing[start : start + PAGE]],
         }
@@ -160,7 +166,12 @@ def read_index(file: Path, pass_score: float) -> dict[str, Problem]:
                 score = float(score) if isinstance(score, int | float) and math.isfinite(score) else None
                 problem.offsets.append(offset)
                 problem.scores.append(score)
-                problem.right += score is not None and score >= pass_score
+                right = line.get("right")
+                problem.rights.append(right if isinstance(right, bool) else score is not None and score >= pass_score)
+                parts = line.get("parts")
+                if isinstance(parts, dict) and isinstance(parts.get("format"), int | float):
+                    answer = parts.get("answer", problem.rights[-1])
+                    problem.classes.add(f"{int(parts['format'] > 0)}{int(isinstance(answer, int | float) and answer > 0)}")
                 problem.failures += bool(line.get("failure"))
                 problem.truncated += line.get("finish") == "length"
                 problem.length += int(line["length"]) if isinstance(line.get("length"), int | float) else 0
@@ -189,7 +200,9 @@ def read_json(folder: Folder, name: str) -> dict[str, Any] | None:
 
 
 def _pass_score(summary: dict[str, Any]) -> float:
-    found = summary.get("pass_score")
+    found = summary
+    for key in ("settings", "reward", "pass_score"):
+        found = found.get(key) if isinstance(found, dict) else None
     return float(found) if isinstance(found, int | float) else RIGHT
 
 
@@ -201,7 +214,7 @@ def _line(problem: Problem) -> dict[str, Any]:
     return {
         "uid": problem.uid,
         "question": problem.question[-SNIPPET:],
-        "right": problem.right,
+        "right": sum(problem.rights),
         "responses": len(problem.scores),
         "failures": problem.failures,
         "truncated": problem.truncated,

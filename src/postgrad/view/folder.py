@@ -71,7 +71,7 @@ class Folder:
             name = path.relative_to(self.root).as_posix()
             if "metrics.jsonl" in files or ("config.yaml" in files and "checkpoints" in folders):
                 out.runs.append(name)
-            if "summary.json" in files:
+            if "summary.json" in files or ("settings.json" in files and any(file.endswith(".jsonl") for file in files)):
                 out.evaluations.append(name)
             if path.name == "entropy" or path.parent.name == "entropy":
                 out.entropies += [f"{name}/{file}" if name != "." else file for file in sorted(files) if file.endswith(".json")]

@@ -125,7 +125,8 @@ class Rollouts:
         if not numbers:
             raise Outside(f"group {group}")
         table = read_rows(self.file(run, step), numbers)
-        rows = [row_with_tokens(table, i, pieces, full) for i in range(table.num_rows)]
+        columns = token_columns(table)
+        rows = [row_with_tokens(table, i, columns, pieces, full) for i in range(table.num_rows)]
         prompt = table["prompt"][0].as_py() if "prompt" in table.column_names else []
         prompt = prompt if full else prompt[-MOST_TOKENS:]
         prompts = pieces.split(prompt) if pieces else None
@@ -274,7 +275,24 @@ def read_rows(file: Path, numbers: Sequence[int], columns: list[str] | None = No
     return table.take(pa.array([n - base[0] for n in numbers]))
 
 
-def row_with_tokens(table: pa.Table, i: int, pieces: Pieces | None, full: bool) -> dict[str, Any]:
+def token_columns(table: pa.Table) -> set[str]:
+    """Columns with one number for each response token in every row; a classmate's scores may have as many by chance."""
+    if "response" not in table.column_names:
+        return set()
+    lengths = pc.list_value_length(table["response"]).to_pylist()
+    out: set[str] = set()
+    for column in table.schema:
+        inner = column.type.value_type if pa.types.is_list(column.type) else None
+        if inner is None or column.name in KNOWN or column.name.startswith("classmate"):
+            continue
+        if pa.types.is_integer(inner) or pa.types.is_floating(inner) or pa.types.is_boolean(inner):
+            here = pc.list_value_length(table[column.name]).to_pylist()
+            if all(n is None or n == m for n, m in zip(here, lengths, strict=True)):
+                out.add(column.name)
+    return out
+
+
+def row_with_tokens(table: pa.Table, i: int, columns: set[str], pieces: Pieces | None, full: bool) -> dict[str, Any]:
     """A trajectory as the page draws it: token texts, every token column, and whatever else the row carries."""
     row = {name: table[name][i].as_py() for name in table.column_names if name != "prompt"}
     ids = row.get("response") or []
@@ -284,8 +302,8 @@ def row_with_tokens(table: pa.Table, i: int, pieces: Pieces | None, full: bool) 
     for name, value in row.items():
         if name in KNOWN or name.startswith("reward/"):
             continue
-        if isinstance(value, list) and len(value) == len(ids) and all(v is None or isinstance(v, int | float) for v in value):
-            tokens[name] = [_short(v) for v in value[:limit]]
+        if name in columns:
+            tokens[name] = [_short(v) for v in (value or [])[:limit]]
         elif value not in (None, "", []):
             others[name] = _plain(value)
     return {

@@ -47,7 +47,7 @@ export class Chart {
     const save = (kind) => h("button", { type: "button", class: "quiet", "aria-label": `Save the chart ${options.title} as ${kind}`,
       on: { click: () => this.save(kind) } }, kind);
     this.element = h("figure", { class: "chart" },
-      h("figcaption", {}, h("h3", {}, options.title), h("span", { class: "tools" }, save("SVG"), save("PNG"), save("CSV"))),
+      h("figcaption", {}, h("h3", { title: options.title }, options.title), h("span", { class: "tools" }, save("SVG"), save("PNG"), save("CSV")), this.place = h("span", { class: "where" })),
       this.legend, this.svg);
     this.watch();
     axis.charts.add(this);
@@ -111,7 +111,7 @@ export class Chart {
     this.scale.low = low;
     this.scale.high = high;
     this.scale.y = (v) => inner.y + inner.h - ((v - low) / (high - low)) * inner.h;
-    fill(this.svg, s("clipPath", { id: this.clip }, s("rect", { x: inner.x, y: 0, width: inner.w, height: inner.y + inner.h })),
+    fill(this.svg, s("clipPath", { id: this.clip }, s("rect", { x: inner.x - 4, y: 0, width: inner.w + 8, height: inner.y + inner.h })),
       this.axes(), this.marks(), s("g", { "clip-path": `url(#${this.clip})` }, this.shapes()), this.cursorLayer = s("g", { class: "cursor" }));
     this.svg.setAttribute("viewBox", `0 0 ${this.width} ${HEIGHT}`);
     this.svg.setAttribute("aria-label", this.describe());
@@ -242,6 +242,7 @@ export class Chart {
     const step = entries.find((entry) => entry.where !== null)?.where;
     const key = entries.map((e) => e.one.name + e.value + this.hidden.has(e.one.name)).join("|") + step;
     if (this.legendKey === key) return;
+    this.place.textContent = this.where(step, at);
     const same = this.legendNames === this.series.map((one) => one.name).join("|");
     this.legendKey = key;
     if (same) {  // keep the buttons: a focused one must not lose its focus
@@ -249,15 +250,13 @@ export class Chart {
         this.legend.children[i].setAttribute("aria-pressed", String(!this.hidden.has(entry.one.name)));
         this.legend.children[i].lastChild.textContent = entry.value;
       });
-      this.legend.lastChild.textContent = this.where(step, at);
       return;
     }
     this.legendNames = this.series.map((one) => one.name).join("|");
     fill(this.legend, entries.map((entry) =>
       h("button", { type: "button", class: "key", "aria-pressed": String(!this.hidden.has(entry.one.name)), title: entry.one.name,
         on: { click: () => this.toggle(entry.one.name) } },
-      h("span", { class: `swatch c${entry.one.colour % 8}` }), h("span", { class: "label" }, entry.one.label), h("span", { class: "value" }, entry.value))),
-    h("span", { class: "where" }, this.where(step, at)));
+      h("span", { class: `swatch c${entry.one.colour % 8}` }), h("span", { class: "label" }, entry.one.label), h("span", { class: "value" }, entry.value))));
   }
 
   where(step, at) {

@@ -22,7 +22,7 @@ export function arrange(names) {
     const taken = [];
     for (const pattern of panel.metrics) {
       const fits = matcher(pattern);
-      for (const name of [...left].sort()) {
+      for (const name of [...left]) {
         if (fits(name) && !(panel.except || []).some((other) => matcher(other)(name))) {
           taken.push(name);
           left.delete(name);
@@ -69,7 +69,7 @@ export class Curves {
     return h("div", { class: "controls" },
       choice("Axis", [["step", "steps"], ["time", "time"]], "step", (mode) => this.axis.set({ mode })),
       h("label", { class: "field" }, h("span", {}, "Smoothing"), slider), reset, this.picked,
-      h("span", { class: "grow" }), h("span", { class: "dim hint" }, "Drag to zoom, double-click to see everything, click for the rollouts of a step"));
+      h("span", { class: "grow" }), h("span", { class: "dim hint" }, `Drag to zoom, double-click to see everything${this.runs.length > 1 ? "" : ", click for the rollouts of a step"}`));
   }
 
   update() {
@@ -95,8 +95,12 @@ export class Curves {
 
   /** Of several runs: one chart a metric, one line a run; bands would hide each other, so their sum is drawn. */
   compared(list) {
-    const wanted = list.flatMap((panel) => (panel.kind === "band" ? [["Time of a step (s)", "step_s"]]
-      : panel.names.map((name) => [panel.names.length > 1 ? `${panel.title}: ${label(name)}` : panel.title, name])));
+    const wanted = list.flatMap((panel) => {
+      if (panel.kind === "band") return [["Time of a step (s)", "step_s"]];
+      const same = (run, name) => run.store.series(name).y.join() === run.store.series(panel.names[0]).y.join();
+      const names = panel.names.filter((name, i) => !i || !this.runs.every((run) => same(run, name)));
+      return names.map((name) => [names.length > 1 ? `${panel.title}: ${label(name)}` : panel.title, name]);
+    });
     return [...new Map(wanted.map(([title, name]) => [name, title]))].map(([metric, title]) => ({ key: metric, title, name: "compare", events: [],
       series: this.runs.map((run, i) => ({ name: run.name, label: run.label || run.name, colour: i, ...run.store.series(metric) })).filter((one) => one.y.length) }));
   }
