@@ -39,3 +39,8 @@ def sharpened(folder: Path) -> Path:
                 p.mul_(8)
     model.save_pretrained(folder)
     return folder
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--screenshots", default="", help="folder that tests/view/test_browser.py writes pictures of the page into")
+    parser.addoption("--screenshot-runs", default="", help="folder of runs that are photographed; the tests' own unless given")

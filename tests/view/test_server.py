@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from view_world import HOSTILE, Server, Written, start_server
+from view_world import HOSTILE, Server, Written, serving
 
 from postgrad.view import metrics as metrics_module
 from postgrad.view.folder import Folder, Outside
@@ -154,7 +154,7 @@ def test_words_are_found_anywhere_in_the_run(server):
 def test_without_a_tokenizer_the_ids_are_given(runs, tmp_path):
     Written(tmp_path / "bare").steps(1)
     (tmp_path / "bare" / "tokenizer.json").unlink()
-    for server in start_server(tmp_path):
+    with serving(tmp_path) as server:
         row = server.json("/api/group?run=bare&step=1&group=0")["rows"][0]
         assert row["texts"] is None and row["ids"][:3] == [1, 2, 3] and row["text"].startswith("so the")
 
@@ -200,7 +200,7 @@ def test_files_of_a_run_that_are_links_to_elsewhere_are_not_there(tmp_path):
     for name in ("metrics.jsonl", "config.yaml", "events.jsonl", "tokenizer.json", "rollouts/step-000001.parquet"):
         (run.folder / name).unlink()
         (run.folder / name).symlink_to(secret)
-    for server in start_server(root):
+    with serving(root) as server:
         assert server.get("/api/metrics?run=run")[0] == 404
         assert server.get("/api/groups?run=run&step=1")[0] == 404
         found = server.json("/api/run?run=run")
@@ -251,9 +251,9 @@ def test_the_page_loads_nothing_from_elsewhere_and_makes_no_markup_from_strings(
 
 
 def test_beyond_loopback_a_token_is_needed(runs):
-    with pytest.raises(ValueError, match="token"):
-        next(start_server(runs, host="0.0.0.0"))
-    for server in start_server(runs, host="0.0.0.0", token="secret-token"):
+    with pytest.raises(ValueError, match="token"), serving(runs, host="0.0.0.0"):
+        pass
+    with serving(runs, host="0.0.0.0", token="secret-token") as server:
         for path in ("/", "/api/runs", "/assets/app.js", "/?token=wrong", "/?token=", "/api/runs?token=secret-token"):
             assert server.get(path)[0] == 401, path
         status, headers, _ = server.get("/?token=secret-token")
@@ -276,7 +276,7 @@ def test_the_live_stream_tells_of_new_lines(runs, tmp_path):
     import http.client
 
     written = Written(tmp_path / "live").steps(2)
-    for server in start_server(tmp_path):
+    with serving(tmp_path) as server:
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
         connection.request("GET", "/api/live?run=live&from=2&generation=0")
         answer = connection.getresponse()

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from postgrad.evaluation.metrics import summarise
 from postgrad.training.events import Events
 from postgrad.training.log import RunLog
 from postgrad.types import Batch, Trajectory
@@ -144,12 +146,18 @@ def write_evaluation(folder: Path, right: int) -> None:
         {
             "uid": f"q{number}",
             "sample": sample,
+            "data_source": "sums",
             "prompt": f"Question {number}?",
             "response": f"I say {number if number < right else 'nothing'}. {HOSTILE}",
-            "response_ids": [1, 2, 3],
+            "tokens": [1, 2, 3],
+            "ground_truth": str(number),
+            "verifier": "exact",
             "score": 1.0 if number < right else 0.0,
+            "right": number < right,
             "parts": {"format": 1.0, "answer": 1.0 if number < right else 0.0},
-            "failure": "timeout: too slow" if number == 7 and sample else None,
+            "failure": {"kind": "timeout", "reason": "too slow"} if number == 7 and sample else None,
+            "answer": None,
+            "votes": False,
             "finish": "length" if number == 6 else "stop",
             "length": 3 + number,
         }
@@ -157,9 +165,9 @@ def write_evaluation(folder: Path, right: int) -> None:
         for sample in range(2)
     ]
     (folder / "sums.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    share = right / 8
-    row = {"problems": 8, "responses": 16, "avg": share, "avg_interval": [share - 0.1, share + 0.1]}
-    (folder / "summary.json").write_text(json.dumps({"model": folder.name, "sets": {"sums": row}}))
+    (folder / "settings.json").write_text("{}")
+    row = summarise(lines)
+    (folder / "summary.json").write_text(json.dumps({"model": folder.name, "interval": "Wilson", "sets": {"sums": row}}))
 
 
 @pytest.fixture(scope="session")
@@ -222,17 +230,15 @@ class Server:
         return json.loads(body)
 
 
-def start_server(root: Path, host: str = "127.0.0.1", token: str = "") -> Iterator[Server]:
-    import uvicorn
-
+@contextmanager
+def serving(root: Path, host: str = "127.0.0.1", token: str = "") -> Iterator[Server]:
     from postgrad.view.folder import Folder
-    from postgrad.view.server import make_app
+    from postgrad.view.server import make_server
 
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     listener.listen(32)
-    config = uvicorn.Config(make_app(Folder(root), host, token), log_level="warning", timeout_graceful_shutdown=1)
-    server = uvicorn.Server(config)
+    server = make_server(Folder(root), host, token)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     while not server.started:
@@ -244,4 +250,5 @@ def start_server(root: Path, host: str = "127.0.0.1", token: str = "") -> Iterat
 
 @pytest.fixture(scope="session")
 def server(runs: Path) -> Iterator[Server]:
-    yield from start_server(runs)
+    with serving(runs) as server:
+        yield server

@@ -91,9 +91,7 @@ def listen(host: str, port: str | None) -> socket.socket:
 
 def serve(root: "Folder", host: str, token: str, listener: socket.socket, browse: bool) -> None:
     """Answer until Ctrl-C."""
-    import uvicorn
-
-    from postgrad.view.server import make_app
+    from postgrad.view.server import make_server
 
     port = listener.getsockname()[1]
     name = f"[{host}]" if ":" in host else socket.gethostname() if host == "0.0.0.0" else host
@@ -101,8 +99,4 @@ def serve(root: "Folder", host: str, token: str, listener: socket.socket, browse
     print(f"{root.root}\n{address}\nCtrl-C ends it", flush=True)
     if browse and sys.stdout.isatty():
         threading.Timer(0.5, webbrowser.open, [address]).start()
-    config = uvicorn.Config(
-        make_app(root, host, token), log_level="warning", timeout_graceful_shutdown=1, access_log=False, server_header=False
-    )
-    server = uvicorn.Server(config)
-    server.run(sockets=[listener])
+    make_server(root, host, token).run(sockets=[listener])

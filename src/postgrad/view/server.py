@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import uvicorn
 from pyarrow.lib import ArrowException
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -134,7 +135,8 @@ class Guard:
 class Page:
     """The answers."""
 
-    def __init__(self, folder: Folder) -> None:
+    def __init__(self, folder: Folder, stopping: Callable[[], bool] = lambda: False) -> None:
+        self.stopping = stopping
         self.folder, self.runs, self.rollouts, self.tokens = folder, Runs(folder), Rollouts(), Tokens()
         self.evaluations = Evaluations(folder)
 
@@ -247,15 +249,15 @@ class Page:
 
     async def live_list(self, request: Request) -> AsyncIterator[str]:
         before = ""
-        while not await request.is_disconnected():
+        while not (self.stopping() or await request.is_disconnected()):
             now = dump(await run_in_threadpool(self.all_runs, request))
             yield event("runs", now) if now != before else ": still here\n\n"
             before = now
-            await asyncio.sleep(POLL_S * 2)
+            await asyncio.sleep(POLL_S)
 
     async def live_run(self, request: Request, name: str, start: int, generation: int) -> AsyncIterator[str]:
         before = ""
-        while not await request.is_disconnected():
+        while not (self.stopping() or await request.is_disconnected()):
             try:
                 metrics = await run_in_threadpool(self.runs.metrics, name)
                 now = dump(await run_in_threadpool(self._status, name))
@@ -277,13 +279,16 @@ class Page:
         return {"overview": self.runs.overview(name), "events": run.events(), "steps": self.rollouts.steps(run)}
 
 
-def make_app(folder: Folder, host: str = "127.0.0.1", token: str = "") -> Starlette:
-    """The application; `token` is empty only on loopback."""
+def make_server(folder: Folder, host: str = "127.0.0.1", token: str = "") -> uvicorn.Server:
+    """The server, to be run on a listening socket; `token` may be empty only on loopback. Open streams end when it stops."""
     if not token and not is_loopback(host):
         raise ValueError(f"{host} is not loopback: a token is needed")
-    page = Page(folder)
-    guard = Middleware(Guard, host=host, token=token)
-    return Starlette(routes=page.routes(), middleware=[guard, Middleware(GZipMiddleware, minimum_size=2000, compresslevel=3)])
+    page = Page(folder, lambda: server.should_exit)
+    layers = [Middleware(Guard, host=host, token=token), Middleware(GZipMiddleware, minimum_size=2000, compresslevel=3)]
+    app = Starlette(routes=page.routes(), middleware=layers)
+    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=3, access_log=False, server_header=False)
+    server = uvicorn.Server(config)
+    return server
 
 
 def _answer(ask: Callable[[Request], Any]) -> Callable[[Request], Any]:

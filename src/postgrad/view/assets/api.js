@@ -35,9 +35,17 @@ export function listen(params, handlers, signal) {
       timer = setTimeout(connect, 1500);
     };
   };
-  connect();
-  signal.addEventListener("abort", () => {
+  const leave = () => {
     source.close();
     clearTimeout(timer);
-  });
+  };
+  connect();
+  // A browser has few connections to one host: pages that nobody looks at, or that it only puts aside, must not hold them.
+  addEventListener("pagehide", leave, { signal });
+  addEventListener("pageshow", (event) => event.persisted && connect(), { signal });
+  document.addEventListener("visibilitychange", () => {
+    leave();
+    if (document.visibilityState === "visible") connect();
+  }, { signal });
+  signal.addEventListener("abort", leave);
 }

@@ -28,7 +28,7 @@ export async function showRun(holder, place, signal) {
   let tab = null, shown = null;
   function open(next) {
     const wanted = TABS.some(([key]) => key === next.path[1]) ? next.path[1] : "curves";
-    fill(tabs, TABS.map(([key, text]) => h("a", { href: runLink(name, key), "aria-current": key === wanted ? "page" : null }, text, counted(live, key))));
+    fill(tabs, TABS.map(([key, text]) => h("a", { href: runLink(name, key), "aria-current": key === wanted ? "page" : null, "data-tab": key }, text, counted(live, key))));
     if (tab === wanted && shown.follow) return shown.follow(next.params);
     if (shown && shown.remove) shown.remove();
     tab = wanted;
@@ -53,6 +53,7 @@ export async function showRun(holder, place, signal) {
     status: (message) => {
       Object.assign(live, message);
       drawHead(head, live);
+      tabs.querySelector("[data-tab=rollouts] .count").textContent = live.steps.length;
       if (shown.update) shown.update();
     },
     lost: (is) => { lost.hidden = !is; },
