@@ -69,8 +69,8 @@ def gsm8k(options: argparse.Namespace) -> dict[str, list[str]]:
         "rollout.max_response_tokens=256", "training.problems_per_step=32", f"training.steps={steps}",
     ]  # fmt: skip
     rl = [*common, "rollout.samples=8", "optimiser.lr=1e-5"]
-    sft = "training.problems_per_step=32,optimiser.lr=2e-5,optimiser.warmup_steps=5,method.validate_accuracy=true"
-    first = f"first.settings=[training.steps={steps},{sft}]"
+    sft = [f"training.steps={steps}", "training.problems_per_step=32", "optimiser.lr=2e-5", "optimiser.warmup_steps=5"]
+    first = "first.settings=[" + ",".join(f"'{word}'" for word in [*sft, "method.validate_accuracy=true"]) + "]"
     return {
         "SFT": ["sft", *common, "optimiser.lr=2e-5", "optimiser.warmup_steps=5", "method.validate_accuracy=true"],
         "GRPO": ["grpo", *rl],
