@@ -1,5 +1,7 @@
 """Prompts, with a character tokenizer made here."""
 
+from dataclasses import replace
+
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
@@ -141,6 +143,19 @@ def test_check_drops_and_counts():
 def test_check_refuses_to_drop_all():
     with pytest.raises(ConfigError, match=r"2 of 2 prompts are longer .*; set data.max_prompt_tokens=5$"):
         Prompts(tokenizer(), "plain", max_prompt_tokens=1, overlong="drop").check([problem("aa"), problem("aaaa", uid="v")])
+
+
+def test_demonstrations_that_do_not_fit_are_refused_or_dropped():
+    given = {"l": ("aaaa",), "s": ("a",), "n": ()}
+    long, short, none = (replace(problem("a", uid=name), demonstrations=texts) for name, texts in given.items())
+    careful = Prompts(tokenizer(), "plain", max_prompt_tokens=6)
+    with pytest.raises(
+        ConfigError, match=r"1 of 3 demonstrations are longer than rollout.max_response_tokens=3, the first is l with 5 tokens"
+    ):
+        careful.check_demonstrations([long, short, none], 3)
+    assert careful.check_demonstrations([long, short, none], 5) == ([long, short, none], 0)
+    kept, dropped = Prompts(tokenizer(), "plain", overlong="drop").check_demonstrations([long, short, none], 3)
+    assert kept == [short, none] and dropped == 1
 
 
 def test_unknown_settings():

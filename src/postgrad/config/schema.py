@@ -51,7 +51,11 @@ class DataConfig:
         "what stands around the question: own keeps the file's messages; docs/data.md has the table; or a .txt with {question}",
     )
     max_prompt_tokens: int = setting(512, "longest prompt", at_least=1)
-    overlong: str = setting("error", "what to do with longer prompts", choices=("error", "drop"))
+    overlong: str = setting(
+        "error",
+        "what to do with longer prompts, and in sft with demonstrations beyond rollout.max_response_tokens",
+        choices=("error", "drop"),
+    )
     shuffle: bool = setting(True, "a new order each epoch, from the seed")
 
 

@@ -200,12 +200,22 @@ class Prompts:
             ConfigError: some are too long and `overlong` is `error`, or all are too long.
         """
         lengths = [len(self.encode(problem)) for problem in problems]
-        too_long = [i for i, length in enumerate(lengths) if length > self.max_prompt_tokens]
+        return self._fitting(problems, lengths, "prompts", "data.max_prompt_tokens", self.max_prompt_tokens)
+
+    def check_demonstrations(self, problems: Sequence[Problem], limit: int) -> tuple[list[Problem], int]:
+        """The same for each problem's first demonstration and the longest response; problems without one fit."""
+        lengths = [len(self.encode_response(p.demonstrations[0])) if p.demonstrations else 0 for p in problems]
+        return self._fitting(problems, lengths, "demonstrations", "rollout.max_response_tokens", limit)
+
+    def _fitting(
+        self, problems: Sequence[Problem], lengths: list[int], what: str, key: str, limit: int
+    ) -> tuple[list[Problem], int]:
+        too_long = [i for i, length in enumerate(lengths) if length > limit]
         if too_long and (self.overlong == "error" or len(too_long) == len(problems)):
             first, longest = too_long[0], max(lengths)
-            fix = f"set data.max_prompt_tokens={longest}" + (" or data.overlong=drop" if self.overlong == "error" else "")
+            fix = f"set {key}={longest}" + (" or data.overlong=drop" if self.overlong == "error" else "")
             raise ConfigError(
-                f"{len(too_long)} of {len(problems)} prompts are longer than data.max_prompt_tokens={self.max_prompt_tokens}, "
+                f"{len(too_long)} of {len(problems)} {what} are longer than {key}={limit}, "
                 f"the first is {problems[first].uid} with {lengths[first]} tokens; {fix}"
             )
         dropped = set(too_long)

@@ -135,6 +135,7 @@ class Method:
 
     Settings: ClassVar[type[MethodSettings]] = MethodSettings
     trains_on_samples: ClassVar[bool] = True  # the loss prices what the engine sampled
+    learns_demonstrations: ClassVar[bool] = False  # every problem's demonstration is a row, so it must fit
     ports: Ports
 
     def __init__(self, config: Config) -> None:

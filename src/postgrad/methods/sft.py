@@ -24,6 +24,7 @@ class SftSettings(MethodSettings):
 class Sft(Method):
     Settings = SftSettings
     trains_on_samples = False
+    learns_demonstrations = True
 
     def judges(self) -> bool:
         return self.settings.validate_accuracy

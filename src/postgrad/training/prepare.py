@@ -52,9 +52,14 @@ def load_inputs(config: Config, method: Method) -> Inputs:
     tokenizer = load_tokenizer(config.model, config.seed)
     prompts = make_prompts(tokenizer, config.data)
     train, dropped = prompts.check(train)
+    if method.learns_demonstrations:
+        train, more = prompts.check_demonstrations(train, config.rollout.max_response_tokens)
+        dropped += more
     Cursor(len(train)).take(config.training.problems_per_step)  # refuses data that are too small
     for name in validation:
         validation[name], _ = prompts.check(validation[name])
+        if method.learns_demonstrations:
+            validation[name], _ = prompts.check_demonstrations(validation[name], config.rollout.max_response_tokens)
     held_out = [problem for problems in validation.values() for problem in problems]
     method.check_problems(train)
     _check_context(config, prompts, [*train, *held_out])
