@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 from postgrad.algorithms.preference import dpo
 from postgrad.data.readers import read_rows
 from postgrad.data.render import Prompts
+from postgrad.data.styles import STYLES
 from postgrad.errors import ConfigError
 from postgrad.problem import Problem, Score
 from postgrad.rewards.answers import choice, last_number
@@ -21,8 +22,8 @@ LETTERS = "ABCD"
 
 def alpaca(prompt: str, response: str) -> str:
     """The Alpaca text of one exchange. Nothing follows the response: a newline there would be learnt in place of the end."""
-    intro = "Below is an instruction that describes a task. Write a response that appropriately completes the request."
-    return f"{intro}\n\n### Instruction:\n{prompt}\n\n### Response:\n{response}"
+    style = STYLES["alpaca_sft"]
+    return f"{style.before}{prompt}{style.after}{response}"
 
 
 def _document(prompts: Prompts, prompt: str, response: str) -> list[int]:
