@@ -152,18 +152,19 @@ def test_kill_9_and_the_same_command(server, reference, tiny, verifier, tmp_path
     assert steady(out) == steady(reference)
 
 
-@pytest.mark.parametrize("cut", [1, 200, 3000, -40])
-def test_a_file_cut_anywhere_is_mended(reference, tiny, verifier, tmp_path, cut, capsys):
+@pytest.mark.parametrize(("cut", "left"), [(1, 0), (200, 0), (0.84, 6), (-40, 9)])
+def test_a_file_cut_anywhere_is_mended(reference, tiny, verifier, tmp_path, cut, left, capsys):
+    """Of three problems a batch only whole batches stay: 0.84 of the file are eight problems and a bit."""
     out = tmp_path / "out"
     out.mkdir()
     for name in ("settings.json", "one.jsonl", "two.jsonl"):
         (out / name).write_bytes((reference / name).read_bytes())
     whole = (reference / "two.jsonl").read_bytes()
-    (out / "two.jsonl").write_bytes(whole[:cut])
+    (out / "two.jsonl").write_bytes(whole[: round(cut * len(whole)) if isinstance(cut, float) else cut])
     assert main(words_for(tiny, verifier, out, "batch=3")) == 0
     assert (out / "two.jsonl").read_bytes() == whole and steady(out) == steady(reference)
-    if cut == -40:
-        assert "two: 9 of 10 problems are answered already" in capsys.readouterr().out, "only whole batches stay"
+    said = capsys.readouterr().out
+    assert (f"two: {left} of 10 problems are answered already" in said) if left else "two: 0 of" not in said
 
 
 def test_a_finished_evaluation_is_only_summed_up_again(reference, tiny, verifier, capsys, monkeypatch):

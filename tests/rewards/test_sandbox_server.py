@@ -19,7 +19,10 @@ from dataclasses import dataclass
 import pytest
 
 from postgrad.cli.main import main
+from postgrad.problem import Failure, Problem
+from postgrad.rewards.pool import VerifierPool
 from postgrad.rewards.sandbox import SandboxError, probe
+from postgrad.rewards.sandbox_client import RemoteSandbox
 
 try:
     probe()
@@ -234,6 +237,30 @@ def alive(pid: int) -> bool:
             return file.read().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+@needs_sandbox
+def test_the_code_verifier_can_use_a_sandbox_elsewhere(server, monkeypatch):
+    """Here without bubblewrap: the verdicts can only come from the server. A wrong token and no server are Failures."""
+    answers = ["```python\ndef add(a, b):\n    return a + b\n```", "```python\ndef add(a, b):\n    return a - b\n```"]
+    tests = json.dumps(["assert add(1, 2) == 3", "assert add(0, 0) == 0"])
+    pairs = json.dumps([{"input": "1", "output": "2"}])
+    items = [(answer, Problem("p", (), tests, "code")) for answer in answers]
+    items.append(("```python\nprint(int(input()) + 1)\n```", Problem("p", (), pairs, "code")))
+    items.append((answers[0], Problem("p", (), json.dumps(["class M: pass\nassert add(M(), 1)"]), "code")))
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setenv("POSTGRAD_SANDBOX", f"http://127.0.0.1:{server.port}/")
+    monkeypatch.setenv("POSTGRAD_SANDBOX_TOKEN", "secret")
+    with VerifierPool(workers=2, timeout_s=30) as pool:
+        results = pool.judge(items, ["code"] * 4)
+    assert [(r.value, r.parts["passed"]) for r in results[:3]] == [(1.0, 1.0), (0.0, 0.5), (1.0, 1.0)]
+    assert isinstance(results[3], Failure) and results[3].kind == "unsupported"
+    monkeypatch.setenv("POSTGRAD_SANDBOX_TOKEN", "wrong")
+    with VerifierPool(workers=1, timeout_s=30) as pool:
+        (result,) = pool.judge(items[:1], ["code"])
+    assert isinstance(result, Failure) and result.kind == "error" and "401" in result.reason
+    with pytest.raises(SandboxError, match="gave no verdict"):
+        RemoteSandbox("http://127.0.0.1:9", patience_s=0.1).test_asserts("", ["assert 1"])
 
 
 @needs_sandbox

@@ -11,6 +11,7 @@ The program is the last fenced block of the response. The tests come with the pr
 
 import ast
 import json
+import os
 import re
 from dataclasses import dataclass
 from functools import cache
@@ -19,6 +20,7 @@ from typing import Any
 from postgrad.problem import Failure, Problem, Score
 from postgrad.rewards.answers import unusable
 from postgrad.rewards.sandbox import Limits, Sandbox
+from postgrad.rewards.sandbox_client import RemoteSandbox
 
 LIMITS = Limits()
 TOTAL_S = 40.0  # for all tests of one program; the pool's limit for this verifier (verifier.py) is above it
@@ -66,8 +68,10 @@ def _scored(share: float, fenced: bool) -> Score:
 
 
 @cache
-def _sandbox() -> Sandbox:
-    return Sandbox(LIMITS)
+def _sandbox() -> Sandbox | RemoteSandbox:
+    """This machine's, or the one whose address POSTGRAD_SANDBOX holds (its token in POSTGRAD_SANDBOX_TOKEN)."""
+    url = os.environ.get("POSTGRAD_SANDBOX", "")
+    return RemoteSandbox(url, os.environ.get("POSTGRAD_SANDBOX_TOKEN", ""), LIMITS) if url else Sandbox(LIMITS)
 
 
 def program_of(response: str) -> tuple[str, bool]:

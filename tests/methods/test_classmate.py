@@ -1,0 +1,472 @@
+"""Classmate-CoT: what the classmates see and say, what of it reaches which tokens, and that a run teaches thoughts that help them."""
+
+import dataclasses
+import json
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from lessons import SMALL, PlainJudge, build_tokenizer, flat_weights, run
+from served import MODEL, serve
+from world import config_of, metrics_of
+
+from postgrad.cluster import place
+from postgrad.cluster.elsewhere import served as served_at
+from postgrad.cluster.host import build_host
+from postgrad.config.schema import Config
+from postgrad.data.feed import Feed
+from postgrad.data.problems import load_problems
+from postgrad.data.render import Prompts
+from postgrad.data.thoughts import Thoughts
+from postgrad.errors import ConfigError, RunError
+from postgrad.methods import find_method
+from postgrad.methods.base import Ports, Speaker, Step
+from postgrad.rollout.engine import Completion
+from postgrad.rollout.fake import FakeEngine
+from postgrad.training.driver import train
+from postgrad.training.log import is_clock
+from postgrad.training.report import Reporter
+from postgrad.types import Batch, Score, Trajectory
+
+MARKED = (
+    *("method.cot_start='('", "method.cot_end=')'", "method.reward_type=vanilla", "method.condition=always"),
+    "method.keep_unit=tokens",
+)
+END = 17
+
+
+class Setting:
+    """A method whose policy says scripted responses and whose classmates are fakes."""
+
+    def __init__(
+        self, config: Config, responses: list[str], reply=lambda prompt, seed: [7, END], value=lambda text: float(len(text))
+    ):
+        self.config, self.method = config, find_method("classmate")(config)
+        self.method.check()
+        self.prompts = Prompts(build_tokenizer(config), "plain", 64)
+        self.engines = [FakeEngine(reply) for _ in config.method.classmates]
+        models = {f"classmate-{k}": Speaker(engine, self.prompts, 512) for k, engine in enumerate(self.engines, 1)}
+        self.judge = PlainJudge(value)
+        self.host = build_host(dataclasses.replace(config, method=dataclasses.replace(config.method, condition="no_classmate")))
+        self.method.bind(Ports(self.host.policy, self.host.engine, self.judge, self.prompts, models))
+        self.problems = load_problems("arithmetic:1")
+        self.step = Step(1, Feed(self.problems, shuffle=False))
+        per_group = len(responses) // 2
+        rows = []
+        for i, text in enumerate(responses):
+            problem, tokens = self.problems[i // per_group], self.prompts.encode_response(text)
+            rows.append(Trajectory(problem.uid, self.prompts.encode(problem), tokens, i // per_group, i % per_group, finish="stop"))
+        self.batch = Batch.of(rows)
+
+    def until_estimate(self) -> Batch:
+        batch = self.method.score(self.method.enrich(self.batch, self.step), self.step)
+        return self.method.estimate(batch, self.step)
+
+    def asked(self, k: int = 0) -> list[str]:
+        return [self.prompts.decode(request.prompt) for request in self.engines[k].asked]
+
+
+def made(tiny, responses, *words, recipe="classmate", **options) -> Setting:
+    return Setting(config_of(recipe, tiny, *SMALL, *MARKED, *words), responses, **options)
+
+
+FOUR = ["(12)34", "(56)7", "(89", "1)2"]  # closed, closed, never closed, opened by nobody
+
+
+def test_thoughts_reach_classmates_and_only_outputs_reach_the_verifier(tiny):
+    s = made(tiny, FOUR)
+    batch = s.until_estimate()
+    question = [p.messages[0]["content"] for p in s.problems[:2]]
+    assert s.asked() == [f"{question[0]}(12)", f"{question[0]}(56)", f"{question[1]}(1)"]
+    assert batch.rows["output"] == ["34", "7", None, "2"] and batch.rows["cot"] == ["12", "56", "89", "1"]
+    assert s.judge.asked == ["34", "7", "2", "7", "7", "7"], "outputs, then what the classmates said"
+    assert batch.rows["reward"].tolist() == [2, 1, 0, 1] and batch.rows["reward/classmate"].tolist() == [1, 1, 0, 1]
+    assert batch.rows["classmate_texts"] == [["7"], ["7"], [None], ["7"]]
+    masks = [row.int().tolist() for row in batch.tokens["cot_mask"].split(batch.response.lengths.tolist())]
+    assert masks == [[0, 1, 1, 0, 0, 0, 0], [0, 1, 1, 0, 0, 0], [0, 0, 0, 0], [1, 0, 0, 0]]
+    assert s.step.metrics["cot/closed"] == 0.75 and s.step.metrics["classmate/asked"] == 0.75
+
+
+def test_an_unclosed_thought_may_be_shown_when_asked_for(tiny):
+    s = made(tiny, FOUR, "method.unclosed=allow")
+    batch = s.until_estimate()
+    assert len(s.asked()) == 4 and s.asked()[2].endswith("(89)") and batch.rows["reward"].tolist()[2] == 0
+    assert int(batch.tokens["cot_mask"].sum()) == 2 + 2 + 2 + 1
+
+
+def test_several_classmates_have_their_own_markers_samples_shares_and_seeds(tiny):
+    words = ("method.classmates=['','']", "method.classmate_samples=2", "method.classmate_shares=[3,1]")
+    markers = ("method.classmate_cot_start=['(','*']", "method.classmate_cot_end=[')','-']")
+    seeds = []
+    s = made(
+        tiny, FOUR, *words, *markers, reply=lambda prompt, seed: seeds.append(seed) or [7] * (1 if prompt[-1] == 11 else 5) + [END]
+    )
+    batch = s.until_estimate()
+    assert s.asked(0)[0].endswith("(12)") and s.asked(1)[0].endswith("*12-")
+    assert len(set(seeds)) == len(seeds) == 12, "every row, classmate and sample has a seed of its own"
+    assert [len(texts) for texts in batch.rows["classmate_texts"]] == [4] * 4
+    assert batch.rows["reward/classmate"][0] == pytest.approx(0.75 * 5 + 0.25 * 1)
+
+
+def test_the_prompt_is_written_with_the_classmate_s_own_tokenizer(tiny):
+    class Shifted(Prompts):
+        def _ids(self, text, special):
+            return [i + 100 for i in super()._ids(text, special)]
+
+        def decode(self, ids):
+            return super().decode([i - 100 for i in ids])
+
+        decode_raw = decode
+
+    s = made(tiny, FOUR, reply=lambda prompt, seed: [107, 117])
+    s.method.classmates.speakers[0].prompts = Shifted(build_tokenizer(s.config), "plain", 64)
+    batch = s.until_estimate()
+    assert all(token >= 100 for request in s.engines[0].asked for token in request.prompt)
+    assert batch.rows["classmate_texts"][0] == ["7"]
+
+
+def test_a_prompt_that_opens_the_thought_is_not_opened_twice(tiny):
+    config = config_of("classmate", tiny)
+    prompts = Prompts(build_tokenizer(config), "plain", 64)
+    problem = dataclasses.replace(load_problems("arithmetic:1")[0], messages=({"role": "user", "content": "1+1=("},))
+    assert prompts.decode(prompts.encode_begun(problem, "(", "2", ")")) == "1+1=(2)"
+    thought = Thoughts(prompts, "(", ")").cut(prompts.encode(problem), prompts.encode_response("3(4)5"), True)
+    assert thought.text == "3(4" and thought.output == "5", "the response begins inside the thought"
+
+
+def test_words_and_shares_shorten_what_is_shown(tiny):
+    s = made(tiny, ["(1234)5"] * 4, "method.keep=0.5")
+    batch = s.until_estimate()
+    assert s.asked()[0].endswith("(12)") and int(batch.tokens["cot_mask"].sum()) == 4 * 2
+    s = made(tiny, ["(1234567890)5"] * 4, "method.reward_type=random_truncate")
+    batch = s.until_estimate()
+    lengths = batch.sum_tokens(batch.tokens["cot_mask"].long()).tolist()
+    assert all(1 <= n <= 9 for n in lengths) and len(set(lengths)) > 1
+    again = made(tiny, ["(1234567890)5"] * 4, "method.reward_type=random_truncate")
+    assert again.until_estimate().tokens["cot_mask"].equal(batch.tokens["cot_mask"]), "drawn from the seed"
+    assert s.method.share("x", 0) == "1", "a validation shows all"
+    text = Thoughts(s.prompts, "", "")
+    kept = text.kept(text.cut([1], s.prompts.encode_response("123"), True), "0.5", "words")
+    assert kept.text == "123" and (kept.start, kept.end) == (0, 3)
+
+
+def test_without_the_thought_is_asked_once_a_problem_and_subtracted(tiny):
+    def reply(prompt, seed):
+        return [7, 7, 7, END] if prompt[-2:] == [13, 14] else [7] * 5 + [END]  # () is the empty thought
+
+    s = made(tiny, FOUR, "method.reward_type=remove_wo_cot", reply=reply)
+    batch = s.until_estimate()
+    assert batch.rows["reward/classmate"].tolist() == [2, 2, 0, 2]
+    assert sum(text.endswith("()") for text in s.asked()) == 2, "one a problem"
+    s.until_estimate()
+    assert sum(text.endswith("()") for text in s.asked()) == 2, "kept"
+    fresh = made(tiny, FOUR, "method.reward_type=remove_wo_cot", reply=reply)
+    fresh.method.load(json.loads(json.dumps(s.method.state())))
+    fresh.until_estimate()
+    assert not any(text.endswith("()") for text in fresh.asked()), "in the checkpoint"
+
+
+def test_helping_others_pairs_problems_and_is_judged_by_theirs(tiny):
+    s = made(tiny, FOUR, "method.reward_type=help_other_questions")
+    judged = []
+    score = s.judge.score
+    s.judge.score = lambda problems, texts: judged.append([p.uid for p in problems]) or score(problems, texts)
+    s.until_estimate()
+    one, two = s.problems[:2]
+    turns = [p.messages[0]["content"] for p in (one, two)]
+    assert s.asked()[0] == f"{turns[0]}\n\n12\n\n{turns[1]}".replace("\n", "") or s.asked()[0].startswith(turns[0])
+    assert s.asked()[0].endswith(turns[1]) and s.asked()[2].endswith(turns[0])
+    assert judged[1] == [two.uid, two.uid, one.uid], "another problem's truth, never the row's own"
+
+
+def test_similar_questions_come_from_the_data(tiny):
+    s = made(tiny, FOUR, "method.reward_type=help_other_similar_questions")
+    with pytest.raises(ConfigError, match="has no paired_similar_q"):
+        s.method.check_problems(s.problems)
+    pairs = [dataclasses.replace(p, extra={"paired_similar_q": "9+9=", "paired_similar_q_gt": "81"}) for p in s.problems]
+    s.method.check_problems(pairs)
+    s.step = Step(1, Feed(pairs, shuffle=False))
+    s.until_estimate()
+    assert all(text.endswith("9+9=") for text in s.asked())
+
+
+def test_a_continuation_that_cannot_be_judged_leaves_its_row_out(tiny):
+    s = made(
+        tiny, FOUR, reply=lambda prompt, seed: [8 if prompt[-2] == 6 else 7, END], value=lambda text: None if text == "8" else 1.0
+    )
+    batch = s.until_estimate()
+    assert batch.rows["cot"] == ["12", "89", "1"] and len(s.step.failed) == 1
+    assert s.step.failed[0].rows["failure"] == ["classmate, test: refused"]
+    assert s.step.metrics["classmate/failures"] == s.step.metrics["reward/failures"] == 1
+
+
+def test_minimising_turns_both_rewards_and_not_answering_does_not_pay(tiny):
+    words = ("reward.objective=minimise", "method.unanswered=11")
+    s = made(tiny, FOUR, *words, value=lambda text: -float(len(text)))  # the run's own judge turns the sign
+    batch = s.until_estimate()
+    assert batch.rows["reward"].tolist() == [-2, -1, -11, -1] and batch.rows["reward/classmate"].tolist() == [-1, -1, -11, -1]
+    assert batch.tokens["advantages"][: len(batch.response.split()[0])].max() < 0, "the longer output is the worse one"
+    with pytest.raises(ConfigError, match=r"reward\.objective=minimise needs method\.unanswered"):
+        made(tiny, FOUR, "reward.objective=minimise")
+
+
+def test_the_gate_counts_by_the_main_reward(tiny):
+    for condition, reward in (("no_classmate_when_main_incorrect", 0.0), ("neg_classmate_when_main_incorrect", -1.0)):
+        s = made(tiny, FOUR, f"method.condition={condition}", value=lambda text: 0.0 if text == "34" else 1.0)
+        batch = s.until_estimate()
+        assert batch.rows["classmate_reward"].tolist() == [reward, 1, 0, 1] and batch.rows["reward/classmate"].tolist() == [
+            1,
+            1,
+            0,
+            1,
+        ]
+        assert s.step.metrics["classmate/gated"] == 0.25
+
+
+# ---- gradients
+
+
+def gradients_of(s: Setting, batch: Batch) -> dict[tuple[int, int], list[float]]:
+    """d loss / d log-prob of every token, as the method's own prepare and loss give it, by group and index."""
+    part = s.method.prepare(Batch(batch.prompt, batch.response, dict(batch.tokens), dict(batch.rows)))
+    logprobs = torch.full((part.num_tokens,), -1.0, requires_grad=True)
+    from postgrad.model.head import TokenOutputs
+    from postgrad.model.policy import Tally
+
+    s.method.loss(part, TokenOutputs(logprobs, torch.zeros_like(logprobs), torch.zeros_like(logprobs)), Tally()).backward()
+    assert logprobs.grad is not None
+    places = zip(part.rows["group"].tolist(), part.rows["index"].tolist(), strict=True)
+    return {place: row.tolist() for place, row in zip(places, logprobs.grad.split(part.response.lengths.tolist()), strict=True)}
+
+
+@pytest.mark.parametrize("advantage", ["classmate_with", "classmate_separated", "classmate_gdpo_wo_bn", "classmate_non_neg"])
+def test_the_classmates_reward_moves_the_thought_s_tokens_and_no_others(tiny, advantage):
+    """Specification 8.7: a = 0 and b = ±1 on two of four tokens, the mean over four rows' sixteen: -1/16 there, 0 elsewhere."""
+    s = made(tiny, ["(12)"] * 4, f"method.advantage={advantage}", "method.aggregation=token-mean", value=lambda text: 1.0)
+    batch = s.method.enrich(s.batch, s.step)
+    keep = batch.tokens["loss_mask"].clone()
+    batch = s.method.score(batch, s.step)
+    batch.rows["classmate_reward"] = torch.tensor([2.0, 0.0, 2.0, 0.0])
+    batch.tokens["loss_mask"] = keep & (batch.response.values != END)
+    batch = s.method.estimate(batch, s.step)
+    rows = gradients_of(s, batch)
+    assert rows[0, 0] == pytest.approx([0, -1 / 16, -1 / 16, 0, 0])
+    if advantage == "classmate_non_neg":
+        assert (0, 1) not in rows, "nobody is punished, so nothing is computed"
+    else:
+        assert rows[0, 1] == pytest.approx([0, 1 / 16, 1 / 16, 0, 0])
+
+
+def test_tokens_can_be_restricted(tiny):
+    wanted = {"cot_only": [0, 1, 1, 0, 0, 0, 0], "output_only": [0, 0, 0, 0, 1, 1, 1], "all_tokens": [1] * 7}
+    for mode, mask in wanted.items():
+        batch = made(tiny, FOUR, f"method.main_tokens={mode}").until_estimate()
+        assert batch.tokens["loss_mask"][:7].int().tolist() == mask
+        assert not batch.tokens["advantages"][~batch.tokens["loss_mask"]].any()
+    spread = made(tiny, FOUR, "method.classmate_tokens=all", value=lambda text: float(len(text) % 3)).until_estimate()
+    assert all(len(set(row.tolist())) == 1 for row in spread.tokens["advantages"].split(spread.response.lengths.tolist()))
+
+
+def test_consistency_is_a_channel_of_its_own_on_the_thought(tiny):
+    s = made(tiny, ["(1)7", "(2)8", "(3)7", "(4)8"], "method.consistency_weight=2", "method.classmate_weight=0")
+    s.judge.score = lambda problems, texts: [Score(float(p.ground_truth == t)) for p, t in zip(problems, texts, strict=True)]
+    batch = s.until_estimate()
+    assert batch.rows["reward/consistency"].tolist() == [1, 0, 1, 0]
+    first = batch.tokens["advantages"].split(batch.response.lengths.tolist())[0]
+    assert first.tolist() == pytest.approx([0, 1.0, 0, 0, 0]), "2 times (1 - 1/2), on the thought alone"
+
+
+def test_equal_classmates_make_the_run_the_baseline_s(tiny):
+    """Specification 8.12: the same score for all of a group is b = 0, so the update is that of the main reward alone."""
+    outcomes = []
+    for words in (
+        ("method.advantage=classmate_gdpo_wo_bn",),
+        ("method.condition=no_classmate",),
+        ("method.classmates=['fake:7']",),
+    ):
+        s = made(tiny, ["(12)34", "(56)7", "(89)1", "(1)222"], *words, "optimiser.lr=1e-2", value=lambda text: float(len(text)))
+        s.host.policy.update(s.until_estimate(), 1)
+        outcomes.append(flat_weights(s.host.policy))
+    assert torch.equal(outcomes[0], outcomes[1]) and torch.equal(outcomes[0], outcomes[2])
+    assert not torch.equal(outcomes[0], flat_weights(made(tiny, FOUR).host.policy)), "and it moved"
+
+
+# ---- whole runs
+
+VERIFIER = "def sevens(response, problem):\n    return response.count('7') / 4\n"
+RUN = ("method.classmate_max_tokens=4", "optimiser.lr=5e-3", "method.condition=always")
+
+
+@pytest.fixture(scope="module")
+def verifier(tmp_path_factory):
+    file = tmp_path_factory.mktemp("verifier") / "mine.py"
+    file.write_text(VERIFIER)
+    return f"reward.verifier={file}:sevens"
+
+
+def steady(folder):
+    return [{k: v for k, v in line.items() if not is_clock(k) and k != "memory_gib"} for line in metrics_of(folder)]
+
+
+@pytest.mark.slow
+def test_a_run_goes_the_same_way_wherever_the_classmates_are(tiny, verifier, tmp_path):
+    """In this process, in a child, behind a server: greedy classmates of one model say the same, so the runs are equal."""
+    words = (*RUN, verifier, "method.classmate_temperature=0", "training.steps=2", "method.reward_type=remove_wo_cot")
+    host = build_host(config_of("grpo", tiny))
+    prompts = Prompts(build_tokenizer(config_of("grpo", tiny)), "plain")
+    with serve(engine=host.engine, prompts=prompts) as served:
+        mapping = tmp_path / "servers.json"
+        port = int(served.url.rsplit(":", 1)[1].split("/")[0])
+        mapping.write_text(json.dumps({str(tiny): {"local_host": "127.0.0.1", "port": port, "served_model_name": MODEL}}))
+        places = {
+            "here": ["method.classmates=['']"],
+            "path": [f"method.classmates=['{tiny}']"],
+            "http": [f"method.classmates=['{served.url}?tokenizer={tiny}#{MODEL}']"],
+            "file": [f"method.classmates=['{mapping}#{tiny}']"],
+            "child": ["method.classmates=['']", "cluster.place=process"],
+        }
+        for name, more in places.items():
+            run("classmate", tiny, tmp_path, *words, *more, f"name={name}")
+    told = {name: steady(tmp_path / name) for name in places}
+    rows = {name: pq.read_table(tmp_path / name / "rollouts" / "step-000002.parquet").column("classmate_texts") for name in places}
+    assert len(told["here"]) == 2 and told["here"][0]["grad_norm"] > 0
+    for name in places:
+        assert rows[name] == rows["here"] and told[name] == told["here"], name
+
+
+def test_what_a_role_s_path_means(tiny, tmp_path):
+    assert served_at("http://h:8/v1?tokenizer=/t#m") == ("http://h:8/v1#m", "/t") and served_at("https://h/v1#m") == (
+        "https://h/v1#m",
+        "m",
+    )
+    file = tmp_path / "s.json"
+    file.write_text(json.dumps({"a/b": {"local_host": "h", "port": 8}, "bad": {"port": 1}}))
+    assert served_at(f"{file}#a/b") == ("http://h:8/v1#a/b", "a/b")
+    for path, message in {
+        f"{file}#a/c": r"did you mean a/b\?",
+        f"{file}#bad": "needs local_host",
+        "no.json#x": "No such file",
+    }.items():
+        with pytest.raises(ConfigError, match=message):
+            served_at(path)
+    nowhere = config_of("classmate", tiny, "method.classmates=[/no/such/x]")
+    with pytest.raises(ConfigError, match=r"^classmate-1: .*no such folder"), place(nowhere):
+        pass
+    with place(config_of("classmate", tiny, "method.classmates=['fake:42','policy:live']")) as placed:
+        first, second = placed.models["classmate-1"], placed.models["classmate-2"]
+        assert first.prompts.decode(first.engine.generate([], None) or first.say([[1]], [[0]], sampling(3))[0][0].tokens) == "42"
+        assert second.engine is placed.engine and second.context == 512
+        assert second.say([[1] * 512, [1] * 510], [[0], [0]], sampling(9))[0] is None, "no room"
+        assert isinstance(second.say([[1] * 510], [[0]], sampling(9))[0][0], Completion)
+
+
+def sampling(limit):
+    from postgrad.rollout.engine import Sampling
+
+    return Sampling(1.0, limit)
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_goes_on_bit_for_bit(tiny, verifier, tmp_path, monkeypatch):
+    words = (*RUN, verifier, "training.steps=4", "training.checkpoint_every=2", "method.reward_type=remove_wo_cot")
+    run("classmate", tiny, tmp_path, *words, "name=whole")
+    method = find_method("classmate")
+    estimate = method.estimate
+
+    def broken(self, batch, step):
+        if step.number == 4:
+            raise RunError("gone")
+        return estimate(self, batch, step)
+
+    monkeypatch.setattr(method, "estimate", broken)
+    with pytest.raises(RunError, match="gone"):
+        run("classmate", tiny, tmp_path, *words, "name=cut")
+    monkeypatch.setattr(method, "estimate", estimate)
+    run("classmate", tiny, tmp_path, *words, "name=cut")
+    assert steady(tmp_path / "cut") == steady(tmp_path / "whole")
+    weights = [tmp_path / name / "checkpoints" / "step-4" / "policy" / "model.safetensors" for name in ("whole", "cut")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+@pytest.mark.slow
+def test_thoughts_learn_to_help(tmp_path, verifier):
+    """The classmate repeats the thought's last character and earns 1 for a seven; whatever else is judged earns 0, and so the policy's own
+    output (the whole response, six characters) earns nothing unless it is one seven alone. What is learned, the classmate taught.
+    """
+    from postgrad.model.tiny import make_tiny
+
+    fresh = make_tiny(tmp_path / "fresh", seed=0, layers=2, width=32)
+    words = (
+        "method.cot_start=''",
+        "method.cot_end=''",
+        "method.reward_type=vanilla",
+        "method.condition=always",
+        "optimiser.lr=5e-3",
+    )
+    config = config_of("classmate", fresh, *SMALL, *words, "training.problems_per_step=8", "rollout.samples=8")
+    s = Setting(config, FOUR, reply=lambda prompt, seed: [prompt[-1], END], value=lambda text: float(text == "7"))
+    score = s.judge.score
+    s.judge.score = lambda problems, texts: [
+        Score(0.0) if len(t) != 1 else v for t, v in zip(texts, score(problems, texts), strict=True)
+    ]
+    rewards = []
+    for number in range(1, 25):
+        step = Step(number, Feed(s.problems, shuffle=False))
+        work = None
+        for stage in s.method.stages():
+            work = stage(work, step)
+        rewards.append(float(work.rows["reward/classmate"].mean()))
+    assert sum(rewards[:2]) / 2 < 0.2 and sum(rewards[-3:]) / 3 > 0.7, rewards
+
+
+# ---- a model that judges
+
+
+@pytest.mark.slow
+def test_a_language_model_judges_any_method_and_a_monitor_reads_the_thoughts(tiny, tmp_path):
+    """The judge gives the number of sevens after "The response:", the monitor always says 3."""
+
+    def judge(text):
+        part = text.split("The response:\n")[-1].split("\n")[0] if "The response:" in text else ""
+        return f"EXPLANATION: it has 99 of them\nRATING: {1 + part.count('7')}" if "The response:" in text else "RATING: 3"
+
+    with serve(chat=judge) as served:
+        words = ("reward.verifier=llm_judge", f"reward.judge.model='{served.address}'", f"reward.judge.monitor='{served.address}'")
+        held_out = ("data.validation=arithmetic:1:digits:test", "training.steps=1", "method.classmate_max_tokens=4")
+        lines = run("classmate", tiny, tmp_path, *words, *held_out, "name=c")
+        plain = run("grpo", tiny, tmp_path, *words[:2], "training.steps=1", "reward.objective=minimise", "name=g")
+    step = next(line for line in lines if "reward/mean" in line)
+    assert step["reward/mark"] == step["reward/mean"] >= 1 and step["reward/classmate"] >= 1
+    told = lines[-1]
+    assert told["validation/monitor/pairs"] > 0 and told["validation/monitor/prediction_mean"] == 3
+    error = 3 - told["validation/monitor/mark_mean"]
+    assert told["validation/monitor/mse"] >= error**2 - 1e-6 and told["validation/accuracy"] >= 1
+    assert plain[-1]["reward/mean"] == -plain[-1]["reward/mark"] <= -1, "minimised"
+    assert len((tmp_path / "c" / "judge.jsonl").read_text().splitlines()) > 1
+
+
+def test_a_judge_must_be_named(tiny, tmp_path):
+    with pytest.raises(ConfigError, match=r"reward\.verifier=llm_judge needs a judge; add reward\.judge\.model="):
+        train(config_of("grpo", tiny, *SMALL, "reward.verifier=llm_judge", f"runs={tmp_path}"), Reporter())
+    assert list(tmp_path.iterdir()) == []
+
+
+REFUSED = {
+    "method.classmates=[]": r"method\.classmates is empty",
+    "method.classmate_shares=[1,2]": "has 2 entries for 1 classmates",
+    "method.classmate_shares=[0]": "must all be above 0",
+    "method.keep=2": "give a share such as 0.5",
+    "method.keep=first-3-tokens": "counts tokens; use method.keep_unit=tokens",
+    "method.keep_min=0.97": "exceeds method.keep_max=0.95",
+    "method.cot_start=x": "needs method.cot_end",
+    "method.kl=reward": "mixes with one reward only, and here are two",
+    "method.advantage=grpo": "is not one of its values",
+    "method.reward_type=help_other_questions training.problems_per_step=1": "needs two or more",
+    "method.consistency_weight=1 reward.verifier=llm_judge": "compares answers, which llm_judge does not",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_cannot_work_is_refused(words, tiny):
+    with pytest.raises(ConfigError, match=REFUSED[words]):
+        find_method("classmate")(config_of("classmate", tiny, *words.split())).check()
