@@ -170,3 +170,16 @@ def test_a_terminal_gets_a_table(capsys: pytest.CaptureFixture[str], monkeypatch
     show(doctor.Report([("engines", "pip install 'postgrad[gguf]'")], ["do [this]"]))
     out = capsys.readouterr().out
     assert "postgrad[gguf]" in out and "do [this]" in out
+
+
+def test_the_sandbox_level_is_shown_or_the_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    from postgrad.rewards import sandbox
+
+    monkeypatch.setattr(sandbox, "probe", lambda: sandbox.Level("bubblewrap 1.0", own_user=False, filtered=True))
+    assert doctor._sandbox().startswith("bubblewrap 1.0: a user namespace, no network")
+
+    def refuse() -> sandbox.Level:
+        raise sandbox.SandboxError("bubblewrap (bwrap) is not installed: install it")
+
+    monkeypatch.setattr(sandbox, "probe", refuse)
+    assert doctor._sandbox() == "code rewards are refused: bubblewrap (bwrap) is not installed: install it"
