@@ -14,7 +14,8 @@ which is where BuPO trains first (method.num_blocks).
   data=       a run folder (its rollouts), a parquet of rollouts, a folder or .jsonl of postgrad eval,
               or problems as training reads them: then the model answers them first, and the token ids are stored
   rows=64 step=0 tolerance=0.05 token_budget=4096 dtype=float32 device=auto out=FOLDER
-  samples=1 temperature=1 max_response_tokens=1024 template=auto seed=0      for problems
+  samples=1 temperature=1 max_response_tokens=1024 template=auto template_options.enable_thinking=false prompt_style=own seed=0
+              for problems; a run's model takes its run's own
 
 Writes entropy.json and five figures, each as PNG and PDF, into RUN/eval/entropy or entropy-MODEL."""
 
@@ -40,7 +41,8 @@ def run(words: list[str]) -> int:
         f"{report['tokens']} tokens of {report['rows']} responses; the full policy's entropy is {report['full_policy']['mean']:.3f} nats"
     )
     if layer is None:
-        print("no boundary layer: no FFN raises the entropy; a smaller tolerance=... may find one")
+        least = report["boundary_threshold"]
+        print(f"no boundary layer: no FFN raises the entropy by more than {least:.3g} nats (tolerance={config.tolerance:g})")
     else:
         print(f"boundary layer: {layer} of {depth}; postgrad train bupo model.path={words[1]} method.num_blocks={layer} ...")
     print(f"results: {folder}/entropy.json and {', '.join(file.name for file in figures if file.suffix == '.png')} (PDF too)")

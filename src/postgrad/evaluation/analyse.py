@@ -32,7 +32,7 @@ def analyse_entropy(config: data.EntropyConfig, target: Target, told: Told) -> t
     tokenizer = load_tokenizer(config.model, config.seed)
     pairs = data.stored_pairs(config, tokenizer)
     room = shape.max_position_embeddings - config.max_response_tokens
-    prompts = Prompts(tokenizer, config.template, max(1, room), "error")
+    prompts = Prompts(tokenizer, config.template, max(1, room), "error", config.prompt_style, config.template_options)
     problems = [] if pairs is not None else data.read_problems(config, prompts)
     if config.model.threads:
         set_threads(config.model.threads)

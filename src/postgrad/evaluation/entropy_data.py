@@ -46,11 +46,16 @@ class EntropyConfig:
     temperature: float = setting(1.0, "of problems: sampling temperature", at_least=0.0)
     max_response_tokens: int = setting(1024, "of problems: longest response", at_least=1)
     template: str = setting("auto", "of problems: how messages become a prompt", choices=("auto", "chat", "plain"))
+    prompt_style: str = setting("own", "of problems: the words around the question, as data.prompt_style of training")
+    template_options: dict[str, Any] = setting({}, "of problems: values the chat template reads, e.g. enable_thinking")
     model: EntropyModel = field(default_factory=EntropyModel)
 
 
 # What a run's own configuration says about these holds for samples of its model, unless a word says otherwise.
-FROM_RUN = {"max_response_tokens": ("rollout", "max_response_tokens"), "template": ("data", "template")}
+FROM_RUN = {
+    "max_response_tokens": ("rollout", "max_response_tokens"),
+    **{key: ("data", key) for key in ("template", "prompt_style", "template_options")},
+}
 OF_MODEL = ("device", "dtype", "threads", "trust_remote_code")
 
 

@@ -71,7 +71,9 @@ def _flow(plt: Any, report: dict[str, Any]) -> Any:
     axes.set_xticks([3 * (number - 1) + 1.5 for number in numbers], [str(number) for number in numbers])
     axes.set(xlabel="Layer Index", ylabel="Entropy (nats)")
     axes.tick_params(labelsize=7)
-    axes.legend(handles=[Patch(color=colour, label=label) for label, _, colour in looks.values()], loc="lower left", fontsize=6)
+    patches = [Patch(color=colour, label=label) for label, _, colour in looks.values()]
+    # Above the axes: in a corner it would lie over the points of some models.
+    axes.legend(handles=patches, loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False, fontsize=7)
     return figure
 
 
