@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from postgrad.config.schema import RolloutConfig
 from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError
 from postgrad.evaluation import entropy_data as data
@@ -42,7 +43,7 @@ def analyse_entropy(config: data.EntropyConfig, target: Target, told: Told) -> t
     fresh = pairs is None
     if pairs is None:
         told(f"sampling {len(problems) * config.samples} responses", 0, 0)
-        pairs = data.sample_pairs(config, NativeEngine(loaded, MAX_ROWS), prompts, problems)
+        pairs = data.sample_pairs(config, NativeEngine(loaded, RolloutConfig(max_rows=MAX_ROWS)), prompts, problems)
     vocabulary = len(loaded.model.get_output_embeddings().weight)
     batch = data.make_batch(data.spread(pairs, config.rows), vocabulary, int(shape.max_position_embeddings), config.data)
     done = 0
