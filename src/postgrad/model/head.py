@@ -70,13 +70,8 @@ class _TokenOutputs(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight, dtype=_wide(weight)) if ctx.needs_input_grad[1] else None
         for start in range(0, len(hidden), ctx.chunk):
             part = slice(start, start + ctx.chunk)
-            columns = (
-                targets[part],
-                lse[part],
-                entropy[part],
-                *(x if x is None else x[part] for x in (grad_logprobs, grad_entropy)),
-            )
-            g = _slope(hidden[part], wide, *columns, ctx.temperature)
+            by_logprob, by_entropy = (None if x is None else x[part] for x in (grad_logprobs, grad_entropy))
+            g = _slope(hidden[part], wide, targets[part], lse[part], entropy[part], by_logprob, by_entropy, ctx.temperature)
             if grad_hidden is not None:
                 grad_hidden[part] = g @ weight
             if grad_weight is not None:
