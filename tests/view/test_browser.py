@@ -303,6 +303,16 @@ def test_an_evaluation_is_filtered_and_two_are_laid_side_by_side(eyes):
     assert "read as" not in eyes.text(".two") and "form" in eyes.text(".two")
 
 
+def test_the_entropy_flow_of_several_analyses_is_drawn(eyes):
+    eyes.open("#/entropy")
+    eyes.says("Entropy flow")
+    flow = eyes.chart("Entropy through the depth (nats)").find_element(By.CSS_SELECTOR, "svg.plot")
+    eyes.until(lambda: flow.get_attribute("data-points") == "13", "3 L + 1 points")
+    assert "to 0.7" in flow.accessible_name, "the last point is the full policy's"
+    change = eyes.chart("Change by FFN (nats)")
+    assert len(change.find_elements(By.CSS_SELECTOR, "path.line")) == 2 and "group/failed" in change.text
+
+
 @pytest.mark.slow
 def test_hostile_words_do_nothing_anywhere(eyes):
     places = [
@@ -310,7 +320,7 @@ def test_hostile_words_do_nothing_anywhere(eyes):
         "#/run/hostile/curves",
         "#/run/hostile/rollouts?step=1&group=2",
         "#/run/group%2Ffailed/events",
-        "#/run/hostile/settings",
+        "#/entropy",
         "#/evaluations/responses?a=finished%2Feval%2Fafter&set=sums",
         f"#/run/hostile/rollouts?words={quote('script')}",
         f"#/run/{quote(HOSTILE, safe='')}/curves",

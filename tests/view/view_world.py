@@ -170,6 +170,23 @@ def write_evaluation(folder: Path, right: int) -> None:
     (folder / "summary.json").write_text(json.dumps({"model": folder.name, "interval": "Wilson", "sets": {"sums": row}}))
 
 
+def write_entropy(folder: Path, lift: float) -> None:
+    """An analysis of four layers in the form of postgrad analyze entropy."""
+
+    def stats(value: float) -> dict[str, float]:
+        return dict.fromkeys(("mean", "std", "min", "max", "median"), value)
+
+    def module(number: int, by: float) -> dict[str, Any]:
+        return {"input": stats(2.8 - number / 2), "output": stats(2.8 - number / 2 + by), "change": stats(by + lift)}
+
+    layers = [
+        {"number": n, "attention": module(n, 0.2), "ffn": module(n, 0.3 - n / 8), "layer": module(n, -0.5)} for n in range(1, 5)
+    ]
+    report = {"model": HOSTILE, "rows": 8, "tokens": 40, "num_layers": 4, "boundary_layer": 2, "ceiling": 2.9}
+    folder.mkdir(parents=True)
+    (folder / "entropy.json").write_text(json.dumps({**report, "full_policy": stats(0.7), "layers": layers}))
+
+
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("runs")
@@ -183,6 +200,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     Written(root / "killed" / "run").steps(2)
     write_evaluation(root / "finished" / "eval" / "before", right=2)
     write_evaluation(root / "finished" / "eval" / "after", right=6)
+    write_entropy(root / "finished" / "eval" / "entropy", 0.0)
+    write_entropy(root / "group" / "failed" / "eval" / "entropy", 0.1)
     (root / "broken").mkdir()
     lines = [
         b'{"step": 1, "loss": NaN}',

@@ -73,8 +73,8 @@ class Folder:
                 out.runs.append(name)
             if "summary.json" in files or ("settings.json" in files and any(file.endswith(".jsonl") for file in files)):
                 out.evaluations.append(name)
-            if path.name == "entropy" or path.parent.name == "entropy":
-                out.entropies += [f"{name}/{file}" if name != "." else file for file in sorted(files) if file.endswith(".json")]
+            if "entropy.json" in files:
+                out.entropies.append(f"{name}/entropy.json" if name != "." else "entropy.json")
         return out
 
 

@@ -260,7 +260,8 @@ export class Chart {
   }
 
   where(step, at) {
-    return step === undefined ? "" : at === null ? `step ${step}` : `at step ${step}`;
+    const word = this.options.unit || "step";
+    return step === undefined ? "" : at === null ? `${word} ${step}` : `at ${word} ${step}`;
   }
 
   toggle(name) {
@@ -344,7 +345,7 @@ export class Chart {
       const move = (event.key === "ArrowLeft" ? -1 : 1) * (event.shiftKey ? 10 : 1);
       const next = this.axis.cursor === null ? i : Math.max(0, Math.min(xs.length - 1, i + move));
       this.axis.point(xs[next]);
-      say(`Step ${this.layers[0].one.x.step[nearest(this.xs(this.layers[0].one), xs[next])]}: `
+      say(`${this.options.unit === "layer" ? "Layer" : "Step"} ${this.layers[0].one.x.step[nearest(this.xs(this.layers[0].one), xs[next])]}: `
         + this.layers.map((layer) => `${layer.one.label} ${number(layer.ys[nearest(layer.xs, xs[next])])}`).join(", "));
     } else if (event.key === "+" || event.key === "=") {
       this.axis.set({ zoom: [at - (at - from) / 2, at + (to - at) / 2] });

@@ -1,2 +1,73 @@
-import { fill, h } from "./dom.js";
-export async function showEntropy(holder) { fill(holder, h("h1", {}, "Entropy flow"), h("p", { class: "empty" }, "No analysis here yet.")); return () => true; }
+// BuPO's entropy flow: how sure the model is after each part of each layer; several analyses over each other.
+import { ask } from "./api.js";
+import { Axis, Chart } from "./chart.js";
+import { shortNames } from "./compare.js";
+import { fill, h, select } from "./dom.js";
+import { number } from "./format.js";
+import { Table } from "./table.js";
+
+const MODULES = [["layer", "Layer in and out"], ["attention", "Attention"], ["ffn", "FFN"]];
+
+export async function showEntropy(holder, place, signal) {
+  document.title = "Entropy · Postgrad";
+  const { entropies } = await ask("entropies", {}, signal);
+  const usable = entropies.filter((one) => Array.isArray(one.data.layers) && one.data.layers.length);
+  if (!usable.length) {
+    fill(holder, h("div", { class: "heading" }, h("h1", {}, "Entropy flow")), h("div", { class: "empty" }, h("p", {}, "No analysis here yet."), h("pre", {}, "postgrad analyze entropy RUNS/NAME data=RUNS/NAME")));
+    return () => true;
+  }
+  const short = shortNames(usable.map((one) => one.name.replace(/\/[^/]*$/, "")));
+  const charts = [];
+  const make = (title, unit) => {
+    const axis = new Axis();
+    const chart = new Chart(axis, { title, unit, name: "entropy" });
+    charts.push(chart);
+    return chart;
+  };
+  const flow = make("Entropy through the depth (nats)", "layer");
+  const changes = MODULES.map(([key, label]) => [key, make(`Change by ${label === "Layer in and out" ? "layer" : label} (nats)`, "layer")]);
+  let shown = Math.min(usable.length - 1, Math.max(0, usable.findIndex((one) => one.name === place.params.get("of"))));
+  const drawFlow = () => flow.set(flowOf(usable[shown].data));
+  const table = new Table([
+    { key: "name", label: "Analysis", header: true, value: (row) => row.name, cell: (row) => h("span", { title: row.name }, short[row.i]) },
+    { key: "model", label: "Model", value: (row) => String(row.data.model ?? "") },
+    { key: "rows", label: "Responses", numeric: true, value: (row) => row.data.rows ?? null, cell: (row) => number(row.data.rows) },
+    { key: "tokens", label: "Tokens", numeric: true, value: (row) => row.data.tokens ?? null, cell: (row) => number(row.data.tokens) },
+    { key: "mean", label: "Full policy, mean", numeric: true, value: (row) => row.data.full_policy?.mean ?? null, cell: (row) => number(row.data.full_policy?.mean) },
+    { key: "std", label: "Std", numeric: true, value: (row) => row.data.full_policy?.std ?? null, cell: (row) => number(row.data.full_policy?.std) },
+    { key: "boundary", label: "Boundary layer", numeric: true, value: (row) => row.data.boundary_layer ?? null, cell: (row) => (row.data.boundary_layer ?? "none") },
+    { key: "ceiling", label: "Ceiling", numeric: true, value: (row) => row.data.ceiling ?? null, cell: (row) => number(row.data.ceiling) },
+  ], { label: "Entropy analyses", name: "entropy", class: "cards" });
+  table.set(usable.map((one, i) => ({ ...one, i })));
+  fill(holder, h("div", { class: "heading" }, h("h1", {}, "Entropy flow"), h("span", { class: "grow" }), table.button()),
+    h("p", { class: "dim note" }, "How open the next token still is when the model's head is put after each part of each layer. Layers count from 1; the last point is the whole model's own policy."),
+    usable.length > 1 ? h("div", { class: "controls" }, select("Flow of", usable.map((one, i) => [String(i), short[i]]), String(shown), (value) => { shown = Number(value); drawFlow(); })) : null,
+    flow.element, h("div", { class: "grid gap" }, changes.map(([, chart]) => chart.element)), h("div", { class: "gap" }, table.element));
+  drawFlow();
+  for (const [key, chart] of changes) {
+    chart.set(usable.map((one, i) => {
+      const layers = one.data.layers.filter((layer) => Number.isFinite(layer[key]?.change?.mean));
+      const x = layers.map((layer) => layer.number);
+      return { name: one.name, label: usable.length > 1 ? short[i] : "mean", colour: i, x: { step: x, time: x }, y: layers.map((layer) => layer[key].change.mean) };
+    }));
+  }
+  signal.addEventListener("abort", () => charts.forEach((chart) => chart.remove()));
+  return () => true;
+}
+
+/** Points by kind: a layer's input at its number less one, attention and FFN within it, the full policy at the end. */
+function flowOf(report) {
+  const made = Object.fromEntries(MODULES.map(([key]) => [key, { x: [], y: [] }]));
+  const put = (key, x, y) => {
+    if (!Number.isFinite(y)) return;
+    made[key].x.push(Number(x.toFixed(2)));
+    made[key].y.push(y);
+  };
+  for (const layer of report.layers) {
+    put("layer", layer.number - 1, layer.layer?.input?.mean);
+    put("attention", layer.number - 2 / 3, layer.attention?.output?.mean);
+    put("ffn", layer.number - 1 / 3, layer.ffn?.output?.mean);
+  }
+  put("layer", report.layers.length, report.full_policy?.mean);
+  return MODULES.map(([key, label], i) => ({ name: key, label, colour: [4, 1, 0][i], x: { step: made[key].x, time: made[key].x }, y: made[key].y }));
+}
