@@ -433,6 +433,7 @@ def photograph(eyes: Eyes, server: Server, target: Path) -> None:
         eyes.run("localStorage.setItem('theme', arguments[0])", theme)
         eyes.open(place, server)
         time.sleep(1.5)
+        eyes.run("document.getElementById('folder').textContent = 'runs'")
         eyes.driver.save_screenshot(str(target / f"{shot}.png"))
     eyes.run("localStorage.removeItem('theme')")
     eyes.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})

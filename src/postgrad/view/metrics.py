@@ -119,14 +119,12 @@ def _numbers(column: "array[float]", start: int, end: int, exact: bool) -> str:
 
 
 def glance(file: Path, count: int = 48) -> list[dict[str, Any]]:
-    """About `count` lines spread evenly over the file and its last ones, whatever its size: enough for a sparkline."""
+    """All lines of a small file; of a large one about `count`, spread evenly, and its last ones: enough for a sparkline."""
     try:
         size = file.stat().st_size
         with file.open("rb") as opened:
-            if size <= 1 << 18:
-                lines = opened.read().splitlines()
-                stride = max(1, len(lines) // count)
-                picked = lines[::stride] + lines[-4:] if stride > 1 else lines
+            if size <= 1 << 20:
+                picked = opened.read().splitlines()
             else:
                 picked = [_line_at(opened, size * i // count) for i in range(count)] + _tail(opened, size)
     except OSError:

@@ -131,7 +131,7 @@ class Run:
             "main": main,
             "last": _finite(values[-1]) if values else None,
             "accuracy": _finite(accuracy[-1]) if accuracy else None,
-            "sparkline": [v for v in map(_finite, values) if v is not None],
+            "sparkline": [v for v in map(_finite, thinned(values)) if v is not None],
             "started": min(times, default=None),
             "changed": self.changed(),
             "rollouts": self.file("rollouts") is not None,
@@ -189,6 +189,12 @@ class Runs:
         keys = list(dict.fromkeys(key for values in flat.values() for key in values))
         different = [key for key in keys if len({json.dumps(values.get(key), default=str) for values in flat.values()}) > 1]
         return {"keys": keys, "different": different, "values": flat}
+
+
+def thinned(values: list[float], count: int = 60) -> list[float]:
+    """About `count` of the values, the last one among them."""
+    stride = -(-len(values) // count) or 1
+    return values[(len(values) - 1) % stride :: stride]
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

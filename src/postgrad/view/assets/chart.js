@@ -166,11 +166,11 @@ export class Chart {
     for (const value of ticks(low, high, 4)) {
       const y = this.scale.y(value);
       group.append(s("line", { class: "grid", x1: inner.x, x2: inner.x + inner.w, y1: y, y2: y }),
-        s("text", { x: inner.x - 6, y: y + 4, "text-anchor": "end" }, tickText(value, high - low)));
+        s("text", { x: inner.x - 6, y: y + 4, "text-anchor": "end" }, tickText(value)));
     }
     const count = Math.max(2, Math.floor(inner.w / (this.axis.mode === "time" ? 90 : 55)));
     const time = this.axis.mode === "time";
-    for (const value of time ? timeTicks(from, to, count) : ticks(from, to, count).filter((v) => Number.isInteger(v) || to - from < 2)) {
+    for (const value of time ? timeTicks(from, to, count) : ticks(from, to, count).filter((v) => Number.isInteger(v))) {
       const x = this.scale.x(value);
       group.append(s("line", { class: "tick", x1: x, x2: x, y1: inner.y + inner.h, y2: inner.y + inner.h + 4 }),
         s("text", { x, y: HEIGHT - 6, "text-anchor": x > this.width - 30 ? "end" : "middle" }, time ? duration(value) : String(value)));
@@ -516,11 +516,9 @@ function timeTicks(from, to, count) {
   return out;
 }
 
-function tickText(value, span) {
+function tickText(value) {
   if (value === 0) return "0";
   const size = Math.abs(value);
   if (size >= 1e5 || size < 1e-3) return value.toExponential(0).replace("e+", "e").replace("e0", "");
-  if (size >= 1000) return `${Number((value / 1000).toPrecision(3))}k`;
-  const digits = Math.max(0, Math.min(4, 1 - Math.floor(Math.log10(span))));
-  return String(Number(value.toFixed(digits)));
+  return size >= 1000 ? `${Number((value / 1000).toPrecision(4))}k` : String(Number(value.toPrecision(6)));
 }

@@ -25,7 +25,7 @@ export async function showEntropy(holder, place, signal) {
     return chart;
   };
   const flow = make("Entropy through the depth (nats)", "layer");
-  const changes = MODULES.map(([key, label]) => [key, make(`Change by ${label === "Layer in and out" ? "layer" : label} (nats)`, "layer")]);
+  const changes = MODULES.map(([key, label]) => [key, make(`Change by ${key === "ffn" ? "FFN" : key} (nats)`, "layer")]);
   let shown = Math.min(usable.length - 1, Math.max(0, usable.findIndex((one) => one.name === place.params.get("of"))));
   const drawFlow = () => flow.set(flowOf(usable[shown].data));
   const table = new Table([
