@@ -52,7 +52,7 @@ def train(config: Config, reporter: Reporter) -> Result:
         run.create(config)
         inputs.prompts.save(folder / "tokenizer.json")
         events = stack.enter_context(Events(folder))
-        reporter = Chorus(reporter, events, *mirrors(config))
+        reporter = Chorus(events, reporter, *mirrors(config))
         connect_judge(config, judge, placed.models, folder)
         method.bind(Ports(placed.policy, placed.engine, judge, inputs.prompts, placed.models))
         driver = Driver(config, method, inputs, folder, reporter)

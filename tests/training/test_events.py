@@ -1,0 +1,63 @@
+"""events.jsonl: how a run began, went on and ended, as its folder tells it."""
+
+import json
+import signal
+
+import pytest
+from world import config_of
+
+from postgrad.errors import RunError
+from postgrad.training.driver import train
+from postgrad.training.report import Reporter
+
+SMALL = ("training.steps=3", "training.problems_per_step=2", "rollout.samples=2", "rollout.max_response_tokens=4")
+KEEP = ("training.checkpoint_every=1", "training.max_flat_steps=9")
+
+
+class At(Reporter):
+    """Does something when a step has been reported."""
+
+    def __init__(self, step: int, work) -> None:
+        self.at, self.work = step, work
+
+    def step(self, metrics, batch) -> None:
+        if metrics["step"] == self.at:
+            self.work()
+
+
+def run(tiny, tmp_path, reporter: Reporter):
+    return train(config_of("grpo", tiny, *SMALL, *KEEP, f"runs={tmp_path}"), reporter)
+
+
+def events(tmp_path) -> list[tuple[str, int, str]]:
+    lines = (tmp_path / "test" / "events.jsonl").read_text().splitlines()
+    return [(line["event"], line["step"], line["text"]) for line in map(json.loads, lines)]
+
+
+def test_a_stop_a_resume_and_the_end_are_told_and_a_finished_run_adds_nothing(tiny, tmp_path):
+    assert run(tiny, tmp_path, At(2, lambda: signal.raise_signal(signal.SIGINT))).interrupted
+    seen = events(tmp_path)
+    assert [e[:2] for e in seen] == [("started", 0), ("checkpoint", 1), ("note", 2), ("checkpoint", 2), ("stopped", 2)]
+    run(tiny, tmp_path, Reporter())
+    assert [e[:2] for e in events(tmp_path)[5:]] == [("resumed", 2), ("checkpoint", 3), ("finished", 3)]
+    before = events(tmp_path)
+    run(tiny, tmp_path, Reporter())
+    assert events(tmp_path) == before
+
+
+def test_a_run_that_cannot_go_on_says_why(tiny, tmp_path):
+    def fails():
+        raise RunError("step 2, stage score: nobody answers")
+
+    with pytest.raises(RunError):
+        run(tiny, tmp_path, At(2, fails))
+    assert events(tmp_path)[-1] == ("failed", 2, "step 2, stage score: nobody answers")
+
+
+def test_an_unforeseen_error_is_named_by_its_kind(tiny, tmp_path):
+    def breaks():
+        raise ZeroDivisionError("by zero")
+
+    with pytest.raises(ZeroDivisionError):
+        run(tiny, tmp_path, At(1, breaks))
+    assert events(tmp_path)[-1][2].startswith("ZeroDivisionError: by zero")
