@@ -151,6 +151,16 @@ MUTATIONS = [
     ("replay", "(max if largest else min)", "(min if largest else max)", "pool"),
     ("replay", "if successes and uid in self.entries:", "if uid in self.entries:", "pool"),
     ("replay", "if not any(torch.equal(old.tokens, new.tokens) for old in entry.experiences):", "if True:", "pool"),
+    # classmates
+    ("thought", "close = find(ids, end, first, length)", "close = find(ids, end, first, len(ids))", "thought"),
+    ("thought", "first = at + len(start) if at >= 0 else 0", "first = max(at, 0)", "thought"),
+    ("thought", "close + len(end))", "close)", "thought"),
+    ("thought", "max(1, int(count * share))", "int(count * share)", "thought"),
+    ("thought", "else (end - kept, end)", "else (end - kept - 1, end)", "thought"),
+    ("thought", "count = int(len(ends) * share)", "count = round(len(ends) * share) + 1", "thought"),
+    ("classmate_rewards", "torch.where(scores.isnan(), unanswered, scores).mean(-1)", "scores.nanmean(-1)", "classmate_rewards"),
+    ("classmate_rewards", "share / share.sum()", "share", "classmate_rewards"),
+    ("classmate_rewards", "torch.where(main > 0, classmate, otherwise)", "torch.where(main >= 0, classmate, otherwise)", "classmate_rewards"),
     # logits, masks, pass@k
     ("entropy", "-(logprobs.exp() * logprobs.masked_fill(logprobs == -torch.inf, 0)).sum(-1)", "-(logprobs.exp() * logprobs).sum(-1)", "entropy"),
     ("entropy", ".square().sum(-1), logits, chunk)", ".sum(-1), logits, chunk)", "entropy"),

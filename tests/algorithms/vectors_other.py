@@ -305,3 +305,31 @@ def check_reshaped_loss(a):
     close(a.shaping.reshaped_loss(new, old, column(-1, -1), "p_div_p"), [1.028571, 0.882353])
     close(a.shaping.reshaped_loss(new, old, column(-1, -1), "p_div_p", clip_low=0.1, clip_high=0.02), [1.028571, 0.9])
     close(a.shaping.reshaped_loss(new, old, column(1, 1), "p_div_p", clip_low=0.1, clip_high=0.02), [-1.02, -0.882353])
+
+
+def check_thought(a):
+    """Classmate-CoT 8.1 and 8.2: where the thought lies, how much of it is kept."""
+    assert a.thought.split_cot([100, 5, 6, 7, 101, 8, 9, 0], 7, [100], [101]) == a.thought.Span(1, 4, 5)
+    assert a.thought.split_cot([100, 5, 6, 7, 8, 0, 0, 0], 5, [100], [101]) == a.thought.Span(1, 5)
+    assert a.thought.split_cot([5, 6, 101, 8, 0], 4, [100], [101]) == a.thought.Span(0, 2, 3)
+    assert a.thought.split_cot([5, 6, 101, 8, 0], 2, [100], [101]) == a.thought.Span(0, 2), "beyond the length nothing counts"
+    assert [a.thought.keep(0, 10, s) for s in ("1", "0.55", "0.05", "first-3-tokens", "last-3-tokens")] == [
+        (0, 10), (0, 5), (0, 1), (0, 3), (7, 10)
+    ]  # fmt: skip
+    assert a.thought.keep_words("Let x = 2.\n\nThen  2x = 4", 0.5) == "Let x = 2.\n\n"
+
+
+def check_classmate_rewards(a):
+    """Classmate-CoT 8.3: several classmates and samples into one number, and the gate."""
+    scores, nan = torch.tensor([[[6.0, 8.0], [2.0, 4.0]]]), float("nan")
+    assert a.classmate_rewards.combine(scores, []).tolist() == [5.0]
+    assert a.classmate_rewards.combine(scores, [0.75, 0.25]).tolist() == [6.0]
+    assert a.classmate_rewards.combine(torch.tensor([[[6.0, nan]]]), []).tolist() == [3.0]
+    main, classmate = torch.tensor([7.0, 0.0]), torch.tensor([2.5, 2.5])
+    gated = {c: a.classmate_rewards.gate(main, classmate, c).tolist() for c in a.classmate_rewards.CONDITIONS}
+    assert gated == {
+        "always": [2.5, 2.5],
+        "no_classmate": [0.0, 0.0],
+        "no_classmate_when_main_incorrect": [2.5, 0.0],
+        "neg_classmate_when_main_incorrect": [2.5, -2.5],
+    }

@@ -81,7 +81,7 @@ class Child:
         """End the child; bounded in time."""
         self.socket.close()
         try:
-            self.process.wait(timeout=5)
+            self.process.wait(timeout=20)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()

@@ -198,6 +198,12 @@ class HttpEngine:
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
         """One call for each seed, so that every continuation has its own; the order is that of the requests."""
+        for request in requests:
+            if self.max_context is not None and len(request.prompt) + limit_of(request, sampling) > self.max_context:
+                raise RunError(
+                    f"a prompt of {len(request.prompt)} tokens and {limit_of(request, sampling)} new ones exceed the context of "
+                    f"{self.max_context} at {self.server.address.url}; lower the number of new tokens"
+                )
         calls = [(request, seed) for request in requests for seed in request.seeds]
         done = iter(
             self.server.each(lambda call, deadline: self._continue(call[0], call[1], sampling, deadline), calls, "a generation")
