@@ -41,9 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
     if words[0] in ("-V", "--version"):
         print(__version__)
         return 0
-    # Idle OpenMP threads sleep instead of spinning: on a shared machine spinning ones stall everybody. Read when torch loads.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # oneDNN keeps nearly a megabyte of code for each shape it met, a thousand shapes by default; read when torch loads, too.
+    # oneDNN keeps nearly a megabyte of code for each shape it met, a thousand shapes by default. Read when torch loads.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
     try:
         if words[0] not in COMMANDS:
