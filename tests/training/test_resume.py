@@ -4,6 +4,7 @@ Processes are forked from a server that has torch loaded already, so that a star
 runs by the plain command in a fresh interpreter.
 """
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -211,7 +212,12 @@ def test_ctrl_c_before_the_first_step_is_no_traceback(server, words, tmp_path):
     run = Run(server, words, tmp_path)
     assert run.when(lambda: run.output.exists())
     time.sleep(0.1)
-    run.interrupt()
+    for _ in range(40):  # while modules load, Python drops a signal that falls into a destructor: people press again
+        with contextlib.suppress(ProcessLookupError):
+            run.interrupt()
+        run.process.join(0.5)
+        if not run.process.is_alive():
+            break
     assert run.exit_code() == 130 and "Traceback" not in run.output.read_text()
 
 

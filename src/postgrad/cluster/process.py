@@ -68,7 +68,7 @@ class Child:
         return value
 
     def _silence(self, what: str, limit_s: float) -> RunError:
-        self.close()
+        self.close(patience_s=1.0)
         return RunError(f"the {self.label} process did not answer {what} within {limit_s:g} s (cluster.wait_s); it was stopped")
 
     def _death(self, what: str) -> RunError:
@@ -77,11 +77,11 @@ class Child:
             f"the {self.label} process died during {what} (exit code {self.process.returncode}); the same command continues the run"
         )
 
-    def close(self) -> None:
-        """End the child; bounded in time."""
+    def close(self, patience_s: float = 20.0) -> None:
+        """End the child: by itself if it does so in time."""
         self.socket.close()
         try:
-            self.process.wait(timeout=20)
+            self.process.wait(timeout=patience_s)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
