@@ -1,6 +1,7 @@
 """For all tests: one thread, no network, and a tiny model on disk."""
 
 import os
+import sys
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -9,6 +10,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 from pathlib import Path
 
 import pytest
+
+EXIT_STATUS = pytest.StashKey[int]()
 
 
 @pytest.fixture(scope="session")
@@ -44,3 +47,15 @@ def sharpened(folder: Path) -> Path:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--screenshots", default="", help="folder that tests/view/test_browser.py writes pictures of the page into")
     parser.addoption("--screenshot-runs", default="", help="folder of runs that are photographed; the tests' own unless given")
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    session.config.stash[EXIT_STATUS] = int(exitstatus)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Leave at once: a test server's thread that is still inside torch when Python winds down aborts the process, all tests passed."""
+    if (status := config.stash.get(EXIT_STATUS, None)) is not None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
