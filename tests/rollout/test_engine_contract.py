@@ -17,7 +17,7 @@ from postgrad.rollout.http import Address, HttpChat, HttpEngine
 from postgrad.types import Failure
 
 REQUESTS = [Request([1, 2, 3], [11, 12, 13]), Request([4, 15], [21]), Request([9, 8, 7, 6], [31, 32], 3), Request([5], [])]
-PLACES = ("native", "process", "http")
+PLACES = ("native", "hf", "process", "http")
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,12 @@ def prompts(tiny):
 @pytest.fixture(scope="module")
 def engines(tiny, native, prompts):
     with place(config_of("grpo", tiny, "cluster.place=process")) as placed, serve(engine=native, prompts=prompts) as served:
-        yield {"native": native, "process": placed.engine, "http": HttpEngine(Address.of(served.address), prompts, 60)}
+        yield {
+            "native": native,
+            "hf": build_host(config_of("grpo", tiny, "rollout.engine=hf")).engine,
+            "process": placed.engine,
+            "http": HttpEngine(Address.of(served.address), prompts, 60),
+        }
 
 
 @pytest.fixture(params=PLACES)

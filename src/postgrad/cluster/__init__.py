@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from postgrad.cluster.elsewhere import FAKE, is_elsewhere, is_served, served
+from postgrad.cluster.engines import shares_weights
 from postgrad.cluster.host import SPEAKING
 from postgrad.config.schema import Config
 from postgrad.data.render import Prompts
@@ -47,7 +48,7 @@ def place(config: Config) -> Iterator[Placed]:
     try:
         if config.cluster.engine_apart:
             children.append(Child(config, "engine", only_engine=True))
-        engine = RemoteEngine(children[-1], shares_weights=not config.cluster.engine_apart)
+        engine = RemoteEngine(children[-1], shares_weights=shares_weights(config))
         models = {
             name: RemoteEngine(children[0], False, name) if role.kind in SPEAKING else RemoteModel(children[0], name)
             for name, role in roles.items()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from postgrad.cluster.elsewhere import is_elsewhere
+from postgrad.cluster.engines import build_engine
 from postgrad.config.schema import Config
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
@@ -18,16 +19,15 @@ from postgrad.model.load import Loaded, load
 from postgrad.model.policy import FrozenPolicy, LocalPolicy
 from postgrad.rollout.native.engine import NativeEngine
 
-ENGINES = {"native": NativeEngine}
 SPEAKING = ("engine", "chat")  # kinds of roles that continue text
 
 
 @dataclass
 class Host:
-    """A policy, an engine that samples from its very parameters, and the other models its method asked for, by role."""
+    """A policy, the engine of its rollouts, and the other models its method asked for, by role."""
 
     policy: Any  # LocalPolicy; a FrozenPolicy where only the engine is asked for
-    engine: NativeEngine
+    engine: Any
     models: dict[str, Any] = field(default_factory=dict)
 
 
@@ -40,7 +40,7 @@ def build_host(config: Config, only_engine: bool = False) -> Host:
     method = find_method(config.method.name)(config)
     loaded = _load(config, config.model.path)
     method.check_model(loaded.model)
-    engine = ENGINES[config.rollout.engine](loaded, config.rollout)
+    engine = build_engine(config, loaded)
     if only_engine:
         return Host(FrozenPolicy(config, loaded), engine)
     roles = {name: role for name, role in method.models_wanted().items() if not is_elsewhere(role.path)}

@@ -61,7 +61,7 @@ class DataConfig:
 
 @dataclass
 class RolloutConfig:
-    engine: str = setting("native", "what samples responses", choices=("native",))
+    engine: str = setting("native", "what samples responses; docs/scale.md says which to choose", choices=("native", "hf"))
     samples: int = setting(8, "responses sampled for each problem: the group size", at_least=1)
     temperature: float = setting(1.0, "sampling temperature; the loss prices log-probs at the same temperature", above=0.0)
     max_response_tokens: int = setting(256, "longest response", at_least=1)

@@ -9,7 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+
+from postgrad.errors import RunError
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,16 @@ def limit_of(request: Request, sampling: Sampling) -> int:
     return sampling.max_new_tokens if own is None else min(own, sampling.max_new_tokens)
 
 
+def check_room(requests: Sequence[Request], sampling: Sampling, max_context: int) -> None:
+    """Raises RunError when a prompt and what may follow it exceed the context."""
+    worst = max(requests, key=lambda r: len(r.prompt) + limit_of(r, sampling), default=None)
+    if worst is not None and len(worst.prompt) + limit_of(worst, sampling) > max_context:
+        raise RunError(
+            f"a prompt of {len(worst.prompt)} tokens and {limit_of(worst, sampling)} new ones exceed the model's context of "
+            f"{max_context}; lower rollout.max_response_tokens or data.max_prompt_tokens"
+        )
+
+
 @dataclass(frozen=True)
 class Completion:
     """One continuation. `finish` is stop (the last token is a stop token) or length."""
@@ -67,6 +80,13 @@ class Engine(Protocol):
     def shares_weights(self) -> bool:
         """True when the engine samples from the trainer's own parameters: nothing needs publishing."""
         ...
+
+
+@torch.no_grad()
+def take_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
+    """Copy a trainer's weights into the parameters of the same names."""
+    for name, p in model.named_parameters():
+        p.copy_(weights[name])
 
 
 def trajectory_seed(run_seed: int, step: int, uid: str, index: int) -> int:
