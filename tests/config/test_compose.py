@@ -284,3 +284,9 @@ def test_names_of_your_own_in_a_setting_that_is_a_dictionary():
     assert made().data.template_options == {}  # the default is not shared
     assert "unknown key data.templat_options.x" in refusal("data.templat_options.x=1")
     assert "data.template_options" in refusal("data.template_options=3")
+
+
+def test_an_address_needs_no_quotes():
+    for word in ("rollout.url=http://host:8000/v1#org/model", "rollout.url='http://host:8000/v1#org/model'"):
+        config = compose("grpo", ["model.path=tiny", "data.train=arithmetic:1", word], lambda name: find_method(name).Settings)
+        assert config.rollout.url == "http://host:8000/v1#org/model"

@@ -1,64 +1,115 @@
 """One contract for engines, wherever they are: in this process, in a child, behind a server. Then what only a server can do wrong."""
 
+import importlib.util
 import time
 
 import pytest
+import torch
+from conftest import sharpened
 from served import MODEL, serve
-from world import END, config_of
+from world import END, config_of, same_completions
 
 from postgrad.cluster import place
 from postgrad.cluster.host import build_host
 from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError, RunError
 from postgrad.model.load import load_tokenizer
+from postgrad.model.tiny import make_tiny
 from postgrad.rollout import http
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.http import Address, HttpChat, HttpEngine
-from postgrad.types import Failure
+from postgrad.types import Batch, Failure, Trajectory
 
 REQUESTS = [Request([1, 2, 3], [11, 12, 13]), Request([4, 15], [21]), Request([9, 8, 7, 6], [31, 32], 3), Request([5], [])]
-PLACES = ("native", "hf", "process", "http")
+OURS = ("native", "hf", "process", "http")  # these draw their tokens from the same random numbers
+VLLM = pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.skipif(not importlib.util.find_spec("vllm"), reason="no vLLM")])
 
 
 @pytest.fixture(scope="module")
-def native(tiny):
-    return build_host(config_of("grpo", tiny)).engine
+def model(tmp_path_factory):
+    """Heads as wide as vLLM wants them."""
+    return sharpened(make_tiny(tmp_path_factory.mktemp("models") / "wide", seed=0, layers=2, width=128, heads=2))
 
 
 @pytest.fixture(scope="module")
-def prompts(tiny):
-    return Prompts(load_tokenizer(config_of("grpo", tiny).model), "plain")
+def host(model):
+    return build_host(config_of("grpo", model))
 
 
 @pytest.fixture(scope="module")
-def engines(tiny, native, prompts):
-    with place(config_of("grpo", tiny, "cluster.place=process")) as placed, serve(engine=native, prompts=prompts) as served:
-        yield {
-            "native": native,
-            "hf": build_host(config_of("grpo", tiny, "rollout.engine=hf")).engine,
-            "process": placed.engine,
-            "http": HttpEngine(Address.of(served.address), prompts, 60),
-        }
+def native(host):
+    return host.engine
 
 
-@pytest.fixture(params=PLACES)
-def engine(request, engines):
-    return engines[request.param]
+@pytest.fixture(scope="module")
+def prompts(model):
+    return Prompts(load_tokenizer(config_of("grpo", model).model), "plain")
 
 
-def test_completions_come_in_the_order_of_requests_and_seeds(engine, native):
+@pytest.fixture(scope="module")
+def process(model):
+    with place(config_of("grpo", model, "cluster.place=process")) as placed:
+        yield placed.engine
+
+
+@pytest.fixture(scope="module")
+def hf(model):
+    return build_host(config_of("grpo", model, "rollout.engine=hf")).engine
+
+
+@pytest.fixture(scope="module")
+def over_http(native, prompts):
+    with serve(engine=native, prompts=prompts) as served:
+        yield HttpEngine(Address.of(served.address), prompts, 60)
+
+
+@pytest.fixture(scope="module")
+def vllm(model):
+    return build_host(config_of("grpo", model, "rollout.engine=vllm", "rollout.cache_gib=0.25", "rollout.max_rows=16")).engine
+
+
+FIXTURES = {"http": "over_http"}
+
+
+@pytest.fixture(params=[*OURS, VLLM])
+def engine(request):
+    return request.getfixturevalue(FIXTURES.get(request.param, request.param))
+
+
+@pytest.fixture(params=OURS[1:])
+def ours(request):
+    return request.getfixturevalue(FIXTURES.get(request.param, request.param))
+
+
+def priced(host, requests, done, temperature=1.0) -> list[float]:
+    """The trainer's log-probs of what an engine sampled."""
+    rows = [
+        Trajectory(str(i), r.prompt, c.tokens, i, j)
+        for i, (r, g) in enumerate(zip(requests, done, strict=True))
+        for j, c in enumerate(g)
+    ]
+    host.policy.config.rollout.temperature = temperature
+    try:
+        return host.policy.logprobs(Batch.of(rows))["logprobs"].tolist()
+    finally:
+        host.policy.config.rollout.temperature = 1.0
+
+
+def test_completions_come_in_the_order_of_requests_and_seeds(engine):
     done = engine.generate(REQUESTS, Sampling(1.0, 8))
     assert [len(group) for group in done] == [3, 1, 2, 0]
-    assert [[c.tokens for c in group] for group in done] == [
-        [c.tokens for c in g] for g in native.generate(REQUESTS, Sampling(1.0, 8))
-    ]
     assert len({tuple(c.tokens) for c in done[0]}) > 1, "each seed has a continuation of its own"
+
+
+def test_the_same_random_numbers_give_the_same_tokens_everywhere(ours, native):
+    for sampling in (Sampling(1.0, 8), Sampling(0.7, 8), Sampling(0.0, 8), Sampling(1.0, 8, top_p=0.6, top_k=4)):
+        assert same_completions(ours.generate(REQUESTS, sampling), native.generate(REQUESTS, sampling))
 
 
 def test_the_same_seeds_give_the_same_and_neighbours_do_not_matter(engine):
     together = engine.generate(REQUESTS, Sampling(1.0, 8))
-    assert [c.tokens for c in engine.generate(REQUESTS[2:3], Sampling(1.0, 8))[0]] == [c.tokens for c in together[2]]
-    assert engine.generate(REQUESTS, Sampling(1.0, 8)) == together
+    assert same_completions(engine.generate(REQUESTS[2:3], Sampling(1.0, 8)), together[2:3])
+    assert same_completions(engine.generate(REQUESTS, Sampling(1.0, 8)), together)
 
 
 def test_limits_hold_and_the_finish_says_why(engine):
@@ -69,21 +120,37 @@ def test_limits_hold_and_the_finish_says_why(engine):
             assert (done.finish == "stop") == (done.tokens[-1] == END) and (done.finish == "stop" or len(done.tokens) == limit)
 
 
-def test_log_probs_are_those_of_the_sampled_tokens(engine, native):
-    mine, truth = (e.generate(REQUESTS, Sampling(1.0, 8)) for e in (engine, native))
-    assert [p for g in mine for c in g for p in c.logprobs] == pytest.approx(
-        [p for g in truth for c in g for p in c.logprobs], abs=1e-5
-    )
-    assert all(len(c.logprobs) == len(c.tokens) for g in mine for c in g)
+def test_rows_end_at_the_end_token(engine):
+    """Many rows, so that some do end early, and none goes on after its end."""
+    done = engine.generate([Request([1, 2, 3], list(range(24)))], Sampling(1.5, 12))[0]
+    assert {c.finish for c in done} == {"stop", "length"} and all(END not in c.tokens[:-1] for c in done)
 
 
-def test_greedy_ignores_the_seed(engine):
-    first = engine.generate([Request([1, 2, 3], [1, 2])], Sampling(0.0, 6))[0]
-    assert first[0].tokens == first[1].tokens
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_log_probs_are_those_of_the_sampled_tokens_at_the_sampling_temperature(engine, host, temperature):
+    done = engine.generate(REQUESTS, Sampling(temperature, 8))
+    assert all(len(c.logprobs) == len(c.tokens) for g in done for c in g)
+    assert [p for g in done for c in g for p in c.logprobs] == pytest.approx(priced(host, REQUESTS, done, temperature), abs=2e-4)
+
+
+def test_tokens_come_as_often_as_the_model_says(engine, host):
+    """400 first tokens against the trainer's distribution: within five deviations of every probability."""
+    first = engine.generate([Request([1, 2, 3], list(range(400)))], Sampling(1.0, 1))[0]
+    seen = torch.bincount(torch.tensor([c.tokens[0] for c in first]), minlength=18) / 400
+    rows = Batch.of([Trajectory(str(t), [1, 2, 3], [t]) for t in range(18)])
+    expected = host.policy.logprobs(rows)["logprobs"].exp()
+    assert float((seen - expected).abs().sub(5 * (expected * (1 - expected) / 400).sqrt()).max()) <= 0.001
+
+
+def test_greedy_ignores_the_seed(engine, native):
+    request = [Request([1, 2, 3], [1, 2])]
+    first = engine.generate(request, Sampling(0.0, 6))[0]
+    assert first[0].tokens == first[1].tokens == native.generate(request, Sampling(0.0, 6))[0][0].tokens
 
 
 def test_nothing_asked_nothing_said(engine):
     assert engine.generate([], Sampling()) == []
+    assert engine.generate([Request([1], [])], Sampling(1.0, 4)) == [[]]
 
 
 def test_what_does_not_fit_is_a_run_error(engine):

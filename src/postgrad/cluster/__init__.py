@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from postgrad.cluster.elsewhere import FAKE, is_elsewhere, is_served, served
-from postgrad.cluster.engines import shares_weights
+from postgrad.cluster.engines import served_engine, shares_weights
 from postgrad.cluster.host import SPEAKING
 from postgrad.config.schema import Config
 from postgrad.data.render import Prompts
@@ -40,7 +40,8 @@ def place(config: Config) -> Iterator[Placed]:
         from postgrad.cluster.host import build_host
 
         host = build_host(config)
-        yield Placed(host.policy, host.engine, _with_speakers(config, roles, host.engine, host.models))
+        engine = host.engine or served_engine(config, trains=True)
+        yield Placed(host.policy, engine, _with_speakers(config, roles, engine, host.models))
         return
     from postgrad.cluster.process import Child, RemoteEngine, RemoteModel
 
@@ -48,7 +49,10 @@ def place(config: Config) -> Iterator[Placed]:
     try:
         if config.cluster.engine_apart:
             children.append(Child(config, "engine", only_engine=True))
-        engine = RemoteEngine(children[-1], shares_weights=shares_weights(config))
+        if config.rollout.engine == "http":
+            engine = served_engine(config, trains=True)
+        else:
+            engine = RemoteEngine(children[-1], shares_weights=shares_weights(config))
         models = {
             name: RemoteEngine(children[0], False, name) if role.kind in SPEAKING else RemoteModel(children[0], name)
             for name, role in roles.items()
@@ -63,6 +67,9 @@ def place(config: Config) -> Iterator[Placed]:
 @contextmanager
 def place_engine(config: Config) -> Iterator[Engine]:
     """Only the engine of a configuration, for whom nothing is to be trained; gone when the context ends."""
+    if config.rollout.engine == "http":
+        yield served_engine(config, trains=False)
+        return
     if config.cluster.place == "local":
         from postgrad.cluster.host import build_host
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from postgrad.cluster.elsewhere import is_elsewhere
-from postgrad.cluster.engines import build_engine
+from postgrad.cluster.engines import OVER_A_MODEL, build_engine
 from postgrad.config.schema import Config
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
@@ -26,8 +26,8 @@ SPEAKING = ("engine", "chat")  # kinds of roles that continue text
 class Host:
     """A policy, the engine of its rollouts, and the other models its method asked for, by role."""
 
-    policy: Any  # LocalPolicy; a FrozenPolicy where only the engine is asked for
-    engine: Any
+    policy: Any  # LocalPolicy; where only the engine is asked for a FrozenPolicy, or None
+    engine: Any  # None where a server samples
     models: dict[str, Any] = field(default_factory=dict)
 
 
@@ -37,10 +37,12 @@ def build_host(config: Config, only_engine: bool = False) -> Host:
     `only_engine` builds a host that samples and never trains: no optimiser, no other roles.
     """
     set_threads(config.model.threads)
+    if only_engine and config.rollout.engine not in OVER_A_MODEL:
+        return Host(None, build_engine(config, None))
     method = find_method(config.method.name)(config)
     loaded = _load(config, config.model.path)
     method.check_model(loaded.model)
-    engine = build_engine(config, loaded)
+    engine = None if config.rollout.engine == "http" else build_engine(config, loaded)
     if only_engine:
         return Host(FrozenPolicy(config, loaded), engine)
     roles = {name: role for name, role in method.models_wanted().items() if not is_elsewhere(role.path)}

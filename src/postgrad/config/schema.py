@@ -61,7 +61,17 @@ class DataConfig:
 
 @dataclass
 class RolloutConfig:
-    engine: str = setting("native", "what samples responses; docs/scale.md says which to choose", choices=("native", "hf"))
+    engine: str = setting(
+        "native", "what samples responses; docs/scale.md says which to choose", choices=("native", "hf", "vllm", "http")
+    )
+    url: str = setting(
+        "", "rollout.engine=http: the server's model, http://host:8000/v1#model; it must take new weights (docs/scale.md)"
+    )
+    max_gap: float = setting(
+        0.0,
+        "largest mean gap (nats) of engine and trainer at the start, where each has its own weights; 0: 0.01, in bfloat16 0.1",
+        at_least=0.0,
+    )
     samples: int = setting(8, "responses sampled for each problem: the group size", at_least=1)
     temperature: float = setting(1.0, "sampling temperature; the loss prices log-probs at the same temperature", above=0.0)
     max_response_tokens: int = setting(256, "longest response", at_least=1)

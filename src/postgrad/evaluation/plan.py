@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from postgrad import __version__
+from postgrad.cluster.engines import check_engine
 from postgrad.config.schema import Config, DataConfig, ModelConfig, RewardConfig, RolloutConfig
 from postgrad.data.problems import load_problems
 from postgrad.data.render import Prompts
@@ -84,6 +85,7 @@ def make_plan(config: EvalConfig, target: Target) -> Plan:
 def settle(plan: Plan) -> None:
     """Replace every auto by what this machine offers; unlike training's, the choice never depends on a measured time."""
     model, rollout = plan.config.model, plan.config.rollout
+    check_engine(engine_config(plan.config))
     device = choose_device(model.device)
     model.device = device.type
     model.dtype = "float32" if model.dtype == "auto" and device.type == "cpu" else choose_dtype(model.dtype, device)

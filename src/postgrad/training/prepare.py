@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from postgrad.cluster.engines import check_engine
 from postgrad.config.schema import Config
 from postgrad.data.cursor import Cursor
 from postgrad.data.problems import load_problems
@@ -31,6 +32,7 @@ class Inputs:
 
 def resolve(config: Config) -> Config:
     """Replace every auto by what this machine offers; the answers go into config.yaml and are kept on resume."""
+    check_engine(config)
     device = choose_device(config.model.device)
     config.model.device = device.type
     config.model.dtype = choose_dtype(config.model.dtype, device)

@@ -26,6 +26,8 @@ MAY_CHANGE = {
     "training.token_budget",
     "reward.workers",
     "rollout.cache_gib",
+    "rollout.url",
+    "rollout.max_gap",
     "cluster.place",
     "cluster.engine_apart",
     "cluster.wait_s",

@@ -1,0 +1,31 @@
+"""An evaluation's answers do not depend on the engine."""
+
+from served import serve
+from world import config_of
+
+from postgrad.cli.main import main
+from postgrad.cluster.host import build_host
+from postgrad.data.render import Prompts
+from postgrad.model.load import load_tokenizer
+
+
+def test_greedy_answers_are_the_same_whatever_the_engine(tiny, tmp_path, capsys):
+    config = config_of("grpo", tiny)
+    prompts = Prompts(load_tokenizer(config.model), "plain")
+    words = [
+        "data=arithmetic:2:digits:test",
+        "limit=10",
+        "template=plain",
+        "max_response_tokens=4",
+        "model.device=cpu",
+        "threads=1",
+    ]
+    with serve(engine=build_host(config, only_engine=True).engine, prompts=prompts) as served:
+        for engine in ("native", "hf", "http"):
+            url = [f"url={served.address}"] if engine == "http" else []
+            assert main(["eval", str(tiny), *words, f"engine={engine}", *url, f"out={tmp_path / engine}"]) == 0
+        assert len(served.asked) == 10
+    answers = {file.parent.name: file.read_bytes() for file in tmp_path.glob("*/*.jsonl")}
+    assert sorted(answers) == ["hf", "http", "native"] and len(set(answers.values())) == 1
+    assert main(["eval", str(tiny), *words, "engine=http", f"out={tmp_path / 'none'}"]) == 2
+    assert "rollout.engine=http needs the server's address" in capsys.readouterr().err and not (tmp_path / "none").exists()

@@ -1,0 +1,204 @@
+"""Real vLLM, in this process and as a server: weights reach it, runs learn from it, evaluations agree. `make test-vllm` runs these."""
+
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import sharpened
+from world import END, config_of, metrics_of, random_batch, words_of
+
+from postgrad.cli.main import main
+from postgrad.cluster.host import build_host
+from postgrad.data.render import Prompts
+from postgrad.errors import ConfigError
+from postgrad.model.load import load_tokenizer
+from postgrad.model.tiny import make_tiny
+from postgrad.rollout.engine import Request, Sampling
+from postgrad.rollout.http import Address, HttpEngine
+from postgrad.rollout.refresh import HttpRollouts
+from postgrad.training.driver import train
+from postgrad.training.report import Reporter
+from postgrad.types import Batch, Trajectory
+
+pytestmark = [pytest.mark.vllm, pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="no vLLM")]
+SMALL = (
+    "rollout.samples=4",
+    "rollout.max_response_tokens=4",
+    "rollout.max_rows=16",
+    "rollout.cache_gib=0.25",
+    "training.problems_per_step=4",
+    "training.steps=3",
+    "optimiser.lr=1e-2",
+    "reward.workers=1",
+)
+REQUESTS = [Request([1, 2, 3], [1, 2, 3, 4]), Request([4, 15], [5, 6])]
+NAME = "small"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return sharpened(make_tiny(tmp_path_factory.mktemp("models") / "wide", seed=0, layers=2, width=128, heads=2))
+
+
+def gap(policy, engine, requests=REQUESTS, limit=8) -> float:
+    """Largest distance of the engine's log-probs from the trainer's, on what the engine samples."""
+    rows = [
+        Trajectory(str(i), request.prompt, one.tokens, i, j, behaviour_logprobs=one.logprobs)
+        for i, (request, group) in enumerate(zip(requests, engine.generate(requests, Sampling(1.0, limit)), strict=True))
+        for j, one in enumerate(group)
+    ]
+    batch = Batch.of(rows)
+    return float((batch.tokens["behaviour_logprobs"] - policy.logprobs(batch)["logprobs"]).abs().max())
+
+
+def test_weights_reach_the_engine_and_only_when_published(model):
+    host = build_host(config_of("grpo", model, *SMALL, "rollout.engine=vllm"))
+    threads, state = torch.get_num_threads(), torch.get_rng_state()
+    assert gap(host.policy, host.engine) < 1e-3
+    for number in range(1, 4):
+        host.policy.update(random_batch(number), number)
+        assert gap(host.policy, host.engine) > 0.01, "an update moves the trainer away"
+        host.engine.publish(host.policy.weights())
+        assert gap(host.policy, host.engine) < 1e-3, "and the hand-over brings the engine after it"
+    assert torch.get_num_threads() == threads and torch.equal(torch.get_rng_state(), state)
+    torch.set_num_threads(threads)  # still torch's own function
+
+
+def test_a_grpo_run_with_updates_that_the_engine_sees(model, tmp_path):
+    before = sorted((model / "model.safetensors").stat()[i] for i in (6, 8))
+    config = config_of("grpo", model, *SMALL, "rollout.engine=vllm", f"runs={tmp_path}")
+    lines = metrics_of(train(config, Reporter()).folder)
+    assert lines[0]["engine/start_gap_max"] < 1e-3
+    steps = [line for line in lines if "loss" in line]
+    assert len(steps) == 3 and max(line["grad_norm"] for line in steps) > 0
+    assert max(line["engine/gap_max"] for line in steps) < 1e-3, "each step sampled from the weights of the step before"
+    assert sorted((model / "model.safetensors").stat()[i] for i in (6, 8)) == before
+    assert not (tmp_path / "test" / "weights").exists(), "no weights went by disk"
+
+
+def test_an_engine_whose_weights_stay_is_found_at_the_start(model, tmp_path, capsys, monkeypatch):
+    from postgrad.rollout.vllm import VllmEngine
+
+    monkeypatch.setattr(VllmEngine, "publish", lambda self, weights: None)
+    assert main(["train", "grpo", *words_of(model, *SMALL, "rollout.engine=vllm", f"runs={tmp_path}")]) == 1
+    assert "rollout.engine=vllm does not take new weights" in capsys.readouterr().err
+
+
+def test_evaluation_gives_the_same_greedy_answers_whatever_the_engine(model, tmp_path, capsys):
+    words = ["data=arithmetic:2:digits:test", "limit=12", "model.device=cpu", "template=plain", "rollout.max_response_tokens=4"]
+    for engine in ("native", "hf", "vllm"):
+        assert (
+            main(["eval", str(model), *words, f"rollout.engine={engine}", "rollout.cache_gib=0.25", f"out={tmp_path / engine}"])
+            == 0
+        )
+    answers = {p.parent.name: p.read_bytes() for p in tmp_path.glob("*/*.jsonl")}
+    assert len(answers) == 3 and len(set(answers.values())) == 1
+
+
+def test_a_device_that_vllm_does_not_run_on_is_one_line(model, tmp_path, capsys, monkeypatch):
+    from postgrad.rollout import vllm
+
+    monkeypatch.setattr(vllm, "platform", lambda: "xpu")
+    assert main(["train", "grpo", *words_of(model, *SMALL, "rollout.engine=vllm", f"runs={tmp_path}")]) == 2
+    assert "runs on xpu, and model.device=cpu" in capsys.readouterr().err
+
+
+# ---- vLLM's own server
+
+
+def start(model: Path, log: Path, **environment: str) -> "tuple[subprocess.Popen[bytes], str]":
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    program = "import sys; from vllm.entrypoints.cli.main import main; sys.exit(main())"
+    command = [sys.executable, "-c", program, "serve", str(model), "--served-model-name", NAME, "--host", "127.0.0.1"]
+    command += ["--port", str(port), "--dtype", "float32", "--max-model-len", "512", "--max-num-seqs", "16", "--enforce-eager"]
+    command += ["--kv-cache-memory-bytes", str(1 << 28), "--logprobs-mode", "processed_logprobs"]
+    env = {**os.environ, "VLLM_NO_USAGE_STATS": "1", **environment}
+    env.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)
+    with log.open("wb") as file:
+        child = subprocess.Popen(command, env=env, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+    return child, f"http://127.0.0.1:{port}/v1"
+
+
+def wait(child: "subprocess.Popen[bytes]", url: str, log: Path, limit_s: float = 240.0) -> None:
+    from urllib.error import URLError
+    from urllib.request import urlopen
+
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline and child.poll() is None:
+        try:
+            urlopen(f"{url}/models", timeout=2).close()
+            return
+        except (URLError, OSError):
+            time.sleep(0.5)
+    raise AssertionError(f"vLLM's server did not start: {log.read_text()[-2000:]}")
+
+
+def stop(child: "subprocess.Popen[bytes]") -> None:
+    os.killpg(child.pid, signal.SIGINT)
+    try:
+        child.wait(30)
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+
+
+@pytest.fixture(scope="module")
+def served(model, tmp_path_factory):
+    """vLLM's OpenAI server with the calls that take weights."""
+    log = tmp_path_factory.mktemp("server") / "log.txt"
+    child, url = start(model, log, VLLM_SERVER_DEV_MODE="1")
+    try:
+        wait(child, url, log)
+        yield f"{url}#{NAME}"
+    finally:
+        stop(child)
+
+
+@pytest.fixture(scope="module")
+def prompts(model):
+    return Prompts(load_tokenizer(config_of("grpo", model).model), "plain")
+
+
+def test_the_server_continues_token_ids_with_log_probs_of_the_model(served, model, prompts):
+    host = build_host(config_of("grpo", model, *SMALL))
+    engine = HttpEngine(Address.of(served), prompts, 60)
+    assert gap(host.policy, engine) < 1e-3 and engine.takes_ids
+    greedy = engine.generate(REQUESTS, Sampling(0.0, 6))
+    assert [[c.tokens for c in g] for g in greedy] == [
+        [c.tokens for c in g] for g in host.engine.generate(REQUESTS, Sampling(0.0, 6))
+    ]
+
+
+def test_the_server_takes_new_weights(served, model, prompts, tmp_path):
+    host = build_host(config_of("grpo", model, *SMALL))
+    engine = HttpRollouts(Address.of(served), prompts, [END], tmp_path / "weights", wait_s=60)
+    host.policy.update(random_batch(1), 1)
+    assert engine.way.server == "vLLM" and gap(host.policy, engine) > 0.01
+    engine.publish(host.policy.weights())
+    assert gap(host.policy, engine) < 1e-3
+
+
+def test_a_run_and_a_classmate_over_the_server(served, model, tmp_path):
+    words = ("rollout.engine=http", f"rollout.url={served}", f"runs={tmp_path}")
+    steps = [line for line in metrics_of(train(config_of("grpo", model, *SMALL, *words), Reporter()).folder) if "loss" in line]
+    assert len(steps) == 3 and max(line["engine/gap_max"] for line in steps) < 1e-3
+
+
+def test_a_server_without_those_calls_is_refused(model, prompts, tmp_path):
+    log = tmp_path / "log.txt"
+    child, url = start(model, log)
+    try:
+        wait(child, url, log)
+        with pytest.raises(ConfigError, match="has no call that takes new weights"):
+            HttpRollouts(Address.of(f"{url}#{NAME}"), prompts, [END], tmp_path / "weights", wait_s=60)
+    finally:
+        stop(child)
