@@ -131,7 +131,7 @@ def test_vllm_that_is_not_there_or_finds_no_device_is_one_line(tiny, tmp_path, c
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "vllm" else real(name, *rest))
     code, error = failing(capsys, tiny, f"runs={tmp_path}", "rollout.engine=vllm")
-    assert code == 2 and "rollout.engine=vllm needs vLLM: pip install vllm" in error
+    assert code == 2 and "rollout.engine=vllm needs vLLM: pip install 'postgrad[vllm]'" in error
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: real("json") if name == "vllm" else real(name, *rest))
     monkeypatch.setattr(vllm, "platform", lambda: "")
     code, error = failing(capsys, tiny, f"runs={tmp_path}", "rollout.engine=vllm")

