@@ -44,6 +44,7 @@ def story(policy, engine, folder) -> dict:
     given = random_batch(32)
     told["metrics"] = {name: value for name, value in policy.update(given, 1).items() if name != "memory_gib"}
     told["columns"] = set(given.tokens)
+    told["seen"] = {name: column.nan_to_num(-1.0) for name, column in policy.seen().items()}  # NaN equals nothing
     told["before publish"] = engine.generate(REQUESTS, SAMPLING)
     if not engine.shares_weights:
         engine.publish(policy.weights())
@@ -97,7 +98,7 @@ REMOTE = pytest.mark.parametrize("where", ["process", "apart"])
 
 @pytest.mark.slow
 @REMOTE
-@pytest.mark.parametrize("what", ["logprobs", "inside", "weights"])
+@pytest.mark.parametrize("what", ["logprobs", "inside", "seen", "weights"])
 def test_tensors_are_bit_equal(stories, where, what):
     mine, there = stories["local"][what], stories[where][what]
     assert mine.keys() == there.keys() and len(mine) > 0

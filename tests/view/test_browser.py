@@ -257,6 +257,32 @@ def test_a_rollout_is_opened_coloured_and_explained(eyes):
     assert "not in the loss" in eyes.text(".tip") and "-0.4" in eyes.text(".tip")
 
 
+@pytest.mark.parametrize("updates", [1, 2], ids=["by the update's own passes", "by the pass before it"])
+def test_a_real_run_is_coloured_by_entropy(eyes, tmp_path, updates):
+    from world import config_of
+
+    from postgrad.model.tiny import make_tiny
+    from postgrad.training.driver import train
+    from postgrad.training.report import Reporter
+
+    (tmp_path / "mine.py").write_text("def threes(response, problem):\n    return response.count('3') / 3\n")
+    words = (
+        "rollout.samples=8",
+        "rollout.max_response_tokens=3",
+        "training.problems_per_step=4",
+        "reward.workers=1",
+        "training.steps=1",
+    )
+    own = (f"training.updates_per_step={updates}", f"reward.verifier={tmp_path / 'mine.py'}:threes", f"runs={tmp_path / 'runs'}")
+    train(config_of("grpo", make_tiny(tmp_path / "model", seed=0, layers=2, width=32), *words, *own), Reporter())
+    with serving(tmp_path / "runs") as server:
+        eyes.open("#/run/test/rollouts?step=1&sort=advantage", server)
+        Select(eyes.one(".detail .controls select")).select_by_visible_text("entropy")
+        eyes.until(lambda: eyes.all(".gradient.amount"), "the scale of entropy")
+        assert any(colour not in ("rgba(0, 0, 0, 0)", "transparent") for colour in colours(eyes))
+        eyes.driver.get("about:blank")
+
+
 def test_rollouts_are_filtered_searched_and_followed(eyes):
     eyes.open("#/run/finished/rollouts?step=4")
     eyes.says("3 problems, 9 of 9 responses")

@@ -102,6 +102,9 @@ class RemoteModel:
     def update(self, batch: Batch, step: int) -> dict[str, float]:
         return self.child.call(self.role, "update", batch, step)
 
+    def seen(self) -> dict[str, Tensor]:
+        return self.child.call(self.role, "seen")
+
     def weights(self) -> dict[str, Tensor]:
         return self.child.call(self.role, "weights")
 

@@ -11,7 +11,7 @@ from postgrad.errors import ConfigError, RunError
 
 # What each kind of port answers; nothing else of an object can be reached.
 PORTS = {
-    "policy": ("logprobs", "update", "weights", "save", "load"),
+    "policy": ("logprobs", "update", "seen", "weights", "save", "load"),
     "engine": ("generate", "publish"),
     "chat": ("generate",),
     "frozen": ("logprobs",),

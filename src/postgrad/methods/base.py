@@ -283,8 +283,11 @@ class Method:
         return batch
 
     def update(self, batch: Batch, step: Step) -> Batch:
-        """Train beside the model."""
+        """Train beside the model. What its passes saw of the tokens goes into the rollouts; nobody computes it for that alone."""
         step.metrics.update(self.ports.policy.update(batch, step.number))
+        for name, column in self.ports.policy.seen().items():
+            if name not in batch.tokens:
+                batch.tokens[name] = column
         return batch
 
     def publish(self, batch: Batch, step: Step) -> Batch:

@@ -176,6 +176,7 @@ class Grpo(Method):
         """Log-probs of the policy before its updates, of the view that is trained."""
         old = self.ports.policy.logprobs(batch, self.view(step.number))
         batch.tokens["old_logprobs"], batch.tokens["sum_probs_squared"] = old["logprobs"], old["sum_squares"]
+        batch.tokens["entropy"] = old["entropy"]
         tally = Tally()
         self.log_gap(batch, old["logprobs"], tally)
         step.metrics |= tally.result()

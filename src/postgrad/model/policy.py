@@ -33,6 +33,10 @@ class Policy(Protocol):
         """Train on the batch: `training.updates_per_step` optimiser steps. Returns metrics."""
         ...
 
+    def seen(self) -> dict[str, Tensor]:
+        """(tokens,) what the last update's forward passes saw of its batch: `entropy`; NaN in rows that they left out."""
+        ...
+
     def weights(self) -> dict[str, Tensor]:
         """The compute weights, by parameter name."""
         ...
@@ -76,6 +80,34 @@ class Tally:
     def result(self) -> dict[str, float]:
         means = {name: float(self.sums[name]) / float(self.counts[name]) for name in self.sums if self.counts[name] > 0}
         return {**means, **{name: float(peak) for name, peak in self.peaks.items() if peak > -torch.inf}}
+
+
+class Passes:
+    """What the forward passes of one update saw, kept on the device until somebody asks: no pass waits for a copy."""
+
+    NUMBER = "row_number"  # a row's place in the update's batch; methods leave rows out and change their order
+
+    def __init__(self, batch: Batch | None = None) -> None:
+        self.response = None if batch is None else batch.response
+        self.kept: list[tuple[Tensor, Tensor]] = []
+
+    def numbered(self, batch: Batch) -> Batch:
+        numbers = {self.NUMBER: torch.arange(len(batch))}
+        return Batch(batch.prompt, batch.response, dict(batch.tokens), {**batch.rows, **numbers})
+
+    def keep(self, batch: Batch, rows: Sequence[int], current: TokenOutputs) -> None:
+        if self.NUMBER in batch.rows:
+            self.kept.append((batch.rows[self.NUMBER][torch.tensor(rows)], current.entropy.detach()))
+
+    def columns(self) -> dict[str, Tensor]:
+        """(tokens,) of the update's batch, NaN where no pass came by."""
+        if self.response is None:
+            return {}
+        entropy = torch.full((self.response.values.numel(),), torch.nan)
+        if self.kept:
+            where = self.response.positions(torch.cat([rows for rows, _ in self.kept]))
+            entropy[where] = torch.cat([values for _, values in self.kept]).float().cpu()
+        return {"entropy": entropy}
 
 
 class Objective(Protocol):
@@ -133,13 +165,14 @@ class LocalPolicy(FrozenPolicy):
             p.requires_grad_(False)
         self.optimiser = Optimiser(self.model, config.optimiser, scales)
         self.num_frozen = len(self.still)
+        self.passes = Passes()
 
     def update(self, batch: Batch, step: int) -> dict[str, float]:
         lr = learning_rate(self.config.optimiser, step, self.config.training.steps)
         view = self.objective.view(step)
         self._freeze_above(view)
-        tally = Tally()
-        for part in split_updates(batch, self.config.training.updates_per_step):
+        tally, self.passes = Tally(), Passes(batch)
+        for part in split_updates(self.passes.numbered(batch), self.config.training.updates_per_step):
             self.accumulate(self.objective.prepare(part), view, tally)
             if any(m.grad is not None for m in self.optimiser.masters.values()):
                 norm = self.optimiser.step(lr)
@@ -157,9 +190,13 @@ class LocalPolicy(FrozenPolicy):
         ready = [(micro.to(self.device), batch.select(micro.rows).to(self.device)) for micro in passes]
         for micro, rows in ready:
             current = self.forward(micro, rows.response.values, view)
+            self.passes.keep(batch, micro.rows, current)
             loss = self.objective.loss(rows, current, tally)
             loss.backward()
             tally.total("loss", loss)
+
+    def seen(self) -> dict[str, Tensor]:
+        return self.passes.columns()
 
     def _freeze_above(self, view: View) -> None:
         above = {id(p) for p in [*upper_parameters(self.model, view), *self.still]}
