@@ -72,7 +72,6 @@ def test_two_configurations_do_not_share_their_lists():
         ("data.shuffle=perhaps", ("data.shuffle", "perhaps")),
         ("optimiser.betas=0.9", ("optimiser.betas",)),
         ("method.clip_low=wide", ("method.clip_low", "wide")),
-        ("model.device=cudda", ("model.device=cudda", "did you mean cuda?")),
         ("method.aggregation=token-meen", ("method.aggregation=token-meen", "did you mean token-mean?")),
         ("training.steps=0", ("training.steps=0", "at least 1")),
         ("optimiser.lr=0", ("optimiser.lr=0", "above 0")),

@@ -77,6 +77,8 @@ def failing(home, capsys, model, *words, recipe="grpo") -> tuple[int, str]:
         (["model.path=/no/such/model"], ["model.path=/no/such/model"]),
         (["model.path=no-such-org/no-such-model"], ["model.path=no-such-org/no-such-model"]),
         (["model.device=cuda"], ["model.device=cuda"]),
+        (["model.device=cudda"], ["model.device=cudda", "did you mean cuda?"]),
+        (["model.device=npu"], ["model.device=npu", "torch_npu"]),
         (["data.template=chat"], ["chat template"]),
         (["cluster.engine_apart=true"], ["cluster.place=process"]),
         (["data.train=few.jsonl", "training.problems_per_step=4"], ["4 problems a step", "3", "training.problems_per_step=3"]),

@@ -29,7 +29,7 @@ def setting(
 @dataclass
 class ModelConfig:
     path: str = setting(MISSING, "hub id, local folder, GGUF file, tiny (a 0.3M-parameter model made in code) or smollm2")
-    device: str = setting("auto", "where the model lives", choices=("auto", "cpu", "cuda", "mps"))
+    device: str = setting("auto", "where the model lives: auto, cpu, or an accelerator as torch calls it; postgrad doctor names it")
     dtype: str = setting(
         "auto", "compute type; auto takes bfloat16 where the hardware is fast at it", choices=("auto", "float32", "bfloat16")
     )

@@ -52,8 +52,8 @@ def attention(
         grouped = query.reshape(batch, key_heads, heads // key_heads, width)
         out = functional.scaled_dot_product_attention(grouped, key, value, attn_mask=attention_mask, scale=scaling)
         return out.reshape(batch, 1, heads, value.shape[-1]), None
-    if heads > key_heads and query.is_cuda and attention_mask is not None:
-        # The fused CUDA kernels take either a mask or grouped heads, not both.
+    if heads > key_heads and query.device.type != "cpu" and attention_mask is not None:
+        # The fused kernels of accelerators take either a mask or grouped heads, not both.
         key, value = (x.repeat_interleave(heads // key_heads, dim=1) for x in (key, value))
     causal = attention_mask is None and length > 1
     out = functional.scaled_dot_product_attention(

@@ -1,6 +1,8 @@
-"""Devices, types, threads and memory: the one place that knows what hardware there is.
+"""Devices, types, threads and memory: the one place that knows what hardware there is, and the only one that names a kind of it.
 
 Everything is probed, not assumed, and the answers are written into the run's configuration so that a resumed run computes the same bits.
+What torch says in one way for all accelerators is asked in that way; what only some of them have is a question here: `has_kernels`,
+`captures_graphs`, `streams_state`, `keeps_digits`.
 """
 
 import importlib.util
@@ -10,23 +12,36 @@ import sys
 import time
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from postgrad.errors import ConfigError
+from postgrad.errors import ConfigError, did_you_mean
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+# What model.device may say. ROCm's devices call themselves cuda; npu (Ascend) is known to torch once torch_npu is installed.
+KINDS = ("auto", "cpu", "cuda", "mps", "npu", "xpu")
+HINTS = {"npu": "; Ascend devices need pip install torch_npu"}
 
 
 def choose_device(name: str) -> torch.device:
     """The device of `model.device`; auto takes an accelerator where there is one."""
-    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if name == "auto":
-        name = next(kind for kind in ("cuda", "mps", "cpu") if available[kind])
-    if not available[name]:
-        raise ConfigError(f"model.device={name} is not there on this machine; use model.device=auto")
-    return torch.device(name)
+    if name not in KINDS:
+        meant = "use model.device=auto, which takes the GPU that is there" if name == "gpu" else did_you_mean(name, KINDS)
+        raise ConfigError(f"model.device={name} is not a kind of device; {meant}")
+    found = torch.accelerator.current_accelerator(check_available=True)
+    there = "cpu" if found is None else found.type
+    if name not in ("auto", "cpu", there):
+        raise ConfigError(f"model.device={name} is not there on this machine; use model.device=auto{HINTS.get(name, '')}")
+    return torch.device(there if name == "auto" else name)
+
+
+def accelerators() -> list[torch.device]:
+    """Every accelerator torch can use on this machine."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return [] if found is None else [torch.device(found.type, i) for i in range(torch.accelerator.device_count())]
 
 
 @cache
@@ -35,14 +50,69 @@ def has_kernels(device: torch.device) -> bool:
     return device.type == "cuda" and importlib.util.find_spec("triton") is not None
 
 
+def captures_graphs(device: torch.device) -> bool:
+    """Whether a sequence of kernels can be recorded there and played again at once."""
+    return device.type == "cuda"
+
+
+def capture_graph(work: Callable[[], object], pool: Any) -> Any:
+    """Record what `work` launches, after one run that compiles and allocates. `pool` is an earlier graph's memory, or None."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        work()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        work()
+    return graph
+
+
+def streams_state(device: torch.device) -> bool:
+    """Whether an optimiser's state may lie in page-locked host memory and travel there and back beside the update."""
+    return device.type == "cuda"
+
+
+def streams_of(device: torch.device) -> Any:
+    """The device's own module of torch: Stream, Event, stream, current_stream, device."""
+    return torch.get_device_module(device)
+
+
+def lock_pages(pointer: int, size: int) -> int:
+    """Page-lock host memory for copies to the device; 0, or the driver's error code."""
+    cudart: Any = torch.cuda.cudart()
+    return int(cudart.cudaHostRegister(pointer, size, 0))
+
+
+def unlock_pages() -> Callable[[int], object]:
+    """The function that undoes lock_pages; asked for early, because modules are gone when a process winds down."""
+    cudart: Any = torch.cuda.cudart()
+    return cudart.cudaHostUnregister
+
+
+def keeps_digits(device: torch.device) -> bool:
+    """Whether bfloat16 matrices multiply into a float32 result there."""
+    return device.type == "cuda"
+
+
+def likes_large_passes(device: torch.device) -> bool:
+    """Whether the device is an accelerator with memory of its own, which needs many tokens at once to be busy."""
+    return device.type in ("cuda", "npu", "xpu")
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done what it was given."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
 def choose_dtype(name: str, device: torch.device) -> str:
     """The compute type of `model.dtype`; auto takes bfloat16 where this device multiplies it clearly faster than float32."""
     if name != "auto":
         return name
-    if device.type == "cuda":
-        return "bfloat16" if torch.cuda.is_bf16_supported() else "float32"
-    if device.type == "mps":
-        return "float32"
+    if device.type != "cpu":
+        supported = getattr(torch.get_device_module(device), "is_bf16_supported", None)  # there is no such question on mps
+        return "bfloat16" if supported is not None and supported() else "float32"
     seconds = {dtype: _matmul_seconds(dtype) for dtype in DTYPES}
     return "bfloat16" if seconds["bfloat16"] * 1.5 < seconds["float32"] else "float32"
 
@@ -106,24 +176,42 @@ def set_threads(threads: int) -> None:
 
 def peak_memory_bytes(device: torch.device) -> int:
     """Most memory this process held so far: on the accelerator where there is one, else resident memory."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
+    if likes_large_passes(device):
+        return torch.get_device_module(device).max_memory_allocated(device)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
 
 def free_memory_bytes(device: torch.device) -> int:
     """Memory that could still be had on an accelerator: what is free, and what torch holds without using it."""
-    free, _ = torch.cuda.mem_get_info(device)
-    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    module = torch.get_device_module(device)
+    return memory_info(device)[0] + module.memory_reserved(device) - module.memory_allocated(device)
+
+
+def memory_info(device: torch.device) -> tuple[int, int]:
+    """Free and whole memory of an accelerator that has its own."""
+    return torch.get_device_module(device).mem_get_info(device)
 
 
 def total_memory_bytes(device: torch.device) -> int:
     """All memory of the device."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
+    if likes_large_passes(device):
+        return torch.get_device_module(device).get_device_properties(device).total_memory
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def describe_device(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    """The device's name, as its maker calls it where torch knows."""
+    if device.type == "mps":
+        return "Apple GPU"
+    if not likes_large_passes(device):
+        return device.type
+    name = str(torch.get_device_module(device).get_device_name(device))
+    return f"{name}, ROCm {torch.version.hip}" if torch.version.hip else name
+
+
+def overlooked_gpu() -> str:
+    """What to do about an NVIDIA GPU that torch cannot use; empty when there is none."""
+    if torch.cuda.is_available() or not Path("/dev/nvidia0").exists():
+        return ""
+    return f"an NVIDIA GPU is here but torch {torch.__version__} cannot use it: install a CUDA build of torch"

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from postgrad.model.device import has_kernels
+from postgrad.model.device import has_kernels, keeps_digits, likes_large_passes
 
-CHUNK_ELEMENTS = {"cpu": 1 << 24, "cuda": 1 << 28}  # logits held at once: 64 MiB in float32, 1 GiB where a pass is large
+CHUNK_ELEMENTS = {False: 1 << 24, True: 1 << 28}  # logits held at once: 64 MiB in float32, 1 GiB where passes are large
 
 
 class TokenOutputs(NamedTuple):
@@ -29,7 +29,7 @@ def token_outputs(
 
     `sum_squares` carries no gradient. `chunk` is tokens at a time, by default what CHUNK_ELEMENTS holds.
     """
-    chunk = chunk or max(1, CHUNK_ELEMENTS.get(hidden.device.type, 1 << 24) // weight.shape[0])
+    chunk = chunk or max(1, CHUNK_ELEMENTS[likes_large_passes(hidden.device)] // weight.shape[0])
     return TokenOutputs(*_TokenOutputs.apply(hidden, weight, targets, temperature, chunk))  # type: ignore[misc]
 
 
@@ -129,7 +129,7 @@ def wide_logits(hidden: Tensor, weight: Tensor) -> Tensor:
     """
     if hidden.dtype != torch.bfloat16:
         return hidden @ weight.T
-    if hidden.is_cuda:
+    if keeps_digits(hidden.device):
         return torch.mm(hidden, weight.T, out_dtype=torch.float32)
     # The CPU has no bfloat16 product with a float32 result; float32 tensors that hold bfloat16 numbers, multiplied at "medium"
     # precision (bfloat16 inside, float32 sums), give exactly it at nearly the speed.
@@ -143,4 +143,4 @@ def wide_logits(hidden: Tensor, weight: Tensor) -> Tensor:
 
 def widen(weight: Tensor) -> Tensor:
     """The head in the type wide_logits multiplies in on this device."""
-    return weight.float() if weight.dtype == torch.bfloat16 and not weight.is_cuda else weight
+    return weight.float() if weight.dtype == torch.bfloat16 and not keeps_digits(weight.device) else weight

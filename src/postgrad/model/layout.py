@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from postgrad.model.device import has_kernels
+from postgrad.model.device import has_kernels, likes_large_passes
 from postgrad.model.packing import Packing, make_packing
 from postgrad.types import Batch
 
@@ -52,7 +52,7 @@ def make_passes(batch: Batch, token_budget: int, model: Any, together: Sequence[
 
 def default_budget(device: torch.device) -> int:
     """Tokens of a pass where training.token_budget is 0."""
-    return 16384 if device.type == "cuda" else 8192
+    return 16384 if likes_large_passes(device) else 8192
 
 
 def takes_packed(model: Any) -> bool:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from postgrad.errors import ConfigError, RunError
+from postgrad.model.device import lock_pages, streams_of, streams_state, unlock_pages
 
 SLICE = 1 << 22  # elements that travel together: 16 MiB of each moment
 SLOTS = 3  # slices on the device at once: one going up, one being updated, one going down
@@ -46,7 +47,7 @@ class OffloadedAdamW(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
         self._shelves: list[_Shelf] = []
         for p in self._params():
-            if p.device.type not in ("cpu", "cuda") or not p.is_contiguous() or not p.is_floating_point():
+            if not (p.device.type == "cpu" or streams_state(p.device)) or not p.is_contiguous() or not p.is_floating_point():
                 raise ConfigError(
                     f"adamw_offloaded wants contiguous floating-point weights on a CPU or a CUDA device, not {p.dtype} on "
                     f"{p.device.type}; use optimiser.kind=adamw"
@@ -156,7 +157,8 @@ class _Slot:
 
     def __init__(self, rows: int, size: int, device: torch.device) -> None:
         self.rows = torch.empty(rows, size, device=device)
-        self.filled, self.updated, self.drained = torch.cuda.Event(), torch.cuda.Event(), torch.cuda.Event()
+        event = streams_of(device).Event
+        self.filled, self.updated, self.drained = event(), event(), event()
 
 
 class _Shelf:
@@ -190,13 +192,14 @@ class _Shelf:
         slices = [part for part in self.slices if any(p in groups for p, _, _ in part.shares)]
         if not slices:
             return
-        with torch.cuda.device(self.device):
+        streams = streams_of(self.device)
+        with streams.device(self.device):
             slots = [_Slot(len(self.names), min(SLICE, self.size), self.device) for _ in range(SLOTS)]
-            current, up, down = torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda.Stream()
+            current, up, down = streams.current_stream(), streams.Stream(), streams.Stream()
             up.wait_stream(current)
             for number, part in enumerate(slices):
                 slot, size = slots[number % SLOTS], part.stop - part.start
-                with torch.cuda.stream(up):
+                with streams.stream(up):
                     if number >= SLOTS:
                         up.wait_event(slot.drained)
                     for row, host in zip(slot.rows, self.host, strict=True):
@@ -205,7 +208,7 @@ class _Shelf:
                 current.wait_event(slot.filled)
                 self._update(part, slot.rows, groups, states)
                 slot.updated.record(current)
-                with torch.cuda.stream(down):
+                with streams.stream(down):
                     down.wait_event(slot.updated)
                     for row, host in zip(slot.rows, self.host, strict=True):
                         host[part.start : part.stop].copy_(row[:size], non_blocking=True)
@@ -240,11 +243,10 @@ def _lock_pages(owner: object, host: Tensor) -> None:
     """Page-lock `host` for as long as `owner` lives. (torch would round pinned memory up to a power of two.)"""
     if not host.numel():
         return
-    cudart: Any = torch.cuda.cudart()
-    code = int(cudart.cudaHostRegister(host.data_ptr(), host.nbytes, 0))
+    code = lock_pages(host.data_ptr(), host.nbytes)
     if code != 0:
         raise RunError(
             f"{host.nbytes / 2**30:.1f} GiB of host memory for the optimiser's state cannot be page-locked (CUDA error {code}); "
             "use optimiser.kind=adamw, or a machine with more memory"
         )
-    weakref.finalize(owner, cudart.cudaHostUnregister, host.data_ptr()).atexit = False
+    weakref.finalize(owner, unlock_pages(), host.data_ptr()).atexit = False

@@ -22,7 +22,18 @@ from postgrad.cluster.elsewhere import is_elsewhere
 from postgrad.config.schema import Config
 from postgrad.methods import find_method
 from postgrad.methods.base import Method
-from postgrad.model.device import DTYPES, choose_device, choose_dtype, describe_device, probe_threads, total_memory_bytes
+from postgrad.model.device import (
+    DTYPES,
+    accelerators,
+    choose_device,
+    choose_dtype,
+    describe_device,
+    likes_large_passes,
+    memory_info,
+    overlooked_gpu,
+    probe_threads,
+    total_memory_bytes,
+)
 from postgrad.model.load import cache_folder, hub_answers, model_config
 from postgrad.training import fit, prepare, probe, run, simulate
 from postgrad.training.report import duration
@@ -110,17 +121,14 @@ def _software(report: Report) -> None:
 
 def _device(report: Report) -> None:
     device = choose_device("auto")
-    found = [f"{torch.cuda.get_device_name(i)} (cuda:{i})" for i in range(torch.cuda.device_count())]
-    found += ["Apple GPU (mps)"] if torch.backends.mps.is_available() else []
-    unused = not torch.cuda.is_available() and Path("/dev/nvidia0").exists()
-    problem = f"an NVIDIA GPU is here but torch {torch.__version__} cannot use it: install a CUDA build of torch" if unused else ""
+    found = [f"{describe_device(one)} ({one})" for one in accelerators()]
     report.add("devices", ", ".join([*found, f"{_processor()} (cpu)"]))
-    report.add("will use", f"{device.type}: {describe_device(device)}" if device.type != "cpu" else "cpu", problem)
+    report.add("will use", f"{device.type}: {describe_device(device)}" if device.type != "cpu" else "cpu", overlooked_gpu())
 
     dtype = choose_dtype("auto", device)
     rates = {name: probe.matmul_rate(name, device) for name in DTYPES}
     measured = ", ".join(f"{name} {rate / 1e9:,.0f} GFLOP/s" for name, rate in rates.items())
-    why = "the device supports it" if device.type == "cuda" else "taken where it is 1.5 times as fast as float32"
+    why = "the device supports it" if device.type != "cpu" else "taken where it is 1.5 times as fast as float32"
     report.add("compute type", f"{dtype} (measured: {measured}; bfloat16 is {why})")
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -135,9 +143,9 @@ def _device(report: Report) -> None:
 def _room(report: Report, runs: str) -> None:
     total, available = memory_bytes()
     report.add("memory", f"{gib(available)} available of {gib(total)}")
-    for i in range(torch.cuda.device_count()):
-        free, whole = torch.cuda.mem_get_info(i)
-        report.add(f"memory cuda:{i}", f"{gib(free)} free of {gib(whole)}")
+    for device in filter(likes_large_passes, accelerators()):
+        free, whole = memory_info(device)
+        report.add(f"memory {device}", f"{gib(free)} free of {gib(whole)}")
     folder, free = Path(runs), disk_free(runs)
     problem = ""
     if not _writable(folder):
@@ -265,13 +273,14 @@ def foretell(config: Config) -> Foretold:
     inputs = prepare.load_inputs(config, method)
     model = model_config(config.model, config.seed)
     size = simulate.measure(config, model)
-    on_cpu, accelerated = config.model.device == "cpu", config.model.device == "cuda"
+    device = torch.device(config.model.device)
+    on_cpu, accelerated = device.type == "cpu", likes_large_passes(device)
     process = 0 if accelerated else probe.resident_bytes()
     plan = fit.Plan(config, model, fit.read_load(config, method, inputs), _roles(config, method))
     inputs.judge.close()
     fit.check_context(plan, size)
     kernel = probe.kernel_bytes(config.model.dtype) if on_cpu else 0
-    available = torch.cuda.mem_get_info()[0] if accelerated else memory_bytes()[1] + process
+    available = memory_info(device)[0] if accelerated else memory_bytes()[1] + process
     memory = fit.foretell_memory(plan, process, kernel)
     longest = config.rollout.max_response_tokens
     found = Foretold(plan, size, fit.lay_out(plan, longest), memory, available)

@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import torch
+
 from postgrad.config.schema import Config
 from postgrad.data.feed import Feed
 from postgrad.errors import ConfigError, RunError
 from postgrad.methods.base import Method, Ports, Step
+from postgrad.model.device import streams_state
 from postgrad.model.layout import MicroBatch, make_micro_batches
 from postgrad.model.offload import SLICE, SLOTS
 from postgrad.training.prepare import Inputs
@@ -213,7 +216,7 @@ def _role_bytes(plan: Plan, layout: Layout) -> tuple[dict[str, int], dict[str, d
 
 
 def _on_device(config: Config, size: Size) -> dict[str, int]:
-    offloaded = config.optimiser.kind == "adamw_offloaded" and config.model.device == "cuda"
+    offloaded = config.optimiser.kind == "adamw_offloaded" and streams_state(torch.device(config.model.device))
     return {} if offloaded else state_bytes(config, size)
 
 

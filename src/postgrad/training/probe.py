@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 
 from postgrad.config.schema import RolloutConfig
-from postgrad.model.device import DTYPES, choose_device, matmul_flops, peak_memory_bytes, set_threads
+from postgrad.model.device import DTYPES, choose_device, matmul_flops, peak_memory_bytes, set_threads, synchronize
 from postgrad.model.layout import MicroBatch
 from postgrad.model.load import Loaded
 from postgrad.model.policy import LocalPolicy
@@ -122,10 +122,10 @@ def seconds_of(work: Callable[[], object], device: torch.device, repeats: int = 
     """Median seconds of a piece of work after one run to warm up; fewer repeats where it takes long."""
     times: list[float] = []
     while len(times) < 2 or (len(times) <= repeats and sum(times) < REPEAT_S):
-        _finish(device)
+        synchronize(device)
         start = time.perf_counter()
         work()
-        _finish(device)
+        synchronize(device)
         times.append(time.perf_counter() - start)
     return statistics.median(times[1:])
 
@@ -159,10 +159,3 @@ def resident_bytes() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         return peak_memory_bytes(torch.device("cpu"))
-
-
-def _finish(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type == "mps":
-        torch.mps.synchronize()

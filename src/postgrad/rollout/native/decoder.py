@@ -16,6 +16,7 @@ import triton
 from torch import Tensor
 from torch.nn.functional import linear
 
+from postgrad.model.device import capture_graph, captures_graphs
 from postgrad.model.head import wide_logits
 from postgrad.model.kernels.attention import LOG2E
 from postgrad.model.kernels.blocks import EXACT, gate
@@ -79,7 +80,7 @@ class Decoder:
         self.layers = [Layer(block) for block in model.base_model.layers]
         self.device, self.dtype = self.embedding.device, self.embedding.dtype
         self.room = Room(0, 0, 0, 0, 0, 0)
-        self.graphs: dict[tuple[int, float], torch.cuda.CUDAGraph] = {}
+        self.graphs: dict[tuple[int, float], Any] = {}
         self.pool: Any = None
 
     def page_bytes(self) -> int:
@@ -115,7 +116,7 @@ class Decoder:
 
     def run(self, rows: int, steps: int, temperature: float) -> None:
         """Replay `steps` decode steps of the first `rows` rows; 0 is greedy."""
-        if self.device.type != "cuda":  # the interpreter: no graphs
+        if not captures_graphs(self.device):  # the interpreter: no graphs
             for _ in range(steps):
                 self.step(rows, temperature)
             return
@@ -123,17 +124,10 @@ class Decoder:
         for _ in range(steps):
             graph.replay()
 
-    def capture(self, rows: int, temperature: float) -> torch.cuda.CUDAGraph:
+    def capture(self, rows: int, temperature: float) -> Any:
         alive = self.state[6].clone()
         self.state[6] = 0  # the warm-up compiles and allocates, and moves no row
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            self.step(rows, temperature)
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):
-            self.step(rows, temperature)
+        graph = capture_graph(lambda: self.step(rows, temperature), self.pool)
         self.pool = self.pool or graph.pool()
         self.state[6] = alive
         self.graphs[rows, temperature] = graph
