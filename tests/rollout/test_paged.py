@@ -4,6 +4,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -19,19 +20,50 @@ from postgrad.rollout.native.engine import NativeEngine
 from postgrad.rollout.native.paged import PagedRun
 
 loaded = load(ModelConfig(path=sys.argv[1], dtype="float32"), torch.device("cpu"), 0)
+adapted = len(sys.argv) > 2
+if adapted:
+    from postgrad.config.schema import LoraConfig
+    from postgrad.model.kernels.blocks import install
+    from postgrad.model.lora import adapt, adapter_parameters
+    plain = load(ModelConfig(path=sys.argv[1], dtype="float32"), torch.device("cpu"), 0)
+    install(loaded.model)
+    for one in (plain, loaded):  # as on a GPU: the kernels are there when the adapters come
+        adapt(one.model, LoraConfig(rank=2), 0)
+        with torch.no_grad():
+            for i, p in enumerate(adapter_parameters(one.model).values()):
+                p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(i)) * 0.2)
 engine = NativeEngine(loaded, RolloutConfig(max_rows=16))
 asked = [Request([3, 7, 10, 5, 8, 15], [1, 2]), Request([1], [4], 2), Request([i * 7 % 16 for i in range(70)], [6])]
 sampling = Sampling(0.9, 3)
-plain = engine.generate(asked, sampling)
+sampled = (NativeEngine(plain, RolloutConfig(max_rows=16)) if adapted else engine).generate(asked, sampling)
 from postgrad.model.kernels.blocks import install
-install(loaded.model)
+if not adapted:
+    install(loaded.model)
 decoder = Decoder(loaded.model, engine.stop)
 with torch.no_grad():
     paged = PagedRun(decoder, asked, sampling, 8, 8 * decoder.page_bytes(), engine.max_context).finish()
-for a, b in zip(plain, paged, strict=True):
+for a, b in zip(sampled, paged, strict=True):
     for x, y in zip(a, b, strict=True):
         assert x.tokens == y.tokens and x.finish == y.finish, (x, y)
         assert max(abs(p - q) for p, q in zip(x.logprobs, y.logprobs)) < 1e-4, (x, y)
+if adapted:  # the packed training pass, forward and backward
+    sys.path.insert(0, sys.argv[2])
+    from world import config_of, random_batch
+    from postgrad.model.layout import make_micro_batches, make_packed
+    from postgrad.model.policy import FrozenPolicy
+    from postgrad.model.views import FULL
+    batch, found = random_batch(2, groups=2, samples=2), []
+    for one, make in ((plain, lambda: make_micro_batches(batch, 4096, 32)), (loaded, lambda: make_packed(batch, 4096))):
+        policy = FrozenPolicy(config_of("grpo", sys.argv[1]), one)
+        (micro,) = make()
+        where = batch.response.positions(torch.tensor(micro.rows))
+        told, logprobs = policy.forward(micro, batch.response.values[where], FULL), torch.zeros(batch.num_tokens)
+        logprobs[where] = told.logprobs
+        logprobs.sum().backward()
+        found.append([logprobs.detach()] + [p.grad for p in adapter_parameters(one.model).values()])
+    assert all(float(g.abs().max()) > 1e-4 for g in found[0][1:])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
 print("same")
 """
 
@@ -40,5 +72,20 @@ def test_paged_decoding_is_plain_decoding(tiny):
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", PROGRAM, str(tiny)], capture_output=True, text=True, env=environment, timeout=600
+    )
+    assert done.stdout.strip() == "same", done.stderr[-3000:]
+
+
+def test_adapters_are_in_the_decode_step_and_in_the_packed_pass(tiny):
+    """LoRA: the joined projections of the kernels must not read past what the adapters add."""
+    pytest.importorskip("peft")
+    tests = str(Path(__file__).parent.parent)
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PROGRAM, str(tiny), tests],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=600,
     )
     assert done.stdout.strip() == "same", done.stderr[-3000:]

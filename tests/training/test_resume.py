@@ -161,6 +161,23 @@ def test_kill_9_at_any_moment(server, words, reference, tmp_path):
 
 
 @pytest.mark.slow
+def test_kill_9_with_adapters(server, words, tmp_path):
+    """The adapter's own file is what a run with LoRA goes on from: merged weights would have lost its last bits."""
+    adapted = lambda runs: [*words(runs), "model.lora.rank=4", "optimiser.lr=1e-2"]  # noqa: E731
+    whole = Run(server, adapted, tmp_path / "whole")
+    assert whole.exit_code() == 0, whole.output.read_text()
+    for step in (1, 5):
+        run = Run(server, adapted, tmp_path / "cut")
+        assert run.when(lambda run=run, step=step: run.steps() >= step), run.output.read_text()
+        run.kill()
+        assert run.steps() < STEPS, "killed too late to show anything"
+    finish(server, adapted, tmp_path / "cut", whole.folder)
+    for name in ("adapter/adapter_model.safetensors", "adapter/adapter_config.json"):
+        file = f"checkpoints/step-{STEPS}/{name}"
+        assert (run.folder / file).read_bytes() == (whole.folder / file).read_bytes()
+
+
+@pytest.mark.slow
 def test_kill_9_while_a_checkpoint_is_written(server, words, reference, tmp_path):
     """While the first of all is written aside, while a later one is, and between its renaming and the move of `latest`."""
     for names in ({".step-2"}, {".step-6"}, {"step-8", ".latest"}):

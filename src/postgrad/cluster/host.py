@@ -15,8 +15,9 @@ from postgrad.methods import find_method
 from postgrad.methods.base import Method, Role
 from postgrad.model.critic import LocalCritic
 from postgrad.model.device import choose_device, set_threads
-from postgrad.model.load import Loaded, load
-from postgrad.model.policy import FrozenPolicy, LocalPolicy
+from postgrad.model.load import Loaded, base_name, load
+from postgrad.model.lora import adapt
+from postgrad.model.policy import BasePolicy, FrozenPolicy, LocalPolicy
 from postgrad.rollout.native.engine import NativeEngine
 
 SPEAKING = ("engine", "chat")  # kinds of roles that continue text
@@ -42,15 +43,19 @@ def build_host(config: Config, only_engine: bool = False) -> Host:
     method = find_method(config.method.name)(config)
     loaded = _load(config, config.model.path)
     method.check_model(loaded.model)
+    if config.model.lora.rank and not only_engine:  # an engine alone gets merged weights
+        adapt(loaded.model, config.model.lora, config.seed, base_name(config.model.path, config.seed))
     engine = None if config.rollout.engine == "http" else build_engine(config, loaded)
     if only_engine:
         return Host(FrozenPolicy(config, loaded), engine)
     roles = {name: role for name, role in method.models_wanted().items() if not is_elsewhere(role.path)}
-    models = {name: _build_role(config, method, name, role) for name, role in roles.items()}
+    models = {name: _build_role(config, method, name, role, loaded) for name, role in roles.items()}
     return Host(LocalPolicy(config, loaded, method), engine, models)
 
 
-def _build_role(config: Config, method: Method, name: str, role: Role) -> Any:
+def _build_role(config: Config, method: Method, name: str, role: Role, policy: Loaded) -> Any:
+    if role.kind == "frozen" and config.model.lora.rank and role.path in ("", config.model.path):
+        return BasePolicy(config, policy)  # the policy's own weights without the adapters: no second copy
     try:
         loaded = _load(config, role.path or config.model.path)
     except ConfigError as error:  # it speaks of model.path, but this is another model

@@ -27,8 +27,22 @@ def setting(
 
 
 @dataclass
+class LoraConfig:
+    rank: int = setting(
+        0, "LoRA: width of the adapters that are trained instead of the model; 0 trains the model itself", at_least=0
+    )
+    alpha: float = setting(32.0, "the adapters count alpha / rank times", above=0.0)
+    targets: str = setting("all-linear", "layers that get one: all-linear (all but the head), or names as q_proj,v_proj")
+    dropout: float = setting(
+        0.0, "share of an adapter's inputs left out in training; for methods that sample nothing", at_least=0.0
+    )
+
+
+@dataclass
 class ModelConfig:
-    path: str = setting(MISSING, "hub id, local folder, GGUF file, tiny (a 0.3M-parameter model made in code) or smollm2")
+    path: str = setting(
+        MISSING, "hub id, local folder, adapter folder, GGUF file, tiny (a 0.3M-parameter model made in code) or smollm2"
+    )
     device: str = setting("auto", "where the model lives: auto, cpu, or an accelerator as torch calls it; postgrad doctor names it")
     dtype: str = setting(
         "auto", "compute type; auto takes bfloat16 where the hardware is fast at it", choices=("auto", "float32", "bfloat16")
@@ -36,6 +50,7 @@ class ModelConfig:
     threads: int = setting(0, "CPU threads of torch; 0 probes for the fastest", at_least=0)
     activation_checkpointing: bool = setting(False, "recompute block activations in the backward pass: less memory, more time")
     trust_remote_code: bool = setting(False, "run Python code that comes with the model; only for models you trust")
+    lora: LoraConfig = field(default_factory=LoraConfig, metadata={"help": "small adapters instead of all weights"})
 
 
 @dataclass

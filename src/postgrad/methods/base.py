@@ -155,6 +155,14 @@ class Method:
                 raise ConfigError(
                     f"{key} changes what is sampled but not the log-probs the loss uses, so {self.settings.name} refuses it; remove {key}"
                 )
+        dropout = self.config.model.lora.dropout
+        if not 0 <= dropout < 1:
+            raise ConfigError(f"model.lora.dropout={dropout} is no share; use a number of at least 0 and below 1")
+        if dropout and self.trains_on_samples:
+            raise ConfigError(
+                f"model.lora.dropout={dropout} makes the policy that is trained another than the one that sampled, "
+                f"so {self.settings.name} refuses it; remove it"
+            )
         betas = self.config.optimiser.betas
         if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
             raise ConfigError(

@@ -14,6 +14,7 @@ from postgrad.config.schema import ModelConfig
 from postgrad.errors import ConfigError
 from postgrad.model import attention
 from postgrad.model.device import DTYPES, has_kernels
+from postgrad.model.lora import base_of, is_adapter, merge_adapter
 
 SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
 SMOLLM2_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -30,7 +31,15 @@ def load(config: ModelConfig, device: torch.device, seed: int = 0) -> Loaded:
     from transformers import AutoModelForCausalLM
 
     weights: dict[str, Any] = {"dtype": DTYPES[config.dtype], "attn_implementation": attention.install()}
-    model = _from_pretrained(AutoModelForCausalLM, config, seed, **weights)
+    base, folders = config, []
+    while is_adapter(path := resolve(base.path, seed)):
+        base = base_of(base, path)
+        folders.append(path)
+        if len(folders) > 8:
+            raise ConfigError(f"model.path={config.path} is an adapter of an adapter that names it again")
+    model = _from_pretrained(AutoModelForCausalLM, base, seed, **weights)
+    for folder in reversed(folders):
+        model = merge_adapter(model, folder)
     return _finish(model, load_tokenizer(config, seed), config, device)
 
 
@@ -55,6 +64,9 @@ def load_tokenizer(config: ModelConfig, seed: int = 0) -> Any:
     _quiet()
     from transformers import AutoTokenizer
 
+    path = resolve(config.path, seed)
+    if is_adapter(path) and not (Path(path) / "tokenizer_config.json").is_file():
+        return load_tokenizer(base_of(config, path), seed)
     tokenizer = _from_pretrained(AutoTokenizer, config, seed)
     if len(tokenizer) <= len(tokenizer.all_special_ids):  # transformers makes up an empty one where the files are missing
         raise ConfigError(f"model.path={config.path} has no tokenizer; copy the tokenizer's files into the folder")
@@ -66,6 +78,8 @@ def model_config(config: ModelConfig, seed: int = 0) -> Any:
     _quiet()
     from transformers import AutoConfig
 
+    if is_adapter(path := resolve(config.path, seed)):
+        return model_config(base_of(config, path), seed)
     return _from_pretrained(AutoConfig, config, seed)
 
 
@@ -87,6 +101,12 @@ def save(loaded: Loaded, folder: Path) -> None:
     """A stock Hugging Face folder: anyone's from_pretrained reads it."""
     loaded.model.save_pretrained(folder)
     loaded.tokenizer.save_pretrained(folder)
+
+
+def base_name(path: str, seed: int) -> str:
+    """What an adapter's files call the model it belongs to: a hub id as it is, anything on this machine by its whole path."""
+    found = resolve(path, seed)
+    return str(Path(found).resolve()) if Path(found).exists() else found
 
 
 def cache_folder() -> Path:

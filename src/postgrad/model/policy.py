@@ -17,6 +17,7 @@ from postgrad.model.device import peak_memory_bytes
 from postgrad.model.head import TokenOutputs, token_outputs
 from postgrad.model.layout import MicroBatch, make_passes
 from postgrad.model.load import Loaded, save
+from postgrad.model.lora import adapter_parameters, adapters_off, load_adapter, merged_weights, save_adapter, save_merged
 from postgrad.model.optimiser import Optimiser, learning_rate
 from postgrad.model.views import FULL, View, hidden_states, upper_parameters
 from postgrad.types import Batch
@@ -150,17 +151,28 @@ class FrozenPolicy:
         return token_outputs(picked, self.model.get_output_embeddings().weight, targets, self.config.rollout.temperature)
 
 
+class BasePolicy(FrozenPolicy):
+    """What a policy with adapters was before them: the same weights, asked with the adapters off."""
+
+    def logprobs(self, batch: Batch, view: View = FULL) -> dict[str, Tensor]:
+        with adapters_off(self.model):
+            return super().logprobs(batch, view)
+
+
 class LocalPolicy(FrozenPolicy):
-    """The policy in this process. The native engine samples from the same `loaded.model`."""
+    """The policy in this process. The native engine samples from the same `loaded.model`.
+
+    Where the model has LoRA adapters, only they are trained; what leaves this process has them merged.
+    """
 
     def __init__(self, config: Config, loaded: Loaded, objective: Objective) -> None:
         super().__init__(config, loaded)
         self.objective = objective
         names = [name for name, _ in self.model.named_parameters()]
         scales = objective.lr_scales(names)
-        self.still = [
-            p for name, p in self.model.named_parameters() if scales.get(name) == 0.0
-        ]  # a share of 0 is no gradient at all
+        # A share of 0 is no gradient at all; beside adapters the model has none either.
+        self.still = [p for name, p in self.model.named_parameters() if scales.get(name) == 0.0 or not p.requires_grad]
+        self.adapted = bool(adapter_parameters(self.model))
         for p in self.still:
             p.requires_grad_(False)
         self.optimiser = Optimiser(self.model, config.optimiser, scales)
@@ -172,6 +184,8 @@ class LocalPolicy(FrozenPolicy):
         view = self.objective.view(step)
         self._freeze_above(view)
         tally, self.passes = Tally(), Passes(batch)
+        if self.config.model.lora.dropout:  # the only dice thrown here: they follow from the step, so a resumed run repeats them
+            torch.manual_seed((self.config.seed << 20) + step)
         for part in split_updates(self.passes.numbered(batch), self.config.training.updates_per_step):
             self.accumulate(self.objective.prepare(part), view, tally)
             if any(m.grad is not None for m in self.optimiser.masters.values()):
@@ -206,14 +220,21 @@ class LocalPolicy(FrozenPolicy):
             self.num_frozen = len(above)
 
     def weights(self) -> dict[str, Tensor]:
-        return {name: p.detach() for name, p in self.model.named_parameters()}
+        return merged_weights(self.model)
 
     def save(self, folder: str) -> None:
-        save(self.loaded, Path(folder) / "policy")
+        if self.adapted:
+            save_merged(self.loaded, Path(folder) / "policy")
+            save_adapter(self.model, Path(folder) / "adapter")
+        else:
+            save(self.loaded, Path(folder) / "policy")
         self.optimiser.save(Path(folder) / "optimiser.safetensors")
 
     def load(self, folder: str) -> None:
-        load_weights(self.model, Path(folder) / "policy")
+        if self.adapted:
+            load_adapter(self.model, Path(folder) / "adapter")
+        else:
+            load_weights(self.model, Path(folder) / "policy")
         self.optimiser.load(Path(folder) / "optimiser.safetensors")
 
 

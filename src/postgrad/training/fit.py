@@ -181,7 +181,7 @@ def state_bytes(config: Config, size: Size) -> dict[str, int]:
     """What the optimiser keeps of one model, wherever it keeps it."""
     each = 2 if config.optimiser.kind == "adamw_8bit" else 8
     masters = 0 if config.model.dtype == "float32" else 4
-    return {"optimiser state": each * size.parameters, "float32 masters": masters * size.parameters}
+    return {"optimiser state": each * size.trained, "float32 masters": masters * size.trained}
 
 
 def _working_bytes(config: Config, size: Size) -> int:
@@ -190,7 +190,7 @@ def _working_bytes(config: Config, size: Size) -> int:
         return 0
     if config.model.device == "cpu":
         return 2 * 4 * size.largest
-    return SLOTS * 3 * 4 * SLICE if config.optimiser.kind == "adamw_offloaded" else 4 * size.parameters
+    return SLOTS * 3 * 4 * SLICE if config.optimiser.kind == "adamw_offloaded" else 4 * size.trained
 
 
 def _rollout_bytes(plan: Plan, size: Size) -> dict[str, int]:
@@ -206,8 +206,9 @@ def _role_bytes(plan: Plan, layout: Layout) -> tuple[dict[str, int], dict[str, d
     held: dict[str, int] = {}
     phases: dict[str, dict[str, int]] = {}
     for name, (kind, model) in plan.roles.items():
-        size = measure(plan.config, model)
-        held[name] = size.weights
+        size = measure(plan.config, model, adapters=False)
+        shared = kind == "frozen" and plan.config.model.lora.rank > 0  # the policy's own weights, asked without the adapters
+        held[name] = 0 if shared else size.weights
         if kind == "critic":
             held[f"{name}'s optimiser"] = sum(_on_device(plan.config, size).values())
             activations, _ = simulate_update(plan.config, model, layout.biggest)
@@ -247,7 +248,7 @@ def foretell_memory(plan: Plan, process: int, kernel: int = 0) -> Memory:
     if config.cluster.engine_apart:
         held["engine process"] = process + size.weights + sum(rollout.values()) + state.get("float32 masters", 0)
         rollout = {}
-    gradients = {"gradients": 4 * size.parameters}
+    gradients = {"gradients": 4 * size.trained}
     phases = {
         "update": gradients | {"activations": activations, "head": head},
         "optimiser step": gradients | {"working copy": _working_bytes(config, size)},
@@ -297,11 +298,11 @@ def foretell_step(plan: Plan, stages: list[str], layout: Layout, rates: Rates) -
     if "remember" in stages:
         out["remember"] = tokens * rates.forward_token_s
     for name, (kind, model) in plan.roles.items():  # each answers once a step; its time goes by its size
-        other = measure(plan.config, model)
+        other = measure(plan.config, model, adapters=False)
         seconds = tokens * (rates.forward_token_s + (rates.train_token_s if kind == "critic" else 0.0))
         steps = updates * other.parameters * rates.parameter_s if kind == "critic" else 0.0
         out[name] = seconds * other.parameters / size.parameters + steps
-    out["update"] = tokens * rates.train_token_s + updates * size.parameters * rates.parameter_s
+    out["update"] = tokens * rates.train_token_s + updates * size.trained * rates.parameter_s
     return out
 
 
@@ -323,8 +324,8 @@ def foretell_validations(plan: Plan, rates: Rates) -> float:
 
 def checkpoint_bytes(plan: Plan) -> int:
     """The weights and what the optimiser keeps, of every model that learns."""
-    learning = [plan.model, *(model for kind, model in plan.roles.values() if kind == "critic")]
-    sizes = [measure(plan.config, model) for model in learning]
+    critics = [model for kind, model in plan.roles.values() if kind == "critic"]
+    sizes = [measure(plan.config, plan.model), *(measure(plan.config, model, adapters=False) for model in critics)]
     return sum(size.weights + sum(state_bytes(plan.config, size).values()) for size in sizes)
 
 

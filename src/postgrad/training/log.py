@@ -128,8 +128,9 @@ def _table(batch: Batch) -> pa.Table:
 
 
 def _lists(values: torch.Tensor, lengths: torch.Tensor) -> pa.Array:
+    """A list a row; what is not a number, as the entropy of a row that no pass computed, is null."""
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]).to(torch.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets.numpy()), pa.array(values.cpu().numpy()))
+    return pa.ListArray.from_arrays(pa.array(offsets.numpy()), pa.array(values.cpu().numpy(), from_pandas=True))
 
 
 def _replace(path: Path, data: bytes) -> None:

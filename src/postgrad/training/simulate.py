@@ -25,6 +25,7 @@ from postgrad.model.device import DTYPES
 from postgrad.model.head import token_outputs
 from postgrad.model.layout import MicroBatch
 from postgrad.model.load import Loaded
+from postgrad.model.lora import adapt
 from postgrad.model.policy import LocalPolicy
 from postgrad.model.views import FULL, hidden_states
 from postgrad.rollout.native.cache import Prefill
@@ -44,6 +45,7 @@ class Size:
     context: int  # most tokens a row may have
     largest: int  # parameters of the largest tensor
     linears: int  # different shapes of matrix products
+    trained: int  # parameters that are trained: all of them, or those of the adapters
 
     @property
     def weights(self) -> int:
@@ -79,10 +81,12 @@ def build(config: Config, model_config: Any, blocks: int | None = None, vocabula
     return model
 
 
-def measure(config: Config, model_config: Any) -> Size:
-    """Count the parameters on the meta device: no memory is used, a tied head counts once."""
+def measure(config: Config, model_config: Any, adapters: bool = True) -> Size:
+    """Count the parameters on the meta device: no memory is used, a tied head counts once. Only the policy has `adapters`."""
     with torch.device("meta"):
         model = build(config, model_config)
+        if adapters and config.model.lora.rank:
+            adapt(model, config.model.lora, 0)
     parameters = list(model.parameters())
     text = model_config.get_text_config()
     return Size(
@@ -93,6 +97,7 @@ def measure(config: Config, model_config: Any) -> Size:
         context=int(text.max_position_embeddings),
         largest=max(p.numel() for p in parameters),
         linears=len({tuple(p.shape) for p in parameters if p.dim() == 2}),
+        trained=sum(p.numel() for p in parameters if p.requires_grad),
     )
 
 

@@ -19,6 +19,7 @@ from torch.nn.functional import linear
 from transformers.activations import SiLUActivation
 
 from postgrad.model.kernels.attention import packed_attention
+from postgrad.model.lora import base_layer, with_additions
 from postgrad.model.packing import Packing
 
 ATTENTIONS = ("LlamaAttention", "Qwen2Attention", "Qwen3Attention")
@@ -225,7 +226,8 @@ def join(modules: list[Any]) -> tuple[Tensor, Tensor | None]:
 
 
 def joined(x: Tensor, whole: tuple[Tensor, Tensor | None], modules: list[Any]) -> Tensor:
-    """x (tokens, width) through all of the modules, side by side."""
+    """x (tokens, width) through all of the modules, side by side, without what adapters add."""
+    modules = [base_layer(m) for m in modules]
     parameters = [m.weight for m in modules] + [m.bias for m in modules if m.bias is not None]
     return _Joined.apply(x, *whole, *parameters)  # type: ignore[return-value]
 
@@ -309,7 +311,7 @@ def _attention_module(module: Any, hidden_states: Tensor, *args: Any, packing: P
     cos, sin = kwargs["position_embeddings"]
     tokens, width = hidden_states.shape[1], module.head_dim
     projections = [module.q_proj, module.k_proj, module.v_proj]
-    together = joined(hidden_states[0], module.joined, projections)
+    together = with_additions(joined(hidden_states[0], module.joined, projections), projections, hidden_states[0])
     q, k, v = (x.unflatten(1, (-1, width)) for x in together.split([p.out_features for p in projections], dim=1))
     if hasattr(module, "q_norm"):
         q, k = module.q_norm(q), module.k_norm(k)
@@ -321,5 +323,6 @@ def _attention_module(module: Any, hidden_states: Tensor, *args: Any, packing: P
 
 
 def _gated_module(module: Any, x: Tensor) -> Tensor:
-    both = joined(x.reshape(-1, x.shape[-1]), module.joined, [module.gate_proj, module.up_proj])
+    flat, projections = x.reshape(-1, x.shape[-1]), [module.gate_proj, module.up_proj]
+    both = with_additions(joined(flat, module.joined, projections), projections, flat)
     return module.down_proj(gated(both)).view(x.shape)

@@ -21,6 +21,7 @@ from postgrad.model.head import wide_logits
 from postgrad.model.kernels.attention import LOG2E
 from postgrad.model.kernels.blocks import EXACT, gate
 from postgrad.model.layout import PACKED_FAMILIES
+from postgrad.model.lora import base_layer, with_additions
 from postgrad.model.packing import BLOCK_N as PAGE
 from postgrad.rollout.native import kernels
 
@@ -59,12 +60,18 @@ class Layer:
 
     def __init__(self, block: Any) -> None:
         attention, mlp = block.self_attn, block.mlp
-        self.qkv = attention.joined
+        self.qkv, self.inwards = attention.joined, [attention.q_proj, attention.k_proj, attention.v_proj]
         self.out = attention.o_proj
-        self.gate_up = mlp.joined
+        self.gate_up, self.gates = mlp.joined, [mlp.gate_proj, mlp.up_proj]
         self.down = mlp.down_proj
         self.norm_in, self.norm_post = block.input_layernorm, block.post_attention_layernorm
         self.q_norm, self.k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
+
+
+def project(module: Any, x: Tensor) -> Tensor:
+    """x through one linear layer and the adapter it may have."""
+    plain = base_layer(module)
+    return with_additions(linear(x, plain.weight, plain.bias), [module], x)
 
 
 class Decoder:
@@ -147,11 +154,11 @@ class Decoder:
 
         norm(residual, self.layers[0].norm_in)
         for i, layer in enumerate(self.layers):
-            self.attend(i, layer, linear(normed, *layer.qkv), query, attended)
-            norm(linear(attended, layer.out.weight, layer.out.bias), layer.norm_post)
-            gated = gate(linear(normed, *layer.gate_up))
+            self.attend(i, layer, with_additions(linear(normed, *layer.qkv), layer.inwards, normed), query, attended)
+            norm(project(layer.out, attended), layer.norm_post)
+            gated = gate(with_additions(linear(normed, *layer.gate_up), layer.gates, normed))
             following = self.layers[i + 1].norm_in if i + 1 < len(self.layers) else self.norm
-            norm(linear(gated, layer.down.weight, layer.down.bias), following)
+            norm(project(layer.down, gated), following)
         self.pick(wide_logits(normed, self.head).float(), temperature)
 
     def attend(self, number: int, layer: Layer, qkv: Tensor, query: Tensor, attended: Tensor) -> None:

@@ -1,0 +1,203 @@
+"""LoRA through peft: small matrices beside the linear layers are trained, the model itself stands still.
+
+peft's layers are put into the stock model in place, so blocks, views, engine and trainer reach it as before, and all of them compute with
+base and adapter side by side. Outside it is a stock model: `merged_weights` has the base model's names, and a checkpoint holds merged
+weights in `policy/` and the adapter in peft's own format in `adapter/`, from which a run goes on bit for bit.
+"""
+
+import dataclasses
+import importlib.util
+import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from postgrad.config.schema import LoraConfig, ModelConfig
+from postgrad.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from postgrad.model.load import Loaded
+
+NAME = "default"  # peft's word for the one adapter there is
+PREFIX = "base_model.model."  # how peft begins the names in its files
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+
+def adapt(model: Any, config: LoraConfig, seed: int, base: str = "") -> None:
+    """Put fresh adapters into the model; only they can be trained from now on. `base` is written into the adapter's files.
+
+    The first matrices come from the seed alone, the second are zero: wherever it is made, the model answers as it did before.
+
+    Raises: ConfigError for targets the model does not have, or that the head reads past.
+    """
+    peft = find_peft()
+    targets: Any = config.targets if config.targets == "all-linear" else [name.strip() for name in config.targets.split(",")]
+    _check_targets(model, targets)
+    settings = peft.LoraConfig(
+        r=config.rank, lora_alpha=config.alpha, lora_dropout=config.dropout, target_modules=targets, task_type="CAUSAL_LM"
+    )
+    settings.base_model_name_or_path = base or None
+    peft.inject_adapter_in_model(settings, model, adapter_name=NAME)
+    settings.target_modules = sorted(settings.target_modules)  # peft makes a set of them, and its files would differ from run to run
+    generator = torch.Generator().manual_seed(seed)
+    for name, p in adapter_parameters(model).items():
+        if ".lora_A." in name and p.device.type != "meta":
+            bound = math.sqrt(1 / p.shape[1])  # as peft and torch draw a linear layer
+            drawn = torch.rand(p.shape, generator=generator, device="cpu") * 2 * bound - bound
+            with torch.no_grad():
+                p.copy_(drawn)
+
+
+def find_peft() -> Any:
+    if importlib.util.find_spec("peft") is None:
+        raise ConfigError("LoRA adapters need one more package: pip install 'postgrad[lora]'")
+    import peft
+
+    return peft
+
+
+def _check_targets(model: Any, targets: Any) -> None:
+    if targets == "all-linear":
+        return
+    ends = {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    ends -= {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if module is model.get_output_embeddings()}
+    for target in targets:
+        if target not in ends:
+            raise ConfigError(
+                f"model.lora.targets={','.join(targets)}: {target!r} is not a linear layer inside the model's blocks; "
+                f"{did_you_mean(target, sorted(ends))}"
+            )
+
+
+def adapted_modules(model: nn.Module) -> dict[str, Any]:
+    """peft's layers in the model, by name; none where there are no adapters."""
+    return {name: module for name, module in model.named_modules() if hasattr(module, "lora_A") and hasattr(module, "base_layer")}
+
+
+def adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The adapters' weights, by their names in the model."""
+    return {name: p for name, p in model.named_parameters() if ".lora_A." in name or ".lora_B." in name}
+
+
+def stock_name(name: str) -> str:
+    """A parameter's name in the stock model."""
+    return name.replace(".base_layer.", ".")
+
+
+@torch.no_grad()
+def merged_weights(model: nn.Module, buffers: bool = False) -> dict[str, Tensor]:
+    """All weights under the stock model's names, adapters added in float32 and rounded once; a tied head is there once.
+
+    `buffers` adds what a stock save would write beside the weights.
+    """
+    modules, own = adapted_modules(model), adapter_parameters(model)
+    held = {name: p.detach() for name, p in model.named_parameters()}
+    held |= model.state_dict() if buffers else {}
+    out: dict[str, Tensor] = {}
+    for name, p in held.items():
+        if name in own:
+            continue
+        module = modules.get(name.removesuffix(".base_layer.weight")) if name.endswith(".base_layer.weight") else None
+        out[stock_name(name)] = p if module is None else (p.float() + _change(module)).to(p.dtype)
+    return out
+
+
+def _change(module: Any) -> Tensor:
+    """(out, in) what the adapter adds to the layer's weight, float32."""
+    return (module.lora_B[NAME].weight.float() @ module.lora_A[NAME].weight.float()) * module.scaling[NAME]
+
+
+def base_layer(module: Any) -> Any:
+    """The plain linear layer inside, or the module itself."""
+    return module.base_layer if hasattr(module, "base_layer") else module
+
+
+def addition(module: Any, x: Tensor) -> Tensor | None:
+    """What the layer's adapter adds to its output for `x`, rounded as peft's own forward does; None where it has none, or it is off."""
+    if not hasattr(module, "base_layer") or module.disable_adapters:
+        return None
+    return module.lora_B[NAME](module.lora_A[NAME](module.lora_dropout[NAME](x))) * module.scaling[NAME]
+
+
+def with_additions(out: Tensor, modules: list[Any], x: Tensor) -> Tensor:
+    """`out` (tokens, widths side by side), the modules' plain products of `x`, plus what their adapters add."""
+    added = [addition(module, x) for module in modules]
+    if all(one is None for one in added):
+        return out
+    parts = out.split([base_layer(module).out_features for module in modules], dim=-1)
+    return torch.cat([part if one is None else part + one for part, one in zip(parts, added, strict=True)], dim=-1)
+
+
+@contextmanager
+def adapters_off(model: nn.Module) -> Iterator[None]:
+    """Inside, the model answers as its base does: what a reference needs no second copy for."""
+    modules = adapted_modules(model).values()
+    trained = {p: p.requires_grad for p in adapter_parameters(model).values()}
+    for module in modules:
+        module.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.enable_adapters(True)
+        for p, on in trained.items():  # peft makes all of them trainable again, a method may want some still
+            p.requires_grad_(on)
+
+
+# ---- files
+
+
+def save_adapter(model: Any, folder: Path) -> None:
+    """The adapter in peft's own format: PeftModel.from_pretrained reads it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {f"{PREFIX}{name.replace(f'.{NAME}.', '.')}": p.detach() for name, p in adapter_parameters(model).items()}
+    save_file({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, folder / WEIGHTS, {"format": "pt"})
+    model.peft_config[NAME].save_pretrained(str(folder))
+
+
+@torch.no_grad()
+def load_adapter(model: nn.Module, folder: Path) -> None:
+    """Copy a saved adapter into the model's own."""
+    tensors = load_file(folder / WEIGHTS)
+    for name, p in adapter_parameters(model).items():
+        p.copy_(tensors[f"{PREFIX}{name.replace(f'.{NAME}.', '.')}"])
+
+
+def is_adapter(path: str) -> bool:
+    """Whether a folder holds an adapter and no model of its own."""
+    folder = Path(path)
+    return (folder / CONFIG).is_file() and not (folder / "config.json").is_file()
+
+
+def base_of(config: ModelConfig, folder: str) -> ModelConfig:
+    """Where the model of an adapter folder is. Raises ConfigError."""
+    try:
+        base = json.loads((Path(folder) / CONFIG).read_text()).get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigError(f"model.path={config.path}: {CONFIG} cannot be read ({error})") from error
+    if not base:
+        raise ConfigError(
+            f"model.path={config.path} is an adapter that names no model; write base_model_name_or_path into its {CONFIG}"
+        )
+    return dataclasses.replace(config, path=str(base))
+
+
+def merge_adapter(model: Any, folder: str) -> Any:
+    """The model with the adapter of a folder merged into it: a stock model again. Raises ConfigError."""
+    peft = find_peft()
+    try:
+        return peft.PeftModel.from_pretrained(model, folder).merge_and_unload()
+    except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
+        raise ConfigError(f"model.path={folder}: the adapter does not fit its model: {str(error).splitlines()[0][:200]}") from error
+
+
+def save_merged(loaded: "Loaded", folder: Path) -> None:
+    """A stock Hugging Face folder with the adapters merged."""
+    loaded.model.save_pretrained(folder, state_dict=merged_weights(loaded.model, buffers=True))
+    loaded.tokenizer.save_pretrained(folder)
