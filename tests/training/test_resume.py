@@ -164,6 +164,8 @@ def test_kill_9_at_any_moment(server, words, reference, tmp_path):
 def test_kill_9_with_adapters(server, words, tmp_path):
     """The adapter's own file is what a run with LoRA goes on from: merged weights would have lost its last bits."""
     adapted = lambda runs: [*words(runs), "model.lora.rank=4", "optimiser.lr=1e-2"]  # noqa: E731
+    for name in ("whole", "cut"):
+        (tmp_path / name).mkdir()
     whole = Run(server, adapted, tmp_path / "whole")
     assert whole.exit_code() == 0, whole.output.read_text()
     for step in (1, 5):

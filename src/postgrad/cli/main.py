@@ -22,6 +22,7 @@ COMMANDS = {
     "data": ("postgrad.cli.data", "prepare, show, check and export data sets: data prepare gsm8k"),
     "sandbox": ("postgrad.cli.sandbox", "the code sandbox over HTTP, for verifiers on other machines"),
     "plot": ("postgrad.cli.plot", "the same charts as a picture: plot RUN [RUN ...] [FILE.png]"),
+    "export": ("postgrad.cli.export", "export RUN|VERL_FOLDER OUT: a stock Hugging Face folder from a checkpoint or verl's shards"),
     "init": ("postgrad.cli.init", "a method or verifier of your own, with its test: init NAME [--verifier]"),
 }
 

@@ -44,7 +44,9 @@ def adapt(model: Any, config: LoraConfig, seed: int, base: str = "") -> None:
     )
     settings.base_model_name_or_path = base or None
     peft.inject_adapter_in_model(settings, model, adapter_name=NAME)
-    settings.target_modules = sorted(settings.target_modules)  # peft makes a set of them, and its files would differ from run to run
+    settings.target_modules = sorted(
+        settings.target_modules
+    )  # peft makes a set of them, and its files would differ from run to run
     generator = torch.Generator().manual_seed(seed)
     for name, p in adapter_parameters(model).items():
         if ".lora_A." in name and p.device.type != "meta":
