@@ -257,8 +257,8 @@ def test_a_rollout_is_opened_coloured_and_explained(eyes):
     assert "not in the loss" in eyes.text(".tip") and "-0.4" in eyes.text(".tip")
 
 
-@pytest.mark.parametrize("updates", [1, 2], ids=["by the update's own passes", "by the pass before it"])
-def test_a_real_run_is_coloured_by_entropy(eyes, tmp_path, updates):
+def real_run(tmp_path: Path, recipe: str, *words: str) -> Path:
+    """A step of a real run on a tiny model that is paid for threes; its folder of runs."""
     from world import config_of
 
     from postgrad.model.tiny import make_tiny
@@ -266,20 +266,42 @@ def test_a_real_run_is_coloured_by_entropy(eyes, tmp_path, updates):
     from postgrad.training.report import Reporter
 
     (tmp_path / "mine.py").write_text("def threes(response, problem):\n    return response.count('3') / 3\n")
-    words = (
-        "rollout.samples=8",
-        "rollout.max_response_tokens=3",
-        "training.problems_per_step=4",
-        "reward.workers=1",
-        "training.steps=1",
-    )
-    own = (f"training.updates_per_step={updates}", f"reward.verifier={tmp_path / 'mine.py'}:threes", f"runs={tmp_path / 'runs'}")
-    train(config_of("grpo", make_tiny(tmp_path / "model", seed=0, layers=2, width=32), *words, *own), Reporter())
-    with serving(tmp_path / "runs") as server:
+    small = ("rollout.samples=8", "rollout.max_response_tokens=6", "training.problems_per_step=4", "reward.workers=1")
+    own = ("training.steps=1", f"reward.verifier={tmp_path / 'mine.py'}:threes", f"runs={tmp_path / 'runs'}")
+    train(config_of(recipe, make_tiny(tmp_path / "model", seed=0, layers=2, width=32), *small, *own, *words), Reporter())
+    return tmp_path / "runs"
+
+
+@pytest.mark.parametrize("updates", [1, 2], ids=["by the update's own passes", "by the pass before it"])
+def test_a_real_run_is_coloured_by_entropy(eyes, tmp_path, updates):
+    with serving(real_run(tmp_path, "grpo", f"training.updates_per_step={updates}")) as server:
         eyes.open("#/run/test/rollouts?step=1&sort=advantage", server)
         Select(eyes.one(".detail .controls select")).select_by_visible_text("entropy")
         eyes.until(lambda: eyes.all(".gradient.amount"), "the scale of entropy")
         assert any(colour not in ("rgba(0, 0, 0, 0)", "transparent") for colour in colours(eyes))
+        eyes.driver.get("about:blank")
+
+
+def test_classmates_continue_under_the_thought_they_were_shown(eyes, tmp_path):
+    import pyarrow.parquet as pq
+
+    words = ("method.classmates=['fake:37','fake:5']", "method.keep_unit=tokens", "method.condition=always")
+    runs = real_run(tmp_path, "classmate", *words)
+    table = pq.read_table(runs / "test" / "rollouts" / "step-000001.parquet").to_pylist()
+    row = next(i for i, line in enumerate(table) if line["classmate_texts"] == ["37", "5"])
+    group = table[row]["group"]
+    with serving(runs) as server:
+        eyes.open(f"#/run/test/rollouts?step=1&group={group}", server)
+        eyes.says("Continued by classmates from this thought", ".detail")
+        inside = [line for line in table if line["group"] == group]
+        card = eyes.all(".detail article.card")[[id(line) for line in inside].index(id(table[row]))]
+        found = card.find_elements(By.CSS_SELECTOR, ".continuation")
+        assert [one.find_element(By.CSS_SELECTOR, ".said").text for one in found] == ["37", "5"]
+        tokens = card.find_elements(By.CSS_SELECTOR, ".tokens .t")
+        shown = "".join(t.text for t, seen in zip(tokens, table[row]["cot_mask"], strict=True) if seen)
+        assert shown and all(one.find_element(By.CSS_SELECTOR, ".thought").text == shown for one in found)
+        assert "✓ score 0.333" in found[0].text and "✕ score 0" in found[1].text
+        assert eyes.run(NAMELESS) == []
         eyes.driver.get("about:blank")
 
 

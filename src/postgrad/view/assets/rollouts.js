@@ -8,6 +8,8 @@ import { colourings, columnTitle, hideTip, legend, scale, tokenBlock } from "./t
 
 const FILTERS = [["all", "all"], ["right", "right"], ["wrong", "wrong"], ["truncated", "truncated"], ["failed", "not judged"], ["given", "not by the policy"]];
 const SORTS = [["order", "as drawn"], ["longest", "longest first"], ["shortest", "shortest first"], ["reward", "highest reward first"], ["advantage", "biggest advantage first"]];
+const CLASSMATE = ["classmate_texts", "classmate_scores", "cot"];  // shown together, under the response
+const TAIL = 160;  // characters of a thought before its continuations
 const FINISH = { stop: "ended by itself", length: "cut at the length limit", given: "given, not sampled" };
 
 export class Rollouts {
@@ -195,7 +197,7 @@ export class Rollouts {
       ...(parts.length > 1 || (parts.length && parts[0][1] !== row.reward) ? parts.map(([name, value]) => [name, number(value)]) : []),
       mean === null ? null : ["advantage", number(mean)], ["tokens", number(row.length)],
     ].filter(Boolean);
-    const others = Object.entries(row.others);
+    const others = Object.entries(row.others).filter(([name]) => !(Array.isArray(row.others.classmate_texts) && CLASSMATE.includes(name)));
     return h("article", { class: `card ${verdict(row)}`, "aria-label": `Response ${row.index + 1}, ${verdictText(row)}` },
       h("header", {}, h("span", { class: `verdict ${verdict(row)}` }, verdictText(row)),
         h("span", { class: `source from-${row.source}` }, row.source || ""), h("span", { class: "grow" }), h("span", { class: "dim" }, FINISH[row.finish] || row.finish)),
@@ -203,6 +205,7 @@ export class Rollouts {
       row.failure ? h("p", { class: "failure" }, h("b", {}, "Not judged: "), row.failure) : null,
       row.ids.length ? tokenBlock(row, this.colour, made, `Tokens of response ${row.index + 1}; arrow keys read them one by one`) : h("p", { class: "empty" }, "Empty response."),
       row.ids.length < row.length ? h("p", { class: "dim" }, `… ${row.length - row.ids.length} more tokens`) : null,
+      Array.isArray(row.others.classmate_texts) ? classmates(row) : null,
       others.length ? h("details", { class: "others", open: others.some(([name]) => name.includes("classmate")) }, h("summary", {}, others.some(([name]) => name.includes("classmate")) ? "Continued by classmates" : "More about this response"),
         others.map(([name, value]) => other(name, value))) : null);
   }
@@ -291,6 +294,25 @@ export function verdict(row) {
 
 function verdictText(row) {
   return { right: "✓ right", wrong: "✕ wrong", failed: "! not judged", unjudged: "no reward" }[verdict(row)];
+}
+
+/** What classmates made of the thought they were shown: its end, then each continuation with what it earned. */
+function classmates(row) {
+  const { classmate_texts: texts, classmate_scores: scores, cot } = row.others;
+  const seen = row.tokens.cot_mask || [];
+  const shown = row.texts ? row.texts.filter((_, i) => seen[i]).join("") : typeof cot === "string" ? cot : "";
+  const tail = shown.length > TAIL ? `…${shown.slice(-TAIL)}` : shown;
+  const asked = texts.some((text) => text !== null);
+  const title = asked ? `Continued by classmates from ${shown.length > TAIL ? "the end of " : ""}this thought` : "Classmates were not asked: there was no thought to show";
+  return h("section", { class: "classmates", "aria-label": title }, h("h4", {}, title),
+    texts.map((text, i) => {
+      const score = Array.isArray(scores) ? scores[i] : null;
+      const kind = text === null || score === null || score === undefined ? "unjudged" : score > 0 ? "right" : "wrong";
+      if (text === null) return asked ? h("p", { class: "dim" }, `${i + 1}: no answer, the thought filled its context`) : null;
+      return h("div", { class: `continuation ${kind}` },
+        h("div", { class: "dim" }, `${i + 1}`, kind === "unjudged" ? "" : `, ${kind === "right" ? "✓" : "✕"} score ${number(score)}`),
+        h("div", { class: "text" }, h("span", { class: "thought" }, tail), h("span", { class: "said" }, text || "(said nothing)")));
+    }));
 }
 
 function other(name, value) {
