@@ -23,6 +23,7 @@ COMMANDS = {
     "sandbox": ("postgrad.cli.sandbox", "the code sandbox over HTTP, for verifiers on other machines"),
     "plot": ("postgrad.cli.plot", "the same charts as a picture: plot RUN [RUN ...] [FILE.png]"),
     "export": ("postgrad.cli.export", "export RUN|VERL_FOLDER OUT: a stock Hugging Face folder from a checkpoint or verl's shards"),
+    "push": ("postgrad.cli.push", "push FOLDER|RUN user/name: publish a model on a hub, with a card written from the run"),
     "init": ("postgrad.cli.init", "a method or verifier of your own, with its test: init NAME [--verifier]"),
 }
 

@@ -1,0 +1,171 @@
+"""A hub in a thread: the HTTP calls that huggingface_hub makes to publish a model, and the faults a network has."""
+
+import base64
+import hashlib
+import json
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+TOKEN = "hf_right"
+BIG = (".safetensors", ".bin")  # what this hub wants as large files
+
+
+class Hub:
+    """What the server holds: repositories with their files, large files by hash, and what was asked of it."""
+
+    def __init__(self) -> None:
+        self.repos: dict[str, dict[str, Any]] = {}
+        self.large: dict[str, bytes] = {}
+        self.calls: Counter[str] = Counter()
+        self.faults: list[tuple[str, int]] = []  # (call, status or 0 for a cut connection), each happens once
+        self.address = ""
+
+    def fault(self, call: str) -> int | None:
+        for i, (name, status) in enumerate(self.faults):
+            if name == call:
+                del self.faults[i]
+                return status
+        return None
+
+    def files(self, name: str) -> dict[str, bytes]:
+        return self.repos[name]["files"]
+
+
+class Handler(BaseHTTPRequestHandler):
+    hub: Hub
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def answer(self, status: int, value: Any = None) -> None:
+        body = json.dumps(value if value is not None else {}).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        if status == 401:
+            self.send_header("x-error-message", "Invalid credentials in Authorization header")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def body(self) -> bytes:
+        if "chunked" in self.headers.get("Transfer-Encoding", ""):
+            out = b""
+            while size := int(self.rfile.readline(), 16):
+                out += self.rfile.read(size)
+                self.rfile.readline()
+            self.rfile.readline()
+            return out
+        return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+
+    def called(self, name: str, data: bytes) -> bool:
+        """Count the call; True when a fault answered it."""
+        self.hub.calls[name] += 1
+        status = self.hub.fault(name)
+        if status is None:
+            return False
+        if status == 0:
+            self.close_connection = True
+            self.connection.close()
+        else:
+            self.answer(status, {"error": "the hub is not well"})
+        return True
+
+    def known(self) -> bool:
+        return self.headers.get("Authorization") == f"Bearer {TOKEN}"
+
+    def do_POST(self) -> None:
+        data = self.body()
+        path = self.path.partition("?")[0]
+        if not self.known():
+            self.hub.calls["unknown token"] += 1
+            return self.answer(401, {"error": "Invalid username or password."})
+        if path == "/api/repos/create":
+            return self.create(data)
+        if path == "/api/validate-yaml":
+            assert json.loads(data)["content"].startswith("---\n")
+            return self.answer(200, {"errors": [], "warnings": []})
+        parts = path.strip("/").split("/")
+        if path.startswith("/api/models/") and parts[4] == "preupload":
+            return self.preupload(data)
+        if path.endswith(".git/info/lfs/objects/batch"):
+            return self.batch(data)
+        if path.startswith("/api/models/") and parts[4] == "commit":
+            return self.commit("/".join(parts[2:4]), data)
+        return self.answer(404, {"error": path})
+
+    def create(self, data: bytes) -> None:
+        if self.called("create", data):
+            return None
+        wanted = json.loads(data)
+        name = f"{wanted['organization']}/{wanted['name']}"
+        if wanted["organization"] == "stranger":
+            return self.answer(403, {"error": "You don't have the rights to create a model under this namespace"})
+        if name in self.hub.repos:
+            return self.answer(409, {"error": "You already created this model repo", "url": f"{self.hub.address}/{name}"})
+        self.hub.repos[name] = {"private": wanted.get("visibility") == "private", "files": {}, "commits": []}
+        return self.answer(200, {"url": f"{self.hub.address}/{name}", "name": name})
+
+    def do_GET(self) -> None:
+        self.answer(404 if self.known() else 401, {"error": "not here"})
+
+    def preupload(self, data: bytes) -> None:
+        if self.called("preupload", data):
+            return None
+        files = [
+            {"path": f["path"], "uploadMode": "lfs" if f["path"].endswith(BIG) else "regular", "shouldIgnore": False}
+            for f in json.loads(data)["files"]
+        ]
+        return self.answer(200, {"files": files})
+
+    def batch(self, data: bytes) -> None:
+        if self.called("batch", data):
+            return None
+        out = []
+        for wanted in json.loads(data)["objects"]:
+            upload = {"upload": {"href": f"{self.hub.address}/upload/{wanted['oid']}"}}
+            there = wanted["oid"] in self.hub.large
+            out.append({"oid": wanted["oid"], "size": wanted["size"], **({} if there else {"actions": upload})})
+        return self.answer(200, {"objects": out, "transfer": "basic"})
+
+    def do_PUT(self) -> None:
+        data = self.body()
+        if self.called("upload", data):
+            return None
+        oid = self.path.rsplit("/", 1)[1]
+        assert hashlib.sha256(data).hexdigest() == oid, "what arrives is what was announced"
+        self.hub.large[oid] = data
+        return self.answer(200)
+
+    def commit(self, name: str, data: bytes) -> None:
+        if self.called("commit", data):
+            return None
+        lines = [json.loads(line) for line in data.splitlines()]
+        repo = self.hub.repos[name]
+        for line in lines[1:]:
+            value = line["value"]
+            if line["key"] == "lfsFile":
+                repo["files"][value["path"]] = self.hub.large[value["oid"]]
+            elif line["key"] == "file":
+                repo["files"][value["path"]] = base64.b64decode(value["content"])
+        repo["commits"].append(lines[0]["value"]["summary"])
+        return self.answer(200, {"commitUrl": f"{self.hub.address}/{name}/commit/abc", "commitOid": "a" * 40})
+
+
+@contextmanager
+def serving_hub() -> Iterator[Hub]:
+    hub = Hub()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"hub": hub}))
+    hub.address = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(5)
