@@ -1,16 +1,19 @@
-"""How the page holds up: a synthetic run of many steps and trajectories, every answer timed over HTTP, the server's memory watched.
+"""How the page holds up: a synthetic run of many steps and trajectories, every answer timed over HTTP, the server's memory watched,
+and, where Chromium is installed, every page timed in the browser from the first byte asked for to the thing people came for.
 
 python benchmarks/view.py --steps 1000 --rows 500 [--folder FOLDER]   makes the run once, about 2 GB for 1,000 x 500
 """
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -109,10 +112,65 @@ def measure(root: Path, steps: int, rows: int) -> None:
         print(
             f"{'follow, the whole run indexed':<34}{(time.perf_counter() - began) * 1000:8.0f} ms more, {len(found['visits'])} visits"
         )
+        in_the_browser(steps)
         print("memory now {:.0f} MiB, highest {:.0f} MiB".format(*memory_mib(server.pid)))
     finally:
         server.terminate()
         server.wait(10)
+
+
+# Notes when something is first drawn: found by an observer, counted when the frame after it is.
+WATCH = """
+window.drawn = null;
+new MutationObserver(() => {
+  if (window.drawn === null && document.querySelector(SELECTOR)) {
+    window.drawn = 0;
+    requestAnimationFrame(() => requestAnimationFrame(() => { window.drawn = performance.now(); }));
+  }
+}).observe(document, { childList: true, subtree: true, attributes: true });
+"""
+PAINT = "return (performance.getEntriesByName('first-contentful-paint')[0] || {}).startTime"
+
+
+def in_the_browser(steps: int) -> None:
+    """Milliseconds from the start of the navigation, each page opened afresh in a new tab of a running browser."""
+    chromium, driver = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
+    if not (chromium and driver):
+        print("no Chromium with chromedriver here: the browser was not measured")
+        return
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for word in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1280,900"):
+        options.add_argument(word)
+    pages = [
+        ("runs: the table", "#/runs", "table.runs tbody tr"),
+        ("a run: the curves", "#/run/big/curves", "figure.chart svg.plot path.line"),
+        ("a step: the tokens of a group", f"#/run/big/rollouts?step={steps // 2}", ".card .tokens .t"),
+    ]
+    browser = webdriver.Chrome(options=options, service=Service(driver))
+    try:
+        for label, place, selector in pages:
+            times = [_open(browser, place, selector) for _ in range(3)]
+            painted, drawn = (sorted(column)[1] for column in zip(*times, strict=True))
+            print(f"{'browser, ' + label:<42}first paint {painted:5.0f} ms, there after {drawn:5.0f} ms (median of 3)")
+    finally:
+        browser.quit()
+
+
+def _open(browser: Any, place: str, selector: str) -> tuple[float, float]:
+    script = WATCH.replace("SELECTOR", json.dumps(selector))
+    added = browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": script})
+    browser.get("about:blank")
+    browser.get(f"http://127.0.0.1:8899/{place}")
+    end = time.monotonic() + 30
+    while not (drawn := browser.execute_script("return window.drawn")):
+        assert time.monotonic() < end, f"{selector} never came"
+        time.sleep(0.02)
+    browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
+    return float(browser.execute_script(PAINT) or 0.0), float(drawn)
 
 
 if __name__ == "__main__":

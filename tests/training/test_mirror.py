@@ -67,10 +67,12 @@ def offline_records(data: bytes) -> list[bytes]:
 
 
 @pytest.mark.slow
-def test_wandb_offline_gets_every_number(tiny, tmp_path, monkeypatch):
+def test_wandb_offline_gets_every_number(tiny, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("WANDB_MODE", "offline")
     folder, steps, validations = tracked(tiny, tmp_path, "wandb")
     (file,) = folder.glob("wandb/offline-run-*/run-*.wandb")
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "wandb sync" in line]
+    assert line.endswith(f"wandb sync {file.parent}"), "the command that sends it"
     from wandb.proto import wandb_internal_pb2
 
     limit = time.monotonic() + 20
@@ -85,6 +87,31 @@ def test_wandb_offline_gets_every_number(tiny, tmp_path, monkeypatch):
     logged = [(int(line["step"]), float(line["response/length"])) for line in seen if "response/length" in line]
     assert logged == [(s["step"], pytest.approx(s["response/length"])) for s in steps]
     assert [int(line["step"]) for line in seen if "validation/accuracy" in line] == [s["step"] for s in validations]
+
+
+def test_wandb_online_is_asked_for_one_run_that_goes_on(tiny, tmp_path, monkeypatch):
+    """What is handed to wandb.init: where, under which name, and an identity by which a resumed run is the same run there."""
+    wandb = pytest.importorskip("wandb", reason="wandb is not installed (pip install 'postgrad[track]')")
+    asked, logged = [], []
+
+    class Run:
+        offline, dir = False, "/nowhere/files"
+        define_metric = staticmethod(lambda name, step_metric: asked.append((name, step_metric)))
+        log = staticmethod(logged.append)
+        finish = staticmethod(lambda: logged.append("finished"))
+
+    monkeypatch.setattr(wandb, "init", lambda **given: asked.append(given) or Run())
+    for _ in range(2):  # the second time as a run that goes on
+        config = config_of("grpo", tiny, f"runs={tmp_path}/runs", "track=wandb")
+        tracker = mirror.wandb(tmp_path / "runs" / "test", config, 0)
+        tracker[0](3, {"reward/mean": 0.5})
+        tracker[1]()
+    first, second = asked[0], asked[2]
+    assert first["project"] == "postgrad" and first["name"] == "test" and first["resume"] == "allow"
+    assert first["id"] == second["id"] and first["dir"] == str(tmp_path / "runs" / "test")
+    assert first["config"]["optimiser"]["lr"] == config.optimiser.lr and "mode" not in first, "WANDB_MODE alone decides"
+    assert first["settings"].console == "off" and asked[1] == ("*", "step")
+    assert logged == [{"step": 3, "reward/mean": 0.5}, "finished"] * 2
 
 
 @pytest.mark.slow

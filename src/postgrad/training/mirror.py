@@ -81,7 +81,13 @@ def wandb(folder: Path, config: Config, start: int) -> Tracker:
         settings=wandb.Settings(console="off", silent=True),
     )
     run.define_metric("*", step_metric="step")
-    return (lambda number, metrics: run.log({"step": number, **metrics})), run.finish
+
+    def finish() -> None:
+        run.finish()
+        if run.offline:  # nothing was sent: say how
+            print(f"to send this run to Weights & Biases: wandb sync {Path(run.dir).parent}", flush=True)
+
+    return (lambda number, metrics: run.log({"step": number, **metrics})), finish
 
 
 def tensorboard(folder: Path, config: Config, start: int) -> Tracker:
