@@ -113,6 +113,7 @@ class VllmEngine:
         self._wake("weights")
         with _undisturbed():
             self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights.items())})
+            self.llm.apply_model(_pack_heads)
         if not self.asleep and not self.llm.reset_prefix_cache():
             raise RunError("vLLM kept keys and values of the old weights")
 
@@ -165,6 +166,13 @@ class VllmEngine:
             torch.accelerator.empty_cache()
             self.llm.wake_up(tags=wanted)
             self.asleep = [part for part in self.asleep if part not in wanted]
+
+
+def _pack_heads(model: Any) -> None:
+    """vLLM's CPU build computes with packed copies, and forgets to pack a head anew that shares the embeddings' tensor."""
+    for module in model.modules():
+        if hasattr(module, "cpu_linear") and module.weight.numel():
+            module.quant_method.process_weights_after_loading(module)
 
 
 def _room(loaded: Loaded, config: Config, rows: int, device: torch.device) -> tuple[int, int]:
