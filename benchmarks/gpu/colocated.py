@@ -24,7 +24,7 @@ WARM_UP = 2
 
 def words_for(gsm8k: str, folder: Path, samples: int, problems: int) -> list[str]:
     """The data and the reward of the runs."""
-    common = [f"rollout.samples={samples}", f"training.problems_per_step={problems}"]
+    common = [f"rollout.samples={samples}", f"training.problems_per_step={problems}", "optimiser.kind=adamw_fused"]
     if not gsm8k:
         boxed = f"reward.verifier={HERE.parent / 'research.py'}:boxed_sum"
         return [*common, "data.train=arithmetic:2:boxed:train", boxed, "rollout.max_response_tokens=64", "optimiser.lr=2e-5"]
@@ -55,7 +55,7 @@ def run(engine: str, model: str, words: list[str], folder: Path) -> dict[str, An
     began, memory = time.time(), [used_gib()]
     said = folder / f"{engine}.txt"
     with said.open("w") as file:
-        child = subprocess.Popen([*command, "optimiser.kind=adamw_fused"], stdout=file, stderr=subprocess.STDOUT)
+        child = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
         while child.poll() is None:
             time.sleep(0.25)
             memory.append(used_gib())

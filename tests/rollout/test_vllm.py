@@ -16,6 +16,7 @@ from conftest import sharpened
 from world import END, config_of, metrics_of, random_batch, words_of
 
 from postgrad.cli.main import main
+from postgrad.cluster import place
 from postgrad.cluster.host import build_host
 from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError
@@ -94,6 +95,15 @@ def test_a_grpo_run_with_updates_that_the_engine_sees(model, tmp_path):
     assert max(line["engine/gap_max"] for line in steps) < 1e-3, "each step sampled from the weights of the step before"
     assert sorted((model / "model.safetensors").stat()[i] for i in (6, 8)) == before
     assert not (tmp_path / "test" / "weights").exists(), "no weights went by disk"
+
+
+def test_in_a_process_of_its_own_it_takes_weights_too(model):
+    words = ("rollout.engine=vllm", "cluster.place=process", "cluster.engine_apart=true", "cluster.wait_s=120")
+    with place(config_of("grpo", model, *SMALL, *words)) as placed:
+        placed.policy.update(random_batch(1), 1)
+        assert not placed.engine.shares_weights and gap(placed.policy, placed.engine) > 0.01
+        placed.engine.publish(placed.policy.weights())
+        assert gap(placed.policy, placed.engine) < 1e-3
 
 
 def test_an_engine_whose_weights_stay_is_found_at_the_start(model, tmp_path, capsys, monkeypatch):
