@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import sharpened
+from safetensors.torch import load_file
 from world import END, config_of, metrics_of, random_batch, words_of
 
 from postgrad.cli.main import main
@@ -95,6 +96,18 @@ def test_a_grpo_run_with_updates_that_the_engine_sees(model, tmp_path):
     assert max(line["engine/gap_max"] for line in steps) < 1e-3, "each step sampled from the weights of the step before"
     assert sorted((model / "model.safetensors").stat()[i] for i in (6, 8)) == before
     assert not (tmp_path / "test" / "weights").exists(), "no weights went by disk"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="no peft")
+def test_adapters_are_seen_by_the_engine(model, tmp_path):
+    words = ("rollout.engine=vllm", "model.lora.rank=4", "optimiser.lr=5e-2", f"runs={tmp_path}", varied(tmp_path))
+    config = config_of("grpo", model, *SMALL, *words)
+    steps = [line for line in metrics_of(train(config, Reporter()).folder) if "loss" in line]
+    assert len(steps) == 3 and max(line["engine/gap_max"] for line in steps) < 1e-3
+    saved = load_file(tmp_path / "test" / "checkpoints" / "step-3" / "policy" / "model.safetensors")
+    base = load_file(model / "model.safetensors")
+    name = "model.layers.0.self_attn.q_proj.weight"
+    assert float((saved[name] - base[name]).abs().max()) > 1e-3, "the adapters moved what the engine had to follow"
 
 
 def test_in_a_process_of_its_own_it_takes_weights_too(model):

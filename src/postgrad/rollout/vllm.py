@@ -17,6 +17,7 @@ from postgrad.config.schema import Config
 from postgrad.errors import ConfigError, RunError
 from postgrad.model.device import DTYPES, choose_device, free_memory_bytes
 from postgrad.model.load import Loaded, resolve, stop_ids
+from postgrad.model.lora import is_adapter
 from postgrad.rollout.engine import Completion, Request, Sampling, check_room, limit_of
 
 MOST_ROWS = 1024
@@ -79,9 +80,11 @@ class VllmEngine:
         from vllm import LLM  # type: ignore[import-not-found]
 
         path = resolve(config.model.path, config.seed)
-        if path.endswith(".gguf"):
+        if path.endswith(".gguf") or is_adapter(path):
+            kind = "a GGUF file" if path.endswith(".gguf") else "an adapter"
             raise ConfigError(
-                f"rollout.engine=vllm cannot read {config.model.path} here; use a model folder, or rollout.engine=native"
+                f"rollout.engine=vllm reads model folders, and model.path={config.model.path} is {kind}; "
+                "give it a folder (postgrad export makes one of an adapter), or use rollout.engine=native"
             )
         # Our head keeps all digits of bfloat16 products; vLLM's does when told to. Its CPU build packs the head away and cannot.
         wide = {"hf_overrides": {"head_dtype": "float32"}} if self.sleeps and config.model.dtype == "bfloat16" else {}
