@@ -20,6 +20,7 @@ COMMANDS = {
     "recipes": ("postgrad.cli.recipes", "list the recipes, or show one with every setting: recipes [NAME]"),
     "view": ("postgrad.cli.view", "the page over runs, rollouts and evaluations, live: view [RUNS]"),
     "data": ("postgrad.cli.data", "prepare, show, check and export data sets: data prepare gsm8k"),
+    "serve": ("postgrad.cli.serve", "models behind OpenAI's HTTP interface: serve MODEL [MODEL ...] --port 8000"),
     "sandbox": ("postgrad.cli.sandbox", "the code sandbox over HTTP, for verifiers on other machines"),
     "plot": ("postgrad.cli.plot", "the same charts as a picture: plot RUN [RUN ...] [FILE.png]"),
     "export": ("postgrad.cli.export", "export RUN|VERL_FOLDER OUT: a stock Hugging Face folder from a checkpoint or verl's shards"),

@@ -33,7 +33,7 @@ def run(words: list[str]) -> int:
         return 0
     folder, options = read(words)
     from postgrad.view.folder import Folder
-    from postgrad.view.server import is_loopback
+    from postgrad.web import is_loopback
 
     root = Folder(Path(folder))
     host = options.get("--host", "127.0.0.1")

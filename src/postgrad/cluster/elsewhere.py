@@ -22,8 +22,8 @@ def is_served(path: str) -> bool:
 def served(path: str) -> tuple[str, str]:
     """The address http://host:port/v1#model of a served model, and where its tokenizer is: `?tokenizer=PATH`, else the model's name.
 
-    A mapping file, `servers.json#model`, says {"model": {"local_host": ..., "port": ..., "served_model_name": ...}}; its names are
-    where the tokenizers are. Raises ConfigError.
+    A mapping file, `servers.json#model`, says {"model": {"local_host": ..., "port": ..., "served_model_name": ..., "tokenizer": ...}};
+    without a tokenizer its names are where the tokenizers are. Raises ConfigError.
     """
     if path.startswith(("http://", "https://")):
         parts = urlsplit(path)
@@ -33,7 +33,7 @@ def served(path: str) -> tuple[str, str]:
     entry = _entry(file, name)
     try:
         model = entry.get("served_model_name") or name
-        return f"http://{entry['local_host']}:{int(entry['port'])}/v1#{model}", name
+        return f"http://{entry['local_host']}:{int(entry['port'])}/v1#{model}", str(entry.get("tokenizer") or name)
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{file}: {name} needs local_host and a port that is a number ({error})") from error
 

@@ -5,13 +5,12 @@
     POST /test_program_stdio   {"program", "tests": [{"input", "output"}], "max_execution_time": 1.0}
 
 Both answer {"results": [0|1], "runtimes": [seconds, or -1.0], "reasons": [text]}. `tests` may also be a JSON text of the list. 400: the
-request cannot be read · 401: the token is wrong · 413: too large · 422: a test cannot be put to a program · 429: all places are
-taken · 500: the sandbox failed · 503: shutting down.
+request cannot be read · 401: the token is wrong · 408: it came too slowly · 413: too large · 422: a test cannot be put to a program ·
+429: all places are taken · 500: the sandbox failed · 503: shutting down.
 """
 
 import asyncio
 import contextlib
-import hmac
 import json
 import queue
 import threading
@@ -25,20 +24,14 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from postgrad.rewards.sandbox import Limits, Result, Sandbox, SandboxError
+from postgrad.web import Bad, has_token, read_json, settle
 
 MAX_BODY = 16 << 20  # bytes
+BODY_S = 60.0  # for a request's body to arrive
 MAX_PROGRAM = 1 << 20  # characters
 MAX_TESTS = 1000
 MAX_TIME_S = 60.0  # of one test
 MAX_TOTAL_S = 300.0  # of one request
-
-
-class Bad(Exception):
-    """A request that is answered with an error: status and reason."""
-
-    def __init__(self, status: int, reason: str) -> None:
-        super().__init__(reason)
-        self.status, self.reason = status, reason
 
 
 class Workers:
@@ -86,19 +79,9 @@ class Workers:
             except BaseException as raised:
                 result, error = None, raised
             try:
-                loop.call_soon_threadsafe(_settle, future, result, error)
+                loop.call_soon_threadsafe(settle, future, result, error)
             except RuntimeError:  # the loop has ended
                 return
-
-
-def _settle(future: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> None:
-    if future.cancelled():
-        return
-    if error is not None:
-        future.set_exception(error)
-        future.exception()  # looked at, so that a client who left causes no complaint
-    else:
-        future.set_result(result)
 
 
 def make_app(sandbox: Sandbox, token: str = "", workers: int = 2, waiting: int = 64) -> Starlette:
@@ -111,8 +94,9 @@ def make_app(sandbox: Sandbox, token: str = "", workers: int = 2, waiting: int =
     def endpoint(test: Callable[[Sandbox, dict[str, Any]], list[Result]]) -> Callable[[Request], Any]:
         async def answer(request: Request) -> Response:
             try:
-                _check_token(request, token)
-                given = _checked(await _body(request))
+                if not has_token(request, token):
+                    raise Bad(401, "this sandbox wants a token: Authorization: Bearer TOKEN")
+                given = _checked(await read_json(request, MAX_BODY, BODY_S))
                 results = await pool.run(lambda: test(sandbox, given))
                 if odd := next((result for result in results if result.unsupported), None):
                     raise Bad(422, odd.reason)
@@ -138,27 +122,6 @@ def make_app(sandbox: Sandbox, token: str = "", workers: int = 2, waiting: int =
             Route("/test_program_stdio", endpoint(_stdio), methods=["POST"]),
         ],
     )
-
-
-def _check_token(request: Request, token: str) -> None:
-    given = request.headers.get("authorization", "")
-    if token and not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
-        raise Bad(401, "this sandbox wants a token: Authorization: Bearer TOKEN")
-
-
-async def _body(request: Request) -> Any:
-    """The JSON of a request, read no further than its limit."""
-    content = bytearray()
-    if (request.headers.get("content-type") or "").split(";")[0].strip() != "application/json":
-        raise Bad(400, "send JSON, with Content-Type: application/json")
-    async for piece in request.stream():
-        content += piece
-        if len(content) > MAX_BODY:
-            raise Bad(413, f"the request is larger than {MAX_BODY >> 20} MiB")
-    try:
-        return json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise Bad(400, "the request is not JSON") from error
 
 
 def _checked(given: Any) -> dict[str, Any]:

@@ -17,13 +17,20 @@ from postgrad.errors import RunError
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to sample. `temperature` 0 is greedy. Log-probs are those of the distribution at this temperature (at 1 when greedy)."""
+    """How to sample. `temperature` 0 is greedy. Log-probs are those of the distribution at this temperature (at 1 when greedy).
+
+    A response also ends with the token that completes one of the `stop` strings; that token belongs to it.
+    """
 
     temperature: float = 1.0
     max_new_tokens: int = 256
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    stop: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stop", tuple(self.stop))  # a list where it has crossed a process boundary
 
     @property
     def filters(self) -> bool:
@@ -58,7 +65,7 @@ def check_room(requests: Sequence[Request], sampling: Sampling, max_context: int
 
 @dataclass(frozen=True)
 class Completion:
-    """One continuation. `finish` is stop (the last token is a stop token) or length."""
+    """One continuation. `finish` is stop (the last token is a stop token, or completes a stop string) or length."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)

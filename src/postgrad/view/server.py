@@ -2,15 +2,12 @@
 
 import asyncio
 import hmac
-import ipaddress
 import json
 import math
 import mimetypes
-import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import uvicorn
 from pyarrow.lib import ArrowException
@@ -29,6 +26,7 @@ from postgrad.view.folder import Folder, Outside
 from postgrad.view.rollouts import Rollouts
 from postgrad.view.runs import Runs
 from postgrad.view.tokens import Tokens
+from postgrad.web import is_loopback, stranger
 
 ASSETS = Path(__file__).parent / "assets"
 COOKIE = "postgrad_token"
@@ -50,22 +48,11 @@ class Bad(Exception):
     """A question that makes no sense; the page answers 400 with the sentence."""
 
 
-def is_loopback(host: str) -> bool:
-    """Whether a host name or address is this machine alone."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
-
-
 class Guard:
     """Lets in requests for this host, from this page, with the token if there is one; reading only."""
 
     def __init__(self, app: ASGIApp, host: str, token: str) -> None:
         self.app, self.host, self.token = app, host, token
-        self.names = {host.lower(), "localhost", socket.gethostname().lower()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -87,28 +74,9 @@ class Guard:
         """None, or why not: an unknown host name (a site that points its name here), another origin, a writing method."""
         if request.method not in ("GET", "HEAD"):
             return PlainTextResponse("this page only reads", 405)
-        if not self.known_host(request.headers.get("host", "")):
-            return PlainTextResponse("unknown host name", 403)
-        origin = request.headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
-            return PlainTextResponse("another origin", 403)
         opened = request.headers.get("sec-fetch-mode") == "navigate" and request.url.path == "/"
-        if request.headers.get("sec-fetch-site") in ("cross-site", "same-site") and not opened:
-            return PlainTextResponse("another site", 403)
-        return None
-
-    def known_host(self, header: str) -> bool:
-        try:
-            name = (urlsplit(f"//{header}").hostname or "").lower()
-        except ValueError:
-            return False
-        if is_loopback(self.host):
-            return is_loopback(name)
-        try:
-            ipaddress.ip_address(name)
-        except ValueError:
-            return name in self.names
-        return True
+        reason = stranger(request, self.host, opened)
+        return PlainTextResponse(reason, 403) if reason else None
 
     def welcome(self, request: Request) -> Response | None:
         """None with the right token; the first visit brings it in the address and leaves with a cookie."""

@@ -18,7 +18,8 @@ from postgrad.model.head import wide_logits, widen
 from postgrad.model.load import Loaded, stop_ids
 from postgrad.rollout.engine import Completion, Request, Sampling, limit_of
 from postgrad.rollout.native.cache import Prefill, Slots
-from postgrad.rollout.native.sampling import BLOCK, RowRandom, pick
+from postgrad.rollout.native.sampling import BLOCK, RowRandom, pick_mixed
+from postgrad.rollout.stops import StopStrings
 
 if TYPE_CHECKING:
     from postgrad.rollout.native.decoder import Decoder
@@ -32,23 +33,45 @@ def bucket(count: int) -> int:
     return power * 3 // 4 if power >= 4 and count <= power * 3 // 4 else power
 
 
-@dataclass
-class _Row:
+@dataclass(eq=False)
+class Job:
+    """One request, how its rows are sampled, and where its completions go."""
+
+    request: Request
+    sampling: Sampling
+    done: list[Completion] = field(default_factory=list)
+    stops: StopStrings | None = None
+
+    def __post_init__(self) -> None:
+        self.done = [Completion()] * len(self.request.seeds)
+
+    @property
+    def limit(self) -> int:
+        return limit_of(self.request, self.sampling)
+
+
+@dataclass(eq=False)
+class Row:
     """One trajectory on its way."""
 
-    request: int
+    job: Job
     index: int
     random: RowRandom
-    limit: int
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+
+    def ends(self, stop: bool) -> str:
+        """Why the row ends with its last token: stop or length, or empty when it goes on."""
+        if stop or (self.job.stops is not None and self.job.stops.end(self.tokens, len(self.tokens) - 1)):
+            return "stop"
+        return "length" if len(self.tokens) == self.job.limit else ""
 
 
 @dataclass
 class _Waiting:
     """A prefilled prompt whose samples have not all found a slot yet."""
 
-    request: int
+    job: Job
     prefill: Prefill
     row: int
     logits: Tensor  # (vocabulary,)
@@ -61,7 +84,7 @@ class NativeEngine:
     shares_weights = True
 
     def __init__(self, loaded: Loaded, config: RolloutConfig) -> None:
-        self.model = loaded.model
+        self.model, self.tokenizer = loaded.model, loaded.tokenizer
         self.device = next(self.model.parameters()).device
         self.max_rows, self.cache_gib = config.max_rows or 256, config.cache_gib
         self.stop = torch.tensor(stop_ids(loaded), device=self.device)
@@ -85,9 +108,8 @@ class NativeEngine:
 
     @torch.no_grad()
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
-        out: list[list[Completion]] = [[Completion()] * len(r.seeds) for r in requests]
         if not any(r.seeds for r in requests):
-            return out
+            return [[] for _ in requests]
         worst = max(requests, key=lambda r: len(r.prompt) + limit_of(r, sampling))
         longest = len(worst.prompt) + limit_of(worst, sampling)
         if longest > self.max_context:
@@ -101,10 +123,12 @@ class NativeEngine:
                 from postgrad.rollout.native.paged import PagedRun
 
                 return PagedRun(self.decoder, requests, sampling, self.max_rows, self.cache_bytes(), self.max_context).finish()
-            _Run(self, requests, sampling, out, longest).finish()
+            run = Run(self, min(self.max_rows, sum(len(r.seeds) for r in requests)), longest)
+            jobs = [run.add(Job(request, sampling)) for request in requests]
+            run.finish()
         finally:
             self.model.train()
-        return out
+        return [job.done for job in jobs]
 
     def cache_bytes(self) -> int:
         """Memory that keys and values may take on the device."""
@@ -113,31 +137,39 @@ class NativeEngine:
         return free_memory_bytes(self.device) // 3
 
 
-class _Run:
-    """One call of generate: the state of the decode loop."""
+class Run:
+    """The state of a decode loop: rows of jobs enter while there is room, and leave when they end."""
 
-    def __init__(
-        self, engine: NativeEngine, requests: Sequence[Request], sampling: Sampling, out: list[list[Completion]], longest: int
-    ) -> None:
-        self.engine, self.requests, self.sampling, self.out = engine, requests, sampling, out
+    def __init__(self, engine: NativeEngine, capacity: int, longest: int) -> None:
+        self.engine, self.capacity = engine, capacity
         self.head_weight = widen(engine.model.get_output_embeddings().weight)
-        total = sum(len(r.seeds) for r in requests)
-        self.capacity = min(engine.max_rows, total)
         self.slots = Slots(self.capacity, longest)
-        self.to_prefill = deque(i for i, r in enumerate(requests) if r.seeds)
+        self.to_prefill: deque[Job] = deque()
         self.waiting: deque[_Waiting] = deque()
-        self.active: list[_Row] = []
+        self.active: list[Row] = []
         self.lengths = np.zeros(self.capacity, dtype=np.int64)  # tokens in the cache
         self.steps = np.zeros(self.capacity, dtype=np.int64)  # tokens sampled
         self.uniforms = np.zeros((self.capacity, BLOCK))
         self.next_tokens = torch.zeros(self.capacity, dtype=torch.int64, device=engine.device)
 
+    def add(self, job: Job) -> Job:
+        """Let a job wait for its turn."""
+        if job.sampling.stop:
+            job.stops = StopStrings(self.engine.tokenizer, job.sampling.stop)
+        if job.request.seeds:
+            self.to_prefill.append(job)
+        return job
+
     def finish(self) -> None:
         """Run until every trajectory has ended."""
         self.fill()
         while self.active:
-            self.take(*self.sample(self.decode()))
-            self.fill()
+            self.step()
+
+    def step(self) -> None:
+        """One token for every active row; then rows that waited take the places of those that ended."""
+        self.take(*self.sample(self.decode()))
+        self.fill()
 
     def decode(self) -> Tensor:
         """(active, vocabulary) logits after the last token of each active row.
@@ -165,12 +197,12 @@ class _Run:
 
     def sample(self, logits: Tensor, first: int = 0) -> tuple[list[int], list[float], list[bool], int]:
         """Next token of the active rows from `first` on."""
-        rows = range(first, first + len(logits))
-        for i in rows:
+        for i in range(first, first + len(logits)):
             if self.steps[i] % BLOCK == 0:
                 self.uniforms[i] = self.active[i].random.block()
         u = self.uniforms[first : first + len(logits), :][np.arange(len(logits)), self.steps[first : first + len(logits)] % BLOCK]
-        tokens, logprobs = pick(logits, torch.from_numpy(u).to(logits.device), self.sampling)
+        rows = self.active[first : first + len(logits)]
+        tokens, logprobs = pick_mixed(logits, torch.from_numpy(u).to(logits.device), [row.job.sampling for row in rows])
         self.steps[first : first + len(logits)] += 1
         self.next_tokens[first : first + len(logits)] = tokens
         stopped = torch.isin(tokens, self.engine.stop)
@@ -183,11 +215,17 @@ class _Run:
             row = self.active[i]
             row.tokens.append(token)
             row.logprobs.append(logprob)
-            if stop or len(row.tokens) == row.limit:
-                self.out[row.request][row.index] = Completion(row.tokens, row.logprobs, "stop" if stop else "length")
+            finish = row.ends(stop)
+            self.took(row, finish)
+            if finish:
                 ended.append(i)
         for i in reversed(ended):
             self.remove(i)
+
+    def took(self, row: Row, finish: str) -> None:
+        """A row has got a token; `finish` is not empty when it was its last."""
+        if finish:
+            row.job.done[row.index] = Completion(row.tokens, row.logprobs, finish)
 
     def remove(self, i: int) -> None:
         last = len(self.active) - 1
@@ -204,13 +242,13 @@ class _Run:
             if not self.waiting:
                 self.prefill()
             prompt = self.waiting[0]
-            request = self.requests[prompt.request]
+            request = prompt.job.request
             first = len(self.active)
             room = min(self.capacity - first, len(request.seeds) - prompt.next_index)
             self.slots.admit(first, room, prompt.prefill, prompt.row, len(request.prompt))
             self.lengths[first : first + room], self.steps[first : first + room] = len(request.prompt), 0
             for index in range(prompt.next_index, prompt.next_index + room):
-                self.active.append(_Row(prompt.request, index, RowRandom(request.seeds[index]), limit_of(request, self.sampling)))
+                self.active.append(Row(prompt.job, index, RowRandom(request.seeds[index])))
             prompt.next_index += room
             if prompt.next_index == len(request.seeds):
                 self.waiting.popleft()
@@ -218,19 +256,19 @@ class _Run:
 
     def prefill(self) -> None:
         """Run the next prompts, as many as there is use for, and remember their keys, values and last logits."""
-        chosen: list[int] = []
+        chosen: list[Job] = []
         room, width = self.capacity - len(self.active), 0
         while self.to_prefill and room > 0:
-            request = self.requests[self.to_prefill[0]]
+            request = self.to_prefill[0].request
             width = max(width, len(request.prompt))
             if chosen and width * (len(chosen) + 1) > PREFILL_TOKENS:
                 break
             room -= len(request.seeds)
             chosen.append(self.to_prefill.popleft())
-        lengths = torch.tensor([len(self.requests[i].prompt) for i in chosen])
+        lengths = torch.tensor([len(job.request.prompt) for job in chosen])
         ids = torch.zeros(len(chosen), int(lengths.max()), dtype=torch.int64)
-        for row, i in enumerate(chosen):
-            ids[row, : lengths[row]] = torch.tensor(self.requests[i].prompt)
+        for row, job in enumerate(chosen):
+            ids[row, : lengths[row]] = torch.tensor(job.request.prompt)
         device = self.engine.device
         cache = Prefill()
         hidden = self.engine.model.base_model(
@@ -243,5 +281,5 @@ class _Run:
         logits = self.head(hidden[torch.arange(len(chosen), device=device), (lengths - 1).to(device)])
         if not self.slots.keys:
             self.slots.allocate(cache)
-        for row, i in enumerate(chosen):
-            self.waiting.append(_Waiting(i, cache, row, logits[row]))
+        for row, job in enumerate(chosen):
+            self.waiting.append(_Waiting(job, cache, row, logits[row]))

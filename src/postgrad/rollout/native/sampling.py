@@ -1,5 +1,7 @@
 """Picking tokens: inverse-CDF sampling from one uniform number a row and token, so that each row's randomness is its own."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -39,6 +41,21 @@ def pick(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, 
     target = torch.minimum(uniforms[:, None].to(cdf.dtype) * total, torch.nextafter(total, torch.zeros_like(total)))
     tokens = torch.searchsorted(cdf, target, right=True)[:, 0]
     return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
+
+
+def pick_mixed(logits: Tensor, uniforms: Tensor, samplings: Sequence[Sampling]) -> tuple[Tensor, Tensor]:
+    """The same with a sampling for each row; rows with equal ones are picked together."""
+    kinds: dict[Sampling, list[int]] = {}
+    for row, sampling in enumerate(samplings):
+        kinds.setdefault(sampling, []).append(row)
+    if len(kinds) == 1:
+        return pick(logits, uniforms, samplings[0])
+    tokens = torch.empty(len(samplings), dtype=torch.int64, device=logits.device)
+    logprobs = torch.empty(len(samplings), dtype=logits.dtype, device=logits.device)
+    for sampling, rows in kinds.items():
+        at = torch.tensor(rows, device=logits.device)
+        tokens[at], logprobs[at] = pick(logits[at], uniforms[at], sampling)
+    return tokens, logprobs
 
 
 def _filter(probs: Tensor, sampling: Sampling) -> Tensor:
