@@ -46,7 +46,7 @@ class Served:
             body["temperature"], body["max_tokens"], body["top_p"], max(0, body.get("top_k", 0)), body.get("min_p", 0.0)
         )
         with self.turn:
-            done = self.engine.generate([Request(prompt, [body["seed"]])], sampling)[0][0]
+            done = self.engine.generate([Request(prompt, [body["seed"] % 2**64])], sampling)[0][0]
         choice: dict[str, Any] = {"index": 0, "text": self.prompts.decode(done.tokens), "finish_reason": done.finish}
         if self.gives_ids and "logprobs" in body:
             choice |= {"token_ids": done.tokens, "logprobs": {"token_logprobs": done.logprobs}}

@@ -7,6 +7,7 @@ import ipaddress
 import json
 import signal
 import socket
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 from urllib.parse import urlsplit
@@ -204,13 +205,19 @@ def make_server(app: Any, grace_s: int, connections: int = 1000) -> uvicorn.Serv
 
 def run(server: uvicorn.Server, listener: socket.socket) -> None:
     """Answer until Ctrl-C or SIGTERM."""
+    with contextlib.suppress(KeyboardInterrupt), sigterm_as_interrupt():
+        server.run(sockets=[listener])
+
+
+@contextlib.contextmanager
+def sigterm_as_interrupt() -> Iterator[None]:
+    """SIGTERM raises KeyboardInterrupt here, as Ctrl-C does."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGTERM, stop)
     try:
-        with contextlib.suppress(KeyboardInterrupt):
-            server.run(sockets=[listener])
+        yield
     finally:
         signal.signal(signal.SIGTERM, before)

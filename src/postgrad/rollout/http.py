@@ -278,7 +278,7 @@ class HttpChat:
 
 def _sampling_body(model: str, sampling: Sampling, seed: int, limit: int) -> dict[str, Any]:
     common = {"model": model, "max_tokens": limit, "temperature": sampling.temperature, "top_p": sampling.top_p}
-    return common | {"n": 1, "seed": seed % 2**63}  # servers keep seeds in 64 bits with a sign
+    return common | {"n": 1, "seed": seed - 2**64 if seed >= 2**63 else seed}  # servers keep seeds in 64 bits with a sign
 
 
 def _choice(answer: Any, url: str) -> dict[str, Any]:

@@ -1,0 +1,112 @@
+"""Hand over to vLLM: its own server as a child process for each model, told to sample and to tell as ours does."""
+
+import contextlib
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from postgrad import web
+from postgrad.errors import ConfigError, RunError
+from postgrad.serving import mapping
+
+START_S = 900.0  # for vLLM to load a model, compile and answer
+MEMORY = 0.9  # share of the device's memory, for all models together
+
+
+def serve_vllm(models: dict[str, str], host: str, port: int, token: str, options: dict[str, str]) -> int:
+    """Run a vLLM server for each model (name to path) until Ctrl-C or SIGTERM. Several take consecutive ports.
+
+    Raises:
+        ConfigError: vLLM is not installed, an option that it has not, a port in use.
+        RunError: a server ended by itself, or did not become ready in time.
+    """
+    if importlib.util.find_spec("vllm") is None:
+        raise ConfigError("--engine vllm needs vLLM, which is not installed: pip install vllm, or leave --engine away")
+    if options["--reload-below"]:
+        raise ConfigError("--reload-below is for --engine native; vLLM's server has no such call")
+    ports = [free_port(host, port + i if port else 0) for i in range(len(models))]
+    children: list[subprocess.Popen[bytes]] = []
+    try:
+        with web.sigterm_as_interrupt():
+            for (name, path), own in zip(models.items(), ports, strict=True):
+                environment = {**os.environ, "VLLM_API_KEY": token} if token else {**os.environ}
+                words = [sys.executable, "-m", "vllm.entrypoints.cli.main", *arguments(name, path, host, own, options, len(models))]
+                # A session of its own: Ctrl-C is ours to pass on, once.
+                children.append(subprocess.Popen(words, env=environment, start_new_session=True))
+            for child, name, own in zip(children, models, ports, strict=True):
+                _until_ready(child, name, host, own)
+            file = Path(options["--servers"]).expanduser() if options["--servers"] else None
+            items = enumerate(zip(models.items(), ports, strict=True))
+            entries = {name: mapping.entry(host, own, name, i, path) for i, ((name, path), own) in items}
+            with mapping.named(file, entries):
+                for name, own in zip(models, ports, strict=True):
+                    print(f"{name}: http://{_reached(host)}:{own}/v1", flush=True)
+                print("Ctrl-C ends it", flush=True)
+                _watch(children, list(models))
+    except KeyboardInterrupt:
+        pass
+    finally:
+        for child in children:
+            end(child, int(options["--grace"]))
+    return 0
+
+
+def arguments(name: str, path: str, host: str, port: int, options: dict[str, str], num_models: int) -> list[str]:
+    """The words of `vllm serve`. The model's generation settings stay out: what a request does not say has OpenAI's default."""
+    words = ["serve", path, "--served-model-name", name, "--host", host, "--port", str(port)]
+    words += ["--generation-config", "vllm", "--logprobs-mode", "processed_logprobs", "--disable-uvicorn-access-log"]
+    if num_models > 1:
+        words += ["--gpu-memory-utilization", f"{MEMORY / num_models:.3f}"]
+    given = {"--dtype": options["--dtype"], "--max-model-len": options["--context"], "--max-num-seqs": options["--rows"]}
+    return words + [word for key, value in given.items() if value not in ("auto", "0") for word in (key, value)]
+
+
+def free_port(host: str, port: int) -> int:
+    """The port, seen to be free a moment ago; any free one for 0. Raises ConfigError."""
+    with web.listen(host, port) as listener:
+        return listener.getsockname()[1]
+
+
+def end(child: "subprocess.Popen[bytes]", grace_s: float) -> None:
+    """Ctrl-C, then harder; its own children end with it."""
+    for number, wait_s in ((signal.SIGINT, grace_s), (signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(wait_s)
+            break
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+
+
+def _reached(host: str) -> str:
+    local = mapping.WILDCARDS.get(host, host)
+    return f"[{local}]" if ":" in local else local
+
+
+def _until_ready(child: "subprocess.Popen[bytes]", name: str, host: str, port: int) -> None:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        if (code := child.poll()) is not None:
+            raise RunError(f"vLLM's server of {name} ended with code {code} before it was ready; its own lines above say why")
+        try:
+            with urllib.request.urlopen(f"http://{_reached(host)}:{port}/health", timeout=5):
+                return
+        except (urllib.error.URLError, TimeoutError, ConnectionError):
+            pass
+        time.sleep(0.5)
+    raise RunError(f"vLLM's server of {name} was not ready within {START_S:g} s")
+
+
+def _watch(children: "list[subprocess.Popen[bytes]]", names: list[str]) -> None:
+    while True:
+        for child, name in zip(children, names, strict=True):
+            if (code := child.poll()) is not None:
+                raise RunError(f"vLLM's server of {name} ended by itself with code {code}; its own lines above say why")
+        time.sleep(0.5)

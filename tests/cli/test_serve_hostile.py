@@ -1,0 +1,464 @@
+"""`postgrad serve` against requests that are huge, malformed, slow, from elsewhere or without the token; new weights; bad words."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import openai
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from live import live
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import PreTrainedTokenizerFast
+from world import config_of, postgrad
+
+from postgrad import web
+from postgrad.cli import serve as command_line
+from postgrad.cli.main import main
+from postgrad.cluster.elsewhere import served as served_at
+from postgrad.cluster.host import build_host
+from postgrad.model.tiny import make_tiny
+from postgrad.rollout.engine import Request, Sampling
+from postgrad.rollout.stops import StopStrings
+from postgrad.serving import app as app_module
+from postgrad.serving import handover, mapping
+from postgrad.serving.texts import TextStream
+
+TOKEN = "a-secret-word"
+GOOD = {"model": "tiny", "prompt": "1+2=", "max_tokens": 3}
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "1+2="}], "max_tokens": 3}
+
+
+@pytest.fixture(scope="module")
+def server(tiny):
+    with live(tiny, token=TOKEN) as running:
+        yield running
+
+
+def post(server, body, path="/v1/completions", **headers):
+    return server.ask(path, body, {name.replace("_", "-"): value for name, value in headers.items()})
+
+
+def assert_refused(answer, status, says):
+    assert answer[0] == status, answer
+    error = answer[1]["error"]
+    assert says in error["message"] and set(error) == {"message", "type", "param", "code"}, error
+    assert "Traceback" not in error["message"]
+
+
+# ---- what cannot be read or served
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "says"),
+    [
+        (b"{", 400, "the request is not JSON"),
+        (b"\xff\xfe", 400, "the request is not JSON"),
+        (b"", 400, "the request is not JSON"),
+        (b"[" * 200_000, 400, "the request is not JSON"),
+        (b'{"model": "tiny", "prompt": ' + b'{"a":' * 50_000, 400, "the request is not JSON"),
+        (b'{"model": "tiny", "prompt": [1], "temperature": NaN}', 400, "the request is not JSON"),
+        (b'{"model": "tiny", "prompt": [1], "seed": ' + b"9" * 5000 + b"}", 400, "the request is not JSON"),
+        ([GOOD], 400, "the request must be a JSON object"),
+        (GOOD | {"model": "tinny"}, 404, "no model 'tinny'; did you mean tiny?"),
+        (GOOD | {"model": 3}, 400, "model must be a text"),
+        ({"model": "tiny"}, 400, "prompt must be a text, token ids, or a list of either"),
+        (GOOD | {"prompt": []}, 400, "prompt must be"),
+        (GOOD | {"prompt": ""}, 400, "no tokens"),
+        (GOOD | {"prompt": [1, "a"]}, 400, "prompt must be"),
+        (GOOD | {"prompt": [[1], []]}, 400, "prompt must be"),
+        (GOOD | {"prompt": [True]}, 400, "prompt must be"),
+        (GOOD | {"prompt": [18]}, 400, "a token id outside 0 to 17"),
+        (GOOD | {"prompt": [-1]}, 400, "a token id outside 0 to 17"),
+        (GOOD | {"prompt": ["1"] * 300}, 400, "more than 256 prompts"),
+        (GOOD | {"max_tokens": 0}, 400, "max_tokens must be a whole number from 1"),
+        (GOOD | {"max_tokens": 509}, 400, "a prompt of 4 tokens and 509 new ones exceed the context of 512"),
+        (GOOD | {"prompt": [1] * 512}, 400, "exceed the context of 512"),
+        (GOOD | {"max_tokens": "5"}, 400, "max_tokens must be a whole number"),
+        (GOOD | {"n": 0}, 400, "n must be a whole number from 1 to 128"),
+        (GOOD | {"n": 129}, 400, "n must be"),
+        (GOOD | {"temperature": -1}, 400, "temperature must be a number from 0 to 100"),
+        (GOOD | {"temperature": 1e-30}, 400, "temperature must be 0 (greedy) or at least 0.001"),
+        (GOOD | {"temperature": True}, 400, "temperature must be a number"),
+        (GOOD | {"top_p": 0}, 400, "top_p must be above 0"),
+        (GOOD | {"top_p": 2}, 400, "top_p must be a number from 0 to 1"),
+        (GOOD | {"seed": 2**64}, 400, "seed must be a whole number"),
+        (GOOD | {"stop": ""}, 400, "stop must be a text"),
+        (GOOD | {"stop": ["a"] * 17}, 400, "more than 16 stop strings"),
+        (GOOD | {"stop": [1]}, 400, "stop must be"),
+        (GOOD | {"logprobs": 21}, 400, "logprobs must be a whole number from 0 to 20"),
+        (GOOD | {"stream": "yes"}, 400, "stream must be true or false"),
+        (GOOD | {"stream_options": {"include_usage": True}}, 400, "stream_options is for stream=true"),
+        (GOOD | {"echo": True}, 400, "echo is not supported by this server"),
+        (GOOD | {"best_of": 3}, 400, "best_of is not supported"),
+        (GOOD | {"presence_penalty": 0.5}, 400, "presence_penalty is not supported"),
+        (GOOD | {"temprature": 1}, 400, "unknown field temprature; did you mean temperature?"),
+    ],
+)  # fmt: skip
+def test_malformed_completions(server, body, status, says):
+    assert_refused(post(server, body), status, says)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"messages": []}, "messages must be a list of 1 to 1000"),
+        ({"messages": "hi"}, "messages must be a list"),
+        ({"messages": [{"content": "a"}]}, "messages[0] must be an object with role and content"),
+        ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content must be a text"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "must be a text or a list of text parts"),
+        ({"messages": [{"role": "user", "content": ""}]}, "no tokens"),
+        ({"top_logprobs": 3}, "top_logprobs needs logprobs=true"),
+        ({"logprobs": 1}, "logprobs must be true or false"),
+        ({"tools": [{"type": "function"}]}, "tools is not supported"),
+        ({"response_format": {"type": "json_object"}}, "response_format is not supported"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs.enable_thinking is for chat templates"),
+        ({"prompt": "a"}, "unknown field prompt"),
+    ],
+)  # fmt: skip
+def test_malformed_chats(server, change, says):
+    assert_refused(post(server, CHAT | change, "/v1/chat/completions"), 400, says)
+
+
+def test_neutral_values_of_what_is_not_there_are_fine(server):
+    neutral = {
+        "echo": False,
+        "best_of": 1,
+        "presence_penalty": 0,
+        "frequency_penalty": 0.0,
+        "logit_bias": {},
+        "suffix": None,
+        "user": "x",
+    }
+    assert post(server, GOOD | neutral)[0] == 200
+    assert post(server, CHAT | {"tools": None, "response_format": {"type": "text"}}, "/v1/chat/completions")[0] == 200
+
+
+def test_statuses_reach_the_official_client_as_its_own_errors(server):
+    with openai.OpenAI(base_url=server.url, api_key=TOKEN, max_retries=0) as client:
+        with pytest.raises(openai.BadRequestError, match="exceed the context") as refused:
+            client.chat.completions.create(**CHAT | {"max_tokens": 1000})
+        assert refused.value.code == "context_length_exceeded" and refused.value.param == "messages"
+        with pytest.raises(openai.NotFoundError) as refused:
+            client.completions.create(**GOOD | {"model": "gpt-4"})
+        assert refused.value.code == "model_not_found"
+    with openai.OpenAI(base_url=server.url, api_key="wrong", max_retries=0) as client, pytest.raises(openai.AuthenticationError):
+        client.models.list()
+
+
+def test_who_may_come_in(server):
+    assert server.ask("/health", headers={"Authorization": ""})[0] == 200
+    for wrong in ("", "Bearer wrong", f"Bearer {TOKEN}x", f"Basic {TOKEN}", "Bearer \xe4"):
+        assert_refused(post(server, GOOD, Authorization=wrong), 401, "wants its token")
+    assert_refused(post(server, GOOD, Host="evil.example"), 403, "unknown host name")
+    assert_refused(post(server, GOOD, Origin="http://evil.example"), 403, "another origin")
+    assert_refused(post(server, GOOD, Sec_Fetch_Site="cross-site"), 403, "another site")
+    assert post(server, GOOD, Host=f"localhost:{server.port}", Origin=f"http://localhost:{server.port}")[0] == 200
+    assert_refused(post(server, GOOD, Content_Type="text/plain"), 400, "send JSON")
+
+
+def test_paths_and_methods(server):
+    assert_refused(post(server, GOOD, "/v1/embeddings"), 404, "no /v1/embeddings here")
+    assert_refused(server.ask("/"), 404, "no / here")
+    assert_refused(server.ask("/v1/completions"), 405, "Method Not Allowed")
+    assert_refused(server.ask("/v1/models/other"), 404, "no model 'other'")
+    assert server.ask("/v1/models/tiny")[1]["max_model_len"] == 512
+    assert_refused(post(server, {"folder": "/"}, "/v1/reload"), 403, "start it with --reload-below")
+
+
+# ---- huge and slow
+
+
+def head(length, more=""):
+    return (
+        f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n"
+        f"Content-Type: application/json\r\n{length}\r\n{more}\r\n"
+    ).encode()
+
+
+def read_all(connection):
+    data = b""
+    while piece := connection.recv(1 << 16):
+        data += piece
+    return data
+
+
+def test_huge_bodies_are_refused_unread(server):
+    with socket.create_connection(("127.0.0.1", server.port), 20) as connection:
+        connection.sendall(head("Content-Length: 9000000000"))
+        assert b"413" in read_all(connection).split(b"\r\n")[0], "and the connection is closed"
+    with socket.create_connection(("127.0.0.1", server.port), 20) as connection:
+        connection.sendall(head("Transfer-Encoding: chunked"))
+        try:
+            for _ in range(200):
+                connection.sendall(b"10000\r\n" + b" " * 0x10000 + b"\r\n")
+        except OSError:
+            pass
+        else:
+            assert b"413" in connection.recv(100)
+    assert post(server, GOOD)[0] == 200
+
+
+def test_slow_bodies_and_slow_headers_are_not_waited_for(server, monkeypatch):
+    monkeypatch.setattr(app_module, "BODY_S", 0.3)
+    monkeypatch.setattr(web, "HEADERS_S", 0.3)
+    with socket.create_connection(("127.0.0.1", server.port), 20) as connection:
+        connection.sendall(head("Content-Length: 100") + b'{"model"')
+        answer = read_all(connection)
+        assert b"408" in answer.split(b"\r\n")[0] and b"did not arrive within 0.3 s" in answer
+    for first in (b"", b"POST /v1/compl", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Slow: "):
+        began = time.monotonic()
+        with socket.create_connection(("127.0.0.1", server.port), 20) as connection:
+            connection.sendall(first)
+            assert read_all(connection) == b"" and time.monotonic() - began < 10
+
+
+def test_a_hundred_idle_connections_do_not_keep_others_out(server):
+    idle = [socket.create_connection(("127.0.0.1", server.port), 20) for _ in range(100)]
+    try:
+        for connection in idle:
+            connection.sendall(b"POST /v1/completions HTTP/1.1\r\n")
+        assert post(server, GOOD)[0] == 200
+    finally:
+        for connection in idle:
+            connection.close()
+
+
+def test_garbage_is_not_http(server):
+    for garbage in (b"\x16\x03\x01\x02\x00\x01\x00" * 9, b"GET / HTTP/9.9\r\n\r\n", b"A" * 100_000 + b"\r\n\r\n"):
+        with socket.create_connection(("127.0.0.1", server.port), 20) as connection:
+            try:
+                connection.sendall(garbage)
+                assert b"400" in read_all(connection)[:20]
+            except ConnectionResetError:
+                pass
+    assert post(server, GOOD)[0] == 200
+
+
+# ---- new weights
+
+
+def test_new_weights_come_from_below_the_allowed_folder_only(tiny, tmp_path):
+    below = tmp_path / "allowed"
+    other = make_tiny(below / "other", seed=5, layers=2, width=32)
+    wide = make_tiny(below / "wide", seed=5, layers=2, width=64)
+    secret = shutil.copytree(other, tmp_path / "secret")
+    (below / "link").symlink_to(secret)
+    (below / "files").mkdir()
+    (below / "files" / "model.safetensors").symlink_to(secret / "model.safetensors")
+    (below / "empty").mkdir()
+    (below / "torn").mkdir()
+    (below / "torn" / "model.safetensors").write_bytes((other / "model.safetensors").read_bytes()[:1000])
+    ask = {"model": "tiny", "prompt": [1, 10, 2, 15], "max_tokens": 10, "temperature": 0, "return_token_ids": True}
+    truth = [build_host(config_of("grpo", folder)).engine.generate([Request([1, 10, 2, 15], [0])], Sampling(0.0, 10))[0][0].tokens
+             for folder in (tiny, other)]  # fmt: skip
+    assert truth[0] != truth[1]
+    with live(tiny, reload_below=below) as server:
+        reload = lambda folder: post(server, {"folder": str(folder)}, "/v1/reload")  # noqa: E731
+        said = lambda: post(server, ask)[1]["choices"][0]["token_ids"]  # noqa: E731
+        for folder, status, says in (
+            (secret, 403, "outside"), (below / "link", 403, "outside"), ("link", 403, "outside"), ("../secret", 403, "outside"),
+            (below / "files", 403, "outside"), ("nowhere", 400, "not there"),
+            ("empty", 400, "no .safetensors file"), ("a\0b", 400, "not there"),
+            (wide, 400, "has the shape"), ("torn", 400, "cannot be read"),
+        ):  # fmt: skip
+            assert_refused(reload(folder), status, says)
+        assert_refused(post(server, {"folder": 3}, "/v1/reload"), 400, "say which folder")
+        assert_refused(post(server, {"folder": "other", "model": "x"}, "/v1/reload"), 404, "no model 'x'")
+        assert said() == truth[0], "refused weights change nothing"
+        found = []
+        streams = [threading.Thread(target=lambda: found.append(post(server, ask | {"n": 1, "seed": 1}))) for _ in range(4)]
+        for thread in streams:
+            thread.start()
+        status, answer, _ = reload("other")
+        for thread in streams:
+            thread.join()
+        assert status == 200 and answer["version"] == 1 and answer["num_tensors"] > 5
+        assert all(answer[1]["choices"][0]["token_ids"] in truth for answer in found), "never half of the one and half of the other"
+        assert said() == truth[1] and server.ask("/health")[1]["models"]["tiny"]["version"] == 1
+        assert reload(other)[0] == 200, "an absolute path below the folder is one, too"
+
+
+# ---- words, mapping, tokens
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "which model?"),
+        (["tiny", "--prot", "1"], "serve does not know --prot; did you mean --port?"),
+        (["tiny", "--port"], "--port needs a value"),
+        (["tiny", "--port", "70000"], "--port 70000 is not a number from 0 to 65535"),
+        (["tiny", "--engine", "vlm"], "--engine vlm is unknown; did you mean vllm?"),
+        (["tiny", "--queue", "-1"], "--queue -1 is not a number from 0 to 100000"),
+        (["tiny", "--name", "a,b"], "1 models need as many different names, got a, b"),
+        (["tiny", "tiny"], "2 models need as many different names"),
+        (["tiny", "--token-file", "/no/such"], "--token-file /no/such cannot be read"),
+        (["tiny", "--reload-below", "/no/such"], "--reload-below /no/such: no such folder"),
+        (["tiny", "--servers", "/no/such/servers.json"], "cannot be written: No such file or directory"),
+        (["/no/such/model", "--port", "0"], "no such folder"),
+        (["tiny", "--port", "0", "--context", "513"], "--context 513 is more than the model's 512"),
+        (["tiny", "--host", "no.such.host.invalid"], "cannot listen on no.such.host.invalid"),
+    ],
+)  # fmt: skip
+def test_bad_words_are_one_line_and_exit_code_2(words, says, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("POSTGRAD_CACHE", str(tmp_path))
+    monkeypatch.setattr(command_line, "HELP", "")
+    assert main(["serve", *(words or ["--port=0"])]) == 2
+    error = capsys.readouterr().err
+    assert says in error and error.count("\n") == 1, error
+
+
+def test_a_port_in_use(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["serve", "tiny", "--port", str(port)]) == 2
+        assert f"cannot listen on 127.0.0.1 port {port}: Address already in use" in capsys.readouterr().err
+        assert main(["serve", "tiny", "--engine", "vllm", "--port", str(port)]) == 2
+
+
+def test_a_mapping_is_shared_and_each_server_takes_its_own_entries_away(tmp_path):
+    file = tmp_path / "servers.json"
+    one = {"a": mapping.entry("127.0.0.1", 8000, "a", 0, "/models/a")}
+    two = {"b": mapping.entry("0.0.0.0", 8001, "b", 0, "org/b"), "c": mapping.entry("0.0.0.0", 8001, "c", 1, "org/c")}
+    with mapping.named(file, one):
+        with mapping.named(file, two):
+            assert served_at(f"{file}#a") == ("http://127.0.0.1:8000/v1#a", "/models/a")
+            assert served_at(f"{file}#c") == ("http://127.0.0.1:8001/v1#c", "org/c")
+            entry = json.loads(file.read_text())["b"]
+            assert {"outward_host", "local_host", "port", "served_model_name", "model_index", "status"} <= set(entry)
+            assert entry["status"] == "running" and entry["outward_host"] == socket.gethostname()
+        assert set(json.loads(file.read_text())) == {"a"}
+        newer = {"a": mapping.entry("127.0.0.1", 9000, "a", 0, "/models/a")}
+        with mapping.named(file, newer):
+            pass
+        assert json.loads(file.read_text()) == {}
+    assert json.loads(file.read_text()) == {}, "an entry that another server took over is not touched"
+
+    def name(i):
+        with mapping.named(file, {f"m{i}": mapping.entry("127.0.0.1", i, "m", 0, "t")}):
+            time.sleep(0.05)
+            seen.append(set(json.loads(file.read_text())))
+
+    seen: list[set[str]] = []
+    threads = [threading.Thread(target=name, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert json.loads(file.read_text()) == {} and max(len(names) for names in seen) > 1
+
+
+# ---- vLLM
+
+
+def test_without_vllm_one_clear_line(capsys, monkeypatch):
+    monkeypatch.setattr(handover.importlib.util, "find_spec", lambda name: None)
+    assert main(["serve", "tiny", "--engine", "vllm", "--port", "0"]) == 2
+    assert "--engine vllm needs vLLM, which is not installed: pip install vllm" in capsys.readouterr().err
+
+
+STAND_IN = """
+import http.server, json, os, sys
+words = sys.argv[1:]
+open(os.environ["SAID"], "w").write(json.dumps([words, os.environ.get("VLLM_API_KEY")]))
+if "broken" in words[1]:
+    sys.exit(3)
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers()
+    def log_message(self, *_): ...
+http.server.HTTPServer((words[words.index("--host") + 1], int(words[words.index("--port") + 1])), Handler).serve_forever()
+"""
+
+
+def test_vllm_s_server_is_a_child_with_our_words_and_token_and_ends_with_us(tmp_path):
+    """A stand-in takes vLLM's place here: the words, the token, waiting, the mapping and the end; `make test-vllm` has the real one."""
+    package = tmp_path / "vllm" / "entrypoints" / "cli"
+    package.mkdir(parents=True)
+    for folder in (package, package.parent, package.parent.parent):
+        (folder / "__init__.py").write_text("")
+    (package / "main.py").write_text(STAND_IN)
+    (tmp_path / "token").write_text("long-enough\n")
+    said, servers = tmp_path / "said.json", tmp_path / "servers.json"
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}", "SAID": str(said)}
+    words = ["serve", "org/model", "--engine", "vllm", "--port", "0", "--name", "m", "--token-file", str(tmp_path / "token"),
+             "--servers", str(servers), "--rows", "32", "--context", "1024"]  # fmt: skip
+    start = [sys.executable, "-m", "postgrad.cli.main"]
+    process = subprocess.Popen([*start, *words], env=environment, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    port = int(line.split(":")[3].split("/")[0])
+    told, token = json.loads(said.read_text())
+    assert token == "long-enough" and "long-enough" not in told
+    assert told[:2] == ["serve", "org/model"] and line.startswith("m: http://127.0.0.1:")
+    for pair in (("--served-model-name", "m"), ("--host", "127.0.0.1"), ("--port", str(port)), ("--generation-config", "vllm"),
+                 ("--logprobs-mode", "processed_logprobs"), ("--max-num-seqs", "32"), ("--max-model-len", "1024")):  # fmt: skip
+        assert told[told.index(pair[0]) + 1] == pair[1]
+    assert served_at(f"{servers}#m") == (f"http://127.0.0.1:{port}/v1#m", "org/model")
+    process.terminate()
+    assert process.wait(30) == 0 and json.loads(servers.read_text()) == {}
+    process.stdout.close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), 5)
+    broken = subprocess.run(
+        [*start, "serve", "broken", "--engine", "vllm", "--port", "0"], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert broken.returncode == 1 and "vLLM's server of broken ended with code 3 before it was ready" in broken.stderr
+
+
+# ---- text from tokens
+
+
+@pytest.fixture(scope="module")
+def byte_tokenizer():
+    """One token a byte: every character beyond ASCII is several."""
+    alphabet = sorted(ByteLevel.alphabet())
+    inner = Tokenizer(BPE({c: i for i, c in enumerate([*alphabet, "<end>"])}, []))
+    inner.pre_tokenizer, inner.decoder = ByteLevel(add_prefix_space=False), ByteDecoder()
+    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<end>")
+
+
+@given(text=st.text("aé√😀 <\n", min_size=1, max_size=12), cuts=st.lists(st.integers(1, 5), max_size=30))
+def test_pieces_are_the_text_and_no_character_is_halved(byte_tokenizer, text, cuts):
+    ids = byte_tokenizer(text)["input_ids"]
+    stream, pieces, rest = TextStream(byte_tokenizer), [], list(ids)
+    for cut in [*cuts, *([1] * len(ids))]:
+        if rest:
+            now, rest = rest[:cut], rest[cut:]
+            pieces.append(stream.push(now, "" if rest else "length"))
+    assert "".join(pieces) == text and not any("\ufffd" in piece for piece in pieces)
+
+
+@given(
+    text=st.text("ab</x>é", min_size=1, max_size=20),
+    stops=st.lists(st.text("ab</x>é", min_size=1, max_size=4), min_size=1, max_size=3),
+)
+def test_stop_strings_in_tokens_and_in_text(byte_tokenizer, text, stops):
+    """The row ends with the first token that completes a string; the text ends before it, and no piece gave any of it away."""
+    ids = byte_tokenizer(text)["input_ids"]
+    found = StopStrings(byte_tokenizer, stops)
+    slow = next((n for n in range(1, len(ids) + 1) if any(s in byte_tokenizer.decode(ids[:n]) for s in stops)), 0)
+    assert next((n for n in range(1, len(ids) + 1) if found.end(ids[:n], n - 1)), 0) == slow
+    for look in (3, 16):  # an engine that looks seldom finds the same token
+        looks = ((seen, min(seen + look, len(ids))) for seen in range(0, len(ids), look))
+        assert next((n for seen, now in looks if (n := found.end(ids[:now], seen))), 0) == slow
+    stream = TextStream(byte_tokenizer, stops)
+    end = slow or len(ids)
+    pieces = [stream.push([i], "" if n < end else "stop" if slow else "length") for n, i in enumerate(ids[:end], 1)]
+    first = min((text.find(s) for s in stops if s in byte_tokenizer.decode(ids[:end])), default=len(text))
+    assert "".join(pieces) == text[:first]
+
+
+def test_help_needs_no_model(capsys):
+    assert main(["serve", "--help"]) == 0 and "--reload-below" in capsys.readouterr().out
+    assert "serve" in postgrad("--help").stdout

@@ -1,0 +1,100 @@
+"""`postgrad serve` as a process: 200 clients at once and none lost, bounded memory and a clean end."""
+
+import json
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from live import command, wait_for
+from world import config_of
+
+from postgrad.cluster.host import build_host
+from postgrad.rollout.engine import Request, Sampling
+
+pytestmark = pytest.mark.slow
+CLIENTS = 200
+PROMPT = [1, 10, 2, 15]
+
+
+def resident_mib(pid: int) -> float:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) / 1024
+
+
+def test_two_hundred_clients_at_once_none_lost_memory_bounded_and_a_clean_end(tiny):
+    """Each client asks three times, a third of them by streaming; every answer is the native engine's for its seed."""
+    native = build_host(config_of("grpo", tiny)).engine
+    wanted = [c.tokens for c in native.generate([Request(PROMPT, list(range(CLIENTS)))], Sampling(1.0, 24))[0]]
+    with command(str(tiny), "--name", "tiny", "--threads", "1") as server:
+        assert server.process is not None
+
+        def round_trip(found: dict[int, list[int]]) -> None:
+            threads = [threading.Thread(target=client, args=(seed, found)) for seed in range(CLIENTS)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(120)
+
+        def client(seed: int, found: dict[int, list[int]]) -> None:
+            body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 24, "seed": seed, "return_token_ids": True}
+            if seed % 3:
+                found[seed] = server.ask("/v1/completions", body)[1]["choices"][0]["token_ids"]
+            else:
+                found[seed] = streamed(server.port, body | {"stream": True})
+
+        first: dict[int, list[int]] = {}
+        round_trip(first)
+        before = resident_mib(server.process.pid)
+        for _ in range(2):
+            again: dict[int, list[int]] = {}
+            round_trip(again)
+            assert again == first and len(first) == CLIENTS
+        grown = resident_mib(server.process.pid) - before
+        assert [first[seed] for seed in range(CLIENTS)] == wanted
+        assert grown < 40, f"resident memory grew by {grown:.0f} MiB over 400 more requests"
+        assert server.rows() == 0
+
+
+def streamed(port: int, body: dict) -> list[int]:
+    import http.client
+
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    events = connection.getresponse().read().decode().split("\n\n")
+    connection.close()
+    assert events[-2] == "data: [DONE]"
+    pieces = [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
+    return [i for piece in pieces for i in piece["choices"][0]["token_ids"]]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_when_it_is_stopped_running_requests_end_and_waiting_ones_are_told(tiny, number):
+    with command(str(tiny), "--name", "tiny", "--rows", "4", "--threads", "1", "--grace", "20") as server:
+        assert server.process is not None
+        answers: list[tuple[int, int]] = []
+
+        def client(seed: int) -> None:
+            body = {
+                "model": "tiny",
+                "prompt": PROMPT,
+                "max_tokens": 500,
+                "seed": seed,
+                "temperature": 5.0,
+                "return_token_ids": True,
+            }
+            status, answer, _ = server.ask("/v1/completions", body | {"n": 8})
+            answers.append((status, len(answer.get("choices", []))))
+
+        threads = [threading.Thread(target=client, args=(100 * i,)) for i in range(20)]
+        for thread in threads:
+            thread.start()
+        wait_for(lambda: server.rows() > 100, "requests to pile up")
+        server.process.send_signal(number)
+        began = time.monotonic()
+        for thread in threads:
+            thread.join(60)
+        assert server.process.wait(30) == 0 and time.monotonic() - began < 25
+        assert len(answers) == 20 and {status for status, _ in answers} <= {200, 503} and (503, 0) in answers
+        assert all(choices == 8 for status, choices in answers if status == 200)

@@ -1,0 +1,100 @@
+"""`postgrad serve` for tests: the application on a thread of this process, or the command in one of its own."""
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from postgrad import web
+from postgrad.config.schema import ModelConfig
+from postgrad.serving.app import make_app
+from postgrad.serving.served import Served, load_served
+
+
+@dataclass
+class Live:
+    """A server that runs; `served` is None where it is another process."""
+
+    port: int
+    served: Served | None = None
+    token: str = ""
+    process: "subprocess.Popen[str] | None" = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    def ask(self, path: str, body: Any = None, headers: dict[str, str] | None = None) -> tuple[int, Any, dict[str, str]]:
+        """Status, JSON and headers of one request; bytes go out as they are."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        own = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self.token}"} if self.token else {})
+        data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+        try:
+            connection.request("GET" if body is None else "POST", path, data, own | (headers or {}))
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read()), {k.lower(): v for k, v in answer.getheaders()}
+        finally:
+            connection.close()
+
+    def rows(self, name: str = "tiny") -> int:
+        return self.ask("/health")[1]["models"][name]["rows"]
+
+
+@contextmanager
+def live(
+    model: Path, token: str = "", reload_below: Path | None = None, time_limit_s: float = 60, **options: Any
+) -> Iterator[Live]:
+    """A served model named tiny on a free port of the loopback."""
+    server: Any = None
+    wishes = {"rows": 64, "context": 0, "queue": 1024} | options
+    config = ModelConfig(path=str(model), device="cpu", dtype="float32")
+    served = load_served("tiny", config, stopping=lambda: server is not None and server.should_exit, **wishes)
+    server = web.make_server(make_app([served], "127.0.0.1", token, reload_below, time_limit_s), grace_s=5)
+    listener = web.listen("127.0.0.1", 0)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    wait_for(lambda: server.started, "the server to start")
+    try:
+        yield Live(listener.getsockname()[1], served, token)
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        assert served.worker.end() and not thread.is_alive()
+
+
+@contextmanager
+def command(*words: str) -> Iterator[Live]:
+    """`postgrad serve` as a process; ended with Ctrl-C unless the test did, and killed in any case."""
+    told = [sys.executable, "-m", "postgrad.cli.main", "serve", *words, "--port", "0"]
+    process = subprocess.Popen(told, stdout=subprocess.PIPE, text=True, env={**os.environ})
+    assert process.stdout is not None
+    try:
+        said = [""]
+        while not said[-1].startswith("http://"):
+            said.append(process.stdout.readline())
+            assert said[-1], said
+        token = next((line.removeprefix("token: ").strip() for line in said if line.startswith("token: ")), "")
+        yield Live(int(said[-1].split(":")[2].split("/")[0]), token=token, process=process)
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def wait_for(met: Any, what: str, seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not met():
+        assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
+        time.sleep(0.02)
