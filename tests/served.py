@@ -42,9 +42,8 @@ class Served:
             prompt = self.prompts.encode_response(prompt, with_end=False)
         elif not self.takes_ids:
             return 422, {"detail": "prompt must be a string"}
-        sampling = Sampling(
-            body["temperature"], body["max_tokens"], body["top_p"], max(0, body.get("top_k", 0)), body.get("min_p", 0.0)
-        )
+        filters = max(0, body.get("top_k", 0)), body.get("min_p", 0.0), body.get("stop", ())
+        sampling = Sampling(body["temperature"], body["max_tokens"], body["top_p"], *filters)
         with self.turn:
             done = self.engine.generate([Request(prompt, [body["seed"] % 2**64])], sampling)[0][0]
         choice: dict[str, Any] = {"index": 0, "text": self.prompts.decode(done.tokens), "finish_reason": done.finish}

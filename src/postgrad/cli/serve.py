@@ -44,7 +44,7 @@ OPTIONS = {
     "--threads": "0",
 }
 ENGINES = ("native", "vllm")
-CHOICES = {"--engine": ENGINES, "--device": ("auto", "cpu", "cuda", "mps"), "--dtype": ("auto", "float32", "bfloat16")}
+CHOICES = {"--engine": ENGINES, "--dtype": ("auto", "float32", "bfloat16")}
 LONGEST = 1 << 24  # tokens
 
 

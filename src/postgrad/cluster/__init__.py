@@ -16,7 +16,7 @@ from postgrad.config.schema import Config
 from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
-from postgrad.methods.base import LIVE, Role, Speaker
+from postgrad.methods.base import LIVE, Chat, Role, Speaker
 from postgrad.model.load import load_tokenizer, model_config
 from postgrad.model.policy import Policy
 from postgrad.rollout.engine import Engine
@@ -82,6 +82,15 @@ def place_engine(config: Config) -> Iterator[Engine]:
         yield RemoteEngine(child, shares_weights=False)
     finally:
         child.close()
+
+
+def place_chat(config: Config, path: str, engine: Engine) -> Chat:
+    """Who answers messages at a role's path, without the rest of a run: behind a server, `engine` itself, or a model loaded here."""
+    from postgrad.cluster.host import build_role
+
+    role = Role("chat", path)
+    method = find_method(config.method.name)(config)
+    return _speaker(config, role, engine, None if is_elsewhere(path) else build_role(config, method, "judge", role))
 
 
 def _with_speakers(config: Config, roles: dict[str, Role], engine: Engine, models: dict[str, Any]) -> dict[str, Any]:

@@ -49,12 +49,13 @@ def build_host(config: Config, only_engine: bool = False) -> Host:
     if only_engine:
         return Host(FrozenPolicy(config, loaded), engine)
     roles = {name: role for name, role in method.models_wanted().items() if not is_elsewhere(role.path)}
-    models = {name: _build_role(config, method, name, role, loaded) for name, role in roles.items()}
+    models = {name: build_role(config, method, name, role, loaded) for name, role in roles.items()}
     return Host(LocalPolicy(config, loaded, method), engine, models)
 
 
-def _build_role(config: Config, method: Method, name: str, role: Role, policy: Loaded) -> Any:
-    if role.kind == "frozen" and config.model.lora.rank and role.path in ("", config.model.path):
+def build_role(config: Config, method: Method, name: str, role: Role, policy: Loaded | None = None) -> Any:
+    """A model beside the policy (`policy`, where there is one), behind its port. Raises ConfigError that names the role."""
+    if policy is not None and role.kind == "frozen" and config.model.lora.rank and role.path in ("", config.model.path):
         return BasePolicy(config, policy)  # the policy's own weights without the adapters: no second copy
     try:
         loaded = _load(config, role.path or config.model.path)

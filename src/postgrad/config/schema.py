@@ -99,6 +99,9 @@ class RolloutConfig:
     )
     top_k: int = setting(0, "top-k sampling; 0 is off; training refuses it", at_least=0)
     min_p: float = setting(0.0, "min-p sampling; 0 is off; training refuses it", at_least=0.0, at_most=1.0)
+    stop: list[str] | None = setting(
+        None, "a response ends with the token that completes one of these strings; null: those of data.prompt_style, if it has any"
+    )
 
 
 @dataclass

@@ -52,6 +52,7 @@ class Style:
         system: the system turn; empty: none. A style of the table replaces the system turn that was there.
         text: the form is the whole prompt, and the chat template is not used.
         opening: what the assistant's turn is opened with.
+        stop: strings that end a response in this style.
     """
 
     help: str
@@ -59,6 +60,7 @@ class Style:
     system: str = ""
     text: bool = False
     opening: str = ""
+    stop: tuple[str, ...] = ()
 
     @property
     def before(self) -> str:
@@ -89,6 +91,7 @@ STYLES: dict[str, Style] = {
         "User/Assistant dialogue with tags, the reply starts inside <think>",
         f"{TAGS}\nUser: {SLOT}\nAssistant: <think>",
         text=True,
+        stop=("</answer>",),
     ),
     "question_only": Style("the question and nothing else, no chat template", text=True),
     "no": Style("another name of question_only", text=True),
@@ -102,6 +105,7 @@ STYLES: dict[str, Style] = {
         "rules for a base model (helpful, honest, safe), then the query in backticks",
         f"{RULES}\n\n# Query:\n```{SLOT}```\n\n# Answer:\n```",
         text=True,
+        stop=("# Query:",),
     ),
 }
 
@@ -127,6 +131,14 @@ def find_style(name: str, key: str = "data.prompt_style") -> Style:
     if form.count(SLOT) != 1:
         raise ConfigError(f"{key}={name} has {SLOT} {form.count(SLOT)} times; it must stand there once, where the question goes")
     return Style("a form of your own", form, text=True)
+
+
+def stop_strings(given: Sequence[str] | None, style: str) -> list[str]:
+    """The strings that end a response: those given, or the style's own. Raises ConfigError for one that is empty."""
+    found = list(find_style(style).stop if given is None else given)
+    if "" in found:
+        raise ConfigError(f"rollout.stop={found} has an empty string, which would end every response; remove it")
+    return found
 
 
 def question_of(messages: Sequence[dict[str, str]]) -> str:

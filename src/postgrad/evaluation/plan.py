@@ -17,15 +17,17 @@ from postgrad.config.schema import Config, DataConfig, ModelConfig, RewardConfig
 from postgrad.data.problems import load_problems
 from postgrad.data.render import Prompts
 from postgrad.data.sets import split_sets
+from postgrad.data.styles import stop_strings
 from postgrad.errors import ConfigError
 from postgrad.evaluation.model import Target, weights_fingerprint
 from postgrad.evaluation.settings import EvalConfig
 from postgrad.methods import find_method
+from postgrad.methods.judging import check_judge
 from postgrad.model.device import choose_device, choose_dtype
 from postgrad.model.load import load_tokenizer, model_config
 from postgrad.problem import Problem
 from postgrad.rewards.score import LLM_JUDGE, Judge
-from postgrad.rollout.engine import Sampling
+from postgrad.rollout.engine import Sampling, sampling_of
 
 Section = TypeVar("Section")
 CPU_RESPONSES, OTHER_RESPONSES = 32, 1024  # of one batch
@@ -49,12 +51,12 @@ class Plan:
 
     @property
     def sampling(self) -> Sampling:
-        rollout = self.config.rollout
-        return Sampling(rollout.temperature or 0.0, rollout.max_response_tokens, rollout.top_p, rollout.top_k, rollout.min_p)
+        return sampling_of(self.config.rollout, self.config.rollout.temperature or 0.0)
 
 
 def make_plan(config: EvalConfig, target: Target) -> Plan:
     """Problems, prompts, verifiers and the folder, all checked. `auto` settings stay for `settle`."""
+    config.rollout.stop = stop_strings(config.rollout.stop, config.data.prompt_style)
     places = split_sets(config.data.sets)
     sets = {name: load_problems(place)[: config.data.limit or None] for name, place in places.items()}
     tokenizer = load_tokenizer(config.model, config.seed)
@@ -70,8 +72,12 @@ def make_plan(config: EvalConfig, target: Target) -> Plan:
     dropped: dict[str, int] = {}
     for name in sets:
         sets[name], dropped[name] = prompts.check(sets[name])
-    if config.reward.verifier == LLM_JUDGE:
-        raise ConfigError("reward.verifier=llm_judge is for training runs; evaluate with another, e.g. reward.verifier=auto")
+    check_judge(config.reward)
+    if config.reward.verifier == LLM_JUDGE and config.reward.pass_score <= config.reward.judge.lowest:
+        raise ConfigError(
+            f"every mark of a judge reaches reward.pass_score={config.reward.pass_score:g}; say from which mark on a response "
+            f"counts as right, e.g. reward.pass_score={config.reward.judge.highest - 2}"
+        )
     if config.reward.objective != "maximise":
         raise ConfigError(
             f"reward.objective={config.reward.objective} is for training runs; an evaluation counts what the verifier finds right"

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from postgrad.cluster import place_engine
+from postgrad.cluster import place_chat, place_engine
 from postgrad.errors import RunError
 from postgrad.evaluation import folder as files
 from postgrad.evaluation.metrics import INTERVAL, summarise
@@ -17,7 +17,9 @@ from postgrad.evaluation.plan import Plan, engine_config, settle
 from postgrad.evaluation.progress import Progress
 from postgrad.evaluation.report import markdown
 from postgrad.evaluation.votes import can_vote, vote
+from postgrad.methods.judging import connect_judge
 from postgrad.problem import Failure, Problem, Score
+from postgrad.rewards.score import LLM_JUDGE
 from postgrad.rollout.engine import Completion, Engine, Request, Sampling
 from postgrad.rollout.respond import Answer, respond
 
@@ -72,14 +74,23 @@ def evaluate(plan: Plan, progress: Progress) -> dict[str, Any]:
         if any(done[name] < len(problems) for name, problems in plan.sets.items()):
             progress.loading(plan)
             engine = Timed(stack.enter_context(place_engine(engine_config(config))))
+            chat = (
+                {"judge": place_chat(engine_config(config), config.reward.judge.model, engine.engine)} if _is_marked(plan) else {}
+            )
             if stored is None:
                 stack.enter_context(files.opened(folder, plan.identity))
+            connect_judge(engine_config(config), judge, chat, folder)
             stack.enter_context(progress)
             for name in plan.sets:
                 _answer_set(plan, name, done[name], engine, progress)
             speed = engine.speed()
         judge.close()
         return _conclude(plan, speed)
+
+
+def _is_marked(plan: Plan) -> bool:
+    """Whether a language model judges."""
+    return plan.config.reward.verifier == LLM_JUDGE
 
 
 def _answer_set(plan: Plan, name: str, done: int, engine: Timed, progress: Progress) -> None:

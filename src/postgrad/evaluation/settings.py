@@ -68,6 +68,7 @@ FROM_RUN = (
     "data.template_options",
     "data.prompt_style",
     "rollout.max_response_tokens",
+    "rollout.stop",
     "reward.verifier",
     "model.trust_remote_code",
 )

@@ -23,7 +23,7 @@ from postgrad.model.head import TokenOutputs
 from postgrad.model.policy import Policy, Tally
 from postgrad.model.views import FULL, View
 from postgrad.rewards.score import LLM_JUDGE
-from postgrad.rollout.engine import Completion, Engine, Request, Sampling, trajectory_seed
+from postgrad.rollout.engine import Completion, Engine, Request, Sampling, sampling_of, trajectory_seed
 from postgrad.rollout.respond import Judge, Prompts, respond
 from postgrad.types import DEMONSTRATION, POLICY, Batch, Failure, Problem, Score, Trajectory
 
@@ -214,8 +214,7 @@ class Method:
 
     def sample(self, groups: Sequence[Group], step: Step) -> Batch:
         """Let the engine continue the prompts; given rows and sampled rows become one table."""
-        rollout = self.config.rollout
-        sampling = Sampling(rollout.temperature, rollout.max_response_tokens, rollout.top_p, rollout.top_k, rollout.min_p)
+        sampling = sampling_of(self.config.rollout)
         return self.assemble(
             groups, self.generate([(g.problem, range(g.num_samples), g.starts) for g in groups], sampling, step.number)
         )
@@ -379,7 +378,7 @@ class Method:
         rollout = self.config.rollout
         out: dict[str, float] = {}
         for name, temperature in (("accuracy", 0.0), ("sampled_accuracy", rollout.temperature)):
-            sampling = Sampling(temperature, rollout.max_response_tokens)
+            sampling = sampling_of(rollout, temperature)
             ports = self.ports
             answers = respond(ports.engine, ports.judge, ports.prompts, problems, sampling, samples=1, seed=self.config.seed)
             out[f"validation/{name}"] = sum(answer.score for answer in answers) / len(answers)

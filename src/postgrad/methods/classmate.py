@@ -22,7 +22,7 @@ from postgrad.methods.base import Group, Ports, Role, Step
 from postgrad.methods.classmates import REWARD_TYPES, Classmates, Question, check_problems, check_settings, others
 from postgrad.methods.grpo import Grpo, GrpoSettings
 from postgrad.methods.judging import monitor
-from postgrad.rollout.engine import Sampling, trajectory_seed
+from postgrad.rollout.engine import sampling_of, trajectory_seed
 from postgrad.types import Batch, Failure, Problem, Score
 
 ESTIMATORS = tuple(name for name, estimator in ADVANTAGES.items() if "classmate" in estimator.needs)
@@ -192,7 +192,7 @@ class Classmate(Grpo):
         """Scores of the final outputs, greedy and sampled; of the sampled ones the classmates' too, and whether they can be foretold."""
         out: dict[str, float] = {}
         for name, temperature in (("accuracy", 0.0), ("sampled_accuracy", self.config.rollout.temperature)):
-            sampling, step = Sampling(temperature, self.config.rollout.max_response_tokens), Step(0, Feed(problems))
+            sampling, step = sampling_of(self.config.rollout, temperature), Step(0, Feed(problems))
             answers = self.generate([(problem, [0], []) for problem in problems], sampling, step=0)
             batch = self.score(self.enrich(self.assemble([Group(problem, 1) for problem in problems], answers), step), step)
             out[f"validation/{name}"] = float(batch.rows["reward"].sum()) / len(problems)

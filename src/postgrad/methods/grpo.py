@@ -23,7 +23,7 @@ from postgrad.methods.base import Method, MethodSettings, Role, Stage, Step
 from postgrad.methods.correct import CORRECTIONS, check_correction, correct, correction_on, log_engine_gap
 from postgrad.model.head import TokenOutputs
 from postgrad.model.policy import Tally
-from postgrad.rollout.engine import Sampling
+from postgrad.rollout.engine import sampling_of
 from postgrad.types import POLICY, Batch, Score
 
 KNOWN_NEEDS = ("group>=2", "named_rewards", "greedy", "sum_probs_squared", "source", "critic")
@@ -165,7 +165,7 @@ class Grpo(Method):
         """ReMax: the reward of one greedy response a problem is the baseline."""
         uids = list(dict.fromkeys(batch.rows["uid"]))
         problems = [step.data.find(uid) for uid in uids]
-        sampling = Sampling(0.0, self.config.rollout.max_response_tokens)
+        sampling = sampling_of(self.config.rollout, temperature=0.0)
         answers = self.generate([(p, [0], []) for p in problems], sampling, step.number)
         verdicts = self.ports.judge.score(problems, [self.ports.prompts.decode(a[0].tokens) for a in answers])
         baseline = {uid: v.value if isinstance(v, Score) else 0.0 for uid, v in zip(uids, verdicts, strict=True)}

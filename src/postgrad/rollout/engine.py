@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from postgrad.errors import RunError
 
+from postgrad.config.schema import RolloutConfig
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -36,6 +38,12 @@ class Sampling:
     def filters(self) -> bool:
         """Whether unlikely tokens are left out."""
         return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0
+
+
+def sampling_of(rollout: RolloutConfig, temperature: float | None = None) -> Sampling:
+    """A run's sampling, at another temperature where one is given."""
+    chosen = rollout.temperature if temperature is None else temperature
+    return Sampling(chosen, rollout.max_response_tokens, rollout.top_p, rollout.top_k, rollout.min_p, tuple(rollout.stop or ()))
 
 
 @dataclass(frozen=True)

@@ -230,13 +230,17 @@ class HttpEngine:
 
     def _ask(self, request: Request, seed: int, sampling: Sampling, deadline: float, as_ids: bool) -> Completion:
         body = _sampling_body(self.server.address.model, sampling, seed, limit_of(request, sampling))
+        if sampling.stop:
+            body |= {"stop": list(sampling.stop), "include_stop_str_in_output": True}
         if as_ids:  # the names of vLLM and SGLang beyond OpenAI's
             filters = {"top_k": sampling.top_k or -1, "min_p": sampling.min_p}
             ids = {"return_token_ids": True, "return_tokens_as_token_ids": True, "skip_special_tokens": False}
             body |= {"prompt": list(request.prompt), "logprobs": 0, **filters, **ids, **self.more}
         else:
-            if sampling.top_k or sampling.min_p:
-                raise RunError(f"{self.server.address.url} takes text only, and has no top_k or min_p; remove them")
+            if sampling.top_k or sampling.min_p or sampling.stop:
+                raise RunError(
+                    f"{self.server.address.url} takes text only, and has no top_k, min_p or stop that keeps tokens; remove them"
+                )
             body["prompt"] = self.text.decode_raw(request.prompt)
         choice = _choice(self.server.call("POST", "/completions", body, deadline), self.server.address.url)
         return self._completion(choice)

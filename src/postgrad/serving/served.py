@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from postgrad.config.schema import ModelConfig, RolloutConfig
 from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError
-from postgrad.model.device import DTYPES, choose_device, total_memory_bytes
+from postgrad.model.device import DTYPES, choose_device, choose_dtype, likes_large_passes, total_memory_bytes
 from postgrad.model.load import load
 from postgrad.problem import Problem
 from postgrad.rollout.engine import Request
@@ -22,7 +22,7 @@ from postgrad.serving.asks import Ask, Refusal
 from postgrad.serving.texts import TextStream
 from postgrad.serving.worker import Worker
 
-CPU_ROWS, OTHER_ROWS = 64, 256
+ROWS, LARGE_ROWS = 64, 256  # decoded at once; on accelerators with memory of their own the second
 
 
 @dataclass
@@ -96,19 +96,18 @@ def load_served(
     """
     device = choose_device(config.device)
     config.device = device.type
-    if config.dtype == "auto":
-        config.dtype = "float32" if device.type != "cuda" or not torch.cuda.is_bf16_supported() else "bfloat16"
+    config.dtype = "float32" if config.dtype == "auto" and device.type == "cpu" else choose_dtype(config.dtype, device)
     loaded = load(config, device, seed)
     loaded.model.requires_grad_(False)
     engine = NativeEngine(loaded, RolloutConfig())
     if context > engine.max_context:
         raise ConfigError(f"--context {context} is more than the model's {engine.max_context}")
     context = context or engine.max_context
-    memory = engine.cache_bytes() if device.type == "cuda" else total_memory_bytes(device) // 4
+    memory = engine.cache_bytes() if likes_large_passes(device) else total_memory_bytes(device) // 4
     fits = memory // share // (context * token_bytes(loaded.model, config.dtype))
     if fits < 1:
         raise ConfigError(f"the cache of one row of {context} tokens does not fit the memory; give a smaller --context")
-    rows = min(rows or (CPU_ROWS if device.type == "cpu" else OTHER_ROWS), fits)
+    rows = min(rows or (LARGE_ROWS if likes_large_passes(device) else ROWS), fits)
     return Served(name, config.path, loaded.tokenizer, Worker(engine, rows, context, queue, stopping))
 
 

@@ -7,6 +7,7 @@ from postgrad.config.schema import Config
 from postgrad.data.cursor import Cursor
 from postgrad.data.problems import load_problems
 from postgrad.data.render import Prompts, make_prompts
+from postgrad.data.styles import stop_strings
 from postgrad.errors import ConfigError
 from postgrad.methods.base import Method
 from postgrad.methods.judging import check_judge
@@ -41,6 +42,7 @@ def resolve(config: Config) -> Config:
     config.training.token_budget = config.training.token_budget or default_budget(device)
     if config.rollout.max_rows == 0:
         config.rollout.max_rows = 256 if device.type == "cpu" else 2048
+    config.rollout.stop = stop_strings(config.rollout.stop, config.data.prompt_style)
     if config.cluster.engine_apart and config.cluster.place == "local":
         raise ConfigError("cluster.engine_apart=true needs a process for the engine; add cluster.place=process")
     return config

@@ -122,7 +122,9 @@ class NativeEngine:
             if self.decoder is not None and not sampling.filters:
                 from postgrad.rollout.native.paged import PagedRun
 
-                return PagedRun(self.decoder, requests, sampling, self.max_rows, self.cache_bytes(), self.max_context).finish()
+                stops = StopStrings(self.tokenizer, sampling.stop) if sampling.stop else None
+                room = self.max_rows, self.cache_bytes(), self.max_context
+                return PagedRun(self.decoder, requests, sampling, *room, stops).finish()
             run = Run(self, min(self.max_rows, sum(len(r.seeds) for r in requests)), longest)
             jobs = [run.add(Job(request, sampling)) for request in requests]
             run.finish()

@@ -15,6 +15,7 @@ from postgrad.model.packing import make_packing
 from postgrad.rollout.engine import Completion, Request, Sampling, limit_of
 from postgrad.rollout.native.decoder import FIELDS, Decoder, Room
 from postgrad.rollout.native.sampling import RowRandom
+from postgrad.rollout.stops import StopStrings
 
 LOOK_EVERY = 16  # decode steps between two looks of the host
 PREFILL_TOKENS = 16384
@@ -41,6 +42,7 @@ class _Row:
     index: int
     slot: int
     pages: list[int] = field(default_factory=list)
+    seen: int = 0  # tokens in which stop strings were looked for
 
 
 class _IntoPages:
@@ -62,9 +64,11 @@ class PagedRun:
     """One call of generate."""
 
     def __init__(
-        self, decoder: Decoder, requests: Sequence[Request], sampling: Sampling, max_rows: int, cache_bytes: int, max_context: int
-    ) -> None:
-        self.decoder, self.requests, self.sampling = decoder, requests, sampling
+        self, decoder: Decoder, requests: Sequence[Request], sampling: Sampling, max_rows: int, cache_bytes: int, max_context: int,
+        stops: StopStrings | None = None,
+    ) -> None:  # fmt: skip
+        self.decoder, self.requests, self.sampling, self.stops = decoder, requests, sampling, stops
+        self.cuts: dict[int, int] = {}  # by slot: tokens of a row that a stop string ended
         self.limits = [limit_of(r, sampling) for r in requests]
         rows = [(r, i) for r, request in enumerate(requests) for i in range(len(request.seeds))]
         self.waiting = deque(_Row(r, i, slot) for slot, (r, i) in enumerate(rows))
@@ -103,6 +107,7 @@ class PagedRun:
             decoder.table.copy_(torch.from_numpy(self.table))
             decoder.run(min(_bucket(rows), self.capacity), steps, self.sampling.temperature)
             self.state = decoder.state.cpu().numpy()
+            self.look()
             self.leave()
         return self.collect()
 
@@ -199,13 +204,25 @@ class PagedRun:
     def forget(self, row: _Row) -> None:
         """Free a row's pages, and its prompt's when no other active row reads them."""
         self.free += row.pages
-        row.pages = []
+        row.pages, row.seen = [], 0
         prompt = self.prompts[row.request]
         prompt.rows_left -= 1
         waits = bool(self.waiting) and self.waiting[0].request == row.request
         if prompt.rows_left == 0 and not waits:
             self.free += prompt.pages
             del self.prompts[row.request]
+
+    def look(self) -> None:
+        """Rows in which a stop string was completed since the last look end with the token that did it."""
+        if self.stops is None:
+            return
+        slots = torch.tensor([row.slot for row in self.active], device=self.decoder.device)
+        tokens = self.decoder.tokens[slots].cpu().numpy()
+        for at, row in enumerate(self.active):
+            own = int(self.state[OWN, at])
+            if cut := self.stops.end(tokens[at, :own].tolist(), row.seen):
+                self.cuts[row.slot], self.state[ALIVE, at] = cut, 0
+            row.seen = own
 
     def leave(self) -> None:
         """Rows that ended make room; the others close the gaps."""
@@ -231,6 +248,8 @@ class PagedRun:
             found = np.nonzero(ended[row.slot, :limit])[0]
             length = int(found[0]) + 1 if len(found) else limit
             finish = "stop" if len(found) else "length"
+            if row.slot in self.cuts:
+                length, finish = self.cuts[row.slot], "stop"
             out[row.request].append(Completion(tokens[row.slot, :length].tolist(), logprobs[row.slot, :length].tolist(), finish))
         return out
 
