@@ -219,14 +219,16 @@ def slowly(monkeypatch, seconds=0.03):
     monkeypatch.setattr(LiveRun, "step", lambda self: time.sleep(seconds) or real(self))
 
 
-def long_seed(native):
-    return seed_of(native, lambda done: done.finish == "length", 200)
+LONG = {"model": "tiny", "prompt": [1], "max_tokens": 200, "temperature": 0}
 
 
-def test_requests_join_those_that_decode(client, native, monkeypatch):
-    seed = long_seed(native)
+def test_the_long_answer_of_these_tests_is_long(native):
+    assert len(native.generate([Request([1], [0])], Sampling(0.0, 200))[0][0].tokens) == 200
+
+
+def test_requests_join_those_that_decode(client, monkeypatch):
     slowly(monkeypatch)
-    stream = client.completions.create(model="tiny", prompt=PROMPT, max_tokens=200, seed=seed, stream=True)
+    stream = client.completions.create(**LONG | {"max_tokens": 80}, stream=True)
     next(stream)
     began = time.monotonic()
     client.completions.create(model="tiny", prompt=PROMPT, max_tokens=2, seed=1)
@@ -237,12 +239,11 @@ def test_requests_join_those_that_decode(client, native, monkeypatch):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_frees_its_rows(server, native, monkeypatch, stream):
+def test_a_client_that_leaves_frees_its_rows(server, monkeypatch, stream):
     import socket
 
-    seed = long_seed(native)
     slowly(monkeypatch, 0.1)
-    body = json.dumps({"model": "tiny", "prompt": PROMPT, "max_tokens": 200, "seed": seed, "n": 1, "stream": stream}).encode()
+    body = json.dumps(LONG | {"stream": stream}).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     with socket.create_connection(("127.0.0.1", server.port), 20) as connection:
         connection.sendall(head + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
@@ -254,31 +255,27 @@ def test_a_client_that_leaves_frees_its_rows(server, native, monkeypatch, stream
     assert time.monotonic() - began < 5, "200 tokens would have taken 20 s"
 
 
-def test_a_full_queue_says_so_and_when_to_come_again(tiny, native, monkeypatch):
-    seed = long_seed(native)
-    body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 200, "seed": seed}
+def test_a_full_queue_says_so_and_when_to_come_again(tiny, monkeypatch):
     with live(tiny, rows=1, queue=1) as small:
         slowly(monkeypatch, 0.02)
-        threads = [threading.Thread(target=small.ask, args=("/v1/completions", body)) for _ in range(2)]
+        threads = [threading.Thread(target=small.ask, args=("/v1/completions", LONG)) for _ in range(2)]
         for thread in threads:
             thread.start()
         wait_for(lambda: small.rows() == 2, "both places to be taken")
-        status, answer, headers = small.ask("/v1/completions", body)
+        status, answer, headers = small.ask("/v1/completions", LONG)
         assert status == 429 and headers["retry-after"] == "1" and "all 2 places are taken" in answer["error"]["message"]
-        status, answer, _ = small.ask("/v1/completions", body | {"n": 3})
+        status, answer, _ = small.ask("/v1/completions", LONG | {"n": 3})
         assert status == 400 and "asks for 3 completions, and the server holds 2" in answer["error"]["message"]
         monkeypatch.undo()
         for thread in threads:
             thread.join()
-        assert small.ask("/v1/completions", body)[0] == 200
+        assert small.ask("/v1/completions", LONG)[0] == 200
 
 
-def test_an_answer_has_a_time_limit(tiny, native, monkeypatch):
-    seed = long_seed(native)
+def test_an_answer_has_a_time_limit(tiny, monkeypatch):
     with live(tiny, time_limit_s=0.3) as short:
         slowly(monkeypatch)
-        body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 200, "seed": seed}
-        status, answer, _ = short.ask("/v1/completions", body)
+        status, answer, _ = short.ask("/v1/completions", LONG)
         assert status == 504 and answer["error"]["code"] == "timeout"
         wait_for(lambda: short.rows() == 0, "the rows to be freed")
 

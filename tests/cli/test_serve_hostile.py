@@ -3,9 +3,8 @@
 import json
 import os
 import shutil
+import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 
@@ -13,7 +12,7 @@ import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from live import live
+from live import live, wait_for
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel as ByteDecoder
 from tokenizers.models import BPE
@@ -234,7 +233,7 @@ def test_a_hundred_idle_connections_do_not_keep_others_out(server):
 
 
 def test_garbage_is_not_http(server):
-    for garbage in (b"\x16\x03\x01\x02\x00\x01\x00" * 9, b"GET / HTTP/9.9\r\n\r\n", b"A" * 100_000 + b"\r\n\r\n"):
+    for garbage in (b"\x16\x03\x01\x02\x00\x01\x00" * 9, b"GET\r\n\r\n", b"A" * 100_000 + b"\r\n\r\n"):
         with socket.create_connection(("127.0.0.1", server.port), 20) as connection:
             try:
                 connection.sendall(garbage)
@@ -381,39 +380,50 @@ http.server.HTTPServer((words[words.index("--host") + 1], int(words[words.index(
 """
 
 
-def test_vllm_s_server_is_a_child_with_our_words_and_token_and_ends_with_us(tmp_path):
-    """A stand-in takes vLLM's place here: the words, the token, waiting, the mapping and the end; `make test-vllm` has the real one."""
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch):
+    """A package that takes vLLM's place; `said.json` holds its words and its key."""
     package = tmp_path / "vllm" / "entrypoints" / "cli"
     package.mkdir(parents=True)
     for folder in (package, package.parent, package.parent.parent):
         (folder / "__init__.py").write_text("")
     (package / "main.py").write_text(STAND_IN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv("SAID", str(tmp_path / "said.json"))
+    return tmp_path / "said.json"
+
+
+def test_vllm_s_server_is_a_child_with_our_words_and_token_and_ends_with_us(stand_in, tmp_path, capfd):
+    """The words, the token, waiting, the mapping and the end; the real vLLM has an environment of its own."""
+    servers = tmp_path / "servers.json"
     (tmp_path / "token").write_text("long-enough\n")
-    said, servers = tmp_path / "said.json", tmp_path / "servers.json"
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}", "SAID": str(said)}
     words = ["serve", "org/model", "--engine", "vllm", "--port", "0", "--name", "m", "--token-file", str(tmp_path / "token"),
              "--servers", str(servers), "--rows", "32", "--context", "1024"]  # fmt: skip
-    start = [sys.executable, "-m", "postgrad.cli.main"]
-    process = subprocess.Popen([*start, *words], env=environment, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    port = int(line.split(":")[3].split("/")[0])
-    told, token = json.loads(said.read_text())
-    assert token == "long-enough" and "long-enough" not in told
-    assert told[:2] == ["serve", "org/model"] and line.startswith("m: http://127.0.0.1:")
-    for pair in (("--served-model-name", "m"), ("--host", "127.0.0.1"), ("--port", str(port)), ("--generation-config", "vllm"),
+    found: list[tuple[str, str]] = []
+
+    def stop_when_ready():
+        wait_for(lambda: servers.exists() and "m" in json.loads(servers.read_text()), "the mapping")
+        found.append(served_at(f"{servers}#m"))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=stop_when_ready, daemon=True).start()
+    assert main(words) == 0 and json.loads(servers.read_text()) == {}
+    told, token = json.loads(stand_in.read_text())
+    assert token == "long-enough" and "long-enough" not in told and told[:2] == ["serve", "org/model"]
+    port = int(told[told.index("--port") + 1])
+    assert found == [(f"http://127.0.0.1:{port}/v1#m", "org/model")] and f"m: http://127.0.0.1:{port}/v1" in capfd.readouterr().out
+    for pair in (("--served-model-name", "m"), ("--host", "127.0.0.1"), ("--generation-config", "vllm"),
                  ("--logprobs-mode", "processed_logprobs"), ("--max-num-seqs", "32"), ("--max-model-len", "1024")):  # fmt: skip
         assert told[told.index(pair[0]) + 1] == pair[1]
-    assert served_at(f"{servers}#m") == (f"http://127.0.0.1:{port}/v1#m", "org/model")
-    process.terminate()
-    assert process.wait(30) == 0 and json.loads(servers.read_text()) == {}
-    process.stdout.close()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), 5)
-    broken = subprocess.run(
-        [*start, "serve", "broken", "--engine", "vllm", "--port", "0"], env=environment, capture_output=True, text=True, timeout=60
-    )
-    assert broken.returncode == 1 and "vLLM's server of broken ended with code 3 before it was ready" in broken.stderr
+
+
+def test_vllm_s_server_that_cannot_start_is_told(stand_in, capfd):
+    assert main(["serve", "broken", "--engine", "vllm", "--port", "0"]) == 1
+    assert "vLLM's server of broken ended with code 3 before it was ready" in capfd.readouterr().err
+    assert main(["serve", "org/model", "--engine", "vllm", "--port", "0", "--reload-below", "/tmp"]) == 2
 
 
 # ---- text from tokens
