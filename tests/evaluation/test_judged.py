@@ -58,7 +58,7 @@ def test_a_local_judge_and_postgrad_serve_are_asked_alike(tiny, tmp_path):
     [
         ((), "every mark of a judge reaches reward.pass_score=1; say from which mark on"),
         (("reward.pass_score=3",), "reward.verifier=llm_judge needs a judge; add reward.judge.model="),
-        (("reward.pass_score=3", "reward.judge.model=http://127.0.0.1:9/v1#m"), "start the server there"),
+        (("reward.pass_score=3", "reward.judge.model='http://127.0.0.1:9/v1#m'"), "start the server there"),
         (("reward.pass_score=3", "reward.judge.model=/no/such"), "judge: model.path=/no/such: no such folder"),
     ],
 )
