@@ -17,6 +17,8 @@ EXIT_STATUS = pytest.StashKey[int]()
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A two-block Qwen3 of width 32 with tied embeddings and grouped heads, made in code."""
+    from world import sharpened
+
     from postgrad.model.tiny import make_tiny
 
     return sharpened(make_tiny(tmp_path_factory.mktemp("models") / "tiny", seed=0, layers=2, width=32))
@@ -25,23 +27,11 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three blocks and a head of its own: what is tested of views needs blocks above and below."""
+    from world import sharpened
+
     from postgrad.model.tiny import make_tiny
 
     return sharpened(make_tiny(tmp_path_factory.mktemp("models") / "untied", seed=1, layers=3, width=32, tied=False))
-
-
-def sharpened(folder: Path) -> Path:
-    """Larger weights: a model fresh from its initialisation is so near to uniform that mistakes hardly show."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    with torch.no_grad():
-        for p in model.parameters():
-            if p.dim() == 2:
-                p.mul_(8)
-    model.save_pretrained(folder)
-    return folder
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -5,9 +5,8 @@ import time
 
 import pytest
 import torch
-from conftest import sharpened
 from served import MODEL, serve
-from world import END, config_of, same_completions
+from world import END, config_of, same_completions, sharpened
 
 from postgrad.cluster import place
 from postgrad.cluster.host import build_host

@@ -75,6 +75,11 @@ def test_the_native_engine_ends_with_the_token_that_completes_a_string(native, p
         native.max_rows = before
 
 
+def test_transformers_generate_is_cut_there(tiny, prompts, native, stops):
+    engine = build_host(config_of("grpo", tiny, "rollout.engine=hf")).engine
+    assert told(engine.generate(REQUESTS, Sampling(1.0, 12, stop=stops))) == expected(native, prompts, stops)
+
+
 def test_a_child_process_and_servers_end_at_the_same_token(tiny, native, prompts, stops):
     sampling, truth = Sampling(1.0, 12, stop=stops), expected(native, prompts, stops)
     with place(config_of("grpo", tiny, "cluster.place=process")) as placed:

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import sharpened
 from safetensors.torch import load_file
-from world import END, config_of, metrics_of, random_batch, words_of
+from world import END, config_of, metrics_of, random_batch, sharpened, words_of
 
 from postgrad.cli.main import main
 from postgrad.cluster import place

@@ -12,9 +12,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from postgrad.errors import RunError
-
 from postgrad.config.schema import RolloutConfig
+from postgrad.errors import RunError
 
 
 @dataclass(frozen=True)

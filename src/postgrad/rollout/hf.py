@@ -16,6 +16,7 @@ from postgrad.config.schema import RolloutConfig
 from postgrad.model.load import Loaded, stop_ids
 from postgrad.rollout.engine import Completion, Request, Sampling, check_room, limit_of, take_weights
 from postgrad.rollout.native.sampling import RowRandom, pick
+from postgrad.rollout.stops import StopStrings
 
 
 class HfEngine:
@@ -24,7 +25,7 @@ class HfEngine:
     shares_weights = True
 
     def __init__(self, loaded: Loaded, config: RolloutConfig) -> None:
-        self.model, self.max_rows = loaded.model, config.max_rows or 256
+        self.model, self.tokenizer, self.max_rows = loaded.model, loaded.tokenizer, config.max_rows or 256
         self.device = next(self.model.parameters()).device
         self.stop = stop_ids(loaded)
         self.max_context = int(self.model.config.get_text_config().max_position_embeddings)
@@ -37,7 +38,11 @@ class HfEngine:
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
         check_room(requests, sampling, self.max_context)
         with self._plain():
-            return [self._continue(request, sampling) for request in requests]
+            out = [self._continue(request, sampling) for request in requests]
+        if not sampling.stop:
+            return out
+        stops = StopStrings(self.tokenizer, sampling.stop)
+        return [[stops.cut(done) for done in group] for group in out]
 
     def _continue(self, request: Request, sampling: Sampling) -> list[Completion]:
         parts = range(0, len(request.seeds), self.max_rows)

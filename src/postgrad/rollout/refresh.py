@@ -113,6 +113,10 @@ class HttpRollouts(HttpEngine):
             "start vLLM with VLLM_SERVER_DEV_MODE=1, use SGLang or postgrad serve --reload-below, or rollout.engine=vllm"
         )
 
+    def _has_stop_string(self, done: Completion, sampling: Sampling) -> bool:
+        text = self.text.decode_raw(done.tokens) if sampling.stop else ""
+        return any(string in text for string in sampling.stop)
+
     def _check_ids(self, token: int) -> None:
         """One token, to see that the server takes ids and gives ids and log-probs."""
         try:
@@ -135,7 +139,7 @@ class HttpRollouts(HttpEngine):
             raise RunError(
                 f"{self.server.address.url} gave no token ids with log-probs, which training needs; use vLLM, SGLang or postgrad serve"
             )
-        if done.finish == "stop" and done.tokens[-1] not in self.stop:
+        if done.finish == "stop" and done.tokens[-1] not in self.stop and not self._has_stop_string(done, sampling):
             raise RunError(
                 f"{self.server.address.url} ended a row with the token {done.tokens[-1]}, which does not end one here "
                 f"({', '.join(map(str, sorted(self.stop)))} do); it has another model than model.path, or stop words of its own"

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from postgrad.rollout.engine import Completion
+
 SLACK = 4  # tokens decoded beyond the longest string's bytes: a first token may lose its space or be half a character
 
 
@@ -19,6 +21,11 @@ class StopStrings:
         if not self._has(tokens[start:]):
             return 0
         return next((n for n in range(seen + 1, len(tokens)) if self._has(tokens[start:n])), len(tokens))
+
+    def cut(self, done: Completion) -> Completion:
+        """A completion as far as the first string in it: for engines that cannot end a row there by themselves."""
+        end = self.end(done.tokens, 0)
+        return Completion(done.tokens[:end], done.logprobs[:end], "stop") if end else done
 
     def _has(self, tokens: Sequence[int]) -> bool:
         text = self.tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False)

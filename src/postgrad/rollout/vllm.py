@@ -19,6 +19,7 @@ from postgrad.model.device import DTYPES, choose_device, free_memory_bytes
 from postgrad.model.load import Loaded, resolve, stop_ids
 from postgrad.model.lora import is_adapter
 from postgrad.rollout.engine import Completion, Request, Sampling, check_room, limit_of
+from postgrad.rollout.stops import StopStrings
 
 MOST_ROWS = 1024
 CPU_CACHE_BYTES = 2 << 30
@@ -67,7 +68,7 @@ class VllmEngine:
             raise ConfigError(
                 f"rollout.engine=vllm: this build of vLLM runs on {platform()}, and model.device={self.device.type}; they must be the same"
             )
-        self.stop = stop_ids(loaded)
+        self.stop, self.tokenizer = stop_ids(loaded), loaded.tokenizer
         self.rows = min(config.rollout.max_rows or 256, MOST_ROWS)
         room, self.max_context = _room(loaded, config, self.rows, self.device)
         self.sleeps = self.device.type != "cpu"
@@ -131,7 +132,9 @@ class VllmEngine:
         with _undisturbed():
             found = iter(self.llm.generate(prompts, params, use_tqdm=False))
         self._sleep()
-        return [[self._completion(next(found)) for _ in request.seeds] for request in requests]
+        stops = StopStrings(self.tokenizer, sampling.stop) if sampling.stop else None  # vLLM has no text here to find them in
+        done = (self._completion(answer) if stops is None else stops.cut(self._completion(answer)) for answer in found)
+        return [[next(done) for _ in request.seeds] for request in requests]
 
     def _params(self, sampling: Sampling, seed: int, limit: int) -> Any:
         from vllm import SamplingParams  # type: ignore[import-not-found]

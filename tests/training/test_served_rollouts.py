@@ -1,0 +1,40 @@
+"""Rollouts from `postgrad serve`: its weights follow the trainer's, so a run is the run with the engine beside the trainer."""
+
+import pytest
+from live import live
+from world import metrics_of, words_of
+
+from postgrad.cli.main import main
+
+
+@pytest.mark.slow
+def test_a_run_with_served_rollouts_is_the_native_run(tiny, tmp_path):
+    verifier = tmp_path / "mine.py"
+    verifier.write_text("def sevens(response, problem):\n    return response.count('7') / 4\n")
+    small = (
+        "training.steps=3",
+        "training.problems_per_step=4",
+        "rollout.samples=4",
+        "rollout.max_response_tokens=8",
+        "reward.workers=1",
+    )
+    words = [*words_of(tiny, *small, "optimiser.lr=1e-2", f"runs={tmp_path}"), f"reward.verifier={verifier}:sevens"]
+    assert main(["train", "grpo", *words, "name=here"]) == 0
+    with live(tiny, reload_below=tmp_path) as server:
+        served = ["rollout.engine=http", f"rollout.url='{server.url}#tiny'"]
+        assert main(["train", "grpo", *words, *served, "name=there", "rollout.stop=['no such string']"]) == 0
+        assert server.ask("/health")[1]["models"]["tiny"]["version"] >= 2, "new weights after each step"
+    kept = ("reward/mean", "loss", "grad_norm", "response/length")
+    here, there = (
+        [{k: line.get(k) for k in kept} for line in metrics_of(tmp_path / name) if "loss" in line] for name in ("here", "there")
+    )
+    assert here[0]["grad_norm"] > 0 and len(here) == len(there) == 3
+    for one, two in zip(here, there, strict=True):
+        assert two == pytest.approx(one, rel=1e-4, abs=1e-5)
+
+
+def test_a_server_that_takes_no_weights_is_refused_at_the_start(tiny, tmp_path, capsys):
+    with live(tiny) as server:
+        served = ["rollout.engine=http", f"rollout.url='{server.url}#tiny'", f"runs={tmp_path}"]
+        assert main(["train", "grpo", *words_of(tiny), *served]) == 2
+    assert "answers 403: this server takes no new weights; start it with --reload-below DIR" in capsys.readouterr().err
