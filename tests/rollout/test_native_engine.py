@@ -183,9 +183,9 @@ def test_the_nth_token_gets_the_nth_number_of_its_seed_across_blocks(host, monke
     import postgrad.rollout.native.engine as native
 
     seen: list[list[float]] = []
-    real = native.pick
+    real = native.pick_mixed
     monkeypatch.setattr(
-        native, "pick", lambda logits, uniforms, sampling: seen.append(uniforms.tolist()) or real(logits, uniforms, sampling)
+        native, "pick_mixed", lambda logits, uniforms, sampling: seen.append(uniforms.tolist()) or real(logits, uniforms, sampling)
     )
     monkeypatch.setattr(host.engine, "stop", torch.tensor([99]))  # never: every row runs to the limit
     long = Sampling(3.0, max_new_tokens=100)
