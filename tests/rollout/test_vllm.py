@@ -18,13 +18,17 @@ from world import END, config_of, metrics_of, random_batch, sharpened, words_of
 from postgrad.cli.main import main
 from postgrad.cluster import place
 from postgrad.cluster.host import build_host
+from postgrad.data.problems import load_problems
 from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError
-from postgrad.model.load import load_tokenizer
+from postgrad.methods.base import Ports
+from postgrad.model.load import cache_folder, load_tokenizer
 from postgrad.model.tiny import make_tiny
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.http import Address, HttpEngine
 from postgrad.rollout.refresh import HttpRollouts
+from postgrad.training import doctor
+from postgrad.training.agreement import check_agreement
 from postgrad.training.driver import train
 from postgrad.training.report import Reporter
 from postgrad.types import Batch, Trajectory
@@ -42,6 +46,7 @@ SMALL = (
 )
 REQUESTS = [Request([1, 2, 3], [1, 2, 3, 4]), Request([4, 15], [5, 6])]
 NAME = "small"
+SMOLLM2 = cache_folder() / "smollm2-135m-instruct"
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +102,16 @@ def test_a_grpo_run_with_updates_that_the_engine_sees(model, tmp_path):
     assert not (tmp_path / "test" / "weights").exists(), "no weights went by disk"
 
 
+@pytest.mark.skipif(not SMOLLM2.is_dir(), reason="no SmolLM2 in the cache")
+def test_a_real_model_in_bfloat16_agrees_with_the_trainer():
+    words = ("rollout.engine=vllm", "model.dtype=bfloat16", "data.template=chat", "data.train=arithmetic:2:boxed:train")
+    config = config_of("grpo", SMOLLM2, *SMALL, *words, "rollout.max_response_tokens=24")
+    host = build_host(config)
+    prompts = Prompts(load_tokenizer(config.model), "chat")
+    found = check_agreement(config, Ports(host.policy, host.engine, None, prompts), load_problems(config.data.train))
+    assert found is not None and found.bound == 0.1 and 0.0 < found.mean < 0.05
+
+
 @pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="no peft")
 def test_adapters_are_seen_by_the_engine(model, tmp_path):
     words = ("rollout.engine=vllm", "model.lora.rank=4", "optimiser.lr=5e-2", f"runs={tmp_path}", varied(tmp_path))
@@ -143,6 +158,11 @@ def test_a_device_that_vllm_does_not_run_on_is_one_line(model, tmp_path, capsys,
     monkeypatch.setattr(vllm, "platform", lambda: "xpu")
     assert main(["train", "grpo", *words_of(model, *SMALL, "rollout.engine=vllm", f"runs={tmp_path}")]) == 2
     assert "runs on xpu, and model.device=cpu" in capsys.readouterr().err
+
+
+def test_doctor_shows_what_vllm_runs_on():
+    line = next(line for _, line in doctor._packages("engines", doctor.ENGINES) if line.startswith("vllm: "))
+    assert line.startswith("vllm: 0.") and "runs on cpu (no sleep mode there" in line
 
 
 # ---- vLLM's own server
