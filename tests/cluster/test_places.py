@@ -182,7 +182,7 @@ def silent_child(wait_s: float, command: list[str]):
     """A Child whose process never answers: cheaper than a model that is stopped."""
     ours, theirs = socket.socketpair()
     child = object.__new__(Child)
-    child.label, child.wait_s, child.socket = "engine", wait_s, ours
+    child.label, child.wait_s, child.socket, child.lock = "engine", wait_s, ours, threading.RLock()
     child.process = subprocess.Popen(command, stdin=theirs, stdout=subprocess.DEVNULL)
     theirs.close()
     ours.settimeout(300.0)  # what the start left behind

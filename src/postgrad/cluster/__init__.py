@@ -1,7 +1,8 @@
-"""Where models live: in this process or in child processes, behind the same ports. Methods cannot tell.
+"""Where models live: in this process, in child processes or on a Ray cluster, behind the same ports. Methods cannot tell.
 
-host.py builds models from the configuration; process.py reaches a host in a child; wire.py is what crosses; elsewhere.py knows the
-roles that no host loads. May touch methods, rollout, model and below; the driver asks `place` for its ports.
+host.py builds models from the configuration; process.py reaches a host in a child, ray_place.py ranks and engines on Ray (their side is
+rank.py); wire.py is what crosses; elsewhere.py knows the roles that no host loads. May touch methods, rollout, model and below; the
+driver asks `place` for its ports.
 """
 
 import dataclasses
@@ -43,6 +44,12 @@ def place(config: Config) -> Iterator[Placed]:
         engine = host.engine or served_engine(config, trains=True)
         yield Placed(host.policy, engine, _with_speakers(config, roles, engine, host.models))
         return
+    if config.cluster.place == "ray":
+        from postgrad.cluster.ray_place import place_on_ray
+
+        with place_on_ray(config, roles) as (policy, engine, models):
+            yield Placed(policy, engine, _with_speakers(config, roles, engine, models))
+        return
     from postgrad.cluster.process import Child, RemoteEngine, RemoteModel
 
     children = [Child(config, "policy")]
@@ -74,6 +81,12 @@ def place_engine(config: Config) -> Iterator[Engine]:
         from postgrad.cluster.host import build_host
 
         yield build_host(config, only_engine=True).engine
+        return
+    if config.cluster.place == "ray":
+        from postgrad.cluster.ray_place import engine_on_ray
+
+        with engine_on_ray(config) as engine:
+            yield engine
         return
     from postgrad.cluster.process import Child, RemoteEngine
 

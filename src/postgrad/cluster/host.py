@@ -41,7 +41,7 @@ def build_host(config: Config, only_engine: bool = False) -> Host:
     if only_engine and config.rollout.engine not in OVER_A_MODEL:
         return Host(None, build_engine(config, None))
     method = find_method(config.method.name)(config)
-    loaded = _load(config, config.model.path)
+    loaded = load_role(config, "policy", config.model.path)
     method.check_model(loaded.model)
     if config.model.lora.rank and not only_engine:  # an engine alone gets merged weights
         adapt(loaded.model, config.model.lora, config.seed, base_name(config.model.path, config.seed))
@@ -57,15 +57,18 @@ def build_role(config: Config, method: Method, name: str, role: Role, policy: Lo
     """A model beside the policy (`policy`, where there is one), behind its port. Raises ConfigError that names the role."""
     if policy is not None and role.kind == "frozen" and config.model.lora.rank and role.path in ("", config.model.path):
         return BasePolicy(config, policy)  # the policy's own weights without the adapters: no second copy
-    try:
-        loaded = _load(config, role.path or config.model.path)
-    except ConfigError as error:  # it speaks of model.path, but this is another model
-        raise ConfigError(f"{name}: {error}") from error
+    loaded = load_role(config, name, role.path or config.model.path)
     if role.kind == "critic":
         return LocalCritic(config, loaded, method, role.lr)  # type: ignore[arg-type]
     loaded.model.requires_grad_(False)
     return NativeEngine(loaded, config.rollout) if role.kind in SPEAKING else FrozenPolicy(config, loaded)
 
 
-def _load(config: Config, path: str) -> Loaded:
-    return load(dataclasses.replace(config.model, path=path), choose_device(config.model.device), config.seed)
+def load_role(config: Config, name: str, path: str, device: str | None = None) -> Loaded:
+    """The model of a role, on the configured device unless another is named."""
+    try:
+        return load(dataclasses.replace(config.model, path=path), choose_device(device or config.model.device), config.seed)
+    except ConfigError as error:
+        if name == "policy":
+            raise
+        raise ConfigError(f"{name}: {error}") from error  # it speaks of model.path, but this is another model

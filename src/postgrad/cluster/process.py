@@ -6,9 +6,10 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -27,7 +28,7 @@ class Child:
     """One child process that hosts models. Calls are (port, method, arguments) over a private socket pair."""
 
     def __init__(self, config: Config, label: str, only_engine: bool = False) -> None:
-        self.label, self.wait_s = label, config.cluster.wait_s
+        self.label, self.wait_s, self.lock = label, config.cluster.wait_s, threading.RLock()
         ours, theirs = socket.socketpair()
         with tempfile.NamedTemporaryFile("w", suffix=".yaml", delete=False) as file:
             file.write(to_yaml(config))
@@ -45,14 +46,15 @@ class Child:
 
     def call(self, port: str, method: str, *arguments: Any) -> Any:
         what = f"{port}.{method}"
-        try:
-            self.socket.settimeout(self.wait_s)
-            send(self.socket, encode([port, method, list(arguments)]))
-        except TimeoutError as error:  # a child that hangs does not even read
-            raise self._silence(what, self.wait_s) from error
-        except OSError as error:
-            raise self._death(what) from error
-        return self._receive(what, self.wait_s)
+        with self.lock:  # rollouts ahead and the step before them may want one engine
+            try:
+                self.socket.settimeout(self.wait_s)
+                send(self.socket, encode([port, method, list(arguments)]))
+            except TimeoutError as error:  # a child that hangs does not even read
+                raise self._silence(what, self.wait_s) from error
+            except OSError as error:
+                raise self._death(what) from error
+            return self._receive(what, self.wait_s)
 
     def _receive(self, what: str, limit_s: float) -> Any:
         data = receive(self.socket, limit_s)
@@ -87,10 +89,16 @@ class Child:
             self.process.wait()
 
 
-class RemoteModel:
-    """The port of one model of a child process: a policy, a reference or a critic, by the name of its role."""
+class Caller(Protocol):
+    """Somebody who carries calls to models elsewhere: a child process, or actors on Ray."""
 
-    def __init__(self, child: Child, role: str) -> None:
+    def call(self, port: str, method: str, *arguments: Any) -> Any: ...
+
+
+class RemoteModel:
+    """The port of one model that lives elsewhere: a policy, a reference or a critic, by the name of its role."""
+
+    def __init__(self, child: Caller, role: str) -> None:
         self.child, self.role = child, role
 
     def logprobs(self, batch: Batch, view: View = FULL) -> dict[str, Tensor]:
@@ -114,11 +122,17 @@ class RemoteModel:
     def load(self, folder: str) -> None:
         self.child.call(self.role, "load", folder)
 
+    def begin_save(self, folder: str) -> None:
+        self.child.call(self.role, "begin_save", folder)
+
+    def saved(self, wait: bool) -> bool:
+        return self.child.call(self.role, "saved", wait)
+
 
 class RemoteEngine:
-    """The engine port of a child process, or of one of its roles that continue text."""
+    """The port of an engine that lives elsewhere, or of a role that continues text."""
 
-    def __init__(self, child: Child, shares_weights: bool, role: str = "engine") -> None:
+    def __init__(self, child: Caller, shares_weights: bool, role: str = "engine") -> None:
         self.child, self.shares_weights, self.role = child, shares_weights, role
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:

@@ -128,6 +128,8 @@ def _override(word: str) -> str:
         raise ConfigError(f"unknown key {key}; Hydra's own settings have no effect here")
     if key == "method":
         key, value = "method.name", f"'{value}'"
+    if key == "cluster":
+        key = "cluster.place"
     if value.startswith(("http://", "https://")) and "'" not in value:  # an address with its # is one value, quoted or not
         value = f"'{value}'"
     try:

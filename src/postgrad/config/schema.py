@@ -94,6 +94,11 @@ class RolloutConfig:
     cache_gib: float = setting(
         0.0, "GPU memory for keys and values; 0: what rows can need, at most a third of the free", at_least=0.0
     )
+    staleness: int = setting(
+        0,
+        "steps that rollouts run ahead of the update, sampled by older weights and corrected for it; needs engines apart",
+        at_least=0,
+    )
     top_p: float = setting(
         1.0, "nucleus sampling; the loss cannot price it, so training refuses values below 1", above=0.0, at_most=1.0
     )
@@ -162,6 +167,7 @@ class TrainingConfig:
     problems_per_step: int = setting(16, "problems taken from the data each step", at_least=1)
     updates_per_step: int = setting(1, "optimiser steps each step's batch is divided into, by problem", at_least=1)
     token_budget: int = setting(0, "most tokens in one pass; never changes the gradient; 0: 8192, on a GPU 16384", at_least=0)
+    async_save: bool = setting(False, "copy a checkpoint to host memory and write it while the next steps run")
     checkpoint_every: int = setting(50, "steps between checkpoints; the last step is always saved", at_least=1)
     keep_checkpoints: int = setting(2, "newest checkpoints kept", at_least=1)
     validate_every: int = setting(0, "steps between validations; 0: only before and after", at_least=0)
@@ -174,8 +180,18 @@ class TrainingConfig:
 @dataclass
 class ClusterConfig:
     place: str = setting(
-        "local", "where the models live: this process, or a child process behind the same ports", choices=("local", "process")
+        "local",
+        "where the models live: this process, a child process, or a Ray cluster, behind the same ports; cluster=ray is short for it",
+        choices=("local", "process", "ray"),
     )
+    workers: int = setting(1, "ray: processes that divide the training of each model among them (FSDP2), one a GPU", at_least=1)
+    engines: int = setting(0, "ray: engines of their own with whole copies of the weights; 0: one beside each worker", at_least=0)
+    pools: dict[str, int] = setting(
+        {}, "ray: workers of its own for a role by its name, e.g. cluster.pools.critic=2; the others stand with the policy"
+    )
+    offload: bool = setting(False, "ray: shards and optimiser state in host memory; less on the device, slower steps")
+    address: str = setting("", "ray: host:port of a cluster to join; empty: start one on this machine, on loopback only")
+    engine_restarts: int = setting(3, "ray: times in a run that a lost engine is started anew", at_least=0)
     engine_apart: bool = setting(False, "give the engine a process and a copy of the weights of its own, published after each step")
     wait_s: float = setting(600.0, "longest wait for one call to a child process or to a model's server", above=0.0)
 

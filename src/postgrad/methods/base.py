@@ -163,6 +163,7 @@ class Method:
                 f"model.lora.dropout={dropout} makes the policy that is trained another than the one that sampled, "
                 f"so {self.settings.name} refuses it; remove it"
             )
+        self.check_staleness()
         betas = self.config.optimiser.betas
         if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
             raise ConfigError(
@@ -173,6 +174,23 @@ class Method:
             raise ConfigError(
                 f"training.updates_per_step={training.updates_per_step} exceeds training.problems_per_step={training.problems_per_step}; "
                 "an update needs at least one problem"
+            )
+
+    def check_staleness(self) -> None:
+        """Refuse rollouts that run ahead where nobody samples, where they cannot, or where nothing corrects for the older weights."""
+        stale, cluster = self.config.rollout.staleness, self.config.cluster
+        if not stale:
+            return
+        if not self.trains_on_samples:
+            raise ConfigError(f"rollout.staleness={stale}: {self.settings.name} trains on nothing it samples; remove it")
+        if not (cluster.engine_apart or cluster.engines or self.config.rollout.engine == "http"):
+            raise ConfigError(
+                f"rollout.staleness={stale} samples while the policy is trained; add cluster.engine_apart=true with cluster.place=process, "
+                "or cluster.engines=1 with cluster=ray"
+            )
+        if getattr(self.settings, "correction", "none") == "none":
+            raise ConfigError(
+                f"rollout.staleness={stale} trains on rows of older weights; method.correction=none would leave that uncorrected: remove it"
             )
 
     def check_problems(self, problems: Sequence[Problem]) -> None:

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from postgrad.config.schema import Config
+from postgrad.model.behind import Behind, TensorsFile, WeightsFile, on_host
 from postgrad.model.layout import MicroBatch, make_passes
 from postgrad.model.load import Loaded, save
 from postgrad.model.optimiser import Optimiser, learning_rate
@@ -35,6 +36,10 @@ class Critic(Protocol):
 
     def load(self, folder: str) -> None: ...
 
+    def begin_save(self, folder: str) -> None: ...
+
+    def saved(self, wait: bool) -> bool: ...
+
 
 class ValueObjective(Protocol):
     """What a method with a critic decides beside it."""
@@ -56,7 +61,23 @@ class LocalCritic:
         nn.init.zeros_(self.head.bias)
         body = nn.ModuleDict({"body": loaded.model.base_model, "value_head": self.head})
         self.optimiser_config = dataclasses.replace(config.optimiser, lr=lr)
-        self.optimiser = Optimiser(body, self.optimiser_config)
+        self.optimiser = self.make_optimiser(body)
+        self.behind = Behind()
+
+    def make_optimiser(self, body: nn.Module) -> Optimiser:
+        return Optimiser(body, self.optimiser_config)
+
+    def micro_batches(self, batch: Batch) -> list[MicroBatch]:
+        """The forward passes that cover the rows this process computes: here all of them."""
+        return make_passes(batch, self.config.training.token_budget, self.loaded.model)
+
+    def whole(self, columns: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Columns of which this process filled in its own rows, filled in for all rows."""
+        return columns
+
+    def whole_tally(self, tally: Tally) -> Tally:
+        """A tally of the rows this process computed, as one of all rows."""
+        return tally
 
     def forward(self, micro: MicroBatch) -> Tensor:
         hidden = hidden_states(self.loaded.model, micro.ids, micro.positions, micro.mask, FULL, micro.packing)
@@ -65,22 +86,27 @@ class LocalCritic:
     @torch.no_grad()
     def values(self, batch: Batch) -> Tensor:
         out = torch.zeros(batch.num_tokens)
-        for micro in make_passes(batch, self.config.training.token_budget, self.loaded.model):
-            out[batch.response.positions(torch.tensor(micro.rows))] = self.forward(micro.to(self.device)).cpu()
-        return out
+        for micro in self.micro_batches(batch):
+            where = batch.response.positions(torch.tensor(micro.rows, dtype=torch.int64))
+            out[where] = self.forward(micro.to(self.device)).cpu()
+        return self.whole({"values": out})["values"]
 
     def update(self, batch: Batch, step: int) -> dict[str, float]:
-        tally = Tally()
+        tally, steps = Tally(), Tally()
         lr = learning_rate(self.optimiser_config, step, self.config.training.steps)
         for part in split_updates(batch, self.config.training.updates_per_step):
             part = self.objective.prepare_values(part)
-            for micro in make_passes(part, self.config.training.token_budget, self.loaded.model):
-                rows = part.select(micro.rows).to(self.device)
-                loss = self.objective.value_loss(rows, self.forward(micro.to(self.device)), tally)
+            for micro in self.micro_batches(part):
+                values = self.forward(micro.to(self.device))
+                if not micro.rows:  # others compute: this process only takes part in what they exchange
+                    values.sum().backward()
+                    continue
+                loss = self.objective.value_loss(part.select(micro.rows).to(self.device), values, tally)
                 loss.backward()
                 tally.total("critic/loss", float(loss.detach()))
-            tally.mean("critic/grad_norm", torch.tensor([self.optimiser.step(lr)]))
-        return tally.result()
+            if self.optimiser.has_gradients():
+                steps.mean("critic/grad_norm", torch.tensor([self.optimiser.step(lr)]))
+        return {**self.whole_tally(tally).result(), **steps.result()}
 
     def save(self, folder: str) -> None:
         save(self.loaded, Path(folder) / "critic")
@@ -88,6 +114,17 @@ class LocalCritic:
             {name: p.detach().cpu() for name, p in self.head.named_parameters()}, Path(folder) / "critic" / "value_head.safetensors"
         )
         self.optimiser.save(Path(folder) / "critic_optimiser.safetensors")
+
+    def begin_save(self, folder: str) -> None:
+        files = [
+            WeightsFile(self.loaded, on_host(dict(self.loaded.model.named_parameters())), Path(folder) / "critic"),
+            TensorsFile(on_host(dict(self.head.named_parameters())), Path(folder) / "critic" / "value_head.safetensors"),
+            TensorsFile(on_host(self.optimiser.tensors()), Path(folder) / "critic_optimiser.safetensors"),
+        ]
+        self.behind.start(files)
+
+    def saved(self, wait: bool) -> bool:
+        return self.behind.done(wait)
 
     @torch.no_grad()
     def load(self, folder: str) -> None:

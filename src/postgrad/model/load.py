@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor, nn
 
 from postgrad.config.schema import ModelConfig
 from postgrad.errors import ConfigError
@@ -101,6 +101,16 @@ def save(loaded: Loaded, folder: Path) -> None:
     """A stock Hugging Face folder: anyone's from_pretrained reads it."""
     loaded.model.save_pretrained(folder)
     loaded.tokenizer.save_pretrained(folder)
+
+
+def save_weights(loaded: Loaded, weights: dict[str, Tensor], folder: Path) -> None:
+    """What save() would write if the model had these weights; the model itself is only asked for its shape."""
+    with torch.device("meta"):
+        model = type(loaded.model)(loaded.model.config)
+    model.generation_config = loaded.model.generation_config
+    model.load_state_dict(weights, strict=False, assign=True)
+    model.tie_weights()
+    save(Loaded(model, loaded.tokenizer), folder)
 
 
 def base_name(path: str, seed: int) -> str:

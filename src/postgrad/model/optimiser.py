@@ -59,7 +59,7 @@ class Optimiser:
 
     def __init__(self, model: nn.Module, config: OptimiserConfig, lr_scale: dict[str, float] | None = None) -> None:
         self.config = config
-        self.params = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.params = self.own_params(model)
         offloaded = config.kind == "adamw_offloaded"
         self.masters = {
             name: p if offloaded or p.dtype == torch.float32 else p.detach().float().clone() for name, p in self.params.items()
@@ -70,6 +70,18 @@ class Optimiser:
         for name, p in self.params.items():
             if p.dtype != torch.float32:
                 p.register_post_accumulate_grad_hook(self._accumulate_wide(p, self.masters[name]))
+
+    def own_params(self, model: nn.Module) -> dict[str, Tensor]:
+        """What this process steps: the trainable parameters."""
+        return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+    def has_gradients(self) -> bool:
+        """Whether anything was added up since the last step."""
+        return any(master.grad is not None for master in self.masters.values())
+
+    def norm(self, gradients: list[Tensor]) -> Tensor:
+        """The norm of the whole gradient."""
+        return torch.stack([g.norm() for g in gradients]).norm()
 
     @staticmethod
     def _accumulate_wide(p: Tensor, master: Tensor) -> Callable[[Tensor], None]:
@@ -91,7 +103,7 @@ class Optimiser:
     def step(self, lr: float) -> float:
         """Clip, step, clear. Returns the gradient's norm before clipping; one that is not finite stops the run, or is skipped if asked."""
         gradients = [m.grad for m in self.masters.values() if m.grad is not None]
-        norm = torch.stack([g.norm() for g in gradients]).norm()
+        norm = self.norm(gradients)
         bound = self.config.skip_grad_norm
         if bound is not None and not norm <= bound:
             self.adam.zero_grad(set_to_none=True)
@@ -121,18 +133,26 @@ class Optimiser:
 
     def save(self, file: Path) -> None:
         """Masters and state as `key/parameter`: the same names for all kinds but the 8-bit one, whose state is its own."""
+        save_file(self.tensors(), file)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What save() writes, by name."""
         tensors = {f"master/{n}": m.detach() for n, m in self.masters.items() if m is not self.params[n]}
         for name, master in self.masters.items():
             for key, value in self.adam.state.get(master, {}).items():
                 # bitsandbytes gives all parameters one code table, and safetensors wants each memory once.
                 tensors[f"{key}/{name}"] = value.clone() if key.startswith("qmap") else torch.as_tensor(value)
-        save_file({name: t.contiguous() for name, t in tensors.items()}, file)
+        return {name: t.contiguous() for name, t in tensors.items()}
+
+    def read(self, file: Path) -> dict[str, Tensor]:
+        """What save() wrote, as this process needs it."""
+        return load_file(file)
 
     @torch.no_grad()
     def load(self, file: Path) -> None:
         """Continue from save(). Parameters without saved state start afresh from their present value."""
         states: dict[str, dict[str, Tensor]] = {}
-        for place, tensor in load_file(file).items():
+        for place, tensor in self.read(file).items():
             key, _, name = place.partition("/")
             states.setdefault(name, {})[key] = tensor
         self.adam.state.clear()

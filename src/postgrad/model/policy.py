@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from postgrad.config.schema import Config
+from postgrad.model.behind import Behind, TensorsFile, WeightsFile, on_host
 from postgrad.model.device import peak_memory_bytes
 from postgrad.model.head import TokenOutputs, token_outputs
 from postgrad.model.layout import MicroBatch, make_passes
@@ -50,6 +51,14 @@ class Policy(Protocol):
         """Continue from what save() wrote."""
         ...
 
+    def begin_save(self, folder: str) -> None:
+        """Copy what save() writes to host memory now, and write it while other calls are answered."""
+        ...
+
+    def saved(self, wait: bool) -> bool:
+        """Whether all of it is written. Raises what the writing met."""
+        ...
+
 
 class Tally:
     """Metrics of one update as sums and counts, divided once at the end: no micro-batch or rank weighs more than its tokens."""
@@ -57,6 +66,7 @@ class Tally:
     def __init__(self) -> None:
         self.sums: dict[str, Any] = {}
         self.counts: dict[str, Any] = {}
+        self.totals: dict[str, Any] = {}
         self.peaks: dict[str, Any] = {}
 
     def mean(self, name: str, values: Tensor, mask: Tensor | None = None) -> None:
@@ -69,8 +79,7 @@ class Tally:
 
     def total(self, name: str, value: float | Tensor) -> None:
         """A plain sum, such as a loss whose terms are weighted already."""
-        self.sums[name] = self.sums.get(name, 0.0) + (value.detach().double() if isinstance(value, Tensor) else value)
-        self.counts[name] = 1.0
+        self.totals[name] = self.totals.get(name, 0.0) + (value.detach().double() if isinstance(value, Tensor) else value)
 
     def peak(self, name: str, values: Tensor, mask: Tensor | None = None) -> None:
         """Largest of `values`, where the mask is true."""
@@ -80,7 +89,25 @@ class Tally:
 
     def result(self) -> dict[str, float]:
         means = {name: float(self.sums[name]) / float(self.counts[name]) for name in self.sums if self.counts[name] > 0}
-        return {**means, **{name: float(peak) for name, peak in self.peaks.items() if peak > -torch.inf}}
+        totals = {name: float(total) for name, total in self.totals.items()}
+        return {**means, **totals, **{name: float(peak) for name, peak in self.peaks.items() if peak > -torch.inf}}
+
+    def plain(self) -> dict[str, dict[str, float]]:
+        """Everything as numbers, to be carried to another process."""
+        kinds = {"sums": self.sums, "counts": self.counts, "totals": self.totals, "peaks": self.peaks}
+        return {kind: {name: float(value) for name, value in values.items()} for kind, values in kinds.items()}
+
+    @staticmethod
+    def joined(parts: Sequence[dict[str, dict[str, float]]]) -> "Tally":
+        """One tally of several that saw different rows."""
+        out = Tally()
+        for part in parts:
+            for mine, theirs in ((out.sums, part["sums"]), (out.counts, part["counts"]), (out.totals, part["totals"])):
+                for name, value in theirs.items():
+                    mine[name] = mine.get(name, 0.0) + value
+            for name, value in part["peaks"].items():
+                out.peaks[name] = max(out.peaks.get(name, -torch.inf), value)
+        return out
 
 
 class Passes:
@@ -137,12 +164,20 @@ class FrozenPolicy:
     @torch.no_grad()
     def logprobs(self, batch: Batch, view: View = FULL) -> dict[str, Tensor]:
         out = {name: torch.zeros(batch.num_tokens) for name in TokenOutputs._fields}
-        for micro in make_passes(batch, self.config.training.token_budget, self.model):
-            where = batch.response.positions(torch.tensor(micro.rows))
+        for micro in self.micro_batches(batch):
+            where = batch.response.positions(torch.tensor(micro.rows, dtype=torch.int64))
             outputs = self.forward(micro.to(self.device), batch.response.values[where].to(self.device), view)
             for name, column in outputs._asdict().items():
                 out[name][where] = column.cpu()
-        return out
+        return self.whole(out)
+
+    def micro_batches(self, batch: Batch, together: Sequence[int] | None = None) -> list[MicroBatch]:
+        """The forward passes that cover the rows this process computes: here all of them."""
+        return make_passes(batch, self.config.training.token_budget, self.model, together)
+
+    def whole(self, columns: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Columns of which this process filled in its own rows, filled in for all rows."""
+        return columns
 
     def forward(self, micro: MicroBatch, targets: Tensor, view: View) -> TokenOutputs:
         """Log-prob and entropy of the micro-batch's response tokens, in the order of its rows."""
@@ -175,35 +210,45 @@ class LocalPolicy(FrozenPolicy):
         self.adapted = bool(adapter_parameters(self.model))
         for p in self.still:
             p.requires_grad_(False)
-        self.optimiser = Optimiser(self.model, config.optimiser, scales)
+        self.optimiser = self.make_optimiser(scales)
+        self.behind = Behind()
         self.num_frozen = len(self.still)
         self.passes = Passes()
+
+    def make_optimiser(self, scales: dict[str, float]) -> Optimiser:
+        return Optimiser(self.model, self.config.optimiser, scales)
 
     def update(self, batch: Batch, step: int) -> dict[str, float]:
         lr = learning_rate(self.config.optimiser, step, self.config.training.steps)
         view = self.objective.view(step)
         self._freeze_above(view)
-        tally, self.passes = Tally(), Passes(batch)
+        tally, steps, self.passes = Tally(), Tally(), Passes(batch)
         if self.config.model.lora.dropout:  # the only dice thrown here: they follow from the step, so a resumed run repeats them
             torch.manual_seed((self.config.seed << 20) + step)
         for part in split_updates(self.passes.numbered(batch), self.config.training.updates_per_step):
             self.accumulate(self.objective.prepare(part), view, tally)
-            if any(m.grad is not None for m in self.optimiser.masters.values()):
+            if self.optimiser.has_gradients():
                 norm = self.optimiser.step(lr)
-                tally.mean("grad_norm", torch.tensor([norm]))
+                steps.mean("grad_norm", torch.tensor([norm]))
                 if (bound := self.config.optimiser.skip_grad_norm) is not None:
-                    tally.total("updates_skipped", float(not norm <= bound))
-        memory = peak_memory_bytes(self.device) / 2**30
-        return {"lr": lr, **tally.result(), "memory_gib": memory}
+                    steps.total("updates_skipped", float(not norm <= bound))
+        tally.peak("memory_gib", torch.tensor(peak_memory_bytes(self.device) / 2**30, dtype=torch.float64))
+        return {"lr": lr, **self.whole_tally(tally).result(), **steps.result()}
+
+    def whole_tally(self, tally: Tally) -> Tally:
+        """A tally of the rows this process computed, as one of all rows."""
+        return tally
 
     def accumulate(self, batch: Batch, view: View, tally: Tally) -> None:
         """Add the gradient of one optimiser step's batch; its weights are global, so the order and size of micro-batches do not matter."""
-        together = self.objective.together(batch)
-        passes = make_passes(batch, self.config.training.token_budget, self.model, together)
+        passes = self.micro_batches(batch, self.objective.together(batch))
         # All of it goes to the device first: a copy in between would wait for the work before it.
         ready = [(micro.to(self.device), batch.select(micro.rows).to(self.device)) for micro in passes]
         for micro, rows in ready:
             current = self.forward(micro, rows.response.values, view)
+            if not micro.rows:  # others compute: this process only takes part in what they exchange
+                current.logprobs.sum().backward()
+                continue
             self.passes.keep(batch, micro.rows, current)
             loss = self.objective.loss(rows, current, tally)
             loss.backward()
@@ -237,15 +282,34 @@ class LocalPolicy(FrozenPolicy):
             load_weights(self.model, Path(folder) / "policy")
         self.optimiser.load(Path(folder) / "optimiser.safetensors")
 
+    def begin_save(self, folder: str) -> None:
+        if self.adapted:  # files of three kinds, of which the adapter's are peft's to write: at once
+            self.save(folder)
+            return
+        files = [
+            WeightsFile(self.loaded, on_host(self.weights()), Path(folder) / "policy"),
+            TensorsFile(on_host(self.optimiser.tensors()), Path(folder) / "optimiser.safetensors"),
+        ]
+        self.behind.start(files)
+
+    def saved(self, wait: bool) -> bool:
+        return self.behind.done(wait)
+
 
 @torch.no_grad()
 def load_weights(model: nn.Module, folder: Path) -> None:
     """Copy the weights of a saved folder into the model's own parameters."""
+    tensors = read_weights(folder)
+    for name, p in model.named_parameters():
+        p.copy_(tensors[name])
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """The weights of a saved folder, by name."""
     tensors: dict[str, Tensor] = {}
     for file in sorted(folder.glob("model*.safetensors")):
         tensors.update(load_file(file))
-    for name, p in model.named_parameters():
-        p.copy_(tensors[name])
+    return tensors
 
 
 def split_updates(batch: Batch, parts: int) -> list[Batch]:

@@ -1,13 +1,14 @@
 """Checkpoints: written aside, synced, renamed; `latest` moves last. A kill at any moment leaves the one before usable.
 
-checkpoints/step-N/policy/  optimiser.safetensors  method.bin  state.json
+checkpoints/step-N/policy/  optimiser.safetensors  method.bin  state.json, and pending.bin where rollouts run ahead
 """
 
 import json
 import os
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,6 +23,10 @@ class Savable(Protocol):
 
     def load(self, folder: str) -> None: ...
 
+    def begin_save(self, folder: str) -> None: ...
+
+    def saved(self, wait: bool) -> bool: ...
+
 
 @dataclass(frozen=True)
 class Saved:
@@ -31,29 +36,67 @@ class Saved:
     cursor: dict[str, Any]
     flat_steps: int
     method: dict[str, Any]
+    pending: list[Any] = field(default_factory=list)  # rollouts sampled ahead of their steps
 
 
 def save(folder: Path, models: Sequence[Savable], saved: Saved, keep: int, best: int | None = None) -> Path:
     """Write checkpoint `saved.step` under the run folder and drop the oldest beyond `keep`, but never the one of step `best`."""
-    root = folder / "checkpoints"
-    final, aside = root / f"step-{saved.step}", root / f".step-{saved.step}"
-    try:
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
+    final, aside = _places(folder, saved.step)
+    with _whole_or_gone(final, aside):
+        _begin(aside, saved)
         for model in models:
             model.save(str(aside.resolve()))
-        (aside / "method.bin").write_bytes(encode(saved.method))
-        state = {"step": saved.step, "cursor": saved.cursor, "flat_steps": saved.flat_steps}
-        (aside / "state.json").write_text(json.dumps(state, indent=1) + "\n")
-        _sync_tree(aside)
-        shutil.rmtree(final, ignore_errors=True)  # left by a run that was killed after this rename and went on from an older one
-        aside.rename(final)
-        if best is None:
-            (root / "best").unlink(missing_ok=True)
-        else:
-            _point(root / "best", f"step-{best}")
-        _point(root / "latest", final.name)
-        _sync(root)
+        _finish(final, aside, best)
+    _drop(folder, saved.step, keep, best)
+    return final
+
+
+class Writer:
+    """Writes a run's checkpoints: at once, or with `behind` while its next steps run, one at a time.
+
+    `latest` moves when all of a checkpoint is on the disk, so a kill in between leaves the one before.
+    """
+
+    def __init__(self, folder: Path, models: Sequence[Savable], keep: int, behind: bool, told: Callable[[Path], None]) -> None:
+        self.folder, self.models, self.keep, self.behind, self.told = folder, models, keep, behind, told
+        self.open: tuple[int, int | None] | None = None  # step and best of what is being written
+
+    def save(self, saved: Saved, best: int | None) -> None:
+        if not self.behind:
+            self.told(save(self.folder, self.models, saved, self.keep, best))
+            return
+        self.settle(wait=True)
+        final, aside = _places(self.folder, saved.step)
+        with _whole_or_gone(final, aside):
+            _begin(aside, saved)
+            for model in self.models:
+                model.begin_save(str(aside.resolve()))
+        self.open = saved.step, best
+
+    def settle(self, wait: bool) -> None:
+        """Let `latest` name what is written; with `wait` also what is still being written."""
+        if self.open is None:
+            return
+        step, best = self.open
+        final, aside = _places(self.folder, step)
+        with _whole_or_gone(final, aside):
+            if not all(model.saved(wait) for model in self.models):
+                return
+            self.open = None
+            _finish(final, aside, best)
+        _drop(self.folder, step, self.keep, best)
+        self.told(final)
+
+
+def _places(folder: Path, step: int) -> tuple[Path, Path]:
+    return folder / "checkpoints" / f"step-{step}", folder / "checkpoints" / f".step-{step}"
+
+
+@contextmanager
+def _whole_or_gone(final: Path, aside: Path) -> Iterator[None]:
+    """A checkpoint that cannot be written leaves nothing behind, and its error says so."""
+    try:
+        yield
     except OSError as error:
         shutil.rmtree(aside, ignore_errors=True)
         raise RunError(
@@ -65,12 +108,41 @@ def save(folder: Path, models: Sequence[Savable], saved: Saved, keep: int, best:
             raise RunError(
                 f"checkpoint {final} could not be written: No space left on device; earlier checkpoints are whole"
             ) from error
+        if isinstance(error, RunError):
+            raise RunError(f"checkpoint {final}: {error}; earlier checkpoints are whole") from error
         raise
+
+
+def _begin(aside: Path, saved: Saved) -> None:
+    """What a checkpoint holds beside the models."""
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    (aside / "method.bin").write_bytes(encode(saved.method))
+    if saved.pending:
+        (aside / "pending.bin").write_bytes(encode(saved.pending))
+    state = {"step": saved.step, "cursor": saved.cursor, "flat_steps": saved.flat_steps}
+    (aside / "state.json").write_text(json.dumps(state, indent=1) + "\n")
+
+
+def _finish(final: Path, aside: Path, best: int | None) -> None:
+    root = final.parent
+    _sync_tree(aside)
+    shutil.rmtree(final, ignore_errors=True)  # left by a run that was killed after this rename and went on from an older one
+    aside.rename(final)
+    if best is None:
+        (root / "best").unlink(missing_ok=True)
+    else:
+        _point(root / "best", f"step-{best}")
+    _point(root / "latest", final.name)
+    _sync(root)
+
+
+def _drop(folder: Path, step: int, keep: int, best: int | None) -> None:
+    root = folder / "checkpoints"
     # A newer one was left by a run that was killed before `latest` moved; it goes too, or it would push out the one just saved.
-    kept = [path for path in _ordered(root) if _number(path) <= saved.step][-keep:]
+    kept = [path for path in _ordered(root) if _number(path) <= step][-keep:]
     for other in set(_ordered(root)) - {*kept, root / f"step-{best}"}:
         shutil.rmtree(other, ignore_errors=True)
-    return final
 
 
 def latest(folder: Path) -> Path | None:
@@ -100,7 +172,9 @@ def load(checkpoint: Path, models: Sequence[Savable]) -> Saved:
     for model in models:
         model.load(str(checkpoint.resolve()))
     state = json.loads((checkpoint / "state.json").read_text())
-    return Saved(state["step"], state["cursor"], state["flat_steps"], decode((checkpoint / "method.bin").read_bytes()))
+    pending = checkpoint / "pending.bin"
+    ahead = decode(pending.read_bytes()) if pending.is_file() else []
+    return Saved(state["step"], state["cursor"], state["flat_steps"], decode((checkpoint / "method.bin").read_bytes()), ahead)
 
 
 def _point(pointer: Path, name: str) -> None:

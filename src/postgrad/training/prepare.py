@@ -1,9 +1,12 @@
 """Everything that can be wrong before a run is looked at here, before anything is written."""
 
+import os
 from dataclasses import dataclass
 
+import torch
+
 from postgrad.cluster.engines import check_engine
-from postgrad.config.schema import Config
+from postgrad.config.schema import ClusterConfig, Config
 from postgrad.data.cursor import Cursor
 from postgrad.data.problems import load_problems
 from postgrad.data.render import Prompts, make_prompts
@@ -33,19 +36,45 @@ class Inputs:
 
 def resolve(config: Config) -> Config:
     """Replace every auto by what this machine offers; the answers go into config.yaml and are kept on resume."""
+    check_cluster(config.cluster)
+    if config.cluster.place == "ray" and config.model.lora.rank:
+        raise ConfigError("model.lora.rank: adapters are trained in one process; remove cluster=ray, or train all weights there")
     check_engine(config)
-    device = choose_device(config.model.device)
+    if config.cluster.address and config.model.device == "cuda":  # the workers have it; this machine need not
+        device = torch.device("cuda")
+        config.model.dtype = "bfloat16" if config.model.dtype == "auto" else config.model.dtype
+    else:
+        device = choose_device(config.model.device)
     config.model.device = device.type
     config.model.dtype = choose_dtype(config.model.dtype, device)
     if config.model.threads == 0:
         config.model.threads = probe_threads(model_width(config.model, config.seed), config.model.dtype)
+        if config.cluster.place == "ray":  # the workers of one machine share its cores
+            cluster = config.cluster
+            workers = cluster.workers + cluster.engines + sum(cluster.pools.values())
+            config.model.threads = max(1, min(config.model.threads, (os.cpu_count() or 1) // workers))
     config.training.token_budget = config.training.token_budget or default_budget(device)
     if config.rollout.max_rows == 0:
         config.rollout.max_rows = 256 if device.type == "cpu" else 2048
     config.rollout.stop = stop_strings(config.rollout.stop, config.data.prompt_style)
-    if config.cluster.engine_apart and config.cluster.place == "local":
-        raise ConfigError("cluster.engine_apart=true needs a process for the engine; add cluster.place=process")
     return config
+
+
+def check_cluster(cluster: ClusterConfig) -> None:
+    """Refuse settings of another place than the chosen one. Raises ConfigError."""
+    if cluster.engine_apart and cluster.place == "local":
+        raise ConfigError("cluster.engine_apart=true needs a process for the engine; add cluster.place=process")
+    if cluster.place == "ray":
+        cluster.engines = cluster.engines or int(cluster.engine_apart)
+        cluster.engine_apart = cluster.engines > 0
+        for name, size in cluster.pools.items():
+            if size < 1:
+                raise ConfigError(f"cluster.pools.{name}={size} is out of range; it must be at least 1")
+        return
+    only_ray = {"workers": cluster.workers > 1, "engines": cluster.engines, "pools": cluster.pools, "offload": cluster.offload}
+    for key, given in (only_ray | {"address": cluster.address}).items():
+        if given:
+            raise ConfigError(f"cluster.{key} is a setting of Ray, and cluster.place={cluster.place}; add cluster=ray")
 
 
 def load_inputs(config: Config, method: Method) -> Inputs:

@@ -28,7 +28,14 @@ MAY_CHANGE = {
     "rollout.cache_gib",
     "rollout.url",
     "rollout.max_gap",
+    "training.async_save",
     "cluster.place",
+    "cluster.workers",
+    "cluster.engines",
+    "cluster.pools",
+    "cluster.offload",
+    "cluster.address",
+    "cluster.engine_restarts",
     "cluster.engine_apart",
     "cluster.wait_s",
 }
@@ -64,7 +71,8 @@ def continued(config: Config) -> Config:
         if wanted[section][key] == auto:
             wanted[section][key] = stored[section][key]
             setattr(getattr(config, section), key, stored[section][key])
-    changed = [key for key in differences(stored, wanted) if key not in MAY_CHANGE]
+    inside = tuple(f"{key}." for key in MAY_CHANGE)  # of settings that are dictionaries
+    changed = [key for key in differences(stored, wanted) if key not in MAY_CHANGE and not key.startswith(inside)]
     if changed:
         key = changed[0]
         raise ConfigError(

@@ -1,0 +1,89 @@
+"""Writing while the run goes on: what is to be written lies in host memory already, and a thread puts it on the disk."""
+
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from postgrad.errors import RunError
+from postgrad.model.load import Loaded, save_weights
+
+
+@dataclass
+class WeightsFile:
+    """A stock Hugging Face folder of these weights."""
+
+    loaded: Loaded
+    weights: dict[str, Tensor]
+    place: Path
+
+    def write(self) -> None:
+        save_weights(self.loaded, self.weights, self.place)
+
+
+@dataclass
+class TensorsFile:
+    """One file of tensors."""
+
+    tensors: dict[str, Tensor]
+    place: Path
+
+    def write(self) -> None:
+        self.place.parent.mkdir(parents=True, exist_ok=True)
+        save_file(self.tensors, self.place)
+
+
+def on_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copies that no later step changes."""
+    return {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
+
+
+class Behind:
+    """Writes one checkpoint's files at a time."""
+
+    def __init__(self) -> None:
+        self.thread: threading.Thread | None = None
+        self.error: Exception | None = None
+
+    def start(self, files: Sequence[WeightsFile | TensorsFile]) -> None:
+        """Begin; what was begun before must be done."""
+        self.done(wait=True)
+        self.thread = threading.Thread(target=self._write, args=(list(files),), daemon=True)
+        self.thread.start()
+
+    def done(self, wait: bool) -> bool:
+        """Whether nothing is being written any more. Raises RunError with what stopped it."""
+        if self.thread is not None:
+            self.thread.join(None if wait else 0.0)
+            if self.thread.is_alive():
+                return False
+            self.thread = None
+        if self.error is not None:
+            error, self.error = self.error, None
+            text = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+            raise RunError(f"writing it failed: {text}") from error
+        return True
+
+    def _write(self, files: list[WeightsFile | TensorsFile]) -> None:
+        try:
+            with torch.no_grad():
+                while files:
+                    place = files[0].place
+                    files.pop(0).write()  # its memory goes as soon as it is on the disk
+                    for path in sorted(place.rglob("*")) if place.is_dir() else [place]:
+                        _sync(path)
+        except Exception as error:  # raised again by done(), where somebody listens
+            self.error = error
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
