@@ -304,6 +304,9 @@ class Engines(Actors):
         self.left, self.weights = config.cluster.engine_restarts, None
         try:
             self._all({m: self._start(m) for m in self.members}, "start", START_S)
+        except Lost as lost:
+            self.close()
+            raise RunError(str(lost)) from lost
         except BaseException:
             self.close()
             raise
