@@ -197,11 +197,11 @@ def test_a_worker_killed_in_a_step_is_named_within_seconds_and_the_run_goes_on(w
 
 
 def test_a_silent_worker_is_named_with_the_time_limit(words):
-    with place(words("grpo", "hung", "cluster.wait_s=2", "method.kl=none", *on_ray(2))) as placed:
+    with place(words("grpo", "hung", "cluster.wait_s=2", "method.kl=none", *on_ray(1))) as placed:
         crew = placed.policy.child
-        ray.get(crew.members[1].handle.hang_at.remote("policy", "logprobs"))
+        ray.get(crew.members[0].handle.hang_at.remote("policy", "logprobs"))
         start = time.monotonic()
-        with pytest.raises(RunError, match=r"the policy \d worker did not answer policy\.logprobs within 2 s \(cluster\.wait_s\)"):
+        with pytest.raises(RunError, match=r"the policy worker did not answer policy\.logprobs within 2 s \(cluster\.wait_s\)"):
             placed.policy.logprobs(random_batch(1))
         assert time.monotonic() - start < 10
         with pytest.raises(RunError, match=r"engine\.generate cannot be asked"):
@@ -268,9 +268,8 @@ def test_staleness_0_is_the_run_without_it_and_1_is_corrected_and_resumes(words,
     assert all(torch.equal(stale[n], there[n]) for n in stale)
 
 
-@pytest.mark.parametrize("where", [(), on_ray(2)], ids=["local", "ray"])
-def test_saving_behind_the_run_writes_the_same_bytes(words, where, tmp_path):
-    every = ("training.checkpoint_every=1", "training.keep_checkpoints=9", *where)
+def test_saving_behind_the_run_writes_the_same_bytes(words, tmp_path):
+    every = ("training.checkpoint_every=1", "training.keep_checkpoints=9", *on_ray(2))
     run(words("ppo", "at-once", *every))
     run(words("ppo", "behind", "training.async_save=true", *every))
     for step in (1, 2, 3):

@@ -9,7 +9,7 @@ import pytest
 from world import config_of, tree, words_of
 
 from postgrad.errors import ConfigError
-from postgrad.training.prepare import check_cluster
+from postgrad.training.prepare import check_cluster, resolve
 
 WORDS = ("rollout.max_response_tokens=4", "rollout.samples=4", "training.problems_per_step=4", "training.steps=1")
 
@@ -94,3 +94,29 @@ def test_an_address_that_is_none(tiny):
     for wrong in ("10.0.0.1", "here", "ray://x", ":"):
         with pytest.raises(ConfigError, match=rf"cluster\.address={wrong} is not host:port"):
             _join(None, wrong)
+
+
+def test_adapters_are_trained_in_one_process(tiny):
+    with pytest.raises(ConfigError, match=r"model\.lora\.rank: adapters are trained in one process; remove cluster=ray"):
+        resolve(config_of("grpo", tiny, "cluster=ray", "model.lora.rank=4"))
+
+
+@pytest.mark.slow
+def test_the_real_command_starts_a_cluster_trains_and_leaves_nothing_behind(tiny, tmp_path):
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'postgrad[cluster]'")
+    import psutil
+
+    more = ("cluster=ray", "cluster.workers=1", f"runs={tmp_path}", "training.max_flat_steps=9")
+    before = set(psutil.pids())
+    done = subprocess.run(
+        [sys.executable, "-m", "postgrad.cli.main", "train", "grpo", *words_of(tiny, *WORDS, *more)],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        env={name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "test" / "checkpoints" / "step-1" / "policy" / "model.safetensors").is_file()
+    assert "ray" not in done.stderr.lower(), done.stderr
+    mine = [psutil.Process(pid) for pid in set(psutil.pids()) - before if psutil.pid_exists(pid)]
+    assert not [p.name() for p in mine if p.name() in ("raylet", "gcs_server") or p.name().startswith("ray::")]
