@@ -68,6 +68,11 @@ def run(engine: str, model: str, words: list[str], folder: Path) -> dict[str, An
     def median(name: str) -> float:
         return round(statistics.median(line[name] for line in timed), 3)
 
+    def mean(name: str) -> float | None:
+        """Over the steps that were updates: without a signal nothing is priced."""
+        values = [line[name] for line in timed if name in line]
+        return statistics.mean(values) if values else None
+
     return {
         "engine": engine,
         "steps": len(steps),
@@ -75,9 +80,9 @@ def run(engine: str, model: str, words: list[str], folder: Path) -> dict[str, An
         "tokens_per_second": round(median("tokens_per_second")),
         "stages_s": {k.removeprefix("stage/").removesuffix("_s"): median(k) for k in timed[0] if k.startswith("stage/")},
         "start_gap": [start.get("engine/start_gap_mean"), start.get("engine/start_gap_max")],
-        "gap_mean": statistics.mean(line["engine/gap_mean"] for line in timed),
-        "gap_max": max(line["engine/gap_max"] for line in timed),
-        "kl_engine": statistics.mean(line["kl/engine"] for line in timed),
+        "gap_mean": mean("engine/gap_mean"),
+        "gap_max": max((line["engine/gap_max"] for line in timed if "engine/gap_max" in line), default=None),
+        "kl_engine": mean("kl/engine"),
         "rewards": [round(line["reward/mean"], 4) for line in (steps[0], steps[-1])],
         "torch_peak_gib": round(max(line["memory_gib"] for line in steps), 2),
         "device_peak_gib": round(max(memory) - memory[0], 2),
