@@ -2,7 +2,7 @@
 
 import pytest
 from safetensors.torch import load_file
-from served import serve
+from served import MODEL, serve
 from world import END, config_of, same_completions
 
 from postgrad.cluster.host import build_host
@@ -15,7 +15,7 @@ from postgrad.rollout.refresh import HttpRollouts
 
 REQUESTS = [Request([1, 2, 3], [1, 2]), Request([4], [3])]
 PATH = {
-    "/v1/reload": lambda body: body["folder"],
+    "/v1/reload": lambda body: body["folder"] if body["model"] == MODEL else "",
     "/update_weights_from_disk": lambda body: body["model_path"],
     "/collective_rpc": lambda body: body["kwargs"]["weights_path"] if body["method"] == "reload_weights" else "",
 }

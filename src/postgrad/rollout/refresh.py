@@ -30,17 +30,17 @@ class Way:
 
     server: str
     path: str
-    body: Callable[[str], dict[str, Any]]
+    body: Callable[[str, str], dict[str, Any]]  # of the folder and the model's name
     then: str = ""  # a call without a body that drops keys and values computed with the old weights
 
 
 WAYS = (
-    Way("postgrad serve", "/v1/reload", lambda folder: {"folder": folder}),
-    Way("SGLang", "/update_weights_from_disk", lambda folder: {"model_path": folder, "flush_cache": True}),
+    Way("postgrad serve", "/v1/reload", lambda folder, model: {"folder": folder, "model": model}),
+    Way("SGLang", "/update_weights_from_disk", lambda folder, model: {"model_path": folder, "flush_cache": True}),
     Way(
         "vLLM",
         "/collective_rpc",
-        lambda folder: {"method": "reload_weights", "kwargs": {"weights_path": folder}},
+        lambda folder, model: {"method": "reload_weights", "kwargs": {"weights_path": folder}},
         "/reset_prefix_cache",
     ),
 )
@@ -68,7 +68,7 @@ class HttpRollouts(HttpEngine):
         folder = self._write(weights)
         deadline = time.monotonic() + self.server.wait_s
         try:
-            self._tell(self.way.path, self.way.body(str(folder)), deadline)
+            self._tell(self.way.path, self.way.body(str(folder), self.server.address.model), deadline)
             if self.way.then:
                 answer = self._tell(self.way.then, {}, deadline)
                 if isinstance(answer, dict) and answer.get("success") is False:
