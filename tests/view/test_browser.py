@@ -463,7 +463,7 @@ def photograph(eyes: Eyes, server: Server, target: Path) -> None:
     shots = [
         ("runs", "light", (1280, 560), "#/runs"),
         ("curves", "light", (1280, 1010), f"#/run/{name}/curves"),
-        ("rollouts", "light", (1280, 820), f"#/run/{name}/rollouts?step={middle}"),
+        ("rollouts", "light", (1280, 820), f"#/run/{name}/rollouts?step={middle}&sort=advantage"),
         ("compare", "dark", (1280, 760), "#/compare?" + "&".join(f"run={quote(other, safe='')}" for other in others)),
         ("phone", "dark", (390, 780), f"#/run/{name}/curves"),
     ]
@@ -481,6 +481,10 @@ def photograph(eyes: Eyes, server: Server, target: Path) -> None:
         eyes.run("localStorage.setItem('theme', arguments[0])", theme)
         eyes.open(place, server)
         time.sleep(1.5)
+        if shot == "rollouts":
+            picker = Select(eyes.one(".detail .controls select"))
+            if "entropy" in [option.text for option in picker.options]:
+                picker.select_by_visible_text("entropy")
         eyes.run("document.getElementById('folder').textContent = 'runs'")
         eyes.driver.save_screenshot(str(target / f"{shot}.png"))
     eyes.run("localStorage.removeItem('theme')")

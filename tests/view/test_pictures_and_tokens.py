@@ -23,6 +23,9 @@ def test_plot_draws_one_run_several_and_a_poster(runs, tmp_path, capsys):
     assert "group/failed" in (tmp_path / "two.svg").read_text()
     assert main(["plot", "--poster", str(one), str(tmp_path / "poster.png")]) == 0
     assert (tmp_path / "poster.png").read_bytes().startswith(b"\x89PNG")
+    for words, title in (([], "finished: grpo on arithmetic:1"), (["--title", "my words"], "my words")):
+        assert main(["plot", "--poster", *words, str(one), str(tmp_path / "poster.svg")]) == 0
+        assert f"<!-- {title} -->" in (tmp_path / "poster.svg").read_text()
     capsys.readouterr()
     for words, part in (
         (["nowhere"], "no run folder nowhere"),
@@ -31,6 +34,7 @@ def test_plot_draws_one_run_several_and_a_poster(runs, tmp_path, capsys):
         ([str(one), "--smoothing", "2"], "--smoothing 2 is out of range"),
         ([str(one), str(other), "--poster"], "--poster shows one run"),
         ([str(one), "--postr"], "did you mean --poster?"),
+        ([str(one), "--title", "mine"], "--title goes with --poster"),
     ):
         assert main(["plot", *words]) == 2
         err = capsys.readouterr().err

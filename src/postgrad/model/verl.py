@@ -62,7 +62,7 @@ class Part(torch.Tensor):
     def __torch_dispatch__(cls, *_: Any, **__: Any) -> Any:
         raise NotImplementedError("a part of a weight is read, never computed with")
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     def __setstate__(self, state: Any) -> None:
         if isinstance(state, tuple) and len(state) == 5:  # ShardedTensor: shards, metadata, process group, spec, remote references
@@ -274,9 +274,9 @@ def _first_copy(where: str, parts: list[Any]) -> list[Any]:
     """Of weights that are both copied and cut, the parts of the first copy, in order."""
     meshes = [part._spec.mesh for part in parts]
     places = [getattr(mesh, "_coordinate_on_dim", None) for mesh in meshes]
-    if all(place is not None and len(place) == 2 for place in places):
-        first = [(place[1], part) for place, part in zip(places, parts, strict=True) if place[0] == 0]
-        return [part for _, part in sorted(first, key=lambda pair: pair[0])]
+    known = [(place[0], place[1], part) for place, part in zip(places, parts, strict=True) if place is not None and len(place) == 2]
+    if len(known) == len(parts):
+        return [part for copy, _, part in sorted(known, key=lambda one: one[1]) if copy == 0]
     if isinstance(table := getattr(meshes[0], "mesh", None), Tensor) and table.dim() == 2:
         return [parts[rank] for rank in table[0].tolist()]
     raise ConfigError(f"{where}: how {len(parts)} ranks were laid out in two dimensions cannot be read from these shards")

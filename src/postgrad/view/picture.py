@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from postgrad.errors import ConfigError
 from postgrad.view.metrics import Metrics
 
@@ -133,7 +135,7 @@ def draw_poster(folder: Path, file: Path, title: str = "") -> Path:
         if xs:
             faint = name == "reward/mean"
             axes["main"].plot(xs, ys, "-" if faint else "o-", label=text, alpha=0.7 if faint else 1.0, markersize=4)
-    axes["main"].set(title=title or folder.name, xlabel="step")
+    axes["main"].set(title=title or _title(folder), xlabel="step")
     axes["main"].legend(frameon=False)
     axes["main"].grid(alpha=0.3)
     for i, (name, text) in enumerate(SIDE):
@@ -145,6 +147,15 @@ def draw_poster(folder: Path, file: Path, title: str = "") -> Path:
     figure.savefig(file, dpi=110)
     plt.close(figure)
     return file
+
+
+def _title(folder: Path) -> str:
+    """The run's name with its method and data, as far as its configuration can be read."""
+    try:
+        config = yaml.safe_load((folder / "config.yaml").read_text())
+        return f"{folder.resolve().name}: {config['method']['name']} on {config['data']['train']}"
+    except (OSError, yaml.YAMLError, KeyError, TypeError):
+        return folder.resolve().name
 
 
 def metrics_of(folder: Path) -> Metrics:

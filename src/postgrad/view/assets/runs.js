@@ -36,7 +36,7 @@ export async function showRuns(holder, place, signal) {
     { key: "state", label: "State", value: (run) => run.state,
       cell: (run) => h("span", { title: run.why || null }, badge(run.state), run.why ? h("span", { class: "why" }, run.why) : null) },
     { key: "method", label: "Method", value: (run) => run.method },
-    { key: "model", label: "Model", value: (run) => run.model, cell: (run) => h("span", { title: run.model }, shortPath(run.model) || "–") },
+    { key: "model", label: "Model", value: (run) => run.model, cell: (run) => h("span", { class: "path", title: run.model }, shortPath(run.model) || "–") },
     { key: "step", label: "Step", numeric: true, value: (run) => run.step, cell: progress },
     { key: "last", label: "Last value", numeric: true, value: (run) => run.last,
       cell: (run) => run.main ? h("span", {}, number(run.last), " ", h("span", { class: "dim" }, NAMES[run.main] || run.main)) : "–" },
