@@ -134,6 +134,8 @@ def test_an_internal_policy_trains_the_adapters_below_it(tiny_untied):
     policy.update(batch, 2)
     changed = {name for name, p in policy.model.named_parameters() if not torch.equal(p, start[name])}
     assert changed == set(adapter_parameters(policy.model)), "the full policy trains all adapters, and nothing else"
+    still = [name for name, p in policy.model.named_parameters() if p.requires_grad or p.grad is not None]
+    assert set(still) == changed, "the model itself never gets a gradient, not after a change of views either"
 
 
 def test_load_goes_back_to_the_saved_bits(tiny, tmp_path):
