@@ -48,6 +48,27 @@ def test_engine_and_trainer_agree_on_the_gpu(tiny, dtype):
     assert gap.mean() < (1e-4 if dtype == "float32" else 0.02), gap.mean()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_engine_and_trainer_agree_with_adapters(tiny, dtype):
+    """LoRA: the captured decode step and the packed pass have what the adapters add, before and after they have moved."""
+    pytest.importorskip("peft")
+    host, method = bound(made(tiny, "model.device=cuda", f"model.dtype={dtype}", "model.lora.rank=4", "optimiser.lr=2e-2"))
+    assert host.engine.decoder is not None, "the fast path"
+    problems = load_problems("arithmetic:2:digits")[:16]
+    seen = []
+    for number in (1, 2, 3):
+        step = Step(number, Feed(problems))
+        batch = method.sample(method.compose(problems, step), step)
+        ours = host.policy.logprobs(batch)["logprobs"]
+        gap = (ours - batch.tokens["behaviour_logprobs"]).abs()
+        assert gap.max() < (1e-3 if dtype == "float32" else 0.2) and gap.mean() < (1e-4 if dtype == "float32" else 0.02), number
+        batch.tokens["advantages"] = batch.spread(torch.linspace(-1, 1, len(batch)))
+        assert host.policy.update(batch, number)["grad_norm"] > 0
+        seen.append(ours.mean().item())
+        assert bool(host.policy.seen()["entropy"].isfinite().any())
+    assert abs(seen[0] - seen[-1]) > 1e-3, "the policy that samples has moved"
+
+
 def test_greedy_on_the_gpu_equals_the_cpu_and_transformers(tiny):
     prompts = [[3, 7, 10, 5, 8, 15], [1, 2, 10, 9, 9, 15], [4, 4, 10, 0, 1, 15]]
     requests = [Request(p, [trajectory_seed(0, 1, str(i), 0)]) for i, p in enumerate(prompts)]
@@ -72,7 +93,7 @@ def test_the_update_on_the_gpu_is_the_update_on_the_cpu(tiny):
             batch = method.sample(method.compose(problems, step), step)
             batch.tokens["advantages"] = batch.spread(torch.linspace(-1, 1, len(batch)))
         host.policy.update(batch, 1)
-        weights[device] = host.policy.weights()
+        weights[device] = {name: w.cpu() for name, w in host.policy.weights().items()}
     for name, cpu in weights["cpu"].items():
         torch.testing.assert_close(weights["cuda"][name], cpu, atol=2e-4, rtol=1e-3)
 
