@@ -50,3 +50,6 @@ def test_only_one_kind_gets_the_kernels_and_the_tricks():
     for question in (devices.captures_graphs, devices.streams_state, devices.keeps_digits, devices.likes_large_passes):
         assert question(mine) and not question(torch.device("cpu")) and not question(torch.device("mps"))
     assert not devices.has_kernels(torch.device("xpu")) and devices.likes_large_passes(torch.device("xpu"))
+    assert [kind for kind in devices.KINDS if devices.is_gpu(kind)] == ["cuda", "xpu"]
+    backends = [torch.distributed.get_default_backend_for_device(kind) for kind in ("cpu", "cuda")]
+    assert backends == ["gloo", "nccl"], "what ranks talk through"

@@ -81,7 +81,7 @@ class Rank:
         store = dist.TCPStore(  # type: ignore[attr-defined]
             host, port, size, rank == 0, limit, wait_for_workers=False, master_listen_fd=descriptor
         )
-        backend = "nccl" if device.type == "cuda" else "gloo"
+        backend = dist.get_default_backend_for_device(device)  # type: ignore[attr-defined]  # nccl, gloo, or what its maker has
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
         return Ranks.meet(device, config.cluster.offload)
 

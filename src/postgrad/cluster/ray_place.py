@@ -29,6 +29,7 @@ from postgrad.config.compose import to_yaml
 from postgrad.config.schema import Config
 from postgrad.errors import ConfigError, RunError
 from postgrad.methods.base import Role
+from postgrad.model.device import is_gpu
 
 GRACE_S = 5.0  # after one rank has failed the others get this long to answer, too
 ANSWER_S = 5.0  # a cluster that is to be joined must take a connection within this
@@ -133,7 +134,7 @@ def _no_chatter() -> Iterator[None]:
 
 def needs_of(config: Config, name: str, cluster: dict[str, float]) -> dict[str, Any]:
     """What one actor takes of the cluster: a GPU, or the cores its threads run on; and one of the resource `name`, where there is one."""
-    on_gpu = config.model.device == "cuda"
+    on_gpu = is_gpu(config.model.device)
     needs: dict[str, Any] = {"num_gpus": 1, "num_cpus": 1} if on_gpu else {"num_gpus": 0, "num_cpus": config.model.threads}
     return needs | ({"resources": {name: 1}} if name in cluster else {})
 

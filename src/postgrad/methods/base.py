@@ -155,12 +155,7 @@ class Method:
                 raise ConfigError(
                     f"{key} changes what is sampled but not the log-probs the loss uses, so {self.settings.name} refuses it; remove {key}"
                 )
-        lora, dropout = self.config.model.lora.rank, self.config.model.lora.dropout
-        if lora and self.config.cluster.place not in ("local", "process"):
-            raise ConfigError(
-                f"model.lora.rank={lora} is not there for cluster.place={self.config.cluster.place} yet; "
-                "use cluster.place=local or process, or train the whole model"
-            )
+        dropout = self.config.model.lora.dropout
         if not 0 <= dropout < 1:
             raise ConfigError(f"model.lora.dropout={dropout} is no share; use a number of at least 0 and below 1")
         if dropout and self.trains_on_samples:

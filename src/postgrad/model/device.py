@@ -38,6 +38,11 @@ def choose_device(name: str) -> torch.device:
     return torch.device(there if name == "auto" else name)
 
 
+def is_gpu(name: str) -> bool:
+    """Whether a kind of device is one that schedulers hand out as a GPU: NVIDIA's, AMD's, Intel's."""
+    return name in ("cuda", "xpu")
+
+
 def accelerators() -> list[torch.device]:
     """Every accelerator torch can use on this machine."""
     found = torch.accelerator.current_accelerator(check_available=True)

@@ -14,7 +14,7 @@ from postgrad.data.styles import stop_strings
 from postgrad.errors import ConfigError
 from postgrad.methods.base import Method
 from postgrad.methods.judging import check_judge
-from postgrad.model.device import choose_device, choose_dtype, probe_threads
+from postgrad.model.device import choose_device, choose_dtype, is_gpu, probe_threads
 from postgrad.model.layout import default_budget
 from postgrad.model.load import load_tokenizer, model_config, model_width
 from postgrad.rewards.score import Judge
@@ -40,8 +40,8 @@ def resolve(config: Config) -> Config:
     if config.cluster.place == "ray" and config.model.lora.rank:
         raise ConfigError("model.lora.rank: adapters are trained in one process; remove cluster=ray, or train all weights there")
     check_engine(config)
-    if config.cluster.address and config.model.device == "cuda":  # the workers have it; this machine need not
-        device = torch.device("cuda")
+    if config.cluster.address and is_gpu(config.model.device):  # the workers have it; this machine need not
+        device = torch.device(config.model.device)
         config.model.dtype = "bfloat16" if config.model.dtype == "auto" else config.model.dtype
     else:
         device = choose_device(config.model.device)
