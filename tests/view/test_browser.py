@@ -300,7 +300,8 @@ def test_classmates_continue_under_the_thought_they_were_shown(eyes, tmp_path):
         tokens = card.find_elements(By.CSS_SELECTOR, ".tokens .t")
         shown = "".join(t.text for t, seen in zip(tokens, table[row]["cot_mask"], strict=True) if seen)
         assert shown and all(one.find_element(By.CSS_SELECTOR, ".thought").text == shown for one in found)
-        assert "✓ score 0.333" in found[0].text and "✕ score 0" in found[1].text
+        assert "continuation 1, ✓ score 0.333" in found[0].text and "continuation 2, ✕ score 0" in found[1].text
+        assert [e.text for e in card.find_elements(By.CSS_SELECTOR, ".others summary")] == ["More about this response"]
         assert eyes.run(NAMELESS) == []
         eyes.driver.get("about:blank")
 
@@ -474,6 +475,8 @@ def photograph(eyes: Eyes, server: Server, target: Path) -> None:
         )
     if server.json("/api/entropies")["entropies"]:
         shots.append(("entropy", "light", (1280, 760), "#/entropy"))
+    if mates := [run for run in runs if run["method"].startswith("classmate")]:
+        shots.append(("classmates", "light", (1280, 820), f"#/run/{quote(mates[0]['name'], safe='')}/rollouts?sort=advantage"))
     for shot, theme, (width, height), place in shots:
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
         eyes.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
@@ -485,6 +488,8 @@ def photograph(eyes: Eyes, server: Server, target: Path) -> None:
             picker = Select(eyes.one(".detail .controls select"))
             if "entropy" in [option.text for option in picker.options]:
                 picker.select_by_visible_text("entropy")
+        if shot == "classmates":
+            eyes.run("scrollTo(0, document.querySelector('.side').getBoundingClientRect().top - 70)")
         eyes.run("document.getElementById('folder').textContent = 'runs'")
         eyes.driver.save_screenshot(str(target / f"{shot}.png"))
     eyes.run("localStorage.removeItem('theme')")

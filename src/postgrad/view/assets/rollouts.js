@@ -197,7 +197,9 @@ export class Rollouts {
       ...(parts.length > 1 || (parts.length && parts[0][1] !== row.reward) ? parts.map(([name, value]) => [name, number(value)]) : []),
       mean === null ? null : ["advantage", number(mean)], ["tokens", number(row.length)],
     ].filter(Boolean);
-    const others = Object.entries(row.others).filter(([name]) => !(Array.isArray(row.others.classmate_texts) && CLASSMATE.includes(name)));
+    const continued = Array.isArray(row.others.classmate_texts);
+    const others = Object.entries(row.others).filter(([name]) => !(continued && CLASSMATE.includes(name)));
+    const theirs = !continued && others.some(([name]) => name.includes("classmate"));
     return h("article", { class: `card ${verdict(row)}`, "aria-label": `Response ${row.index + 1}, ${verdictText(row)}` },
       h("header", {}, h("span", { class: `verdict ${verdict(row)}` }, verdictText(row)),
         h("span", { class: `source from-${row.source}` }, row.source || ""), h("span", { class: "grow" }), h("span", { class: "dim" }, FINISH[row.finish] || row.finish)),
@@ -205,8 +207,8 @@ export class Rollouts {
       row.failure ? h("p", { class: "failure" }, h("b", {}, "Not judged: "), row.failure) : null,
       row.ids.length ? tokenBlock(row, this.colour, made, `Tokens of response ${row.index + 1}; arrow keys read them one by one`) : h("p", { class: "empty" }, "Empty response."),
       row.ids.length < row.length ? h("p", { class: "dim" }, `… ${row.length - row.ids.length} more tokens`) : null,
-      Array.isArray(row.others.classmate_texts) ? classmates(row) : null,
-      others.length ? h("details", { class: "others", open: others.some(([name]) => name.includes("classmate")) }, h("summary", {}, others.some(([name]) => name.includes("classmate")) ? "Continued by classmates" : "More about this response"),
+      continued ? classmates(row) : null,
+      others.length ? h("details", { class: "others", open: theirs }, h("summary", {}, theirs ? "Continued by classmates" : "More about this response"),
         others.map(([name, value]) => other(name, value))) : null);
   }
 
@@ -308,9 +310,9 @@ function classmates(row) {
     texts.map((text, i) => {
       const score = Array.isArray(scores) ? scores[i] : null;
       const kind = text === null || score === null || score === undefined ? "unjudged" : score > 0 ? "right" : "wrong";
-      if (text === null) return asked ? h("p", { class: "dim" }, `${i + 1}: no answer, the thought filled its context`) : null;
+      if (text === null) return asked ? h("p", { class: "dim" }, `continuation ${i + 1}: no answer, the thought filled its context`) : null;
       return h("div", { class: `continuation ${kind}` },
-        h("div", { class: "dim" }, `${i + 1}`, kind === "unjudged" ? "" : `, ${kind === "right" ? "✓" : "✕"} score ${number(score)}`),
+        h("div", { class: "dim" }, `continuation ${i + 1}`, kind === "unjudged" ? "" : `, ${kind === "right" ? "✓" : "✕"} score ${number(score)}`),
         h("div", { class: "text" }, h("span", { class: "thought" }, tail), h("span", { class: "said" }, text || "(said nothing)")));
     }));
 }
