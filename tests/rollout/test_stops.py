@@ -161,7 +161,7 @@ def test_a_run_and_its_evaluation_stop_there(tiny, tmp_path, stops):
     assert main(["train", "grpo", *words, *more]) == 0
     assert metrics_of(tmp_path / "test")[0]["reward/mean"] > 0.3, "most responses of an untrained model meet it"
     out = tmp_path / "out"
-    assert main(["eval", str(tmp_path / "test"), "data=arithmetic:1", "n=4", "limit=4", f"out={out}", "workers=1"]) == 0
+    assert main(["eval", str(tmp_path / "test"), "data=arithmetic:1", "n=4", "limit=4", f"out={out}", "reward.workers=1"]) == 0
     rows = [json.loads(line) for line in next(out.glob("*.jsonl")).read_text().splitlines()]
     assert all(stop not in row["response"][:-1] for row in rows) and any(row["response"].endswith(stop) for row in rows)
     assert {row["finish"] for row in rows if row["response"].endswith(stop)} == {"stop"}

@@ -46,6 +46,7 @@ AUTO = (
     ("model", "dtype", "auto"),
     ("model", "threads", 0),
     ("rollout", "max_rows", 0),
+    ("rollout", "stop", None),
     ("training", "token_budget", 0),
 )
 
@@ -69,8 +70,8 @@ def continued(config: Config) -> Config:
     wanted = dataclasses.asdict(config)
     for section, key, auto in AUTO:
         if wanted[section][key] == auto:
-            wanted[section][key] = stored[section][key]
-            setattr(getattr(config, section), key, stored[section][key])
+            wanted[section][key] = stored[section].get(key, auto)  # a run of an older version does not know every key
+            setattr(getattr(config, section), key, wanted[section][key])
     inside = tuple(f"{key}." for key in MAY_CHANGE)  # of settings that are dictionaries
     changed = [key for key in differences(stored, wanted) if key not in MAY_CHANGE and not key.startswith(inside)]
     if changed:
