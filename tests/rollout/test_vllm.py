@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib.util
-import json
 import os
 import signal
 import socket
@@ -267,33 +266,3 @@ def test_a_server_without_those_calls_is_refused(untied, prompts, tmp_path):
             HttpRollouts(Address.of(f"{url}#{NAME}"), prompts, [END], tmp_path / "weights", wait_s=60)
     finally:
         stop(child)
-
-
-def test_postgrad_serve_with_vllm_satisfies_the_official_client(untied, tmp_path):
-    openai = pytest.importorskip("openai")
-    servers, token = tmp_path / "servers.json", tmp_path / "token"
-    token.write_text("a-long-secret-token")
-    command = [sys.executable, "-m", "postgrad.cli.main", "serve", str(untied), "--engine", "vllm", "--port", "0", "--name", NAME]
-    command += ["--servers", str(servers), "--token-file", str(token), "--context", "256", "--rows", "4", "--dtype", "float32"]
-    env = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
-    env.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)
-    with (tmp_path / "log.txt").open("wb") as file:
-        child = subprocess.Popen(command, env=env, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
-    try:
-        deadline = time.monotonic() + 240
-        while not servers.is_file() and child.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.5)
-        assert servers.is_file(), (tmp_path / "log.txt").read_text()[-2000:]
-        url = f"http://127.0.0.1:{json.loads(servers.read_text())[NAME]['port']}/v1"
-        client = openai.OpenAI(base_url=url, api_key="a-long-secret-token", max_retries=0)
-        asked = {"model": NAME, "prompt": [1, 2, 3], "max_tokens": 6, "temperature": 0.0}
-        done = client.completions.create(**asked, logprobs=0, extra_body={"return_token_ids": True}).choices[0]
-        truth = build_host(config_of("grpo", untied, *SMALL)).engine.generate([Request([1, 2, 3], [0])], Sampling(0.0, 6))[0][0]
-        assert done.token_ids == truth.tokens and done.logprobs.token_logprobs == pytest.approx(truth.logprobs, abs=1e-3)
-        pieces = [piece.choices[0].text for piece in client.completions.create(**asked, stream=True) if piece.choices]
-        assert "".join(pieces) == done.text and [model.id for model in client.models.list()] == [NAME]
-        with pytest.raises(openai.AuthenticationError):
-            openai.OpenAI(base_url=url, api_key="another", max_retries=0).completions.create(**asked)
-    finally:
-        stop(child)
-    assert child.returncode == 0
