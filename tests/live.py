@@ -51,24 +51,37 @@ class Live:
 
 @contextmanager
 def live(
-    model: Path, token: str = "", reload_below: Path | None = None, time_limit_s: float = 60, **options: Any
+    model: Path,
+    token: str = "",
+    reload_below: Path | None = None,
+    time_limit_s: float = 60,
+    other: Path | None = None,
+    **options: Any,
 ) -> Iterator[Live]:
-    """A served model named tiny on a free port of the loopback."""
+    """A served model named tiny, and `other` beside it where there is one, on a free port of the loopback."""
     server: Any = None
     wishes = {"rows": 64, "context": 0, "queue": 1024} | options
-    config = ModelConfig(path=str(model), device="cpu", dtype="float32")
-    served = load_served("tiny", config, stopping=lambda: server is not None and server.should_exit, **wishes)
-    server = web.make_server(make_app([served], "127.0.0.1", token, reload_below, time_limit_s), grace_s=5)
+    served = [
+        load_served(
+            name,
+            ModelConfig(path=str(path), device="cpu", dtype="float32"),
+            stopping=lambda: server is not None and server.should_exit,
+            **wishes,
+        )
+        for name, path in {"tiny": model, "other": other}.items()
+        if path is not None
+    ]
+    server = web.make_server(make_app(served, "127.0.0.1", token, reload_below, time_limit_s), grace_s=5)
     listener = web.listen("127.0.0.1", 0)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     wait_for(lambda: server.started, "the server to start")
     try:
-        yield Live(listener.getsockname()[1], served, token)
+        yield Live(listener.getsockname()[1], served[0], token)
     finally:
         server.should_exit = True
         thread.join(20)
-        assert served.worker.end() and not thread.is_alive()
+        assert all(one.worker.end() for one in served) and not thread.is_alive()
 
 
 @contextmanager

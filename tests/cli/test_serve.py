@@ -1,6 +1,7 @@
 """`postgrad serve` as the official OpenAI client and our own HTTP engine see it; sampling is the native engine's, token for token."""
 
 import json
+import shutil
 import threading
 import time
 
@@ -145,6 +146,28 @@ def test_top_log_probs_are_those_of_the_distribution(client, tiny):
         model="tiny", prompt=PROMPT, max_tokens=3, logprobs=1, seed=1, extra_body={"return_tokens_as_token_ids": True, **IDS}
     ).choices[0]  # fmt: skip
     assert named.logprobs.tokens == [f"token_id:{i}" for i in named.token_ids]
+
+
+def test_two_models_on_one_port_and_a_chat_template_with_its_options(tiny, tiny_untied, native, tmp_path):
+    """The second model brings a template that closes the question, twice when it is told to."""
+    templated = shutil.copytree(tiny_untied, tmp_path / "templated")
+    tokenizer = load_tokenizer(config_of("grpo", templated).model)
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}={% if closes_twice %}={% endif %}"
+    tokenizer.save_pretrained(templated)
+    truth = {"tiny": native, "other": build_host(config_of("grpo", templated)).engine}
+    with live(tiny, other=templated) as server, openai.OpenAI(base_url=server.url, api_key="none", max_retries=0) as client:
+        assert [card.id for card in client.models.list().data] == ["tiny", "other"]
+        for name, engine in truth.items():
+            done = client.completions.create(model=name, prompt=PROMPT, max_tokens=8, temperature=0, extra_body=IDS).choices[0]
+            assert done.token_ids == engine.generate([Request(PROMPT, [0])], Sampling(0.0, 8))[0][0].tokens
+        ask = {"model": "other", "messages": [{"role": "user", "content": "1+2"}], "max_tokens": 4, "temperature": 0}
+        assert client.chat.completions.create(**ask, extra_body=IDS).prompt_token_ids == PROMPT
+        options = {"chat_template_kwargs": {"closes_twice": True}}
+        assert client.chat.completions.create(**ask, extra_body=options | IDS).prompt_token_ids == [*PROMPT, 15]
+        with pytest.raises(openai.BadRequestError, match=r"chat_template_kwargs\.closes_thrice: the chat template never reads"):
+            client.chat.completions.create(**ask, extra_body={"chat_template_kwargs": {"closes_thrice": True}})
+        with pytest.raises(openai.NotFoundError, match="no model ''"):
+            client.completions.create(model="", prompt=PROMPT)
 
 
 # ---- streams

@@ -388,6 +388,8 @@ def stand_in(tmp_path, monkeypatch):
     for folder in (package, package.parent, package.parent.parent):
         (folder / "__init__.py").write_text("")
     (package / "main.py").write_text(STAND_IN)
+    (tmp_path / "vllm-0.32.0.dist-info").mkdir()
+    (tmp_path / "vllm-0.32.0.dist-info" / "METADATA").write_text("Name: vllm\nVersion: 0.32.0\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.setenv("SAID", str(tmp_path / "said.json"))

@@ -69,10 +69,12 @@ def streamed(port: int, body: dict) -> list[int]:
     return [i for piece in pieces for i in piece["choices"][0]["token_ids"]]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_when_it_is_stopped_running_requests_end_and_waiting_ones_are_told(tiny, number):
-    with command(str(tiny), "--name", "tiny", "--rows", "4", "--threads", "1", "--grace", "20") as server:
-        assert server.process is not None
+@pytest.mark.parametrize(("number", "host"), [(signal.SIGINT, "127.0.0.1"), (signal.SIGTERM, "0.0.0.0")])
+def test_when_it_is_stopped_running_requests_end_and_waiting_ones_are_told(tiny, number, host):
+    """The second is open to other machines, so it has made and printed a token, without which nobody is heard."""
+    with command(str(tiny), "--name", "tiny", "--rows", "4", "--threads", "1", "--grace", "20", "--host", host) as server:
+        assert server.process is not None and bool(server.token) == (host == "0.0.0.0")
+        assert server.ask("/v1/models", headers={"Authorization": "Bearer wrong"})[0] == (401 if server.token else 200)
         answers: list[tuple[int, int]] = []
 
         def client(seed: int) -> None:

