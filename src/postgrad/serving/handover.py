@@ -17,6 +17,7 @@ from postgrad.errors import ConfigError, RunError
 from postgrad.serving import mapping
 
 START_S = 900.0  # for vLLM to load a model, compile and answer
+CLEAN_S = 3.0  # for the processes of a server that has ended
 MEMORY = 0.9  # share of the device's memory, for all models together
 
 
@@ -84,15 +85,25 @@ def free_port(host: str, port: int) -> int:
 
 
 def end(child: "subprocess.Popen[bytes]", grace_s: float) -> None:
-    """Ctrl-C, then harder; its own children end with it."""
+    """Ctrl-C, then harder; its own children end with it, and have a moment to put their things away."""
     for number, wait_s in ((signal.SIGINT, grace_s), (signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, number)
+        _signal(child.pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(wait_s)
             break
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
+    deadline = time.monotonic() + CLEAN_S
+    while _signal(child.pid, 0) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    _signal(child.pid, signal.SIGKILL)
+
+
+def _signal(group: int, number: int) -> bool:
+    """Send a signal to a process group; whether there is still one."""
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _reached(host: str) -> str:
