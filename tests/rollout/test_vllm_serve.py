@@ -1,4 +1,4 @@
-"""`postgrad serve --engine vllm` with real vLLM: the official client, our own, a classmate by the mapping file. `make test-vllm` runs it."""
+"""`postgrad serve --engine vllm` with real vLLM: the official client, ours, a classmate by the mapping file. For `make test-vllm`."""
 
 import importlib.util
 import json
