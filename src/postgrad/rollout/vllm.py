@@ -104,6 +104,7 @@ class VllmEngine:
                 logprobs_mode="processed_logprobs",
                 generation_config="vllm",
                 disable_log_stats=True,
+                use_tqdm_on_load=False,
                 seed=0,
                 **wide,
             )
