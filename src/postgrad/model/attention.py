@@ -12,6 +12,7 @@ from transformers import AttentionInterface
 
 from postgrad.errors import ConfigError, RunError
 from postgrad.model.packing import Packing
+from postgrad.model.spread import Spread, spread_attention
 
 NAME = "postgrad"
 
@@ -26,7 +27,7 @@ def attention(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     sliding_window: int | None = None,
-    packing: Packing | None = None,
+    packing: Packing | Spread | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """query (batch, heads, length, width), key and value (batch, key_heads, keys, width); returns (batch, length, heads, width).
@@ -42,9 +43,11 @@ def attention(
             "lower data.max_prompt_tokens and rollout.max_response_tokens"
         )
     if packing is not None:
+        q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+        if isinstance(packing, Spread):
+            return spread_attention(q, k, v, packing, scaling)[None], None
         from postgrad.model.kernels.attention import packed_attention
 
-        q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
         return packed_attention(q, k, v, packing, scaling or query.shape[-1] ** -0.5)[None], None
     batch, heads, length, width = query.shape
     key_heads = key.shape[1]

@@ -5,6 +5,7 @@ What torch says in one way for all accelerators is asked in that way; what only 
 `captures_graphs`, `streams_state`, `keeps_digits`.
 """
 
+import ctypes
 import importlib.util
 import os
 import resource
@@ -175,8 +176,20 @@ def probe_threads(hidden_size: int, dtype: str) -> int:
 
 
 def set_threads(threads: int) -> None:
-    """Fix the CPU threads, and let idle ones sleep: spinning threads stall a busy machine."""
+    """Fix the CPU threads, and let the process keep the memory it frees."""
     torch.set_num_threads(threads)
+    _keep_freed_memory()
+
+
+def _keep_freed_memory() -> None:
+    """Ask glibc not to give large blocks back to the system: getting them again, page by page, costs as much as filling them."""
+    if sys.platform != "linux":
+        return
+    trim_threshold, mmap_max, never = -1, -4, 2**31 - 1
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:  # musl has none
+        mallopt(mmap_max, 0)
+        mallopt(trim_threshold, never)
 
 
 def peak_memory_bytes(device: torch.device) -> int:

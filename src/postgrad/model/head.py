@@ -4,6 +4,8 @@ The forward pass keeps one log-sum-exp a token; the backward pass computes each 
 matrix products is float32. The weight's gradient accumulates in float32, so the chunk size never changes the result beyond rounding.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor
 
 from postgrad.model.device import has_kernels, keeps_digits, likes_large_passes
 
+CACHE_ELEMENTS = 1 << 19  # 2 MiB in float32: what a CPU core's own cache holds
 CHUNK_ELEMENTS = {False: 1 << 24, True: 1 << 28}  # logits held at once: 64 MiB in float32, 1 GiB where passes are large
 
 
@@ -49,12 +52,9 @@ class _TokenOutputs(torch.autograd.Function):
                 logprobs[part], entropy[part], squares[part], lse[part] = found
                 continue
             logits = _logits(hidden[part], wide, temperature)
-            lse[part] = logits.logsumexp(-1)
-            log_p = logits.sub_(lse[part, None])
-            logprobs[part] = log_p.gather(1, targets[part, None])[:, 0]
-            p = log_p.exp()
-            squares[part] = p.square().sum(-1)
-            entropy[part] = -p.mul_(log_p.clamp_(min=-1e30)).sum(-1)
+            for rows in _in_cache(logits):
+                found = _summary(logits[rows], targets[part][rows])
+                logprobs[part][rows], entropy[part][rows], squares[part][rows], lse[part][rows] = found
         ctx.save_for_backward(hidden, weight, targets, lse, entropy)
         ctx.temperature, ctx.chunk = temperature, chunk
         ctx.mark_non_differentiable(squares)
@@ -73,9 +73,9 @@ class _TokenOutputs(torch.autograd.Function):
             by_logprob, by_entropy = (None if x is None else x[part] for x in (grad_logprobs, grad_entropy))
             g = _slope(hidden[part], wide, targets[part], lse[part], entropy[part], by_logprob, by_entropy, ctx.temperature)
             if grad_hidden is not None:
-                grad_hidden[part] = g @ weight
+                grad_hidden[part] = g.to(hidden.dtype) @ weight
             if grad_weight is not None:
-                grad_weight += g.T @ hidden[part]
+                _add_product(grad_weight, g, hidden[part])
         return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None, None
 
 
@@ -94,7 +94,7 @@ def _slope(
     grad_entropy: Tensor | None,
     temperature: float,
 ) -> Tensor:
-    """(tokens, vocabulary) gradient of one chunk's logits, in the type of `hidden`."""
+    """(tokens, vocabulary) gradient of one chunk's logits: in the type of `hidden` where a kernel gives it, else wide."""
     if _by_kernel(hidden):
         from postgrad.model.kernels.head import slope
 
@@ -102,15 +102,48 @@ def _slope(
         by_entropy = None if grad_entropy is None else grad_entropy.contiguous()
         logits = wide_logits(hidden, weight).float()
         return slope(logits, targets, lse, entropy, by_logprob, by_entropy, temperature, hidden.dtype)
-    log_p = _logits(hidden, weight, temperature).sub_(lse[:, None])
-    p = log_p.exp()
-    g = torch.zeros_like(p)
-    if grad_entropy is not None:  # dH/dlogit = -p (log p + H)
-        g -= p * (log_p.clamp(min=-1e30) + entropy[:, None]) * grad_entropy[:, None]
-    if grad_logprobs is not None:  # dlogp/dlogit = onehot - p
-        g -= p * grad_logprobs[:, None]
-        g.scatter_add_(1, targets[:, None], grad_logprobs[:, None].to(g.dtype))
-    return g.div_(temperature).to(hidden.dtype)
+    out = _logits(hidden, weight, temperature)
+    by_logprob, by_entropy = (torch.zeros_like(lse) if x is None else x / temperature for x in (grad_logprobs, grad_entropy))
+    for rows in _in_cache(out):
+        log_p, onehot = out[rows].sub_(lse[rows, None]), by_logprob[rows, None]
+        if grad_entropy is None:  # dlogp/dlogit = onehot - p
+            log_p.exp_().mul_(-onehot)
+        else:  # and dH/dlogit = -p (log p + H)
+            p = log_p.exp()
+            log_p.clamp_(min=-1e30).add_(entropy[rows, None]).mul_(-by_entropy[rows, None]).sub_(onehot).mul_(p)
+        log_p.scatter_add_(1, targets[rows, None], onehot)
+    return out
+
+
+def _add_product(total: Tensor, g: Tensor, hidden: Tensor) -> None:
+    """total += g.T @ hidden, with the products that the two have in the type of `hidden` and float32 sums."""
+    if hidden.dtype != torch.bfloat16 or keeps_digits(hidden.device):
+        total += g.T @ hidden
+        return
+    with _bfloat16_products():
+        total.addmm_(g.T, hidden.float())
+
+
+def _in_cache(logits: Tensor) -> list[slice]:
+    """Rows of the logits, as many at a time as stay in a core's cache while several operations pass over them."""
+    step = max(1, CACHE_ELEMENTS // logits.shape[-1]) if logits.device.type == "cpu" else max(1, len(logits))
+    return [slice(start, start + step) for start in range(0, len(logits), step)]
+
+
+def _summary(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Log-prob of the targets, entropy, sum of squared probabilities and log-sum-exp; overwrites the logits.
+
+    One exponential an entry: p = e / z with e = exp(logit - largest), z their sum, so H = log z - sum(e (logit - largest)) / z.
+    """
+    top = logits.amax(-1)
+    at_target = logits.gather(1, targets[:, None])[:, 0]
+    below = logits.sub_(top[:, None]).clamp_(min=-1e30)
+    e = below.exp()
+    z = e.sum(-1)
+    lse = z.log() + top
+    squares = torch.linalg.vector_norm(e, dim=-1).div(z).square()
+    entropy = z.log() - e.mul_(below).sum(-1) / z
+    return at_target - lse, entropy, squares, lse
 
 
 def _wide(x: Tensor) -> torch.dtype:
@@ -131,12 +164,18 @@ def wide_logits(hidden: Tensor, weight: Tensor) -> Tensor:
         return hidden @ weight.T
     if keeps_digits(hidden.device):
         return torch.mm(hidden, weight.T, out_dtype=torch.float32)
-    # The CPU has no bfloat16 product with a float32 result; float32 tensors that hold bfloat16 numbers, multiplied at "medium"
-    # precision (bfloat16 inside, float32 sums), give exactly it at nearly the speed.
+    with _bfloat16_products():
+        return hidden.float() @ widen(weight).T
+
+
+@contextmanager
+def _bfloat16_products() -> Iterator[None]:
+    """The CPU has no bfloat16 product with a float32 result; float32 tensors that hold bfloat16 numbers, multiplied at "medium"
+    precision (bfloat16 inside, float32 sums), give exactly it at nearly the speed."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
     try:
-        return hidden.float() @ widen(weight).T
+        yield
     finally:
         torch.set_float32_matmul_precision(before)
 

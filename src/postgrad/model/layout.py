@@ -5,7 +5,7 @@ prompt and itself. Bundles are sorted by length and padded to the longest of the
 beyond float rounding; it only changes how much is computed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from postgrad.model.device import has_kernels, likes_large_passes
 from postgrad.model.packing import Packing, make_packing
+from postgrad.model.spread import Segment, Spread, make_spread
 from postgrad.types import Batch
 
 PACKED_FAMILIES = ("llama", "qwen2", "qwen3")
@@ -28,7 +29,7 @@ class MicroBatch:
     positions: Tensor  # (bundles, length)
     mask: Tensor | None  # (bundles, 1, length, length) bool; None: plain causal
     gather: Tensor  # (response tokens of rows,)
-    packing: Packing | None = None  # for one row of packed tokens
+    packing: Packing | Spread | None = None  # for one row of packed tokens
 
     def to(self, device: torch.device) -> "MicroBatch":
         mask = None if self.mask is None else self.mask.to(device)
@@ -45,8 +46,8 @@ def make_passes(batch: Batch, token_budget: int, model: Any, together: Sequence[
     """Micro-batches that cover the batch: packed where the device has the kernels and the model is one they know, else padded."""
     device = next(model.parameters()).device
     budget = token_budget or default_budget(device)
-    if has_kernels(device) and takes_packed(model):
-        return make_packed(batch, budget, together)
+    if takes_packed(model) and (has_kernels(device) or device.type == "cpu"):
+        return make_packed(batch, budget, together, make_packing if has_kernels(device) else make_spread)
     return make_micro_batches(batch, budget, int(model.config.get_text_config().hidden_size), together)
 
 
@@ -84,7 +85,12 @@ def make_micro_batches(batch: Batch, token_budget: int, width: int, together: Se
     return out
 
 
-def make_packed(batch: Batch, token_budget: int, together: Sequence[int] | None = None) -> list[MicroBatch]:
+def make_packed(
+    batch: Batch,
+    token_budget: int,
+    together: Sequence[int] | None = None,
+    attend: Callable[[list[Segment]], Packing | Spread] = make_packing,
+) -> list[MicroBatch]:
     """The same for devices whose attention takes packed tokens: no padding, every prompt once in a pass.
 
     The shared part of a bundle is the prompt without its last token; each row's own part begins with that token, so that its n inputs
@@ -105,16 +111,18 @@ def make_packed(batch: Batch, token_budget: int, together: Sequence[int] | None 
         own = sum(lengths[row] for row in unit)
         fresh = {prompts[row] for row in unit} - seen
         if current and total + own + sum(len(p) - 1 for p in fresh) > token_budget:
-            out.append(_pack(batch, current, prompts))
+            out.append(_pack(batch, current, prompts, attend))
             current, seen, total = [], set(), 0
             fresh = {prompts[row] for row in unit}
         current += unit
         seen |= fresh
         total += own + sum(len(p) - 1 for p in fresh)
-    return [*out, _pack(batch, current, prompts)] if current else out
+    return [*out, _pack(batch, current, prompts, attend)] if current else out
 
 
-def _pack(batch: Batch, rows: list[int], prompts: list[tuple[int, ...]]) -> MicroBatch:
+def _pack(
+    batch: Batch, rows: list[int], prompts: list[tuple[int, ...]], attend: Callable[[list[Segment]], Packing | Spread]
+) -> MicroBatch:
     bundles: dict[tuple[int, ...], list[int]] = {}
     for row in rows:
         bundles.setdefault(prompts[row], []).append(row)
@@ -122,7 +130,7 @@ def _pack(batch: Batch, rows: list[int], prompts: list[tuple[int, ...]]) -> Micr
     ids: list[Tensor] = []
     positions: list[Tensor] = []
     gather: list[Tensor] = []
-    segments: list[tuple[int, int, int, int, int]] = []
+    segments: list[Segment] = []
     at = 0
     for prompt, members in bundles.items():
         shared = len(prompt) - 1
@@ -141,7 +149,7 @@ def _pack(batch: Batch, rows: list[int], prompts: list[tuple[int, ...]]) -> Micr
             segments.append((at, at + length, begin, begin + shared, at + length))
             at += length
     in_order = [row for members in bundles.values() for row in members]
-    return MicroBatch(in_order, torch.cat(ids)[None], torch.cat(positions)[None], None, torch.cat(gather), make_packing(segments))
+    return MicroBatch(in_order, torch.cat(ids)[None], torch.cat(positions)[None], None, torch.cat(gather), attend(segments))
 
 
 def _bundles(batch: Batch, token_budget: int, width: int) -> list[list[int]]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from postgrad.errors import ConfigError
 from postgrad.model.packing import Packing
+from postgrad.model.spread import Spread
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ def after(num_blocks: int, norm: str = "none") -> View:
 
 
 def hidden_states(
-    model: nn.Module, ids: Tensor, positions: Tensor, mask: Tensor | None, view: View, packing: Packing | None = None
+    model: nn.Module, ids: Tensor, positions: Tensor, mask: Tensor | None, view: View, packing: Packing | Spread | None = None
 ) -> Tensor:
     """(batch, length, width) states that the head reads, of the viewed policy.
 
