@@ -66,7 +66,7 @@ def gsm8k(options: argparse.Namespace) -> dict[str, list[str]]:
     steps = options.steps or 60
     common = [
         f"data.train={options.data}/train.jsonl", f"data.validation={options.data}/test.jsonl", "training.validation_problems=1319",
-        "rollout.max_response_tokens=256", "training.problems_per_step=32", f"training.steps={steps}",
+        "rollout.max_response_tokens=256", "training.problems_per_step=32", f"training.steps={steps}", "data.overlong=drop",
     ]  # fmt: skip
     rl = [*common, "rollout.samples=8", "optimiser.lr=1e-5"]
     sft = [f"training.steps={steps}", "training.problems_per_step=32", "optimiser.lr=2e-5", "optimiser.warmup_steps=5"]

@@ -18,6 +18,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 PROMPTS, SAMPLES, TOKENS = 64, 16, 256
+BANDWIDTH, ARITHMETIC = 4.3e12, 790e12  # bytes and bfloat16 operations a second that an H200 was seen to reach
 ASK = "\nReason step by step, and put the final answer in \\boxed{}."
 
 
@@ -52,6 +53,18 @@ def shapes(kit: Path, smollm2: str, which: str) -> str:
         model.save_pretrained(folder)
         AutoTokenizer.from_pretrained(smollm2).save_pretrained(folder)
     return str(folder)
+
+
+def sums() -> list[dict]:
+    """Two-digit additions, the same for every contender."""
+    import random
+
+    rng, rows = random.Random(0), []
+    for _ in range(4000):
+        a, b = rng.randrange(10, 100), rng.randrange(10, 100)
+        ask = f"What is {a} + {b}? Put the final answer in \\boxed{{}}."
+        rows.append({"prompt": [{"role": "user", "content": ask}], "truth": str(a + b)})
+    return rows
 
 
 def random_prompts() -> list[list[int]]:
@@ -96,10 +109,21 @@ def rollout_postgrad(folder: str, which: str, long_tail: bool) -> None:
         seconds.append(time.time() - start)
         if number == 0:
             report("start", seconds=time.time() - began)
-    best = min(seconds)
-    peak = torch.cuda.max_memory_allocated() / 2**30
+    speed = sum(wanted) / min(seconds)
+    config = engine.model.config
+    cache = 4 * config.num_hidden_layers * config.num_key_value_heads * config.hidden_size // config.num_attention_heads
+    weights = 2 * sum(p.numel() for p in engine.model.parameters())
+    # Bytes that a token's share of the steps must read: every row's cache as far as it goes, and the weights once for 1,024 rows.
+    read = [
+        cache * (len(p) + n / 2) * n for p, n in zip((p for p in random_prompts() for _ in range(SAMPLES)), wanted, strict=True)
+    ]
+    bytes_needed = sum(read) + weights * max(wanted)
     report(
-        "postgrad", work=f"rollout {which}{' long tail' if long_tail else ''}", tokens_per_second=sum(wanted) / best, peak_gib=peak
+        "postgrad",
+        work=f"rollout {which}{' long tail' if long_tail else ''}",
+        tokens_per_second=speed,
+        share_of_bandwidth=bytes_needed / min(seconds) / BANDWIDTH,
+        peak_gib=torch.cuda.max_memory_allocated() / 2**30,
     )
 
 
@@ -129,7 +153,7 @@ def rollout_hf(folder: str, which: str) -> None:
     report("transformers", work=f"rollout {which}", tokens_per_second=len(ids) * TOKENS / min(seconds))
 
 
-def rollout_vllm(folder: str, which: str, long_tail: bool) -> None:
+def rollout_vllm(folder: str, which: str) -> None:
     import os
 
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -137,21 +161,20 @@ def rollout_vllm(folder: str, which: str, long_tail: bool) -> None:
     from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
 
     llm = LLM(folder, dtype="bfloat16", gpu_memory_utilization=0.6, max_model_len=2560, max_num_seqs=1024)
-    wanted = limits(long_tail)
     prompts = [{"prompt_token_ids": p} for p in random_prompts() for _ in range(SAMPLES)]
-    sampling = [SamplingParams(temperature=1.0, max_tokens=n, ignore_eos=True, logprobs=0, detokenize=False) for n in wanted]
-    seconds = []
-    for _ in range(2):
-        start = time.time()
-        llm.generate(prompts, sampling, use_tqdm=False)
-        seconds.append(time.time() - start)
-    work = f"rollout {which}{' long tail' if long_tail else ''}"
-    report("vllm", work=work, tokens_per_second=sum(wanted) / min(seconds))
+    for long_tail in (False, True):
+        wanted = limits(long_tail)
+        sampling = [SamplingParams(temperature=1.0, max_tokens=n, ignore_eos=True, logprobs=0, detokenize=False) for n in wanted]
+        seconds = []
+        for _ in range(2):
+            start = time.time()
+            llm.generate(prompts, sampling, use_tqdm=False)
+            seconds.append(time.time() - start)
+        report("vllm", work=f"rollout {which}{' long tail' if long_tail else ''}", tokens_per_second=sum(wanted) / min(seconds))
 
 
 def trl_run(folder: str, gsm8k: str, learn: bool) -> None:
     """TRL with transformers.generate: seconds a step, or seconds until 80% of sampled sums are right."""
-    import random
     import re
 
     import torch
@@ -192,11 +215,7 @@ def trl_run(folder: str, gsm8k: str, learn: bool) -> None:
         "save_strategy": "no",
     }
     if learn:
-        rng, rows = random.Random(0), []
-        for _ in range(4000):
-            a, b = rng.randrange(10, 100), rng.randrange(10, 100)
-            ask = f"What is {a} + {b}? Put the final answer in \\boxed{{}}."
-            rows.append({"prompt": [{"role": "user", "content": ask}], "truth": str(a + b)})
+        rows = sums()
         config = GRPOConfig(
             **common, per_device_train_batch_size=256, gradient_accumulation_steps=2, num_generations=16, max_completion_length=64,
             max_steps=90, learning_rate=2e-5, lr_scheduler_type="constant", gradient_checkpointing=False,
@@ -224,15 +243,17 @@ def trl_run(folder: str, gsm8k: str, learn: bool) -> None:
 def train_postgrad(folder: str, gsm8k: str, learn: bool) -> None:
     """`postgrad train` with the same model, prompts, batch and rate."""
     runs = tempfile.mkdtemp()
+    data = Path(runs) / "questions.jsonl"
     if learn:
+        rows = [{"prompt": row["prompt"], "reward_model": {"ground_truth": row["truth"]}} for row in sums()]
+        data.write_text("".join(json.dumps({**row, "data_source": "sums"}) + "\n" for row in rows))
         words = [
-            "data.train=arithmetic:2:boxed:train", f"reward.verifier={HERE.parent / 'research.py'}:boxed_sum", "rollout.samples=16",
+            f"data.train={data}", f"reward.verifier={HERE.parent / 'research.py'}:boxed_sum", "rollout.samples=16",
             "training.problems_per_step=32", "rollout.max_response_tokens=64", "optimiser.lr=2e-5", "optimiser.weight_decay=0",
             "training.steps=90",
         ]  # fmt: skip
     else:
         lines = [json.loads(line) for line in Path(gsm8k).read_text().splitlines()][:2000]
-        data = Path(runs) / "questions.jsonl"
         rows = [
             {"prompt": [{"role": "user", "content": line["question"] + ASK}], "reward_model": {"ground_truth": "0"}}
             for line in lines
@@ -314,15 +335,70 @@ def update_views(folder: str) -> None:
             torch.cuda.synchronize()
             times.append(time.time() - start)
         seconds[name] = min(times)
+        used = sum(p.numel() for p in policy.model.parameters() if p.requires_grad)
         peak = torch.cuda.max_memory_allocated() / 2**30
         report(
             "postgrad",
             work=f"update {name}",
             seconds=seconds[name],
             tokens_per_second=batch.num_tokens / seconds[name],
+            share_of_arithmetic=6 * used * batch.num_tokens / seconds[name] / ARITHMETIC,
             peak_gib=peak,
         )
     report("postgrad", work="update quarter against full", times_as_fast=seconds["full"] / seconds["quarter"])
+
+
+def both_ways_hf(folder: str) -> None:
+    """Forward and backward of 64 x 384 tokens by transformers with sdpa, logits whole; a peer of `update full`, without the optimiser."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="sdpa").cuda().train()
+    ids = torch.randint(10, 40000, (64, 384), device="cuda")
+    seconds = []
+    for _ in range(4):
+        torch.cuda.synchronize()
+        start = time.time()
+        model(input_ids=ids, labels=ids).loss.backward()
+        model.zero_grad()
+        torch.cuda.synchronize()
+        seconds.append(time.time() - start)
+    peak = torch.cuda.max_memory_allocated() / 2**30
+    report("transformers", work="forward and backward", tokens_per_second=ids.numel() / min(seconds), peak_gib=peak)
+
+
+def both_ways_postgrad(folder: str) -> None:
+    """The same rows through our passes: every token predicted, log-probs and entropy, backward; no optimiser step."""
+    import random
+
+    import torch
+
+    from postgrad.config.schema import ModelConfig
+    from postgrad.model.head import token_outputs
+    from postgrad.model.layout import make_passes
+    from postgrad.model.load import load
+    from postgrad.model.views import FULL, hidden_states
+    from postgrad.types import Batch, Trajectory
+
+    random.seed(0)
+    model = load(ModelConfig(path=folder, dtype="bfloat16"), torch.device("cuda")).model
+    numbers = [[random.randrange(10, 40000) for _ in range(385)] for _ in range(64)]
+    batch = Batch.of([Trajectory(str(i), row[:1], row[1:], group=i) for i, row in enumerate(numbers)])
+    passes = [(m.to(torch.device("cuda")), batch.select(m.rows).response.values.cuda()) for m in make_passes(batch, 0, model)]
+    head, seconds = model.get_output_embeddings().weight, []
+    for _ in range(4):
+        torch.cuda.synchronize()
+        start = time.time()
+        for m, targets in passes:
+            hidden = hidden_states(model, m.ids, m.positions, m.mask, FULL, m.packing)
+            token_outputs(hidden.flatten(0, 1)[m.gather], head, targets).logprobs.mean().backward()
+        model.zero_grad()
+        torch.cuda.synchronize()
+        seconds.append(time.time() - start)
+    speed = batch.num_tokens / min(seconds)
+    share = 6 * sum(p.numel() for p in model.parameters()) * speed / ARITHMETIC
+    peak = torch.cuda.max_memory_allocated() / 2**30
+    report("postgrad", work="forward and backward", tokens_per_second=speed, share_of_arithmetic=share, peak_gib=peak)
 
 
 # ---- the parent
@@ -345,14 +421,15 @@ def main() -> None:
         for which in options.shapes:
             folder = f"shapes(Path({str(kit)!r}), {options.model!r}, {which!r})"
             calls += [f"rollout_postgrad({folder}, {which!r}, {tail})" for tail in (False, True)]
-            calls += [f"rollout_vllm({folder}, {which!r}, {tail})" for tail in (False, True)] if "vllm" in peers else []
+            calls += [f"rollout_vllm({folder}, {which!r})"] if "vllm" in peers else []
             calls += [f"rollout_hf({folder}, {which!r})"] if "hf" in peers else []
     for what, learn in (("step", False), ("learn", True)):
         if what in options.what:
             calls.append(f"train_postgrad({options.model!r}, {options.gsm8k!r}, {learn})")
             calls += [f"trl_run({options.model!r}, {options.gsm8k!r}, {learn})"] if "trl" in peers else []
     if "update" in options.what:
-        calls.append(f"update_views({options.model!r})")
+        calls += [f"update_views({options.model!r})", f"both_ways_postgrad({options.model!r})"]
+        calls += [f"both_ways_hf({options.model!r})"] if "hf" in peers else []
     found: dict[str, dict[str, dict]] = {}
     for call in calls:
         program = f"import sys; sys.path.insert(0, {str(HERE)!r}); from compare import *; {call}"

@@ -14,7 +14,7 @@ from torch import Tensor
 from postgrad.model.device import has_kernels, keeps_digits, likes_large_passes
 
 CACHE_ELEMENTS = 1 << 19  # 2 MiB in float32: what a CPU core's own cache holds
-CHUNK_ELEMENTS = {False: 1 << 24, True: 1 << 28}  # logits held at once: 64 MiB in float32, 1 GiB where passes are large
+CHUNK_ELEMENTS = {False: 1 << 24, True: 1 << 27}  # logits held at once: 64 MiB in float32, 512 MiB where passes are large
 
 
 class TokenOutputs(NamedTuple):

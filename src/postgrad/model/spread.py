@@ -39,7 +39,9 @@ class Spread:
     key_at: Tensor  # (key places,)
     key_of: Tensor  # (tokens,) its place among the keys of its own segment
     shared: Tensor  # (shared tokens,) tokens that other segments see, too
-    shared_of: Tensor  # (shared tokens, most segments that see one) their places there; the number of key places where there is none
+    shared_of: (
+        Tensor  # (shared tokens, most segments that see one) their places there; the number of key places where there is none
+    )
 
     def to(self, device: torch.device) -> "Spread":
         """Made where it is used."""
@@ -70,9 +72,7 @@ def make_spread(segments: list[Segment]) -> Spread:
         q, k = torch.arange(width)[None], torch.arange(reach)[None]
         query_pad.append((q >= own).flatten())
         query_at.append(torch.where(q < own, starts + q, 0).flatten())
-        key_at.append(
-            torch.where(k < shared, shared_starts + k, torch.where(k < shared + own, starts + k - shared, 0)).flatten()
-        )
+        key_at.append(torch.where(k < shared, shared_starts + k, torch.where(k < shared + own, starts + k - shared, 0)).flatten())
         for row, (start, end, shared_start, shared_end, _) in enumerate(group):
             first = keys_before + row * reach
             query_of[start:end] = queries_before + row * width + torch.arange(end - start)
@@ -121,18 +121,14 @@ def spread_attention(query: Tensor, key: Tensor, value: Tensor, spread: Spread, 
     key_heads = key.shape[1]
     together = heads // key_heads  # the query heads of one key head stand in the query axis: keys are never repeated
     q = _Take.apply(query.reshape(tokens, -1), spread.query_at, spread.query_of, None, None)
-    k, v = (
-        _Take.apply(x.reshape(tokens, -1), spread.key_at, spread.key_of, spread.shared, spread.shared_of) for x in (key, value)
-    )
+    k, v = (_Take.apply(x.reshape(tokens, -1), spread.key_at, spread.key_of, spread.shared, spread.shared_of) for x in (key, value))
     out: list[Tensor] = []
     first_query = first_key = 0
     for rows in spread.rows:
         n, m = rows.count * rows.queries, rows.count * rows.keys
         part = q[first_query : first_query + n].view(rows.count, rows.queries, key_heads, together, width)
         part = part.permute(0, 2, 1, 3, 4).reshape(rows.count, key_heads, rows.queries * together, width)
-        keys, values = (
-            x[first_key : first_key + m].view(rows.count, rows.keys, key_heads, width).transpose(1, 2) for x in (k, v)
-        )
+        keys, values = (x[first_key : first_key + m].view(rows.count, rows.keys, key_heads, width).transpose(1, 2) for x in (k, v))
         mask = rows.mask
         if together > 1:
             mask = torch.ones(rows.queries, rows.keys, dtype=torch.bool).tril()[None, None] if mask is None else mask

@@ -182,9 +182,29 @@ class _Gated(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:  # type: ignore[override]
         (both,) = ctx.saved_tensors
-        rows, width, dx = len(both), both.shape[1] // 2, torch.empty_like(both)
-        _gate_rows_backward[(rows, triton.cdiv(width, 1024))](both, grads[0].contiguous(), dx, width, BLOCK=1024)
-        return dx
+        return _gate_slope(both, grads[0])
+
+
+def _gate_slope(both: Tensor, grad: Tensor) -> Tensor:
+    rows, width, dx = len(both), both.shape[1] // 2, torch.empty_like(both)
+    _gate_rows_backward[(rows, triton.cdiv(width, 1024))](both, grad.contiguous(), dx, width, BLOCK=1024)
+    return dx
+
+
+class _GatedDown(torch.autograd.Function):
+    """The gate and the linear layer after it. What the gate gives is computed again for the gradient: it is wide, and quick to make."""
+
+    @staticmethod
+    def forward(ctx: Any, both: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(both, weight)
+        return linear(gate(both), weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        both, weight = ctx.saved_tensors
+        grad, (_, learns, bias_learns) = grads[0], ctx.needs_input_grad
+        dw = grad.T @ gate(both) if learns else None
+        return _gate_slope(both, grad @ weight), dw, grad.sum(0) if bias_learns else None
 
 
 class _Joined(torch.autograd.Function):
@@ -316,6 +336,7 @@ def _attention_module(module: Any, hidden_states: Tensor, *args: Any, packing: P
     if hasattr(module, "q_norm"):
         q, k = module.q_norm(q), module.k_norm(k)
     q, k = rotary(q, k, cos[0], sin[0])
+    v = v.contiguous()  # else the gradient would keep all three projections for its sake
     if (cache := kwargs.get("past_key_values")) is not None:
         cache.update(k.transpose(0, 1)[None], v.transpose(0, 1)[None], module.layer_idx)
     out = packed_attention(q, k, v, packing, module.scaling)
@@ -325,4 +346,6 @@ def _attention_module(module: Any, hidden_states: Tensor, *args: Any, packing: P
 def _gated_module(module: Any, x: Tensor) -> Tensor:
     flat, projections = x.reshape(-1, x.shape[-1]), [module.gate_proj, module.up_proj]
     both = with_additions(joined(flat, module.joined, projections), projections, flat)
-    return module.down_proj(gated(both)).view(x.shape)
+    if type(module.down_proj) is not nn.Linear:  # an adapter's layer has more to add
+        return module.down_proj(gated(both)).view(x.shape)
+    return _GatedDown.apply(both, module.down_proj.weight, module.down_proj.bias).view(x.shape)  # type: ignore[union-attr]

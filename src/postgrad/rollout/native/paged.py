@@ -84,9 +84,10 @@ class PagedRun:
             raise RunError(
                 f"one trajectory of {longest + self.limit} tokens needs {need:.1f} GiB of cache; raise rollout.cache_gib"
             )
-        # Steps differ a little: with room to spare the buffers, and the graphs that point to them, live on.
+        # Steps differ a little: a cache somewhat smaller than the worst case serves, so the buffers, and the graphs that point to
+        # them, live on.
         have = decoder.room.pages
-        pages = have if wanted * 4 <= have * 5 else min(wanted * 5 // 4, fits)
+        pages = have if wanted * 4 <= have * 5 else min(wanted, fits)
         blocks, slots = -(-(own + shared) // 8) * 8, 1 << (len(rows) - 1).bit_length()
         positions = min(max_context, -(-(longest + self.limit) // 256) * 256)
         decoder.reserve(Room(self.capacity, blocks, slots, self.limit, positions, max(pages, own + shared + 1)))
