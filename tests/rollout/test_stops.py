@@ -108,8 +108,8 @@ stops = tuple(json.loads(sys.argv[2]))
 paged.LOOK_EVERY = 4  # several looks, some of them in the middle of a string
 loaded = load(ModelConfig(path=sys.argv[1], dtype="float32"), torch.device("cpu"), 0)
 engine = NativeEngine(loaded, RolloutConfig(max_rows=16))
-asked = [Request([1, 10, 2, 15], list(range(5))), Request([7, 15], [3, 4], 6)]
-sampling = Sampling(1.0, 12, stop=stops)
+asked = [Request([1, 10, 2, 15], list(range(4))), Request([7, 15], [3, 4], 6)]
+sampling = Sampling(1.0, 9, stop=stops)
 plain = engine.generate(asked, sampling)
 from postgrad.model.kernels.blocks import install
 install(loaded.model)
