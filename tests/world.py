@@ -121,8 +121,8 @@ def run_words(words: list[str], output: str, slow_sync: bool = False) -> None:
     from postgrad.training import checkpoint
 
     if slow_sync:
-        real = checkpoint._sync
-        checkpoint._sync = lambda path: time.sleep(0.02) or real(path)
+        real = checkpoint.sync
+        checkpoint.sync = lambda path: time.sleep(0.02) or real(path)
     code = main(words)
     sys.stdout.flush()
     sys.stderr.flush()

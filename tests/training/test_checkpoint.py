@@ -92,7 +92,7 @@ def test_a_failure_at_any_point_leaves_the_one_before(tmp_path, monkeypatch, bro
     elif broken == "rename":
         monkeypatch.setattr(Path, "rename", fail)
     else:
-        monkeypatch.setattr(checkpoint, "_sync", fail)
+        monkeypatch.setattr(checkpoint, "sync", fail)
     with pytest.raises(RunError, match=r"step-4 could not be written: No space left on device; earlier checkpoints are whole"):
         checkpoint.save(tmp_path, [policy], saved(4), keep=1)
     monkeypatch.undo()

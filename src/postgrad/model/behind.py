@@ -76,12 +76,13 @@ class Behind:
                     place = files[0].place
                     files.pop(0).write()  # its memory goes as soon as it is on the disk
                     for path in sorted(place.rglob("*")) if place.is_dir() else [place]:
-                        _sync(path)
+                        sync(path)
         except Exception as error:  # raised again by done(), where somebody listens
             self.error = error
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Wait until the disk has it."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

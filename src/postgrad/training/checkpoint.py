@@ -4,7 +4,6 @@ checkpoints/step-N/policy/  optimiser.safetensors  method.bin  state.json, and p
 """
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from typing import Any, Protocol
 
 from postgrad.cluster.wire import decode, encode
 from postgrad.errors import RunError
+from postgrad.model.behind import sync
 
 
 class Savable(Protocol):
@@ -134,7 +134,7 @@ def _finish(final: Path, aside: Path, best: int | None) -> None:
     else:
         _point(root / "best", f"step-{best}")
     _point(root / "latest", final.name)
-    _sync(root)
+    sync(root)
 
 
 def _drop(folder: Path, step: int, keep: int, best: int | None) -> None:
@@ -181,7 +181,7 @@ def _point(pointer: Path, name: str) -> None:
     """Let a pointer name a checkpoint: the old one or the new one, never half of it."""
     aside = pointer.with_name("." + pointer.name)
     aside.write_text(name + "\n")
-    _sync(aside)
+    sync(aside)
     aside.rename(pointer)
 
 
@@ -195,12 +195,4 @@ def _number(path: Path) -> int:
 
 def _sync_tree(folder: Path) -> None:
     for path in [*folder.rglob("*"), folder]:
-        _sync(path)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync(path)
