@@ -1,4 +1,4 @@
-"""Helpers of the tests of LUFFY and ExGRPO: rows with given log-probs, priced by a method's own prepare and loss; runs that are killed."""
+"""Helpers of the tests of off-policy methods: rows with given log-probs, priced by a method's own prepare and loss; runs that are killed."""
 
 import os
 import signal
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from world import config_of, metrics_of, words_of
 
+from postgrad.cli.main import main
 from postgrad.methods import find_method
 from postgrad.methods.base import Method
 from postgrad.model.head import TokenOutputs
@@ -113,14 +114,15 @@ sys.exit(main(sys.argv[1:]))
 
 
 def assert_a_killed_run_ends_the_same(recipe: str, model: Path, folder: Path, kill_at: int, words: list[str]) -> list[dict]:
-    """kill -9 in a real process after a step was written and before it was saved; the same settings again end bit for bit the same."""
+    """kill -9 in a real process after a step was written and before it was saved; the same command again ends bit for bit the same."""
     whole, killed = folder / "whole", folder / "killed"
     train(config_of(recipe, model, *words, f"runs={whole}"), Reporter())
-    command = [sys.executable, "-c", KILLER.format(step=kill_at), "train", recipe, *words_of(model, *words, f"runs={killed}")]
+    again = ["train", recipe, *words_of(model, *words, f"runs={killed}")]
+    command = [sys.executable, "-c", KILLER.format(step=kill_at), *again]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ})
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert metrics_of(killed / "test")[-1]["step"] == kill_at, "killed elsewhere"
-    train(config_of(recipe, model, *words, f"runs={killed}"), Reporter())
+    assert main(again) == 0
     steps = metrics_of(whole / "test")[-1]["step"]
     for name in ("policy/model.safetensors", "optimiser.safetensors", "state.json", "method.bin"):
         file = f"test/checkpoints/step-{steps}/{name}"

@@ -2,25 +2,32 @@
 
 import dataclasses
 import json
+import math
 
 import pyarrow.parquet as pq
 import pytest
 import torch
+import yaml
 from lessons import SMALL, PlainJudge, build_tokenizer, flat_weights, run
+from offpolicy import assert_a_killed_run_ends_the_same
 from served import MODEL, serve
-from world import config_of, metrics_of
+from world import config_of, metrics_of, words_of
 
+from postgrad.algorithms.groups import STD_EPS
+from postgrad.cli.main import main
 from postgrad.cluster import place
 from postgrad.cluster.elsewhere import served as served_at
 from postgrad.cluster.host import build_host
+from postgrad.cluster.wire import decode
 from postgrad.config.schema import Config
 from postgrad.data.feed import Feed
 from postgrad.data.problems import load_problems
 from postgrad.data.render import Prompts
 from postgrad.data.thoughts import Thoughts
-from postgrad.errors import ConfigError, RunError
+from postgrad.errors import ConfigError
 from postgrad.methods import find_method
 from postgrad.methods.base import Ports, Speaker, Step
+from postgrad.methods.classmate import ESTIMATORS
 from postgrad.rollout.engine import Completion
 from postgrad.rollout.fake import FakeEngine
 from postgrad.training.driver import train
@@ -239,9 +246,12 @@ def gradients_of(s: Setting, batch: Batch) -> dict[tuple[int, int], list[float]]
     return {place: row.tolist() for place, row in zip(places, logprobs.grad.split(part.response.lengths.tolist()), strict=True)}
 
 
-@pytest.mark.parametrize("advantage", ["classmate_with", "classmate_separated", "classmate_gdpo_wo_bn", "classmate_non_neg"])
+@pytest.mark.parametrize("advantage", ESTIMATORS)
 def test_the_classmates_reward_moves_the_thought_s_tokens_and_no_others(tiny, advantage):
-    """Specification 8.7: a = 0 and b = ±1 on two of four tokens, the mean over four rows' sixteen: -1/16 there, 0 elsewhere."""
+    """Specification 8.7: a = 0 and b = ±1 on two of four tokens, the mean over four rows' sixteen: -1/16 there, 0 elsewhere.
+
+    With gdpo z stands for b: over the batch's four rows b has the standard deviation sqrt(4/3), so z = ±sqrt(3/4).
+    """
     s = made(tiny, ["(12)"] * 4, f"method.advantage={advantage}", "method.aggregation=token-mean", value=lambda text: 1.0)
     batch = s.method.enrich(s.batch, s.step)
     keep = batch.tokens["loss_mask"].clone()
@@ -250,11 +260,12 @@ def test_the_classmates_reward_moves_the_thought_s_tokens_and_no_others(tiny, ad
     batch.tokens["loss_mask"] = keep & (batch.response.values != END)
     batch = s.method.estimate(batch, s.step)
     rows = gradients_of(s, batch)
-    assert rows[0, 0] == pytest.approx([0, -1 / 16, -1 / 16, 0, 0])
+    size = (1 / (math.sqrt(4 / 3) + STD_EPS) if advantage == "classmate_gdpo" else 1.0) / 16
+    assert rows[0, 0] == pytest.approx([0, -size, -size, 0, 0])
     if advantage == "classmate_non_neg":
         assert (0, 1) not in rows, "nobody is punished, so nothing is computed"
     else:
-        assert rows[0, 1] == pytest.approx([0, 1 / 16, 1 / 16, 0, 0])
+        assert rows[0, 1] == pytest.approx([0, size, size, 0, 0])
 
 
 def test_tokens_can_be_restricted(tiny):
@@ -367,25 +378,30 @@ def sampling(limit):
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_goes_on_bit_for_bit(tiny, verifier, tmp_path, monkeypatch):
-    words = (*RUN, verifier, "training.steps=4", "training.checkpoint_every=2", "method.reward_type=remove_wo_cot")
-    run("classmate", tiny, tmp_path, *words, "name=whole")
-    method = find_method("classmate")
-    estimate = method.estimate
+def test_a_killed_run_ends_the_same(tiny, verifier, tmp_path):
+    """What the classmates earn alone is asked once a problem and kept: it is part of the state that must survive."""
+    words = [*SMALL, *RUN, verifier, "training.steps=4", "training.checkpoint_every=2", "method.reward_type=remove_wo_cot"]
+    lines = assert_a_killed_run_ends_the_same("classmate", tiny, tmp_path, 3, words)
+    assert all(line["grad_norm"] > 0 and line["classmate/asked"] > 0 for line in lines)
+    kept = decode((tmp_path / "killed" / "test" / "checkpoints" / "step-4" / "method.bin").read_bytes())["without"]
+    asked = [
+        uid for file in (tmp_path / "killed" / "test" / "rollouts").iterdir() for uid in pq.read_table(file)["uid"].to_pylist()
+    ]
+    assert set(kept) == set(asked) and len(kept) > 4, "also of the steps before the kill"
 
-    def broken(self, batch, step):
-        if step.number == 4:
-            raise RunError("gone")
-        return estimate(self, batch, step)
 
-    monkeypatch.setattr(method, "estimate", broken)
-    with pytest.raises(RunError, match="gone"):
-        run("classmate", tiny, tmp_path, *words, "name=cut")
-    monkeypatch.setattr(method, "estimate", estimate)
-    run("classmate", tiny, tmp_path, *words, "name=cut")
-    assert steady(tmp_path / "cut") == steady(tmp_path / "whole")
-    weights = [tmp_path / name / "checkpoints" / "step-4" / "policy" / "model.safetensors" for name in ("whole", "cut")]
-    assert weights[0].read_bytes() == weights[1].read_bytes()
+@pytest.mark.slow
+def test_a_warm_up_and_then_classmates_are_one_command(tiny, verifier, tmp_path):
+    words = words_of(tiny, *SMALL, *RUN, verifier, f"runs={tmp_path}", 'first.settings=["training.steps=3","optimiser.lr=5e-3"]')
+    assert main(["train", "classmate_warmup", *words]) == 0
+    first, second = metrics_of(tmp_path / "test-first"), metrics_of(tmp_path / "test")
+    assert len(first) == 3 and len(second) == 2
+    assert not any("classmate/asked" in line for line in first) and all(line["classmate/asked"] > 0 for line in second)
+    warm = tmp_path / "test-first" / "checkpoints" / "step-3" / "policy"
+    assert yaml.safe_load((tmp_path / "test" / "config.yaml").read_text())["model"]["path"] == str(warm)
+    assert (warm / "model.safetensors").read_bytes() != (tiny / "model.safetensors").read_bytes(), "and it moved"
+    assert main(["train", "classmate_warmup", *words]) == 0
+    assert metrics_of(tmp_path / "test-first") == first and metrics_of(tmp_path / "test") == second, "nothing is left to do"
 
 
 @pytest.mark.slow
