@@ -49,13 +49,13 @@ def verifier(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cluster(tmp_path_factory):
+def cluster():
     """One Ray for the module, with more room than cores: the ranks here take turns."""
     before = dict(os.environ)
     patch = pytest.MonkeyPatch()
     patch.setattr(ray_place.Actors, "make", warm.make)
     patch.setattr(ray_place.Actors, "close", warm.close)
-    ray_place.start_local(ray_place.import_ray(), tmp_path_factory.mktemp("ray"), num_cpus=8)
+    ray_place.start_local(ray_place.import_ray(), num_cpus=8)
     yield
     warm.IDLE.clear()
     ray.shutdown()
@@ -236,6 +236,28 @@ def test_a_role_in_a_pool_of_its_own(words):
     local, _, _ = run(words("ppo", "local", "training.steps=2"))
     there, _, _ = run(words("ppo", "pooled", "training.steps=2", *on_ray(1, "cluster.pools.critic=2")))
     assert_same_trajectory(local, there)
+
+
+def test_offload_and_recomputed_blocks_change_nothing(words):
+    local, _, _ = run(words("ppo", "local", "training.steps=2"))
+    frugal = ("cluster.offload=true", "model.activation_checkpointing=true")
+    there, _, _ = run(words("ppo", "frugal", "training.steps=2", *on_ray(2, *frugal)))
+    assert_same_trajectory(local, there)
+
+
+def test_bfloat16_keeps_float32_masters_and_writes_the_local_files(words, tmp_path):
+    """The step is near the local one (sums in another order, rounded); files, names and types are the same, so either goes on."""
+    told = {}
+    for name, more in {"local": (), "ray": on_ray(2)}.items():
+        lines, weights, folder = run(words("grpo", name, "training.steps=1", "model.dtype=bfloat16", "method.kl=none", *more))
+        told[name] = lines[0], weights, load_file(folder / "checkpoints" / "step-1" / "optimiser.safetensors")
+    (one, mine, state), (two, theirs, other) = told["local"], told["ray"]
+    assert two["loss"] == pytest.approx(one["loss"], abs=1e-3) and two["grad_norm"] == pytest.approx(one["grad_norm"], rel=0.02)
+    for a, b in ((mine, theirs), (state, other)):
+        assert {k: (t.dtype, t.shape) for k, t in a.items()} == {k: (t.dtype, t.shape) for k, t in b.items()}
+    masters = {k.removeprefix("master/"): t for k, t in other.items() if k.startswith("master/")}
+    assert masters.keys() == theirs.keys() and all(t.dtype == torch.float32 for t in masters.values())
+    assert all(torch.equal(masters[k].bfloat16(), theirs[k]) for k in theirs)
 
 
 # ---- rollouts ahead, saving behind

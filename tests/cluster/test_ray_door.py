@@ -102,11 +102,12 @@ def test_adapters_are_trained_in_one_process(tiny):
 
 
 @pytest.mark.slow
-def test_the_real_command_starts_a_cluster_trains_and_leaves_nothing_behind(tiny, tmp_path):
+def test_the_real_command_starts_clusters_trains_and_leaves_nothing_behind(tiny, tmp_path):
+    """Two runs in one command: two clusters, one after the other."""
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'postgrad[cluster]'")
     import psutil
 
-    more = ("cluster=ray", "cluster.workers=1", f"runs={tmp_path}", "training.max_flat_steps=9")
+    more = ("cluster=ray", "cluster.workers=1", f"runs={tmp_path}", "first.recipe=sft", "first.settings=[training.steps=1]")
     before = set(psutil.pids())
     done = subprocess.run(
         [sys.executable, "-m", "postgrad.cli.main", "train", "grpo", *words_of(tiny, *WORDS, *more)],

@@ -4,6 +4,7 @@ A call's arguments are encoded once and put into the object store; the actors ge
 waits for: a death is noticed within seconds, silence after cluster.wait_s.
 """
 
+import atexit
 import importlib
 import os
 import secrets
@@ -14,6 +15,7 @@ import threading
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,6 @@ from postgrad.model.device import is_gpu
 
 GRACE_S = 5.0  # after one rank has failed the others get this long to answer, too
 ANSWER_S = 5.0  # a cluster that is to be joined must take a connection within this
-OBJECT_STORE = 1 << 30  # bytes of shared memory of a cluster we start, at most; beyond it Ray takes the disk
 
 
 def import_ray() -> Any:
@@ -61,26 +62,20 @@ def connected(config: Config) -> Iterator[Any]:
     if ray.is_initialized():
         yield ray
         return
-    with tempfile.TemporaryDirectory(prefix="postgrad-ray-") as folder:
-        try:
-            _join(ray, config.cluster.address) if config.cluster.address else start_local(ray, Path(folder))
-            yield ray
-        finally:
-            ray.shutdown()
+    try:
+        _join(ray, config.cluster.address) if config.cluster.address else start_local(ray)
+        yield ray
+    finally:
+        ray.shutdown()
 
 
-def start_local(ray: Any, folder: Path, num_cpus: int | None = None) -> None:
+def start_local(ray: Any, num_cpus: int | None = None) -> None:
     """A cluster on this machine: loopback only, no dashboard, a token of its own in a file that only this user reads."""
     if "RAY_AUTH_TOKEN" not in os.environ and "RAY_AUTH_TOKEN_PATH" not in os.environ:
-        token = folder / "token"
-        descriptor = os.open(token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(secrets.token_hex(32))
-        os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)
+        os.environ["RAY_AUTH_TOKEN_PATH"] = str(_token_file())
     # Without this Ray listens on the address that other machines see; its processes read the variable, this one has read it.
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     ray._private.ray_constants.ENABLE_RAY_CLUSTER = False
-    room = min(OBJECT_STORE, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8)
     before = os.environ.get("PYTHONPATH", "")
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # workers import what this process can
     try:
@@ -91,13 +86,23 @@ def start_local(ray: Any, folder: Path, num_cpus: int | None = None) -> None:
                 include_dashboard=False,
                 logging_level="ERROR",
                 log_to_driver=False,
-                object_store_memory=room,
                 _node_ip_address="127.0.0.1",
             )
     except Exception as error:
         raise RunError(f"Ray did not start on this machine: {_first_line(error)}") from error
     finally:
         os.environ["PYTHONPATH"] = before
+
+
+@cache
+def _token_file() -> Path:
+    """One token for as long as this process lives: Ray reads it once, and a second cluster of the process must go by the same."""
+    folder = tempfile.TemporaryDirectory(prefix="postgrad-ray-")  # nobody else may look inside
+    atexit.register(folder.cleanup)
+    token = Path(folder.name) / "token"
+    token.write_text(secrets.token_hex(32))
+    token.chmod(0o600)
+    return token
 
 
 def _join(ray: Any, address: str) -> None:
@@ -318,36 +323,31 @@ class Engines(Actors):
                 weights = arguments[0]
                 far = isinstance(weights, FarWeights)
                 self.weights = (port, weights.reference if far else self.ray.put(encode(weights)))
-                for member in self.members:
-                    self._with_restarts(member, lambda m: self._publish(m), "engine.publish", tell=False)
+                self._ask(dict.fromkeys(self.members), f"{port}.publish")
                 return None
             requests, sampling = arguments
-            shares = share_requests(requests, len(self.members))
-            asked = {
-                m: encode([port, method, [[requests[i] for i in share], sampling]])
-                for m, share in zip(self.members, shares, strict=True)
-                if share
-            }
-            sent = {m: self.send(m, asked[m]) for m in asked}
-            found = []
-            for member, share in zip(self.members, shares, strict=True):
-                if share:
-                    again = lambda m: self.send(m, asked[m])  # noqa: E731
-                    found.append((share, decode(self._with_restarts(member, again, f"{port}.{method}", sent[member]))))
-            return merged(found)
+            shares = dict(zip(self.members, share_requests(requests, len(self.members)), strict=True))
+            asked = {m: encode([port, method, [[requests[i] for i in share], sampling]]) for m, share in shares.items() if share}
+            found = self._ask(asked, f"{port}.{method}")
+            return merged([(shares[m], decode(data)) for m, data in found.items()])
 
-    def _with_restarts(self, member: Member, ask: Any, what: str, sent: Any = None, tell: bool = True) -> Any:
-        """The member's result, after as many restarts as are left."""
-        while True:
+    def _ask(self, asked: dict[Member, bytes | None], what: str) -> dict[Member, bytes]:
+        """Everybody's result, after as many restarts as are left; a request of None publishes the weights."""
+        send = lambda m: self._publish(m) if asked[m] is None else self.send(m, asked[m])  # noqa: E731
+        sent = {member: send(member) for member in asked}
+        out: dict[Member, bytes] = {}
+        while sent:
+            member, (status, result) = next(iter(sent.items()))
             try:
-                status, result = sent if sent is not None else ask(member)
                 kind, words = decode(self._get(status, member, what))
                 if kind != "ok":
                     raise ConfigError(words) if kind == "config" else RunError(words)
-                return self._get(result, member, what) if tell else None
+                out[member] = self._get(result, member, what)
+                del sent[member]
             except Lost as lost:
                 self._restart(member, lost)
-                sent = None
+                sent[member] = send(member)
+        return out
 
     def _get(self, reference: Any, member: Member, what: str) -> Any:
         return next(self.arrived({reference: member}, what, self.wait_s))[2]
