@@ -176,62 +176,6 @@ def stop_after(config, step: int) -> None:
     assert train(config, Stop()).step == step
 
 
-def test_a_worker_killed_in_a_step_is_named_within_seconds_and_the_run_goes_on(words, monkeypatch):
-    whole, weights, _ = run(words("grpo", "whole", "training.checkpoint_every=1", *on_ray(2)))
-    config = words("grpo", "killed", "training.checkpoint_every=1", *on_ray(2))
-    real = ray_place.Crew.__init__
-
-    def armed(self, *arguments) -> None:
-        real(self, *arguments)
-        ray.get(self.members[1].handle.die_at.remote("policy", "update", 2))
-
-    monkeypatch.setattr(ray_place.Crew, "__init__", armed)
-    start = time.monotonic()
-    with pytest.raises(RunError, match=r"step 2, stage update: the policy 1 worker died during policy\.update; the same command"):
-        train(config, Reporter())
-    assert time.monotonic() - start < 40
-    monkeypatch.setattr(ray_place.Crew, "__init__", real)
-    there, resumed, _ = run(config)
-    assert_same_trajectory(whole, there, tolerance=0.0)
-    assert all(torch.equal(weights[n], resumed[n]) for n in weights)
-
-
-def test_a_silent_worker_is_named_with_the_time_limit(words):
-    with place(words("grpo", "hung", "cluster.wait_s=2", "method.kl=none", *on_ray(1))) as placed:
-        crew = placed.policy.child
-        ray.get(crew.members[0].handle.hang_at.remote("policy", "logprobs"))
-        start = time.monotonic()
-        with pytest.raises(RunError, match=r"the policy worker did not answer policy\.logprobs within 2 s \(cluster\.wait_s\)"):
-            placed.policy.logprobs(random_batch(1))
-        assert time.monotonic() - start < 10
-        with pytest.raises(RunError, match=r"engine\.generate cannot be asked"):
-            placed.engine.generate(REQUESTS, Sampling())
-
-
-def test_a_failure_on_one_rank_alone_is_told_at_once(words):
-    """Its peers wait for it in an exchange; nobody waits for them."""
-    with place(words("grpo", "alone", "method.kl=none", *on_ray(2))) as placed:
-        ray.get(placed.policy.child.members[1].handle.fail_at.remote("policy", "logprobs", "a bad row"))
-        start = time.monotonic()
-        with pytest.raises(RunError, match=r"^a bad row$"):
-            placed.policy.logprobs(random_batch(3))
-        assert time.monotonic() - start < 15
-
-
-def test_an_engine_that_dies_is_started_anew_and_repeats_its_share(words, capsys):
-    with place(words("grpo", "engine", "method.kl=none", *on_ray(1, "cluster.engines=2", "cluster.engine_restarts=1"))) as placed:
-        placed.policy.update(random_batch(32), 1)
-        placed.engine.publish(placed.policy.weights())
-        before = placed.engine.generate(REQUESTS, Sampling(1.0, 10))
-        engines = placed.engine.child
-        ray.get(engines.members[1].handle.die_at.remote("engine", "generate"))
-        assert placed.engine.generate(REQUESTS, Sampling(1.0, 10)) == before, "the same seeds and the same, published weights"
-        assert "the engine 1 worker died during engine.generate; it is started anew" in capsys.readouterr().err
-        ray.get(engines.members[0].handle.die_at.remote("engine", "generate"))
-        with pytest.raises(RunError, match=r"the engine 0 worker died .* no restart is left \(cluster\.engine_restarts=1\)"):
-            placed.engine.generate(REQUESTS, Sampling(1.0, 10))
-
-
 def test_a_role_in_a_pool_of_its_own(words):
     local, _, _ = run(words("ppo", "local", "training.steps=2"))
     there, _, _ = run(words("ppo", "pooled", "training.steps=2", *on_ray(1, "cluster.pools.critic=2")))
@@ -359,3 +303,62 @@ def test_a_pool_for_a_role_that_is_not_there(words):
 def test_only_engines_for_an_evaluation(words):
     with place_engine(words("grpo", "x", *on_ray(2))) as engine, place_engine(words("grpo", "x")) as local:
         assert engine.generate(REQUESTS, Sampling(1.0, 8)) == local.generate(REQUESTS, Sampling(1.0, 8))
+
+
+# ---- deaths, last: each costs processes that the tests before could share
+
+
+def test_an_engine_that_dies_is_started_anew_and_repeats_its_share(words, capsys):
+    with place(words("grpo", "engine", "method.kl=none", *on_ray(1, "cluster.engines=2", "cluster.engine_restarts=1"))) as placed:
+        placed.policy.update(random_batch(32), 1)
+        placed.engine.publish(placed.policy.weights())
+        before = placed.engine.generate(REQUESTS, Sampling(1.0, 10))
+        engines = placed.engine.child
+        ray.get(engines.members[1].handle.die_at.remote("engine", "generate"))
+        assert placed.engine.generate(REQUESTS, Sampling(1.0, 10)) == before, "the same seeds and the same, published weights"
+        assert "the engine 1 worker died during engine.generate; it is started anew" in capsys.readouterr().err
+        ray.get(engines.members[0].handle.die_at.remote("engine", "generate"))
+        with pytest.raises(RunError, match=r"the engine 0 worker died .* no restart is left \(cluster\.engine_restarts=1\)"):
+            placed.engine.generate(REQUESTS, Sampling(1.0, 10))
+
+
+def test_a_failure_on_one_rank_alone_is_told_at_once(words):
+    """Its peers wait for it in an exchange; nobody waits for them."""
+    with place(words("grpo", "alone", "method.kl=none", *on_ray(2))) as placed:
+        ray.get(placed.policy.child.members[1].handle.fail_at.remote("policy", "logprobs", "a bad row"))
+        start = time.monotonic()
+        with pytest.raises(RunError, match=r"^a bad row$"):
+            placed.policy.logprobs(random_batch(3))
+        assert time.monotonic() - start < 15
+
+
+def test_a_silent_worker_is_named_with_the_time_limit(words):
+    with place(words("grpo", "hung", "cluster.wait_s=2", "method.kl=none", *on_ray(1))) as placed:
+        crew = placed.policy.child
+        ray.get(crew.members[0].handle.hang_at.remote("policy", "logprobs"))
+        start = time.monotonic()
+        with pytest.raises(RunError, match=r"the policy worker did not answer policy\.logprobs within 2 s \(cluster\.wait_s\)"):
+            placed.policy.logprobs(random_batch(1))
+        assert time.monotonic() - start < 10
+        with pytest.raises(RunError, match=r"engine\.generate cannot be asked"):
+            placed.engine.generate(REQUESTS, Sampling())
+
+
+def test_a_worker_killed_in_a_step_is_named_within_seconds_and_the_run_goes_on(words, monkeypatch):
+    whole, weights, _ = run(words("grpo", "whole", "training.checkpoint_every=1", *on_ray(2)))
+    config = words("grpo", "killed", "training.checkpoint_every=1", *on_ray(2))
+    real = ray_place.Crew.__init__
+
+    def armed(self, *arguments) -> None:
+        real(self, *arguments)
+        ray.get(self.members[1].handle.die_at.remote("policy", "update", 2))
+
+    monkeypatch.setattr(ray_place.Crew, "__init__", armed)
+    start = time.monotonic()
+    with pytest.raises(RunError, match=r"step 2, stage update: the policy 1 worker died during policy\.update; the same command"):
+        train(config, Reporter())
+    assert time.monotonic() - start < 40
+    monkeypatch.setattr(ray_place.Crew, "__init__", real)
+    there, resumed, _ = run(config)
+    assert_same_trajectory(whole, there, tolerance=0.0)
+    assert all(torch.equal(weights[n], resumed[n]) for n in weights)

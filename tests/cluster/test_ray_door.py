@@ -107,7 +107,7 @@ def test_the_real_command_starts_clusters_trains_and_leaves_nothing_behind(tiny,
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'postgrad[cluster]'")
     import psutil
 
-    more = ("cluster=ray", "cluster.workers=1", f"runs={tmp_path}", "first.recipe=sft", "first.settings=[training.steps=1]")
+    more = ("cluster=ray", "cluster.workers=1", f"runs={tmp_path}", "first.recipe=sft", 'first.settings=["training.steps=1"]')
     before = set(psutil.pids())
     done = subprocess.run(
         [sys.executable, "-m", "postgrad.cli.main", "train", "grpo", *words_of(tiny, *WORDS, *more)],

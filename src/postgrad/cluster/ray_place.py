@@ -331,7 +331,7 @@ class Engines(Actors):
             found = self._ask(asked, f"{port}.{method}")
             return merged([(shares[m], decode(data)) for m, data in found.items()])
 
-    def _ask(self, asked: dict[Member, bytes | None], what: str) -> dict[Member, bytes]:
+    def _ask(self, asked: Mapping[Member, bytes | None], what: str) -> dict[Member, bytes]:
         """Everybody's result, after as many restarts as are left; a request of None publishes the weights."""
         send = lambda m: self._publish(m) if asked[m] is None else self.send(m, asked[m])  # noqa: E731
         sent = {member: send(member) for member in asked}
