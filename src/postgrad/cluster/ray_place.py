@@ -57,7 +57,7 @@ def import_ray() -> Any:
 def connected(config: Config) -> Iterator[Any]:
     """Ray, joined at cluster.address, or started on this machine for as long as the context lasts. One that is joined already is used."""
     if config.cluster.address:
-        os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "5")  # seconds to join; a cluster that is there answers at once
+        os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "3")  # seconds to join; a cluster that is there answers at once
     ray = import_ray()
     if ray.is_initialized():
         yield ray
