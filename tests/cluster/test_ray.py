@@ -344,20 +344,20 @@ def test_a_silent_worker_is_named_with_the_time_limit(words):
             placed.engine.generate(REQUESTS, Sampling())
 
 
-def test_a_worker_killed_in_a_step_is_named_within_seconds_and_the_run_goes_on(words, monkeypatch):
+def test_a_worker_killed_in_a_step_is_named_within_seconds_and_the_run_goes_on(words, monkeypatch, tmp_path):
+    mark = tmp_path / "died"
     whole, weights, _ = run(words("grpo", "whole", "training.checkpoint_every=1", *on_ray(2)))
     config = words("grpo", "killed", "training.checkpoint_every=1", *on_ray(2))
     real = ray_place.Crew.__init__
 
     def armed(self, *arguments) -> None:
         real(self, *arguments)
-        ray.get(self.members[1].handle.die_at.remote("policy", "update", 2))
+        ray.get(self.members[1].handle.die_at.remote("policy", "update", 2, str(mark)))
 
     monkeypatch.setattr(ray_place.Crew, "__init__", armed)
-    start = time.monotonic()
     with pytest.raises(RunError, match=r"step 2, stage update: the policy 1 worker died during policy\.update; the same command"):
         train(config, Reporter())
-    assert time.monotonic() - start < 40
+    assert time.time() - mark.stat().st_mtime < 15, "seconds after its death"
     monkeypatch.setattr(ray_place.Crew, "__init__", real)
     there, resumed, _ = run(config)
     assert_same_trajectory(whole, there, tolerance=0.0)

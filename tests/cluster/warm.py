@@ -21,10 +21,11 @@ class WarmRank(Rank):
             dist.destroy_process_group()
         gc.collect()
 
-    def die_at(self, port: str, method: str, times: int = 1) -> None:
-        """Die in the `times`-th call of a port's method, once it is at work."""
+    def die_at(self, port: str, method: str, times: int = 1, mark: str = "") -> None:
+        """Die in the `times`-th call of a port's method, once it is at work; the file `mark` then says when."""
         import os
         import signal
+        from pathlib import Path
 
         target = self.ports[port][1]
         real, left = getattr(target, method), [times]
@@ -32,6 +33,8 @@ class WarmRank(Rank):
         def deadly(*arguments: Any) -> Any:
             left[0] -= 1
             if left[0] == 0:
+                if mark:
+                    Path(mark).touch()
                 os.kill(os.getpid(), signal.SIGKILL)
             return real(*arguments)
 
