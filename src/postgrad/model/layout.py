@@ -42,9 +42,14 @@ class MicroBatch:
         return self.ids.numel()
 
 
-def make_passes(batch: Batch, token_budget: int, model: Any, together: Sequence[int] | None = None) -> list[MicroBatch]:
-    """Micro-batches that cover the batch: packed where the device has the kernels and the model is one they know, else padded."""
-    device = next(model.parameters()).device
+def make_passes(
+    batch: Batch, token_budget: int, model: Any, together: Sequence[int] | None = None, device: torch.device | None = None
+) -> list[MicroBatch]:
+    """Micro-batches that cover the batch: packed where the device has the kernels and the model is one they know, else padded.
+
+    `device` is where the passes run, unless that is where the model's parameters lie.
+    """
+    device = device or next(model.parameters()).device
     budget = token_budget or default_budget(device)
     if takes_packed(model) and (has_kernels(device) or device.type == "cpu"):
         return make_packed(batch, budget, together, make_packing if has_kernels(device) else make_spread)

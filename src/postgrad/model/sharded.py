@@ -148,8 +148,8 @@ class Sharded:
         self.root = shard_model(loaded.model, run, ranks, self.compute, masters)
 
     def micro_batches(self, batch: Batch, together: Sequence[int] | None = None) -> list[MicroBatch]:
-        budget, model = self.config.training.token_budget, self.loaded.model
-        return self.ranks.passes(batch, together, lambda mine, units: make_passes(mine, budget, model, units))
+        budget, model, device = self.config.training.token_budget, self.loaded.model, self.ranks.device
+        return self.ranks.passes(batch, together, lambda mine, units: make_passes(mine, budget, model, units, device))
 
     def whole(self, columns: dict[str, Tensor]) -> dict[str, Tensor]:
         return {name: self.ranks.total(column) for name, column in columns.items()}
