@@ -49,10 +49,10 @@ def make_passes(
 
     `device` is where the passes run, unless that is where the model's parameters lie.
     """
-    device = device or next(model.parameters()).device
-    budget = token_budget or default_budget(device)
-    if takes_packed(model) and (has_kernels(device) or device.type == "cpu"):
-        return make_packed(batch, budget, together, make_packing if has_kernels(device) else make_spread)
+    where: torch.device = next(model.parameters()).device if device is None else device
+    budget = token_budget or default_budget(where)
+    if takes_packed(model) and (has_kernels(where) or where.type == "cpu"):
+        return make_packed(batch, budget, together, make_packing if has_kernels(where) else make_spread)
     return make_micro_batches(batch, budget, int(model.config.get_text_config().hidden_size), together)
 
 
