@@ -1,4 +1,4 @@
-"""Helpers of the tests of off-policy methods: rows with given log-probs, priced by a method's own prepare and loss; runs that are killed."""
+"""Helpers of the tests of methods: rows with given log-probs, priced by a method's own prepare and loss; runs that are killed."""
 
 import os
 import signal
