@@ -52,7 +52,7 @@ class _TokenOutputs(torch.autograd.Function):
                 logprobs[part], entropy[part], squares[part], lse[part] = found
                 continue
             logits = _logits(hidden[part], wide, temperature)
-            for rows in _in_cache(logits):
+            for rows in in_cache(logits):
                 found = _summary(logits[rows], targets[part][rows])
                 logprobs[part][rows], entropy[part][rows], squares[part][rows], lse[part][rows] = found
         ctx.save_for_backward(hidden, weight, targets, lse, entropy)
@@ -104,7 +104,7 @@ def _slope(
         return slope(logits, targets, lse, entropy, by_logprob, by_entropy, temperature, hidden.dtype)
     out = _logits(hidden, weight, temperature)
     by_logprob, by_entropy = (torch.zeros_like(lse) if x is None else x / temperature for x in (grad_logprobs, grad_entropy))
-    for rows in _in_cache(out):
+    for rows in in_cache(out):
         log_p, onehot = out[rows].sub_(lse[rows, None]), by_logprob[rows, None]
         if grad_entropy is None:  # dlogp/dlogit = onehot - p
             log_p.exp_().mul_(-onehot)
@@ -124,10 +124,10 @@ def _add_product(total: Tensor, g: Tensor, hidden: Tensor) -> None:
         total.addmm_(g.T, hidden.float())
 
 
-def _in_cache(logits: Tensor) -> list[slice]:
+def in_cache(logits: Tensor) -> list[slice]:
     """Rows of the logits, as many at a time as stay in a core's cache while several operations pass over them."""
     step = max(1, CACHE_ELEMENTS // logits.shape[-1]) if logits.device.type == "cpu" else max(1, len(logits))
-    return [slice(start, start + step) for start in range(0, len(logits), step)]
+    return [slice(start, start + step) for start in range(0, max(1, len(logits)), step)]
 
 
 def _summary(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from postgrad.model.head import in_cache
 from postgrad.rollout.engine import Sampling
 
 BLOCK = 32  # uniforms drawn at a time for one row
@@ -30,10 +31,15 @@ def pick(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, 
 
     The log-prob is that of the whole distribution at the sampling temperature, also where a filter (top-p, top-k, min-p) is on.
     """
+    tokens, logprobs = zip(*(_pick(logits[rows], uniforms[rows], sampling) for rows in in_cache(logits)), strict=True)
+    return torch.cat(tokens), torch.cat(logprobs)
+
+
+def _pick(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
     if sampling.temperature == 0.0:
         tokens = logits.argmax(-1)
         return tokens, logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
-    logprobs = logits.div(sampling.temperature).log_softmax(-1)
+    logprobs = (logits if sampling.temperature == 1.0 else logits.div(sampling.temperature)).log_softmax(-1)
     probs = _filter(logprobs.exp(), sampling)
     cdf = probs.cumsum(-1)
     total = cdf[:, -1:]
