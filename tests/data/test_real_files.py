@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as parquet
@@ -14,7 +15,8 @@ from postgrad.evaluation.golds import check, question_key
 from postgrad.rewards.score import Judge
 
 DATA = Path(os.environ.get("POSTGRAD_REAL_DATA", Path(__file__).parents[2].parent / "shared" / "data"))
-# Rows whose gold answer algebra cannot read, each with the reason: they are right when the text is, and only then.
+# Rows whose gold answer algebra cannot read: they are right when the text is, and only then. `unread` is the part that it stumbles over,
+# `reason` what that is, by a person who read the row and tried the parser on it.
 EXCEPTIONS = [json.loads(line) for line in (Path(__file__).parent / "gold_exceptions.jsonl").read_text().splitlines()]
 pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason=f"no real data at {DATA}")
 
@@ -145,13 +147,17 @@ def test_gold_answers_in_another_hand(name: str):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERWISE)
 def test_gold_answers_that_only_text_can_match(name: str):
-    """By algebra alone: the rows where it fails are listed one by one, with the reason."""
+    """By algebra alone: the rows where it fails are listed one by one, with the reason, and the part that is to blame fails alone."""
     problems = load_problems(str(DATA / name))
+    listed = [row for row in EXCEPTIONS if row["file"] == name]
+    parts = [replace(problems[row["row"] - 1], ground_truth=row["unread"]) for row in listed]
     with Judge(f"{Path(__file__).parent / 'reads_gold.py'}:reads_gold", timeout_s=30) as judge:
-        scores = judge.score(problems, [""] * len(problems))
-    unread = [[row, problems[row - 1].uid] for row, score in enumerate(scores, 1) if getattr(score, "value", 0.0) != 1.0]
-    assert unread == [[row["row"], row["uid"]] for row in EXCEPTIONS if row["file"] == name]
-    assert all(row["reason"] for row in EXCEPTIONS)
+        scores, of_parts = (judge.score(asked, [""] * len(asked)) for asked in (problems, parts))
+    read = [getattr(score, "value", 0.0) == 1.0 for score in scores]
+    unread = [(row, p.uid, p.ground_truth) for row, (p, ok) in enumerate(zip(problems, read, strict=True), 1) if not ok]
+    assert unread == [(row["row"], row["uid"], row["gold"]) for row in listed]
+    assert all(row["reason"] and row["unread"] in row["gold"] for row in listed)
+    assert [row for row, score in zip(listed, of_parts, strict=True) if getattr(score, "value", 0.0) == 1.0] == []
 
 
 def test_no_training_question_is_in_a_test_set():
