@@ -68,6 +68,10 @@ SAME = [
     ("2+3=5", "5"),
     ("f(3)=10", "10"),
     ("(3,\\infty)", "x>3"),
+    ("v v^{T}", "vv^T"),
+    ("\\exp(T)", "e^T"),
+    ("4^{T/2}", "2^T"),
+    ("f'(x) = x+x", "2x"),
 ]
 # Rejected by both there, and the false positives it warns of, which are rejected here.
 DIFFERENT = [
@@ -94,6 +98,12 @@ DIFFERENT = [
     ("2x=10", "10"),
     ("6", "5"),
     ("-\\infty", "\\infty"),
+    ("A", "A^T"),  # math-verify alone drops the transpose of letters, also where T is a power, and primes
+    ("v^2", "vv^T"),
+    ("5x", "5^Tx"),
+    ("1+r", "(1+r)^{T}"),
+    ("f(x)", "f'(x)"),
+    ("y'", "y''"),
     ("5 \\text{ or } 6", "5"),
     ("", "5"),
 ]

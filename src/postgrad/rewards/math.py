@@ -23,6 +23,8 @@ MAX_DEPTH = 12  # brackets inside each other: real answers have five at the most
 
 # Numbers that no one can write out: a tower of powers, an exponent or a factorial of five digits and more.
 _HUGE = re.compile(r"[0-9)}]\s*\^[\s{(]*[0-9]+\s*[)}]*\s*\^|\^[\s{(]*-?[0-9]{5,}|[0-9]{5,}\s*[)}]*\s*!|!\s*[)}]*\s*!")
+_POWER_T = re.compile(r"\^\s*(?:T|\{\s*T\s*\})")
+_PRIME = re.compile(r"(?<=[A-Za-z)\]}'])\s*(?:'|\^\s*\{?\s*\\prime)")
 _EQUALS = re.compile(r"(?<![<>!])=")
 _LATEX = [LatexExtractionConfig(boxed_match_priority=0)]
 
@@ -116,7 +118,14 @@ def equal(given: str, truth: str) -> bool:
         return False
     if not _EQUALS.search(truth) and (sign := _EQUALS.search(given)) and not _names_value(given[: sign.start()]):
         return False
+    if _primes(given) != _primes(truth):
+        return False
     return bool(verify(_parse(truth), _parse(given), timeout_seconds=None))
+
+
+def _primes(text: str) -> int:
+    """How many primes an answer's value has: algebra drops them, and f' is not f. What names the value, f'(x) = ..., does not count."""
+    return len(_PRIME.findall(_EQUALS.split(text)[-1]))
 
 
 def _names_value(left: str) -> bool:
@@ -127,7 +136,11 @@ def _names_value(left: str) -> bool:
 
 @lru_cache(maxsize=256)
 def _parse(text: str) -> list[Any]:
-    """math-verify's reading of an answer. No plain-expression reading: that one goes through eval()."""
+    """math-verify's reading of an answer. No plain-expression reading: that one goes through eval().
+
+    The reader drops a transpose of letters, A^T, and with it the power 2^T; ^t it keeps, and it knows no capitals.
+    """
+    text = _POWER_T.sub("^{t}", text)
     return parse(f"\\boxed{{{text}}}", _LATEX, fallback_mode="no_fallback", parsing_timeout=None)  # pyright: ignore[reportArgumentType]
 
 
