@@ -3,7 +3,6 @@
 import json
 import time
 from pathlib import Path
-from typing import Any
 
 from postgrad.config.compose import compose
 from postgrad.errors import ConfigError, did_you_mean
@@ -59,7 +58,7 @@ def _demo(model: str, seed: str, runs: str) -> int:
     if result.interrupted:
         return _interrupted(name)
     picture = draw_poster(result.folder, result.folder.parent / "demo.png", "postgrad demo: GRPO on two-digit addition")
-    _finish(result.folder, poor, picture, time.monotonic() - began)
+    _finish(model, result.folder, picture, time.monotonic() - began)
     return 0
 
 
@@ -77,7 +76,7 @@ def _fresh_name(runs: Path, name: str) -> str:
     raise ConfigError(f"{runs} holds a thousand demos; remove some")
 
 
-def _finish(folder: Path, poor: Any, picture: Path, seconds: float) -> None:
+def _finish(model: str, folder: Path, picture: Path, seconds: float) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -103,6 +102,9 @@ def _finish(folder: Path, poor: Any, picture: Path, seconds: float) -> None:
         f"\npicture: {picture}\nmodel:   {folder}/checkpoints/latest names the newest checkpoint, a stock Hugging Face folder\n\ntry next:"
     )
     print(f"  postgrad view {folder.parent.parent}                 see it in a browser: curves, every answer token by token")
-    print("  postgrad demo model=smollm2                      the same with a real language model")
+    if model == "tiny":
+        print("  postgrad demo model=smollm2                      the same with a real language model")
+    else:
+        print(f"  postgrad serve {folder}    ask it yourself, through any OpenAI client")
     print("  postgrad train demo_grpo seed=1 rollout.samples=16 name=mine    change a setting, keep the rest")
     print("  postgrad doctor --fit grpo model.path=smollm2 data.train=arithmetic:2:boxed    will it fit, how long")
