@@ -146,6 +146,7 @@ TABLE: list[tuple[str, str, str, float]] = [
     ("math", "\\boxed{a+2b+3c=0}", "0", 0),  # math-verify takes the right side of any equation
     ("math", "\\boxed{A}", "A^T", 0),  # math-verify drops transposes and primes of letters
     ("math", "\\boxed{f(x)}", "f'(x)", 0),
+    ("math", "\\boxed{k}", "k t", 0),  # and a last letter after a space, as a unit
     # near-misses: off by one, sign, other unit, other variable, other power, swapped, missing
     ("math", "\\boxed{41}", "42", 0),
     ("math", "\\boxed{-42}", "42", 0),

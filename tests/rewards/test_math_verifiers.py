@@ -72,6 +72,8 @@ SAME = [
     ("\\exp(T)", "e^T"),
     ("4^{T/2}", "2^T"),
     ("f'(x) = x+x", "2x"),
+    ("-bc + ad", "ad - bc"),
+    ("c + x", "x + c"),
 ]
 # Rejected by both there, and the false positives it warns of, which are rejected here.
 DIFFERENT = [
@@ -104,6 +106,10 @@ DIFFERENT = [
     ("1+r", "(1+r)^{T}"),
     ("f(x)", "f'(x)"),
     ("y'", "y''"),
+    ("k", "k t"),  # math-verify alone takes a last letter after a space for a unit: c, d, m, t
+    ("v t", "v"),
+    ("7 c", "7"),
+    ("n = k m", "n = k"),
     ("5 \\text{ or } 6", "5"),
     ("", "5"),
 ]

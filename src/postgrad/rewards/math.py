@@ -7,6 +7,7 @@ sets a timer: the pool kills the child. Answers are never evaluated as Python.
 import logging
 import re
 import warnings
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NoReturn
 
@@ -26,7 +27,12 @@ _HUGE = re.compile(r"[0-9)}]\s*\^[\s{(]*[0-9]+\s*[)}]*\s*\^|\^[\s{(]*-?[0-9]{5,}
 _POWER_T = re.compile(r"\^\s*(?:T|\{\s*T\s*\})")
 _PRIME = re.compile(r"(?<=[A-Za-z)\]}'])\s*(?:'|\^\s*\{?\s*\\prime)")
 _EQUALS = re.compile(r"(?<![<>!])=")
-_LATEX = [LatexExtractionConfig(boxed_match_priority=0)]
+# Units are split off before (equal.py); the reader's own list has c, d, m, t and other letters, which are mostly variables: k t is not k.
+_LATEX = [
+    LatexExtractionConfig(
+        boxed_match_priority=0, normalization_config=replace(LatexExtractionConfig().normalization_config, units=False)
+    )
+]
 
 
 def _numeral(text: str, *_: Any, **__: Any) -> Any:
