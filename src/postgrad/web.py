@@ -205,19 +205,20 @@ def make_server(app: Any, grace_s: int, connections: int = 1000) -> uvicorn.Serv
 
 def run(server: uvicorn.Server, listener: socket.socket) -> None:
     """Answer until Ctrl-C or SIGTERM."""
-    with contextlib.suppress(KeyboardInterrupt), sigterm_as_interrupt():
+    with contextlib.suppress(KeyboardInterrupt), signals_as_interrupt():
         server.run(sockets=[listener])
 
 
 @contextlib.contextmanager
-def sigterm_as_interrupt() -> Iterator[None]:
-    """SIGTERM raises KeyboardInterrupt here, as Ctrl-C does."""
+def signals_as_interrupt() -> Iterator[None]:
+    """SIGTERM raises KeyboardInterrupt here, as Ctrl-C does; Ctrl-C does so in jobs, too, that a script put into the background."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, stop)
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

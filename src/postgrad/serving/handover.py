@@ -35,7 +35,7 @@ def serve_vllm(models: dict[str, str], host: str, port: int, token: str, options
     ports = [free_port(host, port + i if port else 0) for i in range(len(models))]
     children: list[subprocess.Popen[bytes]] = []
     try:
-        with web.sigterm_as_interrupt():
+        with web.signals_as_interrupt():
             for (name, path), own in zip(models.items(), ports, strict=True):
                 environment = {**os.environ, "VLLM_API_KEY": token} if token else {**os.environ}
                 words = [sys.executable, "-m", *entry(path), *arguments(name, host, own, options, len(models))]
