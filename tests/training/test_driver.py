@@ -235,13 +235,13 @@ def test_a_single_lively_step_starts_the_count_of_flat_steps_anew(fresh):
 def test_an_engine_that_samples_from_another_policy_stops_the_run(fresh, verifiers, tmp_path, monkeypatch):
     from postgrad.rollout.native import engine as native
 
-    truth = native.pick
+    truth = native.pick_mixed
 
-    def lying(logits, uniforms, sampling):
-        tokens, logprobs = truth(logits, uniforms, sampling)
+    def lying(logits, uniforms, samplings):
+        tokens, logprobs = truth(logits, uniforms, samplings)
         return tokens, logprobs + 0.5
 
-    monkeypatch.setattr(native, "pick", lying)
+    monkeypatch.setattr(native, "pick_mixed", lying)
     config = config_of("grpo", fresh, *SMALL, "training.steps=3", f"runs={tmp_path}", f"reward.verifier={verifiers}:threes")
     with pytest.raises(RunError, match=r"step 1: the engine's log-probs are 0\.5 nats from the trainer's"):
         train(config, Reporter())

@@ -96,7 +96,8 @@ def weights(home, name, step=3):
 
 
 def steady(folder):
-    return [{k: v for k, v in line.items() if not is_clock(k)} for line in metrics_of(folder)]
+    """The steps' metrics without clocks; what an engine apart was asked before the first step is left out."""
+    return [{k: v for k, v in line.items() if not is_clock(k)} for line in metrics_of(folder) if line["step"]]
 
 
 @pytest.fixture(scope="module")

@@ -61,7 +61,7 @@ class EvalConfig:
 
 
 SECTIONS = {f.name: f.type for f in dataclasses.fields(EvalConfig) if dataclasses.is_dataclass(f.type)}
-SHORT = {"n": "rollout.samples", "data": "data.sets"}
+SHORT = {"n": "rollout.samples", "data": "data.sets", "workers": "reward.workers"}
 # What a run's own configuration says about these holds for its evaluation, unless a word says otherwise.
 FROM_RUN = (
     "data.template",
