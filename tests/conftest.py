@@ -8,6 +8,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,17 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from postgrad.model.tiny import make_tiny
 
     return sharpened(make_tiny(tmp_path_factory.mktemp("models") / "tiny", seed=0, layers=2, width=32))
+
+
+@pytest.fixture(scope="session")
+def prompts(tiny: Path) -> Any:
+    """The tiny model's tokenizer, plain prompts."""
+    from world import config_of
+
+    from postgrad.data.render import Prompts
+    from postgrad.model.load import load_tokenizer
+
+    return Prompts(load_tokenizer(config_of("grpo", tiny).model), "plain")
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,6 @@ from live import live, wait_for
 from world import END, config_of, stock_model, stock_row
 
 from postgrad.cluster.host import build_host
-from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError
 from postgrad.model.load import load_tokenizer
 from postgrad.rollout.engine import Request, Sampling, trajectory_seed
@@ -25,11 +24,6 @@ IDS = {"return_token_ids": True}
 @pytest.fixture(scope="module")
 def native(tiny):
     return build_host(config_of("grpo", tiny)).engine
-
-
-@pytest.fixture(scope="module")
-def prompts(tiny):
-    return Prompts(load_tokenizer(config_of("grpo", tiny).model), "plain")
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,7 @@ from served import MODEL, serve
 from world import END, config_of, same_completions
 
 from postgrad.cluster.host import build_host
-from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError, RunError
-from postgrad.model.load import load_tokenizer
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.http import Address
 from postgrad.rollout.refresh import HttpRollouts
@@ -24,11 +22,6 @@ PATH = {
 @pytest.fixture(scope="module")
 def host(tiny):
     return build_host(config_of("grpo", tiny))
-
-
-@pytest.fixture(scope="module")
-def prompts(tiny):
-    return Prompts(load_tokenizer(config_of("grpo", tiny).model), "plain")
 
 
 @pytest.fixture

@@ -14,10 +14,8 @@ from world import END, config_of, metrics_of, words_of
 from postgrad.cli.main import main
 from postgrad.cluster import place
 from postgrad.cluster.host import build_host
-from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError, RunError
 from postgrad.evaluation.settings import read_settings
-from postgrad.model.load import load_tokenizer
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.http import Address, HttpEngine
 from postgrad.training.prepare import resolve
@@ -29,11 +27,6 @@ FREE = Sampling(1.0, 12)
 @pytest.fixture(scope="module")
 def native(tiny):
     return build_host(config_of("grpo", tiny)).engine
-
-
-@pytest.fixture(scope="module")
-def prompts(tiny):
-    return Prompts(load_tokenizer(config_of("grpo", tiny).model), "plain")
 
 
 @pytest.fixture(scope="module")

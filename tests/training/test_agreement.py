@@ -10,8 +10,6 @@ from world import config_of, metrics_of, tree, words_of
 
 from postgrad.cli.main import main
 from postgrad.cluster.host import build_host
-from postgrad.data.render import Prompts
-from postgrad.model.load import load_tokenizer
 from postgrad.rollout import http
 from postgrad.training.driver import train
 from postgrad.training.report import Reporter
@@ -24,11 +22,6 @@ SMALL = (
     "training.steps=3",
     "reward.workers=1",
 )
-
-
-@pytest.fixture(scope="module")
-def prompts(tiny):
-    return Prompts(load_tokenizer(config_of("grpo", tiny).model), "plain")
 
 
 @pytest.fixture
