@@ -7,6 +7,7 @@ import signal
 import socket
 import threading
 import time
+import urllib.request
 
 import openai
 import pytest
@@ -380,6 +381,14 @@ http.server.HTTPServer((words[words.index("--host") + 1], int(words[words.index(
 """
 
 
+REGISTRY = """
+class ModelRegistry:
+    def get_supported_archs():
+        print("a line of its own")
+        return {"Qwen3ForCausalLM", "LlamaForCausalLM"}
+"""
+
+
 @pytest.fixture
 def stand_in(tmp_path, monkeypatch):
     """A package that takes vLLM's place; `said.json` holds its words and its key."""
@@ -388,11 +397,14 @@ def stand_in(tmp_path, monkeypatch):
     for folder in (package, package.parent, package.parent.parent):
         (folder / "__init__.py").write_text("")
     (package / "main.py").write_text(STAND_IN)
+    (tmp_path / "vllm" / "__init__.py").write_text(REGISTRY)
+    (tmp_path / "vllm" / "platforms.py").write_text("import os\nclass current_platform:\n    device_type = os.environ['RUNS_ON']\n")
     (tmp_path / "vllm-0.32.0.dist-info").mkdir()
     (tmp_path / "vllm-0.32.0.dist-info" / "METADATA").write_text("Name: vllm\nVersion: 0.32.0\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.setenv("SAID", str(tmp_path / "said.json"))
+    monkeypatch.setenv("RUNS_ON", "cpu")
     return tmp_path / "said.json"
 
 
@@ -426,6 +438,73 @@ def test_vllm_s_server_that_cannot_start_is_told(stand_in, capfd):
     assert main(["serve", "broken", "--engine", "vllm", "--port", "0"]) == 1
     assert "vLLM's server of broken ended with code 3 before it was ready" in capfd.readouterr().err
     assert main(["serve", "org/model", "--engine", "vllm", "--port", "0", "--reload-below", "/tmp"]) == 2
+
+
+def serve_until_named(words, servers, name):
+    """Run the command here until its model is in the mapping; the model's address."""
+    found: list[str] = []
+
+    def stop_when_ready():
+        wait_for(lambda: servers.exists() and name in json.loads(servers.read_text()), "the mapping")
+        found.append(served_at(f"{servers}#{name}")[0])
+        urllib.request.urlopen(found[0].replace(f"/v1#{name}", "/health"), timeout=20).close()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=stop_when_ready, daemon=True).start()
+    assert main(["serve", *words, "--port", "0", "--servers", str(servers)]) == 0
+    return found[0]
+
+
+def test_the_engine_is_vllm_where_it_can_run_the_model_else_native(stand_in, tiny, tmp_path, capfd):
+    servers, broken = tmp_path / "servers.json", shutil.copytree(tiny, tmp_path / "broken")
+    serve_until_named([str(tiny), "--name", "m"], servers, "m")
+    told, _ = json.loads(stand_in.read_text())
+    assert told[:2] == ["serve", str(tiny)]
+    assert capfd.readouterr().out.startswith("engine: vllm (installed, and it can run this model here)\nm: http://127.0.0.1:")
+    stand_in.unlink()
+    serve_until_named([str(tiny), "--name", "m", "--engine", "native"], servers, "m")
+    assert capfd.readouterr().out.startswith("engine: native (--engine native)\nm: 64 rows of 512 tokens") and not stand_in.exists()
+    serve_until_named([str(broken), "--name", "m"], servers, "m")
+    out = capfd.readouterr().out
+    assert (
+        stand_in.exists() and "engine: native (vLLM's server of m ended with code 3 before it was ready" in out and "rows of" in out
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"--queue": "7"}, "vLLM's server has no --queue"),
+        ({"--reload-below": "/tmp"}, "vLLM's server has no --reload-below"),
+        ({"runs_on": "cuda"}, "the installed vLLM runs on cuda, the model on cpu"),
+        ({"runs_on": ""}, "the installed vLLM finds no device to run on, the model on cpu"),
+        ({"architecture": "OddForCausalLM"}, "vLLM does not know OddForCausalLM"),
+        ({"file": "model.gguf"}, "vLLM reads model folders, and this is a GGUF file"),
+        ({"file": "adapter"}, "vLLM reads model folders, and this is an adapter"),
+        ({"file": "two"}, "several models share one port"),
+        ({"package": "gone"}, "vLLM is not installed"),
+        ({}, ""),
+    ],
+)
+def test_why_vllm_is_not_taken(change, says, stand_in, tiny, tmp_path, monkeypatch):
+    model = shutil.copytree(tiny, tmp_path / "model")
+    monkeypatch.setenv("RUNS_ON", change.get("runs_on", "cpu"))
+    if "architecture" in change:
+        config = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps(config | {"architectures": [change["architecture"]]}))
+    if change.get("file") == "adapter":
+        (model / "config.json").rename(model / "adapter_config.json")
+    if "package" in change:
+        monkeypatch.setattr(handover.importlib.util, "find_spec", lambda name: None)
+    words = command_line.OPTIONS | {"--device": "cpu"} | {key: value for key, value in change.items() if key.startswith("--")}
+    paths = {"model.gguf": [str(tmp_path / "model.gguf")], "two": [str(model), str(tiny)]}.get(change.get("file", ""), [str(model)])
+    assert handover.why_not(paths, words, command_line.OPTIONS) == says
+
+
+def test_a_vllm_that_cannot_even_be_asked_is_not_taken(stand_in, tiny, monkeypatch):
+    monkeypatch.delenv("RUNS_ON")  # its import fails now
+    reason = handover.why_not([str(tiny)], command_line.OPTIONS | {"--device": "cpu"}, command_line.OPTIONS)
+    assert reason == "the installed vLLM finds no device to run on, the model on cpu"
 
 
 # ---- text from tokens

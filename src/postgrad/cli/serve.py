@@ -1,18 +1,19 @@
 """`postgrad serve MODEL ...`: models behind OpenAI's HTTP interface."""
 
+import contextlib
 import secrets
 from pathlib import Path
 from typing import Any
 
 from postgrad.errors import ConfigError, RunError
 
-HELP = """usage: postgrad serve MODEL [MODEL ...] [--port PORT] [--host HOST] [--engine native|vllm] [--option VALUE ...]
+HELP = """usage: postgrad serve MODEL [MODEL ...] [--port PORT] [--host HOST] [--engine auto|native|vllm] [--option VALUE ...]
 
 Serves models over HTTP as OpenAI does: /v1/completions, /v1/chat/completions (both with streaming, log-probs and token ids), /v1/models
 and /health. Clients, classmates, judges and other trainers can use it; docs/serve.md has examples.
 
   MODEL              a run folder (its newest checkpoint), a checkpoint, a model folder, a hub id, smollm2 or tiny
-  --engine ENGINE    native (unless given), or vllm: vLLM's own server, where vLLM is installed
+  --engine ENGINE    auto (unless given): vllm, vLLM's own server, where it is installed and can run the model here, else native
   --host HOST        address to listen on, 127.0.0.1 unless given; any other than loopback asks for a token
   --port PORT        port to listen on, 8000 unless given; 0 takes a free one
   --token-file FILE  every request must say Authorization: Bearer TOKEN with the token in this file; made and printed where one is needed
@@ -27,7 +28,7 @@ and /health. Clients, classmates, judges and other trainers can use it; docs/ser
   --device, --dtype, --threads   as model.device, model.dtype and model.threads of a run"""
 
 OPTIONS = {
-    "--engine": "native",
+    "--engine": "auto",
     "--host": "127.0.0.1",
     "--port": "8000",
     "--token-file": "",
@@ -43,7 +44,7 @@ OPTIONS = {
     "--dtype": "auto",
     "--threads": "0",
 }
-ENGINES = ("native", "vllm")
+ENGINES = ("auto", "native", "vllm")
 CHOICES = {"--engine": ENGINES, "--dtype": ("auto", "float32", "bfloat16")}
 LONGEST = 1 << 24  # tokens
 
@@ -61,13 +62,33 @@ def run(words: list[str]) -> int:
     if not token and not web.is_loopback(host):
         token = secrets.token_urlsafe(24)
         print(f"token: {token}", flush=True)
-    if options["--engine"] == "vllm":
-        from postgrad.serving.handover import serve_vllm
+    found = paths(models)
+    engine, why = choose_engine(found, options)
+    if engine == "vllm":
+        from postgrad.model.load import resolve
+        from postgrad.serving.handover import NotReady, serve_vllm
 
-        return serve_vllm(dict(zip(names, paths(models), strict=True)), host, port, token, options)
+        print(f"engine: vllm ({why})", flush=True)
+        try:
+            return serve_vllm(dict(zip(names, (resolve(path, 0) for path in found), strict=True)), host, port, token, options)
+        except NotReady as error:
+            if options["--engine"] != "auto":
+                raise
+            why = str(error)
     with web.listen(host, port) as listener:
-        serve(names, paths(models), listener, token, options)
+        print(f"engine: native ({why})", flush=True)
+        serve(names, found, listener, token, options)
     return 0
+
+
+def choose_engine(models: list[str], options: dict[str, str]) -> tuple[str, str]:
+    """native or vllm, and why."""
+    if options["--engine"] != "auto":
+        return options["--engine"], f"--engine {options['--engine']}"
+    from postgrad.serving.handover import why_not
+
+    reason = why_not(models, options, OPTIONS)
+    return ("native", reason) if reason else ("vllm", "installed, and it can run this model here")
 
 
 def check(models: list[str], options: dict[str, str]) -> list[str]:
@@ -140,7 +161,8 @@ def serve(names: list[str], models: list[str], listener: Any, token: str, option
     file = Path(options["--servers"]).expanduser() if options["--servers"] else None
     host, port = listener.getsockname()[:2]
     entries = {m.name: mapping.entry(host, port, m.name, i, m.source) for i, m in enumerate(served)}
-    with mapping.named(file, entries):
+    # Signals from here on: whoever reads the mapping may stop us before the first request.
+    with contextlib.suppress(KeyboardInterrupt), web.signals_as_interrupt(), mapping.named(file, entries):
         for m in served:
             print(f"{m.name}: {m.worker.capacity} rows of {m.context} tokens, {m.worker.queue} may wait", flush=True)
         print(f"{web.address_of(listener)}/v1\nCtrl-C ends it", flush=True)

@@ -3,6 +3,7 @@
 import contextlib
 import importlib.metadata
 import importlib.util
+import json
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 
 from postgrad import web
@@ -19,6 +21,57 @@ from postgrad.serving import mapping
 START_S = 900.0  # for vLLM to load a model, compile and answer
 CLEAN_S = 3.0  # for the processes of a server that has ended
 MEMORY = 0.9  # share of the device's memory, for all models together
+ASK_S = 180.0  # for the installed vLLM to say what it runs
+OURS = ("--reload-below", "--queue", "--time-limit", "--threads")  # what vLLM's server has not
+# In a process of its own: importing vLLM sets up the process that does, and a build for another machine may fail in any way.
+QUESTION = """
+import json
+from vllm.platforms import current_platform
+from vllm import ModelRegistry
+print(json.dumps([current_platform.device_type or "", sorted(ModelRegistry.get_supported_archs())]))
+"""
+
+
+class NotReady(RunError):
+    """A server of vLLM that did not come up."""
+
+
+def why_not(models: Sequence[str], options: dict[str, str], defaults: dict[str, str]) -> str:
+    """Why vLLM's server cannot take these models (paths) with these words; empty when it should. Looks at the cheap reasons first."""
+    if importlib.util.find_spec("vllm") is None:
+        return "vLLM is not installed"
+    if len(models) > 1:
+        return "several models share one port"
+    for key in OURS:
+        if options[key] != defaults[key]:
+            return f"vLLM's server has no {key}"
+    from postgrad.config.schema import ModelConfig
+    from postgrad.model.device import choose_device
+    from postgrad.model.load import model_config
+    from postgrad.model.lora import is_adapter
+
+    (path,) = models
+    if path.endswith(".gguf") or is_adapter(path):
+        return f"vLLM reads model folders, and this is {'a GGUF file' if path.endswith('.gguf') else 'an adapter'}"
+    device = choose_device(options["--device"]).type
+    wanted = model_config(ModelConfig(path=path)).architectures or []
+    runs_on, known = ask_vllm()
+    if runs_on != device:
+        return f"the installed vLLM {f'runs on {runs_on}' if runs_on else 'finds no device to run on'}, the model on {device}"
+    if not set(wanted) & set(known):
+        return f"vLLM does not know {wanted[0] if wanted else 'the kind of this model'}"
+    return ""
+
+
+def ask_vllm() -> tuple[str, list[str]]:
+    """The kind of device that the installed vLLM runs on ("" for none), and the architectures it knows."""
+    words, quiet = [sys.executable, "-c", QUESTION], {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"}
+    try:
+        said = subprocess.run(words, env=quiet, capture_output=True, text=True, timeout=ASK_S, check=True).stdout
+        device, known = json.loads(said.strip().splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return "", []
+    return str(device), list(known)
 
 
 def serve_vllm(models: dict[str, str], host: str, port: int, token: str, options: dict[str, str]) -> int:
@@ -26,7 +79,8 @@ def serve_vllm(models: dict[str, str], host: str, port: int, token: str, options
 
     Raises:
         ConfigError: vLLM is not installed, an option that it has not, a port in use.
-        RunError: a server ended by itself, or did not become ready in time.
+        NotReady: a server did not come up.
+        RunError: a server ended by itself later.
     """
     if importlib.util.find_spec("vllm") is None:
         raise ConfigError("--engine vllm needs vLLM, which is not installed: pip install vllm, or leave --engine away")
@@ -115,14 +169,14 @@ def _until_ready(child: "subprocess.Popen[bytes]", name: str, host: str, port: i
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         if (code := child.poll()) is not None:
-            raise RunError(f"vLLM's server of {name} ended with code {code} before it was ready; its own lines above say why")
+            raise NotReady(f"vLLM's server of {name} ended with code {code} before it was ready; its own lines above say why")
         try:
             with urllib.request.urlopen(f"http://{_reached(host)}:{port}/health", timeout=5):
                 return
         except (urllib.error.URLError, TimeoutError, ConnectionError):
             pass
         time.sleep(0.5)
-    raise RunError(f"vLLM's server of {name} was not ready within {START_S:g} s")
+    raise NotReady(f"vLLM's server of {name} was not ready within {START_S:g} s")
 
 
 def _watch(children: "list[subprocess.Popen[bytes]]", names: list[str]) -> None:
