@@ -182,6 +182,26 @@ def test_a_role_in_a_pool_of_its_own(words):
     assert_same_trajectory(local, there)
 
 
+MOODY = """
+import os
+def moody(response, problem):
+    assert len(response) % 5, "bad mood"
+    return {"score": len(response) / 6, "pid": os.getppid()}
+"""
+
+
+def test_verifiers_in_a_pool_of_their_own(words, tmp_path):
+    """The same run, judged below actors; a verifier that fails is counted there as here."""
+    (tmp_path / "moody.py").write_text(MOODY)
+    own = ("training.steps=2", f"reward.verifier={tmp_path / 'moody.py'}:moody", "reward.max_failure_rate=1")
+    local, _, _ = run(words("grpo", "local", *own))
+    there, _, _ = run(words("grpo", "pool", *own, *on_ray(1, "cluster.pools.verifier=2")))
+    above = [[line.pop("reward/pid") for line in told] for told in (local, there)]
+    assert_same_trajectory(local, there)
+    assert set(above[0]) == {float(os.getpid())} and float(os.getpid()) not in above[1]
+    assert any(line["reward/failures"] > 0 for line in local)
+
+
 def test_offload_and_recomputed_blocks_change_nothing(words):
     local, _, _ = run(words("ppo", "local", "training.steps=2"))
     frugal = ("cluster.offload=true", "model.activation_checkpointing=true")

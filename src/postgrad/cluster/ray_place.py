@@ -35,6 +35,7 @@ from postgrad.model.device import is_gpu
 
 GRACE_S = 5.0  # after one rank has failed the others get this long to answer, too
 ANSWER_S = 5.0  # a cluster that is to be joined must take a connection within this
+VERIFIER = "verifier"  # the one pool that is not a model's
 
 
 def import_ray() -> Any:
@@ -138,9 +139,13 @@ def _no_chatter() -> Iterator[None]:
 
 
 def needs_of(config: Config, name: str, cluster: dict[str, float]) -> dict[str, Any]:
-    """What one actor takes of the cluster: a GPU, or the cores its threads run on; and one of the resource `name`, where there is one."""
-    on_gpu = is_gpu(config.model.device)
-    needs: dict[str, Any] = {"num_gpus": 1, "num_cpus": 1} if on_gpu else {"num_gpus": 0, "num_cpus": config.model.threads}
+    """What one actor takes of the cluster: a GPU, or the cores its threads run on; and one of the resource `name`, where there is one.
+
+    Verifiers take a core for each child process.
+    """
+    on_gpu = is_gpu(config.model.device) and name != VERIFIER
+    cores = config.reward.workers if name == VERIFIER else config.model.threads
+    needs: dict[str, Any] = {"num_gpus": 1, "num_cpus": 1} if on_gpu else {"num_gpus": 0, "num_cpus": cores}
     return needs | ({"resources": {name: 1}} if name in cluster else {})
 
 
@@ -388,12 +393,15 @@ class Engines(Actors):
 
 @contextmanager
 def place_on_ray(config: Config, roles: dict[str, Role]) -> Iterator[tuple[Any, Any, dict[str, Any]]]:
-    """(policy, engine, models by role) on the cluster. Roles of cluster.pools have workers of their own; others stand with the policy."""
+    """(policy, engine, models by role) on the cluster. Roles of cluster.pools have workers of their own; others stand with the policy.
+
+    With a pool for them the verifiers stand beside the models, under their pool's name.
+    """
     here = {name: role for name, role in roles.items() if not is_elsewhere(role.path)}
-    pools = dict(config.cluster.pools)
+    pools = {name: size for name, size in config.cluster.pools.items() if name != VERIFIER}
     for name in pools:
         if name not in here:
-            known = ", ".join(here) or "none"
+            known = ", ".join([*here, VERIFIER])
             raise ConfigError(f"cluster.pools.{name}: this run has no such role to place; its roles are {known}")
     engines = config.cluster.engines
     with connected(config) as ray:
@@ -412,6 +420,11 @@ def place_on_ray(config: Config, roles: dict[str, Role]) -> Iterator[tuple[Any, 
             if engines:
                 groups.append(Engines(ray, config, ENGINE, engines, [ENGINE]))
             engine: Any = RemoteEngine(groups[-1] if engines else crew, shares_weights(config) and not engines)
+            if VERIFIER in config.cluster.pools:
+                from postgrad.cluster.verifiers import Verifiers
+
+                models[VERIFIER] = Verifiers(ray, config)
+                groups.append(models[VERIFIER])
             if config.rollout.engine == "http":
                 engine = served_engine(config, trains=True)
             yield RemoteModel(crew, POLICY), engine, models
@@ -440,13 +453,14 @@ def _port(group: Any, name: str, role: Role) -> Any:
 def _check_room(ray: Any, config: Config, actors: int) -> None:
     """Refuse more workers than the cluster has room for: Ray would wait for ever."""
     needs, there = needs_of(config, "", {}), ray.cluster_resources()
+    judging, verifiers = needs_of(config, VERIFIER, {}), config.cluster.pools.get(VERIFIER, 0)
     for key, resource, word in (("num_gpus", "GPU", "GPUs"), ("num_cpus", "CPU", "CPU cores")):
-        wanted, has = actors * needs[key], there.get(resource, 0.0)
+        wanted, has = actors * needs[key] + verifiers * judging[key], there.get(resource, 0.0)
         if wanted > has:
             parts = f"cluster.workers={config.cluster.workers}, cluster.engines={config.cluster.engines}"
             raise ConfigError(
-                f"{actors} workers ({parts} and cluster.pools) want {wanted:g} {word}, the Ray cluster has {has:g}; ask for fewer, "
-                "or join a larger cluster with cluster.address"
+                f"{actors + verifiers} workers ({parts} and cluster.pools) want {wanted:g} {word}, the Ray cluster has {has:g}; "
+                "ask for fewer, or join a larger cluster with cluster.address"
             )
 
 

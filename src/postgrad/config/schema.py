@@ -187,7 +187,9 @@ class ClusterConfig:
     workers: int = setting(1, "ray: processes that divide the training of each model among them (FSDP2), one a GPU", at_least=1)
     engines: int = setting(0, "ray: engines of their own with whole copies of the weights; 0: one beside each worker", at_least=0)
     pools: dict[str, int] = setting(
-        {}, "ray: workers of its own for a role by its name, e.g. cluster.pools.critic=2; the others stand with the policy"
+        {},
+        "ray: workers of its own for a role by its name, e.g. cluster.pools.critic=2; the others stand with the policy. "
+        "cluster.pools.verifier=2: two actors that judge, each with reward.workers processes, instead of children of the driver",
     )
     offload: bool = setting(False, "ray: shards and optimiser state in host memory; less on the device, slower steps")
     address: str = setting("", "ray: host:port of a cluster to join; empty: start one on this machine, on loopback only")

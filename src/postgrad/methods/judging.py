@@ -25,7 +25,9 @@ def check_judge(reward: RewardConfig) -> None:
 
 
 def connect_judge(config: Config, judge: Judge, models: dict[str, Any], folder: Path) -> None:
-    """Give the score stage its model, where the verifier is one."""
+    """Give the score stage its model, where the verifier is one, and its verifiers, where they live elsewhere."""
+    if "verifier" in models:
+        judge.pool = models["verifier"]
     if "judge" in models:
         judge.llm = _asked(config, models["judge"], template_text(config.reward.judge), folder, config.reward.judge.model)
 

@@ -18,6 +18,12 @@ class Marker(Protocol):
     def score(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[Score | Failure]: ...
 
 
+class Verdicts(Protocol):
+    """Verifiers at work: child processes of this one (rewards/pool.py), or actors of a cluster."""
+
+    def judge(self, items: Sequence[tuple[str, Problem]], verifier_names: Sequence[str]) -> list[Score | Failure]: ...
+
+
 class Judge:
     """Scores responses with one verifier, or with the one that fits each problem's data source (`auto`).
 
@@ -39,7 +45,8 @@ class Judge:
             find_verifier(_with_auto(verifier, "exact"))
         self.verifier, self.minimise = verifier, minimise
         self.llm: Marker | None = None
-        self.pool = VerifierPool(workers, timeout_s)
+        self.own = VerifierPool(workers, timeout_s)
+        self.pool: Verdicts = self.own  # whoever places verifiers elsewhere sets it, and ends them
 
     def __enter__(self) -> "Judge":
         return self
@@ -70,7 +77,7 @@ class Judge:
 
     def close(self) -> None:
         """Stop the pool's processes."""
-        self.pool.close()
+        self.own.close()
 
 
 def _with_auto(verifier: str, chosen: str) -> str:
