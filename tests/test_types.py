@@ -67,6 +67,14 @@ def test_row_index_spread_and_sum_tokens():
     assert batch.sum_tokens(batch.tokens["judge"]).tolist() == [0.75, 0.0, 6.0]
 
 
+def test_spans_of_rows_become_a_mask_and_rows_have_names():
+    batch = three_rows()
+    assert batch.mask([(1, 2), (0, 0), (0, 2)]).tolist() == [False, True, True, True, False]
+    with pytest.raises(ValueError, match="shorter"):
+        batch.mask([(0, 1)])
+    assert batch.names == ["a/0/0", "b/0/1", "c/1/0"]
+
+
 def test_select_takes_rows_in_the_given_order_with_every_column():
     batch = three_rows()
     batch.tokens["vector"] = torch.arange(10.0).view(5, 2)  # a column may have more dimensions

@@ -188,6 +188,19 @@ class Batch:
         lengths = self.response.lengths
         return torch.arange(len(lengths)).repeat_interleave(lengths).to(self.response.values.device)
 
+    @property
+    def names(self) -> list[str]:
+        """A name for each row that no other row of its step has: problem, group and index. Seeds may be made from it."""
+        places = zip(self.rows["uid"], self.rows["group"].tolist(), self.rows["index"].tolist(), strict=True)
+        return [f"{uid}/{group}/{index}" for uid, group, index in places]
+
+    def mask(self, spans: Sequence[tuple[int, int]]) -> Tensor:
+        """(tokens,) true on the tokens [start, end) of each row's response; one span a row."""
+        out = torch.zeros(self.num_tokens, dtype=torch.bool)
+        for offset, (start, end) in zip(self.response.offsets[:-1].tolist(), spans, strict=True):
+            out[offset + start : offset + end] = True
+        return out
+
     def spread(self, column: Tensor) -> Tensor:
         """A row column as a token column."""
         return column[self.row_index.to(column.device)]

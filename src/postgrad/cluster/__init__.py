@@ -17,12 +17,13 @@ from postgrad.config.schema import Config
 from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
-from postgrad.methods.base import LIVE, Chat, Role, Speaker
+from postgrad.methods.base import LIVE, Role
 from postgrad.model.load import load_tokenizer, model_config
 from postgrad.model.policy import Policy
 from postgrad.rollout.engine import Engine
 from postgrad.rollout.fake import FakeEngine
 from postgrad.rollout.http import Address, HttpChat, HttpEngine
+from postgrad.rollout.speaker import Chat, Speaker
 
 
 class Placed(NamedTuple):

@@ -5,11 +5,11 @@ returned, and the step. Beside the model run view, prepare and loss: they may us
 builds the same method from the same configuration.
 """
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from random import Random
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -25,6 +25,8 @@ from postgrad.model.views import FULL, View
 from postgrad.rewards.score import LLM_JUDGE
 from postgrad.rollout.engine import Completion, Engine, Request, Sampling, sampling_of, trajectory_seed
 from postgrad.rollout.respond import Judge, Prompts, respond
+from postgrad.rollout.speaker import Chat as Chat
+from postgrad.rollout.speaker import Speaker as Speaker
 from postgrad.types import DEMONSTRATION, POLICY, Batch, Failure, Problem, Score, Trajectory
 
 LIVE = "policy:live"  # the path of a role that is the run's own engine
@@ -43,38 +45,6 @@ class Role:
     kind: str
     path: str = ""
     lr: float = 0.0
-
-
-class Chat(Protocol):
-    """A model that answers messages."""
-
-    def reply(self, chats: Sequence[list[dict[str, str]]], sampling: Sampling, seeds: Sequence[int]) -> list[str | Failure]: ...
-
-
-@dataclass
-class Speaker:
-    """A model that continues text: an engine, the tokenizer's side of it, and its context length where that is known."""
-
-    engine: Engine
-    prompts: Prompts
-    context: int | None = None
-
-    def say(self, prompts: Sequence[list[int]], seeds: Sequence[list[int]], sampling: Sampling) -> list[list[Completion] | None]:
-        """Continuations of each prompt, one a seed; None where there is no prompt or no room left in the context."""
-        room = [min(sampling.max_new_tokens, (self.context or sys.maxsize) - len(prompt)) for prompt in prompts]
-        able = [i for i, prompt in enumerate(prompts) if prompt and room[i] > 0]
-        out: list[list[Completion] | None] = [None] * len(prompts)
-        requests = [Request(prompts[i], seeds[i], room[i]) for i in able]
-        for i, completions in zip(able, self.engine.generate(requests, sampling) if able else [], strict=True):
-            out[i] = completions
-        return out
-
-    def reply(self, chats: Sequence[list[dict[str, str]]], sampling: Sampling, seeds: Sequence[int]) -> list[str | Failure]:
-        """Its answer to each list of messages; a Failure where the messages fill the context."""
-        prompts = [self.prompts.encode(Problem("", tuple(messages), "")) for messages in chats]
-        said = self.say(prompts, [[seed] for seed in seeds], sampling)
-        full = Failure("judge", f"the messages leave no room in a context of {self.context} tokens")
-        return [full if done is None else self.prompts.decode(done[0].tokens) for done in said]
 
 
 @dataclass
@@ -104,6 +74,10 @@ class Step:
     data: Feed = None  # type: ignore[assignment]  # there in every step of a run
     metrics: dict[str, float] = field(default_factory=dict)
     failed: list[Batch] = field(default_factory=list)
+
+    def problems(self, batch: Batch) -> list[Problem]:
+        """The problem of each row."""
+        return [self.data.find(uid) for uid in batch.rows["uid"]]
 
 
 @dataclass
@@ -263,12 +237,12 @@ class Method:
         return Batch.of(trajectories)
 
     def enrich(self, batch: Batch, step: Step) -> Batch:
-        """Add columns before scoring: classmates, judges, tools."""
+        """Add columns before scoring: what other models or tools make of the rows."""
         return batch
 
     def score(self, batch: Batch, step: Step) -> Batch:
         """Judge every row. Rows that could not be judged are recorded and leave the batch."""
-        problems = [step.data.find(uid) for uid in batch.rows["uid"]]
+        problems = step.problems(batch)
         batch.rows["text"] = [self.ports.prompts.decode(ids.tolist()) for ids in batch.response.split()]
         batch.rows["question"] = [problem.messages[-1]["content"] for problem in problems]
         verdicts = self.verdicts(problems, self.judged_texts(batch))
@@ -289,6 +263,7 @@ class Method:
         return batch.rows["text"]
 
     def leave_out_failures(self, batch: Batch, step: Step) -> Batch:
+        """The rows without a `failure`; the others are recorded in the step and counted. Too many of them end the run."""
         bad = torch.tensor([bool(reason) for reason in batch.rows["failure"]])
         step.metrics["reward/failures"] = float(bad.sum())
         share = float(bad.float().mean()) if len(bad) else 0.0
@@ -380,6 +355,10 @@ class Method:
         for owner, completions in zip(owners, self.ports.engine.generate(requests, sampling), strict=True):
             out[owner] += completions
         return out
+
+    def random(self, step: Step, use: str, index: int = 0) -> Random:
+        """Numbers that follow from run, step, use and index alone, so that a resumed run draws the same."""
+        return Random(trajectory_seed(self.config.seed, step.number, use, index))
 
     def demonstration(self, problem: Problem, number: int = 0) -> Trajectory:
         """A problem's demonstration as a row of the group."""

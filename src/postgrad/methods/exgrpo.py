@@ -6,8 +6,7 @@ row's ratio is taken to the log-probs recorded with it, then shaped (mixed.py). 
 """
 
 import math
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +18,6 @@ from postgrad.config.schema import Config, setting
 from postgrad.errors import ConfigError
 from postgrad.methods.base import Group, Stage, Step
 from postgrad.methods.mixed import Mixed, MixedSettings
-from postgrad.rollout.engine import trajectory_seed
 from postgrad.types import POLICY, REPLAY, Batch, Problem, Ragged, Trajectory
 
 
@@ -59,16 +57,13 @@ class ExGrpo(Mixed):
 
     def draw(self, _: Any, step: Step) -> list[Problem]:
         """Problems of the pool, and as many fresh ones as are missing, in an order that mixes them over the updates of the step."""
-        settings, wanted, uniform = self.settings, self.config.training.problems_per_step, self.generator(step, "problems")
+        settings, wanted = self.settings, self.config.training.problems_per_step
+        uniform = self.random(step, "replay of problems").random
         most = int(settings.replay_share * wanted) if self.mixed else 0
         self.replaying = self.pool.choose(most, self.config.rollout.samples, settings.buckets, settings.pool_range, uniform)
         problems = [step.data.find(uid) for uid in self.replaying] + step.data.draw(wanted - len(self.replaying))
         places = [uniform() for _ in problems]
         return [problems[i] for i in sorted(range(wanted), key=places.__getitem__)]
-
-    def generator(self, step: Step, use: str) -> Callable[[], float]:
-        """Numbers of [0, 1) that follow from run, step and use alone."""
-        return random.Random(trajectory_seed(self.config.seed, step.number, f"replay of {use}", 0)).random
 
     def compose(self, problems: Sequence[Problem], step: Step) -> list[Group]:
         groups, waiting = super().compose(problems, step), set(self.replaying)
@@ -81,7 +76,7 @@ class ExGrpo(Mixed):
 
     def replay(self, problem: Problem, step: Step) -> Trajectory:
         """One stored row of the problem as a row of its group."""
-        settings, uniform = self.settings, self.generator(step, problem.uid)
+        settings, uniform = self.settings, self.random(step, f"replay of {problem.uid}").random
         stored = self.pool.pick(problem.uid, settings.pick_by, settings.pick == "max", uniform)
         recorded = stored.logprobs.tolist() if settings.importance else None
         prompt = self.ports.prompts.encode(problem)

@@ -6,10 +6,11 @@ from typing import Any
 
 from postgrad.config.schema import Config, RewardConfig
 from postgrad.errors import ConfigError
-from postgrad.methods.base import Chat, Step
+from postgrad.methods.base import Step
 from postgrad.rewards.judge import LlmJudge, monitor_metrics, monitor_text, question_of, template_text
 from postgrad.rewards.score import LLM_JUDGE, Judge
 from postgrad.rollout.engine import Sampling, trajectory_seed
+from postgrad.rollout.speaker import Chat
 from postgrad.types import Batch, Failure
 
 AGAIN = 0.7  # temperature of a question that is asked again; the first time it is 0
@@ -37,7 +38,7 @@ def monitor(config: Config, chat: Chat, batch: Batch, step: Step, sign: float) -
     scale, binary = config.reward.judge, config.reward.verifier != LLM_JUDGE
     low, high = (0, 1) if binary else (scale.lowest, scale.highest)
     asked = _asked(config, chat, monitor_text(scale, binary), None, scale.monitor)
-    questions = [question_of(step.data.find(uid)) for uid in batch.rows["uid"]]
+    questions = [question_of(problem) for problem in step.problems(batch)]
     guesses = asked.mark(questions, batch.rows["cot"], low, high)
     marks = (sign * batch.rows["reward"]).tolist()
     given = [None if text is None else mark for text, mark in zip(batch.rows["output"], marks, strict=True)]

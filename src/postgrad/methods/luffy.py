@@ -5,7 +5,6 @@ tokens' loss is -A · p / (p + 0.1). `num_demonstrations=0` is the on-policy bas
 """
 
 import math
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,7 +16,6 @@ from postgrad.config.schema import setting
 from postgrad.errors import ConfigError, RunError
 from postgrad.methods.base import Group, Step
 from postgrad.methods.mixed import Mixed, MixedSettings, off_policy
-from postgrad.rollout.engine import trajectory_seed
 from postgrad.types import DEMONSTRATION, Batch, Problem, Trajectory
 
 
@@ -84,7 +82,7 @@ class Luffy(Mixed):
 
     def uniform(self, problem: Problem, step: Step, copy: int) -> float:
         """A number of [0, 1) that follows from run, step, problem and copy alone."""
-        return random.Random(trajectory_seed(self.config.seed, step.number, f"prefix of {problem.uid}", copy)).random()
+        return self.random(step, f"prefix of {problem.uid}", copy).random()
 
     def ratio(self, problem: Problem, step: Step, copy: int, copies: int) -> float:
         settings = self.settings
