@@ -77,6 +77,13 @@ def test_a_keep_that_means_nothing_is_refused(spec):
         check_keep(spec)
 
 
+def test_words_are_kept_by_shares_only():
+    check_keep("1e-1", "words")
+    check_keep("last-3-tokens", "tokens")
+    with pytest.raises(ConfigError, match=r"method\.keep=last-3-tokens counts tokens"):
+        check_keep("last-3-tokens", "words")
+
+
 def test_combining():
     def one(rows, *weights):
         return float(combine(torch.tensor([rows]), weights))

@@ -151,7 +151,8 @@ def test_words_and_shares_shorten_what_is_shown(tiny):
     assert all(1 <= n <= 9 for n in lengths) and len(set(lengths)) > 1
     again = made(tiny, ["(1234567890)5"] * 4, "method.reward_type=random_truncate")
     assert again.until_estimate().tokens["cot_mask"].equal(batch.tokens["cot_mask"]), "drawn from the seed"
-    assert s.method.share("x", 0) == "1", "a validation shows all"
+    s.step = Step(0, s.step.data)
+    assert int(s.until_estimate().tokens["cot_mask"].sum()) == 4 * 10, "a validation shows all"
     text = Thoughts(s.prompts, "", "")
     kept = text.kept(text.cut([1], s.prompts.encode_response("123"), True), "0.5", "words")
     assert kept.text == "123" and (kept.start, kept.end) == (0, 3)
@@ -470,12 +471,13 @@ def test_a_judge_must_be_named(tiny, tmp_path):
 REFUSED = {
     "method.classmates=[]": r"method\.classmates is empty",
     "method.classmate_shares=[1,2]": "has 2 entries for 1 classmates",
-    "method.classmate_shares=[0]": "must all be above 0",
+    "method.classmate_shares=[0]": r"method\.classmate_shares=\[0\.0\] is out of range; it must be above 0",
+    "method.classmates=['',''] method.classmate_shares=[1,-1]": "must be above 0",
     "method.keep=2": "give a share such as 0.5",
     "method.keep=first-3-tokens": "counts tokens; use method.keep_unit=tokens",
     "method.keep_min=0.97": "exceeds method.keep_max=0.95",
     "method.cot_start=x": "needs method.cot_end",
-    "method.kl=reward": "mixes with one reward only, and here are two",
+    "method.kl=reward": "mixes with one reward only; classmate_with has several",
     "method.advantage=grpo": "is not one of its values",
     "method.reward_type=help_other_questions training.problems_per_step=1": "needs two or more",
     "method.consistency_weight=1 reward.verifier=llm_judge": "compares answers, which llm_judge does not",

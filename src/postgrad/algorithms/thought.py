@@ -75,9 +75,11 @@ def find(ids: Sequence[int], wanted: Sequence[int], low: int, high: int) -> int:
     return next(places, -1) if size else -1
 
 
-def check_keep(spec: str) -> None:
-    """Raises ConfigError unless `spec` is a share above 0 and at most 1, first-K-tokens or last-K-tokens."""
+def check_keep(spec: str, unit: str = "tokens") -> None:
+    """Raises ConfigError unless `spec` is a share above 0 and at most 1, or with the unit tokens also first-K-tokens or last-K-tokens."""
     if (match := FIRST_OR_LAST.fullmatch(spec)) is not None and int(match[2]) > 0:
+        if unit != "tokens":
+            raise ConfigError(f"method.keep={spec} counts tokens; use method.keep_unit=tokens, or a share")
         return
     try:
         share = float(spec)

@@ -227,7 +227,8 @@ def _check_limits(section: Any, prefix: str) -> None:
             ("at_most", lambda v, b: v > b, "at most"),
         ):
             limit = limits.get(bound)
-            if limit is not None and value is not None and (value != value or wrong(value, limit)):
+            numbers = [] if limit is None or value is None else value if isinstance(value, list) else [value]
+            if any(number != number or wrong(number, limit) for number in numbers):
                 raise ConfigError(f"{key}={value} is out of range; it must be {word} {limit:g}")
 
 

@@ -18,7 +18,7 @@ def setting(
     above: float | None = None,
     at_most: float | None = None,
 ) -> Any:
-    """A dataclass field with help text and limits. A list or dict default is copied for each instance."""
+    """A dataclass field with help text and limits, in a list those of each number. A list or dict default is copied for each instance."""
     limits = {"help": help, "choices": choices, "at_least": at_least, "above": above, "at_most": at_most}
     if isinstance(default, list | dict):
         factory: Callable[[], Any] = lambda: default.copy()  # noqa: E731

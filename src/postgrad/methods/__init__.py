@@ -1,5 +1,8 @@
 """Methods: how one algorithm fills the stages of a step. One file each; base.py has the stages they share.
 
+What several of them start from: grpo.py (a group, advantages, a policy loss), mixed.py (rows with tokens of others), thinking.py (thoughts
+before answers).
+
 METHODS maps names to classes by dotted path; a user gives the same kind of path. Nothing registers itself at import.
 """
 

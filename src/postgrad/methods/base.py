@@ -110,6 +110,7 @@ class Method:
     Settings: ClassVar[type[MethodSettings]] = MethodSettings
     trains_on_samples: ClassVar[bool] = True  # the loss prices what the engine sampled
     learns_demonstrations: ClassVar[bool] = False  # every problem's demonstration is a row, so it must fit
+    unanswered: float = 0.0  # score of a response in which there is nothing to judge
     ports: Ports
 
     def __init__(self, config: Config) -> None:
@@ -254,18 +255,21 @@ class Method:
             batch.rows[f"reward/{name}"] = torch.tensor(values)
         return self.leave_out_failures(batch, step)
 
-    def verdicts(self, problems: Sequence[Problem], texts: Sequence[str]) -> list[Score | Failure]:
-        """The verifier's word on each text."""
-        return self.ports.judge.score(problems, texts)
-
-    def judged_texts(self, batch: Batch) -> list[str]:
-        """What of each response the verifier sees."""
+    def judged_texts(self, batch: Batch) -> Sequence[str | None]:
+        """What of each response the verifier sees; None where there is nothing to judge."""
         return batch.rows["text"]
+
+    def verdicts(self, problems: Sequence[Problem], texts: Sequence[str | None]) -> list[Score | Failure]:
+        """The verifier's word on each text; `self.unanswered` where there is none."""
+        there = [(i, text) for i, text in enumerate(texts) if text is not None]
+        judged = self.ports.judge.score([problems[i] for i, _ in there], [text for _, text in there])
+        found = {i: verdict for (i, _), verdict in zip(there, judged, strict=True)}
+        return [found.get(i, Score(self.unanswered)) for i in range(len(texts))]
 
     def leave_out_failures(self, batch: Batch, step: Step) -> Batch:
         """The rows without a `failure`; the others are recorded in the step and counted. Too many of them end the run."""
         bad = torch.tensor([bool(reason) for reason in batch.rows["failure"]])
-        step.metrics["reward/failures"] = float(bad.sum())
+        step.metrics["reward/failures"] = step.metrics.get("reward/failures", 0.0) + float(bad.sum())
         share = float(bad.float().mean()) if len(bad) else 0.0
         limit = self.config.reward.max_failure_rate
         if share > limit or (len(bad) and bool(bad.all())):

@@ -1,8 +1,8 @@
 """GRPO and its family: sample a group for each problem, turn rewards into advantages, move by a policy loss.
 
 `method.advantage` and `method.loss` name entries of algorithms.ADVANTAGES and algorithms.LOSSES, so RLOO, ReMax, REINFORCE++, OPO, GSPO,
-CISPO and the others are this method with other words; DAPO's refilling is a stage of it. When one update follows one rollout the old
-policy is the current one: its log-probs are the current ones without gradient and no second forward pass runs.
+CISPO and the others are this method with other words; DAPO's refilling (refill.py) is a stage of it. When one update follows one rollout
+the old policy is the current one: its log-probs are the current ones without gradient and no second forward pass runs.
 """
 
 import inspect
@@ -21,6 +21,7 @@ from postgrad.config.schema import setting
 from postgrad.errors import ConfigError, RunError, did_you_mean
 from postgrad.methods.base import Method, MethodSettings, Role, Stage, Step
 from postgrad.methods.correct import CORRECTIONS, check_correction, correct, correction_on, log_engine_gap
+from postgrad.methods.refill import refill
 from postgrad.model.head import TokenOutputs
 from postgrad.model.policy import Tally
 from postgrad.rollout.engine import sampling_of
@@ -96,8 +97,9 @@ class Grpo(Method):
             raise ConfigError(
                 f"method.kl_estimator={settings.kl_estimator} changes gradients, and a reward has none; use k1, k2, k3 or abs"
             )
-        if settings.kl == "reward" and "named_rewards" in needs:
-            raise ConfigError("method.kl=reward mixes with one reward only; gdpo has several: use method.kl=loss")
+        one_reward = "named_rewards" not in needs and not {"rewards", "token_rewards"}.isdisjoint(self.estimator.columns)
+        if settings.kl == "reward" and not one_reward:
+            raise ConfigError(f"method.kl=reward mixes with one reward only; {settings.advantage} has several: use method.kl=loss")
         if settings.overlong_buffer > self.config.rollout.max_response_tokens:
             limit = self.config.rollout.max_response_tokens
             raise ConfigError(
@@ -147,19 +149,7 @@ class Grpo(Method):
         return batch
 
     def refill(self, batch: Batch, step: Step) -> Batch:
-        """DAPO's dynamic sampling: groups that teach nothing are replaced until the batch is full, a bounded number of times."""
-        wanted = self.config.training.problems_per_step
-        kept, tries, failures = _informative(batch), 0, step.metrics["reward/failures"]
-        while (found := _num_groups(kept)) < wanted and tries < self.settings.max_refills:
-            tries += 1
-            fresh = self.sample(self.compose(step.data.draw(wanted - found), step), step)
-            fresh = self.score(self.enrich(fresh, step), step)
-            fresh.rows["group"] += (tries + 1) * wanted
-            failures += step.metrics["reward/failures"]
-            batch = Batch.concat(_with_equal_parts([batch, fresh]))
-            kept = _informative(batch)
-        step.metrics |= {"refill/times": float(tries), "refill/groups": float(_num_groups(kept)), "reward/failures": failures}
-        return kept if len(kept) else batch
+        return refill(self, batch, step)
 
     def greedy(self, batch: Batch, step: Step) -> Batch:
         """ReMax: the reward of one greedy response a problem is the baseline."""
@@ -304,25 +294,3 @@ class Grpo(Method):
 
     def load(self, state: dict[str, Any]) -> None:
         self.controller.load(state["kl"])
-
-
-def _num_groups(batch: Batch) -> int:
-    return len(batch.rows["group"].unique())
-
-
-def _with_equal_parts(batches: list[Batch]) -> list[Batch]:
-    """A part of the reward that the verifier named in only some of the batches is not a number in the others."""
-    names = {name for batch in batches for name in batch.rows if name.startswith("reward/")}
-    for batch in batches:
-        for name in names - set(batch.rows):
-            batch.rows[name] = torch.full((len(batch),), torch.nan)
-    return batches
-
-
-def _informative(batch: Batch) -> Batch:
-    """Rows of groups whose rewards differ."""
-    _, group = batch.rows["group"].unique(return_inverse=True)
-    rewards, count = batch.rows["reward"], int(group.max()) + 1
-    low = torch.full((count,), torch.inf).scatter_reduce(0, group, rewards, "amin")
-    high = torch.full((count,), -torch.inf).scatter_reduce(0, group, rewards, "amax")
-    return batch.select(torch.nonzero((high > low)[group])[:, 0])

@@ -1,0 +1,73 @@
+"""What methods about thoughts start from: a method of one's own over it, that pays for short thoughts."""
+
+import pytest
+import torch
+from lessons import SMALL, PlainJudge, build_tokenizer
+from world import config_of
+
+from postgrad.cluster.host import build_host
+from postgrad.data.feed import Feed
+from postgrad.data.problems import load_problems
+from postgrad.data.render import Prompts
+from postgrad.errors import ConfigError
+from postgrad.methods.base import Ports, Step
+from postgrad.methods.thinking import Thinking
+from postgrad.types import Batch, Trajectory
+
+THINKING = ("method=postgrad.methods.thinking:Thinking", "method.cot_start='('", "method.cot_end=')'")
+
+
+class Short(Thinking):
+    """GRPO on the outputs; the thoughts, as far as they are shown, also learn to be short."""
+
+    def enrich(self, batch: Batch, step: Step) -> Batch:
+        self.show(batch, self.cut(batch, step), step, drawn=False)
+        return batch
+
+    def score(self, batch: Batch, step: Step) -> Batch:
+        batch = super().score(batch, step)
+        batch.rows["reward/short"] = -torch.tensor([float(len(text)) for text in batch.rows["cot"]])
+        return batch
+
+    def thought_rewards(self) -> dict[str, float]:
+        return {"short": 0.5}
+
+
+def estimated(tiny, responses: list[str], *words: str) -> tuple[Batch, PlainJudge]:
+    config = config_of("grpo", tiny, *SMALL, *THINKING, "method.normalise_by_std=false", *words)
+    method, host, prompts = Short(config), build_host(config), Prompts(build_tokenizer(config), "plain", 64)
+    method.check()
+    judge = PlainJudge(lambda text: float(text == "7"))
+    method.bind(Ports(host.policy, host.engine, judge, prompts))
+    problem, *_ = problems = load_problems("arithmetic:1")
+    step = Step(1, Feed(problems, shuffle=False))
+    rows = [
+        Trajectory(problem.uid, prompts.encode(problem), prompts.encode_response(text), 0, i) for i, text in enumerate(responses)
+    ]
+    return method.estimate(method.score(method.enrich(Batch.of(rows), step), step), step), judge
+
+
+def test_outputs_are_judged_and_thoughts_get_a_reward_of_their_own(tiny):
+    batch, judge = estimated(tiny, ["(1)7", "(123)7"])
+    assert judge.asked == ["7", "7"] and batch.rows["reward"].tolist() == [1, 1]
+    short, long = batch.tokens["advantages"].split(batch.response.lengths.tolist())
+    assert short.tolist() == [0, 0.5, 0, 0, 0], "half of 1, the distance from the mean of -1 and -3"
+    assert long.tolist() == [0, -0.5, -0.5, -0.5, 0, 0, 0]
+
+
+def test_only_what_is_shown_learns_from_it_and_only_the_tokens_that_learn_at_all(tiny):
+    batch, _ = estimated(tiny, ["(1)7", "(123)7"], "method.keep=first-1-tokens")
+    assert batch.tokens["advantages"].nonzero()[:, 0].tolist() == [1, 6]
+    batch, _ = estimated(tiny, ["(1)7", "(123)7"], "method.main_tokens=output_only")
+    assert not batch.tokens["advantages"].any() and batch.tokens["loss_mask"].nonzero()[:, 0].tolist() == [3, 4, 10, 11]
+
+
+def test_a_response_without_an_output_is_not_judged(tiny):
+    batch, judge = estimated(tiny, ["(1", "(123)7"], "method.unanswered=-2")
+    assert judge.asked == ["7"] and batch.rows["reward"].tolist() == [-2, 1] and batch.rows["output"] == [None, "7"]
+    assert not batch.tokens["cot_mask"][:3].any(), "nobody sees a thought that was never closed"
+
+
+def test_minimising_wants_to_know_what_silence_is_worth(tiny):
+    with pytest.raises(ConfigError, match=r"needs method\.unanswered"):
+        estimated(tiny, ["(1)7"], "reward.objective=minimise")
