@@ -185,6 +185,8 @@ def test_helping_others_pairs_problems_and_is_judged_by_theirs(tiny):
     assert s.asked()[0] == f"{turns[0]}\n\n12\n\n{turns[1]}".replace("\n", "") or s.asked()[0].startswith(turns[0])
     assert s.asked()[0].endswith(turns[1]) and s.asked()[2].endswith(turns[0])
     assert judged[1] == [two.uid, two.uid, one.uid], "another problem's truth, never the row's own"
+    assert "validation/classmate" in s.method.validate([one]), "a problem that is alone helps itself"
+    assert judged[-1] == [one.uid] * len(judged[-1])
 
 
 def test_similar_questions_come_from_the_data(tiny):
