@@ -67,6 +67,7 @@ class Classmate(Thinking):
             raise ConfigError(f"method.reward_type={HELP_OTHER} pairs a step's problems; {fix}")
 
     def check_problems(self, problems: Sequence[Problem]) -> None:
+        """Similar questions must be in the data."""
         for problem in problems if self.settings.reward_type == HELP_SIMILAR else ():
             similar(problem)
 
