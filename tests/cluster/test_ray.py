@@ -107,6 +107,64 @@ def test_two_and_three_ranks_follow_the_local_run(recipe, words):
     assert any(not torch.equal(weights[name], start[name]) for name in weights), "a run that does not move proves nothing"
 
 
+# ---- adapters
+
+LORA = ("model.lora.rank=2", "optimiser.lr=2e-2")  # two rows: with three ranks one has none of them
+
+
+def adapter_of(folder: Path, step: int = 3) -> dict[str, torch.Tensor]:
+    return load_file(folder / "checkpoints" / f"step-{step}" / "adapter" / "adapter_model.safetensors")
+
+
+@pytest.mark.parametrize(("recipe", "places"), [("grpo", (2, 3)), ("bupo", (2,))])
+def test_adapters_on_ranks_follow_the_local_run(recipe, places, words):
+    """The engine sees them merged, the reference is the base below them, and the files are those of one process."""
+    pytest.importorskip("peft")
+    local, weights, folder = run(words(recipe, "local", *LORA))
+    mine = adapter_of(folder)
+    for workers in places:
+        there, sharded, other = run(words(recipe, f"ray{workers}", *LORA, *on_ray(workers)))
+        assert_same_trajectory(local, there)
+        theirs = adapter_of(other)
+        for one, two in ((weights, sharded), (mine, theirs)):
+            assert one.keys() == two.keys()
+            assert all(one[name].shape == two[name].shape and torch.allclose(one[name], two[name], atol=2e-4) for name in one)
+        for file in ("adapter/adapter_config.json", "policy/config.json"):
+            assert len({(f / "checkpoints" / "step-3" / file).read_text() for f in (folder, other)}) == 1, file
+        states = [load_file(f / "checkpoints" / "step-3" / "optimiser.safetensors") for f in (folder, other)]
+        assert {n: t.shape for n, t in states[0].items()} == {n: t.shape for n, t in states[1].items()}
+    start = load_file(Path(words(recipe, "x").model.path) / "model.safetensors")
+    moved = {name for name in weights if not torch.allclose(weights[name], start[name], atol=1e-4)}
+    assert moved and all("proj" in name for name in moved), "merged weights move, and only those that have adapters"
+
+
+def test_adapters_go_on_with_another_number_of_workers_and_engines_apart_see_them(words, tmp_path):
+    pytest.importorskip("peft")
+    keep = (*LORA, "training.checkpoint_every=1", "training.keep_checkpoints=9")
+    whole, _, _ = run(words("grpo", "whole", *keep, *on_ray(2)))
+    for step, where in enumerate([on_ray(2), on_ray(3), ()], start=1):
+        stop_after(words("grpo", "falling", *keep, *where), step)
+    assert_same_trajectory(whole, [line for line in metrics_of(tmp_path / "falling") if "loss" in line])
+    apart = (*keep, "method.kl=none", "training.async_save=true", "rollout.engine=native")
+    near, weights, folder = run(words("grpo", "near", *apart, "method.correction=none", *on_ray(2)))
+    far, there, other = run(words("grpo", "far", *apart, *on_ray(2, "cluster.engines=1")))
+    assert responses(folder, 3) == responses(other, 3) != responses(folder, 1)
+    assert all(line["engine/gap_max"] < 1e-4 for line in [*near, *far]), "what the trainer finds is what was sampled"
+    assert all(torch.allclose(weights[name], there[name], atol=1e-4) for name in weights)
+
+
+def test_dropped_inputs_of_adapters_are_each_rank_s_own_and_repeat(words):
+    pytest.importorskip("peft")
+    own = (*LORA, "model.lora.dropout=0.5", "training.steps=2")
+    ends = [run(words("sft", name, *own, *on_ray(2)))[1] for name in ("one", "two")]
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+    plain = run(words("sft", "plain", *LORA, "training.steps=2", *on_ray(2)))[1]
+    assert any(not torch.equal(ends[0][name], plain[name]) for name in plain)
+
+
+# ---- ports, numbers of workers, pools
+
+
 def test_the_ports_of_ranks_answer_as_the_local_ones(words):
     """Log-probs under views, one update, what is sampled, and an update that is seen in it."""
     stories = {}
@@ -209,17 +267,22 @@ def test_offload_and_recomputed_blocks_change_nothing(words):
     assert_same_trajectory(local, there)
 
 
-def test_bfloat16_keeps_float32_masters_and_writes_the_local_files(words, tmp_path):
+@pytest.mark.parametrize("more", [(), ("model.lora.rank=2",)], ids=["whole", "adapters"])
+def test_bfloat16_keeps_float32_masters_and_writes_the_local_files(words, more):
     """The step is near the local one (sums in another order, rounded); files, names and types are the same, so either goes on."""
     told = {}
-    for name, more in {"local": (), "ray": on_ray(2)}.items():
-        lines, weights, folder = run(words("grpo", name, "training.steps=1", "model.dtype=bfloat16", "method.kl=none", *more))
+    for name, where in {"local": (), "ray": on_ray(2)}.items():
+        own = ("training.steps=1", "model.dtype=bfloat16", "method.kl=none", *more, *where)
+        lines, weights, folder = run(words("grpo", name, *own))
+        weights = adapter_of(folder, 1) if more else weights
         told[name] = lines[0], weights, load_file(folder / "checkpoints" / "step-1" / "optimiser.safetensors")
     (one, mine, state), (two, theirs, other) = told["local"], told["ray"]
     assert two["loss"] == pytest.approx(one["loss"], abs=1e-3) and two["grad_norm"] == pytest.approx(one["grad_norm"], rel=0.02)
     for a, b in ((mine, theirs), (state, other)):
         assert {k: (t.dtype, t.shape) for k, t in a.items()} == {k: (t.dtype, t.shape) for k, t in b.items()}
     masters = {k.removeprefix("master/"): t for k, t in other.items() if k.startswith("master/")}
+    if more:
+        masters = {f"base_model.model.{name.replace('.default.', '.')}": t for name, t in masters.items()}
     assert masters.keys() == theirs.keys() and all(t.dtype == torch.float32 for t in masters.values())
     assert all(torch.equal(masters[k].bfloat16(), theirs[k]) for k in theirs)
 

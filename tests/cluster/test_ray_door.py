@@ -9,7 +9,7 @@ import pytest
 from world import config_of, tree, words_of
 
 from postgrad.errors import ConfigError
-from postgrad.training.prepare import check_cluster, resolve
+from postgrad.training.prepare import check_cluster
 
 WORDS = ("rollout.max_response_tokens=4", "rollout.samples=4", "training.problems_per_step=4", "training.steps=1")
 
@@ -94,11 +94,6 @@ def test_an_address_that_is_none(tiny):
     for wrong in ("10.0.0.1", "here", "ray://x", ":"):
         with pytest.raises(ConfigError, match=rf"cluster\.address={wrong} is not host:port"):
             _join(None, wrong)
-
-
-def test_adapters_are_trained_in_one_process(tiny):
-    with pytest.raises(ConfigError, match=r"model\.lora\.rank: adapters are trained in one process; remove cluster=ray"):
-        resolve(config_of("grpo", tiny, "cluster=ray", "model.lora.rank=4"))
 
 
 @pytest.mark.slow

@@ -41,10 +41,7 @@ def build_host(config: Config, only_engine: bool = False) -> Host:
     if only_engine and config.rollout.engine not in OVER_A_MODEL:
         return Host(None, build_engine(config, None))
     method = find_method(config.method.name)(config)
-    loaded = load_role(config, "policy", config.model.path)
-    method.check_model(loaded.model)
-    if config.model.lora.rank and not only_engine:  # an engine alone gets merged weights
-        adapt(loaded.model, config.model.lora, config.seed, base_name(config.model.path, config.seed))
+    loaded = load_policy(config, method, adapters=not only_engine)  # an engine alone gets merged weights
     engine = None if config.rollout.engine == "http" else build_engine(config, loaded)
     if only_engine:
         return Host(FrozenPolicy(config, loaded), engine)
@@ -53,10 +50,24 @@ def build_host(config: Config, only_engine: bool = False) -> Host:
     return Host(LocalPolicy(config, loaded, method), engine, models)
 
 
+def load_policy(config: Config, method: Method, adapters: bool = True, device: str | None = None) -> Loaded:
+    """The model that is trained, looked at by its method, with its adapters where there are to be some."""
+    loaded = load_role(config, "policy", config.model.path, device)
+    method.check_model(loaded.model)
+    if config.model.lora.rank and adapters:
+        adapt(loaded.model, config.model.lora, config.seed, base_name(config.model.path, config.seed))
+    return loaded
+
+
+def is_base(config: Config, role: Role) -> bool:
+    """Whether a role is the policy's own weights without the adapters: then it needs no second copy."""
+    return role.kind == "frozen" and config.model.lora.rank > 0 and role.path in ("", config.model.path)
+
+
 def build_role(config: Config, method: Method, name: str, role: Role, policy: Loaded | None = None) -> Any:
     """A model beside the policy (`policy`, where there is one), behind its port. Raises ConfigError that names the role."""
-    if policy is not None and role.kind == "frozen" and config.model.lora.rank and role.path in ("", config.model.path):
-        return BasePolicy(config, policy)  # the policy's own weights without the adapters: no second copy
+    if policy is not None and is_base(config, role):
+        return BasePolicy(config, policy)
     loaded = load_role(config, name, role.path or config.model.path)
     if role.kind == "critic":
         return LocalCritic(config, loaded, method, role.lr)  # type: ignore[arg-type]

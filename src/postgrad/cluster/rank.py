@@ -117,16 +117,15 @@ def _speakers(config: Any, hosts: list[str]) -> Ports:
 def _trained(config: Any, hosts: list[str], ranks: Any) -> Ports:
     """Models divided over the ranks; those that continue text are whole on each."""
     from postgrad.cluster.engines import OVER_A_MODEL
-    from postgrad.cluster.host import SPEAKING, build_host, build_role, load_role
+    from postgrad.cluster.host import SPEAKING, build_host, build_role, is_base, load_policy, load_role
     from postgrad.methods import find_method
-    from postgrad.model.sharded import ShardedCritic, ShardedFrozen, ShardedPolicy
+    from postgrad.model.sharded import ShardedBase, ShardedCritic, ShardedFrozen, ShardedPolicy
 
     method = find_method(config.method.name)(config)
     roles = method.models_wanted()
     ports: Ports = {}
     if POLICY in hosts:
-        loaded = load_role(config, POLICY, config.model.path, device="cpu")  # a device then gets its shards only
-        method.check_model(loaded.model)
+        loaded = load_policy(config, method, device="cpu")  # a device then gets its shards only
         policy = ShardedPolicy(config, loaded, method, ranks)
         ports[POLICY] = ("policy", policy)
         if ENGINE in hosts:
@@ -139,6 +138,9 @@ def _trained(config: Any, hosts: list[str], ranks: Any) -> Ports:
         role: Any = roles[name]
         if role.kind in SPEAKING:
             ports[name] = (role.kind, build_role(config, method, name, role))
+            continue
+        if POLICY in hosts and is_base(config, role):
+            ports[name] = (role.kind, ShardedBase(ports[POLICY][1]))
             continue
         loaded = load_role(config, name, role.path or config.model.path, device="cpu")
         critic = role.kind == "critic"

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from postgrad.errors import RunError
 from postgrad.model.load import Loaded, save_weights
+from postgrad.model.lora import save_adapter
 
 
 @dataclass
@@ -38,6 +39,21 @@ class TensorsFile:
         save_file(self.tensors, self.place)
 
 
+@dataclass
+class AdapterFile:
+    """An adapter in peft's format."""
+
+    loaded: Loaded
+    weights: dict[str, Tensor]
+    place: Path
+
+    def write(self) -> None:
+        save_adapter(self.loaded.model, self.place, self.weights)
+
+
+File = WeightsFile | TensorsFile | AdapterFile
+
+
 def on_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Copies that no later step changes."""
     return {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
@@ -50,7 +66,7 @@ class Behind:
         self.thread: threading.Thread | None = None
         self.error: Exception | None = None
 
-    def start(self, files: Sequence[WeightsFile | TensorsFile]) -> None:
+    def start(self, files: Sequence[File]) -> None:
         """Begin; what was begun before must be done."""
         self.done(wait=True)
         self.thread = threading.Thread(target=self._write, args=(list(files),), daemon=True)
@@ -69,7 +85,7 @@ class Behind:
             raise RunError(f"writing it failed: {text}") from error
         return True
 
-    def _write(self, files: list[WeightsFile | TensorsFile]) -> None:
+    def _write(self, files: list[File]) -> None:
         try:
             with torch.no_grad():
                 while files:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 NAME = "default"  # peft's word for the one adapter there is
 PREFIX = "base_model.model."  # how peft begins the names in its files
+BASE = ".base_layer.weight"  # how the names of adapted weights end in the model
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
@@ -105,14 +106,19 @@ def merged_weights(model: nn.Module, buffers: bool = False) -> dict[str, Tensor]
     for name, p in held.items():
         if name in own:
             continue
-        module = modules.get(name.removesuffix(".base_layer.weight")) if name.endswith(".base_layer.weight") else None
-        out[stock_name(name)] = p if module is None else (p.float() + _change(module)).to(p.dtype)
+        module = modules.get(name.removesuffix(BASE)) if name.endswith(BASE) else None
+        out[stock_name(name)] = p if module is None else merge(p, module, *matrices_of(module))
     return out
 
 
-def _change(module: Any) -> Tensor:
-    """(out, in) what the adapter adds to the layer's weight, float32."""
-    return (module.lora_B[NAME].weight.float() @ module.lora_A[NAME].weight.float()) * module.scaling[NAME]
+def matrices_of(module: Any) -> tuple[nn.Parameter, nn.Parameter]:
+    """(rank, in) and (out, rank): the two matrices of a layer's adapter."""
+    return module.lora_A[NAME].weight, module.lora_B[NAME].weight
+
+
+def merge(weight: Tensor, module: Any, first: Tensor, second: Tensor) -> Tensor:
+    """(out, in) a layer's weight with what its adapter, given as its two matrices, adds; in float32, rounded once."""
+    return (weight.float() + (second.float() @ first.float()) * module.scaling[NAME]).to(weight.dtype)
 
 
 def base_layer(module: Any) -> Any:
@@ -155,20 +161,29 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
 # ---- files
 
 
-def save_adapter(model: Any, folder: Path) -> None:
-    """The adapter in peft's own format: PeftModel.from_pretrained reads it."""
+def save_adapter(model: Any, folder: Path, weights: dict[str, Tensor] | None = None) -> None:
+    """The adapter in peft's own format: PeftModel.from_pretrained reads it. `weights` are given where the model has only parts of them."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {f"{PREFIX}{name.replace(f'.{NAME}.', '.')}": p.detach() for name, p in adapter_parameters(model).items()}
-    save_file({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, folder / WEIGHTS, {"format": "pt"})
+    held = {name: p.detach() for name, p in adapter_parameters(model).items()} if weights is None else weights
+    save_file({_in_file(name): t.contiguous().cpu() for name, t in held.items()}, folder / WEIGHTS, {"format": "pt"})
     model.peft_config[NAME].save_pretrained(str(folder))
 
 
 @torch.no_grad()
 def load_adapter(model: nn.Module, folder: Path) -> None:
     """Copy a saved adapter into the model's own."""
+    for name, tensor in read_adapter(model, folder).items():
+        model.get_parameter(name).copy_(tensor)
+
+
+def read_adapter(model: nn.Module, folder: Path) -> dict[str, Tensor]:
+    """A saved adapter, by the names of its weights in the model."""
     tensors = load_file(folder / WEIGHTS)
-    for name, p in adapter_parameters(model).items():
-        p.copy_(tensors[f"{PREFIX}{name.replace(f'.{NAME}.', '.')}"])
+    return {name: tensors[_in_file(name)] for name in adapter_parameters(model)}
+
+
+def _in_file(name: str) -> str:
+    return f"{PREFIX}{name.replace(f'.{NAME}.', '.')}"
 
 
 def is_adapter(path: str) -> bool:

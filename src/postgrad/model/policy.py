@@ -200,6 +200,8 @@ class LocalPolicy(FrozenPolicy):
     Where the model has LoRA adapters, only they are trained; what leaves this process has them merged.
     """
 
+    number = 0  # of this process among those that divide the rows
+
     def __init__(self, config: Config, loaded: Loaded, objective: Objective) -> None:
         super().__init__(config, loaded)
         self.objective = objective
@@ -224,7 +226,7 @@ class LocalPolicy(FrozenPolicy):
         self._freeze_above(view)
         tally, steps, self.passes = Tally(), Tally(), Passes(batch)
         if self.config.model.lora.dropout:  # the only dice thrown here: they follow from the step, so a resumed run repeats them
-            torch.manual_seed((self.config.seed << 20) + step)
+            torch.manual_seed((self.config.seed << 20) + step + (self.number << 50))
         for part in split_updates(self.passes.numbered(batch), self.config.training.updates_per_step):
             self.accumulate(self.objective.prepare(part), view, tally)
             if self.optimiser.has_gradients():

@@ -1,11 +1,12 @@
 """Models whose weights, gradients and optimiser state are divided over ranks by FSDP2, behind the ports of the local ones.
 
-Each rank holds a float32 shard of every parameter: the master that its optimiser steps. For a pass the shards of one block are gathered in
-the compute type, and go again after it; gradients are summed in float32 into the shards. What is saved is whole and has the names
-of the local files, so a run can go on with any number of ranks, or with none.
+Each rank holds a float32 shard of every parameter that is trained: the master that its optimiser steps. For a pass the shards of one
+block are gathered in the compute type, and go again after it; gradients are summed in float32 into the shards. What is saved is whole and
+has the names of the local files, so a run can go on with any number of ranks, or with none. LoRA adapters are divided like any other
+weights; what they stand beside lies in shards of the compute type.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,22 @@ from torch.distributed.tensor import DTensor
 
 from postgrad.config.schema import Config, OptimiserConfig
 from postgrad.errors import ConfigError
-from postgrad.model.behind import Behind, TensorsFile, WeightsFile
+from postgrad.model.behind import AdapterFile, Behind, File, TensorsFile, WeightsFile
 from postgrad.model.critic import LocalCritic, ValueObjective
 from postgrad.model.device import DTYPES
 from postgrad.model.head import TokenOutputs
 from postgrad.model.layout import MicroBatch, make_passes
 from postgrad.model.load import Loaded
+from postgrad.model.lora import (
+    BASE,
+    adapted_modules,
+    adapter_parameters,
+    adapters_off,
+    matrices_of,
+    merge,
+    read_adapter,
+    stock_name,
+)
 from postgrad.model.optimiser import Optimiser
 from postgrad.model.policy import FrozenPolicy, LocalPolicy, Objective, Tally, read_weights
 from postgrad.model.ranks import Ranks, idle_pass
@@ -44,7 +55,7 @@ class Root(nn.Module):
 def shard_model(
     model: nn.Module, run: Callable[..., Any], ranks: Ranks, compute: torch.dtype, masters: bool, wide: nn.Module | None = None
 ) -> Root:
-    """Divide the blocks of a model, then what lies around them; `masters` keeps the shards in float32.
+    """Divide the blocks of a model, then what lies around them; `masters` keeps the shards of what is trained in float32.
 
     A `wide` module beside it computes in float32 whatever the model does.
     """
@@ -52,7 +63,7 @@ def shard_model(
 
     def divide(module: nn.Module, dtype: torch.dtype) -> None:
         for p in module.parameters() if masters else []:
-            if not isinstance(p, DTensor):
+            if not isinstance(p, DTensor) and p.requires_grad:
                 p.data = p.data.float()
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
         fully_shard(module, mesh=ranks.mesh, mp_policy=policy, offload_policy=offload, reshard_after_forward=True)
@@ -159,9 +170,28 @@ class Sharded:
 
     def weights(self) -> dict[str, Tensor]:
         """The whole compute weights on the first rank, nothing on the others."""
+        return self._on_first(self.wholes())
+
+    @torch.no_grad()
+    def wholes(self) -> Iterator[tuple[str, Tensor]]:
+        """Each whole weight by its stock name, one after the other, with its adapter merged; on every rank."""
+        model = self.loaded.model
+        modules, own = adapted_modules(model), adapter_parameters(model)
+        for name, p in model.named_parameters():
+            if name in own:
+                continue
+            value = self.full(p)
+            if name.endswith(BASE) and (module := modules.get(name.removesuffix(BASE))) is not None:
+                value = merge(value, module, *(self.full(matrix).to(self.compute) for matrix in matrices_of(module)))
+            yield stock_name(name), value
+
+    def full(self, p: Tensor) -> Tensor:
+        return self.ranks.full(local(p), p)
+
+    def _on_first(self, named: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:
+        """Copies in host memory, in the compute type, on the first rank; the others only give their shards."""
         out: dict[str, Tensor] = {}
-        for name, p in self.loaded.model.named_parameters():
-            value = self.ranks.full(local(p), p)
+        for name, value in named:
             if self.ranks.is_first:
                 out[name] = value.to("cpu", self.compute, copy=True)
         return out
@@ -170,10 +200,10 @@ class Sharded:
     def hand_to(self, model: nn.Module) -> None:
         """Put the whole weights into another model of the same kind that every rank has, one tensor at a time."""
         theirs = dict(model.named_parameters())
-        for name, p in self.loaded.model.named_parameters():
-            theirs[name].copy_(self.ranks.full(local(p), p))
+        for name, value in self.wholes():
+            theirs[name].copy_(value)
 
-    def files(self, folder: str) -> list[WeightsFile | TensorsFile]:
+    def files(self, folder: str) -> list[File]:
         raise NotImplementedError
 
     def save(self, folder: str) -> None:
@@ -183,15 +213,14 @@ class Sharded:
     def begin_save(self, folder: str) -> None:
         self.behind.start(self._mine(folder))
 
-    def _mine(self, folder: str) -> list[WeightsFile | TensorsFile]:
+    def _mine(self, folder: str) -> list[File]:
         files = self.files(folder)  # a meeting: every rank gives its shards
         return files if self.ranks.is_first else []
 
     @torch.no_grad()
-    def take(self, folder: Path) -> None:
+    def take(self, tensors: dict[str, Tensor], params: dict[str, nn.Parameter]) -> None:
         """Continue from saved weights."""
-        tensors = read_weights(folder)
-        for name, p in self.loaded.model.named_parameters():
+        for name, p in params.items():
             local(p).copy_(self.ranks.shard(tensors[name]))
 
 
@@ -218,7 +247,7 @@ class ShardedPolicy(Sharded, LocalPolicy):
         with torch.no_grad():  # FSDP settles types at the first pass, by what needs a gradient then: everything
             self.forward(idle_pass().to(self.device), torch.zeros(0, dtype=torch.int64, device=self.device), FULL)
         LocalPolicy.__init__(self, config, loaded, objective)
-        self.device = ranks.device
+        self.device, self.number = ranks.device, ranks.rank
 
     def forward(self, micro: MicroBatch, targets: Tensor, view: View) -> TokenOutputs:
         return self.root(micro, targets, view)
@@ -236,17 +265,35 @@ class ShardedPolicy(Sharded, LocalPolicy):
         values = self.whole({name: column.nan_to_num() for name, column in mine.items()})
         return {name: values[name].where(counts[name] > 0, torch.nan) for name in mine}
 
-    def files(self, folder: str) -> list[WeightsFile | TensorsFile]:
+    def files(self, folder: str) -> list[File]:
         """Everything to be written, whole, on the first rank; nothing on the others."""
-        return [
+        files: list[File] = [
             WeightsFile(self.loaded, self.weights(), Path(folder) / "policy"),
             TensorsFile(self.optimiser.tensors(), Path(folder) / "optimiser.safetensors"),
         ]
+        if self.adapted:
+            own = self._on_first((name, self.full(p)) for name, p in adapter_parameters(self.model).items())
+            files.append(AdapterFile(self.loaded, own, Path(folder) / "adapter"))
+        return files
 
     def load(self, folder: str) -> None:
         self.moves += 1
-        self.take(Path(folder) / "policy")
+        if self.adapted:
+            self.take(read_adapter(self.model, Path(folder) / "adapter"), adapter_parameters(self.model))
+        else:
+            self.take(read_weights(Path(folder) / "policy"), dict(self.model.named_parameters()))
         self.optimiser.load(Path(folder) / "optimiser.safetensors")
+
+
+class ShardedBase:
+    """What a divided policy with adapters was before them: the same shards, asked with the adapters off."""
+
+    def __init__(self, policy: ShardedPolicy) -> None:
+        self.policy = policy
+
+    def logprobs(self, batch: Batch, view: View = FULL) -> dict[str, Tensor]:
+        with adapters_off(self.policy.model):
+            return self.policy.logprobs(batch, view)
 
 
 class ShardedCritic(Sharded, LocalCritic):
@@ -267,8 +314,8 @@ class ShardedCritic(Sharded, LocalCritic):
             self.forward(idle_pass().to(self.device))
         return ShardedOptimiser(body, self.optimiser_config, self.ranks, self.compute)
 
-    def files(self, folder: str) -> list[WeightsFile | TensorsFile]:
-        head = {name: self.ranks.full(local(p), p).to("cpu", copy=True) for name, p in self.head.named_parameters()}
+    def files(self, folder: str) -> list[File]:
+        head = {name: self.full(p).to("cpu", copy=True) for name, p in self.head.named_parameters()}
         return [
             WeightsFile(self.loaded, self.weights(), Path(folder) / "critic"),
             TensorsFile(head, Path(folder) / "critic" / "value_head.safetensors"),
@@ -276,11 +323,8 @@ class ShardedCritic(Sharded, LocalCritic):
         ]
 
     def load(self, folder: str) -> None:
-        self.take(Path(folder) / "critic")
-        head = load_file(Path(folder) / "critic" / "value_head.safetensors")
-        with torch.no_grad():
-            for name, p in self.head.named_parameters():
-                local(p).copy_(self.ranks.shard(head[name]))
+        self.take(read_weights(Path(folder) / "critic"), dict(self.loaded.model.named_parameters()))
+        self.take(load_file(Path(folder) / "critic" / "value_head.safetensors"), dict(self.head.named_parameters()))
         self.optimiser.load(Path(folder) / "critic_optimiser.safetensors")
 
 

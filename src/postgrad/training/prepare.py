@@ -37,8 +37,6 @@ class Inputs:
 def resolve(config: Config) -> Config:
     """Replace every auto by what this machine offers; the answers go into config.yaml and are kept on resume."""
     check_cluster(config.cluster)
-    if config.cluster.place == "ray" and config.model.lora.rank:
-        raise ConfigError("model.lora.rank: adapters are trained in one process; remove cluster=ray, or train all weights there")
     check_engine(config)
     if config.cluster.address and is_gpu(config.model.device):  # the workers have it; this machine need not
         device = torch.device(config.model.device)
