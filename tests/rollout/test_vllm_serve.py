@@ -1,4 +1,4 @@
-"""`postgrad serve --engine vllm` with real vLLM: the official client, ours, a classmate by the mapping file. For `make test-vllm`."""
+"""`postgrad serve` where real vLLM is, taken unasked: the official client, ours, a classmate by the mapping file. For `make test-vllm`."""
 
 import importlib.util
 import json
@@ -36,11 +36,11 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def servers(model, tmp_path_factory):
-    """The mapping file of a running server; with Ctrl-C it ends with code 0 and takes its entry away."""
+    """The mapping file of a running server, vLLM's though nobody said so; with Ctrl-C it ends with code 0 and takes its entry away."""
     folder = tmp_path_factory.mktemp("served")
     file = folder / "servers.json"
     (folder / "token").write_text(TOKEN)
-    words = ["--engine", "vllm", "--port", "0", "--name", "mate", "--servers", str(file), "--token-file", str(folder / "token")]
+    words = ["--port", "0", "--name", "mate", "--servers", str(file), "--token-file", str(folder / "token")]
     more = ["--context", "256", "--rows", "16", "--dtype", "float32"]
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
@@ -50,6 +50,7 @@ def servers(model, tmp_path_factory):
     try:
         wait_for(lambda: file.exists() or process.poll() is not None, "vLLM's server", 600)
         assert process.poll() is None, (folder / "log").read_text()[-3000:]
+        assert (folder / "log").read_text().startswith("engine: vllm (installed, and it can run this model here)\n")
         yield file
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0 and json.loads(file.read_text()) == {}
