@@ -211,7 +211,7 @@ class Run:
         return tokens.tolist(), logprobs.tolist(), stopped.tolist(), first
 
     def take(self, tokens: list[int], logprobs: list[float], stopped: list[bool], first: int) -> None:
-        """Record the tokens; rows that ended leave, and the last active row closes the gap."""
+        """Record the tokens; rows that ended leave."""
         ended: list[int] = []
         for i, (token, logprob, stop) in enumerate(zip(tokens, logprobs, stopped, strict=True), start=first):
             row = self.active[i]
@@ -221,40 +221,46 @@ class Run:
             self.took(row, finish)
             if finish:
                 ended.append(i)
-        for i in reversed(ended):
-            self.remove(i)
+        self.remove(ended)
 
     def took(self, row: Row, finish: str) -> None:
         """A row has got a token; `finish` is not empty when it was its last."""
         if finish:
             row.job.done[row.index] = Completion(row.tokens, row.logprobs, finish)
 
-    def remove(self, i: int) -> None:
-        last = len(self.active) - 1
-        if i != last:
-            self.slots.move(last, i, int(self.lengths[last]))
-            self.active[i] = self.active[last]
+    def remove(self, ended: list[int]) -> None:
+        """Let rows go, given in rising order; of the others, the last ones move into the gaps, each at most once."""
+        kept, gone = len(self.active) - len(ended), set(ended)
+        last = (i for i in range(kept, len(self.active)) if i not in gone)
+        for target, source in zip((i for i in ended if i < kept), last, strict=True):
+            self.slots.move(source, target, int(self.lengths[source]))
+            self.active[target] = self.active[source]
             for column in (self.lengths, self.steps, self.uniforms, self.next_tokens):
-                column[i] = column[last]
-        self.active.pop()
+                column[target] = column[source]
+        del self.active[kept:]
 
     def fill(self) -> None:
-        """Let waiting rows in while there is room; each gets its first token from its prompt's prefill."""
+        """Let waiting rows in while there is room; each gets its first token from its prompt's prefill, all of them at once."""
         while len(self.active) < self.capacity and (self.waiting or self.to_prefill):
             if not self.waiting:
                 self.prefill()
-            prompt = self.waiting[0]
-            request = prompt.job.request
-            first = len(self.active)
-            room = min(self.capacity - first, len(request.seeds) - prompt.next_index)
-            self.slots.admit(first, room, prompt.prefill, prompt.row, len(request.prompt))
-            self.lengths[first : first + room], self.steps[first : first + room] = len(request.prompt), 0
-            for index in range(prompt.next_index, prompt.next_index + room):
-                self.active.append(Row(prompt.job, index, RowRandom(request.seeds[index])))
-            prompt.next_index += room
-            if prompt.next_index == len(request.seeds):
-                self.waiting.popleft()
-            self.take(*self.sample(prompt.logits.expand(room, -1), first))
+            first, logits = len(self.active), []
+            while self.waiting and len(self.active) < self.capacity:
+                logits.append(self.enter(self.waiting[0]))
+            self.take(*self.sample(torch.cat(logits), first))
+
+    def enter(self, prompt: _Waiting) -> Tensor:
+        """(rows, vocabulary) logits of a prompt's rows that found room and are active now."""
+        request, first = prompt.job.request, len(self.active)
+        room = min(self.capacity - first, len(request.seeds) - prompt.next_index)
+        self.slots.admit(first, room, prompt.prefill, prompt.row, len(request.prompt))
+        self.lengths[first : first + room], self.steps[first : first + room] = len(request.prompt), 0
+        for index in range(prompt.next_index, prompt.next_index + room):
+            self.active.append(Row(prompt.job, index, RowRandom(request.seeds[index])))
+        prompt.next_index += room
+        if prompt.next_index == len(request.seeds):
+            self.waiting.popleft()
+        return prompt.logits.expand(room, -1)
 
     def prefill(self) -> None:
         """Run the next prompts, as many as there is use for, and remember their keys, values and last logits."""

@@ -51,6 +51,4 @@ class LiveRun(Run):
             return
         self.to_prefill = type(self.to_prefill)(job for job in self.to_prefill if job not in jobs)
         self.waiting = type(self.waiting)(entry for entry in self.waiting if entry.job not in jobs)
-        for i in reversed(range(len(self.active))):
-            if self.active[i].job in jobs:
-                self.remove(i)
+        self.remove([i for i, row in enumerate(self.active) if row.job in jobs])
