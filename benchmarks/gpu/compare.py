@@ -67,6 +67,15 @@ def sums() -> list[dict]:
     return rows
 
 
+def peak_gib() -> float:
+    """Most memory of the GPU that this process held, recordings included."""
+    import torch
+
+    from postgrad.model.device import peak_memory_bytes
+
+    return peak_memory_bytes(torch.device("cuda")) / 2**30
+
+
 def random_prompts() -> list[list[int]]:
     import random
 
@@ -123,7 +132,7 @@ def rollout_postgrad(folder: str, which: str, long_tail: bool) -> None:
         work=f"rollout {which}{' long tail' if long_tail else ''}",
         tokens_per_second=speed,
         share_of_bandwidth=bytes_needed / min(seconds) / BANDWIDTH,
-        peak_gib=torch.cuda.max_memory_allocated() / 2**30,
+        peak_gib=peak_gib(),
     )
 
 
@@ -329,14 +338,14 @@ def update_views(folder: str) -> None:
         times = []
         for _ in range(4):
             torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
+
             start = time.time()
             policy.update(batch, 1)
             torch.cuda.synchronize()
             times.append(time.time() - start)
         seconds[name] = min(times)
         used = sum(p.numel() for p in policy.model.parameters() if p.requires_grad)
-        peak = torch.cuda.max_memory_allocated() / 2**30
+        peak = peak_gib()
         report(
             "postgrad",
             work=f"update {name}",
@@ -397,7 +406,7 @@ def both_ways_postgrad(folder: str) -> None:
         seconds.append(time.time() - start)
     speed = batch.num_tokens / min(seconds)
     share = 6 * sum(p.numel() for p in model.parameters()) * speed / ARITHMETIC
-    peak = torch.cuda.max_memory_allocated() / 2**30
+    peak = peak_gib()
     report("postgrad", work="forward and backward", tokens_per_second=speed, share_of_arithmetic=share, peak_gib=peak)
 
 

@@ -7,6 +7,7 @@ stage, the loss included, sees it.
 
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -67,12 +68,16 @@ class Ragged:
     def split(self) -> list[Tensor]:
         return list(self.values.split(self.lengths.tolist()))
 
+    @cached_property
+    def row_index(self) -> Tensor:
+        """(total,) the row each value belongs to, on the CPU."""
+        return torch.arange(len(self)).repeat_interleave(self.lengths)
+
     def positions(self, indices: Tensor) -> Tensor:
         """Where the tokens of the given rows lie in `values`, row after row."""
         lengths = self.lengths[indices]
-        starts = self.offsets[:-1][indices]
-        within = torch.arange(int(lengths.sum())) - (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
-        return starts.repeat_interleave(lengths) + within
+        shift = self.offsets[:-1][indices] - (lengths.cumsum(0) - lengths)  # from its place among the picked tokens
+        return torch.arange(int(lengths.sum())) + shift.repeat_interleave(lengths)
 
 
 class Columns(MutableMapping[str, Any]):
@@ -185,8 +190,7 @@ class Batch:
     @property
     def row_index(self) -> Tensor:
         """(tokens,) the row each response token belongs to."""
-        lengths = self.response.lengths
-        return torch.arange(len(lengths)).repeat_interleave(lengths).to(self.response.values.device)
+        return self.response.row_index.to(self.response.values.device)
 
     @property
     def names(self) -> list[str]:
@@ -226,14 +230,15 @@ class Batch:
         )
 
     def to(self, device: torch.device | str) -> "Batch":
-        def move(column: Any) -> Any:
-            return column.to(device) if isinstance(column, Tensor) else column
+        return self.moved(lambda column: column.to(device))
 
+    def moved(self, move: Callable[[Tensor], Tensor]) -> "Batch":
+        """All columns that are tensors somewhere else, by a function that brings one there."""
         return Batch(
-            replace(self.prompt, values=self.prompt.values.to(device)),
-            replace(self.response, values=self.response.values.to(device)),
+            replace(self.prompt, values=move(self.prompt.values)),
+            replace(self.response, values=move(self.response.values)),
             {name: move(column) for name, column in self.tokens.items()},
-            {name: move(column) for name, column in self.rows.items()},
+            {name: move(column) if isinstance(column, Tensor) else column for name, column in self.rows.items()},
         )
 
 

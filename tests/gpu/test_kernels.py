@@ -8,7 +8,7 @@ from postgrad.rollout.engine import Request, Sampling
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
-BUNDLES = [(70, (5, 80)), (0, (30,)), (3, (66, 1)), (200, (129, 64, 65))]  # shared tokens, own tokens of each row
+BUNDLES = [(70, (5, 80)), (0, (30,)), (3, (66, 1)), (200, (129, 64, 65)), (530, (600, 20))]  # shared tokens, own tokens of each row
 
 
 def packed():
@@ -103,7 +103,7 @@ def model(tmp_path_factory):
     torch.manual_seed(0)
     shape = LlamaConfig(
         vocab_size=2048, hidden_size=288, intermediate_size=768, num_hidden_layers=4, num_attention_heads=9, num_key_value_heads=3,
-        head_dim=32, max_position_embeddings=1024, tie_word_embeddings=True, bos_token_id=0, eos_token_id=17,
+        head_dim=32, max_position_embeddings=2048, tie_word_embeddings=True, bos_token_id=0, eos_token_id=17,
     )  # fmt: skip
     llama = LlamaForCausalLM(shape)
     with torch.no_grad():
@@ -145,18 +145,19 @@ def test_the_paged_engine_samples_what_the_plain_one_samples(model, temperature)
             assert y.logprobs == pytest.approx(x.logprobs, abs=2e-4)
 
 
-@pytest.mark.parametrize("rows", [8, 1024])
-def test_engine_and_trainer_agree_to_the_last_bits_in_bfloat16(model, rows):
+def gap_of_engine_and_trainer(folder, rows, asked, tokens):
+    """(tokens,) how far the sampled tokens' log-probs are from the trainer's, in bfloat16."""
     from postgrad.config.compose import compose
     from postgrad.methods import find_method
     from postgrad.model.policy import LocalPolicy
     from postgrad.rollout.native.engine import NativeEngine
     from postgrad.types import Batch, Trajectory
 
-    loaded = load(model, "bfloat16")
-    asked = requests()
-    done = NativeEngine(loaded, RolloutConfig(max_rows=rows)).generate(asked, Sampling(1.0, 70))
-    words = [f"model.path={model}", "data.train=arithmetic:1", "model.device=cuda", "model.dtype=bfloat16"]
+    loaded = load(folder, "bfloat16")
+    engine = NativeEngine(loaded, RolloutConfig(max_rows=rows))
+    assert engine.decoder is not None
+    done = engine.generate(asked, Sampling(1.0, tokens))
+    words = [f"model.path={folder}", "data.train=arithmetic:1", "model.device=cuda", "model.dtype=bfloat16"]
     config = compose("grpo", words, lambda name: find_method(name).Settings)
     policy = LocalPolicy(config, loaded, find_method("grpo")(config))
     rows_of = [
@@ -165,8 +166,38 @@ def test_engine_and_trainer_agree_to_the_last_bits_in_bfloat16(model, rows):
         for c in cs
     ]
     batch = Batch.of(rows_of)
-    gap = (policy.logprobs(batch)["logprobs"] - batch.tokens["behaviour_logprobs"]).abs()
+    return (policy.logprobs(batch)["logprobs"] - batch.tokens["behaviour_logprobs"]).abs()
+
+
+@pytest.mark.parametrize(("rows", "prompt", "tokens"), [(8, 0, 70), (1024, 0, 70), (64, 600, 700)])
+def test_engine_and_trainer_agree_to_the_last_bits_in_bfloat16(model, rows, prompt, tokens):
+    """Short rows and long ones, whose keys a decode step divides into chunks."""
+    asked = [Request(list(range(20, 20 + prompt)) + r.prompt, r.seeds, None if prompt else r.max_new_tokens) for r in requests()]
+    gap = gap_of_engine_and_trainer(model, rows, asked, tokens)
     assert gap.max() < 1e-3 and gap.mean() < 1e-5, (gap.mean(), gap.max())
+
+
+@pytest.mark.parametrize("family", ["Qwen2", "Qwen3"])
+def test_wide_heads_biases_and_norms_of_heads_agree_as_well(tmp_path, family):
+    import transformers
+
+    from postgrad.model.tiny import make_tiny
+
+    folder = make_tiny(tmp_path / family, seed=0)
+    torch.manual_seed(0)
+    shape = getattr(transformers, f"{family}Config")(
+        vocab_size=2048, hidden_size=512, intermediate_size=768, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=128, max_position_embeddings=2048, tie_word_embeddings=True, bos_token_id=0, eos_token_id=17,
+    )  # fmt: skip
+    made = getattr(transformers, f"{family}ForCausalLM")(shape)
+    with torch.no_grad():
+        for p in made.parameters():
+            p.mul_(3) if p.dim() == 2 else p.add_(0.1 * torch.randn_like(p))
+    made.save_pretrained(folder)
+    for rows, prompt, tokens in ((64, 0, 70), (64, 600, 600)):
+        asked = [Request(list(range(20, 20 + prompt)) + r.prompt, r.seeds[:2]) for r in requests()]
+        gap = gap_of_engine_and_trainer(folder, rows, asked, tokens)
+        assert gap.max() < 1e-3 and gap.mean() < 1e-5, (gap.mean(), gap.max())
 
 
 def test_packed_and_padded_passes_give_one_gradient(model, monkeypatch):

@@ -166,7 +166,11 @@ class TrainingConfig:
     steps: int = setting(100, "steps of the run", at_least=1)
     problems_per_step: int = setting(16, "problems taken from the data each step", at_least=1)
     updates_per_step: int = setting(1, "optimiser steps each step's batch is divided into, by problem", at_least=1)
-    token_budget: int = setting(0, "most tokens in one pass; never changes the gradient; 0: 8192, on a GPU 16384", at_least=0)
+    token_budget: int = setting(
+        0,
+        "most tokens in one pass; never changes the gradient; 0: 8192, or 16384 on a GPU with adapters or checkpointing",
+        at_least=0,
+    )
     async_save: bool = setting(False, "copy a checkpoint to host memory and write it while the next steps run")
     checkpoint_every: int = setting(50, "steps between checkpoints; the last step is always saved", at_least=1)
     keep_checkpoints: int = setting(2, "newest checkpoints kept", at_least=1)

@@ -17,7 +17,8 @@ from postgrad.model.layout import MicroBatch, make_passes
 from postgrad.model.load import Loaded, save
 from postgrad.model.optimiser import Optimiser, learning_rate
 from postgrad.model.policy import Tally, load_weights, split_updates
-from postgrad.model.views import FULL, hidden_states
+from postgrad.model.recorded import Recorder, pass_states
+from postgrad.model.views import FULL
 from postgrad.types import Batch
 
 
@@ -62,6 +63,7 @@ class LocalCritic:
         body = nn.ModuleDict({"body": loaded.model.base_model, "value_head": self.head})
         self.optimiser_config = dataclasses.replace(config.optimiser, lr=lr)
         self.optimiser = self.make_optimiser(body)
+        self.recorder = Recorder(loaded.model, self.optimiser.masters_by_id())
         self.behind = Behind()
 
     def make_optimiser(self, body: nn.Module) -> Optimiser:
@@ -80,7 +82,7 @@ class LocalCritic:
         return tally
 
     def forward(self, micro: MicroBatch) -> Tensor:
-        hidden = hidden_states(self.loaded.model, micro.ids, micro.positions, micro.mask, FULL, micro.packing)
+        hidden = pass_states(self.loaded.model, micro, FULL, self.recorder)
         return self.head(hidden.flatten(0, 1)[micro.gather].float())[:, 0]
 
     @torch.no_grad()

@@ -11,10 +11,11 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -62,16 +63,40 @@ def captures_graphs(device: torch.device) -> bool:
 
 
 def capture_graph(work: Callable[[], object], pool: Any) -> Any:
-    """Record what `work` launches, after one run that compiles and allocates. `pool` is an earlier graph's memory, or None."""
+    """Record what `work` launches. `pool` is an earlier graph's memory, or None."""
+    return capture_graphs([work], pool)[0]
+
+
+def capture_graphs(works: Sequence[Callable[[], object]], pool: Any) -> list[Any]:
+    """Record what each of them launches, after one run of all that compiles and allocates; later ones may use what earlier ones made.
+
+    What recordings hold is no longer allocated in torch's eyes, but it is taken: peak_memory_bytes adds it.
+    """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        work()
+        for work in works:
+            work()
     torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
-        work()
-    return graph
+    torch.cuda.empty_cache()  # a recording takes memory of its own, and cannot ask for what lies idle
+    _Recorded.peak = peak_memory_bytes(torch.device("cuda"))
+    before = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    graphs: list[Any] = []
+    for work in works:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool or (graphs[0].pool() if graphs else None)):
+            work()
+        graphs.append(graph)
+    _Recorded.held[graphs[0]] = max(0, torch.cuda.memory_reserved() - torch.cuda.memory_allocated() - before)
+    torch.cuda.reset_peak_memory_stats()
+    return graphs
+
+
+class _Recorded:
+    """Bytes that living recordings hold, and the most there was before the last of them."""
+
+    held: ClassVar[weakref.WeakKeyDictionary[Any, int]] = weakref.WeakKeyDictionary()
+    peak = 0
 
 
 def streams_state(device: torch.device) -> bool:
@@ -94,6 +119,13 @@ def unlock_pages() -> Callable[[int], object]:
     """The function that undoes lock_pages; asked for early, because modules are gone when a process winds down."""
     cudart: Any = torch.cuda.cudart()
     return cudart.cudaHostUnregister
+
+
+def send(values: Tensor, device: torch.device) -> Tensor:
+    """A copy on the device that the host does not wait for: it takes its turn behind the work that was given to the device before."""
+    if values.device.type != "cpu" or device.type != "cuda":
+        return values.to(device)
+    return values.pin_memory().to(device, non_blocking=True)
 
 
 def keeps_digits(device: torch.device) -> bool:
@@ -195,7 +227,8 @@ def _keep_freed_memory() -> None:
 def peak_memory_bytes(device: torch.device) -> int:
     """Most memory this process held so far: on the accelerator where there is one, else resident memory."""
     if likes_large_passes(device):
-        return torch.get_device_module(device).max_memory_allocated(device)
+        since = torch.get_device_module(device).max_memory_allocated(device) + sum(_Recorded.held.values())
+        return max(since, _Recorded.peak)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 

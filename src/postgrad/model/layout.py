@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from postgrad.model.device import has_kernels, likes_large_passes
+from postgrad.model.device import has_kernels, likes_large_passes, send
 from postgrad.model.packing import Packing, make_packing
 from postgrad.model.spread import Segment, Spread, make_spread
 from postgrad.types import Batch
@@ -32,9 +33,10 @@ class MicroBatch:
     packing: Packing | Spread | None = None  # for one row of packed tokens
 
     def to(self, device: torch.device) -> "MicroBatch":
-        mask = None if self.mask is None else self.mask.to(device)
+        ids, positions, gather = (send(x, device) for x in (self.ids, self.positions, self.gather))
+        mask = None if self.mask is None else send(self.mask, device)
         packing = None if self.packing is None else self.packing.to(device)
-        return MicroBatch(self.rows, self.ids.to(device), self.positions.to(device), mask, self.gather.to(device), packing)
+        return MicroBatch(self.rows, ids, positions, mask, gather, packing)
 
     @property
     def num_tokens(self) -> int:
@@ -56,9 +58,9 @@ def make_passes(
     return make_micro_batches(batch, budget, int(model.config.get_text_config().hidden_size), together)
 
 
-def default_budget(device: torch.device) -> int:
-    """Tokens of a pass where training.token_budget is 0."""
-    return 16384 if likes_large_passes(device) else 8192
+def default_budget(device: torch.device, launched: bool = False) -> int:
+    """Tokens of a pass where training.token_budget is 0; more on a GPU where passes are launched kernel by kernel, not recorded."""
+    return 16384 if launched and likes_large_passes(device) else 8192
 
 
 def takes_packed(model: Any) -> bool:
@@ -131,30 +133,32 @@ def _pack(
     bundles: dict[tuple[int, ...], list[int]] = {}
     for row in rows:
         bundles.setdefault(prompts[row], []).append(row)
-    starts, values = batch.response.offsets.tolist(), batch.response.values
-    ids: list[Tensor] = []
-    positions: list[Tensor] = []
-    gather: list[Tensor] = []
+    starts, values = batch.response.offsets.tolist(), batch.response.values.numpy()
+    ids: list[Any] = []
+    positions: list[Any] = []
+    gather: list[Any] = []
     segments: list[Segment] = []
+    order = np.arange(max(len(prompt) + starts[row + 1] - starts[row] for prompt, members in bundles.items() for row in members))
     at = 0
     for prompt, members in bundles.items():
         shared = len(prompt) - 1
         begin, end = at, at + shared + sum(starts[row + 1] - starts[row] for row in members)
-        ids.append(torch.tensor(prompt[:-1], dtype=torch.int64))
-        positions.append(torch.arange(shared))
+        ids.append(np.array(prompt[:-1], dtype=np.int64))
+        positions.append(order[:shared])
         if shared:
             segments.append((begin, begin + shared, 0, 0, end))
         at += shared
-        last = torch.tensor(prompt[-1:])
+        last = np.array(prompt[-1:])
         for row in members:
             length = starts[row + 1] - starts[row]
             ids += [last, values[starts[row] : starts[row + 1] - 1]]
-            positions.append(torch.arange(shared, shared + length))
-            gather.append(torch.arange(at, at + length))
+            positions.append(order[shared : shared + length])
+            gather.append(at + order[:length])
             segments.append((at, at + length, begin, begin + shared, at + length))
             at += length
     in_order = [row for members in bundles.values() for row in members]
-    return MicroBatch(in_order, torch.cat(ids)[None], torch.cat(positions)[None], None, torch.cat(gather), attend(segments))
+    flat, places, where = (torch.from_numpy(np.concatenate(parts)) for parts in (ids, positions, gather))
+    return MicroBatch(in_order, flat[None], places[None], None, where, attend(segments))
 
 
 def _bundles(batch: Batch, token_budget: int, width: int) -> list[list[int]]:

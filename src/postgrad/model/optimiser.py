@@ -75,13 +75,17 @@ class Optimiser:
         """What this process steps: the trainable parameters."""
         return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
+    def masters_by_id(self) -> dict[int, Tensor]:
+        """By the parameter's id, the tensor in whose `.grad` its gradients add up."""
+        return {id(p): self.masters[name] for name, p in self.params.items()}
+
     def has_gradients(self) -> bool:
         """Whether anything was added up since the last step."""
         return any(master.grad is not None for master in self.masters.values())
 
     def norm(self, gradients: list[Tensor]) -> Tensor:
         """The norm of the whole gradient."""
-        return torch.stack([g.norm() for g in gradients]).norm()
+        return torch.stack(torch._foreach_norm(gradients)).norm()  # pyright: ignore[reportPrivateImportUsage]
 
     @staticmethod
     def _accumulate_wide(p: Tensor, master: Tensor) -> Callable[[Tensor], None]:
@@ -115,8 +119,7 @@ class Optimiser:
             )
         if self.config.max_grad_norm > 0:
             share = (self.config.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
-            for g in gradients:
-                g.mul_(share)
+            torch._foreach_mul_(gradients, share)  # pyright: ignore[reportPrivateImportUsage]
         for group in self.adam.param_groups:
             group["lr"] = lr * group["scale"]
         self.adam.step()
@@ -127,9 +130,9 @@ class Optimiser:
     @torch.no_grad()
     def write_back(self) -> None:
         """Round the masters into the model."""
-        for name, p in self.params.items():
-            if p is not self.masters[name]:
-                p.copy_(self.masters[name])
+        rounded = {name: p for name, p in self.params.items() if p is not self.masters[name]}
+        if rounded:
+            torch._foreach_copy_(list(rounded.values()), [self.masters[name] for name in rounded])  # pyright: ignore[reportPrivateImportUsage]
 
     def save(self, file: Path) -> None:
         """Masters and state as `key/parameter`: the same names for all kinds but the 8-bit one, whose state is its own."""

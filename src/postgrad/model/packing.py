@@ -9,7 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from postgrad.model.device import send
+
 BLOCK_M, BLOCK_N = 64, 64  # queries and keys that one step of a kernel looks at; a page of the cache holds BLOCK_N tokens
+CHUNK = 8  # blocks of keys that are weighed together before they join the rest: a decode step divides a long row into them
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,7 @@ class Packing:
     key_tiles: Tensor  # (tiles, 3): first and end of the tile, end of the tokens that may see it
 
     def to(self, device: torch.device) -> "Packing":
-        return Packing(self.query_tiles.to(device), self.key_tiles.to(device))
+        return Packing(send(self.query_tiles, device), send(self.key_tiles, device))
 
 
 def make_packing(segments: list[tuple[int, int, int, int, int]]) -> Packing:
@@ -33,3 +36,15 @@ def make_packing(segments: list[tuple[int, int, int, int, int]]) -> Packing:
     queries.sort(key=lambda tile: -(tile[1] - tile[2] + tile[4] - tile[3]))
     keys.sort(key=lambda tile: -(tile[2] - tile[0]))
     return Packing(torch.tensor(queries, dtype=torch.int32), torch.tensor(keys, dtype=torch.int32))
+
+
+def num_tiles(tokens: int) -> int:
+    """Tiles of one segment of this length."""
+    return -(-tokens // BLOCK_M)
+
+
+def lone_tiles(start: int, end: int, tiles: int, device: torch.device) -> Packing:
+    """As many tiles, of which the first cover start..end with tokens that see nobody beyond their tile, and the others nothing."""
+    first = (start + BLOCK_M * torch.arange(tiles, dtype=torch.int32, device=device)).clamp_(max=end)
+    last, nothing = (first + BLOCK_M).clamp_(max=end), torch.zeros_like(first)
+    return Packing(torch.stack([first, last, first, nothing, nothing], 1), torch.stack([first, last, last], 1))

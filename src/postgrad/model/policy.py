@@ -14,13 +14,14 @@ from torch import Tensor, nn
 
 from postgrad.config.schema import Config
 from postgrad.model.behind import Behind, TensorsFile, WeightsFile, on_host
-from postgrad.model.device import peak_memory_bytes
+from postgrad.model.device import peak_memory_bytes, send
 from postgrad.model.head import TokenOutputs, token_outputs
 from postgrad.model.layout import MicroBatch, make_passes
 from postgrad.model.load import Loaded, save
 from postgrad.model.lora import adapter_parameters, adapters_off, load_adapter, merged_weights, save_adapter, save_merged
 from postgrad.model.optimiser import Optimiser, learning_rate
-from postgrad.model.views import FULL, View, hidden_states, upper_parameters
+from postgrad.model.recorded import Recorder, pass_states
+from postgrad.model.views import FULL, View, upper_parameters
 from postgrad.types import Batch
 
 
@@ -160,6 +161,7 @@ class FrozenPolicy:
         self.model = loaded.model
         self.device = next(self.model.parameters()).device
         self.width = int(self.model.config.get_text_config().hidden_size)
+        self.recorder = Recorder(self.model)
 
     @torch.no_grad()
     def logprobs(self, batch: Batch, view: View = FULL) -> dict[str, Tensor]:
@@ -181,8 +183,7 @@ class FrozenPolicy:
 
     def forward(self, micro: MicroBatch, targets: Tensor, view: View) -> TokenOutputs:
         """Log-prob and entropy of the micro-batch's response tokens, in the order of its rows."""
-        hidden = hidden_states(self.model, micro.ids, micro.positions, micro.mask, view, micro.packing)
-        picked = hidden.flatten(0, 1)[micro.gather]
+        picked = pass_states(self.model, micro, view, self.recorder).flatten(0, 1)[micro.gather]
         return token_outputs(picked, self.model.get_output_embeddings().weight, targets, self.config.rollout.temperature)
 
 
@@ -213,6 +214,7 @@ class LocalPolicy(FrozenPolicy):
         for p in self.still:
             p.requires_grad_(False)
         self.optimiser = self.make_optimiser(scales)
+        self.recorder = Recorder(self.model, self.optimiser.masters_by_id())
         self.behind = Behind()
         self.num_frozen = len(self.still)
         self.passes = Passes()
@@ -244,10 +246,9 @@ class LocalPolicy(FrozenPolicy):
     def accumulate(self, batch: Batch, view: View, tally: Tally) -> None:
         """Add the gradient of one optimiser step's batch; its weights are global, so the order and size of micro-batches do not matter."""
         passes = self.micro_batches(batch, self.objective.together(batch))
-        # All of it goes to the device first: a copy in between would wait for the work before it.
-        ready = [(micro.to(self.device), batch.select(micro.rows).to(self.device)) for micro in passes]
-        for micro, rows in ready:
-            current = self.forward(micro, rows.response.values, view)
+        for micro in passes:
+            rows = batch.select(micro.rows).moved(lambda column: send(column, self.device))
+            current = self.forward(micro.to(self.device), rows.response.values, view)
             if not micro.rows:  # others compute: this process only takes part in what they exchange
                 current.logprobs.sum().backward()
                 continue

@@ -45,12 +45,33 @@ def hidden_states(
     decoder: Any = model.base_model
     if view.num_blocks is None:
         return decoder(input_ids=ids, position_ids=positions, attention_mask=causal, use_cache=False, **extra).last_hidden_state
-    blocks = check_view(model, view)
+    hidden, *rotary = embedded(model, ids, positions)
+    return through_blocks(model, hidden, tuple(rotary), view, packing, causal, positions)
+
+
+def embedded(model: nn.Module, ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What the blocks start from: the tokens' vectors, cosines and sines of their positions."""
+    decoder: Any = model.base_model
     hidden = decoder.embed_tokens(ids)
-    rotary = decoder.rotary_emb(hidden, position_ids=positions)
+    return hidden, *decoder.rotary_emb(hidden, position_ids=positions)
+
+
+def through_blocks(
+    model: nn.Module,
+    hidden: Tensor,
+    rotary: tuple[Tensor, ...],
+    view: View,
+    packing: Packing | Spread | None = None,
+    mask: Tensor | None = None,
+    positions: Tensor | None = None,
+) -> Tensor:
+    """The viewed policy's states: block after block, and the final norm where the view has it."""
+    extra: dict[str, Any] = {"packing": packing} if packing is not None else {}
+    decoder: Any = model.base_model
+    blocks = check_view(model, view)
     for block in blocks[: view.num_blocks]:
-        hidden = block(hidden, attention_mask=causal, position_embeddings=rotary, position_ids=positions, use_cache=False, **extra)
-    last = view.num_blocks == len(blocks)  # the full policy always has its norm
+        hidden = block(hidden, attention_mask=mask, position_embeddings=rotary, position_ids=positions, use_cache=False, **extra)
+    last = view.num_blocks in (None, len(blocks))  # the full policy always has its norm
     return decoder.norm(hidden) if last or view.norm == "final" else hidden
 
 

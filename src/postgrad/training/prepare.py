@@ -51,7 +51,8 @@ def resolve(config: Config) -> Config:
             cluster = config.cluster
             workers = cluster.workers + cluster.engines + sum(cluster.pools.values())
             config.model.threads = max(1, min(config.model.threads, (os.cpu_count() or 1) // workers))
-    config.training.token_budget = config.training.token_budget or default_budget(device)
+    launched = bool(config.model.lora.rank or config.model.activation_checkpointing)  # see model/recorded.py
+    config.training.token_budget = config.training.token_budget or default_budget(device, launched)
     if config.rollout.max_rows == 0:
         config.rollout.max_rows = 256 if device.type == "cpu" else 2048
     config.rollout.stop = stop_strings(config.rollout.stop, config.data.prompt_style)

@@ -1,23 +1,45 @@
 """Attention over packed tokens (model/packing.py), forward and backward.
 
-Keys are visited in blocks of BLOCK_N, the shared ones first: the decode kernel walks the same blocks in the same order, so that what
-the engine samples and what the trainer prices differ by rounding in the last bits only.
+Keys are visited in blocks of BLOCK_N, the shared ones first, CHUNK blocks at a time. The decode kernel walks the same blocks in the same
+order and joins the same chunks, so that what the engine samples and what the trainer prices are the same bits.
 """
 
 # Triton launches its kernels with arguments that a type checker cannot follow.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOptionalMemberAccess=false, reportOperatorIssue=false
 # pyright: reportAssignmentType=false, reportGeneralTypeIssues=false
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from postgrad.model.packing import BLOCK_M, BLOCK_N, Packing
+from postgrad.model.packing import BLOCK_M, BLOCK_N, CHUNK, Packing
 
 LOG2E = 1.4426950408889634
+# A fused multiply-add would leave out a rounding that the stock modules make, and only in some of the kernels.
+EXACT: dict[str, Any] = {"enable_fp_fusion": False}
+# Blocks and warps of the gradients in bfloat16, as measured on an H200 (docs/lab.md).
+KEYS: dict[str, int] = {"M": 128, "num_warps": 4, "num_stages": 2}
+QUERIES: dict[str, int] = {"N": 32, "num_warps": 4, "num_stages": 3}
+
+
+class Instructions(NamedTuple):
+    """Warps of a training program over BLOCK_M queries, rows and warps of a decode program."""
+
+    forward_warps: int
+    decode_rows: int
+    decode_warps: int
+
+
+def instructions(width: int) -> Instructions:
+    """What makes the compiler choose the same tensor-core instructions for training and decoding heads of this width: equal bits.
+
+    Narrow heads: the ones of 16 rows in both, so that a decode program, which has few rows, wastes little. Wide heads would spill
+    registers in training then; both take the ones of 64 rows.
+    """
+    return Instructions(2, 16, 1) if width <= 64 else Instructions(4, 64, 4)
 
 
 @triton.jit
@@ -35,6 +57,14 @@ def absorb(acc, top, total, q, k, v, visible, scale_log2, PRECISE: tl.constexpr)
 
 
 @triton.jit
+def join_chunk(acc, top, total, chunk_acc, chunk_top, chunk_total):
+    """Put a chunk's softmax to that of the chunks before it."""
+    new_top = tl.maximum(top, chunk_top)
+    keep, add = tl.exp2(top - new_top), tl.exp2(chunk_top - new_top)
+    return acc * keep[:, None] + chunk_acc * add[:, None], new_top, total * keep + chunk_total * add
+
+
+@triton.jit
 def _load(base, rows, stride, cols, inside, D: tl.constexpr):
     return tl.load(base + rows[:, None] * stride + cols[None, :], mask=inside[:, None] & (cols < D)[None, :], other=0.0)
 
@@ -43,7 +73,8 @@ def _load(base, rows, stride, cols, inside, D: tl.constexpr):
 def _forward(
     q_base, k_base, v_base, out_base, lse_base, tiles, scale_log2, num_tokens,
     q_token, q_head, k_token, k_head, v_token, v_head, out_token, out_head,
-    GROUP: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, M: tl.constexpr, N: tl.constexpr, PRECISE: tl.constexpr,
+    GROUP: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, M: tl.constexpr, N: tl.constexpr, CHUNK: tl.constexpr,
+    PRECISE: tl.constexpr,
 ):  # fmt: skip
     tile = tiles + tl.program_id(0) * 5
     head = tl.program_id(1).to(tl.int64)
@@ -58,18 +89,21 @@ def _forward(
     top = tl.full([M], float("-inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
     acc = tl.zeros([M, WIDTH], tl.float32)
-    for start in range(shared, shared_end, N):
-        at = (start + tl.arange(0, N)).to(tl.int64)
-        inside = at < shared_end
-        k = _load(k_base, at, k_token, cols, inside, D)
-        v = _load(v_base, at, v_token, cols, inside, D)
-        acc, top, total = absorb(acc, top, total, q, k, v, inside[None, :], scale_log2, PRECISE)
-    for start in range(own, end, N):
-        at = (start + tl.arange(0, N)).to(tl.int64)
-        inside = at < end
-        k = _load(k_base, at, k_token, cols, inside, D)
-        v = _load(v_base, at, v_token, cols, inside, D)
-        acc, top, total = absorb(acc, top, total, q, k, v, at[None, :] <= rows[:, None], scale_log2, PRECISE)
+    shared_blocks = (shared_end - shared + N - 1) // N
+    blocks = shared_blocks + (end - own + N - 1) // N
+    for begin in range(0, blocks, CHUNK):
+        chunk_top = tl.full([M], float("-inf"), tl.float32)
+        chunk_total = tl.zeros([M], tl.float32)
+        chunk_acc = tl.zeros([M, WIDTH], tl.float32)
+        for j in range(begin, tl.minimum(begin + CHUNK, blocks)):
+            is_shared = j < shared_blocks
+            at = (tl.where(is_shared, shared + j * N, own + (j - shared_blocks) * N) + tl.arange(0, N)).to(tl.int64)
+            inside = at < tl.where(is_shared, shared_end, end)
+            k = _load(k_base, at, k_token, cols, inside, D)
+            v = _load(v_base, at, v_token, cols, inside, D)
+            visible = inside[None, :] & (is_shared | (at[None, :] <= rows[:, None]))
+            chunk_acc, chunk_top, chunk_total = absorb(chunk_acc, chunk_top, chunk_total, q, k, v, visible, scale_log2, PRECISE)
+        acc, top, total = join_chunk(acc, top, total, chunk_acc, chunk_top, chunk_total)
     acc = acc / total[:, None]
     place = out_base + rows[:, None] * out_token + head * out_head + cols[None, :]
     tl.store(place, acc.to(out_base.dtype.element_ty), mask=here[:, None] & (cols < D)[None, :])
@@ -78,7 +112,7 @@ def _forward(
 
 @triton.jit
 def _backward_queries(
-    q_base, k_base, v_base, grad_base, lse_base, delta_base, dq_base, tiles, scale, scale_log2, num_tokens,
+    q_base, k_base, v_base, out_base, grad_base, lse_base, delta_base, dq_base, tiles, scale, scale_log2, num_tokens,
     q_token, q_head, k_token, k_head, v_token, v_head, grad_token, grad_head, dq_token, dq_head,
     GROUP: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, M: tl.constexpr, N: tl.constexpr, PRECISE: tl.constexpr,
 ):  # fmt: skip
@@ -92,8 +126,10 @@ def _backward_queries(
     here = rows < end
     q = _load(q_base + head * q_head, rows, q_token, cols, here, D)
     grad = _load(grad_base + head * grad_head, rows, grad_token, cols, here, D)
+    out = _load(out_base + head * grad_head, rows, grad_token, cols, here, D)
     lse = tl.load(lse_base + head * num_tokens + rows, mask=here, other=0.0)
-    delta = tl.load(delta_base + head * num_tokens + rows, mask=here, other=0.0)
+    delta = tl.sum(grad.to(tl.float32) * out.to(tl.float32), 1)
+    tl.store(delta_base + head * num_tokens + rows, delta, mask=here)  # for the keys' gradient, which comes after
     k_base += head // GROUP * k_head
     v_base += head // GROUP * v_head
     dq = tl.zeros([M, WIDTH], tl.float32)
@@ -153,6 +189,21 @@ def _backward_keys(
     tl.store(dv_base + where, dv, mask=bounds)
 
 
+@triton.jit
+def _sum_heads(dk_base, dv_base, dk_out, dv_out, size, GROUP: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr):
+    """The gradients of a key head from those of its query heads."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    source = at // D * (GROUP * D) + at % D
+    dk = tl.zeros([BLOCK], tl.float32)
+    dv = tl.zeros([BLOCK], tl.float32)
+    for member in tl.static_range(GROUP):
+        dk += tl.load(dk_base + source + member * D, mask=inside, other=0.0)
+        dv += tl.load(dv_base + source + member * D, mask=inside, other=0.0)
+    tl.store(dk_out + at, dk.to(dk_out.dtype.element_ty), mask=inside)
+    tl.store(dv_out + at, dv.to(dv_out.dtype.element_ty), mask=inside)
+
+
 class _PackedAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, packing: Packing, scale: float) -> Tensor:
@@ -161,7 +212,8 @@ class _PackedAttention(torch.autograd.Function):
         lse = torch.empty(heads, tokens, dtype=torch.float32, device=q.device)
         _forward[(len(packing.query_tiles), heads)](
             q, k, v, out, lse, packing.query_tiles, scale * LOG2E, tokens,
-            *_strides(q, k, v, out), **_shape(q, k), num_warps=4,
+            *_strides(q, k, v, out), **_shape(q, k), N=BLOCK_N, M=BLOCK_M, CHUNK=CHUNK,
+            num_warps=instructions(q.shape[2]).forward_warps, **EXACT,
         )  # fmt: skip
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.packing, ctx.scale = packing, scale
@@ -171,22 +223,24 @@ class _PackedAttention(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         q, k, v, out, lse = ctx.saved_tensors
         packing, scale, tokens = ctx.packing, ctx.scale, len(q)
-        grad = grads[0].contiguous()
-        delta = (grad.float() * out.float()).sum(-1).T.contiguous()
+        grad, delta = grads[0].contiguous(), torch.empty_like(lse)
         dq = torch.empty_like(q, memory_format=torch.contiguous_format)
         # One program a query head keeps the long prompt tiles parallel; the heads of a key head are summed after.
         dk, dv = (torch.empty(q.shape, dtype=torch.float32, device=q.device) for _ in range(2))
-        shape = _shape(q, k)
+        shape, wide = _shape(q, k), q.dtype == torch.float32
         _backward_queries[(len(packing.query_tiles), q.shape[1])](
-            q, k, v, grad, lse, delta, dq, packing.query_tiles, scale, scale * LOG2E, tokens,
-            *_strides(q, k, v, grad, dq), **shape, num_warps=4,
+            q, k, v, out, grad, lse, delta, dq, packing.query_tiles, scale, scale * LOG2E, tokens,
+            *_strides(q, k, v, grad, dq), **shape, M=BLOCK_M, **({"N": BLOCK_N} if wide else QUERIES),
         )  # fmt: skip
         _backward_keys[(len(packing.key_tiles), q.shape[1])](
             q, k, v, grad, lse, delta, dk, dv, packing.key_tiles, scale, scale * LOG2E, tokens,
-            *_strides(q, k, v, grad, dk), **shape, num_warps=4,
+            *_strides(q, k, v, grad, dk), **shape, N=BLOCK_N, **({"M": BLOCK_M} if wide else KEYS),
         )  # fmt: skip
-        dk, dv = (x.unflatten(1, (k.shape[1], -1)).sum(2).to(k.dtype) for x in (dk, dv))
-        return dq, dk, dv, None, None
+        dk_out, dv_out = (torch.empty(k.shape, dtype=k.dtype, device=k.device) for _ in range(2))
+        _sum_heads[(triton.cdiv(k.numel(), 1024),)](
+            dk, dv, dk_out, dv_out, k.numel(), GROUP=shape["GROUP"], D=k.shape[2], BLOCK=1024
+        )
+        return dq, dk_out, dv_out, None, None
 
 
 def packed_attention(q: Tensor, k: Tensor, v: Tensor, packing: Packing, scale: float) -> Tensor:
@@ -204,7 +258,5 @@ def _shape(q: Tensor, k: Tensor) -> dict[str, Any]:
         "GROUP": q.shape[1] // k.shape[1],
         "D": width,
         "WIDTH": max(16, triton.next_power_of_2(width)),
-        "M": BLOCK_M,
-        "N": BLOCK_N,
         "PRECISE": q.dtype == torch.float32,
     }

@@ -18,15 +18,13 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers.activations import SiLUActivation
 
-from postgrad.model.kernels.attention import packed_attention
+from postgrad.model.kernels.attention import EXACT, packed_attention
 from postgrad.model.lora import base_layer, with_additions
 from postgrad.model.packing import Packing
 
 ATTENTIONS = ("LlamaAttention", "Qwen2Attention", "Qwen3Attention")
 GATED = ("LlamaMLP", "Qwen2MLP", "Qwen3MLP")
-# A fused multiply-add would leave out a rounding that the stock modules make, and only in some of the kernels.
-EXACT: dict[str, Any] = {"enable_fp_fusion": False}
-PARTS = 256  # programs that share the rows of a norm's backward pass, each with a sum of its own for the weight
+PARTS = 1024  # programs that share the rows of a norm's backward pass, each with a sum of its own for the weight
 
 
 @triton.jit
@@ -134,13 +132,17 @@ def gate_rows(x_base, out_base, width, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _gate_rows_backward(x_base, grad_base, dx_base, width, BLOCK: tl.constexpr):
+def _gate_rows_backward(x_base, grad_base, dx_base, out_base, width, AGAIN: tl.constexpr, BLOCK: tl.constexpr):
+    """The gradient of gate and up; AGAIN gives what gate_rows gave as well."""
     row = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = cols < width
     at = row * 2 * width + cols
-    gate = tl.load(x_base + at, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(x_base + at + width, mask=inside, other=0.0).to(tl.float32)
+    gate = tl.load(x_base + at, mask=inside, other=0.0)
+    up = tl.load(x_base + at + width, mask=inside, other=0.0)
+    if AGAIN:
+        tl.store(out_base + row * width + cols, gated_values(gate, up).to(out_base.dtype.element_ty), mask=inside)
+    gate, up = gate.to(tl.float32), up.to(tl.float32)
     grad = tl.load(grad_base + row * width + cols, mask=inside, other=0.0).to(tl.float32)
     s = 1.0 / (1.0 + tl.exp(-gate))
     silu = gate * s
@@ -182,13 +184,15 @@ class _Gated(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:  # type: ignore[override]
         (both,) = ctx.saved_tensors
-        return _gate_slope(both, grads[0])
+        return _gate_slope(both, grads[0], again=False)[0]
 
 
-def _gate_slope(both: Tensor, grad: Tensor) -> Tensor:
+def _gate_slope(both: Tensor, grad: Tensor, again: bool) -> tuple[Tensor, Tensor]:
+    """The gradient of gate and up, and what the gate gave, where that is wanted again."""
     rows, width, dx = len(both), both.shape[1] // 2, torch.empty_like(both)
-    _gate_rows_backward[(rows, triton.cdiv(width, 1024))](both, grad.contiguous(), dx, width, BLOCK=1024)
-    return dx
+    out = both.new_empty(rows, width) if again else dx
+    _gate_rows_backward[(rows, triton.cdiv(width, 1024))](both, grad.contiguous(), dx, out, width, AGAIN=again, BLOCK=1024, **EXACT)
+    return dx, out
 
 
 class _GatedDown(torch.autograd.Function):
@@ -203,8 +207,8 @@ class _GatedDown(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         both, weight = ctx.saved_tensors
         grad, (_, learns, bias_learns) = grads[0], ctx.needs_input_grad
-        dw = grad.T @ gate(both) if learns else None
-        return _gate_slope(both, grad @ weight), dw, grad.sum(0) if bias_learns else None
+        dx, gated = _gate_slope(both, grad @ weight, again=learns)
+        return dx, grad.T @ gated if learns else None, grad.sum(0) if bias_learns else None
 
 
 class _Joined(torch.autograd.Function):

@@ -18,16 +18,16 @@ from torch.nn.functional import linear
 
 from postgrad.model.device import capture_graph, captures_graphs
 from postgrad.model.head import wide_logits
-from postgrad.model.kernels.attention import LOG2E
-from postgrad.model.kernels.blocks import EXACT, gate
+from postgrad.model.kernels.attention import EXACT, LOG2E, instructions
+from postgrad.model.kernels.blocks import gate
 from postgrad.model.layout import PACKED_FAMILIES
 from postgrad.model.lora import base_layer, with_additions
 from postgrad.model.packing import BLOCK_N as PAGE
+from postgrad.model.packing import CHUNK
 from postgrad.rollout.native import kernels
 
 STATIC_ROTARY = ("default", "linear", "llama3", "yarn")
 VOCABULARY_BLOCK = 4096
-TILE = 64  # query rows of an attention program: as in training passes, so that both run the same instructions
 FIELDS = 7  # token, own, shared, blocks, slot, limit, alive
 
 
@@ -165,16 +165,27 @@ class Decoder:
         rows, q_norm = len(qkv), layer.q_norm
         sizes = {"HEADS": self.heads, "KEY_HEADS": self.key_heads, "D": self.width, "PAGE": PAGE}
         keys, values = self.keys[number], self.values[number]
-        weights = (qkv, qkv, 0.0) if q_norm is None else (q_norm.weight, layer.k_norm.weight, q_norm.variance_epsilon)
+        if q_norm is not None:
+            kernels.norm_heads[(rows, self.heads + self.key_heads)](
+                qkv, q_norm.weight, layer.k_norm.weight, q_norm.variance_epsilon, HEADS=self.heads, KEY_HEADS=self.key_heads,
+                D=self.width, BLOCK=triton.next_power_of_2(self.width), num_warps=4, **EXACT,
+            )  # fmt: skip
         kernels.place[(rows, self.heads + 2 * self.key_heads)](
-            qkv, query, keys, values, self.table, self.state, self.room.rows, self.cos, self.sin, *weights, self.room.blocks,
-            **sizes, HALF=triton.next_power_of_2(self.width // 2), NORM=q_norm is not None, num_warps=1, **EXACT,
+            qkv, query, keys, values, self.table, self.state, self.room.rows, self.cos, self.sin, self.room.blocks,
+            **sizes, HALF=triton.next_power_of_2(self.width // 2), num_warps=1, **EXACT,
         )  # fmt: skip
-        kernels.attend[(rows, self.key_heads)](
-            query, keys, values, attended, self.table, self.state, self.room.rows, self.width**-0.5 * LOG2E, self.room.blocks,
-            **sizes, WIDTH=max(16, triton.next_power_of_2(self.width)),
-            M=TILE, PRECISE=self.dtype == torch.float32, num_warps=4,
+        parts, group, kind = -(-self.room.blocks // CHUNK), self.heads // self.key_heads, instructions(self.width)
+        wide: dict[str, Any] = {**sizes, "WIDTH": max(16, triton.next_power_of_2(self.width)), "CHUNK": CHUNK, "PARTS": parts}
+        acc = query.new_empty(rows if parts > 1 else 0, self.key_heads, parts, group, self.width, dtype=torch.float32)
+        weights = acc.new_empty(*acc.shape[:-1], 2)
+        kernels.attend[(rows, self.key_heads, parts)](
+            query, keys, values, attended, acc, weights, self.table, self.state, self.room.rows, self.width**-0.5 * LOG2E,
+            self.room.blocks, **wide, M=kind.decode_rows, PRECISE=self.dtype == torch.float32, num_warps=kind.decode_warps, **EXACT,
         )  # fmt: skip
+        if parts > 1:
+            kernels.join_parts[(rows, self.key_heads)](
+                acc, weights, attended, self.state, self.room.rows, **wide, M=triton.next_power_of_2(group), num_warps=1, **EXACT
+            )
 
     def pick(self, logits: Tensor, temperature: float) -> None:
         rows, vocabulary = logits.shape

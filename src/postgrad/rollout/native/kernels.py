@@ -11,7 +11,7 @@ in one int32 table, a column for each thing a row knows (see State in decoder.py
 import triton
 import triton.language as tl
 
-from postgrad.model.kernels.attention import absorb
+from postgrad.model.kernels.attention import absorb, join_chunk
 from postgrad.model.kernels.blocks import normed_row, rotated
 
 TOKEN, OWN, SHARED, BLOCKS, SLOT, LIMIT, ALIVE = (tl.constexpr(i) for i in range(7))  # rows of the state table
@@ -45,16 +45,29 @@ def embed(state, rows, weight_base, out_base, width, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def norm_heads(
+    qkv_base, q_weight, k_weight, eps, HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """RMSNorm of each query and key head where it lies, shaped as the trainer's kernel is: its sums have the same order."""
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    cols = tl.arange(0, BLOCK)
+    inside = cols < D
+    at = qkv_base + (row * (HEADS + 2 * KEY_HEADS) + head) * D + cols
+    weight = tl.load((q_weight if head < HEADS else k_weight) + cols, mask=inside, other=0.0)
+    normed, _ = normed_row(tl.load(at, mask=inside, other=0.0), weight, D, eps)
+    tl.store(at, normed.to(qkv_base.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def place(
-    qkv_base, q_base, k_pages, v_pages, table, state, rows, cos_base, sin_base, q_norm, k_norm, eps, max_blocks,
-    HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, PAGE: tl.constexpr, NORM: tl.constexpr,
+    qkv_base, q_base, k_pages, v_pages, table, state, rows, cos_base, sin_base, max_blocks,
+    HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, PAGE: tl.constexpr,
 ):  # fmt: skip
     """Rotate queries and keys to their position, write keys and values into the row's page; one program a row and head."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if tl.load(state + ALIVE * rows + row) == 0:
         return
     own = tl.load(state + OWN * rows + row)
-    kind = q_base.dtype.element_ty
     half = tl.arange(0, HALF)
     inside = half < D // 2
     base = qkv_base + row * (HEADS + 2 * KEY_HEADS) * D + head * D
@@ -68,14 +81,6 @@ def place(
         tl.store(target + half, low, mask=inside)
         tl.store(target + D // 2 + half, high, mask=inside)
     else:
-        if NORM:
-            weights = q_norm if head < HEADS else k_norm
-            a, b = low.to(tl.float32), high.to(tl.float32)
-            scale = tl.rsqrt((tl.sum(a * a, 0) + tl.sum(b * b, 0)) / D + eps)
-            wa = tl.load(weights + half, mask=inside, other=0.0).to(tl.float32)
-            wb = tl.load(weights + D // 2 + half, mask=inside, other=0.0).to(tl.float32)
-            low = ((a * scale).to(kind).to(tl.float32) * wa).to(kind)
-            high = ((b * scale).to(kind).to(tl.float32) * wb).to(kind)
         position = (tl.load(state + SHARED * rows + row) + own).to(tl.int64)
         cos_low = tl.load(cos_base + position * D + half, mask=inside, other=0.0).to(tl.float32)
         cos_high = tl.load(cos_base + position * D + D // 2 + half, mask=inside, other=0.0).to(tl.float32)
@@ -89,17 +94,23 @@ def place(
 
 @triton.jit
 def attend(
-    q_base, k_pages, v_pages, out_base, table, state, rows, scale_log2, max_blocks,
+    q_base, k_pages, v_pages, out_base, part_base, weight_base, table, state, rows, scale_log2, max_blocks,
     HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, M: tl.constexpr,
-    PRECISE: tl.constexpr,
+    CHUNK: tl.constexpr, PARTS: tl.constexpr, PRECISE: tl.constexpr,
 ):  # fmt: skip
-    """The query heads of one key head over the row's pages, the shared ones first; one program a row and key head."""
-    row, key_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    """The query heads of one key head over a chunk of the row's pages, the shared ones first; one program a row, key head and chunk.
+
+    Where there is one chunk only it is the whole; else the chunks are left for join_parts.
+    """
+    row, key_head, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     if tl.load(state + ALIVE * rows + row) == 0:
         return
     group: tl.constexpr = HEADS // KEY_HEADS
     shared, blocks = tl.load(state + SHARED * rows + row), tl.load(state + BLOCKS * rows + row)
     own = tl.load(state + OWN * rows + row) + 1
+    all_blocks = blocks + (own + PAGE - 1) // PAGE
+    if part * CHUNK >= all_blocks:
+        return
     member, cols, line = tl.arange(0, M), tl.arange(0, WIDTH), tl.arange(0, PAGE)
     heads = q_base + (row * HEADS + key_head * group + member)[:, None] * D + cols[None, :]
     real = (member < group)[:, None] & (cols < D)[None, :]
@@ -107,7 +118,7 @@ def attend(
     top = tl.full([M], float("-inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
     acc = tl.zeros([M, WIDTH], tl.float32)
-    for j in range(0, blocks + (own + PAGE - 1) // PAGE):
+    for j in range(part * CHUNK, tl.minimum(part * CHUNK + CHUNK, all_blocks)):
         page = tl.load(table + row * max_blocks + j).to(tl.int64)
         inside = tl.where(j < blocks, j * PAGE + line < shared, (j - blocks) * PAGE + line < own)
         at = ((page * PAGE + line) * KEY_HEADS + key_head)[:, None] * D + cols[None, :]
@@ -115,6 +126,39 @@ def attend(
         k = tl.load(k_pages + at, mask=mask, other=0.0)
         v = tl.load(v_pages + at, mask=mask, other=0.0)
         acc, top, total = absorb(acc, top, total, q, k, v, inside[None, :], scale_log2, PRECISE)
+    if PARTS == 1:
+        out = out_base + (row * HEADS + key_head * group + member)[:, None] * D + cols[None, :]
+        tl.store(out, (acc / total[:, None]).to(out_base.dtype.element_ty), mask=real)
+    else:
+        place = ((row * KEY_HEADS + key_head) * PARTS + part) * group + member
+        tl.store(part_base + place[:, None] * D + cols[None, :], acc, mask=real)
+        tl.store(weight_base + place * 2, top, mask=member < group)
+        tl.store(weight_base + place * 2 + 1, total, mask=member < group)
+
+
+@triton.jit
+def join_parts(
+    part_base, weight_base, out_base, state, rows,
+    HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, M: tl.constexpr,
+    CHUNK: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """The chunks that attend left, in their order; one program a row and key head."""
+    row, key_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    if tl.load(state + ALIVE * rows + row) == 0:
+        return
+    group: tl.constexpr = HEADS // KEY_HEADS
+    all_blocks = tl.load(state + BLOCKS * rows + row) + (tl.load(state + OWN * rows + row) + PAGE) // PAGE
+    member, cols = tl.arange(0, M), tl.arange(0, WIDTH)
+    real = (member < group)[:, None] & (cols < D)[None, :]
+    top = tl.full([M], float("-inf"), tl.float32)
+    total = tl.zeros([M], tl.float32)
+    acc = tl.zeros([M, WIDTH], tl.float32)
+    for part in range(0, (all_blocks + CHUNK - 1) // CHUNK):
+        place = ((row * KEY_HEADS + key_head) * PARTS + part) * group + member
+        chunk = tl.load(part_base + place[:, None] * D + cols[None, :], mask=real, other=0.0)
+        chunk_top = tl.load(weight_base + place * 2, mask=member < group, other=0.0)
+        chunk_total = tl.load(weight_base + place * 2 + 1, mask=member < group, other=1.0)
+        acc, top, total = join_chunk(acc, top, total, chunk, chunk_top, chunk_total)
     out = out_base + (row * HEADS + key_head * group + member)[:, None] * D + cols[None, :]
     tl.store(out, (acc / total[:, None]).to(out_base.dtype.element_ty), mask=real)
 

@@ -70,6 +70,10 @@ class PagedRun:
         self.decoder, self.requests, self.sampling, self.stops = decoder, requests, sampling, stops
         self.cuts: dict[int, int] = {}  # by slot: tokens of a row that a stop string ended
         self.limits = [limit_of(r, sampling) for r in requests]
+        seen: dict[tuple[int, ...], int] = {}
+        self.first = [
+            seen.setdefault(tuple(r.prompt), i) for i, r in enumerate(requests)
+        ]  # the request whose prompt this one shares
         rows = [(r, i) for r, request in enumerate(requests) for i in range(len(request.seeds))]
         self.waiting = deque(_Row(r, i, slot) for slot, (r, i) in enumerate(rows))
         self.all_rows = list(self.waiting)
@@ -77,7 +81,7 @@ class PagedRun:
         self.limit = max(self.limits)
         longest = max(len(r.prompt) for r in requests)
         own, shared = pages_for(self.limit), pages_for(longest - 1)
-        wanted = self.capacity * own + sum(pages_for(len(r.prompt) - 1) for r in requests) + 1
+        wanted = self.capacity * own + sum(pages_for(len(prompt) - 1) for prompt in seen) + 1
         fits = max(1, cache_bytes // decoder.page_bytes())
         if fits < own + shared + 1:
             need = (own + shared + 1) * decoder.page_bytes() / 2**30
@@ -130,23 +134,22 @@ class PagedRun:
         reserve = len(self.active)  # every active row may soon want a page
         while self.waiting and len(self.active) < self.capacity:
             row = self.waiting[0]
-            prompt = self.requests[row.request].prompt
-            wanted = 1 + (0 if row.request in self.prompts else pages_for(len(prompt) - 1))
+            first = self.first[row.request]
+            wanted = 1 + (0 if first in self.prompts else pages_for(len(self.requests[first].prompt) - 1))
             if len(self.free) < wanted + (reserve if self.active else 0):
                 break
             self.waiting.popleft()
-            if row.request not in self.prompts:
-                pages = [self.free.pop() for _ in range(wanted - 1)]
-                self.prompts[row.request] = _Prompt(pages, 0)
-                new.append(row.request)
+            if first not in self.prompts:
+                self.prompts[first] = _Prompt([self.free.pop() for _ in range(wanted - 1)], 0)
+                new.append(first)
             self.enter(row)
             reserve += 1
-        for first in _cuts([len(self.requests[r].prompt) - 1 for r in new], PREFILL_TOKENS):
-            self.prefill(new[first])
+        for cut in _cuts([len(self.requests[r].prompt) - 1 for r in new], PREFILL_TOKENS):
+            self.prefill(new[cut])
 
     def enter(self, row: _Row) -> None:
         """A row begins with the last token of its prompt: its first step computes it and picks the first response token."""
-        prompt, shared, at = self.requests[row.request].prompt, self.prompts[row.request], len(self.active)
+        prompt, shared, at = self.requests[row.request].prompt, self.prompts[self.first[row.request]], len(self.active)
         shared.rows_left += 1
         row.pages = []
         self.active.append(row)
@@ -206,12 +209,13 @@ class PagedRun:
         """Free a row's pages, and its prompt's when no other active row reads them."""
         self.free += row.pages
         row.pages, row.seen = [], 0
-        prompt = self.prompts[row.request]
+        first = self.first[row.request]
+        prompt = self.prompts[first]
         prompt.rows_left -= 1
-        waits = bool(self.waiting) and self.waiting[0].request == row.request
+        waits = bool(self.waiting) and self.first[self.waiting[0].request] == first
         if prompt.rows_left == 0 and not waits:
             self.free += prompt.pages
-            del self.prompts[row.request]
+            del self.prompts[first]
 
     def look(self) -> None:
         """Rows in which a stop string was completed since the last look end with the token that did it."""

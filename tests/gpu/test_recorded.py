@@ -1,0 +1,111 @@
+"""Recorded passes against the same passes launched one kernel at a time, on a GPU."""
+
+import pytest
+import torch
+
+from postgrad.config.compose import compose
+from postgrad.config.schema import ModelConfig
+from postgrad.methods import find_method
+from postgrad.types import Batch, Trajectory
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from postgrad.model.tiny import make_tiny
+
+    folder = make_tiny(tmp_path_factory.mktemp("llama") / "llama", seed=0)
+    torch.manual_seed(0)
+    shape = LlamaConfig(
+        vocab_size=2048, hidden_size=288, intermediate_size=768, num_hidden_layers=4, num_attention_heads=9, num_key_value_heads=3,
+        head_dim=32, max_position_embeddings=1024, tie_word_embeddings=True, bos_token_id=0, eos_token_id=17,
+    )  # fmt: skip
+    LlamaForCausalLM(shape).save_pretrained(folder)
+    return folder
+
+
+def make_policy(folder, recipe, dtype, *words):
+    from postgrad.model.load import load
+    from postgrad.model.policy import LocalPolicy
+
+    fixed = [f"model.path={folder}", "data.train=arithmetic:1", "model.device=cuda", f"model.dtype={dtype}"]
+    config = compose(recipe, [*fixed, "training.token_budget=1500", *words], lambda name: find_method(name).Settings)
+    loaded = load(ModelConfig(path=str(folder), dtype=dtype), torch.device("cuda"), 0)
+    return LocalPolicy(config, loaded, find_method(recipe)(config))
+
+
+def make_batch(seed):
+    generator = torch.Generator().manual_seed(seed)
+    rows = [
+        Trajectory(str(i), torch.randint(20, 2000, (3 + 17 * i,), generator=generator).tolist(),
+                   torch.randint(20, 2000, (5 + 29 * j,), generator=generator).tolist(), group=i)
+        for i in range(8)
+        for j in range(5)
+    ]  # fmt: skip
+    batch = Batch.of(rows)
+    batch.tokens["advantages"] = torch.randn(batch.num_tokens, generator=generator)
+    return batch
+
+
+BUPO = ("bupo", "method.num_blocks=2", "method.phase_one_steps=2")
+
+
+@pytest.mark.parametrize("recipe", [("grpo", "method.entropy_coef=0.01"), BUPO], ids=["grpo", "bupo"])
+@pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-4), ("bfloat16", 0.03)])
+def test_gradients_are_those_of_passes_that_are_not_recorded(folder, recipe, dtype, bound):
+    """Over three updates: the sums start anew, sizes vary, BuPO's view and its trained parameters change."""
+    played, plain = (make_policy(folder, recipe[0], dtype, *recipe[1:]) for _ in range(2))
+    assert played.recorder.usable
+    plain.recorder.usable = False
+    for step in (1, 2, 3):
+        grads = []
+        for policy in (played, plain):
+            view = policy.objective.view(step)
+            policy._freeze_above(view)
+            from postgrad.model.policy import Tally
+
+            policy.accumulate(policy.objective.prepare(make_batch(step)), view, Tally())
+            masters = policy.optimiser.masters
+            grads.append({name: None if m.grad is None else m.grad.clone() for name, m in masters.items()})
+            policy.optimiser.adam.zero_grad(set_to_none=True)
+        for name, ours in grads[0].items():
+            theirs = grads[1][name]
+            assert (ours is None) == (theirs is None), name
+            if theirs is not None:
+                assert (ours - theirs).norm() <= bound * theirs.norm(), name
+    assert len(played.recorder.recordings) > 1
+
+
+def test_log_probs_are_equal_to_the_last_bit(folder):
+    played, plain = (make_policy(folder, "grpo", "bfloat16") for _ in range(2))
+    plain.recorder.usable = False
+    for seed in (1, 2, 1):
+        batch = make_batch(seed)
+        ours, theirs = played.logprobs(batch), plain.logprobs(batch)
+        for name in ours:
+            assert torch.equal(ours[name], theirs[name]), name
+
+
+def test_training_goes_the_same_way(folder):
+    played, plain = (make_policy(folder, "grpo", "float32", "optimiser.lr=1e-3") for _ in range(2))
+    plain.recorder.usable = False
+    for step in range(1, 6):
+        ours, theirs = (policy.update(make_batch(step), step) for policy in (played, plain))
+        assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-4)
+        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-3)
+
+
+def test_a_backward_pass_out_of_turn_is_refused(folder):
+    from postgrad.errors import RunError
+    from postgrad.model.views import FULL
+
+    policy, batch = make_policy(folder, "grpo", "float32"), make_batch(1)
+    micro = policy.micro_batches(batch)[0].to(policy.device)
+    targets = batch.select(micro.rows).response.values.to(policy.device)
+    first = policy.forward(micro, targets, FULL)
+    policy.forward(micro, targets, FULL)
+    with pytest.raises(RunError, match="one after the other"):
+        first.logprobs.sum().backward()
