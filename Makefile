@@ -2,6 +2,8 @@
 # A GPU build of torch, or another index: make demo PIP_ARGS="--index-url ..."
 PYTHON ?= python3
 PIP_ARGS ?=
+# Processes that share the tests; most of them wait for children of their own.
+JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 
@@ -11,7 +13,7 @@ demo: $(VENV)/.installed
 	$(BIN)/postgrad demo
 
 test: $(VENV)/.installed-dev lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

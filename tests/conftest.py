@@ -51,6 +51,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--screenshot-runs", default="", help="folder of runs that are photographed; the tests' own unless given")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With several workers (pytest -n 2 --dist loadgroup) a file's tests stay together, and so do all of Ray and all of the browser."""
+    for item in items:
+        folder, file = item.path.parent.name, item.path.name
+        together = "ray" if folder == "cluster" else "browser" if folder == "view" else file
+        item.add_marker(pytest.mark.xdist_group(together))
+
+
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     session.config.stash[EXIT_STATUS] = int(exitstatus)
 
