@@ -107,17 +107,15 @@ class Recording:
         with torch.no_grad():
             self.hidden, self.cos, self.sin = (x.clone() for x in embedded(model, nothing, nothing))
         self.packing = lone_tiles(0, tokens, tiles, nothing.device)
-        self.anchor = torch.zeros(
-            (), device=nothing.device, requires_grad=True
-        )  # the output needs a gradient, whatever learns below
+        # The output needs a gradient, whether or not the embedding learns.
+        self.anchor = torch.zeros((), device=nothing.device, requires_grad=True)
         self.grad_out, self.grad_in = torch.zeros_like(self.hidden), torch.zeros_like(self.hidden)
         self.out = self.hidden
-
         live: list[Tensor] = []  # with its graph, from a forward pass to its backward pass
 
         def forward() -> None:
-            live.append(through_blocks(model, self.hidden, (self.cos, self.sin), view, self.packing))
-            self.out = live[-1].detach()
+            live[:] = [through_blocks(model, self.hidden, (self.cos, self.sin), view, self.packing)]
+            self.out = live[0].detach()
 
         def backward() -> None:
             # Unused ones: a view may end below the final norm.
@@ -131,9 +129,9 @@ class Recording:
             recorder.sum_of(p)
         with torch.set_grad_enabled(trained is not None):
             self.hidden.requires_grad_(trained is not None)
-            graphs = capture_graphs([forward] if trained is None else [forward, backward], recorder.pool)
-        self.graphs = graphs
-        recorder.pool = recorder.pool or graphs[0].pool()
+            self.graphs = capture_graphs([forward] if trained is None else [forward, backward], recorder.pool)
+        live.clear()
+        recorder.pool = recorder.pool or self.graphs[0].pool()
 
     def take(self, cos: Tensor, sin: Tensor, packing: Packing) -> None:
         """The pass's positions and tiles; what is left over is padding."""
