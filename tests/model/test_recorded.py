@@ -1,6 +1,6 @@
 """Recorded passes without a GPU: Triton's interpreter runs the kernels, and a recording is played by calling what it recorded.
 
-What is left to tests/gpu/test_recorded.py is whether a CUDA graph plays the same.
+What is left to tests/gpu/test_graphs.py is whether a CUDA graph plays the same.
 """
 
 import os

@@ -62,6 +62,7 @@ class LocalCritic:
         nn.init.zeros_(self.head.bias)
         body = nn.ModuleDict({"body": loaded.model.base_model, "value_head": self.head})
         self.optimiser_config = dataclasses.replace(config.optimiser, lr=lr)
+        self.recorder = Recorder(loaded.model)
         self.optimiser = self.make_optimiser(body)
         self.recorder = Recorder(loaded.model, self.optimiser.masters_by_id())
         self.behind = Behind()
