@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -333,11 +334,13 @@ def test_nothing_listens_beyond_loopback():
     mine = [psutil.Process(), *psutil.Process().children(recursive=True)]
     seen = 0
     for process in mine:
-        if "ray" in " ".join(process.cmdline()) or process.name().startswith("ray"):
-            for connection in process.net_connections(kind="tcp"):
-                if connection.status == psutil.CONN_LISTEN:
-                    seen += 1
-                    assert connection.laddr.ip in ("127.0.0.1", "::1", "::ffff:127.0.0.1"), (process.name(), connection.laddr)
+        with suppress(psutil.NoSuchProcess):  # an actor of an earlier test may end meanwhile
+            name = process.name()
+            if "ray" in " ".join(process.cmdline()) or name.startswith("ray"):
+                for connection in process.net_connections(kind="tcp"):
+                    if connection.status == psutil.CONN_LISTEN:
+                        seen += 1
+                        assert connection.laddr.ip in ("127.0.0.1", "::1", "::ffff:127.0.0.1"), (name, connection.laddr)
     assert seen > 0
 
 

@@ -114,5 +114,5 @@ def test_the_real_command_starts_clusters_trains_and_leaves_nothing_behind(tiny,
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "test" / "checkpoints" / "step-1" / "policy" / "model.safetensors").is_file()
     assert "ray" not in done.stderr.lower(), done.stderr
-    mine = [psutil.Process(pid) for pid in set(psutil.pids()) - before if psutil.pid_exists(pid)]
-    assert not [p.name() for p in mine if p.name() in ("raylet", "gcs_server") or p.name().startswith("ray::")]
+    left = [p.info["name"] for p in psutil.process_iter(["name"]) if p.pid not in before]
+    assert not [name for name in left if name in ("raylet", "gcs_server") or name.startswith("ray::")]
