@@ -249,8 +249,8 @@ def trl_run(folder: str, gsm8k: str, learn: bool) -> None:
         report("trl", work="step", seconds=statistics.median(state["steps"][1:]), peak_gib=peak)
 
 
-def train_postgrad(folder: str, gsm8k: str, learn: bool) -> None:
-    """`postgrad train` with the same model, prompts, batch and rate."""
+def train_postgrad(folder: str, gsm8k: str, learn: bool, more: list[str]) -> None:
+    """`postgrad train` with the same model, prompts, batch and rate; `more` are further key=value words."""
     runs = tempfile.mkdtemp()
     data = Path(runs) / "questions.jsonl"
     if learn:
@@ -281,6 +281,7 @@ def train_postgrad(folder: str, gsm8k: str, learn: bool) -> None:
         "grpo",
         f"model.path={folder}",
         *words,
+        *more,
         f"runs={runs}",
         "name=run",
     ]
@@ -306,7 +307,7 @@ def train_postgrad(folder: str, gsm8k: str, learn: bool) -> None:
     report("postgrad", work="step", seconds=seconds, peak_gib=peak, gap_max=gap, stages=json.dumps(stages))
 
 
-def update_views(folder: str) -> None:
+def update_views(folder: str, more: list[str]) -> None:
     """One update of the whole policy, and of the one after a quarter of its blocks (BuPO's first phase)."""
     import random
 
@@ -331,7 +332,7 @@ def update_views(folder: str) -> None:
     seconds = {}
     for name, recipe, words in (("full", "grpo", []), ("quarter", "bupo", ["method.num_blocks=7", "method.phase_one_steps=50"])):
         fixed = ["data.train=arithmetic:1", "model.device=cuda", "model.dtype=bfloat16", "optimiser.kind=adamw_fused"]
-        config = compose(recipe, [f"model.path={folder}", *fixed, *words], lambda m: find_method(m).Settings)
+        config = compose(recipe, [f"model.path={folder}", *fixed, *words, *more], lambda m: find_method(m).Settings)
         policy = LocalPolicy(
             config, load(ModelConfig(path=folder, dtype="bfloat16"), torch.device("cuda")), find_method(recipe)(config)
         )
@@ -420,6 +421,9 @@ def main() -> None:
     parser.add_argument("--gsm8k", default="../shared/data/gsm8k/train.jsonl")
     parser.add_argument("--peers", nargs="*", default=["trl", "vllm", "hf"])
     parser.add_argument("--shapes", nargs="*", default=["smollm2", "qwen1.5b"])
+    parser.add_argument(
+        "--set", nargs="*", default=[], help="key=value words for Postgrad's own runs, e.g. training.token_budget=12288"
+    )
     options = parser.parse_args()
     peers = [p for p in options.peers if importlib.util.find_spec("transformers" if p == "hf" else p)]
     if left_out := set(options.peers) - set(peers):
@@ -434,10 +438,10 @@ def main() -> None:
             calls += [f"rollout_hf({folder}, {which!r})"] if "hf" in peers else []
     for what, learn in (("step", False), ("learn", True)):
         if what in options.what:
-            calls.append(f"train_postgrad({options.model!r}, {options.gsm8k!r}, {learn})")
+            calls.append(f"train_postgrad({options.model!r}, {options.gsm8k!r}, {learn}, {options.set!r})")
             calls += [f"trl_run({options.model!r}, {options.gsm8k!r}, {learn})"] if "trl" in peers else []
     if "update" in options.what:
-        calls += [f"update_views({options.model!r})", f"both_ways_postgrad({options.model!r})"]
+        calls += [f"update_views({options.model!r}, {options.set!r})", f"both_ways_postgrad({options.model!r})"]
         calls += [f"both_ways_hf({options.model!r})"] if "hf" in peers else []
     found: dict[str, dict[str, dict]] = {}
     for call in calls:

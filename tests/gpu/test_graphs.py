@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from llama import make_llama
 
 from postgrad.config.compose import compose
 from postgrad.config.schema import ModelConfig
@@ -13,18 +14,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from postgrad.model.tiny import make_tiny
-
-    folder = make_tiny(tmp_path_factory.mktemp("llama") / "llama", seed=0)
-    torch.manual_seed(0)
-    shape = LlamaConfig(
-        vocab_size=2048, hidden_size=288, intermediate_size=768, num_hidden_layers=4, num_attention_heads=9, num_key_value_heads=3,
-        head_dim=32, max_position_embeddings=1024, tie_word_embeddings=True, bos_token_id=0, eos_token_id=17,
-    )  # fmt: skip
-    LlamaForCausalLM(shape).save_pretrained(folder)
-    return folder
+    return make_llama(tmp_path_factory.mktemp("llama") / "llama")
 
 
 def make_policy(folder, recipe, dtype, *words):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from llama import make_llama
 
 from postgrad.config.schema import ModelConfig, RolloutConfig
 from postgrad.rollout.engine import Request, Sampling
@@ -94,24 +95,7 @@ def test_norm_gate_and_rotary_with_their_gradients(dtype, bound):
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """Four blocks of a Llama with 9 query and 3 key heads, as SmolLM2 has them, with sharpened weights."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from postgrad.model.tiny import make_tiny
-
-    folder = make_tiny(tmp_path_factory.mktemp("llama") / "llama", seed=0)
-    torch.manual_seed(0)
-    shape = LlamaConfig(
-        vocab_size=2048, hidden_size=288, intermediate_size=768, num_hidden_layers=4, num_attention_heads=9, num_key_value_heads=3,
-        head_dim=32, max_position_embeddings=2048, tie_word_embeddings=True, bos_token_id=0, eos_token_id=17,
-    )  # fmt: skip
-    llama = LlamaForCausalLM(shape)
-    with torch.no_grad():
-        for p in llama.parameters():
-            if p.dim() == 2:
-                p.mul_(3)
-    llama.save_pretrained(folder)
-    return folder
+    return make_llama(tmp_path_factory.mktemp("llama") / "llama", sharpened=3.0)
 
 
 def load(folder, dtype):

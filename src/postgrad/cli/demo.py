@@ -9,7 +9,7 @@ from postgrad.errors import ConfigError, did_you_mean
 
 HELP = """usage: postgrad demo [model=tiny|smollm2] [seed=N] [runs=FOLDER]
 
-tiny     a 0.3M-parameter transformer made in code learns two-digit addition: about two minutes on two CPU cores, no download
+tiny     a 0.3M-parameter transformer made in code learns two-digit addition: two to three minutes on a CPU, no download
 smollm2  a real language model, SmolLM2-135M-Instruct, learns two-digit addition with a boxed answer: see the README for times
 
 An interrupted demo goes on with the same command."""
