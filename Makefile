@@ -13,7 +13,7 @@ demo: $(VENV)/.installed
 	$(BIN)/postgrad demo
 
 test: $(VENV)/.installed-dev lint
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
+	$(BIN)/python -m pytest -n $(JOBS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -51,12 +51,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--screenshot-runs", default="", help="folder of runs that are photographed; the tests' own unless given")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several workers (pytest -n 2 --dist loadgroup) a file's tests stay together, and so do all of Ray and all of the browser."""
-    for item in items:
-        folder, file = item.path.parent.name, item.path.name
-        together = "ray" if folder == "cluster" else "browser" if folder == "view" else file
-        item.add_marker(pytest.mark.xdist_group(together))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With several processes (pytest -n 2) a file's tests stay together, and so do all of Ray and all of the browser."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = Path(nodeid.split("::", 1)[0])
+            return str(file.parent) if file.parent.name in ("cluster", "view") else str(file)
+
+    return ByFile(config, log)
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

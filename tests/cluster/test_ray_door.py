@@ -103,16 +103,16 @@ def test_the_real_command_starts_clusters_trains_and_leaves_nothing_behind(tiny,
     import psutil
 
     more = ("cluster=ray", "cluster.workers=1", f"runs={tmp_path}", "first.recipe=sft", 'first.settings=["training.steps=1"]')
-    before = set(psutil.pids())
+    mark = {"POSTGRAD_TEST_CLUSTER": str(tmp_path)}  # what the command starts inherits it; other tests have clusters, too
     done = subprocess.run(
         [sys.executable, "-m", "postgrad.cli.main", "train", "grpo", *words_of(tiny, *WORDS, *more)],
         capture_output=True,
         text=True,
         timeout=180,
-        env={name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
+        env={name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | mark,
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "test" / "checkpoints" / "step-1" / "policy" / "model.safetensors").is_file()
     assert "ray" not in done.stderr.lower(), done.stderr
-    left = [p.info["name"] for p in psutil.process_iter(["name"]) if p.pid not in before]
-    assert not [name for name in left if name in ("raylet", "gcs_server") or name.startswith("ray::")]
+    left = [p.info["name"] for p in psutil.process_iter(["name", "environ"]) if mark.items() <= (p.info["environ"] or {}).items()]
+    assert not left
