@@ -437,7 +437,16 @@ def test_vllm_s_server_is_a_child_with_our_words_and_token_and_ends_with_us(stan
 def test_vllm_s_server_that_cannot_start_is_told(stand_in, capfd):
     assert main(["serve", "broken", "--engine", "vllm", "--port", "0"]) == 1
     assert "vLLM's server of broken ended with code 3 before it was ready" in capfd.readouterr().err
-    assert main(["serve", "org/model", "--engine", "vllm", "--port", "0", "--reload-below", "/tmp"]) == 2
+
+
+@pytest.mark.parametrize("key", ["--reload-below", "--queue", "--time-limit", "--threads"])
+def test_what_vllm_s_server_has_not_is_refused_with_it(key, stand_in, capsys):
+    assert main(["serve", "org/model", "--engine", "vllm", "--port", "0", key, "/tmp" if key == "--reload-below" else "7"]) == 2
+    assert (
+        capsys.readouterr().err
+        == f"postgrad: {key} is for --engine native, vLLM's server has no such option; leave one of them away\n"
+    )
+    assert not stand_in.exists()
 
 
 def serve_until_named(words, servers, name):

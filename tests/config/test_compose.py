@@ -114,6 +114,10 @@ def test_betas_that_adam_cannot_use_are_refused(word):
         ("rollout.min_p=0.1", "rollout.min_p"),
         ("rollout.samples=1", "rollout.samples=1"),
         ("training.updates_per_step=17", "training.updates_per_step=17"),
+        (
+            "reward.judge.monitor=http://a/v1#m",
+            "reward.judge.monitor=http://a/v1#m foretells scores from thoughts, and grpo knows none",
+        ),
     ],
 )
 def test_impossible_combinations_are_refused_by_the_methods_check(word, part):

@@ -30,6 +30,7 @@ from postgrad.methods.base import Ports, Speaker, Step
 from postgrad.methods.classmate import ESTIMATORS
 from postgrad.rollout.engine import Completion
 from postgrad.rollout.fake import FakeEngine
+from postgrad.training.chain import first_run
 from postgrad.training.driver import train
 from postgrad.training.log import is_clock
 from postgrad.training.report import Reporter
@@ -191,8 +192,9 @@ def test_helping_others_pairs_problems_and_is_judged_by_theirs(tiny):
 
 def test_similar_questions_come_from_the_data(tiny):
     s = made(tiny, FOUR, "method.reward_type=help_other_similar_questions")
-    with pytest.raises(ConfigError, match="has no paired_similar_q"):
-        s.method.check_problems(s.problems)
+    for check in (s.method.check_problems, s.method.check_held_out):
+        with pytest.raises(ConfigError, match="has no paired_similar_q"):
+            check(s.problems)
     pairs = [dataclasses.replace(p, extra={"paired_similar_q": "9+9=", "paired_similar_q_gt": "81"}) for p in s.problems]
     s.method.check_problems(pairs)
     s.step = Step(1, Feed(pairs, shuffle=False))
@@ -462,6 +464,13 @@ def test_a_language_model_judges_any_method_and_a_monitor_reads_the_thoughts(tin
     assert told["validation/monitor/mse"] >= error**2 - 1e-6 and told["validation/accuracy"] >= 1
     assert plain[-1]["reward/mean"] == -plain[-1]["reward/mark"] <= -1, "minimised"
     assert len((tmp_path / "c" / "judge.jsonl").read_text().splitlines()) > 1
+
+
+def test_a_monitor_stays_with_the_run_that_has_thoughts(tiny):
+    words = ("reward.judge.monitor='http://a/v1#m'", "reward.timeout_s=3")
+    for recipe, monitor in (("sft", ""), ("classmate_warmup", "http://a/v1#m")):
+        first = first_run(config_of("classmate", tiny, *words, f"first.recipe={recipe}"))
+        assert (first.reward.judge.monitor, first.reward.timeout_s) == (monitor, 3)
 
 
 def test_a_judge_must_be_named(tiny, tmp_path):

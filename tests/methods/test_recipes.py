@@ -9,6 +9,8 @@ import torch
 from lessons import LIMIT, RECIPES, SAMPLING_RECIPES, VERIFIERS, run
 from safetensors.torch import load_file
 
+from postgrad.errors import ConfigError
+
 # Metrics that name what a recipe is about; a run that lacks one did something else.
 OWN_METRICS = {
     "dapo": ("refill/times", "reward/overlong"),
@@ -87,3 +89,13 @@ def test_dpo_trains_in_its_variants(words, tiny, tmp_path):
     assert_sound(lines, tiny, tmp_path)
     for line in lines:
         assert {"dpo/margin", "dpo/accuracy", "dpo/reward_chosen", "dpo/reward_rejected"} <= line.keys()
+
+
+def test_dpo_wants_pairs_to_be_validated_on(tiny, tmp_path):
+    pair, single = {"prompt": "1+1=", "chosen": "2", "rejected": "3"}, {"question": "1+2=", "answer": "3"}
+    data, held = tmp_path / "pairs.jsonl", tmp_path / "held.jsonl"
+    data.write_text("".join(json.dumps(pair | {"prompt": f"{a}+1="}) + "\n" for a in range(16)))
+    held.write_text(json.dumps(single) + "\n")
+    with pytest.raises(ConfigError, match=r"no chosen and rejected response; dpo needs both in every row of data\.validation"):
+        run("dpo", tiny, tmp_path / "runs", f"data.train={data}", f"data.validation={held}")
+    assert not (tmp_path / "runs").exists()

@@ -95,13 +95,15 @@ def check(models: list[str], options: dict[str, str]) -> list[str]:
     """The models' names; everything that can be wrong with the words is looked at before a model is loaded. Raises ConfigError."""
     from postgrad import web
     from postgrad.errors import did_you_mean
-    from postgrad.serving import mapping
+    from postgrad.serving import handover, mapping
 
     if not models:
         raise ConfigError("which model? postgrad serve MODEL [--port PORT]")
     for key, known in CHOICES.items():
         if options[key] not in known:
             raise ConfigError(f"{key} {options[key]} is unknown; {did_you_mean(options[key], known)}")
+    if options["--engine"] == "vllm" and (key := handover.only_native(options, OPTIONS)):
+        raise ConfigError(f"{key} is for --engine native, vLLM's server has no such option; leave one of them away")
     bounds = {"--queue": (0, 100_000), "--rows": (0, 4096), "--context": (0, LONGEST), "--time-limit": (1, 86_400)}
     for key, (least, most) in (bounds | {"--grace": (0, 3600), "--threads": (0, 1024)}).items():
         web.number(options, key, least, most)

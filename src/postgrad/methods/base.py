@@ -110,6 +110,7 @@ class Method:
     Settings: ClassVar[type[MethodSettings]] = MethodSettings
     trains_on_samples: ClassVar[bool] = True  # the loss prices what the engine sampled
     learns_demonstrations: ClassVar[bool] = False  # every problem's demonstration is a row, so it must fit
+    has_thoughts: ClassVar[bool] = False  # responses are cut into thought and output, so a monitor can read the thoughts
     unanswered: float = 0.0  # score of a response in which there is nothing to judge
     ports: Ports
 
@@ -137,6 +138,11 @@ class Method:
             raise ConfigError(
                 f"model.lora.dropout={dropout} makes the policy that is trained another than the one that sampled, "
                 f"so {self.settings.name} refuses it; remove it"
+            )
+        if (monitor := self.config.reward.judge.monitor) and not self.has_thoughts:
+            raise ConfigError(
+                f"reward.judge.monitor={monitor} foretells scores from thoughts, and {self.settings.name} knows none; remove it, "
+                "or use method=classmate"
             )
         self.check_staleness()
         betas = self.config.optimiser.betas
@@ -170,6 +176,9 @@ class Method:
 
     def check_problems(self, problems: Sequence[Problem]) -> None:
         """Refuse data this method cannot learn from, before anything is written."""
+
+    def check_held_out(self, problems: Sequence[Problem]) -> None:
+        """Refuse data this method cannot be validated on, before anything is written."""
 
     def check_model(self, model: Any) -> None:
         """Refuse a model this method cannot train, once it is loaded and before anything is written."""

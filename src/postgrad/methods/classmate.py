@@ -71,6 +71,8 @@ class Classmate(Thinking):
         for problem in problems if self.settings.reward_type == HELP_SIMILAR else ():
             similar(problem)
 
+    check_held_out = check_problems  # a validation asks them, too
+
     def roles(self) -> dict[str, Role]:
         paths = self.settings.classmates if self.settings.condition != "no_classmate" else []
         return super().roles() | {f"classmate-{k}": Role("engine", path) for k, path in enumerate(paths, 1)}

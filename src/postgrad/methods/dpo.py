@@ -38,11 +38,15 @@ class Dpo(Method):
         if self.settings.label_smoothing >= 0.5:
             raise ConfigError(f"method.label_smoothing={self.settings.label_smoothing} must be below 0.5")
 
-    def check_problems(self, problems: Sequence[Problem]) -> None:
+    def check_problems(self, problems: Sequence[Problem], key: str = "data.train") -> None:
         for problem in problems:
             if not {"chosen", "rejected"} <= problem.extra.keys():
-                fix = "dpo needs both in every row of data.train"
-                raise ConfigError(f"problem {problem.uid} has no chosen and rejected response; {fix}")
+                raise ConfigError(
+                    f"problem {problem.uid} has no chosen and rejected response; dpo needs both in every row of {key}"
+                )
+
+    def check_held_out(self, problems: Sequence[Problem]) -> None:
+        self.check_problems(problems, "data.validation")
 
     def judges(self) -> bool:
         return False

@@ -39,6 +39,7 @@ class ThinkingSettings(GrpoSettings):
 
 class Thinking(Grpo):
     Settings = ThinkingSettings
+    has_thoughts = True
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)

@@ -42,9 +42,8 @@ def why_not(models: Sequence[str], options: dict[str, str], defaults: dict[str, 
         return "vLLM is not installed"
     if len(models) > 1:
         return "several models share one port"
-    for key in OURS:
-        if options[key] != defaults[key]:
-            return f"vLLM's server has no {key}"
+    if key := only_native(options, defaults):
+        return f"vLLM's server has no {key}"
     from postgrad.config.schema import ModelConfig
     from postgrad.model.device import choose_device
     from postgrad.model.load import model_config
@@ -63,6 +62,11 @@ def why_not(models: Sequence[str], options: dict[str, str], defaults: dict[str, 
     return ""
 
 
+def only_native(options: dict[str, str], defaults: dict[str, str]) -> str:
+    """An option that was given and that vLLM's server has not; empty when there is none."""
+    return next((key for key in OURS if options[key] != defaults[key]), "")
+
+
 def ask_vllm() -> tuple[str, list[str]]:
     """The kind of device that the installed vLLM runs on ("" for none), and the architectures it knows."""
     words, quiet = [sys.executable, "-c", QUESTION], {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"}
@@ -78,14 +82,12 @@ def serve_vllm(models: dict[str, str], host: str, port: int, token: str, options
     """Run a vLLM server for each model (name to path) until Ctrl-C or SIGTERM. Several take consecutive ports.
 
     Raises:
-        ConfigError: vLLM is not installed, an option that it has not, a port in use.
+        ConfigError: vLLM is not installed, a port in use.
         NotReady: a server did not come up.
         RunError: a server ended by itself later.
     """
     if importlib.util.find_spec("vllm") is None:
         raise ConfigError("--engine vllm needs vLLM, which is not installed: pip install vllm, or leave --engine away")
-    if options["--reload-below"]:
-        raise ConfigError("--reload-below is for --engine native; vLLM's server has no such call")
     ports = [free_port(host, port + i if port else 0) for i in range(len(models))]
     children: list[subprocess.Popen[bytes]] = []
     try:

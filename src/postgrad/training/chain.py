@@ -32,7 +32,10 @@ def first_run(config: Config) -> Config:
     carried["rollout"] = {"max_response_tokens": config.rollout.max_response_tokens}
     words = [f"{key}={json.dumps(value)}" for key, value in _leaves(carried, "")]
     words += [f"seed={config.seed}", f"runs={json.dumps(config.runs)}", f"name={json.dumps(config.name + '-first')}"]
-    return compose(config.first.recipe, [*words, *config.first.settings], lambda name: find_method(name).Settings)
+    first = compose(config.first.recipe, [*words, *config.first.settings], lambda name: find_method(name).Settings)
+    if not find_method(first.method.name).has_thoughts:
+        first.reward.judge.monitor = ""  # the second run's, which reads thoughts
+    return first
 
 
 def _leaves(values: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:

@@ -94,6 +94,7 @@ def load_inputs(config: Config, method: Method) -> Inputs:
             validation[name], _ = prompts.check_demonstrations(validation[name], config.rollout.max_response_tokens)
     held_out = [problem for problems in validation.values() for problem in problems]
     method.check_problems(train)
+    method.check_held_out(held_out)
     _check_context(config, prompts, [*train, *held_out])
     reward = config.reward
     check_judge(reward)
