@@ -72,6 +72,12 @@ def log_rho(train_logprobs: Tensor, rollout_logprobs: Tensor) -> Tensor:
     return (train_logprobs - rollout_logprobs).detach().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
+def _log_product(train_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, rows: Tensor, num_rows: int) -> Tensor:
+    """(rows,) log of the product of rho over unmasked tokens. The sum is clamped to +-20, its terms are not: they may cancel."""
+    log_ratio = (train_logprobs - rollout_logprobs).detach()
+    return row_sum(log_ratio, mask, rows, num_rows).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
 def importance_weights(
     train_logprobs: Tensor,
     rollout_logprobs: Tensor,
@@ -98,7 +104,7 @@ def importance_weights(
     mask = mask.bool()
     log_ratio = log_rho(train_logprobs, rollout_logprobs)
     if level == "sequence":
-        log_ratio = row_sum(log_ratio, mask, rows, num_rows).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)[rows]
+        log_ratio = _log_product(train_logprobs, rollout_logprobs, mask, rows, num_rows)[rows]
     elif level == "geometric":
         log_ratio = row_mean(log_ratio, mask, rows, num_rows)[rows]
     raw = torch.where(mask, log_ratio.exp(), 0.0)
@@ -215,7 +221,7 @@ def mismatch_metrics(
     log_ratio = log_rho(train_logprobs, rollout_logprobs)
     kept = log_ratio[mask]
     present = _present(mask, rows, num_rows)
-    product = row_sum(log_ratio, mask, rows, num_rows).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)[present]
+    product = _log_product(train_logprobs, rollout_logprobs, mask, rows, num_rows)[present]
     train = -row_mean(train_logprobs.detach(), mask, rows, num_rows)[present]
     rollout = -row_mean(rollout_logprobs, mask, rows, num_rows)[present]
     probs = torch.stack([train_logprobs.detach()[mask].exp(), rollout_logprobs[mask].exp()])

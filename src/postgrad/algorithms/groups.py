@@ -11,13 +11,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from postgrad.algorithms.masked import widened
+
 STD_EPS = 1e-6  # added to a group's standard deviation
 WHITEN_EPS = 1e-8  # added to the variance under the square root when whitening over tokens
 
 
 def as_float(values: Tensor) -> Tensor:
-    """Floating tensors unchanged, integers and booleans as float32."""
-    return values if values.is_floating_point() else values.float()
+    """float32 and float64 unchanged, everything else as float32: half precision cannot count a large group."""
+    return widened(values) if values.is_floating_point() else values.float()
 
 
 def finite(name: str, values: Tensor) -> Tensor:

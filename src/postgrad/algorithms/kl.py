@@ -42,7 +42,7 @@ def kl_penalty(logprobs: Tensor, reference_logprobs: Tensor, estimator: str) -> 
     else:
         negative = (-x).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
         value = (negative.exp() - negative - 1).clamp(-MAX_K3, MAX_K3)
-    return value.detach() + k2 - k2.detach() if estimator.endswith("+") else value
+    return value.detach() + (k2 - k2.detach()) if estimator.endswith("+") else value
 
 
 def mean_kl(kl: Tensor, mask: Tensor, rows: Tensor, num_rows: int) -> Tensor:

@@ -1,9 +1,10 @@
 """Policy losses, one number a token. The caller sums them with the weights of aggregation.token_weights.
 
 Columns are flat over all tokens, (tokens,). `logprobs` carry the gradient; `old_logprobs` and `advantages` are data. The log-ratio
-d = logprobs - old_logprobs is clamped to +-20 so that r = exp(d) cannot overflow (verl leaves it open in gspo, clip_cov, kl_cov,
-geo_mean and dro). Values on masked tokens mean nothing: their weight is 0. Losses that look at a whole row (gspo, geo_mean) want
-all of the row's tokens in one call. Formulas follow verl 0.9.1 unless a docstring says otherwise; LOSSES at the end names them all.
+d = logprobs - old_logprobs is clamped to +-20 so that r = exp(d) cannot overflow (verl leaves it open in clip_cov and kl_cov); gspo
+and geo_mean bound a row's mean instead. Values on masked tokens mean nothing: their weight is 0. Losses that look at a whole row
+(gspo, geo_mean) want all of the row's tokens in one call. Formulas follow verl 0.9.1 unless a docstring says otherwise; LOSSES at the
+end names them all.
 """
 
 from collections.abc import Callable
@@ -96,7 +97,7 @@ def gspo(
     Gradient to one token: -A s_i · weight. There is no dual clip. Made for the aggregation seq-mean-token-mean; others work.
     """
     mean = row_mean(logprobs.detach() - old_logprobs.detach(), mask, rows, num_rows)  # (rows,)
-    log_s = (mean[rows] + logprobs - logprobs.detach()).clamp(max=MAX_LOG_SEQUENCE_RATIO)
+    log_s = (mean[rows] + (logprobs - logprobs.detach())).clamp(max=MAX_LOG_SEQUENCE_RATIO)
     ratio = log_s.exp()
     unclipped = -advantages * ratio
     clipped = -advantages * _clip(ratio, clip_low, clip_high)
@@ -151,9 +152,9 @@ def geo_mean(
     stands on each of its tokens, so seq-mean-token-mean gives mean over rows of the loss above and its gradient, however rows are
     split (verl averages within each micro-batch, so its gradient depends on the split). Other aggregations weigh rows by length.
     """
-    delta = log_ratio(logprobs, old_logprobs)
+    delta = logprobs - old_logprobs.detach()
     limited = torch.where(advantages > 0, delta.clamp(max=clip_high), delta.clamp(min=-clip_low))
-    rho = row_mean(limited, mask, rows, num_rows).exp()
+    rho = row_mean(limited, mask, rows, num_rows).clamp(max=MAX_LOG_RATIO).exp()
     values = -row_mean(advantages, mask, rows, num_rows) * rho  # (rows,)
     return TokenLoss(values[rows], _metrics(logprobs, old_logprobs, clip_fraction=limited != delta))
 
@@ -218,9 +219,10 @@ def kl_cov(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, cov_selected: Tensor, *, coefficient: float = 0.1
 ) -> TokenLoss:
     """KL-Cov: -A r, plus coefficient · |d| on the tokens of `cov_selected` (cov_selection without a band)."""
-    delta = log_ratio(logprobs, old_logprobs)
-    penalty = torch.where(cov_selected, coefficient * delta.abs(), 0.0)
-    return TokenLoss(-advantages * delta.exp() + penalty, _metrics(logprobs, old_logprobs, selected_fraction=cov_selected))
+    ratio = log_ratio(logprobs, old_logprobs).exp()
+    # Not the clamped d: a token that is that far away needs the penalty's pull most.
+    penalty = torch.where(cov_selected, coefficient * (logprobs - old_logprobs.detach()).abs(), 0.0)
+    return TokenLoss(-advantages * ratio + penalty, _metrics(logprobs, old_logprobs, selected_fraction=cov_selected))
 
 
 def _dppo(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, keep: Tensor, max_ratio: float) -> TokenLoss:
@@ -261,7 +263,8 @@ def dppo_kl(
     KL of "this token or another": p_old log(p_old / p) + (1 - p_old) log((1 - p_old) / (1 - p)).
     """
     p, p_old = logprobs.detach().exp(), old_logprobs.exp()
-    rest, rest_old = ((1 - q).clamp(min=torch.finfo(q.dtype).tiny) for q in (p, p_old))
+    # 1 - p as float32 is 0 for every confident token, -expm1(log p) is not.
+    rest, rest_old = ((-torch.expm1(q)).clamp(min=torch.finfo(q.dtype).tiny) for q in (logprobs.detach(), old_logprobs))
     divergence = p_old * (old_logprobs - logprobs.detach()) + rest_old * (rest_old.log() - rest.log())
     keep = torch.where(advantages > 0, (divergence <= clip_high) | (p <= p_old), (divergence <= clip_low) | (p >= p_old))
     return _dppo(logprobs, old_logprobs, advantages, keep, max_ratio)

@@ -1,4 +1,7 @@
-"""Sums and means under a mask. Masked places are left out by selection, not by multiplying with 0, so a NaN there cannot leak."""
+"""Sums and means under a mask. Masked places are left out by selection, not by multiplying with 0, so a NaN there cannot leak.
+
+Sums over rows are float32 for half precision too: adding one by one, bfloat16 never counts beyond 256.
+"""
 
 import torch
 from torch import Tensor
@@ -16,9 +19,14 @@ def masked_mean(tensor: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     return masked_normalize(tensor, mask, dim) / count
 
 
+def widened(values: Tensor) -> Tensor:
+    """bfloat16 and float16 as float32, everything else unchanged."""
+    return values.float() if values.is_floating_point() and values.dtype.itemsize < 4 else values
+
+
 def row_sum(values: Tensor, mask: Tensor, rows: Tensor, num_rows: int) -> Tensor:
     """(rows,) sums of a token column over each row's unmasked tokens; 0 for a row without any."""
-    kept = torch.where(mask.bool(), values, 0)
+    kept = torch.where(mask.bool(), widened(values), 0)
     return torch.zeros(num_rows, dtype=kept.dtype, device=kept.device).index_add(0, rows, kept)
 
 

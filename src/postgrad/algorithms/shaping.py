@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from postgrad.errors import ConfigError, did_you_mean
 
@@ -99,8 +100,10 @@ def on_policy_reshape(
     delta = logprobs - old_logprobs.detach()
     ratio = delta.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     if shape == "p_div_p":
-        # f(p) / f(p_old) = r · (p_old + gamma) / (p + gamma)
-        return ratio * (old_logprobs.detach().exp() + gamma) / (logprobs.exp() + gamma)
+        # Both f are sigmoids; their quotient is bounded as r is, so that its slope ends with it and does not turn round.
+        at = math.log(gamma)
+        quotient = logsigmoid(logprobs - at) - logsigmoid(old_logprobs.detach() - at)
+        return quotient.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     if shape == "logp":
         return delta
     if shape == "p_logp":
