@@ -21,9 +21,14 @@ _HASHES = re.compile(r"####[\s*$\\(]{0,8}([-−]?\s?\\?\$?(?:[0-9][0-9,]*(?:\.[0
 _NUMBER = re.compile(r"(?:(?<![0-9A-Za-z.)}\]])[-−])?\\?\$?(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)(?:/[0-9]+)?%?")
 _STATED = re.compile(
     r"\b(?i:answer|correct option|correct choice)(?:\s{1,3}(?i:option|choice))?(?:\s{1,3}(?i:is|would be)\b|\s{0,3}[:=])"
+    r"|\b(?i:final answer)\*{0,2}[ \t]{0,3}\n"  # as a heading
 )
 
 
+# After a number: "12 apples", "12, which is ...", "12 (that is ...".
+_WORDS_AFTER = re.compile(r"(?:\s|,\s(?=[A-Za-z]{2})|\s\((?=[A-Za-z]{2}))(?!and\b|or\b)[A-Za-z]")
+_HENCE = "therefore|thus|hence|then|simply|just|clearly|approximately|about|roughly|around|exactly|equal to|given by"
+_HENCE_FIRST = re.compile(rf"(?i:{_HENCE})\b[\s:]*")
 # After an option: "B is correct", "Option (B) is the right answer".
 _IS_RIGHT = r"[)\]}*$.]{0,4}\s{1,3}(?:is|would be|seems)\s{1,3}(?:the\s{1,3})?(?:most\s{1,3})?(?i:correct|right|true|best|answer)\b"
 
@@ -37,17 +42,25 @@ class _Labels:
     lone: re.Pattern[str]  # as the whole response
     option: re.Pattern[str]  # in brackets
     right: re.Pattern[str]  # before "is correct"
+    others: re.Pattern[str]  # one more option in a list, after the first
 
     @staticmethod
     def of(names: str, plain: str) -> "_Labels":
-        lead = r"(?:\s|[*$:({\[]|(?i:option|choice|letter)\b|\\(?:text|textbf|mathrm|mathbf|boxed)\b){0,8}"
-        lone = rf"[\s*(\[$]{{0,6}}([{names}])(?:[.):](?=\s)[^\n]{{0,200}}|[\s*)\].:$]{{0,6}})"
+        lead = rf"(?:\s|[*$:({{\[\"'`“‘]|\\\(|(?i:option|choice|letter|{_HENCE})\b|\\(?:text|textbf|mathrm|mathbf|boxed)\b){{0,8}}"
+        lone = rf"(?:(?i:option|choice)\s)?[\s*(\[$]{{0,6}}([{names}])"
+        lone += r"(?:\*{0,2}[.):]\*{0,2}(?=\s)([^\n]{0,200})|[\s*)\].:$]{0,6})"
         stated, option = re.compile(f"{lead}({plain})", re.MULTILINE), re.compile(rf"\(([{names}])\)")
-        return _Labels(names, stated, re.compile(lone), option, re.compile(rf"(?<![\w'’])([{names}]){_IS_RIGHT}"))
+        others = re.compile(rf"\s{{0,2}}(?:,|/|&|or\b|and\b)\s{{0,2}}(?:or\s|and\s)?[(*]{{0,3}}[{names}][)*]{{0,3}}(?=[\s.,/&]|$)")
+        right = re.compile(rf"(?<![\w'’])([{names}]){_IS_RIGHT}")
+        return _Labels(names, stated, re.compile(lone), option, right, others)
 
 
-# A, I and numbers also stand in prose, so they count only at the end of a line or before punctuation.
-_LETTERS = _Labels.of("ABCDEFGHIJ", r"[B-HJ](?![A-Za-z0-9'’])|[AI](?=[)\].,;:*$}]|\s{0,3}$)")
+# A, I and numbers also stand in prose, so they count only at the end of a line, before punctuation or, A, before a reason.
+_LETTERS = _Labels.of(
+    "ABCDEFGHIJ",
+    r"[B-HJ](?![A-Za-z0-9])(?!['’][A-Za-z])|[AI](?=[)\].,;:*$}\"'`”’\\]|\s{0,3}$)(?!['’][A-Za-z])"
+    r"|A(?=\s(?:because|since|as|due|and|or)\s)",
+)
 _DIGITS = _Labels.of("123456789", r"[1-9](?=[)\].,;:*$}](?![0-9])|\s{0,3}$)")
 
 
@@ -99,12 +112,16 @@ def stated_answer(text: str) -> str | None:
     last = _last(_STATED, text)
     if last is None:
         return None
-    line = text[last.end() : last.end() + MAX_ANSWER].lstrip().split("\n", 1)[0]
-    line = re.split(r"\.\s", line, maxsplit=1)[0].lstrip(":*= ")
-    if line.startswith("$") and line.count("$") > 1:
-        return line.split("$")[1].strip() or None
+    line = text[last.end() : last.end() + MAX_ANSWER].lstrip(":*= \t\r\n").split("\n", 1)[0]
+    line = re.split(r"\.\s", line, maxsplit=1)[0].strip()
+    line = _HENCE_FIRST.sub("", line)
+    if "*" in line and line.count("**") % 2:  # the stars that opened the bold went with the words before the answer
+        line = line.replace("**", "", 1)
+    for mark in ("$$", "$"):
+        if line.startswith(mark) and line.count(mark) > 1:
+            return line.split(mark)[1].strip() or None
     number_then_words = _NUMBER.match(line)
-    if number_then_words and re.match(r"\s(?!and\b|or\b)[A-Za-z]", line[number_then_words.end() :]):
+    if number_then_words and _WORDS_AFTER.match(line, number_then_words.end()):
         return number_then_words.group()
     return strip_wrapping(line) or None
 
@@ -242,21 +259,35 @@ def chosen_option(response: str, problem: Problem) -> str | None:
 def _chosen(response: str, labels: _Labels) -> tuple[str | None, bool]:
     """The option that is chosen, and whether that is said plainly: in a box, after "answer is", before "is correct", or alone.
 
-    Without a plain statement a single option in brackets counts; two different ones are no choice.
+    Without a plain statement a single option in brackets counts; two different ones are no choice, nor is a list of them after "answer is".
     """
-    box = boxed_answer(response)
-    if box is not None and (name := _label(box)) and name in labels.names:
-        return name, True
+    tagged = response.rpartition("<answer>")[2].partition("</answer>")[0] if "<answer>" in response else ""
+    for marked in (boxed_answer(response) or "", tagged):
+        if (name := _label(marked)) and name in labels.names:
+            return name, True
     said = _last(labels.right, response)
     for stated in reversed(list(_STATED.finditer(response))):
         if found := labels.stated.match(response, stated.end()):
-            return (said or found).group(1) if said and said.start() > found.start() else found.group(1), True
+            if said and said.start() > found.start():
+                return said.group(1), True
+            return (None, False) if _lists_more(response, found.end(), labels) else (found.group(1), True)
     if said:
         return said.group(1), True
-    if len(response) <= MAX_ANSWER and (found := labels.lone.fullmatch(response.strip())):
+    found = labels.lone.fullmatch(response.strip()) if len(response) <= MAX_ANSWER else None
+    if found and not labels.option.search(found.group(2) or ""):
         return found.group(1), True
     options = set(labels.option.findall(response))
     return (options.pop(), False) if len(options) == 1 else (None, False)
+
+
+def _lists_more(response: str, at: int, labels: _Labels) -> bool:
+    """Whether the option that ends `at` is the first of a list, "A or B", "A, B and C", with which the sentence ends."""
+    while response[at : at + 1] in (")", "*"):
+        at += 1
+    first = at
+    while found := labels.others.match(response, at):
+        at = found.end()
+    return at > first and re.match(r"\s*(?:$|[.\n])", response[at : at + 3]) is not None
 
 
 def _label(text: str) -> str | None:

@@ -65,8 +65,12 @@ _FRAC = re.compile(r"([+-]?)\\frac\{([^{}]+)\}\{([^{}]+)\}")
 _TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|operatorname)\s?\{([^{}]*)\}")
 _TAIL_TEXT = re.compile(r"(?:\\[,;: !]|\s|~){0,4}\\(?:text|textrm|mathrm|mbox)\s?\{([^{}]*)\}(?:\^\{?([0-9])\}?)?$")
 _TAIL_WORD = re.compile(r"(?:(square|sq\.?|cubic|cu\.?)\s+)?([A-Za-z]+(?: per [A-Za-z]+)?)(?:\^\{?([0-9])\}?)?\.?$")
+_SAYS = re.compile(r"^(?:=|≈|\\approx(?![A-Za-z])) *(?=[^\s=])")
 _NAME = re.compile(r"\s*[A-Za-z]{1,2}(?:_\{?[0-9A-Za-z]\}?)?\s*=(?!=)\s*")
-_BASE = re.compile(r"([0-9A-Fa-f]+)_\{?([0-9]{1,2})\}?")
+_BASE = re.compile(r"([0-9A-Fa-f]+)_(?:([0-9]{1,2})|\{([0-9]{1,2})\})")
+_REPEATING = re.compile(r"([+-]?)([0-9]*)\.([0-9]*)\\(?:overline|bar|dot)\s?(?:\{([0-9]{1,30})\}|([0-9]))")
+_PYTHON_POWER = re.compile(r"(?<=[0-9A-Za-z)}\]]) ?\*\* ?(?=[-0-9A-Za-z({])")
+_BARE_PI = re.compile(r"(?<![A-Za-z\\])pi(?![A-Za-z])")
 _WORD = re.compile(r"[A-Za-z][A-Za-z '-]*")
 
 # LaTeX commands with another name for the same thing.
@@ -81,6 +85,7 @@ _COMMANDS: dict[str, str] = {
     "leq": "\\le",
     "geq": "\\ge",
     "cdot": "\\times",
+    "varnothing": "\\emptyset",
     "quad": " ",
     "qquad": " ",
 }
@@ -103,7 +108,8 @@ _SIGNS = (
 def number(text: str) -> Fraction | None:
     """The number that the whole text is, exactly, or None. A currency or per-cent sign and a final full stop are left out.
 
-    Reads 1234, 1,234 and 1 000, decimals, 1e3, 2\\times10^3, 3/4, \\frac{3}{4}, \\frac34 and 7 3/4. "1,23" is two numbers, so None.
+    Reads 1234, 1,234 and 1 000, decimals, 0.1\\overline{6}, 1e3, 2\\times10^3, 3/4, \\frac{3}{4}, \\frac34 and 7 3/4. "1,23" is two
+    numbers, so None.
     """
     if len(text) > MAX_NUMBER:
         return None
@@ -122,6 +128,11 @@ def number(text: str) -> Fraction | None:
     if found := _FRAC.fullmatch(text):
         sign, above, below = found.groups()
         return _ratio(above, below, -1 if sign == "-" else 1)
+    if found := _REPEATING.fullmatch(text):
+        sign, whole, once, *again = found.groups("")
+        period = "".join(again)
+        value = Fraction(f"{whole or 0}.{once or 0}") + Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(once))
+        return -value if sign == "-" else value
     if found := _SCIENTIFIC.fullmatch(text):
         return _plain(f"{found.group(1)}e{found.group(2) or found.group(3)}")
     if text.count("/") == 1:
@@ -160,22 +171,28 @@ def _brace_arguments(text: str) -> str:
     text = re.sub(r"\\frac ?([0-9A-Za-z]) ?([0-9A-Za-z])", r"\\frac{\1}{\2}", text)
     text = re.sub(r"\\frac ?([0-9A-Za-z]) ?\{", r"\\frac{\1}{", text)
     text = re.sub(r"(\\frac ?\{[^{}]*\}) ?([0-9A-Za-z])", r"\1{\2}", text)
-    return re.sub(r"\\sqrt ?([0-9A-Za-z])", r"\\sqrt{\1}", text)
+    return re.sub(r"\\(sqrt|mathbb) ?([0-9A-Za-z])", r"\\\1{\2}", text)
 
 
 def strip_wrapping(text: str) -> str:
-    """Take away what stands around an answer without being part of it: $ $, \\( \\), \\[ \\], ** **, a final full stop."""
+    """Take away what stands around an answer without being part of it: $ $, \\( \\), \\[ \\], ** **, = before, a stop or comma after."""
     text = text.strip()
     for _ in range(4):
         before = text
-        if len(text) > 1 and text.endswith(".") and not text.endswith(".."):
+        if len(text) > 1 and text[-1] in ".,;" and text[-2] not in ".\\":
             text = text[:-1].rstrip()
+        text = _SAYS.sub("", text)
         for left, right in (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("`", "`")):
             if len(text) > len(left) + len(right) and text.startswith(left) and text.endswith(right):
                 text = text[len(left) : -len(right)].strip()
         if text == before:
             break
     return text
+
+
+def as_latex(text: str) -> str:
+    """What is written as in a program, x**2 and pi, as in LaTeX."""
+    return _BARE_PI.sub(r"\\pi", _PYTHON_POWER.sub("^", text))
 
 
 def normalise(text: str) -> str:
@@ -194,6 +211,8 @@ def normalise(text: str) -> str:
         return " ".join(text.lower().split())
     # A space between digits means something: 7 3/4 is not 73/4.
     text = re.sub(r"(?<![0-9]) +| +(?![0-9])", "", _brace_arguments(" ".join(text.split())))
+    if based := _BASE.fullmatch(text):
+        return f"{based.group(1)}_{based.group(2) or based.group(3)}"
     return text[1:-1] if re.fullmatch(r"\([A-Za-z]\)|\{[^{}]*\}", text) else text
 
 
@@ -242,7 +261,7 @@ def compare(given: str, truth: str) -> bool | None:
         return given == truth and given != ""
     if given == truth or same_number(given, truth):
         return True
-    (given, given_unit), (truth, truth_unit) = split_unit(given), split_unit(truth)
+    (given, given_unit), (truth, truth_unit) = split_unit(as_latex(given)), split_unit(as_latex(truth))
     if given_unit and truth_unit and given_unit != truth_unit:
         return False
     given, truth = _without_name(given, truth)

@@ -18,7 +18,7 @@ from sympy.parsing import sympy_parser
 
 from postgrad.problem import Failure, Problem, Score
 from postgrad.rewards.answers import boxed_answer, final_answer, has_box, result, stated_answer, tagged_answers, truth_of, unusable
-from postgrad.rewards.equal import compare, split_unit
+from postgrad.rewards.equal import as_latex, compare, split_unit
 
 MAX_DEPTH = 12  # brackets inside each other: real answers have five at the most, and the LaTeX parser's time doubles with each
 
@@ -119,7 +119,7 @@ def equal(given: str, truth: str) -> bool:
     verdict = compare(given, truth)
     if verdict is not None:
         return verdict
-    given, truth = split_unit(given)[0], split_unit(truth)[0]
+    given, truth = split_unit(as_latex(given))[0], split_unit(as_latex(truth))[0]
     if any(_HUGE.search(text) or _depth(text) > MAX_DEPTH for text in (given, truth)):
         return False
     if not _EQUALS.search(truth) and (sign := _EQUALS.search(given)) and not _names_value(given[: sign.start()]):
