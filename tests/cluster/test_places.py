@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 from contextlib import contextmanager
@@ -12,9 +13,9 @@ import pytest
 import torch
 from world import config_of, random_batch
 
-from postgrad.cluster import place
+from postgrad.cluster import place, process
 from postgrad.cluster.host import build_host
-from postgrad.cluster.process import Child, RemoteEngine
+from postgrad.cluster.process import Child, RemoteEngine, receive
 from postgrad.errors import ConfigError, RunError
 from postgrad.model.views import after
 from postgrad.rollout.engine import Request, Sampling, trajectory_seed
@@ -159,6 +160,19 @@ def test_a_host_computes_on_the_configured_threads(tiny):
 
 
 # ---- children that die or hang
+
+
+@pytest.mark.slow
+def test_a_child_writes_no_file_and_leaves_sigterm_to_the_driver(tiny, tmp_path, monkeypatch):
+    """Slurm and systemd send it to every process of a run: the driver then ends its step and saves, and needs the child for both."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    seen = set()
+    monkeypatch.setattr(process, "receive", lambda *words: (seen.update(tmp_path.iterdir()), receive(*words))[1])
+    with place(config_of("grpo", tiny, "cluster.place=process", "cluster.wait_s=60")) as placed:
+        placed.policy.child.process.terminate()
+        assert placed.policy.logprobs(random_batch(1))["logprobs"].isfinite().all()
+    assert not seen and not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

@@ -235,3 +235,14 @@ def test_children_end_when_the_parent_is_killed(command, hostile, children):
     parent.wait(10)
     parent.stdout.close()
     assert all(gone(orphan, 8) for orphan in orphans)
+
+
+def test_sigterm_is_left_to_the_parent(problem, hostile, children):
+    """Where all processes of a run get it, the parent ends its step first: no response may fail for it."""
+    before = set(children())
+    with VerifierPool(workers=1, timeout_s=20) as pool:
+        assert pool.judge([("a", problem("5"))], [hostile("length")]) == [Score(1.0)]
+        (child,) = set(children()) - before
+        os.kill(child, signal.SIGTERM)
+        assert pool.judge([("ab", problem("5"))], [hostile("length")]) == [Score(2.0)]
+        assert set(children()) - before == {child}

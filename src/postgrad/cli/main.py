@@ -5,6 +5,7 @@
 
 import importlib
 import os
+import signal
 import sys
 
 from postgrad import __version__
@@ -37,7 +38,21 @@ def usage() -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    words = sys.argv[1:] if arguments is None else arguments
+    """A command by its words; without words the program itself, which SIGTERM stops as Ctrl-C does."""
+    if arguments is not None:
+        return run(arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    code = run(sys.argv[1:])
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # an impatient second Ctrl-C must not end in a traceback of the interpreter's end
+        signal.signal(number, signal.SIG_IGN)
+    return code
+
+
+def run(words: list[str]) -> int:
+    """Find the command and run it; errors become one line and an exit code."""
     if not words or words[0] in ("-h", "--help", "help"):
         print(usage())
         return 0

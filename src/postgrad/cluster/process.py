@@ -1,14 +1,13 @@
 """Ports whose models live in a child process. Same methods, same numbers; every wait has a time limit and names what it waits for."""
 
+import contextlib
 import os
 import select
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -30,19 +29,19 @@ class Child:
     def __init__(self, config: Config, label: str, only_engine: bool = False) -> None:
         self.label, self.wait_s, self.lock = label, config.cluster.wait_s, threading.RLock()
         ours, theirs = socket.socketpair()
-        with tempfile.NamedTemporaryFile("w", suffix=".yaml", delete=False) as file:
-            file.write(to_yaml(config))
-        self.config_file = Path(file.name)
-        command = [sys.executable, "-m", "postgrad.cluster.worker", file.name, str(theirs.fileno()), str(int(only_engine))]
+        command = [sys.executable, "-m", "postgrad.cluster.worker", str(theirs.fileno()), str(int(only_engine))]
         self.process = subprocess.Popen(
             command, pass_fds=[theirs.fileno()], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         )
         theirs.close()
         self.socket = ours
         try:
+            with contextlib.suppress(OSError):  # a child that is dead already is noticed when it does not answer
+                send(self.socket, to_yaml(config).encode())
             self._receive("start", START_S)
-        finally:
-            self.config_file.unlink(missing_ok=True)
+        except BaseException:
+            self.close(patience_s=1.0)
+            raise
 
     def call(self, port: str, method: str, *arguments: Any) -> Any:
         what = f"{port}.{method}"

@@ -5,7 +5,6 @@ What arrives and what leaves are blocks of bytes of wire.py; Ray moves them thro
 
 import os
 import socket
-import tempfile
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -53,14 +52,11 @@ class Rank:
         return encode([kind, None]), encode(value) if self.first or method == "generate" else encode(None)
 
     def _build(self, text: str, hosts: list[str], rank: int, size: int, point: tuple[str, int] | None) -> Ports:
-        from postgrad.config.compose import compose
+        from postgrad.config.compose import from_yaml
         from postgrad.methods import find_method
         from postgrad.model.device import set_threads
 
-        with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-            file.write(text)
-            file.flush()
-            config = compose(file.name, [], lambda name: find_method(name).Settings)
+        config = from_yaml(text, lambda name: find_method(name).Settings)
         set_threads(config.model.threads)
         if point is None:
             return _speakers(config, hosts)

@@ -1,12 +1,13 @@
 """A host's side of the ports: which methods can be called, and how a call's failure becomes words. Run as a program, the child process.
 
-The child builds a host from the configuration file, then answers calls until the driver closes the connection.
+The child builds a host from the configuration that the driver sends first, then answers calls until the driver closes the connection.
 """
 
 import signal
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from postgrad.cluster.process import receive, send
@@ -25,16 +26,21 @@ PORTS = {
 Ports = dict[str, tuple[str, Any]]  # each port's name with its kind and its object
 
 
-def serve(config_file: str, descriptor: int, only_engine: bool) -> None:
+def serve(descriptor: int, only_engine: bool) -> None:
     from postgrad.cluster.wire import decode
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle
+    signal.signal(signal.SIGTERM, lambda *_: None)  # as well, where all processes of a run get it
     connection = socket.socket(fileno=descriptor)
-    kind, ports = attempt(lambda: _build(config_file, only_engine))
-    send(connection, encode([kind, None if kind == "ok" else ports]))
-    while kind == "ok" and (data := receive(connection, None)) is not None:
-        port, method, arguments = decode(data)
-        send(connection, encode(answer(ports, port, method, arguments)))
+    config = receive(connection, None)
+    if config is None:
+        return
+    with suppress(ConnectionError):  # the driver was killed: nobody is left to answer
+        kind, ports = attempt(lambda: _build(config.decode(), only_engine))
+        send(connection, encode([kind, None if kind == "ok" else ports]))
+        while kind == "ok" and (data := receive(connection, None)) is not None:
+            port, method, arguments = decode(data)
+            send(connection, encode(answer(ports, port, method, arguments)))
 
 
 def answer(ports: Ports, port: str, method: str, arguments: list[Any]) -> tuple[str, Any]:
@@ -60,12 +66,12 @@ def attempt(work: Callable[[], Any]) -> tuple[str, Any]:
         return "error", f"{type(error).__name__}: {error}"
 
 
-def _build(config_file: str, only_engine: bool) -> Ports:
+def _build(text: str, only_engine: bool) -> Ports:
     from postgrad.cluster.host import build_host
-    from postgrad.config.compose import compose
+    from postgrad.config.compose import from_yaml
     from postgrad.methods import find_method
 
-    config = compose(config_file, [], lambda name: find_method(name).Settings)
+    config = from_yaml(text, lambda name: find_method(name).Settings)
     host = build_host(config, only_engine)
     roles = find_method(config.method.name)(config).models_wanted()
     ports: Ports = {name: (roles[name].kind, model) for name, model in host.models.items()}
@@ -73,4 +79,4 @@ def _build(config_file: str, only_engine: bool) -> Ports:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], int(sys.argv[2]), sys.argv[3] == "1")
+    serve(int(sys.argv[1]), sys.argv[2] == "1")

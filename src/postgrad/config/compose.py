@@ -29,7 +29,17 @@ def compose(recipe: str, words: list[str], find_settings: Callable[[str], type],
     `complete=False` lets settings without a default stay open, to show a recipe.
     Raises ConfigError that names the key, the value and the nearest right one.
     """
-    raw = _compose_raw(recipe, words)
+    return _checked(_compose_raw(recipe, words), recipe, find_settings, complete)
+
+
+def from_yaml(text: str, find_settings: Callable[[str], type]) -> Config:
+    """The configuration that to_yaml() wrote, checked again: for a process that got it from another one, without a file in between."""
+    raw = OmegaConf.create(text)
+    assert isinstance(raw, DictConfig), "to_yaml writes a mapping"
+    return _checked(raw, "config.yaml", find_settings)
+
+
+def _checked(raw: DictConfig, recipe: str, find_settings: Callable[[str], type], complete: bool = True) -> Config:
     method = raw.pop("method", None)
     if not isinstance(method, DictConfig) or not method.get("name"):
         raise ConfigError(f"recipe {recipe} names no method; write method=NAME or method=package.module:Class")

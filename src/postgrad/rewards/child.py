@@ -5,6 +5,7 @@ Out: ["ready"], then for each item ["start", id] and ["done", id, value, parts] 
 wanted exit. An item's clock runs from its "start", so loading its verifier does not count.
 """
 
+import contextlib
 import json
 import os
 import resource
@@ -26,6 +27,9 @@ def main() -> None:
     channel_fd, parent, timeout_s, memory_bytes = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
     os.set_inheritable(channel_fd, False)
     threading.Thread(target=_exit_with, args=(parent,), daemon=True).start()
+    signal.signal(
+        signal.SIGTERM, lambda *_: None
+    )  # the parent's to handle, where all processes of a run get it; it kills us when it ends
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     channel = socket.socket(fileno=channel_fd)
 
@@ -96,4 +100,5 @@ def _limit_memory(beyond: int | None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with contextlib.suppress(ConnectionError):  # the parent was killed: nobody is left to tell
+        main()
