@@ -14,6 +14,7 @@ from world import config_of, run_words, tree
 from postgrad.cli.main import main
 from postgrad.data.problems import load_problems
 from postgrad.data.render import Prompts
+from postgrad.evaluation.folder import opened, stored_settings
 from postgrad.evaluation.model import find_model, weights_fingerprint
 from postgrad.evaluation.settings import EvalConfig, full_key, read_settings
 from postgrad.model.load import load_tokenizer
@@ -165,6 +166,15 @@ def test_a_file_cut_anywhere_is_mended(reference, tiny, verifier, tmp_path, cut,
     assert (out / "two.jsonl").read_bytes() == whole and steady(out) == steady(reference)
     said = capsys.readouterr().out
     assert (f"two: {left} of 10 problems are answered already" in said) if left else "two: 0 of" not in said
+
+
+def test_a_folder_that_a_kill_left_before_its_settings_were_there_is_taken(tmp_path):
+    (tmp_path / ".lock").touch()
+    (tmp_path / ".settings.json").write_text('{"half')
+    assert stored_settings(tmp_path) is None
+    with opened(tmp_path, {"seed": 1}):
+        assert stored_settings(tmp_path) == {"seed": 1}
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "settings.json"]
 
 
 def test_a_finished_evaluation_is_only_summed_up_again(reference, tiny, verifier, capsys, monkeypatch):

@@ -27,7 +27,9 @@ def stored_settings(folder: Path) -> dict[str, Any] | None:
     """
     file = folder / "settings.json"
     if not file.is_file():
-        if folder.exists() and (not folder.is_dir() or any(path.name != ".lock" for path in folder.iterdir())):
+        if folder.exists() and (
+            not folder.is_dir() or any(path.name not in (".lock", ".settings.json") for path in folder.iterdir())
+        ):
             raise ConfigError(f"out={folder} is there already and is no evaluation; choose another out=FOLDER")
         return None
     try:
