@@ -10,8 +10,8 @@ import pytest
 from world import config_of, metrics_of, tree, words_of
 
 from postgrad.cli.main import main
-from postgrad.errors import RunError
-from postgrad.training import checkpoint
+from postgrad.errors import ConfigError, RunError
+from postgrad.training import checkpoint, driver, run
 from postgrad.training.driver import train
 from postgrad.training.log import RunLog, is_clock
 from postgrad.training.report import Reporter
@@ -127,6 +127,65 @@ def test_a_run_folder_in_use_is_refused_and_left_alone(home, capsys, tiny):
     err = capsys.readouterr().err
     assert "is in use by another process" in err and err.count("\n") == 1
     assert tree(home / "runs") == before
+
+
+@pytest.mark.parametrize(("over", "part"), [(False, "is in use by another process"), (True, "another process has made")])
+def test_a_run_that_another_process_began_while_the_model_was_loaded_is_left_alone(home, capsys, tiny, monkeypatch, over, part):
+    """Both found no folder when they looked; the slower one must not write into the other's."""
+    place, before, lock = driver.place, {}, []
+
+    def slow_place(config):
+        monkeypatch.undo()
+        before.update(finished(tiny, home))
+        if not over:
+            lock.append((home / "runs" / "test" / ".lock").open("r+"))
+            fcntl.flock(lock[0], fcntl.LOCK_EX)
+        return place(config)
+
+    monkeypatch.setattr(driver, "place", slow_place)
+    assert main(["train", "grpo", *words_of(tiny, *SMALL, f"runs={home}/runs", "training.checkpoint_every=2")]) == 2
+    err = capsys.readouterr().err
+    assert part in err and err.count("\n") == 1
+    assert tree(home / "runs") == before
+    for file in lock:
+        file.close()
+
+
+def test_a_run_may_be_renamed_moved_and_made_longer(home, tiny):
+    """What it computes depends on none of the three, so a longer run and one that was continued are the same."""
+    finished(tiny, home)
+    (home / "moved").mkdir()
+    (home / "runs" / "test").rename(home / "moved" / "other")
+    more = ("training.steps=5", "training.checkpoint_every=5")
+    train(config_of("grpo", tiny, *SMALL, f"runs={home}/moved", "name=other", *more), Reporter())
+    train(config_of("grpo", tiny, *SMALL, f"runs={home}/whole", *more), Reporter())
+    assert steady(home / "moved" / "other") == steady(home / "whole" / "test")
+
+
+@pytest.mark.parametrize("word", ["optimiser.schedule=linear", "optimiser.schedule=cosine", "rollout.staleness=1"])
+def test_a_run_whose_steps_depend_on_its_length_keeps_it(tmp_path, word):
+    words = (word, "cluster.place=process", "cluster.engine_apart=true", f"runs={tmp_path}")
+    run.create(config_of("grpo", Path("tiny"), *SMALL, *words))
+    with pytest.raises(ConfigError, match=r"training\.steps was 4, now 9"):
+        run.continued(config_of("grpo", Path("tiny"), *SMALL, *words, "training.steps=9"))
+
+
+def test_the_model_of_a_run_in_a_chain_may_move_with_its_first_run(tmp_path):
+    chained = ("first.recipe=sft", f"runs={tmp_path}")
+    run.create(config_of("grpo", tmp_path / "here", *SMALL, *chained))
+    run.continued(config_of("grpo", tmp_path / "there", *SMALL, *chained))
+    run.create(config_of("grpo", tmp_path / "here", *SMALL, "name=alone", f"runs={tmp_path}"))
+    with pytest.raises(ConfigError, match=r"model\.path was .*here, now .*there"):
+        run.continued(config_of("grpo", tmp_path / "there", *SMALL, "name=alone", f"runs={tmp_path}"))
+
+
+@pytest.mark.parametrize("text", ["", "model: [", "a list", "model: 3\n", "\xff\xfe"])
+def test_a_damaged_configuration_of_a_run_is_one_line(tmp_path, text):
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test" / "config.yaml").write_bytes(text.encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"test/config\.yaml .*use another name=") as caught:
+        run.continued(config_of("grpo", Path("tiny"), *SMALL, f"runs={tmp_path}"))
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

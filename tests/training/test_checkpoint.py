@@ -131,3 +131,39 @@ def test_without_a_best_there_is_no_pointer(tmp_path):
     checkpoint.save(tmp_path, [Policy()], saved(3), keep=1, best=3)
     checkpoint.save(tmp_path, [Policy()], saved(2), keep=1)  # a run that went on from before its best
     assert names(tmp_path) == ["latest", "step-2"] and checkpoint.best(tmp_path) is None
+
+
+def test_a_run_goes_on_from_the_newest_that_is_there_when_the_latest_was_removed(tmp_path):
+    notes: list[str] = []
+    assert checkpoint.to_continue(tmp_path, notes.append) is None
+    for step in (9, 10):
+        checkpoint.save(tmp_path, [Policy()], saved(step), keep=3)
+    assert checkpoint.to_continue(tmp_path, notes.append).name == "step-10" and not notes
+    (tmp_path / "checkpoints" / "step-mine").mkdir()
+    (tmp_path / "checkpoints" / "step-10" / "state.json").unlink()
+    assert checkpoint.to_continue(tmp_path, notes.append).name == "step-9"
+    assert len(notes) == 1 and "latest names step-10, which is not there; going on from step-9" in notes[0]
+    (tmp_path / "checkpoints" / "step-9" / "state.json").unlink()
+    with pytest.raises(RunError, match="names step-10, which is not there, and there is no other"):
+        checkpoint.to_continue(tmp_path, notes.append)
+
+
+@pytest.mark.parametrize("file", ["weights", "state.json", "method.bin"])
+def test_a_damaged_one_is_named_with_what_to_do(tmp_path, file):
+    place = checkpoint.save(tmp_path, [Policy()], saved(4), keep=1)
+    if file == "weights":
+        (place / file).unlink()
+    else:
+        (place / file).write_bytes((place / file).read_bytes()[:5])
+    with pytest.raises(RunError, match=r"step-4 cannot be read \(.*remove that folder, and the same command continues") as caught:
+        checkpoint.load(place, [Policy()])
+    assert "\n" not in str(caught.value)
+
+
+def test_what_kills_left_of_checkpoints_is_removed_when_a_run_goes_on(tmp_path):
+    for step in (2, 4, 6):
+        checkpoint.save(tmp_path, [Policy()], saved(step), keep=9)
+    (tmp_path / "checkpoints" / ".step-5").mkdir()
+    (tmp_path / "checkpoints" / "step-mine").mkdir()
+    checkpoint.Writer(tmp_path, [Policy()], 1, False, print).tidy(4, 2)
+    assert names(tmp_path) == ["latest", "step-2", "step-4", "step-mine"]

@@ -45,6 +45,17 @@ def test_a_stop_a_resume_and_the_end_are_told_and_a_finished_run_adds_nothing(ti
     assert events(tmp_path) == before
 
 
+def test_an_end_that_a_kill_kept_from_being_told_is_told_by_the_next_command(tiny, tmp_path):
+    run(tiny, tmp_path, Reporter())
+    file = tmp_path / "test" / "events.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join(lines[:-1])[:-9])  # a full disk: the line before is cut, too
+    run(tiny, tmp_path, Reporter())
+    text = file.read_text().splitlines()
+    assert text[: len(lines) - 2] == [line.decode().rstrip() for line in lines[:-2]]
+    assert [json.loads(line)["event"] for line in text[len(lines) - 1 :]] == ["resumed", "finished"]
+
+
 def test_a_run_that_cannot_go_on_says_why(tiny, tmp_path):
     def fails():
         raise RunError("step 2, stage score: nobody answers")

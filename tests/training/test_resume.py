@@ -10,6 +10,8 @@ import multiprocessing
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -320,3 +322,67 @@ def test_metrics_cut_short_by_a_kill_are_mended(tiny, verifier, tmp_path):
     in_process(tiny, verifier, tmp_path / "cut", Reporter())
     assert steady(tmp_path / "cut" / "test") == steady(tmp_path / "whole" / "test")
     assert pq.read_table(tmp_path / "cut" / "test" / "rollouts" / "step-000003.parquet").num_rows == 16
+
+
+def test_a_damaged_line_of_metrics_costs_no_other_line(tiny, verifier, tmp_path):
+    notes, reporter = [], Reporter()
+    reporter.note = notes.append
+    in_process(tiny, verifier, tmp_path / "whole", Reporter())
+    in_process(tiny, verifier, tmp_path / "cut", Presses(3))
+    file = tmp_path / "cut" / "test" / "metrics.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    at = next(i for i, line in enumerate(lines) if json.loads(line)["step"] == 2)
+    lines[at] = b"\xff" + lines[at][:20] + b"\n"
+    file.write_bytes(b"".join(lines))
+    (tmp_path / "cut" / "test" / "rollouts" / ".step-000009.parquet").write_bytes(b"half")
+    (tmp_path / "cut" / "test" / "rollouts" / "step-mine.parquet").write_bytes(b"not ours")
+    in_process(tiny, verifier, tmp_path / "cut", reporter)
+    whole = [line for line in steady(tmp_path / "whole" / "test") if line["step"] != 2]
+    assert steady(tmp_path / "cut" / "test") == whole
+    assert "metrics.jsonl lacks 1 of the 3 steps so far, the first of them 2" in notes
+    assert {p.name for p in (tmp_path / "cut" / "test" / "rollouts").iterdir()} == {
+        *(f"step-{n:06d}.parquet" for n in range(1, 5)),
+        "step-mine.parquet",
+    }
+
+
+def test_a_checkpoint_that_was_removed_is_made_again(tiny, verifier, tmp_path):
+    words = ("training.checkpoint_every=1",)
+    in_process(tiny, verifier, tmp_path / "whole", Reporter(), *words)
+    in_process(tiny, verifier, tmp_path / "cut", Presses(3), *words)
+    shutil.rmtree(tmp_path / "cut" / "test" / "checkpoints" / "step-3")
+    (tmp_path / "cut" / "test" / "checkpoints" / ".step-3").mkdir()
+    in_process(tiny, verifier, tmp_path / "cut", Reporter(), *words)
+    assert steady(tmp_path / "cut" / "test") == steady(tmp_path / "whole" / "test")
+    assert listed(tmp_path / "cut" / "test") == listed(tmp_path / "whole" / "test") == {"latest", "step-3", "step-4"}
+    final = "test/checkpoints/step-4/policy/model.safetensors"
+    assert (tmp_path / "cut" / final).read_bytes() == (tmp_path / "whole" / final).read_bytes()
+
+
+STOPPED_TWICE = """
+import sys, time, types
+import postgrad.cli.main as cli
+module = types.ModuleType("waits")
+def run(words):
+    print("ready", flush=True)
+    time.sleep(60)
+module.run = run
+sys.modules["waits"] = module
+cli.COMMANDS["wait"] = ("waits", "")
+sys.argv = ["postgrad", "wait"]
+code = cli.main()
+time.sleep(1)
+sys.exit(code)
+"""
+
+
+def test_sigterm_before_the_first_step_is_one_line_and_a_late_ctrl_c_adds_none():
+    process = subprocess.Popen([sys.executable, "-c", STOPPED_TWICE], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    process.terminate()
+    assert process.stderr is not None
+    line = process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    process.terminate()
+    assert process.wait(10) == 130 and line.startswith("postgrad: stopped; the same command continues")
+    assert process.stderr.read() == ""

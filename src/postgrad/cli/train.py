@@ -47,6 +47,9 @@ def run(words: list[str]) -> int:
             file=sys.stderr,
         )
         return 130
+    if result.step == 0:
+        print(f"done: the model reached training.stop_at={config.training.stop_at:g} before the first step; nothing was trained")
+        return 0
     print(
         f"done: {result.step} steps in {result.folder}; the trained model is {result.folder}/checkpoints/step-{result.step}/policy"
     )

@@ -22,6 +22,8 @@ def train_chain(config: Config, reporter: Reporter) -> Result:
     result = train_chain(first, reporter)
     if result.interrupted and result.step < first.training.steps:
         return result
+    if result.step == 0:  # its model was good enough before the first step
+        return train(dataclasses.replace(config, model=first.model), reporter)
     path = str(result.folder / "checkpoints" / f"step-{result.step}" / "policy")
     return train(dataclasses.replace(config, model=dataclasses.replace(config.model, path=path)), reporter)
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from safetensors import SafetensorError
+
 from postgrad.cluster.wire import decode, encode
 from postgrad.errors import RunError
 from postgrad.model.behind import sync
@@ -60,6 +62,13 @@ class Writer:
     def __init__(self, folder: Path, models: Sequence[Savable], keep: int, behind: bool, told: Callable[[Path], None]) -> None:
         self.folder, self.models, self.keep, self.behind, self.told = folder, models, keep, behind, told
         self.open: tuple[int, int | None] | None = None  # step and best of what is being written
+
+    def tidy(self, step: int, best: int | None) -> None:
+        """Remove what a kill left of checkpoints: half-written ones, and those that were to go when step's was there."""
+        for aside in (self.folder / "checkpoints").glob(".step-*"):
+            shutil.rmtree(aside, ignore_errors=True)
+        if step:
+            _drop(self.folder, step, self.keep, best)
 
     def save(self, saved: Saved, best: int | None) -> None:
         if not self.behind:
@@ -150,6 +159,19 @@ def latest(folder: Path) -> Path | None:
     return _pointed(folder, "latest")
 
 
+def to_continue(folder: Path, note: Callable[[str], None]) -> Path | None:
+    """The checkpoint a run goes on from: the latest or, where somebody removed that one, the newest that is there."""
+    root = folder / "checkpoints"
+    named = (root / "latest").read_text().strip() if (root / "latest").is_file() else ""
+    whole = [path for path in _ordered(root) if (path / "state.json").is_file()]
+    if not named or root / named in whole:
+        return root / named if named else None
+    if not whole:
+        raise RunError(f"{root}/latest names {named}, which is not there, and there is no other; remove {root} to start again")
+    note(f"{root}/latest names {named}, which is not there; going on from {whole[-1].name}")
+    return whole[-1]
+
+
 def best(folder: Path) -> Path | None:
     """The checkpoint that training.keep_best keeps, or None."""
     return _pointed(folder, "best")
@@ -169,12 +191,21 @@ def _pointed(folder: Path, name: str) -> Path | None:
 
 def load(checkpoint: Path, models: Sequence[Savable]) -> Saved:
     """Put the models where the checkpoint was and return the rest."""
-    for model in models:
-        model.load(str(checkpoint.resolve()))
-    state = json.loads((checkpoint / "state.json").read_text())
-    pending = checkpoint / "pending.bin"
-    ahead = decode(pending.read_bytes()) if pending.is_file() else []
-    return Saved(state["step"], state["cursor"], state["flat_steps"], decode((checkpoint / "method.bin").read_bytes()), ahead)
+    try:
+        for model in models:
+            model.load(str(checkpoint.resolve()))
+        state = json.loads((checkpoint / "state.json").read_text())
+        pending = checkpoint / "pending.bin"
+        ahead = decode(pending.read_bytes()) if pending.is_file() else []
+        method = decode((checkpoint / "method.bin").read_bytes())
+        return Saved(state["step"], state["cursor"], state["flat_steps"], method, ahead)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise RunError(
+            f"checkpoint {checkpoint} cannot be read ({type(error).__name__}: {error}); if it is damaged, remove that folder, "
+            "and the same command continues from the one before"
+        ) from error
+    except RunError as error:  # of a model in another process
+        raise RunError(f"checkpoint {checkpoint} cannot be read: {error}") from error
 
 
 def _point(pointer: Path, name: str) -> None:
@@ -186,7 +217,7 @@ def _point(pointer: Path, name: str) -> None:
 
 
 def _ordered(root: Path) -> list[Path]:
-    return sorted(root.glob("step-*"), key=_number)
+    return sorted((path for path in root.glob("step-*") if path.name.removeprefix("step-").isdigit()), key=_number)
 
 
 def _number(path: Path) -> int:

@@ -20,10 +20,10 @@ from postgrad.training.ahead import Ahead
 from postgrad.training.events import Events
 from postgrad.training.guard import Guard
 from postgrad.training.interrupt import Interrupt
-from postgrad.training.log import RunLog, describe, read_metrics, timed
+from postgrad.training.log import RunLog, describe, missing_steps, read_metrics, timed
 from postgrad.training.mirror import mirrors
 from postgrad.training.report import Chorus, Reporter
-from postgrad.training.validation import Best, validate_sets
+from postgrad.training.validation import Best, goal_met, validate_sets
 from postgrad.types import Batch
 
 
@@ -45,12 +45,12 @@ def train(config: Config, reporter: Reporter) -> Result:
     inputs = prepare.load_inputs(config, method)
     with ExitStack() as stack:
         folder = run.run_folder(config)
-        if folder.is_dir():
+        if there := folder.is_dir():
             stack.enter_context(run.locked(folder))
         judge = stack.enter_context(inputs.judge)
         placed = stack.enter_context(place(config))
-        if not folder.is_dir():  # nothing is written before all that can be wrong has been looked at
-            stack.enter_context(run.locked(folder))
+        if not there:  # nothing is written before all that can be wrong has been looked at
+            stack.enter_context(run.locked(folder, new=True))
         run.create(config)
         inputs.prompts.save(folder / "tokenizer.json")
         events = stack.enter_context(Events(folder))
@@ -80,9 +80,12 @@ class Driver:
         self.start = self.restore()
         self.log = RunLog(folder, self.start)
         self.best = Best(config, len(inputs.validation), read_metrics(folder))
+        self.writer.tidy(self.start, self.best.step)
+        if missing := missing_steps(folder, self.start):
+            reporter.note(f"metrics.jsonl lacks {len(missing)} of the {self.start} steps so far, the first of them {missing[0]}")
 
     def restore(self) -> int:
-        found = checkpoint.latest(self.folder)
+        found = checkpoint.to_continue(self.folder, self.reporter.note)
         if found is None:
             return 0
         saved = checkpoint.load(found, self.method.trained())
@@ -97,7 +100,8 @@ class Driver:
         training, number = self.config.training, self.start
         interrupt = Interrupt(self.reporter.note)
         with interrupt.watched():
-            reached = self.validate(0) if number == 0 else self.reached_before()
+            saved = [line for line in read_metrics(self.folder) if line["step"] == number]
+            reached = self.validate(0) if number == 0 else goal_met(self.config, saved)  # once reached it stays finished
             while number < training.steps and not (interrupt.asked or reached):
                 number += 1
                 self.step(number)
@@ -135,16 +139,9 @@ class Driver:
         self.log.write(number, metrics)
         self.best.see(number, metrics)
         self.reporter.validated(number, metrics)
-        return self._enough(metrics)
-
-    def reached_before(self) -> bool:
-        """Whether the run had met its goal when it was saved: then it stays finished."""
-        return any(self._enough(line) for line in read_metrics(self.folder) if line["step"] == self.start)
-
-    def _enough(self, metrics: dict[str, float]) -> bool:
-        goal = self.config.training.stop_at
-        return goal is not None and metrics.get("validation/accuracy", -1.0) >= goal
+        return goal_met(self.config, [metrics])
 
     def save(self, number: int) -> None:
+        self.log.sync()
         saved = checkpoint.Saved(number, self.feed.state(), self.guard.flat_steps, self.method.state(), self.ahead.state())
         self.writer.save(saved, self.best.step)

@@ -53,8 +53,8 @@ class Events(Reporter):
         self.write("note", text)
 
     def ended(self, reached: bool, interrupted: bool) -> None:
-        """The last step is done, the goal was met, or somebody asked for a stop. Nothing to say when nothing was done."""
-        if self.opening is not None:
+        """The last step is done, the goal was met, or somebody asked for a stop. Nothing to say when nothing was done since the end."""
+        if self.opening is not None and self._told():
             return
         if self.number >= self.total:
             self.write("finished", "")
@@ -67,6 +67,11 @@ class Events(Reporter):
         self._open()
         self._line(event, self.number, text)
 
+    def _told(self) -> bool:
+        """Whether the last line tells of an end; a run that was killed after its last checkpoint has none."""
+        lines = self.file.read_bytes().splitlines() if self.file.is_file() else []
+        return bool(lines) and b'"event": "finished"' in lines[-1]
+
     def _open(self) -> None:
         if self.opening is not None:
             opening, self.opening = self.opening, None
@@ -75,8 +80,11 @@ class Events(Reporter):
     def _line(self, event: str, step: int, text: str) -> None:
         line: dict[str, Any] = {"time": time.time(), "step": step, "event": event, "text": text}
         try:
-            with self.file.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+            with self.file.open("a+b") as file:
+                size = file.seek(0, 2)
+                file.seek(max(0, size - 1))
+                whole = file.read(1) in (b"", b"\n")  # a full disk may have cut the line before
+                file.write((b"" if whole else b"\n") + json.dumps(line).encode() + b"\n")
         except OSError as error:
             if event not in ("failed", "stopped"):  # the error that ends the run must not be hidden by this one
                 raise RunError(f"events.jsonl could not be written: {error.strerror}") from error

@@ -13,6 +13,7 @@ import torch
 
 from postgrad.errors import RunError
 from postgrad.methods.base import Step
+from postgrad.model.behind import sync
 from postgrad.types import SOURCE_NAMES, Batch
 
 TOKENS_PER_ROW_GROUP = 1 << 16  # a reader who wants one problem's group then reads a part of a large file
@@ -29,16 +30,23 @@ class RunLog:
 
     def __init__(self, folder: Path, start: int) -> None:
         self.folder = folder
-        self._forget_after(start)
-        self.file = (folder / "metrics.jsonl").open("a")
+        self.unsynced: list[Path] = []  # rollouts that the disk may not have yet
+        try:
+            self._forget_after(start)
+            self.file = (folder / "metrics.jsonl").open("a")
+        except OSError as error:
+            raise RunError(f"{folder} could not be made ready to go on: {error.strerror}") from error
 
     def _forget_after(self, step: int) -> None:
         """Drop what a killed run wrote after the checkpoint it goes on from; without one (step 0) all of it."""
         lines = [line for line in read_metrics(self.folder) if 0 < step >= line["step"]]
         if (self.folder / "metrics.jsonl").is_file():
             _replace(self.folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines).encode())
+        for path in (self.folder / "rollouts").glob(".step-*.parquet"):  # cut short by a kill
+            path.unlink()
         for path in (self.folder / "rollouts").glob("step-*.parquet"):
-            if int(path.stem.removeprefix("step-")) > step:
+            number = path.stem.removeprefix("step-")
+            if number.isdigit() and int(number) > step:
                 path.unlink()
 
     def write(self, number: int, metrics: dict[str, float]) -> dict[str, float]:
@@ -59,8 +67,15 @@ class RunLog:
             rows = max(64, len(table) * TOKENS_PER_ROW_GROUP // max(1, sum(b.num_tokens for b in batches)))
             pq.write_table(table, path.with_name("." + path.name), row_group_size=rows)
             path.with_name("." + path.name).rename(path)
+            self.unsynced.append(path)
         except OSError as error:
             raise RunError(f"{path} could not be written: {error.strerror or error}") from error
+
+    def sync(self) -> None:
+        """Wait until the disk has all that was written: a checkpoint must not outlive the lines before it when the machine goes down."""
+        for path in [self.folder / "metrics.jsonl", *self.unsynced, self.folder / "rollouts"]:
+            sync(path)
+        self.unsynced = []
 
     def close(self) -> None:
         with suppress(OSError):  # a line that a full disk refused is still in the buffer; the error was raised when it was written
@@ -82,15 +97,22 @@ def timed(step: Step, name: str) -> Iterator[None]:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl; a last line that a kill cut short is left out."""
+    """The lines of metrics.jsonl; one that a kill cut short is left out."""
     file = folder / "metrics.jsonl"
     out: list[dict[str, Any]] = []
-    for line in file.read_text().splitlines() if file.is_file() else []:
+    for line in file.read_bytes().splitlines() if file.is_file() else []:
         try:
-            out.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
+            found = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(found, dict) and isinstance(found.get("step"), int):
+            out.append(found)
     return out
+
+
+def missing_steps(folder: Path, start: int) -> list[int]:
+    """Steps up to `start` of which metrics.jsonl says nothing."""
+    return sorted(set(range(1, start + 1)) - {line["step"] for line in read_metrics(folder)})
 
 
 def describe(batch: Batch) -> dict[str, float]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
+from yaml import YAMLError
 
 from postgrad.config.compose import differences, to_yaml
 from postgrad.config.schema import Config
@@ -19,6 +20,7 @@ from postgrad.errors import ConfigError
 
 # Settings that may change when a run goes on: they do not change what a step computes.
 MAY_CHANGE = {
+    "name",
     "runs",
     "track",
     "training.checkpoint_every",
@@ -66,14 +68,15 @@ def continued(config: Config) -> Config:
     file = run_folder(config) / "config.yaml"
     if not file.is_file():
         return config
-    stored: Any = OmegaConf.to_container(OmegaConf.load(file))
+    stored = _stored(file)
     wanted = dataclasses.asdict(config)
     for section, key, auto in AUTO:
         if wanted[section][key] == auto:
             wanted[section][key] = stored[section].get(key, auto)  # a run of an older version does not know every key
             setattr(getattr(config, section), key, wanted[section][key])
-    inside = tuple(f"{key}." for key in MAY_CHANGE)  # of settings that are dictionaries
-    changed = [key for key in differences(stored, wanted) if key not in MAY_CHANGE and not key.startswith(inside)]
+    may = MAY_CHANGE | _may_here(config)
+    inside = tuple(f"{key}." for key in may)  # of settings that are dictionaries
+    changed = [key for key in differences(stored, wanted) if key not in may and not key.startswith(inside)]
     if changed:
         key = changed[0]
         raise ConfigError(
@@ -81,6 +84,13 @@ def continued(config: Config) -> Config:
             f"{f', and {len(changed) - 1} more' if len(changed) > 1 else ''}); use another name=..., or the same settings to continue it"
         )
     return config
+
+
+def _may_here(config: Config) -> set[str]:
+    """Settings that change nothing in this run: its length where no step depends on it, and the place of the model that its `first` run
+    left, which compares its own settings."""
+    steps = config.optimiser.schedule == "constant" and not config.rollout.staleness
+    return ({"training.steps"} if steps else set()) | ({"model.path"} if config.first.recipe else set())
 
 
 def create(config: Config) -> Path:
@@ -100,8 +110,8 @@ def create(config: Config) -> Path:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold the folder; the lock goes with the process, however it ends."""
+def locked(folder: Path, new: bool = False) -> Iterator[None]:
+    """Hold the folder; the lock goes with the process, however it ends. A `new` one must not have become another's run meanwhile."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("w")
@@ -118,10 +128,26 @@ def locked(folder: Path) -> Iterator[None]:
                 if not more:
                     raise ConfigError(f"{folder} is in use by another process; wait for it, or use another name=...") from error
                 time.sleep(0.02)
+        if new and (folder / "config.yaml").exists():
+            raise ConfigError(f"another process has made {folder} meanwhile; the same command continues its run")
         yield
 
 
-def _at(values: dict[str, Any], key: str) -> Any:
+def _stored(file: Path) -> dict[str, Any]:
+    """The settings a run began with."""
+    try:
+        stored: Any = OmegaConf.to_container(OmegaConf.load(file))
+    except (OSError, ValueError, YAMLError) as error:
+        raise ConfigError(f"{file} cannot be read: {' '.join(str(error).split())[:200]}; use another name=...") from error
+    sections = {section for section, _, _ in AUTO}
+    if not isinstance(stored, dict) or not all(isinstance(stored.get(section), dict) for section in sections):
+        raise ConfigError(f"{file} is not the configuration of a run; use another name=...")
+    return stored
+
+
+def _at(values: Any, key: str) -> Any:
     for part in key.split("."):
-        values = values.get(part, {})
+        if not isinstance(values, dict) or part not in values:
+            return "not there"
+        values = values[part]
     return values

@@ -48,6 +48,12 @@ def validate_sets(method: Method, sets: Mapping[str, Sequence[Problem]]) -> dict
     return out
 
 
+def goal_met(config: Config, lines: Iterable[Mapping[str, float]]) -> bool:
+    """Whether one of these lines of metrics has the accuracy of training.stop_at."""
+    goal = config.training.stop_at
+    return goal is not None and any(line.get(f"{PREFIX}accuracy", -1.0) >= goal for line in lines)
+
+
 class Best:
     """The step with the best validation so far by `training.keep_best`: highest accuracy, else lowest loss; the first of equals.
 
