@@ -138,6 +138,14 @@ TABLE: list[tuple[str, str, str, float]] = [
     ("math", "\\boxed{x**3 + 1}", "1+x^2", 0),
     ("math", "\\boxed{2*pi/4}", "\\frac{\\pi}{2}", 1),
     ("math", "\\boxed{9**9**9**9}", "9", 0),
+    ("math", "\\boxed{2sin(x)}", "2\\sin x", 1),
+    ("math", "\\boxed{30\\text{ cm}}", "30 \\mathrm{~cm}", 1),  # OpenR1-Math's and NuminaMath's units
+    ("math", "\\boxed{24\\text{ cm}^2}", "24 \\mathrm{~cm}^{2}", 1),
+    ("math", "\\boxed{24\\text{ cm}}", "24 \\mathrm{~cm}^{2}", 0),
+    ("math", "\\boxed{30\\text{ mm}}", "30 \\mathrm{~cm}", 0),
+    ("math", "\\boxed{[1,2]}", "[1;2]", 1),
+    ("math", "\\boxed{(-\\infty,-1)\\cup(2,\\infty)}", "(-\\infty ;-1) \\cup (2 ;+\\infty)", 1),
+    ("math", "\\boxed{(2,1)}", "(1;2)", 0),
     ("math", "\\boxed{C}", "C", 1),
     ("math", "\\boxed{1.6 \\times 10^{-19}}", "1.6e-19", 1),  # Minerva
     # rejected there and here

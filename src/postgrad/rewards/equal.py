@@ -70,7 +70,8 @@ _NAME = re.compile(r"\s*[A-Za-z]{1,2}(?:_\{?[0-9A-Za-z]\}?)?\s*=(?!=)\s*")
 _BASE = re.compile(r"([0-9A-Fa-f]+)_(?:([0-9]{1,2})|\{([0-9]{1,2})\})")
 _REPEATING = re.compile(r"([+-]?)([0-9]*)\.([0-9]*)\\(?:overline|bar|dot)\s?(?:\{([0-9]{1,30})\}|([0-9]))")
 _PYTHON_POWER = re.compile(r"(?<=[0-9A-Za-z)}\]]) ?\*\* ?(?=[-0-9A-Za-z({])")
-_BARE_PI = re.compile(r"(?<![A-Za-z\\])pi(?![A-Za-z])")
+_BARE_NAME = re.compile(r"(?<![A-Za-z\\])(pi(?![A-Za-z])|(?:sin|cos|tan|cot|ln|log|arcsin|arccos|arctan)(?= ?\())")
+_SEMICOLON = re.compile(r"(?<!\\);")
 _WORD = re.compile(r"[A-Za-z][A-Za-z '-]*")
 
 # LaTeX commands with another name for the same thing.
@@ -191,8 +192,9 @@ def strip_wrapping(text: str) -> str:
 
 
 def as_latex(text: str) -> str:
-    """What is written as in a program, x**2 and pi, as in LaTeX."""
-    return _BARE_PI.sub(r"\\pi", _PYTHON_POWER.sub("^", text))
+    """What is written as in a program, x**2, pi and sin(x), as in LaTeX; and (1;2), where no comma is a decimal point, as (1,2)."""
+    text = _BARE_NAME.sub(r"\\\1", _PYTHON_POWER.sub("^", text))
+    return text if "," in text else _SEMICOLON.sub(",", text)
 
 
 def normalise(text: str) -> str:
@@ -220,7 +222,7 @@ def split_unit(text: str) -> tuple[str, str]:
     """An answer and its unit ("" when there is none): 10 cm, 5\\text{ apples}, 12 square feet, 3\\text{ m}^2."""
     text = strip_wrapping(text)
     if found := _TAIL_TEXT.search(text):
-        rest, word, power = text[: found.start()].strip(), found.group(1).strip(), found.group(2)
+        rest, word, power = text[: found.start()].strip(), found.group(1).replace("~", " ").strip(), found.group(2)
         if rest and word and rest[-1] not in "=<>,+-*/^_":
             return rest, _unit_name(word, "", power)
     if found := _TAIL_WORD.search(text):
