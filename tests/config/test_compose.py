@@ -125,6 +125,69 @@ def test_impossible_combinations_are_refused_by_the_methods_check(word, part):
         find_method("grpo")(made("grpo", word)).check()
 
 
+@pytest.mark.parametrize(
+    ("recipe", "words", "part"),
+    [
+        ("grpo", "method.kl_coef=0.1", r"method\.kl_coef=0\.1 has no effect with method\.kl=none; add method\.kl=loss"),
+        ("grpo", "method.gamma=0.9", r"method\.gamma=0\.9: grpo gives a whole response one advantage"),
+        ("grpo", "method.reward_weights.answer=1.0", r"method\.reward_weights are read by gdpo alone"),
+        ("grpo", "method.rejection.token_k1=0.5_2.0", r"method\.rejection has no effect"),
+        ("grpo", "method.correction_bound=3.0", r"method\.correction_bound has no effect"),
+        ("grpo", "model.lora.alpha=16", r"model\.lora\.\* has no effect with model\.lora\.rank=0"),
+        ("sft", "model.lora.dropout=0.1", r"model\.lora\.\* has no effect"),
+        ("grpo", "optimiser.final_lr_ratio=0.1", r"optimiser\.final_lr_ratio=0\.1 has no effect"),
+        ("grpo", "first.settings=[training.steps=3]", r"first\.recipe names none"),
+        ("grpo", "training.stop_at=0.5", r"training\.stop_at=0\.5 .* add data\.validation=FILE"),
+        ("grpo", "training.stop_at=0.5 data.validation=a.jsonl", r"add training\.validate_every=N"),
+        ("sft", "training.stop_at=0.5 data.validation=a.jsonl training.validate_every=1", r"add method\.validate_accuracy=true"),
+    ],
+)
+def test_a_setting_that_nothing_would_read_is_refused(recipe, words, part):
+    with pytest.raises(ConfigError, match=part):
+        find_method(recipe)(made(recipe, *words.split())).check()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "method.kl_coef=0.1 method.kl=loss",
+        "method.gamma=0.9 method.advantage=reinforce_pp",
+        "method.rejection.token_k1=0.5_2.0 method.correction=token",
+        "method.rejection.token_k1=0.5_2.0 cluster.place=process cluster.engine_apart=true",
+        "method.correction_bound=3.0 rollout.engine=http rollout.url=http://host:1/v1#m",
+        "model.lora.alpha=16 model.lora.rank=8",
+        "optimiser.final_lr_ratio=0.1 optimiser.schedule=cosine",
+        "training.stop_at=0.5 data.validation=a.jsonl training.validate_every=1",
+    ],
+)
+def test_the_same_settings_pass_where_they_are_read(words):
+    find_method("grpo")(made("grpo", *words.split())).check()
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        ("reward.verifier=my_rewards.py:brief(limit=100)", "my_rewards.py:brief(limit=100)"),
+        ("reward.verifier=auto - 0.2*overlong(limit=8000, buffer=2000)", "auto - 0.2*overlong(limit=8000, buffer=2000)"),
+        ("reward.judge.model=servers.json#mate", "servers.json#mate"),
+        ("data.validation=easy=a.jsonl,hard=b.jsonl", "easy=a.jsonl,hard=b.jsonl"),
+        ("first.settings=[training.steps=32,data.train=warmup.parquet]", ["training.steps=32", "data.train=warmup.parquet"]),
+        ("rollout.stop=[a#b, c]", ["a#b", "c"]),
+    ],
+)
+def test_texts_that_hydra_cannot_read_need_no_quotes(word, value):
+    section, key = word.partition("=")[0].rsplit(".", 1)
+    config = made("grpo", word)
+    for part in section.split("."):
+        config = getattr(config, part)
+    assert getattr(config, key) == value
+
+
+def test_a_text_is_no_number_without_quotes_either():
+    assert "training.steps" in refusal("training.steps=brief(limit=100)")
+    assert "put the value into quotes" in refusal("first.settings=[optimiser.betas=[1,2]]")
+
+
 def test_sft_lets_filters_pass_because_it_does_not_price_samples():
     find_method("sft")(made("sft", "rollout.top_p=0.9", "rollout.samples=1")).check()
 
@@ -168,7 +231,7 @@ def test_a_broken_recipe_file_is_refused_in_one_line(tmp_path, text):
 
 @pytest.mark.parametrize("name", [name for name in recipe_names() if name != "base"])
 def test_every_recipe_composes_passes_its_check_runs_again_and_is_shown_with_every_setting(name, capsys, tmp_path):
-    config = made(name, "optimiser.lr=1.5e-7", "training.stop_at=0.5", "name=x")
+    config = made(name, "optimiser.lr=1.5e-7", "optimiser.skip_grad_norm=0.5", "name=x")
     find_method(config.method.name)(config).check()
     assert again(config, tmp_path) == config, "the resolved configuration must compose to itself"
     assert main(["recipes", name]) == 0

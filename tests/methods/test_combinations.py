@@ -128,7 +128,7 @@ ALLOWED = [
     "grpo method.clip_low=inf method.clip_high=inf",
     f"grpo method.overlong_buffer={LIMIT}",
     "grpo method.correction=sequence method.correction_bound='0.5_5' method.rejection.seq_mean_k1='0.5_2.0'",
-    "grpo method.rejection.token_k2=0.3",
+    "grpo method.correction=token method.rejection.token_k2=0.3",
     "grpo method.advantage=grpo_split",
     "grpo method.advantage=tir_optimal_token_baseline",
     "gdpo method.kl=loss",

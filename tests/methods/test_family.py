@@ -16,7 +16,7 @@ from postgrad.methods.grpo import Grpo
 from postgrad.model.policy import LocalPolicy, Tally, split_updates
 from postgrad.model.views import FULL
 from postgrad.training.log import is_clock
-from postgrad.types import Batch
+from postgrad.types import Batch, Failure
 
 
 class Spy:
@@ -208,6 +208,27 @@ def test_remax_takes_the_reward_of_one_greedy_response_a_problem(tiny):
     torch.testing.assert_close(batch.tokens["advantages"], expected)
 
 
+def test_remax_leaves_out_problems_whose_greedy_response_cannot_be_judged(tiny):
+    b = bound("remax", tiny)
+    judge, samples = b.judge.score, b.config.rollout.samples
+    b.judge.score = lambda problems, texts: [  # the first call is of the samples, the second of one greedy response a problem
+        Failure("test", "refused") if len(texts) == 4 and i == 0 else verdict for i, verdict in enumerate(judge(problems, texts))
+    ]
+    assert samples > 1
+    batch = b.until("estimate")
+    assert len(batch) == 3 * samples and b.metrics["reward/failures"] == samples and len(b.step_done.failed) == 1
+    assert b.step_done.failed[0].rows["failure"] == ["greedy response: test: refused"] * samples
+    assert not set(b.step_done.failed[0].rows["uid"]) & set(batch.rows["uid"])
+    assert bool(batch.rows["greedy_reward"].isfinite().all())
+
+
+def test_a_validation_counts_what_could_not_be_judged(tiny):
+    b = bound("grpo", tiny)
+    b.judge.value = lambda _: None
+    told = b.method.validate(b.problems[:3])
+    assert told == {"validation/accuracy": 0.0, "validation/sampled_accuracy": 0.0, "validation/failures": 6.0}
+
+
 def test_remax_learns_from_one_sample_a_problem(tiny):
     b = bound("remax", tiny, "rollout.samples=1", "optimiser.lr=1e-3")
     before = flat_weights(b.host.policy)
@@ -364,7 +385,7 @@ def test_sequence_weights_and_intervals(tiny):
 
 
 def test_rejection_narrows_the_mask_and_the_denominator(tiny):
-    b, batch = mismatched(tiny, "method.rejection.token_k1='0.5_2.0'")
+    b, batch = mismatched(tiny, "method.correction=token", "method.rejection.token_k1='0.5_2.0'")
     batch = b.method.estimate(b.method.correct(batch, b.step_done), b.step_done)
     first = torch.zeros(batch.num_tokens, dtype=torch.bool)
     first[batch.response.offsets[:-1]] = True
@@ -378,7 +399,8 @@ def test_rejection_narrows_the_mask_and_the_denominator(tiny):
 
 
 def test_a_row_that_is_rejected_whole_still_counts_in_its_groups_baseline(tiny):
-    b = apart("grpo", tiny, "method.rejection.seq_mean_k1='0.5_2.0'", "method.normalise_by_std=false")
+    words = ("method.correction=token", "method.rejection.seq_mean_k1='0.5_2.0'", "method.normalise_by_std=false")
+    b = apart("grpo", tiny, *words)
     batch = b.until("remember")
     whole = batch.select(range(len(batch)))
     row = int(batch.rows["reward"].argmax())

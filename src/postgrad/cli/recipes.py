@@ -14,8 +14,9 @@ def run(words: list[str]) -> int:
         )
         return 0
     if not words:
+        width = max(map(len, recipe_names())) + 2
         for name in recipe_names():
-            print(f"  {name:<14}{_comment(name)[0]}")
+            print(f"  {name:<{width}}{_comment(name)[0]}")
         return 0
     name = words[0]
     if name not in recipe_names():

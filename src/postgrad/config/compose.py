@@ -145,11 +145,25 @@ def _override(word: str) -> str:
     try:
         parsed = OverridesParser.create().parse_override(f"++{key}={value}")
     except HydraException as error:
-        raise ConfigError(f"{key}={value}: {_first_line(error)}") from error
+        if (text := _as_text(value)) is None:
+            raise ConfigError(f"{key}={value}: {_first_line(error)}; put the value into quotes: '{key}=\"...\"'") from error
+        value, parsed = text, OverridesParser.create().parse_override(f"++{key}={text}")
     if parsed.is_sweep_override():
         hint = "start one run for each value, or quote a value with commas: key='\"a,b\"'"
         raise ConfigError(f"{key}={value}: one value is needed, this is a sweep; {hint}")
     return f"++{key}={value}"
+
+
+def _as_text(value: str) -> str | None:
+    """A value that Hydra's grammar cannot read, such as brief(limit=100), file.json#name or [training.steps=3], in quotes.
+
+    The type of the setting then decides whether it may be a text. None where the value has quotes, braces or inner brackets of its own.
+    """
+    is_list = value.startswith("[") and value.endswith("]")
+    inner = value[1:-1] if is_list else value
+    if any(mark in inner for mark in "'\"[]{}\\"):
+        return None
+    return "[" + ",".join(f"'{part.strip()}'" for part in inner.split(",")) + "]" if is_list else f"'{inner}'"
 
 
 def _merge(schema: DictConfig, values: DictConfig, prefix: str, known: list[str]) -> DictConfig:

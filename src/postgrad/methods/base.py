@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from postgrad.algorithms.aggregation import AGGREGATIONS, token_weights
-from postgrad.config.schema import Config, setting
+from postgrad.config.schema import Config, LoraConfig, setting
 from postgrad.data.feed import Feed
 from postgrad.errors import ConfigError, RunError
 from postgrad.model.critic import Critic
@@ -144,6 +144,7 @@ class Method:
                 f"reward.judge.monitor={monitor} foretells scores from thoughts, and {self.settings.name} knows none; remove it, "
                 "or use method=classmate"
             )
+        self.check_used()
         self.check_staleness()
         betas = self.config.optimiser.betas
         if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
@@ -156,6 +157,26 @@ class Method:
                 f"training.updates_per_step={training.updates_per_step} exceeds training.problems_per_step={training.problems_per_step}; "
                 "an update needs at least one problem"
             )
+
+    def check_used(self) -> None:
+        """Refuse settings that nothing would read beside the others: who writes one believes that it works."""
+        config, lora = self.config, self.config.model.lora
+        if not lora.rank and (lora.alpha != LoraConfig.alpha or lora.targets != LoraConfig.targets or lora.dropout):
+            raise ConfigError(
+                "model.lora.* has no effect with model.lora.rank=0, which trains the model itself; add model.lora.rank=16"
+            )
+        if config.optimiser.schedule == "constant" and config.optimiser.final_lr_ratio:
+            raise ConfigError(
+                f"optimiser.final_lr_ratio={config.optimiser.final_lr_ratio:g} has no effect with optimiser.schedule=constant; "
+                "use linear or cosine"
+            )
+        if config.first.settings and not config.first.recipe:
+            raise ConfigError(
+                "first.settings are of the run before this one, and first.recipe names none; add it, e.g. first.recipe=sft"
+            )
+        if (goal := config.training.stop_at) is not None and not (config.data.validation and config.training.validate_every):
+            missing = "training.validate_every=N" if config.data.validation else "data.validation=FILE"
+            raise ConfigError(f"training.stop_at={goal:g} waits for the accuracy of a validation; add {missing}")
 
     def check_staleness(self) -> None:
         """Refuse rollouts that run ahead where nobody samples, where they cannot, or where nothing corrects for the older weights."""
@@ -392,6 +413,8 @@ class Method:
             ports = self.ports
             answers = respond(ports.engine, ports.judge, ports.prompts, problems, sampling, samples=1, seed=self.config.seed)
             out[f"validation/{name}"] = sum(answer.score for answer in answers) / len(answers)
+            if failures := sum(isinstance(answer.verdict, Failure) for answer in answers):  # they count 0 above
+                out["validation/failures"] = out.get("validation/failures", 0.0) + failures
         return out
 
     def trained(self) -> list[Any]:

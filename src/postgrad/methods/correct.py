@@ -24,8 +24,9 @@ def correction_on(settings: Any, engine: Engine) -> bool:
     return settings.correction not in ("auto", "none") or (settings.correction == "auto" and not engine.shares_weights)
 
 
-def check_correction(settings: Any) -> None:
-    """Refuse bounds and rules that cannot be read, and rules that nothing would apply. Raises ConfigError."""
+def check_correction(config: Any) -> None:
+    """Refuse bounds and rules that cannot be read, and those that nothing would apply. Raises ConfigError."""
+    settings = config.method
     if settings.correction == "none" and settings.rejection:
         raise ConfigError(
             "method.correction=none switches method.rejection off too; remove one of them, e.g. method.correction=auto"
@@ -39,6 +40,14 @@ def check_correction(settings: Any) -> None:
         reject(*nothing, dict(settings.rejection))
     except ConfigError as error:
         raise ConfigError(f"method.rejection: {error}") from error
+    apart = config.cluster.engine_apart or config.cluster.engines or config.rollout.engine not in ("native", "hf")
+    if settings.correction == "auto" and not apart:
+        for key, given in (("rejection", settings.rejection), ("correction_bound", settings.correction_bound != "2.0")):
+            if given:
+                raise ConfigError(
+                    f"method.{key} has no effect: the engine samples from the trainer's own weights, and method.correction=auto "
+                    "corrects nothing then; remove it, or add method.correction=token"
+                )
 
 
 def correct(settings: Any, batch: Batch, step: Step) -> Batch:

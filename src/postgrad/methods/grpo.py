@@ -25,7 +25,7 @@ from postgrad.methods.refill import refill
 from postgrad.model.head import TokenOutputs
 from postgrad.model.policy import Tally
 from postgrad.rollout.engine import sampling_of
-from postgrad.types import POLICY, Batch, Score
+from postgrad.types import POLICY, Batch, Failure, Score
 
 KNOWN_NEEDS = ("group>=2", "named_rewards", "greedy", "sum_probs_squared", "source", "critic")
 
@@ -116,7 +116,24 @@ class Grpo(Method):
         for name in self.policy_loss.required:
             if name not in settings.loss_options:
                 raise ConfigError(f"method.loss={settings.loss} needs method.loss_options.{name}=NUMBER")
-        check_correction(settings)
+        check_correction(self.config)
+
+    def check_used(self) -> None:
+        super().check_used()
+        settings, known = self.settings, inspect.signature(self.estimator.function).parameters
+        if settings.kl == "none" and settings.kl_coef != GrpoSettings.kl_coef:
+            raise ConfigError(
+                f"method.kl_coef={settings.kl_coef:g} has no effect with method.kl=none; add method.kl=loss or method.kl=reward"
+            )
+        if settings.gamma != 1.0 and "gamma" not in known:
+            raise ConfigError(
+                f"method.gamma={settings.gamma:g}: {settings.advantage} gives a whole response one advantage; remove it"
+            )
+        if settings.reward_weights and "named_rewards" not in self.estimator.needs:
+            raise ConfigError(
+                f"method.reward_weights are read by gdpo alone, and method.advantage={settings.advantage}; change one of them, "
+                'or weigh the parts in the verifier: reward.verifier="math + 0.1*format"'
+            )
 
     def roles(self) -> dict[str, Role]:
         return {"reference": Role("frozen")} if self.settings.kl != "none" else {}
@@ -158,9 +175,11 @@ class Grpo(Method):
         sampling = sampling_of(self.config.rollout, temperature=0.0)
         answers = self.generate([(p, [0], []) for p in problems], sampling, step.number)
         verdicts = self.ports.judge.score(problems, [self.ports.prompts.decode(a[0].tokens) for a in answers])
-        baseline = {uid: v.value if isinstance(v, Score) else 0.0 for uid, v in zip(uids, verdicts, strict=True)}
-        batch.rows["greedy_reward"] = torch.tensor([baseline[uid] for uid in batch.rows["uid"]])
-        return batch
+        found = dict(zip(uids, verdicts, strict=True))
+        of_rows = [found[uid] for uid in batch.rows["uid"]]
+        batch.rows["greedy_reward"] = torch.tensor([v.value if isinstance(v, Score) else float("nan") for v in of_rows])
+        batch.rows["failure"] = [f"greedy response: {v.kind}: {v.reason}" if isinstance(v, Failure) else "" for v in of_rows]
+        return self.leave_out_failures(batch, step)  # without its baseline a row has no advantage
 
     def remember(self, batch: Batch, step: Step) -> Batch:
         """Log-probs of the policy before its updates, of the view that is trained."""

@@ -25,6 +25,15 @@ def check_judge(reward: RewardConfig) -> None:
     template_text(reward.judge)
 
 
+def check_judge_used(reward: RewardConfig) -> None:
+    """Refuse a judge that nobody would ask. Raises ConfigError."""
+    if reward.judge.model and reward.verifier != LLM_JUDGE:
+        raise ConfigError(
+            f"reward.judge.model={reward.judge.model} is asked by reward.verifier=llm_judge only, and reward.verifier={reward.verifier}; "
+            "change one of them"
+        )
+
+
 def connect_judge(config: Config, judge: Judge, models: dict[str, Any], folder: Path) -> None:
     """Give the score stage its model, where the verifier is one, and its verifiers, where they live elsewhere."""
     if "verifier" in models:

@@ -29,6 +29,11 @@ class Sft(Method):
     def judges(self) -> bool:
         return self.settings.validate_accuracy
 
+    def check_used(self) -> None:
+        super().check_used()
+        if (goal := self.config.training.stop_at) is not None and not self.settings.validate_accuracy:
+            raise ConfigError(f"training.stop_at={goal:g} waits for validation accuracy; add method.validate_accuracy=true")
+
     def stages(self) -> list[Stage]:
         return [self.draw, self.compose, self.sample, self.update, self.publish]
 

@@ -125,6 +125,8 @@ class Thinking(Grpo):
             answers = self.generate([(problem, [0], []) for problem in problems], sampling, step=0)
             batch = self.score(self.enrich(self.assemble([Group(problem, 1) for problem in problems], answers), step), step)
             out[f"validation/{name}"] = float(batch.rows["reward"].sum()) / len(problems)
+            if failures := step.metrics["reward/failures"]:  # they count 0 above
+                out["validation/failures"] = out.get("validation/failures", 0.0) + failures
         return out | {f"validation/{name}": value for name, value in self.look(batch, step).items()}
 
     def look(self, batch: Batch, step: Step) -> dict[str, float]:

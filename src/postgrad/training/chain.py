@@ -8,6 +8,7 @@ from typing import Any
 from postgrad.config.compose import compose
 from postgrad.config.schema import Config
 from postgrad.methods import find_method
+from postgrad.rewards.score import LLM_JUDGE
 from postgrad.training.driver import Result, train
 from postgrad.training.report import Reporter
 
@@ -37,6 +38,8 @@ def first_run(config: Config) -> Config:
     first = compose(config.first.recipe, [*words, *config.first.settings], lambda name: find_method(name).Settings)
     if not find_method(first.method.name).has_thoughts:
         first.reward.judge.monitor = ""  # the second run's, which reads thoughts
+    if first.reward.verifier != LLM_JUDGE:
+        first.reward.judge.model = ""  # the second run's
     return first
 
 
