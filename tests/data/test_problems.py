@@ -254,6 +254,18 @@ def test_bad_csv(tmp_path: Path):
     assert "row 2: answer must be A, B, C or D, not 'E'" in refused(str(tmp_path / "a.csv"))
 
 
+def test_a_prompt_alone_and_with_its_truth(tmp_path: Path):
+    rows = [{"prompt": "1+1", "ground_truth": 2, "level": 1}, {"prompt": [{"role": "user", "content": "Sing."}]}]
+    first, second = load_problems(jsonl(tmp_path, *rows, name="mine.jsonl"))
+    assert (first.ground_truth, first.data_source, first.demonstrations, first.extra) == ("2", "mine", (), {"level": 1})
+    assert (second.ground_truth, second.messages) == ("", ({"role": "user", "content": "Sing."},))
+
+
+@pytest.mark.parametrize("column", ["answer", "solution", "completion", "reward_model"])
+def test_an_answer_by_another_name_is_not_left_aside(tmp_path: Path, column: str):
+    assert f"unknown schema with columns prompt, {column}; rename them" in refused(jsonl(tmp_path, {"prompt": "1+1", column: "2"}))
+
+
 def test_unknown_schema_lists_columns(tmp_path: Path):
     message = refused(jsonl(tmp_path, {"query": "a", "reply": "b"}))
     assert "unknown schema with columns query, reply; rename them to one of: prompt, reward_model, data_source (verl)" in message

@@ -112,7 +112,9 @@ class RolloutConfig:
 @dataclass
 class JudgeConfig:
     model: str = setting("", "llm_judge: who judges: http://host:8000/v1#model, servers.json#model, a model path, or policy:live")
-    template: str = setting("sycophancy", "what is asked: sycophancy, quality, or a text file with {question} and {response}")
+    template: str = setting(
+        "sycophancy", "what is asked: sycophancy, quality, safety, or a text file with {question} and {response}"
+    )
     lowest: int = setting(1, "lowest mark; marks below it count as it")
     highest: int = setting(10, "highest mark; marks above it count as it")
     max_tokens: int = setting(1024, "longest answer of the judge", at_least=1)

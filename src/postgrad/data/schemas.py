@@ -16,6 +16,9 @@ from postgrad.problem import Problem
 
 GSM8K_TRUTH = re.compile(r"####[ \t]*(\S[^\n]*?)\s*\Z")  # the last line's
 
+# Columns by which others call an answer: a row with one of them is not a prompt alone, it wants renaming.
+ANSWERS = {"reward_model", "answer", "answers", "solution", "completion", "target", "output", "label", "chosen", "rejected"}
+
 
 @dataclass(frozen=True)
 class Schema:
@@ -75,6 +78,12 @@ def _prompt_response(row: Row, stem: str) -> Problem:
     extra = _rest(row, "prompt", "response", "ground_truth")
     messages = _messages(row, "prompt")
     return Problem(_uid(row), messages, _optional_truth(row), _source(row, stem), (_reply(row, "response"),), extra)
+
+
+def _prompt(row: Row, stem: str) -> Problem:
+    """Nothing to imitate: for RL, where a verifier of one's own or a judge may need no truth either, and for `postgrad eval`."""
+    extra = _rest(row, "prompt", "ground_truth")
+    return Problem(_uid(row), _messages(row, "prompt"), _optional_truth(row), _source(row, stem), (), extra)
 
 
 def _mmlu(row: Row, stem: str) -> Problem:
@@ -142,6 +151,7 @@ SCHEMAS = (
     Schema("question and answer", ("question", "answer"), _question_answer),
     Schema("instruction and output", ("instruction", "output"), _instruction),
     Schema("chat", ("messages",), _chat),
+    Schema("prompt, with ground_truth if it has one", ("prompt",), _prompt, says=lambda row: not ANSWERS & row.keys()),
 )
 
 

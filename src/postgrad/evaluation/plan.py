@@ -22,16 +22,24 @@ from postgrad.errors import ConfigError
 from postgrad.evaluation.model import Target, weights_fingerprint
 from postgrad.evaluation.settings import EvalConfig
 from postgrad.methods import find_method
-from postgrad.methods.judging import check_judge
+from postgrad.methods.judging import check_judge, check_judge_used
 from postgrad.model.device import choose_device, choose_dtype
 from postgrad.model.load import load_tokenizer, model_config
 from postgrad.problem import Problem
 from postgrad.rewards.score import LLM_JUDGE, Judge
 from postgrad.rollout.engine import Sampling, sampling_of
+from postgrad.training.prepare import check_cluster
 
 Section = TypeVar("Section")
 CPU_RESPONSES, OTHER_RESPONSES = 32, 1024  # of one batch
 PACKAGES = ("torch", "transformers", "math-verify")
+TRAINING_ONLY = (
+    "model.lora.rank",
+    "model.activation_checkpointing",
+    "rollout.staleness",
+    "rollout.max_gap",
+    "reward.judge.monitor",
+)
 # Settings that change nothing in the result files.
 FREE = ("out", "reward.workers", "cluster")
 
@@ -56,6 +64,7 @@ class Plan:
 
 def make_plan(config: EvalConfig, target: Target) -> Plan:
     """Problems, prompts, verifiers and the folder, all checked. `auto` settings stay for `settle`."""
+    _check_used(config)
     config.rollout.stop = stop_strings(config.rollout.stop, config.data.prompt_style)
     places = split_sets(config.data.sets)
     sets = {name: load_problems(place)[: config.data.limit or None] for name, place in places.items()}
@@ -72,7 +81,6 @@ def make_plan(config: EvalConfig, target: Target) -> Plan:
     dropped: dict[str, int] = {}
     for name in sets:
         sets[name], dropped[name] = prompts.check(sets[name])
-    check_judge(config.reward)
     if config.reward.verifier == LLM_JUDGE and config.reward.pass_score <= config.reward.judge.lowest:
         raise ConfigError(
             f"every mark of a judge reaches reward.pass_score={config.reward.pass_score:g}; say from which mark on a response "
@@ -86,6 +94,20 @@ def make_plan(config: EvalConfig, target: Target) -> Plan:
     judge.check(problem for problems in sets.values() for problem in problems)
     identity = _identity(config, sets)
     return Plan(config, target, _folder(config, target, identity), sets, dropped, prompts, judge, identity)
+
+
+def _check_used(config: EvalConfig) -> None:
+    """Refuse settings that an evaluation has no use for. Raises ConfigError."""
+    check_cluster(config.cluster)
+    for key in TRAINING_ONLY:
+        section, leaf = key.rsplit(".", 1)
+        given, plain = config, EvalConfig()
+        for part in section.split("."):
+            given, plain = getattr(given, part), getattr(plain, part)
+        if (value := getattr(given, leaf)) != getattr(plain, leaf):
+            raise ConfigError(f"{key}={value} is for training runs; an evaluation has no use for it: remove it")
+    check_judge(config.reward)
+    check_judge_used(config.reward)
 
 
 def settle(plan: Plan) -> None:
