@@ -276,7 +276,9 @@ TABLE: list[tuple[str, str, str, float]] = [
     ("choice", "The answer is B or C", "B", 0),
     ("choice", "The answer is A, B and C", "A", 0),
     ("choice", "The answer is (B), (C) or (D).", "B", 0),
+    ("choice", "The answer is (B) (C)", "B", 0),
     ("choice", "The answer is B and C is wrong.", "B", 1),
+    ("choice", "The answer is B.\n\nC is wrong.", "B", 1),
     # ---- R1-Zero's classes, by text and by algebra
     ("r1_zero", TAGS.format("42"), "42", 1),
     ("r1_zero", "t </think>\n<answer>42</answer>", "42", 1),

@@ -50,7 +50,9 @@ class _Labels:
         lone = rf"(?:(?i:option|choice)\s)?[\s*(\[$]{{0,6}}([{names}])"
         lone += r"(?:\*{0,2}[.):]\*{0,2}(?=\s)([^\n]{0,200})|[\s*)\].:$]{0,6})"
         stated, option = re.compile(f"{lead}({plain})", re.MULTILINE), re.compile(rf"\(([{names}])\)")
-        others = re.compile(rf"\s{{0,2}}(?:,|/|&|or\b|and\b)\s{{0,2}}(?:or\s|and\s)?[(*]{{0,3}}[{names}][)*]{{0,3}}(?=[\s.,/&]|$)")
+        others = re.compile(
+            rf"\s{{0,2}}(?:,|/|&|or\b|and\b| )\s{{0,2}}(?:or\s|and\s)?[(*]{{0,3}}[{names}][)*]{{0,3}}(?=[\s.,/&]|$)"
+        )
         right = re.compile(rf"(?<![\w'’])([{names}]){_IS_RIGHT}")
         return _Labels(names, stated, re.compile(lone), option, right, others)
 

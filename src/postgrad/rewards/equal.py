@@ -206,7 +206,7 @@ def normalise(text: str) -> str:
     text = re.sub(r"\\[,;: ]|~", " ", text.replace("\\!", ""))
     text = _TEXT.sub(lambda m: f" {m.group(1)} ", text)
     text = re.sub(r"\\?[$%]", " ", text)
-    text = re.sub(r"[ ,]*\b(?:and|or)\b *", ",", text)
+    text = re.sub(r"(?<![ ,])[ ,]*\b(?:and|or)\b *", ",", text)
     text = re.sub(r"(^|[^0-9])\.([0-9])", r"\g<1>0.\2", text)
     text = strip_wrapping(text)
     if _WORD.fullmatch(text) and len(text) > 1:
