@@ -3,6 +3,7 @@
 import gzip
 import json
 import math
+import re
 import string
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from postgrad import toolkit
 from postgrad.errors import ConfigError
-from postgrad.toolkit import generations, supplement
+from postgrad.toolkit import generations, rewards, supplement
 
 INTRO = "Below is an instruction that describes a task. Write a response that appropriately completes the request."
 
@@ -296,3 +297,51 @@ def test_dpo_trains_the_model_and_not_the_reference(letters):
     assert losses[0] > losses[1] > losses[2]
     assert graphs == [False] * 6  # two texts a step, no graph kept
     assert all(p.grad is None for p in ref.parameters()) and all(p.grad is not None for p in lm.parameters())
+
+
+# ---- the course's rewards
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_child_left():
+    yield
+    rewards._pool().close()
+    rewards._pool.cache_clear()
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize(
+    ("response", "classes"),
+    [
+        ("so </think> <answer>42</answer>", (1, 1, 1)),
+        ("so </think> <answer>41</answer>", (1, 0, 0)),
+        ("so </think><answer>42</answer>", (0, 1, 0)),  # no space between the tags
+        ("so it is 7", (0, 0, 0)),
+    ],
+)
+def test_r1_zero_tells_the_four_classes_apart(response, classes, fast):
+    told = toolkit.r1_zero_reward_fn(response, "42", fast=fast)
+    assert tuple(told[name] for name in ("format_reward", "answer_reward", "reward")) == classes
+
+
+def test_truths_are_texts_numbers_or_lists_and_algebra_is_slow():
+    tagged = "</think> <answer>{}</answer>".format
+    assert toolkit.r1_zero_reward_fn(tagged("7"), 7)["reward"] == 1 == toolkit.r1_zero_reward_fn(tagged("7"), ["6", 7])["reward"]
+    assert toolkit.r1_zero_reward_fn(tagged("7"), ["6", "5"])["reward"] == 0
+    same, truth = r"x^2 + 2x + 1", r"(x+1)^2"
+    assert [toolkit.r1_zero_reward_fn(tagged(same), truth, fast=fast)["reward"] for fast in (True, False)] == [0, 1]
+    assert toolkit.question_only_reward_fn(r"it is \boxed{42}", "42") == {"format_reward": 1, "answer_reward": 1, "reward": 1}
+    assert toolkit.question_only_reward_fn("it is 42", "42") == {"format_reward": 0, "answer_reward": 0, "reward": 0}
+    for wrong in ("", [], None, [None]):
+        with pytest.raises(ValueError, match="truth"):
+            toolkit.r1_zero_reward_fn(tagged("7"), wrong)
+
+
+def test_the_page_s_example_runs(tiny):
+    page = (Path(__file__).parent.parent / "docs" / "toolkit.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict = {"MODEL": str(tiny)}
+    exec(code, names)
+    assert names["raw"].tolist() == [1.0, 0.0] and any(p.grad is not None for p in names["model"].parameters())
+    for name in toolkit.__all__:
+        assert f"`{name}`" in page or name == "PackedSftDataset", name

@@ -6,12 +6,14 @@ not use them. Stands beside training: may touch algorithms, model, rewards and d
 
     sequences     prompt + output as tensors, entropy, log-probs, masked sums and means
     steps         group-normalised rewards, the policy-gradient losses, the SFT and GRPO micro-batch steps
+    rewards       the r1-zero and the question-only reward with their classes
     generations   what the model answers, with rewards, entropies and lengths
     supplement    packed SFT data, MMLU and GSM8K parsing, the DPO loss of one pair
 """
 
 from postgrad.algorithms.masked import masked_mean, masked_normalize
 from postgrad.toolkit.generations import log_generations
+from postgrad.toolkit.rewards import question_only_reward_fn, r1_zero_reward_fn
 from postgrad.toolkit.sequences import (
     compute_entropy,
     get_response_log_probs,
@@ -52,6 +54,8 @@ __all__ = [
     "masked_normalize",
     "parse_gsm8k_response",
     "parse_mmlu_response",
+    "question_only_reward_fn",
+    "r1_zero_reward_fn",
     "selective_log_softmax",
     "sft_microbatch_train_step",
     "tokenize_prompt_and_output",
