@@ -146,6 +146,9 @@ TABLE: list[tuple[str, str, str, float]] = [
     ("math", "\\boxed{[1,2]}", "[1;2]", 1),
     ("math", "\\boxed{(-\\infty,-1)\\cup(2,\\infty)}", "(-\\infty ;-1) \\cup (2 ;+\\infty)", 1),
     ("math", "\\boxed{(2,1)}", "(1;2)", 0),
+    ("math", "\\boxed{\\big(3,-2\\big)}", "(3,-2)", 1),
+    ("math", "\\boxed{10:30\\text{ a.m.}}", "10:30 a.m.", 1),
+    ("math", "\\boxed{10:30\\text{ p.m.}}", "10:30 a.m.", 0),
     ("math", "\\boxed{C}", "C", 1),
     ("math", "\\boxed{1.6 \\times 10^{-19}}", "1.6e-19", 1),  # Minerva
     # rejected there and here
