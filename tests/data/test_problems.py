@@ -261,7 +261,7 @@ def test_a_prompt_alone_and_with_its_truth(tmp_path: Path):
     assert (second.ground_truth, second.messages) == ("", ({"role": "user", "content": "Sing."},))
 
 
-@pytest.mark.parametrize("column", ["answer", "solution", "completion", "reward_model"])
+@pytest.mark.parametrize("column", ["answers", "label", "output", "reward_model"])
 def test_an_answer_by_another_name_is_not_left_aside(tmp_path: Path, column: str):
     assert f"unknown schema with columns prompt, {column}; rename them" in refused(jsonl(tmp_path, {"prompt": "1+1", column: "2"}))
 
@@ -403,3 +403,61 @@ def test_large_parquet_files_are_read_in_batches(tmp_path: Path):
     parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     problems = load_problems(str(tmp_path / "a.parquet"))
     assert [p.extra["extra_info"]["index"] for p in problems] == list(range(2345))
+
+
+QUESTION = ({"role": "user", "content": "1+1?"},)
+REPLY = [{"role": "assistant", "content": "2"}]
+
+
+@pytest.mark.parametrize(
+    ("row", "truth", "shown", "extra"),
+    [
+        ({"prompt": "1+1?", "answer": 2}, "2", (), {}),
+        ({"prompt": list(QUESTION), "ground_truth": "2", "level": 3}, "2", (), {"level": 3}),
+        ({"prompt": list(QUESTION), "solution": "$2$"}, "$2$", (), {}),
+        ({"prompt": "1+1?", "ground_truth": "2", "answer": "It is 2."}, "2", (), {"answer": "It is 2."}),
+        ({"prompt": "1+1?", "answer": "one more\n#### 2"}, "2", ("one more\n#### 2",), {}),
+        ({"prompt": "1+1?", "completion": "2"}, "", ("2",), {}),
+        ({"prompt": list(QUESTION), "completion": REPLY}, "", ("2",), {}),
+        ({"problem": "1+1?", "answer": "2", "solution": "Count: 2."}, "2", ("Count: 2.",), {}),
+        ({"problem": "1+1?", "answer": "2", "solution": None}, "2", (), {"solution": None}),
+        ({"conversations": [{"from": "human", "value": "1+1?"}, {"from": "gpt", "value": "2"}]}, "", ("2",), {}),
+        ({"conversations": [*QUESTION, *REPLY]}, "", ("2",), {}),
+        (
+            {"chosen": [*QUESTION, *REPLY], "rejected": [*QUESTION, {"role": "assistant", "content": "3"}]},
+            "",
+            (),
+            {"chosen": "2", "rejected": "3"},
+        ),
+        ({"prompt": "1+1?", "tests": ["a", "b"]}, "", (), {"tests": ["a", "b"]}),
+    ],
+)
+def test_columns_as_other_trainers_and_the_hub_name_them(tmp_path: Path, row: Any, truth: str, shown: Any, extra: Any):
+    problem = load_problems(jsonl(tmp_path, row))[0]
+    assert (problem.messages, problem.ground_truth, problem.demonstrations, problem.extra) == (QUESTION, truth, shown, extra)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (
+            {"chosen": [*QUESTION, *REPLY], "rejected": REPLY},
+            "the same messages up to the last reply; or give the question in a column prompt",
+        ),
+        ({"chosen": REPLY, "rejected": REPLY}, "the same messages up to the last reply"),
+        (
+            {"chosen": [*QUESTION, *QUESTION], "rejected": [*QUESTION, *QUESTION]},
+            "chosen must end in an assistant message, not user",
+        ),
+        ({"conversations": [{"from": "human", "value": "1+1?"}]}, "conversations must end in an assistant message"),
+        (
+            {"conversations": [{"from": "human"}, {"from": "gpt", "value": "2"}]},
+            "conversations[0].content must be a string, not null",
+        ),
+        ({"conversations": "1+1?"}, "conversations must be a list of turns {from, value}, not str"),
+        ({"prompt": "1+1?", "answer": None}, "no ground truth: answer is empty"),
+        ({"problem": "1+1?", "answer": "2", "solution": 3}, "solution must be a string, not int"),
+    ],
+)
+def test_such_columns_are_checked_too(tmp_path: Path, row: Any, message: str):
+    assert message in refused(jsonl(tmp_path, row))

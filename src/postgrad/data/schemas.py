@@ -7,6 +7,7 @@ not use go into `extra` by their names. `ground_truth` is "" in the schemas that
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from postgrad.data.choices import plain_prompt, read_choices, sentence_prompt
@@ -16,7 +17,7 @@ from postgrad.problem import Problem
 
 GSM8K_TRUTH = re.compile(r"####[ \t]*(\S[^\n]*?)\s*\Z")  # the last line's
 
-# Columns by which others call an answer: a row with one of them is not a prompt alone, it wants renaming.
+# Columns by which others call an answer: a row with one of them, and in no schema that reads it, is not a prompt alone; it wants renaming.
 ANSWERS = {"reward_model", "answer", "answers", "solution", "completion", "target", "output", "label", "chosen", "rejected"}
 
 
@@ -74,10 +75,10 @@ def _preference(row: Row, stem: str) -> Problem:
     return Problem(_uid(row), _messages(row, "prompt"), _optional_truth(row), _source(row, stem), (), extra)
 
 
-def _prompt_response(row: Row, stem: str) -> Problem:
-    extra = _rest(row, "prompt", "response", "ground_truth")
+def _prompt_response(row: Row, stem: str, response: str = "response") -> Problem:
+    extra = _rest(row, "prompt", response, "ground_truth")
     messages = _messages(row, "prompt")
-    return Problem(_uid(row), messages, _optional_truth(row), _source(row, stem), (_reply(row, "response"),), extra)
+    return Problem(_uid(row), messages, _optional_truth(row), _source(row, stem), (_reply(row, response),), extra)
 
 
 def _prompt(row: Row, stem: str) -> Problem:
@@ -105,20 +106,41 @@ def _transcripts(row: Row, stem: str) -> Problem:
     return Problem(_uid(row), messages, _optional_truth(row), _source(row, "hh_rlhf"), (), extra)
 
 
-def _gsm8k(row: Row, stem: str) -> Problem:
+def _dialogue_pair(row: Row, stem: str) -> Problem:
+    """Two whole dialogues as messages, the same up to the last reply."""
+    sides = {name: _messages(row, name) for name in ("chosen", "rejected")}
+    chosen, rejected = sides.values()
+    if len(chosen) < 2 or chosen[:-1] != rejected[:-1]:
+        raise RowError(
+            "chosen and rejected must hold the same messages up to the last reply; or give the question in a column prompt"
+        )
+    extra = _rest(row, "ground_truth") | {name: _reply(row, name) for name in sides}
+    return Problem(_uid(row), chosen[:-1], _optional_truth(row), _source(row, stem), (), extra)
+
+
+def _gsm8k(row: Row, stem: str, question: str = "question") -> Problem:
     answer = text_of(row, "answer")
     truth = GSM8K_TRUTH.search(answer)
     if truth is None:
         raise RowError("no ground truth: answer must end in `#### NUMBER`, as the first row's does; add it or remove the row")
-    messages, extra = user_turn(text_of(row, "question")), _rest(row, "question", "answer")
+    messages, extra = _asked(row, question), _rest(row, question, "answer")
     return Problem(_uid(row), messages, truth[1].replace(",", ""), _source(row, "openai/gsm8k"), (answer,), extra)
 
 
-def _question_answer(row: Row, stem: str) -> Problem:
-    truth = truth_of(row.get("answer"), "answer")
+def _question_answer(row: Row, stem: str, question: str = "question", answer: str = "answer") -> Problem:
+    """A question and its truth. Beside an answer, a text `solution` is the way to it: a demonstration."""
+    truth = truth_of(row.get(answer), answer)
     if GSM8K_TRUTH.search(truth):
-        raise RowError("answer ends in `####` and the truth, but the first row's does not; write all rows one way")
-    return Problem(_uid(row), user_turn(text_of(row, "question")), truth, _source(row, stem), (), _rest(row, "question", "answer"))
+        raise RowError(f"{answer} ends in `####` and the truth, but the first row's does not; write all rows one way")
+    solution = row.get("solution") if question == "problem" else None
+    shown = (checked_text(solution, "solution"),) if solution else ()
+    used = (question, answer, "solution") if shown else (question, answer)
+    return Problem(_uid(row), _asked(row, question), truth, _source(row, stem), shown, _rest(row, *used))
+
+
+def _asked(row: Row, name: str) -> tuple[dict[str, str], ...]:
+    """The question: `prompt` may be messages, other columns are text."""
+    return _messages(row, name) if name == "prompt" else user_turn(text_of(row, name))
 
 
 def _instruction(row: Row, stem: str) -> Problem:
@@ -130,28 +152,68 @@ def _instruction(row: Row, stem: str) -> Problem:
     return Problem(_uid(row), user_turn(content), truth_of(output, "output"), _source(row, stem), (output,), extra)
 
 
-def _chat(row: Row, stem: str) -> Problem:
-    messages = _messages(row, "messages")
+def _chat(row: Row, stem: str, column: str = "messages") -> Problem:
+    messages = _messages(row, column)
     if len(messages) < 2 or messages[-1]["role"] != "assistant":
-        raise RowError("messages must end in an assistant message, which is the demonstration, with at least one message before it")
-    demonstrations, extra = (messages[-1]["content"],), _rest(row, "messages", "ground_truth")
+        raise RowError(
+            f"{column} must end in an assistant message, which is the demonstration, with at least one message before it"
+        )
+    demonstrations, extra = (messages[-1]["content"],), _rest(row, column, "ground_truth")
     return Problem(_uid(row), messages[:-1], _optional_truth(row), _source(row, stem), demonstrations, extra)
+
+
+def _sharegpt(row: Row, stem: str) -> Problem:
+    turns = row["conversations"]
+    if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
+        raise RowError(f"conversations must be a list of turns {{from, value}}, not {kind_of(turns)}")
+    turns = [
+        {"role": SPEAKERS.get(turn["from"], turn["from"]), "content": turn.get("value")} if "from" in turn else turn
+        for turn in turns
+    ]
+    return _chat(row | {"conversations": turns}, stem, "conversations")
+
+
+SPEAKERS = {"human": "user", "gpt": "assistant"}  # ShareGPT's words; others are roles already
+
+
+def _ends_in_hashes(row: Row) -> bool:
+    return GSM8K_TRUTH.search(str(row["answer"])) is not None
+
+
+def _names_no_truth(row: Row) -> bool:
+    return "ground_truth" not in row
+
+
+def _names_its_truth_if_any(row: Row) -> bool:
+    return "ground_truth" in row or not ANSWERS & row.keys()
 
 
 # The first that fits is taken, so the more particular stand first.
 SCHEMAS = (
     Schema("verl", ("prompt", "reward_model", "data_source"), _verl),
     Schema("preference pairs", ("prompt", "chosen", "rejected"), _preference),
+    Schema("dialogue pairs", ("chosen", "rejected"), _dialogue_pair, says=lambda row: isinstance(row["chosen"], list)),
     Schema("HH-RLHF", ("chosen", "rejected"), _transcripts),
     Schema("prompt and response", ("prompt", "response"), _prompt_response),
+    Schema("prompt and completion", ("prompt", "completion"), partial(_prompt_response, response="completion")),
     Schema("MMLU", ("question", "A", "B", "C", "D", "answer"), _mmlu),
     Schema("MMLU of the hub", ("question", "choices", "answer"), _mmlu),
     Schema("ARC", ("question", "choices", "answerKey"), _arc),
-    Schema("GSM8K", ("question", "answer"), _gsm8k, says=lambda row: GSM8K_TRUTH.search(str(row["answer"])) is not None),
+    Schema("GSM8K", ("question", "answer"), _gsm8k, says=_ends_in_hashes),
     Schema("question and answer", ("question", "answer"), _question_answer),
+    Schema("GSM8K as prompt", ("prompt", "answer"), partial(_gsm8k, question="prompt"), says=_ends_in_hashes),
+    Schema("prompt and answer", ("prompt", "answer"), partial(_question_answer, question="prompt"), says=_names_no_truth),
+    Schema(
+        "prompt and solution",
+        ("prompt", "solution"),
+        partial(_question_answer, question="prompt", answer="solution"),
+        says=_names_no_truth,
+    ),
+    Schema("problem and answer", ("problem", "answer"), partial(_question_answer, question="problem")),
     Schema("instruction and output", ("instruction", "output"), _instruction),
     Schema("chat", ("messages",), _chat),
-    Schema("prompt, with ground_truth if it has one", ("prompt",), _prompt, says=lambda row: not ANSWERS & row.keys()),
+    Schema("ShareGPT", ("conversations",), _sharegpt),
+    Schema("prompt, with ground_truth if it has one", ("prompt",), _prompt, says=_names_its_truth_if_any),
 )
 
 
