@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from world import postgrad, tree
 
 from postgrad.cli.main import main
-from postgrad.config.compose import compose, differences, fingerprint, recipe_names, to_yaml
+from postgrad.config.compose import ELSEWHERE, _keys, compose, differences, fingerprint, recipe_names, to_yaml
 from postgrad.config.schema import Config
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
@@ -356,3 +356,59 @@ def test_an_address_needs_no_quotes():
     for word in ("rollout.url=http://host:8000/v1#org/model", "rollout.url='http://host:8000/v1#org/model'"):
         config = compose("grpo", ["model.path=tiny", "data.train=arithmetic:1", word], lambda name: find_method(name).Settings)
         assert config.rollout.url == "http://host:8000/v1#org/model"
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("rollout.n=4", "unknown key rollout.n; the nearest here is rollout.samples"),
+        ("num_generations=4", "unknown key num_generations; the nearest here is rollout.samples"),
+        ("actor.optim.learning_rate=1", "unknown key actor.optim.learning_rate; the nearest here is optimiser.lr"),
+        ("epsilon=0.2", "unknown key epsilon; the nearest here is method.clip_low"),
+        ("method.beta=0.1", "unknown key method.beta; the nearest here is method.kl_coef (of dpo: method.beta)"),
+        ("rollout.sampels=4", "unknown key rollout.sampels; did you mean rollout.samples?"),
+        ("sed=4", "unknown key sed; did you mean seed?"),
+        ("optimiser.zzz=1", "unknown key optimiser.zzz; known in optimiser: kind, lr, betas"),
+        ("model=gpt2", "model is a section, not a value; set one of its keys, e.g. model.path=gpt2"),
+        ("--lr", "expected key=value, got '--lr'; settings have no dashes"),
+    ],
+)
+def test_words_from_elsewhere_are_told_their_names_here(word, hint):
+    assert hint in (refusal(word) if word != "model=gpt2" else refusal_alone(word))
+
+
+def refusal_alone(*words: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        compose("grpo", list(words), find_settings)
+    return str(caught.value)
+
+
+def test_every_name_that_a_hint_gives_is_a_setting():
+    known = {*_keys(Config), *(f"method.{key}" for key in _keys(find_settings("grpo")))}
+    assert {ours.split()[0] for ours in ELSEWHERE.values()} <= known
+    assert not {name for name in ELSEWHERE if name in {key.rpartition(".")[2] for key in _keys(Config)}}, (
+        "our own word needs no entry"
+    )
+
+
+def test_all_that_is_missing_is_said_at_once():
+    message = refusal_alone()
+    assert (
+        message.startswith("model.path is not set; add model.path=VALUE (")
+        and "; data.train is not set; add data.train=VALUE (" in message
+    )
+
+
+def test_the_list_of_recipes_keeps_names_and_texts_apart(capsys):
+    assert main(["recipes"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == recipe_names()
+    starts = {len(line) - len(line[2:].partition("  ")[2].lstrip()) for line in lines}
+    assert len(starts) == 1, "the texts stand in one column"
+
+
+def test_help_takes_a_command(capsys):
+    assert main(["help", "train"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("usage: postgrad train RECIPE") and "optimal_token_baseline" in out
+    assert max(map(len, out.splitlines())) <= 132

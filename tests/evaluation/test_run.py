@@ -254,7 +254,7 @@ def test_a_file_of_other_answers_is_refused(reference, tiny, verifier, tmp_path,
         (["data=arithmetic:1", "rollout.staleness=2"], "rollout.staleness=2 is for training runs"),
         (["data=arithmetic:1", "reward.judge.monitor=tiny"], "reward.judge.monitor=tiny is for training runs"),
         (["data=arithmetic:1", "reward.judge.model=tiny"], "is asked by reward.verifier=llm_judge only"),
-        (["n=4"], "data.sets is not set; add data.sets=VALUE"),
+        (["n=4"], "which problems? postgrad eval MODEL data=FILE"),
         (["data"], "expected key=value, got 'data.sets'"),
     ],
 )

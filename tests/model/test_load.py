@@ -1,6 +1,9 @@
 """Loading and saving: every bad path is one line, every saved folder is a stock one."""
 
+import io
 import os
+import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,7 @@ from world import config_of, random_batch, stock_model, stock_row
 from postgrad.cluster.host import build_host
 from postgrad.config.schema import ModelConfig
 from postgrad.errors import ConfigError, RunError
-from postgrad.model.load import load, load_tokenizer, model_width, resolve, stop_ids
+from postgrad.model.load import hub_answers, load, load_tokenizer, model_width, resolve, stop_ids
 from postgrad.types import Batch, Trajectory
 
 CPU = torch.device("cpu")
@@ -72,6 +75,66 @@ def test_a_bad_path_is_one_line_that_names_it(path, part):
         with pytest.raises(ConfigError) as caught:
             use(settings(path))
         assert part in str(caught.value) and path in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_word_that_is_no_model_says_so_at_once_where_no_hub_answers(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("postgrad.model.load.hub_answers", lambda: False)
+    (tmp_path / "my-model").mkdir()
+    for word, hint in (("smolm2", "; did you mean smollm2?"), ("my-modl", "; did you mean my-model?"), ("qwxzj", "in the cache")):
+        start = time.monotonic()
+        with pytest.raises(ConfigError) as caught:
+            load(settings(word), CPU)
+        assert f"model.path={word} cannot be loaded: there is no such folder, no model hub answers" in str(caught.value)
+        assert str(caught.value).endswith(hint) and time.monotonic() - start < 10
+
+
+def test_a_run_or_a_checkpoint_is_answered_with_its_model(tiny, tmp_path):
+    policy = tmp_path / "run" / "checkpoints" / "step-3" / "policy"
+    shutil.copytree(tiny, policy)
+    (policy.parent.parent / "latest").write_text("step-3\n")
+    for given, said in (
+        (tmp_path / "run", "it is a run; its trained model is"),
+        (policy.parent, "it is a checkpoint; its model is"),
+    ):
+        for use in (load_tokenizer, model_width, lambda config: load(config, CPU)):
+            with pytest.raises(ConfigError) as caught:
+                use(settings(given))
+            assert str(caught.value).endswith(f"{said} {policy}")
+    assert load(settings(policy), CPU)
+
+
+def test_what_a_folder_lacks_is_named(tiny, tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match=r"it is no model folder, as it has no config\.json$"):
+        load(settings(tmp_path / "empty"), CPU)
+    shutil.copytree(tiny, tmp_path / "mute", ignore=shutil.ignore_patterns("tokenizer*"))
+    with pytest.raises(ConfigError, match=r"tokenizer.*copy the tokenizer's files into the folder"):
+        load_tokenizer(settings(tmp_path / "mute"))
+
+
+@pytest.mark.parametrize("reachable", [True, False])
+def test_whether_a_hub_answers_is_asked_at_its_own_port_or_at_the_proxy(reachable, monkeypatch):
+    asked = []
+
+    def connect(address, timeout):
+        asked.append(address)
+        if not reachable:
+            raise ConnectionRefusedError
+        return io.BytesIO()
+
+    monkeypatch.setattr("socket.create_connection", connect)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://mirror:8080")
+    assert hub_answers() is reachable
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "https://huggingface.co")
+    assert hub_answers() is reachable
+    monkeypatch.setenv("https_proxy", "http://proxy:3128")
+    assert hub_answers() is reachable
+    assert asked == [("mirror", 8080), ("huggingface.co", 443), ("proxy", 3128)]
 
 
 @pytest.mark.parametrize("broken", ["empty folder", "no weights", "cut weights", "no tokenizer", "cut config"])

@@ -53,10 +53,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 def run(words: list[str]) -> int:
     """Find the command and run it; errors become one line and an exit code."""
+    if len(words) == 2 and words[0] == "help" and words[1] in COMMANDS:
+        words = [words[1], "--help"]
     if not words or words[0] in ("-h", "--help", "help"):
         print(usage())
         return 0
-    if words[0] in ("-V", "--version"):
+    if words[0] in ("-V", "--version", "version"):
         print(__version__)
         return 0
     # oneDNN keeps nearly a megabyte of code for each shape it met, a thousand shapes by default. Read when torch loads.

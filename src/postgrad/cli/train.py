@@ -1,6 +1,7 @@
 """`postgrad train RECIPE key=value ...`"""
 
 import sys
+import textwrap
 
 from postgrad.config.compose import compose, recipe_names, to_yaml
 from postgrad.config.schema import Config
@@ -10,7 +11,8 @@ HELP = """usage: postgrad train RECIPE [key=value ...] [--show]
 
 Runs a recipe. The same command continues its run: after Ctrl-C, after a crash, after kill -9.
 
-  RECIPE      {recipes}, or a YAML file (also the config.yaml of a run)
+  RECIPE      a recipe, or a YAML file (also the config.yaml of a run); postgrad recipes says what each is:
+{recipes}
   key=value   any setting, e.g. model.path=Qwen/Qwen3-0.6B data.train=gsm8k.jsonl optimiser.lr=1e-6
   method=package.module:Class   a method of your own
   --show      print the resolved configuration and stop
@@ -23,13 +25,15 @@ def compose_words(words: list[str]) -> Config:
     from postgrad.methods import find_method
 
     if not words or "=" in words[0]:
-        raise ConfigError(f"which recipe? postgrad train RECIPE key=value ...; recipes: {', '.join(recipe_names())}")
+        raise ConfigError(f"which recipe? write it before key=value, e.g. grpo; known: {', '.join(recipe_names())}")
     return compose(words[0], words[1:], lambda name: find_method(name).Settings)
 
 
 def run(words: list[str]) -> int:
     if not words or "--help" in words or "-h" in words:
-        print(HELP.format(recipes=", ".join(recipe_names())))
+        indent = " " * 14
+        names = textwrap.fill(", ".join(recipe_names()), 132, initial_indent=indent, subsequent_indent=indent)
+        print(HELP.format(recipes=names))
         return 0
     show = "--show" in words
     config = compose_words([word for word in words if word != "--show"])

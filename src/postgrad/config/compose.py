@@ -4,6 +4,7 @@ Hydra composes the recipes (their defaults lists) and parses the words; the type
 """
 
 import dataclasses
+import difflib
 import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,61 @@ from postgrad.config.schema import Config
 from postgrad.errors import ConfigError, did_you_mean
 
 RECIPES = Path(__file__).parent / "recipes"
+
+# Last words of settings as TRL, verl and transformers have them -> ours, to help those who come from there.
+ELSEWHERE = {
+    "learning_rate": "optimiser.lr",
+    "grad_clip": "optimiser.max_grad_norm",
+    "clip_grad": "optimiser.max_grad_norm",
+    "lr_scheduler_type": "optimiser.schedule",
+    "lr_warmup_steps": "optimiser.warmup_steps",
+    "n": "rollout.samples",
+    "num_generations": "rollout.samples",
+    "max_completion_length": "rollout.max_response_tokens",
+    "max_response_length": "rollout.max_response_tokens",
+    "max_new_tokens": "rollout.max_response_tokens",
+    "max_prompt_length": "data.max_prompt_tokens",
+    "train_files": "data.train",
+    "dataset": "data.train",
+    "dataset_name": "data.train",
+    "val_files": "data.validation",
+    "batch_size": "training.problems_per_step",
+    "train_batch_size": "training.problems_per_step",
+    "per_device_train_batch_size": "training.problems_per_step",
+    "ppo_micro_batch_size_per_gpu": "training.token_budget",
+    "gradient_accumulation_steps": "training.token_budget",
+    "num_iterations": "training.updates_per_step",
+    "ppo_mini_batch_size": "training.updates_per_step",
+    "max_steps": "training.steps",
+    "total_training_steps": "training.steps",
+    "epochs": "training.steps",
+    "num_train_epochs": "training.steps",
+    "total_epochs": "training.steps",
+    "save_steps": "training.checkpoint_every",
+    "save_freq": "training.checkpoint_every",
+    "eval_steps": "training.validate_every",
+    "test_freq": "training.validate_every",
+    "output_dir": "runs",
+    "default_local_dir": "runs",
+    "run_name": "name",
+    "experiment_name": "name",
+    "report_to": "track",
+    "logger": "track",
+    "model_name_or_path": "model.path",
+    "gradient_checkpointing": "model.activation_checkpointing",
+    "enable_gradient_checkpointing": "model.activation_checkpointing",
+    "reward_funcs": "reward.verifier",
+    "beta": "method.kl_coef (of dpo: method.beta)",
+    "epsilon": "method.clip_low",
+    "epsilon_high": "method.clip_high",
+    "clip_ratio_low": "method.clip_low",
+    "clip_ratio_high": "method.clip_high",
+    "kl_loss_coef": "method.kl_coef",
+    "entropy_coeff": "method.entropy_coef",
+    "adv_estimator": "method.advantage",
+    "loss_type": "method.aggregation",
+    "loss_agg_mode": "method.aggregation",
+}
 
 
 def recipe_names() -> list[str]:
@@ -133,7 +189,8 @@ def _override(word: str) -> str:
 
     key, equals, value = word.lstrip("+").partition("=")
     if not equals or not key or word.startswith("~"):
-        raise ConfigError(f"expected key=value, got {word!r}; to unset a key write key=null")
+        hint = "settings have no dashes" if word.startswith("--") else "to unset a key write key=null"
+        raise ConfigError(f"expected key=value, got {word!r}; {hint}")
     if key.split(".")[0] == "hydra":  # Hydra would take it silently
         raise ConfigError(f"unknown key {key}; Hydra's own settings have no effect here")
     if key == "method":
@@ -169,8 +226,9 @@ def _as_text(value: str) -> str | None:
 def _merge(schema: DictConfig, values: DictConfig, prefix: str, known: list[str]) -> DictConfig:
     for key in _dotted(values):
         if isinstance(schema.get(key), DictConfig):
+            value = values.get(key) if isinstance(values.get(key), str) else "..."
             raise ConfigError(
-                f"{prefix}{key} is a section, not a value; set one of its keys, e.g. {prefix}{key}.{next(iter(schema[key]))}=..."
+                f"{prefix}{key} is a section, not a value; set one of its keys, e.g. {prefix}{key}.{next(iter(schema[key]))}={value}"
             )
         if (
             not _is_free(schema, key)
@@ -184,8 +242,9 @@ def _merge(schema: DictConfig, values: DictConfig, prefix: str, known: list[str]
         key = f"{prefix}{error.full_key}" if error.full_key else (prefix.rstrip(".") or "configuration")
         raise ConfigError(f"{key}: {_first_line(error)}") from error
     assert isinstance(merged, DictConfig)
-    for key in OmegaConf.missing_keys(merged):
-        raise ConfigError(f"{prefix}{key} is not set; add {prefix}{key}=VALUE ({_help_of(schema, key)})")
+    if missing := [key for key in _keys(OmegaConf.get_type(schema)) if key in OmegaConf.missing_keys(merged)]:  # type: ignore[arg-type]
+        told = "; ".join(f"{prefix}{key} is not set; add {prefix}{key}=VALUE ({_help_of(schema, key)})" for key in missing)
+        raise ConfigError(told)
     return merged
 
 
@@ -203,10 +262,18 @@ def _is_free(schema: DictConfig, key: str) -> bool:
 
 
 def _nearest(key: str, known: list[str]) -> str:
-    """The nearest known key: first one with the same last word, then one spelled alike."""
+    """The nearest known key: first one with the same last word, then what other trainers call so, then one spelled alike."""
     leaf = key.rpartition(".")[2]
     same = [name for name in known if name.rpartition(".")[2] == leaf]
-    return f"did you mean {same[0]}?" if same else did_you_mean(key, known)
+    if same:
+        return f"did you mean {same[0]}?"
+    if (ours := ELSEWHERE.get(leaf, "")) in known or ours.startswith("method."):
+        return f"the nearest here is {ours}"
+    section = key.rpartition(".")[0]
+    siblings = [name.rpartition(".")[2] for name in known if name.rpartition(".")[0] == section]
+    if near := difflib.get_close_matches(leaf, siblings, n=1):
+        return f"did you mean {section}.{near[0]}?" if section else f"did you mean {near[0]}?"
+    return f"known in {section}: {', '.join(siblings)}" if section and siblings else did_you_mean(key, known)
 
 
 def _keys(schema: type, prefix: str = "") -> list[str]:

@@ -95,6 +95,8 @@ def read_settings(path: str, words: list[str], run: dict[str, Any] | None = None
             raise ConfigError(f"{word}: the model is the first word: postgrad eval MODEL data=FILE")
         else:
             plain.append(f"{full}{equals}{value}")
+    if "data.sets" not in [full_key(word.partition("=")[0]) for word in words]:
+        raise ConfigError("which problems? postgrad eval MODEL data=FILE; several with commas between, or arithmetic:LEVEL")
     config: EvalConfig = read_words(EvalConfig, plain, base)
     if config.rollout.temperature is None:
         config.rollout.temperature = 0.0 if config.rollout.samples == 1 else 1.0

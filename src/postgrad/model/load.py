@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from postgrad.config.schema import ModelConfig
-from postgrad.errors import ConfigError
+from postgrad.errors import ConfigError, did_you_mean
 from postgrad.model import attention
 from postgrad.model.device import DTYPES, has_kernels
 from postgrad.model.lora import base_of, is_adapter, merge_adapter
@@ -159,10 +159,34 @@ def _from_pretrained(kind: Any, config: ModelConfig, seed: int, **weights: Any) 
     source: dict[str, Any] = {"pretrained_model_name_or_path": path, **weights}
     if path.endswith(".gguf"):
         source |= _gguf_source(Path(path), bool(weights))
+    if not Path(path).exists() and not hub_answers():
+        source["local_files_only"] = True  # what an earlier download left, at once; without it half a minute of attempts
     try:
         return kind.from_pretrained(**source, trust_remote_code=config.trust_remote_code)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise ConfigError(f"model.path={config.path} cannot be loaded: {_short(error)}") from error
+        raise ConfigError(f"model.path={config.path} cannot be loaded: {_reason(path, kind, error)}") from error
+
+
+def _reason(path: str, kind: Any, error: Exception) -> str:
+    """Why a model could not be loaded: what is plain to see in its place, else what transformers says."""
+    folder = Path(path)
+    if not folder.exists():
+        if hub_answers():
+            return _short(error)
+        near = did_you_mean(path, ["tiny", "smollm2", *(p.name for p in Path().iterdir() if p.is_dir())])
+        hint = f"; {near}" if near.startswith("did") else ""
+        return f"there is no such folder, no model hub answers, and no earlier download of it is in the cache{hint}"
+    if folder.is_file() or is_adapter(path):
+        return _short(error)
+    if (pointer := folder / "checkpoints" / "latest").is_file():
+        return f"it is a run; its trained model is {folder}/checkpoints/{pointer.read_text().strip()}/policy"
+    if (folder / "policy" / "config.json").is_file():
+        return f"it is a checkpoint; its model is {folder}/policy"
+    if not (folder / "config.json").is_file():
+        return "it is no model folder, as it has no config.json"
+    if kind.__name__ == "AutoTokenizer":
+        return f"its tokenizer is missing or broken; copy the tokenizer's files into the folder ({_short(error)})"
+    return _short(error)
 
 
 def _gguf_source(path: Path, with_weights: bool) -> dict[str, Any]:
@@ -202,13 +226,20 @@ def hub_answers() -> bool:
     """A quick look whether a model hub can be reached."""
     import socket
     from urllib.parse import urlsplit
+    from urllib.request import getproxies, proxy_bypass
 
     from huggingface_hub.constants import ENDPOINT, HF_HUB_OFFLINE
 
     if HF_HUB_OFFLINE:
         return False
+    hub = urlsplit(ENDPOINT)
+    proxies = getproxies()
+    proxy = proxies.get(hub.scheme) or proxies.get("all")
+    first = urlsplit(proxy) if proxy and not proxy_bypass(hub.hostname or "") else hub
+    if not first.hostname:
+        return True  # a proxy in a form of its own: let the download find out
     try:
-        socket.create_connection((urlsplit(ENDPOINT).hostname or "", 443), timeout=3).close()
+        socket.create_connection((first.hostname, first.port or (80 if first.scheme == "http" else 443)), timeout=3).close()
     except OSError:
         return False
     return True
@@ -229,7 +260,7 @@ def _once(folder: Path, make: Any) -> Path:
 
 
 def _short(error: Exception) -> str:
-    return str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+    return str(error).strip().splitlines()[0][:200].strip(" :") if str(error).strip() else type(error).__name__
 
 
 def _quiet() -> None:

@@ -94,6 +94,8 @@ class Plain(Reporter):
 SHOWN = (
     ("reward/mean", "reward", ".3f"),
     ("sft/loss", "sft loss", ".4f"),
+    ("dpo/accuracy", "preferred", ".3f"),
+    ("dpo/margin", "margin", ".3f"),
     ("response/length", "length", ".1f"),
     ("entropy", "entropy", ".3f"),
     ("grad_norm", "grad", ".3g"),
@@ -161,7 +163,7 @@ class Panel(Reporter):
     def step(self, metrics: dict[str, float], batch: Batch) -> None:
         self.clock.tick(int(metrics["step"]))
         self.metrics = metrics
-        name = "reward/mean" if "reward/mean" in metrics else "sft/loss"
+        name = next((name for name in ("reward/mean", "sft/loss", "loss") if name in metrics), "")  # dpo has the plain loss alone
         self.curve.append(metrics.get(name, 0.0))
         self.samples = pick_samples(batch)
         self.draw()
