@@ -137,12 +137,19 @@ def kl_estimators(recipes: list[Recipe]) -> Iterable[list[str]]:
         yield [code(name), code(formula), notes, names("", users)]
 
 
+PLAIN_CORRECTIONS = {
+    "auto": "token when the engine has weights of its own, else none",
+    "none": "1",
+    "rejection": "1; only the rules of method.rejection apply",
+}
+
+
 def corrections() -> Iterable[list[str]]:
     for name in CORRECTIONS:
         if name in correction.LEVELS:
             yield [code(name), listed(correction.importance_weights, name)[0]]
         else:
-            yield [code(name), {"auto": "token when the engine has weights of its own, else none", "none": "1"}[name]]
+            yield [code(name), PLAIN_CORRECTIONS[name]]
     yield [code("method.rejection"), "rules by name: " + ", ".join(correction.RULES)]
 
 

@@ -90,7 +90,15 @@ REFUSED = {
     ),
     "rejection that is switched off": (
         "grpo method.correction=none method.rejection.token_k1=2.0",
-        r"e\.g\. method\.correction=auto",
+        r"use method\.correction=rejection for rules without weights",
+    ),
+    "rejection without a rule": (
+        "grpo method.correction=rejection",
+        r"has no rules; add one, e\.g\. method\.rejection\.seq_mean_k1",
+    ),
+    "a bound of weights where there are none": (
+        "grpo method.correction=rejection method.rejection.token_k1=2.0 method.correction_bound=3",
+        r"method\.correction_bound=3 bounds weights, and method\.correction=rejection has none",
     ),
 }
 

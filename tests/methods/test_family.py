@@ -398,6 +398,14 @@ def test_rejection_narrows_the_mask_and_the_denominator(tiny):
     assert float(batch.tokens["advantages"][first].abs().max()) == 0.0
 
 
+def test_rules_without_weights(tiny):
+    b, batch = mismatched(tiny, "method.correction=rejection", "method.rejection.token_k1='0.5_2.0'")
+    batch = b.method.estimate(b.method.correct(batch, b.step_done), b.step_done)
+    assert "rollout_weights" not in batch.tokens and "correction/effective_sample_size" not in b.metrics
+    assert int((~batch.tokens["loss_mask"]).sum()) == len(batch) and b.metrics["correction/token_k1_rejected_fraction"] > 0
+    assert b.metrics["correction/kl"] < 0
+
+
 def test_a_row_that_is_rejected_whole_still_counts_in_its_groups_baseline(tiny):
     words = ("method.correction=token", "method.rejection.seq_mean_k1='0.5_2.0'", "method.normalise_by_std=false")
     b = apart("grpo", tiny, *words)

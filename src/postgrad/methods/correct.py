@@ -16,7 +16,7 @@ from postgrad.model.policy import Tally
 from postgrad.rollout.engine import Engine
 from postgrad.types import POLICY, Batch
 
-CORRECTIONS = ("auto", "none", "token", "sequence", "geometric")
+CORRECTIONS = ("auto", "none", "token", "sequence", "geometric", "rejection")
 
 
 def correction_on(settings: Any, engine: Engine) -> bool:
@@ -29,7 +29,13 @@ def check_correction(config: Any) -> None:
     settings = config.method
     if settings.correction == "none" and settings.rejection:
         raise ConfigError(
-            "method.correction=none switches method.rejection off too; remove one of them, e.g. method.correction=auto"
+            "method.correction=none switches method.rejection off too; use method.correction=rejection for rules without weights"
+        )
+    if settings.correction == "rejection" and not settings.rejection:
+        raise ConfigError("method.correction=rejection has no rules; add one, e.g. method.rejection.seq_mean_k1=0.999_1.001")
+    if settings.correction == "rejection" and settings.correction_bound != "2.0":
+        raise ConfigError(
+            f"method.correction_bound={settings.correction_bound} bounds weights, and method.correction=rejection has none; remove it"
         )
     nothing = (torch.zeros(0), torch.zeros(0), torch.zeros(0, dtype=torch.bool), torch.zeros(0, dtype=torch.int64), 0)
     try:
@@ -56,13 +62,15 @@ def correct(settings: Any, batch: Batch, step: Step) -> Batch:
     sampled = batch.tokens["loss_mask"] & (batch.tokens["token_source"] == POLICY)
     place = (sampled, batch.row_index, len(batch))
     train, rollout = batch.tokens["old_logprobs"], batch.tokens["behaviour_logprobs"]
-    weights = importance_weights(train, rollout, *place, level=level, threshold=settings.correction_bound).values
-    metrics = {**mismatch_metrics(train, rollout, *place), **weight_metrics(weights, *place)}
-    batch.tokens["rollout_weights"] = weights.where(sampled, 1.0)
+    metrics = mismatch_metrics(train, rollout, *place)
+    if level != "rejection":
+        weights = importance_weights(train, rollout, *place, level=level, threshold=settings.correction_bound).values
+        metrics = {**metrics, **weight_metrics(weights, *place)}
+        batch.tokens["rollout_weights"] = weights.where(sampled, 1.0)
     if settings.rejection:
         rejection = reject(train, rollout, *place, dict(settings.rejection))
         batch.tokens["loss_mask"] = batch.tokens["loss_mask"] & (rejection.keep | ~sampled)
-        metrics |= rejection.metrics
+        metrics = {**metrics, **rejection.metrics}
     step.metrics |= {f"correction/{name}": float(value) for name, value in metrics.items()}
     return batch
 

@@ -57,7 +57,9 @@ class GrpoSettings(MethodSettings):
         0, "DAPO: times a step may sample again to replace groups whose rewards are all equal; 0 is off", at_least=0
     )
     correction: str = setting(
-        "auto", "importance weights for an engine that is not the trainer; auto: token when apart", choices=CORRECTIONS
+        "auto",
+        "importance weights for an engine that is not the trainer; auto: token when apart; rejection: method.rejection alone",
+        choices=CORRECTIONS,
     )
     correction_bound: str = setting("2.0", "C truncates the weights at C; lo_hi sets weights outside to zero")
     rejection: dict[str, str] = field(
