@@ -8,14 +8,17 @@ import tempfile
 import threading
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from world import config_of, random_batch
 
 from postgrad.cluster import place, process
 from postgrad.cluster.host import build_host
 from postgrad.cluster.process import Child, RemoteEngine, receive
+from postgrad.cluster.worker import attempt
 from postgrad.errors import ConfigError, RunError
 from postgrad.model.views import after
 from postgrad.rollout.engine import Request, Sampling, trajectory_seed
@@ -163,14 +166,22 @@ def test_a_host_computes_on_the_configured_threads(tiny):
 
 
 @pytest.mark.slow
-def test_a_child_writes_no_file_and_leaves_sigterm_to_the_driver(tiny, tmp_path, monkeypatch):
-    """Slurm and systemd send it to every process of a run: the driver then ends its step and saves, and needs the child for both."""
+def test_a_child_writes_no_file_and_leaves_signals_to_the_driver(tiny, tmp_path, monkeypatch):
+    """A terminal, Slurm and systemd send them to every process of a run: the driver then ends its step and saves, and needs the child."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     seen = set()
-    monkeypatch.setattr(process, "receive", lambda *words: (seen.update(tmp_path.iterdir()), receive(*words))[1])
+
+    def interrupted(connection, limit_s):
+        seen.update(tmp_path.iterdir())
+        for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
+            if b"postgrad.cluster.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(int(pid), signal.SIGINT)
+                os.kill(int(pid), signal.SIGTERM)
+        return receive(connection, limit_s)
+
+    monkeypatch.setattr(process, "receive", interrupted)
     with place(config_of("grpo", tiny, "cluster.place=process", "cluster.wait_s=60")) as placed:
-        placed.policy.child.process.terminate()
         assert placed.policy.logprobs(random_batch(1))["logprobs"].isfinite().all()
     assert not seen and not list(tmp_path.iterdir())
 
@@ -227,3 +238,15 @@ def test_a_model_that_cannot_be_loaded_is_the_users_error_in_a_child_too(tiny):
     config = config_of("grpo", tiny, "cluster.place=process", "model.path=/no/such/folder")
     with pytest.raises(ConfigError, match=r"model\.path=/no/such/folder: no such folder"), place(config):
         pass
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), SafetensorError("header too large"), ValueError("a bug")]
+)
+def test_what_the_world_did_needs_no_traceback_and_a_bug_does(capsys, error):
+    def fails():
+        raise error
+
+    kind, words = attempt(fails)
+    assert kind == "error" and words == f"{type(error).__name__}: {error}"
+    assert ("Traceback" in capsys.readouterr().err) == isinstance(error, ValueError)

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from postgrad.rollout.engine import Completion, Request, Sampling
 from postgrad.types import Batch
 
 START_S = 300.0  # a cold start imports torch and loads the model
+OURS = (signal.SIGINT, signal.SIGTERM)  # what the driver handles, also where all processes of a run get it
 
 
 class Child:
@@ -30,9 +32,15 @@ class Child:
         self.label, self.wait_s, self.lock = label, config.cluster.wait_s, threading.RLock()
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-m", "postgrad.cluster.worker", str(theirs.fileno()), str(int(only_engine))]
-        self.process = subprocess.Popen(
-            command, pass_fds=[theirs.fileno()], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        )
+        before = signal.pthread_sigmask(
+            signal.SIG_BLOCK, OURS
+        )  # the child is born with them blocked, so that none meets its imports
+        try:
+            self.process = subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
         self.socket = ours
         try:

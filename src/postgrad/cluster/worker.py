@@ -10,7 +10,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from postgrad.cluster.process import receive, send
+from safetensors import SafetensorError
+
+from postgrad.cluster.process import OURS, receive, send
 from postgrad.cluster.wire import encode
 from postgrad.errors import ConfigError, RunError
 
@@ -29,8 +31,9 @@ Ports = dict[str, tuple[str, Any]]  # each port's name with its kind and its obj
 def serve(descriptor: int, only_engine: bool) -> None:
     from postgrad.cluster.wire import decode
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle
-    signal.signal(signal.SIGTERM, lambda *_: None)  # as well, where all processes of a run get it
+    for number in OURS:
+        signal.signal(number, lambda *_: None)  # not SIG_IGN, which programs started from here would inherit
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, OURS)
     connection = socket.socket(fileno=descriptor)
     config = receive(connection, None)
     if config is None:
@@ -59,6 +62,8 @@ def attempt(work: Callable[[], Any]) -> tuple[str, Any]:
         return "config", str(error)
     except RunError as error:
         return "error", str(error)
+    except (OSError, SafetensorError) as error:  # a full disk, a damaged file: the words are enough
+        return "error", f"{type(error).__name__}: {error}"
     except Exception as error:  # the driver raises it again; a traceback for people goes to stderr
         import traceback
 
