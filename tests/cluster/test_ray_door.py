@@ -1,13 +1,16 @@
 """`cluster=ray` where it cannot work: one line, exit code 2, nothing written. And the words that lead there."""
 
+import fcntl
 import os
 import socket
 import subprocess
 import sys
+import tempfile
 
 import pytest
 from world import config_of, tree, words_of
 
+from postgrad.cluster import ray_place
 from postgrad.errors import ConfigError
 from postgrad.training.prepare import check_cluster
 
@@ -116,3 +119,20 @@ def test_the_real_command_starts_clusters_trains_and_leaves_nothing_behind(tiny,
     assert "ray" not in done.stderr.lower(), done.stderr
     left = [p.info["name"] for p in psutil.process_iter(["name", "environ"]) if mark.items() <= (p.info["environ"] or {}).items()]
     assert not left
+
+
+def test_tokens_of_killed_processes_are_removed_and_those_of_living_ones_are_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for name in ("left", "held", "young"):
+        (tmp_path / f"{ray_place.TOKENS}{name}").mkdir()
+        token = tmp_path / f"{ray_place.TOKENS}{name}" / "token"
+        token.write_text(name)
+        if name != "young":
+            os.utime(token, (1, 1))
+    with (tmp_path / f"{ray_place.TOKENS}held" / "token").open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        mine = ray_place._token_file.__wrapped__()
+    assert {folder.name.removeprefix(ray_place.TOKENS) for folder in tmp_path.iterdir()} - {"held", "young"} == {
+        mine.parent.name.removeprefix(ray_place.TOKENS)
+    }
+    assert len(list(tmp_path.iterdir())) == 3 and mine.stat().st_mode & 0o777 == 0o600 and len(mine.read_text()) == 64

@@ -368,8 +368,8 @@ def run(words):
     time.sleep(60)
 module.run = run
 sys.modules["waits"] = module
-cli.COMMANDS["wait"] = ("waits", "")
-sys.argv = ["postgrad", "wait"]
+cli.COMMANDS["train"] = ("waits", "")
+sys.argv = ["postgrad", "train"]
 code = cli.main()
 time.sleep(1)
 sys.exit(code)

@@ -1,9 +1,14 @@
 """The page's server: what it says of folders, and whom it lets in."""
 
+import contextlib
 import fcntl
 import json
 import os
+import signal
+import subprocess
+import sys
 import time
+import urllib.request
 from pathlib import Path
 from urllib.parse import quote
 
@@ -313,3 +318,19 @@ def test_the_command_names_what_is_wrong(tmp_path, capsys, monkeypatch):
         err = capsys.readouterr().err
         assert part in err and err.count("\n") == 1, err
     assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_end_it_without_a_word(runs, number):
+    command = [sys.executable, "-m", "postgrad.cli.main", "view", str(runs), "--no-browser", "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    address = [process.stdout.readline() for _ in range(3)][1].strip()
+    for _ in range(100):
+        with contextlib.suppress(OSError):
+            urllib.request.urlopen(address, timeout=5).close()
+            break
+        time.sleep(0.1)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 0 and err == ""

@@ -30,6 +30,11 @@ COMMANDS = {
 }
 
 
+# What a command that was stopped at once says of its next start.
+FROM_CHECKPOINT = "; the same command continues from the last checkpoint"
+CONTINUES = {"train": FROM_CHECKPOINT, "demo": FROM_CHECKPOINT, "eval": "; the same command continues"}
+
+
 def usage() -> str:
     lines = [f"postgrad {__version__}: RL post-training for language models", "", "usage: postgrad COMMAND ...", ""]
     lines += [f"  {name:<10}{help_line}" for name, (_, help_line) in COMMANDS.items()]
@@ -74,7 +79,7 @@ def run(words: list[str]) -> int:
         print(f"postgrad: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("postgrad: stopped; the same command continues from the last checkpoint", file=sys.stderr)
+        print(f"postgrad: stopped{CONTINUES.get(words[0], '')}", file=sys.stderr)
         return 130
     except BrokenPipeError:
         return 1

@@ -92,6 +92,7 @@ def listen(host: str, port: str | None) -> socket.socket:
 def serve(root: "Folder", host: str, token: str, listener: socket.socket, browse: bool) -> None:
     """Answer until Ctrl-C."""
     from postgrad.view.server import make_server
+    from postgrad.web import run as run_server
 
     port = listener.getsockname()[1]
     name = f"[{host}]" if ":" in host else socket.gethostname() if host == "0.0.0.0" else host
@@ -99,4 +100,4 @@ def serve(root: "Folder", host: str, token: str, listener: socket.socket, browse
     print(f"{root.root}\n{address}\nCtrl-C ends it", flush=True)
     if browse and sys.stdout.isatty():
         threading.Timer(0.5, webbrowser.open, [address]).start()
-    make_server(root, host, token).run(sockets=[listener])
+    run_server(make_server(root, host, token), listener)

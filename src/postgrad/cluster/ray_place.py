@@ -5,9 +5,11 @@ waits for: a death is noticed within seconds, silence after cluster.wait_s.
 """
 
 import atexit
+import fcntl
 import importlib
 import os
 import secrets
+import shutil
 import socket
 import sys
 import tempfile
@@ -35,6 +37,7 @@ from postgrad.model.device import is_gpu
 
 GRACE_S = 5.0  # after one rank has failed the others get this long to answer, too
 ANSWER_S = 5.0  # a cluster that is to be joined must take a connection within this
+TOKENS = "postgrad-ray-"  # begins the names of the folders that hold them
 VERIFIER = "verifier"  # the one pool that is not a model's
 
 
@@ -98,12 +101,29 @@ def start_local(ray: Any, num_cpus: int | None = None) -> None:
 @cache
 def _token_file() -> Path:
     """One token for as long as this process lives: Ray reads it once, and a second cluster of the process must go by the same."""
-    folder = tempfile.TemporaryDirectory(prefix="postgrad-ray-")  # nobody else may look inside
+    _forget_tokens_of_the_dead()
+    folder = tempfile.TemporaryDirectory(prefix=TOKENS)  # nobody else may look inside
     atexit.register(folder.cleanup)
     token = Path(folder.name) / "token"
-    token.write_text(secrets.token_hex(32))
+    file = token.open("w")
+    fcntl.flock(file, fcntl.LOCK_EX)  # goes with the process, however it ends
+    atexit.register(file.close)
+    file.write(secrets.token_hex(32))
+    file.flush()
     token.chmod(0o600)
     return token
+
+
+def _forget_tokens_of_the_dead() -> None:
+    """Remove the token folders that killed processes left: old enough to be locked by their process, and not locked."""
+    for token in Path(tempfile.gettempdir()).glob(f"{TOKENS}*/token"):
+        try:
+            if token.stat().st_uid == os.getuid() and time.time() - token.stat().st_mtime > START_S:
+                with token.open() as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(token.parent, ignore_errors=True)
+        except OSError:  # somebody holds it, or it is gone
+            continue
 
 
 def _join(ray: Any, address: str) -> None:
