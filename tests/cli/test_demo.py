@@ -1,6 +1,7 @@
 """`postgrad demo` as a newcomer runs it: the whole of it, its bars, its picture and its errors."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -48,3 +49,15 @@ def test_a_wrong_word_gets_one_line_and_writes_nothing(word, said, tmp_path, mon
     assert main(["demo", word]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert said in line and list(tmp_path.iterdir()) == []
+
+
+def test_what_the_demo_says_to_try_next_starts_from_a_model_that_was_shown_answers():
+    """GRPO alone on the bare tiny model would see no right answer and stop."""
+    import inspect
+
+    from postgrad.cli import demo
+    from postgrad.cli.train import compose_words
+
+    (line,) = re.findall(r"postgrad train (demo_grpo [^\n]*?)    ", inspect.getsource(demo))
+    config = compose_words(line.split())
+    assert (config.model.path, config.first.recipe) == ("tiny", "demo_sft")

@@ -266,6 +266,11 @@ def test_an_answer_by_another_name_is_not_left_aside(tmp_path: Path, column: str
     assert f"unknown schema with columns prompt, {column}; rename them" in refused(jsonl(tmp_path, {"prompt": "1+1", column: "2"}))
 
 
+def test_a_csv_with_other_marks_between_its_columns(tmp_path: Path):
+    (tmp_path / "a.csv").write_text("question;answer\n1+1;2\n")
+    assert "one column 'question;answer'; a csv file has commas between its columns, not ';'" in refused(str(tmp_path / "a.csv"))
+
+
 def test_unknown_schema_lists_columns(tmp_path: Path):
     message = refused(jsonl(tmp_path, {"query": "a", "reply": "b"}))
     assert "unknown schema with columns query, reply; rename them to one of: prompt, reward_model, data_source (verl)" in message

@@ -101,6 +101,28 @@ def test_a_function_of_the_users_own(hostile, tmp_path, monkeypatch):
     assert find_verifier("postgrad.rewards.answers:exact").path == "postgrad.rewards.answers:exact"
 
 
+def test_a_function_with_verls_arguments_gets_them_by_name(tmp_path):
+    (tmp_path / "theirs.py").write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    return {'score': float(solution_str == ground_truth), 'index': extra_info['index'], 'known': data_source == 'sums'}\n"
+        "def short(solution_str, ground_truth, data_source):\n"
+        "    return len(solution_str) - len(ground_truth)\n"
+    )
+    problem = Problem("u", ({"role": "user", "content": "1+1"},), "2", "sums", (), {"extra_info": {"index": 7}})
+    judge = load(find_verifier(f"{tmp_path}/theirs.py:compute_score").path)
+    assert as_score(judge("2", problem)) == Score(1.0, {"index": 7.0, "known": 1.0})
+    assert as_score(judge("3", problem)) == Score(0.0, {"index": 7.0, "known": 1.0})
+    assert load(find_verifier(f"{tmp_path}/theirs.py:short").path)("1234", problem) == 3
+
+
+@pytest.mark.parametrize("arguments", ["completions, **columns", "response", "*, response, problem"])
+def test_a_function_that_takes_other_arguments_is_refused_before_anything_is_sampled(arguments, tmp_path):
+    (tmp_path / "odd.py").write_text(f"def odd({arguments}):\n    return 1.0\n")
+    with pytest.raises(ConfigError) as error:
+        find_verifier(f"{tmp_path}/odd.py:odd")
+    assert f"odd.py:odd({arguments}) cannot be called as function(response, problem)" in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

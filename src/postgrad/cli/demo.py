@@ -106,5 +106,5 @@ def _finish(model: str, folder: Path, picture: Path, seconds: float) -> None:
         print("  postgrad demo model=smollm2                      the same with a real language model")
     else:
         print(f"  postgrad serve {folder}    ask it yourself, through any OpenAI client")
-    print("  postgrad train demo_grpo seed=1 rollout.samples=16 name=mine    change a setting, keep the rest")
+    print("  postgrad train demo_grpo first.recipe=demo_sft rollout.samples=16 name=mine    change a setting, keep the rest")
     print("  postgrad doctor --fit grpo model.path=smollm2 data.train=arithmetic:2:boxed    will it fit, how long")

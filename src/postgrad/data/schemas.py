@@ -39,6 +39,8 @@ def recognise(row: Row) -> Schema:
     for schema in SCHEMAS:
         if schema.fits(row):
             return schema
+    if len(row) == 1 and (mark := re.search(r"[;\t|]", str(next(iter(row))))):
+        raise RowError(f"one column {next(iter(row))!r}; a csv file has commas between its columns, not {mark[0]!r}")
     known = "; ".join(f"{', '.join(s.columns)} ({s.name})" for s in SCHEMAS)
     raise RowError(f"unknown schema with columns {', '.join(map(str, row)) or 'none'}; rename them to one of: {known}")
 

@@ -97,7 +97,7 @@ class Group:
 class MethodSettings:
     """Settings every method has. A method's own stand in its file, in a subclass of this."""
 
-    name: str = ""
+    name: str = setting("", "the method, or your own as package.module:Class; method=NAME is short for it")
     aggregation: str = setting("token-mean", "how token losses become one number", choices=AGGREGATIONS)
 
 

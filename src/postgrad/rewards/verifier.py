@@ -6,6 +6,7 @@ bool, a number, or a dict with `score`; what it raises becomes a Failure. A weig
 
 import importlib
 import importlib.util
+import inspect
 import math
 import re
 import sys
@@ -191,6 +192,28 @@ def load(path: str) -> Verifier:
     if not callable(function):
         functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise ConfigError(f"verifier {path}: {place} has no function {name}; {did_you_mean(name, functions)}")
+    return _checked(function, path)
+
+
+def _checked(function: Any, path: str) -> Verifier:
+    """The function, if it can be called as a verifier is; one with verl's arguments is given them by their names."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a function without a readable signature: calling it will tell
+        return function
+    if signature.parameters.keys() >= {"data_source", "solution_str", "ground_truth"}:
+        wants_info = "extra_info" in signature.parameters
+
+        def judge(response: str, problem: Problem) -> Any:
+            info = {"extra_info": problem.extra.get("extra_info") or {}} if wants_info else {}
+            return function(data_source=problem.data_source, solution_str=response, ground_truth=problem.ground_truth, **info)
+
+        return judge
+    try:
+        signature.bind_partial("response", "problem")  # further ones are numbers that the setting gives, as in brief(limit=100)
+    except TypeError as error:
+        hint = "one response (text) and one problem, with problem.ground_truth and problem.extra"
+        raise ConfigError(f"verifier {path}{signature} cannot be called as function(response, problem): it gets {hint}") from error
     return function
 
 

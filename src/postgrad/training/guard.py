@@ -32,5 +32,5 @@ class Guard:
             raise RunError(
                 f"no learning signal for {self.flat_steps} steps: within every group all rewards were equal (mean reward {reward:.3g}); "
                 "the problems are too hard, too easy, or the verifier never sees an answer: look at rollouts/, "
-                "or raise training.max_flat_steps"
+                "show the model answers first (first.recipe=sft), or raise training.max_flat_steps"
             )
