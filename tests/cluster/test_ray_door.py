@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -119,6 +120,14 @@ def test_the_real_command_starts_clusters_trains_and_leaves_nothing_behind(tiny,
     assert "ray" not in done.stderr.lower(), done.stderr
     left = [p.info["name"] for p in psutil.process_iter(["name", "environ"]) if mark.items() <= (p.info["environ"] or {}).items()]
     assert not left
+
+
+def test_sigterm_while_ray_starts_is_a_stop_and_stays_ours_afterwards():
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), ray_place._own_sigterm():
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))  # as Ray does
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_tokens_of_killed_processes_are_removed_and_those_of_living_ones_are_not(tmp_path, monkeypatch):

@@ -100,17 +100,19 @@ def test_a_failure_at_any_point_leaves_the_one_before(tmp_path, monkeypatch, bro
     assert checkpoint.load(checkpoint.latest(tmp_path), [back]).step == 2 and back.loaded == "good"
 
 
-def test_a_full_disk_that_safetensors_reports_in_its_own_way(tmp_path):
+@pytest.mark.parametrize("words", ["No space left on device (os error 28)", "Disk quota exceeded (os error 122)"])
+def test_a_full_disk_that_safetensors_reports_in_its_own_way(tmp_path, words):
     from safetensors import SafetensorError
 
     policy = Policy()
 
     def fail(folder: str) -> None:
-        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+        raise SafetensorError(f"Error while serializing: I/O error: {words}")
 
     policy.save = fail
-    with pytest.raises(RunError, match="No space left on device"):
+    with pytest.raises(RunError, match=f"step-4 could not be written: {words.partition(' (')[0]}; earlier checkpoints are whole"):
         checkpoint.save(tmp_path, [policy], saved(4), keep=1)
+    assert names(tmp_path) == []
 
 
 def test_latest_that_names_what_is_not_there_says_what_to_do(tmp_path):

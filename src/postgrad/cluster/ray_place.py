@@ -10,6 +10,7 @@ import importlib
 import os
 import secrets
 import shutil
+import signal
 import socket
 import sys
 import tempfile
@@ -67,7 +68,8 @@ def connected(config: Config) -> Iterator[Any]:
         yield ray
         return
     try:
-        _join(ray, config.cluster.address) if config.cluster.address else start_local(ray)
+        with _own_sigterm():
+            _join(ray, config.cluster.address) if config.cluster.address else start_local(ray)
         yield ray
     finally:
         ray.shutdown()
@@ -142,6 +144,21 @@ def _join(ray: Any, address: str) -> None:
             f"cluster.address={address} answers and refuses us; is it Ray, and is the cluster's token in RAY_AUTH_TOKEN or "
             f"RAY_AUTH_TOKEN_PATH? ({_first_line(error)})"
         ) from error
+
+
+@contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Ray exits without a word on SIGTERM, also after it has started; here it stays what it was: a stop as by Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    except SystemExit as stop:
+        raise KeyboardInterrupt from stop
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 @contextmanager

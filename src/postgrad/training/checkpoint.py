@@ -4,6 +4,7 @@ checkpoints/step-N/policy/  optimiser.safetensors  method.bin  state.json, and p
 """
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,9 @@ from safetensors import SafetensorError
 from postgrad.cluster.wire import decode, encode
 from postgrad.errors import RunError
 from postgrad.model.behind import sync
+
+# How safetensors tells of a full disk, a quota or a broken one; its error is of a kind of its own.
+IO_ERROR = re.compile(r"I/O error: (.+?) \(os error|(No space left on device)")
 
 
 class Savable(Protocol):
@@ -111,11 +115,11 @@ def _whole_or_gone(final: Path, aside: Path) -> Iterator[None]:
         raise RunError(
             f"checkpoint {final} could not be written: {error.strerror or error}; earlier checkpoints are whole"
         ) from error
-    except Exception as error:  # safetensors raises its own kind for a full disk
+    except Exception as error:
         shutil.rmtree(aside, ignore_errors=True)
-        if "No space left" in str(error) or "os error 28" in str(error).lower():
+        if found := IO_ERROR.search(str(error)):
             raise RunError(
-                f"checkpoint {final} could not be written: No space left on device; earlier checkpoints are whole"
+                f"checkpoint {final} could not be written: {found[1] or found[2]}; earlier checkpoints are whole"
             ) from error
         if isinstance(error, RunError):
             raise RunError(f"checkpoint {final}: {error}; earlier checkpoints are whole") from error
