@@ -39,6 +39,21 @@ def tracked(tiny, tmp_path, kind):
     )
 
 
+@pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed")
+def test_tensorboard_shows_steps_once_when_a_run_was_killed_before_its_first_checkpoint(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for value in (1.0, 2.0):  # the second start has no checkpoint to go on from
+        log, close = mirror.tensorboard(tmp_path, None, 0)  # type: ignore[arg-type]
+        for step in (0, 1, 2):
+            log(step, {"loss": value})
+        close()
+        time.sleep(1.1)  # the files of one second would be read in any order
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("loss")] == [(0, 2.0), (1, 2.0), (2, 2.0)]
+
+
 def test_tensorboard_gets_every_number(tiny, tmp_path):
     folder, steps, validations = tracked(tiny, tmp_path, "tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

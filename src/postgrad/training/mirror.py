@@ -94,7 +94,7 @@ def tensorboard(folder: Path, config: Config, start: int) -> Tracker:
     """Event files under runs/NAME/tensorboard; what a killed run wrote after its checkpoint is purged."""
     from torch.utils.tensorboard import SummaryWriter
 
-    writer = SummaryWriter(str(folder / "tensorboard"), purge_step=start + 1 if start else None)
+    writer = SummaryWriter(str(folder / "tensorboard"), purge_step=start + 1 if start else 0)
 
     def log(number: int, metrics: dict[str, float]) -> None:
         for name, value in metrics.items():
