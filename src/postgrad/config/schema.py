@@ -107,6 +107,15 @@ class RolloutConfig:
     stop: list[str] | None = setting(
         None, "a response ends with the token that completes one of these strings; null: those of data.prompt_style, if it has any"
     )
+    tools: list[str] = setting(
+        [],
+        "what the policy may call in a response: calculator, python, file.py:function or package.module:function (docs/tools.md)",
+    )
+    max_turns: int = setting(
+        8, "with tools: turns of the policy in one response; the calls of the last one stay unanswered", at_least=2
+    )
+    tool_timeout_s: float = setting(10.0, "with tools: time limit for one call", above=0.0)
+    tool_chars: int = setting(1024, "with tools: longest answer to a call; a longer one is cut in its middle", at_least=16)
 
 
 @dataclass

@@ -1,5 +1,6 @@
 """Problems as token ids, and token ids as text. The only place that knows chat templates and special tokens."""
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,10 +22,17 @@ OVERLONG = ("error", "drop")
 RESERVED = ("messages", "conversation", "add_generation_prompt", "continue_final_message", "tools", "documents", "tokenize")
 
 
-def make_prompts(tokenizer: "PreTrainedTokenizerBase", data: DataConfig) -> "Prompts":
+ASSISTANT = "postgrad-turn"  # stands for what the model said where a template is asked what follows it
+TOOLS_FORM = """You may call tools. These are their schemas, one a line:
+{schemas}
+To call one, write a JSON object between tags and end your turn; the answer comes before your next turn:
+<tool_call>{{"name": "...", "arguments": {{...}}}}</tool_call>"""
+
+
+def make_prompts(tokenizer: "PreTrainedTokenizerBase", data: DataConfig, tools: Sequence[dict[str, Any]] = ()) -> "Prompts":
     """The prompts that a configuration describes: training and evaluation call this, so their prompts are the same bytes."""
     style, options = data.prompt_style, data.template_options
-    return Prompts(tokenizer, data.template, data.max_prompt_tokens, data.overlong, style, options)
+    return Prompts(tokenizer, data.template, data.max_prompt_tokens, data.overlong, style, options, tools)
 
 
 class Prompts:
@@ -38,6 +46,7 @@ class Prompts:
         overlong: what `check` does with longer ones: `error` or `drop`.
         style: a name of styles.STYLES or a .txt file with {question} in it; one that writes whole prompts takes no template.
         options: values the chat template reads by name, e.g. {"enable_thinking": False}.
+        tools: schemas of what the model may call. A template that knows tools shows them; for another they stand in the system message.
 
     Raises:
         ConfigError: an unknown template, overlong, style or option; `chat` without a chat template.
@@ -51,6 +60,7 @@ class Prompts:
         overlong: str = "error",
         style: str = "own",
         options: Mapping[str, Any] | None = None,
+        tools: Sequence[dict[str, Any]] = (),
     ) -> None:
         if template not in TEMPLATES:
             raise ConfigError(f"data.template={template} is unknown; {did_you_mean(template, TEMPLATES)}")
@@ -66,6 +76,9 @@ class Prompts:
             self._check_text_style(style, template)
             self.template = "plain"
         self._check_options()
+        self.tools = list(tools)
+        if self.tools:
+            self._check_tools()
         self._cache: dict[str, tuple[tuple[dict[str, str], ...], list[int]]] = {}
 
     def _check_text_style(self, name: str, template: str) -> None:
@@ -91,6 +104,19 @@ class Prompts:
                 words = {word for word in re.findall(r"\b[a-z]\w{3,}\b", template) if "_" in word} - set(RESERVED)
                 raise ConfigError(f"{key}: the chat template never reads {name}; {did_you_mean(name, words)}")
 
+    def _check_tools(self) -> None:
+        if self.template != "chat":
+            raise ConfigError(
+                f"rollout.tools needs a chat template, and the prompts of {self.tokenizer.name_or_path!r} use none; remove one of them"
+            )
+        try:
+            self._after_turn(["answer"])
+        except (TemplateError, ValueError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise ConfigError(
+                f"rollout.tools: the chat template of {self.tokenizer.name_or_path!r} has no place for tools' answers ({reason})"
+            ) from error
+
     def encode(self, problem: Problem) -> list[int]:
         """The prompt's token ids, with exactly the special tokens the model expects before its response."""
         messages, ids = self._cache.get(problem.uid, (None, []))
@@ -111,15 +137,43 @@ class Prompts:
         if self.template == "plain":
             return "\n\n".join(message["content"] for message in messages) + self.style.opening
         try:
-            text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **self.options)
+            text = self._render(messages)
         except TemplateError as error:
             reason, roles = " ".join(str(error).split())[:200], ", ".join(message["role"] for message in messages)
             raise ConfigError(
                 f"problem {problem.uid}: the chat template refuses messages with roles {roles} ({reason}); "
                 "change the messages or use data.template=plain"
             ) from error
+        return text
+
+    def _render(self, messages: list[dict[str, Any]]) -> str:
+        """The template's text with the assistant's turn opened."""
+        tools: dict[str, Any] = {}
+        if self.tools and re.search(r"\btools\b", str(self.tokenizer.chat_template)):
+            tools = {"tools": self.tools}
+        elif self.tools:
+            told = TOOLS_FORM.format(schemas="\n".join(json.dumps(schema) for schema in self.tools))
+            system = messages[0]["role"] == "system"
+            content = f"{messages[0]['content']}\n\n{told}" if system else told
+            messages = [{"role": "system", "content": content}, *(messages[1:] if system else messages)]
+        text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **tools, **self.options)
         opening = self.style.opening  # some models bring a template that opens it already
         return cast(str, text) if cast(str, text).endswith(opening) else f"{text}{opening}"
+
+    def _after_turn(self, answers: Sequence[str]) -> str:
+        """What the template writes after an assistant's words: its end, the tools' answers, the opening of the next turn."""
+        told = [{"role": "tool", "content": answer} for answer in answers]
+        text = self._render([{"role": "user", "content": "?"}, {"role": "assistant", "content": ASSISTANT}, *told])
+        return text[text.index(ASSISTANT) + len(ASSISTANT) :]
+
+    def encode_tool_answers(self, answers: Sequence[str], end: int) -> list[int]:
+        """The ids that come after a turn of the model's that ended with `end`: tools' answers, then the opening of the next turn.
+
+        Nothing that was sampled is encoded anew. Special tokens in an answer are left out of it: it cannot open turns itself.
+        """
+        marks = [mark for mark in map(str, self.tokenizer.all_special_tokens) if mark]
+        clean = [re.sub("|".join(map(re.escape, marks)), "", answer) if marks else answer for answer in answers]
+        return self._ids(self._after_turn(clean).removeprefix(self.decode_raw([end])), special=False)
 
     def _chat_ids(self, problem: Problem) -> list[int]:
         """The template writes all special tokens itself, so transformers adds none: a BOS comes once or not at all."""

@@ -28,6 +28,8 @@ from postgrad.model.load import load_tokenizer, model_config
 from postgrad.problem import Problem
 from postgrad.rewards.score import LLM_JUDGE, Judge
 from postgrad.rollout.engine import Sampling, sampling_of
+from postgrad.rollout.tools import open_toolbox
+from postgrad.rollout.turns import Turns
 from postgrad.training.prepare import check_cluster
 
 Section = TypeVar("Section")
@@ -56,6 +58,7 @@ class Plan:
     prompts: Prompts
     judge: Judge
     identity: dict[str, Any]  # what the result depends on; a folder holds results of one
+    turns: Turns | None = None
 
     @property
     def sampling(self) -> Sampling:
@@ -77,7 +80,9 @@ def make_plan(config: EvalConfig, target: Target) -> Plan:
         )
     longest = room if config.data.max_prompt_tokens is None else min(room, config.data.max_prompt_tokens)
     data = config.data
-    prompts = Prompts(tokenizer, data.template, longest, data.overlong, data.prompt_style, data.template_options)
+    toolbox = open_toolbox(config.rollout)
+    tools = toolbox.schemas if toolbox else ()
+    prompts = Prompts(tokenizer, data.template, longest, data.overlong, data.prompt_style, data.template_options, tools)
     dropped: dict[str, int] = {}
     for name in sets:
         sets[name], dropped[name] = prompts.check(sets[name])
@@ -93,7 +98,8 @@ def make_plan(config: EvalConfig, target: Target) -> Plan:
     judge = Judge(config.reward.verifier, config.reward.timeout_s, config.reward.workers)
     judge.check(problem for problems in sets.values() for problem in problems)
     identity = _identity(config, sets)
-    return Plan(config, target, _folder(config, target, identity), sets, dropped, prompts, judge, identity)
+    turns = Turns(toolbox, prompts, config.rollout.max_turns) if toolbox else None
+    return Plan(config, target, _folder(config, target, identity), sets, dropped, prompts, judge, identity, turns)
 
 
 def _check_used(config: EvalConfig) -> None:

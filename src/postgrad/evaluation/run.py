@@ -101,7 +101,7 @@ def _answer_set(plan: Plan, name: str, done: int, engine: Timed, progress: Progr
     progress.begin(name, len(problems), done)
     for start in range(done, len(problems), config.rollout.batch):
         chosen = problems[start : start + config.rollout.batch]
-        answers = respond(engine, plan.judge, plan.prompts, chosen, plan.sampling, config.rollout.samples, config.seed)
+        answers = respond(engine, plan.judge, plan.prompts, chosen, plan.sampling, config.rollout.samples, config.seed, plan.turns)
         batch = [_row(plan, answer) for answer in answers]
         failed += sum(bool(row["failure"]) for row in batch)
         total += len(batch)

@@ -69,6 +69,10 @@ FROM_RUN = (
     "data.prompt_style",
     "rollout.max_response_tokens",
     "rollout.stop",
+    "rollout.tools",
+    "rollout.max_turns",
+    "rollout.tool_timeout_s",
+    "rollout.tool_chars",
     "reward.verifier",
     "model.trust_remote_code",
 )

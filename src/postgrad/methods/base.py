@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from postgrad.algorithms.aggregation import AGGREGATIONS, token_weights
-from postgrad.config.schema import Config, LoraConfig, setting
+from postgrad.config.schema import Config, LoraConfig, RolloutConfig, setting
 from postgrad.data.feed import Feed
 from postgrad.errors import ConfigError, RunError
 from postgrad.model.critic import Critic
@@ -27,7 +27,8 @@ from postgrad.rollout.engine import Completion, Engine, Request, Sampling, sampl
 from postgrad.rollout.respond import Judge, Prompts, respond
 from postgrad.rollout.speaker import Chat as Chat
 from postgrad.rollout.speaker import Speaker as Speaker
-from postgrad.types import DEMONSTRATION, POLICY, Batch, Failure, Problem, Score, Trajectory
+from postgrad.rollout.turns import Turns, converse
+from postgrad.types import DEMONSTRATION, POLICY, TOOL, Batch, Failure, Problem, Score, Trajectory
 
 LIVE = "policy:live"  # the path of a role that is the run's own engine
 
@@ -56,6 +57,7 @@ class Ports:
     judge: Judge
     prompts: Prompts
     models: dict[str, Any] = field(default_factory=dict)
+    turns: Turns | None = None  # where the policy may call tools
 
     @property
     def reference(self) -> Policy:
@@ -111,6 +113,7 @@ class Method:
     trains_on_samples: ClassVar[bool] = True  # the loss prices what the engine sampled
     learns_demonstrations: ClassVar[bool] = False  # every problem's demonstration is a row, so it must fit
     has_thoughts: ClassVar[bool] = False  # responses are cut into thought and output, so a monitor can read the thoughts
+    takes_tools: ClassVar[bool] = False  # its loss and its rows bear tokens that tools wrote
     unanswered: float = 0.0  # score of a response in which there is nothing to judge
     ports: Ports
 
@@ -145,6 +148,7 @@ class Method:
                 "or use method=classmate"
             )
         self.check_used()
+        self.check_tools()
         self.check_staleness()
         betas = self.config.optimiser.betas
         if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
@@ -177,6 +181,17 @@ class Method:
         if (goal := config.training.stop_at) is not None and not (config.data.validation and config.training.validate_every):
             missing = "training.validate_every=N" if config.data.validation else "data.validation=FILE"
             raise ConfigError(f"training.stop_at={goal:g} waits for the accuracy of a validation; add {missing}")
+
+    def check_tools(self) -> None:
+        """Refuse tools where nobody would call them, and their settings without them."""
+        rollout = self.config.rollout
+        if rollout.tools and not self.takes_tools:
+            raise ConfigError(
+                f"rollout.tools={list(rollout.tools)}: {self.settings.name} has no turns with tools; remove it, or use grpo"
+            )
+        for name in ("max_turns", "tool_timeout_s", "tool_chars"):
+            if not rollout.tools and (value := getattr(rollout, name)) != getattr(RolloutConfig, name):
+                raise ConfigError(f"rollout.{name}={value:g} has no effect without tools; add rollout.tools=[calculator]")
 
     def check_staleness(self) -> None:
         """Refuse rollouts that run ahead where nobody samples, where they cannot, or where nothing corrects for the older weights."""
@@ -238,9 +253,12 @@ class Method:
     def sample(self, groups: Sequence[Group], step: Step) -> Batch:
         """Let the engine continue the prompts; given rows and sampled rows become one table."""
         sampling = sampling_of(self.config.rollout)
-        return self.assemble(
-            groups, self.generate([(g.problem, range(g.num_samples), g.starts) for g in groups], sampling, step.number)
-        )
+        sampled = self.generate([(g.problem, range(g.num_samples), g.starts) for g in groups], sampling, step.number)
+        if self.ports.turns is not None:
+            done = [completion for completions in sampled for completion in completions]
+            for name in ("turns", "calls", "errors"):
+                step.metrics[f"tools/{name}"] = sum(getattr(one, name) for one in done) / max(1, len(done))
+        return self.assemble(groups, sampled)
 
     def assemble(self, groups: Sequence[Group], sampled: Sequence[Sequence[Completion]]) -> Batch:
         """The table of the groups: given rows, then the sampled ones."""
@@ -252,6 +270,7 @@ class Method:
             prompt = self.ports.prompts.encode(group.problem)
             for index, done in enumerate(completions):
                 start = group.starts[index] if index < len(group.starts) else []
+                written = [True] * len(done.tokens) if done.written is None else done.written
                 trajectories.append(
                     Trajectory(
                         group.problem.uid,
@@ -262,7 +281,8 @@ class Method:
                         POLICY,
                         done.finish,
                         behaviour_logprobs=[*[0.0] * len(start), *done.logprobs],
-                        token_source=[*[DEMONSTRATION] * len(start), *[POLICY] * len(done.tokens)],
+                        loss_mask=None if all(written) else [*[True] * len(start), *written],
+                        token_source=[*[DEMONSTRATION] * len(start), *[POLICY if own else TOOL for own in written]],
                     )
                 )
         return Batch.of(trajectories)
@@ -286,8 +306,12 @@ class Method:
         return self.leave_out_failures(batch, step)
 
     def judged_texts(self, batch: Batch) -> Sequence[str | None]:
-        """What of each response the verifier sees; None where there is nothing to judge."""
-        return batch.rows["text"]
+        """What of each response the verifier sees, all that the policy wrote; None where there is nothing to judge."""
+        own = batch.tokens["token_source"] != TOOL
+        if bool(own.all()):
+            return batch.rows["text"]
+        rows = zip(batch.response.split(), own.split(batch.response.lengths.tolist()), strict=True)
+        return [self.ports.prompts.decode(ids[keep].tolist()) for ids, keep in rows]
 
     def verdicts(self, problems: Sequence[Problem], texts: Sequence[str | None]) -> list[Score | Failure]:
         """The verifier's word on each text; `self.unanswered` where there is none."""
@@ -386,7 +410,9 @@ class Method:
                 requests.append(Request(prompt, seeds[len(starts) :]))
                 owners.append(owner)
         out: list[list[Completion]] = [[] for _ in wanted]
-        for owner, completions in zip(owners, self.ports.engine.generate(requests, sampling), strict=True):
+        problems = [wanted[owner][0] for owner in owners]
+        found = converse(self.ports.engine, requests, problems, sampling, self.ports.turns)
+        for owner, completions in zip(owners, found, strict=True):
             out[owner] += completions
         return out
 
@@ -411,7 +437,7 @@ class Method:
         for name, temperature in (("accuracy", 0.0), ("sampled_accuracy", rollout.temperature)):
             sampling = sampling_of(rollout, temperature)
             ports = self.ports
-            answers = respond(ports.engine, ports.judge, ports.prompts, problems, sampling, samples=1, seed=self.config.seed)
+            answers = respond(ports.engine, ports.judge, ports.prompts, problems, sampling, 1, self.config.seed, ports.turns)
             out[f"validation/{name}"] = sum(answer.score for answer in answers) / len(answers)
             if failures := sum(isinstance(answer.verdict, Failure) for answer in answers):  # they count 0 above
                 out["validation/failures"] = out.get("validation/failures", 0.0) + failures

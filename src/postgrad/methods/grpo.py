@@ -69,6 +69,7 @@ class GrpoSettings(MethodSettings):
 
 class Grpo(Method):
     Settings = GrpoSettings
+    takes_tools = True
     offers: ClassVar[tuple[str, ...]] = KNOWN_NEEDS  # what an estimator may ask for
 
     def __init__(self, config: Any) -> None:
@@ -176,7 +177,7 @@ class Grpo(Method):
         problems = [step.data.find(uid) for uid in uids]
         sampling = sampling_of(self.config.rollout, temperature=0.0)
         answers = self.generate([(p, [0], []) for p in problems], sampling, step.number)
-        verdicts = self.ports.judge.score(problems, [self.ports.prompts.decode(a[0].tokens) for a in answers])
+        verdicts = self.ports.judge.score(problems, [self.ports.prompts.decode(a[0].own_tokens) for a in answers])
         found = dict(zip(uids, verdicts, strict=True))
         of_rows = [found[uid] for uid in batch.rows["uid"]]
         batch.rows["greedy_reward"] = torch.tensor([v.value if isinstance(v, Score) else float("nan") for v in of_rows])

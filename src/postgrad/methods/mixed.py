@@ -59,6 +59,7 @@ def unaided(batch: Batch) -> Tensor:
 
 class Mixed(Grpo):
     Settings = MixedSettings
+    takes_tools = False
 
     def check(self) -> None:
         super().check()

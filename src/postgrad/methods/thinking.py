@@ -40,6 +40,7 @@ class ThinkingSettings(GrpoSettings):
 class Thinking(Grpo):
     Settings = ThinkingSettings
     has_thoughts = True
+    takes_tools = False
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)

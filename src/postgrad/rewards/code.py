@@ -54,9 +54,9 @@ def code(response: str, problem: Problem) -> Score | Failure:
         return _scored(0.0, fenced)
     if suite.asserts:
         program = _completed(program, suite)
-        results = _sandbox().test_asserts(program, suite.asserts, suite.setup, suite.entry_point, total_s=TOTAL_S)
+        results = sandbox().test_asserts(program, suite.asserts, suite.setup, suite.entry_point, total_s=TOTAL_S)
     else:
-        results = _sandbox().test_stdio(program, suite.stdio, total_s=TOTAL_S)
+        results = sandbox().test_stdio(program, suite.stdio, total_s=TOTAL_S)
     if unsupported := next((result.reason for result in results if result.unsupported), ""):
         return Failure("unsupported", f"a test of problem {problem.uid}: {unsupported}")
     return _scored(sum(result.passed for result in results) / len(results), fenced)
@@ -68,7 +68,7 @@ def _scored(share: float, fenced: bool) -> Score:
 
 
 @cache
-def _sandbox() -> Sandbox | RemoteSandbox:
+def sandbox() -> Sandbox | RemoteSandbox:
     """This machine's, or the one whose address POSTGRAD_SANDBOX holds (its token in POSTGRAD_SANDBOX_TOKEN)."""
     url = os.environ.get("POSTGRAD_SANDBOX", "")
     return RemoteSandbox(url, os.environ.get("POSTGRAD_SANDBOX_TOKEN", ""), LIMITS) if url else Sandbox(LIMITS)

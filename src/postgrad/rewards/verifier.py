@@ -183,16 +183,21 @@ def load(path: str) -> Verifier:
         from postgrad.rewards.combine import combined
 
         return combined(path.removeprefix(COMBINED))
+    return _checked(load_function(path, "verifier"), path)
+
+
+def load_function(path: str, kind: str) -> Any:
+    """A function of the user's own, `kind` in messages. Raises ConfigError."""
     place, _, name = path.rpartition(":")
     try:
         module = _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except Exception as error:
-        raise ConfigError(f"verifier {path} cannot be imported: {one_line(error)}") from error
+        raise ConfigError(f"{kind} {path} cannot be imported: {one_line(error)}") from error
     function = vars(module).get(name)
     if not callable(function):
         functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise ConfigError(f"verifier {path}: {place} has no function {name}; {did_you_mean(name, functions)}")
-    return _checked(function, path)
+        raise ConfigError(f"{kind} {path}: {place} has no function {name}; {did_you_mean(name, functions)}")
+    return function
 
 
 def _checked(function: Any, path: str) -> Verifier:

@@ -72,11 +72,24 @@ def check_room(requests: Sequence[Request], sampling: Sampling, max_context: int
 
 @dataclass(frozen=True)
 class Completion:
-    """One continuation. `finish` is stop (the last token is a stop token, or completes a stop string) or length."""
+    """One continuation. `finish` is stop (the last token is a stop token, or completes a stop string) or length.
+
+    Of several turns (turns.py): `written` says which tokens the policy wrote (None: all), the others have log-prob 0; `calls` counts its
+    calls of tools, `errors` those that failed.
+    """
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish: str = "stop"
+    written: list[bool] | None = None
+    turns: int = 1
+    calls: int = 0
+    errors: int = 0
+
+    @property
+    def own_tokens(self) -> list[int]:
+        """What the policy wrote."""
+        return self.tokens if self.written is None else [token for token, own in zip(self.tokens, self.written, strict=True) if own]
 
 
 class Engine(Protocol):

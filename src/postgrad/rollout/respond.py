@@ -9,6 +9,7 @@ from typing import Protocol
 
 from postgrad.problem import Failure, Problem, Score
 from postgrad.rollout.engine import Engine, Request, Sampling, trajectory_seed
+from postgrad.rollout.turns import Turns, converse
 
 STEP = 0  # answers outside the steps of a run have seeds as if they came before its first step
 
@@ -54,15 +55,22 @@ class Answer:
 
 
 def respond(
-    engine: Engine, judge: Judge, prompts: Prompts, problems: Sequence[Problem], sampling: Sampling, samples: int, seed: int
+    engine: Engine,
+    judge: Judge,
+    prompts: Prompts,
+    problems: Sequence[Problem],
+    sampling: Sampling,
+    samples: int,
+    seed: int,
+    turns: Turns | None = None,
 ) -> list[Answer]:
     """`samples` judged responses to each problem, in the order of the problems and then of the samples."""
     seeds = [[trajectory_seed(seed, STEP, problem.uid, i) for i in range(samples)] for problem in problems]
     requests = [Request(prompts.encode(problem), own) for problem, own in zip(problems, seeds, strict=True)]
-    completions = [done for group in engine.generate(requests, sampling) for done in group]
+    completions = [done for group in converse(engine, requests, problems, sampling, turns) for done in group]
     places = [(problem, i, own[i]) for problem, own in zip(problems, seeds, strict=True) for i in range(samples)]
     texts = [prompts.decode(done.tokens) for done in completions]
-    verdicts = judge.score([problem for problem, _, _ in places], texts)
+    verdicts = judge.score([problem for problem, _, _ in places], [prompts.decode(done.own_tokens) for done in completions])
     return [
         Answer(problem, sample, own, done.tokens, text, done.finish, verdict)
         for (problem, sample, own), done, text, verdict in zip(places, completions, texts, verdicts, strict=True)

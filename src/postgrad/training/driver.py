@@ -56,7 +56,7 @@ def train(config: Config, reporter: Reporter) -> Result:
         events = stack.enter_context(Events(folder))
         reporter = Chorus(events, reporter, *mirrors(config))
         connect_judge(config, judge, placed.models, folder)
-        method.bind(Ports(placed.policy, placed.engine, judge, inputs.prompts, placed.models))
+        method.bind(Ports(placed.policy, placed.engine, judge, inputs.prompts, placed.models, inputs.turns))
         driver = Driver(config, method, inputs, folder, reporter)
         stack.callback(driver.log.close)
         reporter.started(folder, config, driver.start)

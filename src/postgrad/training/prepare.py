@@ -18,6 +18,8 @@ from postgrad.model.device import choose_device, choose_dtype, is_gpu, probe_thr
 from postgrad.model.layout import default_budget
 from postgrad.model.load import load_tokenizer, model_config, model_width
 from postgrad.rewards.score import Judge
+from postgrad.rollout.tools import open_toolbox
+from postgrad.rollout.turns import Turns
 from postgrad.training import mirror
 from postgrad.training.validation import load_sets
 from postgrad.types import Problem
@@ -32,6 +34,7 @@ class Inputs:
     prompts: Prompts
     judge: Judge
     dropped: int
+    turns: Turns | None = None  # where the policy may call tools
 
 
 def resolve(config: Config) -> Config:
@@ -82,7 +85,9 @@ def load_inputs(config: Config, method: Method) -> Inputs:
     train = load_problems(config.data.train)
     validation = load_sets(config)
     tokenizer = load_tokenizer(config.model, config.seed)
-    prompts = make_prompts(tokenizer, config.data)
+    toolbox = open_toolbox(config.rollout)
+    prompts = make_prompts(tokenizer, config.data, toolbox.schemas if toolbox else ())
+    turns = Turns(toolbox, prompts, config.rollout.max_turns) if toolbox else None
     train, dropped = prompts.check(train)
     if method.learns_demonstrations:
         train, more = prompts.check_demonstrations(train, config.rollout.max_response_tokens)
@@ -102,7 +107,7 @@ def load_inputs(config: Config, method: Method) -> Inputs:
     judge = Judge(reward.verifier, reward.timeout_s, reward.workers, reward.objective == "minimise")
     if method.judges():
         judge.check([*train, *held_out])
-    return Inputs(train, validation, prompts, judge, dropped)
+    return Inputs(train, validation, prompts, judge, dropped, turns)
 
 
 def _check_context(config: Config, prompts: Prompts, problems: list[Problem]) -> None:

@@ -1,0 +1,114 @@
+"""Runs whose policy calls tools: it learns to, the trainer prices what the engine sampled, and no loss sees what a tool wrote."""
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from lessons import Bound
+from talk import CALL, PLAIN_CHAT, TOOLS, chat_model
+from world import config_of, metrics_of, stock_model, stock_row
+
+from postgrad.cli.main import main
+from postgrad.data.render import Prompts
+from postgrad.errors import ConfigError
+from postgrad.methods import find_method
+from postgrad.rollout.fake import FakeEngine
+from postgrad.rollout.tools import Toolbox
+from postgrad.rollout.turns import Turns
+from postgrad.training.driver import train
+from postgrad.training.report import Reporter
+from postgrad.types import POLICY, TOOL
+
+
+@pytest.fixture
+def mine(tmp_path) -> Path:
+    file = tmp_path / "mine.py"
+    file.write_text(TOOLS)
+    return file
+
+
+CALLED = '''
+def score(response, problem):
+    """Highest for the call and nothing else; shorter is better, so that turns end."""
+    if "51" in response and CALL in response:
+        raise RuntimeError("a verifier saw what the tool wrote")
+    called, more = response.startswith(CALL), response.count(CALL) - 1
+    waste = 0.02 * len(response.replace(CALL, "")) + 0.1 * max(0, more)
+    return {"score": 1.0 if response == CALL else 0.5 * called - min(1.0, waste), "called": float(called)}
+'''
+
+
+@pytest.fixture
+def words(mine, tmp_path) -> list[str]:
+    (tmp_path / "reward.py").write_text(f"CALL = {CALL!r}\n{CALLED}")
+    return [
+        f"rollout.tools=[{mine}:look]", f"reward.verifier={tmp_path / 'reward.py'}:score", "data.template=chat",
+        "data.train=arithmetic:1:digits", f"runs={tmp_path / 'runs'}", "rollout.max_response_tokens=60", "data.max_prompt_tokens=512",
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_policy_learns_to_call_its_tool(words, tmp_path):
+    """From a call here and there to the call, the end of the turn, and after the answer nothing more."""
+    model = chat_model(tmp_path / "model", PLAIN_CHAT)
+    more = ("training.steps=40", "training.problems_per_step=8", "rollout.samples=32", "optimiser.lr=1e-2", "rollout.max_turns=2")
+    folder = train(config_of("grpo", model, *words, *more, "rollout.max_response_tokens=40"), Reporter()).folder
+    lines = metrics_of(folder)
+    best = max(lines, key=lambda line: line["reward/mean"])
+    assert lines[0]["reward/called"] < 0.2 and lines[0]["reward/mean"] < 0
+    assert best["reward/called"] > 0.8 and best["reward/mean"] > 0.7 and best["tools/calls"] > 0.8 and best["tools/turns"] > 1.7
+    assert max(line["engine/gap_max"] for line in lines) < 1e-4, "the trainer prices what follows an answer as the engine did"
+    files = sorted((folder / "rollouts").glob("*.parquet"))
+    assert any(TOOL in sources for file in files for sources in pq.read_table(file)["token_source"].to_pylist())
+    assert main(["eval", str(folder), "data=arithmetic:1:digits:test", "data.limit=4", f"out={tmp_path / 'eval'}"]) == 0
+    assert json.loads((tmp_path / "eval" / "settings.json").read_text())["rollout"]["tools"], "the run's tools are its evaluation's"
+
+
+def test_no_loss_sees_what_a_tool_wrote(words, tmp_path):
+    """The gradient is the stock model's over the policy's own tokens; the observation stands in their context alone."""
+    model = chat_model(tmp_path / "model")
+    config = config_of("grpo", model, *words, "rollout.samples=8", "training.problems_per_step=2", "reward.workers=1")
+    bound = Bound(config)
+    box = Toolbox(config.rollout.tools)
+    prompts = Prompts(bound.prompts.tokenizer, "chat", 4096, tools=box.schemas)
+    call, end = prompts.tokenizer.convert_tokens_to_ids(CALL), prompts.tokenizer.eos_token_id
+    engine = FakeEngine(lambda prompt, seed: [3, end] if call in prompt else [call, end] if seed % 2 else [4, 5, end])
+    bound.method.ports.engine, bound.method.ports.prompts, bound.method.ports.turns = engine, prompts, Turns(box, prompts, 4)
+    bound.judge.value = lambda text: float(CALL in text)
+    batch = bound.until("estimate")
+    tool = batch.tokens["token_source"] == TOOL
+    assert bool(tool.any()) and not bool(batch.tokens["loss_mask"][tool].any())
+    assert bool(batch.tokens["loss_mask"][batch.tokens["token_source"] == POLICY].all())
+    assert not bool(batch.tokens["advantages"][tool].any()) and bool(batch.tokens["advantages"].any())
+    answered = len(set(batch.response.row_index[tool].tolist()))
+    assert 0 < answered < len(batch) and bound.metrics["tools/calls"] == answered / len(batch)
+    other = batch.tokens["behaviour_logprobs"][tool]
+    assert torch.equal(other, torch.zeros_like(other))
+    stock = stock_model(model)
+    rows = zip(batch.prompt.split(), batch.response.split(), strict=True)
+    priced = torch.cat([stock_row(stock, p.tolist(), r.tolist())[0] for p, r in rows])
+    ours = bound.method.ports.policy.logprobs(batch)["logprobs"]
+    own = batch.tokens["loss_mask"]
+    assert torch.allclose(ours[own].double(), priced[own].detach(), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "word", "says"),
+    [
+        ("luffy", "rollout.tools=[calculator]", "luffy has no turns with tools"),
+        ("sft", "rollout.tools=[calculator]", "sft has no turns with tools"),
+        ("grpo", "rollout.max_turns=3", "rollout.max_turns=3 has no effect without tools"),
+        ("grpo", "rollout.tool_chars=99", "rollout.tool_chars=99 has no effect without tools"),
+    ],
+)
+def test_tools_where_nobody_calls_them_are_refused(recipe, word, says, tiny):
+    with pytest.raises(ConfigError, match=says):
+        find_method(recipe)(config_of(recipe, tiny, word)).check()
+
+
+def test_tools_need_a_chat_template(tiny, tmp_path):
+    with pytest.raises(ConfigError, match=r"rollout\.tools needs a chat template"):
+        train(config_of("grpo", tiny, "rollout.tools=[calculator]", f"runs={tmp_path}"), Reporter())
+    assert list(tmp_path.iterdir()) == []
