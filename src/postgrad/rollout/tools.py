@@ -143,7 +143,7 @@ def find_tool(name: str) -> Callable[..., Any]:
 
 def schema_of(function: Callable[..., Any], name: str) -> dict[str, Any]:
     """What the policy is shown of a tool, in OpenAI's form. Raises ConfigError where its hints or its docstring say too little."""
-    from transformers.utils import get_json_schema
+    from transformers.utils.chat_template_utils import get_json_schema
 
     try:
         hints, signature = typing.get_type_hints(function), inspect.signature(function)
