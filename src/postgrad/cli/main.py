@@ -47,17 +47,19 @@ def main(arguments: list[str] | None = None) -> int:
     if arguments is not None:
         return run(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    code = run(sys.argv[1:])
-    for number in (
-        signal.SIGINT,
-        signal.SIGTERM,
-    ):  # an impatient second Ctrl-C must not end in a traceback of the interpreter's end
-        signal.signal(number, signal.SIG_IGN)
+    code = run(sys.argv[1:], alone=True)
+    _turn_deaf()
     return code
 
 
-def run(words: list[str]) -> int:
-    """Find the command and run it; errors become one line and an exit code."""
+def _turn_deaf() -> None:
+    """An impatient second Ctrl-C must not end in a traceback of the interpreter's end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def run(words: list[str], alone: bool = False) -> int:
+    """Find the command and run it; errors become one line and an exit code. `alone`: the process ends with it."""
     if len(words) == 2 and words[0] == "help" and words[1] in COMMANDS:
         words = [words[1], "--help"]
     if not words or words[0] in ("-h", "--help", "help"):
@@ -79,6 +81,8 @@ def run(words: list[str]) -> int:
         print(f"postgrad: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
+        if alone:
+            _turn_deaf()
         print(f"postgrad: stopped{CONTINUES.get(words[0], '')}", file=sys.stderr)
         return 130
     except BrokenPipeError:
