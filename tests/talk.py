@@ -25,6 +25,7 @@ PLAIN_CHAT = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+SHORT_CHAT = "{{ tools | length }}" + PLAIN_CHAT  # a template that knows of tools and says little
 
 
 def chat_tokenizer(characters: str, template: str) -> Any:

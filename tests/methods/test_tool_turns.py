@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from lessons import Bound
-from talk import CALL, PLAIN_CHAT, TOOLS, chat_model
+from talk import CALL, SHORT_CHAT, TOOLS, chat_model
 from world import config_of, metrics_of, stock_model, stock_row
 
 from postgrad.cli.main import main
@@ -52,7 +52,7 @@ def words(mine, tmp_path) -> list[str]:
 @pytest.mark.slow
 def test_a_policy_learns_to_call_its_tool(words, tmp_path):
     """From a call here and there to the call, the end of the turn, and after the answer nothing more."""
-    model = chat_model(tmp_path / "model", PLAIN_CHAT)
+    model = chat_model(tmp_path / "model", SHORT_CHAT)
     more = ("training.steps=40", "training.problems_per_step=8", "rollout.samples=32", "optimiser.lr=1e-2", "rollout.max_turns=2")
     folder = train(config_of("grpo", model, *words, *more, "rollout.max_response_tokens=40"), Reporter()).folder
     lines = metrics_of(folder)
