@@ -59,7 +59,8 @@ def test_a_policy_learns_to_call_its_tool(words, tmp_path):
     best = max(lines, key=lambda line: line["reward/mean"])
     assert lines[0]["reward/called"] < 0.2 and lines[0]["reward/mean"] < 0
     assert best["reward/called"] > 0.8 and best["reward/mean"] > 0.7 and best["tools/calls"] > 0.8 and best["tools/turns"] > 1.7
-    assert max(line["engine/gap_max"] for line in lines) < 1e-4, "the trainer prices what follows an answer as the engine did"
+    gaps = [line["engine/gap_max"] for line in lines if "engine/gap_max" in line]  # a step without a signal prices nothing
+    assert len(gaps) > 20 and max(gaps) < 1e-4, "the trainer prices what follows an answer as the engine did"
     files = sorted((folder / "rollouts").glob("*.parquet"))
     assert any(TOOL in sources for file in files for sources in pq.read_table(file)["token_source"].to_pylist())
     assert main(["eval", str(folder), "data=arithmetic:1:digits:test", "data.limit=4", f"out={tmp_path / 'eval'}"]) == 0
