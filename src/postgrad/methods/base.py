@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from postgrad.algorithms.aggregation import AGGREGATIONS, token_weights
-from postgrad.config.schema import Config, LoraConfig, RolloutConfig, setting
+from postgrad.config.schema import Config, setting
 from postgrad.data.feed import Feed
-from postgrad.errors import ConfigError, RunError
+from postgrad.errors import RunError
+from postgrad.methods import checks
 from postgrad.model.critic import Critic
 from postgrad.model.head import TokenOutputs
 from postgrad.model.policy import Policy, Tally
@@ -123,92 +124,16 @@ class Method:
 
     def check(self) -> None:
         """Refuse settings that cannot work, before anything is written."""
-        rollout = self.config.rollout
-        filters = {
-            "rollout.top_p": rollout.top_p != 1.0,
-            "rollout.top_k": rollout.top_k != 0,
-            "rollout.min_p": rollout.min_p != 0.0,
-        }
-        for key, on in filters.items():
-            if on and self.trains_on_samples:
-                raise ConfigError(
-                    f"{key} changes what is sampled but not the log-probs the loss uses, so {self.settings.name} refuses it; remove {key}"
-                )
-        dropout = self.config.model.lora.dropout
-        if not 0 <= dropout < 1:
-            raise ConfigError(f"model.lora.dropout={dropout} is no share; use a number of at least 0 and below 1")
-        if dropout and self.trains_on_samples:
-            raise ConfigError(
-                f"model.lora.dropout={dropout} makes the policy that is trained another than the one that sampled, "
-                f"so {self.settings.name} refuses it; remove it"
-            )
-        if (monitor := self.config.reward.judge.monitor) and not self.has_thoughts:
-            raise ConfigError(
-                f"reward.judge.monitor={monitor} foretells scores from thoughts, and {self.settings.name} knows none; remove it, "
-                "or use method=classmate"
-            )
+        checks.check_sampling(self)
+        checks.check_monitor(self)
         self.check_used()
-        self.check_tools()
-        self.check_staleness()
-        betas = self.config.optimiser.betas
-        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-            raise ConfigError(
-                f"optimiser.betas={betas} cannot be used; AdamW wants two numbers of at least 0 and below 1, e.g. [0.9,0.999]"
-            )
-        training = self.config.training
-        if training.updates_per_step > training.problems_per_step:
-            raise ConfigError(
-                f"training.updates_per_step={training.updates_per_step} exceeds training.problems_per_step={training.problems_per_step}; "
-                "an update needs at least one problem"
-            )
+        checks.check_tools(self)
+        checks.check_staleness(self)
+        checks.check_numbers(self.config)
 
     def check_used(self) -> None:
         """Refuse settings that nothing would read beside the others: who writes one believes that it works."""
-        config, lora = self.config, self.config.model.lora
-        if not lora.rank and (lora.alpha != LoraConfig.alpha or lora.targets != LoraConfig.targets or lora.dropout):
-            raise ConfigError(
-                "model.lora.* has no effect with model.lora.rank=0, which trains the model itself; add model.lora.rank=16"
-            )
-        if config.optimiser.schedule == "constant" and config.optimiser.final_lr_ratio:
-            raise ConfigError(
-                f"optimiser.final_lr_ratio={config.optimiser.final_lr_ratio:g} has no effect with optimiser.schedule=constant; "
-                "use linear or cosine"
-            )
-        if config.first.settings and not config.first.recipe:
-            raise ConfigError(
-                "first.settings are of the run before this one, and first.recipe names none; add it, e.g. first.recipe=sft"
-            )
-        if (goal := config.training.stop_at) is not None and not (config.data.validation and config.training.validate_every):
-            missing = "training.validate_every=N" if config.data.validation else "data.validation=FILE"
-            raise ConfigError(f"training.stop_at={goal:g} waits for the accuracy of a validation; add {missing}")
-
-    def check_tools(self) -> None:
-        """Refuse tools where nobody would call them, and their settings without them."""
-        rollout = self.config.rollout
-        if rollout.tools and not self.takes_tools:
-            raise ConfigError(
-                f"rollout.tools={list(rollout.tools)}: {self.settings.name} has no turns with tools; remove it, or use grpo"
-            )
-        for name in ("max_turns", "tool_timeout_s", "tool_chars"):
-            if not rollout.tools and (value := getattr(rollout, name)) != getattr(RolloutConfig, name):
-                raise ConfigError(f"rollout.{name}={value:g} has no effect without tools; add rollout.tools=[calculator]")
-
-    def check_staleness(self) -> None:
-        """Refuse rollouts that run ahead where nobody samples, where they cannot, or where nothing corrects for the older weights."""
-        stale, cluster = self.config.rollout.staleness, self.config.cluster
-        if not stale:
-            return
-        if not self.trains_on_samples:
-            raise ConfigError(f"rollout.staleness={stale}: {self.settings.name} trains on nothing it samples; remove it")
-        if not (cluster.engine_apart or cluster.engines or self.config.rollout.engine == "http"):
-            raise ConfigError(
-                f"rollout.staleness={stale} samples while the policy is trained; add cluster.engine_apart=true with cluster.place=process, "
-                "or cluster.engines=1 with cluster=ray"
-            )
-        if getattr(self.settings, "correction", "none") == "none":
-            raise ConfigError(
-                f"rollout.staleness={stale} trains on rows of older weights; method.correction=none would leave that uncorrected: remove it"
-            )
+        checks.check_read(self.config)
 
     def check_problems(self, problems: Sequence[Problem]) -> None:
         """Refuse data this method cannot learn from, before anything is written."""

@@ -1,0 +1,104 @@
+"""Settings that cannot work, whatever the method: refused in one line, before anything is written. All raise ConfigError."""
+
+from typing import Any
+
+from postgrad.config.schema import Config, LoraConfig, RolloutConfig
+from postgrad.errors import ConfigError
+
+
+def check_sampling(method: Any) -> None:
+    """Refuse what would make the sampled policy another than the one that the loss prices."""
+    rollout = method.config.rollout
+    filters = {
+        "rollout.top_p": rollout.top_p != 1.0,
+        "rollout.top_k": rollout.top_k != 0,
+        "rollout.min_p": rollout.min_p != 0.0,
+    }
+    for key, on in filters.items():
+        if on and method.trains_on_samples:
+            raise ConfigError(
+                f"{key} changes what is sampled but not the log-probs the loss uses, so {method.settings.name} refuses it; remove {key}"
+            )
+    dropout = method.config.model.lora.dropout
+    if not 0 <= dropout < 1:
+        raise ConfigError(f"model.lora.dropout={dropout} is no share; use a number of at least 0 and below 1")
+    if dropout and method.trains_on_samples:
+        raise ConfigError(
+            f"model.lora.dropout={dropout} makes the policy that is trained another than the one that sampled, "
+            f"so {method.settings.name} refuses it; remove it"
+        )
+
+
+def check_monitor(method: Any) -> None:
+    """Refuse a monitor of thoughts where there are none."""
+    if (monitor := method.config.reward.judge.monitor) and not method.has_thoughts:
+        raise ConfigError(
+            f"reward.judge.monitor={monitor} foretells scores from thoughts, and {method.settings.name} knows none; remove it, "
+            "or use method=classmate"
+        )
+
+
+def check_tools(method: Any) -> None:
+    """Refuse tools where nobody would call them, and their settings without them."""
+    rollout = method.config.rollout
+    if rollout.tools and not method.takes_tools:
+        raise ConfigError(
+            f"rollout.tools={list(rollout.tools)}: {method.settings.name} has no turns with tools; remove it, or use grpo"
+        )
+    for name in ("max_turns", "tool_timeout_s", "tool_chars"):
+        if not rollout.tools and (value := getattr(rollout, name)) != getattr(RolloutConfig, name):
+            raise ConfigError(f"rollout.{name}={value:g} has no effect without tools; add rollout.tools=[calculator]")
+
+
+def check_staleness(method: Any) -> None:
+    """Refuse rollouts that run ahead where nobody samples, where they cannot, or where nothing corrects for the older weights."""
+    stale, cluster = method.config.rollout.staleness, method.config.cluster
+    if not stale:
+        return
+    if not method.trains_on_samples:
+        raise ConfigError(f"rollout.staleness={stale}: {method.settings.name} trains on nothing it samples; remove it")
+    if not (cluster.engine_apart or cluster.engines or method.config.rollout.engine == "http"):
+        raise ConfigError(
+            f"rollout.staleness={stale} samples while the policy is trained; add cluster.engine_apart=true with cluster.place=process, "
+            "or cluster.engines=1 with cluster=ray"
+        )
+    if getattr(method.settings, "correction", "none") == "none":
+        raise ConfigError(
+            f"rollout.staleness={stale} trains on rows of older weights; method.correction=none would leave that uncorrected: remove it"
+        )
+
+
+def check_numbers(config: Config) -> None:
+    """Refuse numbers that do not fit each other."""
+    betas = config.optimiser.betas
+    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        raise ConfigError(
+            f"optimiser.betas={betas} cannot be used; AdamW wants two numbers of at least 0 and below 1, e.g. [0.9,0.999]"
+        )
+    training = config.training
+    if training.updates_per_step > training.problems_per_step:
+        raise ConfigError(
+            f"training.updates_per_step={training.updates_per_step} exceeds training.problems_per_step={training.problems_per_step}; "
+            "an update needs at least one problem"
+        )
+
+
+def check_read(config: Config) -> None:
+    """Refuse settings that nothing would read beside the others: who writes one believes that it works."""
+    lora = config.model.lora
+    if not lora.rank and (lora.alpha != LoraConfig.alpha or lora.targets != LoraConfig.targets or lora.dropout):
+        raise ConfigError(
+            "model.lora.* has no effect with model.lora.rank=0, which trains the model itself; add model.lora.rank=16"
+        )
+    if config.optimiser.schedule == "constant" and config.optimiser.final_lr_ratio:
+        raise ConfigError(
+            f"optimiser.final_lr_ratio={config.optimiser.final_lr_ratio:g} has no effect with optimiser.schedule=constant; "
+            "use linear or cosine"
+        )
+    if config.first.settings and not config.first.recipe:
+        raise ConfigError(
+            "first.settings are of the run before this one, and first.recipe names none; add it, e.g. first.recipe=sft"
+        )
+    if (goal := config.training.stop_at) is not None and not (config.data.validation and config.training.validate_every):
+        missing = "training.validate_every=N" if config.data.validation else "data.validation=FILE"
+        raise ConfigError(f"training.stop_at={goal:g} waits for the accuracy of a validation; add {missing}")
