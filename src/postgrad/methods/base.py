@@ -18,7 +18,7 @@ from postgrad.algorithms.aggregation import AGGREGATIONS, token_weights
 from postgrad.config.schema import Config, setting
 from postgrad.data.feed import Feed
 from postgrad.errors import RunError
-from postgrad.methods import checks
+from postgrad.methods.checks import check_monitor, check_numbers, check_read, check_sampling, check_staleness, check_tools
 from postgrad.model.critic import Critic
 from postgrad.model.head import TokenOutputs
 from postgrad.model.policy import Policy, Tally
@@ -124,16 +124,16 @@ class Method:
 
     def check(self) -> None:
         """Refuse settings that cannot work, before anything is written."""
-        checks.check_sampling(self)
-        checks.check_monitor(self)
+        check_sampling(self)
+        check_monitor(self)
         self.check_used()
-        checks.check_tools(self)
-        checks.check_staleness(self)
-        checks.check_numbers(self.config)
+        check_tools(self)
+        check_staleness(self)
+        check_numbers(self.config)
 
     def check_used(self) -> None:
         """Refuse settings that nothing would read beside the others: who writes one believes that it works."""
-        checks.check_read(self.config)
+        check_read(self.config)
 
     def check_problems(self, problems: Sequence[Problem]) -> None:
         """Refuse data this method cannot learn from, before anything is written."""
