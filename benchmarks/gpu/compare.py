@@ -307,10 +307,8 @@ def train_postgrad(folder: str, gsm8k: str, learn: bool, more: list[str]) -> Non
     report("postgrad", work="step", seconds=seconds, peak_gib=peak, gap_max=gap, stages=json.dumps(stages))
 
 
-def update_views(folder: str, more: list[str]) -> None:
-    """One update of the whole policy, and of the one after a quarter of its blocks (BuPO's first phase)."""
-    import random
-
+def our_policy(folder: str, recipe: str, words: list[str]):
+    """The policy of a run with these words, in bfloat16."""
     import torch
 
     from postgrad.config.compose import compose
@@ -318,6 +316,19 @@ def update_views(folder: str, more: list[str]) -> None:
     from postgrad.methods import find_method
     from postgrad.model.load import load
     from postgrad.model.policy import LocalPolicy
+
+    fixed = ["data.train=arithmetic:1", "model.device=cuda", "model.dtype=bfloat16", "optimiser.kind=adamw_fused"]
+    config = compose(recipe, [f"model.path={folder}", *fixed, *words], lambda m: find_method(m).Settings)
+    loaded = load(ModelConfig(path=folder, dtype="bfloat16"), torch.device("cuda"))
+    return LocalPolicy(config, loaded, find_method(recipe)(config))
+
+
+def update_views(folder: str, more: list[str]) -> None:
+    """One update of the whole policy, and of the one after a quarter of its blocks (BuPO's first phase)."""
+    import random
+
+    import torch
+
     from postgrad.types import Batch, Trajectory
 
     random.seed(0)
@@ -331,11 +342,7 @@ def update_views(folder: str, more: list[str]) -> None:
     batch.tokens["advantages"] = torch.randn(batch.num_tokens)
     seconds = {}
     for name, recipe, words in (("full", "grpo", []), ("quarter", "bupo", ["method.num_blocks=7", "method.phase_one_steps=50"])):
-        fixed = ["data.train=arithmetic:1", "model.device=cuda", "model.dtype=bfloat16", "optimiser.kind=adamw_fused"]
-        config = compose(recipe, [f"model.path={folder}", *fixed, *words, *more], lambda m: find_method(m).Settings)
-        policy = LocalPolicy(
-            config, load(ModelConfig(path=folder, dtype="bfloat16"), torch.device("cuda")), find_method(recipe)(config)
-        )
+        policy = our_policy(folder, recipe, [*words, *more])
         times = []
         for _ in range(4):
             torch.cuda.synchronize()
@@ -378,31 +385,28 @@ def both_ways_hf(folder: str) -> None:
 
 
 def both_ways_postgrad(folder: str) -> None:
-    """The same rows through our passes: every token predicted, log-probs and entropy, backward; no optimiser step."""
+    """The same rows through our passes, recorded as in training: every token predicted, log-probs and entropy; no optimiser step."""
     import random
 
     import torch
 
-    from postgrad.config.schema import ModelConfig
-    from postgrad.model.head import token_outputs
     from postgrad.model.layout import make_passes
-    from postgrad.model.load import load
-    from postgrad.model.views import FULL, hidden_states
+    from postgrad.model.views import FULL
     from postgrad.types import Batch, Trajectory
 
     random.seed(0)
-    model = load(ModelConfig(path=folder, dtype="bfloat16"), torch.device("cuda")).model
+    policy, device = our_policy(folder, "grpo", []), torch.device("cuda")
+    model = policy.model
     numbers = [[random.randrange(10, 40000) for _ in range(385)] for _ in range(64)]
     batch = Batch.of([Trajectory(str(i), row[:1], row[1:], group=i) for i, row in enumerate(numbers)])
-    passes = [(m.to(torch.device("cuda")), batch.select(m.rows).response.values.cuda()) for m in make_passes(batch, 0, model)]
-    head, seconds = model.get_output_embeddings().weight, []
+    passes = [(m.to(device), batch.select(m.rows).response.values.to(device)) for m in make_passes(batch, 0, model)]
+    seconds = []
     for _ in range(4):
         torch.cuda.synchronize()
         start = time.time()
         for m, targets in passes:
-            hidden = hidden_states(model, m.ids, m.positions, m.mask, FULL, m.packing)
-            token_outputs(hidden.flatten(0, 1)[m.gather], head, targets).logprobs.mean().backward()
-        model.zero_grad()
+            policy.forward(m, targets, FULL).logprobs.mean().backward()
+        policy.optimiser.adam.zero_grad(set_to_none=True)
         torch.cuda.synchronize()
         seconds.append(time.time() - start)
     speed = batch.num_tokens / min(seconds)

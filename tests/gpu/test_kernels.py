@@ -6,6 +6,7 @@ from llama import make_llama
 
 from postgrad.config.schema import ModelConfig, RolloutConfig
 from postgrad.rollout.engine import Request, Sampling
+from postgrad.rollout.native.sampling import RowRandom
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -111,22 +112,43 @@ def requests(samples=8):
     return [Request(p, [100 * i + j for j in range(samples)], 40 if i % 2 else None) for i, p in enumerate(prompts)]
 
 
+def within_noise(model, request, index, tokens, others, temperature):
+    """Whether the first token in which two rows differ was decided by the last digits of float32: the row's number lies on the border."""
+    at = next(i for i, (a, b) in enumerate(zip(tokens, others, strict=False)) if a != b)
+    low, high = sorted((tokens[at], others[at]))
+    with torch.no_grad():
+        ids = torch.tensor([request.prompt + tokens[:at]], device="cuda")
+        logits = model(ids).logits[0, -1].double()
+    if temperature == 0.0:
+        return float(logits.max() - logits[[low, high]].min()) < 1e-4
+    shares = (logits / temperature).softmax(-1).cumsum(-1)[low:high]  # the borders between the two
+    number = RowRandom(request.seeds[index]).numbers(at + 1)[at]
+    return float((shares - number).abs().max()) < 1e-5
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.8, 1.0])
 def test_the_paged_engine_samples_what_the_plain_one_samples(model, temperature):
+    """Token for token, except where a row's random number meets the border of two tokens within float32's noise."""
     from postgrad.rollout.native.engine import NativeEngine
 
-    engine = NativeEngine(load(model, "float32"), RolloutConfig(max_rows=1024))
+    loaded = load(model, "float32")
+    engine = NativeEngine(loaded, RolloutConfig(max_rows=1024))
     sampling = Sampling(temperature, 70)
     paged = engine.generate(requests(), sampling)
     few = NativeEngine(load(model, "float32"), RolloutConfig(max_rows=8, cache_gib=30 * engine.decoder.page_bytes() / 2**30))
     short = few.generate(requests(), sampling)  # rows wait for places and pages, some start again
     engine.decoder = None
     plain = engine.generate(requests(), sampling)
-    for a, b, c in zip(plain, paged, short, strict=True):
-        assert [x.tokens for x in a] == [x.tokens for x in b] == [x.tokens for x in c]
-        assert [x.finish for x in a] == [x.finish for x in b]
-        for x, y in zip(a, b, strict=True):
-            assert y.logprobs == pytest.approx(x.logprobs, abs=2e-4)
+    on_borders = 0
+    for request, *rows in zip(requests(), plain, paged, short, strict=True):
+        for index, (x, *same) in enumerate(zip(*rows, strict=True)):
+            for y in same:
+                if x.tokens == y.tokens:
+                    assert x.finish == y.finish and y.logprobs == pytest.approx(x.logprobs, abs=2e-4)
+                else:
+                    assert within_noise(loaded.model, request, index, x.tokens, y.tokens, temperature)
+                    on_borders += 1
+    assert on_borders <= 4, "of 160 comparisons"
 
 
 def gap_of_engine_and_trainer(folder, rows, asked, tokens):

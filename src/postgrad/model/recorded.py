@@ -187,6 +187,8 @@ def can_record(model: Any) -> bool:
 
 
 def rounded_up(tokens: int) -> int:
-    """Sizes in steps of a quarter to an eighth: few recordings, little padding."""
-    step = max(64, 1 << max(0, (tokens - 1).bit_length() - 3))
-    return -(-tokens // step) * step
+    """Doublings up to 4,096, then steps of a quarter to an eighth: few sizes, because a new one takes as long as 70,000 tokens."""
+    power = 1 << (tokens - 1).bit_length()
+    if power <= 4096:
+        return max(256, power)
+    return -(-tokens // (power // 8)) * (power // 8)
