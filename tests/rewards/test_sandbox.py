@@ -18,8 +18,10 @@ from sandbox_programs import FAKE_TESTS, FAKES, RIGHT
 
 from postgrad.problem import Failure, Problem, Score
 from postgrad.rewards import sandbox as module
+from postgrad.rewards import walls
+from postgrad.rewards.outcome import Limits, SandboxError, same_output
 from postgrad.rewards.pool import VerifierPool
-from postgrad.rewards.sandbox import Limits, Sandbox, SandboxError, same_output
+from postgrad.rewards.sandbox import Sandbox
 from postgrad.rewards.seccomp import seccomp_filter
 
 try:
@@ -462,14 +464,14 @@ def test_threads_may_share_a_sandbox(box):
 
 def test_it_refuses_without_bubblewrap(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    module._bubblewrap.cache_clear()
+    walls.bubblewrap.cache_clear()
     module.probe.cache_clear()
     try:
         with pytest.raises(SandboxError, match="install bubblewrap"):
             Sandbox()
     finally:
         monkeypatch.undo()
-        module._bubblewrap.cache_clear()
+        walls.bubblewrap.cache_clear()
         module.probe.cache_clear()
 
 
@@ -480,7 +482,7 @@ def test_it_refuses_without_bubblewrap(monkeypatch):
 )
 def test_a_wall_that_does_not_stand_is_found(option, fallen, monkeypatch):
     """Take a wall down; the probe must see it. (The network has a second wall, the call filter: both must go.)"""
-    whole = module._walls
+    whole = walls.walls
 
     def without(level, limits):
         words = whole(level, limits)
@@ -491,10 +493,10 @@ def test_a_wall_that_does_not_stand_is_found(option, fallen, monkeypatch):
         return words
 
     level = module.probe()
-    monkeypatch.setattr(module, "_walls", without)
+    monkeypatch.setattr(walls, "walls", without)
     if option == "--unshare-net":
         assert module._fallen(level) == []
-        monkeypatch.setattr(module, "seccomp_filter", lambda machine=None: None)
+        monkeypatch.setattr(walls, "seccomp_filter", lambda machine=None: None)
         assert "the network is in reach" in module._fallen(level)
     elif option == "--remount-ro" and level.own_user:
         assert module._fallen(level) == []  # the root folder is root's, and the program is not root

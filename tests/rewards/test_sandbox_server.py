@@ -20,8 +20,9 @@ import pytest
 
 from postgrad.cli.main import main
 from postgrad.problem import Failure, Problem
+from postgrad.rewards.outcome import SandboxError
 from postgrad.rewards.pool import VerifierPool
-from postgrad.rewards.sandbox import SandboxError, probe
+from postgrad.rewards.sandbox import probe
 from postgrad.rewards.sandbox_client import RemoteSandbox
 
 try:

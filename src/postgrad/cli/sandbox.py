@@ -34,7 +34,8 @@ def run(words: list[str]) -> int:
     waiting, memory = web.number(options, "--queue", 0, 100_000), web.number(options, "--memory", 64, 1 << 20)
     workers = web.number(options, "--workers", 1, 1024) if options["--workers"] else len(os.sched_getaffinity(0))
     host, token = options["--host"], options["--token"] or os.environ.get("POSTGRAD_SANDBOX_TOKEN", "")
-    from postgrad.rewards.sandbox import Limits, Sandbox, SandboxError
+    from postgrad.rewards.outcome import Limits, SandboxError
+    from postgrad.rewards.sandbox import Sandbox
     from postgrad.rewards.sandbox_server import make_app
 
     try:

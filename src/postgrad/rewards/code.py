@@ -19,7 +19,8 @@ from typing import Any
 
 from postgrad.problem import Failure, Problem, Score
 from postgrad.rewards.answers import unusable
-from postgrad.rewards.sandbox import Limits, Sandbox
+from postgrad.rewards.outcome import Limits
+from postgrad.rewards.sandbox import Sandbox
 from postgrad.rewards.sandbox_client import RemoteSandbox
 
 LIMITS = Limits()

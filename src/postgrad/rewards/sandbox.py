@@ -8,82 +8,18 @@ second sandbox that asks the first one for values (see inside/).
 import contextlib
 import json
 import os
-import random
 import selectors
-import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
+from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from typing import IO, Any
 
+from postgrad.rewards.outcome import Limits, Outcome, Result, SandboxError, judged, verdict_of
 from postgrad.rewards.seccomp import seccomp_filter
-
-INSIDE = Path(__file__).parent / "inside"
-START_LIMIT_S = 30.0  # for an interpreter to start inside; the program's own clock starts after that
-INSTALL = "install bubblewrap (apt-get install bubblewrap, dnf install bubblewrap) and allow user namespaces, or run as root"
-
-
-class SandboxError(Exception):
-    """The sandbox itself does not work: nothing was judged."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What one program may use. `time_s` is for one test, and starts when the interpreter inside is ready."""
-
-    time_s: float = 4.0
-    memory_mb: int = 512
-    threads: int = 32
-    file_mb: int = 16
-    disk_mb: int = 64  # of its private /tmp
-    output_kb: int = 1024
-
-    def settings(self, uid: int, num_tests: int = 1) -> dict[str, int]:
-        """What inside/confine.py wants."""
-        cpu_s = int(self.time_s * num_tests) + 2
-        return {"memory_mb": self.memory_mb, "file_mb": self.file_mb, "threads": self.threads, "cpu_s": cpu_s, "uid": uid}
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a program ended. `stopped` is "", or the limit that ended it: time or output."""
-
-    code: int
-    output: str
-    errors: str
-    seconds: float
-    stopped: str = ""
-
-
-@dataclass(frozen=True)
-class Result:
-    """One test. `seconds` is -1.0 where it did not pass; `unsupported`: the test itself cannot be run this way."""
-
-    passed: bool
-    seconds: float = -1.0
-    reason: str = ""
-    unsupported: bool = False
-
-
-@dataclass(frozen=True)
-class Level:
-    """How the walls are built here: the version of bubblewrap, whether by root with users of their own, and the call filter."""
-
-    version: str
-    own_user: bool
-    filtered: bool
-
-    def __str__(self) -> str:
-        user = "a user id of its own" if self.own_user else "a user namespace"
-        calls = "system calls filtered" if self.filtered else "system calls not filtered (unknown processor)"
-        return f"{self.version}: {user}, no network, empty environment, read-only system, limits on all resources, {calls}"
+from postgrad.rewards.walls import INSTALL, START_LIMIT_S, Inside, Level, bubblewrap, filled, started
 
 
 class Sandbox:
@@ -117,9 +53,7 @@ class Sandbox:
             if time.monotonic() >= end:
                 results.append(Result(False, reason=f"the program's {total_s:g} s for all tests are used up"))
                 continue
-            outcome = self.run(program, test["input"], limits)
-            passed = not outcome.stopped and outcome.code == 0 and same_output(outcome.output, test["output"])
-            results.append(Result(True, outcome.seconds) if passed else Result(False, reason=_why(outcome)))
+            results.append(judged(self.run(program, test["input"], limits), test["output"]))
         return results
 
     def test_asserts(
@@ -163,156 +97,20 @@ class Sandbox:
         return [results[index] for index in range(len(tests))]
 
 
-def same_output(given: str, wanted: str) -> bool:
-    """Equal line by line without the white space around each line, or word by word as decimal numbers (2.0 is 2)."""
-    lines, wanted_lines = ([line.strip() for line in text.strip().splitlines()] for text in (given, wanted))
-    if len(lines) != len(wanted_lines):
-        return False
-    return all(one == other or _same_decimals(one.split(), other.split()) for one, other in zip(lines, wanted_lines, strict=True))
-
-
-def _same_decimals(one: list[str], other: list[str]) -> bool:
-    if len(one) != len(other):
-        return False
-    try:
-        return all(a == b or Decimal(a) == Decimal(b) for a, b in zip(one, other, strict=True))
-    except InvalidOperation:
-        return False
-
-
-def _why(outcome: Outcome) -> str:
-    if outcome.stopped == "time":
-        return "took too long"
-    if outcome.stopped == "output":
-        return "printed too much"
-    if outcome.code:
-        last = outcome.errors.strip().splitlines()[-1:] or [""]
-        return f"ended with code {outcome.code} {last[0]}".strip()[:300]
-    return "printed something else"
-
-
-# ---- one process inside
-
-
-class _Inside:
-    """One interpreter under bubblewrap, with the files and sockets that were given to it."""
-
-    def __init__(
-        self,
-        level: Level,
-        limits: Limits,
-        module: str,
-        settings: dict[str, Any],
-        fds: Sequence[int],
-        stdin: IO[bytes] | int = subprocess.DEVNULL,
-        output: int = subprocess.DEVNULL,
-    ) -> None:
-        uid = random.SystemRandom().randrange(1_900_000_000, 2_000_000_000) if level.own_user else 0
-        code = f"import sys; sys.path.insert(0, '/'); from inside import {module}; sys.path.pop(0); {module}.main()"
-        words = [*_walls(level, limits), _python(), "-I", "-S", "-B", "-c", code]
-        words.append(json.dumps(limits.settings(uid, settings.pop("num_tests", 1)) | settings))
-        filters = seccomp_filter() if level.filtered else None
-        with _filled(filters or b"") as file:
-            if filters:
-                words[1:1] = ["--seccomp", str(file.fileno())]
-            pass_fds = [*fds, file.fileno()]
-            self.process = subprocess.Popen(words, env={}, cwd="/", pass_fds=pass_fds, stdin=stdin, stdout=output, stderr=output)
-
-    def __enter__(self) -> "_Inside":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()  # bubblewrap takes along everything inside
-        self.process.wait()
-
-
-@contextlib.contextmanager
-def _filled(content: bytes) -> Iterator[IO[bytes]]:
-    """A file without a name that holds these bytes, open for reading only."""
-    with tempfile.TemporaryFile() as file:
-        file.write(content)
-        file.flush()
-        with open(f"/proc/self/fd/{file.fileno()}", "rb") as readable:  # noqa: PTH123
-            yield readable
-
-
-def _python() -> str:
-    """The interpreter itself, not a virtual environment's link to it."""
-    return str(Path(getattr(sys, "_base_executable", "") or sys.executable).resolve())
-
-
-@cache
-def _bubblewrap() -> str:
-    found = shutil.which("bwrap")
-    if not found:
-        raise SandboxError(f"bubblewrap (bwrap) is not installed: {INSTALL}")
-    return found
-
-
-def _walls(level: Level, limits: Limits) -> list[str]:
-    """bubblewrap's arguments: all namespaces new, nothing of this system but the interpreter and its libraries."""
-    words = [_bubblewrap(), "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
-    if level.own_user:  # root builds the walls and inside/confine.py gives root up for a user id that nobody else has
-        words += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
-    else:
-        words += ["--unshare-user", "--disable-userns", "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL"]
-    words += ["--die-with-parent", "--new-session", "--clearenv", "--hostname", "sandbox"]
-    for name, value in (("PATH", "/nowhere"), ("HOME", "/tmp"), ("LANG", "C.UTF-8"), ("PYTHONHASHSEED", "0")):
-        words += ["--setenv", name, value]
-    system = _system()
-    for parent in dict.fromkeys(parent for path in system for parent in reversed(path.parents)):
-        words += ["--perms", "0755", "--dir", str(parent)]  # made on the way it would be closed to others
-    for path in system:
-        words += ["--symlink", str(path.readlink()), str(path)] if path.is_symlink() else ["--ro-bind", str(path), str(path)]
-    words += ["--perms", "0755", "--dir", "/dev"]
-    for device in ("null", "zero", "random", "urandom"):
-        words += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
-    words += ["--ro-bind", str(INSIDE), "/inside"]
-    words += ["--perms", "1777", "--size", str(limits.disk_mb << 20), "--tmpfs", "/tmp", "--remount-ro", "/", "--chdir", "/tmp"]
-    return words
-
-
-@cache
-def _system() -> list[Path]:
-    """The interpreter, its library and the shared libraries of the system, where they are here."""
-    prefix = Path(sys.base_prefix)
-    paths = [Path(name) for name in ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache")]
-    paths += [prefix / "lib", prefix / "lib64", Path(_python())]
-    found = [path for path in dict.fromkeys(paths) if path.exists()]
-    return [path for path in found if not any(other in path.parents and not other.is_symlink() for other in found)]
-
-
-def _started(process: subprocess.Popen[bytes], ready: int) -> None:
-    """Wait until the interpreter inside says that it is ready.
-
-    Raises:
-        SandboxError: it did not.
-    """
-    with selectors.DefaultSelector() as selector:
-        selector.register(ready, selectors.EVENT_READ)
-        if selector.select(START_LIMIT_S) and os.read(ready, 1) == b"r":
-            return
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(1)
-    said = process.stderr.read(2000).decode(errors="replace") if process.stderr and process.poll() is not None else ""
-    last = said.strip().splitlines()[-1:] or [f"exit code {process.poll()}"]
-    raise SandboxError(f"the sandbox does not start: {last[0]}"[:300])
-
-
 def _run(level: Level, program: str, stdin: str, limits: Limits) -> Outcome:
     ready, theirs = os.pipe()
     with (
         os.fdopen(ready, "rb"),
-        _filled(program.encode("utf-8", "surrogatepass")) as source,
-        _filled(stdin.encode("utf-8", "surrogatepass")) as given,
+        filled(program.encode("utf-8", "surrogatepass")) as source,
+        filled(stdin.encode("utf-8", "surrogatepass")) as given,
     ):
         settings = {"program": source.fileno(), "ready": theirs, "peer": None}
         try:
-            inside = _Inside(level, limits, "program", settings, [source.fileno(), theirs], given, subprocess.PIPE)
+            inside = Inside(level, limits, "program", settings, [source.fileno(), theirs], given, subprocess.PIPE)
         finally:
             os.close(theirs)
         with inside, inside.process.stdout or contextlib.nullcontext(), inside.process.stderr or contextlib.nullcontext():
-            _started(inside.process, ready)
+            started(inside.process, ready)
             start = time.monotonic()
             output, errors, stopped = _collect(inside.process, start + limits.time_s, limits.output_kb << 10)
             seconds = time.monotonic() - start
@@ -357,24 +155,24 @@ def _judge(level: Level, program: str, given: dict[str, Any], limits: Limits) ->
     with (
         os.fdopen(ready, "rb"),
         os.fdopen(says, "rb") as control,
-        _filled(program.encode("utf-8", "surrogatepass")) as source,
-        _filled(json.dumps(given).encode()) as tests,
+        filled(program.encode("utf-8", "surrogatepass")) as source,
+        filled(json.dumps(given).encode()) as tests,
         contextlib.ExitStack() as stack,
     ):
         number = {"num_tests": len(given["run"])}
         try:
             settings = {"tests": tests.fileno(), "control": says_theirs, "peer": judging.fileno()} | number
-            judge = _Inside(level, limits, "tests", settings, [tests.fileno(), says_theirs, judging.fileno()])
+            judge = Inside(level, limits, "tests", settings, [tests.fileno(), says_theirs, judging.fileno()])
             stack.enter_context(judge)
             settings = {"program": source.fileno(), "ready": theirs, "peer": judged.fileno()} | number
-            prisoner = _Inside(level, limits, "program", settings, [source.fileno(), theirs, judged.fileno()])
+            prisoner = Inside(level, limits, "program", settings, [source.fileno(), theirs, judged.fileno()])
             stack.enter_context(prisoner)
         finally:
             os.close(theirs)
             os.close(says_theirs)
             judging.close()
             judged.close()
-        _started(prisoner.process, ready)
+        started(prisoner.process, ready)
         return _verdicts(control, given["run"], limits.time_s)
 
 
@@ -398,17 +196,10 @@ def _verdicts(control: IO[bytes], run: list[int], time_s: float) -> dict[int, Re
                 if "broken" in message:
                     return f"does not load: {message['broken']}"
                 if "test" in message:
-                    results[message["test"]] = _result(message)
+                    results[message["test"]] = verdict_of(message)
                     if not message["passed"]:
                         return results
     return results
-
-
-def _result(message: dict[str, Any]) -> Result:
-    if message["passed"]:
-        return Result(True, message["seconds"])
-    reason = message.get("unsupported") or message.get("reason", "")
-    return Result(False, reason=reason, unsupported="unsupported" in message)
 
 
 # ---- does it hold?
@@ -476,7 +267,7 @@ def probe() -> Level:
 
 def _version() -> str:
     try:
-        done = subprocess.run([_bubblewrap(), "--version"], capture_output=True, text=True, timeout=START_LIMIT_S, env={})
+        done = subprocess.run([bubblewrap(), "--version"], capture_output=True, text=True, timeout=START_LIMIT_S, env={})
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SandboxError(f"bubblewrap does not run ({error}): {INSTALL}") from error
     return done.stdout.strip()

@@ -7,7 +7,7 @@ import urllib.request
 from collections.abc import Sequence
 from typing import Any
 
-from postgrad.rewards.sandbox import Limits, Result, SandboxError
+from postgrad.rewards.outcome import Limits, Result, SandboxError
 
 BUSY = (429, 503)
 LONGEST_PAUSE_S = 4.0

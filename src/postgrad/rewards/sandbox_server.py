@@ -23,7 +23,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from postgrad.rewards.sandbox import Limits, Result, Sandbox, SandboxError
+from postgrad.rewards.outcome import Limits, Result, SandboxError
+from postgrad.rewards.sandbox import Sandbox
 from postgrad.web import Bad, has_token, read_json, settle
 
 MAX_BODY = 16 << 20  # bytes

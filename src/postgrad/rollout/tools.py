@@ -226,7 +226,7 @@ def python(program: str) -> str:
 
 def _sandbox() -> Any:
     from postgrad.rewards.code import sandbox
-    from postgrad.rewards.sandbox import SandboxError
+    from postgrad.rewards.outcome import SandboxError
 
     try:
         return sandbox()

@@ -94,7 +94,8 @@ def examine(runs: str = "runs") -> Report:
 
 def _sandbox() -> str:
     """The level that holds for code rewards; it is tried out, not asked for."""
-    from postgrad.rewards.sandbox import SandboxError, probe
+    from postgrad.rewards.outcome import SandboxError
+    from postgrad.rewards.sandbox import probe
 
     try:
         return str(probe())
