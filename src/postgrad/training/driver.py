@@ -22,6 +22,7 @@ from postgrad.training.guard import Guard
 from postgrad.training.interrupt import Interrupt
 from postgrad.training.log import RunLog, describe, missing_steps, read_metrics, timed
 from postgrad.training.mirror import mirrors
+from postgrad.training.profile import profiled
 from postgrad.training.report import Chorus, Reporter
 from postgrad.training.validation import Best, goal_met, validate_sets
 from postgrad.types import Batch
@@ -118,12 +119,13 @@ class Driver:
     def step(self, number: int) -> Batch:
         """One step: the stages in order, then what is written of it."""
         began = time.perf_counter()
-        step, work, stages = self.ahead.take(number)
-        for stage in stages:
-            with timed(step, stage.__name__):
-                work = stage(work, step)
+        with profiled(self.folder, number, self.config.training.profile_steps, self.reporter.note):
+            step, work, stages = self.ahead.take(number)
+            for stage in stages:
+                with timed(step, stage.__name__):
+                    work = stage(work, step)
+            seconds = time.perf_counter() - began
         assert isinstance(work, Batch), "the last stage returns the batch"
-        seconds = time.perf_counter() - began
         speed = {"epoch": self.feed.epoch, "step_s": seconds, "tokens_per_second": work.num_tokens / seconds}
         step.metrics = describe(work) | step.metrics | speed
         self.log.write_rollouts(number, [work, *step.failed])

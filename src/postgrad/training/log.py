@@ -84,10 +84,11 @@ class RunLog:
 
 @contextmanager
 def timed(step: Step, name: str) -> Iterator[None]:
-    """Time a stage into the step's metrics, and name it when it fails."""
+    """Time a stage into the step's metrics, and name it when it fails and in a profile."""
     start = time.perf_counter()
     try:
-        yield
+        with torch.profiler.record_function(name):
+            yield
     except RunError as error:
         raise RunError(f"step {step.number}, stage {name}: {error}") from error
     except Exception as error:

@@ -40,6 +40,10 @@ class Inputs:
 def resolve(config: Config) -> Config:
     """Replace every auto by what this machine offers; the answers go into config.yaml and are kept on resume."""
     check_cluster(config.cluster)
+    if config.training.profile_steps and config.cluster.place != "local":
+        raise ConfigError(
+            f"training.profile_steps sees this process only, and cluster.place={config.cluster.place} works in others"
+        )
     check_engine(config)
     if config.cluster.address and is_gpu(config.model.device):  # the workers have it; this machine need not
         device = torch.device(config.model.device)

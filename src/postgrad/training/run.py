@@ -1,6 +1,6 @@
 """The run folder: opening it, locking it, and deciding whether a command continues it.
 
-runs/NAME/config.yaml  metrics.jsonl  events.jsonl  tokenizer.json  rollouts/  checkpoints/  eval/
+runs/NAME/config.yaml  metrics.jsonl  events.jsonl  tokenizer.json  rollouts/  checkpoints/  eval/  (profile/)
 """
 
 import dataclasses
@@ -31,6 +31,7 @@ MAY_CHANGE = {
     "rollout.url",
     "rollout.max_gap",
     "training.async_save",
+    "training.profile_steps",
     "cluster.place",
     "cluster.workers",
     "cluster.engines",

@@ -1,0 +1,53 @@
+"""training.profile_steps: what it writes, and that looking changes nothing."""
+
+import gzip
+import json
+
+from world import config_of, metrics_of
+
+from postgrad.training.driver import train
+from postgrad.training.log import is_clock
+from postgrad.training.report import Reporter
+
+SMALL = (
+    "rollout.samples=4",
+    "rollout.max_response_tokens=3",
+    "training.problems_per_step=4",
+    "training.steps=3",
+    "reward.workers=1",
+)
+
+
+class Listener(Reporter):
+    def __init__(self):
+        self.notes = []
+
+    def note(self, text):
+        self.notes.append(text)
+
+
+def test_a_profiled_step_leaves_a_table_and_a_trace_and_computes_the_same(tiny, tmp_path):
+    lines = {}
+    for steps in ("[]", "[2]"):
+        heard = Listener()
+        config = config_of("grpo", tiny, *SMALL, f"training.profile_steps={steps}", f"runs={tmp_path / str(len(steps))}")
+        folder = train(config, heard).folder
+        lines[steps] = [{k: v for k, v in line.items() if not is_clock(k)} for line in metrics_of(folder)]
+        assert (folder / "profile").exists() == bool(heard.notes) == (steps == "[2]")
+    assert lines["[]"] == lines["[2]"]
+    assert {p.name for p in (folder / "profile").iterdir()} == {"step-2.txt", "step-2.json.gz"}
+    table = (folder / "profile" / "step-2.txt").read_text()
+    assert "aten::mm" in table and "Self CPU time total" in table
+    with gzip.open(folder / "profile" / "step-2.json.gz") as file:
+        names = [event["name"] for event in json.load(file)["traceEvents"] if event.get("cat") == "user_annotation"]
+    for stage in ("sample", "score", "estimate", "update"):
+        assert names.count(stage) == 1
+
+
+def test_a_profile_that_cannot_be_written_does_not_end_the_run(tiny, tmp_path):
+    heard = Listener()
+    config = config_of("grpo", tiny, *SMALL, "training.profile_steps=[1]", f"runs={tmp_path}")
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test" / "profile").write_text("in the way")
+    assert train(config, heard).step == 3
+    assert any("the profile of step 1 could not be written" in text for text in heard.notes)
