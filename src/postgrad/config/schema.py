@@ -122,8 +122,11 @@ class RolloutConfig:
 class JudgeConfig:
     model: str = setting("", "llm_judge: who judges: http://host:8000/v1#model, servers.json#model, a model path, or policy:live")
     template: str = setting(
-        "sycophancy", "what is asked: sycophancy, quality, safety, or a text file with {question} and {response}"
+        "sycophancy",
+        "what is asked: sycophancy, quality, safety, or a text file with {question} and {response}; pairwise, or a file with {question}, "
+        "{first} and {second}: is the response better than the problem's ground truth",
     )
+    both_orders: bool = setting(False, "pairwise: ask with the answers in either order and average the two verdicts")
     lowest: int = setting(1, "lowest mark; marks below it count as it")
     highest: int = setting(10, "highest mark; marks above it count as it")
     max_tokens: int = setting(1024, "longest answer of the judge", at_least=1)

@@ -1,6 +1,7 @@
 """Two results on the same problems: the paired difference with its interval, and who was right where the other was wrong."""
 
 import json
+from collections.abc import Mapping, Sequence
 from math import comb
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import numpy as np
 
 from postgrad.config.compose import differences
 from postgrad.errors import ConfigError, did_you_mean
-from postgrad.evaluation.folder import read_rows
+from postgrad.evaluation.folder import read_rows, set_names
 from postgrad.evaluation.report import aligned
 
 DRAWS, SEED = 10_000, 20_000
@@ -26,7 +27,7 @@ def compare(first: Path, second: Path) -> dict[str, Any]:
         ConfigError: a folder is no evaluation, or the two have no set or no problem in common.
     """
     settings = _settings(first), _settings(second)
-    names = [sorted(path.stem for path in folder.glob("*.jsonl")) for folder in (first, second)]
+    names = [set_names(folder) for folder in (first, second)]
     shared = [name for name in names[0] if name in names[1]]
     if not shared:
         raise ConfigError(
@@ -34,12 +35,12 @@ def compare(first: Path, second: Path) -> dict[str, Any]:
         )
     model = ("model.path", "model.weights", "data.sets.")
     apart = [key for key in differences(*settings) if not key.startswith(model)]
-    sets = {name: compare_set(_rights(first / f"{name}.jsonl"), _rights(second / f"{name}.jsonl"), name) for name in shared}
+    sets = {name: _compare_files(name, first, second) for name in shared}
     return {"a": str(first), "b": str(second), "method": METHOD, "other_settings": apart, "sets": sets}
 
 
-def compare_set(a: dict[str, list[bool]], b: dict[str, list[bool]], name: str = "set") -> dict[str, Any]:
-    """Uid -> whether each sample was right, of both. A problem's value is the share of its samples that were right."""
+def compare_set(a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]], name: str = "set") -> dict[str, Any]:
+    """Uid -> whether each sample was right, of both, or what it won. A problem's value is the mean of its samples."""
     uids = [uid for uid in a if uid in b]
     if not uids:
         raise ConfigError(f"set {name}: the two evaluations have no problem in common, so nothing can be paired")
@@ -87,6 +88,10 @@ def table(result: dict[str, Any]) -> str:
         rows.append([name, str(one["problems"]), f"{100 * one['a']:.1f}%", f"{100 * one['b']:.1f}%", shown, *counts])
     lines = [f"A  {result['a']}", f"B  {result['b']}", "", aligned(rows), "", f"B - A in points: {result['method']}."]
     lines.append("With several samples, right means: more of a problem's samples right than the other's.")
+    if won := [name for name, one in result["sets"].items() if one["win_rates"]]:
+        lines.append(
+            f"A and B are win rates against the reference, and right means: ahead of the other there, in {', '.join(won)}."
+        )
     for name, one in result["sets"].items():
         if one["only_a"] or one["only_b"]:
             lines.append(f"{name}: {one['only_a']} problems only in A and {one['only_b']} only in B are left out.")
@@ -105,8 +110,20 @@ def _settings(folder: Path) -> dict[str, Any]:
     return json.loads(file.read_text())
 
 
-def _rights(file: Path) -> dict[str, list[bool]]:
-    out: dict[str, list[bool]] = {}
+def _compare_files(name: str, *folders: Path) -> dict[str, Any]:
+    """By what was won, where a judge compared both sides with a reference, and else by what was right."""
+    sides = [_values(folder / f"{name}.jsonl") for folder in folders]
+    won = all(wins for _, wins in sides)
+    a, b = (wins if won else rights for rights, wins in sides)
+    return compare_set(a, b, name) | {"win_rates": won}
+
+
+def _values(file: Path) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Uid -> whether each response was right, and uid -> what each won; one without a verdict has neither won nor lost."""
+    rights: dict[str, list[float]] = {}
+    wins: dict[str, list[float]] = {}
     for _, row in read_rows(file):
-        out.setdefault(row["uid"], []).append(bool(row["right"]))
-    return out
+        rights.setdefault(row["uid"], []).append(float(row["right"]))
+        if "win" in row.get("parts", {}):
+            wins.setdefault(row["uid"], []).append(row["parts"]["win"])
+    return rights, wins

@@ -15,6 +15,7 @@ from typing import Any
 from postgrad.config.compose import differences
 from postgrad.errors import ConfigError, RunError
 from postgrad.problem import Problem
+from postgrad.rewards.judge import MARKS
 
 AUTO = (("model", "device", "auto"), ("model", "dtype", "auto"), ("model", "threads", 0), ("rollout", "batch", 0))
 
@@ -113,6 +114,11 @@ def read_rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             except ValueError as error:
                 raise ConfigError(f"{file}: line {number} is damaged; remove the file, and its set is answered again") from error
             yield end, row
+
+
+def set_names(folder: Path) -> list[str]:
+    """The sets that a folder holds results of."""
+    return sorted(path.stem for path in folder.glob("*.jsonl") if path.stem != MARKS)
 
 
 def resume(file: Path, problems: Sequence[Problem], samples: int, batch: int) -> int:

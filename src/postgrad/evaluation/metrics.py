@@ -67,12 +67,14 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
 
     What could not be judged counts as wrong, and is counted in `failures`.
     """
-    groups = _groups(rows)
+    groups = groups_of(rows)
     samples = len(groups[0])
     rights = [[bool(row["right"]) for row in group] for group in groups]
     out: dict[str, Any] = {"problems": len(groups), "samples": samples}
-    out["avg"] = _mean([sum(right) / samples for right in rights], samples)
-    out["pass"] = {str(k): _mean([pass_at_k(samples, sum(right), k) for right in rights], samples) for k in ladder(samples)}
+    out["avg"] = mean_with_interval([sum(right) / samples for right in rights], samples)
+    out["pass"] = {
+        str(k): mean_with_interval([pass_at_k(samples, sum(right), k) for right in rights], samples) for k in ladder(samples)
+    }
     out["maj"] = _majorities(groups, rights, samples)
     out["score"] = sum(row["score"] or 0.0 for row in rows) / len(rows)
     out["parts"] = _parts(rows)
@@ -87,21 +89,26 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
     return out
 
 
-def _groups(rows: Sequence[Row]) -> list[list[Row]]:
+def groups_of(rows: Sequence[Row]) -> list[list[Row]]:
+    """The rows of each problem."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(row["uid"], []).append(row)
     return list(groups.values())
 
 
-def _mean(values: Sequence[float], samples: int) -> dict[str, float]:
+def mean_with_interval(values: Sequence[float], samples: int) -> dict[str, float]:
+    """value, low and high, as the summary writes a share."""
     low, high = interval(values, samples)
     return {"value": sum(values) / len(values), "low": low, "high": high}
 
 
 def _source(groups: Sequence[list[Row]]) -> dict[str, Any]:
     samples = len(groups[0])
-    return {"problems": len(groups), "avg": _mean([sum(row["right"] for row in group) / samples for group in groups], samples)}
+    return {
+        "problems": len(groups),
+        "avg": mean_with_interval([sum(row["right"] for row in group) / samples for group in groups], samples),
+    }
 
 
 def _majorities(groups: Sequence[list[Row]], rights: Sequence[list[bool]], samples: int) -> dict[str, Any] | None:
@@ -109,7 +116,7 @@ def _majorities(groups: Sequence[list[Row]], rights: Sequence[list[bool]], sampl
         return None
     votes = [[row["answer"] for row in group] for group in groups]
     ks = [k for k in ladder(samples) if k > 1]
-    return {str(k): _mean([maj_at_k(v, r, k) for v, r in zip(votes, rights, strict=True)], samples // k) for k in ks}
+    return {str(k): mean_with_interval([maj_at_k(v, r, k) for v, r in zip(votes, rights, strict=True)], samples // k) for k in ks}
 
 
 def _parts(rows: Sequence[Row]) -> dict[str, float]:

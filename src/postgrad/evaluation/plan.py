@@ -22,10 +22,11 @@ from postgrad.errors import ConfigError
 from postgrad.evaluation.model import Target, weights_fingerprint
 from postgrad.evaluation.settings import EvalConfig
 from postgrad.methods import find_method
-from postgrad.methods.judging import check_judge, check_judge_used
+from postgrad.methods.judging import check_judge, check_judge_used, check_references
 from postgrad.model.device import choose_device, choose_dtype
 from postgrad.model.load import load_tokenizer, model_config
 from postgrad.problem import Problem
+from postgrad.rewards.judge import MARKS, is_pairwise
 from postgrad.rewards.score import LLM_JUDGE, Judge
 from postgrad.rollout.engine import Sampling, sampling_of
 from postgrad.rollout.tools import open_toolbox
@@ -64,6 +65,11 @@ class Plan:
     def sampling(self) -> Sampling:
         return sampling_of(self.config.rollout, self.config.rollout.temperature or 0.0)
 
+    @property
+    def pairwise(self) -> bool:
+        """Whether a language model compares each response with the problem's reference."""
+        return self.config.reward.verifier == LLM_JUDGE and is_pairwise(self.config.reward.judge)
+
 
 def make_plan(config: EvalConfig, target: Target) -> Plan:
     """Problems, prompts, verifiers and the folder, all checked. `auto` settings stay for `settle`."""
@@ -86,11 +92,8 @@ def make_plan(config: EvalConfig, target: Target) -> Plan:
     dropped: dict[str, int] = {}
     for name in sets:
         sets[name], dropped[name] = prompts.check(sets[name])
-    if config.reward.verifier == LLM_JUDGE and config.reward.pass_score <= config.reward.judge.lowest:
-        raise ConfigError(
-            f"every mark of a judge reaches reward.pass_score={config.reward.pass_score:g}; say from which mark on a response "
-            f"counts as right, e.g. reward.pass_score={config.reward.judge.highest - 2}"
-        )
+    if config.reward.verifier == LLM_JUDGE:
+        _check_judged(config, [problem for problems in sets.values() for problem in problems], list(sets))
     if config.reward.objective != "maximise":
         raise ConfigError(
             f"reward.objective={config.reward.objective} is for training runs; an evaluation counts what the verifier finds right"
@@ -114,6 +117,20 @@ def _check_used(config: EvalConfig) -> None:
             raise ConfigError(f"{key}={value} is for training runs; an evaluation has no use for it: remove it")
     check_judge(config.reward)
     check_judge_used(config.reward)
+
+
+def _check_judged(config: EvalConfig, problems: list[Problem], names: list[str]) -> None:
+    """Refuse what a language model cannot judge to any purpose. Raises ConfigError."""
+    reward = config.reward
+    lowest, usual = (0, 1) if is_pairwise(reward.judge) else (reward.judge.lowest, reward.judge.highest - 2)
+    if reward.pass_score <= lowest:
+        raise ConfigError(
+            f"every mark of a judge reaches reward.pass_score={reward.pass_score:g}; say from which mark on a response "
+            f"counts as right, e.g. reward.pass_score={usual}"
+        )
+    if MARKS in names:
+        raise ConfigError(f"a set cannot be called {MARKS}, as {MARKS}.jsonl holds the marks; name it: data=NAME=FILE")
+    check_references(reward, problems)
 
 
 def settle(plan: Plan) -> None:

@@ -47,7 +47,7 @@ def markdown(summary: dict[str, Any]) -> str:
         "",
         *_markdown_table(_columns(summary)),
         "",
-        f"In brackets: {summary['interval']}. Responses that could not be judged count as wrong.",
+        f"In brackets: {summary['interval']}. Responses that could not be judged count as wrong; in a win rate they do not count.",
     ]
     for name, result in summary["sets"].items():
         lines += ["", f"## {name}", "", *_details(result)]
@@ -59,10 +59,13 @@ def _columns(summary: dict[str, Any]) -> list[list[str]]:
     ks = sorted({int(k) for result in results.values() for k in result["pass"]} - {1})
     with_majority = [k for k in ks if any(result["maj"] for result in results.values())]
     samples = max(result["samples"] for result in results.values())
-    rows = [["set", "problems", f"avg@{samples}", *(f"pass@{k}" for k in ks), *(f"maj@{k}" for k in with_majority[-1:])]]
-    rows[0] += ["length", "cut off", "failed"]
+    compared = all("win" in result for result in results.values())  # an evaluation has one verifier
+    rows = [["set", "problems", *(("win rate", "at equal length") if compared else (f"avg@{samples}",))]]
+    rows[0] += [*(f"pass@{k}" for k in ks), *(f"maj@{k}" for k in with_majority[-1:]), "length", "cut off", "failed"]
     for name, result in results.items():
-        row = [name, str(result["problems"]), _bracketed(result["avg"]), *(_percent(result["pass"][str(k)]["value"]) for k in ks)]
+        means = [result["win"][key] for key in ("rate", "length_controlled")] if compared else [result["avg"]]
+        row = [name, str(result["problems"]), *(_bracketed(mean) if mean else "-" for mean in means)]
+        row += [_percent(result["pass"][str(k)]["value"]) for k in ks]
         row += [_percent(result["maj"][str(k)]["value"]) if result["maj"] else "-" for k in with_majority[-1:]]
         row += [f"{result['length']['mean']:.0f}", _percent(result["truncated"]), str(sum(result["failures"].values()))]
         rows.append(row)
@@ -75,6 +78,7 @@ def _details(result: dict[str, Any]) -> list[str]:
     if result["classes"]:
         total = sum(result["classes"].values())
         lines += [f"- {CLASS_NAMES[name]} ({name}): {n} of {total}, {_percent(n / total)}" for name, n in result["classes"].items()]
+    lines += _win_details(result["win"], result["parts"]) if "win" in result else []
     length = result["length"]
     shown = {"all": length["mean"], "right": length["right"], "wrong": length["wrong"]}
     means = ", ".join(f"{name} {value:.1f}" for name, value in shown.items() if value is not None)
@@ -88,6 +92,22 @@ def _details(result: dict[str, Any]) -> list[str]:
         lines.append(f"- of {name}: {_bracketed(source['avg'])} ({source['problems']} problems)")
     if "mean_of_sources" in result:
         lines.append(f"- mean of the sources, unweighted: {_percent(result['mean_of_sources'])}")
+    return lines
+
+
+def _win_details(win: dict[str, Any], parts: dict[str, float]) -> list[str]:
+    """Against the reference's answers. The official tool writes a preference of 1 where the reference is better, 2 where ours is."""
+    lines = [
+        f"- against the reference: {win['won']} won, {win['tied']} tied, {win['lost']} lost, {win['failed']} without a verdict"
+    ]
+    if win["rate"]:
+        lines.append(f"- win rate: {_bracketed(win['rate'])} over {win['problems']} problems; a tie is half a win")
+        controlled = _bracketed(win["length_controlled"]) if win["length_controlled"] else "cannot be told from these lengths"
+        lines.append(f"- win rate at equal length: {controlled}")
+        own, reference = win["characters"]["own"], win["characters"]["reference"]
+        lines.append(f"- characters of an answer: {own:.0f}, of the reference's {reference:.0f}")
+    if "chose_first" in parts:
+        lines.append(f"- the judge preferred the answer that it saw first in {_percent(parts['chose_first'])} of its verdicts")
     return lines
 
 

@@ -12,11 +12,13 @@ from torch import Tensor
 from postgrad.cluster import place_chat, place_engine
 from postgrad.errors import RunError
 from postgrad.evaluation import folder as files
+from postgrad.evaluation.alpaca import is_alpaca, write_answers
 from postgrad.evaluation.metrics import INTERVAL, summarise
 from postgrad.evaluation.plan import Plan, engine_config, settle
 from postgrad.evaluation.progress import Progress
 from postgrad.evaluation.report import markdown
 from postgrad.evaluation.votes import can_vote, vote
+from postgrad.evaluation.winrate import win_rates
 from postgrad.methods.judging import connect_judge
 from postgrad.problem import Failure, Problem, Score
 from postgrad.rewards.score import LLM_JUDGE
@@ -152,11 +154,17 @@ def _prompt(plan: Plan, problem: Problem) -> str:
     return plan.prompts.tokenizer.decode(plan.prompts.encode(problem), clean_up_tokenization_spaces=False)  # type: ignore[return-value]
 
 
+def _result(plan: Plan, name: str) -> dict[str, Any]:
+    """What a set's result file says; the answers also as AlpacaEval's tool reads them, where that is their kind."""
+    rows, problems = [row for _, row in files.read_rows(plan.folder / f"{name}.jsonl")], plan.sets[name]
+    if plan.pairwise or is_alpaca(problems):
+        write_answers(plan.folder / f"{name}.outputs.json", problems, rows, plan.target.label, name)
+    return summarise(rows) | {"dropped": plan.dropped[name]} | ({"win": win_rates(rows)} if plan.pairwise else {})
+
+
 def _conclude(plan: Plan, speed: dict[str, Any]) -> dict[str, Any]:
     """summary.json and report.md from the result files. What the clock says stands under `speed`, apart from all else."""
-    sets = {name: summarise([row for _, row in files.read_rows(plan.folder / f"{name}.jsonl")]) for name in plan.sets}
-    for name, count in plan.dropped.items():
-        sets[name]["dropped"] = count
+    sets = {name: _result(plan, name) for name in plan.sets}
     file = plan.folder / "summary.json"
     if not speed and file.is_file():  # nothing was left to do: what the clock said then still holds
         speed = json.loads(file.read_text()).get("speed", {})

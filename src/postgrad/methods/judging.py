@@ -1,13 +1,15 @@
 """Where a language model that judges meets the models of a run: llm_judge for any method, and the monitor of thoughts."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from postgrad.config.schema import Config, RewardConfig
+from postgrad.config.schema import Config, JudgeConfig, RewardConfig
 from postgrad.errors import ConfigError
 from postgrad.methods.base import Step
-from postgrad.rewards.judge import LlmJudge, monitor_metrics, monitor_text, question_of, template_text
+from postgrad.problem import Problem
+from postgrad.rewards.judge import MARKS, LlmJudge, is_pairwise, monitor_metrics, monitor_text, question_of, template_text
+from postgrad.rewards.pairwise import PairJudge
 from postgrad.rewards.score import LLM_JUDGE, Judge
 from postgrad.rollout.engine import Sampling, trajectory_seed
 from postgrad.rollout.speaker import Chat
@@ -22,7 +24,27 @@ def check_judge(reward: RewardConfig) -> None:
         raise ConfigError(
             "reward.verifier=llm_judge needs a judge; add reward.judge.model=http://host:8000/v1#model or a model path"
         )
-    template_text(reward.judge)
+    judge, plain = reward.judge, JudgeConfig()
+    pairwise = is_pairwise(judge)
+    unused = ("lowest", "highest", "monitor") if pairwise else ("both_orders",)
+    for key in unused:
+        if getattr(judge, key) != getattr(plain, key):
+            kind = "compares two answers and gives no marks" if pairwise else "shows one answer at a time"
+            raise ConfigError(
+                f"reward.judge.{key}={getattr(judge, key)} has no use: reward.judge.template={judge.template} {kind}; remove it"
+            )
+
+
+def check_references(reward: RewardConfig, problems: Iterable[Problem]) -> None:
+    """Refuse problems without the answer that a judge of two answers compares with. Raises ConfigError."""
+    if reward.verifier != LLM_JUDGE or not is_pairwise(reward.judge):
+        return
+    for problem in problems:
+        if not problem.ground_truth:
+            raise ConfigError(
+                f"reward.judge.template={reward.judge.template} compares with a reference answer, and problem {problem.uid} has none; "
+                "give it as the row's output, answer or ground_truth"
+            )
 
 
 def check_judge_used(reward: RewardConfig) -> None:
@@ -63,5 +85,7 @@ def _asked(config: Config, chat: Chat, template: str, folder: Path | None, who: 
         seeds = [trajectory_seed(config.seed, attempt, question, 0) for question in questions]
         return chat.reply([[{"role": "user", "content": question}] for question in questions], sampling, seeds)
 
-    file = folder / "judge.jsonl" if folder is not None and judge.keep_marks else None
+    file = folder / f"{MARKS}.jsonl" if folder is not None and judge.keep_marks else None
+    if is_pairwise(judge):
+        return PairJudge(judge, template, ask, file, who, config.seed)
     return LlmJudge(judge, template, ask, file, who)

@@ -13,7 +13,7 @@ from postgrad.data.render import Prompts, make_prompts
 from postgrad.data.styles import stop_strings
 from postgrad.errors import ConfigError
 from postgrad.methods.base import Method
-from postgrad.methods.judging import check_judge, check_judge_used
+from postgrad.methods.judging import check_judge, check_judge_used, check_references
 from postgrad.model.device import choose_device, choose_dtype, is_gpu, probe_threads
 from postgrad.model.layout import default_budget
 from postgrad.model.load import load_tokenizer, model_config, model_width
@@ -111,6 +111,7 @@ def load_inputs(config: Config, method: Method) -> Inputs:
     judge = Judge(reward.verifier, reward.timeout_s, reward.workers, reward.objective == "minimise")
     if method.judges():
         judge.check([*train, *held_out])
+        check_references(reward, [*train, *held_out])
     return Inputs(train, validation, prompts, judge, dropped, turns)
 
 

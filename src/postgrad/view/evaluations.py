@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.evaluation.compare import compare_set
+from postgrad.evaluation.folder import set_names
 from postgrad.view.folder import Folder, Outside
 
 MOST_SUMMARY = 1 << 24
@@ -70,7 +71,7 @@ class Evaluations:
 
     def sets(self, name: str) -> list[str]:
         try:
-            return sorted(path.stem for path in self.folder.inside(name).glob("*.jsonl"))
+            return set_names(self.folder.inside(name))
         except Outside:
             return []
 

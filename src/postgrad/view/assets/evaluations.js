@@ -33,7 +33,7 @@ function overview(evaluations, run = null) {
     return h("div", { class: "empty" }, h("p", {}, run ? "This run has no evaluation yet." : "No evaluations here yet."),
       h("pre", {}, run ? `postgrad eval RUNS/${run} data=FILE n=16` : "postgrad eval MODEL data=FILE n=16 out=RUNS/NAME"));
   }
-  const several = rows.some((row) => row.found?.classes);
+  const several = rows.some((row) => row.found?.classes), compared = rows.some((row) => row.found?.win);
   const columns = [
     { key: "name", label: "Evaluation", header: true, value: (row) => row.one.name, cell: (row) => h("a", { class: "twolines", href: evaluationLink({ a: row.one.name, set: row.set }), title: row.one.name }, h("b", {}, row.one.run || row.one.name), row.one.run ? h("span", {}, row.one.name.split("/").pop()) : null) },
     { key: "model", label: "Model", value: (row) => String(row.one.summary.model || ""), cell: (row) => row.one.done ? String(row.one.summary.model || "–") : h("span", {}, String(row.one.summary.model || ""), h("span", { class: "badge running" }, "not finished")) },
@@ -44,6 +44,7 @@ function overview(evaluations, run = null) {
     { key: "bar", label: "95 % interval", plain: true, skip: true, cell: (row) => whisker(row.found?.avg) },
     { key: "low", label: "Low", numeric: true, hidden: true, value: (row) => row.found?.avg?.low ?? null },
     { key: "high", label: "High", numeric: true, hidden: true, value: (row) => row.found?.avg?.high ?? null },
+    ...(compared ? [["rate", "Win rate"], ["length_controlled", "At equal length"]].map(([key, label]) => ({ key, label, numeric: true, value: (row) => value(row.found?.win?.[key]), cell: (row) => interval(row.found?.win?.[key]) })) : []),
     { key: "pass", label: "Pass@k", numeric: true, value: (row) => value(last(row.found?.pass)?.[1]), cell: (row) => most(row.found?.pass, row.found?.samples) },
     { key: "maj", label: "Maj@k", numeric: true, value: (row) => value(last(row.found?.maj)?.[1]), cell: (row) => most(row.found?.maj, row.found?.samples) },
     { key: "length", label: "Length", numeric: true, value: (row) => row.found?.length?.mean ?? null, cell: (row) => number(row.found?.length?.mean) },
