@@ -23,7 +23,7 @@ def write_answers(file: Path, problems: Sequence[Problem], rows: Sequence[dict[s
     first = {row["uid"]: row["response"] for row in rows if row["sample"] == 0}
     answers = [
         {
-            "instruction": _facts(problem).get("question") or question_of(problem),
+            "instruction": _facts(problem).get("instruction") or question_of(problem),
             "output": first[problem.uid],
             "generator": generator,
             "dataset": _facts(problem).get("dataset", name),

@@ -46,7 +46,7 @@ def length_controlled(shares: Sequence[float], differences: Sequence[float]) -> 
     the logistic of the constant. AlpacaEval 2's own figure has these two terms, also with lengths in characters. Its third one, how hard
     each instruction is, was estimated from the many models of its leaderboard and cannot be had from one comparison. It also adds
     comparisons with answers that were made longer and shorter on purpose, and chooses an L1 penalty by cross-validation where this has a
-    weak ridge. So the two are near each other but not the same number: for a place on the leaderboard give the answers to their tool.
+    weak ridge. So the two are not the same number: for a place on the leaderboard give the answers to their tool.
 
     Args:
         shares: (problems,) 1 where ours was preferred, 0 where the reference was, 0.5 for a tie.

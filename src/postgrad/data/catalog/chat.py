@@ -49,7 +49,8 @@ def hh_pairs(row: Row, context: Context) -> Draft:
 
 
 def alpaca_eval(row: Row, context: Context) -> Draft:
-    extra = {name: str(row[name]) for name in ("dataset", "generator") if row.get(name) is not None}
+    """The instruction is also kept to the letter, blanks at its end too: AlpacaEval's own tool finds answers by it."""
+    extra = {name: str(row[name]) for name in ("dataset", "generator", "instruction") if row.get(name) is not None}
     return Draft(first_text(row, ("instruction",)), first_text(row, ("output",)), extra=extra)
 
 
