@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from served import serve
+from world import words_of
 
 from postgrad.cli.main import main
 from postgrad.data.problems import load_problems
@@ -93,11 +94,12 @@ def test_the_summary_the_table_and_the_report_say_so(compared):
     assert win["characters"]["own"] == pytest.approx(sum(len(row["response"]) for row in rows) / 7)
     assert 0 < win["length_controlled"]["low"] < win["length_controlled"]["value"] < win["length_controlled"]["high"] < 1
     assert (
-        "win rate" in said and "at equal length" in said and f"{100 * win['rate']['value']:.1f}% [" in said and "avg@" not in said
+        "win rate" in said and "length-controlled" in said and f"{100 * win['rate']['value']:.1f}% [" in said and "avg@" not in said
     )
     report = (out / "report.md").read_text()
     assert f"{win['won']} won, {win['tied']} tied, {win['lost']} lost, 1 without a verdict" in report
-    assert "win rate at equal length: " in report and "characters of an answer: " in report and "saw first in" in report
+    assert "- length-controlled win rate: " in report and "pass@1" not in report
+    assert "characters of an answer: " in report and "saw first in" in report
 
 
 def test_the_official_array_can_be_read_by_others_and_by_us(compared, tiny, tmp_path, capsys):
@@ -200,3 +202,16 @@ def test_the_real_805(prepared, tmp_path, monkeypatch, capsys):
     got = read(tmp_path / "out.json")
     assert [(item["instruction"], item["dataset"]) for item in got] == [(row["instruction"], row["dataset"]) for row in wanted]
     assert [item["output"] for item in got] == [f"answer {i}" for i in range(805)] and {item["generator"] for item in got} == {"me"}
+
+
+def test_a_run_is_rewarded_for_what_it_wins(tiny, tmp_path, capsys):
+    small = ("training.problems_per_step=2", "rollout.samples=4", "rollout.max_response_tokens=4", "training.steps=1")
+    with serve(chat=likes_long) as served:
+        words = words_of(tiny, *small, *COMPARED[1:], "reward.verifier=llm_judge", f"reward.judge.model='{served.address}'")
+        file = alpaca_file(tmp_path, ["1", "1111111111"] * 4)
+        assert main(["train", "grpo", *words, f"data.train={file}", f"runs={tmp_path / 'runs'}", "name=won"]) == 0
+    (step,) = [line for line in lines(tmp_path / "runs" / "won" / "metrics.jsonl") if "reward/mean" in line]
+    assert 0 <= step["reward/mean"] == step["reward/win"] <= 1 and 0 <= step["reward/chose_first"] <= 1
+    (tmp_path / "bare.jsonl").write_text('{"prompt": "1+1="}\n' * 4)
+    assert main(["train", "grpo", *words, f"data.train={tmp_path / 'bare.jsonl'}", f"runs={tmp_path / 'none'}"]) == 2
+    assert "compares with a reference answer, and problem" in capsys.readouterr().err and not (tmp_path / "none").exists()

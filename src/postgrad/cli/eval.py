@@ -15,7 +15,7 @@ Lets a model answer problems and judges the answers. The same command continues 
   temperature=0.6 top_p=0.95 max_response_tokens=2048 limit=40 verifier=math template=chat seed=1 dtype=float32 engine=native out=FOLDER
               greedy without n; training's keys (rollout.temperature ...) can be written without their section
   verifier=llm_judge reward.judge.model=URL#NAME reward.judge.template=pairwise
-              a judge compares each answer with the row's own: win rate, raw and at equal length (AlpacaEval; docs/verifiers.md)
+              a judge compares each answer with the row's own: win rate, raw and length-controlled (AlpacaEval; docs/verifiers.md)
 
 compare gives the paired difference of two such results (their folders), set by set, with its interval.
 

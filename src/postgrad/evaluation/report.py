@@ -60,7 +60,7 @@ def _columns(summary: dict[str, Any]) -> list[list[str]]:
     with_majority = [k for k in ks if any(result["maj"] for result in results.values())]
     samples = max(result["samples"] for result in results.values())
     compared = all("win" in result for result in results.values())  # an evaluation has one verifier
-    rows = [["set", "problems", *(("win rate", "at equal length") if compared else (f"avg@{samples}",))]]
+    rows = [["set", "problems", *(("win rate", "length-controlled") if compared else (f"avg@{samples}",))]]
     rows[0] += [*(f"pass@{k}" for k in ks), *(f"maj@{k}" for k in with_majority[-1:]), "length", "cut off", "failed"]
     for name, result in results.items():
         means = [result["win"][key] for key in ("rate", "length_controlled")] if compared else [result["avg"]]
@@ -73,7 +73,8 @@ def _columns(summary: dict[str, Any]) -> list[list[str]]:
 
 
 def _details(result: dict[str, Any]) -> list[str]:
-    lines = [f"- pass@{k}: {_bracketed(value)}" for k, value in result["pass"].items()]
+    passed = {k: value for k, value in result["pass"].items() if k != "1" or "win" not in result}
+    lines = [f"- pass@{k}: {_bracketed(value)}" for k, value in passed.items()]
     lines += [f"- maj@{k}: {_bracketed(value)}" for k, value in (result["maj"] or {}).items()]
     if result["classes"]:
         total = sum(result["classes"].values())
@@ -103,7 +104,7 @@ def _win_details(win: dict[str, Any], parts: dict[str, float]) -> list[str]:
     if win["rate"]:
         lines.append(f"- win rate: {_bracketed(win['rate'])} over {win['problems']} problems; a tie is half a win")
         controlled = _bracketed(win["length_controlled"]) if win["length_controlled"] else "cannot be told from these lengths"
-        lines.append(f"- win rate at equal length: {controlled}")
+        lines.append(f"- length-controlled win rate: {controlled}")
         own, reference = win["characters"]["own"], win["characters"]["reference"]
         lines.append(f"- characters of an answer: {own:.0f}, of the reference's {reference:.0f}")
     if "chose_first" in parts:

@@ -34,17 +34,18 @@ function overview(evaluations, run = null) {
       h("pre", {}, run ? `postgrad eval RUNS/${run} data=FILE n=16` : "postgrad eval MODEL data=FILE n=16 out=RUNS/NAME"));
   }
   const several = rows.some((row) => row.found?.classes), compared = rows.some((row) => row.found?.win);
+  const right = (row) => row.found?.win ? null : row.found?.avg, bar = (row) => row.found?.win?.rate || right(row);
   const columns = [
     { key: "name", label: "Evaluation", header: true, value: (row) => row.one.name, cell: (row) => h("a", { class: "twolines", href: evaluationLink({ a: row.one.name, set: row.set }), title: row.one.name }, h("b", {}, row.one.run || row.one.name), row.one.run ? h("span", {}, row.one.name.split("/").pop()) : null) },
     { key: "model", label: "Model", value: (row) => String(row.one.summary.model || ""), cell: (row) => row.one.done ? String(row.one.summary.model || "–") : h("span", {}, String(row.one.summary.model || ""), h("span", { class: "badge running" }, "not finished")) },
     { key: "set", label: "Set", value: (row) => row.set },
     { key: "problems", label: "Problems", numeric: true, value: (row) => row.found?.problems ?? null, cell: (row) => number(row.found?.problems) },
     { key: "samples", label: "Samples", numeric: true, value: (row) => row.found?.samples ?? null, cell: (row) => number(row.found?.samples) },
-    { key: "avg", label: "Right", numeric: true, value: (row) => value(row.found?.avg), cell: (row) => interval(row.found?.avg) },
-    { key: "bar", label: "95 % interval", plain: true, skip: true, cell: (row) => whisker(row.found?.avg) },
-    { key: "low", label: "Low", numeric: true, hidden: true, value: (row) => row.found?.avg?.low ?? null },
-    { key: "high", label: "High", numeric: true, hidden: true, value: (row) => row.found?.avg?.high ?? null },
-    ...(compared ? [["rate", "Win rate"], ["length_controlled", "At equal length"]].map(([key, label]) => ({ key, label, numeric: true, value: (row) => value(row.found?.win?.[key]), cell: (row) => interval(row.found?.win?.[key]) })) : []),
+    { key: "avg", label: "Right", numeric: true, value: (row) => value(right(row)), cell: (row) => interval(right(row)) },
+    { key: "bar", label: "95 % interval", plain: true, skip: true, cell: (row) => whisker(bar(row)) },
+    { key: "low", label: "Low", numeric: true, hidden: true, value: (row) => bar(row)?.low ?? null },
+    { key: "high", label: "High", numeric: true, hidden: true, value: (row) => bar(row)?.high ?? null },
+    ...(compared ? [["rate", "Win rate"], ["length_controlled", "Length-controlled"]].map(([key, label]) => ({ key, label, numeric: true, value: (row) => value(row.found?.win?.[key]), cell: (row) => interval(row.found?.win?.[key]) })) : []),
     { key: "pass", label: "Pass@k", numeric: true, value: (row) => value(last(row.found?.pass)?.[1]), cell: (row) => most(row.found?.pass, row.found?.samples) },
     { key: "maj", label: "Maj@k", numeric: true, value: (row) => value(last(row.found?.maj)?.[1]), cell: (row) => most(row.found?.maj, row.found?.samples) },
     { key: "length", label: "Length", numeric: true, value: (row) => row.found?.length?.mean ?? null, cell: (row) => number(row.found?.length?.mean) },
