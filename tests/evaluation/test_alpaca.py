@@ -158,6 +158,23 @@ def test_the_page_shows_it_and_takes_the_verdicts_for_no_set(compared):
     assert one["sets"] == ["alpaca_eval"] and one["summary"]["sets"]["alpaca_eval"]["win"]["rate"]["value"] >= 0
 
 
+def test_the_string_that_ended_an_answer_is_left_out_of_it(compared, tiny, tmp_path, capsys):
+    written = [row["response"] for row in lines(compared[0] / "alpaca_eval.jsonl")]
+    stop = next(text[-1] for text in written if text[0] != text[-1])
+    before = [text.partition(stop)[0] for text in written]
+    with serve(chat=likes_long) as served:
+        words = ["eval", str(tiny), f"data={alpaca_file(tmp_path)}", *SMALL, *COMPARED, f"reward.judge.model='{served.address}'"]
+        assert main([*words, f"rollout.stop=['{stop}']", "reward.judge.retries=0", f"out={tmp_path / 'out'}"]) == 0
+        asked = {frozenset(shown(one["messages"][0]["content"])) for one in served.asked}
+    rows, array = lines(tmp_path / "out" / "alpaca_eval.jsonl"), read(tmp_path / "out" / "alpaca_eval.outputs.json")
+    assert [row["response"] for row in rows] == ["".join(text.partition(stop)[:2]) for text in written]
+    assert [item["output"] for item in array] == before != written
+    assert asked == {frozenset(pair) for pair in zip(before, REFERENCES, strict=True)}
+    own = [len(text) for text, row in zip(before, rows, strict=True) if not row["failure"]]
+    win = read(tmp_path / "out" / "summary.json")["sets"]["alpaca_eval"]["win"]
+    assert win["characters"]["own"] == pytest.approx(sum(own) / len(own))
+
+
 def test_answers_alone_need_no_judge(tiny, tmp_path, capsys):
     assert main(["eval", str(tiny), f"data={alpaca_file(tmp_path)}", *SMALL, "verifier=length", f"out={tmp_path / 'out'}"]) == 0
     assert len(read(tmp_path / "out" / "alpaca_eval.outputs.json")) == 8

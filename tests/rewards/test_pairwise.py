@@ -7,7 +7,7 @@ from postgrad.errors import ConfigError
 from postgrad.methods.judging import check_judge, check_references
 from postgrad.problem import Failure, Problem, Score
 from postgrad.rewards.judge import is_pairwise, template_text
-from postgrad.rewards.pairwise import FIRST, SECOND, TIE, PairJudge, parse_ranking
+from postgrad.rewards.pairwise import FIRST, SECOND, TIE, PairJudge, answer_of, parse_ranking
 
 
 @pytest.mark.parametrize(
@@ -130,6 +130,14 @@ def test_nothing_is_asked_twice_and_equal_answers_not_at_all(tmp_path):
     assert [score.value for score in found] == [1.0, 1.0, 0.5] and found[2].parts == {"win": 0.5} and len(model.asked) == 1
     again, silent = judge(always_first, tmp_path / "judge.jsonl")
     assert again.score(problems, ["good", "good", "reference"]) == found and silent.asked == []
+
+
+def test_the_string_that_ended_a_response_is_no_part_of_the_answer():
+    assert answer_of("Yes.\n# Query: and", ("</s>", "# Query:")) == "Yes.\n" and answer_of("Yes.", ("# Query:",)) == "Yes."
+    config, model = JudgeConfig(template="pairwise", both_orders=True), Model(always_first)
+    marker = PairJudge(config, template_text(config), model, stops=["#", "!"])
+    assert marker.score([problem(), problem()], ["reference#", "mine!#"])[0] == Score(0.5, {"win": 0.5})
+    assert model.asked == [("mine", "reference"), ("reference", "mine")]
 
 
 def test_what_the_judge_is_asked(tmp_path):

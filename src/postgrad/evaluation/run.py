@@ -21,6 +21,7 @@ from postgrad.evaluation.votes import can_vote, vote
 from postgrad.evaluation.winrate import win_rates
 from postgrad.methods.judging import connect_judge
 from postgrad.problem import Failure, Problem, Score
+from postgrad.rewards.pairwise import answer_of
 from postgrad.rewards.score import LLM_JUDGE
 from postgrad.rollout.engine import Completion, Engine, Request, Sampling
 from postgrad.rollout.respond import Answer, respond
@@ -157,9 +158,11 @@ def _prompt(plan: Plan, problem: Problem) -> str:
 def _result(plan: Plan, name: str) -> dict[str, Any]:
     """What a set's result file says; the answers also as AlpacaEval's tool reads them, where that is their kind."""
     rows, problems = [row for _, row in files.read_rows(plan.folder / f"{name}.jsonl")], plan.sets[name]
+    result = summarise(rows) | {"dropped": plan.dropped[name]}
+    answers = [row | {"response": answer_of(row["response"], plan.config.rollout.stop or ())} for row in rows]
     if plan.pairwise or is_alpaca(problems):
-        write_answers(plan.folder / f"{name}.outputs.json", problems, rows, plan.target.label, name)
-    return summarise(rows) | {"dropped": plan.dropped[name]} | ({"win": win_rates(rows)} if plan.pairwise else {})
+        write_answers(plan.folder / f"{name}.outputs.json", problems, answers, plan.target.label, name)
+    return result | {"win": win_rates(answers)} if plan.pairwise else result
 
 
 def _conclude(plan: Plan, speed: dict[str, Any]) -> dict[str, Any]:

@@ -87,5 +87,5 @@ def _asked(config: Config, chat: Chat, template: str, folder: Path | None, who: 
 
     file = folder / f"{MARKS}.jsonl" if folder is not None and judge.keep_marks else None
     if is_pairwise(judge):
-        return PairJudge(judge, template, ask, file, who, config.seed)
+        return PairJudge(judge, template, ask, file, who, config.seed, config.rollout.stop or ())
     return LlmJudge(judge, template, ask, file, who)

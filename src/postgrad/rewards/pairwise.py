@@ -24,24 +24,39 @@ def parse_ranking(answer: str) -> int | None:
     return ORDERS.get(text.removesuffix(".").lower())
 
 
+def answer_of(response: str, stops: Sequence[str]) -> str:
+    """A response up to the string that ended it (rollout.stop), which stands in its tokens and is no part of what a user reads."""
+    ends = [response.find(stop) for stop in stops if stop in response]
+    return response[: min(ends)] if ends else response
+
+
 class PairJudge(LlmJudge):
     """Compares each response with its problem's ground truth, another answer to the same question.
 
     The two are shown in an order that follows from `seed`, problem and response, as judges favour a place; with
     reward.judge.both_orders in either order, and the two verdicts are averaged. Equal texts are a tie that nobody is asked about.
+    Of a response that one of `stops` ended the judge sees what stands before it.
     """
 
     def __init__(
-        self, config: JudgeConfig, template: str, ask: Ask, file: Path | None = None, who: str = "", seed: int = 0
+        self,
+        config: JudgeConfig,
+        template: str,
+        ask: Ask,
+        file: Path | None = None,
+        who: str = "",
+        seed: int = 0,
+        stops: Sequence[str] = (),
     ) -> None:
         super().__init__(config, template, ask, file, who)
-        self.seed = seed
+        self.seed, self.stops = seed, stops
 
     def score(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[Score | Failure]:
         """1 for a response that is better than the reference, 0.5 for a tie, 0 for one that is worse; a Failure where a verdict is missing.
 
         Parts: `win` is the same; `chose_first` says how often the judge preferred what it was shown first (a tie counts half).
         """
+        responses = [answer_of(response, self.stops) for response in responses]
         shown = [(i, order) for i, text in enumerate(responses) for order in self.orders(problems[i], text)]
         prompts = [self.prompt(problems[i], responses[i], own_first) for i, own_first in shown]
         found: list[list[tuple[bool, int | Failure]]] = [[] for _ in responses]
