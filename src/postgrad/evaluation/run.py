@@ -159,9 +159,10 @@ def _result(plan: Plan, name: str) -> dict[str, Any]:
     """What a set's result file says; the answers also as AlpacaEval's tool reads them, where that is their kind."""
     rows, problems = [row for _, row in files.read_rows(plan.folder / f"{name}.jsonl")], plan.sets[name]
     result = summarise(rows) | {"dropped": plan.dropped[name]}
+    if not plan.pairwise and not is_alpaca(problems):
+        return result
     answers = [row | {"response": answer_of(row["response"], plan.config.rollout.stop or ())} for row in rows]
-    if plan.pairwise or is_alpaca(problems):
-        write_answers(plan.folder / f"{name}.outputs.json", problems, answers, plan.target.label, name)
+    write_answers(plan.folder / f"{name}.outputs.json", problems, answers, plan.target.label, name)
     return result | {"win": win_rates(answers)} if plan.pairwise else result
 
 
