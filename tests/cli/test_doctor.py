@@ -173,8 +173,9 @@ def test_a_terminal_gets_a_table(capsys: pytest.CaptureFixture[str], monkeypatch
 
 
 def test_the_sandbox_level_is_shown_or_the_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
-    from postgrad.rewards import sandbox
+    from postgrad.rewards import sandbox, sandbox_client
 
+    monkeypatch.delenv("POSTGRAD_SANDBOX", raising=False)
     monkeypatch.setattr(sandbox, "probe", lambda: sandbox.Level("bubblewrap 1.0", own_user=False, filtered=True))
     assert doctor._sandbox().startswith("bubblewrap 1.0: a user namespace, no network")
 
@@ -183,3 +184,10 @@ def test_the_sandbox_level_is_shown_or_the_refusal(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(sandbox, "probe", refuse)
     assert doctor._sandbox() == "code rewards are refused: bubblewrap (bwrap) is not installed: install it"
+
+    monkeypatch.setenv("POSTGRAD_SANDBOX", "http://127.0.0.1:9/run_code")
+    assert "refused: the sandbox at http://127.0.0.1:9/run_code gave no verdict" in doctor._sandbox()
+    monkeypatch.setattr(sandbox_client.FusionSandbox, "run", lambda self, program: None)
+    assert doctor._sandbox() == "http://127.0.0.1:9/run_code runs programs (Sandbox Fusion)"
+    monkeypatch.setenv("POSTGRAD_SANDBOX", "nowhere")
+    assert "POSTGRAD_SANDBOX=nowhere is not an address" in doctor._sandbox()

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 import pytest
 
 from postgrad.cli.main import main
-from postgrad.problem import Failure, Problem
+from postgrad.problem import Failure, Problem, Score
+from postgrad.rewards.fusion import FusionSandbox
 from postgrad.rewards.outcome import SandboxError
 from postgrad.rewards.pool import VerifierPool
 from postgrad.rewards.sandbox import probe
@@ -262,6 +263,107 @@ def test_the_code_verifier_can_use_a_sandbox_elsewhere(server, monkeypatch):
     assert isinstance(result, Failure) and result.kind == "error" and "401" in result.reason
     with pytest.raises(SandboxError, match="gave no verdict"):
         RemoteSandbox("http://127.0.0.1:9", patience_s=0.1).test_asserts("", ["assert 1"])
+
+
+def code_request(code: str, **fields: object) -> dict[str, object]:
+    """As verl sends it."""
+    limits = {"compile_timeout": 10, "run_timeout": 10, "memory_limit_MB": 1024}
+    return {"code": code, "stdin": None, "language": "python", "files": {}, "fetch_files": []} | limits | fields
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    ("request_", "status", "how", "code", "stdout"),
+    [
+        (code_request("print(int(input()) + 1)", stdin="41"), "Success", "Finished", 0, "42\n"),
+        (code_request("print('x')\nraise SystemExit(3)"), "Failed", "Finished", 3, "x\n"),
+        (code_request("print(1"), "Failed", "Finished", 1, ""),
+        (code_request("print('x', flush=True)\nwhile True: pass", run_timeout=1), "Failed", "TimeLimitExceeded", None, "x\n"),
+        (code_request("bytes(200 << 20)\nprint('x')", memory_limit_MB=-1), "Success", "Finished", 0, "x\n"),
+        (code_request("bytes(200 << 20)\nprint('x')", memory_limit_MB=100), "Failed", "Finished", 1, ""),
+        (code_request("bytes(800 << 20)\nprint('x')", memory_limit_MB=1024), "Failed", "Finished", 1, ""),
+    ],
+)  # fmt: skip
+def test_a_program_in_the_words_of_sandbox_fusion(server, request_, status, how, code, stdout):
+    """The server's own limit of memory, 512 MiB, counts where more is asked for."""
+    answered, answer = server.ask("/run_code", request_)
+    assert answered == 200 and answer.keys() == {"status", "message", "compile_result", "run_result", "executor_pod_name", "files"}
+    assert (answer["status"], answer["message"], answer["compile_result"], answer["files"]) == (status, "", None, {})
+    result = answer["run_result"]
+    assert (result["status"], result["return_code"], result["stdout"]) == (how, code, stdout)
+    assert 0 < result["execution_time"] < 10 and bool(result["stderr"]) == (code == 1)
+
+
+@needs_sandbox
+def test_a_program_that_prints_too_much_has_failed(server):
+    _, answer = server.ask("/run_code", code_request("while True: print('x' * 1000)"))
+    assert (
+        answer["status"] == "Failed" and answer["run_result"]["status"] == "Finished" and answer["run_result"]["return_code"] != 0
+    )
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    ("body", "status", "field", "says"),
+    [
+        (code_request("int main() {}", language="cpp"), 422, "language", "Input should be 'python'"),
+        (code_request("", language="cobol"), 422, "language", "Input should be 'python'"),
+        (code_request("", language=None), 422, "language", "valid string"),
+        ({"code": ""}, 422, "language", "Field required"),
+        ({"language": "python"}, 422, "code", "Field required"),
+        (code_request("", stdin=3), 422, "stdin", "valid string"),
+        (code_request("", run_timeout=0), 422, "run_timeout", "at most 60 seconds"),
+        (code_request("", run_timeout=61), 422, "run_timeout", "at most 60 seconds"),
+        (code_request("", run_timeout=True), 422, "run_timeout", "at most 60 seconds"),
+        (code_request("", memory_limit_MB=0.5), 422, "memory_limit_MB", "valid integer"),
+        (code_request("", files={"a.txt": "eA=="}), 422, "files", "takes no files"),
+        (code_request("", fetch_files=["a.txt"]), 422, "fetch_files", "takes no files"),
+        (code_request("#" * 1_100_000), 413, "", "longer than"),
+        ([], 400, "", "`code` and `language`"),
+        (b"{", 400, "", "not JSON"),
+    ],
+)
+def test_what_run_code_refuses(server, body, status, field, says):
+    """422 with `detail`, as Sandbox Fusion refuses a language it does not know."""
+    answered, answer = server.ask("/run_code", body)
+    assert answered == status
+    if status == 422:
+        assert answer["detail"][0]["loc"] == ["body", field] and says in answer["detail"][0]["msg"]
+    else:
+        assert says in answer["error"]
+
+
+@needs_sandbox
+def test_run_code_wants_the_token_also_as_a_password(server):
+    """verl can give a token in the address only: http://any:secret@host/run_code."""
+    assert server.ask("/run_code", code_request(""), token="wrong")[0] == 401
+    for kind, word, status in (("Basic", b"verl:secret", 200), ("Basic", b"verl:secre", 401), ("Bearer", b"verl:secret", 401)):
+        header = {"Content-Type": "application/json", "Authorization": f"{kind} {base64.b64encode(word).decode()}"}
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+        connection.request("POST", "/run_code", json.dumps(code_request("")), header)
+        assert connection.getresponse().status == status
+        connection.close()
+
+
+@needs_sandbox
+def test_our_client_speaks_fusion_to_our_server(server, monkeypatch):
+    """Inputs and outputs by the whole code verifier; asserts need a second process, which our sandbox does not give: a Failure."""
+    url = f"http://127.0.0.1:{server.port}"
+    outcome = FusionSandbox(f"{url}/run_code", "secret").run("print(input())", "x")
+    assert (outcome.code, outcome.output, outcome.stopped) == (0, "x\n", "")
+    outcome = RemoteSandbox(url, "secret").run("print(2)")
+    assert (outcome.code, outcome.output) == (0, "2\n"), "our own client runs a single program by the same route"
+    pairs = json.dumps([{"input": "1", "output": "2"}, {"input": "-5", "output": "-4"}])
+    programs = ["print(int(input()) + 1)", "print(abs(int(input())) + 1)", "print(", "import sys; sys.exit(0)"]
+    items = [(f"```python\n{program}\n```", Problem("p", (), pairs, "code")) for program in programs]
+    items.append(("```python\ndef f(): pass\n```", Problem("p", (), json.dumps(["assert f() is None"]), "code")))
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setenv("POSTGRAD_SANDBOX", f"{url}/run_code")
+    monkeypatch.setenv("POSTGRAD_SANDBOX_TOKEN", "secret")
+    with VerifierPool(workers=1, timeout_s=30) as pool:
+        results = pool.judge(items, ["code"] * 5)
+    assert [result.parts["passed"] for result in results if isinstance(result, Score)] == [1.0, 0.5, 0.0, 0.0]
+    assert isinstance(results[4], Failure) and "for asserts leave /run_code off its address" in results[4].reason
 
 
 @needs_sandbox

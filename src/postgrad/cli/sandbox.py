@@ -7,8 +7,9 @@ from postgrad.errors import ConfigError, RunError, did_you_mean
 
 HELP = """usage: postgrad sandbox [--host HOST] [--port PORT] [--token TOKEN] [--workers N] [--queue N] [--memory MB]
 
-Serves the sandbox over HTTP for verifiers on other machines: GET /health, POST /test_program (asserts) and POST /test_program_stdio
-(inputs and outputs); docs/verifiers.md has the formats. It refuses to start where the sandbox does not hold.
+Serves the sandbox over HTTP for verifiers on other machines: GET /health, POST /test_program (asserts), POST /test_program_stdio
+(inputs and outputs) and POST /run_code (one Python program, as Sandbox Fusion has it: what verl's sandbox_fusion.url asks);
+docs/verifiers.md has the formats. It refuses to start where the sandbox does not hold.
 
   --host HOST     address to listen on, 127.0.0.1 unless given; any other than loopback asks for a token
   --port PORT     port to listen on, 1234 unless given; 0 takes a free one

@@ -21,7 +21,7 @@ from postgrad.problem import Failure, Problem, Score
 from postgrad.rewards.answers import unusable
 from postgrad.rewards.outcome import Limits
 from postgrad.rewards.sandbox import Sandbox
-from postgrad.rewards.sandbox_client import RemoteSandbox
+from postgrad.rewards.sandbox_client import FusionSandbox, remote_sandbox
 
 LIMITS = Limits()
 TOTAL_S = 40.0  # for all tests of one program; the pool's limit for this verifier (verifier.py) is above it
@@ -69,10 +69,15 @@ def _scored(share: float, fenced: bool) -> Score:
 
 
 @cache
-def sandbox() -> Sandbox | RemoteSandbox:
-    """This machine's, or the one whose address POSTGRAD_SANDBOX holds (its token in POSTGRAD_SANDBOX_TOKEN)."""
+def sandbox() -> Sandbox | FusionSandbox:
+    """This machine's, or the one whose address POSTGRAD_SANDBOX holds (its token in POSTGRAD_SANDBOX_TOKEN).
+
+    Raises:
+        SandboxError: this machine has none.
+        ConfigError: that is no address.
+    """
     url = os.environ.get("POSTGRAD_SANDBOX", "")
-    return RemoteSandbox(url, os.environ.get("POSTGRAD_SANDBOX_TOKEN", ""), LIMITS) if url else Sandbox(LIMITS)
+    return remote_sandbox(url, os.environ.get("POSTGRAD_SANDBOX_TOKEN", ""), LIMITS) if url else Sandbox(LIMITS)
 
 
 def program_of(response: str) -> tuple[str, bool]:

@@ -17,8 +17,9 @@ from collections.abc import Sequence
 from functools import cache
 from typing import IO, Any
 
-from postgrad.rewards.outcome import Limits, Outcome, Result, SandboxError, judged, verdict_of
+from postgrad.rewards.outcome import Limits, Outcome, Result, SandboxError, verdict_of
 from postgrad.rewards.seccomp import seccomp_filter
+from postgrad.rewards.suites import assert_results, stdio_results
 from postgrad.rewards.walls import INSTALL, START_LIMIT_S, Inside, Level, bubblewrap, filled, started
 
 
@@ -44,17 +45,8 @@ class Sandbox:
     def test_stdio(
         self, program: str, tests: Sequence[dict[str, str]], limits: Limits | None = None, total_s: float = 60.0
     ) -> list[Result]:
-        """Run the program once for each test's `input` and compare what it prints with `output`, which it never sees.
-
-        Tests that do not get their turn within `total_s` seconds count as not passed.
-        """
-        end, results = time.monotonic() + total_s, []
-        for test in tests:
-            if time.monotonic() >= end:
-                results.append(Result(False, reason=f"the program's {total_s:g} s for all tests are used up"))
-                continue
-            results.append(judged(self.run(program, test["input"], limits), test["output"]))
-        return results
+        """Run the program once for each test's `input` and compare what it prints with `output`; suites.py has the rules."""
+        return stdio_results(lambda stdin: self.run(program, stdin, limits), tests, total_s)
 
     def test_asserts(
         self,
@@ -67,34 +59,14 @@ class Sandbox:
     ) -> list[Result]:
         """Run each test (asserts, or code that raises when the program is wrong) against a freshly loaded program.
 
-        The tests share one loaded program while they pass; one that fails is run again on a fresh one before it counts, so that
-        what an earlier test left behind decides nothing.
-
         Args:
             setup: code that runs before each test, imports for instance.
             entry_point: the function the tests are about, needed only where its name is one of Python's own.
         """
-        results: dict[int, Result] = {}
-        end = time.monotonic() + total_s
-        waiting = list(range(len(tests)))
-        while waiting:
-            if time.monotonic() >= end:
-                used_up = Result(False, reason=f"the program's {total_s:g} s for all tests are used up")
-                return [results.get(index, used_up) for index in range(len(tests))]
-            given = {"tests": list(tests), "setup": setup, "entry_point": entry_point, "run": waiting}
-            found = _judge(self.level, program, given, limits or self.limits)
-            if isinstance(found, str):  # it does not even load: no test can pass
-                return [results.get(index, Result(False, reason=found)) for index in range(len(tests))]
-            fresh = waiting[0]
-            for index in list(waiting):
-                result = found.get(index)
-                if result is None or not (result.passed or index == fresh):
-                    break
-                results[index] = result
-                waiting.remove(index)
-                if not result.passed:
-                    break
-        return [results[index] for index in range(len(tests))]
+        given = {"tests": list(tests), "setup": setup, "entry_point": entry_point}
+        return assert_results(
+            lambda run: _judge(self.level, program, given | {"run": run}, limits or self.limits), len(tests), total_s
+        )
 
 
 def _run(level: Level, program: str, stdin: str, limits: Limits) -> Outcome:

@@ -3,14 +3,18 @@
     GET  /health               {"status": "healthy"}
     POST /test_program         {"program", "tests": [asserts], "max_execution_time": 1.0}
     POST /test_program_stdio   {"program", "tests": [{"input", "output"}], "max_execution_time": 1.0}
+    POST /run_code             {"code", "language": "python", "stdin", "run_timeout", "memory_limit_MB"}: Sandbox Fusion's
 
-Both answer {"results": [0|1], "runtimes": [seconds, or -1.0], "reasons": [text]}. `tests` may also be a JSON text of the list. 400: the
-request cannot be read · 401: the token is wrong · 408: it came too slowly · 413: too large · 422: a test cannot be put to a program ·
-429: all places are taken · 500: the sandbox failed · 503: shutting down.
+/run_code answers as Sandbox Fusion does, the other two {"results": [0|1], "runtimes": [seconds, or -1.0], "reasons": [text]}. `tests` may
+also be a JSON text of the list. 400: the request cannot be read · 401: the token is wrong · 408: it came too slowly · 413: too large ·
+422: a test cannot be put to a program, or /run_code is asked for what there is not · 429: all places are taken · 500: the sandbox
+failed · 503: shutting down.
 """
 
 import asyncio
+import base64
 import contextlib
+import hmac
 import json
 import queue
 import threading
@@ -86,27 +90,26 @@ class Workers:
 
 
 def make_app(sandbox: Sandbox, token: str = "", workers: int = 2, waiting: int = 64) -> Starlette:
-    """The application. With a token, every request but /health must carry it as `Authorization: Bearer TOKEN`."""
+    """The application. With a token, every request but /health must carry it: `_has_token` says how."""
     pool = Workers(workers, waiting)
 
     async def health(request: Request) -> Response:
         return JSONResponse({"status": "healthy"})
 
-    def endpoint(test: Callable[[Sandbox, dict[str, Any]], list[Result]]) -> Callable[[Request], Any]:
+    def endpoint(read: Callable[[Any], dict[str, Any]], work: Callable[[Sandbox, dict[str, Any]], Any]) -> Callable[[Request], Any]:
         async def answer(request: Request) -> Response:
             try:
-                if not has_token(request, token):
+                if not _has_token(request, token):
                     raise Bad(401, "this sandbox wants a token: Authorization: Bearer TOKEN")
-                given = _checked(await read_json(request, MAX_BODY, BODY_S))
-                results = await pool.run(lambda: test(sandbox, given))
-                if odd := next((result for result in results if result.unsupported), None):
-                    raise Bad(422, odd.reason)
+                given = read(await read_json(request, MAX_BODY, BODY_S))
+                return JSONResponse(await pool.run(lambda: work(sandbox, given)))
+            except Refused as error:
+                return JSONResponse({"detail": [error.detail]}, error.status)
             except Bad as error:
                 headers = {"Retry-After": "1"} if error.status in (429, 503) else {}
                 return JSONResponse({"error": error.reason}, error.status, headers)
             except SandboxError as error:
                 return JSONResponse({"error": str(error)}, 500)
-            return JSONResponse(_answer(results))
 
         return answer
 
@@ -119,10 +122,24 @@ def make_app(sandbox: Sandbox, token: str = "", workers: int = 2, waiting: int =
         lifespan=lifespan,
         routes=[
             Route("/health", health),
-            Route("/test_program", endpoint(_asserts), methods=["POST"]),
-            Route("/test_program_stdio", endpoint(_stdio), methods=["POST"]),
+            Route("/test_program", endpoint(_checked, _asserts), methods=["POST"]),
+            Route("/test_program_stdio", endpoint(_checked, _stdio), methods=["POST"]),
+            Route("/run_code", endpoint(_run_request, _run_code), methods=["POST"]),
         ],
     )
+
+
+def _has_token(request: Request, token: str) -> bool:
+    """Whether the request carries the token, as a Bearer or, since verl has no setting for one, as the password in its address
+    (http://any:TOKEN@host/run_code), which its HTTP library sends as Basic."""
+    if has_token(request, token):
+        return True
+    kind, _, text = request.headers.get("authorization", "").partition(" ")
+    try:
+        password = base64.b64decode(text, validate=True).partition(b":")[2]
+    except ValueError:
+        return False
+    return kind.lower() == "basic" and hmac.compare_digest(password, token.encode())
 
 
 def _checked(given: Any) -> dict[str, Any]:
@@ -154,24 +171,79 @@ def _within(sandbox: Sandbox, given: dict[str, Any]) -> tuple[Limits, float]:
     return replace(sandbox.limits, time_s=given["seconds"]), min(MAX_TOTAL_S, (given["seconds"] + 1.0) * len(given["tests"]) + 5.0)
 
 
-def _asserts(sandbox: Sandbox, given: dict[str, Any]) -> list[Result]:
+def _asserts(sandbox: Sandbox, given: dict[str, Any]) -> dict[str, list[Any]]:
     if not all(isinstance(test, str) for test in given["tests"]):
         raise Bad(400, "`tests` must be a list of texts, each an assert or other code")
     limits, total_s = _within(sandbox, given)
-    return sandbox.test_asserts(given["program"], given["tests"], given["setup"], given["entry_point"], limits, total_s)
+    return _answer(sandbox.test_asserts(given["program"], given["tests"], given["setup"], given["entry_point"], limits, total_s))
 
 
-def _stdio(sandbox: Sandbox, given: dict[str, Any]) -> list[Result]:
+def _stdio(sandbox: Sandbox, given: dict[str, Any]) -> dict[str, list[Any]]:
     for test in given["tests"]:
         if not isinstance(test, dict) or not all(isinstance(test.get(key), str) for key in ("input", "output")):
             raise Bad(400, "`tests` must be a list of objects with `input` and `output`, both texts")
     limits, total_s = _within(sandbox, given)
-    return sandbox.test_stdio(given["program"], given["tests"], limits, total_s)
+    return _answer(sandbox.test_stdio(given["program"], given["tests"], limits, total_s))
 
 
 def _answer(results: list[Result]) -> dict[str, list[Any]]:
+    if odd := next((result for result in results if result.unsupported), None):
+        raise Bad(422, odd.reason)
     return {
         "results": [int(result.passed) for result in results],
         "runtimes": [result.seconds for result in results],
         "reasons": [result.reason for result in results],
     }
+
+
+# ---- Sandbox Fusion's way of asking
+
+
+class Refused(Bad):
+    """A field of /run_code that is refused, in the words that Fusion's own server has for it."""
+
+    def __init__(self, field: str, kind: str, reason: str) -> None:
+        super().__init__(422, reason)
+        self.detail = {"type": kind, "loc": ["body", field], "msg": reason}
+
+
+def _run_request(given: Any) -> dict[str, Any]:
+    """The request with all that is wanted of it, or Refused with the first field that is wrong."""
+    if not isinstance(given, dict):
+        raise Bad(400, "the request must be an object with `code` and `language`")
+    for field in ("code", "language"):
+        if field not in given:
+            raise Refused(field, "missing", "Field required")
+        if not isinstance(given[field], str):
+            raise Refused(field, "string_type", "Input should be a valid string")
+    if given["language"] != "python":
+        raise Refused("language", "literal_error", "Input should be 'python'")
+    if len(given["code"]) > MAX_PROGRAM:
+        raise Bad(413, f"the program is longer than {MAX_PROGRAM} characters")
+    stdin, seconds, memory_mb = given.get("stdin"), given.get("run_timeout", 10.0), given.get("memory_limit_MB", -1)
+    if stdin is not None and not isinstance(stdin, str):
+        raise Refused("stdin", "string_type", "Input should be a valid string")
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= MAX_TIME_S:
+        raise Refused("run_timeout", "value_error", f"Input should be above 0 and at most {MAX_TIME_S:g} seconds")
+    if isinstance(memory_mb, bool) or not isinstance(memory_mb, int):
+        raise Refused("memory_limit_MB", "int_type", "Input should be a valid integer")
+    for field in ("files", "fetch_files"):
+        if given.get(field):
+            raise Refused(field, "value_error", "this sandbox takes no files; for asserts leave /run_code off its address")
+    return {"code": given["code"], "stdin": stdin or "", "seconds": float(seconds), "memory_mb": memory_mb}
+
+
+def _run_code(sandbox: Sandbox, given: dict[str, Any]) -> dict[str, Any]:
+    """Run the program; the memory asked for counts up to the server's own limit, and none is asked for by -1."""
+    memory_mb = min(given["memory_mb"], sandbox.limits.memory_mb) if given["memory_mb"] > 0 else sandbox.limits.memory_mb
+    limits = replace(sandbox.limits, time_s=given["seconds"], memory_mb=memory_mb)
+    answer: dict[str, Any] = {"compile_result": None, "run_result": None, "executor_pod_name": None, "files": {}}
+    try:
+        outcome = sandbox.run(given["code"], given["stdin"], limits)
+    except SandboxError as error:
+        return {"status": "SandboxError", "message": str(error)} | answer
+    code = outcome.code or int(bool(outcome.stopped))
+    late = outcome.stopped == "time"
+    result = {"status": "TimeLimitExceeded" if late else "Finished", "execution_time": outcome.seconds}
+    result |= {"return_code": None if late else code, "stdout": outcome.output, "stderr": outcome.errors}
+    return {"status": "Failed" if code else "Success", "message": ""} | answer | {"run_result": result}

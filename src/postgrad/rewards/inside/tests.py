@@ -10,6 +10,7 @@ import importlib
 import json
 import math
 import os
+import signal
 import socket
 import sys
 import time
@@ -131,7 +132,12 @@ def main() -> None:
     def say(**message: Any) -> None:
         control.write(json.dumps(message) + "\n")
 
+    def wind_up() -> None:
+        """Where nobody outside watches the time, the alarm ends this process, and with it the test that takes too long."""
+        signal.setitimer(signal.ITIMER_REAL, settings.get("test_s", 0))
+
     say(ready=True)
+    wind_up()
     try:
         first = wire.receive()
     except (Gone, ValueError, RecursionError):
@@ -141,6 +147,7 @@ def main() -> None:
         say(broken=str(first.get("broken"))[:300])
         return
     for index in given["run"]:
+        wind_up()
         say(**one_test(index, given, first["names"], wire))
 
 
