@@ -163,3 +163,118 @@ def test_unknown_settings():
         Prompts(tokenizer(), "chatt")
     with pytest.raises(ConfigError, match=r"data.overlong=dropp is unknown; did you mean drop"):
         Prompts(tokenizer(), overlong="dropp")
+
+
+def cutting(way: str, limit: int, template: str | None = None, single: str = "$A", **options) -> Prompts:
+    return Prompts(tokenizer(single, template), max_prompt_tokens=limit, overlong=way, **options)
+
+
+@pytest.mark.parametrize(
+    ("limit", "left", "middle", "right"),
+    [
+        (1, "g", "g", "a"),
+        (2, "fg", "ag", "ab"),
+        (3, "efg", "afg", "abc"),
+        (5, "cdefg", "abefg", "abcde"),
+        (6, "bcdefg", "abcefg", "abcdef"),
+        (7, *["abcdefg"] * 3),
+        (8, *["abcdefg"] * 3),
+    ],
+)
+def test_a_long_prompt_is_cut_to_the_token(limit: int, left: str, middle: str, right: str):
+    """Of an odd limit the middle keeps one more at the end; a limit that the prompt fits leaves it as it is."""
+    for way, text in {"left": left, "middle": middle, "right": right}.items():
+        assert cutting(way, limit).encode(problem("abcdefg")) == chars(text), (way, limit)
+
+
+def test_a_cut_chat_still_opens_the_assistants_turn():
+    """Left loses the head of the template, and the middle its middle; right loses the end of the question alone."""
+    ask = problem("be kind", "abcdefg")  # 1 + 7 + 1 + 7 + 1 tokens
+    assert cutting("left", 6, TURNS).encode(ask) == [*chars("cdefg"), ASSISTANT_MARK]
+    assert cutting("left", 10, TURNS).encode(ask) == [*chars("d"), USER_MARK, *chars("abcdefg"), ASSISTANT_MARK]
+    assert cutting("middle", 7, TURNS).encode(ask) == [SYSTEM_MARK, *chars("be"), *chars("efg"), ASSISTANT_MARK]
+    assert cutting("right", 12, TURNS).encode(ask) == [SYSTEM_MARK, *chars("be kind"), USER_MARK, *chars("ab"), ASSISTANT_MARK]
+    assert cutting("right", 4, TURNS).encode(ask) == [SYSTEM_MARK, *chars("be"), ASSISTANT_MARK]
+    for way in ("left", "middle", "right"):
+        assert cutting(way, 17, TURNS).encode(ask) == Prompts(tokenizer(chat_template=TURNS)).encode(ask)
+
+
+def test_a_cut_keeps_the_first_bos():
+    assert cutting("left", 4, single="<s> $A").encode(problem("abcdefg")) == [BOS, *chars("efg")]
+    assert cutting("left", 4, "{{ bos_token }}" + TURNS).encode(problem("abcdefg")) == [BOS, *chars("fg"), ASSISTANT_MARK]
+    marked = cutting("left", 4, TURNS.replace("<|", "<s><|"))  # a mark of every turn is no BOS
+    assert marked.encode(problem("abcdefg")) == [*chars("fg"), BOS, ASSISTANT_MARK]
+    assert cutting("middle", 3, single="<s> $A").encode(problem("abcdefg")) == [BOS, *chars("fg")]
+    assert cutting("right", 4, single="<s> $A").encode(problem("abcdefg")) == [BOS, *chars("abc")]
+
+
+def test_a_cut_from_the_right_keeps_what_the_style_writes_after_the_question():
+    """The form's last words, the opened thought and the template's end stay; the question loses its end."""
+    form = "Question: {question}\nAnswer:"
+    prompts = cutting("right", 20)
+    prompts.style = replace(prompts.style, form=form, text=True)
+    assert prompts.decode_raw(prompts.encode(problem("abcdefghi"))) == "Question: ab\nAnswer:"
+    thought = cutting("right", 700, TURNS, style="luffy")
+    opened = thought.decode_raw(thought.encode(problem("x" * 500)))
+    assert opened.endswith("xx<|assistant|><think>\n") and len(thought.encode(problem("x" * 500))) == 700
+    given = replace(problem("x" * 500), demonstrations=("<think>\nso",))
+    assert thought.encode_demonstrations(given) == [[*chars("so"), EOS]], "the thought is open, as in a whole prompt"
+
+
+def test_a_prompt_that_is_begun_is_cut_before_its_beginning():
+    ids = cutting("left", 4, TURNS).encode_begun(problem("abcdefg"), "<", "so", ">")
+    assert ids == [*chars("efg"), ASSISTANT_MARK, *chars("<so>")]
+
+
+@pytest.mark.parametrize(
+    ("way", "limit", "least"), [("left", 3, 4), ("right", 3, 4), ("middle", 4, 5), ("left", 1, 4), ("right", 1, 4)]
+)
+def test_a_limit_without_room_for_the_turns_opening_is_refused(way: str, limit: int, least: int):
+    """A BOS, the two tokens at the end, and one of the question."""
+    template = "{{ bos_token }}" + TURNS + "{{ '>' if add_generation_prompt }}"
+    with pytest.raises(ConfigError) as caught:
+        cutting(way, limit, template).encode(problem("abcdefg"))
+    assert str(caught.value) == (
+        f"the prompt of problem u has 11 tokens, data.max_prompt_tokens={limit}: too few to cut it ({way}) around the 2 with which "
+        f"it ends; set data.max_prompt_tokens={least} or more"
+    )
+    assert cutting(way, least, template).encode(problem("abcdefg"))[-2:] == [ASSISTANT_MARK, *chars(">")]
+
+
+def test_check_lets_cut_prompts_pass_and_counts_them():
+    problems = [problem("a" * n, uid=f"u{n}") for n in (1, 7, 6, 8)]
+    for way in ("left", "middle", "right"):
+        prompts = cutting(way, 6)
+        assert prompts.check(problems) == (problems, 0) and prompts.num_cut(problems) == 2 and prompts.num_cut(problems[:1]) == 0
+        assert [len(prompts.encode(p)) for p in problems] == [1, 6, 6, 6]
+    assert cutting("drop", 6).num_cut(problems) == 0
+
+
+def test_demonstrations_are_never_cut():
+    long = replace(problem("a"), demonstrations=("aaaa",))
+    with pytest.raises(
+        ConfigError, match=r"1 of 1 demonstrations are longer than rollout.max_response_tokens=3, .* or data.overlong=drop"
+    ):
+        cutting("left", 6).check_demonstrations([long], 3)
+
+
+def test_pairs_that_do_not_fit_are_refused_or_dropped():
+    pairs = [replace(problem("a", uid=uid), extra={"chosen": "aa", "rejected": "a" * n}) for uid, n in (("s", 2), ("l", 3))]
+    with pytest.raises(
+        ConfigError, match=r"1 of 2 pairs are longer than rollout.max_response_tokens=3, the first is l with 4 tokens"
+    ):
+        cutting("right", 6).check_demonstrations(pairs, 3)
+    assert cutting("drop", 6).check_demonstrations(pairs, 3) == (pairs[:1], 1)
+
+
+def test_prompts_with_tools_are_not_cut():
+    """Their schemas are part of the prompt."""
+    schema = {"type": "function", "function": {"name": "look", "description": "x", "parameters": {}}}
+    template = TURNS.replace("<|{{ m.role }}|>", "<|{{ 'user' if m.role == 'tool' else m.role }}|>")
+    for way in ("left", "middle", "right"):
+        prompts = cutting(way, 50, template, tools=[schema])
+        with pytest.raises(
+            ConfigError, match=rf"data\.overlong={way} would cut into the schemas of rollout\.tools; .* data\.overlong=drop$"
+        ):
+            prompts.check([problem("hi")])
+        assert cutting(way, 5000, template, tools=[schema]).check([problem("hi")])[1] == 0

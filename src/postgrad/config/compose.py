@@ -31,6 +31,8 @@ ELSEWHERE = {
     "max_response_length": "rollout.max_response_tokens",
     "max_new_tokens": "rollout.max_response_tokens",
     "max_prompt_length": "data.max_prompt_tokens",
+    "truncation": "data.overlong",
+    "filter_overlong_prompts": "data.overlong",
     "train_files": "data.train",
     "dataset": "data.train",
     "dataset_name": "data.train",

@@ -9,6 +9,9 @@ from typing import Any
 
 from omegaconf import MISSING
 
+CUTS = ("left", "right", "middle")  # where a prompt that is too long may be cut
+OVERLONG = ("error", "drop", *CUTS)
+
 
 def setting(
     default: Any,
@@ -65,11 +68,12 @@ class DataConfig:
         "own",
         "what stands around the question: own keeps the file's messages; docs/data.md has the table; or a .txt with {question}",
     )
-    max_prompt_tokens: int = setting(512, "longest prompt", at_least=1)
+    max_prompt_tokens: int = setting(512, "longest prompt, its template and tools included", at_least=1)
     overlong: str = setting(
         "error",
-        "what to do with longer prompts, and in sft with demonstrations beyond rollout.max_response_tokens",
-        choices=("error", "drop"),
+        "longer prompts: refuse the data, drop them, or cut them left (the last tokens stay), right (the first, and what opens the "
+        "model's turn) or in the middle; responses in the data beyond rollout.max_response_tokens are dropped or refused, never cut",
+        choices=OVERLONG,
     )
     shuffle: bool = setting(True, "a new order each epoch, from the seed")
 

@@ -3,12 +3,14 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from jinja2 import TemplateError
 
-from postgrad.config.schema import DataConfig
+from postgrad.config.schema import CUTS, OVERLONG, DataConfig
+from postgrad.data.cut import cut, least_limit
 from postgrad.data.styles import THINK, find_style, styled
 from postgrad.errors import ConfigError, RunError, did_you_mean
 from postgrad.problem import Problem
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 TEMPLATES = ("auto", "chat", "plain")
-OVERLONG = ("error", "drop")
 # What transformers itself hands to a chat template.
 RESERVED = ("messages", "conversation", "add_generation_prompt", "continue_final_message", "tools", "documents", "tokenize")
 
@@ -42,8 +43,9 @@ class Prompts:
         tokenizer: a transformers tokenizer.
         template: `chat` uses the tokenizer's chat template and opens the assistant's turn; `plain` joins the contents with blank
             lines; `auto` is chat where there is a chat template, else plain.
-        max_prompt_tokens: longest prompt that `check` lets pass.
-        overlong: what `check` does with longer ones: `error` or `drop`.
+        max_prompt_tokens: longest prompt.
+        overlong: what becomes of longer ones: `check` refuses (`error`) or drops them (`drop`), or `encode` cuts them to
+            the limit: `left`, `middle` or `right` (cut.py).
         style: a name of styles.STYLES or a .txt file with {question} in it; one that writes whole prompts takes no template.
         options: values the chat template reads by name, e.g. {"enable_thinking": False}.
         tools: schemas of what the model may call. A template that knows tools shows them; for another they stand in the system message.
@@ -79,7 +81,8 @@ class Prompts:
         self.tools = list(tools)
         if self.tools:
             self._check_tools()
-        self._cache: dict[str, tuple[tuple[dict[str, str], ...], list[int]]] = {}
+        self._cache: dict[str, tuple[tuple[dict[str, str], ...], list[int], int]] = {}
+        self._endings: dict[tuple[str, ...], int] = {}
 
     def _check_text_style(self, name: str, template: str) -> None:
         if template == "chat":
@@ -118,15 +121,50 @@ class Prompts:
             ) from error
 
     def encode(self, problem: Problem) -> list[int]:
-        """The prompt's token ids, with exactly the special tokens the model expects before its response."""
-        messages, ids = self._cache.get(problem.uid, (None, []))
+        """The prompt's token ids, with exactly the special tokens the model expects before its response; cut where `overlong` says so."""
+        return list(self._encoded(problem)[0])
+
+    def _encoded(self, problem: Problem) -> tuple[list[int], int]:
+        """The prompt's ids, and how many there were before it was cut; worked out once."""
+        messages, ids, whole = self._cache.get(problem.uid, (None, [], 0))
         # Two data sets may number their rows alike, so the uid alone does not say that the text is the same.
         if messages != problem.messages:
-            ids = self._chat_ids(problem) if self.template == "chat" else self._plain_ids(problem)
+            ids = self._whole(problem)
             if not ids:
                 raise ConfigError(f"problem {problem.uid}: its prompt has no tokens; remove it or use a template that adds some")
-            self._cache[problem.uid] = problem.messages, ids
-        return list(ids)
+            whole, ids = len(ids), self._fitted(problem, ids)
+            self._cache[problem.uid] = problem.messages, ids, whole
+        return ids, whole
+
+    def _whole(self, problem: Problem) -> list[int]:
+        return self._chat_ids(problem) if self.template == "chat" else self._plain_ids(problem)
+
+    def _fitted(self, problem: Problem, ids: list[int]) -> list[int]:
+        """The ids, cut to the limit where prompts are cut. A BOS stays, and so does what is written after the last message."""
+        limit, way = self.max_prompt_tokens, self.overlong
+        if way not in CUTS or len(ids) <= limit:
+            return ids
+        seen = f"the prompt of problem {problem.uid} has {len(ids)} tokens, data.max_prompt_tokens={limit}"
+        if self.tools:
+            raise ConfigError(
+                f"{seen}, and data.overlong={way} would cut into the schemas of rollout.tools; raise the limit or use data.overlong=drop"
+            )
+        bos = self.tokenizer.bos_token_id  # of some models it is also what opens every turn
+        start, ending = int(ids[0] == bos and bos not in ids[1:]), self._ending(problem)
+        if limit < (least := least_limit(way, start, ending)):
+            raise ConfigError(
+                f"{seen}: too few to cut it ({way}) around the {ending} with which it ends; set data.max_prompt_tokens={least} or more"
+            )
+        return cut(ids, limit, way, start, ending)
+
+    def _ending(self, problem: Problem) -> int:
+        """How many tokens follow the words of the last message: as many as two prompts share at their ends that differ in these words."""
+        *before, last = problem.messages
+        roles = tuple(message["role"] for message in problem.messages)
+        if roles not in self._endings:
+            told = [self._whole(replace(problem, messages=(*before, {**last, "content": word})))[::-1] for word in "01"]
+            self._endings[roles] = next((i for i, (one, other) in enumerate(zip(*told, strict=False)) if one != other), 0)
+        return self._endings[roles]
 
     def text(self, problem: Problem) -> str:
         """The prompt as text: what `encode` turns into ids. A plain prompt is without the special tokens the tokenizer adds."""
@@ -248,26 +286,37 @@ class Prompts:
         """Encode all prompts and hold them against `max_prompt_tokens`.
 
         Returns:
-            (problems that fit, number dropped); none are dropped unless `overlong` is `drop`.
+            (problems that fit, number dropped); none are dropped unless `overlong` is `drop`. Those that `encode` cuts fit.
 
         Raises:
-            ConfigError: some are too long and `overlong` is `error`, or all are too long.
+            ConfigError: some are too long and `overlong` is `error`, all are too long and it is `drop`, or one cannot be cut.
         """
         lengths = [len(self.encode(problem)) for problem in problems]
         return self._fitting(problems, lengths, "prompts", "data.max_prompt_tokens", self.max_prompt_tokens)
 
+    def num_cut(self, problems: Sequence[Problem]) -> int:
+        """How many of the problems have a prompt that was cut."""
+        return sum(len(ids) < whole for ids, whole in map(self._encoded, problems))
+
     def check_demonstrations(self, problems: Sequence[Problem], limit: int) -> tuple[list[Problem], int]:
-        """The same for each problem's first demonstration and the longest response; problems without one fit."""
-        lengths = [len(self.encode_response(p.demonstrations[0])) if p.demonstrations else 0 for p in problems]
-        return self._fitting(problems, lengths, "demonstrations", "rollout.max_response_tokens", limit)
+        """The same for the longest response and what is learned as one: each problem's first demonstration, else its pair.
+
+        A response is never cut: its end would be missing. Problems without one fit.
+        """
+        texts = [
+            p.demonstrations[:1] or [str(p.extra[name]) for name in ("chosen", "rejected") if name in p.extra] for p in problems
+        ]
+        lengths = [max((len(self.encode_response(text)) for text in own), default=0) for own in texts]
+        what = "demonstrations" if any(p.demonstrations for p in problems) else "pairs"
+        return self._fitting(problems, lengths, what, "rollout.max_response_tokens", limit)
 
     def _fitting(
         self, problems: Sequence[Problem], lengths: list[int], what: str, key: str, limit: int
     ) -> tuple[list[Problem], int]:
         too_long = [i for i, length in enumerate(lengths) if length > limit]
-        if too_long and (self.overlong == "error" or len(too_long) == len(problems)):
+        if too_long and (self.overlong != "drop" or len(too_long) == len(problems)):
             first, longest = too_long[0], max(lengths)
-            fix = f"set {key}={longest}" + (" or data.overlong=drop" if self.overlong == "error" else "")
+            fix = f"set {key}={longest}" + (" or data.overlong=drop" if self.overlong != "drop" else "")
             raise ConfigError(
                 f"{len(too_long)} of {len(problems)} {what} are longer than {key}={limit}, "
                 f"the first is {problems[first].uid} with {lengths[first]} tokens; {fix}"

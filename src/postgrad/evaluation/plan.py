@@ -56,6 +56,7 @@ class Plan:
     folder: Path
     sets: dict[str, list[Problem]]
     dropped: dict[str, int]
+    cut: dict[str, int]
     prompts: Prompts
     judge: Judge
     identity: dict[str, Any]  # what the result depends on; a folder holds results of one
@@ -92,6 +93,7 @@ def make_plan(config: EvalConfig, target: Target) -> Plan:
     dropped: dict[str, int] = {}
     for name in sets:
         sets[name], dropped[name] = prompts.check(sets[name])
+    cut = {name: prompts.num_cut(problems) for name, problems in sets.items()}
     if config.reward.verifier == LLM_JUDGE:
         _check_judged(config, [problem for problems in sets.values() for problem in problems], list(sets))
     if config.reward.objective != "maximise":
@@ -102,7 +104,7 @@ def make_plan(config: EvalConfig, target: Target) -> Plan:
     judge.check(problem for problems in sets.values() for problem in problems)
     identity = _identity(config, sets)
     turns = Turns(toolbox, prompts, config.rollout.max_turns) if toolbox else None
-    return Plan(config, target, _folder(config, target, identity), sets, dropped, prompts, judge, identity, turns)
+    return Plan(config, target, _folder(config, target, identity), sets, dropped, cut, prompts, judge, identity, turns)
 
 
 def _check_used(config: EvalConfig) -> None:

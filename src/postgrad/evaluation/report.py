@@ -13,8 +13,13 @@ def table(summary: dict[str, Any]) -> str:
 
 def hints(summary: dict[str, Any]) -> list[str]:
     """What a reader of the table should know before believing it."""
-    limit = summary["settings"]["rollout"]["max_response_tokens"]
-    return [
+    limit, way = summary["settings"]["rollout"]["max_response_tokens"], summary["settings"]["data"]["overlong"]
+    told = [
+        f"{name}: {result['prompts_cut']} of {result['problems']} prompts were too long and cut (overlong={way})"
+        for name, result in summary["sets"].items()
+        if result.get("prompts_cut")
+    ]
+    return told + [
         f"{name}: {_percent(result['truncated'])} of the responses were cut off at max_response_tokens={limit}; raise it to let them end"
         for name, result in summary["sets"].items()
         if result["truncated"] > MANY_CUT_OFF
@@ -89,6 +94,8 @@ def _details(result: dict[str, Any]) -> list[str]:
         lines.append("- could not be judged: " + ", ".join(f"{n} {kind}" for kind, n in result["failures"].items()))
     if result.get("dropped"):
         lines.append(f"- left out because their prompts are too long: {result['dropped']} problems")
+    if result.get("prompts_cut"):
+        lines.append(f"- answered with prompts that were cut, because they are too long: {result['prompts_cut']} problems")
     for name, source in result.get("sources", {}).items():
         lines.append(f"- of {name}: {_bracketed(source['avg'])} ({source['problems']} problems)")
     if "mean_of_sources" in result:

@@ -158,7 +158,7 @@ def _prompt(plan: Plan, problem: Problem) -> str:
 def _result(plan: Plan, name: str) -> dict[str, Any]:
     """What a set's result file says; the answers also as AlpacaEval's tool reads them, where that is their kind."""
     rows, problems = [row for _, row in files.read_rows(plan.folder / f"{name}.jsonl")], plan.sets[name]
-    result = summarise(rows) | {"dropped": plan.dropped[name]}
+    result = summarise(rows) | {"dropped": plan.dropped[name], "prompts_cut": plan.cut[name]}
     if not plan.pairwise and not is_alpaca(problems):
         return result
     answers = [row | {"response": answer_of(row["response"], plan.config.rollout.stop or ())} for row in rows]

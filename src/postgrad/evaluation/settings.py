@@ -7,7 +7,7 @@ from typing import Any
 from omegaconf import MISSING
 
 from postgrad.config.compose import read_words
-from postgrad.config.schema import ClusterConfig, ModelConfig, RewardConfig, RolloutConfig, setting
+from postgrad.config.schema import OVERLONG, ClusterConfig, ModelConfig, RewardConfig, RolloutConfig, setting
 from postgrad.errors import ConfigError
 
 
@@ -27,7 +27,9 @@ class EvalData:
     )
     prompt_style: str = setting("own", "what stands around the question, as in training; docs/data.md has the table")
     max_prompt_tokens: int | None = setting(None, "longest prompt; null: what the model's context has room for", at_least=1)
-    overlong: str = setting("error", "what to do with longer prompts", choices=("error", "drop"))
+    overlong: str = setting(
+        "error", "longer prompts: refuse, drop, or cut left, right or in the middle, as in training", choices=OVERLONG
+    )
 
 
 @dataclass

@@ -26,6 +26,7 @@ class DpoSettings(MethodSettings):
 class Dpo(Method):
     Settings = DpoSettings
     trains_on_samples = False
+    learns_demonstrations = True
 
     def check(self) -> None:
         super().check()

@@ -62,6 +62,8 @@ def train(config: Config, reporter: Reporter) -> Result:
         stack.callback(driver.log.close)
         reporter.started(folder, config, driver.start)
         stack.callback(reporter.stopped)
+        if driver.start == 0 and inputs.too_long:
+            reporter.note(inputs.too_long)
         agree(config, method.ports, inputs.train, reporter, driver.log if driver.start == 0 else None)
         result = driver.run()
         events.ended(result.reached, result.interrupted)

@@ -33,7 +33,7 @@ class Inputs:
     validation: dict[str, list[Problem]]  # sets by name
     prompts: Prompts
     judge: Judge
-    dropped: int
+    too_long: str = ""  # one line: how many problems were, and what became of them; empty: none were
     turns: Turns | None = None  # where the policy may call tools
 
 
@@ -92,15 +92,11 @@ def load_inputs(config: Config, method: Method) -> Inputs:
     toolbox = open_toolbox(config.rollout)
     prompts = make_prompts(tokenizer, config.data, toolbox.schemas if toolbox else ())
     turns = Turns(toolbox, prompts, config.rollout.max_turns) if toolbox else None
-    train, dropped = prompts.check(train)
-    if method.learns_demonstrations:
-        train, more = prompts.check_demonstrations(train, config.rollout.max_response_tokens)
-        dropped += more
+    sets = {"data.train": train} | {f"validation set {name}": problems for name, problems in validation.items()}
+    fitting = {name: _fitting(config, method, prompts, problems) for name, problems in sets.items()}
+    train, *others = fitting.values()
     Cursor(len(train)).take(config.training.problems_per_step)  # refuses data that are too small
-    for name in validation:
-        validation[name], _ = prompts.check(validation[name])
-        if method.learns_demonstrations:
-            validation[name], _ = prompts.check_demonstrations(validation[name], config.rollout.max_response_tokens)
+    validation = dict(zip(validation, others, strict=True))
     held_out = [problem for problems in validation.values() for problem in problems]
     method.check_problems(train)
     method.check_held_out(held_out)
@@ -112,7 +108,25 @@ def load_inputs(config: Config, method: Method) -> Inputs:
     if method.judges():
         judge.check([*train, *held_out])
         check_references(reward, [*train, *held_out])
-    return Inputs(train, validation, prompts, judge, dropped, turns)
+    return Inputs(train, validation, prompts, judge, _too_long(config, prompts, sets, fitting), turns)
+
+
+def _fitting(config: Config, method: Method, prompts: Prompts, problems: list[Problem]) -> list[Problem]:
+    """The problems whose prompts fit, and whose demonstrations do where those are learned; refuses the others or leaves them out."""
+    problems, _ = prompts.check(problems)
+    if method.learns_demonstrations:
+        problems, _ = prompts.check_demonstrations(problems, config.rollout.max_response_tokens)
+    return problems
+
+
+def _too_long(config: Config, prompts: Prompts, sets: dict[str, list[Problem]], fitting: dict[str, list[Problem]]) -> str:
+    """How many problems were dropped or cut, and by which setting, in one line."""
+    data = config.data
+    dropping = data.overlong == "drop"
+    counts = {name: len(sets[name]) - len(kept) if dropping else prompts.num_cut(kept) for name, kept in fitting.items()}
+    told = ", ".join(f"{count} of {len(sets[name])} in {name}" for name, count in counts.items() if count)
+    done = "left out" if dropping else f"cut to data.max_prompt_tokens={data.max_prompt_tokens}"
+    return f"too long: {told}; {done} (data.overlong={data.overlong})" if told else ""
 
 
 def _check_context(config: Config, prompts: Prompts, problems: list[Problem]) -> None:
