@@ -1,5 +1,7 @@
 """Settings that cannot work together are refused before the run, in one line that says what to do instead; the possible ones pass."""
 
+import re
+
 import pytest
 from lessons import LIMIT, RECIPES, SMALL, words_for
 from world import config_of, tree
@@ -103,6 +105,58 @@ REFUSED = {
 }
 
 
+# A setting that nothing reads beside the others: which, beside what, and what else the line must say.
+WITHOUT_EFFECT = {
+    "ppo method.normalise_by_std=false": r"with method\.advantage=gae, which has no such division; leave it at true",
+    "reinforce_pp method.normalise_by_std=false": r"with method\.advantage=reinforce_pp, .*leave it at true",
+    "remax method.normalise_by_std=false": r"with method\.advantage=remax",
+    "optimal_token_baseline method.normalise_by_std=false": r"with method\.advantage=optimal_token_baseline",
+    "grpo method.kl_estimator=k1": r"with method\.kl=none; add method\.kl=loss, or leave it at k3",
+    "grpo method.kl_coef=0.1": r"with method\.kl=none; add method\.kl=loss, or leave it at 0\.001",
+    "grpo method.correction=none method.correction_bound=3": r"with method\.correction=none; leave it at 2\.0",
+    "grpo rollout.max_gap=0.5": r"on an engine that samples from the trainer's own weights; leave it at 0",
+    "sft rollout.engine=hf rollout.max_gap=0.5": r"from the trainer's own weights",
+    "sft method.validate_accuracy=true": r"without problems to answer; add data\.validation=FILE, or leave it at false",
+    "luffy method.prefix_peak=0.5": r"with method\.prefix_strategy=random; leave it at 0\.8",
+    "luffy method.prefix_strategy=fixed method.prefix_steps=10": r"with method\.prefix_strategy=fixed; leave it at 1000",
+    "luffy method.prefix_strategy=linear method.prefix_min=0.1": r"with method\.prefix_strategy=linear; leave it at 1",
+    "luffy method.prefix_strategy=linear method.prefix_shared=true": r"with method\.prefix_strategy=linear; leave it at false",
+    "luffy method.prefix_strategy=linear_max method.prefix_max=0.5": r"with method\.prefix_strategy=linear_max",
+    "luffy method.prefix_strategy=reverse_linear method.prefix_min=0.5": r"with method\.prefix_strategy=reverse_linear",
+    "luffy_on_policy method.demonstration_share=0.5": r"with method\.num_demonstrations=0; leave it at 1",
+    "luffy_on_policy method.prefix_strategy=linear": r"with method\.num_demonstrations=0; leave it at random",
+    "luffy_on_policy method.off_shape=logp": r"with method\.num_demonstrations=0",
+    "luffy_rl_sft method.off_shape=logp": r"with method\.sft_coef, .* leave it at p_div_p",
+    "luffy_rl_sft method.prefix_advantage=1": r"with method\.sft_coef, .* leave it at null",
+    "luffy_rl_sft method.off_options.gamma=0.3": r"with method\.sft_coef; remove it",
+    "luffy method.demonstration_probs=x method.off_shape=logp": r"with method\.demonstration_probs, whose ratio is exact",
+    "luffy method.demonstration_probs=x method.off_options.gamma=0.3": r"with method\.off_shape=none; remove it",
+    "luffy method.prefix_advantage=1 method.off_advantage_scale=2": r"with method\.prefix_advantage; leave it at 1",
+    "luffy method.off_options.weight=0.2": r"with method\.off_shape=p_div_p; remove it",
+    "luffy method.off_shape=logp method.off_options.exponent=2": r"with method\.off_shape=logp; remove it",
+    "luffy method.on_options.gamma=0.3": r"with method\.on_shape=none; remove it",
+    "exgrpo method.on_shape=logp method.on_options.weight=0.3": r"with method\.on_shape=logp; remove it",
+    "exgrpo method.pick_by=random method.pick=max": r"with method\.pick_by=random; leave it at min",
+    "exgrpo method.replay_share=0 method.buckets=none": r"with method\.replay_share=0: nothing is replayed; leave it at normal",
+    "bupo_grpo method.internal_norm=final": r"with method\.phase_one_steps=0; leave it at none",
+    "classmate method.normalise_answer=true": r"with method\.advantage=classmate_with; leave it at false",
+    "classmate_baseline method.classmate_samples=2": r"with method\.condition=no_classmate: nobody is asked; leave it at 1",
+    "classmate_baseline method.classmate_shares=[2.5]": r"with method\.condition=no_classmate: nobody is asked; leave it at \[\]",
+    "classmate_baseline method.consistency_weight=0.1": r"with method\.condition=no_classmate: nobody is asked; leave it at 0",
+    "classmate method.classmate_temperature=0 method.classmate_top_p=0.5": r"with method\.classmate_temperature=0; leave it at 1",
+}
+
+
+@pytest.mark.parametrize("words", WITHOUT_EFFECT)
+def test_a_setting_without_effect_is_refused_by_its_name(words, tiny):
+    recipe, *given = words.split()
+    with pytest.raises(ConfigError) as caught:
+        check(recipe, tiny, *given)
+    line = str(caught.value)
+    assert line.startswith(f"{given[-1]} has no effect ") and "\n" not in line, line
+    assert re.search(WITHOUT_EFFECT[words], line), line
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_with_the_fix_in_one_line(name, tiny):
     words, message = REFUSED[name]
@@ -143,6 +197,26 @@ ALLOWED = [
     "dpo method.label_smoothing=0.1",
     "sft rollout.top_p=0.9",
     "dpo rollout.top_p=0.9",
+    "grpo_passk method.normalise_by_std=false",
+    "grpo method.advantage=grpo_split method.normalise_by_std=false",
+    "classmate method.normalise_by_std=true",
+    "classmate_gdpo method.normalise_answer=true",
+    "ppo method.normalise_by_std=true method.kl_estimator=k3 rollout.max_gap=0",
+    "grpo rollout.max_gap=0.5 cluster.place=process cluster.engine_apart=true",
+    "grpo rollout.max_gap=0.5 rollout.engine=http",
+    "grpo rollout.max_gap=0.5 cluster.place=ray cluster.engines=1",
+    "sft method.validate_accuracy=true data.validation=arithmetic:1:digits:test",
+    "luffy method.prefix_strategy=linear method.prefix_peak=0.5 method.prefix_steps=10",
+    "luffy method.prefix_strategy=linear_max method.prefix_shared=true method.prefix_steps=10",
+    "luffy method.prefix_min=0.1 method.prefix_max=0.5 method.prefix_shared=true",
+    "luffy method.off_shape=logp method.off_options.weight=0.2",
+    "luffy method.off_shape=pow method.off_options.exponent=2 method.off_options.max_value=1",
+    "luffy method.on_shape=p_div_p method.on_options.gamma=0.3 method.prefix_advantage=1",
+    "luffy method.demonstration_probs=x method.off_options.max_value=2",
+    "exgrpo method.pick_by=perplexity method.pick=max method.buckets=none",
+    "bupo method.internal_norm=final",
+    "classmate_think method.condition=no_classmate",
+    "classmate_self method.condition=no_classmate",
 ]
 
 

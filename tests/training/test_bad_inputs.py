@@ -83,6 +83,10 @@ def failing(home, capsys, model, *words, recipe="grpo") -> tuple[int, str]:
         (["cluster.engine_apart=true"], ["cluster.place=process"]),
         (["training.profile_steps=[1]", "cluster.place=process"], ["training.profile_steps", "cluster.place=process"]),
         (["training.profile_steps=[0]"], ["training.profile_steps", "at least 1"]),
+        (["cluster.engine_restarts=1"], ["cluster.engine_restarts is a setting of Ray", "add cluster=ray"]),
+        (["rollout.max_gap=0.5"], ["rollout.max_gap=0.5 has no effect", "leave it at 0"]),
+        (["reward.judge.highest=5"], ["reward.judge.highest=5 has no effect with reward.verifier=auto", "leave it at 10"]),
+        (["data.max_prompt_tokens=3", "data.overlong=lef"], ["data.overlong=lef", "did you mean left?"]),
         (["data.train=few.jsonl", "training.problems_per_step=4"], ["4 problems a step", "3", "training.problems_per_step=3"]),
         (["training.problems_per_step=1000"], ["1000", "training.problems_per_step"]),
     ],
@@ -109,6 +113,13 @@ def test_a_problem_without_a_demonstration_is_named_by_sft(home, capsys, tiny):
     )
     code, line = failing(home, capsys, tiny, "data.train=bare.jsonl", recipe="sft")
     assert code == 2 and "has no demonstration" in line
+
+
+def test_a_pair_that_is_too_long_is_named_by_dpo_before_the_run(home, capsys, tiny):
+    rows = [{"prompt": f"{n}+1=", "chosen": "1", "rejected": "1" * n} for n in range(9)]
+    (home / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, line = failing(home, capsys, tiny, "data.train=pairs.jsonl", "rollout.max_response_tokens=7", recipe="dpo")
+    assert code == 2 and "2 of 9 pairs are longer than rollout.max_response_tokens=7" in line and "data.overlong=drop" in line
 
 
 def test_a_response_limit_beyond_the_models_context_is_named(home, capsys, tiny):

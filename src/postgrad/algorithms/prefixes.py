@@ -2,6 +2,15 @@
 
 STRATEGIES = ("random", "linear", "linear_max", "reverse_linear", "fixed")
 NUM_WINDOWS = 10
+DRAWN = ("peak", "steps", "shared")
+# What each strategy reads of the settings; `shared`: whether the copies of a group share their draw.
+READS = {
+    "random": ("min", "max", "shared"),
+    "fixed": ("min", "max"),
+    "linear": ("peak", "steps"),
+    "linear_max": DRAWN,
+    "reverse_linear": DRAWN,
+}
 
 
 def prefix_ratio(

@@ -14,8 +14,17 @@ from torch.nn.functional import logsigmoid
 from postgrad.errors import ConfigError, did_you_mean
 
 SHAPES = ("none", "p_div_p", "logp", "p_logp", "square_root", "pow")
-ON_OPTIONS = ("gamma", "weight", "exponent")
-OFF_OPTIONS = (*ON_OPTIONS, "min_value", "max_value")
+DEFAULTS = {"gamma": 0.1, "weight": 0.1, "exponent": 0.5}
+ON_OPTIONS = tuple(DEFAULTS)
+BOUNDS = ("min_value", "max_value")
+OFF_OPTIONS = (*ON_OPTIONS, *BOUNDS)
+# What each shape reads of them. LUFFY weighs its `logp` off-policy only.
+ON_READS: dict[str, tuple[str, ...]] = dict.fromkeys(SHAPES, ()) | {
+    "p_div_p": ("gamma",),
+    "p_logp": ("weight",),
+    "pow": ("exponent",),
+}
+OFF_READS = {shape: (*names, *BOUNDS) for shape, names in (ON_READS | {"logp": ("weight",)}).items()}
 MAX_LOG_RATIO = 20.0
 
 
@@ -35,8 +44,11 @@ def _check(shape: str, gamma: float) -> None:
         raise ConfigError(f"shaping p_div_p needs gamma > 0; got {gamma}")
 
 
-def check_options(key: str, options: Mapping[str, float], known: Sequence[str]) -> None:
-    """Refuse the numbers of the setting `key` that no shape takes. Raises ConfigError."""
+def check_options(key: str, options: Mapping[str, float], known: Sequence[str], read: Sequence[str], beside: str) -> None:
+    """Refuse the numbers of the setting `key` that no shape takes, and those that are not `read` `beside` what is chosen.
+
+    A number at its default may stand where nothing reads it. Raises ConfigError.
+    """
     for name in options:
         if name not in known:
             raise ConfigError(f"{key}.{name}: a shape takes no such number; {did_you_mean(name, known)}")
@@ -44,15 +56,18 @@ def check_options(key: str, options: Mapping[str, float], known: Sequence[str]) 
         raise ConfigError(f"{key}.gamma={options['gamma']} is out of range; it must be above 0")
     if not options.get("min_value", -math.inf) < options.get("max_value", math.inf):
         raise ConfigError(f"{key}.min_value={options['min_value']} is not below {key}.max_value={options['max_value']}; lower it")
+    for name, value in options.items():
+        if name not in read and value != DEFAULTS.get(name):
+            raise ConfigError(f"{key}.{name}={value:g} has no effect with {beside}; remove it")
 
 
 def off_policy_shape(
     log_ratio: Tensor,
     shape: str = "p_div_p",
     *,
-    gamma: float = 0.1,
-    weight: float = 0.1,
-    exponent: float = 0.5,
+    gamma: float = DEFAULTS["gamma"],
+    weight: float = DEFAULTS["weight"],
+    exponent: float = DEFAULTS["exponent"],
     min_value: float | None = None,
     max_value: float | None = None,
 ) -> Tensor:
@@ -85,9 +100,9 @@ def on_policy_reshape(
     old_logprobs: Tensor,
     shape: str = "none",
     *,
-    gamma: float = 0.1,
-    weight: float = 0.1,
-    exponent: float = 0.5,
+    gamma: float = DEFAULTS["gamma"],
+    weight: float = DEFAULTS["weight"],
+    exponent: float = DEFAULTS["exponent"],
 ) -> Tensor:
     """(tokens,) what stands for the ratio r = exp(logprobs - old_logprobs) on the policy's own tokens, with gradient:
 

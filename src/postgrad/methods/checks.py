@@ -1,9 +1,36 @@
 """Settings that cannot work, whatever the method: refused in one line, before anything is written. All raise ConfigError."""
 
+import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
-from postgrad.config.schema import Config, LoraConfig, RolloutConfig
+from postgrad.config.schema import Config, LoraConfig
 from postgrad.errors import ConfigError
+
+
+def refuse_unread(section: str, settings: Any, names: Sequence[str], why: str, fix: str = "") -> None:
+    """Refuse the first of these settings that is not at its default: `why` it has no effect, and what to change instead."""
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        if field.name in names and value != default:
+            leave = f"leave it at {_word(default)}"
+            raise ConfigError(
+                f"{section}.{field.name}={_word(value)} has no effect {why}; {f'{fix}, or {leave}' if fix else leave}"
+            )
+
+
+def _word(value: Any) -> str:
+    """A value as it is written behind a key."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return f"{value:g}" if isinstance(value, float) else str(value) or "''"
+
+
+def engine_apart(config: Config) -> bool:
+    """Whether the engine keeps weights of its own."""
+    cluster = config.cluster
+    return cluster.engine_apart or cluster.engines > 0 or config.rollout.engine not in ("native", "hf")
 
 
 def check_sampling(method: Any) -> None:
@@ -45,9 +72,9 @@ def check_tools(method: Any) -> None:
         raise ConfigError(
             f"rollout.tools={list(rollout.tools)}: {method.settings.name} has no turns with tools; remove it, or use grpo"
         )
-    for name in ("max_turns", "tool_timeout_s", "tool_chars"):
-        if not rollout.tools and (value := getattr(rollout, name)) != getattr(RolloutConfig, name):
-            raise ConfigError(f"rollout.{name}={value:g} has no effect without tools; add rollout.tools=[calculator]")
+    if not rollout.tools:
+        names = ["max_turns", "tool_timeout_s", "tool_chars"]
+        refuse_unread("rollout", rollout, names, "without tools", "add rollout.tools=[calculator]")
 
 
 def check_staleness(method: Any) -> None:
@@ -86,6 +113,8 @@ def check_numbers(config: Config) -> None:
 def check_read(config: Config) -> None:
     """Refuse settings that nothing would read beside the others: who writes one believes that it works."""
     lora = config.model.lora
+    if not engine_apart(config):
+        refuse_unread("rollout", config.rollout, ["max_gap"], "on an engine that samples from the trainer's own weights")
     if not lora.rank and (lora.alpha != LoraConfig.alpha or lora.targets != LoraConfig.targets or lora.dropout):
         raise ConfigError(
             "model.lora.* has no effect with model.lora.rank=0, which trains the model itself; add model.lora.rank=16"

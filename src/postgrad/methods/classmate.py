@@ -17,6 +17,7 @@ from postgrad.config.schema import setting
 from postgrad.data.pairs import similar
 from postgrad.errors import ConfigError
 from postgrad.methods.base import LIVE, Ports, Role, Step
+from postgrad.methods.checks import refuse_unread
 from postgrad.methods.thinking import Thinking, ThinkingSettings
 from postgrad.rewards.score import LLM_JUDGE
 from postgrad.rollout.engine import Sampling
@@ -65,6 +66,19 @@ class Classmate(Thinking):
         if settings.reward_type == HELP_OTHER and (self.config.training.problems_per_step < 2 or settings.max_refills):
             fix = "it needs two or more, and method.max_refills=0"
             raise ConfigError(f"method.reward_type={HELP_OTHER} pairs a step's problems; {fix}")
+
+    def check_used(self) -> None:
+        """What is about classmates where nobody is asked; sampling where they are greedy; an option of one estimator."""
+        super().check_used()
+        settings = self.settings
+        if settings.advantage != "classmate_gdpo":
+            refuse_unread("method", settings, ["normalise_answer"], f"with method.advantage={settings.advantage}")
+        if settings.condition == "no_classmate":
+            names = ["shares", "samples", "temperature", "top_p", "cot_start", "cot_end", "weight", "tokens"]
+            unread = [*(f"classmate_{name}" for name in names), "consistency_weight"]
+            refuse_unread("method", settings, unread, "with method.condition=no_classmate: nobody is asked")
+        if not settings.classmate_temperature:
+            refuse_unread("method", settings, ["classmate_top_p"], "with method.classmate_temperature=0")
 
     def check_problems(self, problems: Sequence[Problem]) -> None:
         """Similar questions must be in the data."""

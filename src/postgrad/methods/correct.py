@@ -12,6 +12,7 @@ from torch import Tensor
 from postgrad.algorithms.correction import importance_weights, mismatch_metrics, reject, weight_metrics
 from postgrad.errors import ConfigError
 from postgrad.methods.base import Step
+from postgrad.methods.checks import engine_apart, refuse_unread
 from postgrad.model.policy import Tally
 from postgrad.rollout.engine import Engine
 from postgrad.types import POLICY, Batch
@@ -31,6 +32,8 @@ def check_correction(config: Any) -> None:
         raise ConfigError(
             "method.correction=none switches method.rejection off too; use method.correction=rejection for rules without weights"
         )
+    if settings.correction == "none":
+        refuse_unread("method", settings, ["correction_bound"], "with method.correction=none")
     if settings.correction == "rejection" and not settings.rejection:
         raise ConfigError("method.correction=rejection has no rules; add one, e.g. method.rejection.seq_mean_k1=0.999_1.001")
     if settings.correction == "rejection" and settings.correction_bound != "2.0":
@@ -46,8 +49,7 @@ def check_correction(config: Any) -> None:
         reject(*nothing, dict(settings.rejection))
     except ConfigError as error:
         raise ConfigError(f"method.rejection: {error}") from error
-    apart = config.cluster.engine_apart or config.cluster.engines or config.rollout.engine not in ("native", "hf")
-    if settings.correction == "auto" and not apart:
+    if settings.correction == "auto" and not engine_apart(config):
         for key, given in (("rejection", settings.rejection), ("correction_bound", settings.correction_bound != "2.0")):
             if given:
                 raise ConfigError(

@@ -17,6 +17,7 @@ from postgrad.algorithms.replay import BUCKET_WEIGHTS, PICK_BY, POOL_RANGES, Exp
 from postgrad.config.schema import Config, setting
 from postgrad.errors import ConfigError
 from postgrad.methods.base import Group, Stage, Step
+from postgrad.methods.checks import refuse_unread
 from postgrad.methods.mixed import Mixed, MixedSettings
 from postgrad.types import POLICY, REPLAY, Batch, Problem, Ragged, Trajectory
 
@@ -47,6 +48,15 @@ class ExGrpo(Mixed):
         super().check()
         if self.settings.max_refills:
             raise ConfigError(f"method.max_refills={self.settings.max_refills}: exgrpo chooses its problems itself; remove it")
+
+    def check_used(self) -> None:
+        super().check_used()
+        settings = self.settings
+        if not settings.replay_share:
+            names = ["buckets", "pool_range", "pick_by", "pick", "importance"]
+            refuse_unread("method", settings, names, "with method.replay_share=0: nothing is replayed")
+        if settings.pick_by == "random":
+            refuse_unread("method", settings, ["pick"], "with method.pick_by=random")
 
     def stages(self) -> list[Stage]:
         stages = super().stages()

@@ -20,6 +20,7 @@ from postgrad.algorithms.token_advantages import outcome_rewards
 from postgrad.config.schema import setting
 from postgrad.errors import ConfigError, RunError, did_you_mean
 from postgrad.methods.base import Method, MethodSettings, Role, Stage, Step
+from postgrad.methods.checks import refuse_unread
 from postgrad.methods.correct import CORRECTIONS, check_correction, correct, correction_on, log_engine_gap
 from postgrad.methods.refill import refill
 from postgrad.model.head import TokenOutputs
@@ -124,10 +125,11 @@ class Grpo(Method):
     def check_used(self) -> None:
         super().check_used()
         settings, known = self.settings, inspect.signature(self.estimator.function).parameters
-        if settings.kl == "none" and settings.kl_coef != GrpoSettings.kl_coef:
-            raise ConfigError(
-                f"method.kl_coef={settings.kl_coef:g} has no effect with method.kl=none; add method.kl=loss or method.kl=reward"
-            )
+        if settings.kl == "none":
+            refuse_unread("method", settings, ["kl_coef", "kl_estimator"], "with method.kl=none", "add method.kl=loss")
+        if "normalise_by_std" not in known:
+            why = f"with method.advantage={settings.advantage}, which has no such division"
+            refuse_unread("method", settings, ["normalise_by_std"], why)
         if settings.gamma != 1.0 and "gamma" not in known:
             raise ConfigError(
                 f"method.gamma={settings.gamma:g}: {settings.advantage} gives a whole response one advantage; remove it"

@@ -1,5 +1,6 @@
 """Where a language model that judges meets the models of a run: llm_judge for any method, and the monitor of thoughts."""
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 from postgrad.config.schema import Config, JudgeConfig, RewardConfig
 from postgrad.errors import ConfigError
 from postgrad.methods.base import Step
+from postgrad.methods.checks import refuse_unread
 from postgrad.problem import Problem
 from postgrad.rewards.judge import MARKS, LlmJudge, is_pairwise, monitor_metrics, monitor_text, question_of, template_text
 from postgrad.rewards.pairwise import PairJudge
@@ -53,6 +55,11 @@ def check_judge_used(reward: RewardConfig) -> None:
         raise ConfigError(
             f"reward.judge.model={reward.judge.model} is asked by reward.verifier=llm_judge only, and reward.verifier={reward.verifier}; "
             "change one of them"
+        )
+    if reward.verifier != LLM_JUDGE and not reward.judge.monitor:
+        names = [field.name for field in dataclasses.fields(reward.judge)]
+        refuse_unread(
+            "reward.judge", reward.judge, names, f"with reward.verifier={reward.verifier} and no monitor: nobody is asked"
         )
 
 

@@ -8,13 +8,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from postgrad.algorithms.prefixes import STRATEGIES, prefix_ratio
-from postgrad.algorithms.shaping import off_policy_shape
+from postgrad.algorithms.prefixes import READS, STRATEGIES, prefix_ratio
 from postgrad.config.schema import setting
 from postgrad.errors import ConfigError, RunError
 from postgrad.methods.base import Group, Step
+from postgrad.methods.checks import refuse_unread
 from postgrad.methods.mixed import Mixed, MixedSettings, off_policy
 from postgrad.types import DEMONSTRATION, Batch, Problem, Trajectory
 
@@ -52,6 +50,19 @@ class Luffy(Mixed):
         partly = settings.prefix_strategy != "random" or settings.prefix_min < 1
         if settings.demonstration_probs and (partly or settings.sft_coef):
             raise ConfigError("method.demonstration_probs needs whole demonstrations (method.prefix_min=1) and method.sft_coef=0")
+
+    def check_used(self) -> None:
+        """Settings of another way to give demonstrations than the chosen one, or of any where none are given."""
+        super().check_used()
+        settings, prefixes = self.settings, ("prefix_min", "prefix_max", "prefix_peak", "prefix_steps", "prefix_shared")
+        if not settings.num_demonstrations:
+            own = ["demonstration_share", "overlong_demonstrations", "wrong_demonstrations", "demonstration_probs"]
+            shapes = ["off_shape", "off_advantage_scale", "prefix_advantage", "prefix_strategy"]
+            refuse_unread("method", settings, [*own, *prefixes, *shapes], "with method.num_demonstrations=0")
+        unread = [name for name in prefixes if name.removeprefix("prefix_") not in READS[settings.prefix_strategy]]
+        refuse_unread("method", settings, unread, f"with method.prefix_strategy={settings.prefix_strategy}")
+        if settings.demonstration_probs:
+            refuse_unread("method", settings, ["off_shape"], "with method.demonstration_probs, whose ratio is exact")
 
     def check_problems(self, problems: Sequence[Problem]) -> None:
         if self.settings.num_demonstrations and not any(problem.demonstrations for problem in problems):
@@ -125,8 +136,6 @@ class Luffy(Mixed):
             batch.tokens["loss_mask"] = batch.tokens["loss_mask"] & ~(off_policy(batch) & batch.spread(batch.rows["reward"] <= 0))
         return batch
 
-    def off_ratio(self, log_ratio: Tensor) -> Tensor:
+    def off_shape(self) -> str:
         """Where the author's probabilities are known the ratio is exact and keeps its shape; its bounds hold."""
-        if self.settings.demonstration_probs:
-            return off_policy_shape(log_ratio, "none", **self.settings.off_options)
-        return super().off_ratio(log_ratio)
+        return "none" if self.settings.demonstration_probs else super().off_shape()

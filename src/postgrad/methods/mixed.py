@@ -14,7 +14,9 @@ from torch import Tensor
 from postgrad.algorithms.aggregation import token_weights
 from postgrad.algorithms.shaping import (
     OFF_OPTIONS,
+    OFF_READS,
     ON_OPTIONS,
+    ON_READS,
     SHAPES,
     check_options,
     drop_confident,
@@ -23,6 +25,7 @@ from postgrad.algorithms.shaping import (
 )
 from postgrad.config.schema import setting
 from postgrad.methods.base import Step
+from postgrad.methods.checks import refuse_unread
 from postgrad.methods.grpo import Grpo, GrpoSettings
 from postgrad.model.head import TokenOutputs
 from postgrad.model.policy import Tally
@@ -63,8 +66,19 @@ class Mixed(Grpo):
 
     def check(self) -> None:
         super().check()
-        check_options("method.off_options", self.settings.off_options, OFF_OPTIONS)
-        check_options("method.on_options", self.settings.on_options, ON_OPTIONS)
+        shape, on_shape, sft = self.off_shape(), self.settings.on_shape, self.settings.sft_coef
+        read, beside = ((), "method.sft_coef") if sft else (OFF_READS[shape], f"method.off_shape={shape}")
+        check_options("method.off_options", self.settings.off_options, OFF_OPTIONS, read, beside)
+        check_options("method.on_options", self.settings.on_options, ON_OPTIONS, ON_READS[on_shape], f"method.on_shape={on_shape}")
+
+    def check_used(self) -> None:
+        """The SFT loss takes the place of all that shapes tokens of others, a constant advantage that of its factor."""
+        super().check_used()
+        if self.settings.sft_coef:
+            names = ["off_shape", "off_advantage_scale", "prefix_advantage"]
+            refuse_unread("method", self.settings, names, "with method.sft_coef, the loss of tokens of others")
+        if self.settings.prefix_advantage is not None:
+            refuse_unread("method", self.settings, ["off_advantage_scale"], "with method.prefix_advantage")
 
     def needs_old(self) -> bool:
         return super().needs_old() or self.settings.max_probability is not None
@@ -146,7 +160,11 @@ class Mixed(Grpo):
     def on_shape(self, batch: Batch) -> str:
         return self.settings.on_shape
 
+    def off_shape(self) -> str:
+        """The shape of the ratio on tokens of others."""
+        return self.settings.off_shape
+
     def off_ratio(self, log_ratio: Tensor) -> Tensor:
         """(tokens,) what stands for the ratio on tokens of others, from the log of it; the log itself in an SFT loss."""
         settings = self.settings
-        return log_ratio if settings.sft_coef else off_policy_shape(log_ratio, settings.off_shape, **settings.off_options)
+        return log_ratio if settings.sft_coef else off_policy_shape(log_ratio, self.off_shape(), **settings.off_options)

@@ -11,6 +11,7 @@ from torch import Tensor
 from postgrad.config.schema import setting
 from postgrad.errors import ConfigError
 from postgrad.methods.base import Group, Method, MethodSettings, Stage, Step
+from postgrad.methods.checks import refuse_unread
 from postgrad.model.head import TokenOutputs
 from postgrad.model.policy import Tally
 from postgrad.types import Batch, Problem
@@ -33,6 +34,8 @@ class Sft(Method):
         super().check_used()
         if (goal := self.config.training.stop_at) is not None and not self.settings.validate_accuracy:
             raise ConfigError(f"training.stop_at={goal:g} waits for validation accuracy; add method.validate_accuracy=true")
+        if not self.config.data.validation:
+            refuse_unread("method", self.settings, ["validate_accuracy"], "without problems to answer", "add data.validation=FILE")
 
     def stages(self) -> list[Stage]:
         return [self.draw, self.compose, self.sample, self.update, self.publish]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from postgrad.config.compose import compose
-from postgrad.config.schema import Config
+from postgrad.config.schema import Config, JudgeConfig
 from postgrad.methods import find_method
 from postgrad.rewards.score import LLM_JUDGE
 from postgrad.training.driver import Result, train
@@ -39,7 +39,7 @@ def first_run(config: Config) -> Config:
     if not find_method(first.method.name).has_thoughts:
         first.reward.judge.monitor = ""  # the second run's, which reads thoughts
     if first.reward.verifier != LLM_JUDGE:
-        first.reward.judge.model = ""  # the second run's
+        first.reward.judge = JudgeConfig(monitor=first.reward.judge.monitor)  # the others are the second run's
     return first
 
 

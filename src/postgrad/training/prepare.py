@@ -78,7 +78,8 @@ def check_cluster(cluster: ClusterConfig) -> None:
                 raise ConfigError(f"cluster.pools.{name}={size} is out of range; it must be at least 1")
         return
     only_ray = {"workers": cluster.workers > 1, "engines": cluster.engines, "pools": cluster.pools, "offload": cluster.offload}
-    for key, given in (only_ray | {"address": cluster.address}).items():
+    only_ray |= {"address": cluster.address, "engine_restarts": cluster.engine_restarts != ClusterConfig.engine_restarts}
+    for key, given in only_ray.items():
         if given:
             raise ConfigError(f"cluster.{key} is a setting of Ray, and cluster.place={cluster.place}; add cluster=ray")
 
