@@ -433,7 +433,7 @@ def test_a_run_whose_demonstrations_are_all_too_long_is_told_and_sound(tiny, tmp
 REFUSED = {
     "method.num_demonstrations=5": r"method\.num_demonstrations=5 exceeds rollout\.samples=4; set it to at most 4",
     "method.prefix_min=0.5 method.prefix_max=0.2": r"method\.prefix_min=0\.5 exceeds method\.prefix_max=0\.2; lower it",
-    "method.prefix_strategy=fixed method.prefix_shared=true": r"set method\.prefix_shared=false",
+    "method.prefix_strategy=fixed method.prefix_shared=true": r"with method\.prefix_strategy=fixed; leave it at false",
     "method.prefix_strategy=linear_variance": r"method\.prefix_strategy=linear_variance is not one of its values; .*linear",
     "method.demonstration_probs=x method.prefix_min=0.5": r"needs whole demonstrations \(method\.prefix_min=1\)",
     "method.demonstration_probs=x method.sft_coef=1": r"method\.sft_coef=0",

@@ -18,6 +18,7 @@ from torch import Tensor
 from postgrad.config.schema import setting
 from postgrad.errors import ConfigError
 from postgrad.methods.base import Stage, Step
+from postgrad.methods.checks import refuse_unread
 from postgrad.methods.correct import correction_on, log_engine_gap
 from postgrad.methods.grpo import Grpo, GrpoSettings
 from postgrad.model.head import TokenOutputs
@@ -57,6 +58,11 @@ class Mine(Grpo):
             )
         if settings.phase_one_steps and settings.lr_scale_below == 0.0:
             raise ConfigError("method.lr_scale_below=0 freezes the blocks that phase 1 trains; add method.phase_one_steps=0")
+
+    def check_used(self) -> None:
+        super().check_used()
+        if not self.settings.phase_one_steps:
+            refuse_unread("method", self.settings, ["internal_norm"], "with method.phase_one_steps=0")
 
     def check_model(self, model: Any) -> None:
         wanted, there = self.settings.num_blocks, model.config.get_text_config().num_hidden_layers

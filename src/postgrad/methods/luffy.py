@@ -45,8 +45,6 @@ class Luffy(Mixed):
             raise ConfigError(f"method.num_demonstrations={settings.num_demonstrations} exceeds rollout.samples={samples}; {fix}")
         if settings.prefix_min > settings.prefix_max:
             raise ConfigError(f"method.prefix_min={settings.prefix_min} exceeds method.prefix_max={settings.prefix_max}; lower it")
-        if settings.prefix_strategy == "fixed" and settings.prefix_shared:
-            raise ConfigError("method.prefix_strategy=fixed gives each row another share; set method.prefix_shared=false")
         partly = settings.prefix_strategy != "random" or settings.prefix_min < 1
         if settings.demonstration_probs and (partly or settings.sft_coef):
             raise ConfigError("method.demonstration_probs needs whole demonstrations (method.prefix_min=1) and method.sft_coef=0")
