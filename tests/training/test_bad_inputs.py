@@ -116,10 +116,10 @@ def test_a_problem_without_a_demonstration_is_named_by_sft(home, capsys, tiny):
 
 
 def test_a_pair_that_is_too_long_is_named_by_dpo_before_the_run(home, capsys, tiny):
-    rows = [{"prompt": f"{n}+1=", "chosen": "1", "rejected": "1" * n} for n in range(9)]
+    rows = [{"prompt": f"{n}+1=", "chosen": "1", "rejected": "1" * n} for n in range(1, 10)]
     (home / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     code, line = failing(home, capsys, tiny, "data.train=pairs.jsonl", "rollout.max_response_tokens=7", recipe="dpo")
-    assert code == 2 and "2 of 9 pairs are longer than rollout.max_response_tokens=7" in line and "data.overlong=drop" in line
+    assert code == 2 and "3 of 9 pairs are longer than rollout.max_response_tokens=7" in line and "data.overlong=drop" in line
 
 
 def test_a_response_limit_beyond_the_models_context_is_named(home, capsys, tiny):
