@@ -57,7 +57,7 @@ for played in (False, True):
     numbers = []
     for view, seed in ((FULL, 1), (after(1), 3), (FULL, 1)):
         policy._freeze_above(view)
-        batch = random_batch(seed, groups=2, samples=2)
+        batch = random_batch(seed, groups=2, samples=2, longest_prompt=3, longest=4)
         for micro in make_packed(batch, 12):
             assert recorder.takes(micro) == played
             targets = batch.response.values[batch.response.positions(torch.tensor(micro.rows))]

@@ -9,7 +9,7 @@ from world import config_of, metrics_of, stock_model, words_of
 
 from postgrad.cli.main import main
 from postgrad.config.compose import compose
-from postgrad.errors import RunError
+from postgrad.errors import ConfigError, RunError
 from postgrad.methods import find_method
 from postgrad.model.tiny import make_tiny
 from postgrad.training.driver import train
@@ -156,6 +156,16 @@ def test_the_resolved_configuration_in_the_folder_is_whole_and_composes_to_itsel
     assert "auto" not in [line.split(": ")[-1] for line in text.splitlines() if line.strip().startswith(("device", "dtype"))]
     config = compose(str(folder / "config.yaml"), [], lambda name: find_method(name).Settings)
     assert config.name == "test" and config.optimiser.lr == 3e-3 and config.method.name == "grpo"
+
+
+def test_a_run_of_a_version_that_lacked_a_setting_goes_on_with_its_default_only(fresh, verifiers, tmp_path):
+    words = (*SMALL, f"runs={tmp_path}", f"reward.verifier={verifiers}:threes")
+    file = train(config_of("grpo", fresh, *words, "training.steps=1"), Reporter()).folder / "config.yaml"
+    lacking = [line for line in file.read_text().splitlines() if line.strip() not in ("max_flat_steps: 20", "clip_low: 0.2")]
+    file.write_text("\n".join(lacking) + "\n")
+    with pytest.raises(ConfigError, match=r"max_flat_steps was 20, now 3\)"):
+        train(config_of("grpo", fresh, *words, "training.steps=2", "training.max_flat_steps=3"), Reporter())
+    assert train(config_of("grpo", fresh, *words, "training.steps=2"), Reporter()).step == 2
 
 
 def test_one_update_after_one_rollout_needs_no_second_forward_pass(fresh, verifiers, tmp_path):

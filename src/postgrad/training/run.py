@@ -69,11 +69,12 @@ def continued(config: Config) -> Config:
     file = run_folder(config) / "config.yaml"
     if not file.is_file():
         return config
-    stored = _stored(file)
+    defaults = dataclasses.asdict(type(config)(method=type(config.method)()))
+    stored = _completed(_stored(file), defaults)
     wanted = dataclasses.asdict(config)
     for section, key, auto in AUTO:
         if wanted[section][key] == auto:
-            wanted[section][key] = stored[section].get(key, auto)  # a run of an older version does not know every key
+            wanted[section][key] = stored[section][key]
             setattr(getattr(config, section), key, wanted[section][key])
     may = MAY_CHANGE | _may_here(config)
     inside = tuple(f"{key}." for key in may)  # of settings that are dictionaries
@@ -144,6 +145,17 @@ def _stored(file: Path) -> dict[str, Any]:
     if not isinstance(stored, dict) or not all(isinstance(stored.get(section), dict) for section in sections):
         raise ConfigError(f"{file} is not the configuration of a run; use another name=...")
     return stored
+
+
+def _completed(stored: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    """A run of an older version does not know every key: it ran as with the default of those that came since."""
+    out = dict(stored)
+    for key, value in defaults.items():
+        if isinstance(value, dict) and isinstance(out.get(key), dict):
+            out[key] = _completed(out[key], value)
+        else:
+            out.setdefault(key, value)
+    return out
 
 
 def _at(values: Any, key: str) -> Any:
