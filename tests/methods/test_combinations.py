@@ -11,6 +11,7 @@ import yaml
 from lessons import LIMIT, RECIPES, SMALL, words_for
 from world import config_of, tree
 
+from postgrad.config.compose import mark_written
 from postgrad.config.schema import Config
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
@@ -175,6 +176,9 @@ WITH_EFFECT = [
     "bupo method.internal_norm=final",
     "classmate_think method.condition=no_classmate",
     "classmate_self method.condition=no_classmate",
+    # what the recipe itself sets may be switched off as a whole
+    "reinforce_pp method.kl=none",
+    "classmate_gdpo method.advantage=classmate_separated",
 ]
 
 
@@ -194,6 +198,7 @@ def check_quickly(recipe: str, model: Path, *words: str) -> None:
             owner = owner[part] if isinstance(owner, dict) else getattr(owner, part)
         assert isinstance(owner, dict) or hasattr(owner, leaf), word
         (owner if isinstance(owner, dict) else vars(owner))[leaf] = yaml.safe_load(value)
+    mark_written(config, list(words))
     find_method(config.method.name)(config).check()
 
 

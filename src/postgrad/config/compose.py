@@ -87,7 +87,28 @@ def compose(recipe: str, words: list[str], find_settings: Callable[[str], type],
     `complete=False` lets settings without a default stay open, to show a recipe.
     Raises ConfigError that names the key, the value and the nearest right one.
     """
-    return _checked(_compose_raw(recipe, words), recipe, find_settings, complete)
+    config = _checked(_compose_raw(recipe, words), recipe, find_settings, complete)
+    if recipe in recipe_names():
+        mark_written(config, words)
+    return config
+
+
+def mark_written(config: Config, words: list[str]) -> None:
+    """Note in each section which of its settings the words name, for `written`: the others are the recipe's."""
+    sections: dict[str, set[str]] = {}
+    for word in words:
+        section, _, name = word.lstrip("+").partition("=")[0].rpartition(".")
+        sections.setdefault(section, set()).add(name)
+    for path in ("model", "data", "rollout", "reward", "reward.judge", "optimiser", "training", "cluster", "method"):
+        part: Any = config
+        for step in path.split("."):
+            part = getattr(part, step)
+        part.__dict__["_written"] = sections.get(path, set())
+
+
+def written(settings: Any, name: str) -> bool:
+    """Whether somebody wrote this setting beside a recipe of the package; True where that is not known."""
+    return name in getattr(settings, "_written", {name})
 
 
 def from_yaml(text: str, find_settings: Callable[[str], type]) -> Config:

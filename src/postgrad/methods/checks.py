@@ -4,16 +4,20 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from postgrad.config.compose import written
 from postgrad.config.schema import Config, LoraConfig
 from postgrad.errors import ConfigError
 
 
 def refuse_unread(section: str, settings: Any, names: Sequence[str], why: str, fix: str = "") -> None:
-    """Refuse the first of these settings that is not at its default: `why` it has no effect, and what to change instead."""
+    """Refuse the first of these settings that somebody wrote and that is not at its default: `why` it has no effect, what to change.
+
+    What a recipe of the package sets may be switched off as a whole, e.g. reinforce_pp with method.kl=none.
+    """
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        if field.name in names and value != default:
+        if field.name in names and value != default and written(settings, field.name):
             leave = f"leave it at {_word(default)}"
             raise ConfigError(
                 f"{section}.{field.name}={_word(value)} has no effect {why}; {f'{fix}, or {leave}' if fix else leave}"
