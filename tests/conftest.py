@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+LONG = ("cluster", "test_demo.py", "test_fit.py", "test_resume.py", "test_recorded.py", "test_real_files.py", "test_paged.py")
 EXIT_STATUS = pytest.StashKey[int]()
 
 
@@ -61,7 +62,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             file = Path(nodeid.split("::", 1)[0])
             return str(file.parent) if file.parent.name in ("cluster", "view") else str(file)
 
+    config.option.loadscopereorder = False  # the order below, not that of the files with most tests
     return ByFile(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take minutes come first: at the end no process waits for another's long test."""
+    items.sort(key=lambda item: next((n for n, name in enumerate(LONG) if name in item.path.parts), len(LONG)))
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
