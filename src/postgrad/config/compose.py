@@ -93,17 +93,14 @@ def compose(recipe: str, words: list[str], find_settings: Callable[[str], type],
     return config
 
 
-def mark_written(config: Config, words: list[str]) -> None:
-    """Note in each section which of its settings the words name, for `written`: the others are the recipe's."""
-    sections: dict[str, set[str]] = {}
-    for word in words:
-        section, _, name = word.lstrip("+").partition("=")[0].rpartition(".")
-        sections.setdefault(section, set()).add(name)
-    for path in ("model", "data", "rollout", "reward", "reward.judge", "optimiser", "training", "cluster", "method"):
-        part: Any = config
-        for step in path.split("."):
-            part = getattr(part, step)
-        part.__dict__["_written"] = sections.get(path, set())
+def mark_written(part: Any, words: list[str], prefix: str = "") -> None:
+    """Note in a configuration and its sections which of their settings the words name, for `written`: the others are the recipe's."""
+    keys = {word.lstrip("+").partition("=")[0] for word in words}
+    fields = [field.name for field in dataclasses.fields(part)]
+    part.__dict__["_written"] = {name for name in fields if f"{prefix}{name}" in keys}
+    for name in fields:
+        if dataclasses.is_dataclass(getattr(part, name)):
+            mark_written(getattr(part, name), words, f"{prefix}{name}.")
 
 
 def written(settings: Any, name: str) -> bool:
