@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from postgrad.problem import Problem, Score
-from postgrad.rewards.score import Judge
+from postgrad.verifiers.scorer import Judge
 
 STEP = "We first note that the sum of the two terms is $3x + 4$, so that $x = {n}$ gives a value of {n}.5 after division by two. "
 

@@ -7,12 +7,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-LONG = ("cluster", "test_demo.py", "test_fit.py", "test_resume.py", "test_recorded.py", "test_real_files.py", "test_paged.py")
+from postgrad.problem import Problem
+from postgrad.verifiers.pool import VerifierPool
+
+LONG = ("cluster", "test_demo.py", "test_fit.py", "test_resume.py", "test_captured.py", "test_real_files.py", "test_paged.py")
 EXIT_STATUS = pytest.StashKey[int]()
 
 
@@ -45,6 +49,50 @@ def tiny_untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from postgrad.model.tiny import make_tiny
 
     return sharpened(make_tiny(tmp_path_factory.mktemp("models") / "untied", seed=1, layers=3, width=32, tied=False))
+
+
+def make_problem(truth: str, source: str = "math", **fields: object) -> Problem:
+    return Problem(uid="p1", messages=({"role": "user", "content": "?"},), ground_truth=truth, data_source=source, **fields)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def problem() -> Callable[..., Problem]:
+    return make_problem
+
+
+@pytest.fixture(scope="session")
+def math_pool() -> Iterator[VerifierPool]:
+    """One pool for all tests of maths, so that sympy loads once."""
+    with VerifierPool(workers=1, timeout_s=30) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="session")
+def grade(math_pool: VerifierPool) -> Callable[..., list[float]]:
+    """Values of (response, truth) pairs by a verifier that runs in the pool."""
+
+    def values(verifier: str, pairs: list[tuple[str, str]]) -> list[float]:
+        results = math_pool.judge([(response, make_problem(truth)) for response, truth in pairs], [verifier] * len(pairs))
+        return [result.value for result in results]  # type: ignore[union-attr]
+
+    return values
+
+
+@pytest.fixture
+def hostile() -> Callable[[str], str]:
+    """The name of a function in hostile_verifiers.py as a user would give it."""
+    return lambda name: f"{Path(__file__).parent / 'verifiers' / 'hostile_verifiers.py'}:{name}"
+
+
+def living_children(pid: int | None = None) -> list[int]:
+    """Children of a process, the dead ones that nobody collected included."""
+    tasks = Path(f"/proc/{pid or os.getpid()}/task").glob("*/children")
+    return [int(child) for task in tasks for child in task.read_text().split()]
+
+
+@pytest.fixture
+def children() -> Callable[..., list[int]]:
+    return living_children
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from postgrad import web
 from postgrad.config.schema import ModelConfig
 from postgrad.serving.app import make_app
-from postgrad.serving.served import Served, load_served
+from postgrad.serving.served_model import Served, load_served
 
 
 @dataclass

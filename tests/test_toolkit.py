@@ -366,7 +366,7 @@ def test_a_step_refuses_no_accumulation():
 
 def test_the_arithmetic_is_trainings_own(monkeypatch):
     from postgrad.algorithms import advantages, entropy, losses, masked, preference
-    from postgrad.rewards import answers
+    from postgrad.verifiers import answers
 
     assert toolkit.masked_mean is masked.masked_mean and toolkit.masked_normalize is masked.masked_normalize
     assert (steps.grpo, steps.ppo_clip, steps.policy_gradient) == (advantages.grpo, losses.ppo_clip, losses.policy_gradient)

@@ -19,7 +19,7 @@ from postgrad.algorithms.losses import LOSSES
 from postgrad.config.compose import RECIPES, compose, recipe_names
 from postgrad.config.schema import Config
 from postgrad.methods import find_method
-from postgrad.methods.correct import CORRECTIONS
+from postgrad.methods.support.correction import CORRECTIONS
 
 PAGE = Path(__file__).parent.parent / "docs" / "algorithms.md"
 # What of a recipe's other sections belongs in its row when it differs from the default.

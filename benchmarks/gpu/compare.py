@@ -390,7 +390,7 @@ def both_ways_postgrad(folder: str) -> None:
 
     import torch
 
-    from postgrad.model.layout import make_passes
+    from postgrad.model.passes.layout import make_passes
     from postgrad.model.views import FULL
     from postgrad.types import Batch, Trajectory
 

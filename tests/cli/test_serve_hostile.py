@@ -24,14 +24,15 @@ from world import config_of, postgrad
 from postgrad import web
 from postgrad.cli import serve as command_line
 from postgrad.cli.main import main
-from postgrad.cluster.elsewhere import served as served_at
 from postgrad.cluster.host import build_host
+from postgrad.cluster.remote_roles import served as served_at
 from postgrad.model.tiny import make_tiny
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.stops import StopStrings
 from postgrad.serving import app as app_module
-from postgrad.serving import handover, mapping
-from postgrad.serving.texts import TextStream
+from postgrad.serving import mapping
+from postgrad.serving import vllm_server as handover
+from postgrad.serving.detokenizer import TextStream
 
 TOKEN = "a-secret-word"
 GOOD = {"model": "tiny", "prompt": "1+2=", "max_tokens": 3}

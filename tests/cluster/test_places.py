@@ -15,9 +15,10 @@ import torch
 from safetensors import SafetensorError
 from world import config_of, random_batch
 
-from postgrad.cluster import place, process
+from postgrad.cluster import child_process as process
+from postgrad.cluster import place
+from postgrad.cluster.child_process import Child, RemoteEngine, receive
 from postgrad.cluster.host import build_host
-from postgrad.cluster.process import Child, RemoteEngine, receive
 from postgrad.cluster.worker import attempt
 from postgrad.errors import ConfigError, RunError
 from postgrad.model.views import after

@@ -10,11 +10,11 @@ from world import config_of
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'postgrad[cluster]'")
 
 from postgrad.cluster import ray_place  # noqa: E402
-from postgrad.cluster.verifiers import Verifiers  # noqa: E402
+from postgrad.cluster.verifier_pool import Verifiers  # noqa: E402
 from postgrad.errors import ConfigError, RunError  # noqa: E402
 from postgrad.problem import Failure, Problem, Score  # noqa: E402
-from postgrad.rewards.pool import VerifierPool  # noqa: E402
-from postgrad.rewards.score import Judge  # noqa: E402
+from postgrad.verifiers.pool import VerifierPool  # noqa: E402
+from postgrad.verifiers.scorer import Judge  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from postgrad.cluster.rank import Rank
-from postgrad.cluster.ray_place import Actors
+from postgrad.cluster.ray_backend import Actors
 
 IDLE: list[Any] = []
 

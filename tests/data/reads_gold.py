@@ -3,8 +3,8 @@
 from math_verify import verify
 
 from postgrad.problem import Problem
-from postgrad.rewards.equal import split_unit
-from postgrad.rewards.math import _parse
+from postgrad.verifiers.equality import split_unit
+from postgrad.verifiers.math import _parse
 
 
 def reads_gold(response: str, problem: Problem) -> float:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from postgrad.cli.data import COMMANDS
-from postgrad.data.catalog import COMMON, SETS
+from postgrad.data.prepare.catalog import COMMON, SETS
 from postgrad.data.styles import STYLES
 
 DOC = (Path(__file__).parents[2] / "docs" / "data.md").read_text()

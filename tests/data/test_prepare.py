@@ -9,12 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
-from postgrad.data.catalog import SETS
-from postgrad.data.prepare import find_files, prepare, read_story, read_wish
+from postgrad.data.prepare.catalog import SETS
+from postgrad.data.prepare.run import find_files, prepare, read_story, read_wish
 from postgrad.data.problems import load_problems
 from postgrad.data.styles import BOXED, HASHES
 from postgrad.errors import ConfigError
-from postgrad.rewards.answers import boxed_answer
+from postgrad.verifiers.answers import boxed_answer
 
 
 def write(path: Path, *rows: dict[str, Any]) -> Path:
@@ -525,7 +525,7 @@ def test_code_sets_hold_tests_that_their_solution_passes(name: str, row: dict[st
 
 def test_the_last_box_is_the_verifiers():
     """Data and verifiers may not import each other; both must take the same thing for the answer."""
-    from postgrad.data.catalog.maths import last_box
+    from postgrad.data.prepare.maths import last_box
 
     texts = ["\\boxed{1} and \\boxed{\\frac{1}{2}}", "\\fbox{a\\}b}", "$\\boxed 5$ cm", "\\boxed{never", "none", "\\boxed{ x }"]
     for text in texts:

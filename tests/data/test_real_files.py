@@ -9,10 +9,10 @@ from pathlib import Path
 import pyarrow.parquet as parquet
 import pytest
 
-from postgrad.data.prepare import find_files, prepare, read_story, read_wish
+from postgrad.data.prepare.run import find_files, prepare, read_story, read_wish
 from postgrad.data.problems import load_places, load_problems
 from postgrad.evaluation.golds import check, question_key
-from postgrad.rewards.score import Judge
+from postgrad.verifiers.scorer import Judge
 
 DATA = Path(os.environ.get("POSTGRAD_REAL_DATA", Path(__file__).parents[2].parent / "shared" / "data"))
 # Rows whose gold answer algebra cannot read: they are right when the text is, and only then. `unread` is the part that it stumbles over,

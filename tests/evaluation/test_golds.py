@@ -4,8 +4,8 @@ import pytest
 
 from postgrad.evaluation.golds import FORM_ONLY, SAID, check, gold_response, near_miss
 from postgrad.problem import Problem
-from postgrad.rewards.score import Judge
-from postgrad.rewards.verifier import VERIFIERS
+from postgrad.verifiers.scorer import Judge
+from postgrad.verifiers.verifier import VERIFIERS
 
 
 def problem(uid: str, truth: str, source: str = "openai/gsm8k", question: str = "", **extra: object) -> Problem:

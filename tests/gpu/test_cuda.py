@@ -27,7 +27,7 @@ def made(tiny, *words):
 
 def bound(config):
     from postgrad.data.render import Prompts
-    from postgrad.rewards.score import Judge
+    from postgrad.verifiers.scorer import Judge
 
     host = build_host(config)
     method = find_method("grpo")(config)

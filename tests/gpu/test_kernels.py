@@ -15,7 +15,7 @@ BUNDLES = [(70, (5, 80)), (0, (30,)), (3, (66, 1)), (200, (129, 64, 65)), (530, 
 
 def packed():
     """A packing of BUNDLES with the mask that says the same."""
-    from postgrad.model.packing import make_packing
+    from postgrad.model.passes.packing import make_packing
 
     segments, at = [], 0
     for shared, owns in BUNDLES:
@@ -43,7 +43,7 @@ def packed():
     ],
 )
 def test_packed_attention_and_its_gradients(dtype, width, heads, key_heads, bound):
-    from postgrad.model.kernels.attention import packed_attention
+    from postgrad.model.passes.kernels.attention import packed_attention
 
     torch.manual_seed(0)
     packing, mask = packed()
@@ -64,7 +64,7 @@ def test_packed_attention_and_its_gradients(dtype, width, heads, key_heads, boun
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.bfloat16, 8e-3)])
 def test_norm_gate_and_rotary_with_their_gradients(dtype, bound):
-    from postgrad.model.kernels.blocks import gated, rms_norm, rotary
+    from postgrad.model.passes.kernels.blocks import gated, rms_norm, rotary
 
     torch.manual_seed(0)
 
@@ -209,7 +209,7 @@ def test_wide_heads_biases_and_norms_of_heads_agree_as_well(tmp_path, family):
 def test_packed_and_padded_passes_give_one_gradient(model, monkeypatch):
     from postgrad.config.compose import compose
     from postgrad.methods import find_method
-    from postgrad.model import layout
+    from postgrad.model.passes import layout
     from postgrad.model.policy import LocalPolicy, Tally
     from postgrad.types import Batch, Trajectory
 

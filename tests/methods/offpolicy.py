@@ -16,7 +16,7 @@ from world import config_of, metrics_of, words_of
 from postgrad.cli.main import main
 from postgrad.methods import find_method
 from postgrad.methods.base import Method
-from postgrad.model.head import TokenOutputs
+from postgrad.model.passes.head import TokenOutputs
 from postgrad.model.policy import Tally
 from postgrad.training.driver import train
 from postgrad.training.log import is_clock

@@ -18,9 +18,9 @@ from postgrad.cluster.host import build_host
 from postgrad.errors import ConfigError
 from postgrad.methods.base import Step
 from postgrad.methods.bupo import Bupo
-from postgrad.model.head import TokenOutputs
-from postgrad.model.layout import make_micro_batches
 from postgrad.model.load import load
+from postgrad.model.passes.head import TokenOutputs
+from postgrad.model.passes.layout import make_micro_batches
 from postgrad.model.policy import LocalPolicy, Tally
 from postgrad.model.tiny import make_tiny, tiny_tokenizer
 from postgrad.model.views import FULL, View, after

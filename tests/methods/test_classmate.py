@@ -16,8 +16,8 @@ from world import config_of, metrics_of, words_of
 from postgrad.algorithms.groups import STD_EPS
 from postgrad.cli.main import main
 from postgrad.cluster import place
-from postgrad.cluster.elsewhere import served as served_at
 from postgrad.cluster.host import build_host
+from postgrad.cluster.remote_roles import served as served_at
 from postgrad.cluster.wire import decode
 from postgrad.config.schema import Config
 from postgrad.data.feed import Feed
@@ -242,7 +242,7 @@ def gradients_of(s: Setting, batch: Batch) -> dict[tuple[int, int], list[float]]
     """d loss / d log-prob of every token, as the method's own prepare and loss give it, by group and index."""
     part = s.method.prepare(Batch(batch.prompt, batch.response, dict(batch.tokens), dict(batch.rows)))
     logprobs = torch.full((part.num_tokens,), -1.0, requires_grad=True)
-    from postgrad.model.head import TokenOutputs
+    from postgrad.model.passes.head import TokenOutputs
     from postgrad.model.policy import Tally
 
     s.method.loss(part, TokenOutputs(logprobs, torch.zeros_like(logprobs), torch.zeros_like(logprobs)), Tally()).backward()

@@ -16,8 +16,8 @@ from postgrad.algorithms.kl import KL_ESTIMATORS
 from postgrad.methods import find_method
 from postgrad.methods.grpo import Grpo
 from postgrad.model.critic import LocalCritic
-from postgrad.model.layout import make_micro_batches
 from postgrad.model.load import load
+from postgrad.model.passes.layout import make_micro_batches
 from postgrad.model.policy import LocalPolicy, Tally
 from postgrad.model.views import FULL
 from postgrad.types import DEMONSTRATION, Batch, Trajectory

@@ -11,10 +11,10 @@ from postgrad.data.problems import load_problems
 from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError
 from postgrad.methods.base import Ports, Step
-from postgrad.methods.thinking import Thinking
+from postgrad.methods.support.thinking import Thinking
 from postgrad.types import Batch, Trajectory
 
-THINKING = ("method=postgrad.methods.thinking:Thinking", "method.cot_start='('", "method.cot_end=')'")
+THINKING = ("method=postgrad.methods.support.thinking:Thinking", "method.cot_start='('", "method.cot_end=')'")
 
 
 class Short(Thinking):

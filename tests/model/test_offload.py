@@ -15,7 +15,7 @@ from postgrad.config.schema import OptimiserConfig
 from postgrad.errors import ConfigError, RunError
 from postgrad.model import offload
 from postgrad.model.offload import OffloadedAdamW
-from postgrad.model.optimiser import Optimiser
+from postgrad.model.optimizer import Optimiser
 
 KINDS = ["adamw", "adamw_offloaded", "adamw_fused"]
 if importlib.util.find_spec("bitsandbytes"):

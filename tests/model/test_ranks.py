@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from world import random_batch
 
-from postgrad.cluster.ray_place import merged, share_requests
+from postgrad.cluster.ray_backend import merged, share_requests
 from postgrad.model.policy import Tally
 from postgrad.model.ranks import UNEVEN, divide
 from postgrad.rollout.engine import Request

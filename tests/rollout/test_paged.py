@@ -23,7 +23,7 @@ loaded = load(ModelConfig(path=sys.argv[1], dtype="float32"), torch.device("cpu"
 adapted = len(sys.argv) > 2
 if adapted:
     from postgrad.config.schema import LoraConfig
-    from postgrad.model.kernels.blocks import install
+    from postgrad.model.passes.kernels.blocks import install
     from postgrad.model.lora import adapt, adapter_parameters
     plain = load(ModelConfig(path=sys.argv[1], dtype="float32"), torch.device("cpu"), 0)
     install(loaded.model)
@@ -36,7 +36,7 @@ engine = NativeEngine(loaded, RolloutConfig(max_rows=16))
 asked = [Request([3, 7, 10, 5, 8, 15], [1, 2]), Request([1], [4], 2), Request([i * 7 % 16 for i in range(70)], [6])]
 sampling = Sampling(0.9, 3)
 sampled = (NativeEngine(plain, RolloutConfig(max_rows=16)) if adapted else engine).generate(asked, sampling)
-from postgrad.model.kernels.blocks import install
+from postgrad.model.passes.kernels.blocks import install
 if not adapted:
     install(loaded.model)
 decoder = Decoder(loaded.model, engine.stop)
@@ -49,7 +49,7 @@ for a, b in zip(sampled, paged, strict=True):
 if adapted:  # the packed training pass, forward and backward
     sys.path.insert(0, sys.argv[2])
     from world import config_of, random_batch
-    from postgrad.model.layout import make_micro_batches, make_packed
+    from postgrad.model.passes.layout import make_micro_batches, make_packed
     from postgrad.model.policy import FrozenPolicy
     from postgrad.model.views import FULL
     batch, found = random_batch(2, groups=2, samples=2), []

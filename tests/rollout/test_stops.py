@@ -104,7 +104,7 @@ engine = NativeEngine(loaded, RolloutConfig(max_rows=16))
 asked = [Request([1, 10, 2, 15], list(range(4))), Request([7, 15], [3, 4], 6)]
 sampling = Sampling(1.0, 9, stop=stops)
 plain = engine.generate(asked, sampling)
-from postgrad.model.kernels.blocks import install
+from postgrad.model.passes.kernels.blocks import install
 install(loaded.model)
 decoder = Decoder(loaded.model, engine.stop)
 with torch.no_grad():

@@ -10,13 +10,13 @@ from talk import CALL, KNOWS_TOOLS, PLAIN_CHAT, TOOLS, chat_tokenizer
 from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError
 from postgrad.problem import Problem
-from postgrad.rewards.outcome import SandboxError
-from postgrad.rewards.sandbox import probe
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.fake import FakeEngine
 from postgrad.rollout.respond import respond
 from postgrad.rollout.tools import Call, Toolbox, calls_in
 from postgrad.rollout.turns import Turns, converse
+from postgrad.sandbox.local import probe
+from postgrad.sandbox.outcome import SandboxError
 from postgrad.types import Score
 
 

@@ -20,6 +20,7 @@ from postgrad.cluster import place
 from postgrad.cluster.host import build_host
 from postgrad.data.problems import load_problems
 from postgrad.data.render import Prompts
+from postgrad.doctor import machine as doctor
 from postgrad.errors import ConfigError
 from postgrad.methods.base import Ports
 from postgrad.model.load import cache_folder, load_tokenizer
@@ -27,9 +28,8 @@ from postgrad.model.tiny import make_tiny
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.http import Address, HttpEngine
 from postgrad.rollout.refresh import HttpRollouts
-from postgrad.training import doctor
-from postgrad.training.agreement import check_agreement
 from postgrad.training.driver import train
+from postgrad.training.engine_gap import check_agreement
 from postgrad.training.report import Reporter
 from postgrad.types import Batch, Trajectory
 

@@ -12,8 +12,8 @@ from live import wait_for
 from world import config_of, metrics_of, sharpened, words_of
 
 from postgrad.cli.main import main
-from postgrad.cluster.elsewhere import served as served_at
 from postgrad.cluster.host import build_host
+from postgrad.cluster.remote_roles import served as served_at
 from postgrad.data.render import Prompts
 from postgrad.model.load import load_tokenizer
 from postgrad.model.tiny import make_tiny

@@ -28,12 +28,12 @@ def run(words: list[str]) -> int:
         raise ConfigError(f"analyze does not know {words[0]}; {did_you_mean(words[0], ['entropy'])}")
     if len(words) < 2 or "=" in words[1]:
         raise ConfigError("which model? postgrad analyze entropy MODEL data=...")
-    from postgrad.evaluation.entropy_data import read_settings
+    from postgrad.analysis.data import read_settings
     from postgrad.evaluation.model import find_model
 
     target = find_model(words[1])
     config = read_settings(target.path, words[2:], target.config)
-    from postgrad.evaluation.analyse import analyse_entropy
+    from postgrad.analysis.run import analyse_entropy
 
     report, folder, figures = analyse_entropy(config, target, Teller())
     layer, depth = report["boundary_layer"], report["num_layers"]

@@ -48,7 +48,7 @@ def run(words: list[str]) -> int:
 def _help(name: str) -> str:
     if name != "prepare":
         return HELP
-    from postgrad.data.catalog import COMMON
+    from postgrad.data.prepare.catalog import COMMON
 
     return (
         PREPARE_HELP.format(common="\n".join(f"  {key + '=':<12}{option.help}" for key, option in COMMON.items())) + "\n" + _sets()
@@ -56,7 +56,7 @@ def _help(name: str) -> str:
 
 
 def _sets() -> str:
-    from postgrad.data.catalog import SETS
+    from postgrad.data.prepare.catalog import SETS
 
     lines = ["data sets (splits; prompt style):"]
     for name, entry in SETS.items():
@@ -119,7 +119,7 @@ def prepare_command(words: list[str]) -> int:
         return 0
     if len(names) > 1:
         raise ConfigError(f"one data set at a time; got {', '.join(names)} (files are given as from=FILE)")
-    from postgrad.data.prepare import describe, find_files, prepare, read_wish
+    from postgrad.data.prepare.run import describe, find_files, prepare, read_wish
     from postgrad.data.readers import count_rows
 
     place, out = options.pop("from", "hub"), options.pop("out", "")
@@ -163,7 +163,7 @@ def _tokenizer(model: str) -> Any:
 def show_command(words: list[str]) -> int:
     files, options = _split(words, {"n", "uid", "model", "style", "template", "skip"})
     path = _one_file(files, "show")
-    from postgrad.data.prepare import read_story
+    from postgrad.data.prepare.run import read_story
     from postgrad.data.problems import load_problems
     from postgrad.data.show import describe_problem, describe_story
 
@@ -200,7 +200,7 @@ def check_command(words: list[str]) -> int:
         raise ConfigError("which file? postgrad data check FILE ... [against=TEST]")
     from postgrad.data.problems import load_places, load_problems
     from postgrad.evaluation.golds import check
-    from postgrad.rewards.score import Judge
+    from postgrad.verifiers.scorer import Judge
 
     problems, places = load_places(",".join(files))
     against = load_problems(options["against"]) if "against" in options else []

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from postgrad.errors import ConfigError
 
 if TYPE_CHECKING:
-    from postgrad.training.doctor import Report
+    from postgrad.doctor.machine import Report
 
 HELP = """usage: postgrad doctor
        postgrad doctor --fit RECIPE [key=value ...]
@@ -23,14 +23,14 @@ def run(words: list[str]) -> int:
     if words and words[0] != "--fit":
         raise ConfigError(f"doctor does not know {words[0]}; write postgrad doctor, or postgrad doctor --fit RECIPE key=value ...")
     if not words:
-        from postgrad.training.doctor import examine
+        from postgrad.doctor.machine import examine
 
         show(examine())
         return 0
     from postgrad.cli.train import compose_words
 
     config = compose_words(words[1:])
-    from postgrad.training.doctor import describe, foretell
+    from postgrad.doctor.machine import describe, foretell
 
     show(describe(foretell(config)))
     return 0

@@ -24,7 +24,7 @@ def run(words: list[str]) -> int:
         print(HELP)
         return 0
     wanted = read(words)
-    from postgrad.training.export import export
+    from postgrad.publish.export import export
 
     out = export(wanted, print)
     print(f"written: {out}")
@@ -43,7 +43,7 @@ def read(words: list[str]) -> Any:
         raise ConfigError(
             f"export wants where from and where to: postgrad export SOURCE OUT; it got {' '.join(paths) or 'nothing'}"
         )
-    from postgrad.training.export import DTYPES, LORA, Wanted
+    from postgrad.publish.export import DTYPES, LORA, Wanted
 
     for key, known in (("dtype", tuple(DTYPES)), ("lora", LORA)):
         if key in given and given[key] not in known:

@@ -93,7 +93,7 @@ import pytest
 from {name} import {name}
 
 from postgrad.problem import Problem
-from postgrad.rewards.score import Judge
+from postgrad.verifiers.scorer import Judge
 
 PROBLEM = Problem("u1", [{{"role": "user", "content": "3+4="}}], "7", "mine")
 

@@ -35,8 +35,8 @@ def run(words: list[str]) -> int:
     for key, known in (("private", ("true", "false")), ("lora", ("merge", "keep"))):
         if key in given and given[key] not in known:
             raise ConfigError(f"{key}={given[key]} is not one of its values; {did_you_mean(given[key], known)}")
-    from postgrad.training.card import model_card
-    from postgrad.training.push import find_parcel, push
+    from postgrad.publish.card import model_card
+    from postgrad.publish.push import find_parcel, push
 
     parcel = find_parcel(plain[0], given.get("step", "latest"), given.get("lora", "merge"))
     if "--card" in words:

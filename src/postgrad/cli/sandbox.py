@@ -35,9 +35,9 @@ def run(words: list[str]) -> int:
     waiting, memory = web.number(options, "--queue", 0, 100_000), web.number(options, "--memory", 64, 1 << 20)
     workers = web.number(options, "--workers", 1, 1024) if options["--workers"] else len(os.sched_getaffinity(0))
     host, token = options["--host"], options["--token"] or os.environ.get("POSTGRAD_SANDBOX_TOKEN", "")
-    from postgrad.rewards.outcome import Limits, SandboxError
-    from postgrad.rewards.sandbox import Sandbox
-    from postgrad.rewards.sandbox_server import make_app
+    from postgrad.sandbox.local import Sandbox
+    from postgrad.sandbox.outcome import Limits, SandboxError
+    from postgrad.sandbox.server import make_app
 
     try:
         sandbox = Sandbox(Limits(memory_mb=memory))

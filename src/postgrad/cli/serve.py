@@ -66,7 +66,7 @@ def run(words: list[str]) -> int:
     engine, why = choose_engine(found, options)
     if engine == "vllm":
         from postgrad.model.load import resolve
-        from postgrad.serving.handover import NotReady, serve_vllm
+        from postgrad.serving.vllm_server import NotReady, serve_vllm
 
         print(f"engine: vllm ({why})", flush=True)
         try:
@@ -85,7 +85,7 @@ def choose_engine(models: list[str], options: dict[str, str]) -> tuple[str, str]
     """native or vllm, and why."""
     if options["--engine"] != "auto":
         return options["--engine"], f"--engine {options['--engine']}"
-    from postgrad.serving.handover import why_not
+    from postgrad.serving.vllm_server import why_not
 
     reason = why_not(models, options, OPTIONS)
     return ("native", reason) if reason else ("vllm", "installed, and it can run this model here")
@@ -95,7 +95,8 @@ def check(models: list[str], options: dict[str, str]) -> list[str]:
     """The models' names; everything that can be wrong with the words is looked at before a model is loaded. Raises ConfigError."""
     from postgrad import web
     from postgrad.errors import did_you_mean
-    from postgrad.serving import handover, mapping
+    from postgrad.serving import mapping
+    from postgrad.serving import vllm_server as handover
 
     if not models:
         raise ConfigError("which model? postgrad serve MODEL [--port PORT]")
@@ -144,7 +145,7 @@ def serve(names: list[str], models: list[str], listener: Any, token: str, option
     from postgrad.model.device import set_threads
     from postgrad.serving import mapping
     from postgrad.serving.app import make_app
-    from postgrad.serving.served import load_served
+    from postgrad.serving.served_model import load_served
 
     number = {key: int(options[key]) for key in ("--rows", "--context", "--queue", "--time-limit", "--grace", "--threads")}
     if number["--threads"]:

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from postgrad.cluster.elsewhere import FAKE, is_elsewhere, is_served, served
 from postgrad.cluster.engines import served_engine, shares_weights
 from postgrad.cluster.host import SPEAKING
+from postgrad.cluster.remote_roles import FAKE, is_elsewhere, is_served, served
 from postgrad.config.schema import Config
 from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError
@@ -22,8 +22,8 @@ from postgrad.model.load import load_tokenizer, model_config
 from postgrad.model.policy import Policy
 from postgrad.rollout.engine import Engine
 from postgrad.rollout.fake import FakeEngine
+from postgrad.rollout.generator import Chat, Speaker
 from postgrad.rollout.http import Address, HttpChat, HttpEngine
-from postgrad.rollout.speaker import Chat, Speaker
 
 
 class Placed(NamedTuple):
@@ -46,12 +46,12 @@ def place(config: Config) -> Iterator[Placed]:
         yield Placed(host.policy, engine, _with_speakers(config, roles, engine, host.models))
         return
     if config.cluster.place == "ray":
-        from postgrad.cluster.ray_place import place_on_ray
+        from postgrad.cluster.ray_backend import place_on_ray
 
         with place_on_ray(config, roles) as (policy, engine, models):
             yield Placed(policy, engine, _with_speakers(config, roles, engine, models))
         return
-    from postgrad.cluster.process import Child, RemoteEngine, RemoteModel
+    from postgrad.cluster.child_process import Child, RemoteEngine, RemoteModel
 
     children = [Child(config, "policy")]
     try:
@@ -84,12 +84,12 @@ def place_engine(config: Config) -> Iterator[Engine]:
         yield build_host(config, only_engine=True).engine
         return
     if config.cluster.place == "ray":
-        from postgrad.cluster.ray_place import engine_on_ray
+        from postgrad.cluster.ray_backend import engine_on_ray
 
         with engine_on_ray(config) as engine:
             yield engine
         return
-    from postgrad.cluster.process import Child, RemoteEngine
+    from postgrad.cluster.child_process import Child, RemoteEngine
 
     child = Child(config, "engine", only_engine=True)
     try:

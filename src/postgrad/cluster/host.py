@@ -7,8 +7,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-from postgrad.cluster.elsewhere import is_elsewhere
 from postgrad.cluster.engines import OVER_A_MODEL, build_engine
+from postgrad.cluster.remote_roles import is_elsewhere
 from postgrad.config.schema import Config
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method

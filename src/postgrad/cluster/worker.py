@@ -12,7 +12,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from postgrad.cluster.process import OURS, receive, send
+from postgrad.cluster.child_process import OURS, receive, send
 from postgrad.cluster.wire import encode
 from postgrad.errors import ConfigError, RunError
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.evaluation.folder import write
+from postgrad.judge.llm import question_of
 from postgrad.problem import Problem
-from postgrad.rewards.judge import question_of
 
 
 def is_alpaca(problems: Sequence[Problem]) -> bool:

@@ -14,8 +14,8 @@ from typing import Any
 
 from postgrad.config.compose import differences
 from postgrad.errors import ConfigError, RunError
+from postgrad.judge.llm import MARKS
 from postgrad.problem import Problem
-from postgrad.rewards.judge import MARKS
 
 AUTO = (("model", "device", "auto"), ("model", "dtype", "auto"), ("model", "threads", 0), ("rollout", "batch", 0))
 

@@ -12,7 +12,7 @@ from decimal import Decimal
 from postgrad.data.styles import question_of
 from postgrad.errors import ConfigError
 from postgrad.problem import Failure, Problem, Score
-from postgrad.rewards.score import Judge
+from postgrad.verifiers.scorer import Judge
 
 CHUNK = 256  # problems judged between two signs of progress
 

@@ -21,17 +21,17 @@ from postgrad.data.styles import stop_strings
 from postgrad.errors import ConfigError
 from postgrad.evaluation.model import Target, weights_fingerprint
 from postgrad.evaluation.settings import EvalConfig
+from postgrad.judge.llm import MARKS, is_pairwise
 from postgrad.methods import find_method
-from postgrad.methods.judging import check_judge, check_judge_used, check_references
+from postgrad.methods.support.judging import check_judge, check_judge_used, check_references
 from postgrad.model.device import choose_device, choose_dtype
 from postgrad.model.load import load_tokenizer, model_config
 from postgrad.problem import Problem
-from postgrad.rewards.judge import MARKS, is_pairwise
-from postgrad.rewards.score import LLM_JUDGE, Judge
 from postgrad.rollout.engine import Sampling, sampling_of
 from postgrad.rollout.tools import open_toolbox
 from postgrad.rollout.turns import Turns
 from postgrad.training.prepare import check_cluster
+from postgrad.verifiers.scorer import LLM_JUDGE, Judge
 
 Section = TypeVar("Section")
 CPU_RESPONSES, OTHER_RESPONSES = 32, 1024  # of one batch

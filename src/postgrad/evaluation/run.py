@@ -19,12 +19,12 @@ from postgrad.evaluation.progress import Progress
 from postgrad.evaluation.report import markdown
 from postgrad.evaluation.votes import can_vote, vote
 from postgrad.evaluation.winrate import win_rates
-from postgrad.methods.judging import connect_judge
+from postgrad.judge.pairwise import answer_of
+from postgrad.methods.support.judging import connect_judge
 from postgrad.problem import Failure, Problem, Score
-from postgrad.rewards.pairwise import answer_of
-from postgrad.rewards.score import LLM_JUDGE
 from postgrad.rollout.engine import Completion, Engine, Request, Sampling
 from postgrad.rollout.respond import Answer, respond
+from postgrad.verifiers.scorer import LLM_JUDGE
 
 
 @dataclass

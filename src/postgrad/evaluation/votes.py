@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from postgrad.problem import Problem
-from postgrad.rewards.answers import (
+from postgrad.verifiers.answers import (
     boxed_answer,
     chosen_option,
     final_answer,
@@ -12,7 +12,7 @@ from postgrad.rewards.answers import (
     last_number,
     tagged_answers,
 )
-from postgrad.rewards.equal import MAX_ANSWER, normalise, number, split_unit
+from postgrad.verifiers.equality import MAX_ANSWER, normalise, number, split_unit
 
 Find = Callable[[str, Problem], str | None]
 

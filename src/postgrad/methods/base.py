@@ -18,18 +18,18 @@ from postgrad.algorithms.aggregation import AGGREGATIONS, token_weights
 from postgrad.config.schema import Config, setting
 from postgrad.data.feed import Feed
 from postgrad.errors import RunError
-from postgrad.methods.checks import check_monitor, check_numbers, check_read, check_sampling, check_staleness, check_tools
+from postgrad.methods.support.checks import check_monitor, check_numbers, check_read, check_sampling, check_staleness, check_tools
 from postgrad.model.critic import Critic
-from postgrad.model.head import TokenOutputs
+from postgrad.model.passes.head import TokenOutputs
 from postgrad.model.policy import Policy, Tally
 from postgrad.model.views import FULL, View
-from postgrad.rewards.score import LLM_JUDGE
 from postgrad.rollout.engine import Completion, Engine, Request, Sampling, sampling_of, trajectory_seed
+from postgrad.rollout.generator import Chat as Chat
+from postgrad.rollout.generator import Speaker as Speaker
 from postgrad.rollout.respond import Judge, Prompts, respond
-from postgrad.rollout.speaker import Chat as Chat
-from postgrad.rollout.speaker import Speaker as Speaker
 from postgrad.rollout.turns import Turns, converse
 from postgrad.types import DEMONSTRATION, POLICY, TOOL, Batch, Failure, Problem, Score, Trajectory
+from postgrad.verifiers.scorer import LLM_JUDGE
 
 LIVE = "policy:live"  # the path of a role that is the run's own engine
 

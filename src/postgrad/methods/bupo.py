@@ -18,11 +18,11 @@ from torch import Tensor
 from postgrad.config.schema import setting
 from postgrad.errors import ConfigError
 from postgrad.methods.base import Stage, Step
-from postgrad.methods.checks import refuse_unread
-from postgrad.methods.correct import correction_on, log_engine_gap
 from postgrad.methods.grpo import Grpo, GrpoSettings
-from postgrad.model.head import TokenOutputs
+from postgrad.methods.support.checks import refuse_unread
+from postgrad.methods.support.correction import correction_on, log_engine_gap
 from postgrad.model.load import model_config
+from postgrad.model.passes.head import TokenOutputs
 from postgrad.model.policy import Tally
 from postgrad.model.views import FULL, View, after, check_blocks
 from postgrad.types import POLICY, Batch

@@ -17,12 +17,12 @@ from postgrad.config.schema import setting
 from postgrad.data.pairs import similar
 from postgrad.errors import ConfigError
 from postgrad.methods.base import LIVE, Ports, Role, Step
-from postgrad.methods.checks import refuse_unread
-from postgrad.methods.thinking import Thinking, ThinkingSettings
-from postgrad.rewards.score import LLM_JUDGE
+from postgrad.methods.support.checks import refuse_unread
+from postgrad.methods.support.thinking import Thinking, ThinkingSettings
 from postgrad.rollout.engine import Sampling
 from postgrad.rollout.panel import Panel
 from postgrad.types import Batch, Problem
+from postgrad.verifiers.scorer import LLM_JUDGE
 
 ESTIMATORS = tuple(name for name, estimator in ADVANTAGES.items() if "classmate" in estimator.needs)
 HELP_OTHER, HELP_SIMILAR = "help_other_questions", "help_other_similar_questions"

@@ -10,7 +10,7 @@ from postgrad.algorithms.preference import PREFERENCE_LOSSES, dpo, row_logprobs
 from postgrad.config.schema import setting
 from postgrad.errors import ConfigError, RunError
 from postgrad.methods.base import Group, Method, MethodSettings, Role, Stage, Step
-from postgrad.model.head import TokenOutputs
+from postgrad.model.passes.head import TokenOutputs
 from postgrad.model.policy import Tally
 from postgrad.types import DEMONSTRATION, Batch, Problem, Trajectory
 

@@ -17,8 +17,8 @@ from postgrad.algorithms.replay import BUCKET_WEIGHTS, PICK_BY, POOL_RANGES, Exp
 from postgrad.config.schema import Config, setting
 from postgrad.errors import ConfigError
 from postgrad.methods.base import Group, Stage, Step
-from postgrad.methods.checks import refuse_unread
-from postgrad.methods.mixed import Mixed, MixedSettings
+from postgrad.methods.support.checks import refuse_unread
+from postgrad.methods.support.mixed import Mixed, MixedSettings
 from postgrad.types import POLICY, REPLAY, Batch, Problem, Ragged, Trajectory
 
 

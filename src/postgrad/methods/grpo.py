@@ -20,10 +20,10 @@ from postgrad.algorithms.token_advantages import outcome_rewards
 from postgrad.config.schema import setting
 from postgrad.errors import ConfigError, RunError, did_you_mean
 from postgrad.methods.base import Method, MethodSettings, Role, Stage, Step
-from postgrad.methods.checks import refuse_unread
-from postgrad.methods.correct import CORRECTIONS, check_correction, correct, correction_on, log_engine_gap
-from postgrad.methods.refill import refill
-from postgrad.model.head import TokenOutputs
+from postgrad.methods.support.checks import refuse_unread
+from postgrad.methods.support.correction import CORRECTIONS, check_correction, correct, correction_on, log_engine_gap
+from postgrad.methods.support.dynamic_sampling import refill
+from postgrad.model.passes.head import TokenOutputs
 from postgrad.model.policy import Tally
 from postgrad.rollout.engine import sampling_of
 from postgrad.types import POLICY, Batch, Failure, Score

@@ -12,8 +12,8 @@ from postgrad.algorithms.prefixes import READS, STRATEGIES, prefix_ratio
 from postgrad.config.schema import setting
 from postgrad.errors import ConfigError, RunError
 from postgrad.methods.base import Group, Step
-from postgrad.methods.checks import refuse_unread
-from postgrad.methods.mixed import Mixed, MixedSettings, off_policy
+from postgrad.methods.support.checks import refuse_unread
+from postgrad.methods.support.mixed import Mixed, MixedSettings, off_policy
 from postgrad.types import DEMONSTRATION, Batch, Problem, Trajectory
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from postgrad.config.schema import setting
 from postgrad.errors import ConfigError
 from postgrad.methods.base import Group, Method, MethodSettings, Stage, Step
-from postgrad.methods.checks import refuse_unread
-from postgrad.model.head import TokenOutputs
+from postgrad.methods.support.checks import refuse_unread
+from postgrad.model.passes.head import TokenOutputs
 from postgrad.model.policy import Tally
 from postgrad.types import Batch, Problem
 

@@ -12,12 +12,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from postgrad.config.schema import Config
-from postgrad.model.behind import Behind, TensorsFile, WeightsFile, on_host
-from postgrad.model.layout import MicroBatch, make_passes
+from postgrad.model.async_writer import Behind, TensorsFile, WeightsFile, on_host
 from postgrad.model.load import Loaded, save
-from postgrad.model.optimiser import Optimiser, learning_rate
+from postgrad.model.optimizer import Optimiser, learning_rate
+from postgrad.model.passes.captured import Recorder, pass_states
+from postgrad.model.passes.layout import MicroBatch, make_passes
 from postgrad.model.policy import Tally, load_weights, split_updates
-from postgrad.model.recorded import Recorder, pass_states
 from postgrad.model.views import FULL
 from postgrad.types import Batch
 

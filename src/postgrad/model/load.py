@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from postgrad.config.schema import ModelConfig
 from postgrad.errors import ConfigError, did_you_mean
-from postgrad.model import attention
 from postgrad.model.device import DTYPES, has_kernels
 from postgrad.model.lora import base_of, is_adapter, merge_adapter
+from postgrad.model.passes import attention
 
 SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
 SMOLLM2_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -132,7 +132,7 @@ def _finish(model: nn.Module, tokenizer: Any, config: ModelConfig, device: torch
     if config.activation_checkpointing:
         model.gradient_checkpointing_enable()  # type: ignore[operator]
     if has_kernels(device):
-        from postgrad.model.kernels.blocks import install
+        from postgrad.model.passes.kernels.blocks import install
 
         install(model)
     _check_head(model, device)

@@ -13,14 +13,14 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from postgrad.config.schema import Config
-from postgrad.model.behind import Behind, TensorsFile, WeightsFile, on_host
+from postgrad.model.async_writer import Behind, TensorsFile, WeightsFile, on_host
 from postgrad.model.device import peak_memory_bytes, send
-from postgrad.model.head import TokenOutputs, token_outputs
-from postgrad.model.layout import MicroBatch, make_passes
 from postgrad.model.load import Loaded, save
 from postgrad.model.lora import adapter_parameters, adapters_off, load_adapter, merged_weights, save_adapter, save_merged
-from postgrad.model.optimiser import Optimiser, learning_rate
-from postgrad.model.recorded import Recorder, pass_states
+from postgrad.model.optimizer import Optimiser, learning_rate
+from postgrad.model.passes.captured import Recorder, pass_states
+from postgrad.model.passes.head import TokenOutputs, token_outputs
+from postgrad.model.passes.layout import MicroBatch, make_passes
 from postgrad.model.views import FULL, View, upper_parameters
 from postgrad.types import Batch
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from postgrad.model.layout import MicroBatch
+from postgrad.model.passes.layout import MicroBatch
 from postgrad.types import Batch
 
 UNEVEN = 1.05  # the most loaded rank may have this much more than the mean before groups of one prompt are divided

@@ -18,11 +18,9 @@ from torch.distributed.tensor import DTensor
 
 from postgrad.config.schema import Config, OptimiserConfig
 from postgrad.errors import ConfigError
-from postgrad.model.behind import AdapterFile, Behind, File, TensorsFile, WeightsFile
+from postgrad.model.async_writer import AdapterFile, Behind, File, TensorsFile, WeightsFile
 from postgrad.model.critic import LocalCritic, ValueObjective
 from postgrad.model.device import DTYPES
-from postgrad.model.head import TokenOutputs
-from postgrad.model.layout import MicroBatch, make_passes
 from postgrad.model.load import Loaded
 from postgrad.model.lora import (
     BASE,
@@ -34,7 +32,9 @@ from postgrad.model.lora import (
     read_adapter,
     stock_name,
 )
-from postgrad.model.optimiser import Optimiser
+from postgrad.model.optimizer import Optimiser
+from postgrad.model.passes.head import TokenOutputs
+from postgrad.model.passes.layout import MicroBatch, make_passes
 from postgrad.model.policy import FrozenPolicy, LocalPolicy, Objective, Tally, read_weights
 from postgrad.model.ranks import Ranks, idle_pass
 from postgrad.model.views import FULL, View

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from postgrad.errors import ConfigError
-from postgrad.model.packing import Packing
-from postgrad.model.spread import Spread
+from postgrad.model.passes.packing import Packing
+from postgrad.model.passes.row_attention import Spread
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from postgrad.problem import Failure, Problem
 from postgrad.rollout.engine import Completion, Sampling, trajectory_seed
+from postgrad.rollout.generator import Speaker
 from postgrad.rollout.respond import Judge
-from postgrad.rollout.speaker import Speaker
 
 Texts = list[list[str | None]]  # of each row: member after member, sample after sample; None where nothing was written
 

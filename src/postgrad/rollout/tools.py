@@ -20,7 +20,7 @@ from typing import Any
 from postgrad.config.schema import RolloutConfig
 from postgrad.errors import ConfigError, did_you_mean
 from postgrad.problem import Problem
-from postgrad.rewards.verifier import load_function, one_line
+from postgrad.verifiers.verifier import load_function, one_line
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 HIDDEN = ("problem", "state")  # what a tool may ask of us
@@ -225,8 +225,8 @@ def python(program: str) -> str:
 
 
 def _sandbox() -> Any:
-    from postgrad.rewards.code import sandbox
-    from postgrad.rewards.outcome import SandboxError
+    from postgrad.sandbox.outcome import SandboxError
+    from postgrad.verifiers.code import sandbox
 
     try:
         return sandbox()

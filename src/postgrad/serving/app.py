@@ -26,9 +26,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from postgrad.errors import did_you_mean
-from postgrad.serving.asks import Ask, Refusal, read_ask
-from postgrad.serving.replies import Choice, Reply, error_body
-from postgrad.serving.served import Served, take_weights, weight_files
+from postgrad.serving.requests import Ask, Refusal, read_ask
+from postgrad.serving.responses import Choice, Reply, error_body
+from postgrad.serving.served_model import Served, take_weights, weight_files
 from postgrad.serving.worker import Ticket
 from postgrad.web import Bad, has_token, read_json, stranger
 

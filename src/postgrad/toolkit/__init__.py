@@ -1,6 +1,6 @@
 """The functions of the CS336 alignment assignment, with its names, arguments and padded (rows, positions) shapes.
 
-Thin: the arithmetic is postgrad.algorithms', the parsing postgrad.rewards', the tokens postgrad.data's; what training computes and
+Thin: the arithmetic is postgrad.algorithms', the parsing postgrad.verifiers', the tokens postgrad.data's; what training computes and
 what these compute is the same code. For scripts and notebooks, and for anyone who comes from the course; the package itself does
 not use them. Stands beside training: may touch algorithms, model, rewards and data.
 

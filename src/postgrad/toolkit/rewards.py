@@ -7,7 +7,7 @@ import atexit
 from functools import cache
 
 from postgrad.problem import Failure, Problem, Score
-from postgrad.rewards.pool import VerifierPool
+from postgrad.verifiers.pool import VerifierPool
 
 TIMEOUT_S = 5.0  # of the algebra of one response
 

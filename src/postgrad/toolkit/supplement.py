@@ -14,8 +14,8 @@ from postgrad.data.render import Prompts
 from postgrad.data.styles import STYLES
 from postgrad.errors import ConfigError
 from postgrad.problem import Problem, Score
-from postgrad.rewards.answers import choice, last_number
 from postgrad.toolkit.sequences import encode_text, get_response_log_probs
+from postgrad.verifiers.answers import choice, last_number
 
 LETTERS = "ABCD"
 

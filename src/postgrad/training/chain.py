@@ -8,9 +8,9 @@ from typing import Any
 from postgrad.config.compose import compose
 from postgrad.config.schema import Config, JudgeConfig
 from postgrad.methods import find_method
-from postgrad.rewards.score import LLM_JUDGE
 from postgrad.training.driver import Result, train
 from postgrad.training.report import Reporter
+from postgrad.verifiers.scorer import LLM_JUDGE
 
 CARRIED = ("model", "data", "reward", "cluster")  # sections that the first run shares with the second
 

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 
 from postgrad.cluster.wire import decode, encode
 from postgrad.errors import RunError
-from postgrad.model.behind import sync
+from postgrad.model.async_writer import sync
 
 # How safetensors tells of a full disk, a quota or a broken one; its error is of a kind of its own.
 IO_ERROR = re.compile(r"I/O error: (.+?) \(os error|(No space left on device)")

@@ -13,17 +13,17 @@ from postgrad.config.schema import Config
 from postgrad.data.feed import Feed
 from postgrad.methods import find_method
 from postgrad.methods.base import Method, Ports
-from postgrad.methods.judging import connect_judge
+from postgrad.methods.support.judging import connect_judge
 from postgrad.training import checkpoint, prepare, run
-from postgrad.training.agreement import agree
-from postgrad.training.ahead import Ahead
+from postgrad.training.engine_gap import agree
 from postgrad.training.events import Events
 from postgrad.training.guard import Guard
 from postgrad.training.interrupt import Interrupt
 from postgrad.training.log import RunLog, describe, missing_steps, read_metrics, timed
-from postgrad.training.mirror import mirrors
+from postgrad.training.prefetch import Ahead
 from postgrad.training.profile import profiled
 from postgrad.training.report import Chorus, Reporter
+from postgrad.training.trackers import mirrors
 from postgrad.training.validation import Best, goal_met, validate_sets
 from postgrad.types import Batch
 

@@ -13,7 +13,7 @@ import torch
 
 from postgrad.errors import RunError
 from postgrad.methods.base import Step
-from postgrad.model.behind import sync
+from postgrad.model.async_writer import sync
 from postgrad.types import SOURCE_NAMES, Batch
 
 TOKENS_PER_ROW_GROUP = 1 << 16  # a reader who wants one problem's group then reads a part of a large file

@@ -13,16 +13,16 @@ from postgrad.data.render import Prompts, make_prompts
 from postgrad.data.styles import stop_strings
 from postgrad.errors import ConfigError
 from postgrad.methods.base import Method
-from postgrad.methods.judging import check_judge, check_judge_used, check_references
+from postgrad.methods.support.judging import check_judge, check_judge_used, check_references
 from postgrad.model.device import choose_device, choose_dtype, is_gpu, probe_threads
-from postgrad.model.layout import default_budget
 from postgrad.model.load import load_tokenizer, model_config, model_width
-from postgrad.rewards.score import Judge
+from postgrad.model.passes.layout import default_budget
 from postgrad.rollout.tools import open_toolbox
 from postgrad.rollout.turns import Turns
-from postgrad.training import mirror
+from postgrad.training import trackers as mirror
 from postgrad.training.validation import load_sets
 from postgrad.types import Problem
+from postgrad.verifiers.scorer import Judge
 
 
 @dataclass
@@ -58,7 +58,7 @@ def resolve(config: Config) -> Config:
             cluster = config.cluster
             workers = cluster.workers + cluster.engines + sum(cluster.pools.values())
             config.model.threads = max(1, min(config.model.threads, (os.cpu_count() or 1) // workers))
-    launched = bool(config.model.lora.rank or config.model.activation_checkpointing)  # see model/recorded.py
+    launched = bool(config.model.lora.rank or config.model.activation_checkpointing)  # see model/passes/captured.py
     config.training.token_budget = config.training.token_budget or default_budget(device, launched)
     if config.rollout.max_rows == 0:
         config.rollout.max_rows = 256 if device.type == "cpu" else 2048

@@ -17,13 +17,13 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from postgrad.model.device import capture_graph, captures_graphs
-from postgrad.model.head import wide_logits
-from postgrad.model.kernels.attention import EXACT, LOG2E, instructions
-from postgrad.model.kernels.blocks import gate
-from postgrad.model.layout import PACKED_FAMILIES
 from postgrad.model.lora import base_layer, with_additions
-from postgrad.model.packing import BLOCK_N as PAGE
-from postgrad.model.packing import CHUNK
+from postgrad.model.passes.head import wide_logits
+from postgrad.model.passes.kernels.attention import EXACT, LOG2E, instructions
+from postgrad.model.passes.kernels.blocks import gate
+from postgrad.model.passes.layout import PACKED_FAMILIES
+from postgrad.model.passes.packing import BLOCK_N as PAGE
+from postgrad.model.passes.packing import CHUNK
 from postgrad.rollout.native import kernels
 
 STATIC_ROTARY = ("default", "linear", "llama3", "yarn")

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from postgrad.config.schema import RolloutConfig
 from postgrad.errors import RunError
-from postgrad.model.attention import prompt_mask
 from postgrad.model.device import free_memory_bytes, has_kernels
-from postgrad.model.head import wide_logits, widen
 from postgrad.model.load import Loaded, stop_ids
+from postgrad.model.passes.attention import prompt_mask
+from postgrad.model.passes.head import wide_logits, widen
 from postgrad.rollout.engine import Completion, Request, Sampling, limit_of
 from postgrad.rollout.native.cache import Prefill, Slots
 from postgrad.rollout.native.sampling import BLOCK, RowRandom, pick_mixed

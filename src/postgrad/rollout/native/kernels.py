@@ -11,8 +11,8 @@ in one int32 table, a column for each thing a row knows (see State in decoder.py
 import triton
 import triton.language as tl
 
-from postgrad.model.kernels.attention import absorb, join_chunk
-from postgrad.model.kernels.blocks import normed_row, rotated
+from postgrad.model.passes.kernels.attention import absorb, join_chunk
+from postgrad.model.passes.kernels.blocks import normed_row, rotated
 
 TOKEN, OWN, SHARED, BLOCKS, SLOT, LIMIT, ALIVE = (tl.constexpr(i) for i in range(7))  # rows of the state table
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from postgrad.errors import RunError
-from postgrad.model.packing import BLOCK_N as PAGE
-from postgrad.model.packing import make_packing
+from postgrad.model.passes.packing import BLOCK_N as PAGE
+from postgrad.model.passes.packing import make_packing
 from postgrad.rollout.engine import Completion, Request, Sampling, limit_of
 from postgrad.rollout.native.decoder import FIELDS, Decoder, Room
 from postgrad.rollout.native.sampling import RowRandom

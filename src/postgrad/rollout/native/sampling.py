@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from postgrad.model.head import in_cache
+from postgrad.model.passes.head import in_cache
 from postgrad.rollout.engine import Sampling
 
 BLOCK = 32  # uniforms drawn at a time for one row

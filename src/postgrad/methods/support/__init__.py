@@ -1,0 +1,1 @@
+"""Code that several methods share. Nothing here is a method by itself."""

@@ -1,0 +1,315 @@
+"""The estimate of `postgrad doctor --fit`, against numbers worked out by hand, against real tensors and against a real run."""
+
+import dataclasses
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from postgrad.cli.train import compose_words
+from postgrad.config.schema import Config
+from postgrad.doctor import fit, simulate
+from postgrad.errors import ConfigError
+from postgrad.model.load import Loaded, load, model_config
+from postgrad.model.passes.layout import MicroBatch
+from postgrad.model.policy import LocalPolicy
+from postgrad.model.views import FULL, hidden_states
+
+GIB = 2**30
+
+
+def configured(model: Path, *words: str) -> Config:
+    fixed = ["model.device=cpu", "model.dtype=float32", "model.threads=1", "data.train=arithmetic:2"]
+    return compose_words(["grpo", f"model.path={model}", *fixed, *words])
+
+
+def uniform(groups: int, prompt: int, samples: int, given: tuple[int, ...] = (), num_validation: int = 0) -> fit.Load:
+    return fit.Load([fit.Group(prompt, given, samples)] * groups, prompt, num_validation)
+
+
+def planned(load: fit.Load, model: Path, *words: str) -> fit.Plan:
+    config = configured(model, *words)
+    return fit.Plan(config, model_config(config.model), load)
+
+
+RATES = fit.Rates(forward_token_s=0.001, train_token_s=0.003, decode_s=0.02, decode_rows=8, parameter_s=1e-6)
+
+
+# ---- by hand
+
+
+def test_parameters_are_those_of_the_model(tiny: Path) -> None:
+    config = configured(tiny)
+    size = simulate.measure(config, model_config(config.model))
+    # Width 32, vocabulary 18 (tied), heads 4 and key heads 2 of 8: q 32x32, k and v 32x16, o 32x32, mlp 3 x 32x64,
+    # norms 32 + 32 + 8 + 8 a block, 32 at the end.
+    block = 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64 + 2 * 32 + 2 * 8
+    assert size.parameters == 18 * 32 + 2 * block + 32
+    assert (size.blocks, size.vocabulary, size.weights, size.largest) == (2, 18, 4 * size.parameters, 64 * 32)
+
+
+def test_tied_heads_count_once(tiny: Path, tiny_untied: Path) -> None:
+    sizes = [simulate.measure(configured(path), model_config(configured(path).model)) for path in (tiny, tiny_untied)]
+    block = (sizes[0].parameters - 18 * 32 - 32) // 2
+    assert sizes[1].parameters == 2 * 18 * 32 + 3 * block + 32
+
+
+def test_layout_counts_prompts_once_for_a_bundle(tiny: Path) -> None:
+    layout = fit.lay_out(planned(uniform(2, 10, 3), tiny, "training.token_budget=1000"), response_tokens=5)
+    # One pass of two bundles: the prompt, and of each response all but the last token.
+    assert layout.biggest.ids.shape == (2, 10 + 3 * 4)
+    assert (layout.rows, layout.sampled, layout.num_passes) == (6, 6, 1)
+    assert (layout.tokens, layout.prompt_tokens, layout.padded_tokens) == (6 * 15, 20, 44)
+
+
+def test_layout_of_a_large_step_is_scaled_from_its_first_groups(tiny: Path) -> None:
+    load = uniform(400, 10, 2)
+    layout = fit.lay_out(planned(load, tiny, "training.token_budget=100"), response_tokens=5)
+    exact = fit.lay_out(planned(load, tiny, "training.token_budget=10000"), response_tokens=5)
+    assert layout.rows == exact.rows == 800
+    assert layout.tokens == exact.tokens == 800 * 15
+    assert layout.padded_tokens == exact.padded_tokens
+    assert layout.biggest.num_tokens <= 100
+
+
+def test_step_time_is_the_sum_of_its_parts(tiny: Path) -> None:
+    plan = planned(uniform(4, 10, 4), tiny, "training.updates_per_step=2", "training.token_budget=1000")
+    layout = fit.lay_out(plan, response_tokens=5)
+    step = fit.foretell_step(plan, ["draw", "compose", "sample", "remember", "update"], layout, RATES)
+    padded, parameters = 4 * (10 + 4 * 4), simulate.measure(plan.config, plan.model).parameters
+    assert layout.padded_tokens == padded
+    assert step == pytest.approx(
+        {
+            "sample": 40 * 0.001 + 2 * 5 * 0.02,  # 16 rows are two waves of 8
+            "remember": padded * 0.001,
+            "update": padded * 0.003 + 2 * parameters * 1e-6,
+        }
+    )
+
+
+def test_other_models_take_memory_time_and_disk(tiny: Path) -> None:
+    alone = planned(uniform(4, 10, 4), tiny, "training.token_budget=1000", "rollout.max_response_tokens=5")
+    plan = dataclasses.replace(alone, roles={"reference": ("frozen", alone.model), "critic": ("critic", alone.model)})
+    layout, p = fit.lay_out(plan, response_tokens=5), simulate.measure(plan.config, plan.model).parameters
+    step = fit.foretell_step(plan, ["sample", "update"], layout, RATES)
+    assert step["reference"] == pytest.approx(layout.padded_tokens * 0.001)
+    assert step["critic"] == pytest.approx(layout.padded_tokens * (0.001 + 0.003) + p * 1e-6)
+    more, less = (fit.foretell_memory(which, process=0) for which in (plan, alone))
+    assert sum(more.held.values()) - sum(less.held.values()) == 4 * p + (4 + 8) * p
+    assert more.phases["critic's update"]["gradients"] == 4 * p
+    assert fit.checkpoint_bytes(plan) == 2 * fit.checkpoint_bytes(alone)
+
+
+def test_a_step_that_samples_nothing_has_no_sample_time(tiny: Path) -> None:
+    plan = planned(uniform(4, 10, 0, given=(7,)), tiny)
+    layout = fit.lay_out(plan, 5)
+    assert list(fit.foretell_step(plan, ["draw", "compose", "sample", "update"], layout, RATES)) == ["update"]
+    assert layout.tokens == 4 * 17
+
+
+def test_validations_are_counted_before_after_and_between(tiny: Path) -> None:
+    words = ["training.steps=10", "training.validate_every=5", "rollout.max_response_tokens=4"]
+    one = 16 * 10 * 0.001 + 2 * 4 * 0.02
+    assert fit.foretell_validations(planned(uniform(1, 10, 2, num_validation=16), tiny, *words), RATES) == pytest.approx(
+        3 * 2 * one
+    )
+    assert fit.foretell_validations(planned(uniform(1, 10, 2), tiny, *words), RATES) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("words", "each"),
+    [
+        (["model.dtype=float32"], 4 + 8),
+        (["model.dtype=bfloat16"], 2 + 12),
+        (["model.dtype=bfloat16", "optimiser.kind=adamw_offloaded"], 2 + 12),
+        (["model.dtype=bfloat16", "optimiser.kind=adamw_8bit"], 2 + 6),
+    ],
+)
+def test_checkpoint_and_disk(tiny: Path, words: list[str], each: int) -> None:
+    steps = ["training.steps=100", "training.checkpoint_every=10", "training.keep_checkpoints=2"]
+    plan = planned(uniform(2, 10, 2), tiny, *words, *steps)
+    one = each * simulate.measure(plan.config, plan.model).parameters
+    assert fit.checkpoint_bytes(plan) == one
+    layout = fit.lay_out(plan, 5)
+    rollouts = 100 * layout.tokens * fit.ROLLOUT_BYTES
+    assert fit.disk_bytes(plan, layout) == 3 * one + rollouts
+    plan.config.training.keep_best, plan.config.training.validate_every = "held", 50
+    assert fit.disk_bytes(plan, layout) == 4 * one + rollouts, "the best one is kept beside the newest"
+    plan.config.training.keep_best = ""
+    plan.config.training.checkpoint_every = 100
+    assert fit.disk_bytes(plan, layout) == one + rollouts
+
+
+def test_rows_longer_than_the_context_are_refused(tiny: Path) -> None:
+    plan = planned(uniform(1, 10, 2), tiny, "rollout.max_response_tokens=502")
+    size = simulate.measure(plan.config, plan.model)
+    fit.check_context(plan, size)
+    plan.config.rollout.max_response_tokens = 503
+    with pytest.raises(ConfigError, match="context of 512"):
+        fit.check_context(plan, size)
+
+
+# ---- memory against real tensors
+
+
+def test_live_bytes_follow_tensors_and_not_views() -> None:
+    weight = torch.zeros(1000)
+    with simulate.LiveBytes([weight]) as count:
+        a = weight * 2
+        b = a.view(10, 100) + 1
+        weight.add_(1)
+        assert count.now == 8000
+        del a
+        assert (count.now, count.peak) == (4000, 8000)
+        del b
+    assert (count.now, count.peak) == (0, 8000)
+
+
+def micro_batch(rows: int, length: int, responses: int, masked: bool = True) -> MicroBatch:
+    ids = torch.zeros(rows, length, dtype=torch.int64)
+    mask = torch.ones(rows, 1, length, length, dtype=torch.bool).tril() if masked else None
+    return MicroBatch(list(range(rows)), ids, ids, mask, torch.arange(responses))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("masked", [True, False])
+def test_simulated_activations_are_those_that_autograd_keeps(tiny_untied: Path, dtype: str, masked: bool) -> None:
+    """The real model of three blocks, its saved tensors counted, against one and two simulated blocks."""
+    config = configured(tiny_untied, f"model.dtype={dtype}")
+    micro = micro_batch(4, 48, 60, masked)
+    simulated, _ = simulate.simulate_update(config, model_config(config.model), micro)
+    model = load(config.model, torch.device("cpu")).model
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        hidden = hidden_states(model, micro.ids, micro.positions, micro.mask, FULL)
+    assert hidden.requires_grad
+    assert simulated == pytest.approx(sum(kept.values()), rel=0.05)
+
+
+def test_simulated_peak_is_that_of_the_real_pass(tiny_untied: Path) -> None:
+    config = configured(tiny_untied)
+    micro = micro_batch(4, 48, 150)
+    kept, head = simulate.simulate_update(config, model_config(config.model), micro)
+    loaded = load(config.model, torch.device("cpu"))
+    policy = LocalPolicy(config, Loaded(loaded.model, None), simulate.NO_OBJECTIVE)
+    for master in policy.optimiser.masters.values():
+        master.grad = torch.zeros_like(master)
+    before = [*policy.optimiser.masters.values(), *(m.grad for m in policy.optimiser.masters.values() if m.grad is not None)]
+    with simulate.LiveBytes(before) as count:
+        policy.forward(micro, micro.gather % 18, FULL).logprobs.sum().backward()
+    assert kept + head == pytest.approx(count.peak, rel=0.05)
+
+
+def test_checkpointing_and_a_smaller_budget_take_less(tiny_untied: Path) -> None:
+    peaks = {}
+    for words in ((), ("model.activation_checkpointing=true",), ("training.token_budget=100",)):
+        plan = planned(uniform(8, 20, 4), tiny_untied, "rollout.max_response_tokens=20", *words)
+        peaks[words] = fit.foretell_memory(plan, process=0).phases["update"]["activations"]
+    assert peaks[("model.activation_checkpointing=true",)] < 0.5 * peaks[()]
+    assert peaks[("training.token_budget=100",)] < 0.25 * peaks[()]
+
+
+def test_memory_by_hand(tiny: Path) -> None:
+    words = ["rollout.max_response_tokens=20", "model.dtype=bfloat16", "rollout.max_rows=6", "training.steps=1"]
+    plan = planned(uniform(2, 10, 4), tiny, *words)
+    memory = fit.foretell_memory(plan, process=5000, kernel=7)
+    p = simulate.measure(plan.config, plan.model).parameters
+    state = {"process": 5000, "weights": 2 * p, "optimiser state": 8 * p, "float32 masters": 4 * p}
+    assert {name: memory.held[name] for name in state} == state
+    # Matrices of five shapes (embedding; q and o; k and v; gate and up; down), six row counts and one pass of three products.
+    assert memory.held["kernels by shape"] == 7 * 5 * (6 + 3)
+    # Six rows of 30 tokens; keys and values of two heads of 8 in two blocks, two bytes each.
+    assert memory.phases["rollout"]["KV cache"] == 6 * 30 * 2 * 2 * 8 * 2 * 2
+    assert memory.phases["update"]["gradients"] == 4 * p
+    assert memory.peak == sum(memory.held.values()) + max(sum(phase.values()) for phase in memory.phases.values())
+
+
+def test_an_engine_apart_counts_its_own_weights(tiny: Path) -> None:
+    apart = ["cluster.place=process", "cluster.engine_apart=true"]
+    plans = [planned(uniform(2, 10, 4), tiny, *words, "rollout.max_response_tokens=20") for words in ([], apart)]
+    one, two = (fit.foretell_memory(plan, process=10**6) for plan in plans)
+    rollout = sum(n for name, n in one.phases["rollout"].items() if name != "heap slack")
+    assert two.held["engine process"] == 10**6 + one.held["weights"] + rollout
+    assert two.held["driver process"] == 10**6
+    assert "rollout" not in two.phases
+
+
+def test_remedies_come_in_the_order_of_effect(tiny_untied: Path) -> None:
+    plan = planned(uniform(32, 20, 8), tiny_untied, "rollout.max_response_tokens=50", "training.token_budget=4096")
+    found = fit.remedies(plan, process=0)
+    savings = [saved for _, saved in found]
+    assert savings == sorted(savings, reverse=True)
+    assert savings[-1] > 0
+    assert {"training.token_budget=2048", "model.activation_checkpointing=true"} <= {change for change, _ in found}
+
+
+# ---- against a real run
+
+
+def postgrad(*words: str) -> str:
+    command = [sys.executable, "-m", "postgrad.cli.main", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def number(text: str, pattern: str) -> float:
+    found = re.search(pattern, text)
+    assert found, text
+    return float(found[1])
+
+
+def wordy_model(folder: Path) -> Path:
+    """19 million parameters and a vocabulary in which the end is rare, so that responses run to their full length."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from postgrad.model.tiny import make_tiny
+
+    make_tiny(folder, seed=0, layers=8, width=512, heads=8)
+    config = AutoConfig.from_pretrained(folder)
+    config.vocab_size = 1024
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "auto"])
+def test_the_estimate_holds_against_a_real_run(tmp_path: Path, dtype: str) -> None:
+    (tmp_path / "coin.py").write_text("def coin(response, problem):\n    return float(sum(map(ord, response)) % 2)\n")
+    model = wordy_model(tmp_path / "model")
+    words = ["grpo", f"model.path={model}", f"model.dtype={dtype}", "data.train=arithmetic:2", "data.template=plain"]
+    words += [f"reward.verifier={tmp_path}/coin.py:coin", "rollout.max_response_tokens=24", "training.problems_per_step=16"]
+    words += ["training.steps=5", f"runs={tmp_path}/runs", "name=real", "model.threads=1"]
+
+    foretold = [postgrad("doctor", "--fit", *words)]
+    assert not (tmp_path / "runs").exists()
+    postgrad("train", *words)
+    foretold.append(postgrad("doctor", "--fit", *words))  # the machine may be busier after than before
+
+    lines: list[dict[str, Any]] = [json.loads(line) for line in (tmp_path / "runs/real/metrics.jsonl").read_text().splitlines()]
+    memory = max(line["memory_gib"] for line in lines)
+    step = statistics.median(line["step_s"] for line in lines[1:])
+    peaks = [number(text, r"peak memory +([\d.]+) GiB") for text in foretold]
+    steps = [number(text, r"time a step +([\d.]+) s") for text in foretold]
+    print(f"{dtype}: memory {peaks} GiB foretold, {memory:.2f} measured; step {steps} s foretold, {step:.2f} measured")
+    for peak in peaks:
+        assert memory / 1.5 < peak < memory * 1.5
+    assert step / 3 < statistics.geometric_mean(steps) < step * 3
+
+    saved = sum(file.stat().st_size for file in (tmp_path / "runs/real/checkpoints/step-5").rglob("*") if file.is_file())
+    assert number(foretold[0], r"checkpoint +([\d.]+) GiB") * GIB == pytest.approx(saved, rel=0.1)

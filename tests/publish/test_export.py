@@ -1,0 +1,320 @@
+"""Export: stock folders from runs, checkpoints, adapters and verl's shards, bit for bit, and every fault by name."""
+
+import gc
+import json
+import shutil
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from world import config_of, tree
+
+from postgrad.cli.main import main
+from postgrad.model.tiny import make_tiny
+from postgrad.publish.verl_shards import read_shard
+from postgrad.training.driver import train
+from postgrad.training.report import Reporter
+
+
+@contextmanager
+def rank_of(rank: int, world: int):
+    """A process group in which this process is one rank of several; nothing is ever sent."""
+    dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+        gc.collect()
+
+
+@cache
+def state_of(folder: Path) -> dict[str, torch.Tensor]:
+    """What a training process holds: a tied head under both its names."""
+    return {name: tensor.detach() for name, tensor in AutoModelForCausalLM.from_pretrained(folder).state_dict().items()}
+
+
+def dtensors(state, rank: int, world: int) -> dict:
+    """FSDP2, and FSDP1 with a device mesh: rows cut as torch.chunk does, the last ranks shorter or empty."""
+    mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("fsdp",))
+    out = {}
+    for name, whole in state.items():
+        chunks = whole.chunk(world, dim=0)
+        local = chunks[rank].clone() if rank < len(chunks) else whole[:0].clone()
+        padded = torch.zeros(chunks[0].shape, dtype=whole.dtype)  # FSDP pads, and the part is a view of the padded memory
+        padded[: len(local)] = local
+        out[name] = DTensor.from_local(
+            padded[: len(local)], mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride()
+        )
+    return out
+
+
+def hybrid(state, rank: int, world: int) -> dict:
+    """HSDP: two copies of all, each cut over half of the ranks."""
+    mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("ddp", "fsdp"))
+    out = {}
+    for name, whole in state.items():
+        chunks, own = whole.chunk(world // 2, dim=0), rank % (world // 2)
+        local = chunks[own].clone() if own < len(chunks) else whole[:0].clone()
+        placed = [Replicate(), Shard(0)]
+        out[name] = DTensor.from_local(local, mesh, placed, run_check=False, shape=whole.shape, stride=whole.stride())
+    return out
+
+
+def sharded(state, rank: int, world: int) -> dict:
+    """FSDP1 without a device mesh."""
+    from torch.distributed._shard.sharded_tensor import Shard as Piece
+    from torch.distributed._shard.sharded_tensor import ShardedTensor, ShardedTensorMetadata, TensorProperties
+    from torch.distributed._shard.sharding_spec import ShardMetadata
+
+    out = {}
+    for name, whole in state.items():
+        chunks, at, metas = whole.chunk(world, dim=0), 0, []
+        for number, chunk in enumerate(chunks):
+            offsets = [at] + [0] * (whole.dim() - 1)
+            metas.append(ShardMetadata(shard_offsets=offsets, shard_sizes=list(chunk.shape), placement=f"rank:{number}/cpu"))
+            at += len(chunk)
+        mine = [Piece(chunks[rank].clone(), metas[rank])] if rank < len(chunks) else []
+        table = ShardedTensorMetadata(metas, whole.shape, TensorProperties(dtype=whole.dtype))
+        out[name] = ShardedTensor._init_from_local_shards_and_global_metadata(mine, table)
+    return out
+
+
+def fully_sharded(state, rank: int, world: int) -> dict:
+    """torch's own FSDP2 over a stack of layers that has the weights."""
+    from torch.distributed.fsdp import fully_shard
+
+    names = list(state)
+    layers = torch.nn.ParameterList([torch.nn.Parameter(state[name].clone()) for name in names])
+    fully_shard(layers, mesh=init_device_mesh("cpu", (world,)))
+    return dict(zip(names, layers.state_dict().values(), strict=True))
+
+
+def write_verl(folder: Path, model: Path, world: int, cut=dtensors, change=lambda state: state) -> Path:
+    """A checkpoint as verl writes it."""
+    state = change(state_of(model))
+    (folder / "huggingface").mkdir(parents=True)
+    for file in model.iterdir():
+        if file.suffix != ".safetensors":
+            shutil.copyfile(file, folder / "huggingface" / file.name)
+    for rank in range(world):
+        with rank_of(rank, world):
+            torch.save(cut(state, rank, world), folder / f"model_world_size_{world}_rank_{rank}.pt")
+    return folder
+
+
+def exported(*words: str, capsys=None) -> tuple[int, str]:
+    if capsys is not None:
+        capsys.readouterr()  # what the preparations said
+    code = main(["export", *map(str, words)])
+    if capsys is None:
+        return code, ""
+    said = capsys.readouterr()
+    return code, said.err or said.out
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory) -> Path:
+    """Weights whose first dimensions no number of ranks divides: 18 tokens, width 24, three heads of 8."""
+    return make_tiny(tmp_path_factory.mktemp("models") / "odd", seed=3, layers=2, width=24)
+
+
+@pytest.mark.parametrize(
+    ("world", "cut"),
+    [(1, dtensors), (2, dtensors), (3, dtensors), (5, dtensors), (3, sharded), (4, hybrid), (3, fully_sharded)],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_shards_of_verl_become_the_model_they_were(odd, tmp_path, world, cut):
+    folder = write_verl(tmp_path / "global_step_7" / "actor", odd, world, cut)
+    assert exported(folder.parent, tmp_path / "out")[0] == 0
+    ours, whole = load_file(tmp_path / "out" / "model.safetensors"), load_file(odd / "model.safetensors")
+    assert ours.keys() == whole.keys(), "a tied head is written once"
+    assert all(torch.equal(ours[name], whole[name]) for name in whole)
+    texts = []
+    for place in (odd, tmp_path / "out"):
+        model, tokenizer = AutoModelForCausalLM.from_pretrained(place), AutoTokenizer.from_pretrained(place)
+        told = model.generate(**tokenizer("3+4=", return_tensors="pt"), max_new_tokens=6, do_sample=False)
+        texts.append(tokenizer.decode(told[0]))
+    assert texts[0] == texts[1]
+
+
+def test_a_head_of_its_own_type_size_and_names_of_wrappers(tiny_untied, tmp_path, capsys):
+    wrapped = lambda state: {f"_fsdp_wrapped_module.{name}": tensor for name, tensor in state.items()}  # noqa: E731
+    write_verl(tmp_path / "ck" / "global_step_20" / "actor", tiny_untied, 2, change=wrapped)
+    (tmp_path / "ck" / "latest_checkpointed_iteration.txt").write_text("20")
+    size = 20_000 / 2**30
+    code, said = exported(tmp_path / "ck", tmp_path / "out", "dtype=bfloat16", f"shard_gib={size}", capsys=capsys)
+    assert code == 0 and "2 ranks" in said and "model-00001-of-" in said
+    files = sorted((tmp_path / "out").glob("*.safetensors"))
+    assert len(files) > 2 and all(file.stat().st_size < 20_000 + 4_000 for file in files)
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    ours = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    assert index["weight_map"].keys() == ours.keys() and "lm_head.weight" in ours
+    assert index["metadata"]["total_size"] == sum(t.nbytes for t in ours.values())
+    for name, whole in state_of(tiny_untied).items():
+        assert torch.equal(ours[name], whole.bfloat16()), name
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").dtype == torch.bfloat16
+
+
+def test_adapters_in_verls_shards_are_merged(odd, tmp_path):
+    a, b = torch.randn(4, 24), torch.randn(24, 4)
+
+    def adapted(state: dict) -> dict:
+        names = {name: f"base_model.model.{name}" for name in state}
+        layer = "model.layers.0.self_attn.q_proj"
+        names[f"{layer}.weight"] = f"base_model.model.{layer}.base_layer.weight"
+        pair = {f"base_model.model.{layer}.lora_A.default.weight": a, f"base_model.model.{layer}.lora_B.default.weight": b}
+        return {names[name]: tensor for name, tensor in state.items()} | pair
+
+    folder = write_verl(tmp_path / "actor", odd, 2, change=adapted)
+    assert exported(folder, tmp_path / "out")[0] == 2, "alpha and rank are not known"
+    (folder / "lora_train_meta.json").write_text('{"r": 4, "lora_alpha": 8, "task_type": "CAUSAL_LM"}')
+    assert exported(folder, tmp_path / "out")[0] == 0
+    ours, whole = load_file(tmp_path / "out" / "model.safetensors"), load_file(odd / "model.safetensors")
+    name = "model.layers.0.self_attn.q_proj.weight"
+    assert torch.equal(ours[name], whole[name] + 2.0 * (b @ a)) and ours.keys() == whole.keys()
+
+
+def spoil(folder: Path, rank: int, change) -> None:
+    """Rewrite one shard."""
+    file = folder / f"model_world_size_2_rank_{rank}.pt"
+    with rank_of(rank, 2):
+        state = torch.load(file, weights_only=False)
+        change(state)
+        torch.save(state, file)
+
+
+EMBED, NORM = "model.embed_tokens.weight", "model.norm.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda f: (f / "model_world_size_2_rank_1.pt").unlink(), "lacks 1 of 2 shards: model_world_size_2_rank_1.pt"),
+        (lambda f: shutil.copyfile(f / "model_world_size_2_rank_1.pt", f / "model_world_size_3_rank_2.pt"), "world sizes 2 and 3"),
+        (lambda f: (f / "model_world_size_2_rank_0.pt").write_bytes(b"PK"), "rank_0.pt cannot be read as weights"),
+        (lambda f: (f / "huggingface" / "config.json").unlink(), "no huggingface/config.json"),
+        (lambda f: (f / "huggingface" / "config.json").write_text("{}"), "does not make a model"),
+        (lambda f: spoil(f, 1, lambda s: s.pop(NORM)), f"'{NORM}' is in only one of them"),
+        (lambda f: [spoil(f, r, lambda s: s.pop(NORM)) for r in (0, 1)], f"lacks 1 weights of the model, the first: {NORM}"),
+        (lambda f: [spoil(f, r, lambda s: s.update(more=torch.ones(2))) for r in (0, 1)], "more is not a weight of the model"),
+        (lambda f: spoil(f, 1, lambda s: s.update({NORM: torch.ones(4)})), f"{NORM} is not the same kind of tensor"),
+        (lambda f: spoil(f, 1, lambda s: cut_short(s, EMBED)), f"{EMBED} should be (18, 24), but its parts are (9, 24), (8, 24)"),
+        (lambda f: [spoil(f, r, lambda s: untie(s)) for r in (0, 1)], "ties lm_head.weight to model.embed_tokens.weight, but they differ"),
+        (lambda f: narrow(f / "huggingface" / "config.json"), "the configuration says"),
+    ],
+    ids=["rank", "worlds", "cut", "no config", "bad config", "one name", "missing", "extra", "kinds", "short", "tie", "shape"],
+)  # fmt: skip
+def test_what_does_not_fit_is_named_and_nothing_is_written(odd, tmp_path, capsys, change, words):
+    folder = write_verl(tmp_path / "actor", odd, 2)
+    change(folder)
+    before = tree(tmp_path)
+    code, said = exported(folder, tmp_path / "out", capsys=capsys)
+    assert code == 2 and words in said and said.count("\n") == 1, said
+    assert tree(tmp_path) == before
+
+
+def cut_short(state: dict, name: str) -> None:
+    whole = state[name]
+    state[name] = DTensor.from_local(
+        whole._local_tensor[:-1], whole.device_mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride()
+    )
+
+
+def untie(state: dict) -> None:
+    state["lm_head.weight"]._local_tensor.mul_(2)
+
+
+def narrow(file: Path) -> None:
+    settings = json.loads(file.read_text())
+    file.write_text(json.dumps(settings | {"intermediate_size": settings["intermediate_size"] + 8}))
+
+
+def test_a_shard_that_would_run_code_does_not(odd, tmp_path, capsys):
+    class Evil:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "owned",))
+
+    folder = write_verl(tmp_path / "actor", odd, 2)
+    torch.save({EMBED: Evil()}, folder / "model_world_size_2_rank_0.pt")
+    code, said = exported(folder, tmp_path / "out", capsys=capsys)
+    assert code == 2 and "cannot be read as weights" in said
+    assert not (tmp_path / "owned").exists()
+    before = set(torch.serialization.get_safe_globals())
+    with pytest.raises(Exception, match="cannot be read"):
+        read_shard(folder / "model_world_size_2_rank_0.pt")
+    assert set(torch.serialization.get_safe_globals()) == before, "what others allowed is allowed again"
+
+
+# ---- our own
+
+
+@pytest.fixture(scope="module")
+def adapted_run(tiny, tmp_path_factory) -> Path:
+    """A run of two steps with adapters and two checkpoints."""
+    pytest.importorskip("peft")
+    runs = tmp_path_factory.mktemp("runs")
+    (runs / "mine.py").write_text("def threes(response, problem):\n    return response.count('3') / 3\n")
+    words = ("rollout.samples=4", "rollout.max_response_tokens=3", "training.problems_per_step=4", "reward.workers=1")
+    own = ("model.lora.rank=2", "optimiser.lr=5e-2", "training.steps=2", "training.checkpoint_every=1", f"runs={runs}")
+    return train(config_of("grpo", tiny, *words, *own, f"reward.verifier={runs / 'mine.py'}:threes"), Reporter()).folder
+
+
+def test_a_run_is_exported_by_step(adapted_run, tmp_path):
+    for word, step in (("latest", 2), ("1", 1)):
+        assert exported(adapted_run, tmp_path / word, f"step={word}")[0] == 0
+        ours = load_file(tmp_path / word / "model.safetensors")
+        saved = load_file(adapted_run / "checkpoints" / f"step-{step}" / "policy" / "model.safetensors")
+        assert all(torch.equal(ours[name], saved[name]) for name in saved) and ours.keys() == saved.keys()
+    names = {file.name for file in (tmp_path / "latest").iterdir()}
+    assert {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"} <= names
+    assert not any(name.startswith("adapter") for name in names)
+    assert exported(adapted_run / "checkpoints" / "latest", tmp_path / "by pointer")[0] == 0
+    assert tree(tmp_path / "by pointer") == tree(tmp_path / "latest")
+
+
+def test_an_adapter_is_kept_or_merged(adapted_run, tmp_path):
+    peft = pytest.importorskip("peft")
+    assert exported(adapted_run, tmp_path / "kept", "lora=keep")[0] == 0
+    assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json"} <= {f.name for f in (tmp_path / "kept").iterdir()}
+    assert exported(tmp_path / "kept", tmp_path / "merged")[0] == 0
+    base = json.loads((tmp_path / "kept" / "adapter_config.json").read_text())["base_model_name_or_path"]
+    through = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "kept")
+    ids = torch.tensor([[1, 2, 3, 4]])
+    with torch.no_grad():
+        ours = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")(ids).logits
+        policy = AutoModelForCausalLM.from_pretrained(adapted_run / "checkpoints" / "step-2" / "policy")(ids).logits
+        torch.testing.assert_close(ours, through(ids).logits, rtol=0, atol=1e-5)
+    torch.testing.assert_close(ours, policy, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["{run}"], "export wants where from and where to"),
+        (["{run}", "{out}", "step=9"], "has no checkpoint step=9; it has steps 1, 2"),
+        (["{run}", "{out}", "step=best"], "training.keep_best keeps the best"),
+        (["{run}", "{out}", "dtype=bflot16"], "dtype=bflot16 is not one of its values; did you mean bfloat16?"),
+        (["{run}", "{out}", "lora=no"], "lora=no"),
+        (["{run}", "{out}", "shard_gib=small"], "shard_gib=small is not a size"),
+        (["{run}", "{out}", "dtpe=float32"], "export does not know dtpe; did you mean dtype?"),
+        (["{run}", "{run}"], "is there already"),
+        (["/no/such", "{out}"], "/no/such: no such folder"),
+        (["{model}", "{out}", "lora=keep"], "has no adapter"),
+        (["{model}", "{out}", "step=3"], "is not a run folder"),
+        (["{empty}", "{out}"], "has no model*.safetensors"),
+    ],
+)
+def test_wrong_words_are_one_line(adapted_run, tiny, tmp_path, capsys, words, parts):
+    (tmp_path / "empty").mkdir()
+    places = {"run": adapted_run, "out": tmp_path / "out", "model": tiny, "empty": tmp_path / "empty"}
+    code, said = exported(*(word.format(**places) for word in words), capsys=capsys)
+    assert code == 2 and parts in said and said.count("\n") == 1, said
+    assert not (tmp_path / "out").exists()

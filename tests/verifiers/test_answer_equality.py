@@ -1,0 +1,248 @@
+"""equal.py: numbers, units, normalised LaTeX; what text can and cannot decide."""
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from postgrad.verifiers.closed_form import closed_value
+from postgrad.verifiers.equality import MAX_ANSWER, compare, normalise, number, same_number, split_unit
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("42", 42),
+        ("42.", 42),
+        ("42.0", 42),
+        ("-7", -7),
+        ("−7", -7),
+        ("+7", 7),
+        (".5", Fraction(1, 2)),
+        ("-.5", Fraction(-1, 2)),
+        ("1,234", 1234),
+        ("1,234,567.5", Fraction(2469135, 2)),
+        ("1{,}000", 1000),
+        ("1 000", 1000),
+        ("1\\,000", 1000),
+        ("$5", 5),
+        ("\\$5", 5),
+        ("-$5", -5),
+        ("$57$", 57),
+        ("50%", 50),
+        ("50\\%", 50),
+        ("1e3", 1000),
+        ("2.5E-1", Fraction(1, 4)),
+        ("3/4", Fraction(3, 4)),
+        ("-3/4", Fraction(-3, 4)),
+        ("\\frac{3}{4}", Fraction(3, 4)),
+        ("\\frac34", Fraction(3, 4)),
+        ("\\dfrac{-3}{4}", Fraction(-3, 4)),
+        ("-\\tfrac{3}4", Fraction(-3, 4)),
+        ("7 3/4", Fraction(31, 4)),
+        ("-7 3/4", Fraction(-31, 4)),
+        ("7\\frac{3}{4}", Fraction(31, 4)),
+    ],
+)
+def test_number_reads(text, value):
+    assert number(text) == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " ",
+        "1,23",
+        "1,2345",
+        "1 2",
+        "1$2",
+        "5%3",
+        "five",
+        "x",
+        "1/0",
+        "1/2/3",
+        "0x10",
+        "1_000",
+        "٣",
+        "1..",
+        "--1",
+        "1e9999",
+        "nan",
+        "inf",
+        "9" * 1000,
+        "1e",
+        ".",
+        "-",
+        "1/",
+        "\\frac{1}{0}",
+        "3 1/0",
+        "10**10",
+    ],
+)
+def test_number_refuses(text):
+    assert number(text) is None
+
+
+@given(st.integers(-(10**15), 10**15))
+def test_number_reads_what_python_writes(n):
+    assert number(f"{n:,}") == number(str(n)) == number(f"{n}.00") == n
+
+
+@given(st.fractions())
+def test_number_reads_fractions(value):
+    assert number(f"{value.numerator}/{value.denominator}") == value
+
+
+def test_percent_is_the_number_or_a_hundredth_of_it():
+    assert same_number("50%", "50") and same_number("50%", "0.5") and same_number("0.5", "50\\%")
+    assert not same_number("50%", "5") and not same_number("50", "0.5") and not same_number("50%", "0.5%")
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "unit"),
+    [
+        ("10 cm", "10", "cm"),
+        ("10cm", "10", "cm"),
+        ("10\\text{ centimeters}", "10", "cm"),
+        ("12 square feet", "12", "ft^2"),
+        ("12\\text{ ft}^2", "12", "ft^2"),
+        ("5 m", "5", "m"),
+        ("5m", "5m", ""),  # a product
+        ("x", "x", ""),
+        ("\\text{even}", "\\text{even}", ""),
+        ("72 clips", "72 clips", ""),
+        ("3\\text{ apples}", "3", "apples"),
+    ],
+)
+def test_units(text, answer, unit):
+    assert split_unit(text) == (answer, unit)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("\\dfrac{1}{2}", "\\frac12"),
+        ("\\left( 3, \\frac{\\pi}{2} \\right)", "(3,\\frac{\\pi}2)"),
+        ("\\sqrt3", "\\sqrt{3}"),
+        ("90^\\circ", "90"),
+        ("90^{\\circ}", "90°"),
+        ("\\text{Evelyn}", "evelyn"),
+        ("\\text{(B)}", "B"),
+        ("x \\leq 3", "x\\le3"),
+        ("\\begin{bmatrix}1\\\\2\\end{bmatrix}", "\\begin{pmatrix}1\\\\2\\end{pmatrix}"),
+        ("1 and 2", "1,2"),
+        ("12 \\text{ or } 13", "12,13"),
+        ("{5}", "5"),
+        ("\\(42\\)", "42"),
+        ("**42**", "42"),
+    ],
+)
+def test_normalise_brings_together(one, other):
+    assert normalise(one) == normalise(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("7 3/4", "73/4"), ("1 2", "12"), ("x\\to1", "x\\leftarrow1"), ("a", "A"), ("(1,2)", "[1,2]")]
+)
+def test_normalise_keeps_apart(one, other):
+    assert normalise(one) != normalise(other)
+
+
+@pytest.mark.parametrize(
+    ("given", "truth", "verdict"),
+    [
+        ("x=5", "5", True),
+        ("5", "x = 5", True),
+        ("x = 5", "x=5", True),
+        ("x=5", "y=5", None),  # algebra will say no
+        ("10 cm", "10", True),
+        ("3 hours", "3 minutes", False),
+        ("5 m", "5 km", False),
+        ("5 centimeters", "5 cm", True),
+        ("12 square feet", "12\\text{ ft}^2", True),
+        ("12 feet", "12\\text{ ft}^2", False),
+        ("no", "on", False),  # as products of letters they would be equal
+        ("yes", "no", False),
+        ("Even", "even", True),
+        ("2516_8", "2516_7", False),
+        ("7 3/4", "73/4", False),
+        ("3", "4", False),
+        ("1/3", "2/3", False),
+        ("0.3333333333", "1/3", None),
+        ("xy", "yx", None),
+        ("1,23", "123", None),
+        ("", "5", False),
+        ("5", "", False),
+        ("", "", False),
+        ("$", "$$", False),
+        ("2x+1", "x", None),
+    ],
+)
+def test_compare(given, truth, verdict):
+    assert compare(given, truth) is verdict
+
+
+def test_overlong_answers_are_compared_as_they_stand():
+    long = "1+" * MAX_ANSWER
+    assert compare(long, long) is True
+    assert compare(long, "1") is False
+    assert compare("1", long) is False
+
+
+@given(st.text(max_size=60))
+def test_compare_never_fails_and_an_answer_equals_itself(text):
+    same = compare(text, text)
+    assert same is True or not text.strip()
+    assert compare(text, "17.25") in (True, False, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("2\\sqrt{3}", 3.4641016151377544),
+        ("\\frac{\\pi}{6}", 0.5235987755982988),
+        ("(1+\\sqrt{5})/2", 1.618033988749895),
+        ("-2^2", -4.0),
+        ("2^{-3}", 0.125),
+        ("\\sqrt[3]{8}", 2.0),
+        ("-\\sqrt{2}+1", -0.41421356237309515),
+        ("3\\times(2-5)", -9.0),
+        ("2(3)", 6.0),
+        ("\\frac{1}{2}\\sqrt{2}", 0.7071067811865476),
+        ("18+2\\pi", 24.283185307179586),
+    ],
+)
+def test_closed_forms_have_a_value(text, value):
+    assert closed_value(text) == pytest.approx(value, rel=1e-12)
+
+
+# What can be read in two ways, is not a number, or would take long, has none: algebra decides.
+NO_VALUE = ["", "x", "7\\frac{3}{4}", "1/2\\pi", "2 3", "\\pi2", "2^3^2", "9^{999}", "2^{99999}", "(2", "1,2", "1/0", "\\sqrt{-1}"]
+
+
+@pytest.mark.parametrize("text", [*NO_VALUE, "(" * 50 + "1" + ")" * 50, "1+" * 200 + "1"])
+def test_what_is_no_closed_form_has_no_value(text):
+    assert closed_value(text) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "truth", "verdict"),
+    [
+        ("\\sqrt{51}", "20", False),
+        ("2\\pi", "3\\pi", False),
+        ("\\sqrt{8}", "2\\sqrt{2}", None),  # the same value: algebra may say so
+        ("1.0", "1.1", False),
+        ("0.33333333", "\\frac{1}{3}", None),  # rounding may explain it
+        ("1.6e-19", "1.7e-19", False),  # as decimals both are 0
+        ("1.6\\times10^{-19}", "1.6e-19", True),
+        ("9", "Yes", False),
+        ("9", "n", False),
+        ("3", "e", None),
+        ("50\\%", "\\frac{1}{2}", True),
+        ("50\\%", "\\frac{\\sqrt{1}}{2}", None),  # a per-cent sign may mean a hundredth
+    ],
+)
+def test_numbers_are_told_apart_without_algebra(given, truth, verdict):
+    assert compare(given, truth) is verdict

@@ -1,0 +1,248 @@
+"""pool.py: whatever a verifier does, every response gets its own verdict or its own failure, and no process stays behind."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from postgrad.errors import ConfigError, RunError
+from postgrad.problem import Failure, Score
+from postgrad.verifiers.pool import VerifierPool
+
+
+def gone(pid: int, within_s: float) -> bool:
+    """Whether a process has ended (a zombie counts as ended) within so many seconds."""
+    end = time.monotonic() + within_s
+    while time.monotonic() < end:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_a_thousand_answers_in_order_and_nothing_left(problem, hostile, children):
+    before, files = set(children()), len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    with VerifierPool(workers=2, timeout_s=20) as pool:
+        assert set(children()) == before, "children start only when needed"
+        items = [("x" * (i % 97), problem("5")) for i in range(1000)]
+        assert pool.judge(items, [hostile("length")] * 1000) == [Score(float(i % 97)) for i in range(1000)]
+        assert len(set(children()) - before) == 2
+        problems = [problem(f"x+{i % 50}") for i in range(1000)]
+        items = [(f"\\boxed{{{(i + i % 2) % 50}+x}}", p) for i, p in enumerate(problems)]
+        results = pool.judge(items, ["math"] * 1000)
+        assert [r.value for r in results if isinstance(r, Score)] == [float(i % 2 == 0) for i in range(1000)]
+    assert set(children()) == before
+    assert len(os.listdir("/proc/self/fd")) == files  # noqa: PTH208
+
+
+def test_hostile_items_fail_alone_and_by_their_kind(problem, hostile, children):
+    before = set(children())
+    commands = [
+        "ok",
+        "sleep",
+        "ok",
+        "exit",
+        "ok",
+        "segfault",
+        "ok",
+        "raise",
+        "system exit",
+        "recursion",
+        "ok",
+        "memory",
+        "ok",
+        "close everything",
+    ]
+    commands += ["print", "ok"]
+    with VerifierPool(workers=2, timeout_s=2) as pool:
+        results = pool.judge([(command, problem("5")) for command in commands], [hostile("by_command")] * len(commands))
+    by_command = dict(zip(commands, results, strict=True))
+    for command, result in zip(commands, results, strict=True):
+        if command in ("ok", "print"):
+            assert result == Score(1.0), command
+    assert by_command["sleep"] == Failure("timeout", "no verdict within 2 s")
+    assert by_command["exit"] == Failure("crash", "the verifier's process ended: exit code 7")
+    assert by_command["segfault"] == Failure("crash", "the verifier's process ended: SIGSEGV")
+    assert by_command["raise"] == Failure("error", "ValueError: bad answer")
+    assert by_command["system exit"] == Failure("error", "SystemExit: 3")
+    assert isinstance(by_command["recursion"], Failure) and by_command["recursion"].kind in ("error", "crash")
+    assert (
+        isinstance(by_command["memory"], Failure)
+        and by_command["memory"].kind == "crash"
+        and "2048 MiB" in by_command["memory"].reason
+    )
+    assert isinstance(by_command["close everything"], Failure) and by_command["close everything"].kind == "crash"
+    assert set(children()) == before
+
+
+def test_memory_left_full_by_others_is_not_held_against_a_response(problem, hostile):
+    """Three responses fit into a child's memory; the next one moves to a fresh child instead of failing."""
+    with VerifierPool(workers=1, timeout_s=20) as pool:
+        assert pool.judge([("", problem("5"))] * 8, [hostile("leaks")] * 8) == [Score(1.0)] * 8
+
+
+def test_the_limit_is_each_items_own(problem, hostile):
+    """Twelve items that together take longer than the limit are fine; the clock starts with each item, and imports do not count."""
+    with VerifierPool(workers=1, timeout_s=1) as pool:
+        source = Path(hostile("").rpartition(":")[0]).parent / "slow_import_verifier.py"
+        assert pool.judge([("", problem("5"))] * 12, [f"{source}:short_nap"] * 12) == [Score(1.0)] * 12
+
+
+def test_results_of_users_functions(problem, hostile):
+    cases = ["true", "int", "float", "dict", "nan", "infinite", "nan part", "none", "text", "no score", "list", "missing"]
+    with VerifierPool(workers=1, timeout_s=20) as pool:
+        results = pool.judge([(case, problem("5")) for case in cases], [hostile("returns")] * len(cases))
+    assert results[:4] == [Score(1.0), Score(2.0), Score(0.25), Score(0.5, {"acc": 1.0})]
+    assert [r.kind for r in results[4:] if isinstance(r, Failure)] == ["invalid"] * 7 + ["error"]
+    assert results[-1] == Failure("error", "KeyError: 'missing'")
+
+
+def test_child_is_light_and_sees_the_whole_problem(problem, hostile):
+    numpy = pytest.importorskip("numpy")
+    whole = problem("5", demonstrations=("a", "b"), extra={"array": numpy.array([1, 2]), "number": numpy.float64(3.5)})
+    with VerifierPool(workers=1, timeout_s=20) as pool:
+        (result,) = pool.judge([("", whole)], [hostile("looks_around")])
+    assert isinstance(result, Score) and result.parts.pop("pid") != os.getpid()
+    assert result.parts == {"torch": 0.0, "messages": 1.0, "demonstrations": 1.0, "extra": 1.0}
+
+
+def test_large_responses_and_odd_characters(problem, hostile):
+    responses = ["x" * 1_000_000] * 40 + ["\ud800 \x00 \n é", ""]
+    with VerifierPool(workers=2, timeout_s=20) as pool:
+        results = pool.judge([(r, problem("5")) for r in responses], [hostile("length")] * len(responses))
+    assert results == [Score(float(len(r))) for r in responses]
+
+
+def test_grandchildren_are_killed_too(problem, hostile, tmp_path):
+    note = tmp_path / "pid"
+    with VerifierPool(workers=1, timeout_s=1) as pool:
+        (result,) = pool.judge([(str(note), problem("5"))], [hostile("grandchild")])
+    assert isinstance(result, Failure) and result.kind == "timeout"
+    assert gone(int(note.read_text()), 2)
+
+
+def test_an_idle_child_that_was_killed_is_replaced(problem, hostile, children):
+    before = set(children())
+    with VerifierPool(workers=1, timeout_s=20) as pool:
+        pool.judge([("a", problem("5"))], [hostile("length")])
+        (child,) = set(children()) - before
+        os.kill(child, signal.SIGKILL)
+        assert gone(child, 5)
+        assert pool.judge([("ab", problem("5"))], [hostile("length")]) == [Score(2.0)]
+
+
+def test_a_module_that_loads_here_but_not_in_the_child(problem, tmp_path):
+    file = tmp_path / "picky.py"
+    file.write_text("import sys\nassert 'pytest' in sys.modules, 'only here'\ndef right(response, problem):\n    return 1.0\n")
+    with VerifierPool(workers=1, timeout_s=20) as pool:
+        (result,) = pool.judge([("a", problem("5"))], [f"{file}:right"])
+    assert isinstance(result, Failure) and result.kind == "error" and "only here" in result.reason
+
+
+def test_unknown_verifier_and_children_that_cannot_start(problem, hostile, monkeypatch, children):
+    before = set(children())
+    with VerifierPool(workers=2, timeout_s=5) as pool:
+        with pytest.raises(ConfigError):
+            pool.judge([("a", problem("5"))], ["mth"])
+        monkeypatch.setattr(sys, "executable", "/bin/false")
+        with pytest.raises(RunError, match="do not start"):
+            pool.judge([("a", problem("5"))] * 10, [hostile("length")] * 10)
+        monkeypatch.undo()
+        assert set(children()) == before
+        assert pool.judge([("ab", problem("5"))], [hostile("length")]) == [Score(2.0)], "the pool is usable again"
+
+
+def test_close_is_quick_even_while_another_thread_judges(problem, hostile, children):
+    before, outcome = set(children()), []
+
+    def work() -> None:
+        with contextlib.suppress(RunError):
+            outcome.append(pool.judge([("sleep", problem("5"))] * 4, [hostile("by_command")] * 4))
+        outcome.append("ended")
+
+    pool = VerifierPool(workers=2, timeout_s=60)
+    thread = threading.Thread(target=work)
+    thread.start()
+    end = time.monotonic() + 20
+    while len(set(children()) - before) < 2 and time.monotonic() < end:
+        time.sleep(0.05)
+    start = time.monotonic()
+    pool.close()
+    pool.close()
+    thread.join(10)
+    assert time.monotonic() - start < 8 and outcome == ["ended"]
+    assert set(children()) == before
+    with pytest.raises(RunError, match="closed"):
+        pool.judge([("a", problem("5"))], [hostile("length")])
+
+
+def test_an_interrupt_leaves_no_half_done_work(problem, hostile, monkeypatch, children):
+    """Ctrl-C in the middle: the busy children are gone, and the next call does not see their old answers."""
+    before = set(children())
+    with VerifierPool(workers=2, timeout_s=60) as pool:
+        calls = 0
+
+        def interrupted(*_: object) -> None:
+            nonlocal calls
+            calls += 1
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(pool, "_note", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            pool.judge([("a", problem("5"))] * 20, [hostile("length")] * 20)
+        assert calls == 1 and set(children()) == before
+        monkeypatch.undo()
+        assert pool.judge([("abc", problem("5"))] * 3, [hostile("length")] * 3) == [Score(3.0)] * 3
+
+
+def test_a_forgotten_pool_ends_its_children(problem, hostile, children):
+    before = set(children())
+    pool = VerifierPool(workers=1, timeout_s=20)
+    pool.judge([("a", problem("5"))], [hostile("length")])
+    assert len(set(children()) - before) == 1
+    del pool
+    assert set(children()) == before
+
+
+@pytest.mark.parametrize("command", ["ok", "sleep", "hold the lock"])
+def test_children_end_when_the_parent_is_killed(command, hostile, children):
+    """Idle, busy in Python, and busy in C code that never lets another thread run: there the kernel's alarm ends it."""
+    code = f"""if True:
+        import time
+        from postgrad.problem import Problem
+        from postgrad.verifiers.pool import VerifierPool
+        with VerifierPool(workers=2, timeout_s=1.5 if {command!r} == "hold the lock" else 60) as pool:
+            pool.judge([("ok", Problem("p", (), "5"))] * 2, [{hostile("by_command")!r}] * 2)
+            print("judging", flush=True)
+            pool.judge([({command!r}, Problem("p", (), "5"))] * 2, [{hostile("by_command")!r}] * 2)
+            time.sleep(60)
+    """
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None and parent.stdout.readline() == "judging\n"
+    time.sleep(0.3)
+    orphans = children(parent.pid)
+    assert len(orphans) == 2
+    parent.kill()
+    parent.wait(10)
+    parent.stdout.close()
+    assert all(gone(orphan, 8) for orphan in orphans)
+
+
+def test_sigterm_is_left_to_the_parent(problem, hostile, children):
+    """Where all processes of a run get it, the parent ends its step first: no response may fail for it."""
+    before = set(children())
+    with VerifierPool(workers=1, timeout_s=20) as pool:
+        assert pool.judge([("a", problem("5"))], [hostile("length")]) == [Score(1.0)]
+        (child,) = set(children()) - before
+        os.kill(child, signal.SIGTERM)
+        assert pool.judge([("ab", problem("5"))], [hostile("length")]) == [Score(2.0)]
+        assert set(children()) - before == {child}

@@ -1,0 +1,218 @@
+"""verifier.py and score.py: names, choice by data source, what a user's function may return."""
+
+import subprocess
+import sys
+
+import pytest
+
+from postgrad.errors import ConfigError
+from postgrad.problem import Failure, Problem, Score
+from postgrad.verifiers.scorer import Judge
+from postgrad.verifiers.verifier import SOURCES, VERIFIERS, as_score, choose, find_verifier, load
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("openai/gsm8k", "gsm8k"),
+        ("arithmetic/digits", "exact"),
+        ("arithmetic/boxed", "boxed"),
+        ("math_dapo", "math"),
+        ("qwen_aime_2024", "math"),
+        ("qwen_math500", "math"),
+        ("aime", "math"),
+        ("AIME2025", "math"),
+        ("amc", "math"),
+        ("lighteval/MATH", "math"),
+        ("DigitalLearningGmbH/MATH-lighteval", "math"),
+        ("HuggingFaceH4/MATH-500", "math"),
+        ("HuggingFaceH4/aime_2024", "math"),
+        ("EleutherAI/hendrycks_math", "math"),
+        ("olympiad_bench", "math"),
+        ("minerva", "math"),
+        ("math", "math"),
+        ("arc_c", "choice"),
+        ("allenai/ai2_arc", "choice"),
+        ("mmlu_pro", "choice"),
+        ("TIGER-Lab/MMLU-Pro", "choice"),
+        ("Idavidrein/gpqa", "choice"),
+        ("mmlu_sycophancy", "choice"),
+        ("competition_math_500", "math"),
+        ("omr12k_2048", "math"),
+        ("nvidia/OpenMathReasoning", "math"),
+        ("numina_olympiads", "math"),
+        ("searchR1_nq", "search"),
+        ("hiyouga/geometry3k", "geometry3k"),
+        ("code", "code"),
+        ("code_stdio", "code"),
+        ("openai/openai_humaneval", "code"),
+        ("google-research-datasets/mbpp", "code"),
+        ("codecontests", "code"),
+        ("apps", "code"),
+        ("codeforces", "code"),
+        ("taco", "code"),
+    ],
+)
+def test_choice_by_data_source(source, name, problem):
+    assert choose(problem("5", source)) == name
+
+
+@pytest.mark.parametrize("source", ["research", "mathematics", "claimed", "decode", "arcade", "happs", ""])
+def test_unknown_source_names_itself_and_the_setting(source, problem):
+    with pytest.raises(ConfigError, match=r"reward\.verifier=NAME") as error:
+        choose(problem("5", source))
+    assert repr(source) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_every_data_set_with_a_truth_has_a_verifier(problem):
+    from postgrad.data.prepare.catalog import SETS
+
+    sources = {entry.data_source for entry in SETS.values() if entry.judged == "rule" and entry.data_source}
+    assert {"openai/gsm8k", "humaneval", "mmlu_pro", "minerva"} <= sources
+    for source in sources:
+        assert choose(problem("5", source)) in VERIFIERS
+
+
+def test_a_prompt_that_asks_for_a_line_with_the_answer():
+    asks = {"role": "user", "content": "What is 2+3? The last line must read Answer: $Answer"}
+    assert choose(Problem("p1", (asks,), "5", "math_dapo")) == "math_answer"
+    boxes = {"role": "user", "content": "What is 2+3? Answer: with \\boxed{}"}
+    assert choose(Problem("p1", (boxes,), "5", "math_dapo")) == "math"
+
+
+def test_no_source_but_a_boxed_prompt_is_maths():
+    system = {"role": "system", "content": "Put the final answer within \\boxed{}."}
+    assert choose(Problem("p1", (system,), "5")) == "math"
+
+
+def test_every_name_in_the_tables_exists():
+    assert {name for _, name in SOURCES} <= set(VERIFIERS)
+    for spec in VERIFIERS.values():
+        assert spec.inline is spec.path.startswith(("postgrad.verifiers.answers:", "postgrad.verifiers.form:"))
+        if spec.inline:
+            assert callable(load(spec.path))
+
+
+def test_a_function_of_the_users_own(hostile, tmp_path, monkeypatch):
+    assert find_verifier(hostile("length")).inline is False
+    (tmp_path / "mine.py").write_text("def right(response, problem):\n    return 1.0\n")
+    monkeypatch.chdir(tmp_path)
+    assert load(find_verifier("mine.py:right").path)("", None) == 1.0  # type: ignore[arg-type]
+    assert find_verifier("postgrad.verifiers.answers:exact").path == "postgrad.verifiers.answers:exact"
+
+
+def test_a_function_with_verls_arguments_gets_them_by_name(tmp_path):
+    (tmp_path / "theirs.py").write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    return {'score': float(solution_str == ground_truth), 'index': extra_info['index'], 'known': data_source == 'sums'}\n"
+        "def short(solution_str, ground_truth, data_source):\n"
+        "    return len(solution_str) - len(ground_truth)\n"
+    )
+    problem = Problem("u", ({"role": "user", "content": "1+1"},), "2", "sums", (), {"extra_info": {"index": 7}})
+    judge = load(find_verifier(f"{tmp_path}/theirs.py:compute_score").path)
+    assert as_score(judge("2", problem)) == Score(1.0, {"index": 7.0, "known": 1.0})
+    assert as_score(judge("3", problem)) == Score(0.0, {"index": 7.0, "known": 1.0})
+    assert load(find_verifier(f"{tmp_path}/theirs.py:short").path)("1234", problem) == 3
+
+
+@pytest.mark.parametrize("arguments", ["completions, **columns", "response", "*, response, problem"])
+def test_a_function_that_takes_other_arguments_is_refused_before_anything_is_sampled(arguments, tmp_path):
+    (tmp_path / "odd.py").write_text(f"def odd({arguments}):\n    return 1.0\n")
+    with pytest.raises(ConfigError) as error:
+        find_verifier(f"{tmp_path}/odd.py:odd")
+    assert f"odd.py:odd({arguments}) cannot be called as function(response, problem)" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("mth", "did you mean math?"),
+        ("gsm8", "did you mean gsm8k?"),
+        ("", "known: bold"),
+        (":right", "is not a verifier"),
+        ("postgrad.verifiers.answers:exactly", "did you mean exact?"),
+        ("postgrad.nowhere:exact", "cannot be imported"),
+        ("nowhere.py:right", "there is no such file"),
+        ("HERE/hostile_verifiers.py:not_a_function", "has no function not_a_function"),
+        ("BROKEN:right", "ZeroDivisionError"),
+    ],
+)
+def test_wrong_names_are_one_clear_line(name, message, hostile, tmp_path):
+    broken = tmp_path / "broken.py"
+    broken.write_text("1 / 0\n")
+    name = name.replace("HERE", hostile("").rpartition("/")[0]).replace("BROKEN", str(broken))
+    with pytest.raises(ConfigError) as error:
+        find_verifier(name)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_as_score_takes_what_users_return():
+    numpy = pytest.importorskip("numpy")
+    assert as_score(True) == Score(1.0) and as_score(2) == Score(2.0) and as_score(numpy.float32(0.5)) == Score(0.5)
+    assert as_score(Score(0.5, {"a": 1.0})) == Score(0.5, {"a": 1.0})
+    assert as_score({"score": 0.5, "acc": True, "pred": "42"}) == Score(0.5, {"acc": 1.0})
+    assert as_score(Failure("judge", "no")) == Failure("judge", "no")
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        None,
+        "1.0",
+        b"1",
+        [1.0],
+        float("nan"),
+        float("inf"),
+        {},
+        {"acc": 1.0},
+        {"score": None},
+        {"score": "1"},
+        {"score": float("nan")},
+        Score(float("nan")),
+        Score(1.0, {"a": float("nan")}),
+        {"score": 1.0, "acc": float("inf")},
+        Score("1"),  # type: ignore[arg-type]
+    ],
+)
+def test_as_score_refuses_the_rest(result):
+    failure = as_score(result)
+    assert isinstance(failure, Failure) and failure.kind == "invalid"
+
+
+def test_judge_mixes_sources_in_order(problem):
+    problems = [problem("590", "arithmetic/digits"), problem("5", "openai/gsm8k"), problem("8", "math_dapo"), problem("B", "arc_c")]
+    with Judge(workers=1) as judge:
+        results = judge.score(problems, ["590", "#### 5", "\\boxed{2^3}", "(C)"])
+    assert [result.value for result in results if isinstance(result, Score)] == [1, 1, 1, 0]
+
+
+def test_judge_takes_the_named_verifier_for_all(problem):
+    with Judge("exact") as judge:
+        assert judge.score([problem("8", "math_dapo")], ["\\boxed{8}"]) == [Score(0.0, {"answer": 0.0})]
+        assert judge.score([], []) == []
+
+
+def test_judge_refuses_what_cannot_work(problem):
+    for settings in ({"verifier": "mth"}, {"timeout_s": 0}, {"timeout_s": float("nan")}, {"workers": 0}):
+        with pytest.raises(ConfigError):
+            Judge(**settings)
+    judge = Judge()
+    with pytest.raises(ConfigError, match="'nobody/knows'"):
+        judge.check([problem("5"), problem("5", "nobody/knows")])
+    with pytest.raises(ValueError, match="1 problems for 2 responses"):
+        judge.score([problem("5")], ["a", "b"])
+    judge.close()
+
+
+def test_the_trainer_process_stays_free_of_math_verify_and_the_port_of_torch():
+    code = """if True:
+        import sys
+        from postgrad.problem import Problem
+        from postgrad.verifiers.scorer import Judge
+        assert "torch" not in sys.modules, "the rewards room imports torch"
+        with Judge("math", 30, 1) as judge:
+            result, = judge.score([Problem("p", (), "8")], ["\\\\boxed{2^3}"])
+        assert result.value == 1, result
+        assert "sympy" not in sys.modules and "math_verify" not in sys.modules
+    """
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
