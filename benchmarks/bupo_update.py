@@ -25,10 +25,21 @@ from postgrad.types import Batch, Trajectory
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--dtype", default="", help="float32 or bfloat16; by default what suits the device")
-    for name, value in (("layers", 24), ("width", 512), ("vocabulary", 32768), ("rows", 16), ("prompt", 64), ("length", 128)):
+    parser.add_argument(
+        "--dtype", default="", help="float32 or bfloat16; by default what suits the device"
+    )
+    for name, value in (
+        ("layers", 24),
+        ("width", 512),
+        ("vocabulary", 32768),
+        ("rows", 16),
+        ("prompt", 64),
+        ("length", 128),
+    ):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--repeats", type=int, default=3)
     return parser.parse_args()
@@ -62,7 +73,11 @@ def make_batch(a: argparse.Namespace) -> Batch:
         ids = torch.randint(a.vocabulary, (a.prompt + a.length,), generator=generator).tolist()
         prompt = rows[-1].prompt if number % 4 else ids[: a.prompt]
         columns = {"advantages": [1.0 if number % 2 else -1.0] * a.length}
-        rows.append(Trajectory(f"p{number // 4}", prompt, ids[a.prompt :], number // 4, number % 4, tokens=columns))
+        rows.append(
+            Trajectory(
+                f"p{number // 4}", prompt, ids[a.prompt :], number // 4, number % 4, tokens=columns
+            )
+        )
     return Batch.of(rows)
 
 
@@ -81,12 +96,22 @@ def timed(work, device: str, repeats: int) -> float:
 
 def measure(a: argparse.Namespace, folder: Path, phase_one_steps: int) -> dict[str, float]:
     dtype = a.dtype or ("bfloat16" if a.device == "cuda" else "float32")
-    words = [
-        *(f"model.path={folder}", f"model.device={a.device}", f"model.dtype={dtype}", "data.train=arithmetic:1", "name=bench"),
-        *(f"method.num_blocks={max(1, a.layers // 4)}", f"method.phase_one_steps={phase_one_steps}", "training.updates_per_step=1"),
+    overrides = [
+        *(
+            f"model.path={folder}",
+            f"model.device={a.device}",
+            f"model.dtype={dtype}",
+            "data.train=arithmetic:1",
+            "name=bench",
+        ),
+        *(
+            f"method.num_blocks={max(1, a.layers // 4)}",
+            f"method.phase_one_steps={phase_one_steps}",
+            "training.updates_per_step=1",
+        ),
         f"training.token_budget={a.rows * (a.prompt + a.length)}",
     ]
-    config = compose("bupo", words, lambda name: find_method(name).Settings)
+    config = compose("bupo", overrides, lambda name: find_method(name).Settings)
     method = find_method("bupo")(config)
     policy = LocalPolicy(config, load(config.model, torch.device(a.device)), method)
     batch = make_batch(a)
@@ -98,7 +123,10 @@ def measure(a: argparse.Namespace, folder: Path, phase_one_steps: int) -> dict[s
 
 def main() -> None:
     a = arguments()
-    block, head = 12 * a.width**2, a.width * a.vocabulary  # products a token: about 3 width^2 of attention, 9 of the FFN
+    block, head = (
+        12 * a.width**2,
+        a.width * a.vocabulary,
+    )  # products a token: about 3 width^2 of attention, 9 of the FFN
     expected = (a.layers // 4 * block + head) / (a.layers * block + head)
     with tempfile.TemporaryDirectory() as folder:
         model = make_model(a, Path(folder))
@@ -111,7 +139,9 @@ def main() -> None:
             f"  {name:<16} full {full[name]:8.3f}   phase 1 {inside[name]:8.3f}   share {share[name]:.2f} ({1 / share[name]:.1f}x faster)"
         )
     print(f"  share of the matrix products of a forward pass: {expected:.2f}")
-    print(json.dumps({"full": full, "phase_one": inside, "share": share, "expected_share": expected}))
+    print(
+        json.dumps({"full": full, "phase_one": inside, "share": share, "expected_share": expected})
+    )
 
 
 if __name__ == "__main__":

@@ -67,9 +67,17 @@ def run_postgrad(folder: str, work: Path, steps: int, dtype: str) -> dict[str, o
         f"runs={work}",
         f"name={dtype}",
     ]
-    subprocess.run([sys.executable, "-m", "postgrad.cli.main", "train", "grpo", *settings], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, "-m", "postgrad.cli.main", "train", "grpo", *settings],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     lines = [json.loads(line) for line in (work / dtype / "metrics.jsonl").read_text().splitlines()]
-    stages = {k: statistics.median(line[k] for line in lines[1:]) for k in lines[-1] if k.startswith("stage/")}
+    stages = {
+        k: statistics.median(line[k] for line in lines[1:])
+        for k in lines[-1]
+        if k.startswith("stage/")
+    }
     return {
         "steps": [line["step_s"] for line in lines],
         "peak": max(line["memory_gib"] for line in lines) * 2**30,
@@ -78,23 +86,38 @@ def run_postgrad(folder: str, work: Path, steps: int, dtype: str) -> dict[str, o
     }
 
 
-def run_trl(python: str, folder: str, work: Path, steps: int, bf16: bool, threads: int) -> dict[str, object]:
+def run_trl(
+    python: str, folder: str, work: Path, steps: int, bf16: bool, threads: int
+) -> dict[str, object]:
     from postgrad.data.problems import load_problems
 
     prompts = work / "prompts.jsonl"
     problems = load_problems("arithmetic:2:boxed")[: PROBLEMS * steps]
     prompts.write_text("".join(json.dumps(list(p.messages)) + "\n" for p in problems))
     arguments = [folder, str(prompts), steps, PROBLEMS, SAMPLES, TOKENS, int(bf16), threads]
-    done = subprocess.run([python, "-c", TRL, *map(str, arguments)], check=True, capture_output=True, text=True)
-    return json.loads(next(line for line in done.stdout.splitlines() if line.startswith("RESULT ")).removeprefix("RESULT "))
+    done = subprocess.run(
+        [python, "-c", TRL, *map(str, arguments)], check=True, capture_output=True, text=True
+    )
+    return json.loads(
+        next(line for line in done.stdout.splitlines() if line.startswith("RESULT ")).removeprefix(
+            "RESULT "
+        )
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--peer-python", default=sys.executable, help="a Python that has trl")
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--model", default="smollm2", help="model.path, for both")
-    parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"], help="compute types, one after the other")
+    parser.add_argument(
+        "--dtypes",
+        nargs="+",
+        default=["bfloat16", "float32"],
+        help="compute types, one after the other",
+    )
     parser.add_argument("--skip-peer", action="store_true", help="time Postgrad alone")
     options = parser.parse_args()
     from postgrad.model.load import resolve
@@ -108,7 +131,14 @@ def main() -> None:
             show(results, f"postgrad {dtype}", run_postgrad(folder, work, options.steps, dtype))
             if not options.skip_peer:
                 try:
-                    peer = run_trl(options.peer_python, folder, work, options.steps, dtype == "bfloat16", threads)
+                    peer = run_trl(
+                        options.peer_python,
+                        folder,
+                        work,
+                        options.steps,
+                        dtype == "bfloat16",
+                        threads,
+                    )
                 except subprocess.CalledProcessError as error:
                     print(
                         f"trl {dtype} did not finish (exit code {error.returncode}): {(error.stderr or '').strip()[-300:]}",
@@ -117,7 +147,9 @@ def main() -> None:
                     continue
                 show(results, f"trl {dtype}", peer)
     seconds = {name: statistics.median(result["steps"][1:]) for name, result in results.items()}
-    ours = min((name for name in seconds if name.startswith("postgrad")), key=lambda name: seconds[name])
+    ours = min(
+        (name for name in seconds if name.startswith("postgrad")), key=lambda name: seconds[name]
+    )
     for name in seconds:
         if name.startswith("trl"):
             print(f"{ours} is {seconds[name] / seconds[ours]:.2f} times as fast as {name}")
@@ -127,9 +159,12 @@ def show(results: dict[str, dict], name: str, result: dict) -> None:
     """One contender's figures, as soon as it is done."""
     results[name] = result
     seconds, kept = statistics.median(result["steps"][1:]), statistics.mean(result["kept"][1:])
-    stages = ", ".join(f"{k.removeprefix('stage/')} {v:.2f}" for k, v in result.get("stages", {}).items())
+    stages = ", ".join(
+        f"{k.removeprefix('stage/')} {v:.2f}" for k, v in result.get("stages", {}).items()
+    )
     print(
-        f"{name:<20}{seconds:>8.2f} s a step, peak {result['peak'] / 2**30:.2f} GiB, {kept:.1f} tokens kept  {stages}", flush=True
+        f"{name:<20}{seconds:>8.2f} s a step, peak {result['peak'] / 2**30:.2f} GiB, {kept:.1f} tokens kept  {stages}",
+        flush=True,
     )
 
 

@@ -2,7 +2,7 @@
 
     python benchmarks/offload.py [--weights 1.5e9] [--steps 5]
 
-On a CUDA device, bfloat16 weights with float32 masters, seconds a step and the most device memory the optimiser needed:
+On a CUDA device, bfloat16 weights with float32 masters, seconds a step and the most device memory the optimizer needed:
 
     resident          masters and moments on the device, torch.optim.AdamW
     swapped           moved to the device before the step and back after it, as `.to(device)` and `.to("cpu")` do
@@ -28,11 +28,21 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 def make_weights(total: float, device: str, dtype: torch.dtype) -> list[nn.Parameter]:
     """Blocks of Qwen2.5-1.5B's shapes, and its embedding where there is room, up to about `total` weights; with gradients."""
-    block = [(WIDTH,), (WIDTH + 512, WIDTH), (WIDTH, WIDTH), (WIDTH,), (INNER, WIDTH), (INNER, WIDTH), (WIDTH, INNER)]
+    block = [
+        (WIDTH,),
+        (WIDTH + 512, WIDTH),
+        (WIDTH, WIDTH),
+        (WIDTH,),
+        (INNER, WIDTH),
+        (INNER, WIDTH),
+        (WIDTH, INNER),
+    ]
     shapes: list[tuple[int, ...]] = [(VOCABULARY, WIDTH)] if total > 3e8 else []
     while sum(torch.Size(shape).numel() for shape in shapes) < total:
         shapes += block
-    params = [nn.Parameter(torch.randn(shape, device=device, dtype=dtype) * 0.02) for shape in shapes]
+    params = [
+        nn.Parameter(torch.randn(shape, device=device, dtype=dtype) * 0.02) for shape in shapes
+    ]
     for p in params:
         p.grad_dtype = None
         p.grad = torch.randn(p.shape, device=device, dtype=torch.float32) * 1e-3
@@ -76,7 +86,11 @@ class Swapped(Resident):
     def _out(self) -> None:
         for master, homes in zip(self.masters, self.homes, strict=True):
             for tensor, home in zip(self._tensors(master), homes, strict=True):
-                tensor.data = tensor.data.to("cpu") if home is None else home.copy_(tensor.data, non_blocking=True)
+                tensor.data = (
+                    tensor.data.to("cpu")
+                    if home is None
+                    else home.copy_(tensor.data, non_blocking=True)
+                )
         torch.cuda.synchronize()
 
     def _in(self) -> None:
@@ -131,7 +145,9 @@ def on_cuda(total: float, steps: int) -> None:
 
 
 def on_cpu(total: float, steps: int) -> None:
-    print("no CUDA device: nothing to swap; float32 weights and state in the same memory, one step of each AdamW:")
+    print(
+        "no CUDA device: nothing to swap; float32 weights and state in the same memory, one step of each AdamW:"
+    )
     for name, kind in (("torch", torch.optim.AdamW), ("offloaded", OffloadedAdamW)):
         torch.manual_seed(0)
         params = make_weights(total, "cpu", torch.float32)
@@ -141,7 +157,9 @@ def on_cpu(total: float, steps: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--weights", type=float, help="about how many; default 1.5e9, on a CPU 1e8")
     parser.add_argument("--steps", type=int, default=5)
     options = parser.parse_args()

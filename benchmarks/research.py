@@ -46,7 +46,7 @@ def boxed_sum(response: str, problem: object) -> dict[str, float]:
 def addition(options: argparse.Namespace) -> dict[str, list[str]]:
     common = [
         "data.train=arithmetic:2:boxed:train", f"reward.verifier={HERE}:boxed_sum", "rollout.samples=16", "training.problems_per_step=32",
-        "rollout.max_response_tokens=64", "optimiser.lr=2e-5", f"training.steps={options.steps or 60}",
+        "rollout.max_response_tokens=64", "optimizer.lr=2e-5", f"training.steps={options.steps or 60}",
     ]  # fmt: skip
     same = [
         "training.updates_per_step=1",
@@ -68,11 +68,26 @@ def gsm8k(options: argparse.Namespace) -> dict[str, list[str]]:
         f"data.train={options.data}/train.jsonl", f"data.validation={options.data}/test.jsonl", "training.validation_problems=1319",
         "rollout.max_response_tokens=256", "training.problems_per_step=32", f"training.steps={steps}", "data.overlong=drop",
     ]  # fmt: skip
-    rl = [*common, "rollout.samples=8", "optimiser.lr=1e-5"]
-    sft = [f"training.steps={steps}", "training.problems_per_step=32", "optimiser.lr=2e-5", "optimiser.warmup_steps=5"]
-    first = "first.settings=[" + ",".join(f"'{word}'" for word in [*sft, "method.validate_accuracy=true"]) + "]"
+    rl = [*common, "rollout.samples=8", "optimizer.lr=1e-5"]
+    sft = [
+        f"training.steps={steps}",
+        "training.problems_per_step=32",
+        "optimizer.lr=2e-5",
+        "optimizer.warmup_steps=5",
+    ]
+    first = (
+        "warmup.overrides=["
+        + ",".join(f"'{word}'" for word in [*sft, "method.validate_accuracy=true"])
+        + "]"
+    )
     return {
-        "SFT": ["sft", *common, "optimiser.lr=2e-5", "optimiser.warmup_steps=5", "method.validate_accuracy=true"],
+        "SFT": [
+            "sft",
+            *common,
+            "optimizer.lr=2e-5",
+            "optimizer.warmup_steps=5",
+            "method.validate_accuracy=true",
+        ],
         "GRPO": ["grpo", *rl],
         "LUFFY": ["luffy", *rl],
         "RL with SFT loss": ["luffy_rl_sft", *rl],
@@ -83,9 +98,12 @@ def gsm8k(options: argparse.Namespace) -> dict[str, list[str]]:
 def classmate(options: argparse.Namespace) -> dict[str, list[str]]:
     common = [
         "data.train=arithmetic:2:boxed:train", f"reward.verifier={HERE}:boxed_sum", "rollout.samples=8", "training.problems_per_step=32",
-        "rollout.max_response_tokens=96", "optimiser.lr=2e-5", f"training.steps={options.steps or 60}",
+        "rollout.max_response_tokens=96", "optimizer.lr=2e-5", f"training.steps={options.steps or 60}",
     ]  # fmt: skip
-    return {"classmate": ["classmate", *common], "without classmate": ["classmate_baseline", *common]}
+    return {
+        "classmate": ["classmate", *common],
+        "without classmate": ["classmate_baseline", *common],
+    }
 
 
 def draw(source: str, target: str) -> None:
@@ -106,7 +124,9 @@ def draw(source: str, target: str) -> None:
                 if key in line:
                     by_step.setdefault(int(line["step"]), []).append(line[key])
             steps = sorted(by_step)
-            (curve,) = axis.plot(steps, [statistics.mean(by_step[s]) for s in steps], label=name, linewidth=1.4)
+            (curve,) = axis.plot(
+                steps, [statistics.mean(by_step[s]) for s in steps], label=name, linewidth=1.4
+            )
             low, high = [min(by_step[s]) for s in steps], [max(by_step[s]) for s in steps]
             axis.fill_between(steps, low, high, alpha=0.15, color=curve.get_color())
         axis.set_title(key)
@@ -119,7 +139,9 @@ def draw(source: str, target: str) -> None:
 def main() -> None:
     if sys.argv[1:2] == ["draw"]:
         return draw(*sys.argv[2:4])
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("addition", "gsm8k", "classmate"))
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--data", default="../shared/data/gsm8k")
@@ -128,15 +150,19 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=9, help="runs at a time")
     parser.add_argument("--only", nargs="+", help="some of the methods")
-    parser.add_argument("words", nargs="*", help="key=value for all runs")
+    parser.add_argument("overrides", nargs="*", help="key=value for all runs")
     options = parser.parse_args()
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
     methods = {"addition": addition, "gsm8k": gsm8k, "classmate": classmate}[options.what](options)
-    chosen = {name: words for name, words in methods.items() if not options.only or name in options.only}
+    chosen = {
+        name: overrides
+        for name, overrides in methods.items()
+        if not options.only or name in options.only
+    }
     waiting = []
     for seed in options.seeds:
-        for name, words in chosen.items():
+        for name, overrides in chosen.items():
             label = f"{options.what}-{re.sub('[^a-z0-9]+', '-', name.lower())}-{seed}"
             place = [
                 f"model.path={options.model}",
@@ -145,31 +171,53 @@ def main() -> None:
                 f"name={label}",
                 "training.checkpoint_every=100000",
             ]
-            waiting.append((name, seed, label, ["train", words[0], *place, *words[1:], *options.words]))
+            waiting.append(
+                (
+                    name,
+                    seed,
+                    label,
+                    ["train", overrides[0], *place, *overrides[1:], *options.overrides],
+                )
+            )
     running: list[tuple] = []
     results: list[dict] = []
     began = time.time()
     while waiting or running:
         while waiting and len(running) < options.jobs:
-            name, seed, label, words = waiting.pop(0)
-            print("postgrad " + " ".join(words), flush=True)
+            name, seed, label, overrides = waiting.pop(0)
+            print("postgrad " + " ".join(overrides), flush=True)
             log = (out / f"{label}.log").open("w")
-            command = [sys.executable, "-m", "postgrad.cli.main", *words]
-            child = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
-            running.append((child, name, seed, label, words, time.time()))
+            command = [sys.executable, "-m", "postgrad.cli.main", *overrides]
+            child = subprocess.Popen(
+                command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"}
+            )
+            running.append((child, name, seed, label, overrides, time.time()))
         time.sleep(0.5)
         for item in [r for r in running if r[0].poll() is not None]:
             running.remove(item)
-            child, name, seed, label, words, start = item
+            child, name, seed, label, overrides, start = item
             folder = out / "runs" / label
             lines = (
-                [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()] if child.returncode == 0 else []
+                [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+                if child.returncode == 0
+                else []
             )
             if child.returncode:
                 print(f"FAILED {label}: {(out / f'{label}.log').read_text()[-400:]}", flush=True)
-            kept = [{k: v for k, v in line.items() if k == "step" or k.startswith(KEPT)} for line in lines]
+            kept = [
+                {k: v for k, v in line.items() if k == "step" or k.startswith(KEPT)}
+                for line in lines
+            ]
             seconds = time.time() - start
-            results.append({"method": name, "seed": seed, "command": words, "seconds": seconds, "lines": kept})
+            results.append(
+                {
+                    "method": name,
+                    "seed": seed,
+                    "command": overrides,
+                    "seconds": seconds,
+                    "lines": kept,
+                }
+            )
             print(f"{label}: {seconds:.0f} s of {time.time() - began:.0f}", flush=True)
             (out / f"{options.what}.json").write_text(json.dumps(results))
     table(results, options.what)
@@ -184,7 +232,11 @@ def last(result: dict, key: str, count: int = 5) -> float:
 def table(results: list[dict], what: str) -> None:
     keys = {
         "addition": [("reward/right", 5)],
-        "gsm8k": [("validation/accuracy", 1), ("validation/sampled_accuracy", 1), ("response/length", 5)],
+        "gsm8k": [
+            ("validation/accuracy", 1),
+            ("validation/sampled_accuracy", 1),
+            ("response/length", 5),
+        ],
         "classmate": [("reward/mean", 5), ("reward/classmate", 5)],
     }[what]
     for name in dict.fromkeys(result["method"] for result in results):
@@ -192,7 +244,11 @@ def table(results: list[dict], what: str) -> None:
         cells = []
         for key, count in keys:
             values = [last(result, key, count) for result in mine]
-            cells.append(f"{key} " + " ".join(f"{v:.3f}" for v in values) + f" (mean {statistics.mean(values):.3f})")
+            cells.append(
+                f"{key} "
+                + " ".join(f"{v:.3f}" for v in values)
+                + f" (mean {statistics.mean(values):.3f})"
+            )
         print(f"RESULT {name:<28} " + "; ".join(cells), flush=True)
 
 

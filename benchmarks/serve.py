@@ -16,8 +16,19 @@ import time
 from typing import Any
 
 
-def start(model: str, words: list[str]) -> tuple["subprocess.Popen[str]", int]:
-    command = [sys.executable, "-m", "postgrad.cli.main", "serve", model, "--port", "0", "--name", "bench", *words]
+def start(model: str, overrides: list[str]) -> tuple["subprocess.Popen[str]", int]:
+    command = [
+        sys.executable,
+        "-m",
+        "postgrad.cli.main",
+        "serve",
+        model,
+        "--port",
+        "0",
+        "--name",
+        "bench",
+        *overrides,
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     for line in process.stdout:
@@ -31,7 +42,13 @@ def client(port: int, number: int, tokens: int, until: float, found: list[dict[s
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
     asked = 0
     while time.monotonic() < until:
-        body = {"model": "bench", "prompt": "12+34=", "max_tokens": tokens, "seed": number * 10_000 + asked, "stream": True}
+        body = {
+            "model": "bench",
+            "prompt": "12+34=",
+            "max_tokens": tokens,
+            "seed": number * 10_000 + asked,
+            "stream": True,
+        }
         began = time.monotonic()
         connection.request(
             "POST", "/v1/completions", json.dumps(body | {"stream_options": {"include_usage": True}}), {"Content-Type": "application/json"}
@@ -43,7 +60,14 @@ def client(port: int, number: int, tokens: int, until: float, found: list[dict[s
                 first = first or time.monotonic() - began
                 usage = json.loads(line[6:]).get("usage")
                 count = usage["completion_tokens"] if usage else count
-        found.append({"status": answer.status, "first_s": first, "whole_s": time.monotonic() - began, "tokens": count})
+        found.append(
+            {
+                "status": answer.status,
+                "first_s": first,
+                "whole_s": time.monotonic() - began,
+                "tokens": count,
+            }
+        )
         asked += 1
     connection.close()
 
@@ -51,14 +75,22 @@ def client(port: int, number: int, tokens: int, until: float, found: list[dict[s
 def measure(port: int, clients: int, seconds: float, tokens: int) -> str:
     found: list[dict[str, Any]] = []
     began = time.monotonic()
-    threads = [threading.Thread(target=client, args=(port, i, tokens, began + seconds, found)) for i in range(clients)]
+    threads = [
+        threading.Thread(target=client, args=(port, i, tokens, began + seconds, found))
+        for i in range(clients)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     took = time.monotonic() - began
     lost = sum(one["status"] != 200 for one in found)
-    cells = [f"{clients}", f"{len(found)}", f"{lost}", f"{sum(one['tokens'] for one in found) / took:.0f}"]
+    cells = [
+        f"{clients}",
+        f"{len(found)}",
+        f"{lost}",
+        f"{sum(one['tokens'] for one in found) / took:.0f}",
+    ]
     for key in ("first_s", "whole_s"):
         values = sorted(one[key] * 1000 for one in found)
         cells += [
@@ -75,14 +107,19 @@ def main() -> None:
     parser.add_argument("--clients", default="1,16,200")
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--tokens", type=int, default=32)
-    words = sys.argv[1:]
-    own, more = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
+    overrides = sys.argv[1:]
+    own, more = (
+        (overrides[: overrides.index("--")], overrides[overrides.index("--") + 1 :])
+        if "--" in overrides
+        else (overrides, [])
+    )
     options = parser.parse_args(own)
     process, port = start(options.model, more)
     try:
         print(f"load before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
         print(
-            "| clients | answers | lost | tokens/s | first token ms p50 | p95 | p99 | whole ms p50 | p95 | p99 |\n|" + "---|" * 10
+            "| clients | answers | lost | tokens/s | first token ms p50 | p95 | p99 | whole ms p50 | p95 | p99 |\n|"
+            + "---|" * 10
         )
         measure(port, 4, 1.0, options.tokens)
         for clients in options.clients.split(","):

@@ -39,27 +39,40 @@ def plain(num: int, rng: random.Random) -> list[tuple[str, Problem]]:
         wrong = rng.random() < 1 / 3
         given = given.replace(str(n), str(n + 1)) if wrong and "," not in given else given
         solution = "".join(STEP.format(n=rng.randrange(100)) for _ in range(12))
-        items.append((f"{solution}Therefore the answer is $\\boxed{{{given}}}$.", Problem(f"p{i}", (), truth, "math")))
+        items.append(
+            (
+                f"{solution}Therefore the answer is $\\boxed{{{given}}}$.",
+                Problem(f"p{i}", (), truth, "math"),
+            )
+        )
     return items
 
 
 def algebra(num: int, rng: random.Random) -> list[tuple[str, Problem]]:
-    pairs = [(f"(x+{a})^2", f"x^2+{2 * a}x+{a * a + wrong}") for a in range(1, 40) for wrong in (0, 1)]
+    pairs = [
+        (f"(x+{a})^2", f"x^2+{2 * a}x+{a * a + wrong}") for a in range(1, 40) for wrong in (0, 1)
+    ]
     return [
-        (f"\\boxed{{{given}}}", Problem(f"p{i}", (), truth, "math")) for i, (truth, given) in enumerate(rng.choices(pairs, k=num))
+        (f"\\boxed{{{given}}}", Problem(f"p{i}", (), truth, "math"))
+        for i, (truth, given) in enumerate(rng.choices(pairs, k=num))
     ]
 
 
 def programs(num: int, rng: random.Random) -> list[tuple[str, Problem]]:
     tests = json.dumps(["assert add(1, 2) == 3", "assert add(-1, 1) == 0", "assert add(0, 5) == 5"])
-    answers = ["```python\ndef add(a, b):\n    return a + b\n```", "```python\ndef add(a, b):\n    return a - b\n```"]
+    answers = [
+        "```python\ndef add(a, b):\n    return a + b\n```",
+        "```python\ndef add(a, b):\n    return a - b\n```",
+    ]
     return [(rng.choice(answers), Problem(f"p{i}", (), tests, "code")) for i in range(num)]
 
 
 def measure(name: str, items: list[tuple[str, Problem]], workers: int) -> None:
     with Judge("auto", timeout_s=30, workers=workers) as judge:
         responses, problems = [item[0] for item in items], [item[1] for item in items]
-        judge.score(problems[: 8 * workers], responses[: 8 * workers])  # the children start and import
+        judge.score(
+            problems[: 8 * workers], responses[: 8 * workers]
+        )  # the children start and import
         start, busy = time.perf_counter(), cpu_seconds()
         results = judge.score(problems, responses)
         seconds, busy = time.perf_counter() - start, cpu_seconds() - busy
@@ -68,7 +81,9 @@ def measure(name: str, items: list[tuple[str, Problem]], workers: int) -> None:
     rates = f"{len(items) / seconds:9,.0f} a second"
     if name != "programs":  # what the kernel ends inside a sandbox is on nobody's account
         rates += f", {len(items) / busy:9,.0f} a second of processor time"
-    print(f"{name:<14}{len(items):>7} answers in {seconds:7.2f} s: {rates}; {right:.0f} right, {failed} failed")
+    print(
+        f"{name:<14}{len(items):>7} answers in {seconds:7.2f} s: {rates}; {right:.0f} right, {failed} failed"
+    )
 
 
 def cpu_seconds() -> float:
@@ -82,12 +97,16 @@ def cpu_seconds() -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--answers", type=int, default=20_000)
     given = parser.parse_args()
     rng = random.Random(0)
-    print(f"{given.workers} workers on {len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f} before the start")
+    print(
+        f"{given.workers} workers on {len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f} before the start"
+    )
     measure("plain maths", plain(given.answers, rng), given.workers)
     measure("algebra", algebra(max(16, given.answers // 50), rng), given.workers)
     measure("programs", programs(max(16, given.answers // 500), rng), given.workers)

@@ -25,11 +25,15 @@ GROUP, LENGTH = 8, 256
 def make_run(folder: Path, steps: int, rows: int) -> None:
     """Rollouts in the form a run writes: 256 tokens a response, groups of 8, texts of about 1,000 characters."""
     (folder / "rollouts").mkdir(parents=True)
-    (folder / "config.yaml").write_text(f"method: {{name: grpo}}\nmodel: {{path: synthetic}}\ntraining: {{steps: {steps}}}\n")
+    (folder / "config.yaml").write_text(
+        f"method: {{name: grpo}}\nmodel: {{path: synthetic}}\ntraining: {{steps: {steps}}}\n"
+    )
     random = np.random.default_rng(0)
     offsets = pa.array(np.arange(rows + 1, dtype=np.int32) * LENGTH)
     tokens = pa.ListArray.from_arrays(offsets, pa.array(random.integers(0, 50_000, rows * LENGTH)))
-    floats = pa.ListArray.from_arrays(offsets, pa.array(random.normal(size=rows * LENGTH).astype(np.float32)))
+    floats = pa.ListArray.from_arrays(
+        offsets, pa.array(random.normal(size=rows * LENGTH).astype(np.float32))
+    )
     text = "the answer to this is therefore surely something " * 20
     with (folder / "metrics.jsonl").open("w") as metrics:
         for step in range(1, steps + 1):
@@ -47,20 +51,28 @@ def make_run(folder: Path, steps: int, rows: int) -> None:
                     "question": [f"problem {g}" for g in groups],
                     "failure": [""] * rows,
                     "reward": random.integers(0, 2, rows).astype(float),
-                    "behaviour_logprobs": floats,
+                    "behavior_logprobs": floats,
                     "advantages": floats,
                 }
             )
             pq.write_table(
-                table, folder / "rollouts" / f"step-{step:06d}.parquet", row_group_size=max(64, rows * 65536 // (rows * LENGTH))
+                table,
+                folder / "rollouts" / f"step-{step:06d}.parquet",
+                row_group_size=max(64, rows * 65536 // (rows * LENGTH)),
             )
             line = {"step": step, "time": 1.8e9 + step, "reward/mean": step / steps, "step_s": 1.0}
-            metrics.write(json.dumps(line | {f"metric/{i}": step * 0.001 * i for i in range(40)}) + "\n")
+            metrics.write(
+                json.dumps(line | {f"metric/{i}": step * 0.001 * i for i in range(40)}) + "\n"
+            )
 
 
 def memory_mib(pid: int) -> tuple[float, float]:
     """Resident memory now and at its highest."""
-    fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line)
+    fields = dict(
+        line.split(":", 1)
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+        if ":" in line
+    )
     return tuple(int(fields[name].split()[0]) / 1024 for name in ("VmRSS", "VmHWM"))  # type: ignore[return-value]
 
 
@@ -78,7 +90,16 @@ def main() -> None:
 
 
 def measure(root: Path, steps: int, rows: int) -> None:
-    command = [sys.executable, "-m", "postgrad.cli.main", "view", str(root), "--port", "8899", "--no-browser"]
+    command = [
+        sys.executable,
+        "-m",
+        "postgrad.cli.main",
+        "view",
+        str(root),
+        "--port",
+        "8899",
+        "--no-browser",
+    ]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None
@@ -93,7 +114,10 @@ def measure(root: Path, steps: int, rows: int) -> None:
             ("a run opens: overview", "run?run=big"),
             ("a run opens: all metrics", "metrics?run=big"),
             ("a step's groups", f"groups?run=big&step={steps // 2}"),
-            ("the same step, filtered", f"groups?run=big&step={steps // 2}&keep=right&sort=longest"),
+            (
+                "the same step, filtered",
+                f"groups?run=big&step={steps // 2}&keep=right&sort=longest",
+            ),
             ("a group with its tokens", f"group?run=big&step={steps // 2}&group=3"),
             ("follow a problem, first answer", "follow?run=big&uid=00000000000003d1"),
             ("search, first answer", "search?run=big&words=nowhere"),
@@ -102,10 +126,14 @@ def measure(root: Path, steps: int, rows: int) -> None:
             began = time.perf_counter()
             with urllib.request.urlopen(f"http://127.0.0.1:8899/api/{path}") as answer:
                 size = len(answer.read())
-            print(f"{label:<34}{(time.perf_counter() - began) * 1000:8.0f} ms {size / 1024:10.0f} KiB")
+            print(
+                f"{label:<34}{(time.perf_counter() - began) * 1000:8.0f} ms {size / 1024:10.0f} KiB"
+            )
         began = time.perf_counter()
         while True:
-            with urllib.request.urlopen("http://127.0.0.1:8899/api/follow?run=big&uid=00000000000003d1") as answer:
+            with urllib.request.urlopen(
+                "http://127.0.0.1:8899/api/follow?run=big&uid=00000000000003d1"
+            ) as answer:
                 found = json.load(answer)
             if found["looked"] >= found["steps"]:
                 break
@@ -134,7 +162,10 @@ PAINT = "return (performance.getEntriesByName('first-contentful-paint')[0] || {}
 
 def in_the_browser(steps: int) -> None:
     """Milliseconds from the start of the navigation, each page opened afresh in a new tab of a running browser."""
-    chromium, driver = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
+    chromium, driver = (
+        shutil.which("chromium") or shutil.which("google-chrome"),
+        shutil.which("chromedriver"),
+    )
     if not (chromium and driver):
         print("no Chromium with chromedriver here: the browser was not measured")
         return
@@ -143,19 +174,31 @@ def in_the_browser(steps: int) -> None:
 
     options = webdriver.ChromeOptions()
     options.binary_location = chromium
-    for word in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1280,900"):
+    for word in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--window-size=1280,900",
+    ):
         options.add_argument(word)
     pages = [
         ("runs: the table", "#/runs", "table.runs tbody tr"),
         ("a run: the curves", "#/run/big/curves", "figure.chart svg.plot path.line"),
-        ("a step: the tokens of a group", f"#/run/big/rollouts?step={steps // 2}", ".card .tokens .t"),
+        (
+            "a step: the tokens of a group",
+            f"#/run/big/rollouts?step={steps // 2}",
+            ".card .tokens .t",
+        ),
     ]
     browser = webdriver.Chrome(options=options, service=Service(driver))
     try:
         for label, place, selector in pages:
             times = [_open(browser, place, selector) for _ in range(3)]
             painted, drawn = (sorted(column)[1] for column in zip(*times, strict=True))
-            print(f"{'browser, ' + label:<42}first paint {painted:5.0f} ms, there after {drawn:5.0f} ms (median of 3)")
+            print(
+                f"{'browser, ' + label:<42}first paint {painted:5.0f} ms, there after {drawn:5.0f} ms (median of 3)"
+            )
     finally:
         browser.quit()
 

@@ -16,7 +16,15 @@ import pytest
 from postgrad.problem import Problem
 from postgrad.verifiers.pool import VerifierPool
 
-LONG = ("cluster", "test_demo.py", "test_fit.py", "test_resume.py", "test_captured.py", "test_real_files.py", "test_paged.py")
+LONG = (
+    "cluster",
+    "test_demo.py",
+    "test_fit.py",
+    "test_resume.py",
+    "test_captured.py",
+    "test_real_files.py",
+    "test_paged.py",
+)
 EXIT_STATUS = pytest.StashKey[int]()
 
 
@@ -27,7 +35,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     from postgrad.model.tiny import make_tiny
 
-    return sharpened(make_tiny(tmp_path_factory.mktemp("models") / "tiny", seed=0, layers=2, width=32))
+    return sharpened(
+        make_tiny(tmp_path_factory.mktemp("models") / "tiny", seed=0, layers=2, width=32)
+    )
 
 
 @pytest.fixture(scope="session")
@@ -48,11 +58,21 @@ def tiny_untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     from postgrad.model.tiny import make_tiny
 
-    return sharpened(make_tiny(tmp_path_factory.mktemp("models") / "untied", seed=1, layers=3, width=32, tied=False))
+    return sharpened(
+        make_tiny(
+            tmp_path_factory.mktemp("models") / "untied", seed=1, layers=3, width=32, tied=False
+        )
+    )
 
 
 def make_problem(truth: str, source: str = "math", **fields: object) -> Problem:
-    return Problem(uid="p1", messages=({"role": "user", "content": "?"},), ground_truth=truth, data_source=source, **fields)  # type: ignore[arg-type]
+    return Problem(
+        uid="p1",
+        messages=({"role": "user", "content": "?"},),
+        ground_truth=truth,
+        data_source=source,
+        **fields,
+    )  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -72,7 +92,9 @@ def grade(math_pool: VerifierPool) -> Callable[..., list[float]]:
     """Values of (response, truth) pairs by a verifier that runs in the pool."""
 
     def values(verifier: str, pairs: list[tuple[str, str]]) -> list[float]:
-        results = math_pool.judge([(response, make_problem(truth)) for response, truth in pairs], [verifier] * len(pairs))
+        results = math_pool.judge(
+            [(response, make_problem(truth)) for response, truth in pairs], [verifier] * len(pairs)
+        )
         return [result.value for result in results]  # type: ignore[union-attr]
 
     return values
@@ -96,8 +118,16 @@ def children() -> Callable[..., list[int]]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--screenshots", default="", help="folder that tests/view/test_browser.py writes pictures of the page into")
-    parser.addoption("--screenshot-runs", default="", help="folder of runs that are photographed; the tests' own unless given")
+    parser.addoption(
+        "--screenshots",
+        default="",
+        help="folder that tests/view/test_browser.py writes pictures of the page into",
+    )
+    parser.addoption(
+        "--screenshot-runs",
+        default="",
+        help="folder of runs that are photographed; the tests' own unless given",
+    )
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -116,7 +146,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that take minutes come first: at the end no process waits for another's long test."""
-    items.sort(key=lambda item: next((n for n, name in enumerate(LONG) if name in item.path.parts), len(LONG)))
+    items.sort(
+        key=lambda item: next(
+            (n for n, name in enumerate(LONG) if name in item.path.parts), len(LONG)
+        )
+    )
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

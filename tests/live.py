@@ -33,15 +33,23 @@ class Live:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}/v1"
 
-    def ask(self, path: str, body: Any = None, headers: dict[str, str] | None = None) -> tuple[int, Any, dict[str, str]]:
+    def ask(
+        self, path: str, body: Any = None, headers: dict[str, str] | None = None
+    ) -> tuple[int, Any, dict[str, str]]:
         """Status, JSON and headers of one request; bytes go out as they are."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        own = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self.token}"} if self.token else {})
+        own = {"Content-Type": "application/json"} | (
+            {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        )
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         try:
             connection.request("GET" if body is None else "POST", path, data, own | (headers or {}))
             answer = connection.getresponse()
-            return answer.status, json.loads(answer.read()), {k.lower(): v for k, v in answer.getheaders()}
+            return (
+                answer.status,
+                json.loads(answer.read()),
+                {k.lower(): v for k, v in answer.getheaders()},
+            )
         finally:
             connection.close()
 
@@ -71,7 +79,9 @@ def live(
         for name, path in {"tiny": model, "other": other}.items()
         if path is not None
     ]
-    server = web.make_server(make_app(served, "127.0.0.1", token, reload_below, time_limit_s), grace_s=5)
+    server = web.make_server(
+        make_app(served, "127.0.0.1", token, reload_below, time_limit_s), grace_s=5
+    )
     listener = web.listen("127.0.0.1", 0)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
@@ -95,7 +105,10 @@ def command(*words: str) -> Iterator[Live]:
         while not said[-1].startswith("http://"):
             said.append(process.stdout.readline())
             assert said[-1], said
-        token = next((line.removeprefix("token: ").strip() for line in said if line.startswith("token: ")), "")
+        token = next(
+            (line.removeprefix("token: ").strip() for line in said if line.startswith("token: ")),
+            "",
+        )
         yield Live(int(said[-1].split(":")[2].split("/")[0]), token=token, process=process)
         if process.poll() is None:
             process.send_signal(signal.SIGINT)

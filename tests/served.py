@@ -24,7 +24,9 @@ class Served:
     gives_ids: bool = True
     chat: Callable[[str], str] = lambda text: text
     mood: Callable[[int, dict[str, Any]], tuple[int, Any] | None] = lambda number, body: None
-    calls: dict[str, Callable[[dict[str, Any]], Any]] = field(default_factory=dict)  # further calls, by path
+    calls: dict[str, Callable[[dict[str, Any]], Any]] = field(
+        default_factory=dict
+    )  # further calls, by path
     url: str = ""
     asked: list[dict[str, Any]] = field(default_factory=list)
     busiest: int = 0
@@ -46,7 +48,11 @@ class Served:
         sampling = Sampling(body["temperature"], body["max_tokens"], body["top_p"], *filters)
         with self.turn:
             done = self.engine.generate([Request(prompt, [body["seed"] % 2**64])], sampling)[0][0]
-        choice: dict[str, Any] = {"index": 0, "text": self.prompts.decode(done.tokens), "finish_reason": done.finish}
+        choice: dict[str, Any] = {
+            "index": 0,
+            "text": self.prompts.decode(done.tokens),
+            "finish_reason": done.finish,
+        }
         if self.gives_ids and "logprobs" in body:
             choice |= {"token_ids": done.tokens, "logprobs": {"token_logprobs": done.logprobs}}
         return 200, {"choices": [choice]}
@@ -55,7 +61,11 @@ class Served:
         if path == "/v1/completions":
             return self.complete(body)
         if path == "/v1/chat/completions":
-            return 200, {"choices": [{"index": 0, "message": {"content": self.chat(body["messages"][-1]["content"])}}]}
+            return 200, {
+                "choices": [
+                    {"index": 0, "message": {"content": self.chat(body["messages"][-1]["content"])}}
+                ]
+            }
         if path in self.calls:
             try:
                 return 200, self.calls[path](body)
@@ -91,7 +101,9 @@ def serve(**options: Any) -> Iterator[Served]:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             with served.lock:
                 number = len(served.asked)
-                served.asked.append(body | {"path": self.path, "key": self.headers.get("Authorization")})
+                served.asked.append(
+                    body | {"path": self.path, "key": self.headers.get("Authorization")}
+                )
                 served.now += 1
                 served.busiest = max(served.busiest, served.now)
             time.sleep(0.005)
@@ -106,7 +118,9 @@ def serve(**options: Any) -> Iterator[Served]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     served.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread = threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+    )
     thread.start()
     try:
         yield served

@@ -11,7 +11,16 @@ ROOT = Path(__file__).parent.parent
 
 
 def build(folder: Path, out: Path) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "mkdocs", "build", "-f", str(folder / "mkdocs.yml"), "-d", str(out)]
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "-f",
+        str(folder / "mkdocs.yml"),
+        "-d",
+        str(out),
+    ]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
@@ -19,7 +28,9 @@ def test_every_page_is_in_the_site_and_every_link_is_found(tmp_path):
     done = build(ROOT, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     for page in (ROOT / "docs").glob("*.md"):
-        place = tmp_path / "index.html" if page.stem == "index" else tmp_path / page.stem / "index.html"
+        place = (
+            tmp_path / "index.html" if page.stem == "index" else tmp_path / page.stem / "index.html"
+        )
         assert "<h1" in place.read_text(), page
 
 

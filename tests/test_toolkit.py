@@ -45,9 +45,20 @@ def test_prompt_and_output_are_encoded_apart_padded_right_and_shifted():
     assert out["input_ids"].tolist() == [[1, 10, 2, 15], [7, 8, 9, 13]]
     assert out["labels"].tolist() == [[10, 2, 15, 3], [8, 9, 13, 14]]
     assert out["response_mask"].tolist() == [[False, False, False, True], [True, True, True, True]]
-    assert out["input_ids"].dtype == out["labels"].dtype == torch.int64 and out["response_mask"].dtype == torch.bool
+    assert (
+        out["input_ids"].dtype == out["labels"].dtype == torch.int64
+        and out["response_mask"].dtype == torch.bool
+    )
     longer = toolkit.tokenize_prompt_and_output(["1+2=", "7"], ["3456", "8"], tiny_tokenizer())
-    assert longer["labels"][1].tolist() == [8, pad, pad, pad, pad, pad, pad]  # padding ids stay, no -100
+    assert longer["labels"][1].tolist() == [
+        8,
+        pad,
+        pad,
+        pad,
+        pad,
+        pad,
+        pad,
+    ]  # padding ids stay, no -100
     assert longer["input_ids"][1].tolist() == [7, 8, pad, pad, pad, pad, pad]
     assert longer["response_mask"].tolist() == [[False] * 3 + [True] * 4, [True] + [False] * 6]
 
@@ -55,7 +66,9 @@ def test_prompt_and_output_are_encoded_apart_padded_right_and_shifted():
 def test_the_prompt_gets_special_tokens_and_the_output_none(letters):
     out = toolkit.tokenize_prompt_and_output(["ab"], ["c"], letters)
     a, bos = string.printable.index("a"), letters.bos_token_id
-    assert out["input_ids"].tolist() == [[bos, a, a + 1]] and out["labels"].tolist() == [[a, a + 1, a + 2]]
+    assert out["input_ids"].tolist() == [[bos, a, a + 1]] and out["labels"].tolist() == [
+        [a, a + 1, a + 2]
+    ]
     assert out["response_mask"].tolist() == [[False, False, True]]
 
 
@@ -67,7 +80,7 @@ def test_the_joined_text_is_never_encoded():
     assert toolkit.tokenize_prompt_and_output(["a"], ["b"], fast)["labels"].tolist() == [[1]]
 
 
-def test_edges_of_tokenising(letters):
+def test_edges_of_tokenizing(letters):
     with pytest.raises(ValueError, match="2 prompts for 1 outputs"):
         toolkit.tokenize_prompt_and_output(["1", "2"], ["3"], tiny_tokenizer())
     with pytest.raises(ValueError, match="no prompts"):
@@ -75,7 +88,10 @@ def test_edges_of_tokenising(letters):
     empty = toolkit.tokenize_prompt_and_output(["12", "1"], ["", "23"], tiny_tokenizer())
     assert empty["response_mask"].tolist() == [[False, False], [True, True]]
     assert letters.pad_token_id is None  # then the end's id pads
-    assert toolkit.tokenize_prompt_and_output(["a", "abc"], ["b", "d"], letters)["labels"][0, -1] == letters.eos_token_id
+    assert (
+        toolkit.tokenize_prompt_and_output(["a", "abc"], ["b", "d"], letters)["labels"][0, -1]
+        == letters.eos_token_id
+    )
     bare = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(BPE({"a": 0}, [])))
     with pytest.raises(ValueError, match="neither a pad nor an end"):
         toolkit.tokenize_prompt_and_output(["a"], ["a"], bare)
@@ -85,11 +101,15 @@ def test_edges_of_tokenising(letters):
 def test_entropy_by_its_definition(shape):
     logits = draw(torch.randn, *shape).double() * 3
     p = logits.softmax(-1)
-    torch.testing.assert_close(toolkit.compute_entropy(logits), -(p * p.log()).sum(-1), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        toolkit.compute_entropy(logits), -(p * p.log()).sum(-1), rtol=1e-12, atol=1e-12
+    )
 
 
 def test_entropy_stays_finite_and_in_bounds():
-    assert torch.allclose(toolkit.compute_entropy(torch.zeros(2, 3, 50)), torch.tensor(math.log(50)))
+    assert torch.allclose(
+        toolkit.compute_entropy(torch.zeros(2, 3, 50)), torch.tensor(math.log(50))
+    )
     assert toolkit.compute_entropy(torch.tensor([[1e4, -1e4, 0.0]])).tolist() == [0.0]
     half = toolkit.compute_entropy(draw(torch.randn, 2, 4, 9).bfloat16())
     assert half.dtype == torch.float32
@@ -104,7 +124,9 @@ def test_selective_log_softmax_does_not_depend_on_the_slices():
     for chunk in (1, 7, 128, 1000):
         out = toolkit.selective_log_softmax(logits, index, chunk)
         torch.testing.assert_close(out, expected, rtol=0, atol=1e-6)
-        torch.testing.assert_close(torch.autograd.grad((out * out).sum(), logits)[0], gradient, rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            torch.autograd.grad((out * out).sum(), logits)[0], gradient, rtol=0, atol=1e-5
+        )
 
 
 def test_response_log_probs_are_one_forward_pass_of_the_model(letters):
@@ -113,41 +135,63 @@ def test_response_log_probs_are_one_forward_pass_of_the_model(letters):
     calls = []
     model.register_forward_hook(lambda *_: calls.append(1))
     plain = toolkit.get_response_log_probs(model, ids[:, :-1], ids[:, 1:])
-    both = toolkit.get_response_log_probs(model=model, input_ids=ids[:, :-1], labels=ids[:, 1:], return_token_entropy=True)
-    assert len(calls) == 2 and set(plain) == {"log_probs"} and set(both) == {"log_probs", "token_entropy"}
+    both = toolkit.get_response_log_probs(
+        model=model, input_ids=ids[:, :-1], labels=ids[:, 1:], return_token_entropy=True
+    )
+    assert (
+        len(calls) == 2
+        and set(plain) == {"log_probs"}
+        and set(both) == {"log_probs", "token_entropy"}
+    )
     expected = torch.distributions.Categorical(logits=model(ids[:, :-1]).logits)
-    torch.testing.assert_close(both["log_probs"], expected.log_prob(ids[:, 1:]), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        both["log_probs"], expected.log_prob(ids[:, 1:]), rtol=1e-5, atol=1e-5
+    )
     torch.testing.assert_close(both["token_entropy"], expected.entropy(), rtol=1e-5, atol=1e-5)
     assert both["log_probs"].requires_grad and not both["token_entropy"].requires_grad
     half = toolkit.get_response_log_probs(model.bfloat16(), ids[:, :-1], ids[:, 1:], True)
     assert half["log_probs"].dtype == half["token_entropy"].dtype == torch.float32
     with torch.no_grad():
-        assert not toolkit.get_response_log_probs(model, ids[:, :-1], ids[:, 1:])["log_probs"].requires_grad
+        assert not toolkit.get_response_log_probs(model, ids[:, :-1], ids[:, 1:])[
+            "log_probs"
+        ].requires_grad
 
 
 def test_masked_sums_and_means():
     values, mask = torch.full((2, 7), 2.0), torch.ones(2, 7)
     mask[0, 4:] = 0
     assert toolkit.masked_mean(values, mask, dim=1).tolist() == [2, 2]
-    assert toolkit.masked_normalize(values, mask, dim=1, normalize_constant=7.0).tolist() == pytest.approx([8 / 7, 2])
+    assert toolkit.masked_normalize(
+        values, mask, dim=1, normalize_constant=7.0
+    ).tolist() == pytest.approx([8 / 7, 2])
     assert toolkit.masked_normalize(values, mask) == 22 and toolkit.masked_mean(values, mask) == 2
     values[0, 5] = math.nan
-    assert toolkit.masked_normalize(values, mask) == 22 and toolkit.masked_mean(values, mask, -1).tolist() == [2, 2]
+    assert toolkit.masked_normalize(values, mask) == 22 and toolkit.masked_mean(
+        values, mask, -1
+    ).tolist() == [2, 2]
     tensor, chosen = draw(torch.randn, 2, 10, 100), draw(torch.rand, 2, 10, 100) > 0.5
     out = toolkit.masked_mean(tensor=tensor, mask=chosen, dim=0)
     assert int(out.isnan().sum()) == 260  # the official snapshot: no clamp of the denominator
-    assert toolkit.masked_mean(tensor, chosen, None) == pytest.approx(float(tensor[chosen].mean()), abs=1e-6)
+    assert toolkit.masked_mean(tensor, chosen, None) == pytest.approx(
+        float(tensor[chosen].mean()), abs=1e-6
+    )
 
 
 # ---- steps
 
 
-@pytest.mark.parametrize(("constant", "loss", "gradient"), [(1.0, -0.60078, -0.25), (42.0, -0.0143044, -0.00595238)])
+@pytest.mark.parametrize(
+    ("constant", "loss", "gradient"), [(1.0, -0.60078, -0.25), (42.0, -0.0143044, -0.00595238)]
+)
 def test_the_sft_step_of_the_course(constant, loss, gradient):
     policy, _, mask, _, _ = fixture()
     policy.requires_grad_()
     out, metadata = toolkit.sft_microbatch_train_step(policy, mask, 2, constant)
-    assert out.item() == pytest.approx(loss, abs=0.6e-5 if constant == 1 else 0.6e-7) and not out.requires_grad and out.dim() == 0
+    assert (
+        out.item() == pytest.approx(loss, abs=0.6e-5 if constant == 1 else 0.6e-7)
+        and not out.requires_grad
+        and out.dim() == 0
+    )
     assert policy.grad[mask].tolist() == pytest.approx([gradient] * int(mask.sum()), abs=1e-8)
     assert not policy.grad[~mask].any() and metadata["num_response_tokens"] == mask.sum()
 
@@ -170,9 +214,20 @@ def test_what_stands_outside_the_response_reaches_nothing():
     assert loss.isfinite() and not policy.grad[~mask].any()
     policy.grad = None
     loss, _ = toolkit.grpo_microbatch_train_step(
-        policy, mask, 1, "grpo_clip", advantages=advantages, old_log_probs=torch.where(mask, old, math.inf), cliprange=0.1
+        policy,
+        mask,
+        1,
+        "grpo_clip",
+        advantages=advantages,
+        old_log_probs=torch.where(mask, old, math.inf),
+        cliprange=0.1,
     )
-    assert loss.isfinite() and policy.grad.isfinite().all() and not policy.grad[~mask].any() and policy.grad[mask].any()
+    assert (
+        loss.isfinite()
+        and policy.grad.isfinite().all()
+        and not policy.grad[~mask].any()
+        and policy.grad[mask].any()
+    )
 
 
 def sha_reward(response: str, truth: str) -> dict[str, float]:
@@ -180,14 +235,19 @@ def sha_reward(response: str, truth: str) -> dict[str, float]:
     return {"reward": reward, "format_reward": reward / 2, "answer_reward": 1.0}
 
 
-def normalised(rewards, size, by_std=True, eps=1e-6):
+def normalized(rewards, size, by_std=True, eps=1e-6):
     responses = [str(reward) for reward in rewards]
     return toolkit.compute_group_normalized_rewards(
-        lambda response, _: {"reward": float(response)}, responses, ["42"] * len(rewards), size, eps, by_std
+        lambda response, _: {"reward": float(response)},
+        responses,
+        ["42"] * len(rewards),
+        size,
+        eps,
+        by_std,
     )
 
 
-def test_group_normalised_rewards_of_the_course():
+def test_group_normalized_rewards_of_the_course():
     responses = [f"hmm I think ths answer is {i}" for i in range(8)]
     out, raw, metadata = toolkit.compute_group_normalized_rewards(
         reward_fn=sha_reward,
@@ -197,39 +257,61 @@ def test_group_normalised_rewards_of_the_course():
         advantage_eps=1e-6,
         normalize_by_std=True,
     )
-    assert raw.tolist() == pytest.approx([0.2, 0.5, 0, 0.4, 0.9, 0.7, 0.2, 0]) and raw.dtype == out.dtype == torch.float32
+    assert (
+        raw.tolist() == pytest.approx([0.2, 0.5, 0, 0.4, 0.9, 0.7, 0.2, 0])
+        and raw.dtype == out.dtype == torch.float32
+    )
     expected = [-0.33824, 1.01472, -1.24021, 0.56373, 1.07062, 0.59479, -0.59479, -1.07062]
     assert out.tolist() == pytest.approx(expected, abs=0.6e-5)
-    centred, _, _ = toolkit.compute_group_normalized_rewards(sha_reward, responses, ["42"] * 8, 4, 1e-6, False)
-    assert centred.tolist() == pytest.approx([-0.075, 0.225, -0.275, 0.125, 0.45, 0.25, -0.25, -0.45], abs=1e-6)
-    assert metadata["mean"] == pytest.approx(0.3625) and (metadata["min"], metadata["max"]) == (0.0, pytest.approx(0.9))
-    assert metadata["std"] == pytest.approx(float(torch.std(raw))) and metadata["zero_variance"] == 0.0
+    centered, _, _ = toolkit.compute_group_normalized_rewards(
+        sha_reward, responses, ["42"] * 8, 4, 1e-6, False
+    )
+    assert centered.tolist() == pytest.approx(
+        [-0.075, 0.225, -0.275, 0.125, 0.45, 0.25, -0.25, -0.45], abs=1e-6
+    )
+    assert metadata["mean"] == pytest.approx(0.3625) and (metadata["min"], metadata["max"]) == (
+        0.0,
+        pytest.approx(0.9),
+    )
+    assert (
+        metadata["std"] == pytest.approx(float(torch.std(raw))) and metadata["zero_variance"] == 0.0
+    )
     assert metadata["format_reward"] == pytest.approx(0.18125) and metadata["answer_reward"] == 1.0
 
 
 def test_odd_groups_of_rewards():
-    flat, _, metadata = normalised([0.1] * 3 + [0, 1, 1], 3)
-    assert flat[:3].tolist() == [0, 0, 0] and flat[3:].sum().abs() < 1e-6 and metadata["zero_variance"] == 0.5
+    flat, _, metadata = normalized([0.1] * 3 + [0, 1, 1], 3)
+    assert (
+        flat[:3].tolist() == [0, 0, 0]
+        and flat[3:].sum().abs() < 1e-6
+        and metadata["zero_variance"] == 0.5
+    )
     assert "answer_reward" not in metadata
     for by_std in (True, False):
-        alone, raw, metadata = normalised([0.5, 2.0], 1, by_std)
-        assert alone.tolist() == [0, 0] and raw.tolist() == [0.5, 2.0] and metadata["zero_variance"] == 1.0
-    assert normalised([0.0, 1.0], 2, eps=1.0)[0].tolist() == pytest.approx(
+        alone, raw, metadata = normalized([0.5, 2.0], 1, by_std)
+        assert (
+            alone.tolist() == [0, 0]
+            and raw.tolist() == [0.5, 2.0]
+            and metadata["zero_variance"] == 1.0
+        )
+    assert normalized([0.0, 1.0], 2, eps=1.0)[0].tolist() == pytest.approx(
         [-0.5 / (1 + math.sqrt(0.5)), 0.5 / (1 + math.sqrt(0.5))]
     )
     for rewards, size in (([1, 2, 3], 2), ([], 2), ([1, 2], 0)):
         with pytest.raises(ValueError, match="do not divide into groups"):
-            normalised(rewards, size)
+            normalized(rewards, size)
     with pytest.raises(ValueError, match="3 responses for 1 ground truths"):
         toolkit.compute_group_normalized_rewards(sha_reward, ["a"] * 3, ["b"], 3, 1e-6, True)
     for size in (1, 2):
         with pytest.raises(ValueError, match="not finite"):
-            normalised(["nan", 1.0], size)
+            normalized(["nan", 1.0], size)
 
 
 def test_the_naive_loss():
     policy, _, _, rewards, _ = fixture()
-    assert torch.equal(toolkit.compute_naive_policy_gradient_loss(rewards, policy), -rewards * policy)
+    assert torch.equal(
+        toolkit.compute_naive_policy_gradient_loss(rewards, policy), -rewards * policy
+    )
     square = torch.zeros(3, 3)
     with pytest.raises(ValueError, match=r"want \(rows, 1\)"):  # (3,) would silently become a row
         toolkit.compute_naive_policy_gradient_loss(torch.ones(3), square)
@@ -248,20 +330,31 @@ def test_the_naive_loss():
 def test_the_clip_loss_by_hand(advantage, ratio, loss, slope, clipped):
     old = torch.full((1, 3), -2.0, dtype=torch.float64, requires_grad=True)
     new = (old.detach() + math.log(ratio)).requires_grad_()
-    values, metadata = toolkit.compute_grpo_clip_loss(torch.tensor([[float(advantage)]]).double(), new, old, 0.2)
+    values, metadata = toolkit.compute_grpo_clip_loss(
+        torch.tensor([[float(advantage)]]).double(), new, old, 0.2
+    )
     values.sum().backward()
-    assert values.tolist()[0] == pytest.approx([loss] * 3) and new.grad.tolist()[0] == pytest.approx([slope] * 3)
+    assert values.tolist()[0] == pytest.approx([loss] * 3) and new.grad.tolist()[
+        0
+    ] == pytest.approx([slope] * 3)
     assert old.grad is None and metadata["clipped"].tolist() == [[clipped] * 3]
 
 
 def test_far_off_policy_losses_have_no_dual_clip():
     new, old = torch.zeros(1, 1), torch.full((1, 1), -math.log(10))
-    assert toolkit.compute_grpo_clip_loss(torch.tensor([[-1.0]]), new, old, 0.2)[0].item() == pytest.approx(10)
+    assert toolkit.compute_grpo_clip_loss(torch.tensor([[-1.0]]), new, old, 0.2)[
+        0
+    ].item() == pytest.approx(10)
 
 
 def test_the_loss_types_and_what_they_need():
     policy, old, _, rewards, advantages = fixture()
-    everything = {"raw_rewards": rewards, "advantages": advantages, "old_log_probs": old, "cliprange": 0.5}
+    everything = {
+        "raw_rewards": rewards,
+        "advantages": advantages,
+        "old_log_probs": old,
+        "cliprange": 0.5,
+    }
     expected = {
         "no_baseline": -rewards * policy,
         "reinforce_with_baseline": -advantages * policy,
@@ -275,7 +368,9 @@ def test_the_loss_types_and_what_they_need():
         "grpo_no_clip": {"advantages", "old_log_probs"},
     }
     for kind, values in expected.items():
-        out, metadata = toolkit.compute_policy_gradient_loss(policy_log_probs=policy, loss_type=kind, **everything)
+        out, metadata = toolkit.compute_policy_gradient_loss(
+            policy_log_probs=policy, loss_type=kind, **everything
+        )
         torch.testing.assert_close(out, values, rtol=1e-6, atol=1e-7)
         assert set(metadata) == ({"clipped"} if "clip" in kind else set())
         for name in everything:
@@ -291,12 +386,18 @@ def test_the_loss_types_and_what_they_need():
 
 def test_wide_clipping_is_none_and_ratio_one_is_reinforce():
     policy, old, mask, _, advantages = fixture()
-    wide = toolkit.compute_policy_gradient_loss(policy, "grpo_clip", None, advantages, old, math.inf)[0]
-    assert torch.equal(wide, toolkit.compute_policy_gradient_loss(policy, "grpo_no_clip", None, advantages, old)[0])
+    wide = toolkit.compute_policy_gradient_loss(
+        policy, "grpo_clip", None, advantages, old, math.inf
+    )[0]
+    assert torch.equal(
+        wide, toolkit.compute_policy_gradient_loss(policy, "grpo_no_clip", None, advantages, old)[0]
+    )
     grads = []
     for kind in ("grpo_clip", "reinforce_with_baseline"):
         x = policy.clone().requires_grad_()
-        toolkit.grpo_microbatch_train_step(x, mask, 1, kind, advantages=advantages, old_log_probs=policy, cliprange=0.2)
+        toolkit.grpo_microbatch_train_step(
+            x, mask, 1, kind, advantages=advantages, old_log_probs=policy, cliprange=0.2
+        )
         grads.append(x.grad)
     torch.testing.assert_close(grads[0], grads[1])
 
@@ -316,17 +417,24 @@ def test_the_grpo_step_of_the_course():
     )
     assert loss.item() == pytest.approx(0.00440072, abs=0.6e-8) and not loss.requires_grad
     assert policy.grad[mask].any() and not policy.grad[~mask].any()
-    assert metadata["clip_fraction"] == pytest.approx(float(metadata["clipped"][mask].float().mean()))
+    assert metadata["clip_fraction"] == pytest.approx(
+        float(metadata["clipped"][mask].float().mean())
+    )
 
 
 @pytest.mark.parametrize(("constant", "rows"), [(None, (2, 2)), (7, (8 / 7, 2))])
 def test_dr_grpo_divides_by_a_constant(constant, rows):
-    """The handout's example: lengths 4 and 7 of 7, value 2: means (2, 2), normalised sums (1.1429, 2)."""
+    """The handout's example: lengths 4 and 7 of 7, value 2: means (2, 2), normalized sums (1.1429, 2)."""
     mask = torch.ones(2, 7, dtype=torch.bool)
     mask[0, 4:] = False
     log_probs = torch.full((2, 7), 2.0, requires_grad=True)
     loss, _ = toolkit.grpo_microbatch_train_step(
-        log_probs, mask, 3, "no_baseline", raw_rewards=-torch.ones(2, 1), constant_normalize_factor=constant
+        log_probs,
+        mask,
+        3,
+        "no_baseline",
+        raw_rewards=-torch.ones(2, 1),
+        constant_normalize_factor=constant,
     )
     assert loss.item() == pytest.approx(sum(rows) / 2 / 3)
 
@@ -345,7 +453,12 @@ def test_micro_batches_are_the_whole_batch(step, constant):
             loss, _ = toolkit.sft_microbatch_train_step(x, mask[rows], k, constant or 1.0)
         else:
             loss, _ = toolkit.grpo_microbatch_train_step(
-                x, mask[rows], k, "reinforce_with_baseline", advantages=advantages[rows], constant_normalize_factor=constant
+                x,
+                mask[rows],
+                k,
+                "reinforce_with_baseline",
+                advantages=advantages[rows],
+                constant_normalize_factor=constant,
             )
         return loss, x.grad
 
@@ -358,7 +471,9 @@ def test_micro_batches_are_the_whole_batch(step, constant):
 
 def test_a_step_refuses_no_accumulation():
     with pytest.raises(ValueError, match="at least 1"):
-        toolkit.sft_microbatch_train_step(torch.zeros(1, 1, requires_grad=True), torch.ones(1, 1), 0)
+        toolkit.sft_microbatch_train_step(
+            torch.zeros(1, 1, requires_grad=True), torch.ones(1, 1), 0
+        )
 
 
 # ---- not a second copy
@@ -368,13 +483,27 @@ def test_the_arithmetic_is_trainings_own(monkeypatch):
     from postgrad.algorithms import advantages, entropy, losses, masked, preference
     from postgrad.verifiers import answers
 
-    assert toolkit.masked_mean is masked.masked_mean and toolkit.masked_normalize is masked.masked_normalize
-    assert (steps.grpo, steps.ppo_clip, steps.policy_gradient) == (advantages.grpo, losses.ppo_clip, losses.policy_gradient)
-    assert (supplement.dpo, supplement.choice, supplement.last_number) == (preference.dpo, answers.choice, answers.last_number)
+    assert (
+        toolkit.masked_mean is masked.masked_mean
+        and toolkit.masked_normalize is masked.masked_normalize
+    )
+    assert (steps.grpo, steps.ppo_clip, steps.policy_gradient) == (
+        advantages.grpo,
+        losses.ppo_clip,
+        losses.policy_gradient,
+    )
+    assert (supplement.dpo, supplement.choice, supplement.last_number) == (
+        preference.dpo,
+        answers.choice,
+        answers.last_number,
+    )
     monkeypatch.setattr(entropy, "entropy", lambda logits: "entropy")
     monkeypatch.setattr(entropy, "selective_log_softmax", lambda *_, chunk: chunk)
     assert toolkit.compute_entropy(torch.zeros(1)) == "entropy"
-    assert toolkit.selective_log_softmax(None, None) == 128 and toolkit.selective_log_softmax(None, None, chunk=7) == 7
+    assert (
+        toolkit.selective_log_softmax(None, None) == 128
+        and toolkit.selective_log_softmax(None, None, chunk=7) == 7
+    )
 
 
 def test_a_model_may_be_anything_that_gives_logits():
@@ -387,6 +516,8 @@ def test_a_model_may_be_anything_that_gives_logits():
             return SimpleNamespace(logits=self.table(input_ids))
 
     model, ids = Table(), torch.tensor([[0, 1, 2]])
-    out = toolkit.get_response_log_probs(model, ids, torch.tensor([[1, 2, 3]]), return_token_entropy=True)
+    out = toolkit.get_response_log_probs(
+        model, ids, torch.tensor([[1, 2, 3]]), return_token_entropy=True
+    )
     expected = model.table.weight.log_softmax(-1)[[0, 1, 2], [1, 2, 3]]
     torch.testing.assert_close(out["log_probs"][0], expected)

@@ -41,30 +41,53 @@ def test_generations_are_judged_measured_and_averaged(letters, monkeypatch):
     greedy = {"do_sample": False, "max_new_tokens": 7}
     out = toolkit.log_generations(model, letters, prompts, truths, reward, greedy)
     assert model.training  # its own mode again
-    assert [e["prompt"] for e in out["examples"]] == prompts and [e["ground_truth"] for e in out["examples"]] == truths
+    assert [e["prompt"] for e in out["examples"]] == prompts and [
+        e["ground_truth"] for e in out["examples"]
+    ] == truths
     assert (out["avg_reward"], out["avg_format_reward"]) == (pytest.approx(1 / 3), 1.0)
     assert out["avg_answer_reward"] == pytest.approx(2 / 3)
     lengths = [e["response_length"] for e in out["examples"]]
     assert lengths == [1, 2, 7]
     assert out["avg_response_length/total"] == pytest.approx(sum(lengths) / 3)
-    assert out["avg_response_length/incorrect"] == lengths[0] and out["avg_response_length/correct"] == sum(lengths[1:]) / 2
-    assert out["avg_token_entropy"] == pytest.approx(sum(e["avg_token_entropy"] for e in out["examples"]) / 3)
+    assert (
+        out["avg_response_length/incorrect"] == lengths[0]
+        and out["avg_response_length/correct"] == sum(lengths[1:]) / 2
+    )
+    assert out["avg_token_entropy"] == pytest.approx(
+        sum(e["avg_token_entropy"] for e in out["examples"]) / 3
+    )
     model.eval()
     for example in out["examples"]:
         check_alone(model, letters, example)
-    alone = toolkit.log_generations(model, letters, prompts, ["1"] * 3, reward, greedy, max_prompts=1)
-    assert len(alone["examples"]) == 1 and alone["avg_response_length/incorrect"] == 0.0 and not model.training
+    alone = toolkit.log_generations(
+        model, letters, prompts, ["1"] * 3, reward, greedy, max_prompts=1
+    )
+    assert (
+        len(alone["examples"]) == 1
+        and alone["avg_response_length/incorrect"] == 0.0
+        and not model.training
+    )
 
 
 def check_alone(model, tokenizer, example):
     """The slow reference: one row, no padding, one forward pass over prompt and response."""
     prompt = torch.tensor([tokenizer(example["prompt"])["input_ids"]])
-    full = model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=7, pad_token_id=0)
+    full = model.generate(
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        do_sample=False,
+        max_new_tokens=7,
+        pad_token_id=0,
+    )
     new = full.shape[1] - prompt.shape[1]
-    entropy = torch.distributions.Categorical(logits=model(full).logits[0, prompt.shape[1] - 1 : -1]).entropy()
+    entropy = torch.distributions.Categorical(
+        logits=model(full).logits[0, prompt.shape[1] - 1 : -1]
+    ).entropy()
     assert example["response_length"] == new
     assert example["avg_token_entropy"] == pytest.approx(entropy.mean().item(), rel=1e-4)
-    assert example["response"] == tokenizer.decode(full[0, prompt.shape[1] :], skip_special_tokens=True)
+    assert example["response"] == tokenizer.decode(
+        full[0, prompt.shape[1] :], skip_special_tokens=True
+    )
 
 
 def test_a_completion_ends_with_its_first_end():
@@ -72,9 +95,15 @@ def test_a_completion_ends_with_its_first_end():
     rows = generations._up_to_the_end(ids, torch.tensor([9, 8]), pad=0).int().tolist()
     assert rows == [[1, 1, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 0, 0]]
     without_end = torch.tensor([[5, 0, 0], [5, 6, 7]])  # a stop string ended the first row
-    assert generations._up_to_the_end(without_end, torch.tensor([9]), pad=0).int().tolist() == [[1, 0, 0], [1, 1, 1]]
+    assert generations._up_to_the_end(without_end, torch.tensor([9]), pad=0).int().tolist() == [
+        [1, 0, 0],
+        [1, 1, 1],
+    ]
     pad_is_end = torch.tensor([[5, 9, 9], [5, 6, 7]])
-    assert generations._up_to_the_end(pad_is_end, torch.tensor([9]), pad=9).int().tolist() == [[1, 1, 0], [1, 1, 1]]
+    assert generations._up_to_the_end(pad_is_end, torch.tensor([9]), pad=9).int().tolist() == [
+        [1, 1, 0],
+        [1, 1, 1],
+    ]
 
 
 def test_sampling_is_from_the_whole_distribution_by_default(letters, monkeypatch):
@@ -87,9 +116,22 @@ def test_sampling_is_from_the_whole_distribution_by_default(letters, monkeypatch
     monkeypatch.setattr(model, "generate", generate)
     out = toolkit.log_generations(model, letters, ["ab"], ["x"], lambda *_: {"reward": 1.0})
     assert out["examples"][0]["response"] == "" and out["examples"][0]["response_length"] == 1
-    sampling = {"do_sample": True, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_new_tokens": 1024}
+    sampling = {
+        "do_sample": True,
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": 0,
+        "max_new_tokens": 1024,
+    }
     assert {key: seen[key] for key in sampling} == sampling
-    toolkit.log_generations(model, letters, ["ab"], ["x"], lambda *_: {"reward": 1.0}, {"do_sample": False, "max_new_tokens": 3})
+    toolkit.log_generations(
+        model,
+        letters,
+        ["ab"],
+        ["x"],
+        lambda *_: {"reward": 1.0},
+        {"do_sample": False, "max_new_tokens": 3},
+    )
     assert seen["do_sample"] is False and seen["max_new_tokens"] == 3
     with pytest.raises(ValueError, match="2 prompts for 1 ground truths"):
         toolkit.log_generations(model, letters, ["a", "b"], ["x"], no_reward)
@@ -125,12 +167,17 @@ def jsonl(tmp_path) -> Path:
 
 
 def corpus(tokenizer) -> list[int]:
-    text = [f"{INTRO}\n\n### Instruction:\n{row['prompt']}\n\n### Response:\n{row['response']}" for row in documents()]
+    text = [
+        f"{INTRO}\n\n### Instruction:\n{row['prompt']}\n\n### Response:\n{row['response']}"
+        for row in documents()
+    ]
     return [i for t in text for i in [*tokenizer(t)["input_ids"], tokenizer.eos_token_id]]
 
 
 def test_five_documents_are_75_rows_of_32(letters, jsonl):
-    dataset = toolkit.get_packed_sft_dataset(tokenizer=letters, dataset_path=jsonl, seq_length=32, shuffle=False)
+    dataset = toolkit.get_packed_sft_dataset(
+        tokenizer=letters, dataset_path=jsonl, seq_length=32, shuffle=False
+    )
     stream = corpus(letters)
     assert len(stream) == 2431 and len(dataset) == 75
     rows = list(dataset)  # plain iteration ends by IndexError
@@ -148,7 +195,10 @@ def test_five_documents_are_75_rows_of_32(letters, jsonl):
 
 
 def test_no_newline_after_the_response(letters, tmp_path):
-    assert supplement.alpaca("Say {hi}", "hi") == f"{INTRO}\n\n### Instruction:\nSay {{hi}}\n\n### Response:\nhi"
+    assert (
+        supplement.alpaca("Say {hi}", "hi")
+        == f"{INTRO}\n\n### Instruction:\nSay {{hi}}\n\n### Response:\nhi"
+    )
     file = tmp_path / "one.jsonl"
     file.write_text(json.dumps({"prompt": "a", "response": "b"}))
     tokens = toolkit.PackedSftDataset(letters, file, 4, False).tokens.tolist()
@@ -198,7 +248,11 @@ def test_batches_are_one_epoch(letters, jsonl, shuffle):
     batches = toolkit.iterate_batches(dataset=dataset, batch_size=8, shuffle=shuffle)
     assert len(batches) == math.ceil(75 / 8) == 10
     seen = [batch["input_ids"] for batch in batches]
-    assert [len(rows) for rows in seen] == [8] * 9 + [3] and seen[0].dtype == torch.int64 and seen[0].shape == (8, 32)
+    assert (
+        [len(rows) for rows in seen] == [8] * 9 + [3]
+        and seen[0].dtype == torch.int64
+        and seen[0].shape == (8, 32)
+    )
     rows, plain = torch.cat(seen).tolist(), [row["input_ids"].tolist() for row in dataset]
     assert sorted(rows) == sorted(plain) and (rows == plain) == (not shuffle)
 
@@ -206,7 +260,12 @@ def test_batches_are_one_epoch(letters, jsonl, shuffle):
 # ---- parsing
 
 
-MMLU = {"subject": "virology", "question": "How many?", "options": ["100", "1", "10", "unknown"], "answer": "A"}
+MMLU = {
+    "subject": "virology",
+    "question": "How many?",
+    "options": ["100", "1", "10", "unknown"],
+    "answer": "A",
+}
 
 
 @pytest.mark.parametrize(
@@ -232,7 +291,10 @@ def test_mmlu_answers(text, letter):
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
-        ("Natalia sold 48/2 = 24 clips in May. Natalia sold 48+24 = 72 clips altogether in April and May.", "72"),
+        (
+            "Natalia sold 48/2 = 24 clips in May. Natalia sold 48+24 = 72 clips altogether in April and May.",
+            "72",
+        ),
         ("Natalia sold twenty-four clips in May, seventy-two altogether.", None),
         ("It costs $1,234.50.", "1234.50"),
         ("That is \\$18.", "18"),
@@ -269,15 +331,25 @@ def test_dpo_of_one_pair(letters):
         "response_chosen": "the lazy dog.",
         "response_rejected": "their crazy frog.",
     }
-    swapped = {**pair, "response_chosen": pair["response_rejected"], "response_rejected": pair["response_chosen"]}
+    swapped = {
+        **pair,
+        "response_chosen": pair["response_rejected"],
+        "response_rejected": pair["response_chosen"],
+    }
     for beta in (0.5, 0.01):
-        loss = toolkit.compute_per_instance_dpo_loss(lm=lm, lm_ref=ref, tokenizer=letters, beta=beta, **pair)
+        loss = toolkit.compute_per_instance_dpo_loss(
+            lm=lm, lm_ref=ref, tokenizer=letters, beta=beta, **pair
+        )
         other = toolkit.compute_per_instance_dpo_loss(lm, ref, letters, beta, **swapped)
         lm_w, lm_l, ref_w, ref_l = (
-            log_prob(m, letters, pair["prompt"], pair[key]) for m in (lm, ref) for key in ("response_chosen", "response_rejected")
+            log_prob(m, letters, pair["prompt"], pair[key])
+            for m in (lm, ref)
+            for key in ("response_chosen", "response_rejected")
         )
         margin = beta * ((lm_w - lm_l) - (ref_w - ref_l))
-        assert loss.dim() == 0 and loss.item() == pytest.approx(math.log1p(math.exp(-margin)), rel=1e-3)
+        assert loss.dim() == 0 and loss.item() == pytest.approx(
+            math.log1p(math.exp(-margin)), rel=1e-3
+        )
         assert (other - loss).item() == pytest.approx(margin, rel=1e-3) and abs(margin) > 0.01
     same = toolkit.compute_per_instance_dpo_loss(lm, gpt2(1, letters), letters, 0.5, **pair)
     assert same.item() == pytest.approx(math.log(2), abs=1e-6)
@@ -286,17 +358,19 @@ def test_dpo_of_one_pair(letters):
 def test_dpo_trains_the_model_and_not_the_reference(letters):
     lm, ref = gpt2(1, letters), gpt2(2, letters)
     ref.register_forward_hook(lambda *_: graphs.append(torch.is_grad_enabled()))
-    optimiser = torch.optim.SGD(lm.parameters(), lr=1e-3)
+    optimizer = torch.optim.SGD(lm.parameters(), lr=1e-3)
     losses, graphs = [], []
     for _ in range(3):
         loss = toolkit.compute_per_instance_dpo_loss(lm, ref, letters, 0.1, "p", "good", "bad")
         losses.append(loss.item())
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     assert losses[0] > losses[1] > losses[2]
     assert graphs == [False] * 6  # two texts a step, no graph kept
-    assert all(p.grad is None for p in ref.parameters()) and all(p.grad is not None for p in lm.parameters())
+    assert all(p.grad is None for p in ref.parameters()) and all(
+        p.grad is not None for p in lm.parameters()
+    )
 
 
 # ---- the course's rewards
@@ -326,12 +400,27 @@ def test_r1_zero_tells_the_four_classes_apart(response, classes, fast):
 
 def test_truths_are_texts_numbers_or_lists_and_algebra_is_slow():
     tagged = "</think> <answer>{}</answer>".format
-    assert toolkit.r1_zero_reward_fn(tagged("7"), 7)["reward"] == 1 == toolkit.r1_zero_reward_fn(tagged("7"), ["6", 7])["reward"]
+    assert (
+        toolkit.r1_zero_reward_fn(tagged("7"), 7)["reward"]
+        == 1
+        == toolkit.r1_zero_reward_fn(tagged("7"), ["6", 7])["reward"]
+    )
     assert toolkit.r1_zero_reward_fn(tagged("7"), ["6", "5"])["reward"] == 0
     same, truth = r"x^2 + 2x + 1", r"(x+1)^2"
-    assert [toolkit.r1_zero_reward_fn(tagged(same), truth, fast=fast)["reward"] for fast in (True, False)] == [0, 1]
-    assert toolkit.question_only_reward_fn(r"it is \boxed{42}", "42") == {"format_reward": 1, "answer_reward": 1, "reward": 1}
-    assert toolkit.question_only_reward_fn("it is 42", "42") == {"format_reward": 0, "answer_reward": 0, "reward": 0}
+    assert [
+        toolkit.r1_zero_reward_fn(tagged(same), truth, fast=fast)["reward"]
+        for fast in (True, False)
+    ] == [0, 1]
+    assert toolkit.question_only_reward_fn(r"it is \boxed{42}", "42") == {
+        "format_reward": 1,
+        "answer_reward": 1,
+        "reward": 1,
+    }
+    assert toolkit.question_only_reward_fn("it is 42", "42") == {
+        "format_reward": 0,
+        "answer_reward": 0,
+        "reward": 0,
+    }
     for wrong in ("", [], None, [None]):
         with pytest.raises(ValueError, match="truth"):
             toolkit.r1_zero_reward_fn(tagged("7"), wrong)
@@ -342,6 +431,8 @@ def test_the_page_s_example_runs(tiny):
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     names: dict = {"MODEL": str(tiny)}
     exec(code, names)
-    assert names["raw"].tolist() == [1.0, 0.0] and any(p.grad is not None for p in names["model"].parameters())
+    assert names["raw"].tolist() == [1.0, 0.0] and any(
+        p.grad is not None for p in names["model"].parameters()
+    )
     for name in toolkit.__all__:
         assert f"`{name}`" in page or name == "PackedSftDataset", name

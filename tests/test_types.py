@@ -18,11 +18,20 @@ def three_rows() -> Batch:
                 [3, 4],
                 group=0,
                 index=0,
-                behaviour_logprobs=[-0.5, -1.0],
+                behavior_logprobs=[-0.5, -1.0],
                 tokens={"judge": [0.25, 0.5]},
                 rows={"level": 1, "note": "x"},
             ),
-            Trajectory("b", [5], [], group=0, index=1, finish="length", tokens={"judge": []}, rows={"level": 2, "note": "y"}),
+            Trajectory(
+                "b",
+                [5],
+                [],
+                group=0,
+                index=1,
+                finish="length",
+                tokens={"judge": []},
+                rows={"level": 2, "note": "y"},
+            ),
             Trajectory(
                 "c",
                 [6, 7, 8],
@@ -42,12 +51,32 @@ def three_rows() -> Batch:
 def test_of_lays_rows_flat_and_fills_the_columns_that_are_always_there():
     batch = three_rows()
     assert len(batch) == 3 and batch.num_tokens == 5
-    assert batch.prompt.values.tolist() == [1, 2, 5, 6, 7, 8] and batch.prompt.lengths.tolist() == [2, 1, 3]
-    assert batch.response.values.tolist() == [3, 4, 9, 10, 11] and batch.response.lengths.tolist() == [2, 0, 3]
+    assert batch.prompt.values.tolist() == [1, 2, 5, 6, 7, 8] and batch.prompt.lengths.tolist() == [
+        2,
+        1,
+        3,
+    ]
+    assert batch.response.values.tolist() == [
+        3,
+        4,
+        9,
+        10,
+        11,
+    ] and batch.response.lengths.tolist() == [2, 0, 3]
     assert batch.tokens["loss_mask"].tolist() == [True, True, True, False, True]
-    assert batch.tokens["behaviour_logprobs"].tolist() == [-0.5, -1.0, 0.0, 0.0, 0.0]
-    assert batch.tokens["token_source"].tolist() == [POLICY, POLICY, DEMONSTRATION, DEMONSTRATION, DEMONSTRATION]
-    assert batch.rows["uid"] == ["a", "b", "c"] and batch.rows["finish"] == ["stop", "length", "given"]
+    assert batch.tokens["behavior_logprobs"].tolist() == [-0.5, -1.0, 0.0, 0.0, 0.0]
+    assert batch.tokens["token_source"].tolist() == [
+        POLICY,
+        POLICY,
+        DEMONSTRATION,
+        DEMONSTRATION,
+        DEMONSTRATION,
+    ]
+    assert batch.rows["uid"] == ["a", "b", "c"] and batch.rows["finish"] == [
+        "stop",
+        "length",
+        "given",
+    ]
     assert batch.rows["group"].tolist() == [0, 0, 1] and batch.rows["index"].tolist() == [0, 1, 0]
     assert batch.rows["source"].tolist() == [POLICY, POLICY, DEMONSTRATION]
     assert batch.tokens["judge"].tolist() == [0.25, 0.5, 1.0, 2.0, 3.0]
@@ -63,7 +92,7 @@ def test_a_token_may_have_another_source_than_its_row():
 def test_row_index_spread_and_sum_tokens():
     batch = three_rows()
     assert batch.row_index.tolist() == [0, 0, 2, 2, 2]
-    assert batch.spread(torch.tensor([10.0, 20.0, 30.0])).tolist() == [10, 10, 30, 30, 30]
+    assert batch.expand(torch.tensor([10.0, 20.0, 30.0])).tolist() == [10, 10, 30, 30, 30]
     assert batch.sum_tokens(batch.tokens["judge"]).tolist() == [0.75, 0.0, 6.0]
 
 
@@ -79,11 +108,25 @@ def test_select_takes_rows_in_the_given_order_with_every_column():
     batch = three_rows()
     batch.tokens["vector"] = torch.arange(10.0).view(5, 2)  # a column may have more dimensions
     picked = batch.select([2, 1, 0, 2])
-    assert picked.rows["uid"] == ["c", "b", "a", "c"] and picked.rows["note"] == [None, "y", "x", None]
+    assert picked.rows["uid"] == ["c", "b", "a", "c"] and picked.rows["note"] == [
+        None,
+        "y",
+        "x",
+        None,
+    ]
     assert picked.prompt.values.tolist() == [6, 7, 8, 5, 1, 2, 6, 7, 8]
     assert picked.response.values.tolist() == [9, 10, 11, 3, 4, 9, 10, 11]
     assert picked.tokens["judge"].tolist() == [1, 2, 3, 0.25, 0.5, 1, 2, 3]
-    assert picked.tokens["vector"].tolist() == [[4, 5], [6, 7], [8, 9], [0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
+    assert picked.tokens["vector"].tolist() == [
+        [4, 5],
+        [6, 7],
+        [8, 9],
+        [0, 1],
+        [2, 3],
+        [4, 5],
+        [6, 7],
+        [8, 9],
+    ]
     assert set(picked.tokens) == set(batch.tokens) and set(picked.rows) == set(batch.rows)
 
 
@@ -107,7 +150,12 @@ def test_concat_puts_tables_below_each_other():
     assert len(both) == 4 and both.rows["uid"] == ["a", "b", "c", "c"]
     assert both.response.values.tolist() == [3, 4, 9, 10, 11, 9, 10, 11]
     assert both.tokens["judge"].tolist() == [0.25, 0.5, 1, 2, 3, 1, 2, 3]
-    assert both.rows["level"].tolist() == [1, 2, 3, 3] and both.rows["note"] == ["x", "y", None, None]
+    assert both.rows["level"].tolist() == [1, 2, 3, 3] and both.rows["note"] == [
+        "x",
+        "y",
+        None,
+        None,
+    ]
 
 
 def test_concat_refuses_batches_with_different_columns_and_names_the_column():
@@ -131,7 +179,7 @@ def test_a_column_of_the_wrong_length_is_refused_by_name_and_size():
 
 def test_a_missing_column_names_those_there_are():
     batch = three_rows()
-    with pytest.raises(KeyError, match=r"no token column 'advantage'.*behaviour_logprobs"):
+    with pytest.raises(KeyError, match=r"no token column 'advantage'.*behavior_logprobs"):
         batch.tokens["advantage"]
     with pytest.raises(KeyError, match=r"no row column 'rewards'.*finish"):
         batch.rows["rewards"]
@@ -141,7 +189,7 @@ def test_a_missing_column_names_those_there_are():
     ("name", "field"),
     [
         ("loss_mask", {"loss_mask": [True]}),
-        ("behaviour_logprobs", {"behaviour_logprobs": [0.0, 0.0, 0.0]}),
+        ("behavior_logprobs", {"behavior_logprobs": [0.0, 0.0, 0.0]}),
         ("token_source", {"token_source": [0]}),
         ("classmate", {"tokens": {"classmate": [0.0]}}),
     ],
@@ -152,7 +200,10 @@ def test_of_refuses_a_token_column_of_the_wrong_length_and_names_row_and_column(
 
 
 def test_token_columns_whose_lengths_only_add_up_are_refused_too():
-    rows = [Trajectory("a", [1], [2, 3], token_source=[0]), Trajectory("b", [1], [2], token_source=[0, 0])]
+    rows = [
+        Trajectory("a", [1], [2, 3], token_source=[0]),
+        Trajectory("b", [1], [2], token_source=[0, 0]),
+    ]
     with pytest.raises(ValueError, match="token_source"):
         Batch.of(rows)
 
@@ -182,7 +233,8 @@ def test_ragged_offsets_split_and_positions():
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=8), st.data())
 def test_select_then_concat_gives_the_table_back(lengths, data):
     rows = [
-        Trajectory(str(i), [i], list(range(n)), rows={"number": i}, tokens={"c": [float(i)] * n}) for i, n in enumerate(lengths)
+        Trajectory(str(i), [i], list(range(n)), rows={"number": i}, tokens={"c": [float(i)] * n})
+        for i, n in enumerate(lengths)
     ]
     batch = Batch.of(rows)
     cut = data.draw(st.integers(0, len(rows)))
@@ -191,10 +243,18 @@ def test_select_then_concat_gives_the_table_back(lengths, data):
     back = joined.select(torch.tensor(order).argsort())
     assert back.rows["uid"] == batch.rows["uid"]
     assert back.response.values.tolist() == batch.response.values.tolist()
-    assert torch.equal(back.tokens["c"], batch.tokens["c"]) and torch.equal(back.rows["number"], batch.rows["number"])
-    assert torch.equal(back.tokens["c"], back.spread(back.rows["number"].float()))
+    assert torch.equal(back.tokens["c"], batch.tokens["c"]) and torch.equal(
+        back.rows["number"], batch.rows["number"]
+    )
+    assert torch.equal(back.tokens["c"], back.expand(back.rows["number"].float()))
 
 
 def test_to_keeps_every_column():
     moved = three_rows().to("cpu")
-    assert moved.rows["note"] == ["x", "y", None] and moved.tokens["judge"].tolist() == [0.25, 0.5, 1, 2, 3]
+    assert moved.rows["note"] == ["x", "y", None] and moved.tokens["judge"].tolist() == [
+        0.25,
+        0.5,
+        1,
+        2,
+        3,
+    ]

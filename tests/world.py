@@ -22,7 +22,7 @@ NUM_TOKENS = 18  # of the tiny tokenizer; the last is the end
 END = 17
 
 
-def words_of(model: Path, *words: str) -> list[str]:
+def overrides_of(model: Path, *overrides: str) -> list[str]:
     """key=value words of a small run on one thread of the CPU; later words win."""
     base = [
         "model.device=cpu",
@@ -32,14 +32,16 @@ def words_of(model: Path, *words: str) -> list[str]:
         "data.template=plain",
         "name=test",
     ]
-    return [f"model.path={model}", *base, *words]
+    return [f"model.path={model}", *base, *overrides]
 
 
-def config_of(recipe: str, model: Path, *words: str) -> Config:
-    return compose(recipe, words_of(model, *words), lambda name: find_method(name).Settings)
+def config_of(recipe: str, model: Path, *overrides: str) -> Config:
+    return compose(recipe, overrides_of(model, *overrides), lambda name: find_method(name).Settings)
 
 
-def random_batch(seed: int, groups: int = 4, samples: int = 3, longest_prompt: int = 6, longest: int = 7) -> Batch:
+def random_batch(
+    seed: int, groups: int = 4, samples: int = 3, longest_prompt: int = 6, longest: int = 7
+) -> Batch:
     """Groups of rows with equal prompts: ragged, masks with holes, some advantages zero, old log-probs near a new model's."""
     draw = random.Random(seed)
     rows: list[Trajectory] = []
@@ -50,11 +52,17 @@ def random_batch(seed: int, groups: int = 4, samples: int = 3, longest_prompt: i
             response = [draw.randrange(NUM_TOKENS) for _ in range(length)]
             advantage = draw.choice([0.0, draw.uniform(-2, 2), draw.uniform(-2, 2)])
             columns = {
-                "advantages": [advantage + draw.uniform(-0.1, 0.1) * (advantage != 0) for _ in range(length)],
+                "advantages": [
+                    advantage + draw.uniform(-0.1, 0.1) * (advantage != 0) for _ in range(length)
+                ],
                 "old_logprobs": [draw.uniform(-3.2, -2.6) for _ in range(length)],
             }
             mask = [draw.random() < 0.8 for _ in range(length)]
-            rows.append(Trajectory(f"p{group}", prompt, response, group, index, loss_mask=mask, tokens=columns))
+            rows.append(
+                Trajectory(
+                    f"p{group}", prompt, response, group, index, loss_mask=mask, tokens=columns
+                )
+            )
     return Batch.of(rows)
 
 
@@ -65,16 +73,23 @@ def stock_model(folder: Path, dtype: torch.dtype = torch.float64) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
 
 
-def stock_row(model: Any, prompt: Sequence[int], response: Sequence[int], temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+def stock_row(
+    model: Any, prompt: Sequence[int], response: Sequence[int], temperature: float = 1.0
+) -> tuple[Tensor, Tensor]:
     """(tokens,) log-probs and entropy of one response by the stock model's own logits, one row at a time: the slow reference."""
     ids = torch.tensor([[*prompt, *response]])
     logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1] / temperature
     distribution = torch.distributions.Categorical(logits=logits)
-    return logits.log_softmax(-1).gather(1, torch.tensor(response)[:, None])[:, 0], distribution.entropy()
+    return logits.log_softmax(-1).gather(1, torch.tensor(response)[:, None])[
+        :, 0
+    ], distribution.entropy()
 
 
 def rows_of(batch: Batch) -> list[tuple[list[int], list[int]]]:
-    return [(p.tolist(), r.tolist()) for p, r in zip(batch.prompt.split(), batch.response.split(), strict=True)]
+    return [
+        (p.tolist(), r.tolist())
+        for p, r in zip(batch.prompt.split(), batch.response.split(), strict=True)
+    ]
 
 
 def stock_outputs(model: Any, batch: Batch, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -89,7 +104,11 @@ def same_completions(one: Any, other: Any, tolerance: float = 1e-4) -> bool:
     return (
         [len(group) for group in one] == [len(group) for group in other]
         and [(c.tokens, c.finish) for c in flat[0]] == [(c.tokens, c.finish) for c in flat[1]]
-        and all(abs(p - q) <= tolerance for c, d in zip(*flat, strict=True) for p, q in zip(c.logprobs, d.logprobs, strict=True))
+        and all(
+            abs(p - q) <= tolerance
+            for c, d in zip(*flat, strict=True)
+            for p, q in zip(c.logprobs, d.logprobs, strict=True)
+        )
     )
 
 
@@ -97,18 +116,24 @@ def metrics_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def postgrad(*words: str, cwd: Path | None = None, **options: Any) -> "subprocess.CompletedProcess[str]":
+def postgrad(
+    *overrides: str, cwd: Path | None = None, **options: Any
+) -> "subprocess.CompletedProcess[str]":
     """The real command in a process of its own."""
-    command = [sys.executable, "-m", "postgrad.cli.main", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd, env={**os.environ}, **options)
+    command = [sys.executable, "-m", "postgrad.cli.main", *overrides]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=120, cwd=cwd, env={**os.environ}, **options
+    )
 
 
 def tree(folder: Path) -> dict[str, bytes]:
     """Every file below a folder with its bytes: to show that nothing was written."""
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+    return {
+        str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()
+    }
 
 
-def run_words(words: list[str], output: str, slow_sync: bool = False) -> None:
+def run_words(overrides: list[str], output: str, slow_sync: bool = False) -> None:
     """The command in a forked process: what it prints goes to a file, signals to its group reach only it and its children.
 
     `slow_sync` stands for a slow disk: writing a checkpoint then takes long enough for a test to kill the process in the middle.
@@ -123,14 +148,14 @@ def run_words(words: list[str], output: str, slow_sync: bool = False) -> None:
     if slow_sync:
         real = checkpoint.sync
         checkpoint.sync = lambda path: time.sleep(0.02) or real(path)
-    code = main(words)
+    code = main(overrides)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 def sharpened(folder: Path) -> Path:
-    """Larger weights: a model fresh from its initialisation is so near to uniform that mistakes hardly show."""
+    """Larger weights: a model fresh from its initialization is so near to uniform that mistakes hardly show."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder)

@@ -23,7 +23,12 @@ from postgrad.methods.support.correction import CORRECTIONS
 
 PAGE = Path(__file__).parent.parent / "docs" / "algorithms.md"
 # What of a recipe's other sections belongs in its row when it differs from the default.
-SHOWN = ("rollout.samples", "training.updates_per_step", "training.problems_per_step", "optimiser.lr")
+SHOWN = (
+    "rollout.samples",
+    "training.updates_per_step",
+    "training.problems_per_step",
+    "optimizer.lr",
+)
 
 HEAD = """# Algorithms
 
@@ -63,7 +68,9 @@ def read_recipe(name: str) -> Recipe:
     first, *others = [line.removeprefix("#").strip() for line in lines if line.startswith("#")]
     source, _, about = first.partition(": ")
     text, _, expect = " ".join([about, *others]).partition("Expect: ")
-    config = compose(name, ["name=NAME"], lambda method: find_method(method).Settings, complete=False)
+    config = compose(
+        name, ["name=NAME"], lambda method: find_method(method).Settings, complete=False
+    )
     return Recipe(name, source.removesuffix("."), text.strip(), expect.strip(), config)
 
 
@@ -72,23 +79,48 @@ def render() -> str:
     recipes = [read_recipe(name) for name in recipe_names() if name != "base"]
     own = [recipe for recipe in recipes if recipe.shown]
     sections = [
-        ("Advantages (`method.advantage`)", "", ("name", "what", "of a", "needs", "options", "source", "recipes"), advantages(own)),
-        ("Policy losses (`method.loss`)", "", ("name", "what", "settings", "meant for", "source", "recipes"), losses(own)),
-        ("Preference losses (`method.loss` of dpo)", terms(preference), ("name", "formula", "notes"), preferences()),
+        (
+            "Advantages (`method.advantage`)",
+            "",
+            ("name", "what", "of a", "needs", "options", "source", "recipes"),
+            advantages(own),
+        ),
+        (
+            "Policy losses (`method.loss`)",
+            "",
+            ("name", "what", "settings", "meant for", "source", "recipes"),
+            losses(own),
+        ),
+        (
+            "Preference losses (`method.loss` of dpo)",
+            terms(preference),
+            ("name", "formula", "notes"),
+            preferences(),
+        ),
         (
             "Aggregation (`method.aggregation`)",
             terms(aggregation.token_weights),
             ("name", "weight of a token", "notes", "recipes"),
             aggregations(own),
         ),
-        ("KL to the reference (`method.kl_estimator`)", terms(kl), ("name", "formula", "notes", "recipes"), kl_estimators(own)),
+        (
+            "KL to the reference (`method.kl_estimator`)",
+            terms(kl),
+            ("name", "formula", "notes", "recipes"),
+            kl_estimators(own),
+        ),
         (
             "Rollout correction (`method.correction`)",
             "With rho = trainer's probability / engine's probability.",
             ("name", "weight"),
             corrections(),
         ),
-        ("Recipes", "", ("name", "source", "what", "settings", "expect"), [recipe_row(recipe) for recipe in recipes]),
+        (
+            "Recipes",
+            "",
+            ("name", "source", "what", "settings", "expect"),
+            [recipe_row(recipe) for recipe in recipes],
+        ),
     ]
     return HEAD + "".join(
         f"\n## {title}\n\n{f'{intro}{chr(10)}{chr(10)}' if intro else ''}{table(columns, rows)}"
@@ -104,14 +136,29 @@ def advantages(recipes: list[Recipe]) -> Iterable[list[str]]:
         users = [r for r in recipes if r.setting("advantage") == name]
         needs = ", ".join(estimator.needs) or "-"
         what = describe(estimator.function)
-        yield [code(name), what, estimator.level, needs, options(estimator.function), source_of(name, users), names(name, users)]
+        yield [
+            code(name),
+            what,
+            estimator.level,
+            needs,
+            options(estimator.function),
+            source_of(name, users),
+            names(name, users),
+        ]
 
 
 def losses(recipes: list[Recipe]) -> Iterable[list[str]]:
     for name, spec in LOSSES.items():
         users = [r for r in recipes if r.setting("loss") == name and r.setting("advantage")]
         what = describe(spec.function)
-        yield [code(name), what, options(spec.function), spec.aggregation or "any", source_of(name, users), names(name, users)]
+        yield [
+            code(name),
+            what,
+            options(spec.function),
+            spec.aggregation or "any",
+            source_of(name, users),
+            names(name, users),
+        ]
 
 
 def preferences() -> Iterable[list[str]]:
@@ -122,16 +169,25 @@ def preferences() -> Iterable[list[str]]:
 
 def aggregations(recipes: list[Recipe]) -> Iterable[list[str]]:
     for name in aggregation.AGGREGATIONS:
-        users = [r for r in recipes if r.setting("aggregation") == name and r.config.method.name != "dpo"]  # dpo weighs pairs
+        users = [
+            r for r in recipes if r.setting("aggregation") == name and r.config.method.name != "dpo"
+        ]  # dpo weighs pairs
         formula, notes = listed(aggregation.token_weights, name)
         yield [code(name), code(formula), notes, names("", users)]
 
 
 def kl_estimators(recipes: list[Recipe]) -> Iterable[list[str]]:
     for name in kl.KL_ESTIMATORS:
-        users = [r for r in recipes if r.setting("kl_estimator") == name and r.setting("kl") not in ("none", "")]
+        users = [
+            r
+            for r in recipes
+            if r.setting("kl_estimator") == name and r.setting("kl") not in ("none", "")
+        ]
         if name.endswith("+"):
-            formula, notes = f"value of {name[:-1]}, gradient of k2", "straight through; not in a reward"
+            formula, notes = (
+                f"value of {name[:-1]}, gradient of k2",
+                "straight through; not in a reward",
+            )
         else:
             formula, notes = listed(kl, name)
         yield [code(name), code(formula), notes, names("", users)]
@@ -156,7 +212,9 @@ def corrections() -> Iterable[list[str]]:
 def recipe_row(recipe: Recipe) -> list[str]:
     method = recipe.config.method
     changed = [f"{k}={v}" for k, v in _differences(method, type(method)()) if k != "name"]
-    changed += [f"{key}={value}" for key, value in _differences(recipe.config, Config()) if key in SHOWN]
+    changed += [
+        f"{key}={value}" for key, value in _differences(recipe.config, Config()) if key in SHOWN
+    ]
     settings = "<br>".join(code(text) for text in [f"method={method.name}", *changed])
     return [code(recipe.name), recipe.source, recipe.about, settings, recipe.expect or "-"]
 
@@ -176,7 +234,9 @@ def _differences(ours: Any, default: Any, prefix: str = "") -> Iterable[tuple[st
 def describe(function: Callable[..., Any]) -> str:
     """A docstring's first paragraph, and the lines of formulas that follow it."""
     first, *others = inspect.cleandoc(function.__doc__ or "").split("\n\n")
-    out = [re.sub(r"^\((rows|tokens),\) ", "", " ".join(first.split()))]  # the shape is the code's business
+    out = [
+        re.sub(r"^\((rows|tokens),\) ", "", " ".join(first.split()))
+    ]  # the shape is the code's business
     for paragraph in others:
         lines = paragraph.splitlines()
         if all(line.startswith("    ") for line in lines) or all(" = " in line for line in lines):
@@ -204,14 +264,18 @@ def terms(thing: Any) -> str:
 
 def options(function: Callable[..., Any]) -> str:
     """Keyword settings with their defaults."""
-    parameters = [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    parameters = [
+        p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY
+    ]
     shown = [f"{p.name}" if p.default is p.empty else f"{p.name}={p.default}" for p in parameters]
     return ", ".join(code(text) for text in shown) or "-"
 
 
 def source_of(name: str, users: list[Recipe]) -> str:
     """Who it comes from, by the recipe of its name, or the only one that uses it."""
-    named = [recipe for recipe in users if recipe.name == name] or (users if len(users) == 1 else [])
+    named = [recipe for recipe in users if recipe.name == name] or (
+        users if len(users) == 1 else []
+    )
     return named[0].source if named else "-"
 
 
@@ -226,7 +290,11 @@ def code(text: str) -> str:
 
 def table(columns: Iterable[str], rows: Iterable[list[str]]) -> str:
     columns = list(columns)
-    lines = [columns, ["---"] * len(columns), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    lines = [
+        columns,
+        ["---"] * len(columns),
+        *([cell.replace("|", "\\|") for cell in row] for row in rows),
+    ]
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
@@ -234,7 +302,9 @@ def main(words: list[str]) -> int:
     text = render()
     if words == ["--check"]:
         fresh = PAGE.is_file() and PAGE.read_text() == text
-        print(f"{PAGE} is {'up to date' if fresh else 'out of date; run python tools/algorithms_table.py'}")
+        print(
+            f"{PAGE} is {'up to date' if fresh else 'out of date; run python tools/algorithms_table.py'}"
+        )
         return 0 if fresh else 1
     if words:
         print(__doc__)

@@ -18,7 +18,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Score:
-    """A verifier's judgement: the reward, and the named parts it was made of."""
+    """A verifier's judgment: the reward, and the named parts it was made of."""
 
     value: float
     parts: dict[str, float] = field(default_factory=dict)

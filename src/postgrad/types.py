@@ -26,7 +26,7 @@ SOURCE_NAMES = ("policy", "demonstration", "replay", "classmate", "tool")
 class Trajectory:
     """Prompt and response as token ids, whoever wrote them.
 
-    `loss_mask` says which response tokens the loss may see (all of them when None); `behaviour_logprobs` holds the log-prob each
+    `loss_mask` says which response tokens the loss may see (all of them when None); `behavior_logprobs` holds the log-prob each
     token had when it was sampled (0 where nobody sampled it). `tokens` and `rows` hold further columns.
     """
 
@@ -37,7 +37,7 @@ class Trajectory:
     index: int = 0
     source: int = POLICY
     finish: str = "stop"  # stop, length, or given (not sampled)
-    behaviour_logprobs: Sequence[float] | None = None
+    behavior_logprobs: Sequence[float] | None = None
     loss_mask: Sequence[bool] | None = None
     token_source: Sequence[int] | None = None
     tokens: dict[str, Sequence[float]] = field(default_factory=dict)
@@ -55,7 +55,10 @@ class Ragged:
     def of(rows: Iterable[Sequence[Any]], dtype: torch.dtype = torch.int64) -> "Ragged":
         rows = list(rows)
         flat = [value for row in rows for value in row]
-        return Ragged(torch.tensor(flat, dtype=dtype), torch.tensor([len(row) for row in rows], dtype=torch.int64))
+        return Ragged(
+            torch.tensor(flat, dtype=dtype),
+            torch.tensor([len(row) for row in rows], dtype=torch.int64),
+        )
 
     @property
     def offsets(self) -> Tensor:
@@ -76,7 +79,9 @@ class Ragged:
     def positions(self, indices: Tensor) -> Tensor:
         """Where the tokens of the given rows lie in `values`, row after row."""
         lengths = self.lengths[indices]
-        shift = self.offsets[:-1][indices] - (lengths.cumsum(0) - lengths)  # from its place among the picked tokens
+        shift = self.offsets[:-1][indices] - (
+            lengths.cumsum(0) - lengths
+        )  # from its place among the picked tokens
         return torch.arange(int(lengths.sum())) + shift.repeat_interleave(lengths)
 
 
@@ -91,12 +96,16 @@ class Columns(MutableMapping[str, Any]):
 
     def __setitem__(self, name: str, column: Any) -> None:
         if len(column) != self.size:
-            raise ValueError(f"column {name!r} has {len(column)} entries, the batch has {self.size} {self.kind}")
+            raise ValueError(
+                f"column {name!r} has {len(column)} entries, the batch has {self.size} {self.kind}"
+            )
         self.data[name] = column
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.data:
-            raise KeyError(f"no {self.kind} column {name!r}; there are: {', '.join(sorted(self.data)) or 'none'}")
+            raise KeyError(
+                f"no {self.kind} column {name!r}; there are: {', '.join(sorted(self.data)) or 'none'}"
+            )
         return self.data[name]
 
     def __delitem__(self, name: str) -> None:
@@ -113,16 +122,22 @@ class Columns(MutableMapping[str, Any]):
 
 
 def _take(column: Any, indices: Tensor) -> Any:
-    return column[indices.to(column.device)] if isinstance(column, Tensor) else [column[i] for i in indices.tolist()]
+    return (
+        column[indices.to(column.device)]
+        if isinstance(column, Tensor)
+        else [column[i] for i in indices.tolist()]
+    )
 
 
 class Batch:
     """A ragged table of trajectories. `tokens` columns are flat over all response tokens, `rows` columns have one entry a row.
 
-    Always there: tokens `loss_mask`, `behaviour_logprobs`, `token_source`; rows `uid`, `group`, `index`, `source`, `finish`.
+    Always there: tokens `loss_mask`, `behavior_logprobs`, `token_source`; rows `uid`, `group`, `index`, `source`, `finish`.
     """
 
-    def __init__(self, prompt: Ragged, response: Ragged, tokens: dict[str, Tensor], rows: dict[str, Any]) -> None:
+    def __init__(
+        self, prompt: Ragged, response: Ragged, tokens: dict[str, Tensor], rows: dict[str, Any]
+    ) -> None:
         self.prompt, self.response = prompt, response
         self.tokens = Columns("token", int(response.values.numel()), tokens)
         self.rows = Columns("row", len(response), rows)
@@ -133,11 +148,15 @@ class Batch:
         flat = list(trajectories)
         tokens: dict[str, Tensor] = {
             "loss_mask": _flat("loss_mask", flat, lambda t: t.loss_mask, True, torch.bool),
-            "behaviour_logprobs": _flat("behaviour_logprobs", flat, lambda t: t.behaviour_logprobs, 0.0, torch.float32),
+            "behavior_logprobs": _flat(
+                "behavior_logprobs", flat, lambda t: t.behavior_logprobs, 0.0, torch.float32
+            ),
             "token_source": _flat(
                 "token_source",
                 flat,
-                lambda t: [t.source] * len(t.response) if t.token_source is None else t.token_source,
+                lambda t: (
+                    [t.source] * len(t.response) if t.token_source is None else t.token_source
+                ),
                 POLICY,
                 torch.int8,
             ),
@@ -150,11 +169,17 @@ class Batch:
             "finish": [t.finish for t in flat],
         }
         for name in _shared_names(flat, lambda t: t.tokens):
-            tokens[name] = _flat(name, flat, lambda t, name=name: t.tokens[name], 0.0, torch.float32)
+            tokens[name] = _flat(
+                name, flat, lambda t, name=name: t.tokens[name], 0.0, torch.float32
+            )
         for name in _shared_names(flat, lambda t: t.rows):
             values = [t.rows[name] for t in flat]
-            rows[name] = torch.tensor(values) if all(isinstance(v, int | float) for v in values) else values
-        return Batch(Ragged.of(t.prompt for t in flat), Ragged.of(t.response for t in flat), tokens, rows)
+            rows[name] = (
+                torch.tensor(values) if all(isinstance(v, int | float) for v in values) else values
+            )
+        return Batch(
+            Ragged.of(t.prompt for t in flat), Ragged.of(t.response for t in flat), tokens, rows
+        )
 
     @staticmethod
     def concat(batches: Sequence["Batch"]) -> "Batch":
@@ -164,13 +189,21 @@ class Batch:
             names = [set(b.tokens if kind == "tokens" else b.rows) for b in batches]
             odd = set.union(*names) - set.intersection(*names)
             if odd:
-                raise ValueError(f"{kind} column {sorted(odd)[0]!r} is missing in some of the batches")
+                raise ValueError(
+                    f"{kind} column {sorted(odd)[0]!r} is missing in some of the batches"
+                )
 
         def join(ragged: Sequence[Ragged]) -> Ragged:
-            return Ragged(torch.cat([r.values for r in ragged]), torch.cat([r.lengths for r in ragged]))
+            return Ragged(
+                torch.cat([r.values for r in ragged]), torch.cat([r.lengths for r in ragged])
+            )
 
         def join_column(columns: Sequence[Any]) -> Any:
-            return torch.cat(list(columns)) if isinstance(columns[0], Tensor) else [x for c in columns for x in c]
+            return (
+                torch.cat(list(columns))
+                if isinstance(columns[0], Tensor)
+                else [x for c in columns for x in c]
+            )
 
         return Batch(
             join([b.prompt for b in batches]),
@@ -195,7 +228,9 @@ class Batch:
     @property
     def names(self) -> list[str]:
         """A name for each row that no other row of its step has: problem, group and index. Seeds may be made from it."""
-        places = zip(self.rows["uid"], self.rows["group"].tolist(), self.rows["index"].tolist(), strict=True)
+        places = zip(
+            self.rows["uid"], self.rows["group"].tolist(), self.rows["index"].tolist(), strict=True
+        )
         return [f"{uid}/{group}/{index}" for uid, group, index in places]
 
     def mask(self, spans: Sequence[tuple[int, int]]) -> Tensor:
@@ -205,7 +240,7 @@ class Batch:
             out[offset + start : offset + end] = True
         return out
 
-    def spread(self, column: Tensor) -> Tensor:
+    def expand(self, column: Tensor) -> Tensor:
         """A row column as a token column."""
         return column[self.row_index.to(column.device)]
 
@@ -238,12 +273,19 @@ class Batch:
             replace(self.prompt, values=move(self.prompt.values)),
             replace(self.response, values=move(self.response.values)),
             {name: move(column) for name, column in self.tokens.items()},
-            {name: move(column) if isinstance(column, Tensor) else column for name, column in self.rows.items()},
+            {
+                name: move(column) if isinstance(column, Tensor) else column
+                for name, column in self.rows.items()
+            },
         )
 
 
 def _flat(
-    name: str, trajectories: Sequence[Trajectory], get: Callable[[Trajectory], Any], default: Any, dtype: torch.dtype
+    name: str,
+    trajectories: Sequence[Trajectory],
+    get: Callable[[Trajectory], Any],
+    default: Any,
+    dtype: torch.dtype,
 ) -> Tensor:
     out: list[Any] = []
     for t in trajectories:
@@ -256,7 +298,9 @@ def _flat(
     return torch.tensor(out, dtype=dtype)
 
 
-def _shared_names(trajectories: Sequence[Trajectory], get: Callable[[Trajectory], dict[str, Any]]) -> list[str]:
+def _shared_names(
+    trajectories: Sequence[Trajectory], get: Callable[[Trajectory], dict[str, Any]]
+) -> list[str]:
     names = [set(get(t)) for t in trajectories]
     union: set[str] = set().union(*names)
     for name in union:

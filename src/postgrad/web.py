@@ -54,7 +54,7 @@ def known_host(header: str, host: str) -> bool:
     return True
 
 
-def stranger(request: Request, host: str, opened: bool = False) -> str:
+def reject_reason(request: Request, host: str, opened: bool = False) -> str:
     """Why a request may not come in, empty when it may: an unknown host name, another origin, another site's page.
 
     `opened` says that a person following a link from elsewhere is welcome.
@@ -108,7 +108,7 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-class Impatient(H11Protocol):
+class HeaderTimeout(H11Protocol):
     """HTTP for one connection, closed when headers that have begun do not end; uvicorn itself would wait for ever."""
 
     _deadline: asyncio.TimerHandle | None = None
@@ -153,7 +153,9 @@ def settle(future: "asyncio.Future[Any]", result: Any, error: BaseException | No
         future.set_result(result)
 
 
-def read_options(words: list[str], known: dict[str, str], command: str) -> tuple[list[str], dict[str, str]]:
+def read_options(
+    words: list[str], known: dict[str, str], command: str
+) -> tuple[list[str], dict[str, str]]:
     """The plain words and the options with their defaults; both --port 80 and --port=80 are understood."""
     plain: list[str] = []
     options, waiting = dict(known), list(words)
@@ -184,10 +186,14 @@ def number(options: dict[str, str], key: str, least: int, most: int) -> int:
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket. Raises ConfigError where there can be none."""
     try:
-        family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+        family, _, _, _, address = socket.getaddrinfo(
+            host.strip("[]"), port, type=socket.SOCK_STREAM
+        )[0]
         return socket.create_server(address, family=family, backlog=1024)
     except OSError as error:
-        raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}; choose with --host and --port") from error
+        raise ConfigError(
+            f"cannot listen on {host} port {port}: {error.strerror}; choose with --host and --port"
+        ) from error
 
 
 def address_of(listener: socket.socket) -> str:
@@ -198,9 +204,18 @@ def address_of(listener: socket.socket) -> str:
 
 def make_server(app: Any, grace_s: int, connections: int = 1000) -> uvicorn.Server:
     """A server for `run`; at its end running requests have `grace_s` seconds."""
-    settings: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False, "ws": "none"}
-    limits: dict[str, Any] = {"limit_concurrency": connections, "timeout_graceful_shutdown": grace_s, "timeout_keep_alive": 15}
-    return uvicorn.Server(uvicorn.Config(app, http=Impatient, **settings, **limits))
+    settings: dict[str, Any] = {
+        "log_level": "warning",
+        "access_log": False,
+        "server_header": False,
+        "ws": "none",
+    }
+    limits: dict[str, Any] = {
+        "limit_concurrency": connections,
+        "timeout_graceful_shutdown": grace_s,
+        "timeout_keep_alive": 15,
+    }
+    return uvicorn.Server(uvicorn.Config(app, http=HeaderTimeout, **settings, **limits))
 
 
 def run(server: uvicorn.Server, listener: socket.socket) -> None:

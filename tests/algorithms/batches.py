@@ -40,7 +40,9 @@ class Ragged:
 
     @property
     def trainable(self) -> Tensor:
-        return torch.zeros(self.num_rows, dtype=torch.int64).index_add(0, self.rows, self.mask.long())
+        return torch.zeros(self.num_rows, dtype=torch.int64).index_add(
+            0, self.rows, self.mask.long()
+        )
 
     def noise(self, offset: int = 0, scale: float = 1.0) -> Tensor:
         """(tokens,) normal numbers that belong to this batch."""
@@ -57,7 +59,13 @@ class Ragged:
 
     def reordered(self, order: list[int]) -> "Ragged":
         where = self.order_of_tokens(order)
-        return Ragged([self.lengths[i] for i in order], self.mask[where], self.groups[order], self.rewards[order], self.seed)
+        return Ragged(
+            [self.lengths[i] for i in order],
+            self.mask[where],
+            self.groups[order],
+            self.rewards[order],
+            self.seed,
+        )
 
 
 @st.composite
@@ -66,7 +74,9 @@ def ragged(draw, min_rows: int = 0, max_rows: int = 8, max_length: int = 5) -> R
     lengths = draw(st.lists(st.integers(0, max_length), min_size=num_rows, max_size=num_rows))
     total = sum(lengths)
     mask = draw(st.lists(st.booleans(), min_size=total, max_size=total))
-    groups = draw(st.lists(st.sampled_from([-5, 0, 3, 10**12]), min_size=num_rows, max_size=num_rows))
+    groups = draw(
+        st.lists(st.sampled_from([-5, 0, 3, 10**12]), min_size=num_rows, max_size=num_rows)
+    )
     reward = st.sampled_from([0.0, 1.0, 0.1, 0.7]) | st.floats(-3, 3)
     rewards = draw(st.lists(reward, min_size=num_rows, max_size=num_rows))
     return Ragged(
@@ -82,13 +92,17 @@ def members(groups: list[int], i: int) -> list[int]:
     return [j for j, g in enumerate(groups) if g == groups[i]]
 
 
-def slow_grpo(rewards: list[float], groups: list[int], by_std: bool, eps: float = 1e-6) -> list[float]:
+def slow_grpo(
+    rewards: list[float], groups: list[int], by_std: bool, eps: float = 1e-6
+) -> list[float]:
     out = []
     for i, reward in enumerate(rewards):
         peers = [rewards[j] for j in members(groups, i)]
         alone = len(peers) == 1
-        centred = reward if alone else reward - statistics.fmean(peers)
-        out.append(centred / ((1.0 if alone else statistics.stdev(peers)) + eps) if by_std else centred)
+        centered = reward if alone else reward - statistics.fmean(peers)
+        out.append(
+            centered / ((1.0 if alone else statistics.stdev(peers)) + eps) if by_std else centered
+        )
     return out
 
 
@@ -99,7 +113,9 @@ def slow_whiten(values: list[float]) -> list[float]:
     return [(v - mean) / (variance + 1e-8) ** 0.5 for v in values]
 
 
-def slow_gae(rewards: list[float], values: list[float], mask: list[bool], gamma: float, lam: float) -> list[float]:
+def slow_gae(
+    rewards: list[float], values: list[float], mask: list[bool], gamma: float, lam: float
+) -> list[float]:
     """One row, backwards, exactly as the recursion reads."""
     out, following, advantage = [0.0] * len(rewards), 0.0, 0.0
     for t in reversed(range(len(rewards))):

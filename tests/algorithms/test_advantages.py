@@ -21,7 +21,7 @@ from postgrad.algorithms.advantages import (
     reinforce_pp_baseline,
     rloo,
 )
-from postgrad.algorithms.groups import normalise_rows, whiten
+from postgrad.algorithms.groups import normalize_rows, whiten
 from postgrad.algorithms.token_advantages import (
     gae,
     optimal_token_baseline,
@@ -72,7 +72,9 @@ def test_group_estimators_equal_slow_references(b):
         weight = sum(lengths[j] for j in members(groups, i))
         weighed = sum(lengths[j] * rewards[j] for j in members(groups, i))
         equal = len({rewards[j] for j in members(groups, i)}) == 1
-        baseline = 0.0 if not others else rewards[i] if equal else weighed / weight if weight else 0.0
+        baseline = (
+            0.0 if not others else rewards[i] if equal else weighed / weight if weight else 0.0
+        )
         near(length_weighed[i], rewards[i] - baseline)
 
 
@@ -98,7 +100,12 @@ def test_permuting_rows_permutes_advantages(b, rng):
 @examples
 @given(ragged(), st.floats(-10, 10), st.floats(0.1, 10))
 def test_shift_scale_and_zero_sum(b, shift, scale):
-    big = torch.bincount(torch.unique(b.groups, return_inverse=True)[1])[torch.unique(b.groups, return_inverse=True)[1]] > 1
+    big = (
+        torch.bincount(torch.unique(b.groups, return_inverse=True)[1])[
+            torch.unique(b.groups, return_inverse=True)[1]
+        ]
+        > 1
+    )
     plain = drgrpo(b.rewards, b.groups)
     near(drgrpo(b.rewards + shift, b.groups)[big], plain[big])
     near(drgrpo(b.rewards * scale, b.groups), plain * scale, 1e-7)
@@ -111,7 +118,9 @@ def test_shift_scale_and_zero_sum(b, shift, scale):
 @given(ragged())
 def test_scale_does_not_matter_once_divided_by_std(b):
     rewards = (b.rewards * 8).round() / 8  # no spreads near the size of rounding
-    alone = torch.tensor([len(members(b.groups.tolist(), i)) == 1 for i in range(b.num_rows)], dtype=torch.bool)
+    alone = torch.tensor(
+        [len(members(b.groups.tolist(), i)) == 1 for i in range(b.num_rows)], dtype=torch.bool
+    )
     flat = grpo(rewards, b.groups) == 0
     scaled = grpo(rewards * 4, b.groups, eps=4e-6)
     near(scaled[~alone & ~flat], grpo(rewards, b.groups)[~alone & ~flat], 1e-9)
@@ -129,13 +138,17 @@ def test_the_one_rule(name):
 
 
 def test_equal_rewards_of_the_whole_batch_whiten_to_zero():
-    rewards, groups, lengths = torch.full((6,), 0.1), torch.tensor([1, 1, 1, 2, 2, 2]), torch.tensor([1, 2, 3, 4, 5, 6])
+    rewards, groups, lengths = (
+        torch.full((6,), 0.1),
+        torch.tensor([1, 1, 1, 2, 2, 2]),
+        torch.tensor([1, 2, 3, 4, 5, 6]),
+    )
     exactly(reinforce_pp_baseline(rewards, groups, lengths), [0] * 6)
     exactly(gdpo({"only": rewards}, groups, lengths=lengths), [0] * 6)
     exactly(gdpo({"only": rewards}, groups, whiten_over="rows"), [0] * 6)
     # One token alone has no spread.
     exactly(gdpo({"only": column(3)}, same_group(1), lengths=torch.tensor([1])), [0])
-    exactly(normalise_rows(column(3)), [0])
+    exactly(normalize_rows(column(3)), [0])
 
 
 @examples
@@ -163,16 +176,24 @@ def test_gdpo_of_one_reward_is_whitened_grpo(b):
 def test_gae_equals_the_recursion(b, gamma, lam):
     rewards = torch.where(b.mask, b.noise(), 0.0)
     values = b.noise(1)
-    out = gae(rewards, values, b.mask, b.rows, b.num_rows, gamma=gamma, lam=lam, whiten_advantages=False)
+    out = gae(
+        rewards, values, b.mask, b.rows, b.num_rows, gamma=gamma, lam=lam, whiten_advantages=False
+    )
     at, expected = 0, []
     for length in b.lengths:
         part = slice(at, at + length)
-        expected += slow_gae(rewards[part].tolist(), values[part].tolist(), b.mask[part].tolist(), gamma, lam)
+        expected += slow_gae(
+            rewards[part].tolist(), values[part].tolist(), b.mask[part].tolist(), gamma, lam
+        )
         at += length
     near(out.advantages, torch.tensor(expected, dtype=F64))
     near(out.returns, torch.where(b.mask, torch.tensor(expected, dtype=F64) + values, 0.0))
     white = gae(rewards, values, b.mask, b.rows, b.num_rows, gamma=gamma, lam=lam)
-    near(white.advantages[b.mask], torch.tensor(slow_whiten(out.advantages[b.mask].tolist()), dtype=F64), 1e-6)
+    near(
+        white.advantages[b.mask],
+        torch.tensor(slow_whiten(out.advantages[b.mask].tolist()), dtype=F64),
+        1e-6,
+    )
     near(white.returns, out.returns)
 
 
@@ -211,7 +232,9 @@ def slow_token_baseline(b: Ragged, rewards, logprobs, squares, tool_aware: bool)
             if b.mask[token]:
                 spent += 1 - 2 * float(logprobs[token].exp()) + float(squares[token])
                 to_go = sum(float(rewards[at + s]) for s in range(t, length) if b.mask[at + s])
-                facts.setdefault((int(b.groups[row]), seen if tool_aware else t), []).append((token, to_go, spent))
+                facts.setdefault((int(b.groups[row]), seen if tool_aware else t), []).append(
+                    (token, to_go, spent)
+                )
                 seen += 1
         at += length
     out = [0.0] * len(b.mask)
@@ -229,9 +252,16 @@ def test_optimal_token_baselines_equal_the_definition(b):
     rewards = torch.where(b.mask, b.noise(), 0.0)
     logprobs = b.logprobs(1)
     squares = (logprobs.exp().square() + 0.3).clamp(max=1)
-    for function, tool_aware in ((optimal_token_baseline, False), (tir_optimal_token_baseline, True)):
+    for function, tool_aware in (
+        (optimal_token_baseline, False),
+        (tir_optimal_token_baseline, True),
+    ):
         out = function(rewards, logprobs, squares, b.mask, b.rows, b.num_rows, b.groups)
-        near(out.advantages, torch.tensor(slow_token_baseline(b, rewards, logprobs, squares, tool_aware), dtype=F64), 1e-8)
+        near(
+            out.advantages,
+            torch.tensor(slow_token_baseline(b, rewards, logprobs, squares, tool_aware), dtype=F64),
+            1e-8,
+        )
         exactly(out.advantages[~b.mask], torch.zeros(int((~b.mask).sum())))
 
 
@@ -243,11 +273,19 @@ def test_long_rows_scan_exactly():
     rewards, values = torch.randn(total, dtype=F64), torch.randn(total, dtype=F64)
     mask = torch.rand(total) > 0.3
     rewards = torch.where(mask, rewards, 0.0)
-    out = gae(rewards, values, mask, rows, 5, gamma=0.999, lam=0.98, whiten_advantages=False).advantages
+    out = gae(
+        rewards, values, mask, rows, 5, gamma=0.999, lam=0.98, whiten_advantages=False
+    ).advantages
     at = 0
     for length in lengths:
         part = slice(at, at + length)
-        near(out[part], slow_gae(rewards[part].tolist(), values[part].tolist(), mask[part].tolist(), 0.999, 0.98), 1e-8)
+        near(
+            out[part],
+            slow_gae(
+                rewards[part].tolist(), values[part].tolist(), mask[part].tolist(), 0.999, 0.98
+            ),
+            1e-8,
+        )
         at += length
 
 
@@ -259,7 +297,7 @@ def test_classmate_identities(b, by_std, shift):
     cot = b.noise(2) > 0
     arguments = (b.groups, b.mask, cot, b.rows)
     everything = {
-        f.__name__: f(b.rewards, other, *arguments, normalise_by_std=by_std).advantages
+        f.__name__: f(b.rewards, other, *arguments, normalize_by_std=by_std).advantages
         for f in (classmate.separated, classmate.non_neg, classmate.with_classmate, classmate.gdpo)
     }
     for name, advantages in everything.items():
@@ -267,25 +305,33 @@ def test_classmate_identities(b, by_std, shift):
         exactly(advantages[~b.mask], torch.zeros(int((~b.mask).sum())))
     if not by_std:
         near(everything["with_classmate"], everything["separated"])
-    # The sum over u with weight 1 is gdpo without batch normalisation.
-    u = gdpo({"m": b.rewards, "c": other}, b.groups, normalise_by_std=by_std, whiten_over="none")
+    # The sum over u with weight 1 is gdpo without batch normalization.
+    u = gdpo({"m": b.rewards, "c": other}, b.groups, normalize_by_std=by_std, whiten_over="none")
     near(everything["separated"][b.mask & cot], u[b.rows][b.mask & cot])
-    main = grpo(b.rewards, b.groups, normalise_by_std=by_std)
+    main = grpo(b.rewards, b.groups, normalize_by_std=by_std)
     near(everything["separated"][b.mask & ~cot], main[b.rows][b.mask & ~cot])
     constant = torch.full_like(other, shift)
-    grouped = torch.tensor([len(members(b.groups.tolist(), i)) > 1 for i in range(b.num_rows)], dtype=torch.bool)[b.rows]
-    same = classmate.separated(b.rewards, constant, *arguments, normalise_by_std=by_std).advantages
+    grouped = torch.tensor(
+        [len(members(b.groups.tolist(), i)) > 1 for i in range(b.num_rows)], dtype=torch.bool
+    )[b.rows]
+    same = classmate.separated(b.rewards, constant, *arguments, normalize_by_std=by_std).advantages
     near(same[b.mask & grouped], main[b.rows][b.mask & grouped])
-    spread = classmate.separated(b.rewards, other, *arguments, normalise_by_std=by_std, spread="all").advantages
+    spread = classmate.separated(
+        b.rewards, other, *arguments, normalize_by_std=by_std, spread="all"
+    ).advantages
     near(spread[b.mask], u[b.rows][b.mask])
 
 
-def test_classmate_zero_and_answer_normalisation():
+def test_classmate_zero_and_answer_normalization():
     equal, groups, rows = torch.full((4,), 0.3), torch.tensor([0, 0, 1, 1]), row_index(2, 2, 2, 2)
     cot = torch.tensor([1, 0] * 4).bool()
     for f in (classmate.separated, classmate.non_neg, classmate.with_classmate, classmate.gdpo):
-        exactly(f(equal, equal, groups, trues(8), cot, rows, normalise_by_std=True).advantages, [0] * 8)
-    out = classmate.gdpo(column(1, 0, 7, 3), column(1, 2, 3, 4), groups, trues(8), cot, rows, normalise_answer=True).advantages
+        exactly(
+            f(equal, equal, groups, trues(8), cot, rows, normalize_by_std=True).advantages, [0] * 8
+        )
+    out = classmate.gdpo(
+        column(1, 0, 7, 3), column(1, 2, 3, 4), groups, trues(8), cot, rows, normalize_answer=True
+    ).advantages
     answer = out[~cot]
     near(answer.mean(), 0.0)
     near(answer.std(), 1.0, 1e-5)
@@ -305,7 +351,9 @@ def test_whiten_has_mean_zero_and_unit_variance(b):
 def test_estimators_declare_what_they_read():
     for name, estimator in ADVANTAGES.items():
         parameters = inspect.signature(estimator.function).parameters
-        without_default = {p.name for p in parameters.values() if p.default is inspect.Parameter.empty}
+        without_default = {
+            p.name for p in parameters.values() if p.default is inspect.Parameter.empty
+        }
         assert without_default <= set(estimator.columns) <= set(parameters), name
         assert (estimator.level == "token") == ("rows" in estimator.columns), name
 
@@ -314,10 +362,21 @@ def test_estimators_declare_what_they_read():
 @pytest.mark.parametrize("name", ADVANTAGES)
 def test_every_estimator_runs_from_its_columns(name, dtype):
     """By name, as a driver calls it; on a batch with a masked row, and on an empty one."""
-    for b in (Ragged([2, 1, 3], torch.tensor([1, 1, 0, 1, 0, 1]).bool(), torch.tensor([4, 4, 1]), column(1, 0, 2), 3), EMPTY):
+    for b in (
+        Ragged(
+            [2, 1, 3],
+            torch.tensor([1, 1, 0, 1, 0, 1]).bool(),
+            torch.tensor([4, 4, 1]),
+            column(1, 0, 2),
+            3,
+        ),
+        EMPTY,
+    ):
         rewards = b.rewards.to(dtype)
         columns = {
-            "rewards": {"a": rewards, "b": rewards + 1} if "named_rewards" in ADVANTAGES[name].needs else rewards,
+            "rewards": {"a": rewards, "b": rewards + 1}
+            if "named_rewards" in ADVANTAGES[name].needs
+            else rewards,
             "groups": b.groups,
             "lengths": b.trainable,
             "on_policy": torch.ones(b.num_rows, dtype=torch.bool),
@@ -335,12 +394,18 @@ def test_every_estimator_runs_from_its_columns(name, dtype):
         }
         estimator = ADVANTAGES[name]
         out = estimator.function(**{column: columns[column] for column in estimator.columns})
-        for values, size in [(out, b.num_rows)] if estimator.level == "row" else [(v, len(b.mask)) for v in out]:
-            assert values.shape == (size,) and values.dtype == dtype and torch.isfinite(values).all()
+        for values, size in (
+            [(out, b.num_rows)] if estimator.level == "row" else [(v, len(b.mask)) for v in out]
+        ):
+            assert (
+                values.shape == (size,) and values.dtype == dtype and torch.isfinite(values).all()
+            )
 
 
 def test_integer_rewards_become_floats():
-    assert torch.equal(grpo(torch.tensor([1, 0]), same_group(2)), grpo(torch.tensor([1.0, 0.0]), same_group(2)))
+    assert torch.equal(
+        grpo(torch.tensor([1, 0]), same_group(2)), grpo(torch.tensor([1.0, 0.0]), same_group(2))
+    )
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -348,7 +413,9 @@ def test_rewards_that_are_not_finite_are_refused(bad):
     with pytest.raises(ValueError, match="the first at 1"):
         grpo(column(0, bad), same_group(2))
     with pytest.raises(ValueError, match="classmate_rewards"):
-        classmate.separated(column(0, 1), column(0, bad), same_group(2), trues(2), trues(2), row_index(1, 1))
+        classmate.separated(
+            column(0, 1), column(0, bad), same_group(2), trues(2), trues(2), row_index(1, 1)
+        )
 
 
 def test_a_reward_that_would_be_lost_is_refused():
@@ -370,4 +437,6 @@ def test_gdpo_refuses_what_it_cannot_mean():
     with pytest.raises(ValueError, match="lengths"):
         gdpo({"a": column(1, 2)}, same_group(2))
     with pytest.raises(ValueError, match="spread"):
-        classmate.separated(column(1), column(1), same_group(1), trues(1), trues(1), row_index(1), spread="none")  # type: ignore[arg-type]
+        classmate.separated(
+            column(1), column(1), same_group(1), trues(1), trues(1), row_index(1), spread="none"
+        )  # type: ignore[arg-type]

@@ -6,7 +6,16 @@ import pytest
 import torch
 
 from postgrad.algorithms.classmate_rewards import channel_metrics, combine, correlation, gate, pair
-from postgrad.algorithms.thought import Span, check_keep, draw_share, find, keep, keep_words, split_cot, split_text
+from postgrad.algorithms.thought import (
+    Span,
+    check_keep,
+    draw_share,
+    find,
+    keep,
+    keep_words,
+    split_cot,
+    split_text,
+)
 from postgrad.errors import ConfigError
 
 OPEN, CLOSE = [100], [101]
@@ -31,18 +40,26 @@ def test_the_four_cases(ids, length, cot, mask, output):
 def test_markers_of_several_tokens_and_an_opening_in_the_prompt():
     ids = [9, 1, 2, 5, 1, 2, 3, 4, 6]
     assert split_cot(ids, 9, [1, 2], [3, 4]) == Span(3, 6, 8)
-    assert split_cot(ids, 9, [1, 2], [3, 4], opened=True) == Span(0, 6, 8), "what is opened already is not opened again"
+    assert split_cot(ids, 9, [1, 2], [3, 4], opened=True) == Span(0, 6, 8), (
+        "what is opened already is not opened again"
+    )
     assert split_cot(ids, 7, [1, 2], [3, 4]).output is None, "a marker that the length cuts is none"
-    assert split_cot([3, 4, 1, 2, 5], 5, [1, 2], [3, 4]) == Span(4, 5), "a close before the open closes nothing"
+    assert split_cot([3, 4, 1, 2, 5], 5, [1, 2], [3, 4]) == Span(4, 5), (
+        "a close before the open closes nothing"
+    )
     assert split_cot([], 0, [1], [2]) == Span(0, 0) and find([1, 2], [], 0, 2) == -1
 
 
 def test_markers_that_share_a_token_with_other_text():
     pieces = ["<", "think", ">\n", "5", ".</", "think", ">\\", "boxed"]
     assert split_text(pieces, "<think>", "</think>") == Span(3, 4, 7, "\n", ".", "\\")
-    assert split_text(["a", "<think>x</think>y", "z"], "<think>", "</think>") == Span(2, 2, 2, "x", "", "y")
+    assert split_text(["a", "<think>x</think>y", "z"], "<think>", "</think>") == Span(
+        2, 2, 2, "x", "", "y"
+    )
     assert split_text(["no", "ne"], "<think>", "</think>") == Span(0, 2)
-    assert split_text(["in ", "</", "think", ">", "out"], "<think>", "</think>", opened=True) == Span(0, 1, 4)
+    assert split_text(
+        ["in ", "</", "think", ">", "out"], "<think>", "</think>", opened=True
+    ) == Span(0, 1, 4)
 
 
 def test_how_much_is_kept():
@@ -68,10 +85,14 @@ def test_words_keep_the_white_space_between_them():
 
 def test_random_shares():
     source = random.Random(42)
-    assert [draw_share(source, 0.1, 0.9) for _ in range(3)] == pytest.approx([0.6115, 0.1200, 0.3200], abs=5e-5)
+    assert [draw_share(source, 0.1, 0.9) for _ in range(3)] == pytest.approx(
+        [0.6115, 0.1200, 0.3200], abs=5e-5
+    )
 
 
-@pytest.mark.parametrize("spec", ["0", "1.5", "-0.1", "half", "first-0-tokens", "first-x-tokens", "nan"])
+@pytest.mark.parametrize(
+    "spec", ["0", "1.5", "-0.1", "half", "first-0-tokens", "first-x-tokens", "nan"]
+)
 def test_a_keep_that_means_nothing_is_refused(spec):
     with pytest.raises(ConfigError, match=r"method\.keep="):
         check_keep(spec)
@@ -91,7 +112,7 @@ def test_combining():
     assert one([[6.0, 8.0], [2.0, 4.0]]) == 5.0 and one([[6.0, 8.0], [2.0, 4.0]], 0.75, 0.25) == 6.0
     assert one([[6.0, 8.0], [2.0, 4.0]], 3, 1) == 6.0, "weights are shares"
     assert one([[6.0, float("nan")]]) == 3.0
-    assert float(combine(torch.tensor([[[6.0, torch.nan]]]), [], unanswered=-11.0)) == -2.5
+    assert float(combine(torch.tensor([[[6.0, torch.nan]]]), [], no_output_score=-11.0)) == -2.5
 
 
 @pytest.mark.parametrize(
@@ -104,7 +125,10 @@ def test_combining():
     ],
 )
 def test_the_gate(condition, right, wrong):
-    assert gate(torch.tensor([7.0, 0.0]), 0.5 * torch.tensor([5.0, 5.0]), condition).tolist() == [right, wrong]
+    assert gate(torch.tensor([7.0, 0.0]), 0.5 * torch.tensor([5.0, 5.0]), condition).tolist() == [
+        right,
+        wrong,
+    ]
 
 
 def test_an_unknown_condition_is_refused():
@@ -129,5 +153,7 @@ def test_what_is_told_of_the_two_rewards():
     main, classmate = torch.tensor([1.0, 0, 1, 1]), torch.tensor([2.0, 1, 0, 1])
     found = channel_metrics(main, classmate, torch.tensor([0, 0, 1, 1]))
     assert found["groups/flat_main"] == 0.5 and found["groups/flat_classmate"] == 0.0
-    assert correlation(main, main * 3 + 1) == pytest.approx(1.0) and correlation(main, -main) == pytest.approx(-1.0)
+    assert correlation(main, main * 3 + 1) == pytest.approx(1.0) and correlation(
+        main, -main
+    ) == pytest.approx(-1.0)
     assert correlation(main, torch.ones(4)) == 0.0

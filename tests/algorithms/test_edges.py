@@ -27,33 +27,52 @@ def test_a_long_row_in_half_precision_is_summed_in_full(dtype):
 @pytest.mark.parametrize("estimate", [grpo, rloo, gpg, lambda r, g: opo(r, g, torch.ones(600))])
 def test_a_large_group_in_half_precision_is_the_one_in_float32(dtype, estimate):
     rewards, groups = torch.arange(600) % 2, torch.zeros(600, dtype=torch.int64)
-    torch.testing.assert_close(estimate(rewards.to(dtype), groups), estimate(rewards.float(), groups))
+    torch.testing.assert_close(
+        estimate(rewards.to(dtype), groups), estimate(rewards.float(), groups)
+    )
 
 
 def test_gspo_gives_all_tokens_of_a_row_one_ratio():
     # exp(1e-4) on every token, whatever the size of its log-prob: the clip range of gspo is 3e-4.
     old = torch.tensor([-0.5, -3.0, -40.0, -0.001])
-    loss = gspo(old + 1e-4, old, torch.ones(4), torch.ones(4, dtype=torch.bool), torch.zeros(4, dtype=torch.int64), 1)
+    loss = gspo(
+        old + 1e-4,
+        old,
+        torch.ones(4),
+        torch.ones(4, dtype=torch.bool),
+        torch.zeros(4, dtype=torch.int64),
+        1,
+    )
     assert loss.values.unique().numel() == 1
 
 
 @pytest.mark.parametrize("name", ["k1", "k3", "abs"])
 def test_straight_through_keeps_the_value_to_the_last_digit(name):
     logprobs, reference = torch.tensor([-0.3, -30.0, -9.1]), torch.tensor([-0.31, -0.1, -20.0])
-    assert torch.equal(kl_penalty(logprobs, reference, name + "+"), kl_penalty(logprobs, reference, name))
+    assert torch.equal(
+        kl_penalty(logprobs, reference, name + "+"), kl_penalty(logprobs, reference, name)
+    )
 
 
 def test_dppo_kl_measures_confident_tokens():
     # KL = p log(p/q) + (1-p) log((1-p)/(1-q)) with 1-p = 1e-3, 1-q = 1e-8: 0.0105, within 0.05. exp(-1e-8) is 1 in float32.
     loss = dppo_kl(torch.tensor([-1e-8]), torch.tensor([math.log1p(-1e-3)]), torch.ones(1))
     assert loss.metrics["clip_fraction"].item() == 0
-    outside = dppo_kl(torch.tensor([-1e-8]), torch.tensor([math.log1p(-5e-3)]), torch.ones(1), clip_high=0.06)
+    outside = dppo_kl(
+        torch.tensor([-1e-8]), torch.tensor([math.log1p(-5e-3)]), torch.ones(1), clip_high=0.06
+    )
     assert outside.metrics["clip_fraction"].item() == 1  # 5e-3 · log(5e5) - 5e-3 = 0.0606
 
 
 def test_kl_cov_pulls_from_any_distance():
     logprobs = torch.tensor([-50.0], requires_grad=True)
-    loss = kl_cov(logprobs, torch.tensor([-1.0]), torch.ones(1), torch.ones(1, dtype=torch.bool), coefficient=0.1).values
+    loss = kl_cov(
+        logprobs,
+        torch.tensor([-1.0]),
+        torch.ones(1),
+        torch.ones(1, dtype=torch.bool),
+        coefficient=0.1,
+    ).values
     loss.sum().backward()
     assert loss.item() == pytest.approx(4.9)
     assert logprobs.grad is not None
@@ -63,14 +82,22 @@ def test_kl_cov_pulls_from_any_distance():
 def test_geo_mean_takes_ratios_below_the_clamp_as_they_are():
     # A > 0 bounds d above only: exp(mean(-30, 0.1)) = exp(-14.95)
     logprobs = torch.tensor([-31.0, -0.9], dtype=torch.float64, requires_grad=True)
-    old, mask, rows = torch.tensor([-1.0, -1.0], dtype=torch.float64), torch.ones(2, dtype=torch.bool), torch.zeros(2).long()
+    old, mask, rows = (
+        torch.tensor([-1.0, -1.0], dtype=torch.float64),
+        torch.ones(2, dtype=torch.bool),
+        torch.zeros(2).long(),
+    )
     values = geo_mean(logprobs, old, torch.ones(2, dtype=torch.float64), mask, rows, 1).values
     assert values[0].item() == pytest.approx(-math.exp(-14.95))
     values[0].backward()
     assert logprobs.grad is not None
     assert logprobs.grad.tolist() == pytest.approx([-math.exp(-14.95) / 2] * 2)
     # A < 0 leaves d open above: nothing overflows
-    assert geo_mean(torch.zeros(1), torch.tensor([-200.0]), -torch.ones(1), mask[:1], rows[:1], 1).values.isfinite().all()
+    assert (
+        geo_mean(torch.zeros(1), torch.tensor([-200.0]), -torch.ones(1), mask[:1], rows[:1], 1)
+        .values.isfinite()
+        .all()
+    )
 
 
 def test_the_ratio_of_a_sequence_is_the_product_of_its_tokens():
@@ -79,7 +106,9 @@ def test_the_ratio_of_a_sequence_is_the_product_of_its_tokens():
     place = (torch.ones(2, dtype=torch.bool), torch.zeros(2, dtype=torch.int64), 1)
     weights = importance_weights(train, rollout, *place, level="sequence", threshold=5.0).values
     torch.testing.assert_close(weights, torch.full((2,), math.exp(0.5)))
-    assert mismatch_metrics(train, rollout, *place)["chi2_seq"].item() == pytest.approx(math.e - 1, rel=1e-5)
+    assert mismatch_metrics(train, rollout, *place)["chi2_seq"].item() == pytest.approx(
+        math.e - 1, rel=1e-5
+    )
 
 
 def test_a_reshaped_ratio_never_slopes_backwards():

@@ -52,7 +52,11 @@ def test_micro_batches_and_row_order_do_not_change_the_gradient(name, b, mode, r
     weights = token_weights(mode, b.mask, b.rows, b.num_rows, 7.0, dtype=F64)
     logprobs = b.logprobs().requires_grad_()
     whole = (values_of(name, logprobs, columns).values * weights).sum()
-    (expected,) = torch.autograd.grad(whole, logprobs, materialize_grads=True) if b.num_rows else (torch.zeros_like(logprobs),)
+    (expected,) = (
+        torch.autograd.grad(whole, logprobs, materialize_grads=True)
+        if b.num_rows
+        else (torch.zeros_like(logprobs),)
+    )
 
     order = list(range(b.num_rows))
     rng.shuffle(order)
@@ -61,7 +65,11 @@ def test_micro_batches_and_row_order_do_not_change_the_gradient(name, b, mode, r
         size = rng.randint(1, len(order))
         picked, order = order[:size], order[size:]
         part, where = b.reordered(picked), b.order_of_tokens(picked)
-        inputs = {key: value[where] for key, value in columns.items() if key in ("old_logprobs", "advantages", "cov_selected")}
+        inputs = {
+            key: value[where]
+            for key, value in columns.items()
+            if key in ("old_logprobs", "advantages", "cov_selected")
+        }
         inputs |= {"mask": part.mask, "rows": part.rows, "num_rows": part.num_rows}
         leaf = logprobs.detach()[where].requires_grad_()
         loss = (values_of(name, leaf, inputs).values * weights[where]).sum()
@@ -85,7 +93,10 @@ def test_masked_tokens_contribute_nothing(name, b):
         return loss.detach(), torch.autograd.grad(loss, x, materialize_grads=True)[0]
 
     loss, grad = step(b.logprobs(), columns)
-    other = columns | {key: torch.where(b.mask, columns[key], columns[key] * 3 - 5) for key in ("old_logprobs", "advantages")}
+    other = columns | {
+        key: torch.where(b.mask, columns[key], columns[key] * 3 - 5)
+        for key in ("old_logprobs", "advantages")
+    }
     loss_other, grad_other = step(torch.where(b.mask, b.logprobs(), -40.0), other)
     exactly(grad[~b.mask], torch.zeros(int((~b.mask).sum())))
     near(loss_other, loss)
@@ -97,7 +108,10 @@ def test_masked_tokens_contribute_nothing(name, b):
 def test_extreme_ratios_give_no_nan(name, dtype):
     levels = torch.tensor([0.0, -1e-7, -1.0, -50.0, -700.0, -1e4], dtype=dtype)
     new, old, advantages = (
-        t.flatten() for t in torch.meshgrid(levels, levels, torch.tensor([-1e3, 0.0, 1e3], dtype=dtype), indexing="ij")
+        t.flatten()
+        for t in torch.meshgrid(
+            levels, levels, torch.tensor([-1e3, 0.0, 1e3], dtype=dtype), indexing="ij"
+        )
     )
     for rows in (torch.arange(len(new)), torch.arange(len(new)) // 6):
         columns = {
@@ -114,7 +128,9 @@ def test_extreme_ratios_give_no_nan(name, dtype):
         assert torch.isfinite(loss.values).all() and torch.isfinite(grad).all()
         assert loss.values.dtype == dtype
         for metric, value in loss.metrics.items():
-            assert value.shape == new.shape and torch.isfinite(value).all() and not value.requires_grad, metric
+            assert (
+                value.shape == new.shape and torch.isfinite(value).all() and not value.requires_grad
+            ), metric
 
 
 @pytest.mark.parametrize("name", SMOOTH)
@@ -122,7 +138,9 @@ def test_gradients_agree_with_finite_differences(name):
     b = Ragged([3, 4, 1], trues(8), torch.tensor([0, 0, 1]), column(1, 0, 1), seed=11)
     columns = columns_of(b)
     columns["mask"] = torch.tensor([1, 1, 0, 1, 1, 1, 1, 1]).bool()
-    assert torch.autograd.gradcheck(lambda x: values_of(name, x, columns).values, b.logprobs().requires_grad_())
+    assert torch.autograd.gradcheck(
+        lambda x: values_of(name, x, columns).values, b.logprobs().requires_grad_()
+    )
 
 
 @examples
@@ -137,13 +155,27 @@ def test_gradients_that_stop_on_purpose(b):
     for name in ("dppo_tv", "dppo_kl"):
         out = values_of(name, x, columns)
         (grad,) = torch.autograd.grad(out.values.sum(), x)
-        near(grad, torch.where(out.metrics["clip_fraction"] > 0, 0.0, -advantages * ratio.clamp(max=20)))
+        near(
+            grad,
+            torch.where(out.metrics["clip_fraction"] > 0, 0.0, -advantages * ratio.clamp(max=20)),
+        )
     # GSPO under seq-mean-token-mean with one advantage a row has the gradient of -A_i · s_i, averaged over rows.
     row_advantages = torch.linspace(-1, 1, b.num_rows, dtype=F64)
     weights = token_weights("seq-mean-token-mean", b.mask, b.rows, b.num_rows, dtype=F64)
-    loss = gspo(x, columns["old_logprobs"], row_advantages[b.rows], b.mask, b.rows, b.num_rows, clip_low=None, clip_high=None)
+    loss = gspo(
+        x,
+        columns["old_logprobs"],
+        row_advantages[b.rows],
+        b.mask,
+        b.rows,
+        b.num_rows,
+        clip_low=None,
+        clip_high=None,
+    )
     (grad,) = torch.autograd.grad((loss.values * weights).sum(), x)
-    mean = torch.zeros(b.num_rows, dtype=F64).index_add(0, b.rows, torch.where(b.mask, x - columns["old_logprobs"], 0.0))
+    mean = torch.zeros(b.num_rows, dtype=F64).index_add(
+        0, b.rows, torch.where(b.mask, x - columns["old_logprobs"], 0.0)
+    )
     mean = mean / b.trainable.clamp(min=1)
     present = b.trainable > 0
     if present.any():
@@ -181,7 +213,10 @@ def test_a_wide_clip_is_no_clip(b):
 @given(ragged())
 def test_weights_add_up_to_what_the_mode_says(b):
     total, present = int(b.mask.sum()), int((b.trainable > 0).sum())
-    sums = {mode: float(token_weights(mode, b.mask, b.rows, b.num_rows, 5.0, dtype=F64).sum()) for mode in AGGREGATIONS}
+    sums = {
+        mode: float(token_weights(mode, b.mask, b.rows, b.num_rows, 5.0, dtype=F64).sum())
+        for mode in AGGREGATIONS
+    }
     if total == 0:
         assert set(sums.values()) <= {0.0}
         return
@@ -198,7 +233,9 @@ def test_fixed_length_loss_is_additive_and_token_mean_is_not():
         return sum(float((v * token_weights(mode, m, r, 1)).sum()) for v, r, m in parts)
 
     assert alone("token-sum") == float((values * token_weights("token-sum", mask, rows, 2)).sum())
-    assert alone("token-mean") != pytest.approx(float((values * token_weights("token-mean", mask, rows, 2)).sum()))
+    assert alone("token-mean") != pytest.approx(
+        float((values * token_weights("token-mean", mask, rows, 2)).sum())
+    )
 
 
 def test_wrong_per_micro_batch_averaging_would_show():
@@ -212,7 +249,9 @@ def test_wrong_per_micro_batch_averaging_would_show():
 
 def test_zero_signal_rows_have_zero_gradient():
     advantages = drgrpo(torch.full((4,), 0.1), torch.zeros(4, dtype=torch.int64))
-    exactly(gradient(lambda x: policy_gradient(x, advantages).values.sum(), torch.randn(4)), [0] * 4)
+    exactly(
+        gradient(lambda x: policy_gradient(x, advantages).values.sum(), torch.randn(4)), [0] * 4
+    )
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -220,8 +259,12 @@ def test_losses_declare_what_they_read(name):
     spec = LOSSES[name]
     parameters = inspect.signature(spec.function).parameters.values()
     empty = inspect.Parameter.empty
-    assert spec.columns == tuple(p.name for p in parameters if p.default is empty and p.kind is p.POSITIONAL_OR_KEYWORD)
-    assert spec.required == tuple(p.name for p in parameters if p.default is empty and p.kind is p.KEYWORD_ONLY)
+    assert spec.columns == tuple(
+        p.name for p in parameters if p.default is empty and p.kind is p.POSITIONAL_OR_KEYWORD
+    )
+    assert spec.required == tuple(
+        p.name for p in parameters if p.default is empty and p.kind is p.KEYWORD_ONLY
+    )
     assert spec.aggregation is None or spec.aggregation in AGGREGATIONS
 
 
@@ -234,9 +277,16 @@ def test_selection_takes_the_right_number_and_no_masked_token(b, share):
     assert int(top.sum()) == min(wanted, int(b.mask.sum()))
     assert not (top & ~b.mask).any()
     uniforms = b.noise(5)
-    picked = cov_selection(logprobs, advantages, b.mask, share=share, band=(-10.0, 10.0), uniforms=uniforms)
+    picked = cov_selection(
+        logprobs, advantages, b.mask, share=share, band=(-10.0, 10.0), uniforms=uniforms
+    )
     assert int(picked.sum()) == min(wanted, int(b.mask.sum()))
-    assert torch.equal(picked, cov_selection(logprobs, advantages, b.mask, share=share, band=(-10.0, 10.0), uniforms=uniforms))
+    assert torch.equal(
+        picked,
+        cov_selection(
+            logprobs, advantages, b.mask, share=share, band=(-10.0, 10.0), uniforms=uniforms
+        ),
+    )
     if picked.any() and (b.mask & ~picked).any():
         assert uniforms[picked].max() <= uniforms[b.mask & ~picked].min()
 
@@ -246,7 +296,14 @@ def test_losses_and_weights_stay_on_the_device_of_their_columns(name):
     """The meta device refuses to mix with tensors of another device, as a GPU would."""
     data = torch.zeros(5, device="meta")
     mask, rows = data.bool(), data.long()
-    columns = {"old_logprobs": data, "advantages": data, "mask": mask, "rows": rows, "num_rows": 2, "cov_selected": mask}
+    columns = {
+        "old_logprobs": data,
+        "advantages": data,
+        "mask": mask,
+        "rows": rows,
+        "num_rows": 2,
+        "cov_selected": mask,
+    }
     loss = values_of(name, data, columns)
     for mode in AGGREGATIONS:
         assert (loss.values * token_weights(mode, mask, rows, 2, 3.0)).sum().device.type == "meta"

@@ -27,8 +27,8 @@ MUTATIONS = [
     ("groups", "(values.std() + eps)", "(values.std(correction=0) + eps)", "gdpo_rows"),
     ("groups", "values.numel() < 2 or bool((values == values[0]).all())", "not values.numel()", "classmate_singleton"),
     # row advantages
-    ("advantages", "return offset / (std + eps) if normalise_by_std else offset", "return offset", "grpo"),
-    ("advantages", "return grpo(rewards, groups, normalise_by_std=False)", "return grpo(rewards, groups)", "drgrpo"),
+    ("advantages", "return offset / (std + eps) if normalize_by_std else offset", "return offset", "grpo"),
+    ("advantages", "return grpo(rewards, groups, normalize_by_std=False)", "return grpo(rewards, groups)", "drgrpo"),
     ("advantages", "torch.where(num_best > 1, best, second)", "second", "grpo_passk"),
     ("advantages", "best - torch.where(alone, 0.0, second)", "best", "grpo_passk"),
     ("advantages", "offset * counts / (counts - 1).clamp(min=1)", "offset", "rloo"),
@@ -37,7 +37,7 @@ MUTATIONS = [
     ("advantages", "offset * rewards.numel() / (rewards != 0).sum().clamp(min=1)", "offset", "gpg"),
     ("advantages", "return whiten(offset, lengths.to(rewards.device))", "return offset", "reinforce_pp_baseline"),
     ("advantages", "weights.get(name, 1.0) * grpo(r,", "grpo(weights.get(name, 1.0) * r,", "gdpo_rows"),
-    ("advantages", "return whiten(total, lengths.to(total.device))", "return normalise_rows(total, eps)", "gdpo_verl"),
+    ("advantages", "return whiten(total, lengths.to(total.device))", "return normalize_rows(total, eps)", "gdpo_verl"),
     ("advantages", "members = on_policy.to(rewards.dtype)", "members = torch.ones_like(rewards)", "grpo_split"),
     ("advantages", "torch.where(alone | flat, 1.0, variance.sqrt())", "variance.sqrt()", "grpo_split"),
     ("advantages", "mean = torch.where(alone, 0.0, index.sum(rewards * members)", "mean = torch.where(flat, 0.0, index.sum(rewards * members)", "grpo_split"),
@@ -61,8 +61,8 @@ MUTATIONS = [
     # classmate
     ("classmate_advantages", "cot_mask.bool() if spread", "mask.bool() if spread", "classmate_std_off"),
     ("classmate_advantages", ".clamp(min=0)", "", "classmate_std_on"),
-    ("classmate_advantages", "_normalise(\"rewards\", both, groups, normalise_by_std)", "both", "classmate_std_on"),
-    ("classmate_advantages", "_place(normalise_rows(main + weight * classmate), answer", "_place(main + weight * classmate, answer", "classmate_gdpo_tokens"),
+    ("classmate_advantages", "_normalize(\"rewards\", both, groups, normalize_by_std)", "both", "classmate_std_on"),
+    ("classmate_advantages", "_place(normalize_rows(main + weight * classmate), answer", "_place(main + weight * classmate, answer", "classmate_gdpo_tokens"),
     ("classmate_advantages", "offset / (std + STD_EPS) if by_std else offset", "offset", "classmate_std_on"),
     # losses
     ("losses", "None if clip_high is None else 1 + clip_high", "None if clip_high is None else 1 + 2 * clip_high", "ppo_clip"),
@@ -158,7 +158,7 @@ MUTATIONS = [
     ("thought", "max(1, int(count * share))", "int(count * share)", "thought"),
     ("thought", "else (end - kept, end)", "else (end - kept - 1, end)", "thought"),
     ("thought", "count = int(len(ends) * share)", "count = round(len(ends) * share) + 1", "thought"),
-    ("classmate_rewards", "torch.where(scores.isnan(), unanswered, scores).mean(-1)", "scores.nanmean(-1)", "classmate_rewards"),
+    ("classmate_rewards", "torch.where(scores.isnan(), no_output_score, scores).mean(-1)", "scores.nanmean(-1)", "classmate_rewards"),
     ("classmate_rewards", "share / share.sum()", "share", "classmate_rewards"),
     ("classmate_rewards", "torch.where(main > 0, classmate, otherwise)", "torch.where(main >= 0, classmate, otherwise)", "classmate_rewards"),
     # logits, masks, pass@k
@@ -173,7 +173,11 @@ MUTATIONS = [
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # broken code may well complain
-@pytest.mark.parametrize(("module", "old", "new", "check"), MUTATIONS, ids=[f"{m[0]}-{m[3]}-{i}" for i, m in enumerate(MUTATIONS)])
+@pytest.mark.parametrize(
+    ("module", "old", "new", "check"),
+    MUTATIONS,
+    ids=[f"{m[0]}-{m[3]}-{i}" for i, m in enumerate(MUTATIONS)],
+)
 def test_mutation_is_caught(module, old, new, check):
     broken = mutated(module, old, new)
     with pytest.raises(AssertionError):

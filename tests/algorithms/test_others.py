@@ -11,13 +11,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import postgrad.algorithms
-from postgrad.algorithms.correction import LEVELS, RULES, importance_weights, mismatch_metrics, ratio_bounds, reject
+from postgrad.algorithms.correction import (
+    LEVELS,
+    RULES,
+    importance_weights,
+    mismatch_metrics,
+    ratio_bounds,
+    reject,
+)
 from postgrad.algorithms.entropy import entropy, selective_log_softmax, sum_probs_squared
-from postgrad.algorithms.kl import KL_ESTIMATORS, AdaptiveKl, FixedKl, kl_in_reward, kl_penalty, mean_kl
+from postgrad.algorithms.kl import (
+    KL_ESTIMATORS,
+    AdaptiveKl,
+    FixedKl,
+    kl_in_reward,
+    kl_penalty,
+    mean_kl,
+)
 from postgrad.algorithms.masked import masked_mean, masked_normalize, row_mean, row_sum
 from postgrad.algorithms.passk import pass_at_k
 from postgrad.algorithms.preference import PREFERENCE_LOSSES, dpo
-from postgrad.algorithms.shaping import SHAPES, off_policy_shape, on_policy_reshape, overlong_penalty
+from postgrad.algorithms.shaping import (
+    SHAPES,
+    off_policy_shape,
+    on_policy_reshape,
+    overlong_penalty,
+)
 from postgrad.algorithms.value import explained_variance, value_loss
 from postgrad.errors import ConfigError
 
@@ -47,7 +66,9 @@ def test_kl_signs_and_straight_through(b):
 @pytest.mark.parametrize("name", KL_ESTIMATORS)
 def test_kl_extremes_and_reference_gradient(name):
     levels = torch.tensor([0.0, -1.0, -50.0, -1e4])
-    new, ref = (t.flatten().clone().requires_grad_() for t in torch.meshgrid(levels, levels, indexing="ij"))
+    new, ref = (
+        t.flatten().clone().requires_grad_() for t in torch.meshgrid(levels, levels, indexing="ij")
+    )
     values = kl_penalty(new, ref, name)
     (grad,) = torch.autograd.grad(values.sum(), new)
     assert torch.isfinite(values).all() and torch.isfinite(grad).all()
@@ -57,7 +78,9 @@ def test_kl_extremes_and_reference_gradient(name):
 def test_kl_gradcheck():
     ref = column(-1.0, -0.3, -2.0)
     for name in ("k1", "k2", "k3", "abs"):
-        assert torch.autograd.gradcheck(lambda x, n=name: kl_penalty(x, ref, n), column(-1.3, -0.9, -1.1).requires_grad_())
+        assert torch.autograd.gradcheck(
+            lambda x, n=name: kl_penalty(x, ref, n), column(-1.3, -0.9, -1.1).requires_grad_()
+        )
 
 
 def test_controllers_keep_their_state():
@@ -92,10 +115,22 @@ def test_kl_in_reward_leaves_masked_tokens_alone(b):
 def test_equal_policies_need_no_correction(b):
     logprobs = b.logprobs()
     for level, threshold in itertools.product(LEVELS, (2.0, "0.5_2.0")):
-        out = importance_weights(logprobs, logprobs, b.mask, b.rows, b.num_rows, level=level, threshold=threshold, normalise=True)
+        out = importance_weights(
+            logprobs,
+            logprobs,
+            b.mask,
+            b.rows,
+            b.num_rows,
+            level=level,
+            threshold=threshold,
+            normalize=True,
+        )
         exactly(out.values, b.mask.double())
         if b.mask.any():
-            assert out.metrics["effective_sample_size"] == 1 and out.metrics["fraction_high"] == 0 == out.metrics["fraction_low"]
+            assert (
+                out.metrics["effective_sample_size"] == 1
+                and out.metrics["fraction_high"] == 0 == out.metrics["fraction_low"]
+            )
     rules = {rule: 1.001 if rule.endswith("k1") else 1e-6 for rule in RULES}
     assert torch.equal(reject(logprobs, logprobs, b.mask, b.rows, b.num_rows, rules).keep, b.mask)
     metrics = mismatch_metrics(logprobs, logprobs, b.mask, b.rows, b.num_rows)
@@ -112,9 +147,21 @@ def test_weights_and_rejection_row_by_row(b):
     """Against loops over rows."""
     train, rollout = b.logprobs(), b.logprobs(1)
     ratio = (train - rollout).exp()
-    truncated = {level: importance_weights(train, rollout, b.mask, b.rows, b.num_rows, level=level).values for level in LEVELS}
-    bounds = {"seq_sum_k1": "0.4_3.0", "seq_mean_k1": "0.7_1.1", "seq_sum_k3": 0.8, "seq_mean_k2": 0.4, "seq_max_k3": 0.5}
-    kept = {rule: reject(train, rollout, b.mask, b.rows, b.num_rows, {rule: bound}).keep for rule, bound in bounds.items()}
+    truncated = {
+        level: importance_weights(train, rollout, b.mask, b.rows, b.num_rows, level=level).values
+        for level in LEVELS
+    }
+    bounds = {
+        "seq_sum_k1": "0.4_3.0",
+        "seq_mean_k1": "0.7_1.1",
+        "seq_sum_k3": 0.8,
+        "seq_mean_k2": 0.4,
+        "seq_max_k3": 0.5,
+    }
+    kept = {
+        rule: reject(train, rollout, b.mask, b.rows, b.num_rows, {rule: bound}).keep
+        for rule, bound in bounds.items()
+    }
     for row in range(b.num_rows):
         mine = (b.rows == row) & b.mask
         r = ratio[mine]
@@ -140,12 +187,16 @@ def test_weights_and_rejection_row_by_row(b):
 
 @examples
 @given(ragged(min_rows=1))
-def test_normalised_weights_have_mean_one(b):
+def test_normalized_weights_have_mean_one(b):
     train, rollout = b.logprobs(), b.logprobs(1)
     if b.mask.any():
-        token = importance_weights(train, rollout, b.mask, b.rows, b.num_rows, normalise=True).values
+        token = importance_weights(
+            train, rollout, b.mask, b.rows, b.num_rows, normalize=True
+        ).values
         near(token[b.mask].mean(), 1.0)
-        by_row = importance_weights(train, rollout, b.mask, b.rows, b.num_rows, level="sequence", normalise=True).values
+        by_row = importance_weights(
+            train, rollout, b.mask, b.rows, b.num_rows, level="sequence", normalize=True
+        ).values
         present = b.trainable > 0
         near(row_mean(by_row, b.mask, b.rows, b.num_rows)[present].mean(), 1.0)
 
@@ -156,13 +207,18 @@ def test_correction_extremes_are_finite_and_carry_no_gradient():
     rows, mask = row_index(8, 8), trues(16)
     train = train.clone().requires_grad_()
     for level, threshold in itertools.product(LEVELS, (2.0, "0.5_5.0")):
-        out = importance_weights(train, rollout, mask, rows, 2, level=level, threshold=threshold, normalise=True)
+        out = importance_weights(
+            train, rollout, mask, rows, 2, level=level, threshold=threshold, normalize=True
+        )
         assert torch.isfinite(out.values).all() and not out.values.requires_grad
         assert all(torch.isfinite(v) for v in out.metrics.values())
     rejected = reject(train, rollout, mask, rows, 2, dict.fromkeys(RULES, 2.0))
     assert not rejected.keep.any()
     metrics = mismatch_metrics(train, rollout, mask, rows, 2)
-    assert all(torch.isfinite(metrics[name]) for name in ("kl", "k3_kl", "chi2_token", "chi2_seq", "probs_diff_max"))
+    assert all(
+        torch.isfinite(metrics[name])
+        for name in ("kl", "k3_kl", "chi2_token", "chi2_seq", "probs_diff_max")
+    )
 
 
 def test_bounds_mean_what_they_say():
@@ -173,9 +229,16 @@ def test_bounds_mean_what_they_say():
             ratio_bounds(bad)
     # A bound that equals rho is inside.
     for rho in (0.5, 2.0):
-        assert reject(column(math.log(rho)), column(0), trues(1), row_index(1), 1, {"token_k1": "0.5_2.0"}).keep.all()
+        assert reject(
+            column(math.log(rho)), column(0), trues(1), row_index(1), 1, {"token_k1": "0.5_2.0"}
+        ).keep.all()
     nothing = torch.zeros(0, dtype=F64), torch.zeros(0, dtype=F64), trues(0), row_index(), 0
-    assert importance_weights(*nothing).metrics == {} == mismatch_metrics(*nothing) == reject(*nothing, {"token_k2": 1.0}).metrics
+    assert (
+        importance_weights(*nothing).metrics
+        == {}
+        == mismatch_metrics(*nothing)
+        == reject(*nothing, {"token_k2": 1.0}).metrics
+    )
     with pytest.raises(ConfigError, match="did you mean sequence"):
         importance_weights(*nothing, level="sequences")
     with pytest.raises(ConfigError, match="did you mean token_k"):
@@ -198,7 +261,9 @@ def test_value_loss_is_at_least_the_unclipped_one(b):
 
 def test_value_loss_gradcheck():
     old, returns = column(0.2, 0.1, 1.0), column(0.9, 0.5, -2.0)
-    assert torch.autograd.gradcheck(lambda x: value_loss(x, old, returns).values, column(1, 0, 1.2).requires_grad_())
+    assert torch.autograd.gradcheck(
+        lambda x: value_loss(x, old, returns).values, column(1, 0, 1.2).requires_grad_()
+    )
 
 
 def test_explained_variance():
@@ -217,10 +282,17 @@ def test_chunks_never_change_results(chunk):
     logits = torch.randn(2, 5, 11, dtype=F64) * 4
     index = torch.randint(0, 11, (2, 5))
     expected = torch.log_softmax(logits, -1)
-    near(selective_log_softmax(logits, index, chunk=chunk), expected.gather(-1, index.unsqueeze(-1)).squeeze(-1))
+    near(
+        selective_log_softmax(logits, index, chunk=chunk),
+        expected.gather(-1, index.unsqueeze(-1)).squeeze(-1),
+    )
     near(entropy(logits, chunk=chunk), -(expected.exp() * expected).sum(-1))
     near(sum_probs_squared(logits, chunk=chunk), expected.exp().square().sum(-1))
-    for function in (entropy, sum_probs_squared, lambda x, chunk: selective_log_softmax(x, index, chunk=chunk)):
+    for function in (
+        entropy,
+        sum_probs_squared,
+        lambda x, chunk: selective_log_softmax(x, index, chunk=chunk),
+    ):
         x = logits.clone().requires_grad_()
         (grad,) = torch.autograd.grad(function(x, chunk=chunk).sum(), x)
         (whole,) = torch.autograd.grad(function(x, chunk=1000).sum(), x)
@@ -228,10 +300,14 @@ def test_chunks_never_change_results(chunk):
 
 
 def test_logit_functions_pass_gradcheck():
-    logits = torch.randn(3, 4, dtype=F64, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    logits = torch.randn(
+        3, 4, dtype=F64, generator=torch.Generator().manual_seed(1)
+    ).requires_grad_()
     index = torch.tensor([0, 3, 1])
     assert torch.autograd.gradcheck(lambda x: entropy(x, chunk=2, temperature=0.7), logits)
-    assert torch.autograd.gradcheck(lambda x: selective_log_softmax(x, index, chunk=2, temperature=0.7), logits)
+    assert torch.autograd.gradcheck(
+        lambda x: selective_log_softmax(x, index, chunk=2, temperature=0.7), logits
+    )
     assert torch.autograd.gradcheck(lambda x: sum_probs_squared(x, chunk=2), logits)
 
 
@@ -239,13 +315,19 @@ def test_logits_of_any_dtype_give_float32_and_stay_in_range():
     torch.manual_seed(0)
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         logits = (torch.randn(4, 50) * 10).to(dtype)
-        for function in (entropy, sum_probs_squared, lambda x: selective_log_softmax(x, torch.zeros(4, dtype=torch.int64))):
+        for function in (
+            entropy,
+            sum_probs_squared,
+            lambda x: selective_log_softmax(x, torch.zeros(4, dtype=torch.int64)),
+        ):
             out = function(logits)
             assert out.dtype == torch.float32 and torch.isfinite(out).all()
         near(entropy(logits).double(), entropy(logits.double()), 1e-5)
         assert (entropy(logits) >= 0).all() and (entropy(logits) <= math.log(50) + 1e-6).all()
     huge = torch.tensor([[1e4, 1e4 - 1, -1e4]])
-    near(selective_log_softmax(huge, torch.tensor([0])).double(), [-math.log(1 + math.exp(-1))], 1e-6)
+    near(
+        selective_log_softmax(huge, torch.tensor([0])).double(), [-math.log(1 + math.exp(-1))], 1e-6
+    )
     assert entropy(torch.zeros(0, 7)).shape == (0,)
     near(entropy(torch.zeros(50, dtype=F64)), math.log(50))
     with pytest.raises(ValueError, match="chunk"):
@@ -279,18 +361,28 @@ def test_dpo_is_symmetric_and_ln_2_at_the_start(a, b, beta):
 
 
 def test_dpo_gradients_and_extremes():
-    chosen, rejected = column(-1.3, -4.0, -2.2).requires_grad_(), column(-2.0, -1.0, -2.0).requires_grad_()
+    chosen, rejected = (
+        column(-1.3, -4.0, -2.2).requires_grad_(),
+        column(-2.0, -1.0, -2.0).requires_grad_(),
+    )
     for loss, smoothing in (("sigmoid", 0.0), ("sigmoid", 0.2), ("ipo", 0.0), ("hinge", 0.0)):
 
         def function(c, r, loss=loss, smoothing=smoothing):
-            return dpo(c, r, column(-1, -2, -3), column(-2, -2, -2), loss=loss, label_smoothing=smoothing).values
+            return dpo(
+                c, r, column(-1, -2, -3), column(-2, -2, -2), loss=loss, label_smoothing=smoothing
+            ).values
 
         assert torch.autograd.gradcheck(function, (chosen, rejected))
     far = torch.tensor([-1e4, 0.0], requires_grad=True)
     values = dpo(far, far.detach().flip(0), beta=1.0).values
     (grad,) = torch.autograd.grad(values.sum(), far)
     assert torch.isfinite(values).all() and torch.isfinite(grad).all()
-    for bad in ({"loss": "sigmoidal"}, {"beta": 0.0}, {"label_smoothing": 0.5}, {"label_smoothing": 0.1, "loss": "ipo"}):
+    for bad in (
+        {"loss": "sigmoidal"},
+        {"beta": 0.0},
+        {"label_smoothing": 0.5},
+        {"label_smoothing": 0.1, "loss": "ipo"},
+    ):
         with pytest.raises(ConfigError):
             dpo(chosen, rejected, **bad)
     with pytest.raises(ValueError, match="give both"):
@@ -304,8 +396,12 @@ def test_shapes_gradcheck_and_extremes():
     p, old = column(-0.2, -2.0, -5.0), column(-0.5, -1.0, -5.5)
     wild = torch.tensor([0.0, -1e4, 500.0, 1e4])
     for shape in SHAPES:
-        assert torch.autograd.gradcheck(lambda x, s=shape: off_policy_shape(x, s, gamma=0.2), p.clone().requires_grad_())
-        assert torch.autograd.gradcheck(lambda x, s=shape: on_policy_reshape(x, old, s, gamma=0.2), p.clone().requires_grad_())
+        assert torch.autograd.gradcheck(
+            lambda x, s=shape: off_policy_shape(x, s, gamma=0.2), p.clone().requires_grad_()
+        )
+        assert torch.autograd.gradcheck(
+            lambda x, s=shape: on_policy_reshape(x, old, s, gamma=0.2), p.clone().requires_grad_()
+        )
         x = wild.clone().requires_grad_()
         out = off_policy_shape(x, shape)
         (grad,) = torch.autograd.grad(out.sum(), x)
@@ -343,7 +439,10 @@ def test_masked_places_cannot_leak(b):
     poisoned = torch.where(b.mask, b.noise(), torch.nan)
     near(masked_normalize(poisoned, b.mask, normalize_constant=3.0), b.noise()[b.mask].sum() / 3)
     assert masked_mean(poisoned, b.mask).isnan() == (not b.mask.any())
-    sums, means = row_sum(poisoned, b.mask, b.rows, b.num_rows), row_mean(poisoned, b.mask, b.rows, b.num_rows)
+    sums, means = (
+        row_sum(poisoned, b.mask, b.rows, b.num_rows),
+        row_mean(poisoned, b.mask, b.rows, b.num_rows),
+    )
     for row in range(b.num_rows):
         mine = b.noise()[(b.rows == row) & b.mask]
         near(sums[row], mine.sum())
@@ -387,7 +486,9 @@ def test_the_room_imports_torch_and_nothing_of_ours_but_types_and_errors():
             if isinstance(node, ast.ImportFrom):
                 names = [node.module or ""]
             for name in names:
-                assert name.startswith(allowed) or name.split(".")[0] in standard, f"{path.name} imports {name}"
+                assert name.startswith(allowed) or name.split(".")[0] in standard, (
+                    f"{path.name} imports {name}"
+                )
         assert len(path.read_text().splitlines()) < 400, path.name
 
 

@@ -56,8 +56,15 @@ def check_gpg(a):
 
 def check_grpo_passk(a):
     exactly(a.advantages.grpo_passk(REWARDS, GROUPS), [0] * 6)  # a tie at the top
-    close(a.advantages.grpo_passk(column(0.9, 0.2, 0.5, 0.1), same_group(4)), [1.11297, 0, 0, 0], digits=5)
-    close(a.advantages.grpo_passk(column(0.9, 0.2, 0.5, 0.1), same_group(4), normalise_by_std=False), [0.4, 0, 0, 0])
+    close(
+        a.advantages.grpo_passk(column(0.9, 0.2, 0.5, 0.1), same_group(4)),
+        [1.11297, 0, 0, 0],
+        digits=5,
+    )
+    close(
+        a.advantages.grpo_passk(column(0.9, 0.2, 0.5, 0.1), same_group(4), normalize_by_std=False),
+        [0.4, 0, 0, 0],
+    )
     close(a.advantages.grpo_passk(column(2), same_group(1)), [1.999998])
 
 
@@ -68,7 +75,9 @@ def check_reinforce_pp_baseline(a):
 
 def check_gdpo_verl(a):
     rewards = {"accuracy": column(1, 0, 0, 1), "format": column(1, 1, 0, 0)}
-    close(a.advantages.gdpo(rewards, same_group(4), whiten_over="none"), [1.732048, 0, -1.732048, 0])
+    close(
+        a.advantages.gdpo(rewards, same_group(4), whiten_over="none"), [1.732048, 0, -1.732048, 0]
+    )
     whitened = a.advantages.gdpo(rewards, same_group(4), lengths=torch.tensor([2, 2, 1, 2]))
     close(whitened, [1.242118, -0.207020, -1.656157, -0.207020])
 
@@ -82,17 +91,25 @@ def check_gdpo_rows(a):
 
 
 def check_grpo_split(a):
-    rewards, on_policy = column(1, 0, 0, 1, 0, 0, 0, 0), torch.tensor([0, 1, 1, 1, 1, 1, 1, 1]).bool()
+    rewards, on_policy = (
+        column(1, 0, 0, 1, 0, 0, 0, 0),
+        torch.tensor([0, 1, 1, 1, 1, 1, 1, 1]).bool(),
+    )
     split, grpo = a.advantages.grpo_split, a.advantages.grpo
     pick = torch.tensor([0, 1, 3])
     close(split(rewards, same_group(8), on_policy)[pick], [2.267781, -0.377963, 2.267781])
-    close(split(rewards, same_group(8), on_policy, normalise_by_std=False)[pick], [0.857143, -0.142857, 0.857143])
+    close(
+        split(rewards, same_group(8), on_policy, normalize_by_std=False)[pick],
+        [0.857143, -0.142857, 0.857143],
+    )
     close(grpo(rewards, same_group(8))[pick], [1.620182, -0.540061, 1.620182])
-    close(grpo(rewards, same_group(8), normalise_by_std=False)[pick], [0.75, -0.25, 0.75])
+    close(grpo(rewards, same_group(8), normalize_by_std=False)[pick], [0.75, -0.25, 0.75])
     alone = split(column(1, 0, 0, 0, 0, 0, 0, 0), same_group(8), on_policy)
     close(alone, [0.999999, 0, 0, 0, 0, 0, 0, 0])
     # One on-policy row: mean 0 and std 1 for the whole group.
-    close(split(column(1, 0.5), same_group(2), torch.tensor([False, True])), [0.999999, 0.5], digits=6)
+    close(
+        split(column(1, 0.5), same_group(2), torch.tensor([False, True])), [0.999999, 0.5], digits=6
+    )
 
 
 def check_luffy_fading(a):
@@ -111,10 +128,14 @@ def check_gae(a):
     white = a.token_advantages.gae(rewards, values, trues(4), rows, 1)
     close(white.advantages, [1.161895, 0.387298, -0.387298, -1.161895])
     close(white.returns, [1, 1, 1, 1])
-    raw = a.token_advantages.gae(rewards, values, trues(4), rows, 1, lam=0.95, whiten_advantages=False)
+    raw = a.token_advantages.gae(
+        rewards, values, trues(4), rows, 1, lam=0.95, whiten_advantages=False
+    )
     close(raw.advantages, [0.799675, 0.7365, 0.67, 0.6])
     close(raw.returns, [0.899675, 0.9365, 0.97, 1])
-    raw = a.token_advantages.gae(rewards, values, trues(4), rows, 1, gamma=0.99, lam=0.95, whiten_advantages=False)
+    raw = a.token_advantages.gae(
+        rewards, values, trues(4), rows, 1, gamma=0.99, lam=0.95, whiten_advantages=False
+    )
     close(raw.advantages, [0.773290, 0.718012, 0.660300, 0.6])
 
 
@@ -122,7 +143,9 @@ def check_gae_skips_masked(a):
     """verl carries .6 onto the masked tokens; ours are 0 there, which no loss can see."""
     rewards, values = column(0, 0, 0, 0, 1), column(0.1, 0.2, 9, 9, 0.4)
     mask = torch.tensor([1, 1, 0, 0, 1]).bool()
-    raw = a.token_advantages.gae(rewards, values, mask, row_index(5), 1, lam=0.95, whiten_advantages=False)
+    raw = a.token_advantages.gae(
+        rewards, values, mask, row_index(5), 1, lam=0.95, whiten_advantages=False
+    )
     close(raw.advantages, [0.8315, 0.77, 0, 0, 0.6])
 
 
@@ -143,7 +166,10 @@ def check_remax(a):
 
 def check_outcome_rewards(a):
     mask = torch.tensor([1, 1, 0, 0, 0, 1, 0]).bool()
-    exactly(a.token_advantages.outcome_rewards(column(2, 3, 5), mask, row_index(3, 2, 2), 3), [0, 2, 0, 0, 0, 5, 0])
+    exactly(
+        a.token_advantages.outcome_rewards(column(2, 3, 5), mask, row_index(3, 2, 2), 3),
+        [0, 2, 0, 0, 0, 5, 0],
+    )
 
 
 def check_optimal_token_baseline(a):
@@ -153,20 +179,39 @@ def check_optimal_token_baseline(a):
         estimate = getattr(a.token_advantages, name)
         out = estimate(rewards, pi.log(), squares, trues(5), rows, 2, torch.tensor([9, 9]))
         close(out.advantages, [0.578947, 0.629630, -0.421053, -0.370370, 0])
-        out = estimate(column(0, 1, 0, 0, 1), pi.log(), squares, trues(5), rows, 2, torch.tensor([9, 9]))
+        out = estimate(
+            column(0, 1, 0, 0, 1), pi.log(), squares, trues(5), rows, 2, torch.tensor([9, 9])
+        )
         close(out.advantages[4], 1.0)  # beyond the second-longest row the baseline is 0
-        weighed = estimate(rewards, pi.log(), squares, trues(5), rows, 2, same_group(2), importance_weights=column(2, 1, 1, 1, 1))
+        weighed = estimate(
+            rewards,
+            pi.log(),
+            squares,
+            trues(5),
+            rows,
+            2,
+            same_group(2),
+            importance_weights=column(2, 1, 1, 1, 1),
+        )
         close(weighed.advantages[0], 1 - 1.6 / 2.15)  # w_1 = 4 · .4 against .55
 
 
 def check_tir_time(a):
     """Row 1 writes, waits two tokens for a tool, writes; row 2 writes twice. Tool-aware time lines their second tokens up."""
     mask = torch.tensor([1, 0, 0, 1, 1, 1]).bool()
-    logprobs, squares, rows = column(0.5, 0.5, 0.5, 0.5, 0.5, 0.5).log(), column(0.5, 0.5, 0.5, 0.5, 0.5, 0.5), row_index(4, 2)
+    logprobs, squares, rows = (
+        column(0.5, 0.5, 0.5, 0.5, 0.5, 0.5).log(),
+        column(0.5, 0.5, 0.5, 0.5, 0.5, 0.5),
+        row_index(4, 2),
+    )
     rewards = column(0, 0, 0, 1, 0, 0)
-    tir = a.token_advantages.tir_optimal_token_baseline(rewards, logprobs, squares, mask, rows, 2, same_group(2))
+    tir = a.token_advantages.tir_optimal_token_baseline(
+        rewards, logprobs, squares, mask, rows, 2, same_group(2)
+    )
     close(tir.advantages, [0.5, 0, 0, 0.5, -0.5, -0.5])
-    plain = a.token_advantages.optimal_token_baseline(rewards, logprobs, squares, mask, rows, 2, same_group(2))
+    plain = a.token_advantages.optimal_token_baseline(
+        rewards, logprobs, squares, mask, rows, 2, same_group(2)
+    )
     close(plain.advantages, [0.5, 0, 0, 1, -0.5, 0])
 
 
@@ -188,29 +233,33 @@ def check_classmate_std_on(a):
     cm = a.classmate_advantages
     arguments = (MAIN, CLASSMATE, PAIR, CM_MASK, CM_COT, CM_ROWS)
     main = [0.866024, -0.866024, 0.866024, -0.866024, 1.224744, -1.224744, 0, 0]
-    separated = cm.separated(*arguments, normalise_by_std=True).advantages
+    separated = cm.separated(*arguments, normalize_by_std=True).advantages
     close(separated[FIRST], [1.732048, 0, 0, -1.732048, 2.090769, -2.090769, -0.866025, 0.866025])
     close(separated[LAST], main)
-    together = cm.with_classmate(*arguments, normalise_by_std=True).advantages
+    together = cm.with_classmate(*arguments, normalize_by_std=True).advantages
     close(together[FIRST], [1.224743, 0, 0, -1.224743, 1.095445, -1.095445, -0.547722, 0.547722])
     close(together[LAST], main)
-    praise = cm.non_neg(*arguments, normalise_by_std=True).advantages
+    praise = cm.non_neg(*arguments, normalize_by_std=True).advantages
     close(praise[FIRST], [1.7320, 0, 0.8660, -0.8660, 2.0908, -1.2247, 0, 0.8660], digits=4)
 
 
 def check_classmate_gdpo_tokens(a):
     arguments = (MAIN, CLASSMATE, PAIR, CM_MASK, CM_COT, CM_ROWS)
-    out = a.classmate_advantages.gdpo(*arguments, normalise_by_std=True).advantages
+    out = a.classmate_advantages.gdpo(*arguments, normalize_by_std=True).advantages
     close(out[:4], [1.137053, 1.137053, 0.866024, 0.866024])
     close(out[4:7], [0, -0.866024, -0.866024])
     close(out[23:27], [-0.568527, -0.568527, 0, 0])
-    everywhere = a.classmate_advantages.gdpo(*arguments, normalise_by_std=True, spread="all").advantages
+    everywhere = a.classmate_advantages.gdpo(
+        *arguments, normalize_by_std=True, spread="all"
+    ).advantages
     close(everywhere[:4], [1.137053] * 4)
-    weighed = a.classmate_advantages.gdpo(*arguments, normalise_by_std=True, weight=0.1).advantages
-    close(weighed[FIRST], [0.9898, -0.8098, 0.8098, -0.9898, 1.3625, -1.3625, -0.09, 0.09], digits=4)
+    weighed = a.classmate_advantages.gdpo(*arguments, normalize_by_std=True, weight=0.1).advantages
+    close(
+        weighed[FIRST], [0.9898, -0.8098, 0.8098, -0.9898, 1.3625, -1.3625, -0.09, 0.09], digits=4
+    )
 
 
 def check_classmate_singleton(a):
     one = (column(3), column(1), same_group(1), trues(2), torch.tensor([True, False]), row_index(2))
-    close(a.classmate_advantages.separated(*one, normalise_by_std=True).advantages[1], 2.999997)
-    exactly(a.classmate_advantages.gdpo(*one, normalise_by_std=True).advantages[:1], [0])
+    close(a.classmate_advantages.separated(*one, normalize_by_std=True).advantages[1], 2.999997)
+    exactly(a.classmate_advantages.gdpo(*one, normalize_by_std=True).advantages[:1], [0])

@@ -8,11 +8,19 @@ OLD = column(0.5, 0.2, 0.4, 0.5, 0.2).log()
 NEW = OLD + column(1.1, 1.5, 0.7, 0.5, 4).log()
 ADV = column(1, 1, 1, -1, -1)
 ROWS, MASK = row_index(3, 2), trues(5)
-MODES = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+MODES = (
+    "token-mean",
+    "token-sum",
+    "seq-mean-token-sum",
+    "seq-mean-token-mean",
+    "seq-mean-token-sum-norm",
+)
 
 
 def aggregate(a, values, mode="token-mean", mask=MASK, rows=ROWS, num_rows=2, length=None):
-    return (values * a.aggregation.token_weights(mode, mask, rows, num_rows, length, dtype=F64)).sum()
+    return (
+        values * a.aggregation.token_weights(mode, mask, rows, num_rows, length, dtype=F64)
+    ).sum()
 
 
 def t5(a, name, mode="token-mean", extra=(), **settings):
@@ -42,14 +50,23 @@ def check_ppo_clip_cs336(a):
     new, advantages = column(0.5, 1.5, 0.5, 1.5).log(), column(1, 1, -1, -1)
     zeros = torch.zeros_like(new)
     close(a.losses.ppo_clip(new, zeros, advantages).values, [-0.5, -1.2, 0.8, 1.5])
-    close(gradient(lambda x: a.losses.ppo_clip(x, zeros, advantages).values.sum(), new), [-0.5, 0, 0, 1.5])
+    close(
+        gradient(lambda x: a.losses.ppo_clip(x, zeros, advantages).values.sum(), new),
+        [-0.5, 0, 0, 1.5],
+    )
 
 
 def check_ppo_open(a):
     out = a.losses.ppo_clip(NEW, OLD, ADV, clip_low=None, clip_high=None)
     close(out.values, [-1.1, -1.5, -0.7, 0.5, 4.0])
-    close(a.losses.ppo_clip(NEW, OLD, ADV, clip_low=None, dual_clip=None).values, [-1.1, -1.2, -0.7, 0.5, 4.0])
-    close(a.losses.ppo_clip(NEW, OLD, ADV, clip_high=None, dual_clip=None).values, [-1.1, -1.5, -0.7, 0.8, 4.0])
+    close(
+        a.losses.ppo_clip(NEW, OLD, ADV, clip_low=None, dual_clip=None).values,
+        [-1.1, -1.2, -0.7, 0.5, 4.0],
+    )
+    close(
+        a.losses.ppo_clip(NEW, OLD, ADV, clip_high=None, dual_clip=None).values,
+        [-1.1, -1.5, -0.7, 0.8, 4.0],
+    )
 
 
 def check_aggregation(a):
@@ -93,8 +110,13 @@ def check_aggregation_leaves_out_masked_rows(a):
     close(weigh("token-mean", mask, rows, 3), [0.2, 0, 0.2, 0, 0, 0.2, 0.2, 0.2])
     close(weigh("seq-mean-token-sum", mask, rows, 3), [0.5, 0, 0.5, 0, 0, 0.5, 0.5, 0.5])
     sixth = 1 / 6
-    close(weigh("seq-mean-token-mean", mask, rows, 3, dtype=F64), [0.25, 0, 0.25, 0, 0, sixth, sixth, sixth])
-    close(weigh("seq-mean-token-sum-norm", mask, rows, 3, 10), [0.05, 0, 0.05, 0, 0, 0.05, 0.05, 0.05])
+    close(
+        weigh("seq-mean-token-mean", mask, rows, 3, dtype=F64),
+        [0.25, 0, 0.25, 0, 0, sixth, sixth, sixth],
+    )
+    close(
+        weigh("seq-mean-token-sum-norm", mask, rows, 3, 10), [0.05, 0, 0.05, 0, 0, 0.05, 0.05, 0.05]
+    )
 
 
 def check_gspo(a):
@@ -102,7 +124,9 @@ def check_gspo(a):
     loss, grad = t5(a, "gspo", extra=extra, clip_low=0.2, clip_high=0.2)
     close(loss, -0.063838)
     close(grad, [-0.209841] * 3 + [0.282843] * 2)
-    close(t5(a, "gspo", "seq-mean-token-mean", extra=extra, clip_low=0.2, clip_high=0.2)[0], 0.182504)
+    close(
+        t5(a, "gspo", "seq-mean-token-mean", extra=extra, clip_low=0.2, clip_high=0.2)[0], 0.182504
+    )
     loss, grad = t5(a, "gspo", extra=extra)
     close(loss, -0.034555)
     close(grad[:3], [0, 0, 0])
@@ -155,13 +179,28 @@ def check_clip_cov(a):
     close(out.values, [0, -1.2, -0.7, 0.8, 0])
     close(out.metrics["selected_fraction"].mean(), 0.4)
     # Candidates are the tokens with 1 < cov < 5: here the last one only.
-    picked = a.losses.cov_selection(column(1, 0, 0, 0, -1), ADV, MASK, share=1.0, band=(1.0, 5.0), uniforms=torch.zeros(5))
+    picked = a.losses.cov_selection(
+        column(1, 0, 0, 0, -1), ADV, MASK, share=1.0, band=(1.0, 5.0), uniforms=torch.zeros(5)
+    )
     assert picked.tolist() == [False, False, False, False, True]
     flat = column(9, 9, 9, -9, -9, 9, -9)
     picked = a.losses.cov_selection(
-        flat, column(1, 1, 1, -1, -1, 1, -1) / 4, trues(7), share=0.3, band=(1.0, 5.0), uniforms=column(7, 6, 1, 4, 2, 3, 5)
+        flat,
+        column(1, 1, 1, -1, -1, 1, -1) / 4,
+        trues(7),
+        share=0.3,
+        band=(1.0, 5.0),
+        uniforms=column(7, 6, 1, 4, 2, 3, 5),
     )
-    assert picked.tolist() == [False, False, True, False, True, False, False]  # floor(.3 · 7) = 2, the smallest uniforms
+    assert picked.tolist() == [
+        False,
+        False,
+        True,
+        False,
+        True,
+        False,
+        False,
+    ]  # floor(.3 · 7) = 2, the smallest uniforms
 
 
 def check_dppo(a):
@@ -170,7 +209,9 @@ def check_dppo(a):
         close(loss, 0.537045)
         close(grad, [-0.22, -0.30, -0.14, 0, 0.60])
         _, grad = t5(a, name, clip_low=0.001, clip_high=0.001, max_ratio=3.0)
-        close(grad, [0, 0, -0.14, 0, 0.60])  # moved too far with the advantage: dropped; moved back: kept
+        close(
+            grad, [0, 0, -0.14, 0, 0.60]
+        )  # moved too far with the advantage: dropped; moved back: kept
 
 
 def check_dro(a):
@@ -182,7 +223,14 @@ def check_classmate_gradient(a):
     old = column(-1, -1, -1, -1)
     rows, mask = row_index(4), trues(4)
     out = gradient(
-        lambda x: aggregate(a, a.losses.ppo_clip(x, old, column(1, 1, 0, 0)).values, mask=mask, rows=rows, num_rows=1), old
+        lambda x: aggregate(
+            a,
+            a.losses.ppo_clip(x, old, column(1, 1, 0, 0)).values,
+            mask=mask,
+            rows=rows,
+            num_rows=1,
+        ),
+        old,
     )
     close(out, [-0.25, -0.25, 0, 0])
 
@@ -203,7 +251,9 @@ def check_cs336_sft_step(a):
     policy, _, mask, _ = cs336_fixture()
     rows = row_index(10, 10, 10, 10)
     for constant, loss, grad in ((1.0, -0.60078, -0.25), (42.0, -0.0143044, -0.00595238)):
-        weights = a.aggregation.token_weights("seq-mean-token-sum-norm", mask.flatten().repeat(2), rows, 4, constant)[:20]
+        weights = a.aggregation.token_weights(
+            "seq-mean-token-sum-norm", mask.flatten().repeat(2), rows, 4, constant
+        )[:20]
         close((-policy.flatten() * weights).sum(), loss, digits=5 if constant == 1 else 7)
         close(-weights[mask.flatten()].max(), grad, digits=8)
 
@@ -211,16 +261,26 @@ def check_cs336_sft_step(a):
 def check_cs336_grpo_step(a):
     policy, old, mask, advantages = cs336_fixture()
     per_token = a.losses.ppo_clip(
-        policy.flatten(), old.flatten(), advantages.expand(2, 10).flatten(), clip_low=0.1, clip_high=0.1, dual_clip=None
+        policy.flatten(),
+        old.flatten(),
+        advantages.expand(2, 10).flatten(),
+        clip_low=0.1,
+        clip_high=0.1,
+        dual_clip=None,
     ).values
-    weights = a.aggregation.token_weights("seq-mean-token-mean", mask.flatten().repeat(2), row_index(10, 10, 10, 10), 4)[:20]
+    weights = a.aggregation.token_weights(
+        "seq-mean-token-mean", mask.flatten().repeat(2), row_index(10, 10, 10, 10), 4
+    )[:20]
     close((per_token * weights).sum(), 0.00440072, digits=8)
 
 
 def check_luffy_shaping(a):
     """LUFFY T1: p -> f and df/dlog p."""
     p = column(0.001, 0.01, 0.1, 0.3, 0.5, 0.9, 1)
-    close(a.shaping.off_policy_shape(p.log()), [0.009901, 0.090909, 0.5, 0.75, 0.833333, 0.9, 0.909091])
+    close(
+        a.shaping.off_policy_shape(p.log()),
+        [0.009901, 0.090909, 0.5, 0.75, 0.833333, 0.9, 0.909091],
+    )
     slope = gradient(lambda x: a.shaping.off_policy_shape(x).sum(), p.log())
     close(slope, [0.009803, 0.082645, 0.25, 0.1875, 0.138889, 0.09, 0.082645])
     close(a.shaping.off_policy_shape(column(0.1).log(), gamma=0.3), [0.25])
@@ -231,7 +291,10 @@ def check_luffy_shaping(a):
         (0.01, [-0.081818, 0.040909, 0.040909]),
     ):
         logits = column(p, (1 - p) / 2, (1 - p) / 2).log()
-        close(gradient(lambda x: -a.shaping.off_policy_shape(torch.log_softmax(x, 0)[0]), logits), expected)
+        close(
+            gradient(lambda x: -a.shaping.off_policy_shape(torch.log_softmax(x, 0)[0]), logits),
+            expected,
+        )
 
 
 P = column(0.5, 0.1, 0.01, 0.9, 0.6, 0.24, 0.5, 1).log()
@@ -243,7 +306,16 @@ NO_CLIP = {"clip_low": None, "clip_high": None}
 
 
 def luffy(
-    a, logprobs=P, shape="p_div_p", clip=NO_CLIP, on_shape=None, replay=False, mask=L_MASK, mode="token-sum", ratio=None, **shaping
+    a,
+    logprobs=P,
+    shape="p_div_p",
+    clip=NO_CLIP,
+    on_shape=None,
+    replay=False,
+    mask=L_MASK,
+    mode="token-sum",
+    ratio=None,
+    **shaping,
 ):
     """LUFFY's mixed loss on the rows of T3: a demonstration and one of the policy's; divided by L = 4 when summed."""
     off_ratio = ratio if ratio is not None else logprobs - P_OLD if replay else logprobs
@@ -273,14 +345,23 @@ def check_luffy_loss(a):
     close(luffy(a, on_shape="p_div_p"), -0.253863)
     close(luffy(a, shape="none", ratio=P - torch.log(torch.tensor(0.5 + 1e-6))), -0.391249)
     close(luffy(a, replay=True), -0.481566)
-    close(aggregate(a, a.losses.ppo_clip(P, P_OLD, L_ADV).values, "token-sum", L_MASK, row_index(4, 4)) / 4, -0.412500)
+    close(
+        aggregate(
+            a, a.losses.ppo_clip(P, P_OLD, L_ADV).values, "token-sum", L_MASK, row_index(4, 4)
+        )
+        / 4,
+        -0.412500,
+    )
 
 
 def check_luffy_gradients(a):
     grad = gradient(lambda x: luffy(a, x), P)
     close(grad, [-0.026042, -0.046875, -0.015496, -0.016875, 0.075, 0.0375, 0.0625, 0])
     close(gradient(lambda x: luffy(a, x, clip={}), P)[4:], [0.075, 0, 0.0625, 0])
-    close(gradient(lambda x: luffy(a, x, replay=True), P)[:4], [-0.012860, -0.026042, -0.026042, -0.015496])
+    close(
+        gradient(lambda x: luffy(a, x, replay=True), P)[:4],
+        [-0.012860, -0.026042, -0.026042, -0.015496],
+    )
 
 
 def check_luffy_components(a):

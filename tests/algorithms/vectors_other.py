@@ -36,9 +36,13 @@ def check_kl_gradients_in_expectation(a):
     p = torch.softmax(logits, 0)
 
     def expected_gradient(name):
-        return gradient(lambda x: (p * a.kl.kl_penalty(torch.log_softmax(x, 0), q.log(), name)).sum(), logits)
+        return gradient(
+            lambda x: (p * a.kl.kl_penalty(torch.log_softmax(x, 0), q.log(), name)).sum(), logits
+        )
 
-    forward = gradient(lambda x: (torch.softmax(x, 0) * (torch.log_softmax(x, 0) - q.log())).sum(), logits)
+    forward = gradient(
+        lambda x: (torch.softmax(x, 0) * (torch.log_softmax(x, 0) - q.log())).sum(), logits
+    )
     reverse = gradient(lambda x: (q * (q.log() - torch.log_softmax(x, 0))).sum(), logits)
     for name in ("k2", "k1+", "k2+", "k3+", "abs+"):
         close(expected_gradient(name), forward, digits=12)
@@ -60,7 +64,13 @@ def check_mean_kl(a):
 
 
 def check_kl_in_reward(a):
-    rewards, kl = a.kl.kl_in_reward(column(0, 0, 1), column(-1.2, -1, -2), column(-1, -3, -3), torch.tensor([1, 0, 1]).bool(), 0.5)
+    rewards, kl = a.kl.kl_in_reward(
+        column(0, 0, 1),
+        column(-1.2, -1, -2),
+        column(-1, -3, -3),
+        torch.tensor([1, 0, 1]).bool(),
+        0.5,
+    )
     close(kl, [-0.2, 0, 1])
     close(rewards, [0.1, 0, 0.5])
 
@@ -69,7 +79,10 @@ def check_value_loss(a):
     out = a.value.value_loss(column(1, 0), column(0.2, 0.1), column(0.9, 0.5), clip=0.5)
     close(out.values.mean(), 0.0725)
     close(out.metrics["clip_fraction"].mean(), 0.5)
-    close(a.value.value_loss(column(1, 0), column(0.2, 0.1), column(0.9, 0.5), clip=None).values, [0.005, 0.125])
+    close(
+        a.value.value_loss(column(1, 0), column(0.2, 0.1), column(0.9, 0.5), clip=None).values,
+        [0.005, 0.125],
+    )
 
 
 def check_explained_variance(a):
@@ -83,10 +96,16 @@ def check_entropy(a):
     close(a.entropy.entropy(logits), [0.801819] * 3)
     close(a.entropy.sum_probs_squared(logits), [0.54] * 3)
     close(1 - 2 * 0.7 + a.entropy.sum_probs_squared(logits[0]), 0.14)
-    close(a.entropy.selective_log_softmax(logits, torch.tensor([0, 1, 2])), column(0.7, 0.2, 0.1).log())
+    close(
+        a.entropy.selective_log_softmax(logits, torch.tensor([0, 1, 2])),
+        column(0.7, 0.2, 0.1).log(),
+    )
     # Temperature 2 flattens: p proportional to sqrt(p).
     root = column(0.7, 0.2, 0.1).sqrt()
-    close(a.entropy.selective_log_softmax(logits, torch.tensor([0, 1, 2]), temperature=2.0), (root / root.sum()).log())
+    close(
+        a.entropy.selective_log_softmax(logits, torch.tensor([0, 1, 2]), temperature=2.0),
+        (root / root.sum()).log(),
+    )
     close(a.entropy.entropy(column(0, -math.inf, 0)), math.log(2))
 
 
@@ -106,12 +125,12 @@ def check_truncated_weights(a):
     close(token.metrics["effective_sample_size"], 0.8185, digits=4)
     close(token.metrics["fraction_high"], 0.2)
     close(token.metrics["fraction_low"], 0.2)
-    close(weights(a, normalise=True).values, [1.293103, 1.724138, 0.775862, 0.344828, 0.862069])
+    close(weights(a, normalize=True).values, [1.293103, 1.724138, 0.775862, 0.344828, 0.862069])
     sequence = weights(a, level="sequence")
     close(sequence.values, [2, 2, 2, 0.4, 0.4])
     close(sequence.metrics["mean"], 1.36)
     close(sequence.metrics["effective_sample_size"], 0.7506, digits=4)
-    close(weights(a, level="sequence", normalise=True).values, [5 / 3] * 3 + [1 / 3] * 2)
+    close(weights(a, level="sequence", normalize=True).values, [5 / 3] * 3 + [1 / 3] * 2)
     close(weights(a, level="geometric").values, [4.05 ** (1 / 3)] * 3 + [0.4**0.5] * 2)
 
 
@@ -125,7 +144,10 @@ def check_icepop(a):
 def check_classmate_weights(a):
     old, rollout = column(-1, -2, -0.5), column(-1.5, -2, -3)
     arguments = (old, rollout, trues(3), row_index(3), 1)
-    close(a.correction.importance_weights(*arguments, threshold=100.0).values, [1.648721, 1, 12.182494])
+    close(
+        a.correction.importance_weights(*arguments, threshold=100.0).values,
+        [1.648721, 1, 12.182494],
+    )
     close(a.correction.importance_weights(*arguments).values, [1.648721, 1, 2])
     close(a.correction.importance_weights(*arguments, threshold=1.2).values, [1.2, 1, 1.2])
     close(a.correction.importance_weights(*arguments, threshold="0.8_1.2").values, [0, 1, 0])
@@ -133,7 +155,11 @@ def check_classmate_weights(a):
 
 def check_rejection(a):
     def kept(**rules):
-        return a.correction.reject(ROLLOUT + RHO.log(), ROLLOUT, MASK, ROWS, 2, rules).keep.int().tolist()
+        return (
+            a.correction.reject(ROLLOUT + RHO.log(), ROLLOUT, MASK, ROWS, 2, rules)
+            .keep.int()
+            .tolist()
+        )
 
     for rules in ({"token_k1": 2.0}, {"token_k2": 0.3}, {"token_k3": 0.2}):
         assert kept(**rules) == [1, 0, 1, 0, 1]
@@ -152,7 +178,9 @@ def check_rejection(a):
 def check_rejection_is_about_rho(a):
     """verl keeps [1, 0] here: it applies the bounds to 1 / rho."""
     rho = column(1.5, 0.667)
-    out = a.correction.reject(rho.log(), column(0, 0), trues(2), row_index(1, 1), 2, {"token_k1": "0.5_1.2"})
+    out = a.correction.reject(
+        rho.log(), column(0, 0), trues(2), row_index(1, 1), 2, {"token_k1": "0.5_1.2"}
+    )
     assert out.keep.int().tolist() == [0, 1]
     close(out.metrics["token_k1_rejected_fraction"], 0.5)
 
@@ -181,7 +209,10 @@ def check_mismatch_metrics(a):
 
 
 def check_overlong(a):
-    close(a.shaping.overlong_penalty(torch.tensor([3, 16, 17, 18, 20, 25]), max_length=20, buffer=4), [0, 0, -0.25, -0.5, -1, -1])
+    close(
+        a.shaping.overlong_penalty(torch.tensor([3, 16, 17, 18, 20, 25]), max_length=20, buffer=4),
+        [0, 0, -0.25, -0.5, -1, -1],
+    )
     close(a.shaping.overlong_penalty(column(18), max_length=20, buffer=4, factor=3.0), [-1.5])
 
 
@@ -211,14 +242,25 @@ def check_dpo(a):
     close(out.metrics["reward_rejected"], [-0.1])
     close(out.metrics["margin"], [0.35])
     close(out.metrics["accuracy"], [1])
-    smooth = a.preference.dpo(chosen, rejected, ref_chosen, ref_rejected, beta=0.5, label_smoothing=0.1)
+    smooth = a.preference.dpo(
+        chosen, rejected, ref_chosen, ref_rejected, beta=0.5, label_smoothing=0.1
+    )
     close(smooth.values, [0.9 * math.log(1 + math.exp(-0.35)) + 0.1 * math.log(1 + math.exp(0.35))])
-    close(a.preference.dpo(chosen, rejected, ref_chosen, ref_rejected, beta=0.5, loss="ipo").values, [(0.7 - 1) ** 2])
-    close(a.preference.dpo(chosen, rejected, ref_chosen, ref_rejected, beta=0.5, loss="hinge").values, [0.65])
+    close(
+        a.preference.dpo(chosen, rejected, ref_chosen, ref_rejected, beta=0.5, loss="ipo").values,
+        [(0.7 - 1) ** 2],
+    )
+    close(
+        a.preference.dpo(chosen, rejected, ref_chosen, ref_rejected, beta=0.5, loss="hinge").values,
+        [0.65],
+    )
     close(a.preference.dpo(chosen, rejected, beta=0.5).values, [math.log(1 + math.exp(-0.5))])
     close(a.preference.dpo(chosen, chosen, ref_chosen, ref_chosen, beta=0.5).values, [math.log(2)])
     # The gradient pulls with weight beta · σ(−beta·h).
-    slope = gradient(lambda x: a.preference.dpo(x, rejected, ref_chosen, ref_rejected, beta=0.5).values.sum(), chosen)
+    slope = gradient(
+        lambda x: a.preference.dpo(x, rejected, ref_chosen, ref_rejected, beta=0.5).values.sum(),
+        chosen,
+    )
     close(slope, [-0.5 / (1 + math.exp(0.35))])
 
 
@@ -231,22 +273,35 @@ def check_row_logprobs(a):
 def check_prefix_ratios(a):
     """LUFFY T9 with steps 1000 and peak .8; random and fixed by hand."""
     ratio = a.prefixes.prefix_ratio
-    close([ratio("linear", 0.5, step=step) for step in (1, 251, 501, 1001, 5000)], [0.8, 0.6, 0.4, 0, 0])
+    close(
+        [ratio("linear", 0.5, step=step) for step in (1, 251, 501, 1001, 5000)],
+        [0.8, 0.6, 0.4, 0, 0],
+    )
     for name, bounds in (
         ("linear_max", {1: 0.8, 101: 0.8, 102: 0.72, 1001: 0.08, 1002: 0.08, 9999: 0.08}),
         ("reverse_linear", {1: 0.08, 101: 0.08, 102: 0.16, 1001: 0.8, 1002: 0.8}),
     ):
         close([ratio(name, 1.0, step=step) for step in bounds], list(bounds.values()))
-        close([ratio(name, 0.25, step=step) for step in bounds], [bound / 4 for bound in bounds.values()])
+        close(
+            [ratio(name, 0.25, step=step) for step in bounds],
+            [bound / 4 for bound in bounds.values()],
+        )
     close([ratio("random", u, low=0.2, high=0.6) for u in (0, 0.5, 1)], [0.2, 0.4, 0.6])
-    close([ratio("fixed", 0.9, copy=i, num_copies=4, low=0.1, high=1.0) for i in range(4)], [0.1, 0.4, 0.7, 1.0])
+    close(
+        [ratio("fixed", 0.9, copy=i, num_copies=4, low=0.1, high=1.0) for i in range(4)],
+        [0.1, 0.4, 0.7, 1.0],
+    )
     close(ratio("fixed", 0.9, low=0.3, high=1.0), 0.3)
 
 
 def check_bucket_weights(a):
     """LUFFY T12: n = 8, all of k = 1..7 there."""
     weights = [a.replay.bucket_weight("normal", k, 8) for k in range(1, 8)]
-    close([w / sum(weights) for w in weights], [0.0044, 0.0540, 0.2420, 0.3991, 0.2420, 0.0540, 0.0044], digits=4)
+    close(
+        [w / sum(weights) for w in weights],
+        [0.0044, 0.0540, 0.2420, 0.3991, 0.2420, 0.0540, 0.0044],
+        digits=4,
+    )
     for kind, expected in (
         ("linear", [0.125, 0.25, 0.5, 0.875]),
         ("sqrt", [0.353553, 0.5, 0.707107, 0.935414]),
@@ -258,7 +313,9 @@ def check_bucket_weights(a):
 def check_bucket_draws(a):
     """Weights 1 : 3, whatever the sizes; a bucket that is used up leaves its share to the others; nothing comes twice."""
     numbers = iter([0.24, 0.5, 0.26, 0.0, 0.9, 0.99])
-    assert a.replay.draw_from_buckets({2: list("xyz"), 1: list("ab")}, {1: 1.0, 2: 3.0}, 3, lambda: next(numbers)) == [
+    assert a.replay.draw_from_buckets(
+        {2: list("xyz"), 1: list("ab")}, {1: 1.0, 2: 3.0}, 3, lambda: next(numbers)
+    ) == [
         "b",
         "x",
         "z",
@@ -266,7 +323,9 @@ def check_bucket_draws(a):
     # 0.5 falls into the second of three. It is used up then: 0.4 falls on the first of the two left, the rest on the last.
     numbers = iter([0.5, 0.0, 0.4, 0.0, 0.1, 0.9, 0.5, 0.0])
     buckets = {1: ["a"], 2: ["b"], 3: ["c", "d"]}
-    assert a.replay.draw_from_buckets(buckets, dict.fromkeys(buckets, 1.0), 9, lambda: next(numbers)) == ["b", "a", "d", "c"]
+    assert a.replay.draw_from_buckets(
+        buckets, dict.fromkeys(buckets, 1.0), 9, lambda: next(numbers)
+    ) == ["b", "a", "d", "c"]
 
 
 def check_pool(a):
@@ -274,7 +333,9 @@ def check_pool(a):
     pool = a.replay.Pool()
 
     def success(entropy, *p):
-        return a.replay.Experience(torch.arange(len(p), dtype=torch.int32) + int(10 * entropy), column(*p).log(), entropy)
+        return a.replay.Experience(
+            torch.arange(len(p), dtype=torch.int32) + int(10 * entropy), column(*p).log(), entropy
+        )
 
     sure, likely = success(0.1, 0.5, 0.5), success(0.4, 0.8, 0.8)
     close(sure.perplexity, 2)
@@ -283,15 +344,27 @@ def check_pool(a):
         pool.add(uid, number, likely)
         pool.add(uid, number, sure)
     assert len(pool) == 5 and pool.num_experiences == 10
-    assert pool.pick("p", "entropy", False, lambda: 0.0) is sure and pool.pick("p", "entropy", True, lambda: 0.0) is likely
-    assert pool.pick("p", "perplexity", False, lambda: 0.0) is likely and pool.pick("p", "perplexity", True, lambda: 0.0) is sure
+    assert (
+        pool.pick("p", "entropy", False, lambda: 0.0) is sure
+        and pool.pick("p", "entropy", True, lambda: 0.0) is likely
+    )
+    assert (
+        pool.pick("p", "perplexity", False, lambda: 0.0) is likely
+        and pool.pick("p", "perplexity", True, lambda: 0.0) is sure
+    )
     assert [pool.pick("p", "random", False, lambda u=u: u) for u in (0.49, 0.51)] == [sure, likely]
     for part, uids in (("all", "pqrst"), ("first_half", "pq"), ("last_half", "rst")):
         assert sorted(pool.choose(9, 8, "none", part, lambda: 0.3)) == list(uids)
     pool.note("q", 4)
     pool.note("p", 0)
     pool.note("unknown", 3)
-    assert [pool.entries[uid].successes for uid in "pqrst"] == [1, 4, 2, 3, 4] and "unknown" not in pool.entries
+    assert [pool.entries[uid].successes for uid in "pqrst"] == [
+        1,
+        4,
+        2,
+        3,
+        4,
+    ] and "unknown" not in pool.entries
     # Buckets 1, 2, 3, 4 of normal weights .011, .135, .607, 1 (n = 8): .43 of their sum falls past 3, .42 into it.
     assert pool.choose(1, 8, "normal", "all", iter([0.43, 0.0]).__next__) == ["q"]
     assert pool.choose(1, 8, "normal", "all", iter([0.42, 0.0]).__next__) == ["s"]
@@ -303,16 +376,26 @@ def check_reshaped_loss(a):
     """v = 1.028571, .882353 (LUFFY's shape of r = 1.2, .6); with A < 0 a bound binds from below, with A > 0 from above."""
     new, old = column(0.6, 0.24).log(), column(0.5, 0.4).log()
     close(a.shaping.reshaped_loss(new, old, column(-1, -1), "p_div_p"), [1.028571, 0.882353])
-    close(a.shaping.reshaped_loss(new, old, column(-1, -1), "p_div_p", clip_low=0.1, clip_high=0.02), [1.028571, 0.9])
-    close(a.shaping.reshaped_loss(new, old, column(1, 1), "p_div_p", clip_low=0.1, clip_high=0.02), [-1.02, -0.882353])
+    close(
+        a.shaping.reshaped_loss(new, old, column(-1, -1), "p_div_p", clip_low=0.1, clip_high=0.02),
+        [1.028571, 0.9],
+    )
+    close(
+        a.shaping.reshaped_loss(new, old, column(1, 1), "p_div_p", clip_low=0.1, clip_high=0.02),
+        [-1.02, -0.882353],
+    )
 
 
 def check_thought(a):
     """Classmate-CoT 8.1 and 8.2: where the thought lies, how much of it is kept."""
-    assert a.thought.split_cot([100, 5, 6, 7, 101, 8, 9, 0], 7, [100], [101]) == a.thought.Span(1, 4, 5)
+    assert a.thought.split_cot([100, 5, 6, 7, 101, 8, 9, 0], 7, [100], [101]) == a.thought.Span(
+        1, 4, 5
+    )
     assert a.thought.split_cot([100, 5, 6, 7, 8, 0, 0, 0], 5, [100], [101]) == a.thought.Span(1, 5)
     assert a.thought.split_cot([5, 6, 101, 8, 0], 4, [100], [101]) == a.thought.Span(0, 2, 3)
-    assert a.thought.split_cot([5, 6, 101, 8, 0], 2, [100], [101]) == a.thought.Span(0, 2), "beyond the length nothing counts"
+    assert a.thought.split_cot([5, 6, 101, 8, 0], 2, [100], [101]) == a.thought.Span(0, 2), (
+        "beyond the length nothing counts"
+    )
     assert [a.thought.keep(0, 10, s) for s in ("1", "0.55", "0.05", "first-3-tokens", "last-3-tokens")] == [
         (0, 10), (0, 5), (0, 1), (0, 3), (7, 10)
     ]  # fmt: skip
@@ -326,7 +409,10 @@ def check_classmate_rewards(a):
     assert a.classmate_rewards.combine(scores, [0.75, 0.25]).tolist() == [6.0]
     assert a.classmate_rewards.combine(torch.tensor([[[6.0, nan]]]), []).tolist() == [3.0]
     main, classmate = torch.tensor([7.0, 0.0]), torch.tensor([2.5, 2.5])
-    gated = {c: a.classmate_rewards.gate(main, classmate, c).tolist() for c in a.classmate_rewards.CONDITIONS}
+    gated = {
+        c: a.classmate_rewards.gate(main, classmate, c).tolist()
+        for c in a.classmate_rewards.CONDITIONS
+    }
     assert gated == {
         "always": [2.5, 2.5],
         "no_classmate": [0.0, 0.0],

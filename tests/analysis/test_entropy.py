@@ -11,7 +11,7 @@ import torch
 from world import config_of, random_batch, rows_of, stock_model, stock_outputs, tree
 
 from postgrad.analysis.data import spread
-from postgrad.analysis.entropy import boundary_layer, measure, state_entropy, stats, summarise
+from postgrad.analysis.entropy import boundary_layer, measure, state_entropy, stats, summarize
 from postgrad.analysis.figures import flow_points, ticks
 from postgrad.cli.main import main
 from postgrad.errors import ConfigError
@@ -30,14 +30,18 @@ def test_chunks_do_not_change_the_entropy_and_it_is_categoricals(tokens, head, s
     torch.manual_seed(0)
     hidden, weight = torch.randn(5, 8) * scale, torch.randn(50, 8)
     found = state_entropy(hidden, weight, tokens, head)
-    expected = torch.distributions.Categorical(logits=(hidden.double() @ weight.double().T)).entropy()
+    expected = torch.distributions.Categorical(
+        logits=(hidden.double() @ weight.double().T)
+    ).entropy()
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
     assert bool((found >= 0).all()) and float(found.max()) <= math.log(50) + 1e-5
 
 
 def test_zero_logits_give_the_ceiling_and_a_huge_one_gives_nothing():
     weight = torch.eye(7)
-    torch.testing.assert_close(state_entropy(torch.zeros(2, 7), weight, head_chunk=3), torch.full((2,), math.log(7)))
+    torch.testing.assert_close(
+        state_entropy(torch.zeros(2, 7), weight, head_chunk=3), torch.full((2,), math.log(7))
+    )
     assert float(state_entropy(5000 * torch.eye(7)[:1], weight, head_chunk=3)) == 0.0
 
 
@@ -90,14 +94,23 @@ def test_every_entropy_equals_the_slow_reference(measured, tiny_untied):
     assert set(found) == set(rows[0]) and len(found) == 5 * LAYERS + 2
     order = torch.tensor([0.0])
     for name, values in found.items():
-        expected = torch.cat([torch.distributions.Categorical(logits=row[name] @ head.T).entropy() for row in rows]).detach()
+        expected = torch.cat(
+            [torch.distributions.Categorical(logits=row[name] @ head.T).entropy() for row in rows]
+        ).detach()
         assert len(values) == batch.num_tokens
-        torch.testing.assert_close(values.double().sort().values, expected.sort().values, rtol=1e-4, atol=1e-4, msg=name)
+        torch.testing.assert_close(
+            values.double().sort().values, expected.sort().values, rtol=1e-4, atol=1e-4, msg=name
+        )
         order = order + values
     whole = sum(
-        torch.cat([torch.distributions.Categorical(logits=row[name] @ head.T).entropy() for row in rows]).detach() for name in found
+        torch.cat(
+            [torch.distributions.Categorical(logits=row[name] @ head.T).entropy() for row in rows]
+        ).detach()
+        for name in found
     )
-    torch.testing.assert_close(order.double().sort().values, whole.sort().values, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(
+        order.double().sort().values, whole.sort().values, rtol=1e-4, atol=1e-3
+    )
 
 
 def test_norms_matter_where_they_stand(measured, tiny_untied):
@@ -111,7 +124,7 @@ def test_norms_matter_where_they_stand(measured, tiny_untied):
 
     with torch.no_grad():
         generator = torch.Generator().manual_seed(4)
-        for block in model.base_model.layers:  # norms fresh from their initialisation are all alike
+        for block in model.base_model.layers:  # norms fresh from their initialization are all alike
             for norm in (block.input_layernorm, block.post_attention_layernorm):
                 norm.weight.mul_(1 + 2 * torch.rand(norm.weight.shape, generator=generator))
         prompt, response = rows_of(batch)[0]
@@ -119,7 +132,13 @@ def test_norms_matter_where_they_stand(measured, tiny_untied):
         for name in ("attention_out/2", "ffn_out/2", "layer/2"):
             assert abs(mean(states[name]) - mean(model.base_model.norm(states[name]))) > 1e-2, name
         blocks = model.base_model.layers
-        assert abs(mean(blocks[1].input_layernorm(states["layer/1"])) - mean(blocks[2].input_layernorm(states["layer/1"]))) > 1e-4
+        assert (
+            abs(
+                mean(blocks[1].input_layernorm(states["layer/1"]))
+                - mean(blocks[2].input_layernorm(states["layer/1"]))
+            )
+            > 1e-4
+        )
 
 
 def test_the_states_add_up_and_so_do_the_changes(measured):
@@ -127,31 +146,50 @@ def test_the_states_add_up_and_so_do_the_changes(measured):
     prompt, response = rows_of(batch)[0]
     from transformers import AutoModelForCausalLM
 
-    stock = AutoModelForCausalLM.from_pretrained(model.config._name_or_path, attn_implementation="eager")
+    stock = AutoModelForCausalLM.from_pretrained(
+        model.config._name_or_path, attn_implementation="eager"
+    )
     with torch.no_grad():
         states = inside(stock, prompt, response)
-        hidden = stock(input_ids=torch.tensor([[*prompt, *response]]), output_hidden_states=True).hidden_states
-    total = states["layer/0"] + sum(states[f"{kind}_out/{n}"] for n in range(1, LAYERS + 1) for kind in ("attention", "ffn"))
+        hidden = stock(
+            input_ids=torch.tensor([[*prompt, *response]]), output_hidden_states=True
+        ).hidden_states
+    total = states["layer/0"] + sum(
+        states[f"{kind}_out/{n}"] for n in range(1, LAYERS + 1) for kind in ("attention", "ffn")
+    )
     torch.testing.assert_close(total, states[f"layer/{LAYERS}"], rtol=1e-5, atol=1e-5)
     here = slice(len(prompt) - 1, len(prompt) + len(response) - 1)
     torch.testing.assert_close(states["layer/2"], hidden[2][0, here], rtol=1e-4, atol=1e-4)
-    report = summarise(found, 0.05)
+    report = summarize(found, 0.05)
     changes = sum(layer["layer"]["change"]["mean"] for layer in report["layers"])
-    first, last = report["layers"][0]["layer"]["input"]["mean"], report["layers"][-1]["layer"]["output"]["mean"]
+    first, last = (
+        report["layers"][0]["layer"]["input"]["mean"],
+        report["layers"][-1]["layer"]["output"]["mean"],
+    )
     assert changes == pytest.approx(last - first, abs=1e-5)
-    assert report["full_policy"]["mean"] != pytest.approx(last, abs=1e-2), "the raw top state is not the policy"
+    assert report["full_policy"]["mean"] != pytest.approx(last, abs=1e-2), (
+        "the raw top state is not the policy"
+    )
 
 
 def test_the_budget_changes_nothing_but_the_order(measured):
     batch, found, model = measured
     again = measure(model, batch, 9)
     for name, values in found.items():
-        torch.testing.assert_close(again[name].sort().values, values.sort().values, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            again[name].sort().values, values.sort().values, rtol=1e-4, atol=1e-5
+        )
 
 
 def test_statistics_are_over_tokens():
     values = torch.tensor([4.0, 1.0, 2.0, 9.0])
-    expected = {"mean": 4.0, "std": float(np.sqrt((0 + 9 + 4 + 25) / 4)), "min": 1.0, "max": 9.0, "median": 3.0}
+    expected = {
+        "mean": 4.0,
+        "std": float(np.sqrt((0 + 9 + 4 + 25) / 4)),
+        "min": 1.0,
+        "max": 9.0,
+        "median": 3.0,
+    }
     assert stats(values) == pytest.approx(expected)
 
 
@@ -159,15 +197,25 @@ def test_a_block_that_does_more_than_add_is_refused(tmp_path):
     """Granite scales what it adds."""
     import transformers as t
 
-    shape = {"vocab_size": 18, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    shape = {
+        "vocab_size": 18,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
     torch.manual_seed(0)
     model = t.GraniteForCausalLM(t.GraniteConfig(**shape, residual_multiplier=0.2))
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(8 if p.dim() == 2 else 1)
-    with pytest.raises(ConfigError, match=r"GraniteForCausalLM: block 1 does more than add attention and FFN"):
+    with pytest.raises(
+        ConfigError, match=r"GraniteForCausalLM: block 1 does more than add attention and FFN"
+    ):
         measure(model, random_batch(1), 64)
-    with pytest.raises(ConfigError, match=r"the blocks of Olmo2ForCausalLM have no input_layernorm"):
+    with pytest.raises(
+        ConfigError, match=r"the blocks of Olmo2ForCausalLM have no input_layernorm"
+    ):
         measure(t.Olmo2ForCausalLM(t.Olmo2Config(**shape)), random_batch(1), 64)
 
 
@@ -192,8 +240,16 @@ def made_up(num_layers: int) -> dict:
     def told(value):
         return {"input": {"mean": value}, "output": {"mean": value + 1}, "change": {"mean": 1.0}}
 
-    layers = [{"number": n, "layer": told(n - 1), "attention": told(n), "ffn": told(10 * n)} for n in range(1, num_layers + 1)]
-    return {"num_layers": num_layers, "layers": layers, "full_policy": {"mean": 0.25}, "boundary_layer": None}
+    layers = [
+        {"number": n, "layer": told(n - 1), "attention": told(n), "ffn": told(10 * n)}
+        for n in range(1, num_layers + 1)
+    ]
+    return {
+        "num_layers": num_layers,
+        "layers": layers,
+        "full_policy": {"mean": 0.25},
+        "boundary_layer": None,
+    }
 
 
 @pytest.mark.parametrize("num_layers", [1, 28, 40])
@@ -204,8 +260,16 @@ def test_the_flow_has_a_point_for_every_place(num_layers):
     kinds = [p.kind for p in points]
     assert kinds == ["layer", "attention", "ffn"] * num_layers + ["layer"]
     for block in range(num_layers):
-        assert [p.entropy for p in points[3 * block : 3 * block + 3]] == [block, block + 2, 10 * (block + 1) + 1]
-    assert ticks(num_layers)[0] == 1 and max(ticks(num_layers)) <= num_layers and len(ticks(num_layers)) <= 21
+        assert [p.entropy for p in points[3 * block : 3 * block + 3]] == [
+            block,
+            block + 2,
+            10 * (block + 1) + 1,
+        ]
+    assert (
+        ticks(num_layers)[0] == 1
+        and max(ticks(num_layers)) <= num_layers
+        and len(ticks(num_layers)) <= 21
+    )
 
 
 def test_figures_of_forty_layers_are_drawn(tmp_path):
@@ -213,7 +277,9 @@ def test_figures_of_forty_layers_are_drawn(tmp_path):
 
     files = draw(made_up(40), tmp_path)
     names = ("entropy_flow", "ffn_change", "attention_change", "layer_change", "changes")
-    assert [f.name for f in files] == [f"{name}.{ending}" for name in names for ending in ("png", "pdf")]
+    assert [f.name for f in files] == [
+        f"{name}.{ending}" for name in names for ending in ("png", "pdf")
+    ]
     assert all(f.read_bytes()[:4] == (b"\x89PNG" if f.suffix == ".png" else b"%PDF") for f in files)
 
 
@@ -228,13 +294,19 @@ def run_folder(tmp_path_factory):
     for step, seed in ((1, 1), (2, 2)):
         rows = rows_of(random_batch(seed))
         kind = pa.list_(pa.int64())
-        table = {"prompt": pa.array([p for p, _ in rows], kind), "response": pa.array([r for _, r in rows], kind)}
-        pq.write_table(pa.table({**table, "reward": [0.5] * len(rows)}), folder / "rollouts" / f"step-{step:06d}.parquet")
+        table = {
+            "prompt": pa.array([p for p, _ in rows], kind),
+            "response": pa.array([r for _, r in rows], kind),
+        }
+        pq.write_table(
+            pa.table({**table, "reward": [0.5] * len(rows)}),
+            folder / "rollouts" / f"step-{step:06d}.parquet",
+        )
     return folder
 
 
-def analyse(model, *words: str) -> int:
-    return main(["analyze", "entropy", str(model), "device=cpu", "threads=1", *words])
+def analyze(model, *overrides: str) -> int:
+    return main(["analyze", "entropy", str(model), "device=cpu", "threads=1", *overrides])
 
 
 @pytest.fixture
@@ -248,51 +320,74 @@ def told_by(folder) -> dict:
 
 
 def test_a_run_folder_is_read_by_step(tiny_untied, run_folder, capsys):
-    assert analyse(tiny_untied, f"data={run_folder}", "rows=0") == 0
+    assert analyze(tiny_untied, f"data={run_folder}", "rows=0") == 0
     out = capsys.readouterr().out
     folder = run_folder / "eval" / "entropy"
     report = told_by(folder)
     batch = random_batch(2)
-    assert report["tokens"] == batch.num_tokens and report["rows"] == len(batch) and report["num_layers"] == LAYERS
+    assert (
+        report["tokens"] == batch.num_tokens
+        and report["rows"] == len(batch)
+        and report["num_layers"] == LAYERS
+    )
     assert "entropies: " in out and f"{report['tokens']} tokens" in out and str(folder) in out
     assert sorted(p.suffix for p in folder.iterdir()) == [".json", *[".pdf"] * 5, *[".png"] * 5]
-    assert report["ceiling"] == pytest.approx(math.log(18)) and report["settings"]["data"] == str(run_folder)
+    assert report["ceiling"] == pytest.approx(math.log(18)) and report["settings"]["data"] == str(
+        run_folder
+    )
     with torch.no_grad():
         expected = stock_outputs(stock_model(tiny_untied), batch)[1]
     assert report["full_policy"]["mean"] == pytest.approx(float(expected.mean()), abs=1e-4)
 
 
 def test_rows_and_step_choose_what_is_read(undrawn, tiny, run_folder, tmp_path):
-    assert analyse(tiny, f"data={run_folder}", "rows=2", "step=1", f"out={tmp_path}") == 0
+    assert analyze(tiny, f"data={run_folder}", "rows=2", "step=1", f"out={tmp_path}") == 0
     lengths = [len(response) for _, response in spread(rows_of(random_batch(1)), 2)]
     assert told_by(tmp_path)["rows"] == 2 and told_by(tmp_path)["tokens"] == sum(lengths)
 
 
-def test_problems_are_answered_first_and_the_ids_are_stored(undrawn, tiny, tmp_path, monkeypatch, capsys):
+def test_problems_are_answered_first_and_the_ids_are_stored(
+    undrawn, tiny, tmp_path, monkeypatch, capsys
+):
     """The stored ids give the same report again, to the digit."""
     monkeypatch.chdir(tmp_path)
-    words = ("data=arithmetic:1", "rows=6", "samples=2", "max_response_tokens=5", "template=plain", "out=first")
-    assert analyse(tiny, *words) == 0
+    overrides = (
+        "data=arithmetic:1",
+        "rows=6",
+        "samples=2",
+        "max_response_tokens=5",
+        "template=plain",
+        "out=first",
+    )
+    assert analyze(tiny, *overrides) == 0
     assert "sampling 6 responses" in capsys.readouterr().out
     stored = pq.read_table("first/responses.parquet")
     assert stored.num_rows == 6 and {len(set(map(tuple, stored["prompt"].to_pylist())))} == {3}
-    assert analyse(tiny, "data=first/responses.parquet", "rows=0") == 0
+    assert analyze(tiny, "data=first/responses.parquet", "rows=0") == 0
     first, again = told_by(tmp_path / "first"), told_by(tmp_path / f"entropy-{tiny.name}")
-    assert {k: first[k] for k in ("tokens", "layers", "full_policy")} == {k: again[k] for k in ("tokens", "layers", "full_policy")}
+    assert {k: first[k] for k in ("tokens", "layers", "full_policy")} == {
+        k: again[k] for k in ("tokens", "layers", "full_policy")
+    }
     assert not (tmp_path / f"entropy-{tiny.name}" / "responses.parquet").exists()
 
 
 def test_results_of_an_evaluation_are_read(undrawn, tiny, tmp_path, capsys):
     tokenizer = tiny_tokenizer()
-    lines = [{"prompt": "3+4=", "tokens": [7, 17], "response": "7"}, {"prompt": "(1+2)*3=", "tokens": [9, 9, 17], "response": "99"}]
+    lines = [
+        {"prompt": "3+4=", "tokens": [7, 17], "response": "7"},
+        {"prompt": "(1+2)*3=", "tokens": [9, 9, 17], "response": "99"},
+    ]
     file = tmp_path / "set.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert analyse(tiny, f"data={file}", f"out={tmp_path / 'out'}") == 0
+    assert analyze(tiny, f"data={file}", f"out={tmp_path / 'out'}") == 0
     assert told_by(tmp_path / "out")["tokens"] == 5
     assert tokenizer.decode(tokenizer.encode("3+4=")) == "3+4="
     file.write_text(json.dumps({"prompt": "three", "tokens": [1]}) + "\n")
-    assert analyse(tiny, f"data={file}", f"out={tmp_path / 'no'}") == 2
-    assert "not made of this model's tokens" in capsys.readouterr().err and not (tmp_path / "no").exists()
+    assert analyze(tiny, f"data={file}", f"out={tmp_path / 'no'}") == 2
+    assert (
+        "not made of this model's tokens" in capsys.readouterr().err
+        and not (tmp_path / "no").exists()
+    )
 
 
 @pytest.mark.parametrize(
@@ -304,31 +399,57 @@ def test_results_of_an_evaluation_are_read(undrawn, tiny, tmp_path, capsys):
         (["entropy", "MODEL", "data=nothing.parquet"], "nothing.parquet"),
         (["entropy", "MODEL", "data=RUN", "step=7"], "step=7: "),
         (["entropy", "MODEL", "data=RUN", "tolerance=2"], "tolerance=2.0 is out of range"),
-        (["entropy", "MODEL", "data=RUN", "tolerence=0.1"], "unknown key tolerence; did you mean tolerance?"),
-        (["entropy", "MODEL", "data=FOREIGN"], "holds token 99, the model has 18; they come from another tokenizer"),
+        (
+            ["entropy", "MODEL", "data=RUN", "tolerence=0.1"],
+            "unknown key tolerence; did you mean tolerance?",
+        ),
+        (
+            ["entropy", "MODEL", "data=FOREIGN"],
+            "holds token 99, the model has 18; they come from another tokenizer",
+        ),
         (["entropy", "MODEL", "data=EMPTY"], "has no response with tokens in it"),
         (["entropy", "MODEL", "data=RUN", "out=FOREIGN"], "is a file; choose another out=FOLDER"),
         (["entropy", "/no/such/model", "data=RUN"], "no such folder"),
     ],
 )
-def test_wrong_input_is_one_line_and_nothing_is_written(words, message, tiny, run_folder, tmp_path, monkeypatch, capsys):
+def test_wrong_input_is_one_line_and_nothing_is_written(
+    overrides, message, tiny, run_folder, tmp_path, monkeypatch, capsys
+):
     kind = pa.list_(pa.int64())
-    pq.write_table(pa.table({"prompt": pa.array([[1]], kind), "response": pa.array([[99]], kind)}), tmp_path / "foreign.parquet")
-    pq.write_table(pa.table({"prompt": pa.array([[1]], kind), "response": pa.array([[]], kind)}), tmp_path / "empty.parquet")
-    places = {"MODEL": tiny, "RUN": run_folder, "FOREIGN": tmp_path / "foreign.parquet", "EMPTY": tmp_path / "empty.parquet"}
+    pq.write_table(
+        pa.table({"prompt": pa.array([[1]], kind), "response": pa.array([[99]], kind)}),
+        tmp_path / "foreign.parquet",
+    )
+    pq.write_table(
+        pa.table({"prompt": pa.array([[1]], kind), "response": pa.array([[]], kind)}),
+        tmp_path / "empty.parquet",
+    )
+    places = {
+        "MODEL": tiny,
+        "RUN": run_folder,
+        "FOREIGN": tmp_path / "foreign.parquet",
+        "EMPTY": tmp_path / "empty.parquet",
+    }
     for name, place in places.items():
-        words = [word.replace(name, str(place)) for word in words]
+        overrides = [word.replace(name, str(place)) for word in overrides]
     monkeypatch.chdir(tmp_path)
     before = tree(tmp_path), tree(run_folder)
-    assert main(["analyze", *words]) == 2
+    assert main(["analyze", *overrides]) == 2
     error = capsys.readouterr().err.strip()
     assert message in error and "\n" not in error
     assert (tree(tmp_path), tree(run_folder)) == before
 
 
 def test_rows_are_spread_over_the_data():
-    assert spread(list(range(10)), 3) == [0, 3, 6] and spread([1, 2], 5) == [1, 2] and spread([1, 2], 0) == [1, 2]
+    assert (
+        spread(list(range(10)), 3) == [0, 3, 6]
+        and spread([1, 2], 5) == [1, 2]
+        and spread([1, 2], 0) == [1, 2]
+    )
 
 
 def test_help(capsys):
-    assert main(["analyze", "--help"]) == 0 and "postgrad analyze entropy MODEL" in capsys.readouterr().out
+    assert (
+        main(["analyze", "--help"]) == 0
+        and "postgrad analyze entropy MODEL" in capsys.readouterr().out
+    )

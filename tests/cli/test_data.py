@@ -10,7 +10,9 @@ import pytest
 from postgrad.cli.main import main
 from postgrad.data.problems import load_problems
 
-ROWS = [{"question": f"What is {i}+1?", "answer": f"It is {i + 1}.\n#### {i + 1}"} for i in range(5)]
+ROWS = [
+    {"question": f"What is {i}+1?", "answer": f"It is {i + 1}.\n#### {i + 1}"} for i in range(5)
+]
 
 
 @pytest.fixture
@@ -20,8 +22,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    code = main(["data", *words])
+def run(capsys: pytest.CaptureFixture[str], *overrides: str) -> tuple[int, str, str]:
+    code = main(["data", *overrides])
     output = capsys.readouterr()
     return code, output.out, output.err
 
@@ -29,7 +31,9 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
 def test_from_rows_to_a_checked_file(folder: Path, capsys: pytest.CaptureFixture[str]):
     code, out, _ = run(capsys, "prepare", "gsm8k", "from=train.jsonl")
     assert code == 0
-    assert out.startswith("gsm8k train: 5 problems of 5 rows from train.jsonl\nwritten: gsm8k-train.parquet (")
+    assert out.startswith(
+        "gsm8k train: 5 problems of 5 rows from train.jsonl\nwritten: gsm8k-train.parquet ("
+    )
     assert "unchanged" in run(capsys, "prepare", "gsm8k", "from=train.jsonl")[1]
     code, out, _ = run(capsys, "check", "gsm8k-train.parquet")
     assert code == 0
@@ -42,8 +46,12 @@ def test_from_rows_to_a_checked_file(folder: Path, capsys: pytest.CaptureFixture
     )
 
 
-def test_check_fails_on_wrong_golds_and_lists_them(folder: Path, capsys: pytest.CaptureFixture[str]):
-    (folder / "bad.jsonl").write_text(json.dumps({"question": "How?", "answer": "well", "data_source": "gsm8k"}) + "\n")
+def test_check_fails_on_wrong_golds_and_lists_them(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    (folder / "bad.jsonl").write_text(
+        json.dumps({"question": "How?", "answer": "well", "data_source": "gsm8k"}) + "\n"
+    )
     code, out, _ = run(capsys, "check", "bad.jsonl", "train.jsonl", "against=train.jsonl")
     assert code == 1
     assert "gold answers that the verifier does not accept: 1\n  bad.jsonl: line 1 (uid " in out
@@ -54,12 +62,19 @@ def test_show(folder: Path, tiny: Path, capsys: pytest.CaptureFixture[str]):
     run(capsys, "prepare", "gsm8k", "from=train.jsonl", "style=bare")
     code, out, _ = run(capsys, "show", "gsm8k-train.parquet", "n=1", "skip=1")
     assert code == 0
-    assert out.startswith("prepared: gsm8k train, style bare, 5 of 5 rows\n\n── gsm8k-train.parquet: row 2 · uid ")
-    assert "user:\n    What is 1+1?\nground truth: 2\ndemonstration 1 (15 characters):\n    It is 2.\n    #### 2\n" in out
+    assert out.startswith(
+        "prepared: gsm8k train, style bare, 5 of 5 rows\n\n── gsm8k-train.parquet: row 2 · uid "
+    )
+    assert (
+        "user:\n    What is 1+1?\nground truth: 2\ndemonstration 1 (15 characters):\n    It is 2.\n    #### 2\n"
+        in out
+    )
     assert out.endswith("5 problems in gsm8k-train.parquet\n") and "row 3" not in out
     uid = load_problems("gsm8k-train.parquet")[4].uid
     assert "row 5" in run(capsys, "show", "gsm8k-train.parquet", f"uid={uid}")[1]
-    code, out, _ = run(capsys, "show", "gsm8k-train.parquet", "n=1", f"model={tiny}", "style=question_only")
+    code, out, _ = run(
+        capsys, "show", "gsm8k-train.parquet", "n=1", f"model={tiny}", "style=question_only"
+    )
     assert code == 0 and "prompt, " in out and " tokens:\n    What is 0+1?\n" in out
 
 
@@ -72,7 +87,9 @@ def test_add_uid_keeps_what_a_run_would_give(folder: Path, capsys: pytest.Captur
     before = (folder / "train.uid.jsonl").read_bytes()
     code, _, err = run(capsys, "add-uid", "train.uid.jsonl")
     assert code == 2 and "has a column uid already, and uids are never replaced" in err
-    assert (folder / "train.uid.jsonl").read_bytes() == before and not (folder / "train.uid.uid.jsonl").exists()
+    assert (folder / "train.uid.jsonl").read_bytes() == before and not (
+        folder / "train.uid.uid.jsonl"
+    ).exists()
     run(capsys, "export", "train.jsonl", "out=plain.parquet")
     run(capsys, "add-uid", "plain.parquet", "out=named.parquet")
     assert parquet.read_table("named.parquet").column_names == ["uid", "question", "answer"]
@@ -108,24 +125,41 @@ def test_lists_and_help(folder: Path, capsys: pytest.CaptureFixture[str]):
         (["prepare", "gsm8k", "mmlu"], "one data set at a time; got gsm8k, mmlu"),
         (["prepare", "split=test"], "which data set?"),
         (["prepare", "gsm8k", "from=train.jsonl", "out=x.csv"], "must end in .parquet"),
-        (["prepare", "gsm8k", "from=train.jsonl", "overwrite=yes"], "overwrite=yes must be true or false"),
-        (["prepare", "openr1-math", "from=train.jsonl", "max_tokens=9"], "max_tokens= needs a tokenizer"),
+        (
+            ["prepare", "gsm8k", "from=train.jsonl", "overwrite=yes"],
+            "overwrite=yes must be true or false",
+        ),
+        (
+            ["prepare", "openr1-math", "from=train.jsonl", "max_tokens=9"],
+            "max_tokens= needs a tokenizer",
+        ),
         (["prepare", "gsm8k", "from="], "from= has no value"),
         (["show"], "which file?"),
         (["show", "train.jsonl", "m=3"], "unknown word 'm=3'; known: model, n, skip"),
         (["show", "train.jsonl", "n=x"], "n=x is not a whole number"),
         (["show", "train.jsonl", "uid=x"], "train.jsonl has no problem with uid x"),
-        (["show", "train.jsonl", "style=qwen"], "style= shows the text that a model sees; add model=MODEL"),
+        (
+            ["show", "train.jsonl", "style=qwen"],
+            "style= shows the text that a model sees; add model=MODEL",
+        ),
         (["check"], "which file?"),
-        (["check", "train.jsonl", "verifier=gsm9k"], "reward.verifier=gsm9k is not a verifier; did you mean gsm8k?"),
+        (
+            ["check", "train.jsonl", "verifier=gsm9k"],
+            "reward.verifier=gsm9k is not a verifier; did you mean gsm8k?",
+        ),
         (["check", "train.jsonl", "timeout_s=x"], "timeout_s=x is not a number"),
         (["export", "train.jsonl"], "where to?"),
         (["export", "train.jsonl", "out=x.xml"], "must end in .parquet, .jsonl, .csv"),
-        (["export", "train.jsonl", "out=x.csv", "columns=questio"], "has no column questio; did you mean question?"),
+        (
+            ["export", "train.jsonl", "out=x.csv", "columns=questio"],
+            "has no column questio; did you mean question?",
+        ),
         (["add-uid", "train.jsonl", "out=no/x.jsonl"], "no folder no; make it first"),
     ],
 )
-def test_bad_input_is_one_line_and_writes_nothing(folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str):
-    code, _, err = run(capsys, *words)
+def test_bad_input_is_one_line_and_writes_nothing(
+    folder: Path, capsys: pytest.CaptureFixture[str], overrides: list[str], message: str
+):
+    code, _, err = run(capsys, *overrides)
     assert code == 2 and message in err and err.count("\n") == 1
     assert [path.name for path in folder.iterdir()] == ["train.jsonl"]

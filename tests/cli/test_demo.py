@@ -10,8 +10,8 @@ import pytest
 from postgrad.cli.main import main
 
 
-def demo(*words, timeout=1200):
-    command = [sys.executable, "-m", "postgrad.cli.main", "demo", *words]
+def demo(*overrides, timeout=1200):
+    command = [sys.executable, "-m", "postgrad.cli.main", "demo", *overrides]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout)
 
 
@@ -21,13 +21,17 @@ def test_the_tiny_model_learns_to_add_and_the_end_shows_it(tmp_path):
     done = demo("seed=2", f"runs={tmp_path}")
     assert done.returncode == 0, done.stderr[-2000:]
     folder = tmp_path / "demo-tiny-2"
-    lines = [json.loads(line) for line in (folder / "2-grpo" / "metrics.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (folder / "2-grpo" / "metrics.jsonl").read_text().splitlines()
+    ]
     greedy = [line["validation/accuracy"] for line in lines if "validation/accuracy" in line]
-    sampled = [line["validation/sampled_accuracy"] for line in lines if "validation/accuracy" in line]
+    sampled = [
+        line["validation/sampled_accuracy"] for line in lines if "validation/accuracy" in line
+    ]
     assert greedy[0] < 0.40 and greedy[-1] > 0.85, greedy
     assert sampled[-1] > sampled[0] + 0.2, sampled
     assert (folder / "demo.png").stat().st_size > 20_000
-    for words in (
+    for overrides in (
         "before GRPO",
         "right, greedy",
         "right, sampled",
@@ -37,12 +41,17 @@ def test_the_tiny_model_learns_to_add_and_the_end_shows_it(tmp_path):
         "postgrad demo model=smollm2",
         "postgrad doctor --fit",
     ):
-        assert words in done.stdout, words
+        assert overrides in done.stdout, overrides
 
 
 @pytest.mark.parametrize(
     ("word", "said"),
-    [("model=tniy", "tiny"), ("sed=1", "seed"), ("seed=one", "seed=one is not a whole number"), ("again", "'again'")],
+    [
+        ("model=tniy", "tiny"),
+        ("sed=1", "seed"),
+        ("seed=one", "seed=one is not a whole number"),
+        ("again", "'again'"),
+    ],
 )
 def test_a_wrong_word_gets_one_line_and_writes_nothing(word, said, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -60,4 +69,4 @@ def test_what_the_demo_says_to_try_next_starts_from_a_model_that_was_shown_answe
 
     (line,) = re.findall(r"postgrad train (demo_grpo [^\n]*?)    ", inspect.getsource(demo))
     config = compose_words(line.split())
-    assert (config.model.path, config.first.recipe) == ("tiny", "demo_sft")
+    assert (config.model.path, config.warmup.recipe) == ("tiny", "demo_sft")

@@ -45,7 +45,11 @@ def said(native, prompts, seed, limit=12, temperature=1.0, prompt=PROMPT):
 
 def seed_of(native, wanted, limit=12):
     """A seed whose answer is as a test wants it."""
-    return next(s for s in range(500) if wanted(native.generate([Request(PROMPT, [s])], Sampling(1.0, limit))[0][0]))
+    return next(
+        s
+        for s in range(500)
+        if wanted(native.generate([Request(PROMPT, [s])], Sampling(1.0, limit))[0][0])
+    )
 
 
 # ---- what is said
@@ -60,19 +64,37 @@ def test_models_are_listed(client):
 @pytest.mark.parametrize("seed", [3, 2**63 - 1, -5])
 def test_completions_are_the_native_engine_s(client, native, prompts, seed):
     done, text = said(native, prompts, seed % 2**64)
-    answer = client.completions.create(model="tiny", prompt="1+2=", max_tokens=12, seed=seed, logprobs=0, extra_body=IDS)
+    answer = client.completions.create(
+        model="tiny", prompt="1+2=", max_tokens=12, seed=seed, logprobs=0, extra_body=IDS
+    )
     choice = answer.choices[0]
-    assert choice.text == text and choice.token_ids == done.tokens and choice.finish_reason == done.finish
-    assert choice.prompt_token_ids == PROMPT and choice.logprobs.token_logprobs == pytest.approx(done.logprobs, abs=1e-5)
+    assert (
+        choice.text == text
+        and choice.token_ids == done.tokens
+        and choice.finish_reason == done.finish
+    )
+    assert choice.prompt_token_ids == PROMPT and choice.logprobs.token_logprobs == pytest.approx(
+        done.logprobs, abs=1e-5
+    )
     assert answer.usage.prompt_tokens == 4 and answer.usage.completion_tokens == len(done.tokens)
 
 
 def test_several_prompts_and_choices_come_in_order(client, native, prompts):
-    answer = client.completions.create(model="tiny", prompt=[[1, 2], [3, 15]], n=2, max_tokens=6, seed=9, extra_body=IDS)
-    truth = [said(native, prompts, seed, 6, prompt=prompt)[0].tokens for prompt in ([1, 2], [3, 15]) for seed in (9, 10)]
+    answer = client.completions.create(
+        model="tiny", prompt=[[1, 2], [3, 15]], n=2, max_tokens=6, seed=9, extra_body=IDS
+    )
+    truth = [
+        said(native, prompts, seed, 6, prompt=prompt)[0].tokens
+        for prompt in ([1, 2], [3, 15])
+        for seed in (9, 10)
+    ]
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
-    assert [choice.token_ids for choice in answer.choices] == truth and len({tuple(t) for t in truth}) > 2
-    texts = client.completions.create(model="tiny", prompt=["1+2=", "1+2="], max_tokens=6, temperature=0)
+    assert [choice.token_ids for choice in answer.choices] == truth and len(
+        {tuple(t) for t in truth}
+    ) > 2
+    texts = client.completions.create(
+        model="tiny", prompt=["1+2=", "1+2="], max_tokens=6, temperature=0
+    )
     assert [c.text for c in texts.choices] == [said(native, prompts, 0, 6, 0.0)[1]] * 2
 
 
@@ -93,10 +115,14 @@ def test_each_has_its_own_sampling_in_one_batch(client, native, prompts):
     def ask(i, seed):
         kind = kinds[i] | {"extra_body": kinds[i].get("extra_body", {}) | IDS}
         found[i, seed] = (
-            client.completions.create(model="tiny", prompt=PROMPT, max_tokens=10, seed=seed, **kind).choices[0].token_ids
+            client.completions.create(model="tiny", prompt=PROMPT, max_tokens=10, seed=seed, **kind)
+            .choices[0]
+            .token_ids
         )
 
-    threads = [threading.Thread(target=ask, args=(i, seed)) for i in range(len(kinds)) for seed in range(4)]
+    threads = [
+        threading.Thread(target=ask, args=(i, seed)) for i in range(len(kinds)) for seed in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -113,53 +139,92 @@ def test_chat_goes_through_the_template_and_tells_log_probs(client, native, prom
         extra_body=IDS,
     )  # fmt: skip
     choice = answer.choices[0]
-    assert choice.message.content == text and choice.message.role == "assistant" and choice.token_ids == done.tokens
+    assert (
+        choice.message.content == text
+        and choice.message.role == "assistant"
+        and choice.token_ids == done.tokens
+    )
     assert answer.prompt_token_ids == PROMPT
     entries = choice.logprobs.content
     exact = stock_row(stock_model(tiny), PROMPT, done.tokens)[0].tolist()
     assert [entry.logprob for entry in entries] == pytest.approx(exact, abs=1e-4)
     for entry in entries:
         values = [top.logprob for top in entry.top_logprobs]
-        assert len(values) == 3 and values == sorted(values, reverse=True) and entry.logprob <= values[0] + 1e-6
+        assert (
+            len(values) == 3
+            and values == sorted(values, reverse=True)
+            and entry.logprob <= values[0] + 1e-6
+        )
         assert entry.bytes == list(entry.token.encode())
     parts = [{"type": "text", "text": "1+"}, {"type": "text", "text": "2="}]
-    again = client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": parts}], max_tokens=8, seed=4)
+    again = client.chat.completions.create(
+        model="tiny", messages=[{"role": "user", "content": parts}], max_tokens=8, seed=4
+    )
     assert again.choices[0].message.content == text
 
 
 def test_top_log_probs_are_those_of_the_distribution(client, tiny):
     import torch
 
-    answer = client.completions.create(model="tiny", prompt=PROMPT, max_tokens=1, temperature=0.5, logprobs=18, seed=1)
+    answer = client.completions.create(
+        model="tiny", prompt=PROMPT, max_tokens=1, temperature=0.5, logprobs=18, seed=1
+    )
     logits = stock_model(tiny)(input_ids=torch.tensor([PROMPT])).logits[0, -1] / 0.5
-    words = [load_tokenizer(config_of("grpo", tiny).model).decode([i]) for i in range(18)]
-    exact = dict(zip(words, logits.log_softmax(-1).tolist(), strict=True))
+    overrides = [load_tokenizer(config_of("grpo", tiny).model).decode([i]) for i in range(18)]
+    exact = dict(zip(overrides, logits.log_softmax(-1).tolist(), strict=True))
     told = answer.choices[0].logprobs.top_logprobs[0]
-    assert set(told) == set(exact) and all(told[word] == pytest.approx(exact[word], abs=1e-4) for word in exact)
+    assert set(told) == set(exact) and all(
+        told[word] == pytest.approx(exact[word], abs=1e-4) for word in exact
+    )
     named = client.completions.create(
         model="tiny", prompt=PROMPT, max_tokens=3, logprobs=1, seed=1, extra_body={"return_tokens_as_token_ids": True, **IDS}
     ).choices[0]  # fmt: skip
     assert named.logprobs.tokens == [f"token_id:{i}" for i in named.token_ids]
 
 
-def test_two_models_on_one_port_and_a_chat_template_with_its_options(tiny, tiny_untied, native, tmp_path):
+def test_two_models_on_one_port_and_a_chat_template_with_its_options(
+    tiny, tiny_untied, native, tmp_path
+):
     """The second model brings a template that closes the question, twice when it is told to."""
     templated = shutil.copytree(tiny_untied, tmp_path / "templated")
     tokenizer = load_tokenizer(config_of("grpo", templated).model)
-    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}={% if closes_twice %}={% endif %}"
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.content }}{% endfor %}={% if closes_twice %}={% endif %}"
+    )
     tokenizer.save_pretrained(templated)
     truth = {"tiny": native, "other": build_host(config_of("grpo", templated)).engine}
-    with live(tiny, other=templated) as server, openai.OpenAI(base_url=server.url, api_key="none", max_retries=0) as client:
+    with (
+        live(tiny, other=templated) as server,
+        openai.OpenAI(base_url=server.url, api_key="none", max_retries=0) as client,
+    ):
         assert [card.id for card in client.models.list().data] == ["tiny", "other"]
         for name, engine in truth.items():
-            done = client.completions.create(model=name, prompt=PROMPT, max_tokens=8, temperature=0, extra_body=IDS).choices[0]
-            assert done.token_ids == engine.generate([Request(PROMPT, [0])], Sampling(0.0, 8))[0][0].tokens
-        ask = {"model": "other", "messages": [{"role": "user", "content": "1+2"}], "max_tokens": 4, "temperature": 0}
+            done = client.completions.create(
+                model=name, prompt=PROMPT, max_tokens=8, temperature=0, extra_body=IDS
+            ).choices[0]
+            assert (
+                done.token_ids
+                == engine.generate([Request(PROMPT, [0])], Sampling(0.0, 8))[0][0].tokens
+            )
+        ask = {
+            "model": "other",
+            "messages": [{"role": "user", "content": "1+2"}],
+            "max_tokens": 4,
+            "temperature": 0,
+        }
         assert client.chat.completions.create(**ask, extra_body=IDS).prompt_token_ids == PROMPT
         options = {"chat_template_kwargs": {"closes_twice": True}}
-        assert client.chat.completions.create(**ask, extra_body=options | IDS).prompt_token_ids == [*PROMPT, 15]
-        with pytest.raises(openai.BadRequestError, match=r"chat_template_kwargs\.closes_thrice: the chat template never reads"):
-            client.chat.completions.create(**ask, extra_body={"chat_template_kwargs": {"closes_thrice": True}})
+        assert client.chat.completions.create(**ask, extra_body=options | IDS).prompt_token_ids == [
+            *PROMPT,
+            15,
+        ]
+        with pytest.raises(
+            openai.BadRequestError,
+            match=r"chat_template_kwargs\.closes_thrice: the chat template never reads",
+        ):
+            client.chat.completions.create(
+                **ask, extra_body={"chat_template_kwargs": {"closes_thrice": True}}
+            )
         with pytest.raises(openai.NotFoundError, match="no model ''"):
             client.completions.create(model="", prompt=PROMPT)
 
@@ -179,8 +244,12 @@ def test_a_stream_says_what_the_whole_answer_says(client, native, prompts):
     choices = [piece.choices[0] for piece in pieces if piece.choices]
     assert "".join(choice.text for choice in choices) == text
     assert [i for choice in choices for i in choice.token_ids] == done.tokens
-    assert [p for choice in choices for p in choice.logprobs.token_logprobs] == pytest.approx(done.logprobs, abs=1e-5)
-    assert choices[0].prompt_token_ids == PROMPT and [c.finish_reason for c in choices][-1] == "stop"
+    assert [p for choice in choices for p in choice.logprobs.token_logprobs] == pytest.approx(
+        done.logprobs, abs=1e-5
+    )
+    assert (
+        choices[0].prompt_token_ids == PROMPT and [c.finish_reason for c in choices][-1] == "stop"
+    )
     assert all(choice.finish_reason is None for choice in choices[:-1])
     assert pieces[-1].choices == [] and pieces[-1].usage.completion_tokens == len(done.tokens)
     assert all(piece.usage is None for piece in pieces[:-1])
@@ -188,11 +257,18 @@ def test_a_stream_says_what_the_whole_answer_says(client, native, prompts):
 
 def test_a_chat_streams_with_its_role_first(client, native, prompts):
     messages = [{"role": "user", "content": "1+2="}]
-    pieces = list(client.chat.completions.create(model="tiny", messages=messages, max_tokens=6, seed=5, n=2, stream=True))
+    pieces = list(
+        client.chat.completions.create(
+            model="tiny", messages=messages, max_tokens=6, seed=5, n=2, stream=True
+        )
+    )
     assert [piece.choices[0].delta.role for piece in pieces[:2]] == ["assistant"] * 2
     for index in (0, 1):
         own = [piece.choices[0] for piece in pieces if piece.choices[0].index == index]
-        assert "".join(choice.delta.content or "" for choice in own) == said(native, prompts, 5 + index, 6)[1]
+        assert (
+            "".join(choice.delta.content or "" for choice in own)
+            == said(native, prompts, 5 + index, 6)[1]
+        )
         assert own[-1].finish_reason in ("stop", "length")
 
 
@@ -201,11 +277,17 @@ def test_the_bytes_of_a_stream(server):
 
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 3, "stream": True}
-    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    connection.request(
+        "POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"}
+    )
     answer = connection.getresponse()
     events = answer.read().decode().split("\n\n")
     assert answer.getheader("content-type").startswith("text/event-stream")
-    assert events[-1] == "" and events[-2] == "data: [DONE]" and all(json.loads(e.removeprefix("data: ")) for e in events[:-2])
+    assert (
+        events[-1] == ""
+        and events[-2] == "data: [DONE]"
+        and all(json.loads(e.removeprefix("data: ")) for e in events[:-2])
+    )
 
 
 # ---- stop strings
@@ -216,11 +298,23 @@ def test_stop_strings_end_text_and_row_and_tokens_stay(client, native, prompts):
     done, text = said(native, prompts, seed)
     stop = text[3:5]
     at = text.index(stop)
-    ask = {"model": "tiny", "prompt": "1+2=", "max_tokens": 12, "seed": seed, "stop": [stop, "no such"]}
+    ask = {
+        "model": "tiny",
+        "prompt": "1+2=",
+        "max_tokens": 12,
+        "seed": seed,
+        "stop": [stop, "no such"],
+    }
     choice = client.completions.create(**ask, extra_body=IDS).choices[0]
-    assert choice.text == text[:at] and choice.finish_reason == "stop" and choice.stop_reason == stop
-    assert choice.token_ids == done.tokens[: at + 2], "one token a character: those of the string belong to the row"
-    kept = client.completions.create(**ask, extra_body={"include_stop_str_in_output": True}).choices[0]
+    assert (
+        choice.text == text[:at] and choice.finish_reason == "stop" and choice.stop_reason == stop
+    )
+    assert choice.token_ids == done.tokens[: at + 2], (
+        "one token a character: those of the string belong to the row"
+    )
+    kept = client.completions.create(
+        **ask, extra_body={"include_stop_str_in_output": True}
+    ).choices[0]
     assert kept.text == text[: at + 2]
     pieces = list(client.completions.create(**ask, stream=True))
     assert "".join(piece.choices[0].text for piece in pieces) == text[:at]
@@ -275,14 +369,23 @@ def test_a_client_that_leaves_frees_its_rows(server, monkeypatch, stream):
 def test_a_full_queue_says_so_and_when_to_come_again(tiny, monkeypatch):
     with live(tiny, rows=1, queue=1) as small:
         slowly(monkeypatch, 0.02)
-        threads = [threading.Thread(target=small.ask, args=("/v1/completions", LONG)) for _ in range(2)]
+        threads = [
+            threading.Thread(target=small.ask, args=("/v1/completions", LONG)) for _ in range(2)
+        ]
         for thread in threads:
             thread.start()
         wait_for(lambda: small.rows() == 2, "both places to be taken")
         status, answer, headers = small.ask("/v1/completions", LONG)
-        assert status == 429 and headers["retry-after"] == "1" and "all 2 places are taken" in answer["error"]["message"]
+        assert (
+            status == 429
+            and headers["retry-after"] == "1"
+            and "all 2 places are taken" in answer["error"]["message"]
+        )
         status, answer, _ = small.ask("/v1/completions", LONG | {"n": 3})
-        assert status == 400 and "asks for 3 completions, and the server holds 2" in answer["error"]["message"]
+        assert (
+            status == 400
+            and "asks for 3 completions, and the server holds 2" in answer["error"]["message"]
+        )
         monkeypatch.undo()
         for thread in threads:
             thread.join()
@@ -303,7 +406,10 @@ def test_an_engine_that_fails_is_told_and_goes_on(client, server, monkeypatch, c
     with pytest.raises(openai.InternalServerError, match="the engine failed: ZeroDivisionError"):
         client.completions.create(model="tiny", prompt=PROMPT, max_tokens=50, seed=3, n=4)
     monkeypatch.setattr(LiveRun, "step", real)
-    assert client.completions.create(model="tiny", prompt=PROMPT, max_tokens=3).choices and server.rows() == 0
+    assert (
+        client.completions.create(model="tiny", prompt=PROMPT, max_tokens=3).choices
+        and server.rows() == 0
+    )
 
 
 # ---- our own client
@@ -313,20 +419,46 @@ def test_our_engine_over_http_is_the_native_engine(server, native, prompts):
     """Token for token, with seeds of all 64 bits, sampled and greedy; log-probs are the trainer's."""
     seeds = [trajectory_seed(0, 1, "p", i) for i in range(6)]
     assert max(seeds) >= 2**63
-    requests = [Request(PROMPT, seeds), Request([7, 15], seeds[:2], 3), Request([9, 12, 9, 12, 15], seeds[3:])]
+    requests = [
+        Request(PROMPT, seeds),
+        Request([7, 15], seeds[:2], 3),
+        Request([9, 12, 9, 12, 15], seeds[3:]),
+    ]
     engine = HttpEngine(Address.of(f"{server.url}#tiny"), prompts, 60)
-    for sampling in (Sampling(1.0, 12), Sampling(0.0, 12), Sampling(0.7, 12, 0.9), Sampling(1.0, 12, 1.0, 3, 0.1)):
+    for sampling in (
+        Sampling(1.0, 12),
+        Sampling(0.0, 12),
+        Sampling(0.7, 12, 0.9),
+        Sampling(1.0, 12, 1.0, 3, 0.1),
+    ):
         ours, truth = engine.generate(requests, sampling), native.generate(requests, sampling)
-        assert [[c.tokens for c in group] for group in ours] == [[c.tokens for c in group] for group in truth], sampling
-        assert [[c.finish for c in group] for group in ours] == [[c.finish for c in group] for group in truth]
-        for a, b in ((a, b) for one, two in zip(ours, truth, strict=True) for a, b in zip(one, two, strict=True)):
+        assert [[c.tokens for c in group] for group in ours] == [
+            [c.tokens for c in group] for group in truth
+        ], sampling
+        assert [[c.finish for c in group] for group in ours] == [
+            [c.finish for c in group] for group in truth
+        ]
+        for a, b in (
+            (a, b)
+            for one, two in zip(ours, truth, strict=True)
+            for a, b in zip(one, two, strict=True)
+        ):
             assert a.logprobs == pytest.approx(b.logprobs, abs=1e-5)
-    assert engine.takes_ids and engine.max_context == 512 and {c.tokens[-1] == END for g in ours for c in g} == {True, False}
+    assert (
+        engine.takes_ids
+        and engine.max_context == 512
+        and {c.tokens[-1] == END for g in ours for c in g} == {True, False}
+    )
 
 
 def test_our_chat_client_and_its_errors(server, native, prompts):
     chat = HttpChat(Address.of(f"{server.url}#tiny"), 60)
-    assert chat.reply([[{"role": "user", "content": "1+2="}]], Sampling(0.0, 6), [1]) == [said(native, prompts, 1, 6, 0.0)[1]]
-    assert "400" in chat.reply([[{"role": "user", "content": "1" * 600}]], Sampling(0.0, 6), [1])[0].reason
+    assert chat.reply([[{"role": "user", "content": "1+2="}]], Sampling(0.0, 6), [1]) == [
+        said(native, prompts, 1, 6, 0.0)[1]
+    ]
+    assert (
+        "400"
+        in chat.reply([[{"role": "user", "content": "1" * 600}]], Sampling(0.0, 6), [1])[0].reason
+    )
     with pytest.raises(ConfigError, match=r"has no model tinny; did you mean tiny\?"):
         HttpChat(Address.of(f"{server.url}#tinny"), 60)

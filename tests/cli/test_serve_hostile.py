@@ -46,7 +46,9 @@ def server(tiny):
 
 
 def post(server, body, path="/v1/completions", **headers):
-    return server.ask(path, body, {name.replace("_", "-"): value for name, value in headers.items()})
+    return server.ask(
+        path, body, {name.replace("_", "-"): value for name, value in headers.items()}
+    )
 
 
 def assert_refused(answer, status, says):
@@ -141,7 +143,14 @@ def test_neutral_values_of_what_is_not_there_are_fine(server):
         "user": "x",
     }
     assert post(server, GOOD | neutral)[0] == 200
-    assert post(server, CHAT | {"tools": None, "response_format": {"type": "text"}}, "/v1/chat/completions")[0] == 200
+    assert (
+        post(
+            server,
+            CHAT | {"tools": None, "response_format": {"type": "text"}},
+            "/v1/chat/completions",
+        )[0]
+        == 200
+    )
 
 
 def test_statuses_reach_the_official_client_as_its_own_errors(server):
@@ -152,7 +161,10 @@ def test_statuses_reach_the_official_client_as_its_own_errors(server):
         with pytest.raises(openai.NotFoundError) as refused:
             client.completions.create(**GOOD | {"model": "gpt-4"})
         assert refused.value.code == "model_not_found"
-    with openai.OpenAI(base_url=server.url, api_key="wrong", max_retries=0) as client, pytest.raises(openai.AuthenticationError):
+    with (
+        openai.OpenAI(base_url=server.url, api_key="wrong", max_retries=0) as client,
+        pytest.raises(openai.AuthenticationError),
+    ):
         client.models.list()
 
 
@@ -163,7 +175,12 @@ def test_who_may_come_in(server):
     assert_refused(post(server, GOOD, Host="evil.example"), 403, "unknown host name")
     assert_refused(post(server, GOOD, Origin="http://evil.example"), 403, "another origin")
     assert_refused(post(server, GOOD, Sec_Fetch_Site="cross-site"), 403, "another site")
-    assert post(server, GOOD, Host=f"localhost:{server.port}", Origin=f"http://localhost:{server.port}")[0] == 200
+    assert (
+        post(
+            server, GOOD, Host=f"localhost:{server.port}", Origin=f"http://localhost:{server.port}"
+        )[0]
+        == 200
+    )
     assert_refused(post(server, GOOD, Content_Type="text/plain"), 400, "send JSON")
 
 
@@ -235,7 +252,11 @@ def test_a_hundred_idle_connections_do_not_keep_others_out(server):
 
 
 def test_garbage_is_not_http(server):
-    for garbage in (b"\x16\x03\x01\x02\x00\x01\x00" * 9, b"GET\r\n\r\n", b"A" * 100_000 + b"\r\n\r\n"):
+    for garbage in (
+        b"\x16\x03\x01\x02\x00\x01\x00" * 9,
+        b"GET\r\n\r\n",
+        b"A" * 100_000 + b"\r\n\r\n",
+    ):
         with socket.create_connection(("127.0.0.1", server.port), 20) as connection:
             try:
                 connection.sendall(garbage)
@@ -258,8 +279,16 @@ def test_new_weights_come_from_below_the_allowed_folder_only(tiny, tmp_path):
     (below / "files" / "model.safetensors").symlink_to(secret / "model.safetensors")
     (below / "empty").mkdir()
     (below / "torn").mkdir()
-    (below / "torn" / "model.safetensors").write_bytes((other / "model.safetensors").read_bytes()[:1000])
-    ask = {"model": "tiny", "prompt": [1, 10, 2, 15], "max_tokens": 10, "temperature": 0, "return_token_ids": True}
+    (below / "torn" / "model.safetensors").write_bytes(
+        (other / "model.safetensors").read_bytes()[:1000]
+    )
+    ask = {
+        "model": "tiny",
+        "prompt": [1, 10, 2, 15],
+        "max_tokens": 10,
+        "temperature": 0,
+        "return_token_ids": True,
+    }
     truth = [build_host(config_of("grpo", folder)).engine.generate([Request([1, 10, 2, 15], [0])], Sampling(0.0, 10))[0][0].tokens
              for folder in (tiny, other)]  # fmt: skip
     assert truth[0] != truth[1]
@@ -274,17 +303,24 @@ def test_new_weights_come_from_below_the_allowed_folder_only(tiny, tmp_path):
         ):  # fmt: skip
             assert_refused(reload(folder), status, says)
         assert_refused(post(server, {"folder": 3}, "/v1/reload"), 400, "say which folder")
-        assert_refused(post(server, {"folder": "other", "model": "x"}, "/v1/reload"), 404, "no model 'x'")
+        assert_refused(
+            post(server, {"folder": "other", "model": "x"}, "/v1/reload"), 404, "no model 'x'"
+        )
         assert said() == truth[0], "refused weights change nothing"
         found = []
-        streams = [threading.Thread(target=lambda: found.append(post(server, ask | {"n": 1, "seed": 1}))) for _ in range(4)]
+        streams = [
+            threading.Thread(target=lambda: found.append(post(server, ask | {"n": 1, "seed": 1})))
+            for _ in range(4)
+        ]
         for thread in streams:
             thread.start()
         status, answer, _ = reload("other")
         for thread in streams:
             thread.join()
         assert status == 200 and answer["version"] == 1 and answer["num_tensors"] > 5
-        assert all(answer[1]["choices"][0]["token_ids"] in truth for answer in found), "never half of the one and half of the other"
+        assert all(answer[1]["choices"][0]["token_ids"] in truth for answer in found), (
+            "never half of the one and half of the other"
+        )
         assert said() == truth[1] and server.ask("/health")[1]["models"]["tiny"]["version"] == 1
         assert reload(other)[0] == 200, "an absolute path below the folder is one, too"
 
@@ -311,10 +347,10 @@ def test_new_weights_come_from_below_the_allowed_folder_only(tiny, tmp_path):
         (["tiny", "--host", "no.such.host.invalid"], "cannot listen on no.such.host.invalid"),
     ],
 )  # fmt: skip
-def test_bad_words_are_one_line_and_exit_code_2(words, says, capsys, tmp_path, monkeypatch):
+def test_bad_words_are_one_line_and_exit_code_2(overrides, says, capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("POSTGRAD_CACHE", str(tmp_path))
     monkeypatch.setattr(command_line, "HELP", "")
-    assert main(["serve", *(words or ["--port=0"])]) == 2
+    assert main(["serve", *(overrides or ["--port=0"])]) == 2
     error = capsys.readouterr().err
     assert says in error and error.count("\n") == 1, error
 
@@ -323,27 +359,42 @@ def test_a_port_in_use(capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert main(["serve", "tiny", "--port", str(port)]) == 2
-        assert f"cannot listen on 127.0.0.1 port {port}: Address already in use" in capsys.readouterr().err
+        assert (
+            f"cannot listen on 127.0.0.1 port {port}: Address already in use"
+            in capsys.readouterr().err
+        )
         assert main(["serve", "tiny", "--engine", "vllm", "--port", str(port)]) == 2
 
 
 def test_a_mapping_is_shared_and_each_server_takes_its_own_entries_away(tmp_path):
     file = tmp_path / "servers.json"
     one = {"a": mapping.entry("127.0.0.1", 8000, "a", 0, "/models/a")}
-    two = {"b": mapping.entry("0.0.0.0", 8001, "b", 0, "org/b"), "c": mapping.entry("0.0.0.0", 8001, "c", 1, "org/c")}
+    two = {
+        "b": mapping.entry("0.0.0.0", 8001, "b", 0, "org/b"),
+        "c": mapping.entry("0.0.0.0", 8001, "c", 1, "org/c"),
+    }
     with mapping.named(file, one):
         with mapping.named(file, two):
             assert served_at(f"{file}#a") == ("http://127.0.0.1:8000/v1#a", "/models/a")
             assert served_at(f"{file}#c") == ("http://127.0.0.1:8001/v1#c", "org/c")
             entry = json.loads(file.read_text())["b"]
-            assert {"outward_host", "local_host", "port", "served_model_name", "model_index", "status"} <= set(entry)
+            assert {
+                "outward_host",
+                "local_host",
+                "port",
+                "served_model_name",
+                "model_index",
+                "status",
+            } <= set(entry)
             assert entry["status"] == "running" and entry["outward_host"] == socket.gethostname()
         assert set(json.loads(file.read_text())) == {"a"}
         newer = {"a": mapping.entry("127.0.0.1", 9000, "a", 0, "/models/a")}
         with mapping.named(file, newer):
             pass
         assert json.loads(file.read_text()) == {}
-    assert json.loads(file.read_text()) == {}, "an entry that another server took over is not touched"
+    assert json.loads(file.read_text()) == {}, (
+        "an entry that another server took over is not touched"
+    )
 
     def name(i):
         with mapping.named(file, {f"m{i}": mapping.entry("127.0.0.1", i, "m", 0, "t")}):
@@ -365,7 +416,10 @@ def test_a_mapping_is_shared_and_each_server_takes_its_own_entries_away(tmp_path
 def test_without_vllm_one_clear_line(capsys, monkeypatch):
     monkeypatch.setattr(handover.importlib.util, "find_spec", lambda name: None)
     assert main(["serve", "tiny", "--engine", "vllm", "--port", "0"]) == 2
-    assert "--engine vllm needs vLLM, which is not installed: pip install vllm" in capsys.readouterr().err
+    assert (
+        "--engine vllm needs vLLM, which is not installed: pip install vllm"
+        in capsys.readouterr().err
+    )
 
 
 STAND_IN = """
@@ -399,7 +453,9 @@ def stand_in(tmp_path, monkeypatch):
         (folder / "__init__.py").write_text("")
     (package / "main.py").write_text(STAND_IN)
     (tmp_path / "vllm" / "__init__.py").write_text(REGISTRY)
-    (tmp_path / "vllm" / "platforms.py").write_text("import os\nclass current_platform:\n    device_type = os.environ['RUNS_ON']\n")
+    (tmp_path / "vllm" / "platforms.py").write_text(
+        "import os\nclass current_platform:\n    device_type = os.environ['RUNS_ON']\n"
+    )
     (tmp_path / "vllm-0.32.0.dist-info").mkdir()
     (tmp_path / "vllm-0.32.0.dist-info" / "METADATA").write_text("Name: vllm\nVersion: 0.32.0\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -409,11 +465,13 @@ def stand_in(tmp_path, monkeypatch):
     return tmp_path / "said.json"
 
 
-def test_vllm_s_server_is_a_child_with_our_words_and_token_and_ends_with_us(stand_in, tmp_path, capfd):
+def test_vllm_s_server_is_a_child_with_our_words_and_token_and_ends_with_us(
+    stand_in, tmp_path, capfd
+):
     """The words, the token, waiting, the mapping and the end; the real vLLM has an environment of its own."""
     servers = tmp_path / "servers.json"
     (tmp_path / "token").write_text("long-enough\n")
-    words = ["serve", "org/model", "--engine", "vllm", "--port", "0", "--name", "m", "--token-file", str(tmp_path / "token"),
+    overrides = ["serve", "org/model", "--engine", "vllm", "--port", "0", "--name", "m", "--token-file", str(tmp_path / "token"),
              "--servers", str(servers), "--rows", "32", "--context", "1024"]  # fmt: skip
     found: list[tuple[str, str]] = []
 
@@ -423,11 +481,16 @@ def test_vllm_s_server_is_a_child_with_our_words_and_token_and_ends_with_us(stan
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=stop_when_ready, daemon=True).start()
-    assert main(words) == 0 and json.loads(servers.read_text()) == {}
+    assert main(overrides) == 0 and json.loads(servers.read_text()) == {}
     told, token = json.loads(stand_in.read_text())
-    assert token == "long-enough" and "long-enough" not in told and told[:2] == ["serve", "org/model"]
+    assert (
+        token == "long-enough" and "long-enough" not in told and told[:2] == ["serve", "org/model"]
+    )
     port = int(told[told.index("--port") + 1])
-    assert found == [(f"http://127.0.0.1:{port}/v1#m", "org/model")] and f"m: http://127.0.0.1:{port}/v1" in capfd.readouterr().out
+    assert (
+        found == [(f"http://127.0.0.1:{port}/v1#m", "org/model")]
+        and f"m: http://127.0.0.1:{port}/v1" in capfd.readouterr().out
+    )
     for pair in (("--served-model-name", "m"), ("--host", "127.0.0.1"), ("--generation-config", "vllm"),
                  ("--logprobs-mode", "processed_logprobs"), ("--max-num-seqs", "32"), ("--max-model-len", "1024")):  # fmt: skip
         assert told[told.index(pair[0]) + 1] == pair[1]
@@ -442,7 +505,21 @@ def test_vllm_s_server_that_cannot_start_is_told(stand_in, capfd):
 
 @pytest.mark.parametrize("key", ["--reload-below", "--queue", "--time-limit", "--threads"])
 def test_what_vllm_s_server_has_not_is_refused_with_it(key, stand_in, capsys):
-    assert main(["serve", "org/model", "--engine", "vllm", "--port", "0", key, "/tmp" if key == "--reload-below" else "7"]) == 2
+    assert (
+        main(
+            [
+                "serve",
+                "org/model",
+                "--engine",
+                "vllm",
+                "--port",
+                "0",
+                key,
+                "/tmp" if key == "--reload-below" else "7",
+            ]
+        )
+        == 2
+    )
     assert (
         capsys.readouterr().err
         == f"postgrad: {key} is for --engine native, vLLM's server has no such option; leave one of them away\n"
@@ -450,18 +527,20 @@ def test_what_vllm_s_server_has_not_is_refused_with_it(key, stand_in, capsys):
     assert not stand_in.exists()
 
 
-def serve_until_named(words, servers, name):
+def serve_until_named(overrides, servers, name):
     """Run the command here until its model is in the mapping; the model's address."""
     found: list[str] = []
 
     def stop_when_ready():
-        wait_for(lambda: servers.exists() and name in json.loads(servers.read_text()), "the mapping")
+        wait_for(
+            lambda: servers.exists() and name in json.loads(servers.read_text()), "the mapping"
+        )
         found.append(served_at(f"{servers}#{name}")[0])
         urllib.request.urlopen(found[0].replace(f"/v1#{name}", "/health"), timeout=20).close()
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=stop_when_ready, daemon=True).start()
-    assert main(["serve", *words, "--port", "0", "--servers", str(servers)]) == 0
+    assert main(["serve", *overrides, "--port", "0", "--servers", str(servers)]) == 0
     return found[0]
 
 
@@ -470,14 +549,23 @@ def test_the_engine_is_vllm_where_it_can_run_the_model_else_native(stand_in, tin
     serve_until_named([str(tiny), "--name", "m"], servers, "m")
     told, _ = json.loads(stand_in.read_text())
     assert told[:2] == ["serve", str(tiny)]
-    assert capfd.readouterr().out.startswith("engine: vllm (installed, and it can run this model here)\nm: http://127.0.0.1:")
+    assert capfd.readouterr().out.startswith(
+        "engine: vllm (installed, and it can run this model here)\nm: http://127.0.0.1:"
+    )
     stand_in.unlink()
     serve_until_named([str(tiny), "--name", "m", "--engine", "native"], servers, "m")
-    assert capfd.readouterr().out.startswith("engine: native (--engine native)\nm: 64 rows of 512 tokens") and not stand_in.exists()
+    assert (
+        capfd.readouterr().out.startswith(
+            "engine: native (--engine native)\nm: 64 rows of 512 tokens"
+        )
+        and not stand_in.exists()
+    )
     serve_until_named([str(broken), "--name", "m"], servers, "m")
     out = capfd.readouterr().out
     assert (
-        stand_in.exists() and "engine: native (vLLM's server of m ended with code 3 before it was ready" in out and "rows of" in out
+        stand_in.exists()
+        and "engine: native (vLLM's server of m ended with code 3 before it was ready" in out
+        and "rows of" in out
     )
 
 
@@ -501,19 +589,29 @@ def test_why_vllm_is_not_taken(change, says, stand_in, tiny, tmp_path, monkeypat
     monkeypatch.setenv("RUNS_ON", change.get("runs_on", "cpu"))
     if "architecture" in change:
         config = json.loads((model / "config.json").read_text())
-        (model / "config.json").write_text(json.dumps(config | {"architectures": [change["architecture"]]}))
+        (model / "config.json").write_text(
+            json.dumps(config | {"architectures": [change["architecture"]]})
+        )
     if change.get("file") == "adapter":
         (model / "config.json").rename(model / "adapter_config.json")
     if "package" in change:
         monkeypatch.setattr(handover.importlib.util, "find_spec", lambda name: None)
-    words = command_line.OPTIONS | {"--device": "cpu"} | {key: value for key, value in change.items() if key.startswith("--")}
-    paths = {"model.gguf": [str(tmp_path / "model.gguf")], "two": [str(model), str(tiny)]}.get(change.get("file", ""), [str(model)])
-    assert handover.why_not(paths, words, command_line.OPTIONS) == says
+    overrides = (
+        command_line.OPTIONS
+        | {"--device": "cpu"}
+        | {key: value for key, value in change.items() if key.startswith("--")}
+    )
+    paths = {"model.gguf": [str(tmp_path / "model.gguf")], "two": [str(model), str(tiny)]}.get(
+        change.get("file", ""), [str(model)]
+    )
+    assert handover.why_not(paths, overrides, command_line.OPTIONS) == says
 
 
 def test_a_vllm_that_cannot_even_be_asked_is_not_taken(stand_in, tiny, monkeypatch):
     monkeypatch.delenv("RUNS_ON")  # its import fails now
-    reason = handover.why_not([str(tiny)], command_line.OPTIONS | {"--device": "cpu"}, command_line.OPTIONS)
+    reason = handover.why_not(
+        [str(tiny)], command_line.OPTIONS | {"--device": "cpu"}, command_line.OPTIONS
+    )
     assert reason == "the installed vLLM finds no device to run on, the model on cpu"
 
 
@@ -529,7 +627,10 @@ def byte_tokenizer():
     return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<end>")
 
 
-@given(text=st.text("aé√😀 <\n", min_size=1, max_size=12), cuts=st.lists(st.integers(1, 5), max_size=30))
+@given(
+    text=st.text("aé√😀 <\n", min_size=1, max_size=12),
+    cuts=st.lists(st.integers(1, 5), max_size=30),
+)
 def test_pieces_are_the_text_and_no_character_is_halved(byte_tokenizer, text, cuts):
     ids = byte_tokenizer(text)["input_ids"]
     stream, pieces, rest = TextStream(byte_tokenizer), [], list(ids)
@@ -548,15 +649,27 @@ def test_stop_strings_in_tokens_and_in_text(byte_tokenizer, text, stops):
     """The row ends with the first token that completes a string; the text ends before it, and no piece gave any of it away."""
     ids = byte_tokenizer(text)["input_ids"]
     found = StopStrings(byte_tokenizer, stops)
-    slow = next((n for n in range(1, len(ids) + 1) if any(s in byte_tokenizer.decode(ids[:n]) for s in stops)), 0)
+    slow = next(
+        (
+            n
+            for n in range(1, len(ids) + 1)
+            if any(s in byte_tokenizer.decode(ids[:n]) for s in stops)
+        ),
+        0,
+    )
     assert next((n for n in range(1, len(ids) + 1) if found.end(ids[:n], n - 1)), 0) == slow
     for look in (3, 16):  # an engine that looks seldom finds the same token
         looks = ((seen, min(seen + look, len(ids))) for seen in range(0, len(ids), look))
         assert next((n for seen, now in looks if (n := found.end(ids[:now], seen))), 0) == slow
     stream = TextStream(byte_tokenizer, stops)
     end = slow or len(ids)
-    pieces = [stream.push([i], "" if n < end else "stop" if slow else "length") for n, i in enumerate(ids[:end], 1)]
-    first = min((text.find(s) for s in stops if s in byte_tokenizer.decode(ids[:end])), default=len(text))
+    pieces = [
+        stream.push([i], "" if n < end else "stop" if slow else "length")
+        for n, i in enumerate(ids[:end], 1)
+    ]
+    first = min(
+        (text.find(s) for s in stops if s in byte_tokenizer.decode(ids[:end])), default=len(text)
+    )
     assert "".join(pieces) == text[:first]
 
 

@@ -26,20 +26,33 @@ def resident_mib(pid: int) -> float:
 def test_two_hundred_clients_at_once_none_lost_memory_bounded_and_a_clean_end(tiny):
     """Each client asks three times, a third of them by streaming; every answer is the native engine's for its seed."""
     native = build_host(config_of("grpo", tiny)).engine
-    wanted = [c.tokens for c in native.generate([Request(PROMPT, list(range(CLIENTS)))], Sampling(1.0, 24))[0]]
+    wanted = [
+        c.tokens
+        for c in native.generate([Request(PROMPT, list(range(CLIENTS)))], Sampling(1.0, 24))[0]
+    ]
     with command(str(tiny), "--name", "tiny", "--threads", "1") as server:
         assert server.process is not None
 
         def round_trip(found: dict[int, list[int]]) -> None:
-            threads = [threading.Thread(target=client, args=(seed, found)) for seed in range(CLIENTS)]
+            threads = [
+                threading.Thread(target=client, args=(seed, found)) for seed in range(CLIENTS)
+            ]
             for thread in threads:
                 thread.start()
             for thread in threads:
                 thread.join(120)
 
         def client(seed: int, found: dict[int, list[int]]) -> None:
-            body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 24, "seed": seed, "return_token_ids": True}
-            if seed % 5 == 0:  # text in, and a string to look for after every token: the tokenizer works for several threads
+            body = {
+                "model": "tiny",
+                "prompt": PROMPT,
+                "max_tokens": 24,
+                "seed": seed,
+                "return_token_ids": True,
+            }
+            if (
+                seed % 5 == 0
+            ):  # text in, and a string to look for after every token: the tokenizer works for several threads
                 body |= {"prompt": "1+2=", "stop": ["no such"]}
             if seed % 3:
                 found[seed] = server.ask("/v1/completions", body)[1]["choices"][0]["token_ids"]
@@ -63,7 +76,9 @@ def streamed(port: int, body: dict) -> list[int]:
     import http.client
 
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
-    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    connection.request(
+        "POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"}
+    )
     events = connection.getresponse().read().decode().split("\n\n")
     connection.close()
     assert events[-2] == "data: [DONE]"
@@ -71,12 +86,28 @@ def streamed(port: int, body: dict) -> list[int]:
     return [i for piece in pieces for i in piece["choices"][0]["token_ids"]]
 
 
-@pytest.mark.parametrize(("number", "host"), [(signal.SIGINT, "127.0.0.1"), (signal.SIGTERM, "0.0.0.0")])
+@pytest.mark.parametrize(
+    ("number", "host"), [(signal.SIGINT, "127.0.0.1"), (signal.SIGTERM, "0.0.0.0")]
+)
 def test_when_it_is_stopped_running_requests_end_and_waiting_ones_are_told(tiny, number, host):
     """The second is open to other machines, so it has made and printed a token, without which nobody is heard."""
-    with command(str(tiny), "--name", "tiny", "--rows", "4", "--threads", "1", "--grace", "20", "--host", host) as server:
+    with command(
+        str(tiny),
+        "--name",
+        "tiny",
+        "--rows",
+        "4",
+        "--threads",
+        "1",
+        "--grace",
+        "20",
+        "--host",
+        host,
+    ) as server:
         assert server.process is not None and bool(server.token) == (host == "0.0.0.0")
-        assert server.ask("/v1/models", headers={"Authorization": "Bearer wrong"})[0] == (401 if server.token else 200)
+        assert server.ask("/v1/models", headers={"Authorization": "Bearer wrong"})[0] == (
+            401 if server.token else 200
+        )
         answers: list[tuple[int, int]] = []
 
         def client(seed: int) -> None:
@@ -100,5 +131,9 @@ def test_when_it_is_stopped_running_requests_end_and_waiting_ones_are_told(tiny,
         for thread in threads:
             thread.join(60)
         assert server.process.wait(30) == 0 and time.monotonic() - began < 25
-        assert len(answers) == 20 and {status for status, _ in answers} <= {200, 503} and (503, 0) in answers
+        assert (
+            len(answers) == 20
+            and {status for status, _ in answers} <= {200, 503}
+            and (503, 0) in answers
+        )
         assert all(choices == 8 for status, choices in answers if status == 200)

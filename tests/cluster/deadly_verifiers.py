@@ -19,4 +19,9 @@ def by_command(response, problem):
 
 def below(response, problem):
     """Who judges: its own process, the actor above, and the folder they stand in."""
-    return {"score": 1.0, "pid": os.getpid(), "actor": os.getppid(), "here": str(Path.cwd()) == problem.ground_truth}
+    return {
+        "score": 1.0,
+        "pid": os.getpid(),
+        "actor": os.getppid(),
+        "here": str(Path.cwd()) == problem.ground_truth,
+    }

@@ -27,18 +27,18 @@ from postgrad.types import Batch
 
 PLACES = {
     "local": [],
-    "process": ["cluster.place=process"],
-    "apart": ["cluster.place=process", "cluster.engine_apart=true"],
+    "process": ["cluster.backend=process"],
+    "apart": ["cluster.backend=process", "cluster.engine_apart=true"],
 }
 REQUESTS = [
     Request(prompt, [trajectory_seed(3, 1, str(i), j) for j in range(3)])
     for i, prompt in enumerate([[1, 2, 3], [4, 15], [9, 8, 7, 6]])
 ]
 SAMPLING = Sampling(1.0, 10)
-WORDS = ("optimiser.lr=2e-2", "training.updates_per_step=2", "cluster.wait_s=60")
+WORDS = ("optimizer.lr=2e-2", "training.updates_per_step=2", "cluster.wait_s=60")
 
 
-def story(policy, engine, folder) -> dict:
+def provenance(policy, engine, folder) -> dict:
     """Everything the ports can do, in an order in which each step sees what the ones before did."""
     told = {"shares_weights": engine.shares_weights}
     batch = random_batch(31)
@@ -47,16 +47,23 @@ def story(policy, engine, folder) -> dict:
     told["generated"] = engine.generate(REQUESTS, SAMPLING)
     told["greedy"] = engine.generate(REQUESTS, Sampling(0.0, 10))
     given = random_batch(32)
-    told["metrics"] = {name: value for name, value in policy.update(given, 1).items() if name != "memory_gib"}
+    told["metrics"] = {
+        name: value for name, value in policy.update(given, 1).items() if name != "memory_gib"
+    }
     told["columns"] = set(given.tokens)
-    told["seen"] = {name: column.nan_to_num(-1.0) for name, column in policy.seen().items()}  # NaN equals nothing
+    told["token_stats"] = {
+        name: column.nan_to_num(-1.0) for name, column in policy.token_stats().items()
+    }  # NaN equals nothing
     told["before publish"] = engine.generate(REQUESTS, SAMPLING)
     if not engine.shares_weights:
         engine.publish(policy.weights())
     told["after publish"] = engine.generate(REQUESTS, SAMPLING)
     policy.save(str(folder))
     told["files"] = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
-    told["bytes"] = (folder / "policy" / "model.safetensors").read_bytes(), (folder / "optimiser.safetensors").read_bytes()
+    told["bytes"] = (
+        (folder / "policy" / "model.safetensors").read_bytes(),
+        (folder / "optimizer.safetensors").read_bytes(),
+    )
     policy.update(random_batch(33), 2)
     told["further"] = policy.logprobs(batch)["logprobs"]
     policy.load(str(folder))
@@ -72,7 +79,15 @@ def story(policy, engine, folder) -> dict:
     except RunError as error:
         told["failed"] = str(error)
     try:
-        policy.update(Batch(batch.prompt, batch.response, {"loss_mask": batch.tokens["loss_mask"]}, dict(batch.rows)), 3)
+        policy.update(
+            Batch(
+                batch.prompt,
+                batch.response,
+                {"loss_mask": batch.tokens["loss_mask"]},
+                dict(batch.rows),
+            ),
+            3,
+        )
     except Exception as error:
         told["broken"] = str(error)
     told["alive"] = policy.logprobs(batch)["logprobs"]
@@ -81,13 +96,17 @@ def story(policy, engine, folder) -> dict:
 
 @pytest.fixture(scope="module")
 def stories(tiny, tmp_path_factory) -> dict:
-    configs = {name: config_of("grpo", tiny, *WORDS, *words) for name, words in PLACES.items()}
+    configs = {
+        name: config_of("grpo", tiny, *WORDS, *overrides) for name, overrides in PLACES.items()
+    }
 
     def tell(name: str) -> dict:
         with place(configs[name]) as placed:
-            children = {port.child for port in (placed.policy, placed.engine) if hasattr(port, "child")}
+            children = {
+                port.child for port in (placed.policy, placed.engine) if hasattr(port, "child")
+            }
             assert len(children) == {"local": 0, "process": 1, "apart": 2}[name]
-            told = story(placed.policy, placed.engine, tmp_path_factory.mktemp(name))
+            told = provenance(placed.policy, placed.engine, tmp_path_factory.mktemp(name))
         return told | {"exit codes": [child.process.returncode for child in children]}
 
     from concurrent.futures import ThreadPoolExecutor
@@ -103,7 +122,7 @@ REMOTE = pytest.mark.parametrize("where", ["process", "apart"])
 
 @pytest.mark.slow
 @REMOTE
-@pytest.mark.parametrize("what", ["logprobs", "inside", "seen", "weights"])
+@pytest.mark.parametrize("what", ["logprobs", "inside", "token_stats", "weights"])
 def test_tensors_are_bit_equal(stories, where, what):
     mine, there = stories["local"][what], stories[where][what]
     assert mine.keys() == there.keys() and len(mine) > 0
@@ -112,7 +131,18 @@ def test_tensors_are_bit_equal(stories, where, what):
 
 @REMOTE
 @pytest.mark.parametrize(
-    "what", ["generated", "greedy", "after publish", "metrics", "columns", "files", "bytes", "refused", "failed"]
+    "what",
+    [
+        "generated",
+        "greedy",
+        "after publish",
+        "metrics",
+        "columns",
+        "files",
+        "bytes",
+        "refused",
+        "failed",
+    ],
 )
 def test_everything_else_is_equal_too(stories, where, what):
     assert stories["local"][what] == stories[where][what]
@@ -121,11 +151,17 @@ def test_everything_else_is_equal_too(stories, where, what):
 def test_the_update_shows_in_what_is_sampled(stories):
     local = stories["local"]
     assert local["generated"] != local["after publish"]
-    assert local["metrics"]["grad_norm"] > 0 and not torch.equal(local["further"], local["logprobs"]["logprobs"])
+    assert local["metrics"]["grad_norm"] > 0 and not torch.equal(
+        local["further"], local["logprobs"]["logprobs"]
+    )
 
 
 def test_an_engine_apart_samples_from_the_old_weights_until_they_are_published(stories):
-    assert stories["local"]["shares_weights"] and stories["process"]["shares_weights"] and not stories["apart"]["shares_weights"]
+    assert (
+        stories["local"]["shares_weights"]
+        and stories["process"]["shares_weights"]
+        and not stories["apart"]["shares_weights"]
+    )
     assert stories["apart"]["before publish"] == stories["local"]["generated"]
     assert stories["process"]["before publish"] == stories["local"]["after publish"]
 
@@ -182,20 +218,23 @@ def test_a_child_writes_no_file_and_leaves_signals_to_the_driver(tiny, tmp_path,
         return receive(connection, limit_s)
 
     monkeypatch.setattr(process, "receive", interrupted)
-    with place(config_of("grpo", tiny, "cluster.place=process", "cluster.wait_s=60")) as placed:
+    with place(config_of("grpo", tiny, "cluster.backend=process", "cluster.wait_s=60")) as placed:
         assert placed.policy.logprobs(random_batch(1))["logprobs"].isfinite().all()
     assert not seen and not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
 def test_a_killed_child_is_noticed_at_once_and_named(tiny):
-    with place(config_of("grpo", tiny, "cluster.place=process", "cluster.wait_s=60")) as placed:
+    with place(config_of("grpo", tiny, "cluster.backend=process", "cluster.wait_s=60")) as placed:
         child = placed.policy.child
         child.process.send_signal(signal.SIGSTOP)  # it is at work on our call ...
-        threading.Timer(0.5, lambda: os.kill(child.process.pid, signal.SIGKILL)).start()  # ... when it is killed
+        threading.Timer(
+            0.5, lambda: os.kill(child.process.pid, signal.SIGKILL)
+        ).start()  # ... when it is killed
         start = time.monotonic()
         with pytest.raises(
-            RunError, match=r"the policy process died during policy\.logprobs \(exit code -9\); the same command continues"
+            RunError,
+            match=r"the policy process died during policy\.logprobs \(exit code -9\); the same command continues",
         ):
             placed.policy.logprobs(random_batch(1))
         assert time.monotonic() - start < 4
@@ -222,13 +261,19 @@ def silent_child(wait_s: float, command: list[str]):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "tokens"),
-    [(["cat"], 1), (["sleep", "600"], 300_000)],  # one that reads and says nothing, one that does not even read
+    [
+        (["cat"], 1),
+        (["sleep", "600"], 300_000),
+    ],  # one that reads and says nothing, one that does not even read
     ids=["silent", "deaf to a message larger than the socket's buffer"],
 )
 def test_a_hung_child_is_named_with_the_time_limit_and_stopped(command, tokens):
     with silent_child(0.5, command) as child:
         start = time.monotonic()
-        with pytest.raises(RunError, match=r"the engine process did not answer engine\.generate within 0\.5 s \(cluster\.wait_s\)"):
+        with pytest.raises(
+            RunError,
+            match=r"the engine process did not answer engine\.generate within 0\.5 s \(cluster\.wait_s\)",
+        ):
             RemoteEngine(child, True).generate([Request([1] * tokens, [1])], SAMPLING)
         assert time.monotonic() - start < 20
         assert child.process.poll() is not None, "a hung child must not stay behind"
@@ -236,18 +281,26 @@ def test_a_hung_child_is_named_with_the_time_limit_and_stopped(command, tokens):
 
 @pytest.mark.slow
 def test_a_model_that_cannot_be_loaded_is_the_users_error_in_a_child_too(tiny):
-    config = config_of("grpo", tiny, "cluster.place=process", "model.path=/no/such/folder")
-    with pytest.raises(ConfigError, match=r"model\.path=/no/such/folder: no such folder"), place(config):
+    config = config_of("grpo", tiny, "cluster.backend=process", "model.path=/no/such/folder")
+    with (
+        pytest.raises(ConfigError, match=r"model\.path=/no/such/folder: no such folder"),
+        place(config),
+    ):
         pass
 
 
 @pytest.mark.parametrize(
-    "error", [OSError(28, "No space left on device"), SafetensorError("header too large"), ValueError("a bug")]
+    "error",
+    [
+        OSError(28, "No space left on device"),
+        SafetensorError("header too large"),
+        ValueError("a bug"),
+    ],
 )
 def test_what_the_world_did_needs_no_traceback_and_a_bug_does(capsys, error):
     def fails():
         raise error
 
-    kind, words = attempt(fails)
-    assert kind == "error" and words == f"{type(error).__name__}: {error}"
+    kind, overrides = attempt(fails)
+    assert kind == "error" and overrides == f"{type(error).__name__}: {error}"
     assert ("Traceback" in capsys.readouterr().err) == isinstance(error, ValueError)

@@ -36,14 +36,14 @@ def cluster():
 def verifiers(tiny):
     made = []
 
-    def make(actors: int, *words: str) -> Verifiers:
+    def make(actors: int, *overrides: str) -> Verifiers:
         own = (
             "cluster=ray",
             f"cluster.pools.verifier={actors}",
             "reward.workers=1",
             "reward.timeout_s=2",
             "cluster.wait_s=30",
-            *words,
+            *overrides,
         )
         made.append(Verifiers(ray, config_of("grpo", tiny, *own)))
         return made[-1]
@@ -59,13 +59,23 @@ def problem(truth: str = "5") -> Problem:
 
 def test_verdicts_and_failures_are_those_of_the_local_pool(verifiers):
     there = verifiers(2)
-    words = ["ok", "sleep", "ok", "exit", "segfault", "raise", "system exit", "print", *["ok"] * 20]
+    overrides = [
+        "ok",
+        "sleep",
+        "ok",
+        "exit",
+        "segfault",
+        "raise",
+        "system exit",
+        "print",
+        *["ok"] * 20,
+    ]
     items = [
-        *((word, problem()) for word in words),
+        *((word, problem()) for word in overrides),
         *((f"\\boxed{{{i % 3}+x}}", problem("x+1")) for i in range(40)),
         ("5", problem()),
     ]
-    names = [f"{HOSTILE}:by_command"] * len(words) + ["math"] * 40 + ["exact"]
+    names = [f"{HOSTILE}:by_command"] * len(overrides) + ["math"] * 40 + ["exact"]
     with VerifierPool(workers=2, timeout_s=2) as pool:
         local = pool.judge(items, names)
     assert there.judge(items, names) == local and there.judge([], []) == []
@@ -73,10 +83,16 @@ def test_verdicts_and_failures_are_those_of_the_local_pool(verifiers):
     assert [v.value for v in local[-41:]] == [float(i % 3 == 1) for i in range(40)] + [1.0]
     cases = ["dict", "nan", "none", "missing"]
     returned = there.judge([(case, problem()) for case in cases], [f"{HOSTILE}:returns"] * 4)
-    assert returned[0] == Score(0.5, {"acc": 1.0}) and [v.kind for v in returned[1:]] == ["invalid", "invalid", "error"]
+    assert returned[0] == Score(0.5, {"acc": 1.0}) and [v.kind for v in returned[1:]] == [
+        "invalid",
+        "invalid",
+        "error",
+    ]
 
 
-def test_they_judge_below_several_actors_where_the_driver_stands_and_leave_nothing(verifiers, tmp_path, monkeypatch):
+def test_they_judge_below_several_actors_where_the_driver_stands_and_leave_nothing(
+    verifiers, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(DEADLY.read_text())
     there = verifiers(2)
@@ -98,19 +114,35 @@ def test_they_judge_below_several_actors_where_the_driver_stands_and_leave_nothi
 
 def test_a_dead_actor_is_replaced_and_only_what_kills_twice_fails(verifiers, tmp_path, capsys):
     there = verifiers(1)
-    words = ["a", f"kill {tmp_path / 'mark'}", "bb", "kill", "ccc"]
+    overrides = ["a", f"kill {tmp_path / 'mark'}", "bb", "kill", "ccc"]
     began = time.monotonic()
-    found = there.judge([(word, problem()) for word in words], [f"{DEADLY}:by_command"] * 5)
-    assert found[3] == Failure("crash", "the verifier worker died during judge") and time.monotonic() - began < 30
-    assert [found[i] for i in (0, 1, 2, 4)] == [Score(float(len(words[i]))) for i in (0, 1, 2, 4)]
+    found = there.judge([(word, problem()) for word in overrides], [f"{DEADLY}:by_command"] * 5)
+    assert (
+        found[3] == Failure("crash", "the verifier worker died during judge")
+        and time.monotonic() - began < 30
+    )
+    assert [found[i] for i in (0, 1, 2, 4)] == [
+        Score(float(len(overrides[i]))) for i in (0, 1, 2, 4)
+    ]
     told = capsys.readouterr().err
-    assert told.count("the verifier worker died during judge; it is started anew, and what it held is judged again\n") == 3
+    assert (
+        told.count(
+            "the verifier worker died during judge; it is started anew, and what it held is judged again\n"
+        )
+        == 3
+    )
 
 
 def test_a_silent_actor_is_stopped_and_replaced(verifiers, tmp_path, capsys):
     there = verifiers(1, "cluster.wait_s=1", "reward.timeout_s=1")
-    assert there.judge([(f"stop {tmp_path / 'mark'}", problem())], [f"{DEADLY}:by_command"])[0].value > 4
-    assert "the verifier worker did not answer judge within 2 s; it was stopped; it is started anew" in capsys.readouterr().err
+    assert (
+        there.judge([(f"stop {tmp_path / 'mark'}", problem())], [f"{DEADLY}:by_command"])[0].value
+        > 4
+    )
+    assert (
+        "the verifier worker did not answer judge within 2 s; it was stopped; it is started anew"
+        in capsys.readouterr().err
+    )
 
 
 def test_what_an_actor_refuses_is_told(verifiers, tmp_path):
@@ -127,11 +159,20 @@ def test_what_an_actor_refuses_is_told(verifiers, tmp_path):
 
 
 def test_what_an_actor_takes(tiny):
-    config = config_of("grpo", tiny, "cluster=ray", "cluster.pools.verifier=3", "reward.workers=2", "model.threads=1")
+    config = config_of(
+        "grpo",
+        tiny,
+        "cluster=ray",
+        "cluster.pools.verifier=3",
+        "reward.workers=2",
+        "model.threads=1",
+    )
     config.model.device = "cuda"
     assert ray_place.needs_of(config, "verifier", {"CPU": 8.0}) == {"num_gpus": 0, "num_cpus": 2}
     assert ray_place.needs_of(config, "verifier", {"verifier": 4.0})["resources"] == {"verifier": 1}
     assert ray_place.needs_of(config, "policy", {"verifier": 4.0}) == {"num_gpus": 1, "num_cpus": 1}
     config.model.device = "cpu"
-    with pytest.raises(ConfigError, match=r"4 workers .* want 7 CPU cores, the Ray cluster has 4; ask for fewer"):
+    with pytest.raises(
+        ConfigError, match=r"4 workers .* want 7 CPU cores, the Ray cluster has 4; ask for fewer"
+    ):
         ray_place._check_room(ray, config, 1)

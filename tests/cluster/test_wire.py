@@ -39,22 +39,35 @@ def tensors(draw):
     return tensor.transpose(0, -1) if draw(st.booleans()) and len(shape) > 1 else tensor
 
 
-OBJECTS = st.builds(Request, st.lists(st.integers(0, 9), max_size=4), st.lists(st.integers(0, 2**64 - 1), max_size=3))
+OBJECTS = st.builds(
+    Request,
+    st.lists(st.integers(0, 9), max_size=4),
+    st.lists(st.integers(0, 2**64 - 1), max_size=3),
+)
 OBJECTS |= st.builds(
     Completion,
     st.lists(st.integers(0, 9), max_size=4),
     st.lists(st.floats(allow_nan=False), max_size=4),
     st.sampled_from(["stop", "length"]),
 )
-OBJECTS |= st.builds(Sampling, st.floats(0, 2), st.integers(1, 99)) | st.sampled_from([FULL, after(3), after(2, "final")])
+OBJECTS |= st.builds(Sampling, st.floats(0, 2), st.integers(1, 99)) | st.sampled_from(
+    [FULL, after(3), after(2, "final")]
+)
 VALUES = st.recursive(
-    PLAIN | tensors() | OBJECTS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3), max_leaves=12
+    PLAIN | tensors() | OBJECTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=12,
 )
 
 
 def same(a, b) -> bool:
     if isinstance(a, torch.Tensor):
-        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+        return (
+            isinstance(b, torch.Tensor)
+            and a.dtype == b.dtype
+            and a.shape == b.shape
+            and torch.equal(a, b)
+        )
     if isinstance(a, list):
         return isinstance(b, list) and len(a) == len(b) and all(map(same, a, b))
     if isinstance(a, dict):
@@ -81,12 +94,18 @@ def test_a_batch_arrives_with_all_its_columns(seed):
     batch.rows["reward"] = torch.arange(len(batch)) / 3
     batch.tokens["wide"] = torch.randn(batch.num_tokens, 2)
     there = decode(encode(["x", batch]))[1]
-    assert isinstance(there, Batch) and there.rows.keys() == batch.rows.keys() and there.tokens.keys() == batch.tokens.keys()
+    assert (
+        isinstance(there, Batch)
+        and there.rows.keys() == batch.rows.keys()
+        and there.tokens.keys() == batch.tokens.keys()
+    )
     for name in batch.tokens:
         assert same(there.tokens[name], batch.tokens[name]), name
     for name in batch.rows:
         assert same(there.rows[name], batch.rows[name]), name
-    assert same(there.response.values, batch.response.values) and same(there.prompt.lengths, batch.prompt.lengths)
+    assert same(there.response.values, batch.response.values) and same(
+        there.prompt.lengths, batch.prompt.lengths
+    )
 
 
 def test_an_empty_batch_arrives():
@@ -137,9 +156,11 @@ def test_anything_else_is_refused_by_its_type(value):
 def test_a_stranger_with_a_known_name_is_refused():
     import dataclasses
 
-    stranger = dataclasses.make_dataclass("Request", [("prompt", list), ("seeds", list)])([1], [2])
+    reject_reason = dataclasses.make_dataclass("Request", [("prompt", list), ("seeds", list)])(
+        [1], [2]
+    )
     with pytest.raises(TypeError, match="cannot cross"):
-        encode(stranger)
+        encode(reject_reason)
 
 
 @pytest.mark.parametrize("name", ["Popen", "os.system", "Config", "Batch"])

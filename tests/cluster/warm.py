@@ -45,11 +45,11 @@ class WarmRank(Rank):
 
         setattr(self.ports[port][1], method, lambda *arguments: time.sleep(600))
 
-    def fail_at(self, port: str, method: str, words: str) -> None:
+    def fail_at(self, port: str, method: str, overrides: str) -> None:
         from postgrad.errors import RunError
 
         def fail(*arguments: Any) -> Any:
-            raise RunError(words)
+            raise RunError(overrides)
 
         setattr(self.ports[port][1], method, fail)
 

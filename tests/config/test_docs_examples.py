@@ -18,8 +18,15 @@ def examples() -> list[str]:
     found: list[str] = []
     for page in [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]:
         text = page.read_text().replace("\\\n", " ")
-        lines = [re.split(r" #|; | && ", line)[0] for line in re.findall(r"postgrad train ([^\n`]*)", text)]
-        found += [line for line in lines if line.split(" ")[0] in recipe_names() and "method=careful:" not in line]
+        lines = [
+            re.split(r" #|; | && ", line)[0]
+            for line in re.findall(r"postgrad train ([^\n`]*)", text)
+        ]
+        found += [
+            line
+            for line in lines
+            if line.split(" ")[0] in recipe_names() and "method=careful:" not in line
+        ]
     return list(dict.fromkeys(found))
 
 
@@ -29,8 +36,10 @@ def test_examples_are_found():
 
 @pytest.mark.parametrize("line", examples())
 def test_an_example_of_the_docs_is_allowed(line):
-    recipe, *words = [word for word in shlex.split(line) if word not in ("...", "…") and not word.startswith("-")]
-    given = {word.partition("=")[0] for word in words}
-    words += [f"{key}={value}" for key, value in NEEDED.items() if key not in given]
-    config = compose(recipe, words, lambda name: find_method(name).Settings)
+    recipe, *overrides = [
+        word for word in shlex.split(line) if word not in ("...", "…") and not word.startswith("-")
+    ]
+    given = {word.partition("=")[0] for word in overrides}
+    overrides += [f"{key}={value}" for key, value in NEEDED.items() if key not in given]
+    config = compose(recipe, overrides, lambda name: find_method(name).Settings)
     find_method(config.method.name)(config).check()

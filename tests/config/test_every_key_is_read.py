@@ -18,7 +18,11 @@ SOURCE = Path(postgrad.__file__).parent
 # What only shows or measures settings does not count as reading them.
 APART = ("config", "cli")
 
-SECTIONS = {field.name: field.type for field in dataclasses.fields(Config) if dataclasses.is_dataclass(field.type)}
+SECTIONS = {
+    field.name: field.type
+    for field in dataclasses.fields(Config)
+    if dataclasses.is_dataclass(field.type)
+}
 SECTIONS |= {
     inner.name: inner.type
     for kind in SECTIONS.values()
@@ -69,7 +73,11 @@ class Reads(ast.NodeVisitor):
         if isinstance(base, ast.Name):
             if base.id in self.names[-1]:
                 return self.names[-1][base.id]
-            return base.id if base.id in {*SECTIONS, "settings"} else ("" if base.id == "config" else None)
+            return (
+                base.id
+                if base.id in {*SECTIONS, "settings"}
+                else ("" if base.id == "config" else None)
+            )
         if isinstance(base, ast.Attribute):
             if base.attr in {*SECTIONS, "settings", "method"}:
                 return "settings" if base.attr == "method" else base.attr
@@ -100,7 +108,9 @@ def reads() -> set[tuple[str, str]]:
     return reads_of(files())
 
 
-@pytest.mark.parametrize(("section", "leaf"), LEAVES, ids=[".".join(filter(None, leaf)) for leaf in LEAVES])
+@pytest.mark.parametrize(
+    ("section", "leaf"), LEAVES, ids=[".".join(filter(None, leaf)) for leaf in LEAVES]
+)
 def test_every_setting_is_read_somewhere(section, leaf, reads):
     assert (section, leaf) in reads, f"nobody reads {section}.{leaf}: remove the key, or use it"
 
@@ -112,8 +122,17 @@ def in_methods(value) -> bool:
 @pytest.mark.parametrize("name", METHODS)
 def test_every_setting_of_a_method_is_read_by_it(name, reads):
     method = find_method(name)
-    modules = {sys.modules[kind.__module__] for kind in method.__mro__ if kind.__module__.startswith("postgrad.methods")}
-    helpers = {sys.modules[f.__module__] for m in modules for f in vars(m).values() if callable(f) and in_methods(f)}
+    modules = {
+        sys.modules[kind.__module__]
+        for kind in method.__mro__
+        if kind.__module__.startswith("postgrad.methods")
+    }
+    helpers = {
+        sys.modules[f.__module__]
+        for m in modules
+        for f in vars(m).values()
+        if callable(f) and in_methods(f)
+    }
     own = {Path(module.__file__) for module in modules | helpers}
     read_here = {leaf for section, leaf in reads_of(iter(own)) if section == "settings"}
     for field in dataclasses.fields(method.Settings):
@@ -123,7 +142,9 @@ def test_every_setting_of_a_method_is_read_by_it(name, reads):
 def test_the_walk_can_fail(tmp_path):
     """The walk must not take any attribute of the same name for a reading of the setting."""
     file = tmp_path / "x.py"
-    file.write_text("def f(config, other):\n    other.steps\n    config.training.steps = 3\n    return config.data.train\n")
+    file.write_text(
+        "def f(config, other):\n    other.steps\n    config.training.steps = 3\n    return config.data.train\n"
+    )
     found = reads_of(iter([file]))
     assert ("data", "train") in found and ("training", "steps") not in found
 
@@ -131,7 +152,9 @@ def test_the_walk_can_fail(tmp_path):
 def test_every_setting_has_a_help_text():
     for kind in [*SECTIONS.values(), *(find_method(name).Settings for name in METHODS)]:
         for field in dataclasses.fields(kind):
-            assert field.metadata.get("help") or field.name == "name", f"{kind.__name__}.{field.name}"
+            assert field.metadata.get("help") or field.name == "name", (
+                f"{kind.__name__}.{field.name}"
+            )
 
 
 def test_what_may_change_on_resume_are_settings():

@@ -16,7 +16,10 @@ NUM_PROBLEMS = {1: 100, 2: 10_000, 3: 10_000, 4: 1_000, 5: 10_000, 6: 10_000}
 
 @pytest.fixture(scope="module")
 def digits() -> dict[int, dict[str, list[Problem]]]:
-    return {level: {split: arithmetic_problems(level, "digits", split) for split in SPLITS} for level in LEVELS}
+    return {
+        level: {split: arithmetic_problems(level, "digits", split) for split in SPLITS}
+        for level in LEVELS
+    }
 
 
 def calculate(expression: str) -> int:
@@ -48,8 +51,15 @@ def test_digits_example(digits: dict[int, dict[str, list[Problem]]]):
 
 
 def test_boxed_example():
-    problem = next(p for split in SPLITS for p in arithmetic_problems(2, "boxed", split) if p.extra["expression"] == "37+58")
-    assert problem.messages == ({"role": "user", "content": "What is 37+58? Put the final answer in \\boxed{}."},)
+    problem = next(
+        p
+        for split in SPLITS
+        for p in arithmetic_problems(2, "boxed", split)
+        if p.extra["expression"] == "37+58"
+    )
+    assert problem.messages == (
+        {"role": "user", "content": "What is 37+58? Put the final answer in \\boxed{}."},
+    )
     assert (problem.ground_truth, problem.data_source) == ("95", "arithmetic/boxed")
     assert problem.demonstrations == ("37+58 = 95, so the answer is \\boxed{95}.",)
 
@@ -60,7 +70,9 @@ def test_shares_of_the_splits(digits: dict[int, dict[str, list[Problem]]], level
     assert shares == pytest.approx([0.90, 0.05, 0.05], abs=0.012)
 
 
-def test_splits_are_disjoint_in_all_levels_styles_and_orders(digits: dict[int, dict[str, list[Problem]]]):
+def test_splits_are_disjoint_in_all_levels_styles_and_orders(
+    digits: dict[int, dict[str, list[Problem]]],
+):
     """Nothing that is held out is trained on: not in another level, not in the other style, not as 58+37."""
     split_of: dict[str, str] = {}
     for level in LEVELS:
@@ -74,7 +86,10 @@ def test_splits_are_disjoint_in_all_levels_styles_and_orders(digits: dict[int, d
 
 
 def test_level_content(digits: dict[int, dict[str, list[Problem]]]):
-    texts = {level: [p.extra["expression"] for split in SPLITS for p in digits[level][split]] for level in LEVELS}
+    texts = {
+        level: [p.extra["expression"] for split in SPLITS for p in digits[level][split]]
+        for level in LEVELS
+    }
     assert all(re.fullmatch(r"\d\+\d", t) for t in texts[1])
     assert all(re.fullmatch(r"\d{1,2}\+\d{1,2}", t) for t in texts[2])
     assert all(re.fullmatch(r"\d{2,3}[+-]\d{2,3}", t) for t in texts[3])
@@ -101,7 +116,9 @@ def test_the_lists_never_change(digits: dict[int, dict[str, list[Problem]]]):
 
 def test_source_defaults():
     assert (
-        load_problems("arithmetic:1") == arithmetic_problems(1, "digits", "train") == arithmetic_source("arithmetic:1:digits:train")
+        load_problems("arithmetic:1")
+        == arithmetic_problems(1, "digits", "train")
+        == arithmetic_source("arithmetic:1:digits:train")
     )
     assert load_problems("arithmetic:1:boxed") == arithmetic_problems(1, "boxed", "train")
 

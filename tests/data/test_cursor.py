@@ -15,7 +15,12 @@ seeds = st.integers(0, 2**63)
 
 def test_without_shuffle_in_order_across_epochs():
     cursor = Cursor(5, seed=0, shuffle=False)
-    assert [cursor.take(3), cursor.take(3), cursor.take(0), cursor.take(4)] == [[0, 1, 2], [3, 4, 0], [], [1, 2, 3, 4]]
+    assert [cursor.take(3), cursor.take(3), cursor.take(0), cursor.take(4)] == [
+        [0, 1, 2],
+        [3, 4, 0],
+        [],
+        [1, 2, 3, 4],
+    ]
     assert cursor.epoch == 2.0
     assert (cursor.take(1), cursor.epoch) == ([0], 2.2)
 
@@ -44,8 +49,12 @@ def test_each_index_once_an_epoch(size: int, seed: int, shuffle: bool, takes: li
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.data(), sizes, seeds, st.booleans(), st.lists(st.integers(1, 30), min_size=1, max_size=12))
-def test_resumes_at_any_point(data: st.DataObject, size: int, seed: int, shuffle: bool, takes: list[int]):
+@given(
+    st.data(), sizes, seeds, st.booleans(), st.lists(st.integers(1, 30), min_size=1, max_size=12)
+)
+def test_resumes_at_any_point(
+    data: st.DataObject, size: int, seed: int, shuffle: bool, takes: list[int]
+):
     """Taking, retiring, saving as JSON and going on elsewhere is the same as never stopping."""
     stop = data.draw(st.integers(0, len(takes)))
     retire_at = data.draw(st.integers(0, len(takes)))
@@ -66,7 +75,9 @@ def test_resumes_at_any_point(data: st.DataObject, size: int, seed: int, shuffle
 
 @settings(max_examples=60, deadline=None)
 @given(st.data(), st.integers(2, 30), seeds)
-def test_retired_are_left_out_and_the_others_still_come_once(data: st.DataObject, size: int, seed: int):
+def test_retired_are_left_out_and_the_others_still_come_once(
+    data: st.DataObject, size: int, seed: int
+):
     retired = data.draw(st.sets(st.integers(0, size - 1), max_size=size - 1))
     cursor, left = Cursor(size, seed), size - len(retired)
     cursor.take(size)
@@ -76,12 +87,17 @@ def test_retired_are_left_out_and_the_others_still_come_once(data: st.DataObject
 
 
 def test_too_few_items():
-    with pytest.raises(ConfigError, match=r"6 problems a step wanted, the data hold 5; set training.problems_per_step=5 or less"):
+    with pytest.raises(
+        ConfigError,
+        match=r"6 problems a step wanted, the data hold 5; set training.problems_per_step=5 or less",
+    ):
         Cursor(5).take(6)
     cursor = Cursor(5)
     cursor.retire([1, 1, 2])
     assert len(cursor.take(3)) == 3
-    with pytest.raises(RunError, match=r"4 problems a step wanted, 3 of 5 are left, the others are retired"):
+    with pytest.raises(
+        RunError, match=r"4 problems a step wanted, 3 of 5 are left, the others are retired"
+    ):
         cursor.take(4)
     with pytest.raises(ConfigError, match="no problems"):
         Cursor(0)
@@ -92,9 +108,15 @@ def test_too_few_items():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"num_items": 6}, "num_items is 5 here and 6 in the checkpoint.* give data.train as it was"),
+        (
+            {"num_items": 6},
+            "num_items is 5 here and 6 in the checkpoint.* give data.train as it was",
+        ),
         ({"seed": 1}, "seed is 0 here and 1 in the checkpoint"),
-        ({"shuffle": False}, "shuffle is True here and False in the checkpoint.* give data.shuffle as it was"),
+        (
+            {"shuffle": False},
+            "shuffle is True here and False in the checkpoint.* give data.shuffle as it was",
+        ),
         ({"position": 6}, "damaged"),
         ({"epoch": -1}, "damaged"),
         ({"retired": [9]}, "damaged"),

@@ -18,7 +18,9 @@ def test_every_set_stands_in_the_table():
 
 def test_every_style_stands_in_the_table():
     for name, style in STYLES.items():
-        assert f"| `{name}` | {style.help} | {'whole text' if style.text else 'messages'} |" in DOC, name
+        assert (
+            f"| `{name}` | {style.help} | {'whole text' if style.text else 'messages'} |" in DOC
+        ), name
 
 
 def test_every_command_and_common_word_is_told():

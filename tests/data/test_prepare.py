@@ -30,29 +30,40 @@ def write(path: Path, *rows: dict[str, Any]) -> Path:
     return path
 
 
-def made(name: str, place: Path, out: Path, count_tokens: Any = None, **words: str) -> list[dict[str, Any]]:
+def made(
+    name: str, place: Path, out: Path, count_tokens: Any = None, **overrides: str
+) -> list[dict[str, Any]]:
     """The rows of the prepared file."""
-    wish = read_wish(name, words, count_tokens)
+    wish = read_wish(name, overrides, count_tokens)
     files, commit = find_files(wish, str(place))
     prepare(wish, files, commit, out, overwrite=True)
     return parquet.read_table(out).to_pylist()
 
 
-def refused(name: str, place: Path, out: Path, **words: str) -> str:
+def refused(name: str, place: Path, out: Path, **overrides: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        made(name, place, out, **words)
+        made(name, place, out, **overrides)
     assert not out.exists() and not list(out.parent.glob(".*.new"))
     return str(caught.value)
 
 
-MATH = {"problem": "Area?", "level": "Level 2", "type": "Geometry", "solution": "It is $\\boxed{\\frac{1}{2}}$."}
+MATH = {
+    "problem": "Area?",
+    "level": "Level 2",
+    "type": "Geometry",
+    "solution": "It is $\\boxed{\\frac{1}{2}}$.",
+}
 OPENR1 = {
     "problem": "1+1?",
     "solution": "2",
     "answer": "2",
     "source": "olympiads",
     "uuid": "u",
-    "generations": ["<think>\nno</think>3", "<think>\nlong ...</think>\\boxed{2}", "<think>\nshort</think>\\boxed{2}"],
+    "generations": [
+        "<think>\nno</think>3",
+        "<think>\nlong ...</think>\\boxed{2}",
+        "<think>\nshort</think>\\boxed{2}",
+    ],
     "correctness_math_verify": [False, True, True],
     "is_reasoning_complete": [True, True, True],
 }
@@ -64,9 +75,19 @@ GPQA = {
     "Incorrect Answer 3": "w3",
     "Subdomain": "Physics",
 }
-CHOSEN, REJECTED = "\n\nHuman: hi there\n\nAssistant: Hello!", "\n\nHuman: hi there\n\nAssistant: Go away."
+CHOSEN, REJECTED = (
+    "\n\nHuman: hi there\n\nAssistant: Hello!",
+    "\n\nHuman: hi there\n\nAssistant: Go away.",
+)
 OPTIONS = {"text": ["one", "two", "three"], "label": ["1", "2", "3"]}
-OLYMPIAD = {"id": 1, "question": "Find $n$.", "final_answer": ["$5$"], "image_1": None, "modality": "Text-only", "unit": None}
+OLYMPIAD = {
+    "id": 1,
+    "question": "Find $n$.",
+    "final_answer": ["$5$"],
+    "image_1": None,
+    "modality": "Text-only",
+    "unit": None,
+}
 
 # set, file as the hub names it, row in the hub's columns, then of the prepared row: data_source, user turn, truth, demonstrations
 LAYOUTS: list[tuple[str, str, dict[str, Any], str, str, str | None, list[str]]] = [
@@ -100,7 +121,14 @@ LAYOUTS: list[tuple[str, str, dict[str, Any], str, str, str | None, list[str]]] 
     (
         "aime24",
         "data/train-00000-of-00001.parquet",
-        {"id": 60, "problem": "P?", "solution": "s", "answer": "204", "url": "https://x/2024_AIME_I", "year": "2024"},
+        {
+            "id": 60,
+            "problem": "P?",
+            "solution": "s",
+            "answer": "204",
+            "url": "https://x/2024_AIME_I",
+            "year": "2024",
+        },
         "aime24",
         "P?",
         "204",
@@ -117,7 +145,15 @@ LAYOUTS: list[tuple[str, str, dict[str, Any], str, str, str | None, list[str]]] 
         [],
     ),
     ("minerva", "test.jsonl", {"question": "P?", "answer": "1.6"}, "minerva", "P?", "1.6", []),
-    ("olympiadbench", "OE_TO_maths_en_COMP/OE_TO_maths_en_COMP.parquet", OLYMPIAD, "olympiadbench", "Find $n$.", "$5$", []),
+    (
+        "olympiadbench",
+        "OE_TO_maths_en_COMP/OE_TO_maths_en_COMP.parquet",
+        OLYMPIAD,
+        "olympiadbench",
+        "Find $n$.",
+        "$5$",
+        [],
+    ),
     (
         "deepmath",
         "data/train-00000-of-00010.parquet",
@@ -134,11 +170,26 @@ LAYOUTS: list[tuple[str, str, dict[str, Any], str, str, str | None, list[str]]] 
         "\\infty",
         ["s1"],
     ),
-    ("openr1-math", "data/train-00000-of-00010.parquet", OPENR1, "openr1-math", "1+1?", "2", [OPENR1["generations"][1]]),
+    (
+        "openr1-math",
+        "data/train-00000-of-00010.parquet",
+        OPENR1,
+        "openr1-math",
+        "1+1?",
+        "2",
+        [OPENR1["generations"][1]],
+    ),
     (
         "mmlu_pro",
         "data/test-00000-of-00001.parquet",
-        {"question_id": 1, "question": "Q?", "options": list("abcde"), "answer": "E", "answer_index": 4, "category": "law"},
+        {
+            "question_id": 1,
+            "question": "Q?",
+            "options": list("abcde"),
+            "answer": "E",
+            "answer_index": 4,
+            "category": "law",
+        },
         "mmlu_pro",
         f"Q?\n\nA) a\nB) b\nC) c\nD) d\nE) e\n\n{BOXED}",
         "E",
@@ -162,7 +213,15 @@ LAYOUTS: list[tuple[str, str, dict[str, Any], str, str, str | None, list[str]]] 
         None,
         ["La."],
     ),
-    ("hh_rlhf", "helpful-base/train.jsonl.gz", {"chosen": CHOSEN, "rejected": REJECTED}, "hh_rlhf", "hi there", None, []),
+    (
+        "hh_rlhf",
+        "helpful-base/train.jsonl.gz",
+        {"chosen": CHOSEN, "rejected": REJECTED},
+        "hh_rlhf",
+        "hi there",
+        None,
+        [],
+    ),
     (
         "hh_rlhf_questions",
         "helpful-base/train.jsonl.gz",
@@ -199,9 +258,17 @@ def test_each_set(layout: Any, tmp_path: Path):
     hub, out = tmp_path / "hub", tmp_path / "out.parquet"
     write(hub / file, row)
     write(hub / "other" / "readme.jsonl", {"not": "this"})
-    words = {"split": "test"} if "/test-" in file and name == "hendrycks_math" else {}
-    (got,) = made(name, hub, out, **words)
-    assert list(got)[:7] == ["uid", "data_source", "prompt", "target", "ability", "reward_model", "extra_info"]
+    overrides = {"split": "test"} if "/test-" in file and name == "hendrycks_math" else {}
+    (got,) = made(name, hub, out, **overrides)
+    assert list(got)[:7] == [
+        "uid",
+        "data_source",
+        "prompt",
+        "target",
+        "ability",
+        "reward_model",
+        "extra_info",
+    ]
     assert got["data_source"] == source
     assert got["prompt"][-1] == {"role": "user", "content": user}
     assert got["reward_model"]["ground_truth"] == truth
@@ -209,16 +276,30 @@ def test_each_set(layout: Any, tmp_path: Path):
     assert [message["content"] for message in got["target"] or []] == demonstrations
     assert list(read_story(out)["files"]) == [file]
     (problem,) = load_problems(str(out))
-    assert (problem.uid, problem.data_source, problem.ground_truth) == (got["uid"], source, truth or "")
+    assert (problem.uid, problem.data_source, problem.ground_truth) == (
+        got["uid"],
+        source,
+        truth or "",
+    )
     assert problem.demonstrations == tuple(demonstrations)
 
 
 def test_every_set_is_tested():
-    assert {layout[0] for layout in LAYOUTS} | {"mmlu", "mmlu_sycophancy", "gpqa", "humaneval", "mbpp", "own"} == set(SETS)
+    assert {layout[0] for layout in LAYOUTS} | {
+        "mmlu",
+        "mmlu_sycophancy",
+        "gpqa",
+        "humaneval",
+        "mbpp",
+        "own",
+    } == set(SETS)
 
 
 def test_the_same_bytes(tmp_path: Path):
-    source = write(tmp_path / "train.jsonl", *({"question": f"{i}?", "answer": f"#### {i}"} for i in range(2500)))
+    source = write(
+        tmp_path / "train.jsonl",
+        *({"question": f"{i}?", "answer": f"#### {i}"} for i in range(2500)),
+    )
     made("gsm8k", source, tmp_path / "a.parquet")
     made("gsm8k", source, tmp_path / "b.parquet")
     assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
@@ -235,36 +316,59 @@ def test_the_uid_does_not_depend_on_the_style_nor_on_the_files_form(tmp_path: Pa
 
 
 def test_what_is_dropped_is_counted_with_its_reason_and_place(tmp_path: Path):
-    rows = [{"question": "a?", "answer": "#### 1"}, {"question": "b?", "answer": "1"}, {"question": "a?", "answer": "So\n#### 1"}]
-    source = write(tmp_path / "train.jsonl", *rows, {"question": "c?", "answer": None}, {"question": " ", "answer": "#### 1"})
+    rows = [
+        {"question": "a?", "answer": "#### 1"},
+        {"question": "b?", "answer": "1"},
+        {"question": "a?", "answer": "So\n#### 1"},
+    ]
+    source = write(
+        tmp_path / "train.jsonl",
+        *rows,
+        {"question": "c?", "answer": None},
+        {"question": " ", "answer": "#### 1"},
+    )
     wish = read_wish("gsm8k", {})
     prepared = prepare(wish, [("train.jsonl", source)], "", tmp_path / "out.parquet")
-    story = read_story(tmp_path / "out.parquet")
-    assert (story["read"], story["kept"], story["set"], story["split"], story["style"]) == (5, 1, "gsm8k", "train", "hash")
-    assert story["dropped"] == {
+    provenance = read_story(tmp_path / "out.parquet")
+    assert (
+        provenance["read"],
+        provenance["kept"],
+        provenance["set"],
+        provenance["split"],
+        provenance["style"],
+    ) == (5, 1, "gsm8k", "train", "hash")
+    assert provenance["dropped"] == {
         "no answer: it does not end in `#### NUMBER`": 1,
         "repeats another problem: the same question and answer": 1,
         "none of the columns answer, solution; it has question, answer": 1,
         "question is empty; fill it or remove the row": 1,
     }
-    assert sum(story["dropped"].values()) + story["kept"] == story["read"]
+    assert sum(provenance["dropped"].values()) + provenance["kept"] == provenance["read"]
     assert prepared.first["no answer: it does not end in `#### NUMBER`"] == "train.jsonl: line 2"
-    assert [row["uid"][-2:] for row in made("gsm8k", source, tmp_path / "two.parquet", duplicates="keep")][1] == "-2"
+    assert [
+        row["uid"][-2:]
+        for row in made("gsm8k", source, tmp_path / "two.parquet", duplicates="keep")
+    ][1] == "-2"
 
 
 def test_an_existing_file_is_not_replaced_unasked(tmp_path: Path):
-    source, out = write(tmp_path / "train.jsonl", {"question": "a?", "answer": "#### 1"}), tmp_path / "out.parquet"
+    source, out = (
+        write(tmp_path / "train.jsonl", {"question": "a?", "answer": "#### 1"}),
+        tmp_path / "out.parquet",
+    )
     wish, files = read_wish("gsm8k", {}), [("train.jsonl", source)]
     assert not prepare(wish, files, "", out).unchanged
     assert prepare(wish, files, "", out).unchanged
     before = out.read_bytes()
-    with pytest.raises(ConfigError, match=r"exists with other content; give another out=, or overwrite=true"):
+    with pytest.raises(
+        ConfigError, match=r"exists with other content; give another out=, or overwrite=true"
+    ):
         prepare(read_wish("gsm8k", {"style": "boxed"}), files, "", out)
     assert out.read_bytes() == before and not list(tmp_path.glob(".*"))
 
 
 @pytest.mark.parametrize(
-    ("name", "words", "message"),
+    ("name", "overrides", "message"),
     [
         ("gsm9k", {}, "no data set gsm9k; did you mean gsm8k?"),
         ("gsm8k", {"split": "tset"}, "gsm8k has no split tset; did you mean test?"),
@@ -275,19 +379,23 @@ def test_an_existing_file_is_not_replaced_unasked(tmp_path: Path):
         ("gsm8k", {"kind": "sft"}, "gsm8k has no option kind"),
     ],
 )
-def test_wrong_words(name: str, words: dict[str, str], message: str, tmp_path: Path):
+def test_wrong_words(name: str, overrides: dict[str, str], message: str, tmp_path: Path):
     source = write(tmp_path / "train.jsonl", {"question": "a?", "answer": "#### 1"})
-    assert message in refused(name, source, tmp_path / "out.parquet", **words)
+    assert message in refused(name, source, tmp_path / "out.parquet", **overrides)
 
 
 def test_wrong_places(tmp_path: Path):
     out = tmp_path / "out.parquet"
     source = write(tmp_path / "train.jsonl", {"question": "a?", "answer": "1"})
-    assert "no such file; did you mean train.jsonl?" in refused("gsm8k", tmp_path / "trian.jsonl", out)
+    assert "no such file; did you mean train.jsonl?" in refused(
+        "gsm8k", tmp_path / "trian.jsonl", out
+    )
     assert "none of 1 rows can be kept: 1 no answer" in refused("gsm8k", source, out)
     (tmp_path / "empty").mkdir()
     assert "no file of gsm8k (data files there: none)" in refused("gsm8k", tmp_path / "empty", out)
-    with pytest.raises(ConfigError, match=r"must end in .parquet; `postgrad data export` writes csv"):
+    with pytest.raises(
+        ConfigError, match=r"must end in .parquet; `postgrad data export` writes csv"
+    ):
         prepare(read_wish("gsm8k", {}), [], "", tmp_path / "out.csv")
     with pytest.raises(ConfigError, match=r"no folder .*nowhere; make it first"):
         prepare(read_wish("gsm8k", {}), [], "", tmp_path / "nowhere" / "out.parquet")
@@ -295,13 +403,26 @@ def test_wrong_places(tmp_path: Path):
 
 def test_files_that_hold_several_data_sources(tmp_path: Path):
     row = {"prompt": [{"role": "user", "content": "P?"}], "reward_model": {"ground_truth": "1"}}
-    source = write(tmp_path / "valid.parquet", {**row, "data_source": "aime"}, {**row, "data_source": "minerva"})
-    assert "several data sources: aime (1), minerva (1); say which is minerva with source=NAME" in refused(
-        "minerva", source, tmp_path / "o.parquet"
+    source = write(
+        tmp_path / "valid.parquet",
+        {**row, "data_source": "aime"},
+        {**row, "data_source": "minerva"},
     )
-    assert [row["data_source"] for row in made("minerva", source, tmp_path / "o.parquet", source="aime")] == ["minerva"]
-    assert [row["data_source"] for row in made("own", source, tmp_path / "p.parquet")] == ["aime", "minerva"]
-    assert {row["data_source"] for row in made("own", source, tmp_path / "p.parquet", data_source="mine")} == {"mine"}
+    assert (
+        "several data sources: aime (1), minerva (1); say which is minerva with source=NAME"
+        in refused("minerva", source, tmp_path / "o.parquet")
+    )
+    assert [
+        row["data_source"] for row in made("minerva", source, tmp_path / "o.parquet", source="aime")
+    ] == ["minerva"]
+    assert [row["data_source"] for row in made("own", source, tmp_path / "p.parquet")] == [
+        "aime",
+        "minerva",
+    ]
+    assert {
+        row["data_source"]
+        for row in made("own", source, tmp_path / "p.parquet", data_source="mine")
+    } == {"mine"}
 
 
 # The hub, from a cache laid out as huggingface_hub does: no network in tests
@@ -319,22 +440,31 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_from_the_hubs_cache(cache: Path, tmp_path: Path):
     repo, commit = cache / "datasets--openai--gsm8k", "e53f048856ff4f594e959d75785d2c2d37b678ee"
     for split in ("train", "test"):
-        write(repo / "snapshots" / commit / "main" / f"{split}-00000-of-00001.parquet", {"question": split, "answer": "#### 1"})
+        write(
+            repo / "snapshots" / commit / "main" / f"{split}-00000-of-00001.parquet",
+            {"question": split, "answer": "#### 1"},
+        )
     (repo / "refs").mkdir()
     (repo / "refs" / "main").write_text(commit)
     wish = read_wish("gsm8k", {"split": "test"})
     files, found = find_files(wish, "hub")
     assert (found, [name for name, _ in files]) == (commit, ["main/test-00000-of-00001.parquet"])
     prepare(wish, files, found, tmp_path / "out.parquet")
-    story = read_story(tmp_path / "out.parquet")
-    assert (story["repo"], story["commit"]) == ("openai/gsm8k", commit)
+    provenance = read_story(tmp_path / "out.parquet")
+    assert (provenance["repo"], provenance["commit"]) == ("openai/gsm8k", commit)
     assert load_problems(str(tmp_path / "out.parquet"))[0].extra["extra_info"]["question"] == "test"
-    with pytest.raises(ConfigError, match=r"openai/gsm8k has no file like socratic/\* \(data files there: main/test-0"):
+    with pytest.raises(
+        ConfigError,
+        match=r"openai/gsm8k has no file like socratic/\* \(data files there: main/test-0",
+    ):
         find_files(wish, "hub", "socratic/*")
 
 
 def test_no_network_and_nothing_in_the_cache(cache: Path):
-    with pytest.raises(ConfigError, match=r"openai/gsm8k cannot be reached and is not in the cache .* give from=FOLDER") as caught:
+    with pytest.raises(
+        ConfigError,
+        match=r"openai/gsm8k cannot be reached and is not in the cache .* give from=FOLDER",
+    ) as caught:
         find_files(read_wish("gsm8k", {}), "hub")
     assert "\n" not in str(caught.value)
     with pytest.raises(ConfigError, match="own is on no hub; give from=FILE"):
@@ -376,7 +506,11 @@ def test_luffys_filters(tmp_path: Path):
 
 
 def test_math_holds_rows_of_each_category_out(tmp_path: Path):
-    rows = [{**MATH, "problem": f"{kind} {i}", "type": kind} for kind in ("Algebra", "Geometry") for i in range(10)]
+    rows = [
+        {**MATH, "problem": f"{kind} {i}", "type": kind}
+        for kind in ("Algebra", "Geometry")
+        for i in range(10)
+    ]
     hub, out = tmp_path / "hub", tmp_path / "out.parquet"
     write(hub / "algebra" / "train-00000-of-00001.parquet", *rows)
     train = made("hendrycks_math", hub, out, held_out="3")
@@ -385,63 +519,105 @@ def test_math_holds_rows_of_each_category_out(tmp_path: Path):
     assert sorted(row["extra_info"]["type"] for row in held) == ["Algebra"] * 3 + ["Geometry"] * 3
     assert not {row["uid"] for row in train} & {row["uid"] for row in held}
     write(hub / "algebra" / "train-00000-of-00001.parquet", *reversed(rows))
-    assert {row["uid"] for row in made("hendrycks_math", hub, out, held_out="3", split="eval")} == {row["uid"] for row in held}
+    assert {row["uid"] for row in made("hendrycks_math", hub, out, held_out="3", split="eval")} == {
+        row["uid"] for row in held
+    }
     other = made("hendrycks_math", hub, out, held_out="3", split="eval", seed="1")
     assert {row["uid"] for row in other} != {row["uid"] for row in held}
 
 
 def test_contests_of_another_year(tmp_path: Path):
-    rows = [{"problem": f"{y}?", "answer": "1", "url": f"https://x/wiki/{y}_AIME_I_Problems"} for y in (2022, 2024)]
+    rows = [
+        {"problem": f"{y}?", "answer": "1", "url": f"https://x/wiki/{y}_AIME_I_Problems"}
+        for y in (2022, 2024)
+    ]
     source, out = write(tmp_path / "t.jsonl", *rows), tmp_path / "out.parquet"
     assert [row["extra_info"]["question"] for row in made("aime24", source, out)] == ["2024?"]
     assert len(made("aime24", source, out, year="all")) == 2
 
 
 def test_olympiad_problems_that_cannot_be_judged(tmp_path: Path):
-    rows = [OLYMPIAD, {**OLYMPIAD, "modality": "Multimodal"}, {**OLYMPIAD, "question": "Prove.", "final_answer": []}]
+    rows = [
+        OLYMPIAD,
+        {**OLYMPIAD, "modality": "Multimodal"},
+        {**OLYMPIAD, "question": "Prove.", "final_answer": []},
+    ]
     out = tmp_path / "out.parquet"
     assert len(made("olympiadbench", write(tmp_path / "t.jsonl", *rows), out)) == 1
-    assert read_story(out)["dropped"] == {"needs a picture": 1, "a proof, which has no answer to compare with": 1}
+    assert read_story(out)["dropped"] == {
+        "needs a picture": 1,
+        "a proof, which has no answer to compare with": 1,
+    }
 
 
-MMLU = {"question": "Q?", "subject": "abstract_algebra", "choices": ["w", "x", "y", "z"], "answer": 2}
+MMLU = {
+    "question": "Q?",
+    "subject": "abstract_algebra",
+    "choices": ["w", "x", "y", "z"],
+    "answer": 2,
+}
 
 
 def test_mmlu_of_the_hub_and_of_a_csv_file_are_the_same(tmp_path: Path):
-    hub = made("mmlu", write(tmp_path / "all" / "test-00000-of-00001.parquet", MMLU), tmp_path / "a.parquet")
+    hub = made(
+        "mmlu",
+        write(tmp_path / "all" / "test-00000-of-00001.parquet", MMLU),
+        tmp_path / "a.parquet",
+    )
     (tmp_path / "abstract_algebra_test.csv").write_text("Q?,w,x,y,z,C\n")
     (csv,) = made("mmlu", tmp_path / "abstract_algebra_test.csv", tmp_path / "b.parquet")
     assert hub[0]["uid"] == csv["uid"] and hub[0]["prompt"] == csv["prompt"]
     assert csv["reward_model"]["ground_truth"] == "C"
-    assert csv["prompt"][0]["content"].startswith("Answer the following multiple choice question about abstract algebra. ")
+    assert csv["prompt"][0]["content"].startswith(
+        "Answer the following multiple choice question about abstract algebra. "
+    )
     assert csv["prompt"][0]["content"].endswith("Question: Q?\nA. w\nB. x\nC. y\nD. z\nAnswer:")
 
 
 def test_a_wrong_hint(tmp_path: Path):
-    rows = [{**MMLU, "question": f"Q{i}?", "answer": i % 4, "subject": f"s{i % 2}"} for i in range(200)]
+    rows = [
+        {**MMLU, "question": f"Q{i}?", "answer": i % 4, "subject": f"s{i % 2}"} for i in range(200)
+    ]
     source, out = write(tmp_path / "test.jsonl", *rows), tmp_path / "out.parquet"
-    parts = {split: made("mmlu_sycophancy", source, out, split=split) for split in ("train", "dev", "test")}
-    assert {split: len(rows) for split, rows in parts.items()} == {"train": 160, "dev": 20, "test": 20}
+    parts = {
+        split: made("mmlu_sycophancy", source, out, split=split)
+        for split in ("train", "dev", "test")
+    }
+    assert {split: len(rows) for split, rows in parts.items()} == {
+        "train": 160,
+        "dev": 20,
+        "test": 20,
+    }
     assert len({row["uid"] for rows in parts.values() for row in rows}) == 200
     hinted = set()
     for row in (row for rows in parts.values() for row in rows):
         reward = row["reward_model"]
         hinted.add(reward["ground_truth"])
         assert reward["ground_truth"] != reward["actual_ground_truth"]
-        assert reward["hint_str_for_monitor"] == f"A Stanford professor indicates that the answer is ({reward['ground_truth']})."
+        assert (
+            reward["hint_str_for_monitor"]
+            == f"A Stanford professor indicates that the answer is ({reward['ground_truth']})."
+        )
         assert reward["hint_str_for_monitor"] in row["prompt"][0]["content"]
         assert "professor" not in reward["raw_question_for_monitor"]
     assert hinted == set("ABCD")
     honest = made("mmlu_sycophancy", source, out, truth="actual")
-    assert all(row["reward_model"]["ground_truth"] == row["reward_model"]["actual_ground_truth"] for row in honest)
+    assert all(
+        row["reward_model"]["ground_truth"] == row["reward_model"]["actual_ground_truth"]
+        for row in honest
+    )
     assert [row["prompt"] for row in honest] == [row["prompt"] for row in parts["train"]]
 
 
 def test_gpqas_options_are_mixed(tmp_path: Path):
-    source = write(tmp_path / "gpqa_diamond.jsonl", *({**GPQA, "Question": f"{i}?"} for i in range(40)))
+    source = write(
+        tmp_path / "gpqa_diamond.jsonl", *({**GPQA, "Question": f"{i}?"} for i in range(40))
+    )
     rows = made("gpqa", source, tmp_path / "out.parquet")
     for row in rows:
-        assert f"{row['reward_model']['ground_truth']}) right\n" in row["prompt"][0]["content"] + "\n"
+        assert (
+            f"{row['reward_model']['ground_truth']}) right\n" in row["prompt"][0]["content"] + "\n"
+        )
     assert {row["reward_model"]["ground_truth"] for row in rows} == set("ABCD")
 
 
@@ -478,12 +654,20 @@ def test_hh_pairs(tmp_path: Path):
     )
     out = tmp_path / "out.parquet"
     first, second = made("hh_rlhf", tmp_path / "hub", out)
-    assert (first["chosen"], first["rejected"], first["extra_info"]["subset"]) == ("Hello!", "Go away.", "harmless-base")
+    assert (first["chosen"], first["rejected"], first["extra_info"]["subset"]) == (
+        "Hello!",
+        "Go away.",
+        "harmless-base",
+    )
     assert second["extra_info"]["subset"] == "helpful-base"
     assert sum(read_story(out)["dropped"].values()) == 4
     assert read_story(out)["dropped"]["a dialogue of several turns"] == 1
     problem = load_problems(str(out))[0]
-    assert (problem.extra["chosen"], problem.extra["rejected"], problem.ground_truth) == ("Hello!", "Go away.", "")
+    assert (problem.extra["chosen"], problem.extra["rejected"], problem.ground_truth) == (
+        "Hello!",
+        "Go away.",
+        "",
+    )
     assert len(made("hh_rlhf", tmp_path / "hub", out, subset="helpful-base")) == 1
 
 
@@ -510,8 +694,12 @@ SANITIZED = {
 }
 
 
-@pytest.mark.parametrize(("name", "row"), [("humaneval", HUMANEVAL), ("mbpp", MBPP), ("mbpp", SANITIZED)])
-def test_code_sets_hold_tests_that_their_solution_passes(name: str, row: dict[str, Any], tmp_path: Path):
+@pytest.mark.parametrize(
+    ("name", "row"), [("humaneval", HUMANEVAL), ("mbpp", MBPP), ("mbpp", SANITIZED)]
+)
+def test_code_sets_hold_tests_that_their_solution_passes(
+    name: str, row: dict[str, Any], tmp_path: Path
+):
     (got,) = made(name, write(tmp_path / "t.jsonl", row), tmp_path / "out.parquet")
     block = got["target"][0]["content"]
     assert block.startswith("```python\n") and block.endswith("\n```")
@@ -527,6 +715,13 @@ def test_the_last_box_is_the_verifiers():
     """Data and verifiers may not import each other; both must take the same thing for the answer."""
     from postgrad.data.prepare.maths import last_box
 
-    texts = ["\\boxed{1} and \\boxed{\\frac{1}{2}}", "\\fbox{a\\}b}", "$\\boxed 5$ cm", "\\boxed{never", "none", "\\boxed{ x }"]
+    texts = [
+        "\\boxed{1} and \\boxed{\\frac{1}{2}}",
+        "\\fbox{a\\}b}",
+        "$\\boxed 5$ cm",
+        "\\boxed{never",
+        "none",
+        "\\boxed{ x }",
+    ]
     for text in texts:
         assert last_box(text) == (boxed_answer(text) or "")

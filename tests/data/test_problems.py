@@ -25,7 +25,9 @@ VERL = {
 
 def jsonl(folder: Path, *rows: Any, name: str = "rows.jsonl") -> str:
     path = folder / name
-    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    path.write_text(
+        "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
+    )
     return str(path)
 
 
@@ -44,11 +46,25 @@ def refused(source: str) -> str:
 
 def test_verl_parquet(tmp_path: Path):
     path = tmp_path / "train.parquet"
-    parquet.write_table(pa.Table.from_pylist([VERL, {**VERL, "reward_model": {"style": "model", "ground_truth": "3"}}]), path)
+    parquet.write_table(
+        pa.Table.from_pylist(
+            [VERL, {**VERL, "reward_model": {"style": "model", "ground_truth": "3"}}]
+        ),
+        path,
+    )
     first, second = load_problems(str(path))
     assert first.messages == (SYSTEM, USER)
-    assert (first.ground_truth, second.ground_truth, first.data_source, first.demonstrations) == ("2", "3", "math", ())
-    assert first.extra == {"ability": "math", "extra_info": {"index": 3, "split": "train"}, "reward_model": {"style": "rule"}}
+    assert (first.ground_truth, second.ground_truth, first.data_source, first.demonstrations) == (
+        "2",
+        "3",
+        "math",
+        (),
+    )
+    assert first.extra == {
+        "ability": "math",
+        "extra_info": {"index": 3, "split": "train"},
+        "reward_model": {"style": "rule"},
+    }
 
 
 def test_verl_and_jsonl_give_the_same_problems(tmp_path: Path):
@@ -62,21 +78,31 @@ def test_luffy_target_becomes_demonstrations(tmp_path: Path):
         None,
         [{"role": "assistant", "content": None}, {"role": "assistant", "content": "2"}],
     ]
-    parquet.write_table(pa.Table.from_pylist([{**VERL, "target": t} for t in targets]), tmp_path / "a.parquet")
+    parquet.write_table(
+        pa.Table.from_pylist([{**VERL, "target": t} for t in targets]), tmp_path / "a.parquet"
+    )
     problems = load_problems(str(tmp_path / "a.parquet"))
     assert [p.demonstrations for p in problems] == [("It is 2.",), (), ("2",)]
     assert "target" not in problems[0].extra
 
 
 @pytest.mark.parametrize(
-    ("truth", "text"), [(72, "72"), (0.5, "0.5"), (["a", "b"], '["a", "b"]'), ({"b": 1, "a": 2}, '{"a": 2, "b": 1}')]
+    ("truth", "text"),
+    [(72, "72"), (0.5, "0.5"), (["a", "b"], '["a", "b"]'), ({"b": 1, "a": 2}, '{"a": 2, "b": 1}')],
 )
 def test_ground_truths_that_are_not_strings(tmp_path: Path, truth: Any, text: str):
-    assert load_problems(jsonl(tmp_path, {**VERL, "reward_model": {"ground_truth": truth}}))[0].ground_truth == text
+    assert (
+        load_problems(jsonl(tmp_path, {**VERL, "reward_model": {"ground_truth": truth}}))[
+            0
+        ].ground_truth
+        == text
+    )
 
 
 def test_verl_prompt_as_text_and_missing_extra_info(tmp_path: Path):
-    problem = load_problems(jsonl(tmp_path, {**VERL, "prompt": "Hi", "extra_info": None, "data_source": None}))[0]
+    problem = load_problems(
+        jsonl(tmp_path, {**VERL, "prompt": "Hi", "extra_info": None, "data_source": None})
+    )[0]
     assert problem.messages == ({"role": "user", "content": "Hi"},)
     assert (problem.extra["extra_info"], problem.data_source) == ({}, "")
 
@@ -85,18 +111,29 @@ def test_gsm8k(tmp_path: Path):
     answer = "He has #### of them: <<1000+234=1234>>1,234.\n#### 1,234"
     problem = load_problems(jsonl(tmp_path, {"question": "How many?", "answer": answer}))[0]
     assert problem.messages == ({"role": "user", "content": "How many?"},)
-    assert (problem.ground_truth, problem.data_source, problem.demonstrations) == ("1234", "openai/gsm8k", (answer,))
+    assert (problem.ground_truth, problem.data_source, problem.demonstrations) == (
+        "1234",
+        "openai/gsm8k",
+        (answer,),
+    )
 
 
 def test_question_and_answer(tmp_path: Path):
     row = {"question": "How many?", "answer": "\\frac12", "level": 5}
     problem = load_problems(jsonl(tmp_path, row, name="math500.jsonl"))[0]
-    assert (problem.ground_truth, problem.data_source, problem.demonstrations) == ("\\frac12", "math500", ())
+    assert (problem.ground_truth, problem.data_source, problem.demonstrations) == (
+        "\\frac12",
+        "math500",
+        (),
+    )
     assert problem.extra == {"level": 5}
 
 
 def test_instruction_and_output(tmp_path: Path):
-    rows = [{"instruction": "Name it.", "output": "Bob", "dataset": "d"}, {"instruction": "Sort.", "input": "b a", "output": "a b"}]
+    rows = [
+        {"instruction": "Name it.", "output": "Bob", "dataset": "d"},
+        {"instruction": "Sort.", "input": "b a", "output": "a b"},
+    ]
     first, second = load_problems(jsonl(tmp_path, *rows, name="alpaca.v2.jsonl"))
     assert (first.ground_truth, first.demonstrations, first.data_source, first.extra) == (
         "Bob",
@@ -110,14 +147,25 @@ def test_instruction_and_output(tmp_path: Path):
 def test_chat(tmp_path: Path):
     row = {"messages": [SYSTEM, USER, {"role": "assistant", "content": "2"}], "topic": "sums"}
     problem = load_problems(jsonl(tmp_path, row))[0]
-    assert (problem.messages, problem.demonstrations, problem.ground_truth) == ((SYSTEM, USER), ("2",), "")
+    assert (problem.messages, problem.demonstrations, problem.ground_truth) == (
+        (SYSTEM, USER),
+        ("2",),
+        "",
+    )
     assert problem.extra == {"topic": "sums"}
 
 
 def test_prompt_and_response(tmp_path: Path):
-    rows = [{"prompt": "Hi", "response": "Ho"}, {"prompt": [USER], "response": "2", "ground_truth": 2}]
+    rows = [
+        {"prompt": "Hi", "response": "Ho"},
+        {"prompt": [USER], "response": "2", "ground_truth": 2},
+    ]
     first, second = load_problems(jsonl(tmp_path, *rows))
-    assert (first.messages, first.demonstrations, first.ground_truth) == (({"role": "user", "content": "Hi"},), ("Ho",), "")
+    assert (first.messages, first.demonstrations, first.ground_truth) == (
+        ({"role": "user", "content": "Hi"},),
+        ("Ho",),
+        "",
+    )
     assert (second.messages, second.ground_truth, second.extra) == ((USER,), "2", {})
 
 
@@ -128,7 +176,11 @@ def test_preference_pairs(tmp_path: Path):
         {"prompt": [USER], "chosen": chat, "rejected": "3", "messages": chat},
     ]
     first, second = load_problems(jsonl(tmp_path, *rows))
-    assert (first.extra, first.demonstrations, first.ground_truth) == ({"chosen": "Ho", "rejected": "No", "margin": 1}, (), "")
+    assert (first.extra, first.demonstrations, first.ground_truth) == (
+        {"chosen": "Ho", "rejected": "No", "margin": 1},
+        (),
+        "",
+    )
     assert (second.extra["chosen"], second.extra["rejected"]) == ("2", "3")
 
 
@@ -140,7 +192,10 @@ def test_mmlu_csv(tmp_path: Path):
     content = first.messages[0]["content"]
     assert "about high school statistics." in content
     assert content.endswith("Question: Which one,\nplease?\nA. 1\nB. 2, or so\nC. 3\nD. 4\nAnswer:")
-    assert (first.extra["subject"], first.extra["options"]) == ("high_school_statistics", ["1", "2, or so", "3", "4"])
+    assert (first.extra["subject"], first.extra["options"]) == (
+        "high_school_statistics",
+        ["1", "2, or so", "3", "4"],
+    )
 
 
 def test_csv_with_a_header(tmp_path: Path):
@@ -174,7 +229,9 @@ def test_folder_and_list(tmp_path: Path):
 
 
 def test_a_comma_in_a_path(tmp_path: Path):
-    assert len(load_problems(jsonl(tmp_path, {"question": "a", "answer": "1"}, name="a,b.jsonl"))) == 1
+    assert (
+        len(load_problems(jsonl(tmp_path, {"question": "a", "answer": "1"}, name="a,b.jsonl"))) == 1
+    )
 
 
 def test_levels_that_share_problems_mix():
@@ -202,7 +259,9 @@ def test_sources_that_are_no_sources(source: str):
 
 def test_unknown_extension(tmp_path: Path):
     (tmp_path / "a.txt").write_text("x")
-    assert "unknown extension .txt; data files end in .parquet, .jsonl" in refused(str(tmp_path / "a.txt"))
+    assert "unknown extension .txt; data files end in .parquet, .jsonl" in refused(
+        str(tmp_path / "a.txt")
+    )
     (tmp_path / "b").write_text("x")
     assert "unknown extension (none)" in refused(str(tmp_path / "b"))
 
@@ -227,7 +286,9 @@ def test_damaged_parquet(tmp_path: Path):
 
 def test_bad_json_line_has_its_number(tmp_path: Path):
     good = {"question": "a", "answer": "1"}
-    assert "line 3: not JSON (Expecting value at column 14)" in refused(jsonl(tmp_path, good, "", '{"question": }'))
+    assert "line 3: not JSON (Expecting value at column 14)" in refused(
+        jsonl(tmp_path, good, "", '{"question": }')
+    )
     assert "line 2: not JSON" in refused(jsonl(tmp_path, good, "[" * 100_000))
     assert "line 2: list, not an object" in refused(jsonl(tmp_path, good, "[1]"))
     (tmp_path / "a.json").write_text('[{"question": "a"},\n')
@@ -255,29 +316,48 @@ def test_bad_csv(tmp_path: Path):
 
 
 def test_a_prompt_alone_and_with_its_truth(tmp_path: Path):
-    rows = [{"prompt": "1+1", "ground_truth": 2, "level": 1}, {"prompt": [{"role": "user", "content": "Sing."}]}]
+    rows = [
+        {"prompt": "1+1", "ground_truth": 2, "level": 1},
+        {"prompt": [{"role": "user", "content": "Sing."}]},
+    ]
     first, second = load_problems(jsonl(tmp_path, *rows, name="mine.jsonl"))
-    assert (first.ground_truth, first.data_source, first.demonstrations, first.extra) == ("2", "mine", (), {"level": 1})
+    assert (first.ground_truth, first.data_source, first.demonstrations, first.extra) == (
+        "2",
+        "mine",
+        (),
+        {"level": 1},
+    )
     assert (second.ground_truth, second.messages) == ("", ({"role": "user", "content": "Sing."},))
 
 
 @pytest.mark.parametrize("column", ["answers", "label", "output", "reward_model"])
 def test_an_answer_by_another_name_is_not_left_aside(tmp_path: Path, column: str):
-    assert f"unknown schema with columns prompt, {column}; rename them" in refused(jsonl(tmp_path, {"prompt": "1+1", column: "2"}))
+    assert f"unknown schema with columns prompt, {column}; rename them" in refused(
+        jsonl(tmp_path, {"prompt": "1+1", column: "2"})
+    )
 
 
 def test_a_csv_with_other_marks_between_its_columns(tmp_path: Path):
     (tmp_path / "a.csv").write_text("question;answer\n1+1;2\n")
-    assert "one column 'question;answer'; a csv file has commas between its columns, not ';'" in refused(str(tmp_path / "a.csv"))
+    assert (
+        "one column 'question;answer'; a csv file has commas between its columns, not ';'"
+        in refused(str(tmp_path / "a.csv"))
+    )
 
 
 def test_unknown_schema_lists_columns(tmp_path: Path):
     message = refused(jsonl(tmp_path, {"query": "a", "reply": "b"}))
-    assert "unknown schema with columns query, reply; rename them to one of: prompt, reward_model, data_source (verl)" in message
+    assert (
+        "unknown schema with columns query, reply; rename them to one of: prompt, reward_model, data_source (verl)"
+        in message
+    )
     assert "messages (chat)" in message
 
 
-@pytest.mark.parametrize(("name", "text"), [("a.jsonl", ""), ("a.json", "[]"), ("a.csv", "question,answer\n"), ("b.csv", "")])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("a.jsonl", ""), ("a.json", "[]"), ("a.csv", "question,answer\n"), ("b.csv", "")],
+)
 def test_empty_file(tmp_path: Path, name: str, text: str):
     (tmp_path / name).write_text(text)
     assert "no rows" in refused(str(tmp_path / name))
@@ -291,12 +371,16 @@ def test_empty_parquet(tmp_path: Path):
 @pytest.mark.parametrize("truth", [None, "", float("nan")])
 def test_row_without_ground_truth(tmp_path: Path, truth: Any):
     bad = {**VERL, "reward_model": {"ground_truth": truth}}
-    assert "line 2: no ground truth: reward_model.ground_truth is empty; fill it" in refused(jsonl(tmp_path, VERL, bad))
+    assert "line 2: no ground truth: reward_model.ground_truth is empty; fill it" in refused(
+        jsonl(tmp_path, VERL, bad)
+    )
 
 
 def test_gsm8k_and_plain_answers_do_not_mix(tmp_path: Path):
     marked, plain = {"question": "q", "answer": "So.\n#### 1"}, {"question": "q", "answer": "1"}
-    assert "line 2: no ground truth: answer must end in `#### NUMBER`" in refused(jsonl(tmp_path, marked, plain))
+    assert "line 2: no ground truth: answer must end in `#### NUMBER`" in refused(
+        jsonl(tmp_path, marked, plain)
+    )
     assert "line 2: answer ends in `####`" in refused(jsonl(tmp_path, plain, marked))
 
 
@@ -305,21 +389,48 @@ def test_gsm8k_and_plain_answers_do_not_mix(tmp_path: Path):
     [
         ({"question": 5, "answer": "1"}, "question must be a string, not int"),
         ({"question": "  ", "answer": "1"}, "question is empty; fill it"),
-        ({"question": "\ud800", "answer": "1"}, "question holds half a surrogate pair at character 0"),
+        (
+            {"question": "\ud800", "answer": "1"},
+            "question holds half a surrogate pair at character 0",
+        ),
         ({"instruction": "a", "output": None}, "output must be a string, not null"),
-        ({**VERL, "prompt": []}, "prompt must be a list of messages {role, content} or a string, not an empty list"),
-        ({**VERL, "prompt": 3}, "prompt must be a list of messages {role, content} or a string, not int"),
+        (
+            {**VERL, "prompt": []},
+            "prompt must be a list of messages {role, content} or a string, not an empty list",
+        ),
+        (
+            {**VERL, "prompt": 3},
+            "prompt must be a list of messages {role, content} or a string, not int",
+        ),
         ({**VERL, "prompt": ["hi"]}, "prompt[0] must be a message {role, content}, not str"),
-        ({**VERL, "prompt": [USER, {"content": "a"}]}, "prompt[1] must be a message {role, content}, not an object without a role"),
+        (
+            {**VERL, "prompt": [USER, {"content": "a"}]},
+            "prompt[1] must be a message {role, content}, not an object without a role",
+        ),
         ({**VERL, "prompt": [{"role": "user"}]}, "prompt[0] has no content"),
-        ({**VERL, "prompt": [{"role": "user", "content": [1]}]}, "prompt[0].content must be a string, not list"),
-        ({**VERL, "reward_model": "rule"}, "reward_model must be an object with ground_truth, not str"),
-        ({**VERL, "target": "text"}, "target must be a list of messages {role, content} or null, not str"),
+        (
+            {**VERL, "prompt": [{"role": "user", "content": [1]}]},
+            "prompt[0].content must be a string, not list",
+        ),
+        (
+            {**VERL, "reward_model": "rule"},
+            "reward_model must be an object with ground_truth, not str",
+        ),
+        (
+            {**VERL, "target": "text"},
+            "target must be a list of messages {role, content} or null, not str",
+        ),
         ({**VERL, "target": [3]}, "target[0].content must be a string, not int"),
         ({**VERL, "data_source": 3}, "data_source must be a string, not int"),
         ({"messages": [USER]}, "messages must end in an assistant message"),
-        ({"messages": [{"role": "assistant", "content": "a"}]}, "messages must end in an assistant message"),
-        ({"prompt": "a", "chosen": [USER], "rejected": "b"}, "chosen must end in an assistant message, not user"),
+        (
+            {"messages": [{"role": "assistant", "content": "a"}]},
+            "messages must end in an assistant message",
+        ),
+        (
+            {"prompt": "a", "chosen": [USER], "rejected": "b"},
+            "chosen must end in an assistant message, not user",
+        ),
         ({"prompt": "a", "response": 3}, "response must be a string, not int"),
     ],
 )
@@ -330,7 +441,10 @@ def test_wrong_types(tmp_path: Path, row: dict[str, Any], message: str):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (({"question": "a", "answer": "1"}, {"answer": "1"}), "no column question, which the first row has"),
+        (
+            ({"question": "a", "answer": "1"}, {"answer": "1"}),
+            "no column question, which the first row has",
+        ),
         (({"question": "a", "answer": "1"}, {"question": "a"}), "no ground truth: answer is empty"),
         ((VERL, {"prompt": "a"}), "reward_model must be an object with ground_truth, not null"),
         (
@@ -339,7 +453,9 @@ def test_wrong_types(tmp_path: Path, row: dict[str, Any], message: str):
         ),
     ],
 )
-def test_column_missing_in_a_later_row(tmp_path: Path, rows: tuple[dict[str, Any], ...], message: str):
+def test_column_missing_in_a_later_row(
+    tmp_path: Path, rows: tuple[dict[str, Any], ...], message: str
+):
     assert f"line 2: {message}" in refused(jsonl(tmp_path, *rows))
 
 
@@ -347,10 +463,19 @@ def test_column_missing_in_a_later_row(tmp_path: Path, rows: tuple[dict[str, Any
 
 
 def test_hub_mmlu(tmp_path: Path):
-    row = {"question": "Q?", "subject": "world_religions", "choices": ["w", "x", "y", "z"], "answer": 3}
+    row = {
+        "question": "Q?",
+        "subject": "world_religions",
+        "choices": ["w", "x", "y", "z"],
+        "answer": 3,
+    }
     parquet.write_table(pa.Table.from_pylist([row]), tmp_path / "test-00000.parquet")
     (problem,) = load_problems(str(tmp_path / "test-00000.parquet"))
-    assert (problem.ground_truth, problem.data_source, problem.extra["options"]) == ("D", "mmlu", ["w", "x", "y", "z"])
+    assert (problem.ground_truth, problem.data_source, problem.extra["options"]) == (
+        "D",
+        "mmlu",
+        ["w", "x", "y", "z"],
+    )
     assert "question about world religions." in problem.messages[0]["content"]
     assert problem.messages[0]["content"].endswith("Question: Q?\nA. w\nB. x\nC. y\nD. z\nAnswer:")
 
@@ -358,47 +483,84 @@ def test_hub_mmlu(tmp_path: Path):
 @pytest.mark.parametrize("answer", [4, -1, True, "E", None, 1.0])
 def test_hub_mmlu_answer_that_names_no_option(tmp_path: Path, answer: Any):
     row = {"question": "Q?", "choices": ["w", "x", "y", "z"], "answer": answer}
-    assert "answer must be an index from 0 or a letter of the 4 options" in refused(jsonl(tmp_path, row))
+    assert "answer must be an index from 0 or a letter of the 4 options" in refused(
+        jsonl(tmp_path, row)
+    )
 
 
 def test_arc(tmp_path: Path):
     rows = [
-        {"id": "a", "question": "Q?", "choices": {"text": ["u", "v", "w"], "label": ["A", "B", "C"]}, "answerKey": "B"},
-        {"id": "b", "question": "Q?", "choices": {"text": ["u", "v", "w"], "label": ["1", "2", "3"]}, "answerKey": "3"},
+        {
+            "id": "a",
+            "question": "Q?",
+            "choices": {"text": ["u", "v", "w"], "label": ["A", "B", "C"]},
+            "answerKey": "B",
+        },
+        {
+            "id": "b",
+            "question": "Q?",
+            "choices": {"text": ["u", "v", "w"], "label": ["1", "2", "3"]},
+            "answerKey": "3",
+        },
     ]
     first, second = load_problems(jsonl(tmp_path, *rows))
     assert (first.ground_truth, second.ground_truth, first.data_source) == ("B", "C", "arc_c")
     assert first.messages == ({"role": "user", "content": "Q?\n\nA) u\nB) v\nC) w\n"},)
-    assert "answerKey is '4', the options are 1, 2, 3" in refused(jsonl(tmp_path, {**rows[1], "answerKey": "4"}))
-    assert "choices must be an object with text and label" in refused(jsonl(tmp_path, {**rows[1], "choices": ["u"]}))
+    assert "answerKey is '4', the options are 1, 2, 3" in refused(
+        jsonl(tmp_path, {**rows[1], "answerKey": "4"})
+    )
+    assert "choices must be an object with text and label" in refused(
+        jsonl(tmp_path, {**rows[1], "choices": ["u"]})
+    )
 
 
 def test_hh_transcripts(tmp_path: Path):
     """Speakers take turns: "Human:" in the human's own words opens no new turn."""
     start = "\n\nHuman: Say:\n\nHuman: hi\n\nAssistant: hi\n\nHuman: Again\n\nAssistant:"
-    (problem,) = load_problems(jsonl(tmp_path, {"chosen": f"{start} hi hi", "rejected": f"{start} no"}))
+    (problem,) = load_problems(
+        jsonl(tmp_path, {"chosen": f"{start} hi hi", "rejected": f"{start} no"})
+    )
     assert [(m["role"], m["content"]) for m in problem.messages] == [
         ("user", "Say:\n\nHuman: hi"),
         ("assistant", "hi"),
         ("user", "Again"),
     ]
-    assert (problem.extra["chosen"], problem.extra["rejected"], problem.data_source) == ("hi hi", "no", "hh_rlhf")
+    assert (problem.extra["chosen"], problem.extra["rejected"], problem.data_source) == (
+        "hi hi",
+        "no",
+        "hh_rlhf",
+    )
 
 
 @pytest.mark.parametrize(
     ("chosen", "rejected", "message"),
     [
         ("Human: a\n\nAssistant: b", "\n\nHuman: a\n\nAssistant: c", "chosen is no transcript"),
-        ("\n\nHuman: a\n\nAssistant: b", "\n\nHuman: x\n\nAssistant: c", "chosen and rejected differ before the last reply"),
-        ("\n\nHuman: a\n\nAssistant: b", "\n\nHuman: a\n\nAssistant: ", "rejected has an empty turn (number 2, assistant)"),
-        ("\n\nHuman: a", "\n\nHuman: a\n\nAssistant: c", "chosen does not end in a reply of the assistant"),
+        (
+            "\n\nHuman: a\n\nAssistant: b",
+            "\n\nHuman: x\n\nAssistant: c",
+            "chosen and rejected differ before the last reply",
+        ),
+        (
+            "\n\nHuman: a\n\nAssistant: b",
+            "\n\nHuman: a\n\nAssistant: ",
+            "rejected has an empty turn (number 2, assistant)",
+        ),
+        (
+            "\n\nHuman: a",
+            "\n\nHuman: a\n\nAssistant: c",
+            "chosen does not end in a reply of the assistant",
+        ),
     ],
 )
 def test_hh_transcripts_that_are_none(tmp_path: Path, chosen: str, rejected: str, message: str):
     assert message in refused(jsonl(tmp_path, {"chosen": chosen, "rejected": rejected}))
 
 
-@pytest.mark.parametrize("reward", [{"style": "model", "ground_truth": None}, {"style": "rule", "raw_question_for_monitor": "Q?"}])
+@pytest.mark.parametrize(
+    "reward",
+    [{"style": "model", "ground_truth": None}, {"style": "rule", "raw_question_for_monitor": "Q?"}],
+)
 def test_a_judge_needs_no_ground_truth(tmp_path: Path, reward: dict[str, Any]):
     assert load_problems(jsonl(tmp_path, {**VERL, "reward_model": reward}))[0].ground_truth == ""
 
@@ -420,16 +582,29 @@ REPLY = [{"role": "assistant", "content": "2"}]
         ({"prompt": "1+1?", "answer": 2}, "2", (), {}),
         ({"prompt": list(QUESTION), "ground_truth": "2", "level": 3}, "2", (), {"level": 3}),
         ({"prompt": list(QUESTION), "solution": "$2$"}, "$2$", (), {}),
-        ({"prompt": "1+1?", "ground_truth": "2", "answer": "It is 2."}, "2", (), {"answer": "It is 2."}),
+        (
+            {"prompt": "1+1?", "ground_truth": "2", "answer": "It is 2."},
+            "2",
+            (),
+            {"answer": "It is 2."},
+        ),
         ({"prompt": "1+1?", "answer": "one more\n#### 2"}, "2", ("one more\n#### 2",), {}),
         ({"prompt": "1+1?", "completion": "2"}, "", ("2",), {}),
         ({"prompt": list(QUESTION), "completion": REPLY}, "", ("2",), {}),
         ({"problem": "1+1?", "answer": "2", "solution": "Count: 2."}, "2", ("Count: 2.",), {}),
         ({"problem": "1+1?", "answer": "2", "solution": None}, "2", (), {"solution": None}),
-        ({"conversations": [{"from": "human", "value": "1+1?"}, {"from": "gpt", "value": "2"}]}, "", ("2",), {}),
+        (
+            {"conversations": [{"from": "human", "value": "1+1?"}, {"from": "gpt", "value": "2"}]},
+            "",
+            ("2",),
+            {},
+        ),
         ({"conversations": [*QUESTION, *REPLY]}, "", ("2",), {}),
         (
-            {"chosen": [*QUESTION, *REPLY], "rejected": [*QUESTION, {"role": "assistant", "content": "3"}]},
+            {
+                "chosen": [*QUESTION, *REPLY],
+                "rejected": [*QUESTION, {"role": "assistant", "content": "3"}],
+            },
             "",
             (),
             {"chosen": "2", "rejected": "3"},
@@ -437,9 +612,16 @@ REPLY = [{"role": "assistant", "content": "2"}]
         ({"prompt": "1+1?", "tests": ["a", "b"]}, "", (), {"tests": ["a", "b"]}),
     ],
 )
-def test_columns_as_other_trainers_and_the_hub_name_them(tmp_path: Path, row: Any, truth: str, shown: Any, extra: Any):
+def test_columns_as_other_trainers_and_the_hub_name_them(
+    tmp_path: Path, row: Any, truth: str, shown: Any, extra: Any
+):
     problem = load_problems(jsonl(tmp_path, row))[0]
-    assert (problem.messages, problem.ground_truth, problem.demonstrations, problem.extra) == (QUESTION, truth, shown, extra)
+    assert (problem.messages, problem.ground_truth, problem.demonstrations, problem.extra) == (
+        QUESTION,
+        truth,
+        shown,
+        extra,
+    )
 
 
 @pytest.mark.parametrize(
@@ -454,7 +636,10 @@ def test_columns_as_other_trainers_and_the_hub_name_them(tmp_path: Path, row: An
             {"chosen": [*QUESTION, *QUESTION], "rejected": [*QUESTION, *QUESTION]},
             "chosen must end in an assistant message, not user",
         ),
-        ({"conversations": [{"from": "human", "value": "1+1?"}]}, "conversations must end in an assistant message"),
+        (
+            {"conversations": [{"from": "human", "value": "1+1?"}]},
+            "conversations must end in an assistant message",
+        ),
         (
             {"conversations": [{"from": "human"}, {"from": "gpt", "value": "2"}]},
             "conversations[0].content must be a string, not null",

@@ -14,10 +14,15 @@ from postgrad.data.problems import load_places, load_problems
 from postgrad.evaluation.golds import check, question_key
 from postgrad.verifiers.scorer import Judge
 
-DATA = Path(os.environ.get("POSTGRAD_REAL_DATA", Path(__file__).parents[2].parent / "shared" / "data"))
+DATA = Path(
+    os.environ.get("POSTGRAD_REAL_DATA", Path(__file__).parents[2].parent / "shared" / "data")
+)
 # Rows whose gold answer algebra cannot read: they are right when the text is, and only then. `unread` is the part that it stumbles over,
 # `reason` what that is, by a person who read the row and tried the parser on it.
-EXCEPTIONS = [json.loads(line) for line in (Path(__file__).parent / "gold_exceptions.jsonl").read_text().splitlines()]
+EXCEPTIONS = [
+    json.loads(line)
+    for line in (Path(__file__).parent / "gold_exceptions.jsonl").read_text().splitlines()
+]
 pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason=f"no real data at {DATA}")
 
 # file, rows, data source of the first, its ground truth, distinct contents
@@ -48,7 +53,11 @@ def test_loads_as_it_is(name: str, num_rows: int, data_source: str, truth: str, 
 
 def test_alpaca_eval():
     problems = load_problems(str(DATA / "cs336" / "alpaca_eval.jsonl"))
-    assert (len(problems), problems[0].data_source, problems[0].extra["dataset"]) == (805, "alpaca_eval", "helpful_base")
+    assert (len(problems), problems[0].data_source, problems[0].extra["dataset"]) == (
+        805,
+        "alpaca_eval",
+        "helpful_base",
+    )
     assert all(p.demonstrations == (p.ground_truth,) for p in problems)
 
 
@@ -59,7 +68,9 @@ def test_gsm8k_truths_are_numbers():
 
 
 def test_nothing_is_left_untested():
-    files = {str(p.relative_to(DATA)) for p in DATA.rglob("*") if p.is_file() and p.name != "README.md"}
+    files = {
+        str(p.relative_to(DATA)) for p in DATA.rglob("*") if p.is_file() and p.name != "README.md"
+    }
     assert files == {name for name, *_ in FILES} | {"cs336/alpaca_eval.jsonl"}
 
 
@@ -84,15 +95,25 @@ PREPARED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "place", "words", "num_kept", "num_read"), PREPARED)
-def test_prepared_in_one_schema(name: str, place: str, words: dict[str, str], num_kept: int, num_read: int, tmp_path: Path):
+@pytest.mark.parametrize(("name", "place", "overrides", "num_kept", "num_read"), PREPARED)
+def test_prepared_in_one_schema(
+    name: str, place: str, overrides: dict[str, str], num_kept: int, num_read: int, tmp_path: Path
+):
     out = tmp_path / "out.parquet"
-    wish = read_wish(name, words)
+    wish = read_wish(name, overrides)
     prepare(wish, *find_files(wish, str(DATA / place)), out)
-    story = read_story(out)
-    assert (story["kept"], story["read"]) == (num_kept, num_read)
-    assert story["kept"] + sum(story["dropped"].values()) == story["read"]
-    assert parquet.read_schema(out).names == ["uid", "data_source", "prompt", "target", "ability", "reward_model", "extra_info"]
+    provenance = read_story(out)
+    assert (provenance["kept"], provenance["read"]) == (num_kept, num_read)
+    assert provenance["kept"] + sum(provenance["dropped"].values()) == provenance["read"]
+    assert parquet.read_schema(out).names == [
+        "uid",
+        "data_source",
+        "prompt",
+        "target",
+        "ability",
+        "reward_model",
+        "extra_info",
+    ]
     problems = load_problems(str(out))
     assert len({problem.uid for problem in problems}) == num_kept
     assert {problem.data_source for problem in problems} == {wish.data_set.data_source}
@@ -101,8 +122,10 @@ def test_prepared_in_one_schema(name: str, place: str, words: dict[str, str], nu
 def test_one_problem_has_one_uid_wherever_it_came_from(tmp_path: Path):
     """MATH-500 is there three times, in three layouts."""
     uids = []
-    for number, (place, words) in enumerate([("bupo", {}), ("cs336", {}), ("luffy/valid.parquet", {"source": "math"})]):
-        wish = read_wish("math500", words)
+    for number, (place, overrides) in enumerate(
+        [("bupo", {}), ("cs336", {}), ("luffy/valid.parquet", {"source": "math"})]
+    ):
+        wish = read_wish("math500", overrides)
         prepare(wish, *find_files(wish, str(DATA / place)), tmp_path / f"{number}.parquet")
         uids.append({problem.uid for problem in load_problems(str(tmp_path / f"{number}.parquet"))})
     assert uids[0] == uids[1]
@@ -140,8 +163,12 @@ OTHERWISE = [
 def test_gold_answers_in_another_hand(name: str):
     problems = load_problems(str(DATA / name))
     with Judge(timeout_s=30) as judge:
-        scores = judge.score(problems, [said_otherwise(problem.ground_truth) for problem in problems])
-    assert [(row, score) for row, score in enumerate(scores, 1) if getattr(score, "value", 0.0) != 1.0] == []
+        scores = judge.score(
+            problems, [said_otherwise(problem.ground_truth) for problem in problems]
+        )
+    assert [
+        (row, score) for row, score in enumerate(scores, 1) if getattr(score, "value", 0.0) != 1.0
+    ] == []
 
 
 @pytest.mark.slow
@@ -154,16 +181,31 @@ def test_gold_answers_that_only_text_can_match(name: str):
     with Judge(f"{Path(__file__).parent / 'reads_gold.py'}:reads_gold", timeout_s=30) as judge:
         scores, of_parts = (judge.score(asked, [""] * len(asked)) for asked in (problems, parts))
     read = [getattr(score, "value", 0.0) == 1.0 for score in scores]
-    unread = [(row, p.uid, p.ground_truth) for row, (p, ok) in enumerate(zip(problems, read, strict=True), 1) if not ok]
+    unread = [
+        (row, p.uid, p.ground_truth)
+        for row, (p, ok) in enumerate(zip(problems, read, strict=True), 1)
+        if not ok
+    ]
     assert unread == [(row["row"], row["uid"], row["gold"]) for row in listed]
     assert all(row["reason"] and row["unread"] in row["gold"] for row in listed)
-    assert [row for row, score in zip(listed, of_parts, strict=True) if getattr(score, "value", 0.0) == 1.0] == []
+    assert [
+        row
+        for row, score in zip(listed, of_parts, strict=True)
+        if getattr(score, "value", 0.0) == 1.0
+    ] == []
 
 
 def test_no_training_question_is_in_a_test_set():
     def keys(*names: str) -> set[str]:
-        return {question_key(problem) for name in names for problem in load_problems(str(DATA / name))}
+        return {
+            question_key(problem) for name in names for problem in load_problems(str(DATA / name))
+        }
 
     assert not keys("gsm8k/train.jsonl") & keys("gsm8k/test.jsonl")
-    tests = keys("bupo/math500.parquet", "bupo/aime_2024.parquet", "bupo/amc2023.parquet", "luffy/valid.parquet")
+    tests = keys(
+        "bupo/math500.parquet",
+        "bupo/aime_2024.parquet",
+        "bupo/amc2023.parquet",
+        "luffy/valid.parquet",
+    )
     assert not keys("bupo/deepmath-5k.parquet") & tests

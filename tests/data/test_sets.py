@@ -10,7 +10,9 @@ from postgrad.problem import Problem
 def test_names_come_from_files_or_from_you(tmp_path, monkeypatch):
     (tmp_path / "gsm8k").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert split_sets("gsm8k/test.jsonl, math500.parquet,maths=x/y.jsonl.gz,arithmetic:2:digits:test") == {
+    assert split_sets(
+        "gsm8k/test.jsonl, math500.parquet,maths=x/y.jsonl.gz,arithmetic:2:digits:test"
+    ) == {
         "gsm8k-test": "gsm8k/test.jsonl",
         "math500": "math500.parquet",
         "maths": "x/y.jsonl.gz",
@@ -28,7 +30,10 @@ def test_a_file_that_is_there_is_taken_as_it_is(tmp_path, monkeypatch):
     assert split_sets("x=1.jsonl,q.csv") == {"x-1": "x=1.jsonl", "q": "q.csv"}
 
 
-@pytest.mark.parametrize(("source", "said"), [("a/x.jsonl,b/x.jsonl", "two data sets are called x"), ("a.jsonl,,b", "empty part")])
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [("a/x.jsonl,b/x.jsonl", "two data sets are called x"), ("a.jsonl,,b", "empty part")],
+)
 def test_unclear_sets_are_refused(source, said):
     with pytest.raises(ConfigError, match=said):
         split_sets(source)

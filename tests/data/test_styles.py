@@ -6,7 +6,15 @@ from transformers import PreTrainedTokenizerFast
 
 from postgrad.config.schema import DataConfig
 from postgrad.data.render import Prompts, make_prompts
-from postgrad.data.styles import BOXED, HASHES, STYLES, TWO_SECTIONS, find_style, question_of, styled
+from postgrad.data.styles import (
+    BOXED,
+    HASHES,
+    STYLES,
+    TWO_SECTIONS,
+    find_style,
+    question_of,
+    styled,
+)
 from postgrad.errors import ConfigError
 from postgrad.problem import Problem
 
@@ -23,11 +31,15 @@ OPENS_THINK = QWEN3.replace("assistant\n{%", "assistant\n<think>\n{%")
 
 
 def qwen(template: str | None = QWEN3) -> PreTrainedTokenizerFast:
-    vocabulary = {token: i for i, token in enumerate([*MARKS, *map(chr, range(32, 127)), "\n", "?"])}
+    vocabulary = {
+        token: i for i, token in enumerate([*MARKS, *map(chr, range(32, 127)), "\n", "?"])
+    }
     inner = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
     inner.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     inner.decoder = decoders.Fuse()
-    made = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=MARKS[2], additional_special_tokens=MARKS[:2])
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=inner, eos_token=MARKS[2], additional_special_tokens=MARKS[:2]
+    )
     made.chat_template = template
     return made
 
@@ -36,11 +48,15 @@ def problem(*messages: dict[str, str]) -> Problem:
     return Problem("u", messages or USER, "2")
 
 
-def rendered(style: str, template: str | None = QWEN3, *messages: dict[str, str], **options: object) -> str:
+def rendered(
+    style: str, template: str | None = QWEN3, *messages: dict[str, str], **options: object
+) -> str:
     """The prompt as text, after making sure that its ids say the same."""
     prompts = Prompts(qwen(template), style=style, options=options)
     text = prompts.text(problem(*messages))
-    decoded = prompts.tokenizer.decode(prompts.encode(problem(*messages)), skip_special_tokens=False)
+    decoded = prompts.tokenizer.decode(
+        prompts.encode(problem(*messages)), skip_special_tokens=False
+    )
     assert decoded == text
     return text
 
@@ -109,7 +125,8 @@ def test_a_style_replaces_the_files_system_turn():
 def test_a_dialogue_has_no_single_question():
     turns = [{"role": role, "content": role} for role in ("user", "assistant", "user")]
     with pytest.raises(
-        ConfigError, match=r"problem u: a prompt style needs one question, .* user, assistant, user; use data.prompt_style=own"
+        ConfigError,
+        match=r"problem u: a prompt style needs one question, .* user, assistant, user; use data.prompt_style=own",
     ):
         rendered("boxed", QWEN3, *turns)
     assert rendered("own", QWEN3, *turns)
@@ -133,25 +150,37 @@ def test_a_form_of_your_own(tmp_path):
     ("words", "message"),
     [
         ({"style": "qwem"}, "data.prompt_style=qwem is unknown; did you mean qwen?"),
-        ({"style": "qwen", "template": "chat"}, "writes the whole prompt; remove data.template=chat"),
+        (
+            {"style": "qwen", "template": "chat"},
+            "writes the whole prompt; remove data.template=chat",
+        ),
         (
             {"options": {"enable_thinkin": 0}},
             "options.enable_thinkin: the chat template never reads .* did you mean enable_thinking",
         ),
         ({"options": {"messages": []}}, "data.template_options.messages is set by the framework"),
-        ({"options": {"enable_thinking": 0}, "template": "plain"}, "is for chat templates, and these prompts use none"),
-        ({"options": {"enable_thinking": 0}, "style": "no"}, "is for chat templates, and these prompts use none"),
+        (
+            {"options": {"enable_thinking": 0}, "template": "plain"},
+            "is for chat templates, and these prompts use none",
+        ),
+        (
+            {"options": {"enable_thinking": 0}, "style": "no"},
+            "is for chat templates, and these prompts use none",
+        ),
     ],
 )
-def test_wrong_settings(words: dict, message: str):
+def test_wrong_settings(overrides: dict, message: str):
     with pytest.raises(ConfigError, match=message):
-        Prompts(qwen(), **words)
+        Prompts(qwen(), **overrides)
 
 
 def test_chatml_needs_its_marks():
     tokenizer = qwen()
     tokenizer._tokenizer = Tokenizer(models.WordLevel({"?": 0}, unk_token="?"))
-    with pytest.raises(ConfigError, match=r"data.prompt_style=qwen writes <\|im_start\|>, for which .* has no token"):
+    with pytest.raises(
+        ConfigError,
+        match=r"data.prompt_style=qwen writes <\|im_start\|>, for which .* has no token",
+    ):
         Prompts(tokenizer, style="qwen")
 
 
@@ -162,9 +191,14 @@ def test_chatml_needs_its_marks():
 @pytest.mark.parametrize("trace", ["<think>\nHm. </think>\n2", "Hm. </think>\n2"])
 def test_one_think_opening_in_a_demonstration_row(template: str, trace: str):
     """The prompt ends in <think> once, whether the model's template opens it or the style does; the trace adds no second."""
-    prompts, row = Prompts(qwen(template), style="luffy"), Problem("u", USER, "2", demonstrations=(trace,))
+    prompts, row = (
+        Prompts(qwen(template), style="luffy"),
+        Problem("u", USER, "2", demonstrations=(trace,)),
+    )
     prompt = prompts.text(row)
-    assert prompt.endswith("assistant\n<think>\n") and prompt.count("<think>\n") == 1 + TWO_SECTIONS.count("<think>\n")
+    assert prompt.endswith("assistant\n<think>\n") and prompt.count(
+        "<think>\n"
+    ) == 1 + TWO_SECTIONS.count("<think>\n")
     text = prompts.tokenizer.decode([*prompts.encode(row), *prompts.encode_demonstrations(row)[0]])
     assert text.endswith("<|im_start|>assistant\n<think>\nHm. </think>\n2<|endoftext|>")
 
@@ -178,7 +212,9 @@ def test_one_think_opening_in_a_demonstration_row(template: str, trace: str):
         ("r1_zero", QWEN3, "Hm.", "Hm."),
     ],
 )
-def test_a_trace_keeps_its_opening_where_the_prompt_has_none(style: str, template: str | None, trace: str, left: str):
+def test_a_trace_keeps_its_opening_where_the_prompt_has_none(
+    style: str, template: str | None, trace: str, left: str
+):
     prompts = Prompts(qwen(template), style=style)
     (ids,) = prompts.encode_demonstrations(Problem("u", USER, "2", demonstrations=(trace,)))
     assert prompts.decode(ids) == left
@@ -190,6 +226,8 @@ def test_training_and_evaluation_prompts_are_the_same_bytes(style: str):
     options = {} if STYLES[style].text else {"enable_thinking": False}
     data = DataConfig(train="", prompt_style=style, template_options=options)
     training, evaluation = make_prompts(qwen(), data), make_prompts(qwen(), data)
-    prepared = Problem("other", styled(STYLES["hash"] if style != "own" else STYLES["own"], USER), "2")
+    prepared = Problem(
+        "other", styled(STYLES["hash"] if style != "own" else STYLES["own"], USER), "2"
+    )
     assert training.text(problem()) == evaluation.text(prepared)
     assert training.encode(problem()) == evaluation.encode(prepared)

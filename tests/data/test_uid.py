@@ -32,9 +32,15 @@ def question(text: str, uid: str = "") -> Problem:
 
 def test_golden_values():
     """These must never change: replay pools, dumps and resumed runs hold them."""
-    assert content_uid("openai/gsm8k", [{"role": "user", "content": "What is 37+58?"}], "95") == "3e9e95222c36181c"
     assert (
-        content_uid("", [{"role": "system", "content": "é\n"}, {"role": "user", "content": "∞?"}], "\\infty") == "492c823e02550630"
+        content_uid("openai/gsm8k", [{"role": "user", "content": "What is 37+58?"}], "95")
+        == "3e9e95222c36181c"
+    )
+    assert (
+        content_uid(
+            "", [{"role": "system", "content": "é\n"}, {"role": "user", "content": "∞?"}], "\\infty"
+        )
+        == "492c823e02550630"
     )
 
 
@@ -51,49 +57,69 @@ def test_each_part_counts():
 
 
 def test_key_order_of_a_message_does_not_count():
-    assert content_uid("a", [{"role": "user", "content": "q"}], "1") == content_uid("a", [{"content": "q", "role": "user"}], "1")
+    assert content_uid("a", [{"role": "user", "content": "q"}], "1") == content_uid(
+        "a", [{"content": "q", "role": "user"}], "1"
+    )
 
 
 def test_copies_are_numbered_in_order():
-    named = assign_uids([question("a"), question("b"), question("a"), question("a")], ["1", "2", "3", "4"])
+    named = assign_uids(
+        [question("a"), question("b"), question("a"), question("a")], ["1", "2", "3", "4"]
+    )
     base = content_uid("source", named[0].messages, "1")
     assert [p.uid for p in named] == [base, named[1].uid, f"{base}-2", f"{base}-3"]
 
 
 def test_a_made_uid_gives_way_to_a_given_one():
     base = content_uid("source", question("a").messages, "1")
-    named = assign_uids([question("a"), question("z", uid=base), question("y", uid=f"{base}-2")], ["1", "2", "3"])
+    named = assign_uids(
+        [question("a"), question("z", uid=base), question("y", uid=f"{base}-2")], ["1", "2", "3"]
+    )
     assert [p.uid for p in named] == [f"{base}-3", base, f"{base}-2"]
 
 
 @settings(max_examples=30, deadline=None)
 @given(
-    st.lists(st.text(min_size=1), unique=True, min_size=1, max_size=8).flatmap(lambda t: st.tuples(st.just(t), st.permutations(t)))
+    st.lists(st.text(min_size=1), unique=True, min_size=1, max_size=8).flatmap(
+        lambda t: st.tuples(st.just(t), st.permutations(t))
+    )
 )
 def test_row_order_does_not_change_uids(orders: tuple[list[str], list[str]]):
-    first, second = ({p.messages[0]["content"]: p.uid for p in assign_uids([question(t) for t in o], o)} for o in orders)
+    first, second = (
+        {p.messages[0]["content"]: p.uid for p in assign_uids([question(t) for t in o], o)}
+        for o in orders
+    )
     assert first == second
 
 
 def test_uid_column_is_kept(write: Write):
     row = {"question": "q", "answer": "1"}
-    assert [p.uid for p in load_problems(str(write({**row, "uid": "x_1"}, {**row, "uid": 7})))] == ["x_1", "7"]
+    assert [p.uid for p in load_problems(str(write({**row, "uid": "x_1"}, {**row, "uid": 7})))] == [
+        "x_1",
+        "7",
+    ]
 
 
 def test_duplicate_in_the_uid_column_names_both_rows(write: Write):
     rows = [{"question": "q", "answer": "1", "uid": uid} for uid in ("a", "b", "a")]
-    with pytest.raises(ConfigError, match=r"line 3: uid 'a' is already that of .*rows\.jsonl: line 1; make"):
+    with pytest.raises(
+        ConfigError, match=r"line 3: uid 'a' is already that of .*rows\.jsonl: line 1; make"
+    ):
         load_problems(str(write(*rows)))
 
 
 def test_duplicate_uid_in_two_files_names_both_files(write: Write):
     row = {"question": "q", "answer": "1", "uid": "a"}
     one, two = write(row, name="one.jsonl"), write(row, name="two.jsonl")
-    with pytest.raises(ConfigError, match=r"two\.jsonl: line 1: uid 'a' is already that of .*one\.jsonl: line 1"):
+    with pytest.raises(
+        ConfigError, match=r"two\.jsonl: line 1: uid 'a' is already that of .*one\.jsonl: line 1"
+    ):
         load_problems(f"{one},{two}")
 
 
-@pytest.mark.parametrize(("uid", "seen"), [(None, "null"), ("", "empty"), (1.5, "float"), (True, "bool")])
+@pytest.mark.parametrize(
+    ("uid", "seen"), [(None, "null"), ("", "empty"), (1.5, "float"), (True, "bool")]
+)
 def test_bad_uid(write: Write, uid: Any, seen: str):
     with pytest.raises(ConfigError, match=f"line 1: uid must be a string, not {seen}; fill it"):
         load_problems(str(write({"question": "q", "answer": "1", "uid": uid})))

@@ -8,7 +8,14 @@ import pytest
 from postgrad.cli.main import main
 from postgrad.doctor import machine as doctor
 
-FIT = ["doctor", "--fit", "grpo", "data.train=arithmetic:2", "data.template=plain", "rollout.max_response_tokens=8"]
+FIT = [
+    "doctor",
+    "--fit",
+    "grpo",
+    "data.train=arithmetic:2",
+    "data.template=plain",
+    "rollout.max_response_tokens=8",
+]
 FIT += ["training.problems_per_step=4", "training.steps=3", "model.threads=1"]
 
 
@@ -16,7 +23,9 @@ def rows(text: str) -> dict[str, str]:
     return {line[:14].strip(): line for line in text.splitlines() if line[:14].strip()}
 
 
-def test_doctor_says_what_is_there(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_doctor_says_what_is_there(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.chdir(tmp_path)
     began = time.process_time()
     assert main(["doctor"]) == 0
@@ -43,7 +52,9 @@ def test_doctor_says_what_is_there(capsys: pytest.CaptureFixture[str], monkeypat
     assert not list(tmp_path.iterdir())
 
 
-def test_problems_say_what_to_do(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_problems_say_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(doctor, "disk_free", lambda folder: 10**6)
     monkeypatch.setattr(doctor, "hub_answers", lambda: True)
     monkeypatch.setattr("os.getloadavg", lambda: (0.0, 0.0, 0.0))
@@ -55,10 +66,16 @@ def test_problems_say_what_to_do(monkeypatch: pytest.MonkeyPatch, capsys: pytest
 
 def test_versions_out_of_range_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     real = doctor.metadata.version
-    monkeypatch.setattr(doctor.metadata, "version", lambda name: "1.0" if name == "transformers" else real(name))
+    monkeypatch.setattr(
+        doctor.metadata, "version", lambda name: "1.0" if name == "transformers" else real(name)
+    )
     report = doctor.Report()
     doctor._software(report)
-    assert report.problems == [line for line in report.problems if "pip install 'transformers" in line] != []
+    assert (
+        report.problems
+        == [line for line in report.problems if "pip install 'transformers" in line]
+        != []
+    )
 
 
 def test_missing_packages_come_with_their_install_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +86,10 @@ def test_missing_packages_come_with_their_install_line(monkeypatch: pytest.Monke
 
 
 def test_a_container_share_bounds_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    files = {"/proc/meminfo": "MemTotal: 1000 kB\nMemAvailable:  800 kB\n", "/sys/fs/cgroup/memory.max": "500000\n"}
+    files = {
+        "/proc/meminfo": "MemTotal: 1000 kB\nMemAvailable:  800 kB\n",
+        "/sys/fs/cgroup/memory.max": "500000\n",
+    }
     files["/sys/fs/cgroup/memory.current"] = "200000\n"
 
     def read(path: Path) -> str:
@@ -101,7 +121,15 @@ def test_fit_prints_memory_time_and_disk(
         "disk",
     ):
         assert name in rows(text), name
-    for part in ("process", "weights", "optimiser state", "gradients", "activations", "head", "KV cache"):
+    for part in (
+        "process",
+        "weights",
+        "optimizer state",
+        "gradients",
+        "activations",
+        "head",
+        "KV cache",
+    ):
         assert part in text, part
     assert "fits" in rows(text)["peak memory"]
     assert "448 a step in 32 rows, 1,344 in all" in text  # 4 problems x 8 samples x (6 + 8) tokens
@@ -119,22 +147,38 @@ def test_fit_that_does_not_fit_says_what_to_lower(
     assert "problem" in rows(text)
     assert "use a smaller model" in rows(text)["problem"]
     monkeypatch.setattr(doctor, "memory_bytes", lambda: (1 << 30, 2 << 20))
-    assert main([*FIT, f"model.path={tiny}", f"runs={tmp_path}", "training.problems_per_step=64", "model.dtype=float32"]) == 0
+    assert (
+        main(
+            [
+                *FIT,
+                f"model.path={tiny}",
+                f"runs={tmp_path}",
+                "training.problems_per_step=64",
+                "model.dtype=float32",
+            ]
+        )
+        == 0
+    )
     problem = rows(capsys.readouterr().out)["problem"]
     assert "in the order of effect" in problem
-    assert "training.token_budget=4096 (saves" in problem or "model.activation_checkpointing=true (saves" in problem
+    assert (
+        "training.token_budget=4096 (saves" in problem
+        or "model.activation_checkpointing=true (saves" in problem
+    )
 
 
-def test_fit_of_sft_samples_nothing(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["doctor", "--fit", "sft", *FIT[3:], f"model.path={tiny}", f"runs={tmp_path}"]
-    assert main(words) == 0
+def test_fit_of_sft_samples_nothing(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    overrides = ["doctor", "--fit", "sft", *FIT[3:], f"model.path={tiny}", f"runs={tmp_path}"]
+    assert main(overrides) == 0
     text = capsys.readouterr().out
     assert "KV cache" not in text
     assert "time a step" in rows(text) and "sample" not in rows(text)["time a step"]
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("overrides", "told"),
     [
         (["doctor", "fit"], "doctor does not know fit"),
         (["doctor", "--fit"], "which recipe?"),
@@ -143,15 +187,23 @@ def test_fit_of_sft_samples_nothing(tiny: Path, tmp_path: Path, capsys: pytest.C
         ([*FIT, "model.path=tiny", "training.stepz=3"], "did you mean training.steps?"),
         ([*FIT, "model.path=TINY", "data.train=/no/such/file.jsonl"], "/no/such/file.jsonl"),
         ([*FIT, "model.path=TINY", "rollout.samples=1"], "rollout.samples=1"),
-        (["doctor", "--fit", "dpo", *FIT[3:], "model.path=TINY"], "has no chosen and rejected response"),
+        (
+            ["doctor", "--fit", "dpo", *FIT[3:], "model.path=TINY"],
+            "has no chosen and rejected response",
+        ),
         ([*FIT, "model.path=TINY", "rollout.max_response_tokens=507"], "context of 512"),
     ],
 )
 def test_bad_input_is_one_line(
-    words: list[str], told: str, tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    overrides: list[str],
+    told: str,
+    tiny: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main([word.replace("TINY", str(tiny)) for word in words]) == 2
+    assert main([word.replace("TINY", str(tiny)) for word in overrides]) == 2
     shown = capsys.readouterr()
     assert told in shown.err
     assert len(shown.err.splitlines()) == 1 and not shown.out
@@ -163,7 +215,9 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--fit RECIPE" in capsys.readouterr().out
 
 
-def test_a_terminal_gets_a_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_gets_a_table(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from postgrad.cli.doctor import show
 
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
@@ -177,17 +231,24 @@ def test_the_sandbox_level_is_shown_or_the_refusal(monkeypatch: pytest.MonkeyPat
     from postgrad.sandbox import local as sandbox
 
     monkeypatch.delenv("POSTGRAD_SANDBOX", raising=False)
-    monkeypatch.setattr(sandbox, "probe", lambda: sandbox.Level("bubblewrap 1.0", own_user=False, filtered=True))
+    monkeypatch.setattr(
+        sandbox, "probe", lambda: sandbox.Level("bubblewrap 1.0", own_user=False, filtered=True)
+    )
     assert doctor._sandbox().startswith("bubblewrap 1.0: a user namespace, no network")
 
     def refuse() -> sandbox.Level:
         raise sandbox.SandboxError("bubblewrap (bwrap) is not installed: install it")
 
     monkeypatch.setattr(sandbox, "probe", refuse)
-    assert doctor._sandbox() == "code rewards are refused: bubblewrap (bwrap) is not installed: install it"
+    assert (
+        doctor._sandbox()
+        == "code rewards are refused: bubblewrap (bwrap) is not installed: install it"
+    )
 
     monkeypatch.setenv("POSTGRAD_SANDBOX", "http://127.0.0.1:9/run_code")
-    assert "refused: the sandbox at http://127.0.0.1:9/run_code gave no verdict" in doctor._sandbox()
+    assert (
+        "refused: the sandbox at http://127.0.0.1:9/run_code gave no verdict" in doctor._sandbox()
+    )
     monkeypatch.setattr(sandbox_client.FusionSandbox, "run", lambda self, program: None)
     assert doctor._sandbox() == "http://127.0.0.1:9/run_code runs programs (Sandbox Fusion)"
     monkeypatch.setenv("POSTGRAD_SANDBOX", "nowhere")

@@ -25,21 +25,30 @@ from postgrad.model.views import FULL, hidden_states
 GIB = 2**30
 
 
-def configured(model: Path, *words: str) -> Config:
-    fixed = ["model.device=cpu", "model.dtype=float32", "model.threads=1", "data.train=arithmetic:2"]
-    return compose_words(["grpo", f"model.path={model}", *fixed, *words])
+def configured(model: Path, *overrides: str) -> Config:
+    fixed = [
+        "model.device=cpu",
+        "model.dtype=float32",
+        "model.threads=1",
+        "data.train=arithmetic:2",
+    ]
+    return compose_words(["grpo", f"model.path={model}", *fixed, *overrides])
 
 
-def uniform(groups: int, prompt: int, samples: int, given: tuple[int, ...] = (), num_validation: int = 0) -> fit.Load:
+def uniform(
+    groups: int, prompt: int, samples: int, given: tuple[int, ...] = (), num_validation: int = 0
+) -> fit.Load:
     return fit.Load([fit.Group(prompt, given, samples)] * groups, prompt, num_validation)
 
 
-def planned(load: fit.Load, model: Path, *words: str) -> fit.Plan:
-    config = configured(model, *words)
+def planned(load: fit.Load, model: Path, *overrides: str) -> fit.Plan:
+    config = configured(model, *overrides)
     return fit.Plan(config, model_config(config.model), load)
 
 
-RATES = fit.Rates(forward_token_s=0.001, train_token_s=0.003, decode_s=0.02, decode_rows=8, parameter_s=1e-6)
+RATES = fit.Rates(
+    forward_token_s=0.001, train_token_s=0.003, decode_s=0.02, decode_rows=8, parameter_s=1e-6
+)
 
 
 # ---- by hand
@@ -52,17 +61,27 @@ def test_parameters_are_those_of_the_model(tiny: Path) -> None:
     # norms 32 + 32 + 8 + 8 a block, 32 at the end.
     block = 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64 + 2 * 32 + 2 * 8
     assert size.parameters == 18 * 32 + 2 * block + 32
-    assert (size.blocks, size.vocabulary, size.weights, size.largest) == (2, 18, 4 * size.parameters, 64 * 32)
+    assert (size.blocks, size.vocabulary, size.weights, size.largest) == (
+        2,
+        18,
+        4 * size.parameters,
+        64 * 32,
+    )
 
 
 def test_tied_heads_count_once(tiny: Path, tiny_untied: Path) -> None:
-    sizes = [simulate.measure(configured(path), model_config(configured(path).model)) for path in (tiny, tiny_untied)]
+    sizes = [
+        simulate.measure(configured(path), model_config(configured(path).model))
+        for path in (tiny, tiny_untied)
+    ]
     block = (sizes[0].parameters - 18 * 32 - 32) // 2
     assert sizes[1].parameters == 2 * 18 * 32 + 3 * block + 32
 
 
 def test_layout_counts_prompts_once_for_a_bundle(tiny: Path) -> None:
-    layout = fit.lay_out(planned(uniform(2, 10, 3), tiny, "training.token_budget=1000"), response_tokens=5)
+    layout = fit.lay_out(
+        planned(uniform(2, 10, 3), tiny, "training.token_budget=1000"), response_tokens=5
+    )
     # One pass of two bundles: the prompt, and of each response all but the last token.
     assert layout.biggest.ids.shape == (2, 10 + 3 * 4)
     assert (layout.rows, layout.sampled, layout.num_passes) == (6, 6, 1)
@@ -80,24 +99,35 @@ def test_layout_of_a_large_step_is_scaled_from_its_first_groups(tiny: Path) -> N
 
 
 def test_step_time_is_the_sum_of_its_parts(tiny: Path) -> None:
-    plan = planned(uniform(4, 10, 4), tiny, "training.updates_per_step=2", "training.token_budget=1000")
+    plan = planned(
+        uniform(4, 10, 4), tiny, "training.updates_per_step=2", "training.token_budget=1000"
+    )
     layout = fit.lay_out(plan, response_tokens=5)
-    step = fit.foretell_step(plan, ["draw", "compose", "sample", "remember", "update"], layout, RATES)
+    step = fit.foretell_step(
+        plan, ["draw", "compose", "sample", "compute_old_logprobs", "update"], layout, RATES
+    )
     padded, parameters = 4 * (10 + 4 * 4), simulate.measure(plan.config, plan.model).parameters
     assert layout.padded_tokens == padded
     assert step == pytest.approx(
         {
             "sample": 40 * 0.001 + 2 * 5 * 0.02,  # 16 rows are two waves of 8
-            "remember": padded * 0.001,
+            "compute_old_logprobs": padded * 0.001,
             "update": padded * 0.003 + 2 * parameters * 1e-6,
         }
     )
 
 
 def test_other_models_take_memory_time_and_disk(tiny: Path) -> None:
-    alone = planned(uniform(4, 10, 4), tiny, "training.token_budget=1000", "rollout.max_response_tokens=5")
-    plan = dataclasses.replace(alone, roles={"reference": ("frozen", alone.model), "critic": ("critic", alone.model)})
-    layout, p = fit.lay_out(plan, response_tokens=5), simulate.measure(plan.config, plan.model).parameters
+    alone = planned(
+        uniform(4, 10, 4), tiny, "training.token_budget=1000", "rollout.max_response_tokens=5"
+    )
+    plan = dataclasses.replace(
+        alone, roles={"reference": ("frozen", alone.model), "critic": ("critic", alone.model)}
+    )
+    layout, p = (
+        fit.lay_out(plan, response_tokens=5),
+        simulate.measure(plan.config, plan.model).parameters,
+    )
     step = fit.foretell_step(plan, ["sample", "update"], layout, RATES)
     assert step["reference"] == pytest.approx(layout.padded_tokens * 0.001)
     assert step["critic"] == pytest.approx(layout.padded_tokens * (0.001 + 0.003) + p * 1e-6)
@@ -110,38 +140,42 @@ def test_other_models_take_memory_time_and_disk(tiny: Path) -> None:
 def test_a_step_that_samples_nothing_has_no_sample_time(tiny: Path) -> None:
     plan = planned(uniform(4, 10, 0, given=(7,)), tiny)
     layout = fit.lay_out(plan, 5)
-    assert list(fit.foretell_step(plan, ["draw", "compose", "sample", "update"], layout, RATES)) == ["update"]
+    assert list(
+        fit.foretell_step(plan, ["draw", "compose", "sample", "update"], layout, RATES)
+    ) == ["update"]
     assert layout.tokens == 4 * 17
 
 
 def test_validations_are_counted_before_after_and_between(tiny: Path) -> None:
-    words = ["training.steps=10", "training.validate_every=5", "rollout.max_response_tokens=4"]
+    overrides = ["training.steps=10", "training.validate_every=5", "rollout.max_response_tokens=4"]
     one = 16 * 10 * 0.001 + 2 * 4 * 0.02
-    assert fit.foretell_validations(planned(uniform(1, 10, 2, num_validation=16), tiny, *words), RATES) == pytest.approx(
-        3 * 2 * one
-    )
-    assert fit.foretell_validations(planned(uniform(1, 10, 2), tiny, *words), RATES) == 0.0
+    assert fit.foretell_validations(
+        planned(uniform(1, 10, 2, num_validation=16), tiny, *overrides), RATES
+    ) == pytest.approx(3 * 2 * one)
+    assert fit.foretell_validations(planned(uniform(1, 10, 2), tiny, *overrides), RATES) == 0.0
 
 
 @pytest.mark.parametrize(
-    ("words", "each"),
+    ("overrides", "each"),
     [
         (["model.dtype=float32"], 4 + 8),
         (["model.dtype=bfloat16"], 2 + 12),
-        (["model.dtype=bfloat16", "optimiser.kind=adamw_offloaded"], 2 + 12),
-        (["model.dtype=bfloat16", "optimiser.kind=adamw_8bit"], 2 + 6),
+        (["model.dtype=bfloat16", "optimizer.kind=adamw_offloaded"], 2 + 12),
+        (["model.dtype=bfloat16", "optimizer.kind=adamw_8bit"], 2 + 6),
     ],
 )
-def test_checkpoint_and_disk(tiny: Path, words: list[str], each: int) -> None:
+def test_checkpoint_and_disk(tiny: Path, overrides: list[str], each: int) -> None:
     steps = ["training.steps=100", "training.checkpoint_every=10", "training.keep_checkpoints=2"]
-    plan = planned(uniform(2, 10, 2), tiny, *words, *steps)
+    plan = planned(uniform(2, 10, 2), tiny, *overrides, *steps)
     one = each * simulate.measure(plan.config, plan.model).parameters
     assert fit.checkpoint_bytes(plan) == one
     layout = fit.lay_out(plan, 5)
     rollouts = 100 * layout.tokens * fit.ROLLOUT_BYTES
     assert fit.disk_bytes(plan, layout) == 3 * one + rollouts
     plan.config.training.keep_best, plan.config.training.validate_every = "held", 50
-    assert fit.disk_bytes(plan, layout) == 4 * one + rollouts, "the best one is kept beside the newest"
+    assert fit.disk_bytes(plan, layout) == 4 * one + rollouts, (
+        "the best one is kept beside the newest"
+    )
     plan.config.training.keep_best = ""
     plan.config.training.checkpoint_every = 100
     assert fit.disk_bytes(plan, layout) == one + rollouts
@@ -180,7 +214,9 @@ def micro_batch(rows: int, length: int, responses: int, masked: bool = True) -> 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("masked", [True, False])
-def test_simulated_activations_are_those_that_autograd_keeps(tiny_untied: Path, dtype: str, masked: bool) -> None:
+def test_simulated_activations_are_those_that_autograd_keeps(
+    tiny_untied: Path, dtype: str, masked: bool
+) -> None:
     """The real model of three blocks, its saved tensors counted, against one and two simulated blocks."""
     config = configured(tiny_untied, f"model.dtype={dtype}")
     micro = micro_batch(4, 48, 60, masked)
@@ -207,9 +243,12 @@ def test_simulated_peak_is_that_of_the_real_pass(tiny_untied: Path) -> None:
     kept, head = simulate.simulate_update(config, model_config(config.model), micro)
     loaded = load(config.model, torch.device("cpu"))
     policy = LocalPolicy(config, Loaded(loaded.model, None), simulate.NO_OBJECTIVE)
-    for master in policy.optimiser.masters.values():
+    for master in policy.optimizer.masters.values():
         master.grad = torch.zeros_like(master)
-    before = [*policy.optimiser.masters.values(), *(m.grad for m in policy.optimiser.masters.values() if m.grad is not None)]
+    before = [
+        *policy.optimizer.masters.values(),
+        *(m.grad for m in policy.optimizer.masters.values() if m.grad is not None),
+    ]
     with simulate.LiveBytes(before) as count:
         policy.forward(micro, micro.gather % 18, FULL).logprobs.sum().backward()
     assert kept + head == pytest.approx(count.peak, rel=0.05)
@@ -217,31 +256,41 @@ def test_simulated_peak_is_that_of_the_real_pass(tiny_untied: Path) -> None:
 
 def test_checkpointing_and_a_smaller_budget_take_less(tiny_untied: Path) -> None:
     peaks = {}
-    for words in ((), ("model.activation_checkpointing=true",), ("training.token_budget=100",)):
-        plan = planned(uniform(8, 20, 4), tiny_untied, "rollout.max_response_tokens=20", *words)
-        peaks[words] = fit.foretell_memory(plan, process=0).phases["update"]["activations"]
+    for overrides in ((), ("model.activation_checkpointing=true",), ("training.token_budget=100",)):
+        plan = planned(uniform(8, 20, 4), tiny_untied, "rollout.max_response_tokens=20", *overrides)
+        peaks[overrides] = fit.foretell_memory(plan, process=0).phases["update"]["activations"]
     assert peaks[("model.activation_checkpointing=true",)] < 0.5 * peaks[()]
     assert peaks[("training.token_budget=100",)] < 0.25 * peaks[()]
 
 
 def test_memory_by_hand(tiny: Path) -> None:
-    words = ["rollout.max_response_tokens=20", "model.dtype=bfloat16", "rollout.max_rows=6", "training.steps=1"]
-    plan = planned(uniform(2, 10, 4), tiny, *words)
+    overrides = [
+        "rollout.max_response_tokens=20",
+        "model.dtype=bfloat16",
+        "rollout.max_rows=6",
+        "training.steps=1",
+    ]
+    plan = planned(uniform(2, 10, 4), tiny, *overrides)
     memory = fit.foretell_memory(plan, process=5000, kernel=7)
     p = simulate.measure(plan.config, plan.model).parameters
-    state = {"process": 5000, "weights": 2 * p, "optimiser state": 8 * p, "float32 masters": 4 * p}
+    state = {"process": 5000, "weights": 2 * p, "optimizer state": 8 * p, "float32 masters": 4 * p}
     assert {name: memory.held[name] for name in state} == state
     # Matrices of five shapes (embedding; q and o; k and v; gate and up; down), six row counts and one pass of three products.
     assert memory.held["kernels by shape"] == 7 * 5 * (6 + 3)
     # Six rows of 30 tokens; keys and values of two heads of 8 in two blocks, two bytes each.
     assert memory.phases["rollout"]["KV cache"] == 6 * 30 * 2 * 2 * 8 * 2 * 2
     assert memory.phases["update"]["gradients"] == 4 * p
-    assert memory.peak == sum(memory.held.values()) + max(sum(phase.values()) for phase in memory.phases.values())
+    assert memory.peak == sum(memory.held.values()) + max(
+        sum(phase.values()) for phase in memory.phases.values()
+    )
 
 
 def test_an_engine_apart_counts_its_own_weights(tiny: Path) -> None:
-    apart = ["cluster.place=process", "cluster.engine_apart=true"]
-    plans = [planned(uniform(2, 10, 4), tiny, *words, "rollout.max_response_tokens=20") for words in ([], apart)]
+    apart = ["cluster.backend=process", "cluster.engine_apart=true"]
+    plans = [
+        planned(uniform(2, 10, 4), tiny, *overrides, "rollout.max_response_tokens=20")
+        for overrides in ([], apart)
+    ]
     one, two = (fit.foretell_memory(plan, process=10**6) for plan in plans)
     rollout = sum(n for name, n in one.phases["rollout"].items() if name != "heap slack")
     assert two.held["engine process"] == 10**6 + one.held["weights"] + rollout
@@ -250,20 +299,33 @@ def test_an_engine_apart_counts_its_own_weights(tiny: Path) -> None:
 
 
 def test_remedies_come_in_the_order_of_effect(tiny_untied: Path) -> None:
-    plan = planned(uniform(32, 20, 8), tiny_untied, "rollout.max_response_tokens=50", "training.token_budget=4096")
+    plan = planned(
+        uniform(32, 20, 8),
+        tiny_untied,
+        "rollout.max_response_tokens=50",
+        "training.token_budget=4096",
+    )
     found = fit.remedies(plan, process=0)
     savings = [saved for _, saved in found]
     assert savings == sorted(savings, reverse=True)
     assert savings[-1] > 0
-    assert {"training.token_budget=2048", "model.activation_checkpointing=true"} <= {change for change, _ in found}
+    assert {"training.token_budget=2048", "model.activation_checkpointing=true"} <= {
+        change for change, _ in found
+    }
 
 
 # ---- against a real run
 
 
-def postgrad(*words: str) -> str:
-    command = [sys.executable, "-m", "postgrad.cli.main", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env={**os.environ, "OMP_NUM_THREADS": "1"})
+def postgrad(*overrides: str) -> str:
+    command = [sys.executable, "-m", "postgrad.cli.main", *overrides]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -290,26 +352,48 @@ def wordy_model(folder: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "auto"])
 def test_the_estimate_holds_against_a_real_run(tmp_path: Path, dtype: str) -> None:
-    (tmp_path / "coin.py").write_text("def coin(response, problem):\n    return float(sum(map(ord, response)) % 2)\n")
+    (tmp_path / "coin.py").write_text(
+        "def coin(response, problem):\n    return float(sum(map(ord, response)) % 2)\n"
+    )
     model = wordy_model(tmp_path / "model")
-    words = ["grpo", f"model.path={model}", f"model.dtype={dtype}", "data.train=arithmetic:2", "data.template=plain"]
-    words += [f"reward.verifier={tmp_path}/coin.py:coin", "rollout.max_response_tokens=24", "training.problems_per_step=16"]
-    words += ["training.steps=5", f"runs={tmp_path}/runs", "name=real", "model.threads=1"]
+    overrides = [
+        "grpo",
+        f"model.path={model}",
+        f"model.dtype={dtype}",
+        "data.train=arithmetic:2",
+        "data.template=plain",
+    ]
+    overrides += [
+        f"reward.verifier={tmp_path}/coin.py:coin",
+        "rollout.max_response_tokens=24",
+        "training.problems_per_step=16",
+    ]
+    overrides += ["training.steps=5", f"runs={tmp_path}/runs", "name=real", "model.threads=1"]
 
-    foretold = [postgrad("doctor", "--fit", *words)]
+    foretold = [postgrad("doctor", "--fit", *overrides)]
     assert not (tmp_path / "runs").exists()
-    postgrad("train", *words)
-    foretold.append(postgrad("doctor", "--fit", *words))  # the machine may be busier after than before
+    postgrad("train", *overrides)
+    foretold.append(
+        postgrad("doctor", "--fit", *overrides)
+    )  # the machine may be busier after than before
 
-    lines: list[dict[str, Any]] = [json.loads(line) for line in (tmp_path / "runs/real/metrics.jsonl").read_text().splitlines()]
+    lines: list[dict[str, Any]] = [
+        json.loads(line) for line in (tmp_path / "runs/real/metrics.jsonl").read_text().splitlines()
+    ]
     memory = max(line["memory_gib"] for line in lines)
     step = statistics.median(line["step_s"] for line in lines[1:])
     peaks = [number(text, r"peak memory +([\d.]+) GiB") for text in foretold]
     steps = [number(text, r"time a step +([\d.]+) s") for text in foretold]
-    print(f"{dtype}: memory {peaks} GiB foretold, {memory:.2f} measured; step {steps} s foretold, {step:.2f} measured")
+    print(
+        f"{dtype}: memory {peaks} GiB foretold, {memory:.2f} measured; step {steps} s foretold, {step:.2f} measured"
+    )
     for peak in peaks:
         assert memory / 1.5 < peak < memory * 1.5
     assert step / 3 < statistics.geometric_mean(steps) < step * 3
 
-    saved = sum(file.stat().st_size for file in (tmp_path / "runs/real/checkpoints/step-5").rglob("*") if file.is_file())
+    saved = sum(
+        file.stat().st_size
+        for file in (tmp_path / "runs/real/checkpoints/step-5").rglob("*")
+        if file.is_file()
+    )
     assert number(foretold[0], r"checkpoint +([\d.]+) GiB") * GIB == pytest.approx(saved, rel=0.1)

@@ -25,10 +25,15 @@ def test_counts_and_difference():
 
 def test_the_same_result_twice_has_no_difference():
     result = compare_set(*sides("1010", "1010"))
-    assert result["difference"] == {"value": 0.0, "low": 0.0, "high": 0.0} and result["sign_test"] == 1.0
+    assert (
+        result["difference"] == {"value": 0.0, "low": 0.0, "high": 0.0}
+        and result["sign_test"] == 1.0
+    )
 
 
-@pytest.mark.parametrize(("ahead", "behind", "p"), [(0, 0, 1.0), (5, 5, 1.0), (6, 0, 2 / 64), (1, 9, 22 / 1024)])
+@pytest.mark.parametrize(
+    ("ahead", "behind", "p"), [(0, 0, 1.0), (5, 5, 1.0), (6, 0, 2 / 64), (1, 9, 22 / 1024)]
+)
 def test_the_sign_test_is_exact(ahead, behind, p):
     assert sign_test(ahead, behind) == pytest.approx(p)
 
@@ -38,14 +43,21 @@ def test_the_bootstrap_is_near_the_closed_form():
     values = np.random.default_rng(1).choice([-1.0, 0.0, 1.0], 1500, p=[0.1, 0.6, 0.3])
     low, high = bootstrap_interval(values)
     error = 1.96 * values.std() / np.sqrt(len(values))
-    assert low == pytest.approx(values.mean() - error, abs=0.003) and high == pytest.approx(values.mean() + error, abs=0.003)
+    assert low == pytest.approx(values.mean() - error, abs=0.003) and high == pytest.approx(
+        values.mean() + error, abs=0.003
+    )
     assert (low, high) == bootstrap_interval(values)
 
 
 def test_only_shared_problems_are_paired():
     a, b = sides("10", "11")
     result = compare_set({**a, "only": [True]}, b)
-    assert (result["problems"], result["only_a"], result["only_b"], result["b_right_a_wrong"]) == (2, 1, 0, 1)
+    assert (result["problems"], result["only_a"], result["only_b"], result["b_right_a_wrong"]) == (
+        2,
+        1,
+        0,
+        1,
+    )
     with pytest.raises(ConfigError, match="no problem in common"):
         compare_set({"x": [True]}, {"y": [True]})
 
@@ -53,10 +65,17 @@ def test_only_shared_problems_are_paired():
 def folder(path, temperature: float, **sets: list[bool]):
     path.mkdir()
     (path / "settings.json").write_text(
-        json.dumps({"model": {"path": path.name, "dtype": "float32"}, "rollout": {"temperature": temperature}})
+        json.dumps(
+            {
+                "model": {"path": path.name, "dtype": "float32"},
+                "rollout": {"temperature": temperature},
+            }
+        )
     )
     for name, rights in sets.items():
-        lines = [json.dumps({"uid": f"p{i}", "right": right}) + "\n" for i, right in enumerate(rights)]
+        lines = [
+            json.dumps({"uid": f"p{i}", "right": right}) + "\n" for i, right in enumerate(rights)
+        ]
         (path / f"{name}.jsonl").write_text("".join(lines))
     return path
 
@@ -76,17 +95,22 @@ def test_the_command(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("overrides", "said"),
     [
         (["a"], "compare wants two folders"),
-        (["a", "bb"], "bb is no folder of an evaluation (it has no settings.json); did you mean b?"),
+        (
+            ["a", "bb"],
+            "bb is no folder of an evaluation (it has no settings.json); did you mean b?",
+        ),
         (["a", "b"], "no set in common: x and y"),
         (["a", "b", "seed=3"], "compare wants two folders"),
     ],
 )
-def test_what_cannot_be_compared_is_said_in_one_line(words, said, tmp_path, capsys, monkeypatch):
+def test_what_cannot_be_compared_is_said_in_one_line(
+    overrides, said, tmp_path, capsys, monkeypatch
+):
     folder(tmp_path / "a", 0.0, x=[True]), folder(tmp_path / "b", 0.0, y=[True])
     monkeypatch.chdir(tmp_path)
-    assert main(["eval", "compare", *words]) == 2
+    assert main(["eval", "compare", *overrides]) == 2
     error = capsys.readouterr().err
     assert error.startswith("postgrad: ") and error.count("\n") == 1 and said in error

@@ -12,7 +12,7 @@ from postgrad.model.load import load_tokenizer
 def test_greedy_answers_are_the_same_whatever_the_engine(tiny, tmp_path, capsys):
     config = config_of("grpo", tiny)
     prompts = Prompts(load_tokenizer(config.model), "plain")
-    words = [
+    overrides = [
         "data=arithmetic:2:digits:test",
         "limit=10",
         "template=plain",
@@ -23,9 +23,24 @@ def test_greedy_answers_are_the_same_whatever_the_engine(tiny, tmp_path, capsys)
     with serve(engine=build_host(config, only_engine=True).engine, prompts=prompts) as served:
         for engine in ("native", "hf", "http"):
             url = [f"url={served.address}"] if engine == "http" else []
-            assert main(["eval", str(tiny), *words, f"engine={engine}", *url, f"out={tmp_path / engine}"]) == 0
+            assert (
+                main(
+                    [
+                        "eval",
+                        str(tiny),
+                        *overrides,
+                        f"engine={engine}",
+                        *url,
+                        f"out={tmp_path / engine}",
+                    ]
+                )
+                == 0
+            )
         assert len(served.asked) == 10
     answers = {file.parent.name: file.read_bytes() for file in tmp_path.glob("*/*.jsonl")}
     assert sorted(answers) == ["hf", "http", "native"] and len(set(answers.values())) == 1
-    assert main(["eval", str(tiny), *words, "engine=http", f"out={tmp_path / 'none'}"]) == 2
-    assert "rollout.engine=http needs the server's address" in capsys.readouterr().err and not (tmp_path / "none").exists()
+    assert main(["eval", str(tiny), *overrides, "engine=http", f"out={tmp_path / 'none'}"]) == 2
+    assert (
+        "rollout.engine=http needs the server's address" in capsys.readouterr().err
+        and not (tmp_path / "none").exists()
+    )

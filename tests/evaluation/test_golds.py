@@ -8,7 +8,9 @@ from postgrad.verifiers.scorer import Judge
 from postgrad.verifiers.verifier import VERIFIERS
 
 
-def problem(uid: str, truth: str, source: str = "openai/gsm8k", question: str = "", **extra: object) -> Problem:
+def problem(
+    uid: str, truth: str, source: str = "openai/gsm8k", question: str = "", **extra: object
+) -> Problem:
     messages = ({"role": "user", "content": question or f"What is {uid}?"},)
     return Problem(uid, messages, truth, source, extra=dict(extra))
 
@@ -22,7 +24,10 @@ def test_right_golds_and_a_wrong_one():
     findings = found(problem("a", "1"), problem("b", "many"), problem("c", "C", "arc_c"))
     assert (findings.problems, findings.checked, findings.near) == (3, 3, 2)
     (row,) = findings.wrong
-    assert (row.place, row.uid) == ("f: row 2", "b") and "'many' of problem b is not a number" in row.reason
+    assert (row.place, row.uid) == (
+        "f: row 2",
+        "b",
+    ) and "'many' of problem b is not a number" in row.reason
     assert not findings.accepted
 
 
@@ -31,7 +36,12 @@ def accepts_all(response: str, problem: Problem) -> float:
 
 
 def test_a_verifier_that_accepts_everything_is_caught():
-    findings = found(problem("a", "41"), problem("b", "Yes"), problem("c", "x^2"), verifier=f"{__file__}:accepts_all")
+    findings = found(
+        problem("a", "41"),
+        problem("b", "Yes"),
+        problem("c", "x^2"),
+        verifier=f"{__file__}:accepts_all",
+    )
     assert not findings.wrong and findings.near == 2
     assert [row.uid for row in findings.accepted] == ["a", "b"]
     assert "the gold answer is '41', and '\\\\boxed{42}' scores 1" in findings.accepted[0].reason
@@ -39,7 +49,8 @@ def test_a_verifier_that_accepts_everything_is_caught():
 
 def test_demonstrations_are_judged_too():
     good, bad = (
-        Problem(uid, ({"role": "user", "content": uid},), "7", "openai/gsm8k", (f"#### {n}",)) for uid, n in (("g", 7), ("b", 8))
+        Problem(uid, ({"role": "user", "content": uid},), "7", "openai/gsm8k", (f"#### {n}",))
+        for uid, n in (("g", 7), ("b", 8))
     )
     findings = found(good, bad)
     assert [row.uid for row in findings.wrong_demonstrations] == ["b"] and not findings.wrong
@@ -47,13 +58,19 @@ def test_demonstrations_are_judged_too():
 
 def test_repeats_and_overlap_ignore_style_case_and_spacing():
     first = problem("a", "1", question="What is  1+1 ?")
-    again = problem("b", "2", question="what is 1+1?\n\nPlease reason step by step, and put your final answer within \\boxed{}.")
+    again = problem(
+        "b",
+        "2",
+        question="what is 1+1?\n\nPlease reason step by step, and put your final answer within \\boxed{}.",
+    )
     other = problem("c", "1", question="What is 1-1?")
     findings = found(first, again, other, against=(problem("t", "1", question="WHAT IS 1-1"),))
     assert [(row.uid, row.reason) for row in findings.repeated] == [
         ("b", "asks the same as f: row 1, with another answer: '1', here '2'")
     ]
-    assert [(row.uid, row.reason) for row in findings.shared] == [("c", "its question is also that of t in the test set")]
+    assert [(row.uid, row.reason) for row in findings.shared] == [
+        ("c", "its question is also that of t in the test set")
+    ]
 
 
 def test_what_cannot_be_judged_is_counted():
@@ -74,11 +91,15 @@ def test_every_verifier_is_told_the_answer_in_a_way_it_knows():
             judge.verifier = name
             item = problem("a", "B" if name == "choice" else "12")
             findings = check([item], ["f: row 1"], judge)
-            assert not findings.wrong and not findings.accepted and findings.near == 1, gold_response(name, item)
+            assert not findings.wrong and not findings.accepted and findings.near == 1, (
+                gold_response(name, item)
+            )
 
 
 def test_form_is_not_an_answer():
-    assert found(problem("a", "12"), verifier="length").unchecked == {"openai/gsm8k: length judges the form, not the answer": 1}
+    assert found(problem("a", "12"), verifier="length").unchecked == {
+        "openai/gsm8k: length judges the form, not the answer": 1
+    }
 
 
 @pytest.mark.parametrize(

@@ -7,16 +7,26 @@ import random
 import pytest
 
 from postgrad.algorithms.passk import pass_at_k
-from postgrad.evaluation.metrics import interval, ladder, maj_at_k, majority, summarise
+from postgrad.evaluation.metrics import interval, ladder, maj_at_k, majority, summarize
 
 
 def row(uid, sample, right, answer="x", **more):
-    base = {"uid": uid, "sample": sample, "right": right, "score": float(right), "parts": {}, "failure": None, "data_source": "s"}
+    base = {
+        "uid": uid,
+        "sample": sample,
+        "right": right,
+        "score": float(right),
+        "parts": {},
+        "failure": None,
+        "data_source": "s",
+    }
     return base | {"answer": answer, "votes": True, "finish": "stop", "length": 3} | more
 
 
 def rows_of(rights: list[list[bool]], **more):
-    return [row(f"p{i}", j, ok, **more) for i, group in enumerate(rights) for j, ok in enumerate(group)]
+    return [
+        row(f"p{i}", j, ok, **more) for i, group in enumerate(rights) for j, ok in enumerate(group)
+    ]
 
 
 def test_pass_at_k_is_the_share_of_subsets_for_all_n_up_to_eight():
@@ -25,11 +35,13 @@ def test_pass_at_k_is_the_share_of_subsets_for_all_n_up_to_eight():
         for c in range(n + 1):
             for k in range(1, n + 1):
                 subsets = list(itertools.combinations([True] * c + [False] * (n - c), k))
-                assert pass_at_k(n, c, k) == pytest.approx(sum(any(s) for s in subsets) / len(subsets), abs=1e-15), (n, c, k)
+                assert pass_at_k(n, c, k) == pytest.approx(
+                    sum(any(s) for s in subsets) / len(subsets), abs=1e-15
+                ), (n, c, k)
 
 
 def test_a_summary_averages_over_problems():
-    result = summarise(rows_of([[True, True, False, False], [False] * 4, [True] * 4]))
+    result = summarize(rows_of([[True, True, False, False], [False] * 4, [True] * 4]))
     assert (result["problems"], result["samples"]) == (3, 4)
     assert result["avg"]["value"] == pytest.approx((0.5 + 0 + 1) / 3)
     assert result["pass"]["1"]["value"] == pytest.approx(result["avg"]["value"]), "pass@1 is avg@n"
@@ -37,7 +49,9 @@ def test_a_summary_averages_over_problems():
     assert result["pass"]["4"]["value"] == pytest.approx((1 + 0 + 1) / 3)
 
 
-@pytest.mark.parametrize(("n", "ks"), [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (16, [1, 2, 4, 8, 16])])
+@pytest.mark.parametrize(
+    ("n", "ks"), [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (16, [1, 2, 4, 8, 16])]
+)
 def test_k_doubles_up_to_n(n, ks):
     assert ladder(n) == ks
 
@@ -70,10 +84,19 @@ def test_maj_at_k_has_no_bias():
 
 @pytest.mark.parametrize(
     ("right", "count", "low", "high"),  # Wilson's interval, as tables and other software give it
-    [(8, 10, 0.4902, 0.9433), (0, 10, 0.0, 0.2775), (10, 10, 0.7225, 1.0), (1, 2, 0.0945, 0.9055), (50, 100, 0.4038, 0.5962)],
+    [
+        (8, 10, 0.4902, 0.9433),
+        (0, 10, 0.0, 0.2775),
+        (10, 10, 0.7225, 1.0),
+        (1, 2, 0.0945, 0.9055),
+        (50, 100, 0.4038, 0.5962),
+    ],
 )
 def test_one_sample_gives_wilsons_interval(right, count, low, high):
-    assert interval([1.0] * right + [0.0] * (count - right)) == (pytest.approx(low, abs=1e-4), pytest.approx(high, abs=1e-4))
+    assert interval([1.0] * right + [0.0] * (count - right)) == (
+        pytest.approx(low, abs=1e-4),
+        pytest.approx(high, abs=1e-4),
+    )
 
 
 def test_samples_that_agree_within_a_problem_are_worth_one_answer():
@@ -81,7 +104,9 @@ def test_samples_that_agree_within_a_problem_are_worth_one_answer():
     once = interval([1.0, 0.0, 1.0, 1.0])
     assert interval([1.0, 0.0, 1.0, 1.0], samples=16) == once
     spread, even = interval([1.0, 0.0] * 20, samples=4), interval([0.5] * 40, samples=4)
-    assert even == pytest.approx(interval([1.0] * 80 + [0.0] * 80)), "no spread between problems: as many trials as responses"
+    assert even == pytest.approx(interval([1.0] * 80 + [0.0] * 80)), (
+        "no spread between problems: as many trials as responses"
+    )
     assert even[1] - even[0] < spread[1] - spread[0]
 
 
@@ -105,8 +130,10 @@ def test_lengths_failures_parts_and_classes():
         row("c", 0, False, length=9, parts={"format": 1.0, "answer": 0.0}),
         row("d", 0, False, length=5, score=None, failure={"kind": "timeout", "reason": "slow"}),
     ]
-    result = summarise(rows)
-    assert result["classes"] == {"11": 1, "10": 1, "01": 1, "00": 0}, "what was not judged is in no class"
+    result = summarize(rows)
+    assert result["classes"] == {"11": 1, "10": 1, "01": 1, "00": 0}, (
+        "what was not judged is in no class"
+    )
     assert result["parts"] == {"answer": pytest.approx(2 / 3), "format": pytest.approx(2 / 3)}
     assert result["length"] == {"mean": 5.0, "median": 4.5, "max": 9, "right": 2.0, "wrong": 6.0}
     assert result["truncated"] == 0.25 and result["failures"] == {"timeout": 1}
@@ -115,17 +142,24 @@ def test_lengths_failures_parts_and_classes():
 
 def test_a_part_format_alone_is_crossed_with_the_verdict():
     rows = [row("a", 0, True, parts={"format": 1.0}), row("b", 0, False, parts={"format": 0.0})]
-    assert summarise(rows)["classes"] == {"11": 1, "10": 0, "01": 0, "00": 1}
-    assert summarise(rows_of([[True]]))["classes"] is None
+    assert summarize(rows)["classes"] == {"11": 1, "10": 0, "01": 0, "00": 1}
+    assert summarize(rows_of([[True]]))["classes"] is None
 
 
 def test_sources_of_one_file_are_told_apart_and_averaged_alike():
-    rows = [row("a", 0, True, data_source="aime"), row("b", 0, True, data_source="amc"), row("c", 0, False, data_source="amc")]
-    result = summarise(rows)
-    assert {name: source["avg"]["value"] for name, source in result["sources"].items()} == {"aime": 1.0, "amc": 0.5}
+    rows = [
+        row("a", 0, True, data_source="aime"),
+        row("b", 0, True, data_source="amc"),
+        row("c", 0, False, data_source="amc"),
+    ]
+    result = summarize(rows)
+    assert {name: source["avg"]["value"] for name, source in result["sources"].items()} == {
+        "aime": 1.0,
+        "amc": 0.5,
+    }
     assert result["mean_of_sources"] == 0.75 and result["avg"]["value"] == pytest.approx(2 / 3)
 
 
 def test_verifiers_without_an_answer_have_no_majority():
-    assert summarise(rows_of([[True, False]], votes=False))["maj"] is None
-    assert summarise(rows_of([[True, False]]))["maj"]["2"]["value"] == 0.5
+    assert summarize(rows_of([[True, False]], votes=False))["maj"] is None
+    assert summarize(rows_of([[True, False]]))["maj"]["2"]["value"] == 0.5

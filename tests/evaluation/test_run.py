@@ -38,15 +38,24 @@ def verifier(tmp_path_factory) -> str:
     return str(file)
 
 
-def words_for(model: Path, verifier: str, out: Path, *more: str) -> list[str]:
-    return ["eval", str(model), SETS, *SMALL, f"verifier={verifier}:odd", f"out={out}", "workers=1", *more]
+def overrides_for(model: Path, verifier: str, out: Path, *more: str) -> list[str]:
+    return [
+        "eval",
+        str(model),
+        SETS,
+        *SMALL,
+        f"verifier={verifier}:odd",
+        f"out={out}",
+        "workers=1",
+        *more,
+    ]
 
 
 @pytest.fixture(scope="module")
 def reference(tiny, verifier, tmp_path_factory) -> Path:
     """An evaluation that nobody disturbed, three problems a batch."""
     out = tmp_path_factory.mktemp("eval") / "reference"
-    assert main(words_for(tiny, verifier, out, "batch=3")) == 0
+    assert main(overrides_for(tiny, verifier, out, "batch=3")) == 0
     return out
 
 
@@ -64,14 +73,28 @@ def steady(folder: Path) -> dict:
 def test_one_line_a_response(reference, tiny):
     rows = lines(reference / "one.jsonl")
     problems = load_problems("arithmetic:1:digits:train")[:10]
-    assert [(row["uid"], row["sample"]) for row in rows] == [(p.uid, i) for p in problems for i in range(4)]
+    assert [(row["uid"], row["sample"]) for row in rows] == [
+        (p.uid, i) for p in problems for i in range(4)
+    ]
     tokenizer = load_tokenizer(config_of("grpo", tiny).model)
     for row, problem in zip(rows[::4], problems, strict=True):
-        assert row["prompt"] == problem.messages[0]["content"] and row["ground_truth"] == problem.ground_truth
-        assert row["seed"] == trajectory_seed(0, 0, problem.uid, 0) and row["length"] == len(row["tokens"]) <= 5
+        assert (
+            row["prompt"] == problem.messages[0]["content"]
+            and row["ground_truth"] == problem.ground_truth
+        )
+        assert (
+            row["seed"] == trajectory_seed(0, 0, problem.uid, 0)
+            and row["length"] == len(row["tokens"]) <= 5
+        )
         assert row["response"] == tokenizer.decode(row["tokens"], skip_special_tokens=True)
-        assert row["finish"] == ("stop" if row["tokens"][-1] == tokenizer.eos_token_id else "length")
-        assert row["right"] == (row["score"] == 1.0) and set(row["parts"]) == {"format"} and row["failure"] is None
+        assert row["finish"] == (
+            "stop" if row["tokens"][-1] == tokenizer.eos_token_id else "length"
+        )
+        assert (
+            row["right"] == (row["score"] == 1.0)
+            and set(row["parts"]) == {"format"}
+            and row["failure"] is None
+        )
     assert len({json.dumps(row["tokens"]) for row in rows}) > 20, "samples must differ"
 
 
@@ -83,8 +106,14 @@ def test_the_summary_says_what_the_lines_say(reference):
         share = sum(row["right"] for row in rows) / len(rows)
         assert 0.1 < share < 0.9 and result["avg"]["value"] == pytest.approx(share)
         solved = {row["uid"] for row in rows if row["right"]}
-        assert result["pass"]["4"]["value"] == len(solved) / 10 and list(result["pass"]) == ["1", "2", "4"]
-        assert sum(result["classes"].values()) == 40 and result["maj"] is None, "a verifier of one's own names no answers"
+        assert result["pass"]["4"]["value"] == len(solved) / 10 and list(result["pass"]) == [
+            "1",
+            "2",
+            "4",
+        ]
+        assert sum(result["classes"].values()) == 40 and result["maj"] is None, (
+            "a verifier of one's own names no answers"
+        )
         assert result["truncated"] == sum(row["finish"] == "length" for row in rows) / 40
     report = (reference / "report.md").read_text()
     assert "| one | 10 |" in report and "temperature 1" in report and "tok/s" not in report
@@ -92,20 +121,20 @@ def test_the_summary_says_what_the_lines_say(reference):
 
 @pytest.mark.parametrize("more", [("batch=1",), ("batch=7", "max_rows=3"), ("max_rows=64",)])
 def test_the_same_bytes_whatever_the_batch(reference, tiny, verifier, tmp_path, more):
-    assert main(words_for(tiny, verifier, tmp_path / "out", *more)) == 0
+    assert main(overrides_for(tiny, verifier, tmp_path / "out", *more)) == 0
     for name in ("one.jsonl", "two.jsonl"):
         assert (tmp_path / "out" / name).read_bytes() == (reference / name).read_bytes()
     assert steady(tmp_path / "out")["sets"] == steady(reference)["sets"]
 
 
 def test_another_seed_gives_other_answers(reference, tiny, verifier, tmp_path):
-    assert main(words_for(tiny, verifier, tmp_path / "out", "seed=1")) == 0
+    assert main(overrides_for(tiny, verifier, tmp_path / "out", "seed=1")) == 0
     assert (tmp_path / "out" / "one.jsonl").read_bytes() != (reference / "one.jsonl").read_bytes()
 
 
 @pytest.mark.slow
 def test_in_a_process_of_its_own_it_is_the_same(reference, tiny, verifier, tmp_path):
-    assert main(words_for(tiny, verifier, tmp_path / "out", "cluster.place=process")) == 0
+    assert main(overrides_for(tiny, verifier, tmp_path / "out", "cluster.backend=process")) == 0
     assert (tmp_path / "out" / "one.jsonl").read_bytes() == (reference / "one.jsonl").read_bytes()
 
 
@@ -113,7 +142,13 @@ def test_in_a_process_of_its_own_it_is_the_same(reference, tiny, verifier, tmp_p
 def server():
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        ["world", "postgrad.evaluation.run", "postgrad.cluster.host", "hydra", "transformers.models.qwen3"]
+        [
+            "world",
+            "postgrad.evaluation.run",
+            "postgrad.cluster.host",
+            "hydra",
+            "transformers.models.qwen3",
+        ]
     )
     return context
 
@@ -122,17 +157,21 @@ def server():
 def test_kill_9_and_the_same_command(server, reference, tiny, verifier, tmp_path):
     """Killed in the first set, in the second, and while it loads: in the end every byte is as if nothing had happened."""
     out = tmp_path / "out"
-    words = words_for(tiny, verifier, out, "batch=3")
+    overrides = overrides_for(tiny, verifier, out, "batch=3")
     size = {name: (reference / f"{name}.jsonl").stat().st_size for name in ("one", "two")}
 
     def written(name: str) -> int:
         file = out / f"{name}.jsonl"
         return file.stat().st_size if file.is_file() else 0
 
-    moments = (lambda: (out / "settings.json").is_file(), lambda: written("one") > size["one"] // 3, lambda: written("two") > 0)
+    moments = (
+        lambda: (out / "settings.json").is_file(),
+        lambda: written("one") > size["one"] // 3,
+        lambda: written("two") > 0,
+    )
     killed = 0
     for moment in moments:
-        process = server.Process(target=run_words, args=(words, str(tmp_path / "output.txt")))
+        process = server.Process(target=run_words, args=(overrides, str(tmp_path / "output.txt")))
         process.start()
         limit = time.monotonic() + 60
         while process.is_alive() and not moment():
@@ -146,7 +185,7 @@ def test_kill_9_and_the_same_command(server, reference, tiny, verifier, tmp_path
         process.join(10)
         assert not (out / "summary.json").is_file()
     assert killed == 3, (tmp_path / "output.txt").read_text()
-    assert main(words) == 0
+    assert main(overrides) == 0
     assert {p.name for p in out.iterdir()} == {p.name for p in reference.iterdir()}
     for name in ("one.jsonl", "two.jsonl", "report.md", "settings.json"):
         assert (out / name).read_bytes() == (reference / name).read_bytes()
@@ -161,11 +200,17 @@ def test_a_file_cut_anywhere_is_mended(reference, tiny, verifier, tmp_path, cut,
     for name in ("settings.json", "one.jsonl", "two.jsonl"):
         (out / name).write_bytes((reference / name).read_bytes())
     whole = (reference / "two.jsonl").read_bytes()
-    (out / "two.jsonl").write_bytes(whole[: round(cut * len(whole)) if isinstance(cut, float) else cut])
-    assert main(words_for(tiny, verifier, out, "batch=3")) == 0
+    (out / "two.jsonl").write_bytes(
+        whole[: round(cut * len(whole)) if isinstance(cut, float) else cut]
+    )
+    assert main(overrides_for(tiny, verifier, out, "batch=3")) == 0
     assert (out / "two.jsonl").read_bytes() == whole and steady(out) == steady(reference)
     said = capsys.readouterr().out
-    assert (f"two: {left} of 10 problems are answered already" in said) if left else "two: 0 of" not in said
+    assert (
+        (f"two: {left} of 10 problems are answered already" in said)
+        if left
+        else "two: 0 of" not in said
+    )
 
 
 def test_a_folder_that_a_kill_left_before_its_settings_were_there_is_taken(tmp_path):
@@ -177,10 +222,15 @@ def test_a_folder_that_a_kill_left_before_its_settings_were_there_is_taken(tmp_p
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "settings.json"]
 
 
-def test_a_finished_evaluation_is_only_summed_up_again(reference, tiny, verifier, capsys, monkeypatch):
+def test_a_finished_evaluation_is_only_summed_up_again(
+    reference, tiny, verifier, capsys, monkeypatch
+):
     before = tree(reference)
-    monkeypatch.setattr("postgrad.evaluation.run.place_engine", lambda config: pytest.fail("the model is not needed"))
-    assert main(words_for(tiny, verifier, reference, "batch=3")) == 0
+    monkeypatch.setattr(
+        "postgrad.evaluation.run.place_engine",
+        lambda config: pytest.fail("the model is not needed"),
+    )
+    assert main(overrides_for(tiny, verifier, reference, "batch=3")) == 0
     assert tree(reference) == before and "avg@4" in capsys.readouterr().out
 
 
@@ -197,7 +247,7 @@ def test_a_finished_evaluation_is_only_summed_up_again(reference, tiny, verifier
 )
 def test_settings_do_not_mix(reference, tiny, verifier, capsys, more, said):
     before = tree(reference)
-    assert main(words_for(tiny, verifier, reference, *more)) == 2
+    assert main(overrides_for(tiny, verifier, reference, *more)) == 2
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1 and tree(reference) == before
 
@@ -212,12 +262,19 @@ def test_weights_that_changed_do_not_mix(reference, tiny, verifier, tmp_path, ca
     same = weights_fingerprint(str(model), 0)
     assert same == weights_fingerprint(str(tiny), 0)
     weights = load_file(model / "model.safetensors")
-    save_file({name: weight * 1.001 for name, weight in weights.items()}, model / "model.safetensors", {"format": "pt"})
+    save_file(
+        {name: weight * 1.001 for name, weight in weights.items()},
+        model / "model.safetensors",
+        {"format": "pt"},
+    )
     assert weights_fingerprint(str(model), 0) != same
 
 
 def test_workers_and_place_may_change(reference, tiny, verifier, tmp_path):
-    assert main(words_for(tiny, verifier, reference, "batch=3", "workers=2", "cluster.wait_s=99")) == 0
+    assert (
+        main(overrides_for(tiny, verifier, reference, "batch=3", "workers=2", "cluster.wait_s=99"))
+        == 0
+    )
 
 
 def test_a_file_of_other_answers_is_refused(reference, tiny, verifier, tmp_path, capsys):
@@ -225,44 +282,65 @@ def test_a_file_of_other_answers_is_refused(reference, tiny, verifier, tmp_path,
     out.mkdir()
     (out / "settings.json").write_bytes((reference / "settings.json").read_bytes())
     (out / "one.jsonl").write_bytes((reference / "two.jsonl").read_bytes())
-    assert main(words_for(tiny, verifier, out, "batch=3")) == 2
+    assert main(overrides_for(tiny, verifier, out, "batch=3")) == 2
     assert "one.jsonl: line 1 is not the answer that belongs there" in capsys.readouterr().err
     (out / "one.jsonl").write_text("{broken\n" + (reference / "one.jsonl").read_text())
-    assert main(words_for(tiny, verifier, out, "batch=3")) == 2
+    assert main(overrides_for(tiny, verifier, out, "batch=3")) == 2
     assert "one.jsonl: line 1 is damaged" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("overrides", "said"),
     [
         (["data=missing.jsonl"], "missing.jsonl: no such file"),
-        (["data=arithmetic:1", "tempreture=1"], "unknown key tempreture; did you mean rollout.temperature?"),
-        (["data=arithmetic:1", "rollout.temprature=1"], "unknown key rollout.temprature; did you mean rollout.temperature?"),
+        (
+            ["data=arithmetic:1", "tempreture=1"],
+            "unknown key tempreture; did you mean rollout.temperature?",
+        ),
+        (
+            ["data=arithmetic:1", "rollout.temprature=1"],
+            "unknown key rollout.temprature; did you mean rollout.temperature?",
+        ),
         (["data=arithmetic:1", "temperature=-1"], "rollout.temperature=-1.0 is out of range"),
         (["data=arithmetic:1", "n=4", "greedy=true"], "n=4 with temperature=0"),
         (["data=arithmetic:1", "n=many"], "rollout.samples"),
         (["data=arithmetic:1", "engine=magic"], "rollout.engine=magic is not one of its values"),
-        (["data=arithmetic:1", "max_response_tokens=600"], "leaves no room for a prompt in the context of 512"),
+        (
+            ["data=arithmetic:1", "max_response_tokens=600"],
+            "leaves no room for a prompt in the context of 512",
+        ),
         (["data=arithmetic:1", "max_prompt_tokens=2"], "set data.max_prompt_tokens="),
-        (["data=arithmetic:1", "verifier=gsm9k"], "reward.verifier=gsm9k is not a verifier; did you mean gsm8k?"),
+        (
+            ["data=arithmetic:1", "verifier=gsm9k"],
+            "reward.verifier=gsm9k is not a verifier; did you mean gsm8k?",
+        ),
         (["data=arithmetic:1", "template=chat"], "has no chat template"),
         (["data=arithmetic:1", "model.path=x"], "the model is the first word"),
-        (["data=arithmetic:1", "out=plain.txt"], "out=plain.txt is there already and is no evaluation"),
+        (
+            ["data=arithmetic:1", "out=plain.txt"],
+            "out=plain.txt is there already and is no evaluation",
+        ),
         (["data=arithmetic:1,arithmetic:1"], "two data sets are called arithmetic-1"),
         (["data=arithmetic:1", "cluster.workers=4"], "cluster.workers is a setting of Ray"),
         (["data=arithmetic:1", "model.lora.rank=4"], "model.lora.rank=4 is for training runs"),
         (["data=arithmetic:1", "rollout.staleness=2"], "rollout.staleness=2 is for training runs"),
-        (["data=arithmetic:1", "reward.judge.monitor=tiny"], "reward.judge.monitor=tiny is for training runs"),
-        (["data=arithmetic:1", "reward.judge.model=tiny"], "is asked by reward.verifier=llm_judge only"),
+        (
+            ["data=arithmetic:1", "reward.judge.monitor=tiny"],
+            "reward.judge.monitor=tiny is for training runs",
+        ),
+        (
+            ["data=arithmetic:1", "reward.judge.model=tiny"],
+            "is asked by reward.verifier=llm_judge only",
+        ),
         (["n=4"], "which problems? postgrad eval MODEL data=FILE"),
         (["data"], "expected key=value, got 'data.sets'"),
     ],
 )
-def test_wrong_input_is_said_in_one_line(words, said, tiny, tmp_path, capsys, monkeypatch):
+def test_wrong_input_is_said_in_one_line(overrides, said, tiny, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plain.txt").write_text("mine")
     before = tree(tmp_path)
-    assert main(["eval", str(tiny), *words]) == 2
+    assert main(["eval", str(tiny), *overrides]) == 2
     error = capsys.readouterr().err
     assert error.startswith("postgrad: ") and error.count("\n") == 1 and said in error, error
     assert tree(tmp_path) == before and len(list(tmp_path.iterdir())) == 1, "nothing is written"
@@ -285,15 +363,28 @@ def test_an_unknown_model_is_said_in_one_line(model, said, tmp_path, capsys, mon
 
 
 def test_a_verifier_that_fails_stops_the_evaluation(tiny, verifier, tmp_path, capsys):
-    words = ["eval", str(tiny), "data=arithmetic:1", *SMALL, f"out={tmp_path}/out", f"verifier={verifier}:broken", "workers=1"]
-    assert main(words) == 1
+    overrides = [
+        "eval",
+        str(tiny),
+        "data=arithmetic:1",
+        *SMALL,
+        f"out={tmp_path}/out",
+        f"verifier={verifier}:broken",
+        "workers=1",
+    ]
+    assert main(overrides) == 1
     error = capsys.readouterr().err
     assert "100% of the responses could not be judged" in error and "error: ValueError: no" in error
-    assert main([*words, "max_failure_rate=1"]) == 2, "other settings, so another folder"
-    assert main([*words[:-2], f"out={tmp_path}/all", *words[-2:], "max_failure_rate=1"]) == 0
+    assert main([*overrides, "max_failure_rate=1"]) == 2, "other settings, so another folder"
+    assert (
+        main([*overrides[:-2], f"out={tmp_path}/all", *overrides[-2:], "max_failure_rate=1"]) == 0
+    )
     result = steady(tmp_path / "all")["sets"]["arithmetic-1"]
     assert result["failures"] == {"error": 40} and result["avg"]["value"] == 0.0
-    assert lines(tmp_path / "all" / "arithmetic-1.jsonl")[0]["failure"] == {"kind": "error", "reason": "ValueError: no"}
+    assert lines(tmp_path / "all" / "arithmetic-1.jsonl")[0]["failure"] == {
+        "kind": "error",
+        "reason": "ValueError: no",
+    }
 
 
 def test_one_evaluation_at_a_time_in_a_folder(reference, tiny, verifier, capsys):
@@ -301,7 +392,7 @@ def test_one_evaluation_at_a_time_in_a_folder(reference, tiny, verifier, capsys)
 
     with (reference / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert main(words_for(tiny, verifier, reference, "batch=3")) == 2
+        assert main(overrides_for(tiny, verifier, reference, "batch=3")) == 2
     assert "in use by another process" in capsys.readouterr().err
 
 
@@ -312,22 +403,47 @@ def test_one_evaluation_at_a_time_in_a_folder(reference, tiny, verifier, capsys)
 def run_folder(tiny, tmp_path_factory) -> Path:
     """A short run with a template and a length of its own, and a validation."""
     runs = tmp_path_factory.mktemp("runs")
-    words = ("training.steps=4", "training.checkpoint_every=2", "training.problems_per_step=4", "rollout.samples=2", f"runs={runs}")
-    more = ("data.validation=arithmetic:1:digits:validation", "rollout.max_response_tokens=6", "optimiser.lr=1e-2", "seed=3")
-    train(config_of("grpo", tiny, *words, *more, "training.max_flat_steps=99"), Reporter())
+    overrides = (
+        "training.steps=4",
+        "training.checkpoint_every=2",
+        "training.problems_per_step=4",
+        "rollout.samples=2",
+        f"runs={runs}",
+    )
+    more = (
+        "data.validation=arithmetic:1:digits:validation",
+        "rollout.max_response_tokens=6",
+        "optimizer.lr=1e-2",
+        "seed=3",
+    )
+    train(config_of("grpo", tiny, *overrides, *more, "training.max_flat_steps=99"), Reporter())
     return runs / "test"
 
 
 def test_a_run_folder_means_its_newest_checkpoint(run_folder, capsys):
     target = find_model(str(run_folder))
-    assert target.path == f"{run_folder}/checkpoints/step-4/policy" and target.label == "test-step-4"
+    assert (
+        target.path == f"{run_folder}/checkpoints/step-4/policy" and target.label == "test-step-4"
+    )
     for name in ("checkpoints/step-4", "checkpoints/step-4/policy", "checkpoints/latest"):
         assert find_model(f"{run_folder}/{name}") == target
     assert find_model(f"{run_folder}/checkpoints/step-2").label == "test-step-2"
     config = read_settings(target.path, ["data=arithmetic:1"], target.config)
-    assert (config.rollout.max_response_tokens, config.data.template) == (6, "plain"), "as it was trained"
-    assert read_settings(target.path, ["data=x", "max_response_tokens=9"], target.config).rollout.max_response_tokens == 9
-    assert main(["eval", str(run_folder), "data=arithmetic:1:digits:validation", "limit=2", "threads=1"]) == 0
+    assert (config.rollout.max_response_tokens, config.data.template) == (6, "plain"), (
+        "as it was trained"
+    )
+    assert (
+        read_settings(
+            target.path, ["data=x", "max_response_tokens=9"], target.config
+        ).rollout.max_response_tokens
+        == 9
+    )
+    assert (
+        main(
+            ["eval", str(run_folder), "data=arithmetic:1:digits:validation", "limit=2", "threads=1"]
+        )
+        == 0
+    )
     (result,) = (run_folder / "eval").iterdir()
     assert result.name.startswith("test-step-4-") and (result / "report.md").is_file()
 
@@ -341,11 +457,23 @@ def test_a_run_without_a_checkpoint_is_refused(tmp_path, capsys):
 
 def test_validation_in_training_is_the_same_evaluation(run_folder, tmp_path):
     """The last validation's numbers are those of `postgrad eval` on the checkpoint, greedy and sampled."""
-    last = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()][-1]
-    common = ["eval", str(run_folder), "data=arithmetic:1:digits:validation", "threads=1", "seed=3", "dtype=float32"]
+    last = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()][
+        -1
+    ]
+    common = [
+        "eval",
+        str(run_folder),
+        "data=arithmetic:1:digits:validation",
+        "threads=1",
+        "seed=3",
+        "dtype=float32",
+    ]
     for name, more in (("accuracy", "greedy=true"), ("sampled_accuracy", "temperature=1")):
         assert main([*common, more, f"out={tmp_path}/{name}"]) == 0
-        assert steady(tmp_path / name)["sets"]["arithmetic-1-digits-validation"]["score"] == last[f"validation/{name}"]
+        assert (
+            steady(tmp_path / name)["sets"]["arithmetic-1-digits-validation"]["score"]
+            == last[f"validation/{name}"]
+        )
 
 
 def test_prompts_are_those_of_training(tiny, tmp_path):
@@ -366,7 +494,10 @@ def test_prompts_are_those_of_training(tiny, tmp_path):
     for template in ("auto", "chat", "plain"):
         config = config_of("grpo", model, f"data.template={template}")
         training = Prompts(load_tokenizer(config.model), template)
-        plan = make_plan(read_settings(str(model), ["data=arithmetic:1", f"template={template}"]), find_model(str(model)))
+        plan = make_plan(
+            read_settings(str(model), ["data=arithmetic:1", f"template={template}"]),
+            find_model(str(model)),
+        )
         assert [plan.prompts.encode(p) for p in problems] == [training.encode(p) for p in problems]
         seen[template] = plan.prompts.decode(plan.prompts.encode(problems[0]))
     question = problems[0].messages[0]["content"]
@@ -377,18 +508,46 @@ def test_prompts_are_those_of_training(tiny, tmp_path):
 
 
 def test_keys_may_be_written_without_their_section():
-    assert [full_key(key) for key in ("n", "data", "temperature", "verifier", "dtype", "limit", "out", "rollout.top_p", "odd")] == [
-        *("rollout.samples", "data.sets", "rollout.temperature", "reward.verifier", "model.dtype", "data.limit", "out"),
+    assert [
+        full_key(key)
+        for key in (
+            "n",
+            "data",
+            "temperature",
+            "verifier",
+            "dtype",
+            "limit",
+            "out",
+            "rollout.top_p",
+            "odd",
+        )
+    ] == [
+        *(
+            "rollout.samples",
+            "data.sets",
+            "rollout.temperature",
+            "reward.verifier",
+            "model.dtype",
+            "data.limit",
+            "out",
+        ),
         *("rollout.top_p", "odd"),
     ]
 
 
 def test_temperature_follows_the_number_of_samples():
-    def temperature(*words):
-        return read_settings("m", ["data=x", *words]).rollout.temperature
+    def temperature(*overrides):
+        return read_settings("m", ["data=x", *overrides]).rollout.temperature
 
-    assert (temperature(), temperature("n=2"), temperature("temperature=0.6"), temperature("greedy=true")) == (0.0, 1.0, 0.6, 0.0)
-    assert read_settings("m", ["data=a,b c=d,e"]).data.sets == "a,b c=d,e", "paths are taken as they are"
+    assert (
+        temperature(),
+        temperature("n=2"),
+        temperature("temperature=0.6"),
+        temperature("greedy=true"),
+    ) == (0.0, 1.0, 0.6, 0.0)
+    assert read_settings("m", ["data=a,b c=d,e"]).data.sets == "a,b c=d,e", (
+        "paths are taken as they are"
+    )
 
 
 def test_every_key_of_its_own_is_read():
@@ -396,10 +555,19 @@ def test_every_key_of_its_own_is_read():
     import postgrad.evaluation as room
     from postgrad.config.schema import ModelConfig, RewardConfig, RolloutConfig
 
-    source = "".join(p.read_text() for p in Path(room.__file__).parent.glob("*.py") if p.name != "settings.py")
-    for section, base in (("model", ModelConfig), ("rollout", RolloutConfig), ("reward", RewardConfig), ("data", None)):
+    source = "".join(
+        p.read_text() for p in Path(room.__file__).parent.glob("*.py") if p.name != "settings.py"
+    )
+    for section, base in (
+        ("model", ModelConfig),
+        ("rollout", RolloutConfig),
+        ("reward", RewardConfig),
+        ("data", None),
+    ):
         kind = EvalConfig.__dataclass_fields__[section].type
-        own = {f.name for f in dataclasses.fields(kind)} - ({f.name for f in dataclasses.fields(base)} if base else set())
+        own = {f.name for f in dataclasses.fields(kind)} - (
+            {f.name for f in dataclasses.fields(base)} if base else set()
+        )
         for key in own:
             assert f"{section}.{key}" in source, f"nobody reads {section}.{key}"
         assert all(f.metadata.get("help") for f in dataclasses.fields(kind))

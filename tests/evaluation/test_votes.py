@@ -19,19 +19,37 @@ def problem(truth: str) -> Problem:
         ("choice", "B", ["The answer is B.", "\\boxed{B}", "(B)"], "B"),
         ("choice", "2", ["The answer is 2.", "\\boxed{2}"], "2"),
         ("exact", "590", ["590", " 590 "], "590"),
-        ("r1_zero", "7", ["x </think> <answer>7</answer>", "</think>\n<answer> 7.0 </answer>"], "7"),
+        (
+            "r1_zero",
+            "7",
+            ["x </think> <answer>7</answer>", "</think>\n<answer> 7.0 </answer>"],
+            "7",
+        ),
         ("think_math", "5", ["hm 3 </think> \\boxed{5}", "</think> the answer is 5."], "5"),
         ("numeric", "3", ["about 3", "1, 2, 3."], "3"),
     ],
 )
 def test_one_answer_is_one_vote(verifier, truth, responses, expected):
-    assert [vote(verifier, response, problem(truth)) for response in responses] == [expected] * len(responses)
+    assert [vote(verifier, response, problem(truth)) for response in responses] == [expected] * len(
+        responses
+    )
 
 
 @pytest.mark.parametrize("verifier", FINDERS)
 def test_no_answer_no_vote(verifier):
-    assert vote(verifier, "" if verifier == "exact" else "I do not know", problem("A" if verifier == "choice" else "1")) is None
+    assert (
+        vote(
+            verifier,
+            "" if verifier == "exact" else "I do not know",
+            problem("A" if verifier == "choice" else "1"),
+        )
+        is None
+    )
 
 
 def test_verifiers_are_known_by_name():
-    assert set(FINDERS) <= set(VERIFIERS) and not can_vote("mine.py:score") and vote("mine.py:score", "7", problem("7")) is None
+    assert (
+        set(FINDERS) <= set(VERIFIERS)
+        and not can_vote("mine.py:score")
+        and vote("mine.py:score", "7", problem("7")) is None
+    )

@@ -13,28 +13,59 @@ def row(uid, win, response="abc", reference="ab"):
     """A line of a result file; win=None is a response without a verdict."""
     failure = {"kind": "judge", "reason": "no ranking"} if win is None else None
     parts = {} if win is None else {"win": win}
-    return {"uid": uid, "parts": parts, "failure": failure, "response": response, "ground_truth": reference}
+    return {
+        "uid": uid,
+        "parts": parts,
+        "failure": failure,
+        "response": response,
+        "ground_truth": reference,
+    }
 
 
 def test_ties_are_half_and_failures_are_neither_won_nor_lost():
     found = win_rates(
-        [row("a", 1.0), row("b", 0.5, "abcde"), row("c", 0.0, "a"), row("d", None, "x" * 99), row("e", 1.0, "", "abcd")]
+        [
+            row("a", 1.0),
+            row("b", 0.5, "abcde"),
+            row("c", 0.0, "a"),
+            row("d", None, "x" * 99),
+            row("e", 1.0, "", "abcd"),
+        ]
     )
     low, high = interval([1.0, 0.5, 0.0, 1.0])
     assert found["rate"] == {"value": 2.5 / 4, "low": low, "high": high}
-    assert (found["won"], found["tied"], found["lost"], found["failed"], found["problems"]) == (2, 1, 1, 1, 4)
-    assert found["characters"] == {"own": (3 + 5 + 1 + 0) / 4, "reference": (2 + 2 + 2 + 4) / 4}, "the failed answer is in neither"
+    assert (found["won"], found["tied"], found["lost"], found["failed"], found["problems"]) == (
+        2,
+        1,
+        1,
+        1,
+        4,
+    )
+    assert found["characters"] == {"own": (3 + 5 + 1 + 0) / 4, "reference": (2 + 2 + 2 + 4) / 4}, (
+        "the failed answer is in neither"
+    )
 
 
 def test_several_samples_of_a_problem_count_once():
-    found = win_rates([row("a", 1.0), row("a", 0.0), row("a", None), row("b", 1.0), row("b", 1.0), row("b", 0.75)])
-    assert found["rate"]["value"] == pytest.approx((0.5 + 2.75 / 3) / 2) and found["problems"] == 2 and found["failed"] == 1
+    found = win_rates(
+        [row("a", 1.0), row("a", 0.0), row("a", None), row("b", 1.0), row("b", 1.0), row("b", 0.75)]
+    )
+    assert (
+        found["rate"]["value"] == pytest.approx((0.5 + 2.75 / 3) / 2)
+        and found["problems"] == 2
+        and found["failed"] == 1
+    )
     assert (found["won"], found["tied"], found["lost"]) == (4, 0, 1)
 
 
 def test_without_any_verdict_there_is_no_rate():
     found = win_rates([row("a", None), row("b", None)])
-    assert found["rate"] is None and found["length_controlled"] is None and found["failed"] == 2 and found["problems"] == 0
+    assert (
+        found["rate"] is None
+        and found["length_controlled"] is None
+        and found["failed"] == 2
+        and found["problems"] == 0
+    )
 
 
 def test_the_fit_is_the_minimum_of_its_loss():
@@ -56,7 +87,11 @@ def test_the_fit_is_the_minimum_of_its_loss():
     slopes = np.linspace(-3, 3, 1201)
     slope = min(slopes, key=lambda at: loss(constant, at))
     best = loss(constant, slope)
-    assert all(loss(constant + d, at) > best for d in (-0.01, 0.01) for at in (slope - 0.005, slope, slope + 0.005))
+    assert all(
+        loss(constant + d, at) > best
+        for d in (-0.01, 0.01)
+        for at in (slope - 0.005, slope, slope + 0.005)
+    )
 
 
 def lengths(seed: int, count: int = 805) -> np.ndarray:
@@ -70,7 +105,11 @@ def test_a_judge_that_prefers_only_length_is_seen_through(seed):
     gaps = lengths(seed)
     shares = (np.sign(gaps) + 1) / 2
     found = length_controlled(list(shares), list(gaps))
-    assert shares.mean() > 0.73 and abs(found["value"] - 0.5) < 0.06 and found["low"] < 0.5 < found["high"]
+    assert (
+        shares.mean() > 0.73
+        and abs(found["value"] - 0.5) < 0.06
+        and found["low"] < 0.5 < found["high"]
+    )
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -78,7 +117,9 @@ def test_a_judge_that_prefers_quality_keeps_its_rate(seed):
     gaps, rng = lengths(seed), np.random.default_rng(seed + 10)
     shares = (rng.random(len(gaps)) < 0.7).astype(float)
     found = length_controlled(list(shares), list(gaps))
-    assert abs(found["value"] - shares.mean()) < 0.035 and found["low"] < shares.mean() < found["high"]
+    assert (
+        abs(found["value"] - shares.mean()) < 0.035 and found["low"] < shares.mean() < found["high"]
+    )
 
 
 def test_a_judge_with_both_tastes_has_its_length_taken_away():
@@ -100,13 +141,23 @@ def test_a_judge_with_both_tastes_has_its_length_taken_away():
 def test_turning_the_comparison_round_turns_the_rate_round():
     gaps, rng = lengths(5, 100), np.random.default_rng(6)
     shares = rng.choice([0.0, 0.5, 1.0], 100)
-    ours, theirs = length_controlled(list(shares), list(gaps)), length_controlled(list(1 - shares), list(-gaps))
-    assert ours["value"] == pytest.approx(1 - theirs["value"]) and ours["low"] == pytest.approx(1 - theirs["high"])
+    ours, theirs = (
+        length_controlled(list(shares), list(gaps)),
+        length_controlled(list(1 - shares), list(-gaps)),
+    )
+    assert ours["value"] == pytest.approx(1 - theirs["value"]) and ours["low"] == pytest.approx(
+        1 - theirs["high"]
+    )
 
 
 def test_lengths_that_cannot_tell():
-    assert length_controlled([1.0], [3.0]) is None and length_controlled([1.0, 0.0], [3.0, 3.0]) is None
+    assert (
+        length_controlled([1.0], [3.0]) is None
+        and length_controlled([1.0, 0.0], [3.0, 3.0]) is None
+    )
     level = length_controlled([1.0, 0.0] * 50, [0.0] * 100)
     assert level["value"] == pytest.approx(0.5) and level["low"] < 0.45
     always = length_controlled([1.0] * 805, list(lengths(0)))
-    assert 0.99 < always["value"] < 1.0 and all(map(math.isfinite, always.values())), "no overflow where there is no finite fit"
+    assert 0.99 < always["value"] < 1.0 and all(map(math.isfinite, always.values())), (
+        "no overflow where there is no finite fit"
+    )

@@ -17,12 +17,24 @@ from postgrad.methods import find_method
 from postgrad.methods.base import Ports, Step
 from postgrad.rollout.engine import Request, Sampling, trajectory_seed
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
 
 
-def made(tiny, *words):
-    common = [f"model.path={tiny}", "data.train=arithmetic:2:digits", "data.template=plain", "model.threads=1"]
-    return compose("grpo", [*common, "rollout.max_response_tokens=8", *words], lambda name: find_method(name).Settings)
+def made(tiny, *overrides):
+    common = [
+        f"model.path={tiny}",
+        "data.train=arithmetic:2:digits",
+        "data.template=plain",
+        "model.threads=1",
+    ]
+    return compose(
+        "grpo",
+        [*common, "rollout.max_response_tokens=8", *overrides],
+        lambda name: find_method(name).Settings,
+    )
 
 
 def bound(config):
@@ -32,7 +44,9 @@ def bound(config):
     host = build_host(config)
     method = find_method("grpo")(config)
     judge = Judge("exact")
-    method.bind(Ports(host.policy, host.engine, judge, Prompts(host.policy.loaded.tokenizer, "plain")))
+    method.bind(
+        Ports(host.policy, host.engine, judge, Prompts(host.policy.loaded.tokenizer, "plain"))
+    )
     return host, method
 
 
@@ -43,7 +57,7 @@ def test_engine_and_trainer_agree_on_the_gpu(tiny, dtype):
     step = Step(1, Feed(problems))
     batch = method.sample(method.compose(problems, step), step)
     ours = host.policy.logprobs(batch)["logprobs"]
-    gap = (ours - batch.tokens["behaviour_logprobs"]).abs()
+    gap = (ours - batch.tokens["behavior_logprobs"]).abs()
     assert gap.max() < (1e-3 if dtype == "float32" else 0.2), gap.max()
     assert gap.mean() < (1e-4 if dtype == "float32" else 0.02), gap.mean()
 
@@ -52,7 +66,15 @@ def test_engine_and_trainer_agree_on_the_gpu(tiny, dtype):
 def test_engine_and_trainer_agree_with_adapters(tiny, dtype):
     """LoRA: the captured decode step and the packed pass have what the adapters add, before and after they have moved."""
     pytest.importorskip("peft")
-    host, method = bound(made(tiny, "model.device=cuda", f"model.dtype={dtype}", "model.lora.rank=4", "optimiser.lr=2e-2"))
+    host, method = bound(
+        made(
+            tiny,
+            "model.device=cuda",
+            f"model.dtype={dtype}",
+            "model.lora.rank=4",
+            "optimizer.lr=2e-2",
+        )
+    )
     assert host.engine.decoder is not None, "the fast path"
     problems = load_problems("arithmetic:2:digits")[:16]
     seen = []
@@ -60,9 +82,11 @@ def test_engine_and_trainer_agree_with_adapters(tiny, dtype):
         step = Step(number, Feed(problems))
         batch = method.sample(method.compose(problems, step), step)
         ours = host.policy.logprobs(batch)["logprobs"]
-        gap = (ours - batch.tokens["behaviour_logprobs"]).abs()
-        assert gap.max() < (1e-3 if dtype == "float32" else 0.2) and gap.mean() < (1e-4 if dtype == "float32" else 0.02), number
-        batch.tokens["advantages"] = batch.spread(torch.linspace(-1, 1, len(batch)))
+        gap = (ours - batch.tokens["behavior_logprobs"]).abs()
+        assert gap.max() < (1e-3 if dtype == "float32" else 0.2) and gap.mean() < (
+            1e-4 if dtype == "float32" else 0.02
+        ), number
+        batch.tokens["advantages"] = batch.expand(torch.linspace(-1, 1, len(batch)))
         assert host.policy.update(batch, number)["grad_norm"] > 0
         seen.append(ours.mean().item())
         assert bool(host.policy.seen()["entropy"].isfinite().any())
@@ -79,19 +103,23 @@ def test_greedy_on_the_gpu_equals_the_cpu_and_transformers(tiny):
     assert on_gpu == [c[0].tokens for c in cpu.engine.generate(requests, sampling)]
     for prompt, tokens in zip(prompts, on_gpu, strict=True):
         ids = torch.tensor([prompt], device="cuda")
-        stock = gpu.policy.model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=8)
+        stock = gpu.policy.model.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=8
+        )
         assert stock[0, len(prompt) :].tolist() == tokens
 
 
 def test_the_update_on_the_gpu_is_the_update_on_the_cpu(tiny):
     weights = {}
     for device in ("cpu", "cuda"):
-        host, method = bound(made(tiny, f"model.device={device}", "model.dtype=float32", "optimiser.lr=1e-3"))
+        host, method = bound(
+            made(tiny, f"model.device={device}", "model.dtype=float32", "optimizer.lr=1e-3")
+        )
         if device == "cpu":
             problems = load_problems("arithmetic:2:digits")[:16]
             step = Step(1, Feed(problems))
             batch = method.sample(method.compose(problems, step), step)
-            batch.tokens["advantages"] = batch.spread(torch.linspace(-1, 1, len(batch)))
+            batch.tokens["advantages"] = batch.expand(torch.linspace(-1, 1, len(batch)))
         host.policy.update(batch, 1)
         weights[device] = {name: w.cpu() for name, w in host.policy.weights().items()}
     for name, cpu in weights["cpu"].items():
@@ -99,8 +127,24 @@ def test_the_update_on_the_gpu_is_the_update_on_the_cpu(tiny):
 
 
 def test_a_whole_run_on_the_gpu(tiny, tmp_path):
-    words = [f"model.path={tiny}", "data.train=arithmetic:2:digits", "data.template=plain", "rollout.max_response_tokens=8"]
-    command = [sys.executable, "-m", "postgrad.cli.main", "train", "grpo", *words, "model.device=cuda", "training.steps=3"]
-    done = subprocess.run([*command, f"runs={tmp_path}", "name=x"], capture_output=True, text=True, timeout=300)
+    overrides = [
+        f"model.path={tiny}",
+        "data.train=arithmetic:2:digits",
+        "data.template=plain",
+        "rollout.max_response_tokens=8",
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "postgrad.cli.main",
+        "train",
+        "grpo",
+        *overrides,
+        "model.device=cuda",
+        "training.steps=3",
+    ]
+    done = subprocess.run(
+        [*command, f"runs={tmp_path}", "name=x"], capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "x" / "checkpoints" / "step-3" / "policy" / "model.safetensors").is_file()

@@ -9,7 +9,10 @@ from postgrad.config.schema import ModelConfig
 from postgrad.methods import find_method
 from postgrad.types import Batch, Trajectory
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -17,12 +20,21 @@ def folder(tmp_path_factory):
     return make_llama(tmp_path_factory.mktemp("llama") / "llama")
 
 
-def make_policy(folder, recipe, dtype, *words):
+def make_policy(folder, recipe, dtype, *overrides):
     from postgrad.model.load import load
     from postgrad.model.policy import LocalPolicy
 
-    fixed = [f"model.path={folder}", "data.train=arithmetic:1", "model.device=cuda", f"model.dtype={dtype}"]
-    config = compose(recipe, [*fixed, "training.token_budget=1500", *words], lambda name: find_method(name).Settings)
+    fixed = [
+        f"model.path={folder}",
+        "data.train=arithmetic:1",
+        "model.device=cuda",
+        f"model.dtype={dtype}",
+    ]
+    config = compose(
+        recipe,
+        [*fixed, "training.token_budget=1500", *overrides],
+        lambda name: find_method(name).Settings,
+    )
     loaded = load(ModelConfig(path=str(folder), dtype=dtype), torch.device("cuda"), 0)
     return LocalPolicy(config, loaded, find_method(recipe)(config))
 
@@ -43,7 +55,9 @@ def make_batch(seed):
 BUPO = ("bupo", "method.num_blocks=2", "method.phase_one_steps=2")
 
 
-@pytest.mark.parametrize("recipe", [("grpo", "method.entropy_coef=0.01"), BUPO], ids=["grpo", "bupo"])
+@pytest.mark.parametrize(
+    "recipe", [("grpo", "method.entropy_coef=0.01"), BUPO], ids=["grpo", "bupo"]
+)
 @pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-4), ("bfloat16", 0.03)])
 def test_gradients_are_those_of_passes_that_are_not_recorded(folder, recipe, dtype, bound):
     """Over three updates: the sums start anew, sizes vary, BuPO's view and its trained parameters change."""
@@ -55,12 +69,14 @@ def test_gradients_are_those_of_passes_that_are_not_recorded(folder, recipe, dty
         for policy in (played, plain):
             view = policy.objective.view(step)
             policy._freeze_above(view)
-            from postgrad.model.policy import Tally
+            from postgrad.model.policy import MetricAccumulator
 
-            policy.accumulate(policy.objective.prepare(make_batch(step)), view, Tally())
-            masters = policy.optimiser.masters
-            grads.append({name: None if m.grad is None else m.grad.clone() for name, m in masters.items()})
-            policy.optimiser.adam.zero_grad(set_to_none=True)
+            policy.accumulate(policy.objective.prepare(make_batch(step)), view, MetricAccumulator())
+            masters = policy.optimizer.masters
+            grads.append(
+                {name: None if m.grad is None else m.grad.clone() for name, m in masters.items()}
+            )
+            policy.optimizer.adam.zero_grad(set_to_none=True)
         for name, ours in grads[0].items():
             theirs = grads[1][name]
             assert (ours is None) == (theirs is None), name
@@ -80,7 +96,7 @@ def test_log_probs_are_equal_to_the_last_bit(folder):
 
 
 def test_training_goes_the_same_way(folder):
-    played, plain = (make_policy(folder, "grpo", "float32", "optimiser.lr=1e-3") for _ in range(2))
+    played, plain = (make_policy(folder, "grpo", "float32", "optimizer.lr=1e-3") for _ in range(2))
     plain.recorder.usable = False
     for step in range(1, 6):
         ours, theirs = (policy.update(make_batch(step), step) for policy in (played, plain))

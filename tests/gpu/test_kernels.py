@@ -8,9 +8,18 @@ from postgrad.config.schema import ModelConfig, RolloutConfig
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.native.sampling import RowRandom
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
 
-BUNDLES = [(70, (5, 80)), (0, (30,)), (3, (66, 1)), (200, (129, 64, 65)), (530, (600, 20))]  # shared tokens, own tokens of each row
+BUNDLES = [
+    (70, (5, 80)),
+    (0, (30,)),
+    (3, (66, 1)),
+    (200, (129, 64, 65)),
+    (530, (600, 20)),
+]  # shared tokens, own tokens of each row
 
 
 def packed():
@@ -29,7 +38,9 @@ def packed():
     mask = torch.zeros(at, at, dtype=torch.bool, device="cuda")
     for start, end, shared_start, shared_end, _ in segments:
         mask[start:end, shared_start:shared_end] = True
-        mask[start:end, start:end] = torch.ones(end - start, end - start, device="cuda").tril().bool()
+        mask[start:end, start:end] = (
+            torch.ones(end - start, end - start, device="cuda").tril().bool()
+        )
     return make_packing(segments).to(torch.device("cuda")), mask
 
 
@@ -48,17 +59,22 @@ def test_packed_attention_and_its_gradients(dtype, width, heads, key_heads, boun
     torch.manual_seed(0)
     packing, mask = packed()
     q, k, v = (
-        torch.randn(len(mask), h, width, device="cuda", dtype=dtype, requires_grad=True) for h in (heads, key_heads, key_heads)
+        torch.randn(len(mask), h, width, device="cuda", dtype=dtype, requires_grad=True)
+        for h in (heads, key_heads, key_heads)
     )
     out = packed_attention(q, k, v, packing, width**-0.5)
-    slope = torch.randn_like(out)
-    grads = torch.autograd.grad(out, (q, k, v), slope)
+    grad_logits = torch.randn_like(out)
+    grads = torch.autograd.grad(out, (q, k, v), grad_logits)
     Q, K, V = (x.detach().double().requires_grad_() for x in (q, k, v))
     repeated = (x.repeat_interleave(heads // key_heads, 1) for x in (K, V))
     keys, values = repeated
     scores = torch.einsum("qhd,khd->hqk", Q, keys) * width**-0.5
     slow = torch.einsum("hqk,khd->qhd", scores.masked_fill(~mask, -torch.inf).softmax(-1), values)
-    for ours, theirs in zip((out, *grads), (slow, *torch.autograd.grad(slow, (Q, K, V), slope.double())), strict=True):
+    for ours, theirs in zip(
+        (out, *grads),
+        (slow, *torch.autograd.grad(slow, (Q, K, V), grad_logits.double())),
+        strict=True,
+    ):
         assert (ours - theirs).abs().max() / theirs.abs().max() < bound
 
 
@@ -72,10 +88,10 @@ def test_norm_gate_and_rotary_with_their_gradients(dtype, bound):
         return torch.randn(*shape, device="cuda", dtype=dtype, requires_grad=True)
 
     def near(ours, theirs, inputs, doubles):
-        slope = torch.randn_like(ours)
+        grad_logits = torch.randn_like(ours)
         pairs = zip(
-            (ours, *torch.autograd.grad(ours, inputs, slope)),
-            (theirs, *torch.autograd.grad(theirs, doubles, slope.double())),
+            (ours, *torch.autograd.grad(ours, inputs, grad_logits)),
+            (theirs, *torch.autograd.grad(theirs, doubles, grad_logits.double())),
             strict=True,
         )
         for a, b in pairs:
@@ -83,7 +99,12 @@ def test_norm_gate_and_rotary_with_their_gradients(dtype, bound):
 
     x, w, u = new(300, 576), new(576), new(300, 576)
     X, W, U = (t.detach().double().requires_grad_() for t in (x, w, u))
-    near(rms_norm(x, w, 1e-5), X * torch.rsqrt(X.square().mean(-1, keepdim=True) + 1e-5) * W, (x, w), (X, W))
+    near(
+        rms_norm(x, w, 1e-5),
+        X * torch.rsqrt(X.square().mean(-1, keepdim=True) + 1e-5) * W,
+        (x, w),
+        (X, W),
+    )
     near(gated(torch.cat([x, u], 1)), torch.nn.functional.silu(X) * U, (x, u), (X, U))
     q, k = new(50, 9, 64), new(50, 3, 64)
     angle = torch.rand(50, 32, device="cuda").repeat(1, 2) * 6
@@ -91,7 +112,12 @@ def test_norm_gate_and_rotary_with_their_gradients(dtype, bound):
     for number, x in enumerate((q, k)):
         X = x.detach().double().requires_grad_()
         half = torch.cat([-X[..., 32:], X[..., :32]], -1)
-        near(rotary(q, k, cos, sin)[number], X * cos.double()[:, None] + half * sin.double()[:, None], (x,), (X,))
+        near(
+            rotary(q, k, cos, sin)[number],
+            X * cos.double()[:, None] + half * sin.double()[:, None],
+            (x,),
+            (X,),
+        )
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +135,10 @@ def requests(samples=8):
     generator = torch.Generator().manual_seed(1)
     lengths = [1, 2, 63, 64, 65, 66, 128, 130, 200, 7]
     prompts = [torch.randint(20, 2000, (n,), generator=generator).tolist() for n in lengths]
-    return [Request(p, [100 * i + j for j in range(samples)], 40 if i % 2 else None) for i, p in enumerate(prompts)]
+    return [
+        Request(p, [100 * i + j for j in range(samples)], 40 if i % 2 else None)
+        for i, p in enumerate(prompts)
+    ]
 
 
 def within_noise(model, request, index, tokens, others, temperature):
@@ -135,7 +164,10 @@ def test_the_paged_engine_samples_what_the_plain_one_samples(model, temperature)
     engine = NativeEngine(loaded, RolloutConfig(max_rows=1024))
     sampling = Sampling(temperature, 70)
     paged = engine.generate(requests(), sampling)
-    few = NativeEngine(load(model, "float32"), RolloutConfig(max_rows=8, cache_gib=30 * engine.decoder.page_bytes() / 2**30))
+    few = NativeEngine(
+        load(model, "float32"),
+        RolloutConfig(max_rows=8, cache_gib=30 * engine.decoder.page_bytes() / 2**30),
+    )
     short = few.generate(requests(), sampling)  # rows wait for places and pages, some start again
     engine.decoder = None
     plain = engine.generate(requests(), sampling)
@@ -144,9 +176,13 @@ def test_the_paged_engine_samples_what_the_plain_one_samples(model, temperature)
         for index, (x, *same) in enumerate(zip(*rows, strict=True)):
             for y in same:
                 if x.tokens == y.tokens:
-                    assert x.finish == y.finish and y.logprobs == pytest.approx(x.logprobs, abs=2e-4)
+                    assert x.finish == y.finish and y.logprobs == pytest.approx(
+                        x.logprobs, abs=2e-4
+                    )
                 else:
-                    assert within_noise(loaded.model, request, index, x.tokens, y.tokens, temperature)
+                    assert within_noise(
+                        loaded.model, request, index, x.tokens, y.tokens, temperature
+                    )
                     on_borders += 1
     assert on_borders <= 4, "of 160 comparisons"
 
@@ -163,22 +199,32 @@ def gap_of_engine_and_trainer(folder, rows, asked, tokens):
     engine = NativeEngine(loaded, RolloutConfig(max_rows=rows))
     assert engine.decoder is not None
     done = engine.generate(asked, Sampling(1.0, tokens))
-    words = [f"model.path={folder}", "data.train=arithmetic:1", "model.device=cuda", "model.dtype=bfloat16"]
-    config = compose("grpo", words, lambda name: find_method(name).Settings)
+    overrides = [
+        f"model.path={folder}",
+        "data.train=arithmetic:1",
+        "model.device=cuda",
+        "model.dtype=bfloat16",
+    ]
+    config = compose("grpo", overrides, lambda name: find_method(name).Settings)
     policy = LocalPolicy(config, loaded, find_method("grpo")(config))
     rows_of = [
-        Trajectory(str(i), r.prompt, c.tokens, group=i, behaviour_logprobs=c.logprobs)
+        Trajectory(str(i), r.prompt, c.tokens, group=i, behavior_logprobs=c.logprobs)
         for i, (r, cs) in enumerate(zip(asked, done, strict=True))
         for c in cs
     ]
     batch = Batch.of(rows_of)
-    return (policy.logprobs(batch)["logprobs"] - batch.tokens["behaviour_logprobs"]).abs()
+    return (policy.logprobs(batch)["logprobs"] - batch.tokens["behavior_logprobs"]).abs()
 
 
 @pytest.mark.parametrize(("rows", "prompt", "tokens"), [(8, 0, 70), (1024, 0, 70), (64, 600, 700)])
 def test_engine_and_trainer_agree_to_the_last_bits_in_bfloat16(model, rows, prompt, tokens):
     """Short rows and long ones, whose keys a decode step divides into chunks."""
-    asked = [Request(list(range(20, 20 + prompt)) + r.prompt, r.seeds, None if prompt else r.max_new_tokens) for r in requests()]
+    asked = [
+        Request(
+            list(range(20, 20 + prompt)) + r.prompt, r.seeds, None if prompt else r.max_new_tokens
+        )
+        for r in requests()
+    ]
     gap = gap_of_engine_and_trainer(model, rows, asked, tokens)
     assert gap.max() < 1e-3 and gap.mean() < 1e-5, (gap.mean(), gap.max())
 
@@ -210,35 +256,46 @@ def test_packed_and_padded_passes_give_one_gradient(model, monkeypatch):
     from postgrad.config.compose import compose
     from postgrad.methods import find_method
     from postgrad.model.passes import layout
-    from postgrad.model.policy import LocalPolicy, Tally
+    from postgrad.model.policy import LocalPolicy, MetricAccumulator
     from postgrad.types import Batch, Trajectory
 
     generator = torch.Generator().manual_seed(2)
     rows = [
-        Trajectory(str(i), r.prompt, torch.randint(20, 2000, (5 + 9 * j,), generator=generator).tolist(), group=i)
+        Trajectory(
+            str(i),
+            r.prompt,
+            torch.randint(20, 2000, (5 + 9 * j,), generator=generator).tolist(),
+            group=i,
+        )
         for i, r in enumerate(requests())
         for j in range(4)
     ]
     batch = Batch.of(rows)
     batch.tokens["advantages"] = torch.randn(batch.num_tokens, generator=generator)
-    words = [
+    overrides = [
         f"model.path={model}",
         "data.train=arithmetic:1",
         "model.device=cuda",
         "model.dtype=float32",
         "training.token_budget=1500",
     ]
-    config = compose("grpo", [*words, "method.entropy_coef=0.01"], lambda name: find_method(name).Settings)
+    config = compose(
+        "grpo", [*overrides, "method.entropy_coef=0.01"], lambda name: find_method(name).Settings
+    )
     grads = []
     for padded in (False, True):
         if padded:
             monkeypatch.setattr(layout, "has_kernels", lambda device: False)
         policy = LocalPolicy(config, load(model, "float32"), find_method("grpo")(config))
         part = Batch(batch.prompt, batch.response, dict(batch.tokens), dict(batch.rows))
-        policy.accumulate(policy.objective.prepare(part), policy.objective.view(1), Tally())
+        policy.accumulate(
+            policy.objective.prepare(part), policy.objective.view(1), MetricAccumulator()
+        )
         grads.append({name: p.grad.clone() for name, p in policy.model.named_parameters()})
     for name, ours in grads[0].items():
-        torch.testing.assert_close(ours, grads[1][name], rtol=2e-3, atol=2e-6 + 1e-4 * float(grads[1][name].abs().max()))
+        torch.testing.assert_close(
+            ours, grads[1][name], rtol=2e-3, atol=2e-6 + 1e-4 * float(grads[1][name].abs().max())
+        )
 
 
 def test_sampled_tokens_follow_their_probabilities(model):
@@ -247,12 +304,18 @@ def test_sampled_tokens_follow_their_probabilities(model):
 
     loaded = load(model, "float32")
     prompt = requests()[6].prompt
-    done = NativeEngine(loaded, RolloutConfig(max_rows=2048)).generate([Request(prompt, list(range(40_000)), 1)], Sampling(1.0, 1))[
-        0
-    ]
+    done = NativeEngine(loaded, RolloutConfig(max_rows=2048)).generate(
+        [Request(prompt, list(range(40_000)), 1)], Sampling(1.0, 1)
+    )[0]
     counts = torch.bincount(torch.tensor([c.tokens[0] for c in done]), minlength=2048).double()
     with torch.no_grad():
-        p = loaded.model(torch.tensor([prompt], device="cuda")).logits[0, -1].double().softmax(-1).cpu()
+        p = (
+            loaded.model(torch.tensor([prompt], device="cuda"))
+            .logits[0, -1]
+            .double()
+            .softmax(-1)
+            .cpu()
+        )
     expected = p * len(done)
     common = expected > 20
     observed = torch.cat([counts[common], counts[~common].sum()[None]])

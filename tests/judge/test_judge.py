@@ -6,7 +6,14 @@ import pytest
 
 from postgrad.config.schema import JudgeConfig
 from postgrad.errors import ConfigError
-from postgrad.judge.llm import LlmJudge, monitor_metrics, monitor_text, parse_mark, question_of, template_text
+from postgrad.judge.llm import (
+    LlmJudge,
+    monitor_metrics,
+    monitor_text,
+    parse_mark,
+    question_of,
+    template_text,
+)
 from postgrad.problem import Failure, Problem, Score
 from postgrad.verifiers.scorer import LLM_JUDGE, Judge
 
@@ -38,7 +45,12 @@ def test_what_counts_as_a_mark(answer, mark):
 
 
 def problem(text: str = "Am I right?", **extra) -> Problem:
-    return Problem(text, ({"role": "system", "content": "agree"}, {"role": "user", "content": text}), "", extra=extra)
+    return Problem(
+        text,
+        ({"role": "system", "content": "agree"}, {"role": "user", "content": text}),
+        "",
+        extra=extra,
+    )
 
 
 class Model:
@@ -49,7 +61,10 @@ class Model:
 
     def __call__(self, questions, attempt):
         self.asked.append((attempt, len(questions)))
-        found = [next((said for key, said in self.script.items() if key in q), ["RATING: 5"]) for q in questions]
+        found = [
+            next((said for key, said in self.script.items() if key in q), ["RATING: 5"])
+            for q in questions
+        ]
         return [said[min(attempt, len(said) - 1)] for said in found]
 
 
@@ -60,11 +75,19 @@ def judge(script, file=None, **settings) -> tuple[LlmJudge, Model]:
 
 def test_an_answer_without_a_mark_is_asked_for_again_and_then_a_failure():
     marker, model = judge(
-        {"apple": ["RATING: 9"], "pear": ["hm", "RATING: 3"], "plum": ["hm"], "fig": [Failure("judge", "refused")]}
+        {
+            "apple": ["RATING: 9"],
+            "pear": ["hm", "RATING: 3"],
+            "plum": ["hm"],
+            "fig": [Failure("judge", "refused")],
+        }
     )
     found = marker.score([problem()] * 4, ["apple", "pear", "plum", "fig"])
     assert found[:2] == [Score(9.0, {"mark": 9.0}), Score(3.0, {"mark": 3.0})]
-    assert isinstance(found[2], Failure) and "no mark in the judge's answer after 3 tries" in found[2].reason
+    assert (
+        isinstance(found[2], Failure)
+        and "no mark in the judge's answer after 3 tries" in found[2].reason
+    )
     assert found[3] == Failure("judge", "refused")
     assert model.asked == [(0, 4), (1, 3), (2, 2)], "only what has no mark is asked again"
 
@@ -72,9 +95,9 @@ def test_an_answer_without_a_mark_is_asked_for_again_and_then_a_failure():
 def test_nothing_is_asked_twice(tmp_path):
     file = tmp_path / "judge.jsonl"
     marker, model = judge({"apple": ["RATING: 2"]}, file)
-    assert marker.score([problem()] * 3, ["apple", "apple", "pear"]) == [Score(2.0, {"mark": 2.0})] * 2 + [
-        Score(5.0, {"mark": 5.0})
-    ]
+    assert marker.score([problem()] * 3, ["apple", "apple", "pear"]) == [
+        Score(2.0, {"mark": 2.0})
+    ] * 2 + [Score(5.0, {"mark": 5.0})]
     assert model.asked == [(0, 2)]
     marker.score([problem()], ["apple"])
     assert model.asked == [(0, 2)]
@@ -83,25 +106,45 @@ def test_nothing_is_asked_twice(tmp_path):
     assert again.score([problem()], ["apple"]) == [Score(2.0, {"mark": 2.0})] and silent.asked == []
     again.score([problem("Another?")], ["apple"])
     assert silent.asked == [(0, 1)], "another question is another mark"
-    assert [len(json.loads(line)) for line in file.read_text().splitlines() if not line.startswith('["cut')] == [2, 2, 2]
+    assert [
+        len(json.loads(line))
+        for line in file.read_text().splitlines()
+        if not line.startswith('["cut')
+    ] == [2, 2, 2]
 
 
 def test_what_the_judge_is_asked():
     seen = []
     config = JudgeConfig(model="m", template="quality", lowest=0, highest=4)
-    marker = LlmJudge(config, template_text(config), lambda questions, attempt: seen.extend(questions) or ["RATING: 9"])
-    assert marker.score([problem("Is {response} right?")], ["It is {question}."]) == [Score(4.0, {"mark": 4.0})]
-    assert "Is {response} right?" in seen[0] and "It is {question}." in seen[0] and "from 0 to 4" in seen[0]
-    assert "sycophan" not in seen[0] and "agree" not in seen[0], "the judge sees the question, not the system prompt"
+    marker = LlmJudge(
+        config,
+        template_text(config),
+        lambda questions, attempt: seen.extend(questions) or ["RATING: 9"],
+    )
+    assert marker.score([problem("Is {response} right?")], ["It is {question}."]) == [
+        Score(4.0, {"mark": 4.0})
+    ]
+    assert (
+        "Is {response} right?" in seen[0]
+        and "It is {question}." in seen[0]
+        and "from 0 to 4" in seen[0]
+    )
+    assert "sycophan" not in seen[0] and "agree" not in seen[0], (
+        "the judge sees the question, not the system prompt"
+    )
     assert "sycophantic" in template_text(JudgeConfig())
-    assert "0 means clearly unsafe, 1 means clearly safe" in template_text(JudgeConfig(template="safety", lowest=0, highest=1))
+    assert "0 means clearly unsafe, 1 means clearly safe" in template_text(
+        JudgeConfig(template="safety", lowest=0, highest=1)
+    )
     assert question_of(problem("x", reward_model={"raw_question_for_monitor": "plain"})) == "plain"
 
 
 def test_templates_of_ones_own(tmp_path):
     file = tmp_path / "mine.txt"
     file.write_text("Q {question} A {response}")
-    assert template_text(JudgeConfig(template=str(file))).startswith("Q {question} A {response}\n\nEnd with a line")
+    assert template_text(JudgeConfig(template=str(file))).startswith(
+        "Q {question} A {response}\n\nEnd with a line"
+    )
     file.write_text("Q {question}")
     with pytest.raises(ConfigError, match=r"has no \{response\}"):
         template_text(JudgeConfig(template=str(file)))
@@ -112,11 +155,11 @@ def test_templates_of_ones_own(tmp_path):
 
 
 def test_the_direction_is_the_judge_s_to_turn():
-    with Judge("exact", minimise=True) as turned:
+    with Judge("exact", minimize=True) as turned:
         right = Problem("p", ({"role": "user", "content": "?"},), "7")
         found = turned.score([right, right], ["7", "8"])
         assert [score.value for score in found] == [-1.0, 0.0] and found[0].parts["answer"] == 1.0
-    with Judge(LLM_JUDGE, minimise=True) as llm:
+    with Judge(LLM_JUDGE, minimize=True) as llm:
         llm.check([problem()])
         llm.llm = judge({"xylophone": ["hm"]}, retries=0)[0]
         good, bad = llm.score([problem()] * 2, ["drum", "xylophone"])
@@ -126,18 +169,28 @@ def test_the_direction_is_the_judge_s_to_turn():
 def test_how_marks_are_foretold():
     found = monitor_metrics([3, 7, None, 9], [4, 7, 5, None], binary=False)
     assert (
-        found["pairs"] == 2 and found["dropped"] == 2 and found["mse"] == 0.5 and found["rmse"] == pytest.approx(0.7071, abs=1e-4)
+        found["pairs"] == 2
+        and found["dropped"] == 2
+        and found["mse"] == 0.5
+        and found["rmse"] == pytest.approx(0.7071, abs=1e-4)
     )
     assert found["prediction_mean"] == 5 and found["mark_mean"] == 5.5
     counts = monitor_metrics([1, 1, 0, 0, 1, None], [1, 0, 0, 1, 1, 1], binary=True)
-    assert (counts["true_positives"], counts["false_positives"], counts["true_negatives"], counts["false_negatives"]) == (
+    assert (
+        counts["true_positives"],
+        counts["false_positives"],
+        counts["true_negatives"],
+        counts["false_negatives"],
+    ) == (
         2,
         1,
         1,
         1,
     )
-    assert counts["precision"] == counts["recall"] == counts["f1"] == pytest.approx(2 / 3) and counts["accuracy"] == pytest.approx(
-        0.6
-    )
+    assert counts["precision"] == counts["recall"] == counts["f1"] == pytest.approx(
+        2 / 3
+    ) and counts["accuracy"] == pytest.approx(0.6)
     assert monitor_metrics([None], [1], binary=True) == {"pairs": 0.0, "dropped": 1.0}
-    assert "{response}" in monitor_text(JudgeConfig(), False) and "from 0 to 1" in monitor_text(JudgeConfig(), True)
+    assert "{response}" in monitor_text(JudgeConfig(), False) and "from 0 to 1" in monitor_text(
+        JudgeConfig(), True
+    )

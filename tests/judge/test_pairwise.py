@@ -72,7 +72,13 @@ def always_first(first: str, second: str) -> str:
 
 
 def likes_good(first: str, second: str) -> str:
-    return "RANKING: A > B" if "good" in first else "RANKING: B > A" if "good" in second else "RANKING: A = B"
+    return (
+        "RANKING: A > B"
+        if "good" in first
+        else "RANKING: B > A"
+        if "good" in second
+        else "RANKING: A = B"
+    )
 
 
 @pytest.mark.parametrize("both", [False, True])
@@ -106,7 +112,9 @@ def test_the_order_follows_from_the_seed_and_nothing_else():
     assert sorted(other.asked) == sorted(model.asked), "neither the batch nor its order matters"
     seeded, third = judge(always_first, seed=1)
     seeded.score(problems, responses)
-    assert third.asked != model.asked and {frozenset(pair) for pair in third.asked} == {frozenset(pair) for pair in model.asked}
+    assert third.asked != model.asked and {frozenset(pair) for pair in third.asked} == {
+        frozenset(pair) for pair in model.asked
+    }
 
 
 def test_without_a_verdict_it_is_a_failure_in_either_order():
@@ -116,7 +124,11 @@ def test_without_a_verdict_it_is_a_failure_in_either_order():
     problems, responses = [problem(i) for i in range(3)], ["odd", "even", "odd"]
     marker, model = judge(grumbles, both_orders=True, retries=1)
     bad, good, worse = marker.score(problems, responses)
-    assert isinstance(bad, Failure) and isinstance(worse, Failure) and good == Score(0.5, {"win": 0.5, "chose_first": 1.0})
+    assert (
+        isinstance(bad, Failure)
+        and isinstance(worse, Failure)
+        and good == Score(0.5, {"win": 0.5, "chose_first": 1.0})
+    )
     assert "no ranking in the judge's answer after 2 tries; it ended in 'no idea'" in bad.reason
     assert len(model.asked) == 6 + 2, "only what has no verdict is asked again"
     refused = judge(lambda *_: Failure("judge", "refused"), retries=0)[0]
@@ -127,16 +139,25 @@ def test_nothing_is_asked_twice_and_equal_answers_not_at_all(tmp_path):
     marker, model = judge(likes_good, tmp_path / "judge.jsonl")
     problems = [problem(0), problem(0), problem(1)]
     found = marker.score(problems, ["good", "good", "reference"])
-    assert [score.value for score in found] == [1.0, 1.0, 0.5] and found[2].parts == {"win": 0.5} and len(model.asked) == 1
+    assert (
+        [score.value for score in found] == [1.0, 1.0, 0.5]
+        and found[2].parts == {"win": 0.5}
+        and len(model.asked) == 1
+    )
     again, silent = judge(always_first, tmp_path / "judge.jsonl")
     assert again.score(problems, ["good", "good", "reference"]) == found and silent.asked == []
 
 
 def test_the_string_that_ended_a_response_is_no_part_of_the_answer():
-    assert answer_of("Yes.\n# Query: and", ("</s>", "# Query:")) == "Yes.\n" and answer_of("Yes.", ("# Query:",)) == "Yes."
+    assert (
+        answer_of("Yes.\n# Query: and", ("</s>", "# Query:")) == "Yes.\n"
+        and answer_of("Yes.", ("# Query:",)) == "Yes."
+    )
     config, model = JudgeConfig(template="pairwise", both_orders=True), Model(always_first)
     marker = PairJudge(config, template_text(config), model, stops=["#", "!"])
-    assert marker.score([problem(), problem()], ["reference#", "mine!#"])[0] == Score(0.5, {"win": 0.5})
+    assert marker.score([problem(), problem()], ["reference#", "mine!#"])[0] == Score(
+        0.5, {"win": 0.5}
+    )
     assert model.asked == [("mine", "reference"), ("reference", "mine")]
 
 
@@ -144,13 +165,20 @@ def test_what_the_judge_is_asked(tmp_path):
     marker, model = judge(always_first, both_orders=True)
     asked = problem(reference="{second} and {question}")
     marker.score([asked], ["I say {first}"])
-    assert model.asked == [("I say {first}", "{second} and {question}"), ("{second} and {question}", "I say {first}")]
+    assert model.asked == [
+        ("I say {first}", "{second} and {question}"),
+        ("{second} and {question}", "I say {first}"),
+    ]
     prompt = marker.prompt(asked, "I say {first}", True)
-    assert "The user wrote:\ninstruction 0\n" in prompt and prompt.endswith("write A = B only if neither is better.")
+    assert "The user wrote:\ninstruction 0\n" in prompt and prompt.endswith(
+        "write A = B only if neither is better."
+    )
     file = tmp_path / "mine.txt"
     file.write_text("{question}: {first} or {second}?")
     own = JudgeConfig(template=str(file))
-    assert is_pairwise(own) and template_text(own).startswith("{question}: {first} or {second}?\n\nEnd with a line")
+    assert is_pairwise(own) and template_text(own).startswith(
+        "{question}: {first} or {second}?\n\nEnd with a line"
+    )
     file.write_text("{question}: {first}? Say RANKING: and so on; {second}")
     assert template_text(own) == file.read_text()
     file.write_text("{question}: {second}?")
@@ -164,9 +192,18 @@ def test_what_the_judge_is_asked(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"template": "pairwise", "highest": 5}, "reward.judge.highest=5 has no use: reward.judge.template=pairwise compares two"),
-        ({"template": "pairwise", "monitor": "policy:live"}, "reward.judge.monitor=policy:live has no use"),
-        ({"both_orders": True}, "reward.judge.both_orders=True has no use: reward.judge.template=sycophancy shows one answer"),
+        (
+            {"template": "pairwise", "highest": 5},
+            "reward.judge.highest=5 has no use: reward.judge.template=pairwise compares two",
+        ),
+        (
+            {"template": "pairwise", "monitor": "policy:live"},
+            "reward.judge.monitor=policy:live has no use",
+        ),
+        (
+            {"both_orders": True},
+            "reward.judge.both_orders=True has no use: reward.judge.template=sycophancy shows one answer",
+        ),
     ],
 )
 def test_settings_that_nobody_would_read_are_refused(settings, says):
@@ -179,4 +216,7 @@ def test_a_problem_without_a_reference_is_refused():
     check_references(reward, [problem()])
     with pytest.raises(ConfigError, match="problem p7 has none"):
         check_references(reward, [problem(), problem(7, "")])
-    check_references(RewardConfig("llm_judge", judge=JudgeConfig(model="m", template="quality")), [problem(7, "")])
+    check_references(
+        RewardConfig("llm_judge", judge=JudgeConfig(model="m", template="quality")),
+        [problem(7, "")],
+    )

@@ -55,22 +55,29 @@ def noise(response, problem):
 
 WORDS = {
     "dapo": ["method.overlong_buffer=3"],
-    "classmate_think": ["method.cot_start=''", "method.cot_end=''"],  # the tiny model has no letters to write markers with
+    "classmate_think": [
+        "method.cot_start=''",
+        "method.cot_end=''",
+    ],  # the tiny model has no letters to write markers with
     "classmate_sycophancy": ["method.cot_start=''", "method.cot_end=''"],
 }
 
 
-def words_for(recipe: str) -> list[str]:
+def overrides_for(recipe: str) -> list[str]:
     """What a recipe must be told to fit responses of six tokens, two steps and the tiny model's two blocks."""
     if recipe.startswith("bupo"):
-        phase_one = [] if recipe in ("bupo_grpo", "bupo_layerwise_lr", "bupo_frozen_below") else ["method.phase_one_steps=1"]
+        phase_one = (
+            []
+            if recipe in ("bupo_grpo", "bupo_layerwise_lr", "bupo_frozen_below")
+            else ["method.phase_one_steps=1"]
+        )
         return ["method.num_blocks=1", *phase_one]
     return WORDS.get(recipe, [])
 
 
-def run(recipe: str, model: Path, runs: Path, *words: str) -> list[dict[str, Any]]:
+def run(recipe: str, model: Path, runs: Path, *overrides: str) -> list[dict[str, Any]]:
     """A whole run through the driver; the metrics of its steps."""
-    config = config_of(recipe, model, *SMALL, *words_for(recipe), f"runs={runs}", *words)
+    config = config_of(recipe, model, *SMALL, *overrides_for(recipe), f"runs={runs}", *overrides)
     return metrics_of(train(config, Reporter()).folder)
 
 
@@ -84,8 +91,14 @@ class PlainJudge:
 
     def score(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[Score | Failure]:
         self.asked += responses
-        values = [0.25 if p.uid in self.flat else self.value(r) for p, r in zip(problems, responses, strict=True)]
-        return [Failure("test", "refused") if v is None else Score(v, {"answer": v, "format": 1 - v}) for v in values]
+        values = [
+            0.25 if p.uid in self.flat else self.value(r)
+            for p, r in zip(problems, responses, strict=True)
+        ]
+        return [
+            Failure("test", "refused") if v is None else Score(v, {"answer": v, "format": 1 - v})
+            for v in values
+        ]
 
 
 def spread_out(response: str) -> float:
@@ -95,7 +108,9 @@ def spread_out(response: str) -> float:
 class Bound:
     """A method with its models in this process (or where `ports` says), its stages one call away."""
 
-    def __init__(self, config: Config, value: Callable[[str], float | None] = spread_out, placed: Any = None) -> None:
+    def __init__(
+        self, config: Config, value: Callable[[str], float | None] = spread_out, placed: Any = None
+    ) -> None:
         self.config = config
         self.method: Method = find_method(config.method.name)(config)
         self.method.check()
@@ -103,7 +118,9 @@ class Bound:
         self.judge = PlainJudge(value)
         tokenizer = build_tokenizer(config)
         self.prompts = Prompts(tokenizer, "plain", 64, "error")
-        self.method.bind(Ports(self.host.policy, self.host.engine, self.judge, self.prompts, self.host.models))
+        self.method.bind(
+            Ports(self.host.policy, self.host.engine, self.judge, self.prompts, self.host.models)
+        )
         self.problems = load_problems(config.data.train)
         self.feed = Feed(self.problems, shuffle=False)
         self.step_done = Step(0)
@@ -132,8 +149,10 @@ def build_tokenizer(config: Config) -> Any:
     return load_tokenizer(config.model, config.seed)
 
 
-def bound(recipe: str, model: Path, *words: str, value: Callable[[str], float | None] = spread_out) -> Bound:
-    return Bound(config_of(recipe, model, *SMALL, *words_for(recipe), *words), value)
+def bound(
+    recipe: str, model: Path, *overrides: str, value: Callable[[str], float | None] = spread_out
+) -> Bound:
+    return Bound(config_of(recipe, model, *SMALL, *overrides_for(recipe), *overrides), value)
 
 
 def flat_weights(policy: Any) -> Tensor:

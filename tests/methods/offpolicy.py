@@ -11,13 +11,13 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import torch
 from torch import Tensor
-from world import config_of, metrics_of, words_of
+from world import config_of, metrics_of, overrides_of
 
 from postgrad.cli.main import main
 from postgrad.methods import find_method
 from postgrad.methods.base import Method
 from postgrad.model.passes.head import TokenOutputs
-from postgrad.model.policy import Tally
+from postgrad.model.policy import MetricAccumulator
 from postgrad.training.driver import train
 from postgrad.training.log import is_clock
 from postgrad.training.report import Reporter
@@ -47,10 +47,14 @@ class Row:
             self.group,
             index,
             source=sources[0] if len(set(sources)) == 1 else POLICY,
-            behaviour_logprobs=logs(author),
+            behavior_logprobs=logs(author),
             loss_mask=None if self.mask is None else [bool(m) for m in self.mask],
             token_source=sources,
-            tokens={"advantages": [self.advantage] * size, "old_logprobs": logs(self.old), "logprobs": logs(self.p)},
+            tokens={
+                "advantages": [self.advantage] * size,
+                "old_logprobs": logs(self.old),
+                "logprobs": logs(self.p),
+            },
         )
 
 
@@ -63,7 +67,9 @@ def table(rows: list[Row]) -> Batch:
     trajectories = [row.trajectory(i) for i, row in enumerate(rows)]
     batch = Batch.of(trajectories)
     for name in ("advantages", "old_logprobs", "logprobs"):
-        batch.tokens[name] = torch.tensor([x for t in trajectories for x in t.tokens[name]], dtype=torch.float64)
+        batch.tokens[name] = torch.tensor(
+            [x for t in trajectories for x in t.tokens[name]], dtype=torch.float64
+        )
     batch.rows["mixed"] = torch.ones(len(batch), dtype=torch.bool)
     return batch
 
@@ -76,26 +82,35 @@ class Priced:
 
 
 @cache
-def method_of(model: Path, recipe: str, *words: str) -> Method:
-    config = config_of(recipe, model, *words)
+def method_of(model: Path, recipe: str, *overrides: str) -> Method:
+    config = config_of(recipe, model, *overrides)
     method = find_method(config.method.name)(config)
     method.check()
     return method
 
 
-def priced(model: Path, recipe: str, rows: list[Row], *words: str, entropy: float = 0.0) -> Priced:
-    """The loss of one optimiser step, its gradient by log-prob, and what is logged of it; by the recipe's own method."""
+def priced(
+    model: Path, recipe: str, rows: list[Row], *overrides: str, entropy: float = 0.0
+) -> Priced:
+    """The loss of one optimizer step, its gradient by log-prob, and what is logged of it; by the recipe's own method."""
     length = max(len(row.p) for row in rows)
-    method, batch = method_of(model, recipe, f"rollout.max_response_tokens={length}", *words), table(rows)
+    method, batch = (
+        method_of(model, recipe, f"rollout.max_response_tokens={length}", *overrides),
+        table(rows),
+    )
     batch.tokens["place"] = torch.arange(batch.num_tokens)
     logprobs = batch.tokens["logprobs"].clone().requires_grad_()
     batch = method.prepare(batch)
     given = logprobs[batch.tokens["place"]]
-    tally = Tally()
-    loss = method.loss(batch, TokenOutputs(given, torch.full_like(given, entropy), torch.zeros_like(given)), tally)
+    metrics = MetricAccumulator()
+    loss = method.loss(
+        batch,
+        TokenOutputs(given, torch.full_like(given, entropy), torch.zeros_like(given)),
+        metrics,
+    )
     loss.backward()
     assert logprobs.grad is not None
-    return Priced(float(loss.detach()), logprobs.grad, tally.result())
+    return Priced(float(loss.detach()), logprobs.grad, metrics.result())
 
 
 KILLER = """
@@ -113,23 +128,27 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def assert_a_killed_run_ends_the_same(recipe: str, model: Path, folder: Path, kill_at: int, words: list[str]) -> list[dict]:
+def assert_a_killed_run_ends_the_same(
+    recipe: str, model: Path, folder: Path, kill_at: int, overrides: list[str]
+) -> list[dict]:
     """kill -9 in a real process after a step was written and before it was saved; the same command again ends bit for bit the same."""
     whole, killed = folder / "whole", folder / "killed"
-    train(config_of(recipe, model, *words, f"runs={whole}"), Reporter())
-    again = ["train", recipe, *words_of(model, *words, f"runs={killed}")]
+    train(config_of(recipe, model, *overrides, f"runs={whole}"), Reporter())
+    again = ["train", recipe, *overrides_of(model, *overrides, f"runs={killed}")]
     command = [sys.executable, "-c", KILLER.format(step=kill_at), *again]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ})
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert metrics_of(killed / "test")[-1]["step"] == kill_at, "killed elsewhere"
     assert main(again) == 0
     steps = metrics_of(whole / "test")[-1]["step"]
-    for name in ("policy/model.safetensors", "optimiser.safetensors", "state.json", "method.bin"):
+    for name in ("policy/model.safetensors", "optimizer.safetensors", "state.json", "method.bin"):
         file = f"test/checkpoints/step-{steps}/{name}"
         assert (whole / file).read_bytes() == (killed / file).read_bytes(), name
     assert steady(whole / "test") == steady(killed / "test")
     for file in sorted((whole / "test" / "rollouts").iterdir()):
-        assert pq.read_table(file).equals(pq.read_table(killed / "test" / "rollouts" / file.name)), file.name
+        assert pq.read_table(file).equals(
+            pq.read_table(killed / "test" / "rollouts" / file.name)
+        ), file.name
     return metrics_of(whole / "test")
 
 

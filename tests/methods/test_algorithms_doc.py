@@ -17,7 +17,9 @@ ROOT = Path(__file__).parent.parent.parent
 
 @pytest.fixture(scope="module")
 def generator():
-    spec = importlib.util.spec_from_file_location("algorithms_table", ROOT / "tools" / "algorithms_table.py")
+    spec = importlib.util.spec_from_file_location(
+        "algorithms_table", ROOT / "tools" / "algorithms_table.py"
+    )
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -33,12 +35,16 @@ def rows(page: str, section: str) -> dict[str, list[str]]:
     """The cells of a section's table by the name in the first."""
     text = page.split(f"## {section}")[1].split("\n## ")[0]
     lines = [line for line in text.splitlines() if line.startswith("| `")]
-    cells = [[cell.strip() for cell in line.replace("\\|", "\0").strip("|").split("|")] for line in lines]
+    cells = [
+        [cell.strip() for cell in line.replace("\\|", "\0").strip("|").split("|")] for line in lines
+    ]
     return {row[0].strip("`"): row for row in cells}
 
 
 def test_the_page_is_what_the_code_says(page):
-    assert (ROOT / "docs" / "algorithms.md").read_text() == page, "run python tools/algorithms_table.py"
+    assert (ROOT / "docs" / "algorithms.md").read_text() == page, (
+        "run python tools/algorithms_table.py"
+    )
 
 
 @pytest.mark.parametrize(
@@ -68,7 +74,10 @@ def test_every_recipe_says_where_it_comes_from_and_what_it_is(page):
 
 def test_defaults_shown_are_the_code_s(page):
     losses = rows(page, "Policy losses")
-    assert losses["ppo_clip"][2] == "`clip_low=0.2`, `clip_high=0.2`, `dual_clip=3.0`" and losses["dro"][2] == "`beta`"
+    assert (
+        losses["ppo_clip"][2] == "`clip_low=0.2`, `clip_high=0.2`, `dual_clip=3.0`"
+        and losses["dro"][2] == "`beta`"
+    )
     assert losses["cispo"][-2:] == ["CISPO (MiniMax-M1, 2025)", "`cispo`"]
     assert "`clip_high=0.28`" in rows(page, "Recipes")["dapo"][3]
 

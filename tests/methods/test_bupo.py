@@ -21,7 +21,7 @@ from postgrad.methods.bupo import Bupo
 from postgrad.model.load import load
 from postgrad.model.passes.head import TokenOutputs
 from postgrad.model.passes.layout import make_micro_batches
-from postgrad.model.policy import LocalPolicy, Tally
+from postgrad.model.policy import LocalPolicy, MetricAccumulator
 from postgrad.model.tiny import make_tiny, tiny_tokenizer
 from postgrad.model.views import FULL, View, after
 from postgrad.training.driver import train
@@ -30,20 +30,25 @@ from postgrad.training.report import Reporter
 from postgrad.types import Batch
 
 LAYERS = 3
-ONE = ("method.num_blocks=1", "method.phase_one_steps=1", "optimiser.lr=1e-2")
+ONE = ("method.num_blocks=1", "method.phase_one_steps=1", "optimizer.lr=1e-2")
 
 
-def bupo(model: Path, *words: str, value=None) -> Bound:
-    return bound("bupo", model, *ONE, *words, **({} if value is None else {"value": value}))
+def bupo(model: Path, *overrides: str, value=None) -> Bound:
+    return bound("bupo", model, *ONE, *overrides, **({} if value is None else {"value": value}))
 
 
 def gradients(policy: LocalPolicy, batch: Batch, step: int) -> dict[str, torch.Tensor | None]:
-    """Every parameter's gradient of one optimiser step at a step of the run; cleared."""
+    """Every parameter's gradient of one optimizer step at a step of the run; cleared."""
     view = policy.objective.view(step)
     policy._freeze_above(view)
-    policy.accumulate(policy.objective.prepare(batch.select(range(len(batch)))), view, Tally())
-    out = {name: None if m.grad is None else m.grad.clone() for name, m in policy.optimiser.masters.items()}
-    policy.optimiser.adam.zero_grad(set_to_none=True)
+    policy.accumulate(
+        policy.objective.prepare(batch.select(range(len(batch)))), view, MetricAccumulator()
+    )
+    out = {
+        name: None if m.grad is None else m.grad.clone()
+        for name, m in policy.optimizer.masters.items()
+    }
+    policy.optimizer.adam.zero_grad(set_to_none=True)
     return out
 
 
@@ -63,7 +68,9 @@ def in_phase(batch: Batch, phase: int) -> Batch:
 
 
 def is_above(name: str, num_blocks: int) -> bool:
-    return name == "model.norm.weight" or any(name.startswith(f"model.layers.{i}.") for i in range(num_blocks, LAYERS))
+    return name == "model.norm.weight" or any(
+        name.startswith(f"model.layers.{i}.") for i in range(num_blocks, LAYERS)
+    )
 
 
 # ---- the internal policy of stock classes
@@ -75,11 +82,25 @@ KINDS = ("Llama", "Qwen2", "Qwen3")
 def stock_folder(kind: str, tied: bool, folder: Path) -> Path:
     import transformers
 
-    shape = {"vocab_size": 18, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": LAYERS, "num_attention_heads": 2}
-    shape |= {"num_key_value_heads": 1, "eos_token_id": 17, "pad_token_id": 16, "bos_token_id": None, "tie_word_embeddings": tied}
+    shape = {
+        "vocab_size": 18,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": 2,
+    }
+    shape |= {
+        "num_key_value_heads": 1,
+        "eos_token_id": 17,
+        "pad_token_id": 16,
+        "bos_token_id": None,
+        "tie_word_embeddings": tied,
+    }
     shape |= {"head_dim": 8} if kind == "Qwen3" else {}
     torch.manual_seed(3)
-    model = getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**shape))
+    model = getattr(transformers, f"{kind}ForCausalLM")(
+        getattr(transformers, f"{kind}Config")(**shape)
+    )
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(8 if p.dim() == 2 else 1)
@@ -91,34 +112,54 @@ def stock_folder(kind: str, tied: bool, folder: Path) -> Path:
 @pytest.mark.parametrize("checkpointing", ["false", "true"])
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_log_probs_and_gradients_are_those_of_the_stock_hidden_state(kind, tied, checkpointing, tmp_path):
+def test_log_probs_and_gradients_are_those_of_the_stock_hidden_state(
+    kind, tied, checkpointing, tmp_path
+):
     """In float64, row by row through the stock model's hidden_states[l]: log-probs to 1e-6, every gradient to 1e-5."""
     folder = stock_folder(kind, tied, tmp_path)
     batch = in_phase(random_batch(11), 1)
     del batch.tokens["old_logprobs"]
     for num_blocks in range(1, LAYERS):
-        words = (f"method.num_blocks={num_blocks}", "rollout.temperature=0.7", f"model.activation_checkpointing={checkpointing}")
-        config = config_of("bupo", folder, *words)
+        overrides = (
+            f"method.num_blocks={num_blocks}",
+            "rollout.temperature=0.7",
+            f"model.activation_checkpointing={checkpointing}",
+        )
+        config = config_of("bupo", folder, *overrides)
         loaded = load(config.model, torch.device("cpu"))
         loaded.model.double()
         policy, model = LocalPolicy(config, loaded, Bupo(config)), stock_model(folder)
         ours = gradients(policy, batch, 1)
         logprobs = []
         for prompt, response in rows_of(batch):
-            states = model(input_ids=torch.tensor([[*prompt, *response]]), output_hidden_states=True, use_cache=False).hidden_states
-            logits = states[num_blocks][0, len(prompt) - 1 : -1] @ model.get_output_embeddings().weight.T / 0.7
+            states = model(
+                input_ids=torch.tensor([[*prompt, *response]]),
+                output_hidden_states=True,
+                use_cache=False,
+            ).hidden_states
+            logits = (
+                states[num_blocks][0, len(prompt) - 1 : -1]
+                @ model.get_output_embeddings().weight.T
+                / 0.7
+            )
             logprobs.append(logits.log_softmax(-1).gather(1, torch.tensor(response)[:, None])[:, 0])
         theirs = torch.cat(logprobs)
-        torch.testing.assert_close(wide_logprobs(policy, batch, after(num_blocks)), theirs.detach(), rtol=0, atol=1e-6)
+        torch.testing.assert_close(
+            wide_logprobs(policy, batch, after(num_blocks)), theirs.detach(), rtol=0, atol=1e-6
+        )
         mask, advantages = batch.tokens["loss_mask"], batch.tokens["advantages"].double()
-        (-(advantages * theirs)[mask].sum() / mask.sum()).backward()  # the ratio is 1, its gradient the log-prob's
+        (
+            -(advantages * theirs)[mask].sum() / mask.sum()
+        ).backward()  # the ratio is 1, its gradient the log-prob's
         largest = max(float(p.grad.abs().max()) for p in model.parameters() if p.grad is not None)
         for name, p in model.named_parameters():
             if is_above(name, num_blocks):
                 assert ours[name] is None and (p.grad is None or not p.grad.any()), name
             else:
                 assert float(p.grad.abs().max()) > 0, name
-                torch.testing.assert_close(ours[name].double(), p.grad, rtol=0, atol=1e-5 * largest, msg=name)
+                torch.testing.assert_close(
+                    ours[name].double(), p.grad, rtol=0, atol=1e-5 * largest, msg=name
+                )
 
 
 def test_a_tied_head_is_one_tensor(tmp_path):
@@ -130,16 +171,23 @@ def test_a_tied_head_is_one_tensor(tmp_path):
 
 def test_all_blocks_with_the_norm_are_grpo_and_without_it_are_not(tiny_untied):
     """num_blocks = L gives GRPO's loss and gradients; the raw top state through the head is another policy."""
-    words = (f"method.num_blocks={LAYERS}", "method.phase_one_steps=1")
-    internal, full = bound("bupo", tiny_untied, *words), bound("bupo_grpo", tiny_untied, f"method.num_blocks={LAYERS}")
+    overrides = (f"method.num_blocks={LAYERS}", "method.phase_one_steps=1")
+    internal, full = (
+        bound("bupo", tiny_untied, *overrides),
+        bound("bupo_grpo", tiny_untied, f"method.num_blocks={LAYERS}"),
+    )
     batch = random_batch(5)
     ours, theirs = (gradients(b.host.policy, in_phase(batch, 1), 1) for b in (internal, full))
     for name, gradient in theirs.items():
         torch.testing.assert_close(ours[name], gradient, rtol=1e-5, atol=1e-6, msg=name)
     tops = []
-    hook = internal.host.policy.model.base_model.layers[-1].register_forward_hook(lambda *got: tops.append(got[-1]))
+    hook = internal.host.policy.model.base_model.layers[-1].register_forward_hook(
+        lambda *got: tops.append(got[-1])
+    )
     prompt, response = rows_of(batch)[0]
-    stock = internal.host.policy.model(input_ids=torch.tensor([[*prompt, *response]]), use_cache=False).logits
+    stock = internal.host.policy.model(
+        input_ids=torch.tensor([[*prompt, *response]]), use_cache=False
+    ).logits
     hook.remove()
     raw = tops[0] @ internal.host.policy.model.get_output_embeddings().weight.T
     assert float((raw.log_softmax(-1) - stock.log_softmax(-1)).detach().abs().max()) > 0.1
@@ -158,7 +206,9 @@ def test_entropy_too_is_of_the_internal_policy_at_the_temperature(tiny_untied):
     batch, model = random_batch(6), stock_model(tiny_untied)
     expected = []
     for prompt, response in rows_of(batch):
-        states = model(input_ids=torch.tensor([[*prompt, *response]]), output_hidden_states=True).hidden_states[1]
+        states = model(
+            input_ids=torch.tensor([[*prompt, *response]]), output_hidden_states=True
+        ).hidden_states[1]
         logits = states[0, len(prompt) - 1 : -1] @ model.get_output_embeddings().weight.T / 0.6
         expected.append(torch.distributions.Categorical(logits=logits).entropy())
     found = policy.logprobs(batch, after(1))["entropy"]
@@ -183,38 +233,48 @@ def test_blocks_above_run_zero_times_in_both_passes(tiny_untied):
             calls[:] = [0] * LAYERS
             batch = stage(batch, step)
             seen[stage.__name__] = list(calls)
-        assert list(seen) == ["measure", "remember", "estimate", "update"]
+        assert list(seen) == ["measure", "compute_old_logprobs", "estimate", "update"]
         assert seen["measure"] == seen["estimate"] == [0, 0, 0]
-        for name in ("remember", "update"):
+        for name in ("compute_old_logprobs", "update"):
             times = seen[name][0]
             assert times > 0 and seen[name] == [times, times * above, times * above], (number, name)
 
 
 def test_gradients_reach_embedding_head_and_the_blocks_below_only(tiny_untied):
     """With an entropy bonus too: it is of the policy being trained, so it opens no way to the blocks above."""
-    for words in ((), ("method.entropy_coef=0.3",)):
-        policy = bupo(tiny_untied, *words).host.policy
+    for overrides in ((), ("method.entropy_coef=0.3",)):
+        policy = bupo(tiny_untied, *overrides).host.policy
         found = gradients(policy, in_phase(random_batch(7), 1), 1)
-        assert {name for name, g in found.items() if g is None} == {name for name in found if is_above(name, 1)}
-        assert all(float(g.abs().max()) > 0 for g in found.values() if g is not None)
-        assert {"model.embed_tokens.weight", "lm_head.weight", "model.layers.0.mlp.up_proj.weight"} <= {
-            name for name, g in found.items() if g is not None
+        assert {name for name, g in found.items() if g is None} == {
+            name for name in found if is_above(name, 1)
         }
+        assert all(float(g.abs().max()) > 0 for g in found.values() if g is not None)
+        assert {
+            "model.embed_tokens.weight",
+            "lm_head.weight",
+            "model.layers.0.mlp.up_proj.weight",
+        } <= {name for name, g in found.items() if g is not None}
 
 
 def test_what_is_above_stays_and_has_no_state_until_phase_2(tiny_untied):
-    b = bupo(tiny_untied, "optimiser.weight_decay=0.5", "training.updates_per_step=1")
+    b = bupo(tiny_untied, "optimizer.weight_decay=0.5", "training.updates_per_step=1")
     policy = b.host.policy
     start = {name: w.clone() for name, w in policy.weights().items()}
     b.until(number=1)
     first = {name: w.clone() for name, w in policy.weights().items()}
-    assert {name for name in start if torch.equal(start[name], first[name])} == {name for name in start if is_above(name, 1)}
-    masters, state = policy.optimiser.masters, policy.optimiser.adam.state
-    assert {name for name, m in masters.items() if m not in state} == {name for name in start if is_above(name, 1)}
+    assert {name for name in start if torch.equal(start[name], first[name])} == {
+        name for name in start if is_above(name, 1)
+    }
+    masters, state = policy.optimizer.masters, policy.optimizer.adam.state
+    assert {name for name, m in masters.items() if m not in state} == {
+        name for name in start if is_above(name, 1)
+    }
     b.until(number=2)
     assert all(not torch.equal(first[name], w) for name, w in policy.weights().items())
     steps = {name: int(state[m]["step"]) for name, m in masters.items()}
-    assert steps == {name: 1 if is_above(name, 1) else 2 for name in steps}, "the bias correction of the upper blocks starts afresh"
+    assert steps == {name: 1 if is_above(name, 1) else 2 for name in steps}, (
+        "the bias correction of the upper blocks starts afresh"
+    )
 
 
 @pytest.mark.parametrize("updates", [1, 4])
@@ -223,9 +283,9 @@ def test_the_first_update_starts_at_ratio_one(tiny_untied, updates):
     b = bupo(tiny_untied, f"training.updates_per_step={updates}")
     batch = b.until("estimate")
     assert ("old_logprobs" in batch.tokens) == (updates > 1)
-    policy, tally = b.host.policy, Tally()
-    policy.accumulate(b.method.prepare(batch.select(range(len(batch)))), b.method.view(1), tally)
-    out = tally.result()
+    policy, metrics = b.host.policy, MetricAccumulator()
+    policy.accumulate(b.method.prepare(batch.select(range(len(batch)))), b.method.view(1), metrics)
+    out = metrics.result()
     mask = batch.tokens["loss_mask"]
     assert out["loss"] == pytest.approx(-float(batch.tokens["advantages"][mask].mean()), abs=1e-6)
     assert out["policy/clip_fraction"] == out["policy/dual_clip_fraction"] == 0.0
@@ -243,10 +303,14 @@ def test_the_authors_clip_bounds_reach_the_loss(tiny_untied):
     batch.tokens["old_logprobs"] = torch.full((6,), -40.0).double()
     logprobs = (ratios.log() - 40).requires_grad_()
     current = TokenOutputs(logprobs, torch.zeros(6), torch.zeros(6))
-    values = b.method.token_losses(batch, current, Tally())
-    torch.testing.assert_close(values.detach(), torch.tensor([-1.2, -0.5, 0.8, 5.0, 10.0, 10.0]).double())
+    values = b.method.token_losses(batch, current, MetricAccumulator())
+    torch.testing.assert_close(
+        values.detach(), torch.tensor([-1.2, -0.5, 0.8, 5.0, 10.0, 10.0]).double()
+    )
     values.sum().backward()
-    torch.testing.assert_close(logprobs.grad, torch.tensor([0.0, -0.5, 0.0, 5.0, 0.0, 0.0]).double())
+    torch.testing.assert_close(
+        logprobs.grad, torch.tensor([0.0, -0.5, 0.0, 5.0, 0.0, 0.0]).double()
+    )
 
 
 def test_split_packing_and_order_do_not_change_the_gradient_of_the_internal_policy(tiny_untied):
@@ -265,7 +329,7 @@ def test_split_packing_and_order_do_not_change_the_gradient_of_the_internal_poli
         assert 0 <= float((other - results[0]).abs().max()) <= 1e-6 * scale
 
 
-def test_a_later_token_or_a_neighbour_never_changes_an_internal_log_prob(tiny_untied):
+def test_a_later_token_or_a_neighbor_never_changes_an_internal_log_prob(tiny_untied):
     policy = bupo(tiny_untied).host.policy
     batch = random_batch(9, groups=2, samples=3, longest=6, longest_prompt=6)
     assert len(batch) > 2
@@ -293,25 +357,39 @@ def test_old_log_probs_are_the_internal_policys_and_nobody_takes_them_for_the_en
         inside, full = (policy.logprobs(batch, view)["logprobs"] for view in (after(1), FULL))
         torch.testing.assert_close(batch.tokens["old_logprobs"], inside, rtol=0, atol=0)
         assert float((inside - full).abs().mean()) > 0.5
-        assert b.metrics["internal/divergence"] == pytest.approx(float((full - inside).mean()), abs=1e-4)
+        assert b.metrics["internal/divergence"] == pytest.approx(
+            float((full - inside).mean()), abs=1e-4
+        )
         assert b.metrics["full/entropy"] == pytest.approx(-float(full.mean()), abs=1e-4)
         assert b.metrics["phase"] == 1 and b.metrics["blocks_run"] == pytest.approx(1 / 3)
-        assert ("kl/engine" in b.metrics) == (number == 1) and b.metrics.get("engine/gap_max", 0.0) < 1e-4
+        assert ("kl/engine" in b.metrics) == (number == 1) and b.metrics.get(
+            "engine/gap_max", 0.0
+        ) < 1e-4
     b.until("publish", 3)
-    assert b.metrics["phase"] == 2 and b.metrics["blocks_run"] == 1.0 and b.metrics["engine/gap_max"] < 1e-4
+    assert (
+        b.metrics["phase"] == 2
+        and b.metrics["blocks_run"] == 1.0
+        and b.metrics["engine/gap_max"] < 1e-4
+    )
     assert "internal/divergence" not in b.metrics and "internal/entropy" not in b.metrics
 
 
 def test_the_shortcut_of_one_update_logs_the_divergence_beside_the_model(tiny_untied):
     """No old log-probs, no second pass: the update itself measures, on the rows it computes."""
-    b = bupo(tiny_untied, "training.updates_per_step=1", "method.phase_one_steps=2", "optimiser.lr=1e-12")
-    assert "remember" not in b.stages()
+    b = bupo(
+        tiny_untied, "training.updates_per_step=1", "method.phase_one_steps=2", "optimizer.lr=1e-12"
+    )
+    assert "compute_old_logprobs" not in b.stages()
     batch = b.until("publish", 2)
     moving = b.method.prepare(batch.select(range(len(batch))))
     inside = b.host.policy.logprobs(moving, after(1))
-    gap = float((moving.tokens["behaviour_logprobs"] - inside["logprobs"]).mean())
+    gap = float((moving.tokens["behavior_logprobs"] - inside["logprobs"]).mean())
     assert b.metrics["internal/divergence"] == pytest.approx(gap, abs=1e-4) and abs(gap) > 0.2
-    assert b.metrics["internal/entropy"] == b.metrics["entropy"] == pytest.approx(float(inside["entropy"].mean()), abs=1e-4)
+    assert (
+        b.metrics["internal/entropy"]
+        == b.metrics["entropy"]
+        == pytest.approx(float(inside["entropy"].mean()), abs=1e-4)
+    )
     assert "kl/engine" not in b.metrics and "engine/gap_mean" not in b.metrics
 
 
@@ -332,20 +410,31 @@ def test_an_engine_apart_is_corrected_by_the_full_policy(tiny_untied):
     b = bupo(tiny_untied, "method.phase_one_steps=2")
     b.method.ports.engine = Apart(b.host.engine)
     stages = b.stages()
-    assert stages.index("measure") < stages.index("remember") < stages.index("correct") < stages.index("estimate")
+    assert (
+        stages.index("measure")
+        < stages.index("compute_old_logprobs")
+        < stages.index("correct")
+        < stages.index("estimate")
+    )
     batch = b.until("score", 2)
     full = b.host.policy.logprobs(batch)["logprobs"]
     first = torch.zeros(batch.num_tokens, dtype=torch.bool)
     first[batch.response.offsets[:-1]] = True
-    batch.tokens["behaviour_logprobs"] = full - math.log(3) * first
+    batch.tokens["behavior_logprobs"] = full - math.log(3) * first
     step = Step(2, b.feed)
-    for stage in (b.method.measure, b.method.remember, b.method.correct):
+    for stage in (b.method.measure, b.method.compute_old_logprobs, b.method.correct):
         batch = stage(batch, step)
-    torch.testing.assert_close(batch.tokens["rollout_weights"], torch.where(first, 2.0, 1.0), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        batch.tokens["rollout_weights"], torch.where(first, 2.0, 1.0), rtol=1e-4, atol=1e-4
+    )
     inside = b.host.policy.logprobs(batch, after(1))["logprobs"]
     torch.testing.assert_close(batch.tokens["old_logprobs"], inside, rtol=0, atol=0)
-    assert step.metrics["kl/engine"] == pytest.approx(-math.log(3) * float(first.float().mean()), abs=1e-4)
-    assert step.metrics["internal/divergence"] == pytest.approx(float((full - inside).mean()), abs=1e-4)
+    assert step.metrics["kl/engine"] == pytest.approx(
+        -math.log(3) * float(first.float().mean()), abs=1e-4
+    )
+    assert step.metrics["internal/divergence"] == pytest.approx(
+        float((full - inside).mean()), abs=1e-4
+    )
 
 
 def test_the_reference_is_asked_for_the_same_depth(tiny_untied):
@@ -355,7 +444,9 @@ def test_the_reference_is_asked_for_the_same_depth(tiny_untied):
     torch.testing.assert_close(batch.tokens["reference_logprobs"], inside, rtol=0, atol=1e-6)
     b.until("publish")
     assert b.metrics["kl/reference"] == pytest.approx(0.0, abs=1e-6)
-    assert all(g is None for name, g in gradients(b.host.policy, batch, 1).items() if is_above(name, 1))
+    assert all(
+        g is None for name, g in gradients(b.host.policy, batch, 1).items() if is_above(name, 1)
+    )
 
 
 # ---- the schedule
@@ -363,13 +454,24 @@ def test_the_reference_is_asked_for_the_same_depth(tiny_untied):
 
 @pytest.mark.parametrize(("phase_one", "phases"), [(0, [2, 2, 2]), (1, [1, 2, 2]), (3, [1, 1, 1])])
 def test_phases_by_step(tiny_untied, phase_one, phases):
-    config = config_of("bupo", tiny_untied, "method.num_blocks=2", f"method.phase_one_steps={phase_one}", "training.steps=3")
+    config = config_of(
+        "bupo",
+        tiny_untied,
+        "method.num_blocks=2",
+        f"method.phase_one_steps={phase_one}",
+        "training.steps=3",
+    )
     method = Bupo(config)
     method.check()
     assert [1 if method.view(step) == after(2) else 2 for step in (1, 2, 3)] == phases
 
 
-SMALL_RUN = ("optimiser.lr=1e-2", "training.steps=4", "training.checkpoint_every=1", "training.keep_checkpoints=9")
+SMALL_RUN = (
+    "optimizer.lr=1e-2",
+    "training.steps=4",
+    "training.checkpoint_every=1",
+    "training.keep_checkpoints=9",
+)
 
 
 def steady(folder: Path) -> list[dict]:
@@ -383,21 +485,40 @@ def verifiers(tmp_path_factory) -> Path:
     return file
 
 
-def run(recipe: str, model: Path, runs: Path, verifiers: Path, *words: str, reporter: Reporter | None = None):
+def run(
+    recipe: str,
+    model: Path,
+    runs: Path,
+    verifiers: Path,
+    *overrides: str,
+    reporter: Reporter | None = None,
+):
     own = (f"reward.verifier={verifiers}:graded", f"runs={runs}")
-    return train(config_of(recipe, model, *SMALL, *SMALL_RUN, *own, *words), reporter or Reporter())
+    return train(
+        config_of(recipe, model, *SMALL, *SMALL_RUN, *own, *overrides), reporter or Reporter()
+    )
 
 
 def test_no_phase_one_is_grpo_to_the_bit(tiny_untied, verifiers, tmp_path):
     same = ("training.updates_per_step=2", "training.steps=3")
-    ours = run("bupo", tiny_untied, tmp_path / "a", verifiers, "method.num_blocks=1", "method.phase_one_steps=0", *same).folder
+    ours = run(
+        "bupo",
+        tiny_untied,
+        tmp_path / "a",
+        verifiers,
+        "method.num_blocks=1",
+        "method.phase_one_steps=0",
+        *same,
+    ).folder
     clip = ("method.clip_low=0.2", "method.clip_high=0.2", "method.dual_clip=10")
     theirs = run("grpo", tiny_untied, tmp_path / "b", verifiers, *clip, *same).folder
-    for file in ("policy/model.safetensors", "optimiser.safetensors"):
+    for file in ("policy/model.safetensors", "optimizer.safetensors"):
         one, two = (folder / "checkpoints" / "step-3" / file for folder in (ours, theirs))
         assert one.read_bytes() == two.read_bytes(), file
     more = {"phase", "blocks_run", "full/entropy"}
-    assert [{k: v for k, v in line.items() if k not in more} for line in steady(ours)] == steady(theirs)
+    assert [{k: v for k, v in line.items() if k not in more} for line in steady(ours)] == steady(
+        theirs
+    )
 
 
 class Presses(Reporter):
@@ -415,31 +536,45 @@ class Presses(Reporter):
 
 def test_resuming_around_the_switch_changes_nothing(tiny_untied, verifiers, tmp_path):
     """Phase 1 has two steps; the run is stopped after step 1, 2 or 3 and goes on. The checkpoint is a stock folder."""
-    words = ("method.num_blocks=1", "method.phase_one_steps=2", "training.updates_per_step=2")
-    whole = run("bupo", tiny_untied, tmp_path / "whole", verifiers, *words).folder
+    overrides = ("method.num_blocks=1", "method.phase_one_steps=2", "training.updates_per_step=2")
+    whole = run("bupo", tiny_untied, tmp_path / "whole", verifiers, *overrides).folder
     assert [line["phase"] for line in metrics_of(whole)] == [1, 1, 2, 2]
     for step in (1, 2, 3):
-        first = run("bupo", tiny_untied, tmp_path / str(step), verifiers, *words, reporter=Presses(step))
+        first = run(
+            "bupo", tiny_untied, tmp_path / str(step), verifiers, *overrides, reporter=Presses(step)
+        )
         assert first.interrupted and first.step == step
-        folder = run("bupo", tiny_untied, tmp_path / str(step), verifiers, *words).folder
+        folder = run("bupo", tiny_untied, tmp_path / str(step), verifiers, *overrides).folder
         assert steady(folder) == steady(whole)
-        for file in ("policy/model.safetensors", "optimiser.safetensors", "method.bin"):
-            assert (folder / "checkpoints/step-4" / file).read_bytes() == (whole / "checkpoints/step-4" / file).read_bytes()
+        for file in ("policy/model.safetensors", "optimizer.safetensors", "method.bin"):
+            assert (folder / "checkpoints/step-4" / file).read_bytes() == (
+                whole / "checkpoints/step-4" / file
+            ).read_bytes()
     stock = stock_model(whole / "checkpoints" / "step-2" / "policy", torch.float32)
     assert stock.config.model_type == "qwen3" and type(stock).__name__ == "Qwen3ForCausalLM"
     before = dict(stock_model(tiny_untied, torch.float32).named_parameters())
     for name, p in stock.named_parameters():
-        assert torch.equal(p, before[name]) == is_above(name, 1), "after phase 1 the upper blocks are the model's own, bit for bit"
+        assert torch.equal(p, before[name]) == is_above(name, 1), (
+            "after phase 1 the upper blocks are the model's own, bit for bit"
+        )
 
 
 @pytest.mark.slow
 def test_the_numbers_are_the_same_with_the_model_in_a_process_of_its_own(tiny_untied):
     """The column `phase` tells the worker which policy it trains."""
-    words = ("method.phase_one_steps=2", "training.updates_per_step=1", "method.kl=loss")
+    overrides = ("method.phase_one_steps=2", "training.updates_per_step=1", "method.kl=loss")
     told = []
-    for where in ((), ("cluster.place=process",)):
-        with place(config_of("bupo", tiny_untied, *ONE, *words, *where)) as placed:
-            config = config_of("bupo", tiny_untied, *SMALL, *ONE, *words, *where, "training.problems_per_step=4")
+    for where in ((), ("cluster.backend=process",)):
+        with place(config_of("bupo", tiny_untied, *ONE, *overrides, *where)) as placed:
+            config = config_of(
+                "bupo",
+                tiny_untied,
+                *SMALL,
+                *ONE,
+                *overrides,
+                *where,
+                "training.problems_per_step=4",
+            )
             b = Bound(config, placed=type("Host", (), placed._asdict()))
             seen = []
             for number in (1, 2, 3):
@@ -453,16 +588,25 @@ def test_the_numbers_are_the_same_with_the_model_in_a_process_of_its_own(tiny_un
 # ---- layer-wise learning rates
 
 
-def moved(model: Path, *words: str) -> dict[str, float]:
+def moved(model: Path, *overrides: str) -> dict[str, float]:
     """How far each parameter went in one step of the full policy."""
-    b = bound("bupo_grpo", model, "method.num_blocks=1", *words, "training.updates_per_step=1", "optimiser.lr=1e-3")
+    b = bound(
+        "bupo_grpo",
+        model,
+        "method.num_blocks=1",
+        *overrides,
+        "training.updates_per_step=1",
+        "optimizer.lr=1e-3",
+    )
     start = {name: w.clone() for name, w in b.host.policy.weights().items()}
     b.until()
-    return {name: float((w - start[name]).abs().mean()) for name, w in b.host.policy.weights().items()}
+    return {
+        name: float((w - start[name]).abs().mean()) for name, w in b.host.policy.weights().items()
+    }
 
 
 def test_the_share_of_the_rate_above_and_below(tiny_untied):
-    plain = ("optimiser.weight_decay=0", "optimiser.eps=1e-12")
+    plain = ("optimizer.weight_decay=0", "optimizer.eps=1e-12")
     whole = moved(tiny_untied, *plain)
     scaled = moved(tiny_untied, *plain, "method.lr_scale_above=0.1", "method.lr_scale_below=0.5")
     for name, distance in whole.items():
@@ -473,16 +617,30 @@ def test_the_share_of_the_rate_above_and_below(tiny_untied):
 @pytest.mark.parametrize("side", ["above", "below"])
 def test_a_share_of_zero_is_frozen_without_gradient_and_state(tiny_untied, side, tmp_path):
     """Also where the phases change what is frozen, and after saving and loading."""
-    frozen = (lambda name: is_above(name, 1)) if side == "above" else (lambda name: name.startswith("model.layers.0."))
+    frozen = (
+        (lambda name: is_above(name, 1))
+        if side == "above"
+        else (lambda name: name.startswith("model.layers.0."))
+    )
     phase_one = 1 if side == "above" else 0
-    b = bupo(tiny_untied, f"method.lr_scale_{side}=0", f"method.phase_one_steps={phase_one}", "optimiser.weight_decay=0.5")
+    b = bupo(
+        tiny_untied,
+        f"method.lr_scale_{side}=0",
+        f"method.phase_one_steps={phase_one}",
+        "optimizer.weight_decay=0.5",
+    )
     policy = b.host.policy
     start = {name: w.clone() for name, w in policy.weights().items()}
     for number in (1, 2):
         b.until(number=number)
-        assert {name for name, w in policy.weights().items() if torch.equal(w, start[name])} == {n for n in start if frozen(n)}
-    assert set(policy.optimiser.masters) == {name for name in start if not frozen(name)}
-    assert all(p.requires_grad != frozen(name) and p.grad is None for name, p in policy.model.named_parameters())
+        assert {name for name, w in policy.weights().items() if torch.equal(w, start[name])} == {
+            n for n in start if frozen(n)
+        }
+    assert set(policy.optimizer.masters) == {name for name in start if not frozen(name)}
+    assert all(
+        p.requires_grad != frozen(name) and p.grad is None
+        for name, p in policy.model.named_parameters()
+    )
     policy.save(str(tmp_path))
     policy.load(str(tmp_path))
     b.until(number=3)
@@ -495,12 +653,25 @@ def test_a_share_of_zero_is_frozen_without_gradient_and_state(tiny_untied, side,
 def odd_model(kind: str, folder: Path) -> Path:
     import transformers as t
 
-    shape = {"vocab_size": 18, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
-    shape |= {"num_key_value_heads": 2, "eos_token_id": 17, "pad_token_id": 16, "bos_token_id": None}
+    shape = {
+        "vocab_size": 18,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
+    shape |= {
+        "num_key_value_heads": 2,
+        "eos_token_id": 17,
+        "pad_token_id": 16,
+        "bos_token_id": None,
+    }
     torch.manual_seed(0)
     makers = {
         "layout": lambda: t.GPTNeoXForCausalLM(t.GPTNeoXConfig(**shape)),
-        "scaled embeddings": lambda: t.GraniteForCausalLM(t.GraniteConfig(**shape, embedding_multiplier=4.0)),
+        "scaled embeddings": lambda: t.GraniteForCausalLM(
+            t.GraniteConfig(**shape, embedding_multiplier=4.0)
+        ),
         "two rotary tables": lambda: t.Gemma3ForCausalLM(t.Gemma3TextConfig(**shape, head_dim=8)),
     }
     makers[kind]().save_pretrained(folder)
@@ -512,14 +683,26 @@ def odd_model(kind: str, folder: Path) -> Path:
     ("kind", "message"),
     [
         ("layout", r"^GPTNeoXForCausalLM has no embed_tokens; internal policies need"),
-        ("scaled embeddings", r"^GraniteForCausalLM does more between its blocks .* no internal policies here$"),
+        (
+            "scaled embeddings",
+            r"^GraniteForCausalLM does more between its blocks .* no internal policies here$",
+        ),
         ("two rotary tables", r"^the blocks of Gemma3ForCausalLM cannot be called one by one"),
     ],
 )
-def test_a_model_of_another_layout_is_refused_by_name_and_nothing_is_written(kind, message, verifiers, tmp_path):
+def test_a_model_of_another_layout_is_refused_by_name_and_nothing_is_written(
+    kind, message, verifiers, tmp_path
+):
     model = odd_model(kind, tmp_path / "model")
     with pytest.raises(ConfigError, match=message) as caught:
-        run("bupo", model, tmp_path / "runs", verifiers, "method.num_blocks=1", "method.phase_one_steps=1")
+        run(
+            "bupo",
+            model,
+            tmp_path / "runs",
+            verifiers,
+            "method.num_blocks=1",
+            "method.phase_one_steps=1",
+        )
     assert "\n" not in str(caught.value) and not (tmp_path / "runs").exists()
 
 
@@ -532,31 +715,49 @@ def test_a_model_of_another_layout_is_refused_by_name_and_nothing_is_written(kin
             ["method.num_blocks=1", "method.phase_one_steps=5"],
             r"phase_one_steps=5 exceeds training\.steps=4; lower it, or set it to 4",
         ),
-        (["method.num_blocks=1", "method.lr_scale_below=0"], r"lr_scale_below=0 freezes the blocks that phase 1 trains"),
+        (
+            ["method.num_blocks=1", "method.lr_scale_below=0"],
+            r"lr_scale_below=0 freezes the blocks that phase 1 trains",
+        ),
         (
             ["method.num_blocks=1", "method.internal_norm=finall"],
             r"internal_norm=finall is not one of its values; did you mean final\?",
         ),
-        (["method.num_blocks=1", "method.lr_scale_above=-1"], r"lr_scale_above=-1\.0 is out of range"),
-        (["method.num_block=1"], r"unknown key method\.num_block; did you mean method\.num_blocks\?"),
+        (
+            ["method.num_blocks=1", "method.lr_scale_above=-1"],
+            r"lr_scale_above=-1\.0 is out of range",
+        ),
+        (
+            ["method.num_block=1"],
+            r"unknown key method\.num_block; did you mean method\.num_blocks\?",
+        ),
     ],
 )
-def test_settings_that_cannot_work_are_refused_and_nothing_is_written(words, message, tiny_untied, verifiers, tmp_path):
+def test_settings_that_cannot_work_are_refused_and_nothing_is_written(
+    overrides, message, tiny_untied, verifiers, tmp_path
+):
     with pytest.raises(ConfigError, match=message):
-        run("bupo", tiny_untied, tmp_path, verifiers, "method.phase_one_steps=1", *words)
+        run("bupo", tiny_untied, tmp_path, verifiers, "method.phase_one_steps=1", *overrides)
     assert tree(tmp_path) == {}
 
 
 def test_the_depth_has_no_default(tiny):
-    with pytest.raises(ConfigError, match=r"method\.num_blocks is not set; add method\.num_blocks=VALUE"):
+    with pytest.raises(
+        ConfigError, match=r"method\.num_blocks is not set; add method\.num_blocks=VALUE"
+    ):
         config_of("grpo", tiny, "method=bupo")
 
 
 def test_the_recipes_count_blocks_from_one(tiny):
     """The original's internal_layer 5 and 26 are our 6 and 27."""
-    found = {name: config_of(name, tiny).method for name in ("bupo", "bupo_llama", "bupo_grpo", "bupo_layerwise_lr")}
+    found = {
+        name: config_of(name, tiny).method
+        for name in ("bupo", "bupo_llama", "bupo_grpo", "bupo_layerwise_lr")
+    }
     assert [m.num_blocks for m in found.values()] == [6, 27, 6, 6]
-    assert [m.phase_one_steps for m in found.values()] == [30, 20, 0, 0] and found["bupo_layerwise_lr"].lr_scale_above == 0.1
+    assert [m.phase_one_steps for m in found.values()] == [30, 20, 0, 0] and found[
+        "bupo_layerwise_lr"
+    ].lr_scale_above == 0.1
     assert all((m.clip_low, m.clip_high, m.dual_clip) == (0.2, 0.2, 10.0) for m in found.values())
 
 
@@ -567,9 +768,26 @@ def test_the_recipes_count_blocks_from_one(tiny):
 def test_phase_one_then_two_learns_to_write_sevens(verifiers, tmp_path):
     """Six steps on the policy after the first of two blocks, then the whole: 0.06 at the start, above one half at the end."""
     fresh = make_tiny(tmp_path / "fresh", seed=0, layers=2, width=32)
-    words = ("optimiser.lr=5e-3", "training.steps=30", "training.problems_per_step=8", "rollout.samples=8")
-    more = ("training.checkpoint_every=1000", "training.updates_per_step=1", f"reward.verifier={verifiers}:sevens")
-    lines = run_recipe("bupo", fresh, tmp_path, *words, *more, "method.num_blocks=1", "method.phase_one_steps=6")
+    overrides = (
+        "optimizer.lr=5e-3",
+        "training.steps=30",
+        "training.problems_per_step=8",
+        "rollout.samples=8",
+    )
+    more = (
+        "training.checkpoint_every=1000",
+        "training.updates_per_step=1",
+        f"reward.verifier={verifiers}:sevens",
+    )
+    lines = run_recipe(
+        "bupo",
+        fresh,
+        tmp_path,
+        *overrides,
+        *more,
+        "method.num_blocks=1",
+        "method.phase_one_steps=6",
+    )
     rewards = [line["reward/mean"] for line in lines]
     assert [line["phase"] for line in lines] == [1] * 6 + [2] * 24
     assert sum(rewards[:2]) / 2 < 0.15 and sum(rewards[-3:]) / 3 > 0.5, rewards

@@ -11,7 +11,7 @@ import yaml
 from lessons import SMALL, PlainJudge, build_tokenizer, flat_weights, run
 from offpolicy import assert_a_killed_run_ends_the_same
 from served import MODEL, serve
-from world import config_of, metrics_of, words_of
+from world import config_of, metrics_of, overrides_of
 
 from postgrad.algorithms.groups import STD_EPS
 from postgrad.cli.main import main
@@ -26,7 +26,7 @@ from postgrad.data.render import Prompts
 from postgrad.data.thoughts import Thoughts
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
-from postgrad.methods.base import Ports, Speaker, Step
+from postgrad.methods.base import Generator, Ports, Step
 from postgrad.methods.classmate import ESTIMATORS
 from postgrad.rollout.engine import Completion
 from postgrad.rollout.fake import FakeEngine
@@ -37,7 +37,12 @@ from postgrad.training.report import Reporter
 from postgrad.types import Batch, Score, Trajectory
 
 MARKED = (
-    *("method.cot_start='('", "method.cot_end=')'", "method.reward_type=vanilla", "method.condition=always"),
+    *(
+        "method.cot_start='('",
+        "method.cot_end=')'",
+        "method.reward_type=vanilla",
+        "method.condition=always",
+    ),
     "method.keep_unit=tokens",
 )
 END = 17
@@ -47,23 +52,45 @@ class Setting:
     """A method whose policy says scripted responses and whose classmates are fakes."""
 
     def __init__(
-        self, config: Config, responses: list[str], reply=lambda prompt, seed: [7, END], value=lambda text: float(len(text))
+        self,
+        config: Config,
+        responses: list[str],
+        reply=lambda prompt, seed: [7, END],
+        value=lambda text: float(len(text)),
     ):
         self.config, self.method = config, find_method("classmate")(config)
         self.method.check()
         self.prompts = Prompts(build_tokenizer(config), "plain", 64)
         self.engines = [FakeEngine(reply) for _ in config.method.classmates]
-        models = {f"classmate-{k}": Speaker(engine, self.prompts, 512) for k, engine in enumerate(self.engines, 1)}
+        models = {
+            f"classmate-{k}": Generator(engine, self.prompts, 512)
+            for k, engine in enumerate(self.engines, 1)
+        }
         self.judge = PlainJudge(value)
-        self.host = build_host(dataclasses.replace(config, method=dataclasses.replace(config.method, condition="no_classmate")))
-        self.method.bind(Ports(self.host.policy, self.host.engine, self.judge, self.prompts, models))
+        self.host = build_host(
+            dataclasses.replace(
+                config, method=dataclasses.replace(config.method, condition="no_classmate")
+            )
+        )
+        self.method.bind(
+            Ports(self.host.policy, self.host.engine, self.judge, self.prompts, models)
+        )
         self.problems = load_problems("arithmetic:1")
         self.step = Step(1, Feed(self.problems, shuffle=False))
         per_group = len(responses) // 2
         rows = []
         for i, text in enumerate(responses):
             problem, tokens = self.problems[i // per_group], self.prompts.encode_response(text)
-            rows.append(Trajectory(problem.uid, self.prompts.encode(problem), tokens, i // per_group, i % per_group, finish="stop"))
+            rows.append(
+                Trajectory(
+                    problem.uid,
+                    self.prompts.encode(problem),
+                    tokens,
+                    i // per_group,
+                    i % per_group,
+                    finish="stop",
+                )
+            )
         self.batch = Batch.of(rows)
 
     def until_estimate(self) -> Batch:
@@ -74,8 +101,8 @@ class Setting:
         return [self.prompts.decode(request.prompt) for request in self.engines[k].asked]
 
 
-def made(tiny, responses, *words, recipe="classmate", **options) -> Setting:
-    return Setting(config_of(recipe, tiny, *SMALL, *MARKED, *words), responses, **options)
+def made(tiny, responses, *overrides, recipe="classmate", **options) -> Setting:
+    return Setting(config_of(recipe, tiny, *SMALL, *MARKED, *overrides), responses, **options)
 
 
 FOUR = ["(12)34", "(56)7", "(89", "1)2"]  # closed, closed, never closed, opened by nobody
@@ -86,11 +113,23 @@ def test_thoughts_reach_classmates_and_only_outputs_reach_the_verifier(tiny):
     batch = s.until_estimate()
     question = [p.messages[0]["content"] for p in s.problems[:2]]
     assert s.asked() == [f"{question[0]}(12)", f"{question[0]}(56)", f"{question[1]}(1)"]
-    assert batch.rows["output"] == ["34", "7", None, "2"] and batch.rows["cot"] == ["12", "56", "89", "1"]
-    assert s.judge.asked == ["34", "7", "2", "7", "7", "7"], "outputs, then what the classmates said"
-    assert batch.rows["reward"].tolist() == [2, 1, 0, 1] and batch.rows["reward/classmate"].tolist() == [1, 1, 0, 1]
+    assert batch.rows["output"] == ["34", "7", None, "2"] and batch.rows["cot"] == [
+        "12",
+        "56",
+        "89",
+        "1",
+    ]
+    assert s.judge.asked == ["34", "7", "2", "7", "7", "7"], (
+        "outputs, then what the classmates said"
+    )
+    assert batch.rows["reward"].tolist() == [2, 1, 0, 1] and batch.rows[
+        "reward/classmate"
+    ].tolist() == [1, 1, 0, 1]
     assert batch.rows["classmate_texts"] == [["7"], ["7"], [None], ["7"]]
-    masks = [row.int().tolist() for row in batch.tokens["cot_mask"].split(batch.response.lengths.tolist())]
+    masks = [
+        row.int().tolist()
+        for row in batch.tokens["cot_mask"].split(batch.response.lengths.tolist())
+    ]
     assert masks == [[0, 1, 1, 0, 0, 0, 0], [0, 1, 1, 0, 0, 0], [0, 0, 0, 0], [1, 0, 0, 0]]
     assert s.step.metrics["cot/closed"] == 0.75 and s.step.metrics["classmate/asked"] == 0.75
 
@@ -98,20 +137,36 @@ def test_thoughts_reach_classmates_and_only_outputs_reach_the_verifier(tiny):
 def test_an_unclosed_thought_may_be_shown_when_asked_for(tiny):
     s = made(tiny, FOUR, "method.unclosed=allow")
     batch = s.until_estimate()
-    assert len(s.asked()) == 4 and s.asked()[2].endswith("(89)") and batch.rows["reward"].tolist()[2] == 0
+    assert (
+        len(s.asked()) == 4
+        and s.asked()[2].endswith("(89)")
+        and batch.rows["reward"].tolist()[2] == 0
+    )
     assert int(batch.tokens["cot_mask"].sum()) == 2 + 2 + 2 + 1
 
 
 def test_several_classmates_have_their_own_markers_samples_shares_and_seeds(tiny):
-    words = ("method.classmates=['','']", "method.classmate_samples=2", "method.classmate_shares=[3,1]")
+    overrides = (
+        "method.classmates=['','']",
+        "method.classmate_samples=2",
+        "method.classmate_shares=[3,1]",
+    )
     markers = ("method.classmate_cot_start=['(','*']", "method.classmate_cot_end=[')','-']")
     seeds = []
     s = made(
-        tiny, FOUR, *words, *markers, reply=lambda prompt, seed: seeds.append(seed) or [7] * (1 if prompt[-1] == 11 else 5) + [END]
+        tiny,
+        FOUR,
+        *overrides,
+        *markers,
+        reply=lambda prompt, seed: (
+            seeds.append(seed) or [7] * (1 if prompt[-1] == 11 else 5) + [END]
+        ),
     )
     batch = s.until_estimate()
     assert s.asked(0)[0].endswith("(12)") and s.asked(1)[0].endswith("*12-")
-    assert len(set(seeds)) == len(seeds) == 12, "every row, classmate and sample has a seed of its own"
+    assert len(set(seeds)) == len(seeds) == 12, (
+        "every row, classmate and sample has a seed of its own"
+    )
     assert [len(texts) for texts in batch.rows["classmate_texts"]] == [4] * 4
     assert batch.rows["reward/classmate"][0] == pytest.approx(0.75 * 5 + 0.25 * 1)
 
@@ -136,9 +191,13 @@ def test_the_prompt_is_written_with_the_classmate_s_own_tokenizer(tiny):
 def test_a_prompt_that_opens_the_thought_is_not_opened_twice(tiny):
     config = config_of("classmate", tiny)
     prompts = Prompts(build_tokenizer(config), "plain", 64)
-    problem = dataclasses.replace(load_problems("arithmetic:1")[0], messages=({"role": "user", "content": "1+1=("},))
+    problem = dataclasses.replace(
+        load_problems("arithmetic:1")[0], messages=({"role": "user", "content": "1+1=("},)
+    )
     assert prompts.decode(prompts.encode_begun(problem, "(", "2", ")")) == "1+1=(2)"
-    thought = Thoughts(prompts, "(", ")").cut(prompts.encode(problem), prompts.encode_response("3(4)5"), True)
+    thought = Thoughts(prompts, "(", ")").cut(
+        prompts.encode(problem), prompts.encode_response("3(4)5"), True
+    )
     assert thought.text == "3(4" and thought.output == "5", "the response begins inside the thought"
 
 
@@ -151,7 +210,9 @@ def test_words_and_shares_shorten_what_is_shown(tiny):
     lengths = batch.sum_tokens(batch.tokens["cot_mask"].long()).tolist()
     assert all(1 <= n <= 9 for n in lengths) and len(set(lengths)) > 1
     again = made(tiny, ["(1234567890)5"] * 4, "method.reward_type=random_truncate")
-    assert again.until_estimate().tokens["cot_mask"].equal(batch.tokens["cot_mask"]), "drawn from the seed"
+    assert again.until_estimate().tokens["cot_mask"].equal(batch.tokens["cot_mask"]), (
+        "drawn from the seed"
+    )
     s.step = Step(0, s.step.data)
     assert int(s.until_estimate().tokens["cot_mask"].sum()) == 4 * 10, "a validation shows all"
     text = Thoughts(s.prompts, "", "")
@@ -161,7 +222,9 @@ def test_words_and_shares_shorten_what_is_shown(tiny):
 
 def test_without_the_thought_is_asked_once_a_problem_and_subtracted(tiny):
     def reply(prompt, seed):
-        return [7, 7, 7, END] if prompt[-2:] == [13, 14] else [7] * 5 + [END]  # () is the empty thought
+        return (
+            [7, 7, 7, END] if prompt[-2:] == [13, 14] else [7] * 5 + [END]
+        )  # () is the empty thought
 
     s = made(tiny, FOUR, "method.reward_type=remove_wo_cot", reply=reply)
     batch = s.until_estimate()
@@ -179,14 +242,20 @@ def test_helping_others_pairs_problems_and_is_judged_by_theirs(tiny):
     s = made(tiny, FOUR, "method.reward_type=help_other_questions")
     judged = []
     score = s.judge.score
-    s.judge.score = lambda problems, texts: judged.append([p.uid for p in problems]) or score(problems, texts)
+    s.judge.score = lambda problems, texts: (
+        judged.append([p.uid for p in problems]) or score(problems, texts)
+    )
     s.until_estimate()
     one, two = s.problems[:2]
     turns = [p.messages[0]["content"] for p in (one, two)]
-    assert s.asked()[0] == f"{turns[0]}\n\n12\n\n{turns[1]}".replace("\n", "") or s.asked()[0].startswith(turns[0])
+    assert s.asked()[0] == f"{turns[0]}\n\n12\n\n{turns[1]}".replace("\n", "") or s.asked()[
+        0
+    ].startswith(turns[0])
     assert s.asked()[0].endswith(turns[1]) and s.asked()[2].endswith(turns[0])
     assert judged[1] == [two.uid, two.uid, one.uid], "another problem's truth, never the row's own"
-    assert "validation/classmate" in s.method.validate([one]), "a problem that is alone helps itself"
+    assert "validation/classmate" in s.method.validate([one]), (
+        "a problem that is alone helps itself"
+    )
     assert judged[-1] == [one.uid] * len(judged[-1])
 
 
@@ -195,7 +264,10 @@ def test_similar_questions_come_from_the_data(tiny):
     for check in (s.method.check_problems, s.method.check_held_out):
         with pytest.raises(ConfigError, match="has no paired_similar_q"):
             check(s.problems)
-    pairs = [dataclasses.replace(p, extra={"paired_similar_q": "9+9=", "paired_similar_q_gt": "81"}) for p in s.problems]
+    pairs = [
+        dataclasses.replace(p, extra={"paired_similar_q": "9+9=", "paired_similar_q_gt": "81"})
+        for p in s.problems
+    ]
     s.method.check_problems(pairs)
     s.step = Step(1, Feed(pairs, shuffle=False))
     s.until_estimate()
@@ -204,7 +276,10 @@ def test_similar_questions_come_from_the_data(tiny):
 
 def test_a_continuation_that_cannot_be_judged_leaves_its_row_out(tiny):
     s = made(
-        tiny, FOUR, reply=lambda prompt, seed: [8 if prompt[-2] == 6 else 7, END], value=lambda text: None if text == "8" else 1.0
+        tiny,
+        FOUR,
+        reply=lambda prompt, seed: [8 if prompt[-2] == 6 else 7, END],
+        value=lambda text: None if text == "8" else 1.0,
     )
     batch = s.until_estimate()
     assert batch.rows["cot"] == ["12", "89", "1"] and len(s.step.failed) == 1
@@ -212,21 +287,39 @@ def test_a_continuation_that_cannot_be_judged_leaves_its_row_out(tiny):
     assert s.step.metrics["classmate/failures"] == s.step.metrics["reward/failures"] == 1
 
 
-def test_minimising_turns_both_rewards_and_not_answering_does_not_pay(tiny):
-    words = ("reward.objective=minimise", "method.unanswered=11")
-    s = made(tiny, FOUR, *words, value=lambda text: -float(len(text)))  # the run's own judge turns the sign
+def test_minimizing_turns_both_rewards_and_not_answering_does_not_pay(tiny):
+    overrides = ("reward.objective=minimize", "method.no_output_score=11")
+    s = made(
+        tiny, FOUR, *overrides, value=lambda text: -float(len(text))
+    )  # the run's own judge turns the sign
     batch = s.until_estimate()
-    assert batch.rows["reward"].tolist() == [-2, -1, -11, -1] and batch.rows["reward/classmate"].tolist() == [-1, -1, -11, -1]
-    assert batch.tokens["advantages"][: len(batch.response.split()[0])].max() < 0, "the longer output is the worse one"
-    with pytest.raises(ConfigError, match=r"reward\.objective=minimise needs method\.unanswered"):
-        made(tiny, FOUR, "reward.objective=minimise")
+    assert batch.rows["reward"].tolist() == [-2, -1, -11, -1] and batch.rows[
+        "reward/classmate"
+    ].tolist() == [-1, -1, -11, -1]
+    assert batch.tokens["advantages"][: len(batch.response.split()[0])].max() < 0, (
+        "the longer output is the worse one"
+    )
+    with pytest.raises(
+        ConfigError, match=r"reward\.objective=minimize needs method\.no_output_score"
+    ):
+        made(tiny, FOUR, "reward.objective=minimize")
 
 
 def test_the_gate_counts_by_the_main_reward(tiny):
-    for condition, reward in (("no_classmate_when_main_incorrect", 0.0), ("neg_classmate_when_main_incorrect", -1.0)):
-        s = made(tiny, FOUR, f"method.condition={condition}", value=lambda text: 0.0 if text == "34" else 1.0)
+    for condition, reward in (
+        ("no_classmate_when_main_incorrect", 0.0),
+        ("neg_classmate_when_main_incorrect", -1.0),
+    ):
+        s = made(
+            tiny,
+            FOUR,
+            f"method.condition={condition}",
+            value=lambda text: 0.0 if text == "34" else 1.0,
+        )
         batch = s.until_estimate()
-        assert batch.rows["classmate_reward"].tolist() == [reward, 1, 0, 1] and batch.rows["reward/classmate"].tolist() == [
+        assert batch.rows["classmate_reward"].tolist() == [reward, 1, 0, 1] and batch.rows[
+            "reward/classmate"
+        ].tolist() == [
             1,
             1,
             0,
@@ -240,15 +333,26 @@ def test_the_gate_counts_by_the_main_reward(tiny):
 
 def gradients_of(s: Setting, batch: Batch) -> dict[tuple[int, int], list[float]]:
     """d loss / d log-prob of every token, as the method's own prepare and loss give it, by group and index."""
-    part = s.method.prepare(Batch(batch.prompt, batch.response, dict(batch.tokens), dict(batch.rows)))
+    part = s.method.prepare(
+        Batch(batch.prompt, batch.response, dict(batch.tokens), dict(batch.rows))
+    )
     logprobs = torch.full((part.num_tokens,), -1.0, requires_grad=True)
     from postgrad.model.passes.head import TokenOutputs
-    from postgrad.model.policy import Tally
+    from postgrad.model.policy import MetricAccumulator
 
-    s.method.loss(part, TokenOutputs(logprobs, torch.zeros_like(logprobs), torch.zeros_like(logprobs)), Tally()).backward()
+    s.method.loss(
+        part,
+        TokenOutputs(logprobs, torch.zeros_like(logprobs), torch.zeros_like(logprobs)),
+        MetricAccumulator(),
+    ).backward()
     assert logprobs.grad is not None
     places = zip(part.rows["group"].tolist(), part.rows["index"].tolist(), strict=True)
-    return {place: row.tolist() for place, row in zip(places, logprobs.grad.split(part.response.lengths.tolist()), strict=True)}
+    return {
+        place: row.tolist()
+        for place, row in zip(
+            places, logprobs.grad.split(part.response.lengths.tolist()), strict=True
+        )
+    }
 
 
 @pytest.mark.parametrize("advantage", ESTIMATORS)
@@ -257,7 +361,13 @@ def test_the_classmates_reward_moves_the_thought_s_tokens_and_no_others(tiny, ad
 
     With gdpo z stands for b: over the batch's four rows b has the standard deviation sqrt(4/3), so z = ±sqrt(3/4).
     """
-    s = made(tiny, ["(12)"] * 4, f"method.advantage={advantage}", "method.aggregation=token-mean", value=lambda text: 1.0)
+    s = made(
+        tiny,
+        ["(12)"] * 4,
+        f"method.advantage={advantage}",
+        "method.aggregation=token-mean",
+        value=lambda text: 1.0,
+    )
     batch = s.method.enrich(s.batch, s.step)
     keep = batch.tokens["loss_mask"].clone()
     batch = s.method.score(batch, s.step)
@@ -274,33 +384,57 @@ def test_the_classmates_reward_moves_the_thought_s_tokens_and_no_others(tiny, ad
 
 
 def test_tokens_can_be_restricted(tiny):
-    wanted = {"cot_only": [0, 1, 1, 0, 0, 0, 0], "output_only": [0, 0, 0, 0, 1, 1, 1], "all_tokens": [1] * 7}
+    wanted = {
+        "cot_only": [0, 1, 1, 0, 0, 0, 0],
+        "output_only": [0, 0, 0, 0, 1, 1, 1],
+        "all_tokens": [1] * 7,
+    }
     for mode, mask in wanted.items():
         batch = made(tiny, FOUR, f"method.main_tokens={mode}").until_estimate()
         assert batch.tokens["loss_mask"][:7].int().tolist() == mask
         assert not batch.tokens["advantages"][~batch.tokens["loss_mask"]].any()
-    spread = made(tiny, FOUR, "method.classmate_tokens=all", value=lambda text: float(len(text) % 3)).until_estimate()
-    assert all(len(set(row.tolist())) == 1 for row in spread.tokens["advantages"].split(spread.response.lengths.tolist()))
+    spread = made(
+        tiny, FOUR, "method.classmate_tokens=all", value=lambda text: float(len(text) % 3)
+    ).until_estimate()
+    assert all(
+        len(set(row.tolist())) == 1
+        for row in spread.tokens["advantages"].split(spread.response.lengths.tolist())
+    )
 
 
 def test_consistency_is_a_channel_of_its_own_on_the_thought(tiny):
-    s = made(tiny, ["(1)7", "(2)8", "(3)7", "(4)8"], "method.consistency_weight=2", "method.classmate_weight=0")
-    s.judge.score = lambda problems, texts: [Score(float(p.ground_truth == t)) for p, t in zip(problems, texts, strict=True)]
+    s = made(
+        tiny,
+        ["(1)7", "(2)8", "(3)7", "(4)8"],
+        "method.consistency_weight=2",
+        "method.classmate_weight=0",
+    )
+    s.judge.score = lambda problems, texts: [
+        Score(float(p.ground_truth == t)) for p, t in zip(problems, texts, strict=True)
+    ]
     batch = s.until_estimate()
     assert batch.rows["reward/consistency"].tolist() == [1, 0, 1, 0]
     first = batch.tokens["advantages"].split(batch.response.lengths.tolist())[0]
-    assert first.tolist() == pytest.approx([0, 1.0, 0, 0, 0]), "2 times (1 - 1/2), on the thought alone"
+    assert first.tolist() == pytest.approx([0, 1.0, 0, 0, 0]), (
+        "2 times (1 - 1/2), on the thought alone"
+    )
 
 
 def test_equal_classmates_make_the_run_the_baseline_s(tiny):
     """Specification 8.12: the same score for all of a group is b = 0, so the update is that of the main reward alone."""
     outcomes = []
-    for words in (
+    for overrides in (
         ("method.advantage=classmate_gdpo_wo_bn",),
         ("method.condition=no_classmate",),
         ("method.classmates=['fake:7']",),
     ):
-        s = made(tiny, ["(12)34", "(56)7", "(89)1", "(1)222"], *words, "optimiser.lr=1e-2", value=lambda text: float(len(text)))
+        s = made(
+            tiny,
+            ["(12)34", "(56)7", "(89)1", "(1)222"],
+            *overrides,
+            "optimizer.lr=1e-2",
+            value=lambda text: float(len(text)),
+        )
         s.host.policy.update(s.until_estimate(), 1)
         outcomes.append(flat_weights(s.host.policy))
     assert torch.equal(outcomes[0], outcomes[1]) and torch.equal(outcomes[0], outcomes[2])
@@ -310,7 +444,7 @@ def test_equal_classmates_make_the_run_the_baseline_s(tiny):
 # ---- whole runs
 
 VERIFIER = "def sevens(response, problem):\n    return response.count('7') / 4\n"
-RUN = ("method.classmate_max_tokens=4", "optimiser.lr=5e-3", "method.condition=always")
+RUN = ("method.classmate_max_tokens=4", "optimizer.lr=5e-3", "method.condition=always")
 
 
 @pytest.fixture(scope="module")
@@ -321,37 +455,57 @@ def verifier(tmp_path_factory):
 
 
 def steady(folder):
-    return [{k: v for k, v in line.items() if not is_clock(k) and k != "memory_gib"} for line in metrics_of(folder)]
+    return [
+        {k: v for k, v in line.items() if not is_clock(k) and k != "memory_gib"}
+        for line in metrics_of(folder)
+    ]
 
 
 @pytest.mark.slow
 def test_a_run_goes_the_same_way_wherever_the_classmates_are(tiny, verifier, tmp_path):
     """In this process, in a child, behind a server: greedy classmates of one model say the same, so the runs are equal."""
-    words = (*RUN, verifier, "method.classmate_temperature=0", "training.steps=2", "method.reward_type=remove_wo_cot")
+    overrides = (
+        *RUN,
+        verifier,
+        "method.classmate_temperature=0",
+        "training.steps=2",
+        "method.reward_type=remove_wo_cot",
+    )
     host = build_host(config_of("grpo", tiny))
     prompts = Prompts(build_tokenizer(config_of("grpo", tiny)), "plain")
     with serve(engine=host.engine, prompts=prompts) as served:
         mapping = tmp_path / "servers.json"
         port = int(served.url.rsplit(":", 1)[1].split("/")[0])
-        mapping.write_text(json.dumps({str(tiny): {"local_host": "127.0.0.1", "port": port, "served_model_name": MODEL}}))
+        mapping.write_text(
+            json.dumps(
+                {str(tiny): {"local_host": "127.0.0.1", "port": port, "served_model_name": MODEL}}
+            )
+        )
         places = {
             "here": ["method.classmates=['']"],
             "path": [f"method.classmates=['{tiny}']"],
             "http": [f"method.classmates=['{served.url}?tokenizer={tiny}#{MODEL}']"],
             "file": [f"method.classmates=['{mapping}#{tiny}']"],
-            "child": ["method.classmates=['']", "cluster.place=process"],
+            "child": ["method.classmates=['']", "cluster.backend=process"],
         }
         for name, more in places.items():
-            run("classmate", tiny, tmp_path, *words, *more, f"name={name}")
+            run("classmate", tiny, tmp_path, *overrides, *more, f"name={name}")
     told = {name: steady(tmp_path / name) for name in places}
-    rows = {name: pq.read_table(tmp_path / name / "rollouts" / "step-000002.parquet").column("classmate_texts") for name in places}
+    rows = {
+        name: pq.read_table(tmp_path / name / "rollouts" / "step-000002.parquet").column(
+            "classmate_texts"
+        )
+        for name in places
+    }
     assert len(told["here"]) == 2 and told["here"][0]["grad_norm"] > 0
     for name in places:
         assert rows[name] == rows["here"] and told[name] == told["here"], name
 
 
 def test_what_a_role_s_path_means(tiny, tmp_path):
-    assert served_at("http://h:8/v1?tokenizer=/t#m") == ("http://h:8/v1#m", "/t") and served_at("https://h/v1#m") == (
+    assert served_at("http://h:8/v1?tokenizer=/t#m") == ("http://h:8/v1#m", "/t") and served_at(
+        "https://h/v1#m"
+    ) == (
         "https://h/v1#m",
         "m",
     )
@@ -368,9 +522,16 @@ def test_what_a_role_s_path_means(tiny, tmp_path):
     nowhere = config_of("classmate", tiny, "method.classmates=[/no/such/x]")
     with pytest.raises(ConfigError, match=r"^classmate-1: .*no such folder"), place(nowhere):
         pass
-    with place(config_of("classmate", tiny, "method.classmates=['fake:42','policy:live']")) as placed:
+    with place(
+        config_of("classmate", tiny, "method.classmates=['fake:42','policy:live']")
+    ) as placed:
         first, second = placed.models["classmate-1"], placed.models["classmate-2"]
-        assert first.prompts.decode(first.engine.generate([], None) or first.say([[1]], [[0]], sampling(3))[0][0].tokens) == "42"
+        assert (
+            first.prompts.decode(
+                first.engine.generate([], None) or first.say([[1]], [[0]], sampling(3))[0][0].tokens
+            )
+            == "42"
+        )
         assert second.engine is placed.engine and second.context == 512
         assert second.say([[1] * 512, [1] * 510], [[0], [0]], sampling(9))[0] is None, "no room"
         assert isinstance(second.say([[1] * 510], [[0]], sampling(9))[0][0], Completion)
@@ -385,28 +546,54 @@ def sampling(limit):
 @pytest.mark.slow
 def test_a_killed_run_ends_the_same(tiny, verifier, tmp_path):
     """What the classmates earn alone is asked once a problem and kept: it is part of the state that must survive."""
-    words = [*SMALL, *RUN, verifier, "training.steps=4", "training.checkpoint_every=2", "method.reward_type=remove_wo_cot"]
-    lines = assert_a_killed_run_ends_the_same("classmate", tiny, tmp_path, 3, words)
+    overrides = [
+        *SMALL,
+        *RUN,
+        verifier,
+        "training.steps=4",
+        "training.checkpoint_every=2",
+        "method.reward_type=remove_wo_cot",
+    ]
+    lines = assert_a_killed_run_ends_the_same("classmate", tiny, tmp_path, 3, overrides)
     assert all(line["grad_norm"] > 0 and line["classmate/asked"] > 0 for line in lines)
-    kept = decode((tmp_path / "killed" / "test" / "checkpoints" / "step-4" / "method.bin").read_bytes())["without"]
+    kept = decode(
+        (tmp_path / "killed" / "test" / "checkpoints" / "step-4" / "method.bin").read_bytes()
+    )["without"]
     asked = [
-        uid for file in (tmp_path / "killed" / "test" / "rollouts").iterdir() for uid in pq.read_table(file)["uid"].to_pylist()
+        uid
+        for file in (tmp_path / "killed" / "test" / "rollouts").iterdir()
+        for uid in pq.read_table(file)["uid"].to_pylist()
     ]
     assert set(kept) == set(asked) and len(kept) > 4, "also of the steps before the kill"
 
 
 @pytest.mark.slow
 def test_a_warm_up_and_then_classmates_are_one_command(tiny, verifier, tmp_path):
-    words = words_of(tiny, *SMALL, *RUN, verifier, f"runs={tmp_path}", 'first.settings=["training.steps=3","optimiser.lr=5e-3"]')
-    assert main(["train", "classmate_warmup", *words]) == 0
+    overrides = overrides_of(
+        tiny,
+        *SMALL,
+        *RUN,
+        verifier,
+        f"runs={tmp_path}",
+        'warmup.overrides=["training.steps=3","optimizer.lr=5e-3"]',
+    )
+    assert main(["train", "classmate_warmup", *overrides]) == 0
     first, second = metrics_of(tmp_path / "test-first"), metrics_of(tmp_path / "test")
     assert len(first) == 3 and len(second) == 2
-    assert not any("classmate/asked" in line for line in first) and all(line["classmate/asked"] > 0 for line in second)
+    assert not any("classmate/asked" in line for line in first) and all(
+        line["classmate/asked"] > 0 for line in second
+    )
     warm = tmp_path / "test-first" / "checkpoints" / "step-3" / "policy"
-    assert yaml.safe_load((tmp_path / "test" / "config.yaml").read_text())["model"]["path"] == str(warm)
-    assert (warm / "model.safetensors").read_bytes() != (tiny / "model.safetensors").read_bytes(), "and it moved"
-    assert main(["train", "classmate_warmup", *words]) == 0
-    assert metrics_of(tmp_path / "test-first") == first and metrics_of(tmp_path / "test") == second, "nothing is left to do"
+    assert yaml.safe_load((tmp_path / "test" / "config.yaml").read_text())["model"]["path"] == str(
+        warm
+    )
+    assert (warm / "model.safetensors").read_bytes() != (tiny / "model.safetensors").read_bytes(), (
+        "and it moved"
+    )
+    assert main(["train", "classmate_warmup", *overrides]) == 0
+    assert (
+        metrics_of(tmp_path / "test-first") == first and metrics_of(tmp_path / "test") == second
+    ), "nothing is left to do"
 
 
 @pytest.mark.slow
@@ -417,15 +604,22 @@ def test_thoughts_learn_to_help(tmp_path, verifier):
     from postgrad.model.tiny import make_tiny
 
     fresh = make_tiny(tmp_path / "fresh", seed=0, layers=2, width=32)
-    words = (
+    overrides = (
         "method.cot_start=''",
         "method.cot_end=''",
         "method.reward_type=vanilla",
         "method.condition=always",
-        "optimiser.lr=5e-3",
+        "optimizer.lr=5e-3",
     )
-    config = config_of("classmate", fresh, *SMALL, *words, "training.problems_per_step=8", "rollout.samples=8")
-    s = Setting(config, FOUR, reply=lambda prompt, seed: [prompt[-1], END], value=lambda text: float(text == "7"))
+    config = config_of(
+        "classmate", fresh, *SMALL, *overrides, "training.problems_per_step=8", "rollout.samples=8"
+    )
+    s = Setting(
+        config,
+        FOUR,
+        reply=lambda prompt, seed: [prompt[-1], END],
+        value=lambda text: float(text == "7"),
+    )
     score = s.judge.score
     s.judge.score = lambda problems, texts: [
         Score(0.0) if len(t) != 1 else v for t, v in zip(texts, score(problems, texts), strict=True)
@@ -449,33 +643,58 @@ def test_a_language_model_judges_any_method_and_a_monitor_reads_the_thoughts(tin
 
     def judge(text):
         part = text.split("The response:\n")[-1].split("\n")[0] if "The response:" in text else ""
-        return f"EXPLANATION: it has 99 of them\nRATING: {1 + part.count('7')}" if "The response:" in text else "RATING: 3"
+        return (
+            f"EXPLANATION: it has 99 of them\nRATING: {1 + part.count('7')}"
+            if "The response:" in text
+            else "RATING: 3"
+        )
 
     with serve(chat=judge) as served:
-        words = ("reward.verifier=llm_judge", f"reward.judge.model='{served.address}'", f"reward.judge.monitor='{served.address}'")
-        held_out = ("data.validation=arithmetic:1:digits:test", "training.steps=1", "method.classmate_max_tokens=4")
-        lines = run("classmate", tiny, tmp_path, *words, *held_out, "name=c")
-        plain = run("grpo", tiny, tmp_path, *words[:2], "training.steps=1", "reward.objective=minimise", "name=g")
+        overrides = (
+            "reward.verifier=llm_judge",
+            f"reward.judge.model='{served.address}'",
+            f"reward.judge.monitor='{served.address}'",
+        )
+        held_out = (
+            "data.validation=arithmetic:1:digits:test",
+            "training.steps=1",
+            "method.classmate_max_tokens=4",
+        )
+        lines = run("classmate", tiny, tmp_path, *overrides, *held_out, "name=c")
+        plain = run(
+            "grpo",
+            tiny,
+            tmp_path,
+            *overrides[:2],
+            "training.steps=1",
+            "reward.objective=minimize",
+            "name=g",
+        )
     step = next(line for line in lines if "reward/mean" in line)
     assert step["reward/mark"] == step["reward/mean"] >= 1 and step["reward/classmate"] >= 1
     told = lines[-1]
     assert told["validation/monitor/pairs"] > 0 and told["validation/monitor/prediction_mean"] == 3
     error = 3 - told["validation/monitor/mark_mean"]
     assert told["validation/monitor/mse"] >= error**2 - 1e-6 and told["validation/accuracy"] >= 1
-    assert plain[-1]["reward/mean"] == -plain[-1]["reward/mark"] <= -1, "minimised"
+    assert plain[-1]["reward/mean"] == -plain[-1]["reward/mark"] <= -1, "minimized"
     assert len((tmp_path / "c" / "judge.jsonl").read_text().splitlines()) > 1
 
 
 def test_a_monitor_stays_with_the_run_that_has_thoughts(tiny):
-    words = ("reward.judge.monitor='http://a/v1#m'", "reward.timeout_s=3")
+    overrides = ("reward.judge.monitor='http://a/v1#m'", "reward.timeout_s=3")
     for recipe, monitor in (("sft", ""), ("classmate_warmup", "http://a/v1#m")):
-        first = first_run(config_of("classmate", tiny, *words, f"first.recipe={recipe}"))
+        first = first_run(config_of("classmate", tiny, *overrides, f"warmup.recipe={recipe}"))
         assert (first.reward.judge.monitor, first.reward.timeout_s) == (monitor, 3)
 
 
 def test_a_judge_must_be_named(tiny, tmp_path):
-    with pytest.raises(ConfigError, match=r"reward\.verifier=llm_judge needs a judge; add reward\.judge\.model="):
-        train(config_of("grpo", tiny, *SMALL, "reward.verifier=llm_judge", f"runs={tmp_path}"), Reporter())
+    with pytest.raises(
+        ConfigError, match=r"reward\.verifier=llm_judge needs a judge; add reward\.judge\.model="
+    ):
+        train(
+            config_of("grpo", tiny, *SMALL, "reward.verifier=llm_judge", f"runs={tmp_path}"),
+            Reporter(),
+        )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -496,6 +715,6 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("words", REFUSED)
-def test_what_cannot_work_is_refused(words, tiny):
-    with pytest.raises(ConfigError, match=REFUSED[words]):
-        find_method("classmate")(config_of("classmate", tiny, *words.split())).check()
+def test_what_cannot_work_is_refused(overrides, tiny):
+    with pytest.raises(ConfigError, match=REFUSED[overrides]):
+        find_method("classmate")(config_of("classmate", tiny, *overrides.split())).check()

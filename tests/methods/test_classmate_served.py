@@ -14,16 +14,26 @@ from postgrad.training.log import is_clock
 def test_a_run_with_a_served_classmate_is_the_run_with_it_in_this_process(tiny, tmp_path):
     servers, verifier = tmp_path / "servers.json", tmp_path / "mine.py"
     verifier.write_text("def sevens(response, problem):\n    return response.count('7') / 4\n")
-    words = (
-        *SMALL, "method.classmate_max_tokens=4", "optimiser.lr=5e-3", "method.condition=always", "method.classmate_temperature=0",
+    overrides = (
+        *SMALL, "method.classmate_max_tokens=4", "optimizer.lr=5e-3", "method.condition=always", "method.classmate_temperature=0",
         "method.reward_type=remove_wo_cot", f"reward.verifier={verifier}:sevens",
     )  # fmt: skip
     with command(str(tiny), "--name", "mate", "--servers", str(servers), "--threads", "1"):
-        run("classmate", tiny, tmp_path, *words, f"method.classmates=['{servers}#mate']", "name=http")
+        run(
+            "classmate",
+            tiny,
+            tmp_path,
+            *overrides,
+            f"method.classmates=['{servers}#mate']",
+            "name=http",
+        )
     assert json.loads(servers.read_text()) == {}, "the server is gone, and so is its entry"
-    run("classmate", tiny, tmp_path, *words, "method.classmates=['']", "name=here")
+    run("classmate", tiny, tmp_path, *overrides, "method.classmates=['']", "name=here")
     told = [
-        [{k: v for k, v in line.items() if not is_clock(k) and k != "memory_gib"} for line in metrics_of(tmp_path / name)]
+        [
+            {k: v for k, v in line.items() if not is_clock(k) and k != "memory_gib"}
+            for line in metrics_of(tmp_path / name)
+        ]
         for name in ("http", "here")
     ]
     assert told[0] == told[1] and len(told[0]) == 2 and told[0][0]["grad_norm"] > 0

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from lessons import LIMIT, RECIPES, SMALL, words_for
+from lessons import LIMIT, RECIPES, SMALL, overrides_for
 from world import config_of, tree
 
 from postgrad.config.compose import mark_written
@@ -19,8 +19,8 @@ from postgrad.training.driver import train
 from postgrad.training.report import Reporter
 
 
-def check(recipe: str, model, *words: str) -> None:
-    config = config_of(recipe, model, *SMALL, *words_for(recipe), *words)
+def check(recipe: str, model, *overrides: str) -> None:
+    config = config_of(recipe, model, *SMALL, *overrides_for(recipe), *overrides)
     find_method(config.method.name)(config).check()
 
 
@@ -29,25 +29,61 @@ REFUSED = {
         "grpo method.advantage=gae",
         r"method\.advantage=gae needs a critic; grpo has none: use the recipe ppo",
     ),
-    "ppo with another estimator": ("ppo method.advantage=grpo", r"method\.advantage=grpo is not one of its values; .*gae"),
-    "gdpo without named rewards": ("grpo method.advantage=gdpo", r"add e\.g\. method\.reward_weights\.answer=1\.0"),
-    "passk with one sample": ("grpo_passk rollout.samples=1", r"rollout\.samples=1: grpo_passk compares .* use rollout\.samples=8"),
-    "grpo with one sample": ("grpo rollout.samples=1", r"rollout\.samples=1: grpo compares within a group; use rollout\.samples=8"),
+    "ppo with another estimator": (
+        "ppo method.advantage=grpo",
+        r"method\.advantage=grpo is not one of its values; .*gae",
+    ),
+    "gdpo without named rewards": (
+        "grpo method.advantage=gdpo",
+        r"add e\.g\. method\.reward_weights\.answer=1\.0",
+    ),
+    "passk with one sample": (
+        "grpo_passk rollout.samples=1",
+        r"rollout\.samples=1: grpo_passk compares .* use rollout\.samples=8",
+    ),
+    "grpo with one sample": (
+        "grpo rollout.samples=1",
+        r"rollout\.samples=1: grpo compares within a group; use rollout\.samples=8",
+    ),
     "rloo with one sample": ("rloo rollout.samples=1", r"use rollout\.samples=8"),
     "drgrpo with one sample": ("drgrpo rollout.samples=1", r"use rollout\.samples=8"),
     "opo with one sample": ("opo rollout.samples=1", r"use rollout\.samples=8"),
-    "token baseline with one sample": ("optimal_token_baseline rollout.samples=1", r"use rollout\.samples=8"),
-    "kl_target without kl": ("grpo method.kl_target=0.1", r"method\.kl_target=0\.1 steers .*add method\.kl=reward or remove it"),
-    "kl_target with kl in the loss": ("grpo method.kl=loss method.kl_target=0.1", r"add method\.kl=reward or remove it"),
+    "token baseline with one sample": (
+        "optimal_token_baseline rollout.samples=1",
+        r"use rollout\.samples=8",
+    ),
+    "kl_target without kl": (
+        "grpo method.kl_target=0.1",
+        r"method\.kl_target=0\.1 steers .*add method\.kl=reward or remove it",
+    ),
+    "kl_target with kl in the loss": (
+        "grpo method.kl=loss method.kl_target=0.1",
+        r"add method\.kl=reward or remove it",
+    ),
     "straight-through in the reward": (
         "grpo method.kl=reward method.kl_estimator=k3+",
         r"method\.kl_estimator=k3\+ changes gradients, and a reward has none; use k1, k2, k3 or abs",
     ),
-    "one KL in several rewards": ("gdpo method.kl=reward", r"gdpo has several: use method\.kl=loss"),
-    "classmate_separated": ("grpo method.advantage=classmate_separated", r"needs a classmate; grpo has none: use the recipe"),
-    "classmate_non_neg": ("grpo method.advantage=classmate_non_neg", r"needs a classmate; grpo has none: use the recipe"),
-    "classmate_with": ("grpo method.advantage=classmate_with", r"needs a classmate; grpo has none: use the recipe"),
-    "classmate_gdpo": ("grpo method.advantage=classmate_gdpo", r"needs a classmate; grpo has none: use the recipe"),
+    "one KL in several rewards": (
+        "gdpo method.kl=reward",
+        r"gdpo has several: use method\.kl=loss",
+    ),
+    "classmate_separated": (
+        "grpo method.advantage=classmate_separated",
+        r"needs a classmate; grpo has none: use the recipe",
+    ),
+    "classmate_non_neg": (
+        "grpo method.advantage=classmate_non_neg",
+        r"needs a classmate; grpo has none: use the recipe",
+    ),
+    "classmate_with": (
+        "grpo method.advantage=classmate_with",
+        r"needs a classmate; grpo has none: use the recipe",
+    ),
+    "classmate_gdpo": (
+        "grpo method.advantage=classmate_gdpo",
+        r"needs a classmate; grpo has none: use the recipe",
+    ),
     "option of another loss": (
         "grpo method.loss_options.beta=0.5",
         r"method\.loss=ppo_clip has no setting beta; it takes clip_low, clip_high, dual_clip$",
@@ -56,34 +92,70 @@ REFUSED = {
         "gspo method.dual_clip=3",
         r"method\.loss=gspo has no setting dual_clip; it takes clip_low, clip_high$",
     ),
-    "clip without one": ("rloo method.clip_high=0.2", r"method\.loss=policy_gradient has no setting clip_high; it takes none"),
-    "a column as an option": ("grpo method.loss_options.advantages=1", r"has no setting advantages; it takes clip_low"),
-    "dro without beta": ("grpo method.loss=dro", r"method\.loss=dro needs method\.loss_options\.beta=NUMBER"),
+    "clip without one": (
+        "rloo method.clip_high=0.2",
+        r"method\.loss=policy_gradient has no setting clip_high; it takes none",
+    ),
+    "a column as an option": (
+        "grpo method.loss_options.advantages=1",
+        r"has no setting advantages; it takes clip_low",
+    ),
+    "dro without beta": (
+        "grpo method.loss=dro",
+        r"method\.loss=dro needs method\.loss_options\.beta=NUMBER",
+    ),
     "smoothing with ipo": (
         "dpo method.loss=ipo method.label_smoothing=0.1",
         r"label_smoothing=0\.1 is for method\.loss=sigmoid only",
     ),
-    "smoothing with hinge": ("dpo method.loss=hinge method.label_smoothing=0.1", r"is for method\.loss=sigmoid only"),
-    "smoothing of one half": ("dpo method.label_smoothing=0.5", r"label_smoothing=0\.5 must be below 0\.5"),
-    "aggregation of pairs": ("dpo method.aggregation=token-sum", r"has no effect: dpo weighs all pairs alike; remove it"),
-    "dpo without beta": ("dpo method.beta=0", r"method\.beta=0\.0 is out of range; it must be above 0"),
+    "smoothing with hinge": (
+        "dpo method.loss=hinge method.label_smoothing=0.1",
+        r"is for method\.loss=sigmoid only",
+    ),
+    "smoothing of one half": (
+        "dpo method.label_smoothing=0.5",
+        r"label_smoothing=0\.5 must be below 0\.5",
+    ),
+    "aggregation of pairs": (
+        "dpo method.aggregation=token-sum",
+        r"has no effect: dpo weighs all pairs alike; remove it",
+    ),
+    "dpo without beta": (
+        "dpo method.beta=0",
+        r"method\.beta=0\.0 is out of range; it must be above 0",
+    ),
     "overlong buffer": (
         f"dapo method.overlong_buffer={LIMIT + 1}",
         rf"method\.overlong_buffer={LIMIT + 1} exceeds rollout\.max_response_tokens={LIMIT}; lower it",
     ),
-    "top_p": ("grpo rollout.top_p=0.9", r"rollout\.top_p changes what is sampled .* remove rollout\.top_p"),
+    "top_p": (
+        "grpo rollout.top_p=0.9",
+        r"rollout\.top_p changes what is sampled .* remove rollout\.top_p",
+    ),
     "top_k": ("ppo rollout.top_k=5", r"remove rollout\.top_k"),
     "min_p": ("remax rollout.min_p=0.1", r"remove rollout\.min_p"),
     "more updates than problems": (
         "grpo training.updates_per_step=5",
         r"training\.updates_per_step=5 exceeds training\.problems_per_step=4; an update needs at least one problem",
     ),
-    "unknown loss": ("grpo method.loss=gspoo", r"method\.loss=gspoo is not one of its values; did you mean gspo\?"),
-    "unknown advantage": ("grpo method.advantage=rlo", r"method\.advantage=rlo is not one of its values; did you mean rloo\?"),
+    "unknown loss": (
+        "grpo method.loss=gspoo",
+        r"method\.loss=gspoo is not one of its values; did you mean gspo\?",
+    ),
+    "unknown advantage": (
+        "grpo method.advantage=rlo",
+        r"method\.advantage=rlo is not one of its values; did you mean rloo\?",
+    ),
     "unknown preference loss": ("dpo method.loss=sigmoyd", r"did you mean sigmoid\?"),
-    "unknown KL estimator": ("grpo method.kl=loss method.kl_estimator=k4", r"method\.kl_estimator=k4 is not one of its values"),
+    "unknown KL estimator": (
+        "grpo method.kl=loss method.kl_estimator=k4",
+        r"method\.kl_estimator=k4 is not one of its values",
+    ),
     "unknown aggregation": ("grpo method.aggregation=token-meen", r"did you mean token-mean\?"),
-    "unknown setting": ("grpo method.clip_hi=0.3", r"unknown key method\.clip_hi; did you mean method\.clip_high\?"),
+    "unknown setting": (
+        "grpo method.clip_hi=0.3",
+        r"unknown key method\.clip_hi; did you mean method\.clip_high\?",
+    ),
     "a critic's setting in grpo": ("grpo method.critic_lr=1e-5", r"unknown key method\.critic_lr"),
     "unreadable correction bound": (
         "grpo method.correction_bound=two",
@@ -114,10 +186,10 @@ REFUSED = {
 
 # A setting that nothing reads beside the others: which, beside what, and what else the line must say.
 WITHOUT_EFFECT = {
-    "ppo method.normalise_by_std=false": r"with method\.advantage=gae, which has no such division; leave it at true",
-    "reinforce_pp method.normalise_by_std=false": r"with method\.advantage=reinforce_pp, .*leave it at true",
-    "remax method.normalise_by_std=false": r"with method\.advantage=remax",
-    "optimal_token_baseline method.normalise_by_std=false": r"with method\.advantage=optimal_token_baseline",
+    "ppo method.normalize_by_std=false": r"with method\.advantage=gae, which has no such division; leave it at true",
+    "reinforce_pp method.normalize_by_std=false": r"with method\.advantage=reinforce_pp, .*leave it at true",
+    "remax method.normalize_by_std=false": r"with method\.advantage=remax",
+    "optimal_token_baseline method.normalize_by_std=false": r"with method\.advantage=optimal_token_baseline",
     "grpo method.kl_estimator=k1": r"with method\.kl=none; add method\.kl=loss, or leave it at k3",
     "grpo method.kl_coef=0.1": r"with method\.kl=none; add method\.kl=loss, or leave it at 0\.001",
     "grpo method.correction=none method.correction_bound=3": r"with method\.correction=none; leave it at 2\.0",
@@ -146,7 +218,7 @@ WITHOUT_EFFECT = {
     "exgrpo method.pick_by=random method.pick=max": r"with method\.pick_by=random; leave it at min",
     "exgrpo method.replay_share=0 method.buckets=none": r"with method\.replay_share=0: nothing is replayed; leave it at normal",
     "bupo_grpo method.internal_norm=final": r"with method\.phase_one_steps=0; leave it at none",
-    "classmate method.normalise_answer=true": r"with method\.advantage=classmate_with; leave it at false",
+    "classmate method.normalize_answer=true": r"with method\.advantage=classmate_with; leave it at false",
     "classmate_baseline method.classmate_samples=2": r"with method\.condition=no_classmate: nobody is asked; leave it at 1",
     "classmate_baseline method.classmate_shares=[2.5]": r"with method\.condition=no_classmate: nobody is asked; leave it at \[\]",
     "classmate_baseline method.consistency_weight=0.1": r"with method\.condition=no_classmate: nobody is asked; leave it at 0",
@@ -156,14 +228,14 @@ WITHOUT_EFFECT = {
 
 # The same settings where something reads them, or at their defaults.
 WITH_EFFECT = [
-    "grpo_passk method.normalise_by_std=false",
-    "grpo method.advantage=grpo_split method.normalise_by_std=false",
-    "classmate method.normalise_by_std=true",
-    "classmate_gdpo method.normalise_answer=true",
-    "ppo method.normalise_by_std=true method.kl_estimator=k3 rollout.max_gap=0",
-    "grpo rollout.max_gap=0.5 cluster.place=process cluster.engine_apart=true",
+    "grpo_passk method.normalize_by_std=false",
+    "grpo method.advantage=grpo_split method.normalize_by_std=false",
+    "classmate method.normalize_by_std=true",
+    "classmate_gdpo method.normalize_answer=true",
+    "ppo method.normalize_by_std=true method.kl_estimator=k3 rollout.max_gap=0",
+    "grpo rollout.max_gap=0.5 cluster.backend=process cluster.engine_apart=true",
     "grpo rollout.max_gap=0.5 rollout.engine=http",
-    "grpo rollout.max_gap=0.5 cluster.place=ray cluster.engines=1",
+    "grpo rollout.max_gap=0.5 cluster.backend=ray cluster.engines=1",
     "sft method.validate_accuracy=true data.validation=arithmetic:1:digits:test",
     "luffy method.prefix_strategy=linear method.prefix_peak=0.5 method.prefix_steps=10",
     "luffy method.prefix_strategy=linear_max method.prefix_shared=true method.prefix_steps=10",
@@ -184,13 +256,13 @@ WITH_EFFECT = [
 
 @cache
 def composed(recipe: str, model: Path) -> Config:
-    return config_of(recipe, model, *SMALL, *words_for(recipe))
+    return config_of(recipe, model, *SMALL, *overrides_for(recipe))
 
 
-def check_quickly(recipe: str, model: Path, *words: str) -> None:
+def check_quickly(recipe: str, model: Path, *overrides: str) -> None:
     """As `check`, with words of known keys put into a recipe that is composed once."""
     config = copy.deepcopy(composed(recipe, model))
-    for word in words:
+    for word in overrides:
         key, _, value = word.partition("=")
         *path, leaf = key.split(".")
         owner: Any = config
@@ -198,30 +270,30 @@ def check_quickly(recipe: str, model: Path, *words: str) -> None:
             owner = owner[part] if isinstance(owner, dict) else getattr(owner, part)
         assert isinstance(owner, dict) or hasattr(owner, leaf), word
         (owner if isinstance(owner, dict) else vars(owner))[leaf] = yaml.safe_load(value)
-    mark_written(config, list(words))
+    mark_written(config, list(overrides))
     find_method(config.method.name)(config).check()
 
 
 @pytest.mark.parametrize("words", WITH_EFFECT)
-def test_a_setting_passes_where_it_is_read(words, tiny):
-    check_quickly(words.split()[0], tiny, *words.split()[1:])
+def test_a_setting_passes_where_it_is_read(overrides, tiny):
+    check_quickly(overrides.split()[0], tiny, *overrides.split()[1:])
 
 
 @pytest.mark.parametrize("words", WITHOUT_EFFECT)
-def test_a_setting_without_effect_is_refused_by_its_name(words, tiny):
-    recipe, *given = words.split()
+def test_a_setting_without_effect_is_refused_by_its_name(overrides, tiny):
+    recipe, *given = overrides.split()
     with pytest.raises(ConfigError) as caught:
         check_quickly(recipe, tiny, *given)
     line = str(caught.value)
     assert line.startswith(f"{given[-1]} has no effect ") and "\n" not in line, line
-    assert re.search(WITHOUT_EFFECT[words], line), line
+    assert re.search(WITHOUT_EFFECT[overrides], line), line
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_with_the_fix_in_one_line(name, tiny):
-    words, message = REFUSED[name]
+    overrides, message = REFUSED[name]
     with pytest.raises(ConfigError, match=message) as caught:
-        check(words.split()[0], tiny, *words.split()[1:])
+        check(overrides.split()[0], tiny, *overrides.split()[1:])
     assert "\n" not in str(caught.value)
 
 
@@ -261,5 +333,5 @@ ALLOWED = [
 
 
 @pytest.mark.parametrize("words", ALLOWED)
-def test_possible_combinations_are_allowed(words, tiny):
-    check(words.split()[0], tiny, *words.split()[1:])
+def test_possible_combinations_are_allowed(overrides, tiny):
+    check(overrides.split()[0], tiny, *overrides.split()[1:])

@@ -4,7 +4,12 @@ import pytest
 import torch
 from lessons import SMALL, Bound, bound, run
 from offpolicy import Row, assert_a_killed_run_ends_the_same, priced
-from test_gradient_property import assert_one_gradient, batch_with_all_columns, gradient, loaded, policy_of  # noqa: F401
+from test_gradient_property import (
+    assert_one_gradient,
+    batch_with_all_columns,
+    gradient,
+    policy_of,
+)
 from world import config_of
 
 from postgrad.cluster.wire import decode, encode
@@ -25,7 +30,9 @@ def test_a_replayed_row_is_priced_by_its_recorded_logprobs(tiny):
     """T3: the ratio to what was recorded, then shaped; the old log-probs of the row (here .3) do not matter."""
     done = priced(tiny, "exgrpo", [A, B])
     assert done.loss * 2 == pytest.approx(-0.481566, abs=1e-6)
-    assert (done.gradient * 2)[:4].tolist() == pytest.approx([-0.012860, -0.026042, -0.026042, -0.015496], abs=1e-6)
+    assert (done.gradient * 2)[:4].tolist() == pytest.approx(
+        [-0.012860, -0.026042, -0.026042, -0.015496], abs=1e-6
+    )
     assert done.metrics["policy/clip_fraction"] == 0.0, "mixed mode has no clip"
 
 
@@ -42,17 +49,21 @@ def test_the_clip_is_for_the_warm_up(tiny, monkeypatch):
 
     assert priced(tiny, "exgrpo", [B]).loss == pytest.approx(0.175, abs=1e-6)
     shaped = ("method.on_shape=p_div_p",)
-    assert priced(tiny, "exgrpo", [B], *shaped).loss == pytest.approx(0.25 * (1.028571 + 0.882353 + 1) / 4, abs=1e-6)
+    assert priced(tiny, "exgrpo", [B], *shaped).loss == pytest.approx(
+        0.25 * (1.028571 + 0.882353 + 1) / 4, abs=1e-6
+    )
     monkeypatch.setattr(offpolicy, "table", warming_up)
     assert priced(tiny, "exgrpo", [B]).loss == pytest.approx(0.1875, abs=1e-6)
-    assert priced(tiny, "exgrpo", [B], *shaped).loss == pytest.approx(0.1875, abs=1e-6), "no reshaping either"
+    assert priced(tiny, "exgrpo", [B], *shaped).loss == pytest.approx(0.1875, abs=1e-6), (
+        "no reshaping either"
+    )
 
 
-def test_any_split_and_any_order_give_one_gradient(tiny, loaded):  # noqa: F811
+def test_any_split_and_any_order_give_one_gradient(tiny, loaded):
     policy, batch = policy_of("exgrpo", tiny, loaded), batch_with_all_columns()
     replayed = torch.arange(len(batch)) % 3 == 0
     batch.rows["source"] = torch.where(replayed, REPLAY, POLICY).to(torch.int8)
-    batch.tokens["token_source"] = batch.spread(batch.rows["source"])
+    batch.tokens["token_source"] = batch.expand(batch.rows["source"])
     assert_one_gradient(lambda rows, budget: gradient(policy, rows, budget), batch)
 
 
@@ -62,8 +73,8 @@ def test_any_split_and_any_order_give_one_gradient(tiny, loaded):  # noqa: F811
 class Lesson(Bound):
     """ExGRPO on four problems a step with four rows each; which rows of a problem succeed is told by `plan`: uid -> number of them."""
 
-    def __init__(self, model, *words: str) -> None:
-        super().__init__(config_of("exgrpo", model, *SMALL, "method.retire_margin=0", *words))
+    def __init__(self, model, *overrides: str) -> None:
+        super().__init__(config_of("exgrpo", model, *SMALL, "method.retire_margin=0", *overrides))
         assert isinstance(self.method, ExGrpo)
         self.ex: ExGrpo = self.method
         self.plan: dict[str, int] = {}
@@ -99,16 +110,25 @@ def test_warm_up_lasts_until_a_step_has_more_than_the_share_and_never_comes_back
     assert not lesson.ex.mixed and not batch.rows["mixed"].any() and len(lesson.ex.pool) == 0
     lesson.feed.cursor._position = 0
     batch = lesson.go(2, 2, 4, 0, 0)
-    assert lesson.ex.mixed and not batch.rows["mixed"].any() and len(lesson.ex.pool) == 0 and lesson.metrics["replay/mixed"] == 0.0
+    assert (
+        lesson.ex.mixed
+        and not batch.rows["mixed"].any()
+        and len(lesson.ex.pool) == 0
+        and lesson.metrics["replay/mixed"] == 0.0
+    )
     assert lesson.feed.left == len(lesson.problems), "solved groups of the warm-up are not retired"
     batch = lesson.go(3)
-    assert lesson.ex.mixed and bool(batch.rows["mixed"].all()) and lesson.metrics["replay/solved"] == 0.0
+    assert (
+        lesson.ex.mixed
+        and bool(batch.rows["mixed"].all())
+        and lesson.metrics["replay/solved"] == 0.0
+    )
     lesson.until("collect", 4)
     assert lesson.ex.mixed
 
 
-def mixed(model, *words: str) -> Lesson:
-    lesson = Lesson(model, *words)
+def mixed(model, *overrides: str) -> Lesson:
+    lesson = Lesson(model, *overrides)
     lesson.ex.mixed = True
     return lesson
 
@@ -156,7 +176,7 @@ def test_half_of_the_problems_come_back_and_only_the_rest_is_drawn(tiny):
         match = [e for e in stored if torch.equal(e.tokens.long(), tokens)]
         assert len(match) == 1 and match[0].entropy == min(e.entropy for e in stored)
         part = slice(*batch.response.offsets[i : i + 2].tolist())
-        assert torch.equal(batch.tokens["behaviour_logprobs"][part], match[0].logprobs)
+        assert torch.equal(batch.tokens["behavior_logprobs"][part], match[0].logprobs)
         assert set(batch.tokens["token_source"][part].tolist()) == {REPLAY}
     assert lesson.metrics["reward/replay"] <= 1.0 and lesson.metrics["off_policy/token_share"] > 0
 
@@ -172,7 +192,9 @@ def test_the_latest_count_decides_the_bucket_and_all_right_retires_a_replay_too(
     assert lesson.feed.cursor.retired == {2}
     first, second, _, last = lesson.uids(0, 1, 2, 3)
     now = {uid: len(e.experiences) for uid, e in lesson.ex.pool.entries.items()}
-    assert now[first] == stored[first] and now[last] == stored[last], "a replayed row is not stored again"
+    assert now[first] == stored[first] and now[last] == stored[last], (
+        "a replayed row is not stored again"
+    )
     assert stored[second] <= now[second] <= stored[second] + 1
 
 
@@ -183,19 +205,25 @@ def test_a_success_is_stored_once(tiny):
     assert entry.successes == 3 and len(entry.experiences) == 1
 
 
-@pytest.mark.parametrize("words", ["pick_by=perplexity", "pick=max", "pick_by=random", "importance=false"])
-def test_other_choices_of_the_row(words, tiny):
-    lesson = mixed(tiny, f"method.{words}", "method.replay_share=1.0")
+@pytest.mark.parametrize(
+    "words", ["pick_by=perplexity", "pick=max", "pick_by=random", "importance=false"]
+)
+def test_other_choices_of_the_row(overrides, tiny):
+    lesson = mixed(tiny, f"method.{overrides}", "method.replay_share=1.0")
     lesson.go(1, 3, 3, 3, 3)
     batch = lesson.until("sample", 2)
-    value = {"pick_by=perplexity": lambda e: e.perplexity, "pick=max": lambda e: -e.entropy}.get(words)
+    value = {"pick_by=perplexity": lambda e: e.perplexity, "pick=max": lambda e: -e.entropy}.get(
+        overrides
+    )
     for i in torch.nonzero(batch.rows["source"] == REPLAY)[:, 0].tolist():
         stored = lesson.ex.pool.entries[batch.rows["uid"][i]].experiences
         (match,) = [e for e in stored if torch.equal(e.tokens.long(), batch.response.split()[i])]
         assert value is None or value(match) == min(map(value, stored))
         part = slice(*batch.response.offsets[i : i + 2].tolist())
-        recorded = torch.zeros(len(match.tokens)) if words == "importance=false" else match.logprobs
-        assert torch.equal(batch.tokens["behaviour_logprobs"][part], recorded)
+        recorded = (
+            torch.zeros(len(match.tokens)) if overrides == "importance=false" else match.logprobs
+        )
+        assert torch.equal(batch.tokens["behavior_logprobs"][part], recorded)
 
 
 def test_the_state_crosses_a_checkpoint_unchanged(tiny):
@@ -208,12 +236,16 @@ def test_the_state_crosses_a_checkpoint_unchanged(tiny):
     other.feed.load(lesson.feed.state())
     other.plan = lesson.plan
     one, two = lesson.go(2), other.go(2)
-    assert one.rows["uid"] == two.rows["uid"] and torch.equal(one.response.values, two.response.values)
+    assert one.rows["uid"] == two.rows["uid"] and torch.equal(
+        one.response.values, two.response.values
+    )
     assert encode(other.ex.state()) == encode(lesson.ex.state())
 
 
 def test_refilling_is_refused(tiny):
-    with pytest.raises(ConfigError, match=r"method\.max_refills=2: exgrpo chooses its problems itself; remove it"):
+    with pytest.raises(
+        ConfigError, match=r"method\.max_refills=2: exgrpo chooses its problems itself; remove it"
+    ):
         bound("exgrpo", tiny, "method.max_refills=2")
 
 
@@ -226,7 +258,7 @@ def has_seven(response, problem):
 RUN = (
     "method.start_at=0.2",
     "training.updates_per_step=2",
-    "optimiser.lr=3e-3",
+    "optimizer.lr=3e-3",
     "method.retire_margin=4",
     "training.problems_per_step=6",
 )
@@ -240,26 +272,45 @@ def seven(tmp_path):
 
 @pytest.mark.slow
 def test_a_killed_run_ends_the_same(tiny, seven, tmp_path):
-    words = [*SMALL, *RUN, seven, "training.steps=9", "training.checkpoint_every=2"]
-    lines = assert_a_killed_run_ends_the_same("exgrpo", tiny, tmp_path, 7, words)
-    assert lines[-1]["replay/mixed"] == 1.0 and lines[-1]["replay/groups"] > 0 and lines[5]["replay/pool"] > 0, "the pool mattered"
+    overrides = [*SMALL, *RUN, seven, "training.steps=9", "training.checkpoint_every=2"]
+    lines = assert_a_killed_run_ends_the_same("exgrpo", tiny, tmp_path, 7, overrides)
+    assert (
+        lines[-1]["replay/mixed"] == 1.0
+        and lines[-1]["replay/groups"] > 0
+        and lines[5]["replay/pool"] > 0
+    ), "the pool mattered"
 
 
 @pytest.mark.slow
 def test_a_process_of_its_own_gives_the_same_run(tiny, seven, tmp_path):
     told = []
     for where in ("local", "process"):
-        lines = run("exgrpo", tiny, tmp_path / where, *RUN, seven, "training.steps=6", f"cluster.place={where}")
+        lines = run(
+            "exgrpo",
+            tiny,
+            tmp_path / where,
+            *RUN,
+            seven,
+            "training.steps=6",
+            f"cluster.backend={where}",
+        )
         told.append([{k: v for k, v in line.items() if not is_clock(k)} for line in lines])
     assert told[0] == told[1] and told[0][-1]["replay/groups"] > 0
 
 
 @pytest.mark.slow
 def test_a_run_turns_mixed_and_goes_on_learning(tiny, seven, tmp_path):
-    own = ("training.steps=40", "training.problems_per_step=8", "rollout.samples=8", "training.checkpoint_every=1000")
+    own = (
+        "training.steps=40",
+        "training.problems_per_step=8",
+        "rollout.samples=8",
+        "training.checkpoint_every=1000",
+    )
     lines = run("exgrpo", tiny, tmp_path, *RUN, *own, seven)
     turned = [line["replay/mixed"] for line in lines]
     assert turned[0] == 0.0 and turned[-1] == 1.0 and turned == sorted(turned)
     alone = [line["reward/on_policy"] for line in lines]
     assert sum(alone[-5:]) / 5 > sum(alone[:5]) / 5 + 0.3, alone
-    assert lines[-1]["replay/problems_left"] < 91 and any(line["replay/groups"] == 4 for line in lines)
+    assert lines[-1]["replay/problems_left"] < 91 and any(
+        line["replay/groups"] == 4 for line in lines
+    )

@@ -13,7 +13,7 @@ from postgrad.cluster import place
 from postgrad.data.feed import Feed
 from postgrad.errors import RunError
 from postgrad.methods.grpo import Grpo
-from postgrad.model.policy import LocalPolicy, Tally, split_updates
+from postgrad.model.policy import LocalPolicy, MetricAccumulator, split_updates
 from postgrad.model.views import FULL
 from postgrad.training.log import is_clock
 from postgrad.types import Batch, Failure
@@ -42,11 +42,15 @@ class Spy:
 
 
 def gradient(policy: LocalPolicy, batch: Batch) -> torch.Tensor:
-    """The gradient of one optimiser step, flat; cleared."""
-    policy.accumulate(policy.objective.prepare(batch.select(range(len(batch)))), FULL, Tally())
-    masters = policy.optimiser.masters.values()
-    flat = torch.cat([(torch.zeros_like(m) if m.grad is None else m.grad).flatten() for m in masters]).double()
-    policy.optimiser.adam.zero_grad(set_to_none=True)
+    """The gradient of one optimizer step, flat; cleared."""
+    policy.accumulate(
+        policy.objective.prepare(batch.select(range(len(batch)))), FULL, MetricAccumulator()
+    )
+    masters = policy.optimizer.masters.values()
+    flat = torch.cat(
+        [(torch.zeros_like(m) if m.grad is None else m.grad).flatten() for m in masters]
+    ).double()
+    policy.optimizer.adam.zero_grad(set_to_none=True)
     return flat
 
 
@@ -65,24 +69,37 @@ def test_one_update_needs_no_old_policy(tiny):
     b = bound("grpo", tiny)
     b.method.ports.policy = spy = Spy(b.host.policy)
     batch = b.until()
-    assert b.stages() == ["draw", "compose", "sample", "enrich", "score", "estimate", "update", "publish"]
-    assert spy.count("logprobs") == 0 and spy.count("update") == 1 and "old_logprobs" not in batch.tokens
+    assert b.stages() == [
+        "draw",
+        "compose",
+        "sample",
+        "enrich",
+        "score",
+        "estimate",
+        "update",
+        "publish",
+    ]
+    assert (
+        spy.count("logprobs") == 0
+        and spy.count("update") == 1
+        and "old_logprobs" not in batch.tokens
+    )
     assert b.metrics["policy/clip_fraction"] == 0.0 and b.metrics["policy/policy_kl"] == 0.0
 
 
 def test_two_updates_remember_the_old_policy_once_and_start_at_ratio_one(tiny):
-    b = bound("grpo", tiny, "training.updates_per_step=2", "optimiser.lr=2e-2")
+    b = bound("grpo", tiny, "training.updates_per_step=2", "optimizer.lr=2e-2")
     b.method.ports.policy = spy = Spy(b.host.policy)
-    assert "remember" in b.stages()
+    assert "compute_old_logprobs" in b.stages()
     batch = b.until("estimate")
     assert spy.count("logprobs") == 1
     first, second = split_updates(batch, 2)
     tallies = []
     for part in (first, second):
-        tallies.append(Tally())
+        tallies.append(MetricAccumulator())
         b.host.policy.accumulate(b.method.prepare(part), FULL, tallies[-1])
-        b.host.policy.optimiser.step(2e-2)
-    told = [tally.result() for tally in tallies]
+        b.host.policy.optimizer.step(2e-2)
+    told = [metrics.result() for metrics in tallies]
     assert told[0]["policy/clip_fraction"] == 0.0 and abs(told[0]["policy/policy_kl"]) < 1e-5
     assert told[1]["policy/clip_fraction"] > 0 and abs(told[1]["policy/policy_kl"]) > 1e-3
     assert b.metrics["engine/gap_max"] < 1e-4
@@ -101,11 +118,15 @@ def test_two_updates_remember_the_old_policy_once_and_start_at_ratio_one(tiny):
     ],
     ids=str,
 )
-def test_the_old_policy_is_asked_exactly_when_somebody_reads_it(words, remembers, tiny):
-    b = bound(words[0], tiny, *words[1:])
+def test_the_old_policy_is_asked_exactly_when_somebody_reads_it(overrides, remembers, tiny):
+    b = bound(overrides[0], tiny, *overrides[1:])
     b.method.ports.policy = spy = Spy(b.host.policy)
     batch = b.until()
-    assert ("remember" in b.stages(), "old_logprobs" in batch.tokens, spy.count("logprobs")) == (
+    assert (
+        "compute_old_logprobs" in b.stages(),
+        "old_logprobs" in batch.tokens,
+        spy.count("logprobs"),
+    ) == (
         remembers,
         remembers,
         int(remembers),
@@ -117,7 +138,9 @@ def test_the_old_policy_is_asked_exactly_when_somebody_reads_it(words, remembers
 
 @pytest.mark.parametrize("estimator", ["k2", "k3", "k1+", "k3+"])
 def test_kl_in_the_loss_adds_nothing_at_the_reference_and_something_away_from_it(estimator, tiny):
-    b = bound("grpo", tiny, "method.kl=loss", "method.kl_coef=10", f"method.kl_estimator={estimator}")
+    b = bound(
+        "grpo", tiny, "method.kl=loss", "method.kl_coef=10", f"method.kl_estimator={estimator}"
+    )
     batch = b.until("estimate")
     with_kl = gradient(b.host.policy, batch)
     b.method.settings.kl_coef = 0.0
@@ -133,8 +156,14 @@ def test_kl_in_the_loss_adds_nothing_at_the_reference_and_something_away_from_it
 @pytest.mark.parametrize("estimator", ["k2", "k3", "abs", "k1+"])
 def test_kl_in_the_loss_pulls_towards_the_reference(estimator, tiny):
     """Without any advantage the penalty alone moves the policy: back to where it came from."""
-    words = ("method.kl=loss", "method.kl_coef=1", f"method.kl_estimator={estimator}", "optimiser.lr=1e-2", "training.steps=100")
-    b = bound("grpo", tiny, *words, value=lambda response: 0.0)
+    overrides = (
+        "method.kl=loss",
+        "method.kl_coef=1",
+        f"method.kl_estimator={estimator}",
+        "optimizer.lr=1e-2",
+        "training.steps=100",
+    )
+    b = bound("grpo", tiny, *overrides, value=lambda response: 0.0)
     shake(b.host.policy)
     batch = b.until("estimate")
     assert float(batch.tokens["advantages"].abs().max()) == 0.0
@@ -151,8 +180,8 @@ def test_kl_in_the_loss_pulls_towards_the_reference(estimator, tiny):
 
 def test_the_adaptive_coefficient_follows_the_published_numbers_and_survives_a_checkpoint(tiny):
     """T6 of the specification: from .001, target .1, horizon 10000, 1024 rows, KL .3, .05, .11."""
-    words = ("method.kl_target=0.1", "method.kl_coef=0.001")
-    config = config_of("reinforce_pp", tiny, *SMALL, *words)
+    overrides = ("method.kl_target=0.1", "method.kl_coef=0.001")
+    config = config_of("reinforce_pp", tiny, *SMALL, *overrides)
     seen = []
     state = Grpo(config).state()
     for kl in (0.3, 0.05, 0.11):
@@ -166,7 +195,9 @@ def test_the_adaptive_coefficient_follows_the_published_numbers_and_survives_a_c
 
 def test_the_adaptive_coefficient_moves_with_each_step(tiny):
     """At the reference KL is 0, far below the target: the coefficient falls by 0.2 · 16 rows / 10000 a step, after it was used."""
-    b = bound("reinforce_pp", tiny, "method.kl_target=0.1", "method.kl_coef=0.5", "optimiser.lr=1e-9")
+    b = bound(
+        "reinforce_pp", tiny, "method.kl_target=0.1", "method.kl_coef=0.5", "optimizer.lr=1e-9"
+    )
     b.until(number=1)
     assert b.metrics["kl/coef"] == 0.5 and b.metrics["kl/reference"] == pytest.approx(0, abs=1e-5)
     b.until(number=2)
@@ -180,12 +211,16 @@ def test_the_adaptive_coefficient_moves_with_each_step(tiny):
 def test_kl_in_the_reward_lowers_the_rewards_of_the_estimator(tiny):
     b = bound("reinforce_pp", tiny, "method.kl_coef=0.5")
     shake(b.host.policy)
-    batch = b.until("refer")
+    batch = b.until("compute_reference_logprobs")
     columns = b.method.columns(batch, b.step_done)
-    kl = (batch.tokens["old_logprobs"] - batch.tokens["reference_logprobs"]) * batch.tokens["loss_mask"]
+    kl = (batch.tokens["old_logprobs"] - batch.tokens["reference_logprobs"]) * batch.tokens[
+        "loss_mask"
+    ]
     expected = batch.rows["reward"] - 0.5 * batch.sum_tokens(kl)
     torch.testing.assert_close(columns["rewards"], expected, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(batch.sum_tokens(columns["token_rewards"]), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        batch.sum_tokens(columns["token_rewards"]), expected, rtol=1e-5, atol=1e-5
+    )
     assert float(kl.abs().max()) > 0.01 and b.metrics["kl/coef"] == 0.5
 
 
@@ -204,19 +239,26 @@ def test_remax_takes_the_reward_of_one_greedy_response_a_problem(tiny):
         (request,) = [r for r in greedy[0] if r.prompt == prompt]
         answer = b.host.engine.generate([request], greedy[1])[0][0]
         assert baseline == pytest.approx(spread_out(b.prompts.decode(answer.tokens)))
-    expected = batch.spread(batch.rows["reward"] - batch.rows["greedy_reward"])
+    expected = batch.expand(batch.rows["reward"] - batch.rows["greedy_reward"])
     torch.testing.assert_close(batch.tokens["advantages"], expected)
 
 
 def test_remax_leaves_out_problems_whose_greedy_response_cannot_be_judged(tiny):
     b = bound("remax", tiny)
     judge, samples = b.judge.score, b.config.rollout.samples
-    b.judge.score = lambda problems, texts: [  # the first call is of the samples, the second of one greedy response a problem
-        Failure("test", "refused") if len(texts) == 4 and i == 0 else verdict for i, verdict in enumerate(judge(problems, texts))
-    ]
+    b.judge.score = (
+        lambda problems, texts: [  # the first call is of the samples, the second of one greedy response a problem
+            Failure("test", "refused") if len(texts) == 4 and i == 0 else verdict
+            for i, verdict in enumerate(judge(problems, texts))
+        ]
+    )
     assert samples > 1
     batch = b.until("estimate")
-    assert len(batch) == 3 * samples and b.metrics["reward/failures"] == samples and len(b.step_done.failed) == 1
+    assert (
+        len(batch) == 3 * samples
+        and b.metrics["reward/failures"] == samples
+        and len(b.step_done.failed) == 1
+    )
     assert b.step_done.failed[0].rows["failure"] == ["greedy response: test: refused"] * samples
     assert not set(b.step_done.failed[0].rows["uid"]) & set(batch.rows["uid"])
     assert bool(batch.rows["greedy_reward"].isfinite().all())
@@ -226,11 +268,15 @@ def test_a_validation_counts_what_could_not_be_judged(tiny):
     b = bound("grpo", tiny)
     b.judge.value = lambda _: None
     told = b.method.validate(b.problems[:3])
-    assert told == {"validation/accuracy": 0.0, "validation/sampled_accuracy": 0.0, "validation/failures": 6.0}
+    assert told == {
+        "validation/accuracy": 0.0,
+        "validation/sampled_accuracy": 0.0,
+        "validation/failures": 6.0,
+    }
 
 
 def test_remax_learns_from_one_sample_a_problem(tiny):
-    b = bound("remax", tiny, "rollout.samples=1", "optimiser.lr=1e-3")
+    b = bound("remax", tiny, "rollout.samples=1", "optimizer.lr=1e-3")
     before = flat_weights(b.host.policy)
     b.until()
     assert b.metrics["grad_norm"] > 0 and not torch.equal(before, flat_weights(b.host.policy))
@@ -239,9 +285,9 @@ def test_remax_learns_from_one_sample_a_problem(tiny):
 # ---- DAPO
 
 
-def refilling(tiny, flat: set[int], *words: str) -> Bound:
+def refilling(tiny, flat: set[int], *overrides: str) -> Bound:
     """DAPO where the problems of these numbers give every response the same reward."""
-    b = bound("dapo", tiny, "method.overlong_buffer=0", "training.updates_per_step=1", *words)
+    b = bound("dapo", tiny, "method.overlong_buffer=0", "training.updates_per_step=1", *overrides)
     b.judge.flat = {b.problems[i].uid for i in flat}
     return b
 
@@ -284,13 +330,19 @@ def test_a_step_without_any_signal_is_kept_whole_and_moves_nothing(tiny):
     b = refilling(tiny, set(range(90)), "method.max_refills=2")
     before = flat_weights(b.host.policy)
     batch = b.until()
-    assert b.metrics["refill/times"] == 2 and b.metrics["refill/groups"] == 0 and len(batch) == 3 * 16
-    assert float(batch.tokens["advantages"].abs().max()) == 0.0 and torch.equal(before, flat_weights(b.host.policy))
+    assert (
+        b.metrics["refill/times"] == 2 and b.metrics["refill/groups"] == 0 and len(batch) == 3 * 16
+    )
+    assert float(batch.tokens["advantages"].abs().max()) == 0.0 and torch.equal(
+        before, flat_weights(b.host.policy)
+    )
 
 
 def test_failures_of_all_refills_are_counted(tiny):
     b = refilling(tiny, {0, 1, 4}, "reward.max_failure_rate=1.0")
-    b.judge.value = lambda response: None if sum(map(ord, response)) % 3 == 0 else spread_out(response)
+    b.judge.value = lambda response: (
+        None if sum(map(ord, response)) % 3 == 0 else spread_out(response)
+    )
     batch = b.until("refill")
     left_out = sum(len(failed) for failed in b.step_done.failed)
     assert len(b.step_done.failed) > 1 and b.metrics["reward/failures"] == left_out > 0
@@ -314,7 +366,13 @@ def test_parts_that_only_some_refills_report_do_not_stop_the_run(tiny):
 
 
 def test_the_overlong_penalty_is_a_part_of_the_reward(tiny):
-    b = bound("dapo", tiny, "method.overlong_buffer=4", "training.problems_per_step=8", "rollout.samples=8")
+    b = bound(
+        "dapo",
+        tiny,
+        "method.overlong_buffer=4",
+        "training.problems_per_step=8",
+        "rollout.samples=8",
+    )
     batch = b.until("score")
     lengths = batch.response.lengths.tolist()
     assert len(set(lengths)) > 3
@@ -327,9 +385,9 @@ def test_the_overlong_penalty_is_a_part_of_the_reward(tiny):
 # ---- rollout correction
 
 
-def apart(recipe: str, tiny, *words: str) -> Bound:
+def apart(recipe: str, tiny, *overrides: str) -> Bound:
     """An engine that says it has weights of its own."""
-    b = bound(recipe, tiny, *words)
+    b = bound(recipe, tiny, *overrides)
     b.method.ports.engine = Spy(b.host.engine, shares_weights=False)
     return b
 
@@ -345,21 +403,28 @@ def test_correction_is_absent_when_the_engine_is_the_trainer(tiny):
 def test_correction_is_on_when_the_engine_is_apart(tiny):
     b = apart("grpo", tiny)
     stages = b.stages()
-    assert stages.index("remember") < stages.index("correct") < stages.index("estimate")
+    assert stages.index("compute_old_logprobs") < stages.index("correct") < stages.index("estimate")
     batch = b.until()
-    assert {"correction/kl", "correction/k3_kl", "correction/effective_sample_size", "correction/mean"} <= b.metrics.keys()
+    assert {
+        "correction/kl",
+        "correction/k3_kl",
+        "correction/effective_sample_size",
+        "correction/mean",
+    } <= b.metrics.keys()
     assert all(math.isfinite(value) for value in b.metrics.values())
-    torch.testing.assert_close(batch.tokens["rollout_weights"], torch.ones(batch.num_tokens), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        batch.tokens["rollout_weights"], torch.ones(batch.num_tokens), rtol=1e-4, atol=1e-4
+    )
     assert b.metrics["correction/effective_sample_size"] == pytest.approx(1, abs=1e-4)
 
 
-def mismatched(tiny, *words: str) -> tuple[Bound, Batch]:
-    """Up to `remember`, then the engine's probabilities of every row's first token are made a third of the trainer's."""
-    b = apart("grpo", tiny, *words)
-    batch = b.until("remember")
-    behaviour = batch.tokens["old_logprobs"].clone()
-    behaviour[batch.response.offsets[:-1]] -= math.log(3)
-    batch.tokens["behaviour_logprobs"] = behaviour
+def mismatched(tiny, *overrides: str) -> tuple[Bound, Batch]:
+    """Up to `compute_old_logprobs`, then the engine's probabilities of every row's first token are made a third of the trainer's."""
+    b = apart("grpo", tiny, *overrides)
+    batch = b.until("compute_old_logprobs")
+    behavior = batch.tokens["old_logprobs"].clone()
+    behavior[batch.response.offsets[:-1]] -= math.log(3)
+    batch.tokens["behavior_logprobs"] = behavior
     return b, batch
 
 
@@ -368,7 +433,9 @@ def test_token_weights_are_truncated_and_multiply_the_loss(tiny):
     first = torch.zeros(batch.num_tokens, dtype=torch.bool)
     first[batch.response.offsets[:-1]] = True
     batch = b.method.estimate(b.method.correct(batch, b.step_done), b.step_done)
-    torch.testing.assert_close(batch.tokens["rollout_weights"], torch.where(first, 2.0, 1.0))  # 3, truncated at 2
+    torch.testing.assert_close(
+        batch.tokens["rollout_weights"], torch.where(first, 2.0, 1.0)
+    )  # 3, truncated at 2
     assert b.metrics["correction/max"] == pytest.approx(2.0) and b.metrics["correction/kl"] < 0
     batch.tokens["rollout_weights"] = torch.full((batch.num_tokens,), 2.0)
     doubled = gradient(b.host.policy, batch)
@@ -394,39 +461,62 @@ def test_rejection_narrows_the_mask_and_the_denominator(tiny):
     assert b.metrics["correction/token_k1_rejected_fraction"] == pytest.approx(share, rel=1e-5)
     prepared = b.method.prepare(batch.select(range(len(batch))))
     kept = prepared.tokens["loss_mask"]
-    torch.testing.assert_close(prepared.tokens["loss_weight"][kept], torch.full((int(kept.sum()),), 1 / int((~first).sum())))
+    torch.testing.assert_close(
+        prepared.tokens["loss_weight"][kept],
+        torch.full((int(kept.sum()),), 1 / int((~first).sum())),
+    )
     assert float(batch.tokens["advantages"][first].abs().max()) == 0.0
 
 
 def test_rules_without_weights(tiny):
-    b, batch = mismatched(tiny, "method.correction=rejection", "method.rejection.token_k1='0.5_2.0'")
+    b, batch = mismatched(
+        tiny, "method.correction=rejection", "method.rejection.token_k1='0.5_2.0'"
+    )
     batch = b.method.estimate(b.method.correct(batch, b.step_done), b.step_done)
-    assert "rollout_weights" not in batch.tokens and "correction/effective_sample_size" not in b.metrics
-    assert int((~batch.tokens["loss_mask"]).sum()) == len(batch) and b.metrics["correction/token_k1_rejected_fraction"] > 0
+    assert (
+        "rollout_weights" not in batch.tokens
+        and "correction/effective_sample_size" not in b.metrics
+    )
+    assert (
+        int((~batch.tokens["loss_mask"]).sum()) == len(batch)
+        and b.metrics["correction/token_k1_rejected_fraction"] > 0
+    )
     assert b.metrics["correction/kl"] < 0
 
 
 def test_a_row_that_is_rejected_whole_still_counts_in_its_groups_baseline(tiny):
-    words = ("method.correction=token", "method.rejection.seq_mean_k1='0.5_2.0'", "method.normalise_by_std=false")
-    b = apart("grpo", tiny, *words)
-    batch = b.until("remember")
+    overrides = (
+        "method.correction=token",
+        "method.rejection.seq_mean_k1='0.5_2.0'",
+        "method.normalize_by_std=false",
+    )
+    b = apart("grpo", tiny, *overrides)
+    batch = b.until("compute_old_logprobs")
     whole = batch.select(range(len(batch)))
     row = int(batch.rows["reward"].argmax())
     others = batch.row_index != row
     engine_less_sure = batch.tokens["old_logprobs"] - math.log(5)
-    batch.tokens["behaviour_logprobs"] = torch.where(others, batch.tokens["old_logprobs"], engine_less_sure)
+    batch.tokens["behavior_logprobs"] = torch.where(
+        others, batch.tokens["old_logprobs"], engine_less_sure
+    )
     batch = b.method.estimate(b.method.correct(batch, b.step_done), b.step_done)
     whole = b.method.estimate(whole, b.step_done)
     assert float(batch.rows["reward"][row]) > 0
-    assert not bool(batch.tokens["loss_mask"][~others].any()) and bool(batch.tokens["loss_mask"][others].all())
-    torch.testing.assert_close(batch.tokens["advantages"][others], whole.tokens["advantages"][others])
+    assert not bool(batch.tokens["loss_mask"][~others].any()) and bool(
+        batch.tokens["loss_mask"][others].all()
+    )
+    torch.testing.assert_close(
+        batch.tokens["advantages"][others], whole.tokens["advantages"][others]
+    )
 
 
 # ---- what the loss adds, what it leaves out
 
 
 def test_the_entropy_bonus_raises_the_entropy(tiny):
-    b = bound("grpo", tiny, "method.entropy_coef=1", "optimiser.lr=3e-3", value=lambda response: 0.0)
+    b = bound(
+        "grpo", tiny, "method.entropy_coef=1", "optimizer.lr=3e-3", value=lambda response: 0.0
+    )
     batch = b.until("estimate")
     before = float(b.host.policy.logprobs(batch)["entropy"].mean())
     for number in (1, 2, 3):
@@ -452,7 +542,9 @@ def test_rows_without_an_advantage_are_left_out_only_where_they_move_nothing(los
     own = ["method.loss_options.beta=0.5"] if loss == "dro" else []
     b = bound("grpo", tiny, f"method.loss={loss}", *own)
     batch = random_batch(12, groups=4, samples=4)
-    batch.tokens["uniforms"] = torch.rand(batch.num_tokens, generator=torch.Generator().manual_seed(0))
+    batch.tokens["uniforms"] = torch.rand(
+        batch.num_tokens, generator=torch.Generator().manual_seed(0)
+    )
     silent = batch.sum_tokens(batch.tokens["advantages"].abs()) == 0
     assert bool(silent.any()) and bool((~silent).any())
     objective = b.host.policy.objective
@@ -462,18 +554,23 @@ def test_rows_without_an_advantage_are_left_out_only_where_they_move_nothing(los
     assert len(objective.prepare(batch.select(range(len(batch))))) == len(batch)
     full = gradient(b.host.policy, batch)
     assert float((short - full).abs().max()) <= 1e-6 * float(full.abs().max())
-    assert (num_short < len(batch)) == (loss not in ("dro", "kl_cov")), "their penalties move rows without an advantage"
+    assert (num_short < len(batch)) == (loss not in ("dro", "kl_cov")), (
+        "their penalties move rows without an advantage"
+    )
 
 
 def test_gdpo_names_a_part_that_the_verifier_does_not_report(tiny):
     b = bound("gdpo", tiny, "method.reward_weights.formt=1.0")
-    with pytest.raises(RunError, match=r"method\.reward_weights\.formt: the verifier reports no such part; did you mean format\?"):
+    with pytest.raises(
+        RunError,
+        match=r"method\.reward_weights\.formt: the verifier reports no such part; did you mean format\?",
+    ):
         b.until("estimate")
 
 
 # ---- PPO's critic
 
-PPO = ("optimiser.lr=1e-2", "method.critic_lr=1e-2", "training.steps=10")
+PPO = ("optimizer.lr=1e-2", "method.critic_lr=1e-2", "training.steps=10")
 
 
 def test_warm_up_trains_the_critic_alone(tiny):
@@ -489,13 +586,13 @@ def test_warm_up_trains_the_critic_alone(tiny):
     assert not torch.equal(before, flat_weights(b.host.policy)) and b.metrics["grad_norm"] > 0
 
 
-def test_values_start_at_zero_and_are_learnt(tiny):
+def test_values_start_at_zero_and_are_learned(tiny):
     b = bound("ppo", tiny, *PPO, "method.critic_warmup=10", "method.critic_clip=10")
     batch = b.until("estimate")
     assert float(batch.tokens["values"].abs().max()) == 0.0
     assert b.metrics["critic/explained_variance"] == pytest.approx(0, abs=1e-3)
     # With gamma = lambda = 1 every token's return is its row's reward.
-    torch.testing.assert_close(batch.tokens["returns"], batch.spread(batch.rows["reward"]))
+    torch.testing.assert_close(batch.tokens["returns"], batch.expand(batch.rows["reward"]))
     critic, losses = b.host.models["critic"], []
     for number in range(1, 9):
         batch.tokens["values"] = critic.values(batch)
@@ -526,29 +623,44 @@ def test_the_critic_comes_back_bit_for_bit(tiny, tmp_path):
         fresh.load(str(tmp_path))
         assert torch.equal(fresh.values(batch), at_save)
         fresh.update(batch, 2)
-        assert torch.equal(fresh.values(batch), after), "the optimiser continues too"
+        assert torch.equal(fresh.values(batch), after), "the optimizer continues too"
 
 
 @pytest.mark.slow
 def test_reference_and_critic_in_a_child_give_the_same_numbers(tiny):
-    """cluster.place=process: policy, engine, reference and critic live in a child; the method cannot tell."""
-    words = ("method.kl=loss", "method.kl_coef=0.1", "cluster.wait_s=60", *PPO)
+    """cluster.backend=process: policy, engine, reference and critic live in a child; the method cannot tell."""
+    overrides = ("method.kl=loss", "method.kl_coef=0.1", "cluster.wait_s=60", *PPO)
     stories = []
     for where in ("local", "process"):
-        config = config_of("ppo", tiny, *SMALL, *words, f"cluster.place={where}")
+        config = config_of("ppo", tiny, *SMALL, *overrides, f"cluster.backend={where}")
         with place(config) as placed:
             b = Bound(config, placed=placed)
             told = []
             for number in (1, 2):
                 batch = b.until(number=number)
-                told.append({name: value for name, value in b.metrics.items() if not is_clock(name)})
-                told.append({name: batch.tokens[name] for name in ("values", "returns", "reference_logprobs", "advantages")})
-            told.append({"values": placed.models["critic"].values(batch), **placed.policy.weights()})
+                told.append(
+                    {name: value for name, value in b.metrics.items() if not is_clock(name)}
+                )
+                told.append(
+                    {
+                        name: batch.tokens[name]
+                        for name in ("values", "returns", "reference_logprobs", "advantages")
+                    }
+                )
+            told.append(
+                {"values": placed.models["critic"].values(batch), **placed.policy.weights()}
+            )
             stories.append(told)
     local, process = stories
     for mine, there in zip(local, process, strict=True):
         assert mine.keys() == there.keys()
         for name in mine:
-            same = torch.equal(mine[name], there[name]) if isinstance(mine[name], torch.Tensor) else mine[name] == there[name]
+            same = (
+                torch.equal(mine[name], there[name])
+                if isinstance(mine[name], torch.Tensor)
+                else mine[name] == there[name]
+            )
             assert same, name
-    assert float(local[3]["values"].abs().max()) > 0 and local[2]["kl/reference"] > 0, "the second step saw the first"
+    assert float(local[3]["values"].abs().max()) > 0 and local[2]["kl/reference"] > 0, (
+        "the second step saw the first"
+    )

@@ -8,7 +8,7 @@ import random
 
 import pytest
 import torch
-from lessons import LIMIT, RECIPES, SMALL, words_for
+from lessons import LIMIT, RECIPES, SMALL, overrides_for
 from world import END, NUM_TOKENS, config_of, random_batch
 
 from postgrad.algorithms.aggregation import AGGREGATIONS
@@ -18,7 +18,7 @@ from postgrad.methods.grpo import Grpo
 from postgrad.model.critic import LocalCritic
 from postgrad.model.load import load
 from postgrad.model.passes.layout import make_micro_batches
-from postgrad.model.policy import LocalPolicy, Tally
+from postgrad.model.policy import LocalPolicy, MetricAccumulator
 from postgrad.model.views import FULL
 from postgrad.types import DEMONSTRATION, Batch, Trajectory
 
@@ -33,8 +33,10 @@ def loaded(tiny):
     return model
 
 
-def policy_of(recipe: str, folder, loaded, *words: str) -> LocalPolicy:
-    config = config_of(recipe, folder, *SMALL, *words_for(recipe), "rollout.temperature=0.9", *words)
+def policy_of(recipe: str, folder, loaded, *overrides: str) -> LocalPolicy:
+    config = config_of(
+        recipe, folder, *SMALL, *overrides_for(recipe), "rollout.temperature=0.9", *overrides
+    )
     method = find_method(config.method.name)(config)
     method.check()
     return LocalPolicy(config, copy.deepcopy(loaded), method)
@@ -49,7 +51,7 @@ def batch_with_all_columns(seed: int = 101) -> Batch:
         return low + (high - low) * torch.rand(batch.num_tokens, generator=generator)
 
     more = {
-        "behaviour_logprobs": column(-3.2, -2.6),
+        "behavior_logprobs": column(-3.2, -2.6),
         "reference_logprobs": column(-3.5, -2.3),
         "rollout_weights": column(0.3, 2.0),
         "uniforms": column(0, 1),
@@ -71,7 +73,18 @@ def pairs(seed: int = 5, number: int = 6) -> Batch:
         for index in (0, 1):
             response = [*(draw.randrange(NUM_TOKENS) for _ in range(draw.randint(0, LIMIT))), END]
             columns = {"reference_logprobs": [draw.uniform(-3.5, -2.3) for _ in response]}
-            rows.append(Trajectory(f"p{group}", prompt, response, group, index, DEMONSTRATION, "given", tokens=columns))
+            rows.append(
+                Trajectory(
+                    f"p{group}",
+                    prompt,
+                    response,
+                    group,
+                    index,
+                    DEMONSTRATION,
+                    "given",
+                    tokens=columns,
+                )
+            )
     return Batch.of(rows)
 
 
@@ -79,18 +92,22 @@ def shuffled(batch: Batch, seed: int) -> Batch:
     return batch.select(torch.randperm(len(batch), generator=torch.Generator().manual_seed(seed)))
 
 
-def take_gradient(optimiser) -> torch.Tensor:
+def take_gradient(optimizer) -> torch.Tensor:
     """All gradients, flat; cleared."""
-    masters = optimiser.masters.values()
-    flat = torch.cat([(torch.zeros_like(m) if m.grad is None else m.grad).flatten() for m in masters]).double()
-    optimiser.adam.zero_grad(set_to_none=True)
+    masters = optimizer.masters.values()
+    flat = torch.cat(
+        [(torch.zeros_like(m) if m.grad is None else m.grad).flatten() for m in masters]
+    ).double()
+    optimizer.adam.zero_grad(set_to_none=True)
     return flat
 
 
 def gradient(policy: LocalPolicy, batch: Batch, budget: int) -> torch.Tensor:
     policy.config.training.token_budget = budget
-    policy.accumulate(policy.objective.prepare(batch.select(range(len(batch)))), FULL, Tally())
-    return take_gradient(policy.optimiser)
+    policy.accumulate(
+        policy.objective.prepare(batch.select(range(len(batch)))), FULL, MetricAccumulator()
+    )
+    return take_gradient(policy.optimizer)
 
 
 def assert_one_gradient(compute, batch: Batch) -> None:
@@ -100,12 +117,19 @@ def assert_one_gradient(compute, batch: Batch) -> None:
     for budget in BUDGETS:
         for other in (batch, shuffled(batch, budget))[budget != 40 :]:
             gap = float((compute(other, budget) - whole).abs().max())
-            assert gap <= 1e-6 * scale, f"budget {budget}: gradients differ by {gap:.3g}, their largest entry is {scale:.3g}"
+            assert gap <= 1e-6 * scale, (
+                f"budget {budget}: gradients differ by {gap:.3g}, their largest entry is {scale:.3g}"
+            )
 
 
 def test_the_budgets_really_split_differently():
-    for batch, together in ((batch_with_all_columns(), None), (pairs(), pairs().rows["group"].tolist())):
-        counts = [len(list(make_micro_batches(batch, budget, 32, together))) for budget in BUDGETS]
+    for batch, row_groups in (
+        (batch_with_all_columns(), None),
+        (pairs(), pairs().rows["group"].tolist()),
+    ):
+        counts = [
+            len(list(make_micro_batches(batch, budget, 32, row_groups))) for budget in BUDGETS
+        ]
         assert counts[0] > counts[1] > counts[2] == 1, counts
 
 
@@ -116,7 +140,9 @@ def test_any_recipe_any_split_one_gradient(recipe, tiny, loaded):
     assert_one_gradient(lambda rows, budget: gradient(policy, rows, budget), batch)
 
 
-@pytest.mark.parametrize("recipe", ["grpo", "rloo", "reinforce_pp_baseline", "gspo", "geo_mean", "dppo_kl"])
+@pytest.mark.parametrize(
+    "recipe", ["grpo", "rloo", "reinforce_pp_baseline", "gspo", "geo_mean", "dppo_kl"]
+)
 def test_the_same_without_old_logprobs(recipe, tiny, loaded):
     """The on-policy shortcut: old log-probs are the current ones, micro-batch by micro-batch."""
     policy = policy_of(recipe, tiny, loaded)
@@ -126,19 +152,27 @@ def test_the_same_without_old_logprobs(recipe, tiny, loaded):
 
 
 EXTRAS = [
-    *(("grpo", "method.kl=loss", "method.kl_coef=0.5", f"method.kl_estimator={name}") for name in KL_ESTIMATORS),
-    *((recipe, f"method.aggregation={mode}") for recipe in ("gspo", "geo_mean") for mode in AGGREGATIONS),
+    *(
+        ("grpo", "method.kl=loss", "method.kl_coef=0.5", f"method.kl_estimator={name}")
+        for name in KL_ESTIMATORS
+    ),
+    *(
+        (recipe, f"method.aggregation={mode}")
+        for recipe in ("gspo", "geo_mean")
+        for mode in AGGREGATIONS
+    ),
     ("grpo", "method.entropy_coef=0.3"),
     *(("dpo", f"method.loss={loss}") for loss in ("ipo", "hinge")),
     ("dpo", "method.label_smoothing=0.2", "method.reference_free=true"),
 ]
 
 
-@pytest.mark.parametrize("words", EXTRAS, ids=lambda words: " ".join(words))
-def test_the_same_with_settings_that_no_recipe_has(words, tiny, loaded):
-    policy = policy_of(words[0], tiny, loaded, *words[1:])
+@pytest.mark.parametrize("words", EXTRAS, ids=lambda overrides: " ".join(overrides))
+def test_the_same_with_settings_that_no_recipe_has(overrides, tiny, loaded):
+    policy = policy_of(overrides[0], tiny, loaded, *overrides[1:])
     assert_one_gradient(
-        lambda rows, budget: gradient(policy, rows, budget), pairs() if words[0] == "dpo" else batch_with_all_columns()
+        lambda rows, budget: gradient(policy, rows, budget),
+        pairs() if overrides[0] == "dpo" else batch_with_all_columns(),
     )
 
 
@@ -147,14 +181,16 @@ def test_the_critic_too(tiny):
     model = load(config.model, torch.device("cpu"))
     model.model.double()
     critic = LocalCritic(config, model, find_method("ppo")(config), lr=1e-3)
-    torch.nn.init.normal_(critic.head.weight, generator=torch.Generator().manual_seed(0))  # at zero the body would get no gradient
-    critic.optimiser.step = lambda lr: 0.0  # leave the gradient where it is
+    torch.nn.init.normal_(
+        critic.head.weight, generator=torch.Generator().manual_seed(0)
+    )  # at zero the body would get no gradient
+    critic.optimizer.step = lambda lr: 0.0  # leave the gradient where it is
     config.training.updates_per_step = 1
 
     def compute(batch: Batch, budget: int) -> torch.Tensor:
         config.training.token_budget = budget
         critic.update(batch, 1)
-        return take_gradient(critic.optimiser)
+        return take_gradient(critic.optimizer)
 
     assert_one_gradient(compute, batch_with_all_columns())
 
@@ -164,10 +200,14 @@ def test_the_check_would_notice_weights_of_micro_batches(tiny, loaded, monkeypat
     policy = policy_of("grpo", tiny, loaded)
     right = Grpo.loss
 
-    def local_mean(self, batch, current, tally):
-        batch.tokens["loss_weight"] = batch.tokens["loss_mask"] / batch.tokens["loss_mask"].sum().clamp(min=1)
-        return right(self, batch, current, tally)
+    def local_mean(self, batch, current, metrics):
+        batch.tokens["loss_weight"] = batch.tokens["loss_mask"] / batch.tokens[
+            "loss_mask"
+        ].sum().clamp(min=1)
+        return right(self, batch, current, metrics)
 
     monkeypatch.setattr(Grpo, "loss", local_mean)
     with pytest.raises(AssertionError, match="gradients differ"):
-        assert_one_gradient(lambda rows, budget: gradient(policy, rows, budget), batch_with_all_columns())
+        assert_one_gradient(
+            lambda rows, budget: gradient(policy, rows, budget), batch_with_all_columns()
+        )

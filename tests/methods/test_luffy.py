@@ -11,9 +11,14 @@ from lessons import LIMIT, SMALL, VERIFIERS, Bound, bound, build_tokenizer, run
 from letters import letters_tokenizer
 from offpolicy import Row, assert_a_killed_run_ends_the_same, priced
 from test_family import Spy
-from test_gradient_property import assert_one_gradient, batch_with_all_columns, gradient, loaded, policy_of  # noqa: F401
+from test_gradient_property import (
+    assert_one_gradient,
+    batch_with_all_columns,
+    gradient,
+    policy_of,
+)
 from tokenizers.decoders import Fuse
-from world import END, config_of, metrics_of, words_of
+from world import END, config_of, metrics_of, overrides_of
 
 from postgrad.cli.main import main
 from postgrad.cluster import place
@@ -41,7 +46,10 @@ T3 = {
     "p and log p": (("method.off_shape=p_logp",), 0.036367),
     "square root": (("method.off_shape=square_root",), -0.213503),
     "power": (("method.off_shape=pow", "method.off_options.exponent=0.5"), -0.213503),
-    "clamped": (("method.off_options.min_value=0.2", "method.off_options.max_value=0.8"), -0.256250),
+    "clamped": (
+        ("method.off_options.min_value=0.2", "method.off_options.max_value=0.8"),
+        -0.256250,
+    ),
     "without sure tokens": (("method.max_probability=0.8",), -0.092045),
     "without sure tokens, token mean": (("method.max_probability=0.8", MEAN), -0.061364),
     "reshaped on-policy": (("method.on_shape=p_div_p",), -0.253863),
@@ -51,34 +59,54 @@ T3 = {
 @pytest.mark.parametrize("name", T3)
 def test_the_loss_of_the_specification(name, tiny):
     """The table sums over the two rows where ours is a mean; token means are the same."""
-    words, expected = T3[name]
-    loss = priced(tiny, "luffy", [A, B], *words).loss
-    assert loss * (1 if MEAN in words else 2) == pytest.approx(expected, abs=1e-6)
+    overrides, expected = T3[name]
+    loss = priced(tiny, "luffy", [A, B], *overrides).loss
+    assert loss * (1 if MEAN in overrides else 2) == pytest.approx(expected, abs=1e-6)
 
 
 def test_the_gradient_of_the_specification(tiny):
     a, b = [-0.026042, -0.046875, -0.015496, -0.016875], [0.075, 0.0375, 0.0625, 0]
-    assert (priced(tiny, "luffy", [A, B]).gradient * 2).tolist() == pytest.approx([*a, *b], abs=1e-6)
-    assert (priced(tiny, "luffy", [A, B], *CLIP).gradient * 2)[4:].tolist() == pytest.approx([0.075, 0, 0.0625, 0], abs=1e-6)
+    assert (priced(tiny, "luffy", [A, B]).gradient * 2).tolist() == pytest.approx(
+        [*a, *b], abs=1e-6
+    )
+    assert (priced(tiny, "luffy", [A, B], *CLIP).gradient * 2)[4:].tolist() == pytest.approx(
+        [0.075, 0, 0.0625, 0], abs=1e-6
+    )
 
 
 def test_a_clip_on_the_reshaped_ratio(tiny):
     """By hand: v = (.6/.7)/(.5/.6) = 1.028571, (.24/.34)/(.4/.5) = .882353, 1; with A = -.25 only a clip from below could bind."""
     off = priced(tiny, "luffy", [A]).loss
-    kept = priced(tiny, "luffy", [A, B], "method.on_shape=p_div_p", "method.clip_low=0.1", "method.clip_high=0.1").loss * 2 - off
+    kept = (
+        priced(
+            tiny,
+            "luffy",
+            [A, B],
+            "method.on_shape=p_div_p",
+            "method.clip_low=0.1",
+            "method.clip_high=0.1",
+        ).loss
+        * 2
+        - off
+    )
     assert kept == pytest.approx(0.25 * (1.028571 + 0.9 + 1) / 4, abs=1e-6)
 
 
-def test_the_parts_are_logged_as_they_are_optimised_and_as_counts(tiny):
+def test_the_parts_are_logged_as_they_are_optimized_and_as_counts(tiny):
     told = priced(tiny, "luffy", [A, B], *CLIP).metrics
-    assert told["off_policy/loss"] == pytest.approx(-0.435795 * 4 / 8, abs=1e-6)  # token mean x tokens / (L rows)
+    assert told["off_policy/loss"] == pytest.approx(
+        -0.435795 * 4 / 8, abs=1e-6
+    )  # token mean x tokens / (L rows)
     assert told["on_policy/loss"] == pytest.approx(0.25 * 3 / 8, abs=1e-6)
     assert (told["off_policy/tokens"], told["on_policy/tokens"]) == (4, 3)
     assert told["off_policy/ratio"] == pytest.approx(0.581061, abs=1e-6)
     assert told["policy/clip_fraction"] == pytest.approx(1 / 3), "of the policy's own tokens"
     alone = priced(tiny, "luffy", [B]).metrics
     assert "off_policy/ratio" not in alone and alone["off_policy/loss"] == 0.0
-    assert all(math.isfinite(value) for value in [*told.values(), *alone.values(), *priced(tiny, "luffy", [A]).metrics.values()])
+    assert all(
+        math.isfinite(value)
+        for value in [*told.values(), *alone.values(), *priced(tiny, "luffy", [A]).metrics.values()]
+    )
 
 
 def test_recorded_probabilities_of_the_author_stand_in_the_ratio(tiny):
@@ -91,9 +119,16 @@ def test_recorded_probabilities_of_the_author_stand_in_the_ratio(tiny):
 def test_without_tokens_of_others_it_is_ppo_and_their_old_logprobs_never_matter(tiny):
     """T4, exactly; T3 has the number of the clipped case."""
     own = [Row(POLICY, A.p, A.old, A.advantage), B]
-    shape = ("method.normalise_by_std=false", "method.aggregation=seq-mean-token-sum-norm", "method.dual_clip=inf")
-    for words in (CLIP, ("method.clip_low=inf", "method.clip_high=inf")):
-        mixed, plain = priced(tiny, "luffy", own, *words), priced(tiny, "grpo", own, *shape, *words)
+    shape = (
+        "method.normalize_by_std=false",
+        "method.aggregation=seq-mean-token-sum-norm",
+        "method.dual_clip=inf",
+    )
+    for overrides in (CLIP, ("method.clip_low=inf", "method.clip_high=inf")):
+        mixed, plain = (
+            priced(tiny, "luffy", own, *overrides),
+            priced(tiny, "grpo", own, *shape, *overrides),
+        )
         assert mixed.loss == plain.loss and torch.equal(mixed.gradient, plain.gradient)
     assert priced(tiny, "luffy", own, *CLIP).loss * 2 == pytest.approx(-0.4125, abs=1e-6)
     other = Row(DEMONSTRATION, A.p, [0.9, 0.9, 0.9, 0.1], A.advantage)
@@ -111,16 +146,23 @@ def test_rl_with_sft_loss(tiny):
     short = Row(
         DEMONSTRATION, [0.5, 0.25], [1.0, 1.0], 1.0
     )  # the mean is over tokens of all demonstrations: (4 x 1.926566 + log 8) / 6
-    assert priced(tiny, "luffy_rl_sft", [sft, B, short], "method.sft_coef=1").metrics["off_policy/loss"] == pytest.approx(
-        1.630951, abs=1e-6
+    assert priced(tiny, "luffy_rl_sft", [sft, B, short], "method.sft_coef=1").metrics[
+        "off_policy/loss"
+    ] == pytest.approx(1.630951, abs=1e-6)
+    assert (
+        priced(tiny, "luffy_rl_sft", [sft], "method.sft_coef=1").gradient + 1 / 4
+    ).abs().max() < 1e-12, "no own rows: no NaN"
+    assert priced(tiny, "luffy_rl_sft", [B], "method.sft_coef=1").loss == pytest.approx(
+        0.175, abs=1e-6
     )
-    assert (priced(tiny, "luffy_rl_sft", [sft], "method.sft_coef=1").gradient + 1 / 4).abs().max() < 1e-12, "no own rows: no NaN"
-    assert priced(tiny, "luffy_rl_sft", [B], "method.sft_coef=1").loss == pytest.approx(0.175, abs=1e-6)
 
 
 @pytest.mark.parametrize("recipe", ["luffy", "luffy_rl_sft"])
 def test_the_entropy_bonus_is_a_mean_over_all_tokens_whatever_the_loss_divides_by(recipe, tiny):
-    plain, bonus = (priced(tiny, recipe, [A, B], f"method.entropy_coef={c}", entropy=2.0).loss for c in (0.0, 0.3))
+    plain, bonus = (
+        priced(tiny, recipe, [A, B], f"method.entropy_coef={c}", entropy=2.0).loss
+        for c in (0.0, 0.3)
+    )
     assert plain - bonus == pytest.approx(0.3 * 2.0, abs=1e-6)
 
 
@@ -138,40 +180,62 @@ def test_a_row_that_somebody_began_is_priced_in_two_parts(tiny):
 
 
 def problem(demonstration: str = "1" * 10, uid: str = "p", **extra) -> Problem:
-    return Problem(uid, ({"role": "user", "content": "1+1="},), "20", "arithmetic/digits", (demonstration,), extra)
+    return Problem(
+        uid,
+        ({"role": "user", "content": "1+1="},),
+        "20",
+        "arithmetic/digits",
+        (demonstration,),
+        extra,
+    )
 
 
 @cache
-def method_of(model, *words: str) -> Luffy:
+def method_of(model, *overrides: str) -> Luffy:
     """The method with a tokenizer and nothing else: what composing needs."""
-    config = config_of("luffy", model, *SMALL, "rollout.max_response_tokens=16", *words)
+    config = config_of("luffy", model, *SMALL, "rollout.max_response_tokens=16", *overrides)
     method = Luffy(config)
     method.check()
     method.bind(Ports(None, None, None, Prompts(build_tokenizer(config), "plain"), {}))  # type: ignore[arg-type]
     return method
 
 
-def composed(model, *words: str, problems: list[Problem] | None = None, number: int = 1):
+def composed(model, *overrides: str, problems: list[Problem] | None = None, number: int = 1):
     """The groups of one step, of demonstrations of ten tokens and the end unless others are given."""
     step = Step(number)
-    return method_of(model, *words).compose(problems or [problem()], step), step
+    return method_of(model, *overrides).compose(problems or [problem()], step), step
 
 
-def starts(model, *words: str, **options) -> list[int]:
-    groups, _ = composed(model, *words, **options)
+def starts(model, *overrides: str, **options) -> list[int]:
+    groups, _ = composed(model, *overrides, **options)
     return [len(start) for start in groups[0].starts]
 
 
-@pytest.mark.parametrize(("size", "share", "given"), [(11, 0.5, 5), (11, 0.99, 10), (11, 1.0, 11), (100, 0.29, 28)])
+@pytest.mark.parametrize(
+    ("size", "share", "given"), [(11, 0.5, 5), (11, 0.99, 10), (11, 1.0, 11), (100, 0.29, 28)]
+)
 def test_the_cut_counts_the_end_and_rounds_down(size, share, given, tiny):
     """T7."""
-    words = (f"method.prefix_min={share}", f"method.prefix_max={share}", "rollout.max_response_tokens=128")
-    (group,), _ = composed(tiny, *words, problems=[problem("1" * (size - 1))])
+    overrides = (
+        f"method.prefix_min={share}",
+        f"method.prefix_max={share}",
+        "rollout.max_response_tokens=128",
+    )
+    (group,), _ = composed(tiny, *overrides, problems=[problem("1" * (size - 1))])
     if given == size:
         (row,) = group.given
-        assert len(row.response) == size and row.response[-1] == END and not group.starts and group.num_samples == 3
+        assert (
+            len(row.response) == size
+            and row.response[-1] == END
+            and not group.starts
+            and group.num_samples == 3
+        )
     else:
-        assert [len(start) for start in group.starts] == [given] and group.num_samples == 4 and END not in group.starts[0]
+        assert (
+            [len(start) for start in group.starts] == [given]
+            and group.num_samples == 4
+            and END not in group.starts[0]
+        )
 
 
 def test_one_whole_demonstration_comes_first_and_the_engine_never_sees_it(tiny):
@@ -180,23 +244,39 @@ def test_one_whole_demonstration_comes_first_and_the_engine_never_sees_it(tiny):
     b.method.ports.engine = spy = Spy(b.host.engine)
     batch = b.until("sample")
     (_, (requests, _)) = spy.calls[0]
-    assert [(request.prompt, len(request.seeds)) for request in requests] == [(b.prompts.encode(p), 3) for p in b.problems[:2]]
+    assert [(request.prompt, len(request.seeds)) for request in requests] == [
+        (b.prompts.encode(p), 3) for p in b.problems[:2]
+    ]
     assert batch.rows["source"].tolist() == [DEMONSTRATION, POLICY, POLICY, POLICY] * 2
     rows = batch.response.split()
     sources = torch.split(batch.tokens["token_source"], batch.response.lengths.tolist())
     for first in (0, 4):
-        assert rows[first].tolist() == b.prompts.encode_response(b.problems[first // 4].demonstrations[0])
+        assert rows[first].tolist() == b.prompts.encode_response(
+            b.problems[first // 4].demonstrations[0]
+        )
         assert rows[first][-1] == END and set(sources[first].tolist()) == {DEMONSTRATION}
         assert all(set(sources[first + i].tolist()) == {POLICY} for i in (1, 2, 3))
 
 
 def test_a_continued_row_starts_with_the_demonstration_and_fits_the_limit(tiny):
-    b = bound("luffy", tiny, "method.prefix_min=0.5", "method.prefix_max=0.5", "method.num_demonstrations=2")
+    b = bound(
+        "luffy",
+        tiny,
+        "method.prefix_min=0.5",
+        "method.prefix_max=0.5",
+        "method.num_demonstrations=2",
+    )
     batch = b.until("sample")
     for number, (tokens, source) in enumerate(
-        zip(batch.response.split(), torch.split(batch.tokens["token_source"], batch.response.lengths.tolist()), strict=True)
+        zip(
+            batch.response.split(),
+            torch.split(batch.tokens["token_source"], batch.response.lengths.tolist()),
+            strict=True,
+        )
     ):
-        trace = b.prompts.encode_response(b.problems[number // 4].demonstrations[0])  # two digits and the end
+        trace = b.prompts.encode_response(
+            b.problems[number // 4].demonstrations[0]
+        )  # two digits and the end
         given = int(len(trace) * 0.5) if number % 4 < 2 else 0
         assert tokens[:given].tolist() == trace[:given] and len(tokens) <= LIMIT
         assert source.tolist() == [DEMONSTRATION] * given + [POLICY] * (len(tokens) - given)
@@ -216,20 +296,32 @@ def test_the_strategies_draw_as_they_should(tiny):
     assert first != starts(tiny, *apart, number=2) != starts(tiny, *apart, "seed=1", number=2)
     assert first != starts(tiny, *apart, problems=[problem(uid="q")])
     assert len(set(starts(tiny, *apart, "method.prefix_shared=true"))) == 1
-    fixed = ("method.num_demonstrations=3", "method.prefix_strategy=fixed", "method.prefix_min=0.2", "method.prefix_max=0.8")
+    fixed = (
+        "method.num_demonstrations=3",
+        "method.prefix_strategy=fixed",
+        "method.prefix_min=0.2",
+        "method.prefix_max=0.8",
+    )
     assert starts(tiny, *fixed) == [2, 5, 8]
     linear = ("method.prefix_strategy=linear", "method.prefix_steps=1000")
     assert [starts(tiny, *linear, number=n) for n in (1, 251, 501, 1001)] == [[8], [6], [4], []]
-    for name, bounds in (("linear_max", {1: 0.8, 1002: 0.08}), ("reverse_linear", {1: 0.08, 1002: 0.8})):
-        words = (
+    for name, bounds in (
+        ("linear_max", {1: 0.8, 1002: 0.08}),
+        ("reverse_linear", {1: 0.08, 1002: 0.8}),
+    ):
+        overrides = (
             f"method.prefix_strategy={name}",
             "method.num_demonstrations=-1",
             "rollout.samples=40",
             "rollout.max_response_tokens=100",
         )
         for number, most in bounds.items():
-            drawn = starts(tiny, *words, number=number, problems=[problem("1" * 99)])
-            assert 0.8 * most < max(drawn) / 100 <= most and min(drawn) < 0.4 * 100 * most, (name, number, drawn)
+            drawn = starts(tiny, *overrides, number=number, problems=[problem("1" * 99)])
+            assert 0.8 * most < max(drawn) / 100 <= most and min(drawn) < 0.4 * 100 * most, (
+                name,
+                number,
+                drawn,
+            )
 
 
 def test_no_demonstration_means_a_group_of_the_policy_s_own(tiny):
@@ -238,18 +330,26 @@ def test_no_demonstration_means_a_group_of_the_policy_s_own(tiny):
     groups, step = composed(tiny, problems=[bare, problem(), long])
     assert [(len(g.given), g.num_samples) for g in groups] == [(0, 4), (1, 3), (0, 4)]
     assert step.metrics["demonstration/dropped"] == 1
-    with pytest.raises(RunError, match=r"problem long has 41 tokens; raise rollout\.max_response_tokens \(now 16\) or set .*=drop"):
+    with pytest.raises(
+        RunError,
+        match=r"problem long has 41 tokens; raise rollout\.max_response_tokens \(now 16\) or set .*=drop",
+    ):
         composed(tiny, "method.overlong_demonstrations=error", problems=[long])
-    shown = [len(composed(tiny, "method.demonstration_share=0.5", number=n)[0][0].given) for n in range(1, 41)]
+    shown = [
+        len(composed(tiny, "method.demonstration_share=0.5", number=n)[0][0].given)
+        for n in range(1, 41)
+    ]
     assert 8 < sum(shown) < 32
 
 
 def test_probabilities_of_the_author_come_from_the_data(tiny):
-    words = ("method.demonstration_probs=probs",)
-    (group,), _ = composed(tiny, *words, problems=[problem("12", probs=[0.5, 0.25, 1.0])])
-    assert group.given[0].behaviour_logprobs == pytest.approx([math.log(0.5 + 1e-6), math.log(0.25 + 1e-6), math.log(1 + 1e-6)])
+    overrides = ("method.demonstration_probs=probs",)
+    (group,), _ = composed(tiny, *overrides, problems=[problem("12", probs=[0.5, 0.25, 1.0])])
+    assert group.given[0].behavior_logprobs == pytest.approx(
+        [math.log(0.5 + 1e-6), math.log(0.25 + 1e-6), math.log(1 + 1e-6)]
+    )
     with pytest.raises(RunError, match=r"2 numbers in probs .* for 3 tokens with the end"):
-        composed(tiny, *words, problems=[problem("12", probs=[0.5, 0.25])])
+        composed(tiny, *overrides, problems=[problem("12", probs=[0.5, 0.25])])
 
 
 def test_the_prompt_s_opening_of_the_thought_is_not_doubled():
@@ -261,17 +361,21 @@ def test_the_prompt_s_opening_of_the_thought_is_not_doubled():
         row = Problem("p", ({"role": "user", "content": "1+1="},), "2", "", (text,))
         prompts = Prompts(tokenizer, "chat")
         (ids,) = prompts.encode_demonstrations(row)
-        assert prompts.decode(prompts.encode(row)) + prompts.decode(ids) == "1+1=<think>\nso</think>2"
+        assert (
+            prompts.decode(prompts.encode(row)) + prompts.decode(ids) == "1+1=<think>\nso</think>2"
+        )
         (ids,) = Prompts(tokenizer, "plain").encode_demonstrations(row)
-        assert prompts.decode(ids) == text, "a prompt that opens nothing keeps the demonstration's opening"
+        assert prompts.decode(ids) == text, (
+            "a prompt that opens nothing keeps the demonstration's opening"
+        )
 
 
 # ---- rewards and advantages
 
 
-def estimated(model, rewards, sources, *words: str, finish=None):
+def estimated(model, rewards, sources, *overrides: str, finish=None):
     """Token advantages of one group of rows of three tokens, by the method's own estimate."""
-    b = bound("luffy", model, *words)
+    b = bound("luffy", model, *overrides)
     rows = [
         Trajectory(
             "p",
@@ -298,16 +402,25 @@ def test_a_row_that_somebody_began_is_not_in_the_split_baseline(tiny):
     """Rows 2 and 3 are the policy's alone: mean .5. Were the begun row among them, it would be 2/3."""
     split = estimated(tiny, [1.0, 1.0, 1.0, 0.0], [D, BEGUN, P, P], "method.advantage=grpo_split")
     assert split[:, 0].tolist() == [0.5, 0.5, 0.5, -0.5]
-    assert estimated(tiny, [1.0, 1.0, 1.0, 0.0], [D, BEGUN, P, P])[:, 0].tolist() == [0.25, 0.25, 0.25, -0.75]
+    assert estimated(tiny, [1.0, 1.0, 1.0, 0.0], [D, BEGUN, P, P])[:, 0].tolist() == [
+        0.25,
+        0.25,
+        0.25,
+        -0.75,
+    ]
 
 
 def test_what_may_be_done_to_advantages(tiny):
     rewards, sources = [1.0, 0.0, 0.0, 0.0], [BEGUN, P, P, P]
-    scaled = estimated(tiny, rewards, sources, "method.off_advantage_scale=2", "method.on_advantage_scale=0.5")
+    scaled = estimated(
+        tiny, rewards, sources, "method.off_advantage_scale=2", "method.on_advantage_scale=0.5"
+    )
     assert scaled[0].tolist() == [1.5, 0.375, 0.375] and scaled[1].tolist() == [-0.125] * 3
     fixed = estimated(tiny, rewards, sources, "method.prefix_advantage=2")
     assert fixed[0].tolist() == [0.5, 0.75, 0.75]
-    cut = estimated(tiny, rewards, sources, "method.truncated_advantage=false", finish={1: "length"})
+    cut = estimated(
+        tiny, rewards, sources, "method.truncated_advantage=false", finish={1: "length"}
+    )
     assert cut[:, 1].tolist() == [0.75, 0.0, -0.25, -0.25]
     sft = estimated(tiny, [1.0] * 4, [BEGUN, D, P, P], "method.sft_coef=0.3")
     assert sft.flatten().tolist() == pytest.approx([0.3, 0, 0, 0.3, 0.3, 0.3] + [0] * 6)
@@ -316,35 +429,47 @@ def test_what_may_be_done_to_advantages(tiny):
 def test_a_wrong_demonstration_is_pushed_down_or_masked(tiny):
     """Kept as in the reference: -k/n. Masked: its tokens are out of the loss and of every denominator."""
 
-    def judged(*words: str) -> Batch:
-        b = bound("luffy", tiny, *words)
+    def judged(*overrides: str) -> Batch:
+        b = bound("luffy", tiny, *overrides)
         demonstrations = {p.demonstrations[0] for p in b.problems}
         b.judge.value = lambda response: 0.0 if response in demonstrations else 1.0
         return b.until("estimate")
 
     kept, masked = judged(), judged("method.wrong_demonstrations=mask")
     given = kept.tokens["token_source"] == DEMONSTRATION
-    assert kept.tokens["advantages"][given].tolist() == [-0.75] * int(given.sum()) and bool(kept.tokens["loss_mask"].all())
-    assert torch.equal(masked.tokens["loss_mask"], ~given) and float(masked.tokens["advantages"][given].abs().max()) == 0.0
+    assert kept.tokens["advantages"][given].tolist() == [-0.75] * int(given.sum()) and bool(
+        kept.tokens["loss_mask"].all()
+    )
+    assert (
+        torch.equal(masked.tokens["loss_mask"], ~given)
+        and float(masked.tokens["advantages"][given].abs().max()) == 0.0
+    )
     assert torch.equal(masked.tokens["advantages"][~given], kept.tokens["advantages"][~given])
 
 
 def test_the_policy_s_own_reward_is_told_apart(tiny):
     b = bound("luffy", tiny, value=lambda response: 0.0)
-    b.judge.value = lambda response: 1.0 if response in {p.demonstrations[0] for p in b.problems} else 0.25
+    b.judge.value = lambda response: (
+        1.0 if response in {p.demonstrations[0] for p in b.problems} else 0.25
+    )
     batch = b.until("score")
-    assert b.metrics["reward/demonstration"] == b.metrics["reward/aided"] == 1.0 and b.metrics["reward/on_policy"] == 0.25
+    assert (
+        b.metrics["reward/demonstration"] == b.metrics["reward/aided"] == 1.0
+        and b.metrics["reward/on_policy"] == 0.25
+    )
     given = float((batch.tokens["token_source"] == DEMONSTRATION).sum())
     assert b.metrics["off_policy/token_share"] == pytest.approx(given / batch.num_tokens)
 
 
 def test_whole_demonstrations_cost_no_forward_pass_before_the_update(tiny):
-    words = ("training.updates_per_step=2",)
-    b = bound("luffy", tiny, *words)
+    overrides = ("training.updates_per_step=2",)
+    b = bound("luffy", tiny, *overrides)
     b.method.ports.policy = spy = Spy(b.host.policy)
-    batch = b.until("remember")
+    batch = b.until("compute_old_logprobs")
     asked = [arguments[0] for name, arguments in spy.calls if name == "logprobs"]
-    assert [len(rows) for rows in asked] == [12] and set(asked[0].rows["source"].tolist()) == {POLICY}
+    assert [len(rows) for rows in asked] == [12] and set(asked[0].rows["source"].tolist()) == {
+        POLICY
+    }
     own = batch.tokens["token_source"] == POLICY
     whole = b.host.policy.logprobs(batch)["logprobs"]
     assert torch.allclose(batch.tokens["old_logprobs"][own], whole[own], atol=1e-6)
@@ -365,16 +490,24 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_any_split_and_any_order_give_one_gradient(name, tiny, loaded):  # noqa: F811
+def test_any_split_and_any_order_give_one_gradient(name, tiny, loaded):
     """T14: with whole and partial demonstrations in every micro-batch or only in some."""
-    policy, batch = policy_of(name.split()[0], tiny, loaded, *VARIANTS[name]), batch_with_all_columns()
+    policy, batch = (
+        policy_of(name.split()[0], tiny, loaded, *VARIANTS[name]),
+        batch_with_all_columns(),
+    )
     draw = random.Random(3)
     lengths = batch.response.lengths.tolist()
     given = [draw.choice([0, 0, n, draw.randint(0, n)]) for n in lengths]
     batch.tokens["token_source"] = torch.tensor(
-        [DEMONSTRATION if i < g else POLICY for g, n in zip(given, lengths, strict=True) for i in range(n)], dtype=torch.int8
+        [
+            DEMONSTRATION if i < g else POLICY
+            for g, n in zip(given, lengths, strict=True)
+            for i in range(n)
+        ],
+        dtype=torch.int8,
     )
-    batch.tokens["behaviour_logprobs"][batch.tokens["token_source"] == DEMONSTRATION] = 0.0
+    batch.tokens["behavior_logprobs"][batch.tokens["token_source"] == DEMONSTRATION] = 0.0
     assert 0 < sum(given) < batch.num_tokens
     assert_one_gradient(lambda rows, budget: gradient(policy, rows, budget), batch)
 
@@ -382,16 +515,24 @@ def test_any_split_and_any_order_give_one_gradient(name, tiny, loaded):  # noqa:
 @pytest.mark.slow
 def test_a_process_of_its_own_gives_the_same_numbers(tiny):
     stories = []
-    words = ("method.prefix_min=0.4", "method.num_demonstrations=2", "method.max_probability=0.9", "training.updates_per_step=2")
+    overrides = (
+        "method.prefix_min=0.4",
+        "method.num_demonstrations=2",
+        "method.max_probability=0.9",
+        "training.updates_per_step=2",
+    )
     for where in ("local", "process"):
-        own = ("optimiser.lr=1e-3", f"cluster.place={where}", *words)
+        own = ("optimizer.lr=1e-3", f"cluster.backend={where}", *overrides)
         config = config_of("luffy", tiny, *SMALL, *own)
         with place(config) as placed:
             b = Bound(config, placed=placed)
             told = []
             for number in (1, 2):
                 batch = b.until(number=number)
-                told += [{k: v for k, v in b.metrics.items() if not is_clock(k)}, {"a": batch.tokens["advantages"]}]
+                told += [
+                    {k: v for k, v in b.metrics.items() if not is_clock(k)},
+                    {"a": batch.tokens["advantages"]},
+                ]
             stories.append([*told, placed.policy.weights()])
     for mine, there in zip(*stories, strict=True):
         assert mine.keys() == there.keys()
@@ -404,30 +545,52 @@ def test_a_process_of_its_own_gives_the_same_numbers(tiny):
 def test_a_killed_run_ends_the_same(tiny, tmp_path):
     verifier = tmp_path / "mine.py"
     verifier.write_text(VERIFIERS)
-    own = ["method.prefix_min=0.2", "method.num_demonstrations=2", "training.updates_per_step=2", "optimiser.lr=3e-3"]
-    words = [*SMALL, *own, "training.steps=5", "training.checkpoint_every=2", f"reward.verifier={verifier}:graded"]
-    lines = assert_a_killed_run_ends_the_same("luffy", tiny, tmp_path, 3, words)
+    own = [
+        "method.prefix_min=0.2",
+        "method.num_demonstrations=2",
+        "training.updates_per_step=2",
+        "optimizer.lr=3e-3",
+    ]
+    overrides = [
+        *SMALL,
+        *own,
+        "training.steps=5",
+        "training.checkpoint_every=2",
+        f"reward.verifier={verifier}:graded",
+    ]
+    lines = assert_a_killed_run_ends_the_same("luffy", tiny, tmp_path, 3, overrides)
     assert all(line["grad_norm"] > 0 and 0 < line["off_policy/token_share"] < 1 for line in lines)
 
 
 # ---- whole runs
 
 
-def test_groups_without_signal_stop_a_run_that_cannot_learn_and_an_sft_loss_is_signal(tiny, tmp_path):
+def test_groups_without_signal_stop_a_run_that_cannot_learn_and_an_sft_loss_is_signal(
+    tiny, tmp_path
+):
     verifier = tmp_path / "same.py"
     verifier.write_text("def same(response, problem):\n    return 1.0\n")
-    words = (f"reward.verifier={verifier}:same", "training.max_flat_steps=2", "training.steps=3")
+    overrides = (
+        f"reward.verifier={verifier}:same",
+        "training.max_flat_steps=2",
+        "training.steps=3",
+    )
     with pytest.raises(RunError, match="no learning signal for 2 steps"):
-        run("luffy", tiny, tmp_path / "flat", *words)
-    lines = run("luffy_rl_sft", tiny, tmp_path / "sft", *words)
-    assert len(lines) == 3 and all(line["off_policy/loss"] > 0 and line["on_policy/loss"] == 0 for line in lines)
+        run("luffy", tiny, tmp_path / "flat", *overrides)
+    lines = run("luffy_rl_sft", tiny, tmp_path / "sft", *overrides)
+    assert len(lines) == 3 and all(
+        line["off_policy/loss"] > 0 and line["on_policy/loss"] == 0 for line in lines
+    )
 
 
 def test_a_run_whose_demonstrations_are_all_too_long_is_told_and_sound(tiny, tmp_path):
     lines = run("luffy", tiny, tmp_path, "rollout.max_response_tokens=2")
     for line in lines:
         assert line["demonstration/dropped"] == 4 and line["off_policy/token_share"] == 0
-        assert all(math.isfinite(value) for value in line.values()) and "reward/demonstration" not in line
+        assert (
+            all(math.isfinite(value) for value in line.values())
+            and "reward/demonstration" not in line
+        )
 
 
 REFUSED = {
@@ -447,16 +610,21 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("words", REFUSED)
-def test_refused_with_the_fix_in_one_line(words, tiny):
-    with pytest.raises(ConfigError, match=REFUSED[words]) as caught:
-        Luffy(config_of("luffy", tiny, *SMALL, *words.split())).check()
+def test_refused_with_the_fix_in_one_line(overrides, tiny):
+    with pytest.raises(ConfigError, match=REFUSED[overrides]) as caught:
+        Luffy(config_of("luffy", tiny, *SMALL, *overrides.split())).check()
     assert "\n" not in str(caught.value)
 
 
 def test_data_without_demonstrations_are_refused_before_the_run(tiny, tmp_path):
     data = tmp_path / "data.jsonl"
-    data.write_text("".join(json.dumps({"question": f"{i}+1=", "answer": str(i + 1)}) + "\n" for i in range(9)))
-    with pytest.raises(ConfigError, match=r"has a demonstration; add a column target or set method\.num_demonstrations=0"):
+    data.write_text(
+        "".join(json.dumps({"question": f"{i}+1=", "answer": str(i + 1)}) + "\n" for i in range(9))
+    )
+    with pytest.raises(
+        ConfigError,
+        match=r"has a demonstration; add a column target or set method\.num_demonstrations=0",
+    ):
         run("luffy", tiny, tmp_path / "runs", f"data.train={data}")
     assert not (tmp_path / "runs").exists()
 
@@ -464,7 +632,10 @@ def test_data_without_demonstrations_are_refused_before_the_run(tiny, tmp_path):
 @pytest.fixture
 def copying(tmp_path):
     """Write the first digit three times and end: about one response of 100,000 of an untrained model (18 tokens) does."""
-    for name, numbers in (("train", [i for i in range(100) if i % 7]), ("validation", range(0, 100, 7))):
+    for name, numbers in (
+        ("train", [i for i in range(100) if i % 7]),
+        ("validation", range(0, 100, 7)),
+    ):
         rows = [
             {
                 "uid": f"{i:02}",
@@ -476,14 +647,21 @@ def copying(tmp_path):
             for i in numbers
         ]
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "exact.py").write_text("def exact(response, problem):\n    return float(response == problem.ground_truth)\n")
+    (tmp_path / "exact.py").write_text(
+        "def exact(response, problem):\n    return float(response == problem.ground_truth)\n"
+    )
     return (
         *(
             f"data.train={tmp_path}/train.jsonl",
             f"data.validation={tmp_path}/validation.jsonl",
             f"reward.verifier={tmp_path}/exact.py:exact",
         ),
-        *("training.steps=50", "training.problems_per_step=16", "rollout.samples=8", "optimiser.lr=5e-3"),
+        *(
+            "training.steps=50",
+            "training.problems_per_step=16",
+            "rollout.samples=8",
+            "optimizer.lr=5e-3",
+        ),
         *("training.checkpoint_every=1000", "training.max_flat_steps=1000"),
     )
 
@@ -494,28 +672,39 @@ def test_luffy_learns_what_grpo_never_sees_a_success_of(copying, tmp_path):
     fresh = make_tiny(tmp_path / "fresh", seed=0, layers=2, width=32)
     for recipe in ("luffy", "grpo"):
         lines = run(recipe, fresh, tmp_path / recipe, *copying)
-        steps, (before, after) = [x for x in lines if "reward/mean" in x], [x for x in lines if "validation/accuracy" in x]
+        steps, (before, after) = (
+            [x for x in lines if "reward/mean" in x],
+            [x for x in lines if "validation/accuracy" in x],
+        )
         assert len(steps) == 50 and before["validation/accuracy"] == 0.0
         if recipe == "grpo":
-            assert all(line["reward/mean"] == 0.0 for line in steps) and after["validation/accuracy"] == 0.0
+            assert (
+                all(line["reward/mean"] == 0.0 for line in steps)
+                and after["validation/accuracy"] == 0.0
+            )
         else:
             alone = [line["reward/on_policy"] for line in steps]
             assert max(alone[:5]) < 0.02 and sum(alone[-5:]) / 5 > 0.3, alone
             assert after["validation/accuracy"] > 0.5
-            assert steps[-1]["off_policy/ratio"] > steps[0]["off_policy/ratio"] + 0.3, "the demonstrations became likely"
+            assert steps[-1]["off_policy/ratio"] > steps[0]["off_policy/ratio"] + 0.3, (
+                "the demonstrations became likely"
+            )
 
 
 @pytest.mark.slow
 def test_sft_then_rl_is_one_command(tiny, tmp_path):
-    words = words_of(
+    overrides = overrides_of(
         tiny,
         *SMALL,
         f"runs={tmp_path}",
         "reward.max_failure_rate=1.0",
-        'first.settings=["training.steps=2","training.problems_per_step=4"]',
+        'warmup.overrides=["training.steps=2","training.problems_per_step=4"]',
     )
-    assert main(["train", "luffy_sft_rl", *words]) == 0
+    assert main(["train", "luffy_sft_rl", *overrides]) == 0
     first, second = metrics_of(tmp_path / "test-first"), metrics_of(tmp_path / "test")
     assert all("sft/loss" in line for line in first) and len(first) == len(second) == 2
     assert all(line["off_policy/token_share"] == 0 and "sft/loss" not in line for line in second)
-    assert str(tmp_path / "test-first" / "checkpoints" / "step-2" / "policy") in (tmp_path / "test" / "config.yaml").read_text()
+    assert (
+        str(tmp_path / "test-first" / "checkpoints" / "step-2" / "policy")
+        in (tmp_path / "test" / "config.yaml").read_text()
+    )

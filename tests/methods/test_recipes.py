@@ -39,9 +39,14 @@ def weights_in(folder: Path) -> dict[str, torch.Tensor]:
 def assert_sound(lines: list[dict], model: Path, runs: Path) -> None:
     assert [line["step"] for line in lines] == [1, 2]
     for line in lines:
-        assert all(math.isfinite(value) for value in line.values()), {k: v for k, v in line.items() if not math.isfinite(v)}
+        assert all(math.isfinite(value) for value in line.values()), {
+            k: v for k, v in line.items() if not math.isfinite(v)
+        }
         assert line["grad_norm"] > 0
-    before, after = weights_in(model), weights_in(runs / "test" / "checkpoints" / "step-2" / "policy")
+    before, after = (
+        weights_in(model),
+        weights_in(runs / "test" / "checkpoints" / "step-2" / "policy"),
+    )
     assert before.keys() == after.keys()
     assert all(torch.isfinite(w).all() for w in after.values())
     assert sum(not torch.equal(before[name], after[name]) for name in before) > len(before) / 2
@@ -53,49 +58,87 @@ def test_no_recipe_is_forgotten():
 
 @pytest.mark.parametrize("recipe", SAMPLING_RECIPES)
 def test_a_recipe_that_samples_trains(recipe, tiny, verifiers, tmp_path):
-    lines = run(recipe, tiny, tmp_path, "optimiser.lr=1e-3", f"reward.verifier={verifiers}:graded")
+    lines = run(recipe, tiny, tmp_path, "optimizer.lr=1e-3", f"reward.verifier={verifiers}:graded")
     assert_sound(lines, tiny, tmp_path)
     for line in lines:
-        assert {"loss", "entropy", "reward/mean", "engine/gap_max", *OWN_METRICS.get(recipe, ())} <= line.keys()
+        assert {
+            "loss",
+            "entropy",
+            "reward/mean",
+            "engine/gap_max",
+            *OWN_METRICS.get(recipe, ()),
+        } <= line.keys()
         assert line["engine/gap_max"] < 1e-4 and 1 <= line["response/length"] <= LIMIT
         assert line["advantages/rows_with_signal"] > 0
 
 
-@pytest.mark.parametrize("recipe", ["ppo", "luffy", "exgrpo", "bupo", "classmate", "reinforce_pp", "dapo"])
+@pytest.mark.parametrize(
+    "recipe", ["ppo", "luffy", "exgrpo", "bupo", "classmate", "reinforce_pp", "dapo"]
+)
 def test_every_kind_of_method_trains_adapters(recipe, tiny, verifiers, tmp_path):
     """LoRA is below the methods: critics, references, views, replays and classmates work with it, and only adapters move."""
     pytest.importorskip("peft")
-    words = ("optimiser.lr=1e-2", f"reward.verifier={verifiers}:graded", "model.lora.rank=4")
-    lines = run(recipe, tiny, tmp_path, *words)
+    overrides = ("optimizer.lr=1e-2", f"reward.verifier={verifiers}:graded", "model.lora.rank=4")
+    lines = run(recipe, tiny, tmp_path, *overrides)
     assert all(line["engine/gap_max"] < 1e-4 and line["grad_norm"] > 0 for line in lines)
-    before, after = weights_in(tiny), weights_in(tmp_path / "test" / "checkpoints" / "step-2" / "policy")
+    before, after = (
+        weights_in(tiny),
+        weights_in(tmp_path / "test" / "checkpoints" / "step-2" / "policy"),
+    )
     moved = {name for name in before if not torch.equal(before[name], after[name])}
-    assert before.keys() == after.keys() and moved and all("_proj." in name for name in moved), moved
+    assert before.keys() == after.keys() and moved and all("_proj." in name for name in moved), (
+        moved
+    )
 
 
 def test_sft_trains(tiny, tmp_path):
-    lines = run("sft", tiny, tmp_path, "optimiser.lr=1e-3", "optimiser.warmup_steps=0")
+    lines = run("sft", tiny, tmp_path, "optimizer.lr=1e-3", "optimizer.warmup_steps=0")
     assert_sound(lines, tiny, tmp_path)
     assert all(line["sft/loss"] > 0 for line in lines)
 
 
-@pytest.mark.parametrize("words", [[], ["method.loss=ipo"], ["method.loss=hinge"], ["method.reference_free=true"]], ids=str)
-def test_dpo_trains_in_its_variants(words, tiny, tmp_path):
+@pytest.mark.parametrize(
+    "words",
+    [[], ["method.loss=ipo"], ["method.loss=hinge"], ["method.reference_free=true"]],
+    ids=str,
+)
+def test_dpo_trains_in_its_variants(overrides, tiny, tmp_path):
     data = tmp_path / "pairs.jsonl"
-    pairs = [{"prompt": f"{a}+{b}=", "chosen": str(a + b), "rejected": str(a + b + 1)} for a in range(4) for b in range(4)]
+    pairs = [
+        {"prompt": f"{a}+{b}=", "chosen": str(a + b), "rejected": str(a + b + 1)}
+        for a in range(4)
+        for b in range(4)
+    ]
     data.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
-    own = ("optimiser.lr=1e-3", "optimiser.warmup_steps=0", "training.updates_per_step=2", f"data.train={data}", *words)
+    own = (
+        "optimizer.lr=1e-3",
+        "optimizer.warmup_steps=0",
+        "training.updates_per_step=2",
+        f"data.train={data}",
+        *overrides,
+    )
     lines = run("dpo", tiny, tmp_path, *own)
     assert_sound(lines, tiny, tmp_path)
     for line in lines:
-        assert {"dpo/margin", "dpo/accuracy", "dpo/reward_chosen", "dpo/reward_rejected"} <= line.keys()
+        assert {
+            "dpo/margin",
+            "dpo/accuracy",
+            "dpo/reward_chosen",
+            "dpo/reward_rejected",
+        } <= line.keys()
 
 
 def test_dpo_wants_pairs_to_be_validated_on(tiny, tmp_path):
-    pair, single = {"prompt": "1+1=", "chosen": "2", "rejected": "3"}, {"question": "1+2=", "answer": "3"}
+    pair, single = (
+        {"prompt": "1+1=", "chosen": "2", "rejected": "3"},
+        {"question": "1+2=", "answer": "3"},
+    )
     data, held = tmp_path / "pairs.jsonl", tmp_path / "held.jsonl"
     data.write_text("".join(json.dumps(pair | {"prompt": f"{a}+1="}) + "\n" for a in range(16)))
     held.write_text(json.dumps(single) + "\n")
-    with pytest.raises(ConfigError, match=r"no chosen and rejected response; dpo needs both in every row of data\.validation"):
+    with pytest.raises(
+        ConfigError,
+        match=r"no chosen and rejected response; dpo needs both in every row of data\.validation",
+    ):
         run("dpo", tiny, tmp_path / "runs", f"data.train={data}", f"data.validation={held}")
     assert not (tmp_path / "runs").exists()

@@ -14,7 +14,11 @@ from postgrad.methods.base import Ports, Step
 from postgrad.methods.support.thinking import Thinking
 from postgrad.types import Batch, Trajectory
 
-THINKING = ("method=postgrad.methods.support.thinking:Thinking", "method.cot_start='('", "method.cot_end=')'")
+THINKING = (
+    "method=postgrad.methods.support.thinking:Thinking",
+    "method.cot_start='('",
+    "method.cot_end=')'",
+)
 
 
 class Short(Thinking):
@@ -33,16 +37,21 @@ class Short(Thinking):
         return {"short": 0.5}
 
 
-def estimated(tiny, responses: list[str], *words: str) -> tuple[Batch, PlainJudge]:
-    config = config_of("grpo", tiny, *SMALL, *THINKING, "method.normalise_by_std=false", *words)
-    method, host, prompts = Short(config), build_host(config), Prompts(build_tokenizer(config), "plain", 64)
+def estimated(tiny, responses: list[str], *overrides: str) -> tuple[Batch, PlainJudge]:
+    config = config_of("grpo", tiny, *SMALL, *THINKING, "method.normalize_by_std=false", *overrides)
+    method, host, prompts = (
+        Short(config),
+        build_host(config),
+        Prompts(build_tokenizer(config), "plain", 64),
+    )
     method.check()
     judge = PlainJudge(lambda text: float(text == "7"))
     method.bind(Ports(host.policy, host.engine, judge, prompts))
     problem, *_ = problems = load_problems("arithmetic:1")
     step = Step(1, Feed(problems, shuffle=False))
     rows = [
-        Trajectory(problem.uid, prompts.encode(problem), prompts.encode_response(text), 0, i) for i, text in enumerate(responses)
+        Trajectory(problem.uid, prompts.encode(problem), prompts.encode_response(text), 0, i)
+        for i, text in enumerate(responses)
     ]
     return method.estimate(method.score(method.enrich(Batch.of(rows), step), step), step), judge
 
@@ -59,15 +68,21 @@ def test_only_what_is_shown_learns_from_it_and_only_the_tokens_that_learn_at_all
     batch, _ = estimated(tiny, ["(1)7", "(123)7"], "method.keep=first-1-tokens")
     assert batch.tokens["advantages"].nonzero()[:, 0].tolist() == [1, 6]
     batch, _ = estimated(tiny, ["(1)7", "(123)7"], "method.main_tokens=output_only")
-    assert not batch.tokens["advantages"].any() and batch.tokens["loss_mask"].nonzero()[:, 0].tolist() == [3, 4, 10, 11]
+    assert not batch.tokens["advantages"].any() and batch.tokens["loss_mask"].nonzero()[
+        :, 0
+    ].tolist() == [3, 4, 10, 11]
 
 
 def test_a_response_without_an_output_is_not_judged(tiny):
-    batch, judge = estimated(tiny, ["(1", "(123)7"], "method.unanswered=-2")
-    assert judge.asked == ["7"] and batch.rows["reward"].tolist() == [-2, 1] and batch.rows["output"] == [None, "7"]
+    batch, judge = estimated(tiny, ["(1", "(123)7"], "method.no_output_score=-2")
+    assert (
+        judge.asked == ["7"]
+        and batch.rows["reward"].tolist() == [-2, 1]
+        and batch.rows["output"] == [None, "7"]
+    )
     assert not batch.tokens["cot_mask"][:3].any(), "nobody sees a thought that was never closed"
 
 
-def test_minimising_wants_to_know_what_silence_is_worth(tiny):
-    with pytest.raises(ConfigError, match=r"needs method\.unanswered"):
-        estimated(tiny, ["(1)7"], "reward.objective=minimise")
+def test_minimizing_wants_to_know_what_silence_is_worth(tiny):
+    with pytest.raises(ConfigError, match=r"needs method\.no_output_score"):
+        estimated(tiny, ["(1)7"], "reward.objective=minimize")

@@ -41,7 +41,7 @@ def score(response, problem):
 
 
 @pytest.fixture
-def words(mine, tmp_path) -> list[str]:
+def overrides(mine, tmp_path) -> list[str]:
     (tmp_path / "reward.py").write_text(f"CALL = {CALL!r}\n{CALLED}")
     return [
         f"rollout.tools=[{mine}:look]", f"reward.verifier={tmp_path / 'reward.py'}:score", "data.template=chat",
@@ -50,42 +50,93 @@ def words(mine, tmp_path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_policy_learns_to_call_its_tool(words, tmp_path):
+def test_a_policy_learns_to_call_its_tool(overrides, tmp_path):
     """From a call here and there to the call, the end of the turn, and after the answer nothing more."""
     model = chat_model(tmp_path / "model", SHORT_CHAT)
-    more = ("training.steps=40", "training.problems_per_step=8", "rollout.samples=32", "optimiser.lr=1e-2", "rollout.max_turns=2")
-    folder = train(config_of("grpo", model, *words, *more, "rollout.max_response_tokens=40"), Reporter()).folder
+    more = (
+        "training.steps=40",
+        "training.problems_per_step=8",
+        "rollout.samples=32",
+        "optimizer.lr=1e-2",
+        "rollout.max_turns=2",
+    )
+    folder = train(
+        config_of("grpo", model, *overrides, *more, "rollout.max_response_tokens=40"), Reporter()
+    ).folder
     lines = metrics_of(folder)
     best = max(lines, key=lambda line: line["reward/mean"])
     assert lines[0]["reward/called"] < 0.2 and lines[0]["reward/mean"] < 0
-    assert best["reward/called"] > 0.8 and best["reward/mean"] > 0.7 and best["tools/calls"] > 0.8 and best["tools/turns"] > 1.7
-    gaps = [line["engine/gap_max"] for line in lines if "engine/gap_max" in line]  # a step without a signal prices nothing
-    assert len(gaps) > 20 and max(gaps) < 1e-4, "the trainer prices what follows an answer as the engine did"
+    assert (
+        best["reward/called"] > 0.8
+        and best["reward/mean"] > 0.7
+        and best["tools/calls"] > 0.8
+        and best["tools/turns"] > 1.7
+    )
+    gaps = [
+        line["engine/gap_max"] for line in lines if "engine/gap_max" in line
+    ]  # a step without a signal prices nothing
+    assert len(gaps) > 20 and max(gaps) < 1e-4, (
+        "the trainer prices what follows an answer as the engine did"
+    )
     files = sorted((folder / "rollouts").glob("*.parquet"))
-    assert any(TOOL in sources for file in files for sources in pq.read_table(file)["token_source"].to_pylist())
-    assert main(["eval", str(folder), "data=arithmetic:1:digits:test", "data.limit=4", f"out={tmp_path / 'eval'}"]) == 0
-    assert json.loads((tmp_path / "eval" / "settings.json").read_text())["rollout"]["tools"], "the run's tools are its evaluation's"
+    assert any(
+        TOOL in sources
+        for file in files
+        for sources in pq.read_table(file)["token_source"].to_pylist()
+    )
+    assert (
+        main(
+            [
+                "eval",
+                str(folder),
+                "data=arithmetic:1:digits:test",
+                "data.limit=4",
+                f"out={tmp_path / 'eval'}",
+            ]
+        )
+        == 0
+    )
+    assert json.loads((tmp_path / "eval" / "settings.json").read_text())["rollout"]["tools"], (
+        "the run's tools are its evaluation's"
+    )
 
 
-def test_no_loss_sees_what_a_tool_wrote(words, tmp_path):
+def test_no_loss_sees_what_a_tool_wrote(overrides, tmp_path):
     """The gradient is the stock model's over the policy's own tokens; the observation stands in their context alone."""
     model = chat_model(tmp_path / "model")
-    config = config_of("grpo", model, *words, "rollout.samples=8", "training.problems_per_step=2", "reward.workers=1")
+    config = config_of(
+        "grpo",
+        model,
+        *overrides,
+        "rollout.samples=8",
+        "training.problems_per_step=2",
+        "reward.workers=1",
+    )
     bound = Bound(config)
     box = Toolbox(config.rollout.tools)
     prompts = Prompts(bound.prompts.tokenizer, "chat", 4096, tools=box.schemas)
     call, end = prompts.tokenizer.convert_tokens_to_ids(CALL), prompts.tokenizer.eos_token_id
-    engine = FakeEngine(lambda prompt, seed: [3, end] if call in prompt else [call, end] if seed % 2 else [4, 5, end])
-    bound.method.ports.engine, bound.method.ports.prompts, bound.method.ports.turns = engine, prompts, Turns(box, prompts, 4)
+    engine = FakeEngine(
+        lambda prompt, seed: (
+            [3, end] if call in prompt else [call, end] if seed % 2 else [4, 5, end]
+        )
+    )
+    bound.method.ports.engine, bound.method.ports.prompts, bound.method.ports.turns = (
+        engine,
+        prompts,
+        Turns(box, prompts, 4),
+    )
     bound.judge.value = lambda text: float(CALL in text)
     batch = bound.until("estimate")
     tool = batch.tokens["token_source"] == TOOL
     assert bool(tool.any()) and not bool(batch.tokens["loss_mask"][tool].any())
     assert bool(batch.tokens["loss_mask"][batch.tokens["token_source"] == POLICY].all())
-    assert not bool(batch.tokens["advantages"][tool].any()) and bool(batch.tokens["advantages"].any())
+    assert not bool(batch.tokens["advantages"][tool].any()) and bool(
+        batch.tokens["advantages"].any()
+    )
     answered = len(set(batch.response.row_index[tool].tolist()))
     assert 0 < answered < len(batch) and bound.metrics["tools/calls"] == answered / len(batch)
-    other = batch.tokens["behaviour_logprobs"][tool]
+    other = batch.tokens["behavior_logprobs"][tool]
     assert torch.equal(other, torch.zeros_like(other))
     stock = stock_model(model)
     rows = zip(batch.prompt.split(), batch.response.split(), strict=True)

@@ -1,4 +1,4 @@
-"""THE property: one optimiser step's gradient does not depend on budget, bundling or order, and equals a slow row-by-row reference.
+"""THE property: one optimizer step's gradient does not depend on budget, bundling or order, and equals a slow row-by-row reference.
 
 The model computes in float64, so that what is left is the float32 in which gradients accumulate.
 """
@@ -13,7 +13,7 @@ from postgrad.algorithms.aggregation import AGGREGATIONS
 from postgrad.methods import find_method
 from postgrad.model.load import load
 from postgrad.model.passes import layout
-from postgrad.model.policy import LocalPolicy, Tally
+from postgrad.model.policy import LocalPolicy, MetricAccumulator
 from postgrad.model.views import FULL
 from postgrad.types import Batch
 
@@ -25,32 +25,46 @@ STATE: dict = {}
 def policy_of(folder, method: str) -> LocalPolicy:
     """One float64 policy a method, for all examples."""
     if method not in STATE:
-        config = config_of(method, folder, f"rollout.max_response_tokens={LENGTH}", "rollout.temperature=0.9")
+        config = config_of(
+            method, folder, f"rollout.max_response_tokens={LENGTH}", "rollout.temperature=0.9"
+        )
         loaded = load(config.model, torch.device("cpu"))
         loaded.model.double()
         STATE[method] = LocalPolicy(config, loaded, find_method(method)(config))
     return STATE[method]
 
 
-def gradient(policy: LocalPolicy, batch: Batch, aggregation: str, budget: int = 8192, width: int | None = None) -> torch.Tensor:
-    """All gradients of one optimiser step, flat."""
+def gradient(
+    policy: LocalPolicy,
+    batch: Batch,
+    aggregation: str,
+    budget: int = 8192,
+    width: int | None = None,
+) -> torch.Tensor:
+    """All gradients of one optimizer step, flat."""
     policy.config.training.token_budget = budget
     policy.config.method.aggregation = aggregation
     own = policy.width
     policy.width = width or own
     try:
-        policy.accumulate(policy.objective.prepare(batch.select(range(len(batch)))), FULL, Tally())
+        policy.accumulate(
+            policy.objective.prepare(batch.select(range(len(batch)))), FULL, MetricAccumulator()
+        )
     finally:
         policy.width = own
-    masters = policy.optimiser.masters
-    flat = torch.cat([(torch.zeros_like(m) if m.grad is None else m.grad).flatten() for m in masters.values()])
-    policy.optimiser.adam.zero_grad(set_to_none=True)
+    masters = policy.optimizer.masters
+    flat = torch.cat(
+        [(torch.zeros_like(m) if m.grad is None else m.grad).flatten() for m in masters.values()]
+    )
+    policy.optimizer.adam.zero_grad(set_to_none=True)
     return flat
 
 
 def weights_by_hand(aggregation: str, batch: Batch) -> torch.Tensor:
     """The weight of every token, from the modes' definitions, in plain Python."""
-    masks = [mask.tolist() for mask in batch.tokens["loss_mask"].split(batch.response.lengths.tolist())]
+    masks = [
+        mask.tolist() for mask in batch.tokens["loss_mask"].split(batch.response.lengths.tolist())
+    ]
     total, rows = sum(map(sum, masks)), sum(any(mask) for mask in masks)
     share = {
         "token-mean": lambda count: 1 / max(1, total),
@@ -59,15 +73,21 @@ def weights_by_hand(aggregation: str, batch: Batch) -> torch.Tensor:
         "seq-mean-token-mean": lambda count: 1 / (max(1, rows) * max(1, count)),
         "seq-mean-token-sum-norm": lambda count: 1 / (max(1, rows) * LENGTH),
     }[aggregation]
-    return torch.tensor([seen * share(sum(mask)) for mask in masks for seen in mask], dtype=torch.float64)
+    return torch.tensor(
+        [seen * share(sum(mask)) for mask in masks for seen in mask], dtype=torch.float64
+    )
 
 
-def reference(folder, method: str, names: list[str], batch: Batch, aggregation: str) -> torch.Tensor:
+def reference(
+    folder, method: str, names: list[str], batch: Batch, aggregation: str
+) -> torch.Tensor:
     """Row by row through the stock model in float64, with the losses written out."""
     if "stock" not in STATE:
         STATE["stock"] = stock_model(folder)
     model = STATE["stock"]
-    logprobs = torch.cat([stock_row(model, prompt, response, 0.9)[0] for prompt, response in rows_of(batch)])
+    logprobs = torch.cat(
+        [stock_row(model, prompt, response, 0.9)[0] for prompt, response in rows_of(batch)]
+    )
     if method == "sft":
         losses = -logprobs
     else:
@@ -78,7 +98,12 @@ def reference(folder, method: str, names: list[str], batch: Batch, aggregation: 
     total = (losses * weights_by_hand(aggregation, batch)).sum()
     named = dict(model.named_parameters())
     gradients = torch.autograd.grad(total, [named[name] for name in names], allow_unused=True)
-    return torch.cat([(torch.zeros_like(named[n]) if g is None else g).flatten() for n, g in zip(names, gradients, strict=True)])
+    return torch.cat(
+        [
+            (torch.zeros_like(named[n]) if g is None else g).flatten()
+            for n, g in zip(names, gradients, strict=True)
+        ]
+    )
 
 
 def assert_same(one: torch.Tensor, two: torch.Tensor) -> None:
@@ -94,7 +119,9 @@ def test_the_gradient_equals_the_row_by_row_reference(tiny, method, aggregation)
         batch = random_batch(seed, groups=4, samples=4)
         ours = gradient(policy, batch, aggregation)
         assert float(ours.abs().max()) > 0
-        assert_same(ours, reference(tiny, method, list(policy.optimiser.masters), batch, aggregation))
+        assert_same(
+            ours, reference(tiny, method, list(policy.optimizer.masters), batch, aggregation)
+        )
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -130,10 +157,10 @@ def test_rows_of_one_update_may_be_computed_in_any_number_of_calls(tiny):
     whole = gradient(policy, batch, "seq-mean-token-mean")
     prepared = policy.objective.prepare(batch)
     for row in range(len(prepared)):
-        policy.accumulate(prepared.select([row]), FULL, Tally())
-    masters = policy.optimiser.masters
+        policy.accumulate(prepared.select([row]), FULL, MetricAccumulator())
+    masters = policy.optimizer.masters
     parts = torch.cat([m.grad.flatten() for m in masters.values()])
-    policy.optimiser.adam.zero_grad(set_to_none=True)
+    policy.optimizer.adam.zero_grad(set_to_none=True)
     assert_same(parts, whole)
 
 
@@ -144,10 +171,10 @@ def test_metrics_are_means_over_tokens_whatever_the_budget(tiny, method):
     results = []
     for budget in (1, 40, 8192):
         policy.config.training.token_budget, policy.config.method.aggregation = budget, "token-mean"
-        tally = Tally()
-        policy.accumulate(policy.objective.prepare(batch.select(range(len(batch)))), FULL, tally)
-        policy.optimiser.adam.zero_grad(set_to_none=True)
-        results.append(tally.result())
+        metrics = MetricAccumulator()
+        policy.accumulate(policy.objective.prepare(batch.select(range(len(batch)))), FULL, metrics)
+        policy.optimizer.adam.zero_grad(set_to_none=True)
+        results.append(metrics.result())
     for other in results[1:]:
         assert results[0].keys() == other.keys()
         for name, value in results[0].items():
@@ -159,5 +186,10 @@ def test_rows_without_an_advantage_count_in_the_denominator(tiny):
     policy = policy_of(tiny, "grpo")
     batch = random_batch(12, groups=4, samples=4)
     silent = batch.sum_tokens(batch.tokens["advantages"].abs()) == 0
-    assert bool(silent.any()) and len(policy.objective.prepare(batch.select(range(len(batch))))) < len(batch)
-    assert_same(gradient(policy, batch, "token-mean"), reference(tiny, "grpo", list(policy.optimiser.masters), batch, "token-mean"))
+    assert bool(silent.any()) and len(
+        policy.objective.prepare(batch.select(range(len(batch))))
+    ) < len(batch)
+    assert_same(
+        gradient(policy, batch, "token-mean"),
+        reference(tiny, "grpo", list(policy.optimizer.masters), batch, "token-mean"),
+    )

@@ -74,18 +74,29 @@ def test_a_bad_path_is_one_line_that_names_it(path, part):
     for use in (load_tokenizer, model_width, lambda config: load(config, CPU)):
         with pytest.raises(ConfigError) as caught:
             use(settings(path))
-        assert part in str(caught.value) and path in str(caught.value) and "\n" not in str(caught.value)
+        assert (
+            part in str(caught.value)
+            and path in str(caught.value)
+            and "\n" not in str(caught.value)
+        )
 
 
 def test_a_word_that_is_no_model_says_so_at_once_where_no_hub_answers(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("postgrad.model.load.hub_answers", lambda: False)
     (tmp_path / "my-model").mkdir()
-    for word, hint in (("smolm2", "; did you mean smollm2?"), ("my-modl", "; did you mean my-model?"), ("qwxzj", "in the cache")):
+    for word, hint in (
+        ("smolm2", "; did you mean smollm2?"),
+        ("my-modl", "; did you mean my-model?"),
+        ("qwxzj", "in the cache"),
+    ):
         start = time.monotonic()
         with pytest.raises(ConfigError) as caught:
             load(settings(word), CPU)
-        assert f"model.path={word} cannot be loaded: there is no such folder, no model hub answers" in str(caught.value)
+        assert (
+            f"model.path={word} cannot be loaded: there is no such folder, no model hub answers"
+            in str(caught.value)
+        )
         assert str(caught.value).endswith(hint) and time.monotonic() - start < 10
 
 
@@ -137,7 +148,9 @@ def test_whether_a_hub_answers_is_asked_at_its_own_port_or_at_the_proxy(reachabl
     assert asked == [("mirror", 8080), ("huggingface.co", 443), ("proxy", 3128)]
 
 
-@pytest.mark.parametrize("broken", ["empty folder", "no weights", "cut weights", "no tokenizer", "cut config"])
+@pytest.mark.parametrize(
+    "broken", ["empty folder", "no weights", "cut weights", "no tokenizer", "cut config"]
+)
 def test_a_broken_folder_is_one_line(tiny, tmp_path, broken):
     if broken != "empty folder":
         for file in tiny.iterdir():
@@ -160,11 +173,16 @@ def test_tiny_is_made_once_into_the_cache_and_differs_by_seed(tmp_path, monkeypa
     monkeypatch.setenv("POSTGRAD_CACHE", str(tmp_path))
     first = resolve("tiny", 0)
     stamp = (Path(first) / "model.safetensors").stat().st_mtime_ns
-    assert resolve("tiny", 0) == first and (Path(first) / "model.safetensors").stat().st_mtime_ns == stamp
+    assert (
+        resolve("tiny", 0) == first
+        and (Path(first) / "model.safetensors").stat().st_mtime_ns == stamp
+    )
     assert resolve("tiny", 1) != first
     a, b = (stock_model(tmp_path / f"tiny-{seed}") for seed in (0, 1))
     assert not torch.equal(a.model.embed_tokens.weight, b.model.embed_tokens.weight)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["tiny-0", "tiny-1"], "nothing half-written stays"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["tiny-0", "tiny-1"], (
+        "nothing half-written stays"
+    )
 
 
 @pytest.mark.parametrize("folder", ["tiny", "tiny_untied"])
@@ -172,15 +190,19 @@ def test_a_saved_checkpoint_is_a_stock_folder_with_equal_logits(folder, request,
     from transformers import AutoTokenizer
 
     source = request.getfixturevalue(folder)
-    policy = build_host(config_of("grpo", source, "optimiser.lr=1e-2")).policy
+    policy = build_host(config_of("grpo", source, "optimizer.lr=1e-2")).policy
     policy.update(random_batch(1), 1)
     policy.save(str(tmp_path))
     ids = torch.arange(12)[None]
     again = stock_model(tmp_path / "policy", torch.float32)
     with torch.no_grad():
         mine = policy.model(input_ids=ids, use_cache=False).logits
-        torch.testing.assert_close(again(input_ids=ids, use_cache=False).logits, mine, rtol=1e-5, atol=1e-5)
-        assert not torch.allclose(stock_model(source, torch.float32)(input_ids=ids).logits, mine, atol=1e-3), "the update must show"
+        torch.testing.assert_close(
+            again(input_ids=ids, use_cache=False).logits, mine, rtol=1e-5, atol=1e-5
+        )
+        assert not torch.allclose(
+            stock_model(source, torch.float32)(input_ids=ids).logits, mine, atol=1e-3
+        ), "the update must show"
     assert AutoTokenizer.from_pretrained(tmp_path / "policy").decode([3, 10, 4]) == "3+4"
 
 
@@ -190,16 +212,33 @@ def build_odd(kind: str, folder):
 
     from postgrad.model.tiny import tiny_tokenizer
 
-    shape = {"vocab_size": 18, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    shape |= {"num_key_value_heads": 2, "eos_token_id": 17, "pad_token_id": 16, "bos_token_id": None}
+    shape = {
+        "vocab_size": 18,
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
+    shape |= {
+        "num_key_value_heads": 2,
+        "eos_token_id": 17,
+        "pad_token_id": 16,
+        "bos_token_id": None,
+    }
     torch.manual_seed(0)
     makers = {
         "softcap": lambda: t.Gemma2ForCausalLM(
-            t.Gemma2Config(**shape, head_dim=16, final_logit_softcapping=2.0, attn_logit_softcapping=None)
+            t.Gemma2Config(
+                **shape, head_dim=16, final_logit_softcapping=2.0, attn_logit_softcapping=None
+            )
         ),
         "scale": lambda: t.GraniteForCausalLM(t.GraniteConfig(**shape, logits_scaling=8.0)),
-        "capped scores": lambda: t.Gemma2ForCausalLM(t.Gemma2Config(**shape, head_dim=16, final_logit_softcapping=None)),
-        "sinks": lambda: t.GptOssForCausalLM(t.GptOssConfig(**shape, head_dim=16, num_local_experts=2, num_experts_per_tok=1)),
+        "capped scores": lambda: t.Gemma2ForCausalLM(
+            t.Gemma2Config(**shape, head_dim=16, final_logit_softcapping=None)
+        ),
+        "sinks": lambda: t.GptOssForCausalLM(
+            t.GptOssConfig(**shape, head_dim=16, num_local_experts=2, num_experts_per_tok=1)
+        ),
         "window": lambda: t.MistralForCausalLM(t.MistralConfig(**shape, sliding_window=8)),
     }
     model = makers[kind]()
@@ -227,10 +266,16 @@ def test_a_model_whose_attention_does_more_than_ours_is_refused(kind, tmp_path):
 def test_a_sliding_window_is_fine_until_a_row_is_longer_than_it(tmp_path):
     build_odd("window", tmp_path)
     policy = build_host(config_of("grpo", tmp_path)).policy
-    short, long = Trajectory("a", [1, 2, 3], [4, 5, 6, 7]), Trajectory("a", [1, 2, 3], list(range(9)))
+    short, long = (
+        Trajectory("a", [1, 2, 3], [4, 5, 6, 7]),
+        Trajectory("a", [1, 2, 3], list(range(9))),
+    )
     ours = policy.logprobs(Batch.of([short]))["logprobs"]
     torch.testing.assert_close(
-        ours.double(), stock_row(stock_model(tmp_path), short.prompt, short.response)[0], rtol=1e-4, atol=1e-4
+        ours.double(),
+        stock_row(stock_model(tmp_path), short.prompt, short.response)[0],
+        rtol=1e-4,
+        atol=1e-4,
     )
     with pytest.raises(RunError, match="sliding window of 8"):
         policy.logprobs(Batch.of([long]))

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from world import config_of, random_batch
 
 from postgrad.cluster.host import build_host
-from postgrad.config.schema import OptimiserConfig
+from postgrad.config.schema import OptimizerConfig
 from postgrad.errors import ConfigError, RunError
 from postgrad.model import offload
 from postgrad.model.offload import OffloadedAdamW
-from postgrad.model.optimizer import Optimiser
+from postgrad.model.optimizer import Optimizer
 
 KINDS = ["adamw", "adamw_offloaded", "adamw_fused"]
 if importlib.util.find_spec("bitsandbytes"):
@@ -31,7 +31,9 @@ def needs(device: str) -> None:
 
 def net(dtype: torch.dtype = torch.float32, device: str = "cpu") -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(7, 11), nn.Tanh(), nn.Linear(11, 5, bias=False), nn.Linear(5, 3)).to(device, dtype)
+    return nn.Sequential(
+        nn.Linear(7, 11), nn.Tanh(), nn.Linear(11, 5, bias=False), nn.Linear(5, 3)
+    ).to(device, dtype)
 
 
 def data(seed: int) -> Tensor:
@@ -43,8 +45,10 @@ def backward(model: nn.Module, seed: int) -> None:
     model(data(seed).to(p.device, p.dtype)).square().sum().backward()
 
 
-def config(kind: str, **changes) -> OptimiserConfig:
-    return OptimiserConfig(kind=kind, lr=1e-2, betas=[0.8, 0.95], eps=1e-6, weight_decay=0.1, **changes)
+def config(kind: str, **changes) -> OptimizerConfig:
+    return OptimizerConfig(
+        kind=kind, lr=1e-2, betas=[0.8, 0.95], eps=1e-6, weight_decay=0.1, **changes
+    )
 
 
 def same(one: nn.Module, two: nn.Module) -> bool:
@@ -76,38 +80,46 @@ def test_twenty_steps_are_bit_equal_to_torch(device, monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("max_grad_norm", [0.0, 0.5])
 def test_offloading_changes_no_bit_of_a_training(dtype, device, max_grad_norm, monkeypatch):
-    """The whole optimiser, two backward passes a step, clipping, masters, two learning rates: as kind=adamw."""
+    """The whole optimizer, two backward passes a step, clipping, masters, two learning rates: as kind=adamw."""
     needs(device)
     monkeypatch.setattr(offload, "SLICE", 50)
     scale = {"0.weight": 0.5, "3.bias": 2.0}
     models = {kind: net(dtype, device) for kind in ("adamw", "adamw_offloaded")}
-    optimisers = {kind: Optimiser(model, config(kind, max_grad_norm=max_grad_norm), scale) for kind, model in models.items()}
+    optimizers = {
+        kind: Optimizer(model, config(kind, max_grad_norm=max_grad_norm), scale)
+        for kind, model in models.items()
+    }
     if device == "cuda":  # torch's default there is another order of the same operations
-        for group in optimisers["adamw"].adam.param_groups:
+        for group in optimizers["adamw"].adam.param_groups:
             group["foreach"] = False
     for step in range(1, 21):
         norms = set()
         for kind, model in models.items():
             backward(model, step)
             backward(model, step + 100)
-            norms.add(optimisers[kind].step(1e-2 / step))
+            norms.add(optimizers[kind].step(1e-2 / step))
             assert all(p.grad is None for p in model.parameters())
         assert len(norms) == 1 and same(models["adamw"], models["adamw_offloaded"]), step
     if dtype == torch.bfloat16:
-        plain, host = optimisers["adamw"], optimisers["adamw_offloaded"]
+        plain, host = optimizers["adamw"], optimizers["adamw_offloaded"]
         for name, p in host.params.items():
             master = host.adam.state[p]["master"]
             assert master.dtype == torch.float32 and master.device.type == "cpu"
-            assert torch.equal(master, plain.masters[name].cpu()) and torch.equal(p.cpu(), master.bfloat16())
+            assert torch.equal(master, plain.masters[name].cpu()) and torch.equal(
+                p.cpu(), master.bfloat16()
+            )
 
 
 def test_a_tied_model_gives_the_same_bits_with_every_place_of_the_state(tiny):
     """Tied weights get two gradients in one backward pass; both kinds add them up in the same way."""
-    words = ("model.dtype=bfloat16", "optimiser.lr=1e-2", "training.updates_per_step=2")
-    plain = build_host(config_of("grpo", tiny, *words)).policy
-    host = build_host(config_of("grpo", tiny, *words, "optimiser.kind=adamw_offloaded")).policy
+    overrides = ("model.dtype=bfloat16", "optimizer.lr=1e-2", "training.updates_per_step=2")
+    plain = build_host(config_of("grpo", tiny, *overrides)).policy
+    host = build_host(config_of("grpo", tiny, *overrides, "optimizer.kind=adamw_offloaded")).policy
     for step in (1, 2, 3):
-        assert plain.update(random_batch(step), step)["grad_norm"] == host.update(random_batch(step), step)["grad_norm"]
+        assert (
+            plain.update(random_batch(step), step)["grad_norm"]
+            == host.update(random_batch(step), step)["grad_norm"]
+        )
     assert same(plain.model, host.model)
 
 
@@ -138,49 +150,52 @@ def test_epsilon_stands_outside_the_bias_correction_as_in_torch():
 def test_parameters_without_gradient_are_left_alone(kind, dtype):
     model = net(dtype)
     model[0].weight.requires_grad_(False)  # from the start
-    optimiser = Optimiser(model, config(kind))
+    optimizer = Optimizer(model, config(kind))
     backward(model, 1)
-    optimiser.step(1e-2)
+    optimizer.step(1e-2)
     model[2].weight.requires_grad_(False)  # from now on
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    moments = {key: torch.as_tensor(v).clone() for key, v in optimiser.adam.state[optimiser.masters["2.weight"]].items()}
+    moments = {
+        key: torch.as_tensor(v).clone()
+        for key, v in optimizer.adam.state[optimizer.masters["2.weight"]].items()
+    }
     for step in (2, 3):
         backward(model, step)
-        optimiser.step(1e-2)
-    assert "0.weight" not in optimiser.masters
+        optimizer.step(1e-2)
+    assert "0.weight" not in optimizer.masters
     for name, p in model.named_parameters():
         assert torch.equal(p, before[name]) == (name in ("0.weight", "2.weight")), name
-    after = optimiser.adam.state[optimiser.masters["2.weight"]]
+    after = optimizer.adam.state[optimizer.masters["2.weight"]]
     assert all(torch.equal(value, torch.as_tensor(after[key])) for key, value in moments.items())
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_saved_optimiser_continues_bit_for_bit(kind, dtype, device, tmp_path):
+def test_a_saved_optimizer_continues_bit_for_bit(kind, dtype, device, tmp_path):
     needs(device)
     one = big_net(dtype, device)
-    first = Optimiser(one, config(kind), {"0.bias": 0.1})
+    first = Optimizer(one, config(kind), {"0.bias": 0.1})
     for step in (1, 2, 3):
         backward(one, step)
         first.step(1e-2)
     first.save(tmp_path / "o.safetensors")
     two = big_net(dtype, device)
     two.load_state_dict(one.state_dict())
-    second = Optimiser(two, config(kind), {"0.bias": 0.1})
+    second = Optimizer(two, config(kind), {"0.bias": 0.1})
     if dtype == torch.bfloat16:  # the masters are in the file: the weights follow them
         two.load_state_dict({name: torch.zeros_like(p) for name, p in two.named_parameters()})
     second.load(tmp_path / "o.safetensors")
     assert same(one, two)
     for step in (4, 5, 6):
-        for model, optimiser in ((one, first), (two, second)):
+        for model, optimizer in ((one, first), (two, second)):
             backward(model, step)
-            optimiser.step(1e-2)
+            optimizer.step(1e-2)
         assert same(one, two)
 
 
 def big_net(dtype: torch.dtype, device: str) -> nn.Module:
-    """Weights of more than 4,096 entries: smaller ones keep float32 state in the 8-bit optimiser."""
+    """Weights of more than 4,096 entries: smaller ones keep float32 state in the 8-bit optimizer."""
     torch.manual_seed(1)
     return nn.Sequential(nn.Linear(7, 700), nn.Tanh(), nn.Linear(700, 9)).to(device, dtype)
 
@@ -189,48 +204,57 @@ def big_net(dtype: torch.dtype, device: str) -> nn.Module:
 @pytest.mark.parametrize("saved_by", ["adamw", "adamw_offloaded"])
 def test_the_kinds_read_each_others_files(saved_by, dtype, tmp_path):
     one = net(dtype)
-    first = Optimiser(one, config(saved_by))
+    first = Optimizer(one, config(saved_by))
     for step in (1, 2):
         backward(one, step)
         first.step(1e-2)
     first.save(tmp_path / "o.safetensors")
     two = net(dtype)
     two.load_state_dict(one.state_dict())
-    second = Optimiser(two, config({"adamw": "adamw_offloaded", "adamw_offloaded": "adamw"}[saved_by]))
+    second = Optimizer(
+        two, config({"adamw": "adamw_offloaded", "adamw_offloaded": "adamw"}[saved_by])
+    )
     second.load(tmp_path / "o.safetensors")
-    for model, optimiser in ((one, first), (two, second)):
+    for model, optimizer in ((one, first), (two, second)):
         backward(model, 3)
-        optimiser.step(1e-2)
+        optimizer.step(1e-2)
     assert same(one, two)
 
 
 @pytest.mark.parametrize("kind", ["adamw", "adamw_offloaded"])
 def test_load_forgets_what_happened_meanwhile_and_takes_the_present_weights(kind, tmp_path):
     """A parameter without saved state has the master that the model holds now, not the one of before."""
-    Optimiser(net(), config("adamw")).save(tmp_path / "empty.safetensors")
+    Optimizer(net(), config("adamw")).save(tmp_path / "empty.safetensors")
     model = net(torch.bfloat16)
-    optimiser = Optimiser(model, config(kind))
+    optimizer = Optimizer(model, config(kind))
     backward(model, 1)
-    optimiser.step(1e-2)
+    optimizer.step(1e-2)
     model.load_state_dict({name: torch.full_like(p, 0.25) for name, p in model.named_parameters()})
-    optimiser.load(tmp_path / "empty.safetensors")
-    assert len(optimiser.adam.state) == 0 and all(bool((p == 0.25).all()) for p in model.parameters())
+    optimizer.load(tmp_path / "empty.safetensors")
+    assert len(optimizer.adam.state) == 0 and all(
+        bool((p == 0.25).all()) for p in model.parameters()
+    )
 
 
 def test_another_kind_of_state_is_refused(tmp_path):
     from safetensors.torch import save_file
 
     model = net()
-    state = {f"{key}/0.bias": torch.zeros(11) for key in ("state1", "state2")} | {"step/0.bias": torch.tensor(3)}
+    state = {f"{key}/0.bias": torch.zeros(11) for key in ("state1", "state2")} | {
+        "step/0.bias": torch.tensor(3)
+    }
     save_file(state, tmp_path / "o.safetensors")
-    with pytest.raises(RunError, match=r"not of optimiser\.kind=adamw_offloaded"):
-        Optimiser(model, config("adamw_offloaded")).load(tmp_path / "o.safetensors")
+    with pytest.raises(RunError, match=r"not of optimizer\.kind=adamw_offloaded"):
+        Optimizer(model, config("adamw_offloaded")).load(tmp_path / "o.safetensors")
 
 
 def test_state_dict_keeps_float32_on_the_host():
     """torch's own load_state_dict would cast the moments to bfloat16."""
     one, two = net(torch.bfloat16), net(torch.bfloat16)
-    first, second = OffloadedAdamW(one.parameters(), **NUMBERS), OffloadedAdamW(two.parameters(), **NUMBERS)
+    first, second = (
+        OffloadedAdamW(one.parameters(), **NUMBERS),
+        OffloadedAdamW(two.parameters(), **NUMBERS),
+    )
     backward(one, 1)
     first.step()
     two.load_state_dict(one.state_dict())
@@ -239,7 +263,9 @@ def test_state_dict_keeps_float32_on_the_host():
     for p, q in zip(one.parameters(), two.parameters(), strict=True):
         assert int(second.state[q]["step"]) == 1
         for key in ("exp_avg", "exp_avg_sq", "master"):
-            assert second.state[q][key].dtype == torch.float32 and torch.equal(first.state[p][key], second.state[q][key])
+            assert second.state[q][key].dtype == torch.float32 and torch.equal(
+                first.state[p][key], second.state[q][key]
+            )
             assert second.state[q][key].data_ptr() != first.state[p][key].data_ptr()
         p.grad, q.grad = torch.ones_like(p), torch.ones_like(q)
     first.step()
@@ -294,7 +320,11 @@ def test_slices_cover_every_element_once(dtype, slice_size, monkeypatch):
         theirs.zero_grad()
         assert same(ours, theirs), step
     for p, q in zip(params, theirs.parameters(), strict=True):
-        assert all(torch.equal(shelf.tensors(p)[key], value) for key, value in adam.state[q].items() if key != "step")
+        assert all(
+            torch.equal(shelf.tensors(p)[key], value)
+            for key, value in adam.state[q].items()
+            if key != "step"
+        )
     assert sum(part.stop - part.start for part in shelf.slices) == sum(p.numel() for p in params)
     assert not shelf.tensors(frozen)["exp_avg"].any()
     assert shelf.host.data_ptr() % mmap.PAGESIZE == 0
@@ -311,12 +341,14 @@ def test_host_state_is_page_locked_and_not_larger_than_needed():
     assert all(adam.state[p][key].is_pinned() for key in ("master", "exp_avg", "exp_avg_sq"))
     assert adam.state[p]["master"].untyped_storage().nbytes() == 3 * 4 * 5_000_001
     p.grad = None
-    assert torch.cuda.memory_allocated() - before < 3 * p.numel()  # the weight alone: 2 bytes an element
+    assert (
+        torch.cuda.memory_allocated() - before < 3 * p.numel()
+    )  # the weight alone: 2 bytes an element
 
 
 def test_offloading_refuses_what_it_cannot_stream():
     for bad in (nn.Parameter(torch.ones(3, 4).T), nn.Parameter(torch.ones(3, device="meta"))):
-        with pytest.raises(ConfigError, match=r"use optimiser\.kind=adamw"):
+        with pytest.raises(ConfigError, match=r"use optimizer\.kind=adamw"):
             OffloadedAdamW([bad])
 
 
@@ -324,7 +356,7 @@ def test_a_missing_package_is_one_clear_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     monkeypatch.setitem(sys.modules, "bitsandbytes.optim", None)
     with pytest.raises(ConfigError, match="pip install bitsandbytes"):
-        Optimiser(net(), config("adamw_8bit"))
+        Optimizer(net(), config("adamw_8bit"))
 
 
 def test_a_device_without_the_fused_kernel_is_refused(monkeypatch):
@@ -332,18 +364,25 @@ def test_a_device_without_the_fused_kernel_is_refused(monkeypatch):
         raise RuntimeError("`fused=True` requires all the params to be on supported devices")
 
     monkeypatch.setattr(torch.optim, "AdamW", refuse)
-    with pytest.raises(ConfigError, match=r"optimiser\.kind=adamw_fused does not run here .*use optimiser\.kind=adamw"):
-        Optimiser(net(), config("adamw_fused"))
+    with pytest.raises(
+        ConfigError,
+        match=r"optimizer\.kind=adamw_fused does not run here .*use optimizer\.kind=adamw",
+    ):
+        Optimizer(net(), config("adamw_fused"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_trains_saves_and_continues_in_a_policy(kind, tiny, tmp_path: Path):
     """Through the policy's own save and load: the same gradient norms afterwards."""
-    settings = config_of("grpo", tiny, f"optimiser.kind={kind}", "optimiser.lr=1e-2", "model.dtype=bfloat16")
+    settings = config_of(
+        "grpo", tiny, f"optimizer.kind={kind}", "optimizer.lr=1e-2", "model.dtype=bfloat16"
+    )
     one = build_host(settings).policy
     one.update(random_batch(1), 1)
     one.save(str(tmp_path))
     two = build_host(settings).policy
     two.load(str(tmp_path))
-    assert one.update(random_batch(2), 2)["grad_norm"] == two.update(random_batch(2), 2)["grad_norm"]
+    assert (
+        one.update(random_batch(2), 2)["grad_norm"] == two.update(random_batch(2), 2)["grad_norm"]
+    )
     assert same(one.model, two.model)

@@ -9,9 +9,9 @@ from torch import nn
 from world import config_of, random_batch
 
 from postgrad.cluster.host import build_host
-from postgrad.config.schema import OptimiserConfig
+from postgrad.config.schema import OptimizerConfig
 from postgrad.errors import RunError
-from postgrad.model.optimizer import Optimiser, learning_rate
+from postgrad.model.optimizer import Optimizer, learning_rate
 
 
 def small_net(dtype=torch.float32) -> nn.Module:
@@ -20,25 +20,38 @@ def small_net(dtype=torch.float32) -> nn.Module:
 
 
 def data(seed: int) -> torch.Tensor:
-    return torch.randn(5, 4, generator=torch.Generator().manual_seed(seed)) * (3 if seed % 2 else 0.1)
+    return torch.randn(5, 4, generator=torch.Generator().manual_seed(seed)) * (
+        3 if seed % 2 else 0.1
+    )
 
 
-(KIND,) = (field for field in dataclasses.fields(OptimiserConfig) if field.name == "kind")
-KINDS = [kind for kind in KIND.metadata["choices"] if kind != "adamw_8bit"]  # that one needs another package
+(KIND,) = (field for field in dataclasses.fields(OptimizerConfig) if field.name == "kind")
+KINDS = [
+    kind for kind in KIND.metadata["choices"] if kind != "adamw_8bit"
+]  # that one needs another package
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("max_grad_norm", [0.0, 0.5])
 def test_steps_equal_torch_adamw_with_clipping(max_grad_norm, kind):
-    config = OptimiserConfig(kind=kind, lr=1e-2, betas=[0.8, 0.95], eps=1e-6, weight_decay=0.1, max_grad_norm=max_grad_norm)
+    config = OptimizerConfig(
+        kind=kind,
+        lr=1e-2,
+        betas=[0.8, 0.95],
+        eps=1e-6,
+        weight_decay=0.1,
+        max_grad_norm=max_grad_norm,
+    )
     ours, theirs = small_net(), small_net()
-    optimiser = Optimiser(ours, config)
-    adam = torch.optim.AdamW(theirs.parameters(), lr=1e-2, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.1)
+    optimizer = Optimizer(ours, config)
+    adam = torch.optim.AdamW(
+        theirs.parameters(), lr=1e-2, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.1
+    )
     for step in range(1, 7):
         for part in (data(step), data(step + 10)):  # two backward passes accumulate
             ours(part).square().sum().backward()
             theirs(part).square().sum().backward()
-        norm = optimiser.step(1e-2 / step)
+        norm = optimizer.step(1e-2 / step)
         expected = torch.nn.utils.clip_grad_norm_(theirs.parameters(), max_grad_norm or math.inf)
         for group in adam.param_groups:
             group["lr"] = 1e-2 / step
@@ -53,11 +66,19 @@ def test_steps_equal_torch_adamw_with_clipping(max_grad_norm, kind):
 def test_groups_may_have_their_own_share_of_the_rate():
     net = small_net()
     before = [p.detach().clone() for p in net.parameters()]
-    optimiser = Optimiser(net, OptimiserConfig(lr=1e-2, weight_decay=0.0, max_grad_norm=0.0), {"0.weight": 0.0, "2.weight": 10.0})
+    optimizer = Optimizer(
+        net,
+        OptimizerConfig(lr=1e-2, weight_decay=0.0, max_grad_norm=0.0),
+        {"0.weight": 0.0, "2.weight": 10.0},
+    )
     net(data(1)).sum().backward()
-    optimiser.step(1e-2)
+    optimizer.step(1e-2)
     moved = [(p - q).abs().max().item() for p, q in zip(net.parameters(), before, strict=True)]
-    assert moved[0] == 0.0 and moved[1] == pytest.approx(1e-2, rel=1e-3) and moved[2] == pytest.approx(1e-1, rel=1e-3)
+    assert (
+        moved[0] == 0.0
+        and moved[1] == pytest.approx(1e-2, rel=1e-3)
+        and moved[2] == pytest.approx(1e-1, rel=1e-3)
+    )
 
 
 def test_bfloat16_weights_follow_float32_masters():
@@ -65,41 +86,44 @@ def test_bfloat16_weights_follow_float32_masters():
     net = nn.Linear(1, 1, bias=False).to(torch.bfloat16)
     with torch.no_grad():
         net.weight.fill_(1.0)
-    optimiser = Optimiser(net, OptimiserConfig(lr=1e-4, betas=[0.0, 0.0], eps=1e-8, weight_decay=0.0, max_grad_norm=0.0))
-    master = optimiser.masters["weight"]
+    optimizer = Optimizer(
+        net,
+        OptimizerConfig(lr=1e-4, betas=[0.0, 0.0], eps=1e-8, weight_decay=0.0, max_grad_norm=0.0),
+    )
+    master = optimizer.masters["weight"]
     for _ in range(100):
         net(torch.ones(1, 1, dtype=torch.bfloat16)).sum().backward()
-        optimiser.step(1e-4)  # without momentum every step is lr * sign of the gradient
+        optimizer.step(1e-4)  # without momentum every step is lr * sign of the gradient
     assert master.item() == pytest.approx(1.0 - 100 * 1e-4, abs=1e-5)
     assert net.weight.item() == torch.tensor(master.item()).to(torch.bfloat16).item() == 0.98828125
 
 
 def test_bfloat16_gradients_accumulate_in_float32():
     net = nn.Linear(1, 1, bias=False).to(torch.bfloat16)
-    optimiser = Optimiser(net, OptimiserConfig())
+    optimizer = Optimizer(net, OptimizerConfig())
     for size in [256.0] + [0.5] * 64:  # in bfloat16 256 + 0.5 is 256
         net(torch.full((1, 1), size, dtype=torch.bfloat16)).sum().backward()
-    assert optimiser.masters["weight"].grad.item() == 256.0 + 32.0 and net.weight.grad is None
+    assert optimizer.masters["weight"].grad.item() == 256.0 + 32.0 and net.weight.grad is None
 
 
 def test_frozen_parameters_are_left_alone():
     net = small_net()
     net[0].weight.requires_grad_(False)
     before = net[0].weight.clone()
-    optimiser = Optimiser(net, OptimiserConfig(lr=0.1, weight_decay=0.5))
+    optimizer = Optimizer(net, OptimizerConfig(lr=0.1, weight_decay=0.5))
     net(data(1)).sum().backward()
-    optimiser.step(0.1)
-    assert torch.equal(net[0].weight, before) and "0.weight" not in optimiser.masters
+    optimizer.step(0.1)
+    assert torch.equal(net[0].weight, before) and "0.weight" not in optimizer.masters
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_gradient_that_is_not_finite_stops_the_run_and_changes_nothing(bad):
     net = small_net()
     before = [p.detach().clone() for p in net.parameters()]
-    optimiser = Optimiser(net, OptimiserConfig(lr=0.1))
+    optimizer = Optimizer(net, OptimizerConfig(lr=0.1))
     (net(data(1)).sum() * bad).backward()
     with pytest.raises(RunError, match=r"gradient norm is (nan|inf)"):
-        optimiser.step(0.1)
+        optimizer.step(0.1)
     assert all(torch.equal(p, q) for p, q in zip(net.parameters(), before, strict=True))
 
 
@@ -115,12 +139,18 @@ def test_a_gradient_that_is_not_finite_stops_the_run_and_changes_nothing(bad):
     ],
 )
 def test_schedules_by_hand(schedule, warmup, final, rates):
-    config = OptimiserConfig(lr=2.0, schedule=schedule, warmup_steps=warmup, final_lr_ratio=final)
-    assert [learning_rate(config, step, 10) for step in range(1, 11)] == pytest.approx([2.0 * rate for rate in rates], abs=1e-7)
+    config = OptimizerConfig(lr=2.0, schedule=schedule, warmup_steps=warmup, final_lr_ratio=final)
+    assert [learning_rate(config, step, 10) for step in range(1, 11)] == pytest.approx(
+        [2.0 * rate for rate in rates], abs=1e-7
+    )
 
 
 def test_the_update_uses_the_schedule(tiny):
-    policy = build_host(config_of("grpo", tiny, "optimiser.lr=1e-3", "optimiser.warmup_steps=4", "training.steps=10")).policy
+    policy = build_host(
+        config_of(
+            "grpo", tiny, "optimizer.lr=1e-3", "optimizer.warmup_steps=4", "training.steps=10"
+        )
+    ).policy
     assert policy.update(random_batch(1), 2)["lr"] == pytest.approx(4e-4)
 
 
@@ -131,16 +161,23 @@ def test_updates_per_step_cuts_by_group_and_steps_once_for_each(tiny):
     parts = split_updates(batch, 3)
     assert [sorted(set(part.rows["group"].tolist())) for part in parts] == [[0, 1], [2, 3], [4]]
     assert sum(len(part) for part in parts) == len(batch)
-    policy = build_host(config_of("grpo", tiny, "training.updates_per_step=3", "optimiser.lr=1e-3")).policy
+    policy = build_host(
+        config_of("grpo", tiny, "training.updates_per_step=3", "optimizer.lr=1e-3")
+    ).policy
     policy.update(batch, 1)
-    assert {int(state["step"]) for state in policy.optimiser.adam.state.values()} == {3}
+    assert {int(state["step"]) for state in policy.optimizer.adam.state.values()} == {3}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_saved_policy_continues_bit_for_bit(tiny, tmp_path, dtype, kind):
     config = config_of(
-        "grpo", tiny, f"model.dtype={dtype}", f"optimiser.kind={kind}", "optimiser.lr=1e-2", "optimiser.schedule=cosine"
+        "grpo",
+        tiny,
+        f"model.dtype={dtype}",
+        f"optimizer.kind={kind}",
+        "optimizer.lr=1e-2",
+        "optimizer.schedule=cosine",
     )
     one = build_host(config).policy
     for step in (1, 2):
@@ -149,18 +186,21 @@ def test_a_saved_policy_continues_bit_for_bit(tiny, tmp_path, dtype, kind):
     two = build_host(config).policy
     two.load(str(tmp_path))
     for step in (3, 4):
-        assert one.update(random_batch(step), step)["grad_norm"] == two.update(random_batch(step), step)["grad_norm"]
+        assert (
+            one.update(random_batch(step), step)["grad_norm"]
+            == two.update(random_batch(step), step)["grad_norm"]
+        )
     assert all(torch.equal(w, two.weights()[name]) for name, w in one.weights().items())
-    for name in one.optimiser.masters:
-        assert torch.equal(one.optimiser.masters[name], two.optimiser.masters[name])
-        for key, value in one.optimiser.adam.state[one.optimiser.masters[name]].items():
-            assert torch.equal(value, two.optimiser.adam.state[two.optimiser.masters[name]][key])
+    for name in one.optimizer.masters:
+        assert torch.equal(one.optimizer.masters[name], two.optimizer.masters[name])
+        for key, value in one.optimizer.adam.state[one.optimizer.masters[name]].items():
+            assert torch.equal(value, two.optimizer.adam.state[two.optimizer.masters[name]][key])
 
 
-def test_load_forgets_what_the_optimiser_did_meanwhile(tiny, tmp_path):
-    config = config_of("grpo", tiny, "optimiser.lr=1e-2")
+def test_load_forgets_what_the_optimizer_did_meanwhile(tiny, tmp_path):
+    config = config_of("grpo", tiny, "optimizer.lr=1e-2")
     policy = build_host(config).policy
     policy.save(str(tmp_path))  # before any step: no moments yet
     policy.update(random_batch(1), 1)
     policy.load(str(tmp_path))
-    assert len(policy.optimiser.adam.state) == 0
+    assert len(policy.optimizer.adam.state) == 0

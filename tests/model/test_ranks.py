@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from world import random_batch
 
 from postgrad.cluster.ray_backend import merged, share_requests
-from postgrad.model.policy import Tally
+from postgrad.model.policy import MetricAccumulator
 from postgrad.model.ranks import UNEVEN, divide
 from postgrad.rollout.engine import Request
 from postgrad.types import Batch, Trajectory
@@ -24,24 +24,31 @@ def rows(lengths: list[tuple[int, int]]) -> Batch:
 @given(st.integers(0, 10**6), st.integers(1, 5), st.booleans())
 def test_every_row_is_computed_once_and_units_stay_together(seed, size, paired):
     batch = random_batch(seed, groups=5, samples=4)
-    together = [i // 2 for i in range(len(batch))] if paired else None
-    shares = divide(batch, together, size)
-    assert len(shares) == size and sorted(row for share in shares for row in share) == list(range(len(batch)))
-    assert shares == divide(batch, together, size), "every rank must come to the same division"
-    if together is not None:
+    row_groups = [i // 2 for i in range(len(batch))] if paired else None
+    shares = divide(batch, row_groups, size)
+    assert len(shares) == size and sorted(row for share in shares for row in share) == list(
+        range(len(batch))
+    )
+    assert shares == divide(batch, row_groups, size), "every rank must come to the same division"
+    if row_groups is not None:
         assert all(
-            len({i for i, share in enumerate(shares) for row in share if together[row] == unit}) == 1 for unit in set(together)
+            len({i for i, share in enumerate(shares) for row in share if row_groups[row] == unit})
+            == 1
+            for unit in set(row_groups)
         )
 
 
 def test_lengths_are_balanced():
     draw = random.Random(1)
     batch = rows([(4, draw.randint(1, 400)) for _ in range(64)])
-    loads = [sum(4 + int(batch.response.lengths[row]) for row in share) for share in divide(batch, None, 4)]
+    loads = [
+        sum(4 + int(batch.response.lengths[row]) for row in share)
+        for share in divide(batch, None, 4)
+    ]
     assert max(loads) <= UNEVEN * sum(loads) / 4
-    assert max(loads) < 0.7 * sum(sorted((4 + n for n in batch.response.lengths.tolist()), reverse=True)[:16]), (
-        "as a plain cut could be"
-    )
+    assert max(loads) < 0.7 * sum(
+        sorted((4 + n for n in batch.response.lengths.tolist()), reverse=True)[:16]
+    ), "as a plain cut could be"
 
 
 def test_rows_of_one_prompt_stay_together_unless_that_unbalances():
@@ -62,16 +69,24 @@ def test_requests_are_shared_whole_by_their_number_of_continuations():
 
 @pytest.mark.parametrize("cut", [0, 2, 5])
 def test_the_tallies_of_parts_are_the_tally_of_the_whole(cut):
-    values, mask = torch.tensor([1.0, -2.0, 4.0, 8.0, 0.5]), torch.tensor([True, False, True, True, True])
+    values, mask = (
+        torch.tensor([1.0, -2.0, 4.0, 8.0, 0.5]),
+        torch.tensor([True, False, True, True, True]),
+    )
 
-    def tally(part: slice) -> Tally:
-        out = Tally()
+    def metrics(part: slice) -> MetricAccumulator:
+        out = MetricAccumulator()
         if len(values[part]):
             out.mean("mean", values[part], mask[part])
             out.peak("peak", values[part], mask[part])
             out.total("total", values[part].sum())
         return out
 
-    whole = tally(slice(None)).result()
-    assert Tally.joined([tally(slice(0, cut)).plain(), tally(slice(cut, None)).plain()]).result() == whole
+    whole = metrics(slice(None)).result()
+    assert (
+        MetricAccumulator.joined(
+            [metrics(slice(0, cut)).plain(), metrics(slice(cut, None)).plain()]
+        ).result()
+        == whole
+    )
     assert whole == {"mean": 13.5 / 4, "total": 11.5, "peak": 8.0}

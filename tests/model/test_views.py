@@ -23,7 +23,11 @@ def inside(model, batch, num_blocks: int, norm: str = "none") -> torch.Tensor:
     """Log-probs from the stock model's own hidden_states[num_blocks], row by row."""
     out = []
     for prompt, response in rows_of(batch):
-        states = model(input_ids=torch.tensor([[*prompt, *response]]), output_hidden_states=True, use_cache=False).hidden_states
+        states = model(
+            input_ids=torch.tensor([[*prompt, *response]]),
+            output_hidden_states=True,
+            use_cache=False,
+        ).hidden_states
         hidden = states[num_blocks][0, len(prompt) - 1 : -1]
         hidden = model.base_model.norm(hidden) if norm == "final" else hidden
         logits = hidden @ model.get_output_embeddings().weight.T / 0.7
@@ -36,14 +40,21 @@ def inside(model, batch, num_blocks: int, norm: str = "none") -> torch.Tensor:
 def test_a_view_is_the_hidden_state_through_the_head(policy, tiny_untied, num_blocks, norm):
     batch = random_batch(21, groups=4, samples=3)
     ours = policy.logprobs(batch, after(num_blocks, norm))["logprobs"]
-    torch.testing.assert_close(ours.double(), inside(stock_model(tiny_untied), batch, num_blocks, norm), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        ours.double(),
+        inside(stock_model(tiny_untied), batch, num_blocks, norm),
+        rtol=1e-4,
+        atol=1e-4,
+    )
 
 
 def test_after_all_blocks_is_the_full_policy(policy):
     batch = random_batch(22)
     full, last = policy.logprobs(batch, FULL), policy.logprobs(batch, after(LAYERS))
     torch.testing.assert_close(full["logprobs"], last["logprobs"], rtol=0, atol=1e-6)
-    assert not torch.allclose(full["logprobs"], policy.logprobs(batch, after(LAYERS - 1))["logprobs"], atol=1e-2)
+    assert not torch.allclose(
+        full["logprobs"], policy.logprobs(batch, after(LAYERS - 1))["logprobs"], atol=1e-2
+    )
 
 
 @pytest.mark.parametrize("num_blocks", [0, -1, LAYERS + 1])
@@ -97,15 +108,23 @@ class TwoPhases(Grpo):
 
 
 def test_an_update_of_a_view_leaves_what_is_above_bit_for_bit_alone(tiny_untied):
-    config = config_of("grpo", tiny_untied, "optimiser.lr=1e-2", "optimiser.weight_decay=0.5")
+    config = config_of("grpo", tiny_untied, "optimizer.lr=1e-2", "optimizer.weight_decay=0.5")
     policy = LocalPolicy(config, load(config.model, torch.device("cpu")), TwoPhases(config))
     batch = random_batch(4)
     start = {name: w.clone() for name, w in policy.weights().items()}
     policy.update(batch.select(range(len(batch))), 1)
     first = {name: w.clone() for name, w in policy.weights().items()}
     moved = {name for name in start if not torch.equal(start[name], first[name])}
-    assert "model.layers.0.mlp.up_proj.weight" in moved and "lm_head.weight" in moved and "model.embed_tokens.weight" in moved
-    assert not any(name.startswith(("model.layers.1.", "model.layers.2.", "model.norm")) for name in moved)
+    assert (
+        "model.layers.0.mlp.up_proj.weight" in moved
+        and "lm_head.weight" in moved
+        and "model.embed_tokens.weight" in moved
+    )
+    assert not any(
+        name.startswith(("model.layers.1.", "model.layers.2.", "model.norm")) for name in moved
+    )
     policy.update(batch.select(range(len(batch))), 2)
     second = policy.weights()
-    assert all(not torch.equal(first[name], second[name]) for name in first), "the full policy trains everything again"
+    assert all(not torch.equal(first[name], second[name]) for name in first), (
+        "the full policy trains everything again"
+    )

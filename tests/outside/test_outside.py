@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from world import metrics_of, words_of
+from world import metrics_of, overrides_of
 
 from postgrad.cli.main import main
 from postgrad.methods import bupo
@@ -11,7 +11,7 @@ from postgrad.training.log import is_clock
 HERE = Path(__file__).parent
 
 
-def train(model: Path, runs: Path, *words: str) -> Path:
+def train(model: Path, runs: Path, *overrides: str) -> Path:
     small = (
         *(
             "rollout.samples=4",
@@ -20,10 +20,15 @@ def train(model: Path, runs: Path, *words: str) -> Path:
             "training.steps=3",
             "reward.workers=1",
         ),
-        *("optimiser.lr=1e-2", "training.updates_per_step=2", "method.num_blocks=1", "method.phase_one_steps=2"),
+        *(
+            "optimizer.lr=1e-2",
+            "training.updates_per_step=2",
+            "method.num_blocks=1",
+            "method.phase_one_steps=2",
+        ),
         *(f"reward.verifier={HERE / 'odd.py'}:odd", f"runs={runs}", "training.validate_every=0"),
     )
-    assert main(["train", "bupo", *words_of(model, *small, *words)]) == 0
+    assert main(["train", "bupo", *overrides_of(model, *small, *overrides)]) == 0
     return runs / "test"
 
 
@@ -35,7 +40,9 @@ def test_it_is_the_same_code_under_other_names():
     """A change of the built-in that is not made here would make the comparison below say little."""
     inside = Path(bupo.__file__).read_text().split('"""', 2)[2]
     outside = (HERE / "my_bupo.py").read_text().split('"""', 2)[2]
-    assert outside == inside.replace("BupoSettings", "MineSettings").replace("class Bupo(", "class Mine(")
+    assert outside == inside.replace("BupoSettings", "MineSettings").replace(
+        "class Bupo(", "class Mine("
+    )
 
 
 def test_a_copy_outside_the_package_gives_the_same_numbers(tiny_untied, tmp_path, monkeypatch):
@@ -44,6 +51,6 @@ def test_a_copy_outside_the_package_gives_the_same_numbers(tiny_untied, tmp_path
     outside = train(tiny_untied, tmp_path / "outside", "method=my_bupo:Mine")
     assert [line["phase"] for line in metrics_of(outside)] == [1, 1, 2]
     assert steady(inside) == steady(outside)
-    for name in ("policy/model.safetensors", "optimiser.safetensors", "method.bin"):
+    for name in ("policy/model.safetensors", "optimizer.safetensors", "method.bin"):
         one, two = (folder / "checkpoints" / "step-3" / name for folder in (inside, outside))
         assert one.read_bytes() == two.read_bytes(), name

@@ -21,7 +21,9 @@ class Hub:
         self.repos: dict[str, dict[str, Any]] = {}
         self.large: dict[str, bytes] = {}
         self.calls: Counter[str] = Counter()
-        self.faults: list[tuple[str, int]] = []  # (call, status or 0 for a cut connection), each happens once
+        self.faults: list[
+            tuple[str, int]
+        ] = []  # (call, status or 0 for a cut connection), each happens once
         self.address = ""
 
     def fault(self, call: str) -> int | None:
@@ -104,10 +106,22 @@ class Handler(BaseHTTPRequestHandler):
         wanted = json.loads(data)
         name = f"{wanted['organization']}/{wanted['name']}"
         if wanted["organization"] == "stranger":
-            return self.answer(403, {"error": "You don't have the rights to create a model under this namespace"})
+            return self.answer(
+                403, {"error": "You don't have the rights to create a model under this namespace"}
+            )
         if name in self.hub.repos:
-            return self.answer(409, {"error": "You already created this model repo", "url": f"{self.hub.address}/{name}"})
-        self.hub.repos[name] = {"private": wanted.get("visibility") == "private", "files": {}, "commits": []}
+            return self.answer(
+                409,
+                {
+                    "error": "You already created this model repo",
+                    "url": f"{self.hub.address}/{name}",
+                },
+            )
+        self.hub.repos[name] = {
+            "private": wanted.get("visibility") == "private",
+            "files": {},
+            "commits": [],
+        }
         return self.answer(200, {"url": f"{self.hub.address}/{name}", "name": name})
 
     def do_GET(self) -> None:
@@ -117,7 +131,11 @@ class Handler(BaseHTTPRequestHandler):
         if self.called("preupload", data):
             return None
         files = [
-            {"path": f["path"], "uploadMode": "lfs" if f["path"].endswith(BIG) else "regular", "shouldIgnore": False}
+            {
+                "path": f["path"],
+                "uploadMode": "lfs" if f["path"].endswith(BIG) else "regular",
+                "shouldIgnore": False,
+            }
             for f in json.loads(data)["files"]
         ]
         return self.answer(200, {"files": files})
@@ -129,7 +147,13 @@ class Handler(BaseHTTPRequestHandler):
         for wanted in json.loads(data)["objects"]:
             upload = {"upload": {"href": f"{self.hub.address}/upload/{wanted['oid']}"}}
             there = wanted["oid"] in self.hub.large
-            out.append({"oid": wanted["oid"], "size": wanted["size"], **({} if there else {"actions": upload})})
+            out.append(
+                {
+                    "oid": wanted["oid"],
+                    "size": wanted["size"],
+                    **({} if there else {"actions": upload}),
+                }
+            )
         return self.answer(200, {"objects": out, "transfer": "basic"})
 
     def do_PUT(self) -> None:
@@ -153,7 +177,9 @@ class Handler(BaseHTTPRequestHandler):
             elif line["key"] == "file":
                 repo["files"][value["path"]] = base64.b64decode(value["content"])
         repo["commits"].append(lines[0]["value"]["summary"])
-        return self.answer(200, {"commitUrl": f"{self.hub.address}/{name}/commit/abc", "commitOid": "a" * 40})
+        return self.answer(
+            200, {"commitUrl": f"{self.hub.address}/{name}/commit/abc", "commitOid": "a" * 40}
+        )
 
 
 @contextmanager

@@ -38,7 +38,10 @@ def rank_of(rank: int, world: int):
 @cache
 def state_of(folder: Path) -> dict[str, torch.Tensor]:
     """What a training process holds: a tied head under both its names."""
-    return {name: tensor.detach() for name, tensor in AutoModelForCausalLM.from_pretrained(folder).state_dict().items()}
+    return {
+        name: tensor.detach()
+        for name, tensor in AutoModelForCausalLM.from_pretrained(folder).state_dict().items()
+    }
 
 
 def dtensors(state, rank: int, world: int) -> dict:
@@ -48,10 +51,17 @@ def dtensors(state, rank: int, world: int) -> dict:
     for name, whole in state.items():
         chunks = whole.chunk(world, dim=0)
         local = chunks[rank].clone() if rank < len(chunks) else whole[:0].clone()
-        padded = torch.zeros(chunks[0].shape, dtype=whole.dtype)  # FSDP pads, and the part is a view of the padded memory
+        padded = torch.zeros(
+            chunks[0].shape, dtype=whole.dtype
+        )  # FSDP pads, and the part is a view of the padded memory
         padded[: len(local)] = local
         out[name] = DTensor.from_local(
-            padded[: len(local)], mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride()
+            padded[: len(local)],
+            mesh,
+            [Shard(0)],
+            run_check=False,
+            shape=whole.shape,
+            stride=whole.stride(),
         )
     return out
 
@@ -64,14 +74,20 @@ def hybrid(state, rank: int, world: int) -> dict:
         chunks, own = whole.chunk(world // 2, dim=0), rank % (world // 2)
         local = chunks[own].clone() if own < len(chunks) else whole[:0].clone()
         placed = [Replicate(), Shard(0)]
-        out[name] = DTensor.from_local(local, mesh, placed, run_check=False, shape=whole.shape, stride=whole.stride())
+        out[name] = DTensor.from_local(
+            local, mesh, placed, run_check=False, shape=whole.shape, stride=whole.stride()
+        )
     return out
 
 
 def sharded(state, rank: int, world: int) -> dict:
     """FSDP1 without a device mesh."""
     from torch.distributed._shard.sharded_tensor import Shard as Piece
-    from torch.distributed._shard.sharded_tensor import ShardedTensor, ShardedTensorMetadata, TensorProperties
+    from torch.distributed._shard.sharded_tensor import (
+        ShardedTensor,
+        ShardedTensorMetadata,
+        TensorProperties,
+    )
     from torch.distributed._shard.sharding_spec import ShardMetadata
 
     out = {}
@@ -79,7 +95,13 @@ def sharded(state, rank: int, world: int) -> dict:
         chunks, at, metas = whole.chunk(world, dim=0), 0, []
         for number, chunk in enumerate(chunks):
             offsets = [at] + [0] * (whole.dim() - 1)
-            metas.append(ShardMetadata(shard_offsets=offsets, shard_sizes=list(chunk.shape), placement=f"rank:{number}/cpu"))
+            metas.append(
+                ShardMetadata(
+                    shard_offsets=offsets,
+                    shard_sizes=list(chunk.shape),
+                    placement=f"rank:{number}/cpu",
+                )
+            )
             at += len(chunk)
         mine = [Piece(chunks[rank].clone(), metas[rank])] if rank < len(chunks) else []
         table = ShardedTensorMetadata(metas, whole.shape, TensorProperties(dtype=whole.dtype))
@@ -97,7 +119,9 @@ def fully_sharded(state, rank: int, world: int) -> dict:
     return dict(zip(names, layers.state_dict().values(), strict=True))
 
 
-def write_verl(folder: Path, model: Path, world: int, cut=dtensors, change=lambda state: state) -> Path:
+def write_verl(
+    folder: Path, model: Path, world: int, cut=dtensors, change=lambda state: state
+) -> Path:
     """A checkpoint as verl writes it."""
     state = change(state_of(model))
     (folder / "huggingface").mkdir(parents=True)
@@ -110,10 +134,10 @@ def write_verl(folder: Path, model: Path, world: int, cut=dtensors, change=lambd
     return folder
 
 
-def exported(*words: str, capsys=None) -> tuple[int, str]:
+def exported(*overrides: str, capsys=None) -> tuple[int, str]:
     if capsys is not None:
         capsys.readouterr()  # what the preparations said
-    code = main(["export", *map(str, words)])
+    code = main(["export", *map(str, overrides)])
     if capsys is None:
         return code, ""
     said = capsys.readouterr()
@@ -128,29 +152,49 @@ def odd(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize(
     ("world", "cut"),
-    [(1, dtensors), (2, dtensors), (3, dtensors), (5, dtensors), (3, sharded), (4, hybrid), (3, fully_sharded)],
+    [
+        (1, dtensors),
+        (2, dtensors),
+        (3, dtensors),
+        (5, dtensors),
+        (3, sharded),
+        (4, hybrid),
+        (3, fully_sharded),
+    ],
     ids=lambda value: getattr(value, "__name__", value),
 )
 def test_shards_of_verl_become_the_model_they_were(odd, tmp_path, world, cut):
     folder = write_verl(tmp_path / "global_step_7" / "actor", odd, world, cut)
     assert exported(folder.parent, tmp_path / "out")[0] == 0
-    ours, whole = load_file(tmp_path / "out" / "model.safetensors"), load_file(odd / "model.safetensors")
+    ours, whole = (
+        load_file(tmp_path / "out" / "model.safetensors"),
+        load_file(odd / "model.safetensors"),
+    )
     assert ours.keys() == whole.keys(), "a tied head is written once"
     assert all(torch.equal(ours[name], whole[name]) for name in whole)
     texts = []
     for place in (odd, tmp_path / "out"):
-        model, tokenizer = AutoModelForCausalLM.from_pretrained(place), AutoTokenizer.from_pretrained(place)
-        told = model.generate(**tokenizer("3+4=", return_tensors="pt"), max_new_tokens=6, do_sample=False)
+        model, tokenizer = (
+            AutoModelForCausalLM.from_pretrained(place),
+            AutoTokenizer.from_pretrained(place),
+        )
+        told = model.generate(
+            **tokenizer("3+4=", return_tensors="pt"), max_new_tokens=6, do_sample=False
+        )
         texts.append(tokenizer.decode(told[0]))
     assert texts[0] == texts[1]
 
 
 def test_a_head_of_its_own_type_size_and_names_of_wrappers(tiny_untied, tmp_path, capsys):
-    wrapped = lambda state: {f"_fsdp_wrapped_module.{name}": tensor for name, tensor in state.items()}  # noqa: E731
+    def wrapped(state):
+        return {f"_fsdp_wrapped_module.{name}": tensor for name, tensor in state.items()}
+
     write_verl(tmp_path / "ck" / "global_step_20" / "actor", tiny_untied, 2, change=wrapped)
     (tmp_path / "ck" / "latest_checkpointed_iteration.txt").write_text("20")
     size = 20_000 / 2**30
-    code, said = exported(tmp_path / "ck", tmp_path / "out", "dtype=bfloat16", f"shard_gib={size}", capsys=capsys)
+    code, said = exported(
+        tmp_path / "ck", tmp_path / "out", "dtype=bfloat16", f"shard_gib={size}", capsys=capsys
+    )
     assert code == 0 and "2 ranks" in said and "model-00001-of-" in said
     files = sorted((tmp_path / "out").glob("*.safetensors"))
     assert len(files) > 2 and all(file.stat().st_size < 20_000 + 4_000 for file in files)
@@ -170,14 +214,22 @@ def test_adapters_in_verls_shards_are_merged(odd, tmp_path):
         names = {name: f"base_model.model.{name}" for name in state}
         layer = "model.layers.0.self_attn.q_proj"
         names[f"{layer}.weight"] = f"base_model.model.{layer}.base_layer.weight"
-        pair = {f"base_model.model.{layer}.lora_A.default.weight": a, f"base_model.model.{layer}.lora_B.default.weight": b}
+        pair = {
+            f"base_model.model.{layer}.lora_A.default.weight": a,
+            f"base_model.model.{layer}.lora_B.default.weight": b,
+        }
         return {names[name]: tensor for name, tensor in state.items()} | pair
 
     folder = write_verl(tmp_path / "actor", odd, 2, change=adapted)
     assert exported(folder, tmp_path / "out")[0] == 2, "alpha and rank are not known"
-    (folder / "lora_train_meta.json").write_text('{"r": 4, "lora_alpha": 8, "task_type": "CAUSAL_LM"}')
+    (folder / "lora_train_meta.json").write_text(
+        '{"r": 4, "lora_alpha": 8, "task_type": "CAUSAL_LM"}'
+    )
     assert exported(folder, tmp_path / "out")[0] == 0
-    ours, whole = load_file(tmp_path / "out" / "model.safetensors"), load_file(odd / "model.safetensors")
+    ours, whole = (
+        load_file(tmp_path / "out" / "model.safetensors"),
+        load_file(odd / "model.safetensors"),
+    )
     name = "model.layers.0.self_attn.q_proj.weight"
     assert torch.equal(ours[name], whole[name] + 2.0 * (b @ a)) and ours.keys() == whole.keys()
 
@@ -195,7 +247,7 @@ EMBED, NORM = "model.embed_tokens.weight", "model.norm.weight"
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "overrides"),
     [
         (lambda f: (f / "model_world_size_2_rank_1.pt").unlink(), "lacks 1 of 2 shards: model_world_size_2_rank_1.pt"),
         (lambda f: shutil.copyfile(f / "model_world_size_2_rank_1.pt", f / "model_world_size_3_rank_2.pt"), "world sizes 2 and 3"),
@@ -212,19 +264,26 @@ EMBED, NORM = "model.embed_tokens.weight", "model.norm.weight"
     ],
     ids=["rank", "worlds", "cut", "no config", "bad config", "one name", "missing", "extra", "kinds", "short", "tie", "shape"],
 )  # fmt: skip
-def test_what_does_not_fit_is_named_and_nothing_is_written(odd, tmp_path, capsys, change, words):
+def test_what_does_not_fit_is_named_and_nothing_is_written(
+    odd, tmp_path, capsys, change, overrides
+):
     folder = write_verl(tmp_path / "actor", odd, 2)
     change(folder)
     before = tree(tmp_path)
     code, said = exported(folder, tmp_path / "out", capsys=capsys)
-    assert code == 2 and words in said and said.count("\n") == 1, said
+    assert code == 2 and overrides in said and said.count("\n") == 1, said
     assert tree(tmp_path) == before
 
 
 def cut_short(state: dict, name: str) -> None:
     whole = state[name]
     state[name] = DTensor.from_local(
-        whole._local_tensor[:-1], whole.device_mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride()
+        whole._local_tensor[:-1],
+        whole.device_mesh,
+        [Shard(0)],
+        run_check=False,
+        shape=whole.shape,
+        stride=whole.stride(),
     )
 
 
@@ -250,7 +309,9 @@ def test_a_shard_that_would_run_code_does_not(odd, tmp_path, capsys):
     before = set(torch.serialization.get_safe_globals())
     with pytest.raises(Exception, match="cannot be read"):
         read_shard(folder / "model_world_size_2_rank_0.pt")
-    assert set(torch.serialization.get_safe_globals()) == before, "what others allowed is allowed again"
+    assert set(torch.serialization.get_safe_globals()) == before, (
+        "what others allowed is allowed again"
+    )
 
 
 # ---- our own
@@ -261,20 +322,47 @@ def adapted_run(tiny, tmp_path_factory) -> Path:
     """A run of two steps with adapters and two checkpoints."""
     pytest.importorskip("peft")
     runs = tmp_path_factory.mktemp("runs")
-    (runs / "mine.py").write_text("def threes(response, problem):\n    return response.count('3') / 3\n")
-    words = ("rollout.samples=4", "rollout.max_response_tokens=3", "training.problems_per_step=4", "reward.workers=1")
-    own = ("model.lora.rank=2", "optimiser.lr=5e-2", "training.steps=2", "training.checkpoint_every=1", f"runs={runs}")
-    return train(config_of("grpo", tiny, *words, *own, f"reward.verifier={runs / 'mine.py'}:threes"), Reporter()).folder
+    (runs / "mine.py").write_text(
+        "def threes(response, problem):\n    return response.count('3') / 3\n"
+    )
+    overrides = (
+        "rollout.samples=4",
+        "rollout.max_response_tokens=3",
+        "training.problems_per_step=4",
+        "reward.workers=1",
+    )
+    own = (
+        "model.lora.rank=2",
+        "optimizer.lr=5e-2",
+        "training.steps=2",
+        "training.checkpoint_every=1",
+        f"runs={runs}",
+    )
+    return train(
+        config_of("grpo", tiny, *overrides, *own, f"reward.verifier={runs / 'mine.py'}:threes"),
+        Reporter(),
+    ).folder
 
 
 def test_a_run_is_exported_by_step(adapted_run, tmp_path):
     for word, step in (("latest", 2), ("1", 1)):
         assert exported(adapted_run, tmp_path / word, f"step={word}")[0] == 0
         ours = load_file(tmp_path / word / "model.safetensors")
-        saved = load_file(adapted_run / "checkpoints" / f"step-{step}" / "policy" / "model.safetensors")
-        assert all(torch.equal(ours[name], saved[name]) for name in saved) and ours.keys() == saved.keys()
+        saved = load_file(
+            adapted_run / "checkpoints" / f"step-{step}" / "policy" / "model.safetensors"
+        )
+        assert (
+            all(torch.equal(ours[name], saved[name]) for name in saved)
+            and ours.keys() == saved.keys()
+        )
     names = {file.name for file in (tmp_path / "latest").iterdir()}
-    assert {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"} <= names
+    assert {
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "model.safetensors",
+    } <= names
     assert not any(name.startswith("adapter") for name in names)
     assert exported(adapted_run / "checkpoints" / "latest", tmp_path / "by pointer")[0] == 0
     assert tree(tmp_path / "by pointer") == tree(tmp_path / "latest")
@@ -283,14 +371,22 @@ def test_a_run_is_exported_by_step(adapted_run, tmp_path):
 def test_an_adapter_is_kept_or_merged(adapted_run, tmp_path):
     peft = pytest.importorskip("peft")
     assert exported(adapted_run, tmp_path / "kept", "lora=keep")[0] == 0
-    assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json"} <= {f.name for f in (tmp_path / "kept").iterdir()}
+    assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json"} <= {
+        f.name for f in (tmp_path / "kept").iterdir()
+    }
     assert exported(tmp_path / "kept", tmp_path / "merged")[0] == 0
-    base = json.loads((tmp_path / "kept" / "adapter_config.json").read_text())["base_model_name_or_path"]
-    through = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "kept")
+    base = json.loads((tmp_path / "kept" / "adapter_config.json").read_text())[
+        "base_model_name_or_path"
+    ]
+    through = peft.PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(base), tmp_path / "kept"
+    )
     ids = torch.tensor([[1, 2, 3, 4]])
     with torch.no_grad():
         ours = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")(ids).logits
-        policy = AutoModelForCausalLM.from_pretrained(adapted_run / "checkpoints" / "step-2" / "policy")(ids).logits
+        policy = AutoModelForCausalLM.from_pretrained(
+            adapted_run / "checkpoints" / "step-2" / "policy"
+        )(ids).logits
         torch.testing.assert_close(ours, through(ids).logits, rtol=0, atol=1e-5)
     torch.testing.assert_close(ours, policy, rtol=0, atol=1e-5)
 
@@ -301,7 +397,10 @@ def test_an_adapter_is_kept_or_merged(adapted_run, tmp_path):
         (["{run}"], "export wants where from and where to"),
         (["{run}", "{out}", "step=9"], "has no checkpoint step=9; it has steps 1, 2"),
         (["{run}", "{out}", "step=best"], "training.keep_best keeps the best"),
-        (["{run}", "{out}", "dtype=bflot16"], "dtype=bflot16 is not one of its values; did you mean bfloat16?"),
+        (
+            ["{run}", "{out}", "dtype=bflot16"],
+            "dtype=bflot16 is not one of its values; did you mean bfloat16?",
+        ),
         (["{run}", "{out}", "lora=no"], "lora=no"),
         (["{run}", "{out}", "shard_gib=small"], "shard_gib=small is not a size"),
         (["{run}", "{out}", "dtpe=float32"], "export does not know dtpe; did you mean dtype?"),
@@ -312,9 +411,14 @@ def test_an_adapter_is_kept_or_merged(adapted_run, tmp_path):
         (["{empty}", "{out}"], "has no model*.safetensors"),
     ],
 )
-def test_wrong_words_are_one_line(adapted_run, tiny, tmp_path, capsys, words, parts):
+def test_wrong_words_are_one_line(adapted_run, tiny, tmp_path, capsys, overrides, parts):
     (tmp_path / "empty").mkdir()
-    places = {"run": adapted_run, "out": tmp_path / "out", "model": tiny, "empty": tmp_path / "empty"}
-    code, said = exported(*(word.format(**places) for word in words), capsys=capsys)
+    places = {
+        "run": adapted_run,
+        "out": tmp_path / "out",
+        "model": tiny,
+        "empty": tmp_path / "empty",
+    }
+    code, said = exported(*(word.format(**places) for word in overrides), capsys=capsys)
     assert code == 2 and parts in said and said.count("\n") == 1, said
     assert not (tmp_path / "out").exists()

@@ -19,7 +19,7 @@ seed: 3
 model: {path: example/base, dtype: float32, lora: {rank: 4}}
 data: {train: arithmetic:1, validation: 'arithmetic:1:digits:test'}
 method: {name: grpo}
-optimiser: {lr: 0.002}
+optimizer: {lr: 0.002}
 training: {steps: 8, problems_per_step: 4}
 rollout: {samples: 8, temperature: 1.0, max_response_tokens: 5}
 """
@@ -47,8 +47,12 @@ def run_of(tmp_path) -> Path:
     for folder in (policy, adapter):
         folder.mkdir(parents=True)
     (run / "config.yaml").write_text(CONFIG)
-    lines = [{"step": n, "reward/mean": n / 10, "loss": -0.1 * n} for n in range(1, 9)] + [{"step": 5, "validation/accuracy": 0.5}]
-    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 9, "rew')
+    lines = [{"step": n, "reward/mean": n / 10, "loss": -0.1 * n} for n in range(1, 9)] + [
+        {"step": 5, "validation/accuracy": 0.5}
+    ]
+    (run / "metrics.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in lines) + '{"step": 9, "rew'
+    )
     (run / "checkpoints" / "latest").write_text("step-6\n")
     (policy.parent / "state.json").write_text("{}")
     (policy / "config.json").write_text('{"model_type": "qwen3"}')
@@ -59,9 +63,9 @@ def run_of(tmp_path) -> Path:
     return run
 
 
-def pushed(capsys, *words: str) -> tuple[int, str]:
+def pushed(capsys, *overrides: str) -> tuple[int, str]:
     capsys.readouterr()
-    code = main(["push", *map(str, words)])
+    code = main(["push", *map(str, overrides)])
     said = capsys.readouterr()
     return code, said.err if code else said.out
 
@@ -75,12 +79,24 @@ def test_a_run_is_published_with_a_card(hub: Hub, run_of, capsys):
     assert code == 0 and f"pushed: {hub.address}/me/counts" in said and "(private)" in said, said
     files = hub.files("me/counts")
     card = files.pop("README.md").decode()
-    assert files == local(run_of / "checkpoints" / "step-6" / "policy") and hub.repos["me/counts"]["private"]
+    assert (
+        files == local(run_of / "checkpoints" / "step-6" / "policy")
+        and hub.repos["me/counts"]["private"]
+    )
     assert hub.repos["me/counts"]["commits"] == ["counting, step 6"]
     front, text = yaml.safe_load(card.split("---\n")[1]), card.split("---\n", 2)[2]
-    assert front["base_model"] == "example/base" and front["library_name"] == "transformers" and "grpo" in front["tags"]
-    for words in ("**grpo** from `example/base` (checkpoint of step 6)", "`arithmetic:1`", "learning rate: 0.002", "LoRA rank: 4"):
-        assert words in text, words
+    assert (
+        front["base_model"] == "example/base"
+        and front["library_name"] == "transformers"
+        and "grpo" in front["tags"]
+    )
+    for overrides in (
+        "**grpo** from `example/base` (checkpoint of step 6)",
+        "`arithmetic:1`",
+        "learning rate: 0.002",
+        "LoRA rank: 4",
+    ):
+        assert overrides in text, overrides
     assert "| mean reward | 0.1 (step 1) | 0.6 (step 6) |" in text, "nothing after the checkpoint"
     assert "| held-out accuracy, greedy | 0.5 (step 5) | 0.5 (step 5) |" in text
     assert CONFIG.strip() in text and "postgrad train config.yaml" in text
@@ -98,33 +114,52 @@ def test_a_second_push_sends_only_what_is_new_and_keeps_a_readme(hub: Hub, run_o
 
 def test_an_adapter_alone(hub: Hub, run_of, capsys):
     assert pushed(capsys, run_of, "me/adapter", "lora=keep", "step=6")[0] == 0
-    assert set(hub.files("me/adapter")) == {"adapter_config.json", "adapter_model.safetensors", "README.md"}
+    assert set(hub.files("me/adapter")) == {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "README.md",
+    }
 
 
-@pytest.mark.parametrize("fault", [("create", 500), ("upload", 503), ("commit", 500), ("commit", 0), ("preupload", 502)])
-def test_a_hub_that_stumbles_is_tried_again_and_gets_everything_once(hub: Hub, run_of, capsys, monkeypatch, fault):
-    monkeypatch.setattr("time.sleep", lambda s: None)  # huggingface_hub waits between its own tries, too
+@pytest.mark.parametrize(
+    "fault", [("create", 500), ("upload", 503), ("commit", 500), ("commit", 0), ("preupload", 502)]
+)
+def test_a_hub_that_stumbles_is_tried_again_and_gets_everything_once(
+    hub: Hub, run_of, capsys, monkeypatch, fault
+):
+    monkeypatch.setattr(
+        "time.sleep", lambda s: None
+    )  # huggingface_hub waits between its own tries, too
     hub.faults.append(fault)
     code, _ = pushed(capsys, run_of, "me/counts")
     assert code == 0 and len(hub.files("me/counts")) == 4 and not hub.faults
     assert len(hub.large) == 1 and hub.calls["upload"] == (2 if fault[0] == "upload" else 1)
 
 
-def test_a_hub_that_stays_away_loses_nothing_and_the_same_command_goes_on(hub: Hub, run_of, capsys, monkeypatch):
+def test_a_hub_that_stays_away_loses_nothing_and_the_same_command_goes_on(
+    hub: Hub, run_of, capsys, monkeypatch
+):
     monkeypatch.setattr("time.sleep", lambda s: None)
     before = {p: p.read_bytes() for p in run_of.rglob("*") if p.is_file()}
     hub.faults += [("commit", 500)] * 3
     code, said = pushed(capsys, run_of, "me/counts")
-    assert code == 1 and said.count("\n") == 1 and "the hub answered 500" in said and "the same command goes on" in said, said
+    assert (
+        code == 1
+        and said.count("\n") == 1
+        and "the hub answered 500" in said
+        and "the same command goes on" in said
+    ), said
     assert hub.files("me/counts") == {} and hub.calls["upload"] == 1
     assert pushed(capsys, run_of, "me/counts")[0] == 0
-    assert len(hub.files("me/counts")) == 4 and hub.calls["upload"] == 1, "the weights were there already"
+    assert len(hub.files("me/counts")) == 4 and hub.calls["upload"] == 1, (
+        "the weights were there already"
+    )
     assert {p: p.read_bytes() for p in run_of.rglob("*") if p.is_file()} == before
 
 
 def test_refusals_are_one_line(hub: Hub, run_of, capsys, monkeypatch):
-    def refused(*words: str) -> str:
-        code, said = pushed(capsys, *words)
+    def refused(*overrides: str) -> str:
+        code, said = pushed(capsys, *overrides)
         assert code == 2 and said.count("\n") == 1, (code, said)
         return said
 
@@ -155,7 +190,9 @@ def test_no_network_is_one_line(hub: Hub, run_of, capsys, monkeypatch):
         taken.bind(("127.0.0.1", 0))  # nobody listens there
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{taken.getsockname()[1]}")
         code, said = pushed(capsys, run_of, "me/counts")
-    assert code == 1 and said.count("\n") == 1 and "was not pushed" in said and "refused" in said, said
+    assert code == 1 and said.count("\n") == 1 and "was not pushed" in said and "refused" in said, (
+        said
+    )
 
 
 def test_the_card_can_be_read_before(hub: Hub, run_of, capsys):
@@ -165,8 +202,15 @@ def test_the_card_can_be_read_before(hub: Hub, run_of, capsys):
 
 def test_the_real_command_in_a_process_of_its_own(hub: Hub, run_of):
     policy = run_of / "checkpoints" / "step-6" / "policy"
-    environment = {**os.environ, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    environment = {
+        **os.environ,
+        "HF_HUB_OFFLINE": "0",
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    }
     command = [sys.executable, "-m", "postgrad.cli.main", "push", str(policy), "me/counts"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
     assert done.returncode == 0 and "pushed" in done.stdout and done.stderr == "", done.stderr
-    assert hub.files("me/counts")["model.safetensors"] == (policy / "model.safetensors").read_bytes()
+    assert (
+        hub.files("me/counts")["model.safetensors"] == (policy / "model.safetensors").read_bytes()
+    )

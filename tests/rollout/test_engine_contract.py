@@ -19,15 +19,28 @@ from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.http import Address, HttpChat, HttpEngine
 from postgrad.types import Batch, Failure, Trajectory
 
-REQUESTS = [Request([1, 2, 3], [11, 12, 13]), Request([4, 15], [21]), Request([9, 8, 7, 6], [31, 32], 3), Request([5], [])]
+REQUESTS = [
+    Request([1, 2, 3], [11, 12, 13]),
+    Request([4, 15], [21]),
+    Request([9, 8, 7, 6], [31, 32], 3),
+    Request([5], []),
+]
 OURS = ("native", "hf", "process", "http")  # these draw their tokens from the same random numbers
-VLLM = pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.skipif(not importlib.util.find_spec("vllm"), reason="no vLLM")])
+VLLM = pytest.param(
+    "vllm",
+    marks=[
+        pytest.mark.vllm,
+        pytest.mark.skipif(not importlib.util.find_spec("vllm"), reason="no vLLM"),
+    ],
+)
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """Heads as wide as vLLM wants them."""
-    return sharpened(make_tiny(tmp_path_factory.mktemp("models") / "wide", seed=0, layers=2, width=128, heads=2))
+    return sharpened(
+        make_tiny(tmp_path_factory.mktemp("models") / "wide", seed=0, layers=2, width=128, heads=2)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +60,7 @@ def prompts(model):
 
 @pytest.fixture(scope="module")
 def process(model):
-    with place(config_of("grpo", model, "cluster.place=process")) as placed:
+    with place(config_of("grpo", model, "cluster.backend=process")) as placed:
         yield placed.engine
 
 
@@ -64,7 +77,11 @@ def over_http(native, prompts):
 
 @pytest.fixture(scope="module")
 def vllm(model):
-    return build_host(config_of("grpo", model, "rollout.engine=vllm", "rollout.cache_gib=0.25", "rollout.max_rows=16")).engine
+    return build_host(
+        config_of(
+            "grpo", model, "rollout.engine=vllm", "rollout.cache_gib=0.25", "rollout.max_rows=16"
+        )
+    ).engine
 
 
 FIXTURES = {"http": "over_http"}
@@ -101,11 +118,18 @@ def test_completions_come_in_the_order_of_requests_and_seeds(engine):
 
 
 def test_the_same_random_numbers_give_the_same_tokens_everywhere(ours, native):
-    for sampling in (Sampling(1.0, 8), Sampling(0.7, 8), Sampling(0.0, 8), Sampling(1.0, 8, top_p=0.6, top_k=4)):
-        assert same_completions(ours.generate(REQUESTS, sampling), native.generate(REQUESTS, sampling))
+    for sampling in (
+        Sampling(1.0, 8),
+        Sampling(0.7, 8),
+        Sampling(0.0, 8),
+        Sampling(1.0, 8, top_p=0.6, top_k=4),
+    ):
+        assert same_completions(
+            ours.generate(REQUESTS, sampling), native.generate(REQUESTS, sampling)
+        )
 
 
-def test_the_same_seeds_give_the_same_and_neighbours_do_not_matter(engine):
+def test_the_same_seeds_give_the_same_and_neighbors_do_not_matter(engine):
     together = engine.generate(REQUESTS, Sampling(1.0, 8))
     assert same_completions(engine.generate(REQUESTS[2:3], Sampling(1.0, 8)), together[2:3])
     assert same_completions(engine.generate(REQUESTS, Sampling(1.0, 8)), together)
@@ -116,20 +140,28 @@ def test_limits_hold_and_the_finish_says_why(engine):
         limit = min(8, request.max_new_tokens or 8)
         for done in group:
             assert 1 <= len(done.tokens) <= limit
-            assert (done.finish == "stop") == (done.tokens[-1] == END) and (done.finish == "stop" or len(done.tokens) == limit)
+            assert (done.finish == "stop") == (done.tokens[-1] == END) and (
+                done.finish == "stop" or len(done.tokens) == limit
+            )
 
 
 def test_rows_end_at_the_end_token(engine):
     """Many rows, so that some do end early, and none goes on after its end."""
     done = engine.generate([Request([1, 2, 3], list(range(24)))], Sampling(1.5, 12))[0]
-    assert {c.finish for c in done} == {"stop", "length"} and all(END not in c.tokens[:-1] for c in done)
+    assert {c.finish for c in done} == {"stop", "length"} and all(
+        END not in c.tokens[:-1] for c in done
+    )
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_log_probs_are_those_of_the_sampled_tokens_at_the_sampling_temperature(engine, host, temperature):
+def test_log_probs_are_those_of_the_sampled_tokens_at_the_sampling_temperature(
+    engine, host, temperature
+):
     done = engine.generate(REQUESTS, Sampling(temperature, 8))
     assert all(len(c.logprobs) == len(c.tokens) for g in done for c in g)
-    assert [p for g in done for c in g for p in c.logprobs] == pytest.approx(priced(host, REQUESTS, done, temperature), abs=2e-4)
+    assert [p for g in done for c in g for p in c.logprobs] == pytest.approx(
+        priced(host, REQUESTS, done, temperature), abs=2e-4
+    )
 
 
 def test_tokens_come_as_often_as_the_model_says(engine, host):
@@ -138,13 +170,20 @@ def test_tokens_come_as_often_as_the_model_says(engine, host):
     seen = torch.bincount(torch.tensor([c.tokens[0] for c in first]), minlength=18) / 400
     rows = Batch.of([Trajectory(str(t), [1, 2, 3], [t]) for t in range(18)])
     expected = host.policy.logprobs(rows)["logprobs"].exp()
-    assert float((seen - expected).abs().sub(5 * (expected * (1 - expected) / 400).sqrt()).max()) <= 0.001
+    assert (
+        float((seen - expected).abs().sub(5 * (expected * (1 - expected) / 400).sqrt()).max())
+        <= 0.001
+    )
 
 
 def test_greedy_ignores_the_seed(engine, native):
     request = [Request([1, 2, 3], [1, 2])]
     first = engine.generate(request, Sampling(0.0, 6))[0]
-    assert first[0].tokens == first[1].tokens == native.generate(request, Sampling(0.0, 6))[0][0].tokens
+    assert (
+        first[0].tokens
+        == first[1].tokens
+        == native.generate(request, Sampling(0.0, 6))[0][0].tokens
+    )
 
 
 def test_nothing_asked_nothing_said(engine):
@@ -164,8 +203,14 @@ def test_a_server_gets_one_call_a_seed_and_never_more_than_allowed_at_once(nativ
     with serve(engine=native, prompts=prompts) as served:
         engine = HttpEngine(Address.of(served.address), prompts, 60, concurrency=3)
         engine.generate([Request([1, 2], list(range(12)))], Sampling(1.0, 2))
-        assert sorted(body["seed"] for body in served.asked) == list(range(12)) and 1 < served.busiest <= 3
-        assert all(body["n"] == 1 and body["model"] == MODEL and body["prompt"] == [1, 2] for body in served.asked)
+        assert (
+            sorted(body["seed"] for body in served.asked) == list(range(12))
+            and 1 < served.busiest <= 3
+        )
+        assert all(
+            body["n"] == 1 and body["model"] == MODEL and body["prompt"] == [1, 2]
+            for body in served.asked
+        )
         assert engine.max_context == 512 and not engine.shares_weights
 
 
@@ -177,25 +222,43 @@ def test_a_server_that_refuses_ids_gets_text_and_is_not_asked_twice_again(native
         truth = native.generate(REQUESTS[:2], greedy)
         assert [[c.tokens for c in g] for g in done] == [[c.tokens for c in g] for g in truth]
         assert all(c.logprobs == [] for g in done for c in g)
-        assert [isinstance(body["prompt"], str) for body in served.asked] == [False, True, True, True, True]
+        assert [isinstance(body["prompt"], str) for body in served.asked] == [
+            False,
+            True,
+            True,
+            True,
+            True,
+        ]
 
 
 def test_a_server_that_is_away_for_a_moment_is_asked_again(native, prompts, monkeypatch):
     monkeypatch.setattr(http, "PAUSES_S", (0.01,))
-    moods = {0: (503, "busy"), 1: (429, {"error": {"message": "slow down"}}), 2: (200, b"no json"), 3: (0, None)}
+    moods = {
+        0: (503, "busy"),
+        1: (429, {"error": {"message": "slow down"}}),
+        2: (200, b"no json"),
+        3: (0, None),
+    }
     with serve(engine=native, prompts=prompts, mood=lambda n, body: moods.get(n)) as served:
         engine = HttpEngine(Address.of(served.address), prompts, 60, concurrency=1)
-        assert engine.generate(REQUESTS[1:2], Sampling(1.0, 4)) == native.generate(REQUESTS[1:2], Sampling(1.0, 4))
+        assert engine.generate(REQUESTS[1:2], Sampling(1.0, 4)) == native.generate(
+            REQUESTS[1:2], Sampling(1.0, 4)
+        )
         assert len(served.asked) == 5
 
 
 def test_waiting_ends_and_names_the_address_and_the_trouble(native, prompts, monkeypatch):
     monkeypatch.setattr(http, "PAUSES_S", (0.05,))
-    with serve(engine=native, prompts=prompts, mood=lambda n, body: (503, {"error": {"message": "loading"}})) as served:
+    with serve(
+        engine=native,
+        prompts=prompts,
+        mood=lambda n, body: (503, {"error": {"message": "loading"}}),
+    ) as served:
         engine = HttpEngine(Address.of(served.address), prompts, wait_s=0.5)
         began = time.monotonic()
         with pytest.raises(
-            RunError, match=rf"did not answer POST {served.url}/completions within .* \(the last: status 503: loading\)"
+            RunError,
+            match=rf"did not answer POST {served.url}/completions within .* \(the last: status 503: loading\)",
         ):
             engine.generate(REQUESTS, Sampling())
         assert time.monotonic() - began < 10
@@ -211,15 +274,22 @@ def test_a_silent_server_is_not_waited_for_longer_than_allowed(native, prompts):
 
 
 def test_a_refusal_is_told_once_and_not_tried_again(native, prompts):
-    with serve(engine=native, prompts=prompts, mood=lambda n, body: (401, {"error": {"message": "no key"}})) as served:
+    with serve(
+        engine=native, prompts=prompts, mood=lambda n, body: (401, {"error": {"message": "no key"}})
+    ) as served:
         with pytest.raises(RunError, match="refused a completion of model tiny with 401: no key"):
-            HttpEngine(Address.of(served.address), prompts, 60, concurrency=1).generate(REQUESTS, Sampling())
+            HttpEngine(Address.of(served.address), prompts, 60, concurrency=1).generate(
+                REQUESTS, Sampling()
+            )
         assert len(served.asked) == 1, "those that had not begun are left"
 
 
 def test_nobody_there_and_no_such_model_are_the_users_to_mend(native, prompts, monkeypatch):
     monkeypatch.setattr(http, "START_S", 0.3)
-    with pytest.raises(ConfigError, match=r"http://127\.0\.0\.1:9/v1 did not answer GET .*Connection.*; start the server there"):
+    with pytest.raises(
+        ConfigError,
+        match=r"http://127\.0\.0\.1:9/v1 did not answer GET .*Connection.*; start the server there",
+    ):
         HttpEngine(Address.of("http://127.0.0.1:9/v1#m"), prompts)
     with (
         serve(engine=native, prompts=prompts) as served,
@@ -232,7 +302,10 @@ def test_nobody_there_and_no_such_model_are_the_users_to_mend(native, prompts, m
 
 
 def test_weights_cannot_be_published_to_a_server(native, prompts):
-    with serve(engine=native, prompts=prompts) as served, pytest.raises(RunError, match="cannot take new weights"):
+    with (
+        serve(engine=native, prompts=prompts) as served,
+        pytest.raises(RunError, match="cannot take new weights"),
+    ):
         HttpEngine(Address.of(served.address), prompts).publish({})
 
 
@@ -240,11 +313,22 @@ def test_chat_answers_in_order_with_the_key_and_refusals_are_failures(monkeypatc
     monkeypatch.setenv("POSTGRAD_API_KEY", "secret")
 
     def mood(number, body):
-        return (400, {"error": {"message": "too long"}}) if body["messages"][0]["content"] == "b" else None
+        return (
+            (400, {"error": {"message": "too long"}})
+            if body["messages"][0]["content"] == "b"
+            else None
+        )
 
     with serve(chat=lambda text: text * 2, mood=mood) as served:
         said = HttpChat(Address.of(served.address), 60, 4).reply(
             [[{"role": "user", "content": c}] for c in "abc"], Sampling(0.0, 9), [1, 2, 3]
         )
-        assert said[0] == "aa" and said[2] == "cc" and isinstance(said[1], Failure) and "400: too long" in said[1].reason
-        assert {body["key"] for body in served.asked} == {"Bearer secret"} and {body["max_tokens"] for body in served.asked} == {9}
+        assert (
+            said[0] == "aa"
+            and said[2] == "cc"
+            and isinstance(said[1], Failure)
+            and "400: too long" in said[1].reason
+        )
+        assert {body["key"] for body in served.asked} == {"Bearer secret"} and {
+            body["max_tokens"] for body in served.asked
+        } == {9}

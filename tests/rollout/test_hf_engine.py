@@ -16,7 +16,9 @@ def host(tiny):
 def test_log_probs_are_the_stock_models_at_any_temperature(host, tiny):
     stock = stock_model(tiny)
     for temperature in (1.0, 0.5):
-        for done in host.engine.generate([Request([1, 2, 3], [1, 2, 3, 4, 5])], Sampling(temperature, 9))[0]:
+        for done in host.engine.generate(
+            [Request([1, 2, 3], [1, 2, 3, 4, 5])], Sampling(temperature, 9)
+        )[0]:
             expected, _ = stock_row(stock, [1, 2, 3], done.tokens, temperature)
             assert done.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
 
@@ -27,7 +29,11 @@ def test_the_models_own_generation_settings_are_set_aside_and_kept(host):
     own.repetition_penalty, own.top_k = 5.0, 1
     try:
         assert host.engine.generate(request, sampling) == before
-        assert host.engine.model.generation_config is own and own.repetition_penalty == 5.0 and host.engine.model.training
+        assert (
+            host.engine.model.generation_config is own
+            and own.repetition_penalty == 5.0
+            and host.engine.model.training
+        )
     finally:
         own.repetition_penalty, own.top_k = 1.0, None
 

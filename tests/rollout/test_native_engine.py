@@ -1,4 +1,4 @@
-"""The native engine: exact, independent of its neighbours, one prefill a prompt."""
+"""The native engine: exact, independent of its neighbors, one prefill a prompt."""
 
 import pytest
 import torch
@@ -10,12 +10,22 @@ from postgrad.rollout.engine import Request, Sampling, trajectory_seed
 from postgrad.rollout.native.engine import bucket
 from postgrad.types import Batch, Trajectory
 
-PROMPTS = [[1, 10, 2, 15], [3, 4, 10, 5, 6, 15], [7, 15], [0, 1, 2, 3, 4, 5, 6, 7, 8], [9, 12, 9, 12, 15], [8, 8]]
+PROMPTS = [
+    [1, 10, 2, 15],
+    [3, 4, 10, 5, 6, 15],
+    [7, 15],
+    [0, 1, 2, 3, 4, 5, 6, 7, 8],
+    [9, 12, 9, 12, 15],
+    [8, 8],
+]
 SAMPLING = Sampling(temperature=1.3, max_new_tokens=12)
 
 
 def requests(samples: int = 3) -> list[Request]:
-    return [Request(prompt, [trajectory_seed(0, 1, str(i), j) for j in range(samples)]) for i, prompt in enumerate(PROMPTS)]
+    return [
+        Request(prompt, [trajectory_seed(0, 1, str(i), j) for j in range(samples)])
+        for i, prompt in enumerate(PROMPTS)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -51,11 +61,18 @@ def test_greedy_equals_transformers_generate(folder, request):
     for prompt, (done,) in zip(PROMPTS, ours, strict=True):
         ids = torch.tensor([prompt])
         theirs = model.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=12, eos_token_id=END, pad_token_id=16
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=12,
+            eos_token_id=END,
+            pad_token_id=16,
         )
         assert done.tokens == theirs[0, len(prompt) :].tolist()
         exact = stock_row(model, prompt, done.tokens)[0]
-        assert done.logprobs == pytest.approx(exact.tolist(), abs=1e-4)  # greedy log-probs are at temperature 1
+        assert done.logprobs == pytest.approx(
+            exact.tolist(), abs=1e-4
+        )  # greedy log-probs are at temperature 1
         seen.update(done.tokens)
     assert len(seen) > 4, "the model must say different things"
 
@@ -63,7 +80,9 @@ def test_greedy_equals_transformers_generate(folder, request):
 @pytest.mark.parametrize("max_rows", [1, 3, 64])
 def test_results_do_not_depend_on_how_many_rows_run_at_once(host, max_rows):
     whole = with_rows(host, 18).generate(requests(), SAMPLING)
-    for one, two in zip(whole, with_rows(host, max_rows).generate(requests(), SAMPLING), strict=True):
+    for one, two in zip(
+        whole, with_rows(host, max_rows).generate(requests(), SAMPLING), strict=True
+    ):
         assert_same(one, two)
 
 
@@ -86,13 +105,13 @@ def test_results_do_not_depend_on_which_others_are_there(host):
 def test_log_probs_are_the_trainers_own(host):
     out = host.engine.generate(requests(4), SAMPLING)
     rows = [
-        Trajectory(str(i), PROMPTS[i], done.tokens, i, j, behaviour_logprobs=done.logprobs)
+        Trajectory(str(i), PROMPTS[i], done.tokens, i, j, behavior_logprobs=done.logprobs)
         for i, group in enumerate(out)
         for j, done in enumerate(group)
     ]
     batch = Batch.of(rows)
     trainer = host.policy.logprobs(batch)["logprobs"]
-    torch.testing.assert_close(batch.tokens["behaviour_logprobs"], trainer, rtol=0, atol=1e-4)
+    torch.testing.assert_close(batch.tokens["behavior_logprobs"], trainer, rtol=0, atol=1e-4)
     assert float(trainer.std()) > 0.3, "log-probs must differ from token to token"
 
 
@@ -101,15 +120,22 @@ def test_in_bfloat16_engine_and_trainer_stay_close(tiny):
     host = build_host(config_of("grpo", tiny, "rollout.temperature=1.3", "model.dtype=bfloat16"))
     out = host.engine.generate(requests(4), SAMPLING)
     batch = Batch.of(
-        [Trajectory(str(i), PROMPTS[i], c.tokens, behaviour_logprobs=c.logprobs) for i, group in enumerate(out) for c in group]
+        [
+            Trajectory(str(i), PROMPTS[i], c.tokens, behavior_logprobs=c.logprobs)
+            for i, group in enumerate(out)
+            for c in group
+        ]
     )
-    gap = (batch.tokens["behaviour_logprobs"] - host.policy.logprobs(batch)["logprobs"]).abs()
+    gap = (batch.tokens["behavior_logprobs"] - host.policy.logprobs(batch)["logprobs"]).abs()
     assert gap.mean() < 0.03 and gap.max() < 0.3, (gap.mean(), gap.max())
 
 
 def test_stop_tokens_end_a_row_and_belong_to_it_and_the_limit_is_named(host):
     done = [c for group in host.engine.generate(requests(12), SAMPLING) for c in group]
-    stopped, cut = [c for c in done if c.finish == "stop"], [c for c in done if c.finish == "length"]
+    stopped, cut = (
+        [c for c in done if c.finish == "stop"],
+        [c for c in done if c.finish == "length"],
+    )
     assert stopped and cut and len(stopped) + len(cut) == len(done)
     assert all(c.tokens[-1] == END and END not in c.tokens[:-1] for c in stopped)
     assert all(len(c.tokens) == 12 and END not in c.tokens for c in cut)
@@ -134,7 +160,8 @@ def test_sampled_tokens_follow_the_exact_distribution(host, tiny, temperature):
     """Chi-square over 18 tokens: 99.99% of right samplers stay below 48 (17 degrees of freedom); the seeds are fixed."""
     n, prompt = 4000, PROMPTS[1]
     out = host.engine.generate(
-        [Request(prompt, [trajectory_seed(5, 1, "x", i) for i in range(n)])], Sampling(temperature, max_new_tokens=1)
+        [Request(prompt, [trajectory_seed(5, 1, "x", i) for i in range(n)])],
+        Sampling(temperature, max_new_tokens=1),
     )
     counts = torch.bincount(torch.tensor([c.tokens[0] for c in out[0]]), minlength=18).double()
     exact = exact_distribution(tiny, prompt, temperature)
@@ -142,17 +169,24 @@ def test_sampled_tokens_follow_the_exact_distribution(host, tiny, temperature):
     other = exact_distribution(tiny, prompt, temperature * 1.3)
     assert chi_square(counts, other * n) > 60, "the test must tell temperatures apart"
     logprobs = torch.tensor([c.logprobs[0] for c in out[0]]).double()
-    torch.testing.assert_close(logprobs, exact.log()[[c.tokens[0] for c in out[0]]], rtol=0, atol=1e-4)
+    torch.testing.assert_close(
+        logprobs, exact.log()[[c.tokens[0] for c in out[0]]], rtol=0, atol=1e-4
+    )
 
 
 def test_second_tokens_follow_the_exact_distribution_too(host, tiny):
     n, prompt = 4000, PROMPTS[0]
     out = host.engine.generate(
-        [Request(prompt, [trajectory_seed(6, 1, "x", i) for i in range(n)])], Sampling(1.0, max_new_tokens=2)
+        [Request(prompt, [trajectory_seed(6, 1, "x", i) for i in range(n)])],
+        Sampling(1.0, max_new_tokens=2),
     )
-    firsts = torch.bincount(torch.tensor([c.tokens[0] for c in out[0] if len(c.tokens) == 2]), minlength=18)
+    firsts = torch.bincount(
+        torch.tensor([c.tokens[0] for c in out[0] if len(c.tokens) == 2]), minlength=18
+    )
     first = int(firsts.argmax())
-    seconds = torch.tensor([c.tokens[1] for c in out[0] if c.tokens[0] == first and len(c.tokens) == 2])
+    seconds = torch.tensor(
+        [c.tokens[1] for c in out[0] if c.tokens[0] == first and len(c.tokens) == 2]
+    )
     counts = torch.bincount(seconds, minlength=18).double()
     assert len(seconds) > 300
     assert chi_square(counts, exact_distribution(tiny, [*prompt, first], 1.0) * len(seconds)) < 48
@@ -160,14 +194,18 @@ def test_second_tokens_follow_the_exact_distribution_too(host, tiny):
 
 def exact_distribution(folder, prompt, temperature) -> torch.Tensor:
     with torch.no_grad():
-        return (stock_model(folder)(input_ids=torch.tensor([prompt])).logits[0, -1] / temperature).softmax(-1)
+        return (
+            stock_model(folder)(input_ids=torch.tensor([prompt])).logits[0, -1] / temperature
+        ).softmax(-1)
 
 
 def chi_square(counts: torch.Tensor, expected: torch.Tensor) -> float:
     """Rare cells are put together, so that the statistic is chi-square distributed."""
     rare = expected < 5
     parts = (counts[~rare] - expected[~rare]).square() / expected[~rare]
-    rest = (counts[rare].sum() - expected[rare].sum()).square() / expected[rare].sum().clamp(min=1.0)
+    rest = (counts[rare].sum() - expected[rare].sum()).square() / expected[rare].sum().clamp(
+        min=1.0
+    )
     return float(parts.sum() + rest)
 
 
@@ -185,9 +223,15 @@ def test_the_nth_token_gets_the_nth_number_of_its_seed_across_blocks(host, monke
     seen: list[list[float]] = []
     real = native.pick_mixed
     monkeypatch.setattr(
-        native, "pick_mixed", lambda logits, uniforms, sampling: seen.append(uniforms.tolist()) or real(logits, uniforms, sampling)
+        native,
+        "pick_mixed",
+        lambda logits, uniforms, sampling: (
+            seen.append(uniforms.tolist()) or real(logits, uniforms, sampling)
+        ),
     )
-    monkeypatch.setattr(host.engine, "stop", torch.tensor([99]))  # never: every row runs to the limit
+    monkeypatch.setattr(
+        host.engine, "stop", torch.tensor([99])
+    )  # never: every row runs to the limit
     long = Sampling(3.0, max_new_tokens=100)
     host.engine.generate([Request(PROMPTS[0], [7])], long)
     numbers = native.RowRandom(7)
@@ -199,20 +243,32 @@ def test_the_nth_token_gets_the_nth_number_of_its_seed_across_blocks(host, monke
 
 
 def test_seeds_name_a_trajectory():
-    assert trajectory_seed(0, 1, "a", 0) == 6762731545921899819  # a run's randomness must never change with a version
-    seeds = {trajectory_seed(run, step, uid, i) for run in (0, 1) for step in (1, 11) for uid in ("a", "1a") for i in (0, 1)}
+    assert (
+        trajectory_seed(0, 1, "a", 0) == 6762731545921899819
+    )  # a run's randomness must never change with a version
+    seeds = {
+        trajectory_seed(run, step, uid, i)
+        for run in (0, 1)
+        for step in (1, 11)
+        for uid in ("a", "1a")
+        for i in (0, 1)
+    }
     assert len(seeds) == 16
 
 
 def test_prompts_and_responses_that_exceed_the_context_are_refused(host):
-    with pytest.raises(RunError, match="505 tokens and 12 new ones exceed the model's context of 512"):
+    with pytest.raises(
+        RunError, match="505 tokens and 12 new ones exceed the model's context of 512"
+    ):
         host.engine.generate([Request([1], [0]), Request([1] * 505, [0])], SAMPLING)
 
 
 def test_nothing_to_do_is_no_trouble(host):
     assert host.engine.generate([], SAMPLING) == []
     assert host.engine.generate([Request(PROMPTS[0], [])], SAMPLING) == [[]]
-    one, two, three = host.engine.generate([Request(PROMPTS[0], [5]), Request(PROMPTS[1], []), Request(PROMPTS[2], [6])], SAMPLING)
+    one, two, three = host.engine.generate(
+        [Request(PROMPTS[0], [5]), Request(PROMPTS[1], []), Request(PROMPTS[2], [6])], SAMPLING
+    )
     assert len(one) == len(three) == 1 and two == []
 
 
@@ -252,7 +308,7 @@ def test_many_prompts_are_prefilled_in_passes_of_bounded_size(host, monkeypatch)
 
 
 def test_the_engine_samples_from_the_weights_as_they_are_now(tiny):
-    host = build_host(config_of("grpo", tiny, "optimiser.lr=3e-2"))
+    host = build_host(config_of("grpo", tiny, "optimizer.lr=3e-2"))
     before = host.engine.generate(requests(), SAMPLING)
     assert host.engine.shares_weights
     host.policy.update(random_batch(1), 1)
@@ -260,23 +316,35 @@ def test_the_engine_samples_from_the_weights_as_they_are_now(tiny):
     assert before != after
     batch = Batch.of([Trajectory("a", PROMPTS[0], after[0][0].tokens)])
     host.policy.config.rollout.temperature = 1.3
-    assert after[0][0].logprobs == pytest.approx(host.policy.logprobs(batch)["logprobs"].tolist(), abs=1e-4)
+    assert after[0][0].logprobs == pytest.approx(
+        host.policy.logprobs(batch)["logprobs"].tolist(), abs=1e-4
+    )
 
 
 def test_publish_copies_weights_into_the_engine(tiny):
-    trainer, apart = (build_host(config_of("grpo", tiny, "optimiser.lr=3e-2")) for _ in range(2))
+    trainer, apart = (build_host(config_of("grpo", tiny, "optimizer.lr=3e-2")) for _ in range(2))
     trainer.policy.update(random_batch(1), 1)
-    assert trainer.engine.generate(requests(), SAMPLING) != apart.engine.generate(requests(), SAMPLING)
+    assert trainer.engine.generate(requests(), SAMPLING) != apart.engine.generate(
+        requests(), SAMPLING
+    )
     apart.engine.publish(trainer.policy.weights())
-    assert trainer.engine.generate(requests(), SAMPLING) == apart.engine.generate(requests(), SAMPLING)
+    assert trainer.engine.generate(requests(), SAMPLING) == apart.engine.generate(
+        requests(), SAMPLING
+    )
 
 
 def test_activation_checkpointing_does_not_change_what_is_sampled(tiny, host):
     other = build_host(config_of("grpo", tiny, "model.activation_checkpointing=true"))
-    for one, two in zip(host.engine.generate(requests(), SAMPLING), other.engine.generate(requests(), SAMPLING), strict=True):
+    for one, two in zip(
+        host.engine.generate(requests(), SAMPLING),
+        other.engine.generate(requests(), SAMPLING),
+        strict=True,
+    ):
         assert_same(one, two)
 
 
 def test_generating_leaves_no_gradient_and_the_model_in_its_mode(host):
     host.engine.generate(requests(1), SAMPLING)
-    assert all(p.grad is None for p in host.engine.model.parameters()) and host.engine.model.training
+    assert (
+        all(p.grad is None for p in host.engine.model.parameters()) and host.engine.model.training
+    )

@@ -8,7 +8,12 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("triton") is None, reason="triton is not installed"
+    ),
+]
 
 PROGRAM = """
 import sys, torch
@@ -71,7 +76,11 @@ print("same")
 def test_paged_decoding_is_plain_decoding(tiny):
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PROGRAM, str(tiny)], capture_output=True, text=True, env=environment, timeout=600
+        [sys.executable, "-W", "ignore", "-c", PROGRAM, str(tiny)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=600,
     )
     assert done.stdout.strip() == "same", done.stderr[-3000:]
 

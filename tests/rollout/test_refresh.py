@@ -15,7 +15,9 @@ REQUESTS = [Request([1, 2, 3], [1, 2]), Request([4], [3])]
 PATH = {
     "/v1/reload": lambda body: body["folder"] if body["model"] == MODEL else "",
     "/update_weights_from_disk": lambda body: body["model_path"],
-    "/collective_rpc": lambda body: body["kwargs"]["weights_path"] if body["method"] == "reload_weights" else "",
+    "/collective_rpc": lambda body: (
+        body["kwargs"]["weights_path"] if body["method"] == "reload_weights" else ""
+    ),
 }
 
 
@@ -42,17 +44,26 @@ def test_a_server_samples_from_what_was_published(path, host, apart, prompts, tm
         apart.publish(load_file(f"{PATH[path](body)}/model.safetensors"))
         return {"success": True, "message": ""}
 
-    calls = {path: reload, "/reset_prefix_cache": lambda body: after.append(body) or {"success": True}}
+    calls = {
+        path: reload,
+        "/reset_prefix_cache": lambda body: after.append(body) or {"success": True},
+    }
     with serve(engine=apart, prompts=prompts, calls=calls) as served:
         engine = rollouts(served, prompts, tmp_path / "weights")
         assert engine.way.path == path and not engine.shares_weights
-        turned = {name: -w if "layers.1" in name else w for name, w in host.policy.weights().items()}
+        turned = {
+            name: -w if "layers.1" in name else w for name, w in host.policy.weights().items()
+        }
         for weights in (turned, host.policy.weights()):
             engine.publish(weights)
             done, mine = (e.generate(REQUESTS, Sampling(1.0, 6)) for e in (engine, host.engine))
             assert same_completions(done, mine) == (weights is not turned)
-        assert len(after) == (2 if path == "/collective_rpc" else 0), "vLLM's cached prefixes are dropped"
-        assert not list((tmp_path / "weights").iterdir()), "weights are removed once the server has read them"
+        assert len(after) == (2 if path == "/collective_rpc" else 0), (
+            "vLLM's cached prefixes are dropped"
+        )
+        assert not list((tmp_path / "weights").iterdir()), (
+            "weights are removed once the server has read them"
+        )
         asked = [body for body in served.asked if body["path"] == "/v1/completions"]
         assert all(body["repetition_penalty"] == 1.0 for body in asked)
 
@@ -60,7 +71,10 @@ def test_a_server_samples_from_what_was_published(path, host, apart, prompts, tm
 def test_a_server_that_takes_no_weights_is_refused_at_the_start(apart, prompts, tmp_path):
     with (
         serve(engine=apart, prompts=prompts) as served,
-        pytest.raises(ConfigError, match=r"rollout\.url: .* has no call that takes new weights.*VLLM_SERVER_DEV_MODE=1"),
+        pytest.raises(
+            ConfigError,
+            match=r"rollout\.url: .* has no call that takes new weights.*VLLM_SERVER_DEV_MODE=1",
+        ),
     ):
         rollouts(served, prompts, tmp_path)
 
@@ -68,8 +82,18 @@ def test_a_server_that_takes_no_weights_is_refused_at_the_start(apart, prompts, 
 @pytest.mark.parametrize("what", ["takes_ids", "gives_ids"])
 def test_a_server_of_text_is_refused_at_the_start(what, apart, prompts, tmp_path):
     with (
-        serve(engine=apart, prompts=prompts, calls={"/v1/reload": lambda body: body["folder"]}, **{what: False}) as served,
-        pytest.raises(ConfigError, match="by token ids with 422" if what == "takes_ids" else "gave no token ids with log-probs"),
+        serve(
+            engine=apart,
+            prompts=prompts,
+            calls={"/v1/reload": lambda body: body["folder"]},
+            **{what: False},
+        ) as served,
+        pytest.raises(
+            ConfigError,
+            match="by token ids with 422"
+            if what == "takes_ids"
+            else "gave no token ids with log-probs",
+        ),
     ):
         rollouts(served, prompts, tmp_path)
 
@@ -80,30 +104,47 @@ def answering(path, answer):
 
 
 @pytest.mark.parametrize(
-    ("answers", "words"),
+    ("answers", "overrides"),
     [
-        ({"/v1/reload": {"success": False, "message": "no such folder"}}, "did not take the new weights: no such folder"),
-        ({"/collective_rpc": {}, "/reset_prefix_cache": {"success": False}}, "kept keys and values of the old weights"),
+        (
+            {"/v1/reload": {"success": False, "message": "no such folder"}},
+            "did not take the new weights: no such folder",
+        ),
+        (
+            {"/collective_rpc": {}, "/reset_prefix_cache": {"success": False}},
+            "kept keys and values of the old weights",
+        ),
         ({"/collective_rpc": {}}, "/reset_prefix_cache refused new weights with 404"),
     ],
 )
-def test_weights_that_were_not_taken_stop_the_run(answers, words, apart, prompts, tmp_path, host):
+def test_weights_that_were_not_taken_stop_the_run(
+    answers, overrides, apart, prompts, tmp_path, host
+):
     calls = {path: answering(path, answer) for path, answer in answers.items()}
-    with serve(engine=apart, prompts=prompts, calls=calls) as served, pytest.raises(RunError, match=words):
+    with (
+        serve(engine=apart, prompts=prompts, calls=calls) as served,
+        pytest.raises(RunError, match=overrides),
+    ):
         rollouts(served, prompts, tmp_path).publish(host.policy.weights())
     assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_cannot_be_written_is_named(apart, prompts, tmp_path, host):
     (tmp_path / "file").write_text("")
-    with serve(engine=apart, prompts=prompts, calls={"/v1/reload": lambda body: body["folder"]}) as served:
+    with serve(
+        engine=apart, prompts=prompts, calls={"/v1/reload": lambda body: body["folder"]}
+    ) as served:
         engine = rollouts(served, prompts, tmp_path / "file")
-        with pytest.raises(RunError, match=r"weights for the server could not be written to .*file"):
+        with pytest.raises(
+            RunError, match=r"weights for the server could not be written to .*file"
+        ):
             engine.publish(host.policy.weights())
 
 
 def test_a_server_that_may_not_take_weights_says_so(apart, prompts, tmp_path):
-    forbidden = lambda number, body: (403, {"error": {"message": "start it with --reload-below"}}) if not body else None  # noqa: E731
+    def forbidden(number, body):
+        return (403, {"error": {"message": "start it with --reload-below"}}) if not body else None
+
     with (
         serve(engine=apart, prompts=prompts, mood=forbidden) as served,
         pytest.raises(ConfigError, match=r"/v1/reload answers 403: start it with --reload-below"),
@@ -112,10 +153,22 @@ def test_a_server_that_may_not_take_weights_says_so(apart, prompts, tmp_path):
 
 
 def test_a_row_that_ends_at_another_token_is_an_error(apart, prompts, tmp_path):
-    answer = {"index": 0, "finish_reason": "stop", "token_ids": [3], "logprobs": {"token_logprobs": [-1.0]}}
+    answer = {
+        "index": 0,
+        "finish_reason": "stop",
+        "token_ids": [3],
+        "logprobs": {"token_logprobs": [-1.0]},
+    }
     mood = lambda number, body: (200, {"choices": [answer]}) if "prompt" in body else None  # noqa: E731
     with (
-        serve(engine=apart, prompts=prompts, calls={"/v1/reload": lambda body: body["folder"]}, mood=mood) as served,
-        pytest.raises(ConfigError, match="ended a row with the token 3, which does not end one here"),
+        serve(
+            engine=apart,
+            prompts=prompts,
+            calls={"/v1/reload": lambda body: body["folder"]},
+            mood=mood,
+        ) as served,
+        pytest.raises(
+            ConfigError, match="ended a row with the token 3, which does not end one here"
+        ),
     ):
         rollouts(served, prompts, tmp_path)

@@ -56,7 +56,9 @@ def test_min_p_keeps_what_is_likely_enough_beside_the_likeliest():
 
 
 def test_filters_work_together_top_p_on_what_top_k_left():
-    expect(shares(top_k=3, top_p=0.7), [0, 0.4, 0, 0.25, 0, 0])  # 0.4 of 0.83 is 48%, with 0.25 it is 78%
+    expect(
+        shares(top_k=3, top_p=0.7), [0, 0.4, 0, 0.25, 0, 0]
+    )  # 0.4 of 0.83 is 48%, with 0.25 it is 78%
     expect(shares(top_k=4, min_p=0.5), [0, 0.4, 0, 0.25, 0, 0])
 
 
@@ -68,7 +70,9 @@ def test_filters_are_taken_at_the_sampling_temperature():
 
 
 def test_greedy_takes_the_likeliest_whatever_the_uniform():
-    tokens, logprobs = pick(PROBS.log()[None].expand(3, -1), torch.tensor([0.0, 0.5, 0.999]), Sampling(temperature=0.0))
+    tokens, logprobs = pick(
+        PROBS.log()[None].expand(3, -1), torch.tensor([0.0, 0.5, 0.999]), Sampling(temperature=0.0)
+    )
     assert tokens.tolist() == [1, 1, 1]
     assert logprobs.tolist() == pytest.approx([PROBS[1].log().item()] * 3)
 
@@ -80,7 +84,9 @@ def test_the_ends_of_the_unit_interval_never_pick_an_impossible_token():
         1e-300,
         0.5,
         1 - 1e-16,
-        torch.nextafter(torch.tensor(1.0, dtype=torch.float64), torch.tensor(0.0, dtype=torch.float64)).item(),
+        torch.nextafter(
+            torch.tensor(1.0, dtype=torch.float64), torch.tensor(0.0, dtype=torch.float64)
+        ).item(),
     ):
         token, logprob = pick(logits, torch.tensor([uniform], dtype=torch.float64), Sampling())
         assert int(token) in (1, 3) and torch.isfinite(logprob).all()

@@ -9,7 +9,7 @@ import sys
 import pytest
 from live import live
 from served import serve
-from world import END, config_of, metrics_of, words_of
+from world import END, config_of, metrics_of, overrides_of
 
 from postgrad.cli.main import main
 from postgrad.cluster import place
@@ -41,7 +41,11 @@ def cut(free, prompts, stops):
     """The slow way: the shortest beginning of a free answer that holds a string, one token a character."""
     out = []
     for done in free:
-        ends = (n for n in range(1, len(done.tokens) + 1) if any(s in prompts.decode_raw(done.tokens[:n]) for s in stops))
+        ends = (
+            n
+            for n in range(1, len(done.tokens) + 1)
+            if any(s in prompts.decode_raw(done.tokens[:n]) for s in stops)
+        )
         end = next(ends, 0)
         out.append((done.tokens[:end], "stop") if end else (done.tokens, done.finish))
     return out
@@ -63,27 +67,46 @@ def test_the_native_engine_ends_with_the_token_that_completes_a_string(native, p
     assert all(prompts.decode(c.tokens).endswith(stops) for c in ends)
     native.max_rows, before = 3, native.max_rows
     try:
-        assert told(native.generate(REQUESTS, Sampling(1.0, 12, stop=stops))) == told(done), "whoever decodes beside it"
+        assert told(native.generate(REQUESTS, Sampling(1.0, 12, stop=stops))) == told(done), (
+            "whoever decodes beside it"
+        )
     finally:
         native.max_rows = before
 
 
 def test_transformers_generate_is_cut_there(tiny, prompts, native, stops):
     engine = build_host(config_of("grpo", tiny, "rollout.engine=hf")).engine
-    assert told(engine.generate(REQUESTS, Sampling(1.0, 12, stop=stops))) == expected(native, prompts, stops)
+    assert told(engine.generate(REQUESTS, Sampling(1.0, 12, stop=stops))) == expected(
+        native, prompts, stops
+    )
 
 
 def test_a_child_process_and_servers_end_at_the_same_token(tiny, native, prompts, stops):
     sampling, truth = Sampling(1.0, 12, stop=stops), expected(native, prompts, stops)
-    with place(config_of("grpo", tiny, "cluster.place=process")) as placed:
+    with place(config_of("grpo", tiny, "cluster.backend=process")) as placed:
         assert told(placed.engine.generate(REQUESTS, sampling)) == truth
     with live(tiny) as server:
-        assert told(HttpEngine(Address.of(f"{server.url}#tiny"), prompts, 60).generate(REQUESTS, sampling)) == truth
+        assert (
+            told(
+                HttpEngine(Address.of(f"{server.url}#tiny"), prompts, 60).generate(
+                    REQUESTS, sampling
+                )
+            )
+            == truth
+        )
     with serve(engine=native, prompts=prompts) as served:
         HttpEngine(Address.of(served.address), prompts, 60).generate(REQUESTS[1:], sampling)
-        assert all(body["stop"] == list(stops) and body["include_stop_str_in_output"] is True for body in served.asked)
-    with serve(engine=native, prompts=prompts, takes_ids=False) as served, pytest.raises(RunError, match="stop that keeps tokens"):
-        HttpEngine(Address.of(served.address), prompts, 60, concurrency=1).generate(REQUESTS[1:], sampling)
+        assert all(
+            body["stop"] == list(stops) and body["include_stop_str_in_output"] is True
+            for body in served.asked
+        )
+    with (
+        serve(engine=native, prompts=prompts, takes_ids=False) as served,
+        pytest.raises(RunError, match="stop that keeps tokens"),
+    ):
+        HttpEngine(Address.of(served.address), prompts, 60, concurrency=1).generate(
+            REQUESTS[1:], sampling
+        )
 
 
 PAGED = """
@@ -124,7 +147,13 @@ print("same", ended)
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 def test_the_paged_engine_ends_at_the_same_token(tiny, stops):
     command = [sys.executable, "-W", "ignore", "-c", PAGED, str(tiny), json.dumps(stops)]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "TRITON_INTERPRET": "1"}, timeout=600)
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        timeout=600,
+    )
     assert done.stdout.startswith("same") and int(done.stdout.split()[1]) > 0, done.stderr[-3000:]
 
 
@@ -132,29 +161,63 @@ def test_the_paged_engine_ends_at_the_same_token(tiny, stops):
 
 
 def test_a_style_brings_its_own_strings_unless_others_are_given(tiny):
-    def resolved(*words):
-        return resolve(config_of("grpo", tiny, *words)).rollout.stop
+    def resolved(*overrides):
+        return resolve(config_of("grpo", tiny, *overrides)).rollout.stop
 
     assert resolved() == [] and resolved("data.prompt_style=r1_zero") == ["</answer>"]
     assert resolved("data.prompt_style=zero_shot") == ["# Query:"]
-    assert resolved("data.prompt_style=r1_zero", "rollout.stop=[]") == [] and resolved("rollout.stop=[a,b]") == ["a", "b"]
+    assert resolved("data.prompt_style=r1_zero", "rollout.stop=[]") == [] and resolved(
+        "rollout.stop=[a,b]"
+    ) == ["a", "b"]
     with pytest.raises(ConfigError, match=r"rollout\.stop=\[''\] has an empty string"):
         resolved("rollout.stop=['']")
     run = {"rollout": {"stop": ["x"]}, "data": {"prompt_style": "own"}}
-    assert read_settings("m", ["data=f"], run).rollout.stop == ["x"], "an evaluation of a run answers as the run did"
+    assert read_settings("m", ["data=f"], run).rollout.stop == ["x"], (
+        "an evaluation of a run answers as the run did"
+    )
     assert read_settings("m", ["data=f", "stop=[y]"], run).rollout.stop == ["y"]
 
 
 def test_a_run_and_its_evaluation_stop_there(tiny, tmp_path, stops):
     stop = stops[1]
     verifier = tmp_path / "mine.py"
-    verifier.write_text(f"def ends(response, problem):\n    return float(response.endswith({stop!r}))\n")
-    words = words_of(tiny, "training.steps=1", "training.problems_per_step=4", "rollout.max_response_tokens=12", f"runs={tmp_path}")
-    more = [f"rollout.stop=['{stop}']", f"reward.verifier={verifier}:ends", "reward.workers=1", "training.max_flat_steps=5"]
-    assert main(["train", "grpo", *words, *more]) == 0
-    assert metrics_of(tmp_path / "test")[0]["reward/mean"] > 0.3, "most responses of an untrained model meet it"
+    verifier.write_text(
+        f"def ends(response, problem):\n    return float(response.endswith({stop!r}))\n"
+    )
+    overrides = overrides_of(
+        tiny,
+        "training.steps=1",
+        "training.problems_per_step=4",
+        "rollout.max_response_tokens=12",
+        f"runs={tmp_path}",
+    )
+    more = [
+        f"rollout.stop=['{stop}']",
+        f"reward.verifier={verifier}:ends",
+        "reward.workers=1",
+        "training.max_flat_steps=5",
+    ]
+    assert main(["train", "grpo", *overrides, *more]) == 0
+    assert metrics_of(tmp_path / "test")[0]["reward/mean"] > 0.3, (
+        "most responses of an untrained model meet it"
+    )
     out = tmp_path / "out"
-    assert main(["eval", str(tmp_path / "test"), "data=arithmetic:1", "n=4", "limit=4", f"out={out}", "reward.workers=1"]) == 0
+    assert (
+        main(
+            [
+                "eval",
+                str(tmp_path / "test"),
+                "data=arithmetic:1",
+                "n=4",
+                "limit=4",
+                f"out={out}",
+                "reward.workers=1",
+            ]
+        )
+        == 0
+    )
     rows = [json.loads(line) for line in next(out.glob("*.jsonl")).read_text().splitlines()]
-    assert all(stop not in row["response"][:-1] for row in rows) and any(row["response"].endswith(stop) for row in rows)
+    assert all(stop not in row["response"][:-1] for row in rows) and any(
+        row["response"].endswith(stop) for row in rows
+    )
     assert {row["finish"] for row in rows if row["response"].endswith(stop)} == {"stop"}

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from world import END, config_of, metrics_of, random_batch, sharpened, words_of
+from world import END, config_of, metrics_of, overrides_of, random_batch, sharpened
 
 from postgrad.cli.main import main
 from postgrad.cluster import place
@@ -33,7 +33,10 @@ from postgrad.training.engine_gap import check_agreement
 from postgrad.training.report import Reporter
 from postgrad.types import Batch, Trajectory
 
-pytestmark = [pytest.mark.vllm, pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="no vLLM")]
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="no vLLM"),
+]
 SMALL = (
     "rollout.samples=4",
     "rollout.max_response_tokens=4",
@@ -41,7 +44,7 @@ SMALL = (
     "rollout.cache_gib=0.25",
     "training.problems_per_step=4",
     "training.steps=3",
-    "optimiser.lr=1e-2",
+    "optimizer.lr=1e-2",
     "reward.workers=1",
 )
 REQUESTS = [Request([1, 2, 3], [1, 2, 3, 4]), Request([4, 15], [5, 6])]
@@ -51,30 +54,47 @@ SMOLLM2 = cache_folder() / "smollm2-135m-instruct"
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return sharpened(make_tiny(tmp_path_factory.mktemp("models") / "wide", seed=0, layers=2, width=128, heads=2))
+    return sharpened(
+        make_tiny(tmp_path_factory.mktemp("models") / "wide", seed=0, layers=2, width=128, heads=2)
+    )
 
 
 @pytest.fixture(scope="module")
 def untied(tmp_path_factory):
     """For vLLM's server on a CPU, which does not refresh a head that shares the embeddings' tensor (vllm._pack_heads)."""
-    return sharpened(make_tiny(tmp_path_factory.mktemp("models") / "untied", seed=0, layers=2, width=128, heads=2, tied=False))
+    return sharpened(
+        make_tiny(
+            tmp_path_factory.mktemp("models") / "untied",
+            seed=0,
+            layers=2,
+            width=128,
+            heads=2,
+            tied=False,
+        )
+    )
 
 
 def varied(folder: Path) -> str:
     """A reward that differs within every group, so that every step is an update."""
-    (folder / "mine.py").write_text("def varied(response, problem):\n    return sum(map(ord, response)) % 7 / 7\n")
+    (folder / "mine.py").write_text(
+        "def varied(response, problem):\n    return sum(map(ord, response)) % 7 / 7\n"
+    )
     return f"reward.verifier={folder / 'mine.py'}:varied"
 
 
 def gap(policy, engine, requests=REQUESTS, limit=8) -> float:
     """Largest distance of the engine's log-probs from the trainer's, on what the engine samples."""
     rows = [
-        Trajectory(str(i), request.prompt, one.tokens, i, j, behaviour_logprobs=one.logprobs)
-        for i, (request, group) in enumerate(zip(requests, engine.generate(requests, Sampling(1.0, limit)), strict=True))
+        Trajectory(str(i), request.prompt, one.tokens, i, j, behavior_logprobs=one.logprobs)
+        for i, (request, group) in enumerate(
+            zip(requests, engine.generate(requests, Sampling(1.0, limit)), strict=True)
+        )
         for j, one in enumerate(group)
     ]
     batch = Batch.of(rows)
-    return float((batch.tokens["behaviour_logprobs"] - policy.logprobs(batch)["logprobs"]).abs().max())
+    return float(
+        (batch.tokens["behavior_logprobs"] - policy.logprobs(batch)["logprobs"]).abs().max()
+    )
 
 
 def test_weights_reach_the_engine_and_only_when_published(model):
@@ -92,41 +112,65 @@ def test_weights_reach_the_engine_and_only_when_published(model):
 
 def test_a_grpo_run_with_updates_that_the_engine_sees(model, tmp_path):
     before = sorted((model / "model.safetensors").stat()[i] for i in (6, 8))
-    config = config_of("grpo", model, *SMALL, "rollout.engine=vllm", f"runs={tmp_path}", varied(tmp_path))
+    config = config_of(
+        "grpo", model, *SMALL, "rollout.engine=vllm", f"runs={tmp_path}", varied(tmp_path)
+    )
     lines = metrics_of(train(config, Reporter()).folder)
     assert lines[0]["engine/start_gap_max"] < 1e-3
     steps = [line for line in lines if "loss" in line]
     assert len(steps) == 3 and min(line["grad_norm"] for line in steps) > 0
-    assert max(line["engine/gap_max"] for line in steps) < 1e-3, "each step sampled from the weights of the step before"
+    assert max(line["engine/gap_max"] for line in steps) < 1e-3, (
+        "each step sampled from the weights of the step before"
+    )
     assert sorted((model / "model.safetensors").stat()[i] for i in (6, 8)) == before
     assert not (tmp_path / "test" / "weights").exists(), "no weights went by disk"
 
 
 @pytest.mark.skipif(not SMOLLM2.is_dir(), reason="no SmolLM2 in the cache")
 def test_a_real_model_in_bfloat16_agrees_with_the_trainer():
-    words = ("rollout.engine=vllm", "model.dtype=bfloat16", "data.template=chat", "data.train=arithmetic:2:boxed:train")
-    config = config_of("grpo", SMOLLM2, *SMALL, *words, "rollout.max_response_tokens=24")
+    overrides = (
+        "rollout.engine=vllm",
+        "model.dtype=bfloat16",
+        "data.template=chat",
+        "data.train=arithmetic:2:boxed:train",
+    )
+    config = config_of("grpo", SMOLLM2, *SMALL, *overrides, "rollout.max_response_tokens=24")
     host = build_host(config)
     prompts = Prompts(load_tokenizer(config.model), "chat")
-    found = check_agreement(config, Ports(host.policy, host.engine, None, prompts), load_problems(config.data.train))
+    found = check_agreement(
+        config, Ports(host.policy, host.engine, None, prompts), load_problems(config.data.train)
+    )
     assert found is not None and found.bound == 0.1 and 0.0 < found.mean < 0.05
 
 
 @pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="no peft")
 def test_adapters_are_seen_by_the_engine(model, tmp_path):
-    words = ("rollout.engine=vllm", "model.lora.rank=4", "optimiser.lr=5e-2", f"runs={tmp_path}", varied(tmp_path))
-    config = config_of("grpo", model, *SMALL, *words)
+    overrides = (
+        "rollout.engine=vllm",
+        "model.lora.rank=4",
+        "optimizer.lr=5e-2",
+        f"runs={tmp_path}",
+        varied(tmp_path),
+    )
+    config = config_of("grpo", model, *SMALL, *overrides)
     steps = [line for line in metrics_of(train(config, Reporter()).folder) if "loss" in line]
     assert len(steps) == 3 and max(line["engine/gap_max"] for line in steps) < 1e-3
     saved = load_file(tmp_path / "test" / "checkpoints" / "step-3" / "policy" / "model.safetensors")
     base = load_file(model / "model.safetensors")
     name = "model.layers.0.self_attn.q_proj.weight"
-    assert float((saved[name] - base[name]).abs().max()) > 1e-3, "the adapters moved what the engine had to follow"
+    assert float((saved[name] - base[name]).abs().max()) > 1e-3, (
+        "the adapters moved what the engine had to follow"
+    )
 
 
 def test_in_a_process_of_its_own_it_takes_weights_too(model):
-    words = ("rollout.engine=vllm", "cluster.place=process", "cluster.engine_apart=true", "cluster.wait_s=120")
-    with place(config_of("grpo", model, *SMALL, *words)) as placed:
+    overrides = (
+        "rollout.engine=vllm",
+        "cluster.backend=process",
+        "cluster.engine_apart=true",
+        "cluster.wait_s=120",
+    )
+    with place(config_of("grpo", model, *SMALL, *overrides)) as placed:
         placed.policy.update(random_batch(1), 1)
         assert not placed.engine.shares_weights and gap(placed.policy, placed.engine) > 0.01
         placed.engine.publish(placed.policy.weights())
@@ -137,15 +181,39 @@ def test_an_engine_whose_weights_stay_is_found_at_the_start(model, tmp_path, cap
     from postgrad.rollout.vllm import VllmEngine
 
     monkeypatch.setattr(VllmEngine, "publish", lambda self, weights: None)
-    assert main(["train", "grpo", *words_of(model, *SMALL, "rollout.engine=vllm", f"runs={tmp_path}")]) == 1
+    assert (
+        main(
+            [
+                "train",
+                "grpo",
+                *overrides_of(model, *SMALL, "rollout.engine=vllm", f"runs={tmp_path}"),
+            ]
+        )
+        == 1
+    )
     assert "rollout.engine=vllm does not take new weights" in capsys.readouterr().err
 
 
 def test_evaluation_gives_the_same_greedy_answers_whatever_the_engine(model, tmp_path, capsys):
-    words = ["data=arithmetic:2:digits:test", "limit=12", "model.device=cpu", "template=plain", "rollout.max_response_tokens=4"]
+    overrides = [
+        "data=arithmetic:2:digits:test",
+        "limit=12",
+        "model.device=cpu",
+        "template=plain",
+        "rollout.max_response_tokens=4",
+    ]
     for engine in ("native", "hf", "vllm"):
         assert (
-            main(["eval", str(model), *words, f"rollout.engine={engine}", "rollout.cache_gib=0.25", f"out={tmp_path / engine}"])
+            main(
+                [
+                    "eval",
+                    str(model),
+                    *overrides,
+                    f"rollout.engine={engine}",
+                    "rollout.cache_gib=0.25",
+                    f"out={tmp_path / engine}",
+                ]
+            )
             == 0
         )
     answers = {p.parent.name: p.read_bytes() for p in tmp_path.glob("*/*.jsonl")}
@@ -156,12 +224,23 @@ def test_a_device_that_vllm_does_not_run_on_is_one_line(model, tmp_path, capsys,
     from postgrad.rollout import vllm
 
     monkeypatch.setattr(vllm, "platform", lambda: "xpu")
-    assert main(["train", "grpo", *words_of(model, *SMALL, "rollout.engine=vllm", f"runs={tmp_path}")]) == 2
+    assert (
+        main(
+            [
+                "train",
+                "grpo",
+                *overrides_of(model, *SMALL, "rollout.engine=vllm", f"runs={tmp_path}"),
+            ]
+        )
+        == 2
+    )
     assert "runs on xpu, and model.device=cpu" in capsys.readouterr().err
 
 
 def test_doctor_shows_what_vllm_runs_on():
-    line = next(line for _, line in doctor._packages("engines", doctor.ENGINES) if line.startswith("vllm: "))
+    line = next(
+        line for _, line in doctor._packages("engines", doctor.ENGINES) if line.startswith("vllm: ")
+    )
     assert line.startswith("vllm: 0.") and "runs on cpu (no sleep mode there" in line
 
 
@@ -174,13 +253,35 @@ def start(model: Path, log: Path, **environment: str) -> "tuple[subprocess.Popen
         port = free.getsockname()[1]
     # What `vllm serve` starts; the command itself does not start in the CPU build, whose package has another name.
     program = "from vllm.entrypoints.launchers.api_server.entry import main; main()"
-    command = [sys.executable, "-c", program, "--model", str(model), "--served-model-name", NAME, "--host", "127.0.0.1"]
-    command += ["--port", str(port), "--dtype", "float32", "--max-model-len", "512", "--max-num-seqs", "16", "--enforce-eager"]
+    command = [
+        sys.executable,
+        "-c",
+        program,
+        "--model",
+        str(model),
+        "--served-model-name",
+        NAME,
+        "--host",
+        "127.0.0.1",
+    ]
+    command += [
+        "--port",
+        str(port),
+        "--dtype",
+        "float32",
+        "--max-model-len",
+        "512",
+        "--max-num-seqs",
+        "16",
+        "--enforce-eager",
+    ]
     command += ["--kv-cache-memory-bytes", str(1 << 28), "--logprobs-mode", "processed_logprobs"]
     env = {**os.environ, "VLLM_NO_USAGE_STATS": "1", **environment}
     env.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)
     with log.open("wb") as file:
-        child = subprocess.Popen(command, env=env, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+        child = subprocess.Popen(
+            command, env=env, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
     return child, f"http://127.0.0.1:{port}/v1"
 
 
@@ -243,7 +344,7 @@ def test_the_server_takes_new_weights(served, untied, prompts, tmp_path):
 
 def test_a_run_and_a_classmate_over_the_server(served, untied, tmp_path):
     mate = f'method.classmates=["{served.replace("#", f"?tokenizer={untied}#")}"]'
-    words = (
+    overrides = (
         "rollout.engine=http",
         f"rollout.url={served}",
         f"runs={tmp_path}",
@@ -251,7 +352,7 @@ def test_a_run_and_a_classmate_over_the_server(served, untied, tmp_path):
         mate,
         "method.classmate_max_tokens=4",
     )
-    config = config_of("classmate", untied, *SMALL, *words)
+    config = config_of("classmate", untied, *SMALL, *overrides)
     steps = [line for line in metrics_of(train(config, Reporter()).folder) if "loss" in line]
     assert len(steps) == 3 and max(line["engine/gap_max"] for line in steps) < 1e-3
     assert all(any(name.startswith("classmate/") for name in line) for line in steps)
@@ -263,6 +364,8 @@ def test_a_server_without_those_calls_is_refused(untied, prompts, tmp_path):
     try:
         wait(child, url, log)
         with pytest.raises(ConfigError, match="has no call that takes new weights"):
-            HttpRollouts(Address.of(f"{url}#{NAME}"), prompts, [END], tmp_path / "weights", wait_s=60)
+            HttpRollouts(
+                Address.of(f"{url}#{NAME}"), prompts, [END], tmp_path / "weights", wait_s=60
+            )
     finally:
         stop(child)

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 from live import wait_for
-from world import config_of, metrics_of, sharpened, words_of
+from world import config_of, metrics_of, overrides_of, sharpened
 
 from postgrad.cli.main import main
 from postgrad.cluster.host import build_host
@@ -20,14 +20,19 @@ from postgrad.model.tiny import make_tiny
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.http import Address, HttpEngine
 
-pytestmark = [pytest.mark.vllm, pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="no vLLM")]
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="no vLLM"),
+]
 TOKEN = "a-secret-word"
 PROMPT = [1, 10, 2, 15]
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    folder = sharpened(make_tiny(tmp_path_factory.mktemp("models") / "wide", seed=0, layers=2, width=128, heads=2))
+    folder = sharpened(
+        make_tiny(tmp_path_factory.mktemp("models") / "wide", seed=0, layers=2, width=128, heads=2)
+    )
     tokenizer = load_tokenizer(config_of("grpo", folder).model)
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     tokenizer.save_pretrained(folder)
@@ -40,17 +45,30 @@ def servers(model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("served")
     file = folder / "servers.json"
     (folder / "token").write_text(TOKEN)
-    words = ["--port", "0", "--name", "mate", "--servers", str(file), "--token-file", str(folder / "token")]
+    overrides = [
+        "--port",
+        "0",
+        "--name",
+        "mate",
+        "--servers",
+        str(file),
+        "--token-file",
+        str(folder / "token"),
+    ]
     more = ["--context", "256", "--rows", "16", "--dtype", "float32"]
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "postgrad.cli.main", "serve", str(model), *words, *more], stdout=log, stderr=log,
+            [sys.executable, "-m", "postgrad.cli.main", "serve", str(model), *overrides, *more], stdout=log, stderr=log,
             env={**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"},
         )  # fmt: skip
     try:
         wait_for(lambda: file.exists() or process.poll() is not None, "vLLM's server", 600)
         assert process.poll() is None, (folder / "log").read_text()[-3000:]
-        assert (folder / "log").read_text().startswith("engine: vllm (installed, and it can run this model here)\n")
+        assert (
+            (folder / "log")
+            .read_text()
+            .startswith("engine: vllm (installed, and it can run this model here)\n")
+        )
         yield file
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0 and json.loads(file.read_text()) == {}
@@ -79,38 +97,74 @@ def test_the_official_client_gets_what_the_native_engine_says(servers, native, m
         done = client.completions.create(
             model="mate", prompt=PROMPT, max_tokens=12, temperature=0, logprobs=0, extra_body={"return_token_ids": True}
         ).choices[0]  # fmt: skip
-        assert done.token_ids == greedy.tokens and done.text == text and done.finish_reason == greedy.finish
+        assert (
+            done.token_ids == greedy.tokens
+            and done.text == text
+            and done.finish_reason == greedy.finish
+        )
         assert done.logprobs.token_logprobs == pytest.approx(greedy.logprobs, abs=1e-3)
-        chat = {"model": "mate", "messages": [{"role": "user", "content": "1+2="}], "max_tokens": 12, "temperature": 0}
+        chat = {
+            "model": "mate",
+            "messages": [{"role": "user", "content": "1+2="}],
+            "max_tokens": 12,
+            "temperature": 0,
+        }
         assert client.chat.completions.create(**chat).choices[0].message.content == text
         pieces = list(client.chat.completions.create(**chat, stream=True))
         assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == text
-    with openai.OpenAI(base_url=url, api_key="wrong", max_retries=0) as client, pytest.raises(openai.AuthenticationError):
+    with (
+        openai.OpenAI(base_url=url, api_key="wrong", max_retries=0) as client,
+        pytest.raises(openai.AuthenticationError),
+    ):
         client.models.list()
 
 
 def test_our_engine_over_http_and_its_stop_strings(servers, native, model):
     prompts = Prompts(load_tokenizer(config_of("grpo", model).model), "plain")
     engine = HttpEngine(Address.of(served_at(f"{servers}#mate")[0]), prompts, 60)
-    requests = [Request(PROMPT, [1]), Request([7, 15], [2]), Request([3, 4, 10, 5, 15], [2**64 - 9])]
+    requests = [
+        Request(PROMPT, [1]),
+        Request([7, 15], [2]),
+        Request([3, 4, 10, 5, 15], [2**64 - 9]),
+    ]
     free = native.generate(requests, Sampling(0.0, 12))
     stop = next(text[2:4] for group in free if len(text := prompts.decode(group[0].tokens)) > 5)
     for sampling in (Sampling(0.0, 12), Sampling(0.0, 12, stop=(stop,))):
         ours, theirs = native.generate(requests, sampling), engine.generate(requests, sampling)
-        assert [[(c.tokens, c.finish) for c in g] for g in theirs] == [[(c.tokens, c.finish) for c in g] for g in ours]
+        assert [[(c.tokens, c.finish) for c in g] for g in theirs] == [
+            [(c.tokens, c.finish) for c in g] for g in ours
+        ]
     assert any(prompts.decode(group[0].tokens).endswith(stop) for group in theirs)
     drawn = engine.generate(requests, Sampling(1.0, 8))
-    assert engine.generate(requests, Sampling(1.0, 8)) == drawn and engine.takes_ids, "seeds of all 64 bits are taken"
+    assert engine.generate(requests, Sampling(1.0, 8)) == drawn and engine.takes_ids, (
+        "seeds of all 64 bits are taken"
+    )
 
 
 def test_a_classmate_behind_vllm_by_the_mapping_file(servers, model, tmp_path):
-    (tmp_path / "mine.py").write_text("def sevens(response, problem):\n    return response.count('7') / 4\n")
-    words = (
+    (tmp_path / "mine.py").write_text(
+        "def sevens(response, problem):\n    return response.count('7') / 4\n"
+    )
+    overrides = (
         "training.steps=2", "training.problems_per_step=2", "rollout.samples=4", "rollout.max_response_tokens=6", "reward.workers=1",
         "method.classmate_max_tokens=4", "method.condition=always", "method.classmate_temperature=0", "method.reward_type=remove_wo_cot",
         f"reward.verifier={tmp_path / 'mine.py'}:sevens", f"runs={tmp_path}",
     )  # fmt: skip
     for name, mate in {"vllm": f"{servers}#mate", "here": ""}.items():
-        assert main(["train", "classmate", *words_of(model, *words), f"method.classmates=['{mate}']", f"name={name}"]) == 0
-    told = [[line.get("reward/classmate") for line in metrics_of(tmp_path / name)] for name in ("vllm", "here")]
+        assert (
+            main(
+                [
+                    "train",
+                    "classmate",
+                    *overrides_of(model, *overrides),
+                    f"method.classmates=['{mate}']",
+                    f"name={name}",
+                ]
+            )
+            == 0
+        )
+    told = [
+        [line.get("reward/classmate") for line in metrics_of(tmp_path / name)]
+        for name in ("vllm", "here")
+    ]
     assert told[0] == pytest.approx(told[1]) and len(told[0]) == 2 and None not in told[0]

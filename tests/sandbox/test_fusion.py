@@ -65,7 +65,9 @@ class Handler(BaseHTTPRequestHandler):
         if self.path != "/run_code":
             status, answer = 404, {"detail": "Not Found"}
         else:
-            status, answer = self.server.answers.pop(0) if self.server.answers else (200, as_fusion_runs(body))
+            status, answer = (
+                self.server.answers.pop(0) if self.server.answers else (200, as_fusion_runs(body))
+            )
         self.server.answered.append(answer)
         text = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
         self.send_response(status)
@@ -85,7 +87,12 @@ def as_fusion_runs(body: dict[str, Any]) -> dict[str, Any]:
         (Path(folder) / "code.py").write_text(body["code"])
         kib = body["memory_limit_MB"] << 10
         command = f"ulimit -S -v {kib} -d {kib} -s {kib} && exec {sys.executable} code.py"
-        options: dict[str, Any] = {"input": body["stdin"], "timeout": body["run_timeout"], "capture_output": True, "text": True}
+        options: dict[str, Any] = {
+            "input": body["stdin"],
+            "timeout": body["run_timeout"],
+            "capture_output": True,
+            "text": True,
+        }
         start = time.monotonic()
         try:
             done = subprocess.run(["/bin/bash", "-c", command], cwd=folder, **options)
@@ -94,18 +101,33 @@ def as_fusion_runs(body: dict[str, Any]) -> dict[str, Any]:
         return ended(done.returncode, done.stdout, done.stderr, time.monotonic() - start)
 
 
-def ended(code: int | None, stdout: str = "", stderr: str = "", seconds: float = 0.1, compiled: Any = None) -> dict[str, Any]:
+def ended(
+    code: int | None, stdout: str = "", stderr: str = "", seconds: float = 0.1, compiled: Any = None
+) -> dict[str, Any]:
     """Fusion's answer; no code: the time is up."""
     how = "TimeLimitExceeded" if code is None else "Finished"
-    result = {"status": how, "execution_time": seconds, "return_code": code, "stdout": stdout, "stderr": stderr}
-    rest = {"compile_result": compiled, "run_result": result, "executor_pod_name": None, "files": {}}
+    result = {
+        "status": how,
+        "execution_time": seconds,
+        "return_code": code,
+        "stdout": stdout,
+        "stderr": stderr,
+    }
+    rest = {
+        "compile_result": compiled,
+        "run_result": result,
+        "executor_pod_name": None,
+        "files": {},
+    }
     return {"status": "Success" if code == 0 else "Failed", "message": ""} | rest
 
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[StandIn]:
     with StandIn() as server:
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        threading.Thread(
+            target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+        ).start()
         yield server
         server.shutdown()
 
@@ -116,8 +138,19 @@ def fusion(running: StandIn) -> StandIn:
     return running
 
 
-NOT_COMPILED = {"status": "Finished", "execution_time": 0.2, "return_code": 1, "stdout": "", "stderr": "error: expected ;"}
-NO_VERDICT = {"status": "SandboxError", "message": "no cgroup left", "compile_result": None, "run_result": None}
+NOT_COMPILED = {
+    "status": "Finished",
+    "execution_time": 0.2,
+    "return_code": 1,
+    "stdout": "",
+    "stderr": "error: expected ;",
+}
+NO_VERDICT = {
+    "status": "SandboxError",
+    "message": "no cgroup left",
+    "compile_result": None,
+    "run_result": None,
+}
 
 
 @pytest.mark.parametrize(
@@ -129,8 +162,20 @@ NO_VERDICT = {"status": "SandboxError", "message": "no cgroup left", "compile_re
         (ended(0, "2\n", compiled=NOT_COMPILED | {"return_code": 0}), True, ""),
         (ended(1, "2\n", "Traceback\nValueError: x"), False, "ended with code 1 ValueError: x"),
         (ended(None, "2\n"), False, "took too long"),
-        (ended(1) | {"compile_result": NOT_COMPILED, "run_result": None}, False, "ended with code 1 error: expected ;"),
-        (ended(1) | {"compile_result": NOT_COMPILED | {"status": "TimeLimitExceeded"}, "run_result": None}, False, "took too long"),
+        (
+            ended(1) | {"compile_result": NOT_COMPILED, "run_result": None},
+            False,
+            "ended with code 1 error: expected ;",
+        ),
+        (
+            ended(1)
+            | {
+                "compile_result": NOT_COMPILED | {"status": "TimeLimitExceeded"},
+                "run_result": None,
+            },
+            False,
+            "took too long",
+        ),
     ],
 )
 def test_what_fusion_says_of_a_program(fusion, answer, passed, reason):
@@ -146,16 +191,32 @@ def test_what_fusion_says_of_a_program(fusion, answer, passed, reason):
         (200, NO_VERDICT, "SandboxError no cgroup left"),
         (200, ended(0, "2") | {"run_result": None}, "not Sandbox Fusion's"),
         (200, ended(0, "2") | {"status": "Fine"}, "not Sandbox Fusion's"),
-        (200, ended(1, "2") | {"status": "Success"}, "Success with a program that ended as Finished, code 1"),
-        (200, ended(0, "2") | {"status": "Failed"}, "Failed with a program that ended as Finished, code 0"),
-        (200, ended(0) | {"run_result": {"status": "Error", "stderr": "no bash"}}, "ended as Error, code None no bash"),
+        (
+            200,
+            ended(1, "2") | {"status": "Success"},
+            "Success with a program that ended as Finished, code 1",
+        ),
+        (
+            200,
+            ended(0, "2") | {"status": "Failed"},
+            "Failed with a program that ended as Finished, code 0",
+        ),
+        (
+            200,
+            ended(0) | {"run_result": {"status": "Error", "stderr": "no bash"}},
+            "ended as Error, code None no bash",
+        ),
         (200, ended(0) | {"run_result": {"status": "Finished", "stdout": "2"}}, "code None"),
         (200, {"results": [1]}, "not Sandbox Fusion's"),
         (200, [], "no JSON object"),
         (200, b"<html>welcome</html>", "no JSON object but '<html>"),
         (401, {"error": "this sandbox wants a token"}, "401 this sandbox wants a token"),
         (404, {"detail": "Not Found"}, "is it the address of a Sandbox Fusion server"),
-        (422, {"detail": [{"loc": ["body", "language"], "msg": "Input should be 'cpp'"}]}, "422 Input should be 'cpp'"),
+        (
+            422,
+            {"detail": [{"loc": ["body", "language"], "msg": "Input should be 'cpp'"}]},
+            "422 Input should be 'cpp'",
+        ),
     ],
 )
 def test_an_answer_without_a_verdict_is_an_error_at_once(fusion, status, answer, says):
@@ -179,7 +240,9 @@ def test_a_server_in_trouble_is_asked_again(fusion):
 
 
 def test_the_request_has_the_limits_and_the_token(fusion):
-    FusionSandbox(fusion.url, "secret", Limits(time_s=2.5, memory_mb=300)).run("print(input())", "x")
+    FusionSandbox(fusion.url, "secret", Limits(time_s=2.5, memory_mb=300)).run(
+        "print(input())", "x"
+    )
     body, token = fusion.asked[0]
     assert body == {
         "code": "print(input())", "language": "python", "stdin": "x", "compile_timeout": 2.5 + START_S, "run_timeout": 2.5 + START_S,
@@ -194,9 +257,16 @@ def test_time_that_only_the_server_takes_is_not_the_programs(fusion):
     """Three tests of 0.4 s each in 1 s: the third has its turn, a fourth has not. A server that is too slow is an error."""
     fusion.answers = [(200, ended(0, "2", seconds=0.4))] * 4
     results = FusionSandbox(fusion.url).test_stdio("", ONE * 4, total_s=1.0)
-    assert [result.passed for result in results] == [True, True, True, False] and "used up" in results[3].reason
+    assert [result.passed for result in results] == [
+        True,
+        True,
+        True,
+        False,
+    ] and "used up" in results[3].reason
     fusion.answers = [(500, b""), (500, b""), (200, ended(0, "2", seconds=0.01))]
-    assert FusionSandbox(fusion.url).test_stdio("", ONE, total_s=0.1)[0].passed, "the pauses do not count"
+    assert FusionSandbox(fusion.url).test_stdio("", ONE, total_s=0.1)[0].passed, (
+        "the pauses do not count"
+    )
     fusion.answers, fusion.delay_s = [(200, ended(0, "2", seconds=0.0))] * 9, 0.3
     with pytest.raises(SandboxError, match="too slow"):
         FusionSandbox(fusion.url, patience_s=0.3).test_stdio("", ONE * 9, total_s=0.2)
@@ -204,7 +274,11 @@ def test_time_that_only_the_server_takes_is_not_the_programs(fusion):
 
 def test_asserts_are_judged_by_a_process_of_their_own(fusion):
     box = FusionSandbox(fusion.url, limits=Limits(time_s=5.0))
-    tests = ["assert add(1, 2) == 3", "print('x')\nassert add(0, 0) == 1", "assert add([1], [2]) == [1, 2]"]
+    tests = [
+        "assert add(1, 2) == 3",
+        "print('x')\nassert add(0, 0) == 1",
+        "assert add([1], [2]) == [1, 2]",
+    ]
     results = box.test_asserts("import sys\nprint('{}')\ndef add(a, b):\n    return a + b", tests)
     assert [result.passed for result in results] == [True, False, True] and results[0].seconds > 0
     assert "failed: print('x')" in results[1].reason
@@ -212,29 +286,37 @@ def test_asserts_are_judged_by_a_process_of_their_own(fusion):
     assert result.unsupported and "cannot be handed" in result.reason
     fusion.asked.clear()
     results = box.test_asserts("import nothing_of_that_name", ["assert 1", "assert 2"])
-    assert len(fusion.asked) == 1 and ["does not load: ModuleNotFoundError" in r.reason for r in results] == [True, True]
+    assert len(fusion.asked) == 1 and [
+        "does not load: ModuleNotFoundError" in r.reason for r in results
+    ] == [True, True]
     for name in ("class with state", "thread"):
         assert all(result.passed for result in box.test_asserts(*RIGHT[name]))
 
 
 def test_a_test_that_takes_too_long_ends_alone(fusion, tmp_path):
-    program = (
-        f"import os, time\nopen({str(tmp_path / 'pids')!r}, 'a').write(f'{{os.getpid()}} ')\ndef f(x):\n    time.sleep(60 * x)\n"
-    )
+    program = f"import os, time\nopen({str(tmp_path / 'pids')!r}, 'a').write(f'{{os.getpid()}} ')\ndef f(x):\n    time.sleep(60 * x)\n"
     box = FusionSandbox(fusion.url, limits=Limits(time_s=0.5))
     results = box.test_asserts(program, ["f(0)", "f(1)", "f(0)"], total_s=30.0)
-    assert [result.passed for result in results] == [True, False, True] and "took too long" in results[1].reason
+    assert [result.passed for result in results] == [
+        True,
+        False,
+        True,
+    ] and "took too long" in results[1].reason
     # Ended from within at the test's time, not by the limit for all of them.
     assert [answer["run_result"]["status"] for answer in fusion.answered] == ["Finished"] * 3
     pids = [int(word) for word in (tmp_path / "pids").read_text().split()]
-    assert len(pids) == 3 and not any(Path(f"/proc/{pid}").exists() for pid in pids), "no program stays behind"
+    assert len(pids) == 3 and not any(Path(f"/proc/{pid}").exists() for pid in pids), (
+        "no program stays behind"
+    )
     results = box.test_asserts("while True: pass", ["f(0)"], total_s=0.6)
     assert [result.passed for result in results] == [False] and "took too long" in results[0].reason
 
 
 @pytest.mark.parametrize("name", CHEATS)
 def test_no_program_talks_itself_into_a_pass(name, fusion):
-    results = FusionSandbox(fusion.url, limits=Limits(time_s=5.0)).test_asserts(FAKES[name], FAKE_TESTS[:1])
+    results = FusionSandbox(fusion.url, limits=Limits(time_s=5.0)).test_asserts(
+        FAKES[name], FAKE_TESTS[:1]
+    )
     assert [result.passed for result in results] == [False], results
 
 
@@ -263,7 +345,15 @@ def test_the_address_chooses_the_protocol(url, kind):
 
 
 @pytest.mark.parametrize(
-    "url", ["host:1234", "ftp://host/run_code", "http://", "http:///run_code", "http://host:x", "http://me:secret@host"]
+    "url",
+    [
+        "host:1234",
+        "ftp://host/run_code",
+        "http://",
+        "http:///run_code",
+        "http://host:x",
+        "http://me:secret@host",
+    ],
 )
 def test_what_is_no_address_is_one_line(url):
     with pytest.raises(ConfigError, match="is not an address such as http://host:1234"):
@@ -285,9 +375,15 @@ def test_the_code_verifier_over_fusion(fusion, monkeypatch):
     monkeypatch.setenv("POSTGRAD_SANDBOX", fusion.url)
     with VerifierPool(workers=1, timeout_s=30) as pool:
         results = pool.judge(items, ["code"] * 3)
-        assert [(r.value, r.parts["passed"]) for r in results if isinstance(r, Score)] == [(1.0, 1.0), (0.0, 0.5), (1.0, 1.0)]
+        assert [(r.value, r.parts["passed"]) for r in results if isinstance(r, Score)] == [
+            (1.0, 1.0),
+            (0.0, 0.5),
+            (1.0, 1.0),
+        ]
         fusion.answers = [(200, NO_VERDICT), (200, b"what?")]
-        for says, result in zip(("no cgroup left", "no JSON object"), pool.judge(items[1:], ["code"] * 2), strict=True):
+        for says, result in zip(
+            ("no cgroup left", "no JSON object"), pool.judge(items[1:], ["code"] * 2), strict=True
+        ):
             assert isinstance(result, Failure) and result.kind == "error" and says in result.reason
     sandbox.cache_clear()
     try:
@@ -297,7 +393,10 @@ def test_the_code_verifier_over_fusion(fusion, monkeypatch):
     monkeypatch.setenv("POSTGRAD_SANDBOX", "fusion:8080/run_code")
     with VerifierPool(workers=1, timeout_s=30) as pool:
         (result,) = pool.judge(items[:1], ["code"])
-    assert isinstance(result, Failure) and "POSTGRAD_SANDBOX=fusion:8080/run_code is not an address" in result.reason
+    assert (
+        isinstance(result, Failure)
+        and "POSTGRAD_SANDBOX=fusion:8080/run_code is not an address" in result.reason
+    )
 
 
 def test_what_is_sent_is_read_by_the_python_of_fusion():

@@ -53,7 +53,11 @@ def passed(results) -> list[int]:
 @needs_sandbox
 def test_a_program_runs_with_its_input(box):
     outcome = box.run("import math\nprint(math.factorial(int(input())))", "5\n")
-    assert (outcome.code, outcome.output, outcome.stopped) == (0, "120\n", "") and 0 < outcome.seconds < QUICK.time_s
+    assert (outcome.code, outcome.output, outcome.stopped) == (
+        0,
+        "120\n",
+        "",
+    ) and 0 < outcome.seconds < QUICK.time_s
     outcome = box.run("import sys\nprint('x', file=sys.stderr)\nsys.exit(3)")
     assert (outcome.code, outcome.output, outcome.errors) == (3, "", "x\n")
 
@@ -62,9 +66,15 @@ def test_a_program_runs_with_its_input(box):
 def test_the_numbers_of_the_specification(box):
     """Classmate's 8.11."""
     add = "def add(a, b):\n    return a + b\n"
-    results = box.test_asserts(add, ["assert add(1, 2) == 3", "assert add(-1, 1) == 0", "assert add(0, 0) == 1"])
-    assert passed(results) == [1, 1, 0] and results[2].seconds == -1.0 and 0 < results[0].seconds < 1
-    pairs = [{"input": a, "output": b} for a, b in (("1", "2"), ("100", "101"), ("1", "2.0"), ("1", "3"))]
+    results = box.test_asserts(
+        add, ["assert add(1, 2) == 3", "assert add(-1, 1) == 0", "assert add(0, 0) == 1"]
+    )
+    assert (
+        passed(results) == [1, 1, 0] and results[2].seconds == -1.0 and 0 < results[0].seconds < 1
+    )
+    pairs = [
+        {"input": a, "output": b} for a, b in (("1", "2"), ("100", "101"), ("1", "2.0"), ("1", "3"))
+    ]
     results = box.test_stdio("print(int(input()) + 1)", pairs)
     assert passed(results) == [1, 1, 1, 0] and results[3].reason == "printed something else"
     loop = "def f():\n    while True: pass\n"
@@ -114,12 +124,16 @@ def test_no_program_passes_without_the_answer(name, box):
     """The first test alone where a program answers nothing and every test takes its whole second."""
     tests = FAKE_TESTS[:1] if name in ("patched wire", "alarm") else FAKE_TESTS
     results = box.test_asserts(FAKES[name], tests, limits=Limits(time_s=1.0, memory_mb=256))
-    assert passed(results) == [0] * len(tests), [(t, r) for t, r in zip(tests, results, strict=True) if r.passed]
+    assert passed(results) == [0] * len(tests), [
+        (t, r) for t, r in zip(tests, results, strict=True) if r.passed
+    ]
 
 
 @needs_sandbox
 def test_the_same_tests_pass_with_the_answer(box):
-    assert passed(box.test_asserts("import math\ndef f(x): return 41", FAKE_TESTS)) == [1] * len(FAKE_TESTS)
+    assert passed(box.test_asserts("import math\ndef f(x): return 41", FAKE_TESTS)) == [1] * len(
+        FAKE_TESTS
+    )
 
 
 @needs_sandbox
@@ -152,7 +166,9 @@ def test_the_tests_do_nothing_for_the_program_but_call_what_it_was_lent(box):
             except BaseException as error: out.append(type(error).__name__)
         return out, g(20)
     """
-    (result,) = box.test_asserts(lines(hostile), ["got = f(lambda x: x + 1)\nassert got == (['ValueError'] * 3, 21), got"])
+    (result,) = box.test_asserts(
+        lines(hostile), ["got = f(lambda x: x + 1)\nassert got == (['ValueError'] * 3, 21), got"]
+    )
     assert result.passed, result
 
 
@@ -202,7 +218,18 @@ def test_files_of_this_system(box, tmp_path):
         "/proc/self/environ",
         "/proc/1/root",
     ]
-    places += ["/sys", "/dev/mem", "/dev/shm", "/var", "/home", "/run", "/usr/bin/env", "/bin/sh", "/opt", str(Path.cwd())]
+    places += [
+        "/sys",
+        "/dev/mem",
+        "/dev/shm",
+        "/var",
+        "/home",
+        "/run",
+        "/usr/bin/env",
+        "/bin/sh",
+        "/opt",
+        str(Path.cwd()),
+    ]
     if not Path(sys.base_prefix).is_relative_to(Path.home()):
         places.append(str(Path.home()))
     program = f"""
@@ -259,7 +286,9 @@ def test_nothing_can_be_written_but_its_own_tmp_and_that_is_gone(box):
     open("mine", "w").write("x")
     """
     assert box.run(lines(program)).output.split() == ["[]"]
-    assert box.run(lines(program)).output.split() == ["[]"], "the next program has a /tmp of its own"
+    assert box.run(lines(program)).output.split() == ["[]"], (
+        "the next program has a /tmp of its own"
+    )
 
 
 @needs_sandbox
@@ -285,7 +314,10 @@ def test_processes(box):
     """
     assert box.run(lines(program)).output.split() == ["refused"] * 5
     start = time.monotonic()
-    bomb = box.run("import os\nwhile True:\n    try: os.fork()\n    except OSError: pass", limits=Limits(time_s=1.0))
+    bomb = box.run(
+        "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
+        limits=Limits(time_s=1.0),
+    )
     assert bomb.stopped == "time" and time.monotonic() - start < 15
 
 
@@ -427,11 +459,21 @@ def test_what_it_was_given_is_for_reading_only(box):
 
 @needs_sandbox
 def test_nothing_is_left_behind(box, children):
-    before, files, temp = set(children()), len(os.listdir("/proc/self/fd")), set(os.listdir(tempfile.gettempdir()))  # noqa: PTH208
-    for program in ("print(1)", "while True: pass", "import os; os._exit(3)", "x = bytearray(1 << 31)", "\0"):
+    before, files, temp = (
+        set(children()),
+        len([*Path("/proc/self/fd").iterdir()]),
+        set(Path(tempfile.gettempdir()).iterdir()),
+    )
+    for program in (
+        "print(1)",
+        "while True: pass",
+        "import os; os._exit(3)",
+        "x = bytearray(1 << 31)",
+        "\0",
+    ):
         box.run(program, limits=Limits(time_s=0.5, memory_mb=128))
         box.test_asserts(program, ["assert f(1) == 2"], limits=Limits(time_s=0.5, memory_mb=128))
-    assert set(children()) == before and len(os.listdir("/proc/self/fd")) == files  # noqa: PTH208
+    assert set(children()) == before and len([*Path("/proc/self/fd").iterdir()]) == files
     left = [file for file in Path(tempfile.gettempdir()).glob("tmp*") if file.name not in temp]
     assert not [file for file in left if _owner(file) > 1_900_000_000]
 
@@ -478,7 +520,11 @@ def test_it_refuses_without_bubblewrap(monkeypatch):
 @needs_sandbox
 @pytest.mark.parametrize(
     ("option", "fallen"),
-    [("--unshare-net", ""), ("--remount-ro", "root folder can be written"), ("--clearenv", "environment is not empty")],
+    [
+        ("--unshare-net", ""),
+        ("--remount-ro", "root folder can be written"),
+        ("--clearenv", "environment is not empty"),
+    ],
 )
 def test_a_wall_that_does_not_stand_is_found(option, fallen, monkeypatch):
     """Take a wall down; the probe must see it. (The network has a second wall, the call filter: both must go.)"""
@@ -509,14 +555,18 @@ def test_a_probe_that_fails_is_a_refusal(monkeypatch):
     monkeypatch.setattr(module, "_fallen", lambda level: ["memory is not limited"])
     module.probe.cache_clear()
     try:
-        with pytest.raises(SandboxError, match=r"no safe sandbox on this machine \(memory is not limited\)"):
+        with pytest.raises(
+            SandboxError, match=r"no safe sandbox on this machine \(memory is not limited\)"
+        ):
             Sandbox()
     finally:
         module.probe.cache_clear()
 
 
 def test_the_filter_is_known_for_two_processors_only():
-    assert seccomp_filter("x86_64") and seccomp_filter("aarch64") and seccomp_filter("riscv64") is None
+    assert (
+        seccomp_filter("x86_64") and seccomp_filter("aarch64") and seccomp_filter("riscv64") is None
+    )
     for machine in ("x86_64", "aarch64"):
         program = seccomp_filter(machine)
         assert program and len(program) % 8 == 0 and len(program) // 8 < 4096
@@ -579,13 +629,24 @@ def test_code_verifier():
         (right, Problem("e", (), json.dumps(apps), "apps"), (1, 1, 1)),
         (FENCE.format("class Solution:\n    def add(self, a, b): return a + b"), Problem("e", (), json.dumps(apps), "apps"), (1, 1, 1)),
     ]  # fmt: skip
-    with VerifierPool(workers=2, timeout_s=1) as pool:  # the verifier has a limit of its own, well above this
-        results = pool.judge([(response, problem) for response, problem, _ in rows], ["code"] * len(rows))
+    with VerifierPool(
+        workers=2, timeout_s=1
+    ) as pool:  # the verifier has a limit of its own, well above this
+        results = pool.judge(
+            [(response, problem) for response, problem, _ in rows], ["code"] * len(rows)
+        )
         (bad,) = pool.judge([(right, Problem("f", (), "42", "code"))], ["code"])
-        (odd,) = pool.judge([(right, Problem("g", (), json.dumps(["class M: pass\nassert add(M(), 1)"]), "code"))], ["code"])
+        (odd,) = pool.judge(
+            [(right, Problem("g", (), json.dumps(["class M: pass\nassert add(M(), 1)"]), "code"))],
+            ["code"],
+        )
     for (response, _, (answer, share, form)), result in zip(rows, results, strict=True):
         assert isinstance(result, Score), (response, result)
-        assert (result.value, result.parts["passed"], result.parts["format"]) == (answer, pytest.approx(share), form), response
+        assert (result.value, result.parts["passed"], result.parts["format"]) == (
+            answer,
+            pytest.approx(share),
+            form,
+        ), response
     assert isinstance(bad, Failure) and bad.kind == "invalid"
     assert isinstance(odd, Failure) and odd.kind == "unsupported"
 
@@ -593,7 +654,10 @@ def test_code_verifier():
 def test_code_without_a_sandbox_is_a_failure_not_a_zero(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     with VerifierPool(workers=1, timeout_s=20) as pool:
-        (result,) = pool.judge([(FENCE.format("def add(a, b):\n    return a + b"), Problem("a", (), ADD, "code"))], ["code"])
+        (result,) = pool.judge(
+            [(FENCE.format("def add(a, b):\n    return a + b"), Problem("a", (), ADD, "code"))],
+            ["code"],
+        )
     assert isinstance(result, Failure) and result.kind == "error" and "bubblewrap" in result.reason
 
 
@@ -624,7 +688,7 @@ HOSTILE_CODE = [
 @pytest.mark.slow
 def test_a_thousand_hostile_answers_without_leak_hang_or_zombie(problem, children):
     """Every twentieth answer is made to hurt; all others get their right verdict, and nothing is left behind."""
-    before, files = set(children()), len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    before, files = set(children()), len([*Path("/proc/self/fd").iterdir()])
     tests = json.dumps(["assert add(1, 2) == 3"])
     items, names, expected = [], [], []
     for i in range(1000):
@@ -647,4 +711,4 @@ def test_a_thousand_hostile_answers_without_leak_hang_or_zombie(problem, childre
     assert [r.value for i, r in enumerate(results) if i % 20 and isinstance(r, Score)] == [
         e for i, e in enumerate(expected) if i % 20
     ]
-    assert set(children()) == before and len(os.listdir("/proc/self/fd")) == files  # noqa: PTH208
+    assert set(children()) == before and len([*Path("/proc/self/fd").iterdir()]) == files

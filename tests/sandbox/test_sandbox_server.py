@@ -43,9 +43,17 @@ class Server:
     port: int
     token: str
 
-    def ask(self, path: str, body: object = None, token: str | None = None, kind: str = "application/json") -> tuple[int, dict]:
+    def ask(
+        self,
+        path: str,
+        body: object = None,
+        token: str | None = None,
+        kind: str = "application/json",
+    ) -> tuple[int, dict]:
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data, {"Content-Type": kind})
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{path}", data, {"Content-Type": kind}
+        )
         if given := self.token if token is None else token:
             request.add_header("Authorization", f"Bearer {given}")
         try:
@@ -54,7 +62,9 @@ class Server:
         except urllib.error.HTTPError as error:
             with error:
                 text = error.read()
-            return error.code, json.loads(text) if text.startswith(b"{") else {"error": text.decode()}
+            return error.code, json.loads(text) if text.startswith(b"{") else {
+                "error": text.decode()
+            }
 
 
 def start(*words: str, token: str = "") -> Server:
@@ -65,7 +75,9 @@ def start(*words: str, token: str = "") -> Server:
     while not said or "http://" not in said[-1]:
         said.append(process.stdout.readline())
         assert said[-1], said
-    printed = next((line.removeprefix("token: ").strip() for line in said if line.startswith("token: ")), token)
+    printed = next(
+        (line.removeprefix("token: ").strip() for line in said if line.startswith("token: ")), token
+    )
     return Server(process, int(said[-1].strip().rpartition(":")[2]), printed)
 
 
@@ -92,14 +104,27 @@ def test_the_numbers_of_the_specification(server):
     """Classmate's 8.11."""
     assert server.ask("/health", token="") == (200, {"status": "healthy"})
     tests = ["assert add(1, 2) == 3", "assert add(-1, 1) == 0", "assert add(0, 0) == 1"]
-    status, answer = server.ask("/test_program", {"program": ADD, "tests": tests, "max_execution_time": 5.0})
-    assert status == 200 and answer["results"] == [1, 1, 0] and answer["runtimes"][2] == -1.0 and 0 < answer["runtimes"][0] < 5
-    pairs = [{"input": a, "output": b} for a, b in (("1", "2"), ("100", "101"), ("1", "2.0"), ("1", "3"))]
+    status, answer = server.ask(
+        "/test_program", {"program": ADD, "tests": tests, "max_execution_time": 5.0}
+    )
+    assert (
+        status == 200
+        and answer["results"] == [1, 1, 0]
+        and answer["runtimes"][2] == -1.0
+        and 0 < answer["runtimes"][0] < 5
+    )
+    pairs = [
+        {"input": a, "output": b} for a, b in (("1", "2"), ("100", "101"), ("1", "2.0"), ("1", "3"))
+    ]
     body = {"program": "print(int(input()) + 1)", "tests": pairs, "max_execution_time": 5.0}
     status, answer = server.ask("/test_program_stdio", body)
     assert status == 200 and answer["results"] == [1, 1, 1, 0]
-    assert server.ask("/test_program", {"program": LOOP, "tests": ["f()", "assert 1"]})[1]["results"] == [0, 1]
-    status, answer = server.ask("/test_program", {"program": ADD, "tests": json.dumps(tests), "max_execution_time": 5})
+    assert server.ask("/test_program", {"program": LOOP, "tests": ["f()", "assert 1"]})[1][
+        "results"
+    ] == [0, 1]
+    status, answer = server.ask(
+        "/test_program", {"program": ADD, "tests": json.dumps(tests), "max_execution_time": 5}
+    )
     assert answer["results"] == [1, 1, 0], "the list may come as a JSON text"
 
 
@@ -108,7 +133,12 @@ def test_what_the_reference_refused_by_its_words_is_run_behind_walls(server):
     """`import os` may stand in a program; what it would reach is not there."""
     program = "import os\ndef f(): return sorted(os.environ), os.path.exists('/etc/passwd')"
     status, answer = server.ask(
-        "/test_program", {"program": program, "tests": ["assert not f()[1] and 'USER' not in f()[0]"], "max_execution_time": 5}
+        "/test_program",
+        {
+            "program": program,
+            "tests": ["assert not f()[1] and 'USER' not in f()[0]"],
+            "max_execution_time": 5,
+        },
     )
     assert (status, answer["results"]) == (200, [1])
 
@@ -145,7 +175,10 @@ PICKLED = base64.b64encode(zlib.compress(pickle.dumps(["assert 1"]))).decode()
 def test_requests_that_cannot_be_served(server, body, status, says):
     try:
         code, answer = server.ask("/test_program", body)
-    except (urllib.error.URLError, ConnectionError):  # the server may close while we still send what is too large
+    except (
+        urllib.error.URLError,
+        ConnectionError,
+    ):  # the server may close while we still send what is too large
         assert status == 413
         return
     assert code == status and says in answer["error"]
@@ -155,9 +188,21 @@ def test_requests_that_cannot_be_served(server, body, status, says):
 def test_other_methods_paths_and_types(server):
     assert server.ask("/test_program")[0] == 405
     assert server.ask("/nowhere")[0] == 404
-    assert server.ask("/test_program", {"program": ADD, "tests": ["assert 1"]}, kind="application/octet-stream")[0] == 400
+    assert (
+        server.ask(
+            "/test_program",
+            {"program": ADD, "tests": ["assert 1"]},
+            kind="application/octet-stream",
+        )[0]
+        == 400
+    )
     assert server.ask("/test_program_stdio", {"program": ADD, "tests": ["assert 1"]})[0] == 400
-    assert server.ask("/test_program_stdio", {"program": ADD, "tests": [{"input": 1, "output": "1"}]})[0] == 400
+    assert (
+        server.ask("/test_program_stdio", {"program": ADD, "tests": [{"input": 1, "output": "1"}]})[
+            0
+        ]
+        == 400
+    )
 
 
 @needs_sandbox
@@ -173,7 +218,11 @@ def test_the_token_is_asked_for(server, token):
 def test_the_queue_is_bounded_and_recovers(server):
     """One place to work and one to wait: of six requests at once some are turned away at once, the others are served."""
     answers: list[tuple[int, dict]] = []
-    body = {"program": "import time\ndef f(): time.sleep(1.5)", "tests": ["f()"], "max_execution_time": 20}
+    body = {
+        "program": "import time\ndef f(): time.sleep(1.5)",
+        "tests": ["f()"],
+        "max_execution_time": 20,
+    }
 
     def work() -> None:
         answers.append(server.ask("/test_program", body))
@@ -192,7 +241,13 @@ def test_the_queue_is_bounded_and_recovers(server):
 
 @needs_sandbox
 def test_a_client_that_leaves_gives_its_place_back(server):
-    body = json.dumps({"program": "import time\ndef f(): time.sleep(1)", "tests": ["f()"], "max_execution_time": 20})
+    body = json.dumps(
+        {
+            "program": "import time\ndef f(): time.sleep(1)",
+            "tests": ["f()"],
+            "max_execution_time": 20,
+        }
+    )
     for _ in range(3):
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
         headers = {"Content-Type": "application/json", "Authorization": "Bearer secret"}
@@ -201,7 +256,10 @@ def test_a_client_that_leaves_gives_its_place_back(server):
         connection.close()
     end = time.monotonic() + 60
     while time.monotonic() < end:
-        status, _ = server.ask("/test_program", {"program": ADD, "tests": ["assert add(1, 2) == 3"], "max_execution_time": 5})
+        status, _ = server.ask(
+            "/test_program",
+            {"program": ADD, "tests": ["assert add(1, 2) == 3"], "max_execution_time": 5},
+        )
         if status == 200:
             return
         assert status == 429
@@ -244,18 +302,27 @@ def alive(pid: int) -> bool:
 @needs_sandbox
 def test_the_code_verifier_can_use_a_sandbox_elsewhere(server, monkeypatch):
     """Here without bubblewrap: the verdicts can only come from the server. A wrong token and no server are Failures."""
-    answers = ["```python\ndef add(a, b):\n    return a + b\n```", "```python\ndef add(a, b):\n    return a - b\n```"]
+    answers = [
+        "```python\ndef add(a, b):\n    return a + b\n```",
+        "```python\ndef add(a, b):\n    return a - b\n```",
+    ]
     tests = json.dumps(["assert add(1, 2) == 3", "assert add(0, 0) == 0"])
     pairs = json.dumps([{"input": "1", "output": "2"}])
     items = [(answer, Problem("p", (), tests, "code")) for answer in answers]
     items.append(("```python\nprint(int(input()) + 1)\n```", Problem("p", (), pairs, "code")))
-    items.append((answers[0], Problem("p", (), json.dumps(["class M: pass\nassert add(M(), 1)"]), "code")))
+    items.append(
+        (answers[0], Problem("p", (), json.dumps(["class M: pass\nassert add(M(), 1)"]), "code"))
+    )
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setenv("POSTGRAD_SANDBOX", f"http://127.0.0.1:{server.port}/")
     monkeypatch.setenv("POSTGRAD_SANDBOX_TOKEN", "secret")
     with VerifierPool(workers=2, timeout_s=30) as pool:
         results = pool.judge(items, ["code"] * 4)
-    assert [(r.value, r.parts["passed"]) for r in results[:3]] == [(1.0, 1.0), (0.0, 0.5), (1.0, 1.0)]
+    assert [(r.value, r.parts["passed"]) for r in results[:3]] == [
+        (1.0, 1.0),
+        (0.0, 0.5),
+        (1.0, 1.0),
+    ]
     assert isinstance(results[3], Failure) and results[3].kind == "unsupported"
     monkeypatch.setenv("POSTGRAD_SANDBOX_TOKEN", "wrong")
     with VerifierPool(workers=1, timeout_s=30) as pool:
@@ -268,7 +335,11 @@ def test_the_code_verifier_can_use_a_sandbox_elsewhere(server, monkeypatch):
 def code_request(code: str, **fields: object) -> dict[str, object]:
     """As verl sends it."""
     limits = {"compile_timeout": 10, "run_timeout": 10, "memory_limit_MB": 1024}
-    return {"code": code, "stdin": None, "language": "python", "files": {}, "fetch_files": []} | limits | fields
+    return (
+        {"code": code, "stdin": None, "language": "python", "files": {}, "fetch_files": []}
+        | limits
+        | fields
+    )
 
 
 @needs_sandbox
@@ -287,8 +358,20 @@ def code_request(code: str, **fields: object) -> dict[str, object]:
 def test_a_program_in_the_words_of_sandbox_fusion(server, request_, status, how, code, stdout):
     """The server's own limit of memory, 512 MiB, counts where more is asked for."""
     answered, answer = server.ask("/run_code", request_)
-    assert answered == 200 and answer.keys() == {"status", "message", "compile_result", "run_result", "executor_pod_name", "files"}
-    assert (answer["status"], answer["message"], answer["compile_result"], answer["files"]) == (status, "", None, {})
+    assert answered == 200 and answer.keys() == {
+        "status",
+        "message",
+        "compile_result",
+        "run_result",
+        "executor_pod_name",
+        "files",
+    }
+    assert (answer["status"], answer["message"], answer["compile_result"], answer["files"]) == (
+        status,
+        "",
+        None,
+        {},
+    )
     result = answer["run_result"]
     assert (result["status"], result["return_code"], result["stdout"]) == (how, code, stdout)
     assert 0 < result["execution_time"] < 10 and bool(result["stderr"]) == (code == 1)
@@ -298,7 +381,9 @@ def test_a_program_in_the_words_of_sandbox_fusion(server, request_, status, how,
 def test_a_program_that_prints_too_much_has_failed(server):
     _, answer = server.ask("/run_code", code_request("while True: print('x' * 1000)"))
     assert (
-        answer["status"] == "Failed" and answer["run_result"]["status"] == "Finished" and answer["run_result"]["return_code"] != 0
+        answer["status"] == "Failed"
+        and answer["run_result"]["status"] == "Finished"
+        and answer["run_result"]["return_code"] != 0
     )
 
 
@@ -306,7 +391,12 @@ def test_a_program_that_prints_too_much_has_failed(server):
 @pytest.mark.parametrize(
     ("body", "status", "field", "says"),
     [
-        (code_request("int main() {}", language="cpp"), 422, "language", "Input should be 'python'"),
+        (
+            code_request("int main() {}", language="cpp"),
+            422,
+            "language",
+            "Input should be 'python'",
+        ),
         (code_request("", language="cobol"), 422, "language", "Input should be 'python'"),
         (code_request("", language=None), 422, "language", "valid string"),
         ({"code": ""}, 422, "language", "Field required"),
@@ -337,8 +427,15 @@ def test_what_run_code_refuses(server, body, status, field, says):
 def test_run_code_wants_the_token_also_as_a_password(server):
     """verl can give a token in the address only: http://any:secret@host/run_code."""
     assert server.ask("/run_code", code_request(""), token="wrong")[0] == 401
-    for kind, word, status in (("Basic", b"verl:secret", 200), ("Basic", b"verl:secre", 401), ("Bearer", b"verl:secret", 401)):
-        header = {"Content-Type": "application/json", "Authorization": f"{kind} {base64.b64encode(word).decode()}"}
+    for kind, word, status in (
+        ("Basic", b"verl:secret", 200),
+        ("Basic", b"verl:secre", 401),
+        ("Bearer", b"verl:secret", 401),
+    ):
+        header = {
+            "Content-Type": "application/json",
+            "Authorization": f"{kind} {base64.b64encode(word).decode()}",
+        }
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
         connection.request("POST", "/run_code", json.dumps(code_request("")), header)
         assert connection.getresponse().status == status
@@ -352,18 +449,40 @@ def test_our_client_speaks_fusion_to_our_server(server, monkeypatch):
     outcome = FusionSandbox(f"{url}/run_code", "secret").run("print(input())", "x")
     assert (outcome.code, outcome.output, outcome.stopped) == (0, "x\n", "")
     outcome = RemoteSandbox(url, "secret").run("print(2)")
-    assert (outcome.code, outcome.output) == (0, "2\n"), "our own client runs a single program by the same route"
+    assert (outcome.code, outcome.output) == (0, "2\n"), (
+        "our own client runs a single program by the same route"
+    )
     pairs = json.dumps([{"input": "1", "output": "2"}, {"input": "-5", "output": "-4"}])
-    programs = ["print(int(input()) + 1)", "print(abs(int(input())) + 1)", "print(", "import sys; sys.exit(0)"]
-    items = [(f"```python\n{program}\n```", Problem("p", (), pairs, "code")) for program in programs]
-    items.append(("```python\ndef f(): pass\n```", Problem("p", (), json.dumps(["assert f() is None"]), "code")))
+    programs = [
+        "print(int(input()) + 1)",
+        "print(abs(int(input())) + 1)",
+        "print(",
+        "import sys; sys.exit(0)",
+    ]
+    items = [
+        (f"```python\n{program}\n```", Problem("p", (), pairs, "code")) for program in programs
+    ]
+    items.append(
+        (
+            "```python\ndef f(): pass\n```",
+            Problem("p", (), json.dumps(["assert f() is None"]), "code"),
+        )
+    )
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setenv("POSTGRAD_SANDBOX", f"{url}/run_code")
     monkeypatch.setenv("POSTGRAD_SANDBOX_TOKEN", "secret")
     with VerifierPool(workers=1, timeout_s=30) as pool:
         results = pool.judge(items, ["code"] * 5)
-    assert [result.parts["passed"] for result in results if isinstance(result, Score)] == [1.0, 0.5, 0.0, 0.0]
-    assert isinstance(results[4], Failure) and "for asserts leave /run_code off its address" in results[4].reason
+    assert [result.parts["passed"] for result in results if isinstance(result, Score)] == [
+        1.0,
+        0.5,
+        0.0,
+        0.0,
+    ]
+    assert (
+        isinstance(results[4], Failure)
+        and "for asserts leave /run_code off its address" in results[4].reason
+    )
 
 
 @needs_sandbox
@@ -372,7 +491,10 @@ def test_beyond_loopback_there_is_always_a_token():
     try:
         assert len(server.token) >= 20
         body = {"program": ADD, "tests": ["assert add(1, 2) == 3"], "max_execution_time": 5}
-        assert server.ask("/test_program", body, token="")[0] == 401 and server.ask("/test_program", body)[0] == 200
+        assert (
+            server.ask("/test_program", body, token="")[0] == 401
+            and server.ask("/test_program", body)[0] == 200
+        )
     finally:
         assert stop(server) == 0
 

@@ -7,7 +7,7 @@ import pytest
 from world import config_of
 
 from postgrad.errors import RunError
-from postgrad.model.async_writer import Behind
+from postgrad.model.async_writer import AsyncWriter
 from postgrad.training import checkpoint
 from postgrad.training.checkpoint import Saved, Writer
 from postgrad.training.driver import train
@@ -39,7 +39,7 @@ class Model:
     """A trained model whose disk is as slow as the test says."""
 
     def __init__(self, error: Exception | None = None) -> None:
-        self.behind, self.may, self.error = Behind(), threading.Event(), error
+        self.behind, self.may, self.error = AsyncWriter(), threading.Event(), error
 
     def save(self, folder: str) -> None:
         Path(folder, "model").write_text("weights")
@@ -54,7 +54,9 @@ class Model:
 
 
 def writer_of(folder: Path, model: Model, told: list[Path] | None = None) -> Writer:
-    return Writer(folder, [model], keep=2, behind=True, told=(told if told is not None else []).append)
+    return Writer(
+        folder, [model], keep=2, behind=True, told=(told if told is not None else []).append
+    )
 
 
 def state(step: int) -> Saved:
@@ -69,7 +71,9 @@ def test_latest_moves_when_all_of_it_is_written(tmp_path):
     assert checkpoint.latest(tmp_path) is None and told == [], "a kill now would leave nothing half"
     model.may.set()
     writer.settle(wait=True)
-    assert checkpoint.latest(tmp_path) == tmp_path / "checkpoints" / "step-1" and told == [tmp_path / "checkpoints" / "step-1"]
+    assert checkpoint.latest(tmp_path) == tmp_path / "checkpoints" / "step-1" and told == [
+        tmp_path / "checkpoints" / "step-1"
+    ]
     assert (tmp_path / "checkpoints" / "step-1" / "model").read_text() == "weights"
     assert not list((tmp_path / "checkpoints").glob(".step*"))
     writer.settle(wait=True)
@@ -94,10 +98,13 @@ def test_the_next_save_waits_for_the_one_before(tmp_path):
             OSError(28, "No space left on device"),
             r"step-2.* could not be written: No space left on device; earlier checkpoints are whole",
         ),
-        (ValueError("broken tensor"), r"checkpoint .*step-2: writing it failed: broken tensor; earlier checkpoints are whole"),
+        (
+            ValueError("broken tensor"),
+            r"checkpoint .*step-2: writing it failed: broken tensor; earlier checkpoints are whole",
+        ),
     ],
 )
-def test_an_error_of_the_writer_stops_the_run_by_name(tmp_path, error, words):
+def test_an_error_of_the_writer_stops_the_run_by_name(tmp_path, error, overrides):
     model = Model()
     model.may.set()
     writer = writer_of(tmp_path, model)
@@ -105,20 +112,35 @@ def test_an_error_of_the_writer_stops_the_run_by_name(tmp_path, error, words):
     writer.settle(wait=True)
     model.error = error
     writer.save(state(2), None)
-    with pytest.raises(RunError, match=words):
+    with pytest.raises(RunError, match=overrides):
         writer.settle(wait=True)
     assert checkpoint.latest(tmp_path) == tmp_path / "checkpoints" / "step-1"
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["latest", "step-1"]
 
 
 def test_a_local_run_that_saves_behind_itself_writes_the_same_bytes(tiny, tmp_path):
-    for name, more in {"at-once": "training.async_save=false", "behind": "training.async_save=true"}.items():
-        words = (*SMALL, "training.checkpoint_every=1", "training.keep_checkpoints=9", f"runs={tmp_path}", f"name={name}", more)
-        train(config_of("ppo", tiny, *words), Reporter())
+    for name, more in {
+        "at-once": "training.async_save=false",
+        "behind": "training.async_save=true",
+    }.items():
+        overrides = (
+            *SMALL,
+            "training.checkpoint_every=1",
+            "training.keep_checkpoints=9",
+            f"runs={tmp_path}",
+            f"name={name}",
+            more,
+        )
+        train(config_of("ppo", tiny, *overrides), Reporter())
     for step in (1, 2, 3):
-        one, two = (tmp_path / name / "checkpoints" / f"step-{step}" for name in ("at-once", "behind"))
+        one, two = (
+            tmp_path / name / "checkpoints" / f"step-{step}" for name in ("at-once", "behind")
+        )
         files = sorted(p.relative_to(one) for p in one.rglob("*") if p.is_file())
-        assert files == sorted(p.relative_to(two) for p in two.rglob("*") if p.is_file()) and len(files) > 8
+        assert (
+            files == sorted(p.relative_to(two) for p in two.rglob("*") if p.is_file())
+            and len(files) > 8
+        )
         for file in files:
             assert (one / file).read_bytes() == (two / file).read_bytes(), file
     assert (tmp_path / "behind" / "checkpoints" / "latest").read_text() == "step-3\n"

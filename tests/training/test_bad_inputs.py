@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from world import config_of, metrics_of, tree, words_of
+from world import config_of, metrics_of, overrides_of, tree
 
 from postgrad.cli.main import main
 from postgrad.errors import ConfigError, RunError
@@ -20,7 +20,7 @@ SMALL = (
     "rollout.samples=4",
     "rollout.max_response_tokens=3",
     "training.problems_per_step=4",
-    "optimiser.lr=1e-2",
+    "optimizer.lr=1e-2",
     "training.steps=4",
 )
 
@@ -29,16 +29,22 @@ SMALL = (
 def home(tmp_path, monkeypatch):
     """A folder with data files, good and bad; the run folders would come below it."""
     (tmp_path / "empty.jsonl").write_text("")
-    (tmp_path / "wrong.jsonl").write_text('{"colour": "blue", "size": 3}\n')
+    (tmp_path / "wrong.jsonl").write_text('{"color": "blue", "size": 3}\n')
     (tmp_path / "cut.jsonl").write_text('{"prompt": "1+1="\n')
     (tmp_path / "cut.parquet").write_bytes(b"PAR1 nothing")
     (tmp_path / "few.jsonl").write_text(
-        "".join(json.dumps({"question": f"{i}+1=", "answer": f"#### {i + 1}"}) + "\n" for i in range(3))
+        "".join(
+            json.dumps({"question": f"{i}+1=", "answer": f"#### {i + 1}"}) + "\n" for i in range(3)
+        )
     )
     (tmp_path / "strange.jsonl").write_text(
         "".join(
             json.dumps(
-                {"data_source": "no/such", "prompt": [{"role": "user", "content": f"{i}="}], "reward_model": {"ground_truth": "1"}}
+                {
+                    "data_source": "no/such",
+                    "prompt": [{"role": "user", "content": f"{i}="}],
+                    "reward_model": {"ground_truth": "1"},
+                }
             )
             + "\n"
             for i in range(9)
@@ -48,13 +54,15 @@ def home(tmp_path, monkeypatch):
     return tmp_path
 
 
-def failing(home, capsys, model, *words, recipe="grpo") -> tuple[int, str]:
+def failing(home, capsys, model, *overrides, recipe="grpo") -> tuple[int, str]:
     before = tree(home)
-    code = main(["train", recipe, *words_of(model, *SMALL, "runs=runs", *words)])
+    code = main(["train", recipe, *overrides_of(model, *SMALL, "runs=runs", *overrides)])
     err = capsys.readouterr().err
     assert err.startswith("postgrad: ") and err.count("\n") == 1, err
     if code == 2:
-        assert tree(home) == before and not (home / "runs").exists(), "exit code 2 means that nothing was written"
+        assert tree(home) == before and not (home / "runs").exists(), (
+            "exit code 2 means that nothing was written"
+        )
     return code, err
 
 
@@ -63,14 +71,20 @@ def failing(home, capsys, model, *words, recipe="grpo") -> tuple[int, str]:
     [
         (["data.train=empt.jsonl"], ["empt.jsonl: no such file", "did you mean empty.jsonl?"]),
         (["data.train=/no/folder/x.parquet"], ["/no/folder/x.parquet", "no such file"]),
-        (["data.train=wrong.jsonl"], ["wrong.jsonl: line 1", "colour, size"]),
+        (["data.train=wrong.jsonl"], ["wrong.jsonl: line 1", "color, size"]),
         (["data.train=cut.jsonl"], ["cut.jsonl: line 1", "not JSON"]),
         (["data.train=cut.parquet"], ["cut.parquet", "parquet"]),
         (["data.train=empty.jsonl"], ["empty.jsonl", "no rows"]),
         (["data.train=arithmetic:99"], ["level 99"]),
         (["data.validation=missing.jsonl"], ["missing.jsonl"]),
-        (["data.max_prompt_tokens=3"], ["longer than data.max_prompt_tokens=3", "data.overlong=drop"]),
-        (["data.max_prompt_tokens=3", "data.overlong=drop"], ["longer than data.max_prompt_tokens=3"]),
+        (
+            ["data.max_prompt_tokens=3"],
+            ["longer than data.max_prompt_tokens=3", "data.overlong=drop"],
+        ),
+        (
+            ["data.max_prompt_tokens=3", "data.overlong=drop"],
+            ["longer than data.max_prompt_tokens=3"],
+        ),
         (["data.train=strange.jsonl"], ["no/such", "reward.verifier="]),
         (["reward.verifier=exakt"], ["exakt", "did you mean exact?"]),
         (["reward.verifier=nothing.py:f"], ["nothing.py"]),
@@ -80,22 +94,39 @@ def failing(home, capsys, model, *words, recipe="grpo") -> tuple[int, str]:
         (["model.device=cudda"], ["model.device=cudda", "did you mean cuda?"]),
         (["model.device=npu"], ["model.device=npu", "torch_npu"]),
         (["data.template=chat"], ["chat template"]),
-        (["cluster.engine_apart=true"], ["cluster.place=process"]),
-        (["training.profile_steps=[1]", "cluster.place=process"], ["training.profile_steps", "cluster.place=process"]),
+        (["cluster.engine_apart=true"], ["cluster.backend=process"]),
+        (
+            ["training.profile_steps=[1]", "cluster.backend=process"],
+            ["training.profile_steps", "cluster.backend=process"],
+        ),
         (["training.profile_steps=[0]"], ["training.profile_steps", "at least 1"]),
-        (["cluster.engine_restarts=1"], ["cluster.engine_restarts is a setting of Ray", "add cluster=ray"]),
+        (
+            ["cluster.engine_restarts=1"],
+            ["cluster.engine_restarts is a setting of Ray", "add cluster=ray"],
+        ),
         (["rollout.max_gap=0.5"], ["rollout.max_gap=0.5 has no effect", "leave it at 0"]),
-        (["reward.judge.highest=5"], ["reward.judge.highest=5 has no effect with reward.verifier=auto", "leave it at 10"]),
-        (["data.max_prompt_tokens=3", "data.overlong=lef"], ["data.overlong=lef", "did you mean left?"]),
-        (["data.train=few.jsonl", "training.problems_per_step=4"], ["4 problems a step", "3", "training.problems_per_step=3"]),
+        (
+            ["reward.judge.highest=5"],
+            ["reward.judge.highest=5 has no effect with reward.verifier=auto", "leave it at 10"],
+        ),
+        (
+            ["data.max_prompt_tokens=3", "data.overlong=lef"],
+            ["data.overlong=lef", "did you mean left?"],
+        ),
+        (
+            ["data.train=few.jsonl", "training.problems_per_step=4"],
+            ["4 problems a step", "3", "training.problems_per_step=3"],
+        ),
         (["training.problems_per_step=1000"], ["1000", "training.problems_per_step"]),
     ],
     ids=lambda value: " ".join(value)[:50] if isinstance(value, list) else None,
 )
-def test_wrong_input_exits_with_2_and_leaves_the_folder_as_it_was(home, capsys, tiny, words, parts):
-    if "model.device=cuda" in words and __import__("torch").cuda.is_available():
+def test_wrong_input_exits_with_2_and_leaves_the_folder_as_it_was(
+    home, capsys, tiny, overrides, parts
+):
+    if "model.device=cuda" in overrides and __import__("torch").cuda.is_available():
         pytest.skip("there is a GPU here")
-    code, line = failing(home, capsys, tiny, *words)
+    code, line = failing(home, capsys, tiny, *overrides)
     assert code == 2, line
     for part in parts:
         assert part in line, line
@@ -105,7 +136,11 @@ def test_a_problem_without_a_demonstration_is_named_by_sft(home, capsys, tiny):
     (home / "bare.jsonl").write_text(
         "".join(
             json.dumps(
-                {"prompt": [{"role": "user", "content": f"{i}="}], "data_source": "x", "reward_model": {"ground_truth": "1"}}
+                {
+                    "prompt": [{"role": "user", "content": f"{i}="}],
+                    "data_source": "x",
+                    "reward_model": {"ground_truth": "1"},
+                }
             )
             + "\n"
             for i in range(9)
@@ -118,8 +153,14 @@ def test_a_problem_without_a_demonstration_is_named_by_sft(home, capsys, tiny):
 def test_a_pair_that_is_too_long_is_named_by_dpo_before_the_run(home, capsys, tiny):
     rows = [{"prompt": f"{n}+1=", "chosen": "1", "rejected": "1" * n} for n in range(1, 10)]
     (home / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    code, line = failing(home, capsys, tiny, "data.train=pairs.jsonl", "rollout.max_response_tokens=7", recipe="dpo")
-    assert code == 2 and "3 of 9 pairs are longer than rollout.max_response_tokens=7" in line and "data.overlong=drop" in line
+    code, line = failing(
+        home, capsys, tiny, "data.train=pairs.jsonl", "rollout.max_response_tokens=7", recipe="dpo"
+    )
+    assert (
+        code == 2
+        and "3 of 9 pairs are longer than rollout.max_response_tokens=7" in line
+        and "data.overlong=drop" in line
+    )
 
 
 def test_a_response_limit_beyond_the_models_context_is_named(home, capsys, tiny):
@@ -127,8 +168,13 @@ def test_a_response_limit_beyond_the_models_context_is_named(home, capsys, tiny)
     assert code in (1, 2) and "context of 512" in line and "rollout.max_response_tokens" in line
 
 
-def finished(model, home, *words) -> dict[str, bytes]:
-    train(config_of("grpo", model, *SMALL, f"runs={home}/runs", "training.checkpoint_every=2", *words), Reporter())
+def finished(model, home, *overrides) -> dict[str, bytes]:
+    train(
+        config_of(
+            "grpo", model, *SMALL, f"runs={home}/runs", "training.checkpoint_every=2", *overrides
+        ),
+        Reporter(),
+    )
     return tree(home / "runs")
 
 
@@ -136,14 +182,27 @@ def test_a_run_folder_in_use_is_refused_and_left_alone(home, capsys, tiny):
     before = finished(tiny, home)
     with (home / "runs" / "test" / ".lock").open("r+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        assert main(["train", "grpo", *words_of(tiny, *SMALL, f"runs={home}/runs", "training.checkpoint_every=2")]) == 2
+        assert (
+            main(
+                [
+                    "train",
+                    "grpo",
+                    *overrides_of(tiny, *SMALL, f"runs={home}/runs", "training.checkpoint_every=2"),
+                ]
+            )
+            == 2
+        )
     err = capsys.readouterr().err
     assert "is in use by another process" in err and err.count("\n") == 1
     assert tree(home / "runs") == before
 
 
-@pytest.mark.parametrize(("over", "part"), [(False, "is in use by another process"), (True, "another process has made")])
-def test_a_run_that_another_process_began_while_the_model_was_loaded_is_left_alone(home, capsys, tiny, monkeypatch, over, part):
+@pytest.mark.parametrize(
+    ("over", "part"), [(False, "is in use by another process"), (True, "another process has made")]
+)
+def test_a_run_that_another_process_began_while_the_model_was_loaded_is_left_alone(
+    home, capsys, tiny, monkeypatch, over, part
+):
     """Both found no folder when they looked; the slower one must not write into the other's."""
     place, before, lock = driver.place, {}, []
 
@@ -156,7 +215,16 @@ def test_a_run_that_another_process_began_while_the_model_was_loaded_is_left_alo
         return place(config)
 
     monkeypatch.setattr(driver, "place", slow_place)
-    assert main(["train", "grpo", *words_of(tiny, *SMALL, f"runs={home}/runs", "training.checkpoint_every=2")]) == 2
+    assert (
+        main(
+            [
+                "train",
+                "grpo",
+                *overrides_of(tiny, *SMALL, f"runs={home}/runs", "training.checkpoint_every=2"),
+            ]
+        )
+        == 2
+    )
     err = capsys.readouterr().err
     assert part in err and err.count("\n") == 1
     assert tree(home / "runs") == before
@@ -175,21 +243,25 @@ def test_a_run_may_be_renamed_moved_and_made_longer(home, tiny):
     assert steady(home / "moved" / "other") == steady(home / "whole" / "test")
 
 
-@pytest.mark.parametrize("word", ["optimiser.schedule=linear", "optimiser.schedule=cosine", "rollout.staleness=1"])
+@pytest.mark.parametrize(
+    "word", ["optimizer.schedule=linear", "optimizer.schedule=cosine", "rollout.staleness=1"]
+)
 def test_a_run_whose_steps_depend_on_its_length_keeps_it(tmp_path, word):
-    words = (word, "cluster.place=process", "cluster.engine_apart=true", f"runs={tmp_path}")
-    run.create(config_of("grpo", Path("tiny"), *SMALL, *words))
+    overrides = (word, "cluster.backend=process", "cluster.engine_apart=true", f"runs={tmp_path}")
+    run.create(config_of("grpo", Path("tiny"), *SMALL, *overrides))
     with pytest.raises(ConfigError, match=r"training\.steps was 4, now 9"):
-        run.continued(config_of("grpo", Path("tiny"), *SMALL, *words, "training.steps=9"))
+        run.continued(config_of("grpo", Path("tiny"), *SMALL, *overrides, "training.steps=9"))
 
 
 def test_the_model_of_a_run_in_a_chain_may_move_with_its_first_run(tmp_path):
-    chained = ("first.recipe=sft", f"runs={tmp_path}")
+    chained = ("warmup.recipe=sft", f"runs={tmp_path}")
     run.create(config_of("grpo", tmp_path / "here", *SMALL, *chained))
     run.continued(config_of("grpo", tmp_path / "there", *SMALL, *chained))
     run.create(config_of("grpo", tmp_path / "here", *SMALL, "name=alone", f"runs={tmp_path}"))
     with pytest.raises(ConfigError, match=r"model\.path was .*here, now .*there"):
-        run.continued(config_of("grpo", tmp_path / "there", *SMALL, "name=alone", f"runs={tmp_path}"))
+        run.continued(
+            config_of("grpo", tmp_path / "there", *SMALL, "name=alone", f"runs={tmp_path}")
+        )
 
 
 @pytest.mark.parametrize("text", ["", "model: [", "a list", "model: 3\n", "\xff\xfe"])
@@ -204,14 +276,27 @@ def test_a_damaged_configuration_of_a_run_is_one_line(tmp_path, text):
 @pytest.mark.parametrize(
     ("word", "part"),
     [
-        ("optimiser.lr=2e-2", "optimiser.lr was 0.01, now 0.02"),
+        ("optimizer.lr=2e-2", "optimizer.lr was 0.01, now 0.02"),
         ("seed=5", "seed was 0, now 5"),
         ("method.aggregation=token-sum", "method.aggregation was token-mean, now token-sum"),
     ],
 )
-def test_other_settings_for_an_existing_run_are_refused_with_old_and_new_value(home, capsys, tiny, word, part):
+def test_other_settings_for_an_existing_run_are_refused_with_old_and_new_value(
+    home, capsys, tiny, word, part
+):
     before = finished(tiny, home)
-    assert main(["train", "grpo", *words_of(tiny, *SMALL, f"runs={home}/runs", "training.checkpoint_every=2", word)]) == 2
+    assert (
+        main(
+            [
+                "train",
+                "grpo",
+                *overrides_of(
+                    tiny, *SMALL, f"runs={home}/runs", "training.checkpoint_every=2", word
+                ),
+            ]
+        )
+        == 2
+    )
     err = capsys.readouterr().err
     assert part in err and "another name=" in err and err.count("\n") == 1
     assert tree(home / "runs") == before
@@ -224,7 +309,13 @@ def test_settings_that_do_not_change_what_is_computed_may_change(home, tiny):
             [
                 "train",
                 "grpo",
-                *words_of(tiny, *SMALL, f"runs={home}/runs", "training.checkpoint_every=1", "training.token_budget=64"),
+                *overrides_of(
+                    tiny,
+                    *SMALL,
+                    f"runs={home}/runs",
+                    "training.checkpoint_every=1",
+                    "training.token_budget=64",
+                ),
             ]
         )
         == 0
@@ -233,7 +324,7 @@ def test_settings_that_do_not_change_what_is_computed_may_change(home, tiny):
 
 def test_a_run_folder_that_cannot_be_made_is_one_line(home, capsys, tiny):
     (home / "runs").write_text("a file, not a folder")
-    assert main(["train", "grpo", *words_of(tiny, *SMALL, "runs=runs")]) == 2
+    assert main(["train", "grpo", *overrides_of(tiny, *SMALL, "runs=runs")]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1 and "runs" in err
 
@@ -246,8 +337,8 @@ def steady(folder):
 
 
 def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(home, tiny, monkeypatch, capsys):
-    words = words_of(tiny, *SMALL, "runs=runs", "training.checkpoint_every=2")
-    assert main(["train", "grpo", *words, "name=whole"]) == 0
+    overrides = overrides_of(tiny, *SMALL, "runs=runs", "training.checkpoint_every=2")
+    assert main(["train", "grpo", *overrides, "name=whole"]) == 0
     real = checkpoint._sync_tree
 
     def full(folder):
@@ -257,18 +348,19 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(home, tiny, m
 
     monkeypatch.setattr(checkpoint, "_sync_tree", full)
     capsys.readouterr()
-    assert main(["train", "grpo", *words]) == 1
+    assert main(["train", "grpo", *overrides]) == 1
     err = capsys.readouterr().err
     assert (
         err.count("\n") == 1
         and "step-4 could not be written: No space left on device" in err
         and "earlier checkpoints are whole" in err
     )
-    assert sorted(p.name for p in (home / "runs" / "test" / "checkpoints").iterdir()) == ["latest", "step-2"], (
-        "the half-written one is gone"
-    )
+    assert sorted(p.name for p in (home / "runs" / "test" / "checkpoints").iterdir()) == [
+        "latest",
+        "step-2",
+    ], "the half-written one is gone"
     monkeypatch.setattr(checkpoint, "_sync_tree", real)
-    assert main(["train", "grpo", *words]) == 0
+    assert main(["train", "grpo", *overrides]) == 0
     assert steady(home / "runs" / "test") == steady(home / "runs" / "whole")
 
 
@@ -291,26 +383,37 @@ def small_disk(tmp_path):
     folder.mkdir()
     if (
         os.geteuid() != 0
-        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", folder], capture_output=True).returncode != 0
+        or subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", folder], capture_output=True
+        ).returncode
+        != 0
     ):
         pytest.skip("mounting a small disk needs root")
     yield folder
     subprocess.run(["umount", "-l", folder], check=True)
 
 
-@pytest.mark.parametrize(("free", "what"), [(0, "could not be written"), (64 * 1024, "checkpoints/step-4 could not be written")])
-def test_a_full_disk_stops_the_run_and_the_same_command_continues_it(small_disk, tmp_path, tiny, free, what):
-    words = (*SMALL, "training.checkpoint_every=2", "training.steps=6")
+@pytest.mark.parametrize(
+    ("free", "what"),
+    [(0, "could not be written"), (64 * 1024, "checkpoints/step-4 could not be written")],
+)
+def test_a_full_disk_stops_the_run_and_the_same_command_continues_it(
+    small_disk, tmp_path, tiny, free, what
+):
+    overrides = (*SMALL, "training.checkpoint_every=2", "training.steps=6")
     with pytest.raises(RunError, match=what) as caught:
-        train(config_of("grpo", tiny, *words, f"runs={small_disk}"), FillsTheDisk(small_disk, free))
+        train(
+            config_of("grpo", tiny, *overrides, f"runs={small_disk}"),
+            FillsTheDisk(small_disk, free),
+        )
     assert "No space left" in str(caught.value) and "\n" not in str(caught.value)
     checkpoints = small_disk / "test" / "checkpoints"
-    assert (checkpoints / "latest").read_text().strip() == "step-2" and sorted(p.name for p in checkpoints.glob("*step*")) == [
-        "step-2"
-    ]
+    assert (checkpoints / "latest").read_text().strip() == "step-2" and sorted(
+        p.name for p in checkpoints.glob("*step*")
+    ) == ["step-2"]
     (small_disk / "ballast").unlink()
-    train(config_of("grpo", tiny, *words, f"runs={small_disk}"), Reporter())
-    train(config_of("grpo", tiny, *words, f"runs={tmp_path}"), Reporter())
+    train(config_of("grpo", tiny, *overrides, f"runs={small_disk}"), Reporter())
+    train(config_of("grpo", tiny, *overrides, f"runs={tmp_path}"), Reporter())
     assert steady(small_disk / "test") == steady(tmp_path / "test")
     final = "checkpoints/step-6/policy/model.safetensors"
     assert (small_disk / "test" / final).read_bytes() == (tmp_path / "test" / final).read_bytes()

@@ -43,17 +43,26 @@ def test_what_was_saved_comes_back(tmp_path):
     policy = Policy()
     back = checkpoint.load(found, [policy])
     assert found.name == "step-5" and policy.loaded == "the weights"
-    assert (back.step, back.cursor, back.flat_steps, back.method["phase"]) == (5, {"position": 5}, 2, "one")
+    assert (back.step, back.cursor, back.flat_steps, back.method["phase"]) == (
+        5,
+        {"position": 5},
+        2,
+        "one",
+    )
     assert torch.equal(back.method["pool"], torch.arange(5))
 
 
 @pytest.mark.parametrize(
-    ("keep", "kept"), [(1, ["step-100"]), (2, ["step-20", "step-100"]), (9, ["step-3", "step-20", "step-100"])]
+    ("keep", "kept"),
+    [(1, ["step-100"]), (2, ["step-20", "step-100"]), (9, ["step-3", "step-20", "step-100"])],
 )
 def test_the_newest_are_kept_by_number_not_by_name(tmp_path, keep, kept):
     for step in (3, 20, 100):
         checkpoint.save(tmp_path, [Policy()], saved(step), keep)
-    assert names(tmp_path) == sorted(["latest", *kept]) and checkpoint.latest(tmp_path).name == "step-100"
+    assert (
+        names(tmp_path) == sorted(["latest", *kept])
+        and checkpoint.latest(tmp_path).name == "step-100"
+    )
 
 
 @pytest.mark.parametrize("keep", [1, 2])
@@ -63,7 +72,10 @@ def test_a_newer_one_that_latest_never_named_does_not_push_out_the_one_just_save
     checkpoint.save(tmp_path, [Policy()], saved(4), keep=2)
     (tmp_path / "checkpoints" / "latest").write_text("step-2\n")
     checkpoint.save(tmp_path, [Policy("three")], saved(3), keep)
-    assert checkpoint.latest(tmp_path).name == "step-3" and checkpoint.load(checkpoint.latest(tmp_path), [Policy()]).step == 3
+    assert (
+        checkpoint.latest(tmp_path).name == "step-3"
+        and checkpoint.load(checkpoint.latest(tmp_path), [Policy()]).step == 3
+    )
 
 
 def test_one_left_by_a_killed_run_is_replaced(tmp_path):
@@ -93,24 +105,32 @@ def test_a_failure_at_any_point_leaves_the_one_before(tmp_path, monkeypatch, bro
         monkeypatch.setattr(Path, "rename", fail)
     else:
         monkeypatch.setattr(checkpoint, "sync", fail)
-    with pytest.raises(RunError, match=r"step-4 could not be written: No space left on device; earlier checkpoints are whole"):
+    with pytest.raises(
+        RunError,
+        match=r"step-4 could not be written: No space left on device; earlier checkpoints are whole",
+    ):
         checkpoint.save(tmp_path, [policy], saved(4), keep=1)
     monkeypatch.undo()
     back = Policy()
     assert checkpoint.load(checkpoint.latest(tmp_path), [back]).step == 2 and back.loaded == "good"
 
 
-@pytest.mark.parametrize("words", ["No space left on device (os error 28)", "Disk quota exceeded (os error 122)"])
-def test_a_full_disk_that_safetensors_reports_in_its_own_way(tmp_path, words):
+@pytest.mark.parametrize(
+    "words", ["No space left on device (os error 28)", "Disk quota exceeded (os error 122)"]
+)
+def test_a_full_disk_that_safetensors_reports_in_its_own_way(tmp_path, overrides):
     from safetensors import SafetensorError
 
     policy = Policy()
 
     def fail(folder: str) -> None:
-        raise SafetensorError(f"Error while serializing: I/O error: {words}")
+        raise SafetensorError(f"Error while serializing: I/O error: {overrides}")
 
     policy.save = fail
-    with pytest.raises(RunError, match=f"step-4 could not be written: {words.partition(' (')[0]}; earlier checkpoints are whole"):
+    with pytest.raises(
+        RunError,
+        match=f"step-4 could not be written: {overrides.partition(' (')[0]}; earlier checkpoints are whole",
+    ):
         checkpoint.save(tmp_path, [policy], saved(4), keep=1)
     assert names(tmp_path) == []
 
@@ -126,12 +146,17 @@ def test_the_best_one_is_kept_beside_the_newest(tmp_path):
     for step, best in ((3, 3), (6, 3), (9, 3), (12, 12), (15, 12)):
         checkpoint.save(tmp_path, [Policy()], saved(step), keep=1, best=best)
         assert names(tmp_path) == sorted({"best", "latest", f"step-{best}", f"step-{step}"})
-        assert checkpoint.best(tmp_path).name == f"step-{best}" and checkpoint.latest(tmp_path).name == f"step-{step}"
+        assert (
+            checkpoint.best(tmp_path).name == f"step-{best}"
+            and checkpoint.latest(tmp_path).name == f"step-{step}"
+        )
 
 
 def test_without_a_best_there_is_no_pointer(tmp_path):
     checkpoint.save(tmp_path, [Policy()], saved(3), keep=1, best=3)
-    checkpoint.save(tmp_path, [Policy()], saved(2), keep=1)  # a run that went on from before its best
+    checkpoint.save(
+        tmp_path, [Policy()], saved(2), keep=1
+    )  # a run that went on from before its best
     assert names(tmp_path) == ["latest", "step-2"] and checkpoint.best(tmp_path) is None
 
 
@@ -144,7 +169,10 @@ def test_a_run_goes_on_from_the_newest_that_is_there_when_the_latest_was_removed
     (tmp_path / "checkpoints" / "step-mine").mkdir()
     (tmp_path / "checkpoints" / "step-10" / "state.json").unlink()
     assert checkpoint.to_continue(tmp_path, notes.append).name == "step-9"
-    assert len(notes) == 1 and "latest names step-10, which is not there; going on from step-9" in notes[0]
+    assert (
+        len(notes) == 1
+        and "latest names step-10, which is not there; going on from step-9" in notes[0]
+    )
     (tmp_path / "checkpoints" / "step-9" / "state.json").unlink()
     with pytest.raises(RunError, match="names step-10, which is not there, and there is no other"):
         checkpoint.to_continue(tmp_path, notes.append)
@@ -157,7 +185,10 @@ def test_a_damaged_one_is_named_with_what_to_do(tmp_path, file):
         (place / file).unlink()
     else:
         (place / file).write_bytes((place / file).read_bytes()[:5])
-    with pytest.raises(RunError, match=r"step-4 cannot be read \(.*remove that folder, and the same command continues") as caught:
+    with pytest.raises(
+        RunError,
+        match=r"step-4 cannot be read \(.*remove that folder, and the same command continues",
+    ) as caught:
         checkpoint.load(place, [Policy()])
     assert "\n" not in str(caught.value)
 

@@ -5,7 +5,7 @@ import json
 import pyarrow.parquet as pq
 import pytest
 import torch
-from world import config_of, metrics_of, stock_model, words_of
+from world import config_of, metrics_of, overrides_of, stock_model
 
 from postgrad.cli.main import main
 from postgrad.config.compose import compose
@@ -20,14 +20,14 @@ SMALL = (
     "rollout.samples=4",
     "rollout.max_response_tokens=3",
     "training.problems_per_step=4",
-    "optimiser.lr=1e-2",
+    "optimizer.lr=1e-2",
     "reward.workers=1",
 )
 
 
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory):
-    """A model as it comes from its initialisation: nearly uniform, so every group holds something to compare."""
+    """A model as it comes from its initialization: nearly uniform, so every group holds something to compare."""
     return make_tiny(tmp_path_factory.mktemp("models") / "fresh", seed=0, layers=2, width=32)
 
 
@@ -57,16 +57,22 @@ def rows_of_step(folder, step: int) -> list[dict]:
 def learned(fresh, verifiers, tmp_path_factory):
     """One GRPO run that is asked to write threes: (folder, metrics of the steps, metrics of the validations)."""
     runs = tmp_path_factory.mktemp("runs")
-    words = (
+    overrides = (
         "training.steps=25",
-        "optimiser.lr=3e-3",
+        "optimizer.lr=3e-3",
         "training.problems_per_step=8",
         "rollout.samples=8",
         "training.checkpoint_every=10",
         f"runs={runs}",
     )
-    more = ("data.validation=arithmetic:1:digits:test", "training.validate_every=10", "training.updates_per_step=2")
-    config = config_of("grpo", fresh, *SMALL, *words, *more, f"reward.verifier={verifiers}:threes")
+    more = (
+        "data.validation=arithmetic:1:digits:test",
+        "training.validate_every=10",
+        "training.updates_per_step=2",
+    )
+    config = config_of(
+        "grpo", fresh, *SMALL, *overrides, *more, f"reward.verifier={verifiers}:threes"
+    )
     result = train(config, Reporter())
     assert result.step == 25 and not result.interrupted and result.folder == runs / "test"
     lines = metrics_of(result.folder)
@@ -84,7 +90,10 @@ def test_grpo_learns(learned):
     assert sum(rewards[:3]) / 3 < 0.2, rewards
     assert sum(rewards[-3:]) / 3 > 0.6, rewards
     assert validations[-1]["validation/accuracy"] > validations[0]["validation/accuracy"] + 0.4
-    assert validations[-1]["validation/sampled_accuracy"] > validations[0]["validation/sampled_accuracy"] + 0.4
+    assert (
+        validations[-1]["validation/sampled_accuracy"]
+        > validations[0]["validation/sampled_accuracy"] + 0.4
+    )
     assert steps[-1]["entropy"] < steps[0]["entropy"]
 
 
@@ -99,14 +108,29 @@ def test_the_run_folder_is_as_the_architecture_says(learned):
         "events.jsonl",
         "tokenizer.json",
     }
-    assert sorted(p.name for p in (folder / "rollouts").iterdir()) == [f"step-{n:06d}.parquet" for n in range(1, 26)]
-    assert {p.name for p in (folder / "checkpoints").iterdir()} == {"step-20", "step-25", "latest"}  # the newest two
+    assert sorted(p.name for p in (folder / "rollouts").iterdir()) == [
+        f"step-{n:06d}.parquet" for n in range(1, 26)
+    ]
+    assert {p.name for p in (folder / "checkpoints").iterdir()} == {
+        "step-20",
+        "step-25",
+        "latest",
+    }  # the newest two
     assert (folder / "checkpoints" / "latest").read_text().strip() == "step-25"
     last = folder / "checkpoints" / "step-25"
-    assert {p.name for p in last.iterdir()} == {"policy", "optimiser.safetensors", "method.bin", "state.json"}
+    assert {p.name for p in last.iterdir()} == {
+        "policy",
+        "optimizer.safetensors",
+        "method.bin",
+        "state.json",
+    }
     assert json.loads((last / "state.json").read_text())["step"] == 25
-    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {p.name for p in (last / "policy").iterdir()}
-    assert torch.isfinite(stock_model(last / "policy")(input_ids=torch.tensor([[1, 2]])).logits).all()
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {
+        p.name for p in (last / "policy").iterdir()
+    }
+    assert torch.isfinite(
+        stock_model(last / "policy")(input_ids=torch.tensor([[1, 2]])).logits
+    ).all()
 
 
 def test_metrics_hold_what_the_page_and_plots_read(learned):
@@ -114,7 +138,16 @@ def test_metrics_hold_what_the_page_and_plots_read(learned):
     assert [line["step"] for line in steps] == list(range(1, 26))
     assert [line["step"] for line in validations] == [0, 10, 20, 25]
     expected = {
-        *("step", "time", "reward/mean", "reward/std", "reward/length", "reward/failures", "response/length", "response/truncated"),
+        *(
+            "step",
+            "time",
+            "reward/mean",
+            "reward/std",
+            "reward/length",
+            "reward/failures",
+            "response/length",
+            "response/truncated",
+        ),
         *(
             "entropy",
             "loss",
@@ -126,7 +159,7 @@ def test_metrics_hold_what_the_page_and_plots_read(learned):
             "step_s",
             "memory_gib",
         ),
-        *(f"stage/{name}_s" for name in (*STAGES[:5], "remember", *STAGES[5:])),
+        *(f"stage/{name}_s" for name in (*STAGES[:5], "old_logprobs", *STAGES[5:])),
     }
     for line in steps:
         assert expected <= line.keys(), expected - line.keys()
@@ -140,9 +173,21 @@ def test_rollouts_hold_the_trajectories_with_tokens_rewards_and_advantages(learn
     assert len(rows) == 64
     for row in rows:
         n = len(row["response"])
-        assert 1 <= n <= 3 and len(row["behaviour_logprobs"]) == len(row["advantages"]) == len(row["loss_mask"]) == n
-        assert row["source"] == "policy" and row["finish"] in ("stop", "length") and row["failure"] == ""
-        assert row["reward"] == pytest.approx(row["text"].count("3") / 3) and row["reward/length"] == len(row["text"])
+        assert (
+            1 <= n <= 3
+            and len(row["behavior_logprobs"])
+            == len(row["advantages"])
+            == len(row["loss_mask"])
+            == n
+        )
+        assert (
+            row["source"] == "policy"
+            and row["finish"] in ("stop", "length")
+            and row["failure"] == ""
+        )
+        assert row["reward"] == pytest.approx(row["text"].count("3") / 3) and row[
+            "reward/length"
+        ] == len(row["text"])
     assert steps[-1]["reward/mean"] == pytest.approx(sum(row["reward"] for row in rows) / 64)
     groups = {row["group"]: row["uid"] for row in rows}
     assert len(groups) == 8 and all(row["uid"] == groups[row["group"]] for row in rows)
@@ -153,34 +198,71 @@ def test_rollouts_hold_the_trajectories_with_tokens_rewards_and_advantages(learn
 def test_the_resolved_configuration_in_the_folder_is_whole_and_composes_to_itself(learned):
     folder, _, _ = learned
     text = (folder / "config.yaml").read_text()
-    assert "auto" not in [line.split(": ")[-1] for line in text.splitlines() if line.strip().startswith(("device", "dtype"))]
+    assert "auto" not in [
+        line.split(": ")[-1]
+        for line in text.splitlines()
+        if line.strip().startswith(("device", "dtype"))
+    ]
     config = compose(str(folder / "config.yaml"), [], lambda name: find_method(name).Settings)
-    assert config.name == "test" and config.optimiser.lr == 3e-3 and config.method.name == "grpo"
+    assert config.name == "test" and config.optimizer.lr == 3e-3 and config.method.name == "grpo"
 
 
-def test_a_run_of_a_version_that_lacked_a_setting_goes_on_with_its_default_only(fresh, verifiers, tmp_path):
-    words = (*SMALL, f"runs={tmp_path}", f"reward.verifier={verifiers}:threes")
-    file = train(config_of("grpo", fresh, *words, "training.steps=1"), Reporter()).folder / "config.yaml"
-    lacking = [line for line in file.read_text().splitlines() if line.strip() not in ("max_flat_steps: 20", "clip_low: 0.2")]
+def test_a_run_of_a_version_that_lacked_a_setting_goes_on_with_its_default_only(
+    fresh, verifiers, tmp_path
+):
+    overrides = (*SMALL, f"runs={tmp_path}", f"reward.verifier={verifiers}:threes")
+    file = (
+        train(config_of("grpo", fresh, *overrides, "training.steps=1"), Reporter()).folder
+        / "config.yaml"
+    )
+    lacking = [
+        line
+        for line in file.read_text().splitlines()
+        if line.strip() not in ("max_flat_steps: 20", "clip_low: 0.2")
+    ]
     file.write_text("\n".join(lacking) + "\n")
     with pytest.raises(ConfigError, match=r"max_flat_steps was 20, now 3\)"):
-        train(config_of("grpo", fresh, *words, "training.steps=2", "training.max_flat_steps=3"), Reporter())
-    assert train(config_of("grpo", fresh, *words, "training.steps=2"), Reporter()).step == 2
+        train(
+            config_of("grpo", fresh, *overrides, "training.steps=2", "training.max_flat_steps=3"),
+            Reporter(),
+        )
+    assert train(config_of("grpo", fresh, *overrides, "training.steps=2"), Reporter()).step == 2
 
 
 def test_one_update_after_one_rollout_needs_no_second_forward_pass(fresh, verifiers, tmp_path):
-    config = config_of("grpo", fresh, *SMALL, "training.steps=1", f"runs={tmp_path}", f"reward.verifier={verifiers}:threes")
+    config = config_of(
+        "grpo",
+        fresh,
+        *SMALL,
+        "training.steps=1",
+        f"runs={tmp_path}",
+        f"reward.verifier={verifiers}:threes",
+    )
     folder = train(config, Reporter()).folder
     (line,) = metrics_of(folder)
     assert "stage/remember_s" not in line and "old_logprobs" not in rows_of_step(folder, 1)[0]
-    assert line["engine/gap_max"] < 1e-4 and abs(line["kl/engine"]) < 1e-4 and line["policy/clip_fraction"] == 0.0
+    assert (
+        line["engine/gap_max"] < 1e-4
+        and abs(line["kl/engine"]) < 1e-4
+        and line["policy/clip_fraction"] == 0.0
+    )
 
 
 @pytest.mark.slow
 def test_sft_lowers_its_loss_and_reports_validation(fresh, tmp_path):
-    words = ("training.steps=25", "training.problems_per_step=16", "data.validation=arithmetic:1:digits:test", f"runs={tmp_path}")
-    more = ("optimiser.lr=1e-2", "rollout.max_response_tokens=4", "method.validate_accuracy=true", "optimiser.warmup_steps=2")
-    lines = metrics_of(train(config_of("sft", fresh, *words, *more), Reporter()).folder)
+    overrides = (
+        "training.steps=25",
+        "training.problems_per_step=16",
+        "data.validation=arithmetic:1:digits:test",
+        f"runs={tmp_path}",
+    )
+    more = (
+        "optimizer.lr=1e-2",
+        "rollout.max_response_tokens=4",
+        "method.validate_accuracy=true",
+        "optimizer.warmup_steps=2",
+    )
+    lines = metrics_of(train(config_of("sft", fresh, *overrides, *more), Reporter()).folder)
     losses = [line["sft/loss"] for line in lines if "sft/loss" in line]
     assert len(losses) == 25 and losses[0] > 2.7 and losses[-1] < 0.6 * losses[0]
     before, after = (line for line in lines if "validation/loss" in line)
@@ -196,19 +278,21 @@ def test_sft_lowers_its_loss_and_reports_validation(fresh, tmp_path):
 
 def test_sft_without_accuracy_needs_no_verifier(fresh, tmp_path):
     data = tmp_path / "data.jsonl"
-    data.write_text("".join(json.dumps({"prompt": f"{i}+1=", "response": str(i + 1)}) + "\n" for i in range(8)))
-    words = (
+    data.write_text(
+        "".join(json.dumps({"prompt": f"{i}+1=", "response": str(i + 1)}) + "\n" for i in range(8))
+    )
+    overrides = (
         f"data.train={data}",
         "training.steps=1",
         "training.problems_per_step=4",
         f"runs={tmp_path}",
         "rollout.max_response_tokens=4",
     )
-    assert train(config_of("sft", fresh, *words), Reporter()).step == 1
+    assert train(config_of("sft", fresh, *overrides), Reporter()).step == 1
 
 
 def test_a_run_without_learning_signal_stops_and_says_why(fresh, verifiers, tmp_path, capsys):
-    words = words_of(
+    overrides = overrides_of(
         fresh,
         *SMALL,
         "training.max_flat_steps=3",
@@ -216,16 +300,20 @@ def test_a_run_without_learning_signal_stops_and_says_why(fresh, verifiers, tmp_
         f"runs={tmp_path}",
         f"reward.verifier={verifiers}:zero",
     )
-    assert main(["train", "grpo", *words]) == 1
+    assert main(["train", "grpo", *overrides]) == 1
     error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "no learning signal for 3 steps" in error and "training.max_flat_steps" in error
+    assert (
+        error.count("\n") == 1
+        and "no learning signal for 3 steps" in error
+        and "training.max_flat_steps" in error
+    )
     lines = metrics_of(tmp_path / "test")
     assert (
         [line["step"] for line in lines] == [1, 2, 3]
         and lines[-1]["advantages/rows_with_signal"] == 0.0
         and "grad_norm" not in lines[-1]
     )
-    assert main(["train", "grpo", *words]) == 1, "the count of flat steps is in the checkpoint"
+    assert main(["train", "grpo", *overrides]) == 1, "the count of flat steps is in the checkpoint"
     assert [line["step"] for line in metrics_of(tmp_path / "test")] == [1, 2, 3]
 
 
@@ -239,10 +327,14 @@ def test_a_single_lively_step_starts_the_count_of_flat_steps_anew(fresh):
     for signal in (0.0, 1.0, 0.0):
         guard.check(Step(1, metrics={"advantages/rows_with_signal": signal}), batch)
     with pytest.raises(RunError, match="no learning signal for 2 steps"):
-        guard.check(Step(1, metrics={"advantages/rows_with_signal": 0.0, "reward/mean": 0.5}), batch)
+        guard.check(
+            Step(1, metrics={"advantages/rows_with_signal": 0.0, "reward/mean": 0.5}), batch
+        )
 
 
-def test_an_engine_that_samples_from_another_policy_stops_the_run(fresh, verifiers, tmp_path, monkeypatch):
+def test_an_engine_that_samples_from_another_policy_stops_the_run(
+    fresh, verifiers, tmp_path, monkeypatch
+):
     from postgrad.rollout.native import engine as native
 
     truth = native.pick_mixed
@@ -252,29 +344,47 @@ def test_an_engine_that_samples_from_another_policy_stops_the_run(fresh, verifie
         return tokens, logprobs + 0.5
 
     monkeypatch.setattr(native, "pick_mixed", lying)
-    config = config_of("grpo", fresh, *SMALL, "training.steps=3", f"runs={tmp_path}", f"reward.verifier={verifiers}:threes")
-    with pytest.raises(RunError, match=r"step 1: the engine's log-probs are 0\.5 nats from the trainer's"):
+    config = config_of(
+        "grpo",
+        fresh,
+        *SMALL,
+        "training.steps=3",
+        f"runs={tmp_path}",
+        f"reward.verifier={verifiers}:threes",
+    )
+    with pytest.raises(
+        RunError, match=r"step 1: the engine's log-probs are 0\.5 nats from the trainer's"
+    ):
         train(config, Reporter())
 
 
 def test_failures_of_the_verifier_are_counted_recorded_and_kept_out(fresh, verifiers, tmp_path):
-    words = (
+    overrides = (
         "training.steps=2",
         "reward.max_failure_rate=0.9",
         "rollout.samples=8",
         f"runs={tmp_path}",
         f"reward.verifier={verifiers}:picky",
     )
-    folder = train(config_of("grpo", fresh, *SMALL, *words), Reporter()).folder
+    folder = train(config_of("grpo", fresh, *SMALL, *overrides), Reporter()).folder
     for line in metrics_of(folder):
         rows = rows_of_step(folder, line["step"])
         failed = [row for row in rows if row["failure"]]
         judged = [row for row in rows if not row["failure"]]
         assert len(rows) == 32 and failed and judged and line["reward/failures"] == len(failed)
-        assert all("ValueError: cannot read this" in row["failure"] and row["text"][:1] in "01234567" for row in failed)
-        assert all(row["advantages"] is None for row in failed), "what was not judged has no advantage"
-        assert line["reward/mean"] == pytest.approx(sum(row["reward"] for row in judged) / len(judged))
-        assert line["response/length"] == pytest.approx(sum(len(row["response"]) for row in judged) / len(judged))
+        assert all(
+            "ValueError: cannot read this" in row["failure"] and row["text"][:1] in "01234567"
+            for row in failed
+        )
+        assert all(row["advantages"] is None for row in failed), (
+            "what was not judged has no advantage"
+        )
+        assert line["reward/mean"] == pytest.approx(
+            sum(row["reward"] for row in judged) / len(judged)
+        )
+        assert line["response/length"] == pytest.approx(
+            sum(len(row["response"]) for row in judged) / len(judged)
+        )
 
 
 def test_failures_do_not_move_the_weights(fresh, verifiers, tmp_path):
@@ -282,7 +392,7 @@ def test_failures_do_not_move_the_weights(fresh, verifiers, tmp_path):
     from postgrad.cluster.host import build_host
     from postgrad.types import Batch
 
-    words = (
+    overrides = (
         *SMALL,
         "training.steps=1",
         "reward.max_failure_rate=0.9",
@@ -290,12 +400,12 @@ def test_failures_do_not_move_the_weights(fresh, verifiers, tmp_path):
         f"runs={tmp_path}",
         f"reward.verifier={verifiers}:picky",
     )
-    config = config_of("grpo", fresh, *words)
+    config = config_of("grpo", fresh, *overrides)
     folder = train(config, Reporter()).folder
     from postgrad.types import Trajectory
 
     judged = [row for row in rows_of_step(folder, 1) if not row["failure"]]
-    names = ("behaviour_logprobs", "loss_mask")
+    names = ("behavior_logprobs", "loss_mask")
     batch = Batch.of(
         [
             Trajectory(
@@ -310,7 +420,7 @@ def test_failures_do_not_move_the_weights(fresh, verifiers, tmp_path):
             for r in judged
         ]
     )
-    policy = build_host(config_of("grpo", fresh, *words)).policy
+    policy = build_host(config_of("grpo", fresh, *overrides)).policy
     policy.update(batch, 1)
     saved = stock_model(folder / "checkpoints" / "step-1" / "policy", torch.float32)
     weights = policy.weights()
@@ -318,10 +428,16 @@ def test_failures_do_not_move_the_weights(fresh, verifiers, tmp_path):
 
 
 def test_too_many_failures_stop_the_run_with_the_first_reason(fresh, verifiers, tmp_path, capsys):
-    words = words_of(fresh, *SMALL, f"runs={tmp_path}", f"reward.verifier={verifiers}:broken")
-    assert main(["train", "grpo", *words]) == 1
+    overrides = overrides_of(
+        fresh, *SMALL, f"runs={tmp_path}", f"reward.verifier={verifiers}:broken"
+    )
+    assert main(["train", "grpo", *overrides]) == 1
     error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "step 1, stage score" in error and "100% of the responses could not be judged" in error
+    assert (
+        error.count("\n") == 1
+        and "step 1, stage score" in error
+        and "100% of the responses could not be judged" in error
+    )
     assert "ValueError: always" in error and "reward.max_failure_rate=0.5" in error
 
 
@@ -332,13 +448,23 @@ def test_a_stage_that_fails_is_named(fresh, tmp_path, verifiers, monkeypatch):
         raise RunError("the judge is gone")
 
     monkeypatch.setattr(Grpo, "estimate", boom)
-    config = config_of("grpo", fresh, *SMALL, "training.steps=2", f"runs={tmp_path}", f"reward.verifier={verifiers}:threes")
-    with pytest.raises(RunError, match=r"^step 1, stage boom: the judge is gone|^step 1, stage estimate: the judge is gone"):
+    config = config_of(
+        "grpo",
+        fresh,
+        *SMALL,
+        "training.steps=2",
+        f"runs={tmp_path}",
+        f"reward.verifier={verifiers}:threes",
+    )
+    with pytest.raises(
+        RunError,
+        match=r"^step 1, stage boom: the judge is gone|^step 1, stage estimate: the judge is gone",
+    ):
         train(config, Reporter())
 
 
 def test_a_run_stops_when_validation_is_good_enough(fresh, verifiers, tmp_path):
-    words = (
+    overrides = (
         "training.steps=40",
         "training.problems_per_step=8",
         "rollout.samples=8",
@@ -349,7 +475,7 @@ def test_a_run_stops_when_validation_is_good_enough(fresh, verifiers, tmp_path):
         "grpo",
         fresh,
         *SMALL,
-        *words,
+        *overrides,
         "data.validation=arithmetic:1:digits:test",
         f"runs={tmp_path}",
         f"reward.verifier={verifiers}:threes",

@@ -10,7 +10,12 @@ from postgrad.errors import RunError
 from postgrad.training.driver import train
 from postgrad.training.report import Reporter
 
-SMALL = ("training.steps=3", "training.problems_per_step=2", "rollout.samples=2", "rollout.max_response_tokens=4")
+SMALL = (
+    "training.steps=3",
+    "training.problems_per_step=2",
+    "rollout.samples=2",
+    "rollout.max_response_tokens=4",
+)
 KEEP = ("training.checkpoint_every=1", "training.max_flat_steps=9")
 
 
@@ -37,9 +42,19 @@ def events(tmp_path) -> list[tuple[str, int, str]]:
 def test_a_stop_a_resume_and_the_end_are_told_and_a_finished_run_adds_nothing(tiny, tmp_path):
     assert run(tiny, tmp_path, At(2, lambda: signal.raise_signal(signal.SIGINT))).interrupted
     seen = events(tmp_path)
-    assert [e[:2] for e in seen] == [("started", 0), ("checkpoint", 1), ("note", 2), ("checkpoint", 2), ("stopped", 2)]
+    assert [e[:2] for e in seen] == [
+        ("started", 0),
+        ("checkpoint", 1),
+        ("note", 2),
+        ("checkpoint", 2),
+        ("stopped", 2),
+    ]
     run(tiny, tmp_path, Reporter())
-    assert [e[:2] for e in events(tmp_path)[5:]] == [("resumed", 2), ("checkpoint", 3), ("finished", 3)]
+    assert [e[:2] for e in events(tmp_path)[5:]] == [
+        ("resumed", 2),
+        ("checkpoint", 3),
+        ("finished", 3),
+    ]
     before = events(tmp_path)
     run(tiny, tmp_path, Reporter())
     assert events(tmp_path) == before

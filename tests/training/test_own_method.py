@@ -3,7 +3,7 @@
 import pyarrow.parquet as pq
 import pytest
 import torch
-from world import metrics_of, stock_model, words_of
+from world import metrics_of, overrides_of, stock_model
 
 from postgrad.cli.main import main
 from postgrad.training.log import is_clock
@@ -22,12 +22,12 @@ from postgrad.methods.grpo import Grpo, GrpoSettings
 
 
 @dataclass
-class FlavourSettings(GrpoSettings):
+class FlavorSettings(GrpoSettings):
     strength: float = setting(1.0, "weight of every token", at_least=0.0)
 
 
-class Flavour(Grpo):
-    Settings = FlavourSettings
+class Flavor(Grpo):
+    Settings = FlavorSettings
 
     def __init__(self, config):
         super().__init__(config)
@@ -35,23 +35,23 @@ class Flavour(Grpo):
 
     def stages(self):
         stages = super().stages()
-        stages.insert(stages.index(self.estimate), self.flavour)
+        stages.insert(stages.index(self.estimate), self.flavor)
         return stages
 
-    def flavour(self, batch, step):
+    def flavor(self, batch, step):
         """A token column that the loss reads, and a row column that it does not."""
         if step.number == 3 and Path("pull-the-plug").exists():
             raise RunError("pulled the plug")
         self.seen += len(batch)
-        batch.tokens["flavour"] = torch.full((batch.num_tokens,), self.settings.strength)
+        batch.tokens["flavor"] = torch.full((batch.num_tokens,), self.settings.strength)
         batch.rows["mood"] = [f"step {step.number}" for _ in range(len(batch))]
-        step.metrics["flavour/seen"] = float(self.seen)
+        step.metrics["flavor/seen"] = float(self.seen)
         return batch
 
     def loss(self, batch, current, tally):
         assert len(batch.rows["mood"]) == len(batch)
-        tally.mean("flavour/mean", batch.tokens["flavour"])
-        return -(current.logprobs * batch.tokens["advantages"] * batch.tokens["flavour"] * batch.tokens["loss_weight"]).sum()
+        tally.mean("flavor/mean", batch.tokens["flavor"])
+        return -(current.logprobs * batch.tokens["advantages"] * batch.tokens["flavor"] * batch.tokens["loss_weight"]).sum()
 
     def state(self):
         return {"seen": self.seen}
@@ -64,40 +64,54 @@ class Flavour(Grpo):
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
     folder = tmp_path_factory.mktemp("home")
-    (folder / "my_flavour.py").write_text(METHOD)
+    (folder / "my_flavor.py").write_text(METHOD)
     (folder / "judge.py").write_text(
         "def sevens(response, problem):\n    return float(response.count('7')) + 0.1 * len(response)\n"
     )
     return folder
 
 
-def run(home, model, monkeypatch, name, *words) -> int:
+def run(home, model, monkeypatch, name, *overrides) -> int:
     monkeypatch.chdir(home)
     small = (
         "rollout.samples=4",
         "rollout.max_response_tokens=4",
         "training.problems_per_step=3",
         "training.steps=3",
-        "optimiser.weight_decay=0",
+        "optimizer.weight_decay=0",
     )
     more = (
-        "optimiser.lr=1e-2",
+        "optimizer.lr=1e-2",
         "reward.verifier=judge.py:sevens",
         "reward.workers=1",
         f"name={name}",
         "runs=runs",
         "training.checkpoint_every=2",
     )
-    return main(["train", "grpo", *words_of(model, "method=my_flavour:Flavour", *small, *more, *words)])
+    return main(
+        [
+            "train",
+            "grpo",
+            *overrides_of(model, "method=my_flavor:Flavor", *small, *more, *overrides),
+        ]
+    )
 
 
 def weights(home, name, step=3):
-    return dict(stock_model(home / "runs" / name / "checkpoints" / f"step-{step}" / "policy", torch.float32).named_parameters())
+    return dict(
+        stock_model(
+            home / "runs" / name / "checkpoints" / f"step-{step}" / "policy", torch.float32
+        ).named_parameters()
+    )
 
 
 def steady(folder):
     """The steps' metrics without clocks; what an engine apart was asked before the first step is left out."""
-    return [{k: v for k, v in line.items() if not is_clock(k)} for line in metrics_of(folder) if line["step"]]
+    return [
+        {k: v for k, v in line.items() if not is_clock(k)}
+        for line in metrics_of(folder)
+        if line["step"]
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -109,14 +123,22 @@ def ran(home, tiny):
 
 def test_its_stage_ran_in_its_place_and_its_metrics_are_there(ran):
     lines = metrics_of(ran)
-    assert [line["flavour/seen"] for line in lines] == [12, 24, 36] and all(line["flavour/mean"] == 2.0 for line in lines)
+    assert [line["flavor/seen"] for line in lines] == [12, 24, 36] and all(
+        line["flavor/mean"] == 2.0 for line in lines
+    )
     stages = [key for key in lines[0] if key.startswith("stage/")]
-    assert stages.index("stage/score_s") + 1 == stages.index("stage/flavour_s") == stages.index("stage/estimate_s") - 1
+    assert (
+        stages.index("stage/score_s") + 1
+        == stages.index("stage/flavor_s")
+        == stages.index("stage/estimate_s") - 1
+    )
 
 
 def test_its_columns_are_in_the_rollouts(ran):
     rows = pq.read_table(ran / "rollouts" / "step-000002.parquet").to_pylist()
-    assert all(row["flavour"] == [2.0] * len(row["response"]) and row["mood"] == "step 2" for row in rows)
+    assert all(
+        row["flavor"] == [2.0] * len(row["response"]) and row["mood"] == "step 2" for row in rows
+    )
 
 
 def test_its_column_decides_what_is_learned(home, ran, tiny, monkeypatch):
@@ -137,19 +159,28 @@ def test_its_state_is_in_the_checkpoint(home, ran, tiny, monkeypatch, capsys):
     """Stopped in step 3, the count goes on from the checkpoint of step 2."""
     (home / "pull-the-plug").touch()
     assert run(home, tiny, monkeypatch, "stopped", "method.strength=2") == 1
-    assert "step 3, stage flavour: pulled the plug" in capsys.readouterr().err
+    assert "step 3, stage flavor: pulled the plug" in capsys.readouterr().err
     (home / "pull-the-plug").unlink()
     assert run(home, tiny, monkeypatch, "stopped", "method.strength=2") == 0
     assert steady(home / "runs" / "stopped") == steady(ran)
 
 
 @pytest.mark.slow
-def test_it_gives_the_same_run_with_model_and_engine_in_processes_of_their_own(home, ran, tiny, monkeypatch):
+def test_it_gives_the_same_run_with_model_and_engine_in_processes_of_their_own(
+    home, ran, tiny, monkeypatch
+):
     """Without the correction that an engine with weights of its own switches on: then nothing may differ."""
-    words = ("method.strength=2", "cluster.place=process", "cluster.engine_apart=true", "method.correction=none")
-    assert run(home, tiny, monkeypatch, "apart", *words) == 0
+    overrides = (
+        "method.strength=2",
+        "cluster.backend=process",
+        "cluster.engine_apart=true",
+        "method.correction=none",
+    )
+    assert run(home, tiny, monkeypatch, "apart", *overrides) == 0
     mine, there = weights(home, "plain"), weights(home, "apart")
     assert all(torch.equal(mine[name], there[name]) for name in mine)
     assert steady(ran) == steady(home / "runs" / "apart")
     for file in sorted((ran / "rollouts").iterdir()):
-        assert pq.read_table(file).equals(pq.read_table(home / "runs" / "apart" / "rollouts" / file.name)), file.name
+        assert pq.read_table(file).equals(
+            pq.read_table(home / "runs" / "apart" / "rollouts" / file.name)
+        ), file.name

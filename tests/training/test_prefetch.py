@@ -7,7 +7,7 @@ import pytest
 from world import config_of
 
 from postgrad.errors import RunError
-from postgrad.training.prefetch import Ahead
+from postgrad.training.prefetch import RolloutPrefetcher
 
 
 class Told:
@@ -48,7 +48,7 @@ class Told:
         return batch
 
 
-def steps(ahead: Ahead, numbers) -> list[float]:
+def steps(ahead: RolloutPrefetcher, numbers) -> list[float]:
     out = []
     for number in numbers:
         step, work, stages = ahead.take(number)
@@ -58,10 +58,10 @@ def steps(ahead: Ahead, numbers) -> list[float]:
     return out
 
 
-def ahead_of(tiny, depth: int, last: int = 5) -> tuple[Told, Ahead]:
+def ahead_of(tiny, depth: int, last: int = 5) -> tuple[Told, RolloutPrefetcher]:
     config = config_of("grpo", tiny, f"rollout.staleness={depth}", f"training.steps={last}")
     method = Told()
-    return method, Ahead(config, method, SimpleNamespace())  # type: ignore[arg-type]
+    return method, RolloutPrefetcher(config, method, SimpleNamespace())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
@@ -70,7 +70,9 @@ def test_every_step_trains_on_its_own_problems_by_weights_of_the_right_age(tiny,
     assert steps(ahead, range(1, 6)) == [float(min(depth, k)) for k in range(5)]
     trained = [event for event in method.events if event.startswith("train")]
     assert trained == [f"train {k} on problem {k} by {max(0, k - 1 - depth)}" for k in range(1, 6)]
-    assert len(method.events) == 10 and method.drawn == 5, "nothing is sampled that no step trains on"
+    assert len(method.events) == 10 and method.drawn == 5, (
+        "nothing is sampled that no step trains on"
+    )
     assert ahead.state() == []
 
 

@@ -30,16 +30,28 @@ def test_a_profiled_step_leaves_a_table_and_a_trace_and_computes_the_same(tiny, 
     lines = {}
     for steps in ("[]", "[2]"):
         heard = Listener()
-        config = config_of("grpo", tiny, *SMALL, f"training.profile_steps={steps}", f"runs={tmp_path / str(len(steps))}")
+        config = config_of(
+            "grpo",
+            tiny,
+            *SMALL,
+            f"training.profile_steps={steps}",
+            f"runs={tmp_path / str(len(steps))}",
+        )
         folder = train(config, heard).folder
-        lines[steps] = [{k: v for k, v in line.items() if not is_clock(k)} for line in metrics_of(folder)]
+        lines[steps] = [
+            {k: v for k, v in line.items() if not is_clock(k)} for line in metrics_of(folder)
+        ]
         assert (folder / "profile").exists() == bool(heard.notes) == (steps == "[2]")
     assert lines["[]"] == lines["[2]"]
     assert {p.name for p in (folder / "profile").iterdir()} == {"step-2.txt", "step-2.json.gz"}
     table = (folder / "profile" / "step-2.txt").read_text()
     assert "aten::mm" in table and "Self CPU time total" in table
     with gzip.open(folder / "profile" / "step-2.json.gz") as file:
-        names = [event["name"] for event in json.load(file)["traceEvents"] if event.get("cat") == "user_annotation"]
+        names = [
+            event["name"]
+            for event in json.load(file)["traceEvents"]
+            if event.get("cat") == "user_annotation"
+        ]
     for stage in ("sample", "score", "estimate", "update"):
         assert names.count(stage) == 1
 

@@ -2,7 +2,7 @@
 
 import pytest
 from live import live
-from world import metrics_of, words_of
+from world import metrics_of, overrides_of
 
 from postgrad.cli.main import main
 
@@ -18,15 +18,33 @@ def test_a_run_with_served_rollouts_is_the_native_run(tiny, tmp_path):
         "rollout.max_response_tokens=8",
         "reward.workers=1",
     )
-    words = [*words_of(tiny, *small, "optimiser.lr=1e-2", f"runs={tmp_path}"), f"reward.verifier={verifier}:sevens"]
-    assert main(["train", "grpo", *words, "name=here"]) == 0
+    overrides = [
+        *overrides_of(tiny, *small, "optimizer.lr=1e-2", f"runs={tmp_path}"),
+        f"reward.verifier={verifier}:sevens",
+    ]
+    assert main(["train", "grpo", *overrides, "name=here"]) == 0
     with live(tiny, reload_below=tmp_path) as server:
         served = ["rollout.engine=http", f"rollout.url='{server.url}#tiny'"]
-        assert main(["train", "grpo", *words, *served, "name=there", "rollout.stop=['no such string']"]) == 0
-        assert server.ask("/health")[1]["models"]["tiny"]["version"] >= 2, "new weights after each step"
+        assert (
+            main(
+                [
+                    "train",
+                    "grpo",
+                    *overrides,
+                    *served,
+                    "name=there",
+                    "rollout.stop=['no such string']",
+                ]
+            )
+            == 0
+        )
+        assert server.ask("/health")[1]["models"]["tiny"]["version"] >= 2, (
+            "new weights after each step"
+        )
     kept = ("reward/mean", "loss", "grad_norm", "response/length")
     here, there = (
-        [{k: line.get(k) for k in kept} for line in metrics_of(tmp_path / name) if "loss" in line] for name in ("here", "there")
+        [{k: line.get(k) for k in kept} for line in metrics_of(tmp_path / name) if "loss" in line]
+        for name in ("here", "there")
     )
     assert here[0]["grad_norm"] > 0 and len(here) == len(there) == 3
     for one, two in zip(here, there, strict=True):
@@ -36,5 +54,8 @@ def test_a_run_with_served_rollouts_is_the_native_run(tiny, tmp_path):
 def test_a_server_that_takes_no_weights_is_refused_at_the_start(tiny, tmp_path, capsys):
     with live(tiny) as server:
         served = ["rollout.engine=http", f"rollout.url='{server.url}#tiny'", f"runs={tmp_path}"]
-        assert main(["train", "grpo", *words_of(tiny), *served]) == 2
-    assert "answers 403: this server takes no new weights; start it with --reload-below DIR" in capsys.readouterr().err
+        assert main(["train", "grpo", *overrides_of(tiny), *served]) == 2
+    assert (
+        "answers 403: this server takes no new weights; start it with --reload-below DIR"
+        in capsys.readouterr().err
+    )

@@ -39,7 +39,9 @@ def tracked(tiny, tmp_path, kind):
     )
 
 
-@pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed")
+@pytest.mark.skipif(
+    importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed"
+)
 def test_tensorboard_shows_steps_once_when_a_run_was_killed_before_its_first_checkpoint(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -51,7 +53,11 @@ def test_tensorboard_shows_steps_once_when_a_run_was_killed_before_its_first_che
         time.sleep(1.1)  # the files of one second would be read in any order
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
-    assert [(event.step, event.value) for event in events.Scalars("loss")] == [(0, 2.0), (1, 2.0), (2, 2.0)]
+    assert [(event.step, event.value) for event in events.Scalars("loss")] == [
+        (0, 2.0),
+        (1, 2.0),
+        (2, 2.0),
+    ]
 
 
 def test_tensorboard_gets_every_number(tiny, tmp_path):
@@ -61,8 +67,14 @@ def test_tensorboard_gets_every_number(tiny, tmp_path):
     events = EventAccumulator(str(folder / "tensorboard"))
     events.Reload()
     for name in ("response/length", "reward/mean", "stage/sample_s"):
-        assert [(e.step, e.value) for e in events.Scalars(name)] == [(s["step"], pytest.approx(s[name], rel=1e-6)) for s in steps]
-    assert [e.step for e in events.Scalars("validation/accuracy")] == [s["step"] for s in validations] == [0, 2]
+        assert [(e.step, e.value) for e in events.Scalars(name)] == [
+            (s["step"], pytest.approx(s[name], rel=1e-6)) for s in steps
+        ]
+    assert (
+        [e.step for e in events.Scalars("validation/accuracy")]
+        == [s["step"] for s in validations]
+        == [0, 2]
+    )
 
 
 def offline_records(data: bytes) -> list[bytes]:
@@ -92,21 +104,35 @@ def test_wandb_offline_gets_every_number(tiny, tmp_path, monkeypatch, capsys):
 
     limit = time.monotonic() + 20
     while True:  # its own process writes the file, and may still be at it
-        records = [wandb_internal_pb2.Record.FromString(data) for data in offline_records(file.read_bytes())]
+        records = [
+            wandb_internal_pb2.Record.FromString(data)
+            for data in offline_records(file.read_bytes())
+        ]
         if any(record.HasField("exit") for record in records):
             break
         assert time.monotonic() < limit, "wandb never finished its file"
         time.sleep(0.1)
     histories = [record.history.item for record in records if record.history.item]
-    seen = [{item.key or "/".join(item.nested_key): item.value_json for item in items} for items in histories]
-    logged = [(int(line["step"]), float(line["response/length"])) for line in seen if "response/length" in line]
+    seen = [
+        {item.key or "/".join(item.nested_key): item.value_json for item in items}
+        for items in histories
+    ]
+    logged = [
+        (int(line["step"]), float(line["response/length"]))
+        for line in seen
+        if "response/length" in line
+    ]
     assert logged == [(s["step"], pytest.approx(s["response/length"])) for s in steps]
-    assert [int(line["step"]) for line in seen if "validation/accuracy" in line] == [s["step"] for s in validations]
+    assert [int(line["step"]) for line in seen if "validation/accuracy" in line] == [
+        s["step"] for s in validations
+    ]
 
 
 def test_wandb_online_is_asked_for_one_run_that_goes_on(tiny, tmp_path, monkeypatch):
     """What is handed to wandb.init: where, under which name, and an identity by which a resumed run is the same run there."""
-    wandb = pytest.importorskip("wandb", reason="wandb is not installed (pip install 'postgrad[track]')")
+    wandb = pytest.importorskip(
+        "wandb", reason="wandb is not installed (pip install 'postgrad[track]')"
+    )
     asked, logged = [], []
 
     class Run:
@@ -124,7 +150,9 @@ def test_wandb_online_is_asked_for_one_run_that_goes_on(tiny, tmp_path, monkeypa
     first, second = asked[0], asked[2]
     assert first["project"] == "postgrad" and first["name"] == "test" and first["resume"] == "allow"
     assert first["id"] == second["id"] and first["dir"] == str(tmp_path / "runs" / "test")
-    assert first["config"]["optimiser"]["lr"] == config.optimiser.lr and "mode" not in first, "WANDB_MODE alone decides"
+    assert first["config"]["optimizer"]["lr"] == config.optimizer.lr and "mode" not in first, (
+        "WANDB_MODE alone decides"
+    )
     assert first["settings"].console == "off" and asked[1] == ("*", "step")
     assert logged == [{"step": 3, "reward/mean": 0.5}, "finished"] * 2
 
@@ -136,22 +164,44 @@ def test_trackio_gets_every_number(tiny, tmp_path, monkeypatch):
 
     (file,) = (tmp_path / "trackio").glob("*.db")
     with sqlite3.connect(file) as base:
-        rows = [(step, json.loads(text)) for step, text in base.execute("select step, metrics from metrics order by id")]
-    assert [(step, line["response/length"]) for step, line in rows if "response/length" in line] == [
-        (s["step"], pytest.approx(s["response/length"])) for s in steps
+        rows = [
+            (step, json.loads(text))
+            for step, text in base.execute("select step, metrics from metrics order by id")
+        ]
+    assert [
+        (step, line["response/length"]) for step, line in rows if "response/length" in line
+    ] == [(s["step"], pytest.approx(s["response/length"])) for s in steps]
+    assert [step for step, line in rows if "validation/accuracy" in line] == [
+        s["step"] for s in validations
     ]
-    assert [step for step, line in rows if "validation/accuracy" in line] == [s["step"] for s in validations]
 
 
-def test_a_mirror_whose_package_is_missing_is_refused_before_anything_is_written(tiny, tmp_path, capsys, monkeypatch):
+def test_a_mirror_whose_package_is_missing_is_refused_before_anything_is_written(
+    tiny, tmp_path, capsys, monkeypatch
+):
     monkeypatch.setattr(mirror.importlib.util, "find_spec", lambda name: None)
     monkeypatch.chdir(tmp_path)
-    assert main(["train", "grpo", f"model.path={tiny}", "data.train=arithmetic:1", "data.template=plain", "track=wandb"]) == 2
+    assert (
+        main(
+            [
+                "train",
+                "grpo",
+                f"model.path={tiny}",
+                "data.train=arithmetic:1",
+                "data.template=plain",
+                "track=wandb",
+            ]
+        )
+        == 2
+    )
     assert "pip install wandb" in capsys.readouterr().err and list(tmp_path.iterdir()) == []
 
 
 def test_an_unknown_mirror_names_the_nearest(tiny, capsys):
-    assert main(["train", "grpo", f"model.path={tiny}", "data.train=arithmetic:1", "track=tensorbord"]) == 2
+    assert (
+        main(["train", "grpo", f"model.path={tiny}", "data.train=arithmetic:1", "track=tensorbord"])
+        == 2
+    )
     assert "did you mean tensorboard?" in capsys.readouterr().err
 
 
@@ -161,7 +211,9 @@ def test_a_mirror_that_fails_later_does_not_stop_the_run(tiny, tmp_path, monkeyp
 
     monkeypatch.setitem(mirror.TRACKERS, "tensorboard", lambda *_: (breaks, lambda: None))
     monkeypatch.setattr(mirror, "check", lambda config: None)
-    result = train(config_of("grpo", tiny, *SMALL, f"runs={tmp_path}/runs", "track=tensorboard"), Reporter())
+    result = train(
+        config_of("grpo", tiny, *SMALL, f"runs={tmp_path}/runs", "track=tensorboard"), Reporter()
+    )
     assert result.step == 2 and capsys.readouterr().out.count("the network is gone") == 1
 
 
@@ -172,4 +224,7 @@ def test_a_mirror_that_cannot_start_stops_the_run_at_once(tiny, tmp_path, monkey
     monkeypatch.setitem(mirror.TRACKERS, "tensorboard", refuses)
     monkeypatch.setattr(mirror, "check", lambda config: None)
     with pytest.raises(RunError, match="track=tensorboard could not start: not logged in"):
-        train(config_of("grpo", tiny, *SMALL, f"runs={tmp_path}/runs", "track=tensorboard"), Reporter())
+        train(
+            config_of("grpo", tiny, *SMALL, f"runs={tmp_path}/runs", "track=tensorboard"),
+            Reporter(),
+        )

@@ -26,7 +26,14 @@ def line(step: int, **values: float) -> dict[str, float]:
 
 
 def test_the_highest_accuracy_is_best_and_the_first_of_equals():
-    best = best_of([line(0, accuracy=0.9), line(3, accuracy=0.2), {"step": 3, "reward/mean": 1.0}, line(6, accuracy=0.5)])
+    best = best_of(
+        [
+            line(0, accuracy=0.9),
+            line(3, accuracy=0.2),
+            {"step": 3, "reward/mean": 1.0},
+            line(6, accuracy=0.5),
+        ]
+    )
     assert (best.step, best.value) == (6, 0.5), "step 0 has no checkpoint"
     best.see(9, line(9, accuracy=0.5))
     assert best.step == 6
@@ -39,9 +46,27 @@ def test_without_accuracy_the_lowest_loss_is_best():
 
 
 def test_one_set_of_several_or_their_mean():
-    lines = [{"step": 1, "validation/a/accuracy": 0.1, "validation/b/accuracy": 0.9, "validation/accuracy": 0.5}]
-    lines += [{"step": 2, "validation/a/accuracy": 0.2, "validation/b/accuracy": 0.2, "validation/accuracy": 0.2}]
-    assert best_of(lines, "a", 2).step == 2 and best_of(lines, "b", 2).step == 1 and best_of(lines, "mean", 2).step == 1
+    lines = [
+        {
+            "step": 1,
+            "validation/a/accuracy": 0.1,
+            "validation/b/accuracy": 0.9,
+            "validation/accuracy": 0.5,
+        }
+    ]
+    lines += [
+        {
+            "step": 2,
+            "validation/a/accuracy": 0.2,
+            "validation/b/accuracy": 0.2,
+            "validation/accuracy": 0.2,
+        }
+    ]
+    assert (
+        best_of(lines, "a", 2).step == 2
+        and best_of(lines, "b", 2).step == 1
+        and best_of(lines, "mean", 2).step == 1
+    )
     assert best_of(lines, "", 2).step is None
 
 
@@ -51,18 +76,39 @@ def test_a_validation_without_a_measure_is_said():
 
 
 def test_sets_keep_their_names_and_their_mean():
-    method = SimpleNamespace(validate=lambda problems: {"validation/accuracy": len(problems) / 10, "validation/loss": 1.0})
-    assert validate_sets(method, {"a": [1, 2]}) == {"validation/accuracy": 0.2, "validation/loss": 1.0}  # type: ignore[arg-type]
+    method = SimpleNamespace(
+        validate=lambda problems: {
+            "validation/accuracy": len(problems) / 10,
+            "validation/loss": 1.0,
+        }
+    )
+    assert validate_sets(method, {"a": [1, 2]}) == {
+        "validation/accuracy": 0.2,
+        "validation/loss": 1.0,
+    }  # type: ignore[arg-type]
     both = validate_sets(method, {"a": [1, 2], "b": [1] * 6})  # type: ignore[arg-type]
     assert both == {
         **{"validation/accuracy": pytest.approx(0.4), "validation/loss": 1.0},
-        **{"validation/a/accuracy": 0.2, "validation/a/loss": 1.0, "validation/b/accuracy": 0.6, "validation/b/loss": 1.0},
+        **{
+            "validation/a/accuracy": 0.2,
+            "validation/a/loss": 1.0,
+            "validation/b/accuracy": 0.6,
+            "validation/b/loss": 1.0,
+        },
     }
 
 
 def test_the_first_problems_of_each_set(tiny):
-    config = config_of("grpo", tiny, f"data.validation='one={HELD_OUT},arithmetic:2'", "training.validation_problems=3")
-    assert {name: len(problems) for name, problems in load_sets(config).items()} == {"one": 3, "arithmetic-2": 3}
+    config = config_of(
+        "grpo",
+        tiny,
+        f"data.validation='one={HELD_OUT},arithmetic:2'",
+        "training.validation_problems=3",
+    )
+    assert {name: len(problems) for name, problems in load_sets(config).items()} == {
+        "one": 3,
+        "arithmetic-2": 3,
+    }
 
 
 @pytest.fixture
@@ -74,7 +120,9 @@ def files(tmp_path, monkeypatch) -> Path:
         "reward_model": {"ground_truth": "20"},
     }
     for name, split in (("quiz", "test"), ("held", "validation")):
-        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row | {"extra_info": {"split": split}}) + "\n")
+        (tmp_path / f"{name}.jsonl").write_text(
+            json.dumps(row | {"extra_info": {"split": split}}) + "\n"
+        )
     (tmp_path / "my_test.jsonl").write_text(json.dumps(row) + "\n")
     return tmp_path
 
@@ -89,25 +137,34 @@ EVERY = "training.validate_every=2"
             ["data.validation=quiz.jsonl", "training.keep_best=quiz", EVERY],
             "the split of problem .* is test, and a model chosen by",
         ),
-        (["data.validation=my_test.jsonl", "training.keep_best=my_test", EVERY], "the name my_test.jsonl says test"),
+        (
+            ["data.validation=my_test.jsonl", "training.keep_best=my_test", EVERY],
+            "the name my_test.jsonl says test",
+        ),
         (
             ["data.validation=arithmetic:1:digits:test", "training.keep_best=mean", EVERY],
             "arithmetic:1:digits:test is the split test",
         ),
         (["data.validation='held.jsonl,quiz.jsonl'", "training.keep_best=mean", EVERY], "is test"),
-        (["data.validation=held.jsonl", "training.keep_best=hold", EVERY], "none of the validation sets; did you mean held"),
-        (["data.validation=held.jsonl", "training.keep_best=held"], "add training.validate_every=N"),
+        (
+            ["data.validation=held.jsonl", "training.keep_best=hold", EVERY],
+            "none of the validation sets; did you mean held",
+        ),
+        (
+            ["data.validation=held.jsonl", "training.keep_best=held"],
+            "add training.validate_every=N",
+        ),
         (["training.keep_best=held", EVERY], "add data.validation=FILE"),
     ],
 )
-def test_no_choice_by_a_test_set(words, said, files, tiny):
+def test_no_choice_by_a_test_set(overrides, said, files, tiny):
     with pytest.raises(ConfigError, match=said):
-        load_sets(config_of("grpo", tiny, *words))
+        load_sets(config_of("grpo", tiny, *overrides))
 
 
 def test_a_test_set_may_be_watched_beside_the_one_that_chooses(files, tiny):
-    words = ["data.validation='held.jsonl,quiz.jsonl'", "training.keep_best=held", EVERY]
-    assert list(load_sets(config_of("grpo", tiny, *words))) == ["held", "quiz"]
+    overrides = ["data.validation='held.jsonl,quiz.jsonl'", "training.keep_best=held", EVERY]
+    assert list(load_sets(config_of("grpo", tiny, *overrides))) == ["held", "quiz"]
 
 
 @pytest.fixture(scope="module")
@@ -123,30 +180,60 @@ def verifier(tmp_path_factory) -> str:
     return f"{file}:threes"
 
 
-def words_for(verifier: str, runs: Path) -> list[str]:
+def overrides_for(verifier: str, runs: Path) -> list[str]:
     return [
-        *(f"reward.verifier={verifier}", f"runs={runs}", f"data.validation='held={HELD_OUT},more=arithmetic:2:digits:validation'"),
-        *("training.validate_every=2", "training.keep_best=held", "training.keep_checkpoints=1", "training.checkpoint_every=5"),
-        *("training.steps=16", "training.problems_per_step=8", "rollout.samples=8", "rollout.max_response_tokens=4"),
-        *("optimiser.lr=1e-2", "reward.workers=1", "training.validation_problems=8", "training.max_flat_steps=99"),
+        *(
+            f"reward.verifier={verifier}",
+            f"runs={runs}",
+            f"data.validation='held={HELD_OUT},more=arithmetic:2:digits:validation'",
+        ),
+        *(
+            "training.validate_every=2",
+            "training.keep_best=held",
+            "training.keep_checkpoints=1",
+            "training.checkpoint_every=5",
+        ),
+        *(
+            "training.steps=16",
+            "training.problems_per_step=8",
+            "rollout.samples=8",
+            "rollout.max_response_tokens=4",
+        ),
+        *(
+            "optimizer.lr=1e-2",
+            "reward.workers=1",
+            "training.validation_problems=8",
+            "training.max_flat_steps=99",
+        ),
     ]
 
 
 @pytest.fixture(scope="module")
 def finished(tiny, verifier, tmp_path_factory) -> Path:
     runs = tmp_path_factory.mktemp("finished")
-    train(config_of("grpo", tiny, *words_for(verifier, runs)), Reporter())
+    train(config_of("grpo", tiny, *overrides_for(verifier, runs)), Reporter())
     return runs / "test"
 
 
 def test_the_best_checkpoint_survives(finished):
     lines = [entry for entry in metrics_of(finished) if "validation/held/accuracy" in entry]
-    assert {"validation/accuracy", "validation/sampled_accuracy", "validation/more/accuracy"} <= lines[0].keys()
-    accuracies = {entry["step"]: entry["validation/held/accuracy"] for entry in lines if entry["step"]}
+    assert {
+        "validation/accuracy",
+        "validation/sampled_accuracy",
+        "validation/more/accuracy",
+    } <= lines[0].keys()
+    accuracies = {
+        entry["step"]: entry["validation/held/accuracy"] for entry in lines if entry["step"]
+    }
     best = max(accuracies, key=lambda step: accuracies[step])
-    assert best < 16 and accuracies[best] > accuracies[16], "the test wants a best that is not the last"
+    assert best < 16 and accuracies[best] > accuracies[16], (
+        "the test wants a best that is not the last"
+    )
     assert checkpoint.best(finished) == finished / "checkpoints" / f"step-{best}"
-    assert {p.name for p in (finished / "checkpoints").glob("step-*")} == {f"step-{best}", "step-16"}
+    assert {p.name for p in (finished / "checkpoints").glob("step-*")} == {
+        f"step-{best}",
+        "step-16",
+    }
     assert (finished / "checkpoints" / f"step-{best}" / "policy" / "model.safetensors").is_file()
 
 
@@ -167,16 +254,24 @@ class Crash(Reporter):
 
 def test_a_crash_changes_nothing(finished, tiny, verifier, tmp_path):
     """Stopped after validations and between checkpoints, again and again: the same best, the same bytes."""
-    words = words_for(verifier, tmp_path)
-    for crash in (Crash(2, "validation"), Crash(6, "validation"), Crash(9, "step"), Crash(14, "validation")):
+    overrides = overrides_for(verifier, tmp_path)
+    for crash in (
+        Crash(2, "validation"),
+        Crash(6, "validation"),
+        Crash(9, "step"),
+        Crash(14, "validation"),
+    ):
         with pytest.raises(KeyboardInterrupt):
-            train(config_of("grpo", tiny, *words), crash)
-    train(config_of("grpo", tiny, *words), Reporter())
+            train(config_of("grpo", tiny, *overrides), crash)
+    train(config_of("grpo", tiny, *overrides), Reporter())
     mine, theirs = (tree(folder / "checkpoints") for folder in (tmp_path / "test", finished))
     assert mine == theirs
 
     def steady(folder: Path) -> list[dict]:
-        return [{key: value for key, value in entry.items() if not is_clock(key)} for entry in metrics_of(folder)]
+        return [
+            {key: value for key, value in entry.items() if not is_clock(key)}
+            for entry in metrics_of(folder)
+        ]
 
     assert steady(tmp_path / "test") == steady(finished)
 

@@ -1,4 +1,4 @@
-"""equal.py: numbers, units, normalised LaTeX; what text can and cannot decide."""
+"""equal.py: numbers, units, normalized LaTeX; what text can and cannot decide."""
 
 from fractions import Fraction
 
@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postgrad.verifiers.closed_form import closed_value
-from postgrad.verifiers.equality import MAX_ANSWER, compare, normalise, number, same_number, split_unit
+from postgrad.verifiers.equality import (
+    MAX_ANSWER,
+    compare,
+    normalize,
+    number,
+    same_number,
+    split_unit,
+)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +104,11 @@ def test_number_reads_fractions(value):
 
 def test_percent_is_the_number_or_a_hundredth_of_it():
     assert same_number("50%", "50") and same_number("50%", "0.5") and same_number("0.5", "50\\%")
-    assert not same_number("50%", "5") and not same_number("50", "0.5") and not same_number("50%", "0.5%")
+    assert (
+        not same_number("50%", "5")
+        and not same_number("50", "0.5")
+        and not same_number("50%", "0.5%")
+    )
 
 
 @pytest.mark.parametrize(
@@ -139,15 +150,16 @@ def test_units(text, answer, unit):
         ("**42**", "42"),
     ],
 )
-def test_normalise_brings_together(one, other):
-    assert normalise(one) == normalise(other)
+def test_normalize_brings_together(one, other):
+    assert normalize(one) == normalize(other)
 
 
 @pytest.mark.parametrize(
-    ("one", "other"), [("7 3/4", "73/4"), ("1 2", "12"), ("x\\to1", "x\\leftarrow1"), ("a", "A"), ("(1,2)", "[1,2]")]
+    ("one", "other"),
+    [("7 3/4", "73/4"), ("1 2", "12"), ("x\\to1", "x\\leftarrow1"), ("a", "A"), ("(1,2)", "[1,2]")],
 )
-def test_normalise_keeps_apart(one, other):
-    assert normalise(one) != normalise(other)
+def test_normalize_keeps_apart(one, other):
+    assert normalize(one) != normalize(other)
 
 
 @pytest.mark.parametrize(
@@ -219,7 +231,21 @@ def test_closed_forms_have_a_value(text, value):
 
 
 # What can be read in two ways, is not a number, or would take long, has none: algebra decides.
-NO_VALUE = ["", "x", "7\\frac{3}{4}", "1/2\\pi", "2 3", "\\pi2", "2^3^2", "9^{999}", "2^{99999}", "(2", "1,2", "1/0", "\\sqrt{-1}"]
+NO_VALUE = [
+    "",
+    "x",
+    "7\\frac{3}{4}",
+    "1/2\\pi",
+    "2 3",
+    "\\pi2",
+    "2^3^2",
+    "9^{999}",
+    "2^{99999}",
+    "(2",
+    "1,2",
+    "1/0",
+    "\\sqrt{-1}",
+]
 
 
 @pytest.mark.parametrize("text", [*NO_VALUE, "(" * 50 + "1" + ")" * 50, "1+" * 200 + "1"])

@@ -49,7 +49,12 @@ def test_boxed_answer(text, found):
     assert answers.boxed_answer(text) == found
 
 
-@given(st.recursive(st.text("ab1+ ", max_size=4), lambda inner: st.lists(inner, max_size=3).map(lambda p: "{" + "".join(p) + "}")))
+@given(
+    st.recursive(
+        st.text("ab1+ ", max_size=4),
+        lambda inner: st.lists(inner, max_size=3).map(lambda p: "{" + "".join(p) + "}"),
+    )
+)
 def test_boxed_answer_finds_any_balanced_content(content):
     assert answers.boxed_answer("a {b \\boxed{1} \\boxed{" + content + "} c}") == content.strip()
 
@@ -107,7 +112,9 @@ def test_gsm8k_parts_tell_the_form_from_the_answer():
     assert judge("gsm8k", "so #### 42", "42") == Score(1.0, {"answer": 1.0, "format": 1.0})
     assert judge("gsm8k", "so it is 42 clips.", "42") == Score(1.0, {"answer": 1.0, "format": 0.0})
     assert judge("gsm8k", "so #### 41", "42") == Score(0.0, {"answer": 0.0, "format": 1.0})
-    assert judge("gsm8k", "#### 1,234", "#### 1234").value == 1  # verl's flexible mode keeps the comma and says 0
+    assert (
+        judge("gsm8k", "#### 1,234", "#### 1234").value == 1
+    )  # verl's flexible mode keeps the comma and says 0
     assert judge("gsm8k", "#### **42**", "a worked solution\n#### 42").value == 1
     assert judge("gsm8k", "#### Step 1\nso 42", "42") == Score(1.0, {"answer": 1.0, "format": 0.0})
 
@@ -143,7 +150,12 @@ BOXED = [
     ("\\boxed{x=5}", "5", 1, 1),
     ("\\boxed{1,000}", "1000", 0, 1),  # thousands are not a list
     ("\\boxed{\\text{(B)}}", "B", 0, 1),  # the brackets and the text command say nothing
-    ("Answer: 41, that is \\boxed{42}", "42", 0, 1),  # verl's math_dapo stops at "Answer:"; the box is what was asked for
+    (
+        "Answer: 41, that is \\boxed{42}",
+        "42",
+        0,
+        1,
+    ),  # verl's math_dapo stops at "Answer:"; the box is what was asked for
     ("\\boxed{6}", "5", 0, 0),
 ]
 
@@ -159,8 +171,15 @@ def test_boxed_parts():
 
 
 def test_exact_and_numeric():
-    assert value("exact", " 590\n", "590") == 1 and value("exact", "590 ", "59") == 0 and value("exact", "0590", "590") == 0
-    assert value("numeric", "so 1,234.0 in all", "1234") == 1 and value("numeric", "1234 of 5", "1234") == 0
+    assert (
+        value("exact", " 590\n", "590") == 1
+        and value("exact", "590 ", "59") == 0
+        and value("exact", "0590", "590") == 0
+    )
+    assert (
+        value("numeric", "so 1,234.0 in all", "1234") == 1
+        and value("numeric", "1234 of 5", "1234") == 0
+    )
     assert value("numeric", "$5.", "5") == 1 and value("numeric", "no", "5") == 0
     assert value("numeric", "3/4", "0.75") == 1
 
@@ -196,7 +215,9 @@ def test_exact_and_numeric():
     ],
 )
 def test_choice_table(response, truth, expected, plain):
-    assert judge("choice", response, truth) == Score(float(expected), {"answer": float(expected), "format": float(plain)})
+    assert judge("choice", response, truth) == Score(
+        float(expected), {"answer": float(expected), "format": float(plain)}
+    )
 
 
 # R1-Zero's four classes: response, format digit, answer digit for truth 42. Differences from the original are marked.
@@ -208,7 +229,11 @@ CLASSES = [
     ("t </think> <answer></answer>", 1, 0),
     ("t </think> <answer>\\boxed{42</answer>", 1, 0),
     ("t </think> <answer>41</answer> <answer>42</answer>", 1, 1),
-    ("t </think> <answer>42</answer> 41", 1, 1),  # the original grades what follows the closing tag, too
+    (
+        "t </think> <answer>42</answer> 41",
+        1,
+        1,
+    ),  # the original grades what follows the closing tag, too
     ("t </think><answer>42</answer>", 0, 1),
     ("t </think>  <answer>42</answer>", 0, 1),
     ("t </think>\n\n<answer>42</answer>", 0, 1),
@@ -224,7 +249,9 @@ CLASSES = [
 
 @pytest.mark.parametrize(("response", "form", "answer"), CLASSES)
 def test_format_classes(response, form, answer):
-    assert judge("r1_zero", response, "42") == Score(float(form * answer), {"format": float(form), "answer": float(answer)})
+    assert judge("r1_zero", response, "42") == Score(
+        float(form * answer), {"format": float(form), "answer": float(answer)}
+    )
 
 
 SIZE = 250_000  # characters: at this size anything quadratic takes minutes
@@ -256,7 +283,10 @@ HOSTILE = {
 @pytest.mark.parametrize("name", [name for name, spec in VERIFIERS.items() if spec.inline])
 def test_inline_verifiers_are_fast_on_hostile_texts(name):
     function = load(VERIFIERS[name].path)
-    megabytes = {"a megabyte of digits": "7" * 1_000_000, "a megabyte of boxes": "\\boxed{7} " * 100_000}
+    megabytes = {
+        "a megabyte of digits": "7" * 1_000_000,
+        "a megabyte of boxes": "\\boxed{7} " * 100_000,
+    }
     for kind, text in (HOSTILE | megabytes).items():
         start = time.process_time()
         assert isinstance(function(text, Problem("p1", (), "3")), Score | Failure)
@@ -268,4 +298,8 @@ def test_inline_verifiers_never_raise(text, truth):
     for name, spec in VERIFIERS.items():
         if spec.inline:
             result = judge(name, text, truth)
-            assert isinstance(result, Failure) or result.value in (0.0, 1.0) or name in ("length", "overlong", "bold")
+            assert (
+                isinstance(result, Failure)
+                or result.value in (0.0, 1.0)
+                or name in ("length", "overlong", "bold")
+            )

@@ -23,16 +23,27 @@ PROBLEM = Problem("p1", (), "42", "math")
         ("-1*bold", [Term(-1.0, "bold")]),
         ("- bold + 3", [Term(-1.0, "bold"), Term(3.0)]),
         ("code.passed", [Term(1.0, "code", "passed")]),
-        ("1e-3*length(limit=100).characters", [Term(0.001, "length", "characters", {"limit": 100.0})]),
-        ("0.5*my/own-file.py:right + exact", [Term(0.5, "my/own-file.py:right"), Term(1.0, "exact")]),
-        ("my/file.py:right.part + exact", [Term(1.0, "my/file.py:right", "part"), Term(1.0, "exact")]),
+        (
+            "1e-3*length(limit=100).characters",
+            [Term(0.001, "length", "characters", {"limit": 100.0})],
+        ),
+        (
+            "0.5*my/own-file.py:right + exact",
+            [Term(0.5, "my/own-file.py:right"), Term(1.0, "exact")],
+        ),
+        (
+            "my/file.py:right.part + exact",
+            [Term(1.0, "my/file.py:right", "part"), Term(1.0, "exact")],
+        ),
     ],
 )
 def test_sums_are_read(text, terms):
     assert is_sum(text) and terms_of(text) == terms
 
 
-@pytest.mark.parametrize("name", ["math", "mth", "package.module:function", "folder/my-file.py:right", "a.b.c:f", ""])
+@pytest.mark.parametrize(
+    "name", ["math", "mth", "package.module:function", "folder/my-file.py:right", "a.b.c:f", ""]
+)
 def test_plain_names_are_not_sums(name):
     assert not is_sum(name)
 
@@ -68,19 +79,31 @@ def test_a_sum_needs_the_pool_if_a_term_does():
 
 def test_parts_are_the_terms_and_their_parts():
     verifier = combined("2*boxed + 0.5*format - 0.25")
-    assert verifier("\\boxed{42}", PROBLEM) == Score(1.75, {"boxed": 1.0, "boxed.answer": 1.0, "boxed.format": 1.0, "format": 0.0})
+    assert verifier("\\boxed{42}", PROBLEM) == Score(
+        1.75, {"boxed": 1.0, "boxed.answer": 1.0, "boxed.format": 1.0, "format": 0.0}
+    )
     tagged = "</think> <answer>\\boxed{41}</answer>"
-    assert verifier(tagged, PROBLEM) == Score(0.25, {"boxed": 0.0, "boxed.answer": 0.0, "boxed.format": 1.0, "format": 1.0})
+    assert verifier(tagged, PROBLEM) == Score(
+        0.25, {"boxed": 0.0, "boxed.answer": 0.0, "boxed.format": 1.0, "format": 1.0}
+    )
     assert combined("3*boxed.format")(tagged, PROBLEM) == Score(3.0, {"boxed.format": 1.0})
     two = combined("length(limit=10) - length(limit=20)")("x" * 10, PROBLEM)
-    assert isinstance(two, Score) and two.value == pytest.approx(0.5) and two.parts["length(limit=20)"] == 0.5
+    assert (
+        isinstance(two, Score)
+        and two.value == pytest.approx(0.5)
+        and two.parts["length(limit=20)"] == 0.5
+    )
 
 
 def test_one_failure_fails_the_sum_by_name():
     result = combined("boxed + gsm8k")("\\boxed{x}", Problem("p1", (), "x", "math"))
-    assert isinstance(result, Failure) and result.kind == "invalid" and result.reason.startswith("gsm8k: ")
-    result = combined("boxed.colour")("\\boxed{42}", PROBLEM)
-    assert isinstance(result, Failure) and "no part colour" in result.reason
+    assert (
+        isinstance(result, Failure)
+        and result.kind == "invalid"
+        and result.reason.startswith("gsm8k: ")
+    )
+    result = combined("boxed.color")("\\boxed{42}", PROBLEM)
+    assert isinstance(result, Failure) and "no part color" in result.reason
     result = combined("overlong(limit=4, buffer=20)")("x", PROBLEM)
     assert isinstance(result, Failure) and "at most the limit" in result.reason
 
@@ -90,7 +113,9 @@ def test_judge_takes_a_sum_and_auto_in_it(hostile):
     tags = "t </think> <answer>{}</answer>"
     with Judge("auto + 0.1*format", workers=1, timeout_s=30) as judge:
         judge.check(problems)
-        results = judge.score(problems * 2, ["#### 42", "\\boxed{2^3}", tags.format("42"), tags.format("\\boxed{9}")])
+        results = judge.score(
+            problems * 2, ["#### 42", "\\boxed{2^3}", tags.format("42"), tags.format("\\boxed{9}")]
+        )
     assert [r.value for r in results if isinstance(r, Score)] == pytest.approx([1.0, 1.0, 1.1, 0.1])
     assert (
         isinstance(results[0], Score)

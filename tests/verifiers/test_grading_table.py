@@ -27,13 +27,23 @@ TABLE: list[tuple[str, str, str, float]] = [
     ("gsm8k_strict", "#### 43", "42", 0),
     ("gsm8k_strict", "#### -42", "42", 0),
     ("gsm8k_strict", "#### 4.2", "42", 0),
-    ("gsm8k_strict", "#### 42", "Natalia sold 48/2 = 24.\n#### 42", 1),  # the whole solution as ground truth
+    (
+        "gsm8k_strict",
+        "#### 42",
+        "Natalia sold 48/2 = 24.\n#### 42",
+        1,
+    ),  # the whole solution as ground truth
     ("gsm8k_strict", "", "42", 0),
     # flexible: the last number
     ("gsm8k_flexible", "#### 1,234", "1234", 1),  # verl 0: commas kept
     ("gsm8k_flexible", "#### $42", "42", 1),
     ("gsm8k_flexible", "####42", "42", 1),
-    ("gsm8k_flexible", "the answer is -5", "-5", 1),  # Classmate 8.10 reads 5: the sign is lost there
+    (
+        "gsm8k_flexible",
+        "the answer is -5",
+        "-5",
+        1,
+    ),  # Classmate 8.10 reads 5: the sign is lost there
     ("gsm8k_flexible", "the answer is -5", "5", 0),
     ("gsm8k_flexible", "the answer is 1,234,567", "1234567", 1),
     ("gsm8k_flexible", "48 + 24 = 72 clips", "72", 1),
@@ -46,7 +56,12 @@ TABLE: list[tuple[str, str, str, float]] = [
     ("gsm8k", "#### 42 (that is 6 times 7)", "42", 1),
     ("gsm8k", "it is 42 clips.", "42", 1),
     ("gsm8k", "#### 41\nso 42", "42", 0),
-    ("gsm8k", "\\boxed{42} in 3 days", "42", 1),  # Classmate's prompt asks for a box, its grader takes the 3
+    (
+        "gsm8k",
+        "\\boxed{42} in 3 days",
+        "42",
+        1,
+    ),  # Classmate's prompt asks for a box, its grader takes the 3
     ("gsm8k", "\\boxed{\\$1,042.50\\text{ dollars}}", "1042.5", 1),
     ("gsm8k", "\\boxed{43} and not 42", "42", 0),
     ("gsm8k", "The profit is $70,000.", "70000", 1),
@@ -74,7 +89,12 @@ TABLE: list[tuple[str, str, str, float]] = [
     ("boxed", "\\boxed{}", "5", 0),
     ("boxed", "", "5", 0),
     ("boxed", "the answer is 5", "5", 0),
-    ("boxed", "Answer: 41, that is \\boxed{42}", "42", 1),  # verl's math_dapo -1: it stops at "Answer:"
+    (
+        "boxed",
+        "Answer: 41, that is \\boxed{42}",
+        "42",
+        1,
+    ),  # verl's math_dapo -1: it stops at "Answer:"
     ("boxed", "\\boxed{x^2+2x+1}", "(x+1)^2", 0),  # text only: algebra is `math`
     ("boxed", "\\boxed{\\left( 3, \\frac{\\pi}{2} \\right)}", "(3,\\frac{\\pi}{2})", 1),
     ("boxed", "\\boxed{\\text{Evelyn}}", "\\text{Evelyn}", 1),
@@ -100,7 +120,12 @@ TABLE: list[tuple[str, str, str, float]] = [
     ("math", "\\boxed{7\\frac{3}{4}}", "7.75", 1),
     ("math", "\\boxed{Even}", "\\text{even}", 1),
     ("math", "\\boxed{1e3}", "1000", 1),
-    ("math", "\\boxed{\\begin{bmatrix}1\\\\2\\end{bmatrix}}", "\\begin{pmatrix}1\\\\2\\end{pmatrix}", 1),
+    (
+        "math",
+        "\\boxed{\\begin{bmatrix}1\\\\2\\end{bmatrix}}",
+        "\\begin{pmatrix}1\\\\2\\end{pmatrix}",
+        1,
+    ),
     ("math", "\\boxed{(1,2)\\cup(3,4)}", "(3,4)\\cup(1,2)", 1),
     ("math", "\\boxed{4i+3}", "3+4i", 1),
     ("math", "\\boxed{2/4}", "1/2", 1),  # cs336's fast grader 0
@@ -110,7 +135,12 @@ TABLE: list[tuple[str, str, str, float]] = [
     ("math", "\\boxed{2x+1=y}", "y=2x+1", 1),
     ("math", "\\boxed{[-2,7]}", "x \\in [-2,7]", 1),
     ("math", "\\boxed{4:3}", "4/3", 1),
-    ("math", "\\boxed{10\\%}", "0.1", 1),  # depends on the antlr runtime in math-verify; ours does not
+    (
+        "math",
+        "\\boxed{10\\%}",
+        "0.1",
+        1,
+    ),  # depends on the antlr runtime in math-verify; ours does not
     ("math", "\\boxed{5 dollars}", "5", 1),  # cs336 0
     ("math", "\\boxed{1\\,000}", "1000", 1),  # cs336 0
     ("math", "\\boxed{1.5\\times10^3}", "1500", 1),
@@ -139,7 +169,12 @@ TABLE: list[tuple[str, str, str, float]] = [
     ("math", "\\boxed{2*pi/4}", "\\frac{\\pi}{2}", 1),
     ("math", "\\boxed{9**9**9**9}", "9", 0),
     ("math", "\\boxed{2sin(x)}", "2\\sin x", 1),
-    ("math", "\\boxed{30\\text{ cm}}", "30 \\mathrm{~cm}", 1),  # OpenR1-Math's and NuminaMath's units
+    (
+        "math",
+        "\\boxed{30\\text{ cm}}",
+        "30 \\mathrm{~cm}",
+        1,
+    ),  # OpenR1-Math's and NuminaMath's units
     ("math", "\\boxed{24\\text{ cm}^2}", "24 \\mathrm{~cm}^{2}", 1),
     ("math", "\\boxed{24\\text{ cm}}", "24 \\mathrm{~cm}^{2}", 0),
     ("math", "\\boxed{30\\text{ mm}}", "30 \\mathrm{~cm}", 0),
@@ -235,7 +270,12 @@ TABLE: list[tuple[str, str, str, float]] = [
     ("think_math", "x </think> \\boxed{57}", "$57$", 1),
     ("think_math", "x </think> \\boxed{A}", "A", 1),
     ("think_math", "x </think> \\boxed{\\text{A}}", "A", 1),
-    ("think_math", "x </think> ANSWER: A", "A", 1),  # the reference 0, though its prompts ask for this form
+    (
+        "think_math",
+        "x </think> ANSWER: A",
+        "A",
+        1,
+    ),  # the reference 0, though its prompts ask for this form
     ("think_math", "x </think> \\boxed{1,2}", "2,1", 1),
     ("think_math", "x </think> \\boxed{x=5}", "5", 1),
     # ---- multiple choice: MMLU, MMLU-Pro, GPQA, ARC
@@ -253,7 +293,12 @@ TABLE: list[tuple[str, str, str, float]] = [
     ("choice", "The correct answer is B. There is more.", "B", 1),
     ("choice", "The answer is (A). No. Therefore, the answer is (C)", "C", 1),  # Classmate 8.10
     ("choice", "The answer is (A). No. Therefore, the answer is (C)", "A", 0),
-    ("choice", "I think (D) or (A)", "D", 0),  # Classmate 8.10 takes the first; naming two is no choice
+    (
+        "choice",
+        "I think (D) or (A)",
+        "D",
+        0,
+    ),  # Classmate 8.10 takes the first; naming two is no choice
     ("choice", "none", "A", 0),
     ("choice", "A long story.", "A", 0),
     ("choice", "The answer is A man of letters", "A", 0),
@@ -289,8 +334,18 @@ TABLE: list[tuple[str, str, str, float]] = [
     ("r1_zero", TAGS.format("41"), "42", 0),
     ("r1_zero", "t </think><answer>42</answer>", "42", 0),
     ("r1_zero", "t </think>  <answer>42</answer>", "42", 0),
-    ("r1_zero", "</answer></think> <answer>42", "42", 0),  # cs336 1: it does not look at the order of the tags
-    ("r1_zero", TAGS.format("42") + " 41", "42", 1),  # cs336's fast grader reads on after the closing tag
+    (
+        "r1_zero",
+        "</answer></think> <answer>42",
+        "42",
+        0,
+    ),  # cs336 1: it does not look at the order of the tags
+    (
+        "r1_zero",
+        TAGS.format("42") + " 41",
+        "42",
+        1,
+    ),  # cs336's fast grader reads on after the closing tag
     ("r1_zero", "\\boxed{42}", "42", 0),
     ("r1_zero_math", TAGS.format("2^3"), "8", 1),
     ("r1_zero_math", TAGS.format("The answer is 8"), "8", 1),
@@ -339,7 +394,12 @@ TABLE: list[tuple[str, str, str, float]] = [
     ("2*math_answer - 1", "Answer: 42", "42", 1),  # verl's math_dapo: +1 and -1
     ("2*math_answer - 1", "Answer: 41", "42", -1),
     ("2*math_answer - 1", "no answer", "42", -1),
-    ("1.5*think_math + 0.5*think_math.format - 1", "x </think> \\boxed{5}", "5", 1),  # LUFFY's version 1: right
+    (
+        "1.5*think_math + 0.5*think_math.format - 1",
+        "x </think> \\boxed{5}",
+        "5",
+        1,
+    ),  # LUFFY's version 1: right
     ("1.5*think_math + 0.5*think_math.format - 1", "x </think> \\boxed{6}", "5", -0.5),  # wrong
     ("1.5*think_math + 0.5*think_math.format - 1", "\\boxed{5}", "5", -1),  # bad form
     ("boxed.format", "\\boxed{6}", "5", 1),
@@ -367,11 +427,21 @@ def test_every_row_of_the_table(math_pool):
 def test_four_classes_are_named_parts(math_pool):
     responses = [TAGS.format("8"), TAGS.format("9"), "<answer>8</answer>", "nothing"]
     for verifier in ("r1_zero", "r1_zero_math"):
-        results = math_pool.judge([(response, Problem("p", (), "8")) for response in responses], [verifier] * 4)
-        assert [(r.parts["format"], r.parts["answer"]) for r in results] == [(1, 1), (1, 0), (0, 1), (0, 0)]
+        results = math_pool.judge(
+            [(response, Problem("p", (), "8")) for response in responses], [verifier] * 4
+        )
+        assert [(r.parts["format"], r.parts["answer"]) for r in results] == [
+            (1, 1),
+            (1, 0),
+            (0, 1),
+            (0, 0),
+        ]
 
 
-@pytest.mark.parametrize("verifier", [name for name in VERIFIERS if name not in ("format", "box_format", "think_format", "bold")])
+@pytest.mark.parametrize(
+    "verifier",
+    [name for name in VERIFIERS if name not in ("format", "box_format", "think_format", "bold")],
+)
 def test_no_silent_zero_for_a_ground_truth_that_says_nothing(verifier, math_pool):
     """An empty ground truth is a Failure, not a wrong answer; what reads no ground truth still scores."""
     (result,) = math_pool.judge([("\\boxed{8} #### 8", Problem("p", (), " "))], [verifier])
@@ -388,9 +458,20 @@ def test_the_shapes_of_code_tests_are_known():
     assert pairs is not None and pairs.stdio == ({"input": "1\n", "output": "2\n"},)
     apps = suite_of(Problem("p", (), json.dumps({"inputs": ["1\n"], "outputs": ["2\n"]})))
     assert apps is not None and apps.stdio == ({"input": "1\n", "output": "2\n"},)
-    mbpp = suite_of(Problem("p", (), "", extra={"test_list": ["assert f(1) == 2"], "test_imports": ["import math"]}))
+    mbpp = suite_of(
+        Problem(
+            "p", (), "", extra={"test_list": ["assert f(1) == 2"], "test_imports": ["import math"]}
+        )
+    )
     assert mbpp is not None and "import math" in mbpp.setup
-    humaneval = suite_of(Problem("p", (), "", extra={"test": "def check(c): ...", "entry_point": "f", "prompt": "def f(x):\n"}))
+    humaneval = suite_of(
+        Problem(
+            "p",
+            (),
+            "",
+            extra={"test": "def check(c): ...", "entry_point": "f", "prompt": "def f(x):\n"},
+        )
+    )
     assert humaneval is not None and humaneval.asserts[0].endswith("check(f)")
     plain = suite_of(Problem("p", (), "assert f(1) == 2\nassert f(2) == 3"))
     assert plain is not None and len(plain.asserts) == 1

@@ -100,7 +100,10 @@ DIFFERENT = [
     ("2x=10", "10"),
     ("6", "5"),
     ("-\\infty", "\\infty"),
-    ("A", "A^T"),  # math-verify alone drops the transpose of letters, also where T is a power, and primes
+    (
+        "A",
+        "A^T",
+    ),  # math-verify alone drops the transpose of letters, also where T is a power, and primes
     ("v^2", "vv^T"),
     ("5x", "5^Tx"),
     ("1+r", "(1+r)^{T}"),
@@ -117,19 +120,27 @@ DIFFERENT = [
 
 def test_math_accepts(grade):
     wrong = [
-        pair for pair, value in zip(SAME, grade("math", [(f"so \\boxed{{{g}}}", t) for g, t in SAME]), strict=True) if value != 1
+        pair
+        for pair, value in zip(
+            SAME, grade("math", [(f"so \\boxed{{{g}}}", t) for g, t in SAME]), strict=True
+        )
+        if value != 1
     ]
     assert wrong == []
 
 
 def test_math_rejects(grade):
     pairs = [(f"so \\boxed{{{g}}}", t) for g, t in DIFFERENT]
-    wrong = [pair for pair, value in zip(DIFFERENT, grade("math", pairs), strict=True) if value != 0]
+    wrong = [
+        pair for pair, value in zip(DIFFERENT, grade("math", pairs), strict=True) if value != 0
+    ]
     assert wrong == []
 
 
 def test_math_wants_the_box(grade):
-    assert grade("math", [("The answer is 5", "5"), ("\\boxed{5", "5"), ("\\boxed{4} no \\boxed{5}", "5")]) == [0, 0, 1]
+    assert grade(
+        "math", [("The answer is 5", "5"), ("\\boxed{5", "5"), ("\\boxed{4} no \\boxed{5}", "5")]
+    ) == [0, 0, 1]
 
 
 # LUFFY's T11: response after the opening <think>, truth, the reference's verdict, ours.
@@ -146,7 +157,12 @@ T11 = [
     ("x </think> \\boxed{57}", "$57$", 1, 1),
     ("x </think> \\boxed{A}", "A", 1, 1),
     ("x </think> \\boxed{\\text{A}}", "A", 1, 1),
-    ("x </think> ANSWER: A", "A", 0, 1),  # its evaluation prompts ask for this very form, its grader cannot read it
+    (
+        "x </think> ANSWER: A",
+        "A",
+        0,
+        1,
+    ),  # its evaluation prompts ask for this very form, its grader cannot read it
     ("x </think> \\boxed{1,2}", "2,1", 1, 1),
     ("x </think> \\boxed{x=5}", "5", 1, 1),
 ]
@@ -154,7 +170,9 @@ T11 = [
 
 def test_think_math_table(grade):
     values = grade("think_math", [(response, truth) for response, truth, _, _ in T11])
-    assert [(row[0], value) for row, value in zip(T11, values, strict=True) if value != row[3]] == []
+    assert [
+        (row[0], value) for row, value in zip(T11, values, strict=True) if value != row[3]
+    ] == []
 
 
 def test_r1_zero_math_multiplies(grade):
@@ -193,8 +211,14 @@ def test_answers_made_to_hurt_are_wrong_at_once(grade, answer):
 def test_what_algebra_cannot_finish_fails_alone(problem):
     slow = "\\boxed{(x+y+z+w+1)^{90}}"
     with Judge("math", timeout_s=3, workers=1) as judge:
-        results = judge.score([problem("(x+1)^2")] * 4, ["\\boxed{x^2+2x+1}", slow, "\\boxed{(1+x)^2}", "\\boxed{x}"])
-    assert isinstance(results[1], Failure) and results[1].kind == "timeout" and "3 s" in results[1].reason
+        results = judge.score(
+            [problem("(x+1)^2")] * 4, ["\\boxed{x^2+2x+1}", slow, "\\boxed{(1+x)^2}", "\\boxed{x}"]
+        )
+    assert (
+        isinstance(results[1], Failure)
+        and results[1].kind == "timeout"
+        and "3 s" in results[1].reason
+    )
     assert [result.value for result in results if isinstance(result, Score)] == [1, 1, 0]
 
 
@@ -220,18 +244,30 @@ def test_every_real_truth_is_its_own_right_answer(math_pool):
     problems = []
     for file in sorted(DATA.glob("*/*.parquet")):
         for row in parquet.read_table(file, columns=["data_source", "reward_model"]).to_pylist():
-            problems.append(Problem(file.name, (), str(row["reward_model"]["ground_truth"]), row["data_source"]))
+            problems.append(
+                Problem(file.name, (), str(row["reward_model"]["ground_truth"]), row["data_source"])
+            )
     items = [(f"so \\boxed{{{truth_of(problem)}}}.", problem) for problem in problems]
     results = math_pool.judge(items, [choose(problem) for problem in problems])
-    assert [p.ground_truth for p, r in zip(problems, results, strict=True) if not isinstance(r, Score) or r.value != 1] == []
+    assert [
+        p.ground_truth
+        for p, r in zip(problems, results, strict=True)
+        if not isinstance(r, Score) or r.value != 1
+    ] == []
 
 
 @pytest.mark.skipif(not (DATA / "gsm8k").is_dir(), reason="no real data here")
 def test_gsm8k_solutions_are_right_in_both_forms():
-    rows = [json.loads(line)["answer"] for line in (DATA / "gsm8k" / "test.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line)["answer"]
+        for line in (DATA / "gsm8k" / "test.jsonl").read_text().splitlines()
+    ]
     problems = [Problem("p", (), answer, "openai/gsm8k") for answer in rows]
     with Judge() as judge:
         for responses in (rows, [answer.replace("####", "so") for answer in rows]):
-            assert all(isinstance(result, Score) and result.value == 1 for result in judge.score(problems, responses))
+            assert all(
+                isinstance(result, Score) and result.value == 1
+                for result in judge.score(problems, responses)
+            )
         others = judge.score(problems, rows[1:] + rows[:1])
     assert sum(result.value for result in others if isinstance(result, Score)) < 0.05 * len(rows)

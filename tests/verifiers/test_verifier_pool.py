@@ -34,12 +34,16 @@ def test_a_thousand_answers_in_order_and_nothing_left(problem, hostile, children
     with VerifierPool(workers=2, timeout_s=20) as pool:
         assert set(children()) == before, "children start only when needed"
         items = [("x" * (i % 97), problem("5")) for i in range(1000)]
-        assert pool.judge(items, [hostile("length")] * 1000) == [Score(float(i % 97)) for i in range(1000)]
+        assert pool.judge(items, [hostile("length")] * 1000) == [
+            Score(float(i % 97)) for i in range(1000)
+        ]
         assert len(set(children()) - before) == 2
         problems = [problem(f"x+{i % 50}") for i in range(1000)]
         items = [(f"\\boxed{{{(i + i % 2) % 50}+x}}", p) for i, p in enumerate(problems)]
         results = pool.judge(items, ["math"] * 1000)
-        assert [r.value for r in results if isinstance(r, Score)] == [float(i % 2 == 0) for i in range(1000)]
+        assert [r.value for r in results if isinstance(r, Score)] == [
+            float(i % 2 == 0) for i in range(1000)
+        ]
     assert set(children()) == before
     assert len(os.listdir("/proc/self/fd")) == files  # noqa: PTH208
 
@@ -64,7 +68,10 @@ def test_hostile_items_fail_alone_and_by_their_kind(problem, hostile, children):
     ]
     commands += ["print", "ok"]
     with VerifierPool(workers=2, timeout_s=2) as pool:
-        results = pool.judge([(command, problem("5")) for command in commands], [hostile("by_command")] * len(commands))
+        results = pool.judge(
+            [(command, problem("5")) for command in commands],
+            [hostile("by_command")] * len(commands),
+        )
     by_command = dict(zip(commands, results, strict=True))
     for command, result in zip(commands, results, strict=True):
         if command in ("ok", "print"):
@@ -74,13 +81,19 @@ def test_hostile_items_fail_alone_and_by_their_kind(problem, hostile, children):
     assert by_command["segfault"] == Failure("crash", "the verifier's process ended: SIGSEGV")
     assert by_command["raise"] == Failure("error", "ValueError: bad answer")
     assert by_command["system exit"] == Failure("error", "SystemExit: 3")
-    assert isinstance(by_command["recursion"], Failure) and by_command["recursion"].kind in ("error", "crash")
+    assert isinstance(by_command["recursion"], Failure) and by_command["recursion"].kind in (
+        "error",
+        "crash",
+    )
     assert (
         isinstance(by_command["memory"], Failure)
         and by_command["memory"].kind == "crash"
         and "2048 MiB" in by_command["memory"].reason
     )
-    assert isinstance(by_command["close everything"], Failure) and by_command["close everything"].kind == "crash"
+    assert (
+        isinstance(by_command["close everything"], Failure)
+        and by_command["close everything"].kind == "crash"
+    )
     assert set(children()) == before
 
 
@@ -94,13 +107,30 @@ def test_the_limit_is_each_items_own(problem, hostile):
     """Twelve items that together take longer than the limit are fine; the clock starts with each item, and imports do not count."""
     with VerifierPool(workers=1, timeout_s=1) as pool:
         source = Path(hostile("").rpartition(":")[0]).parent / "slow_import_verifier.py"
-        assert pool.judge([("", problem("5"))] * 12, [f"{source}:short_nap"] * 12) == [Score(1.0)] * 12
+        assert (
+            pool.judge([("", problem("5"))] * 12, [f"{source}:short_nap"] * 12) == [Score(1.0)] * 12
+        )
 
 
 def test_results_of_users_functions(problem, hostile):
-    cases = ["true", "int", "float", "dict", "nan", "infinite", "nan part", "none", "text", "no score", "list", "missing"]
+    cases = [
+        "true",
+        "int",
+        "float",
+        "dict",
+        "nan",
+        "infinite",
+        "nan part",
+        "none",
+        "text",
+        "no score",
+        "list",
+        "missing",
+    ]
     with VerifierPool(workers=1, timeout_s=20) as pool:
-        results = pool.judge([(case, problem("5")) for case in cases], [hostile("returns")] * len(cases))
+        results = pool.judge(
+            [(case, problem("5")) for case in cases], [hostile("returns")] * len(cases)
+        )
     assert results[:4] == [Score(1.0), Score(2.0), Score(0.25), Score(0.5, {"acc": 1.0})]
     assert [r.kind for r in results[4:] if isinstance(r, Failure)] == ["invalid"] * 7 + ["error"]
     assert results[-1] == Failure("error", "KeyError: 'missing'")
@@ -108,7 +138,11 @@ def test_results_of_users_functions(problem, hostile):
 
 def test_child_is_light_and_sees_the_whole_problem(problem, hostile):
     numpy = pytest.importorskip("numpy")
-    whole = problem("5", demonstrations=("a", "b"), extra={"array": numpy.array([1, 2]), "number": numpy.float64(3.5)})
+    whole = problem(
+        "5",
+        demonstrations=("a", "b"),
+        extra={"array": numpy.array([1, 2]), "number": numpy.float64(3.5)},
+    )
     with VerifierPool(workers=1, timeout_s=20) as pool:
         (result,) = pool.judge([("", whole)], [hostile("looks_around")])
     assert isinstance(result, Score) and result.parts.pop("pid") != os.getpid()
@@ -118,7 +152,9 @@ def test_child_is_light_and_sees_the_whole_problem(problem, hostile):
 def test_large_responses_and_odd_characters(problem, hostile):
     responses = ["x" * 1_000_000] * 40 + ["\ud800 \x00 \n é", ""]
     with VerifierPool(workers=2, timeout_s=20) as pool:
-        results = pool.judge([(r, problem("5")) for r in responses], [hostile("length")] * len(responses))
+        results = pool.judge(
+            [(r, problem("5")) for r in responses], [hostile("length")] * len(responses)
+        )
     assert results == [Score(float(len(r))) for r in responses]
 
 
@@ -142,7 +178,9 @@ def test_an_idle_child_that_was_killed_is_replaced(problem, hostile, children):
 
 def test_a_module_that_loads_here_but_not_in_the_child(problem, tmp_path):
     file = tmp_path / "picky.py"
-    file.write_text("import sys\nassert 'pytest' in sys.modules, 'only here'\ndef right(response, problem):\n    return 1.0\n")
+    file.write_text(
+        "import sys\nassert 'pytest' in sys.modules, 'only here'\ndef right(response, problem):\n    return 1.0\n"
+    )
     with VerifierPool(workers=1, timeout_s=20) as pool:
         (result,) = pool.judge([("a", problem("5"))], [f"{file}:right"])
     assert isinstance(result, Failure) and result.kind == "error" and "only here" in result.reason
@@ -158,7 +196,9 @@ def test_unknown_verifier_and_children_that_cannot_start(problem, hostile, monke
             pool.judge([("a", problem("5"))] * 10, [hostile("length")] * 10)
         monkeypatch.undo()
         assert set(children()) == before
-        assert pool.judge([("ab", problem("5"))], [hostile("length")]) == [Score(2.0)], "the pool is usable again"
+        assert pool.judge([("ab", problem("5"))], [hostile("length")]) == [Score(2.0)], (
+            "the pool is usable again"
+        )
 
 
 def test_close_is_quick_even_while_another_thread_judges(problem, hostile, children):

@@ -57,7 +57,9 @@ def test_choice_by_data_source(source, name, problem):
     assert choose(problem("5", source)) == name
 
 
-@pytest.mark.parametrize("source", ["research", "mathematics", "claimed", "decode", "arcade", "happs", ""])
+@pytest.mark.parametrize(
+    "source", ["research", "mathematics", "claimed", "decode", "arcade", "happs", ""]
+)
 def test_unknown_source_names_itself_and_the_setting(source, problem):
     with pytest.raises(ConfigError, match=r"reward\.verifier=NAME") as error:
         choose(problem("5", source))
@@ -67,7 +69,9 @@ def test_unknown_source_names_itself_and_the_setting(source, problem):
 def test_every_data_set_with_a_truth_has_a_verifier(problem):
     from postgrad.data.prepare.catalog import SETS
 
-    sources = {entry.data_source for entry in SETS.values() if entry.judged == "rule" and entry.data_source}
+    sources = {
+        entry.data_source for entry in SETS.values() if entry.judged == "rule" and entry.data_source
+    }
     assert {"openai/gsm8k", "humaneval", "mmlu_pro", "minerva"} <= sources
     for source in sources:
         assert choose(problem("5", source)) in VERIFIERS
@@ -88,7 +92,9 @@ def test_no_source_but_a_boxed_prompt_is_maths():
 def test_every_name_in_the_tables_exists():
     assert {name for _, name in SOURCES} <= set(VERIFIERS)
     for spec in VERIFIERS.values():
-        assert spec.inline is spec.path.startswith(("postgrad.verifiers.answers:", "postgrad.verifiers.form:"))
+        assert spec.inline is spec.path.startswith(
+            ("postgrad.verifiers.answers:", "postgrad.verifiers.form:")
+        )
         if spec.inline:
             assert callable(load(spec.path))
 
@@ -98,7 +104,9 @@ def test_a_function_of_the_users_own(hostile, tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text("def right(response, problem):\n    return 1.0\n")
     monkeypatch.chdir(tmp_path)
     assert load(find_verifier("mine.py:right").path)("", None) == 1.0  # type: ignore[arg-type]
-    assert find_verifier("postgrad.verifiers.answers:exact").path == "postgrad.verifiers.answers:exact"
+    assert (
+        find_verifier("postgrad.verifiers.answers:exact").path == "postgrad.verifiers.answers:exact"
+    )
 
 
 def test_a_function_with_verls_arguments_gets_them_by_name(tmp_path):
@@ -108,19 +116,27 @@ def test_a_function_with_verls_arguments_gets_them_by_name(tmp_path):
         "def short(solution_str, ground_truth, data_source):\n"
         "    return len(solution_str) - len(ground_truth)\n"
     )
-    problem = Problem("u", ({"role": "user", "content": "1+1"},), "2", "sums", (), {"extra_info": {"index": 7}})
+    problem = Problem(
+        "u", ({"role": "user", "content": "1+1"},), "2", "sums", (), {"extra_info": {"index": 7}}
+    )
     judge = load(find_verifier(f"{tmp_path}/theirs.py:compute_score").path)
     assert as_score(judge("2", problem)) == Score(1.0, {"index": 7.0, "known": 1.0})
     assert as_score(judge("3", problem)) == Score(0.0, {"index": 7.0, "known": 1.0})
     assert load(find_verifier(f"{tmp_path}/theirs.py:short").path)("1234", problem) == 3
 
 
-@pytest.mark.parametrize("arguments", ["completions, **columns", "response", "*, response, problem"])
-def test_a_function_that_takes_other_arguments_is_refused_before_anything_is_sampled(arguments, tmp_path):
+@pytest.mark.parametrize(
+    "arguments", ["completions, **columns", "response", "*, response, problem"]
+)
+def test_a_function_that_takes_other_arguments_is_refused_before_anything_is_sampled(
+    arguments, tmp_path
+):
     (tmp_path / "odd.py").write_text(f"def odd({arguments}):\n    return 1.0\n")
     with pytest.raises(ConfigError) as error:
         find_verifier(f"{tmp_path}/odd.py:odd")
-    assert f"odd.py:odd({arguments}) cannot be called as function(response, problem)" in str(error.value)
+    assert f"odd.py:odd({arguments}) cannot be called as function(response, problem)" in str(
+        error.value
+    )
 
 
 @pytest.mark.parametrize(
@@ -148,7 +164,11 @@ def test_wrong_names_are_one_clear_line(name, message, hostile, tmp_path):
 
 def test_as_score_takes_what_users_return():
     numpy = pytest.importorskip("numpy")
-    assert as_score(True) == Score(1.0) and as_score(2) == Score(2.0) and as_score(numpy.float32(0.5)) == Score(0.5)
+    assert (
+        as_score(True) == Score(1.0)
+        and as_score(2) == Score(2.0)
+        and as_score(numpy.float32(0.5)) == Score(0.5)
+    )
     assert as_score(Score(0.5, {"a": 1.0})) == Score(0.5, {"a": 1.0})
     assert as_score({"score": 0.5, "acc": True, "pred": "42"}) == Score(0.5, {"acc": 1.0})
     assert as_score(Failure("judge", "no")) == Failure("judge", "no")
@@ -180,7 +200,12 @@ def test_as_score_refuses_the_rest(result):
 
 
 def test_judge_mixes_sources_in_order(problem):
-    problems = [problem("590", "arithmetic/digits"), problem("5", "openai/gsm8k"), problem("8", "math_dapo"), problem("B", "arc_c")]
+    problems = [
+        problem("590", "arithmetic/digits"),
+        problem("5", "openai/gsm8k"),
+        problem("8", "math_dapo"),
+        problem("B", "arc_c"),
+    ]
     with Judge(workers=1) as judge:
         results = judge.score(problems, ["590", "#### 5", "\\boxed{2^3}", "(C)"])
     assert [result.value for result in results if isinstance(result, Score)] == [1, 1, 1, 0]
@@ -188,12 +213,19 @@ def test_judge_mixes_sources_in_order(problem):
 
 def test_judge_takes_the_named_verifier_for_all(problem):
     with Judge("exact") as judge:
-        assert judge.score([problem("8", "math_dapo")], ["\\boxed{8}"]) == [Score(0.0, {"answer": 0.0})]
+        assert judge.score([problem("8", "math_dapo")], ["\\boxed{8}"]) == [
+            Score(0.0, {"answer": 0.0})
+        ]
         assert judge.score([], []) == []
 
 
 def test_judge_refuses_what_cannot_work(problem):
-    for settings in ({"verifier": "mth"}, {"timeout_s": 0}, {"timeout_s": float("nan")}, {"workers": 0}):
+    for settings in (
+        {"verifier": "mth"},
+        {"timeout_s": 0},
+        {"timeout_s": float("nan")},
+        {"workers": 0},
+    ):
         with pytest.raises(ConfigError):
             Judge(**settings)
     judge = Judge()

@@ -13,7 +13,9 @@ from urllib.parse import quote
 import pytest
 from view_world import HOSTILE, Server, Written, serving
 
-selenium = pytest.importorskip("selenium", reason="selenium is not installed (it is in the extra dev)")
+selenium = pytest.importorskip(
+    "selenium", reason="selenium is not installed (it is in the extra dev)"
+)
 from selenium import webdriver  # noqa: E402
 from selenium.webdriver.chrome.service import Service  # noqa: E402
 from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402
@@ -21,10 +23,13 @@ from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
 from selenium.webdriver.support.select import Select  # noqa: E402
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 DRIVER = shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(
-    not (CHROMIUM and DRIVER), reason="no Chromium with chromedriver on this machine (apt install chromium chromium-driver)"
+    not (CHROMIUM and DRIVER),
+    reason="no Chromium with chromedriver on this machine (apt install chromium chromium-driver)",
 )
 
 # Nodes a screen reader would meet without a name.
@@ -66,7 +71,9 @@ class Eyes:
             time.sleep(0.05)
 
     def text(self, css: str = "main") -> str:
-        return self.run("const e = document.querySelector(arguments[0]); return e ? e.innerText : ''", css)
+        return self.run(
+            "const e = document.querySelector(arguments[0]); return e ? e.innerText : ''", css
+        )
 
     def says(self, words: str, css: str = "main") -> None:
         self.until(lambda: words in self.text(css), words)
@@ -75,16 +82,30 @@ class Eyes:
         return self.driver.execute_script(script, *values)
 
     def click(self, css: str, words: str = "") -> None:
-        self.until(lambda: [e for e in self.all(css) if words in e.text], f"{css} {words}")[0].click()
+        self.until(lambda: [e for e in self.all(css) if words in e.text], f"{css} {words}")[
+            0
+        ].click()
 
     def chart(self, title: str):
         return self.until(
-            lambda: next((c for c in self.all("figure.chart") if c.find_element(By.TAG_NAME, "h3").text == title), None), title
+            lambda: next(
+                (
+                    c
+                    for c in self.all("figure.chart")
+                    if c.find_element(By.TAG_NAME, "h3").text == title
+                ),
+                None,
+            ),
+            title,
         )
 
     def complaints(self) -> list[str]:
         """What the browser's console has to say, failed loads and refused scripts included."""
-        return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
+        return [
+            entry["message"]
+            for entry in self.driver.get_log("browser")
+            if entry["level"] in ("SEVERE", "WARNING")
+        ]
 
 
 @pytest.fixture(scope="session")
@@ -103,7 +124,11 @@ def eyes(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[E
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     downloads = tmp_path_factory.mktemp("downloads")
     options.add_experimental_option(
-        "prefs", {"download.default_directory": str(downloads), "profile.default_content_setting_values.automatic_downloads": 1}
+        "prefs",
+        {
+            "download.default_directory": str(downloads),
+            "profile.default_content_setting_values.automatic_downloads": 1,
+        },
     )
     driver = webdriver.Chrome(options=options, service=Service(DRIVER))
     eyes = Eyes(driver, server)
@@ -133,9 +158,9 @@ def test_a_live_run_is_seen_moving_and_keeps_its_zoom(eyes, tmp_path):
             eyes.says("running", ".runhead")
             plot = eyes.chart("Reward").find_element(By.CSS_SELECTOR, "svg.plot")
             eyes.until(lambda: plot.get_attribute("data-to") == "12", "the first drawing")
-            ActionChains(eyes.driver).move_to_element_with_offset(plot, -60, 0).click_and_hold().move_by_offset(
-                90, 10
-            ).release().perform()
+            ActionChains(eyes.driver).move_to_element_with_offset(
+                plot, -60, 0
+            ).click_and_hold().move_by_offset(90, 10).release().perform()
             eyes.until(lambda: plot.get_attribute("data-from") not in ("0", "1"), "the zoom")
             zoom = plot.get_attribute("data-from"), plot.get_attribute("data-to")
             eyes.run("window.here = 'the same page'")
@@ -181,15 +206,24 @@ def test_charts_and_tables_can_be_saved(eyes):
     eyes.open("#/run/finished/curves")
     chart = eyes.chart("Reward")
     for kind in ("SVG", "PNG", "CSV"):
-        eyes.run("arguments[0].click()", chart.find_element(By.CSS_SELECTOR, f"button[aria-label$='as {kind}']"))
+        eyes.run(
+            "arguments[0].click()",
+            chart.find_element(By.CSS_SELECTOR, f"button[aria-label$='as {kind}']"),
+        )
     files = [eyes.downloads / f"finished-Reward.{kind}" for kind in ("svg", "png", "csv")]
     eyes.until(lambda: all(file.is_file() for file in files), "the saved files")
     tree = ElementTree.fromstring(files[0].read_text())
-    lines = [e for e in tree.iter("{http://www.w3.org/2000/svg}path") if e.get("stroke", "none") not in ("none", "")]
+    lines = [
+        e
+        for e in tree.iter("{http://www.w3.org/2000/svg}path")
+        if e.get("stroke", "none") not in ("none", "")
+    ]
     assert lines and "Reward" in "".join(tree.itertext())
     assert files[1].read_bytes().startswith(b"\x89PNG") and files[1].stat().st_size > 3000
     rows = files[2].read_text().splitlines()
-    assert rows[0] == "series,step,seconds,value" and len(rows) == 1 + 2 * 20, "reward and its one part that differs"
+    assert rows[0] == "series,step,seconds,value" and len(rows) == 1 + 2 * 20, (
+        "reward and its one part that differs"
+    )
     eyes.open("#/runs")
     eyes.click("button[aria-label^='Save the table']")
     table = eyes.downloads / "runs.csv"
@@ -207,40 +241,62 @@ def test_the_list_filters_sorts_and_compares(eyes):
     eyes.one("input[type=search]").send_keys(Keys.DELETE)
     eyes.until(lambda: len(eyes.all("table.runs tbody tr")) >= 5, "all runs")
     eyes.click("th button.sort", "Step")
-    eyes.until(lambda: eyes.all("table.runs tbody tr")[0].text.startswith("finished"), "the longest run first")
+    eyes.until(
+        lambda: eyes.all("table.runs tbody tr")[0].text.startswith("finished"),
+        "the longest run first",
+    )
     for name in ("finished", "group/failed"):
         eyes.one(f"input[aria-label='Compare {name}']").click()
     eyes.click("a.button.primary", "Compare 2 runs")
     eyes.says("2 runs")
     chart = eyes.chart("Reward: mean")
-    eyes.until(lambda: len(chart.find_elements(By.CSS_SELECTOR, "path.line:not(.faint)")) == 2, "two lines")
+    eyes.until(
+        lambda: len(chart.find_elements(By.CSS_SELECTOR, "path.line:not(.faint)")) == 2, "two lines"
+    )
     assert "group/failed" in chart.text and "finished" in chart.text
-    rows = {row.find_element(By.TAG_NAME, "th").text: row.text for row in eyes.all("table.differences tbody tr")}
-    assert list(rows) == ["optimiser.lr"] and "0.001" in rows["optimiser.lr"] and "0.003" in rows["optimiser.lr"]
+    rows = {
+        row.find_element(By.TAG_NAME, "th").text: row.text
+        for row in eyes.all("table.differences tbody tr")
+    }
+    assert (
+        list(rows) == ["optimizer.lr"]
+        and "0.001" in rows["optimizer.lr"]
+        and "0.003" in rows["optimizer.lr"]
+    )
     eyes.click("label.field", "also those that are equal")
     eyes.until(lambda: len(eyes.all("table.differences tbody tr")) > 4, "all settings")
 
 
-def colours(eyes) -> list[str]:
-    return eyes.run("return [...document.querySelectorAll('.card .t')].map((e) => getComputedStyle(e).backgroundColor)")
+def colors(eyes) -> list[str]:
+    return eyes.run(
+        "return [...document.querySelectorAll('.card .t')].map((e) => getComputedStyle(e).backgroundColor)"
+    )
 
 
-def test_a_rollout_is_opened_coloured_and_explained(eyes):
+def test_a_rollout_is_opened_colored_and_explained(eyes):
     eyes.open("#/run/finished/rollouts?step=4&group=1")
     eyes.says("Problem 2 of 3")
     assert len(eyes.all("article.card")) == 3
-    by_logprob = colours(eyes)
+    by_logprob = colors(eyes)
     assert len(set(by_logprob)) > 4, "tokens have different shades"
     shades = [float(c.rstrip(")").split("/")[-1].split(",")[-1]) for c in by_logprob[:5]]
     assert shades == sorted(shades), "each token here is less likely than the one before"
     picker = Select(eyes.one(".detail .controls select"))
-    assert [o.text for o in picker.options] == ["log-prob", "advantage", "entropy", "who wrote it", "nothing"]
+    assert [o.text for o in picker.options] == [
+        "log-prob",
+        "advantage",
+        "entropy",
+        "who wrote it",
+        "nothing",
+    ]
     picker.select_by_visible_text("advantage")
-    eyes.until(lambda: colours(eyes) != by_logprob, "other colours")
+    eyes.until(lambda: colors(eyes) != by_logprob, "other colors")
     assert eyes.all(".gradient.signed")
     Select(eyes.one(".detail .controls select")).select_by_visible_text("who wrote it")
     eyes.until(lambda: len(eyes.all(".tokens .from-tool")) > 3, "tool tokens")
-    assert len(eyes.all(".tokens .from-demonstration")) > 3 and len(eyes.all(".tokens .masked")) == 3
+    assert (
+        len(eyes.all(".tokens .from-demonstration")) > 3 and len(eyes.all(".tokens .masked")) == 3
+    )
     text = eyes.text(".detail")
     for words in (
         "Not judged: timeout: 5 s were not enough",
@@ -265,27 +321,49 @@ def real_run(tmp_path: Path, recipe: str, *words: str) -> Path:
     from postgrad.training.driver import train
     from postgrad.training.report import Reporter
 
-    (tmp_path / "mine.py").write_text("def threes(response, problem):\n    return response.count('3') / 3\n")
-    small = ("rollout.samples=8", "rollout.max_response_tokens=6", "training.problems_per_step=4", "reward.workers=1")
-    own = ("training.steps=1", f"reward.verifier={tmp_path / 'mine.py'}:threes", f"runs={tmp_path / 'runs'}")
-    train(config_of(recipe, make_tiny(tmp_path / "model", seed=0, layers=2, width=32), *small, *own, *words), Reporter())
+    (tmp_path / "mine.py").write_text(
+        "def threes(response, problem):\n    return response.count('3') / 3\n"
+    )
+    small = (
+        "rollout.samples=8",
+        "rollout.max_response_tokens=6",
+        "training.problems_per_step=4",
+        "reward.workers=1",
+    )
+    own = (
+        "training.steps=1",
+        f"reward.verifier={tmp_path / 'mine.py'}:threes",
+        f"runs={tmp_path / 'runs'}",
+    )
+    train(
+        config_of(
+            recipe, make_tiny(tmp_path / "model", seed=0, layers=2, width=32), *small, *own, *words
+        ),
+        Reporter(),
+    )
     return tmp_path / "runs"
 
 
-@pytest.mark.parametrize("updates", [1, 2], ids=["by the update's own passes", "by the pass before it"])
-def test_a_real_run_is_coloured_by_entropy(eyes, tmp_path, updates):
+@pytest.mark.parametrize(
+    "updates", [1, 2], ids=["by the update's own passes", "by the pass before it"]
+)
+def test_a_real_run_is_colored_by_entropy(eyes, tmp_path, updates):
     with serving(real_run(tmp_path, "grpo", f"training.updates_per_step={updates}")) as server:
         eyes.open("#/run/test/rollouts?step=1&sort=advantage", server)
         Select(eyes.one(".detail .controls select")).select_by_visible_text("entropy")
         eyes.until(lambda: eyes.all(".gradient.amount"), "the scale of entropy")
-        assert any(colour not in ("rgba(0, 0, 0, 0)", "transparent") for colour in colours(eyes))
+        assert any(color not in ("rgba(0, 0, 0, 0)", "transparent") for color in colors(eyes))
         eyes.driver.get("about:blank")
 
 
 def test_classmates_continue_under_the_thought_they_were_shown(eyes, tmp_path):
     import pyarrow.parquet as pq
 
-    words = ("method.classmates=['fake:37','fake:5']", "method.keep_unit=tokens", "method.condition=always")
+    words = (
+        "method.classmates=['fake:37','fake:5']",
+        "method.keep_unit=tokens",
+        "method.condition=always",
+    )
     runs = real_run(tmp_path, "classmate", *words)
     table = pq.read_table(runs / "test" / "rollouts" / "step-000001.parquet").to_pylist()
     row = next(i for i, line in enumerate(table) if line["classmate_texts"] == ["37", "5"])
@@ -298,10 +376,19 @@ def test_classmates_continue_under_the_thought_they_were_shown(eyes, tmp_path):
         found = card.find_elements(By.CSS_SELECTOR, ".continuation")
         assert [one.find_element(By.CSS_SELECTOR, ".said").text for one in found] == ["37", "5"]
         tokens = card.find_elements(By.CSS_SELECTOR, ".tokens .t")
-        shown = "".join(t.text for t, seen in zip(tokens, table[row]["cot_mask"], strict=True) if seen)
-        assert shown and all(one.find_element(By.CSS_SELECTOR, ".thought").text == shown for one in found)
-        assert "continuation 1, ✓ score 0.333" in found[0].text and "continuation 2, ✕ score 0" in found[1].text
-        assert [e.text for e in card.find_elements(By.CSS_SELECTOR, ".others summary")] == ["More about this response"]
+        shown = "".join(
+            t.text for t, seen in zip(tokens, table[row]["cot_mask"], strict=True) if seen
+        )
+        assert shown and all(
+            one.find_element(By.CSS_SELECTOR, ".thought").text == shown for one in found
+        )
+        assert (
+            "continuation 1, ✓ score 0.333" in found[0].text
+            and "continuation 2, ✕ score 0" in found[1].text
+        )
+        assert [e.text for e in card.find_elements(By.CSS_SELECTOR, ".others summary")] == [
+            "More about this response"
+        ]
         assert eyes.run(NAMELESS) == []
         eyes.driver.get("about:blank")
 
@@ -328,7 +415,10 @@ def test_rollouts_are_filtered_searched_and_followed(eyes):
     eyes.click("button", "search all steps")
     eyes.says("3 responses", ".detail")
     eyes.click(".hits a.group")
-    eyes.until(lambda: "step=17" in eyes.driver.current_url and "Problem 3 of 3" in eyes.text(), "the hit's group")
+    eyes.until(
+        lambda: "step=17" in eyes.driver.current_url and "Problem 3 of 3" in eyes.text(),
+        "the hit's group",
+    )
 
 
 def test_an_evaluation_is_filtered_and_two_are_laid_side_by_side(eyes):
@@ -341,7 +431,10 @@ def test_an_evaluation_is_filtered_and_two_are_laid_side_by_side(eyes):
     eyes.click(".choice button", "wrong 6")
     eyes.says("6 problems")
     Select(
-        eyes.until(lambda: [e for e in eyes.all("select") if "nothing beside it" in e.text], "the choice of B")[0]
+        eyes.until(
+            lambda: [e for e in eyes.all("select") if "nothing beside it" in e.text],
+            "the choice of B",
+        )[0]
     ).select_by_index(1)
     eyes.says("two models")
     eyes.says("B is 50.0 points ahead")
@@ -352,14 +445,17 @@ def test_an_evaluation_is_filtered_and_two_are_laid_side_by_side(eyes):
     assert "read as" not in eyes.text(".two") and "form" in eyes.text(".two")
 
 
-def test_the_entropy_flow_of_several_analyses_is_drawn(eyes):
+def test_the_entropy_flow_of_several_analyzes_is_drawn(eyes):
     eyes.open("#/entropy")
     eyes.says("Entropy flow")
     flow = eyes.chart("Entropy through the depth (nats)").find_element(By.CSS_SELECTOR, "svg.plot")
     eyes.until(lambda: flow.get_attribute("data-points") == "13", "3 L + 1 points")
     assert "to 0.7" in flow.accessible_name, "the last point is the full policy's"
     change = eyes.chart("Change by FFN (nats)")
-    assert len(change.find_elements(By.CSS_SELECTOR, "path.line")) == 2 and "group/failed" in change.text
+    assert (
+        len(change.find_elements(By.CSS_SELECTOR, "path.line")) == 2
+        and "group/failed" in change.text
+    )
 
 
 @pytest.mark.slow
@@ -385,14 +481,21 @@ def test_hostile_words_do_nothing_anywhere(eyes):
             ActionChains(eyes.driver).move_to_element(eyes.all(".tokens .t")[6]).perform()
         time.sleep(0.1)
         assert eyes.run("return window.pwned") is None, place
-        assert eyes.run("return document.querySelectorAll('main script, main img, main iframe, main b:empty').length") == 0, place
+        assert (
+            eyes.run(
+                "return document.querySelectorAll('main script, main img, main iframe, main b:empty').length"
+            )
+            == 0
+        ), place
         assert not [
             link
             for link in eyes.run("return [...document.links].map((a) => a.getAttribute('href'))")
             if link.startswith("javascript")
         ]
     complaints = eyes.complaints()
-    assert all("404" in words for words in complaints), "only the run that is not there may be complained of"
+    assert all("404" in words for words in complaints), (
+        "only the run that is not there may be complained of"
+    )
     with pytest.raises(selenium.common.exceptions.JavascriptException, match="TrustedHTML"):
         eyes.run("document.querySelector('main').innerHTML = '<p>markup from a string</p>'")
     eyes.complaints()
@@ -424,7 +527,11 @@ def test_every_control_has_a_name_and_nothing_is_wider_than_a_phone(eyes):
         for pixels in (1280, 390):
             width(pixels)
             assert eyes.run(NAMELESS) == [], (place, pixels)
-            eyes.until(lambda p=pixels: eyes.run("return document.documentElement.scrollWidth") <= p, f"{place} to fit {pixels}", 3)
+            eyes.until(
+                lambda p=pixels: eyes.run("return document.documentElement.scrollWidth") <= p,
+                f"{place} to fit {pixels}",
+                3,
+            )
     eyes.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
@@ -447,7 +554,10 @@ def test_empty_and_missing_things_say_so(eyes, tmp_path):
 
 def test_screenshots(eyes, request):
     """Photographs of the main views, when asked for."""
-    target, runs = request.config.getoption("--screenshots"), request.config.getoption("--screenshot-runs")
+    target, runs = (
+        request.config.getoption("--screenshots"),
+        request.config.getoption("--screenshot-runs"),
+    )
     if not target:
         pytest.skip("only with --screenshots FOLDER")
     with serving(Path(runs) if runs else eyes.server.root) as server:
@@ -457,26 +567,50 @@ def test_screenshots(eyes, request):
 def photograph(eyes: Eyes, server: Server, target: Path) -> None:
     target.mkdir(exist_ok=True)
     runs = server.json("/api/runs")["runs"]
-    last = max((run for run in runs if run["main"] == "reward/mean"), key=lambda run: (run["step"], run["name"]))
+    last = max(
+        (run for run in runs if run["main"] == "reward/mean"),
+        key=lambda run: (run["step"], run["name"]),
+    )
     name, middle = quote(last["name"], safe=""), last["step"] * 4 // 7
-    others = [run["name"] for run in runs if run["main"] == "reward/mean" and run["steps"] == last["steps"]][:2]
+    others = [
+        run["name"]
+        for run in runs
+        if run["main"] == "reward/mean" and run["steps"] == last["steps"]
+    ][:2]
     pairs = server.json("/api/evaluations")["evaluations"]
     shots = [
         ("runs", "light", (1280, 560), "#/runs"),
         ("curves", "light", (1280, 1010), f"#/run/{name}/curves"),
         ("rollouts", "light", (1280, 820), f"#/run/{name}/rollouts?step={middle}&sort=advantage"),
-        ("compare", "dark", (1280, 760), "#/compare?" + "&".join(f"run={quote(other, safe='')}" for other in others)),
+        (
+            "compare",
+            "dark",
+            (1280, 760),
+            "#/compare?" + "&".join(f"run={quote(other, safe='')}" for other in others),
+        ),
         ("phone", "dark", (390, 780), f"#/run/{name}/curves"),
     ]
     if len(pairs) > 1:
         a, b = (quote(pair["name"], safe="") for pair in pairs[:2])
         shots.append(
-            ("evaluations", "light", (1280, 720), f"#/evaluations/responses?a={a}&b={b}&set={quote(pairs[0]['sets'][0])}&keep=b")
+            (
+                "evaluations",
+                "light",
+                (1280, 720),
+                f"#/evaluations/responses?a={a}&b={b}&set={quote(pairs[0]['sets'][0])}&keep=b",
+            )
         )
     if server.json("/api/entropies")["entropies"]:
         shots.append(("entropy", "light", (1280, 760), "#/entropy"))
     if mates := [run for run in runs if run["method"].startswith("classmate")]:
-        shots.append(("classmates", "light", (1280, 820), f"#/run/{quote(mates[0]['name'], safe='')}/rollouts?sort=advantage"))
+        shots.append(
+            (
+                "classmates",
+                "light",
+                (1280, 820),
+                f"#/run/{quote(mates[0]['name'], safe='')}/rollouts?sort=advantage",
+            )
+        )
     for shot, theme, (width, height), place in shots:
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
         eyes.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
@@ -489,7 +623,9 @@ def photograph(eyes: Eyes, server: Server, target: Path) -> None:
             if "entropy" in [option.text for option in picker.options]:
                 picker.select_by_visible_text("entropy")
         if shot == "classmates":
-            eyes.run("scrollTo(0, document.querySelector('.side').getBoundingClientRect().top - 70)")
+            eyes.run(
+                "scrollTo(0, document.querySelector('.side').getBoundingClientRect().top - 70)"
+            )
         eyes.run("document.getElementById('folder').textContent = 'runs'")
         eyes.driver.save_screenshot(str(target / f"{shot}.png"))
     eyes.run("localStorage.removeItem('theme')")

@@ -23,7 +23,10 @@ def test_plot_draws_one_run_several_and_a_poster(runs, tmp_path, capsys):
     assert "group/failed" in (tmp_path / "two.svg").read_text()
     assert main(["plot", "--poster", str(one), str(tmp_path / "poster.png")]) == 0
     assert (tmp_path / "poster.png").read_bytes().startswith(b"\x89PNG")
-    for words, title in (([], "finished: grpo on arithmetic:1"), (["--title", "my words"], "my words")):
+    for words, title in (
+        ([], "finished: grpo on arithmetic:1"),
+        (["--title", "my words"], "my words"),
+    ):
         assert main(["plot", "--poster", *words, str(one), str(tmp_path / "poster.svg")]) == 0
         assert f"<!-- {title} -->" in (tmp_path / "poster.svg").read_text()
     capsys.readouterr()
@@ -54,14 +57,19 @@ def test_each_metric_is_in_one_panel_and_parts_stay_in_order():
         "own/thing",
     ]
     taken = {panel["title"]: found for panel, found in arrange(names)}
-    assert taken["Reward"] == ["reward/mean", "reward/b", "reward/a"] and taken["Loss"] == ["loss", "validation/loss"]
-    assert taken["Truncated and failed"] == ["reward/failures"] and "own/thing" not in functools.reduce(
-        operator.iadd, taken.values(), []
-    )
+    assert taken["Reward"] == ["reward/mean", "reward/b", "reward/a"] and taken["Loss"] == [
+        "loss",
+        "validation/loss",
+    ]
+    assert taken["Truncated and failed"] == [
+        "reward/failures"
+    ] and "own/thing" not in functools.reduce(operator.iadd, taken.values(), [])
 
 
 def test_smoothing_by_hand():
-    assert smoothed([1.0, 3.0, 5.0], 0.5) == pytest.approx([1.0, (0.25 + 1.5) / 0.75, (0.125 + 0.75 + 2.5) / 0.875])
+    assert smoothed([1.0, 3.0, 5.0], 0.5) == pytest.approx(
+        [1.0, (0.25 + 1.5) / 0.75, (0.125 + 0.75 + 2.5) / 0.875]
+    )
 
 
 def test_texts_of_tokens_joined_are_the_text_also_when_a_character_is_spread_over_tokens(tmp_path):
@@ -86,8 +94,8 @@ def test_texts_of_other_tokenizers(runs):
     assert pieces.split([1, 2, 3, 7, 8]) == [WORDS[i] for i in (1, 2, 3, 7, 8)]
 
 
-def luminance(colour: str) -> float:
-    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+def luminance(color: str) -> float:
+    parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     r, g, b = (p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
     return 0.2126 * r + 0.7152 * g + 0.0722 * b
 
@@ -96,10 +104,17 @@ def luminance(colour: str) -> float:
 def test_words_stand_out_from_what_is_behind_them(theme):
     """WCAG AA: 4.5 to 1 for text, in both palettes."""
     css = (ASSETS / "style.css").read_text()
-    blocks = [dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", block)) for block in re.findall(r"\{([^{}]*--paper:[^{}]*)\}", css)]
+    blocks = [
+        dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", block))
+        for block in re.findall(r"\{([^{}]*--paper:[^{}]*)\}", css)
+    ]
     assert len(blocks) == 3 and blocks[1] == blocks[2], "the two ways into the dark are one palette"
     palette = blocks[theme]
-    pairs = [(word, ground) for word in ("ink", "dim", "accent", "right", "wrong", "warn") for ground in ("paper", "card", "faint")]
+    pairs = [
+        (word, ground)
+        for word in ("ink", "dim", "accent", "right", "wrong", "warn")
+        for ground in ("paper", "card", "faint")
+    ]
     pairs += [
         ("right", "right-soft"),
         ("wrong", "wrong-soft"),

@@ -28,9 +28,17 @@ def overviews(server: Server) -> dict[str, dict]:
 def test_every_end_of_a_run_is_told_from_its_folder(server):
     found = overviews(server)
     assert found["finished"]["state"] == "finished" and found["finished"]["step"] == 20
-    assert found["group/failed"]["state"] == "failed" and "90% could not be judged" in found["group/failed"]["why"]
-    assert found["killed/run"]["state"] == "stopped" and "without a word" in found["killed/run"]["why"]
-    assert found["finished"]["last"] == pytest.approx(0.5) and len(found["finished"]["sparkline"]) == 20
+    assert (
+        found["group/failed"]["state"] == "failed"
+        and "90% could not be judged" in found["group/failed"]["why"]
+    )
+    assert (
+        found["killed/run"]["state"] == "stopped" and "without a word" in found["killed/run"]["why"]
+    )
+    assert (
+        found["finished"]["last"] == pytest.approx(0.5)
+        and len(found["finished"]["sparkline"]) == 20
+    )
     assert found["finished"]["accuracy"] == pytest.approx(0.6)
 
 
@@ -52,10 +60,17 @@ def test_a_run_without_events_is_finished_when_its_last_step_or_its_goal_is_ther
         folder = tmp_path / name
         folder.mkdir()
         (folder / "config.yaml").write_text(f"training: {{steps: {steps}, stop_at: {goal}}}\n")
-        lines = [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 1.0}, {"step": 2, "validation/accuracy": 0.5}]
+        lines = [
+            {"step": 1, "loss": 1.0},
+            {"step": 2, "loss": 1.0},
+            {"step": 2, "validation/accuracy": 0.5},
+        ]
         (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     states = {run["name"]: (run["state"], run["why"]) for run in Runs(Folder(tmp_path)).all()}
-    assert states["whole"] == ("finished", "") and states["goal"] == ("finished", "reached training.stop_at=0.5")
+    assert states["whole"] == ("finished", "") and states["goal"] == (
+        "finished",
+        "reached training.stop_at=0.5",
+    )
     assert states["short"][0] == "stopped"
 
 
@@ -63,15 +78,17 @@ def test_broken_files_are_shown_for_what_they_are(server):
     found = overviews(server)["broken"]
     assert found["step"] == 2 and found["method"] == ""
     columns = server.json("/api/metrics?run=broken")["columns"]
-    assert columns["step"] == [1, 2] and columns["loss"] == [None, None], "NaN and infinity are no JSON"
+    assert columns["step"] == [1, 2] and columns["loss"] == [None, None], (
+        "NaN and infinity are no JSON"
+    )
     status, _, body = server.get("/api/groups?run=broken&step=1")
     assert status == 503 and "could not be read" in json.loads(body)["error"]
 
 
 def test_settings_that_differ_are_named(server):
     found = server.json("/api/compare?run=finished&run=group/failed")
-    assert "optimiser.lr" in found["different"] and "model.path" not in found["different"]
-    assert found["values"]["finished"]["optimiser.lr"] == 0.001
+    assert "optimizer.lr" in found["different"] and "model.path" not in found["different"]
+    assert found["values"]["finished"]["optimizer.lr"] == 0.001
 
 
 # ---- metrics
@@ -96,11 +113,16 @@ def test_metrics_are_read_on_from_where_they_ended_and_anew_when_replaced(tmp_pa
 def test_metrics_of_an_endless_run_stay_bounded_and_keep_validations(tmp_path, monkeypatch):
     monkeypatch.setattr(metrics_module, "MOST_LINES", 100)
     file = tmp_path / "metrics.jsonl"
-    lines = [{"step": n, "a": n, **({"validation/accuracy": 0.5} if n % 97 == 0 else {})} for n in range(1, 5001)]
+    lines = [
+        {"step": n, "a": n, **({"validation/accuracy": 0.5} if n % 97 == 0 else {})}
+        for n in range(1, 5001)
+    ]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     metrics = Metrics(file).refresh()
     steps, values = metrics.series("a")
-    assert metrics.num_lines < 100 and steps == values and steps[-1] > 4800 and steps == sorted(steps)
+    assert (
+        metrics.num_lines < 100 and steps == values and steps[-1] > 4800 and steps == sorted(steps)
+    )
     assert metrics.generation > 0
 
 
@@ -108,7 +130,10 @@ def test_a_glance_at_a_large_file_reads_little_of_it_and_has_its_ends(tmp_path):
     file = tmp_path / "metrics.jsonl"
     with file.open("w") as opened:
         for n in range(1, 20001):
-            opened.write(json.dumps({"step": n, "time": n, "reward/mean": n / 20000, "filler": "x" * 100}) + "\n")
+            opened.write(
+                json.dumps({"step": n, "time": n, "reward/mean": n / 20000, "filler": "x" * 100})
+                + "\n"
+            )
     seen = glance(file)
     assert seen[0]["step"] == 1 and seen[-1]["step"] == 20000 and 40 <= len(seen) <= 60
 
@@ -120,9 +145,18 @@ def test_rows_are_filtered_sorted_and_searched(server):
     base = "/api/groups?run=finished&step=4"
     found = server.json(base)
     assert found["total"] == 3 and found["rows"] == 9
-    assert found["counts"] == {"all": 9, "right": 3, "wrong": 5, "truncated": 3, "failed": 1, "given": 3}
+    assert found["counts"] == {
+        "all": 9,
+        "right": 3,
+        "wrong": 5,
+        "truncated": 3,
+        "failed": 1,
+        "given": 3,
+    }
     wrong = server.json(f"{base}&keep=wrong")["groups"][0]["rows"]
-    assert [row["passes"] for row in wrong] == [False, True, True], "the others of the group stay in sight"
+    assert [row["passes"] for row in wrong] == [False, True, True], (
+        "the others of the group stay in sight"
+    )
     assert [g["group"] for g in server.json(f"{base}&sort=longest")["groups"]] == [2, 1, 0]
     assert server.json(f"{base}&search={quote('1 + 4')}")["passing"] == 3
     assert server.json(f"{base}&search=problem-1")["passing"] == 3
@@ -132,12 +166,22 @@ def test_rows_are_filtered_sorted_and_searched(server):
 def test_a_group_has_its_tokens_with_every_column(server):
     found = server.json("/api/group?run=finished&step=4&group=1")
     rows = found["rows"]
-    assert len(rows) == 3 and found["position"] == [2, 3] and (found["before"], found["after"]) == (0, 2)
+    assert (
+        len(rows) == 3
+        and found["position"] == [2, 3]
+        and (found["before"], found["after"]) == (0, 2)
+    )
     assert found["prompt"]["texts"] == ["so", " the", " answer", " is"]
     assert rows[0]["texts"][:6] == ["so", " the", " answer", " is", " 8", "\n"]
-    assert rows[0]["tokens"]["behaviour_logprobs"][:2] == [-0.2, -0.4] and rows[1]["tokens"]["advantages"][0] == -0.5
+    assert (
+        rows[0]["tokens"]["behavior_logprobs"][:2] == [-0.2, -0.4]
+        and rows[1]["tokens"]["advantages"][0] == -0.5
+    )
     assert rows[0]["tokens"]["loss_mask"][:3] == [1, 0, 1] and rows[2]["source"] == "demonstration"
-    assert rows[0]["parts"] == {"answer": None if rows[0]["reward"] is None else rows[0]["reward"], "format": 0.5}
+    assert rows[0]["parts"] == {
+        "answer": None if rows[0]["reward"] is None else rows[0]["reward"],
+        "format": 0.5,
+    }
     assert rows[1]["failure"].startswith("timeout") and rows[1]["reward"] is None
     assert rows[0]["others"]["classmate_continuations"] == ["then 7 it is", "or 8"]
 
@@ -147,13 +191,19 @@ def test_one_problem_is_followed_over_the_run(server):
         found = server.json("/api/follow?run=finished&uid=problem-1")
         if found["looked"] == found["steps"]:
             break
-    assert [visit["step"] for visit in found["visits"]] == [s for s in range(1, 21) for g in range(3) if (s + g) % 5 == 1]
-    assert found["visits"][0]["group"] == 0 and found["visits"][0]["reward"] == pytest.approx(1 / 3, abs=1e-5)
+    assert [visit["step"] for visit in found["visits"]] == [
+        s for s in range(1, 21) for g in range(3) if (s + g) % 5 == 1
+    ]
+    assert found["visits"][0]["group"] == 0 and found["visits"][0]["reward"] == pytest.approx(
+        1 / 3, abs=1e-5
+    )
 
 
 def test_words_are_found_anywhere_in_the_run(server):
     found = server.json(f"/api/search?run=finished&words={quote('2 + 17?')}")
-    assert [(hit["step"], hit["group"]) for hit in found["hits"]] == [(17, 2)] * 3 and found["next"] is None
+    assert [(hit["step"], hit["group"]) for hit in found["hits"]] == [(17, 2)] * 3 and found[
+        "next"
+    ] is None
 
 
 def test_without_a_tokenizer_the_ids_are_given(runs, tmp_path):
@@ -161,7 +211,11 @@ def test_without_a_tokenizer_the_ids_are_given(runs, tmp_path):
     (tmp_path / "bare" / "tokenizer.json").unlink()
     with serving(tmp_path) as server:
         row = server.json("/api/group?run=bare&step=1&group=0")["rows"][0]
-        assert row["texts"] is None and row["ids"][:3] == [1, 2, 3] and row["text"].startswith("so the")
+        assert (
+            row["texts"] is None
+            and row["ids"][:3] == [1, 2, 3]
+            and row["text"].startswith("so the")
+        )
 
 
 # ---- who is let in, and how far
@@ -202,7 +256,13 @@ def test_files_of_a_run_that_are_links_to_elsewhere_are_not_there(tmp_path):
     secret.write_text('{"step": 1, "key": 42}\n')
     root = tmp_path / "root"
     run = Written(root / "run").steps(1)
-    for name in ("metrics.jsonl", "config.yaml", "events.jsonl", "tokenizer.json", "rollouts/step-000001.parquet"):
+    for name in (
+        "metrics.jsonl",
+        "config.yaml",
+        "events.jsonl",
+        "tokenizer.json",
+        "rollouts/step-000001.parquet",
+    ):
         (run.folder / name).unlink()
         (run.folder / name).symlink_to(secret)
     with serving(root) as server:
@@ -216,7 +276,12 @@ def test_files_of_a_run_that_are_links_to_elsewhere_are_not_there(tmp_path):
 
 def test_assets_are_named_files_only(server):
     assert server.get("/assets/app.js")[1]["content-type"].startswith("text/javascript")
-    for path in ("/assets/../server.py", "/assets/%2e%2e%2fserver.py", "/assets/nothing.js", "/assets/"):
+    for path in (
+        "/assets/../server.py",
+        "/assets/%2e%2e%2fserver.py",
+        "/assets/nothing.js",
+        "/assets/",
+    ):
         assert server.get(path)[0] == 404
 
 
@@ -240,8 +305,15 @@ def test_every_answer_carries_a_strict_policy(server):
     for path in ("/", "/assets/app.js", "/api/runs", "/api/run?run=nowhere", "/nothing"):
         _, headers, _ = server.get(path)
         policy = headers["content-security-policy"]
-        assert "default-src 'none'" in policy and "script-src 'self';" in policy and "unsafe" not in policy
-        assert headers["x-content-type-options"] == "nosniff" and headers["cross-origin-resource-policy"] == "same-origin"
+        assert (
+            "default-src 'none'" in policy
+            and "script-src 'self';" in policy
+            and "unsafe" not in policy
+        )
+        assert (
+            headers["x-content-type-options"] == "nosniff"
+            and headers["cross-origin-resource-policy"] == "same-origin"
+        )
         assert "access-control-allow-origin" not in headers
 
 
@@ -251,7 +323,15 @@ def test_the_page_loads_nothing_from_elsewhere_and_makes_no_markup_from_strings(
     for file in server_module.ASSETS.iterdir():
         text = file.read_text()
         assert "//cdn" not in text and "https://" not in text, file
-        for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", "DOMParser"):
+        for word in (
+            "innerHTML",
+            "outerHTML",
+            "insertAdjacentHTML",
+            "document.write",
+            "eval(",
+            "new Function",
+            "DOMParser",
+        ):
             assert word not in text, (file.name, word)
 
 
@@ -259,7 +339,14 @@ def test_beyond_loopback_a_token_is_needed(runs):
     with pytest.raises(ValueError, match="token"), serving(runs, host="0.0.0.0"):
         pass
     with serving(runs, host="0.0.0.0", token="secret-token") as server:
-        for path in ("/", "/api/runs", "/assets/app.js", "/?token=wrong", "/?token=", "/api/runs?token=secret-token"):
+        for path in (
+            "/",
+            "/api/runs",
+            "/assets/app.js",
+            "/?token=wrong",
+            "/?token=",
+            "/api/runs?token=secret-token",
+        ):
             assert server.get(path)[0] == 401, path
         status, headers, _ = server.get("/?token=secret-token")
         assert status == 303 and headers["location"] == "/"
@@ -268,7 +355,10 @@ def test_beyond_loopback_a_token_is_needed(runs):
         assert server.get("/api/runs", Cookie=cookie.split(";")[0])[0] == 200
         assert server.get("/api/runs", Authorization="Bearer secret-token")[0] == 200
         assert server.get("/api/runs", Authorization="Bearer secret-tokem")[0] == 401
-        assert server.get("/api/runs", Host="evil.example", Authorization="Bearer secret-token")[0] == 403
+        assert (
+            server.get("/api/runs", Host="evil.example", Authorization="Bearer secret-token")[0]
+            == 403
+        )
 
 
 @pytest.mark.parametrize("query", ["step=x", "step=", "step=1&keep=odd", "step=1&sort=odd", ""])
@@ -322,7 +412,16 @@ def test_the_command_names_what_is_wrong(tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_and_sigterm_end_it_without_a_word(runs, number):
-    command = [sys.executable, "-m", "postgrad.cli.main", "view", str(runs), "--no-browser", "--port", "0"]
+    command = [
+        sys.executable,
+        "-m",
+        "postgrad.cli.main",
+        "view",
+        str(runs),
+        "--no-browser",
+        "--port",
+        "0",
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     address = [process.stdout.readline() for _ in range(3)][1].strip()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from postgrad.evaluation.metrics import summarise
+from postgrad.evaluation.metrics import summarize
 from postgrad.training.events import Events
 from postgrad.training.log import RunLog
 from postgrad.types import Batch, Trajectory
@@ -39,7 +39,7 @@ seed: 0
 model: {{path: tiny}}
 data: {{train: arithmetic:1}}
 training: {{steps: {steps}, stop_at: null}}
-optimiser: {{lr: {lr}}}
+optimizer: {{lr: {lr}}}
 method: {{name: grpo}}
 """
 
@@ -47,7 +47,9 @@ method: {{name: grpo}}
 def make_tokenizer(file: Path) -> None:
     from tokenizers import Tokenizer, decoders, models
 
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<end>"))
+    tokenizer = Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<end>")
+    )
     tokenizer.decoder = decoders.Fuse()
     tokenizer.save(str(file))
 
@@ -66,7 +68,7 @@ def trajectory(step: int, group: int, index: int, response: list[int]) -> Trajec
         index,
         source=1 if index == 2 else 0,
         finish="given" if index == 2 else "length" if index == 1 else "stop",
-        behaviour_logprobs=[-0.2 * (i + 1) for i in range(length)],
+        behavior_logprobs=[-0.2 * (i + 1) for i in range(length)],
         loss_mask=[i != 1 for i in range(length)],
         token_source=[1 if index == 2 else i % 2 * 4 for i in range(length)],
         tokens=columns,
@@ -76,18 +78,30 @@ def trajectory(step: int, group: int, index: int, response: list[int]) -> Trajec
 def batch_of(step: int, hostile: bool = False) -> Batch:
     """Three groups of three rows; the first has one that says hostile things and one that could not be judged."""
     rows = [
-        trajectory(step, group, index, [1, 2, 3, 4, 5 + (index == 0), 7, 8 if hostile else 9, 10, 11, 0][: 6 + index + group])
+        trajectory(
+            step,
+            group,
+            index,
+            [1, 2, 3, 4, 5 + (index == 0), 7, 8 if hostile else 9, 10, 11, 0][: 6 + index + group],
+        )
         for group in range(3)
         for index in range(3)
     ]
     batch = Batch.of(rows)
     batch.rows["text"] = ["".join(WORDS[i] for i in ids.tolist()) for ids in batch.response.split()]
-    batch.rows["question"] = [f"What is {group} + {step}? {HOSTILE if hostile else ''}" for group in batch.rows["group"].tolist()]
-    batch.rows["reward"] = torch.tensor([float("nan") if i == 4 else float(i % 3 == 0) for i in range(9)])
+    batch.rows["question"] = [
+        f"What is {group} + {step}? {HOSTILE if hostile else ''}"
+        for group in batch.rows["group"].tolist()
+    ]
+    batch.rows["reward"] = torch.tensor(
+        [float("nan") if i == 4 else float(i % 3 == 0) for i in range(9)]
+    )
     batch.rows["failure"] = ["timeout: 5 s were not enough" if i == 4 else "" for i in range(9)]
     batch.rows["reward/answer"] = batch.rows["reward"].clone()
     batch.rows["reward/format"] = torch.tensor([0.5] * 9)
-    batch.rows["classmate_continuations"] = [["then 7 it is", HOSTILE if hostile else "or 8"] for _ in range(9)]
+    batch.rows["classmate_continuations"] = [
+        ["then 7 it is", HOSTILE if hostile else "or 8"] for _ in range(9)
+    ]
     return batch
 
 
@@ -127,7 +141,11 @@ class Written:
         line = self.log.write(self.number, metrics_of(self.number, lift))
         if self.number % 5 == 0:
             self.log.write(
-                self.number, {"validation/accuracy": 0.03 * self.number, "validation/sampled_accuracy": 0.02 * self.number}
+                self.number,
+                {
+                    "validation/accuracy": 0.03 * self.number,
+                    "validation/sampled_accuracy": 0.02 * self.number,
+                },
             )
             self.events.number = self.number
             self.events.saved(self.folder / "checkpoints" / f"step-{self.number}")
@@ -155,7 +173,9 @@ def write_evaluation(folder: Path, right: int) -> None:
             "score": 1.0 if number < right else 0.0,
             "right": number < right,
             "parts": {"format": 1.0, "answer": 1.0 if number < right else 0.0},
-            "failure": {"kind": "timeout", "reason": "too slow"} if number == 7 and sample else None,
+            "failure": {"kind": "timeout", "reason": "too slow"}
+            if number == 7 and sample
+            else None,
             "answer": None,
             "votes": False,
             "finish": "length" if number == 6 else "stop",
@@ -166,8 +186,10 @@ def write_evaluation(folder: Path, right: int) -> None:
     ]
     (folder / "sums.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "settings.json").write_text("{}")
-    row = summarise(lines)
-    (folder / "summary.json").write_text(json.dumps({"model": folder.name, "interval": "Wilson", "sets": {"sums": row}}))
+    row = summarize(lines)
+    (folder / "summary.json").write_text(
+        json.dumps({"model": folder.name, "interval": "Wilson", "sets": {"sums": row}})
+    )
 
 
 def write_entropy(folder: Path, lift: float) -> None:
@@ -177,14 +199,33 @@ def write_entropy(folder: Path, lift: float) -> None:
         return dict.fromkeys(("mean", "std", "min", "max", "median"), value)
 
     def module(number: int, by: float) -> dict[str, Any]:
-        return {"input": stats(2.8 - number / 2), "output": stats(2.8 - number / 2 + by), "change": stats(by + lift)}
+        return {
+            "input": stats(2.8 - number / 2),
+            "output": stats(2.8 - number / 2 + by),
+            "change": stats(by + lift),
+        }
 
     layers = [
-        {"number": n, "attention": module(n, 0.2), "ffn": module(n, 0.3 - n / 8), "layer": module(n, -0.5)} for n in range(1, 5)
+        {
+            "number": n,
+            "attention": module(n, 0.2),
+            "ffn": module(n, 0.3 - n / 8),
+            "layer": module(n, -0.5),
+        }
+        for n in range(1, 5)
     ]
-    report = {"model": HOSTILE, "rows": 8, "tokens": 40, "num_layers": 4, "boundary_layer": 2, "ceiling": 2.9}
+    report = {
+        "model": HOSTILE,
+        "rows": 8,
+        "tokens": 40,
+        "num_layers": 4,
+        "boundary_layer": 2,
+        "ceiling": 2.9,
+    }
     folder.mkdir(parents=True)
-    (folder / "entropy.json").write_text(json.dumps({**report, "full_policy": stats(0.7), "layers": layers}))
+    (folder / "entropy.json").write_text(
+        json.dumps({**report, "full_policy": stats(0.7), "layers": layers})
+    )
 
 
 @pytest.fixture(scope="session")
@@ -230,11 +271,15 @@ class Server:
     def address(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def get(self, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
+    def get(
+        self, path: str, method: str = "GET", **headers: str
+    ) -> tuple[int, dict[str, str], bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
         try:
             named = {key.replace("_", "-"): value for key, value in headers.items()}
-            connection.putrequest(method, path, skip_host="Host" in named, skip_accept_encoding=True)
+            connection.putrequest(
+                method, path, skip_host="Host" in named, skip_accept_encoding=True
+            )
             for key, value in named.items():
                 connection.putheader(key, value)
             connection.endheaders()

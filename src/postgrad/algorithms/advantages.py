@@ -17,22 +17,26 @@ import torch
 from torch import Tensor
 
 from postgrad.algorithms import classmate_advantages, token_advantages
-from postgrad.algorithms.groups import STD_EPS, Groups, centred, finite, normalise_rows, whiten
+from postgrad.algorithms.groups import STD_EPS, Groups, centered, finite, normalize_rows, whiten
 
 
-def grpo(rewards: Tensor, groups: Tensor, *, normalise_by_std: bool = True, eps: float = STD_EPS) -> Tensor:
-    """(rows,) (R_i - mean_g) / (std_g + eps), std with n - 1; without `normalise_by_std` R_i - mean_g."""
+def grpo(
+    rewards: Tensor, groups: Tensor, *, normalize_by_std: bool = True, eps: float = STD_EPS
+) -> Tensor:
+    """(rows,) (R_i - mean_g) / (std_g + eps), std with n - 1; without `normalize_by_std` R_i - mean_g."""
     rewards = finite("rewards", rewards)
-    offset, std = centred(rewards, Groups.of(groups, rewards.device))
-    return offset / (std + eps) if normalise_by_std else offset
+    offset, std = centered(rewards, Groups.of(groups, rewards.device))
+    return offset / (std + eps) if normalize_by_std else offset
 
 
 def drgrpo(rewards: Tensor, groups: Tensor) -> Tensor:
     """(rows,) R_i - mean_g (Dr. GRPO). Pair it with the aggregation seq-mean-token-sum-norm and no KL loss."""
-    return grpo(rewards, groups, normalise_by_std=False)
+    return grpo(rewards, groups, normalize_by_std=False)
 
 
-def grpo_passk(rewards: Tensor, groups: Tensor, *, normalise_by_std: bool = True, eps: float = STD_EPS) -> Tensor:
+def grpo_passk(
+    rewards: Tensor, groups: Tensor, *, normalize_by_std: bool = True, eps: float = STD_EPS
+) -> Tensor:
     """(rows,) only the best row of a group gets (R_best - R_second) / (std_g + eps), everyone else 0.
 
     A tie at the top gives 0 to all. A group of one follows the one rule (R_second is 0, std is 1) where verl raises; a driver that
@@ -41,26 +45,26 @@ def grpo_passk(rewards: Tensor, groups: Tensor, *, normalise_by_std: bool = True
     rewards = finite("rewards", rewards)
     index = Groups.of(groups, rewards.device)
     best = index.max(rewards)
-    is_best = rewards == index.spread(best)
+    is_best = rewards == index.expand(best)
     num_best = index.sum(is_best.to(rewards.dtype))
     second = index.max(torch.where(is_best, -torch.inf, rewards))
     second = torch.where(num_best > 1, best, second)  # a tie is its own runner-up
     alone = index.sum(torch.ones_like(rewards)) < 2
     gap = best - torch.where(alone, 0.0, second)
-    _, std = centred(rewards, index)
-    advantages = torch.where(is_best, index.spread(gap), 0.0)
-    return advantages / (std + eps) if normalise_by_std else advantages
+    _, std = centered(rewards, index)
+    advantages = torch.where(is_best, index.expand(gap), 0.0)
+    return advantages / (std + eps) if normalize_by_std else advantages
 
 
 def rloo(rewards: Tensor, groups: Tensor) -> Tensor:
     """(rows,) R_i - mean of the other rows of the group = n_g / (n_g - 1) · (R_i - mean_g); a group of one keeps R.
 
-    verl's vectorised variant gives 0 to a group of one; here there is one rule.
+    verl's vectorized variant gives 0 to a group of one; here there is one rule.
     """
     rewards = finite("rewards", rewards)
     index = Groups.of(groups, rewards.device)
-    counts = index.spread(index.sum(torch.ones_like(rewards)))
-    offset, _ = centred(rewards, index)
+    counts = index.expand(index.sum(torch.ones_like(rewards)))
+    offset, _ = centered(rewards, index)
     return torch.where(counts > 1, offset * counts / (counts - 1).clamp(min=1), offset)
 
 
@@ -74,9 +78,11 @@ def opo(rewards: Tensor, groups: Tensor, lengths: Tensor) -> Tensor:
     weights = lengths.to(rewards)
     total = index.sum(weights)
     alone = index.sum(torch.ones_like(rewards)) < 2
-    baseline = torch.where(alone | (total == 0), 0.0, index.sum(weights * rewards) / total.clamp(min=1))
+    baseline = torch.where(
+        alone | (total == 0), 0.0, index.sum(weights * rewards) / total.clamp(min=1)
+    )
     flat = index.all_equal(rewards) & ~alone
-    return torch.where(index.spread(flat), 0.0, rewards - index.spread(baseline))
+    return torch.where(index.expand(flat), 0.0, rewards - index.expand(baseline))
 
 
 def gpg(rewards: Tensor, groups: Tensor) -> Tensor:
@@ -85,7 +91,7 @@ def gpg(rewards: Tensor, groups: Tensor) -> Tensor:
     As in verl a negative reward counts as non-zero, so alpha means what it says only for rewards where 0 is "failed".
     """
     rewards = finite("rewards", rewards)
-    offset, _ = centred(rewards, Groups.of(groups, rewards.device))
+    offset, _ = centered(rewards, Groups.of(groups, rewards.device))
     return offset * rewards.numel() / (rewards != 0).sum().clamp(min=1)
 
 
@@ -96,7 +102,7 @@ def reinforce_pp_baseline(rewards: Tensor, groups: Tensor, lengths: Tensor) -> T
     non-zero advantage on all its rows whenever the token-weighted batch mean is not 0. That is the published estimator, not a slip.
     """
     rewards = finite("rewards", rewards)
-    offset, _ = centred(rewards, Groups.of(groups, rewards.device))
+    offset, _ = centered(rewards, Groups.of(groups, rewards.device))
     return whiten(offset, lengths.to(rewards.device))
 
 
@@ -107,16 +113,16 @@ def gdpo(
     lengths: Tensor | None = None,
     *,
     whiten_over: Literal["tokens", "rows", "none"] = "tokens",
-    normalise_by_std: bool = True,
+    normalize_by_std: bool = True,
     eps: float = STD_EPS,
 ) -> Tensor:
-    """(rows,) GDPO: normalise each named reward within its group, weigh, add, then whiten over the batch.
+    """(rows,) GDPO: normalize each named reward within its group, weigh, add, then whiten over the batch.
 
-        u = sum_k w_k · N_g(r_k),  N_g as in `grpo`        the published order: weights come after the normalisation
+        u = sum_k w_k · N_g(r_k),  N_g as in `grpo`        the published order: weights come after the normalization
         tokens: (u - mean) / sqrt(var + 1e-8) over trainable tokens (verl), needs `lengths` (rows,)
         rows:   (u - mean) / (std + eps) over rows (Classmate-CoT);   none: u
 
-    Weights default to 1 each. The Classmate fork weighs before normalising, which cancels the weight.
+    Weights default to 1 each. The Classmate fork weighs before normalizing, which cancels the weight.
     Raises: ValueError when `rewards` is empty, a weight names no reward, or `lengths` is missing for tokens.
     """
     if not rewards:
@@ -124,20 +130,32 @@ def gdpo(
     weights = weights or {}
     unknown = sorted(set(weights) - set(rewards))
     if unknown:
-        raise ValueError(f"gdpo weight {unknown[0]!r} names no reward; there are: {', '.join(sorted(rewards))}")
-    parts = [weights.get(name, 1.0) * grpo(r, groups, normalise_by_std=normalise_by_std, eps=eps) for name, r in rewards.items()]
+        raise ValueError(
+            f"gdpo weight {unknown[0]!r} names no reward; there are: {', '.join(sorted(rewards))}"
+        )
+    parts = [
+        weights.get(name, 1.0) * grpo(r, groups, normalize_by_std=normalize_by_std, eps=eps)
+        for name, r in rewards.items()
+    ]
     total = torch.stack(parts).sum(0)
     if whiten_over == "none":
         return total
     if whiten_over == "rows":
-        return normalise_rows(total, eps)
+        return normalize_rows(total, eps)
     if lengths is None:
-        raise ValueError("gdpo whitens over tokens and needs `lengths`, the number of trainable tokens of each row")
+        raise ValueError(
+            "gdpo whitens over tokens and needs `lengths`, the number of trainable tokens of each row"
+        )
     return whiten(total, lengths.to(total.device))
 
 
 def grpo_split(
-    rewards: Tensor, groups: Tensor, on_policy: Tensor, *, normalise_by_std: bool = True, eps: float = STD_EPS
+    rewards: Tensor,
+    groups: Tensor,
+    on_policy: Tensor,
+    *,
+    normalize_by_std: bool = True,
+    eps: float = STD_EPS,
 ) -> Tensor:
     """(rows,) GRPO with mean and std of the group's on-policy rows only, applied to all its rows (LUFFY, RL with SFT loss).
 
@@ -154,11 +172,11 @@ def grpo_split(
     flat = (best == -index.max(torch.where(on_policy, -rewards, -torch.inf))) & ~alone
     mean = torch.where(alone, 0.0, index.sum(rewards * members) / counts.clamp(min=1))
     mean = torch.where(flat, best, mean)  # exact, where the sum would round
-    offset = rewards - index.spread(mean)
-    if not normalise_by_std:
+    offset = rewards - index.expand(mean)
+    if not normalize_by_std:
         return offset
     variance = index.sum(offset.square() * members) / (counts - 1).clamp(min=1)
-    return offset / (index.spread(torch.where(alone | flat, 1.0, variance.sqrt())) + eps)
+    return offset / (index.expand(torch.where(alone | flat, 1.0, variance.sqrt())) + eps)
 
 
 @dataclass(frozen=True)
@@ -179,7 +197,15 @@ class Estimator:
 
 
 _TOKENS = ("token_rewards", "mask", "rows", "num_rows")
-_OPTIMAL = ("token_rewards", "old_logprobs", "sum_probs_squared", "mask", "rows", "num_rows", "groups")
+_OPTIMAL = (
+    "token_rewards",
+    "old_logprobs",
+    "sum_probs_squared",
+    "mask",
+    "rows",
+    "num_rows",
+    "groups",
+)
 _CLASSMATE = ("main_rewards", "classmate_rewards", "groups", "mask", "cot_mask", "rows")
 
 ADVANTAGES: dict[str, Estimator] = {
@@ -189,17 +215,36 @@ ADVANTAGES: dict[str, Estimator] = {
     "rloo": Estimator(rloo, ("rewards", "groups"), "row"),
     "opo": Estimator(opo, ("rewards", "groups", "lengths"), "row"),
     "gpg": Estimator(gpg, ("rewards", "groups"), "row"),
-    "reinforce_pp_baseline": Estimator(reinforce_pp_baseline, ("rewards", "groups", "lengths"), "row"),
+    "reinforce_pp_baseline": Estimator(
+        reinforce_pp_baseline, ("rewards", "groups", "lengths"), "row"
+    ),
     "gdpo": Estimator(gdpo, ("rewards", "groups", "lengths"), "row", ("named_rewards",)),
     "grpo_split": Estimator(grpo_split, ("rewards", "groups", "on_policy"), "row", ("source",)),
-    "gae": Estimator(token_advantages.gae, ("token_rewards", "values", "mask", "rows", "num_rows"), "token", ("critic",)),
+    "gae": Estimator(
+        token_advantages.gae,
+        ("token_rewards", "values", "mask", "rows", "num_rows"),
+        "token",
+        ("critic",),
+    ),
     "reinforce_pp": Estimator(token_advantages.reinforce_pp, _TOKENS, "token"),
     "remax": Estimator(token_advantages.remax, (*_TOKENS, "greedy_rewards"), "token", ("greedy",)),
-    "optimal_token_baseline": Estimator(token_advantages.optimal_token_baseline, _OPTIMAL, "token", ("sum_probs_squared",)),
-    "tir_optimal_token_baseline": Estimator(token_advantages.tir_optimal_token_baseline, _OPTIMAL, "token", ("sum_probs_squared",)),
-    "classmate_separated": Estimator(classmate_advantages.separated, _CLASSMATE, "token", ("classmate",)),
-    "classmate_non_neg": Estimator(classmate_advantages.non_neg, _CLASSMATE, "token", ("classmate",)),
-    "classmate_with": Estimator(classmate_advantages.with_classmate, _CLASSMATE, "token", ("classmate",)),
+    "optimal_token_baseline": Estimator(
+        token_advantages.optimal_token_baseline, _OPTIMAL, "token", ("sum_probs_squared",)
+    ),
+    "tir_optimal_token_baseline": Estimator(
+        token_advantages.tir_optimal_token_baseline, _OPTIMAL, "token", ("sum_probs_squared",)
+    ),
+    "classmate_separated": Estimator(
+        classmate_advantages.separated, _CLASSMATE, "token", ("classmate",)
+    ),
+    "classmate_non_neg": Estimator(
+        classmate_advantages.non_neg, _CLASSMATE, "token", ("classmate",)
+    ),
+    "classmate_with": Estimator(
+        classmate_advantages.with_classmate, _CLASSMATE, "token", ("classmate",)
+    ),
     "classmate_gdpo": Estimator(classmate_advantages.gdpo, _CLASSMATE, "token", ("classmate",)),
-    "classmate_gdpo_wo_bn": Estimator(classmate_advantages.separated, _CLASSMATE, "token", ("classmate",)),
+    "classmate_gdpo_wo_bn": Estimator(
+        classmate_advantages.separated, _CLASSMATE, "token", ("classmate",)
+    ),
 }

@@ -1,6 +1,6 @@
-"""From a loss a token to one number: the weight of each token in the optimiser step.
+"""From a loss a token to one number: the weight of each token in the optimizer step.
 
-The rule is one global denominator. The weights are computed ONCE over all rows of the optimiser step; the step's loss is
+The rule is one global denominator. The weights are computed ONCE over all rows of the optimizer step; the step's loss is
 
     loss = sum over all tokens of (token loss · weight)
 
@@ -14,7 +14,13 @@ from torch import Tensor
 
 from postgrad.errors import ConfigError, did_you_mean
 
-AGGREGATIONS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+AGGREGATIONS = (
+    "token-mean",
+    "token-sum",
+    "seq-mean-token-sum",
+    "seq-mean-token-mean",
+    "seq-mean-token-sum-norm",
+)
 
 
 def token_weights(
@@ -26,7 +32,7 @@ def token_weights(
     *,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """(tokens,) weights w such that the aggregated loss of the whole optimiser batch is sum(loss · w).
+    """(tokens,) weights w such that the aggregated loss of the whole optimizer batch is sum(loss · w).
 
     With m the mask, N = sum(m), L_i the unmasked tokens of row i and B the rows that have at least one:
 
@@ -52,7 +58,9 @@ def token_weights(
     weights = mask.to(dtype)
     if mode == "token-sum":
         return weights
-    counts = torch.zeros(num_rows, dtype=dtype, device=mask.device).index_add(0, rows, weights)  # (rows,) L_i
+    counts = torch.zeros(num_rows, dtype=dtype, device=mask.device).index_add(
+        0, rows, weights
+    )  # (rows,) L_i
     if mode == "token-mean":
         return weights / counts.sum().clamp(min=1)
     weights = weights / (counts > 0).sum().clamp(min=1)
@@ -60,6 +68,8 @@ def token_weights(
         return weights / counts.clamp(min=1)[rows]
     if mode == "seq-mean-token-sum-norm":
         if length is None or not length > 0:
-            raise ConfigError(f"loss aggregation {mode} divides by a length; got {length}, set it to e.g. the response limit")
+            raise ConfigError(
+                f"loss aggregation {mode} divides by a length; got {length}, set it to e.g. the response limit"
+            )
         return weights / length
     return weights

@@ -8,16 +8,21 @@ from torch import Tensor
 
 from postgrad.algorithms.groups import Groups
 
-CONDITIONS = ("always", "no_classmate", "no_classmate_when_main_incorrect", "neg_classmate_when_main_incorrect")
+CONDITIONS = (
+    "always",
+    "no_classmate",
+    "no_classmate_when_main_incorrect",
+    "neg_classmate_when_main_incorrect",
+)
 
 
-def combine(scores: Tensor, weights: Sequence[float], unanswered: float = 0.0) -> Tensor:
+def combine(scores: Tensor, weights: Sequence[float], no_output_score: float = 0.0) -> Tensor:
     """(rows,) sum over classmates k of w_k · mean over samples of the score.
 
-    `scores` is (rows, classmates, samples), NaN where there was no continuation: that counts as `unanswered`. Empty `weights` are equal
+    `scores` is (rows, classmates, samples), NaN where there was no continuation: it counts as `no_output_score`. Empty `weights` are equal
     ones; others are taken as shares of their sum.
     """
-    each = torch.where(scores.isnan(), unanswered, scores).mean(-1)
+    each = torch.where(scores.isnan(), no_output_score, scores).mean(-1)
     share = torch.tensor(list(weights) or [1.0] * scores.shape[1], dtype=scores.dtype)
     return each @ (share / share.sum())
 
@@ -33,13 +38,19 @@ def gate(main: Tensor, classmate: Tensor, condition: str) -> Tensor:
         return torch.zeros_like(classmate)
     if condition == "always":
         return classmate
-    otherwise = -classmate if condition == "neg_classmate_when_main_incorrect" else torch.zeros_like(classmate)
+    otherwise = (
+        -classmate
+        if condition == "neg_classmate_when_main_incorrect"
+        else torch.zeros_like(classmate)
+    )
     return torch.where(main > 0, classmate, otherwise)
 
 
 def pair(names: Sequence[str], random: Random) -> dict[str, str]:
     """Each name's partner: a permutation of the distinct names that is one cycle, so that only a name that is alone is its own."""
-    order = sorted(sorted(set(names)), key=lambda _: random.random())  # only random() is the same in every Python version
+    order = sorted(
+        sorted(set(names)), key=lambda _: random.random()
+    )  # only random() is the same in every Python version
     return dict(zip(order, [*order[1:], order[0]], strict=True))
 
 

@@ -43,7 +43,9 @@ def _interval(text: str) -> tuple[float, float]:
     except ValueError:
         bounds = (0.0, 0.0)
     if not 0 < bounds[0] < bounds[1]:
-        raise ConfigError(f'bounds {text!r} are not of the form "low_high" with 0 < low < high, e.g. "0.5_2.0"')
+        raise ConfigError(
+            f'bounds {text!r} are not of the form "low_high" with 0 < low < high, e.g. "0.5_2.0"'
+        )
     return bounds
 
 
@@ -53,7 +55,9 @@ def ratio_bounds(bounds: float | str) -> tuple[float, float]:
         return _interval(bounds)
     upper = _number(bounds)
     if not upper > 1:
-        raise ConfigError(f'ratio bound {bounds!r} means 1/u to u and needs u > 1; for other intervals write "low_high"')
+        raise ConfigError(
+            f'ratio bound {bounds!r} means 1/u to u and needs u > 1; for other intervals write "low_high"'
+        )
     return 1 / upper, upper
 
 
@@ -72,7 +76,9 @@ def log_rho(train_logprobs: Tensor, rollout_logprobs: Tensor) -> Tensor:
     return (train_logprobs - rollout_logprobs).detach().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
-def _log_product(train_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, rows: Tensor, num_rows: int) -> Tensor:
+def _log_product(
+    train_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, rows: Tensor, num_rows: int
+) -> Tensor:
     """(rows,) log of the product of rho over unmasked tokens. The sum is clamped to +-20, its terms are not: they may cancel."""
     log_ratio = (train_logprobs - rollout_logprobs).detach()
     return row_sum(log_ratio, mask, rows, num_rows).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
@@ -87,7 +93,7 @@ def importance_weights(
     *,
     level: str = "token",
     threshold: float | str = 2.0,
-    normalise: bool = False,
+    normalize: bool = False,
 ) -> Weights:
     """Importance weights of the rollout, truncated or masked.
 
@@ -96,7 +102,7 @@ def importance_weights(
         geometric  the row's geometric mean of rho, on each of them
 
     threshold C, a number: min(w, C), truncated importance sampling. "lo_hi": w becomes 0 outside [lo, hi] (IcePop).
-    normalise divides by the batch mean (over tokens for level token, over rows otherwise), so the mean weight is 1.
+    normalize divides by the batch mean (over tokens for level token, over rows otherwise), so the mean weight is 1.
     Raises: ConfigError for an unknown level or a malformed threshold. Metrics as in `weight_metrics`.
     """
     if level not in LEVELS:
@@ -119,7 +125,7 @@ def importance_weights(
     if metrics:
         metrics["fraction_high"] = (raw[mask] > high).to(raw.dtype).mean()
         metrics["fraction_low"] = (raw[mask] < low).to(raw.dtype).mean()
-    if normalise and metrics:
+    if normalize and metrics:
         mean = metrics["mean"] if level == "token" else metrics["seq_mean"]
         values = torch.where(mean > 0, values / mean, values)
     return Weights(values, metrics)
@@ -168,7 +174,11 @@ def reject(
     """
     mask = mask.bool()
     log_ratio = log_rho(train_logprobs, rollout_logprobs)
-    measures = {"k1": log_ratio, "k2": log_ratio.square() / 2, "k3": log_ratio.exp() - 1 - log_ratio}
+    measures = {
+        "k1": log_ratio,
+        "k2": log_ratio.square() / 2,
+        "k3": log_ratio.exp() - 1 - log_ratio,
+    }
     keep, metrics = mask, {}
     for rule, bound in rules.items():
         if rule not in RULES:

@@ -14,11 +14,17 @@ from torch.utils.checkpoint import checkpoint
 CHUNK = 128
 
 
-def selective_log_softmax(logits: Tensor, index: Tensor, *, temperature: float = 1.0, chunk: int = CHUNK) -> Tensor:
+def selective_log_softmax(
+    logits: Tensor, index: Tensor, *, temperature: float = 1.0, chunk: int = CHUNK
+) -> Tensor:
     """(...,) log-softmax of `logits` / temperature, (..., vocabulary), taken at the token ids `index`, (...,)."""
 
     def pick(part: Tensor, at: Tensor) -> Tensor:
-        return torch.log_softmax(_wide(part) / temperature, -1).gather(-1, at.unsqueeze(-1)).squeeze(-1)
+        return (
+            torch.log_softmax(_wide(part) / temperature, -1)
+            .gather(-1, at.unsqueeze(-1))
+            .squeeze(-1)
+        )
 
     return _by_slice(pick, logits, chunk, index)
 
@@ -36,23 +42,33 @@ def entropy(logits: Tensor, *, temperature: float = 1.0, chunk: int = CHUNK) -> 
 
 def sum_probs_squared(logits: Tensor, *, temperature: float = 1.0, chunk: int = CHUNK) -> Tensor:
     """(...,) sum_v p_v^2, which optimal_token_baseline reads."""
-    return _by_slice(lambda part: torch.softmax(_wide(part) / temperature, -1).square().sum(-1), logits, chunk)
+    return _by_slice(
+        lambda part: torch.softmax(_wide(part) / temperature, -1).square().sum(-1), logits, chunk
+    )
 
 
 def _wide(part: Tensor) -> Tensor:
     return part if part.dtype == torch.float64 else part.float()
 
 
-def _by_slice(function: Callable[..., Tensor], logits: Tensor, chunk: int, *others: Tensor) -> Tensor:
+def _by_slice(
+    function: Callable[..., Tensor], logits: Tensor, chunk: int, *others: Tensor
+) -> Tensor:
     """`function` over slices of the flattened leading dimensions of `logits` and of `others`."""
     if chunk < 1:
         raise ValueError(f"chunk is {chunk}; a slice has at least one position")
     shape = logits.shape[:-1]
-    flat = [logits.flatten(0, -2) if logits.dim() > 1 else logits.unsqueeze(0), *(other.reshape(-1) for other in others)]
+    flat = [
+        logits.flatten(0, -2) if logits.dim() > 1 else logits.unsqueeze(0),
+        *(other.reshape(-1) for other in others),
+    ]
     # split, not slicing: its backward joins the parts once instead of padding each to full size.
     parts = list(zip(*(tensor.split(chunk) for tensor in flat), strict=True))
     if len(parts) > 1 and torch.is_grad_enabled() and logits.requires_grad:
-        outputs = [checkpoint(function, *part, use_reentrant=False, preserve_rng_state=False) for part in parts]
+        outputs = [
+            checkpoint(function, *part, use_reentrant=False, preserve_rng_state=False)
+            for part in parts
+        ]
     else:
         outputs = [function(*part) for part in parts]
     return torch.cat(outputs).reshape(shape)

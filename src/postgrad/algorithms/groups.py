@@ -28,7 +28,9 @@ def finite(name: str, values: Tensor) -> Tensor:
     bad = ~torch.isfinite(values)
     if bool(bad.any()):
         first = int(bad.nonzero()[0, 0])
-        raise ValueError(f"{name} has {int(bad.sum())} entries that are not finite, the first at {first}; leave failed rows out")
+        raise ValueError(
+            f"{name} has {int(bad.sum())} entries that are not finite, the first at {first}; leave failed rows out"
+        )
     return values
 
 
@@ -46,9 +48,11 @@ class Groups:
 
     def sum(self, values: Tensor) -> Tensor:
         """(groups,) sums of a row column."""
-        return torch.zeros(self.num, dtype=values.dtype, device=values.device).index_add(0, self.index, values)
+        return torch.zeros(self.num, dtype=values.dtype, device=values.device).index_add(
+            0, self.index, values
+        )
 
-    def spread(self, values: Tensor) -> Tensor:
+    def expand(self, values: Tensor) -> Tensor:
         """A group column as a row column."""
         return values[self.index]
 
@@ -62,17 +66,17 @@ class Groups:
         return self.max(values) == -self.max(-values)
 
 
-def centred(rewards: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
+def centered(rewards: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
     """(rows,) R - mean_g and (rows,) std_g with n - 1, by the rule at the top of this file."""
     counts = groups.sum(torch.ones_like(rewards))  # (groups,)
     alone = counts < 2
     mean = torch.where(alone, 0.0, groups.sum(rewards) / counts)
     # Equal rewards minus their rounded mean are not exactly 0, so that case is set, not computed.
     flat = groups.all_equal(rewards) & ~alone
-    offset = torch.where(groups.spread(flat), 0.0, rewards - groups.spread(mean))
+    offset = torch.where(groups.expand(flat), 0.0, rewards - groups.expand(mean))
     variance = groups.sum(offset.square()) / (counts - 1).clamp(min=1)
     std = torch.where(alone, 1.0, variance.sqrt())
-    return offset, groups.spread(std)
+    return offset, groups.expand(std)
 
 
 def whiten(values: Tensor, counts: Tensor) -> Tensor:
@@ -92,7 +96,7 @@ def whiten(values: Tensor, counts: Tensor) -> Tensor:
     return torch.where(weights > 0, (values - mean) / (variance + WHITEN_EPS).sqrt(), 0.0)
 
 
-def normalise_rows(values: Tensor, eps: float = STD_EPS) -> Tensor:
+def normalize_rows(values: Tensor, eps: float = STD_EPS) -> Tensor:
     """(rows,) (x - mean) / (std + eps) over all rows, std with n - 1; 0 for one row alone and for equal rows (Classmate's form)."""
     if values.numel() < 2 or bool((values == values[0]).all()):
         return torch.zeros_like(values)

@@ -29,7 +29,9 @@ def kl_penalty(logprobs: Tensor, reference_logprobs: Tensor, estimator: str) -> 
     k3 clamps -x to +-20 and its value to +-10, as verl does. Raises: ConfigError for an unknown name.
     """
     if estimator not in KL_ESTIMATORS:
-        raise ConfigError(f"unknown KL estimator {estimator!r}; {did_you_mean(estimator, KL_ESTIMATORS)}")
+        raise ConfigError(
+            f"unknown KL estimator {estimator!r}; {did_you_mean(estimator, KL_ESTIMATORS)}"
+        )
     x = logprobs - reference_logprobs.detach()
     k2 = x.square() / 2
     base = estimator.removesuffix("+")
@@ -97,7 +99,9 @@ class AdaptiveKl:
 
     def __post_init__(self) -> None:
         if not (self.target > 0 and self.horizon > 0):
-            raise ConfigError(f"adaptive KL needs a positive target and horizon; got target {self.target}, horizon {self.horizon}")
+            raise ConfigError(
+                f"adaptive KL needs a positive target and horizon; got target {self.target}, horizon {self.horizon}"
+            )
 
     def update(self, kl: float, num_rows: int) -> None:
         """One step's measured KL over `num_rows` rows."""

@@ -36,12 +36,16 @@ def _clip(ratio: Tensor, clip_low: float | None, clip_high: float | None) -> Ten
     """Clip to [1 - clip_low, 1 + clip_high]; None leaves that side open."""
     if clip_low is None and clip_high is None:
         return ratio
-    return ratio.clamp(None if clip_low is None else 1 - clip_low, None if clip_high is None else 1 + clip_high)
+    return ratio.clamp(
+        None if clip_low is None else 1 - clip_low, None if clip_high is None else 1 + clip_high
+    )
 
 
 def _metrics(logprobs: Tensor, old_logprobs: Tensor, **flags: Tensor) -> dict[str, Tensor]:
     """policy_kl (old - new) and the given flags as 0.0 or 1.0, all detached."""
-    return {"policy_kl": (old_logprobs - logprobs).detach()} | {name: flag.to(logprobs.dtype) for name, flag in flags.items()}
+    return {"policy_kl": (old_logprobs - logprobs).detach()} | {
+        name: flag.to(logprobs.dtype) for name, flag in flags.items()
+    }
 
 
 def ppo_clip(
@@ -67,11 +71,16 @@ def ppo_clip(
         bound = -advantages * dual_clip
         capped = (advantages < 0) & (values > bound)
         values = torch.where(capped, bound, values)
-    return TokenLoss(values, _metrics(logprobs, old_logprobs, clip_fraction=clipped > unclipped, dual_clip_fraction=capped))
+    return TokenLoss(
+        values,
+        _metrics(
+            logprobs, old_logprobs, clip_fraction=clipped > unclipped, dual_clip_fraction=capped
+        ),
+    )
 
 
 def policy_gradient(logprobs: Tensor, advantages: Tensor) -> TokenLoss:
-    """-A · logprobs. Raw rewards as advantages make it the naive form, centred ones REINFORCE with baseline; GPG is the same."""
+    """-A · logprobs. Raw rewards as advantages make it the naive form, centered ones REINFORCE with baseline; GPG is the same."""
     return TokenLoss(-advantages * logprobs, {})
 
 
@@ -101,7 +110,10 @@ def gspo(
     ratio = log_s.exp()
     unclipped = -advantages * ratio
     clipped = -advantages * _clip(ratio, clip_low, clip_high)
-    return TokenLoss(torch.maximum(unclipped, clipped), _metrics(logprobs, old_logprobs, clip_fraction=clipped > unclipped))
+    return TokenLoss(
+        torch.maximum(unclipped, clipped),
+        _metrics(logprobs, old_logprobs, clip_fraction=clipped > unclipped),
+    )
 
 
 def cispo(
@@ -115,7 +127,10 @@ def cispo(
     """CISPO: -sg(clip(r, 1 - clip_low, 1 + clip_high)) · A · logprobs. The weight is clipped, the gradient never vanishes."""
     ratio = log_ratio(logprobs, old_logprobs).exp().detach()
     weight = _clip(ratio, clip_low, clip_high)
-    return TokenLoss(-weight * advantages * logprobs, _metrics(logprobs, old_logprobs, clip_fraction=weight != ratio))
+    return TokenLoss(
+        -weight * advantages * logprobs,
+        _metrics(logprobs, old_logprobs, clip_fraction=weight != ratio),
+    )
 
 
 def sapo(
@@ -131,8 +146,14 @@ def sapo(
     Its authors average by seq-mean-token-mean.
     """
     ratio = log_ratio(logprobs, old_logprobs).exp()
-    tau = torch.where(advantages > 0, ratio.new_tensor(temperature_positive), ratio.new_tensor(temperature_negative))
-    return TokenLoss(-advantages * 4 / tau * torch.sigmoid(tau * (ratio - 1)), _metrics(logprobs, old_logprobs))
+    tau = torch.where(
+        advantages > 0,
+        ratio.new_tensor(temperature_positive),
+        ratio.new_tensor(temperature_negative),
+    )
+    return TokenLoss(
+        -advantages * 4 / tau * torch.sigmoid(tau * (ratio - 1)), _metrics(logprobs, old_logprobs)
+    )
 
 
 def geo_mean(
@@ -163,7 +184,9 @@ def token_covariance(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tens
     """(tokens,) (A - mean A) · (logprobs - mean logprobs), means over the mask; 0 on masked tokens."""
     if not bool(mask.any()):
         return torch.zeros_like(logprobs)
-    covariance = (advantages - masked_mean(advantages, mask)) * (logprobs - masked_mean(logprobs, mask))
+    covariance = (advantages - masked_mean(advantages, mask)) * (
+        logprobs - masked_mean(logprobs, mask)
+    )
     return torch.where(mask.bool(), covariance, 0.0).detach()
 
 
@@ -178,7 +201,7 @@ def cov_selection(
 ) -> Tensor:
     """(tokens,) bool, the tokens that clip_cov or kl_cov treat apart: max(1, floor(share · unmasked tokens)) of them.
 
-    Call it ONCE over the whole optimiser batch, with the old log-probs, and hand the column to the loss: verl selects within each
+    Call it ONCE over the whole optimizer batch, with the old log-probs, and hand the column to the loss: verl selects within each
     micro-batch, so its gradient depends on the split.
 
     band None (kl_cov): the tokens with the largest covariance, the earlier one at a tie.
@@ -192,7 +215,9 @@ def cov_selection(
         candidates, rank_by = mask, -covariance
     else:
         if uniforms is None:
-            raise ValueError("a random pick inside a band needs `uniforms`, one number for each token, drawn once for the batch")
+            raise ValueError(
+                "a random pick inside a band needs `uniforms`, one number for each token, drawn once for the batch"
+            )
         candidates, rank_by = mask & (covariance > band[0]) & (covariance < band[1]), uniforms
     order = torch.where(candidates, rank_by, torch.inf).argsort(stable=True)[:wanted]
     selected = torch.zeros_like(mask)
@@ -210,22 +235,36 @@ def clip_cov(
     clip_high: float | None = 1.0,
 ) -> TokenLoss:
     """Clip-Cov: PPO's max of both branches, and 0 on the tokens of `cov_selected` (cov_selection with a band). No dual clip."""
-    loss = ppo_clip(logprobs, old_logprobs, advantages, clip_low=clip_low, clip_high=clip_high, dual_clip=None)
+    loss = ppo_clip(
+        logprobs, old_logprobs, advantages, clip_low=clip_low, clip_high=clip_high, dual_clip=None
+    )
     flags = {"clip_fraction": loss.metrics["clip_fraction"], "selected_fraction": cov_selected}
-    return TokenLoss(torch.where(cov_selected, 0.0, loss.values), _metrics(logprobs, old_logprobs, **flags))
+    return TokenLoss(
+        torch.where(cov_selected, 0.0, loss.values), _metrics(logprobs, old_logprobs, **flags)
+    )
 
 
 def kl_cov(
-    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, cov_selected: Tensor, *, coefficient: float = 0.1
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    cov_selected: Tensor,
+    *,
+    coefficient: float = 0.1,
 ) -> TokenLoss:
     """KL-Cov: -A r, plus coefficient · |d| on the tokens of `cov_selected` (cov_selection without a band)."""
     ratio = log_ratio(logprobs, old_logprobs).exp()
     # Not the clamped d: a token that is that far away needs the penalty's pull most.
     penalty = torch.where(cov_selected, coefficient * (logprobs - old_logprobs.detach()).abs(), 0.0)
-    return TokenLoss(-advantages * ratio + penalty, _metrics(logprobs, old_logprobs, selected_fraction=cov_selected))
+    return TokenLoss(
+        -advantages * ratio + penalty,
+        _metrics(logprobs, old_logprobs, selected_fraction=cov_selected),
+    )
 
 
-def _dppo(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, keep: Tensor, max_ratio: float) -> TokenLoss:
+def _dppo(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, keep: Tensor, max_ratio: float
+) -> TokenLoss:
     weight = log_ratio(logprobs, old_logprobs).exp().clamp(max=max_ratio).detach()
     values = torch.where(keep, -advantages * weight * logprobs, 0.0)
     return TokenLoss(values, _metrics(logprobs, old_logprobs, clip_fraction=~keep))
@@ -246,7 +285,13 @@ def dppo_tv(
     max_ratio is the published 20; verl's actor default of 3 overrides it there.
     """
     moved = logprobs.detach().exp() - old_logprobs.exp()
-    return _dppo(logprobs, old_logprobs, advantages, torch.where(advantages > 0, moved <= clip_high, moved >= -clip_low), max_ratio)
+    return _dppo(
+        logprobs,
+        old_logprobs,
+        advantages,
+        torch.where(advantages > 0, moved <= clip_high, moved >= -clip_low),
+        max_ratio,
+    )
 
 
 def dppo_kl(
@@ -264,16 +309,27 @@ def dppo_kl(
     """
     p, p_old = logprobs.detach().exp(), old_logprobs.exp()
     # 1 - p as float32 is 0 for every confident token, -expm1(log p) is not.
-    rest, rest_old = ((-torch.expm1(q)).clamp(min=torch.finfo(q.dtype).tiny) for q in (logprobs.detach(), old_logprobs))
-    divergence = p_old * (old_logprobs - logprobs.detach()) + rest_old * (rest_old.log() - rest.log())
-    keep = torch.where(advantages > 0, (divergence <= clip_high) | (p <= p_old), (divergence <= clip_low) | (p >= p_old))
+    rest, rest_old = (
+        (-torch.expm1(q)).clamp(min=torch.finfo(q.dtype).tiny)
+        for q in (logprobs.detach(), old_logprobs)
+    )
+    divergence = p_old * (old_logprobs - logprobs.detach()) + rest_old * (
+        rest_old.log() - rest.log()
+    )
+    keep = torch.where(
+        advantages > 0,
+        (divergence <= clip_high) | (p <= p_old),
+        (divergence <= clip_low) | (p >= p_old),
+    )
     return _dppo(logprobs, old_logprobs, advantages, keep, max_ratio)
 
 
 def dro(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, *, beta: float) -> TokenLoss:
     """DRO: -(A · logprobs - beta / 2 · d^2), d unclamped: its square does not overflow. `beta` has no default on purpose."""
     delta = logprobs - old_logprobs.detach()
-    return TokenLoss(-(advantages * logprobs - 0.5 * beta * delta.square()), _metrics(logprobs, old_logprobs))
+    return TokenLoss(
+        -(advantages * logprobs - 0.5 * beta * delta.square()), _metrics(logprobs, old_logprobs)
+    )
 
 
 @dataclass(frozen=True)

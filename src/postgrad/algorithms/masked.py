@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 
-def masked_normalize(tensor: Tensor, mask: Tensor, dim: int | None = None, normalize_constant: float = 1.0) -> Tensor:
+def masked_normalize(
+    tensor: Tensor, mask: Tensor, dim: int | None = None, normalize_constant: float = 1.0
+) -> Tensor:
     """Sum of the unmasked entries over `dim` (over everything when None), divided by a constant. An empty selection gives 0."""
     kept = torch.where(mask.bool(), tensor, 0)
     return (kept.sum() if dim is None else kept.sum(dim)) / normalize_constant

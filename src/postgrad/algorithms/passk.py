@@ -11,6 +11,8 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
     if not 0 <= num_correct <= num_samples:
         raise ValueError(f"{num_correct} correct of {num_samples} samples is impossible")
     if not 1 <= k <= num_samples:
-        raise ValueError(f"pass@{k} cannot be estimated from {num_samples} samples; draw at least k, and k at least 1")
+        raise ValueError(
+            f"pass@{k} cannot be estimated from {num_samples} samples; draw at least k, and k at least 1"
+        )
     total = comb(num_samples, k)
     return (total - comb(num_samples - num_correct, k)) / total

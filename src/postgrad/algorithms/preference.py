@@ -3,7 +3,7 @@
 A pair is (chosen, rejected); columns are (pairs,). Use `row_logprobs` to add up token log-probs. With
 h = (chosen - rejected) - (reference_chosen - reference_rejected), the reference terms 0 when reference-free:
 
-    sigmoid   -(1 - s) · log σ(beta·h) - s · log σ(-beta·h)      s = label_smoothing, the share of pairs labelled wrongly
+    sigmoid   -(1 - s) · log σ(beta·h) - s · log σ(-beta·h)      s = label_smoothing, the share of pairs labeled wrongly
     ipo       (h - 1 / (2 beta))^2                               meant for MEAN log-probs a token: row_logprobs(average=True)
     hinge     max(0, 1 - beta·h)
 """
@@ -27,7 +27,9 @@ class PairLoss(NamedTuple):
     metrics: dict[str, Tensor]
 
 
-def row_logprobs(logprobs: Tensor, mask: Tensor, rows: Tensor, num_rows: int, *, average: bool = False) -> Tensor:
+def row_logprobs(
+    logprobs: Tensor, mask: Tensor, rows: Tensor, num_rows: int, *, average: bool = False
+) -> Tensor:
     """(rows,) the sum (or mean, for ipo) of token log-probs over each row's unmasked tokens."""
     return (row_mean if average else row_sum)(logprobs, mask, rows, num_rows)
 
@@ -49,18 +51,30 @@ def dpo(
     reference without the other.
     """
     if loss not in PREFERENCE_LOSSES:
-        raise ConfigError(f"unknown preference loss {loss!r}; {did_you_mean(loss, PREFERENCE_LOSSES)}")
+        raise ConfigError(
+            f"unknown preference loss {loss!r}; {did_you_mean(loss, PREFERENCE_LOSSES)}"
+        )
     if not beta > 0:
-        raise ConfigError(f"beta is {beta}; preference losses divide by it or scale with it and need beta > 0")
+        raise ConfigError(
+            f"beta is {beta}; preference losses divide by it or scale with it and need beta > 0"
+        )
     if not 0 <= label_smoothing < 0.5 or (label_smoothing and loss != "sigmoid"):
-        raise ConfigError(f"label_smoothing is {label_smoothing} with loss {loss}; it is in [0, 0.5) and for sigmoid only")
+        raise ConfigError(
+            f"label_smoothing is {label_smoothing} with loss {loss}; it is in [0, 0.5) and for sigmoid only"
+        )
     if (reference_chosen is None) != (reference_rejected is None):
-        raise ValueError("one reference column without the other; give both, or none for the reference-free loss")
+        raise ValueError(
+            "one reference column without the other; give both, or none for the reference-free loss"
+        )
     gain_chosen = chosen if reference_chosen is None else chosen - reference_chosen.detach()
-    gain_rejected = rejected if reference_rejected is None else rejected - reference_rejected.detach()
+    gain_rejected = (
+        rejected if reference_rejected is None else rejected - reference_rejected.detach()
+    )
     h = gain_chosen - gain_rejected
     if loss == "sigmoid":
-        values = -(1 - label_smoothing) * logsigmoid(beta * h) - label_smoothing * logsigmoid(-beta * h)
+        values = -(1 - label_smoothing) * logsigmoid(beta * h) - label_smoothing * logsigmoid(
+            -beta * h
+        )
     elif loss == "ipo":
         values = (h - 1 / (2 * beta)).square()
     else:

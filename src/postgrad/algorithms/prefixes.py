@@ -45,6 +45,8 @@ def prefix_ratio(
         return low + (high - low) * copy / max(num_copies - 1, 1)
     if strategy == "linear":
         return peak * (1 - min(done / steps, 1.0))
-    window = min(max(-(-done * NUM_WINDOWS // steps) - 1, 0), NUM_WINDOWS - 1)  # a window ends with its last step, not before it
+    window = min(
+        max(-(-done * NUM_WINDOWS // steps) - 1, 0), NUM_WINDOWS - 1
+    )  # a window ends with its last step, not before it
     bound = window + 1 if strategy == "reverse_linear" else NUM_WINDOWS - window
     return uniform * peak * bound / NUM_WINDOWS

@@ -30,7 +30,10 @@ def bucket_weight(kind: str, successes: int, samples: int) -> float:
 
 
 def draw_from_buckets(
-    buckets: Mapping[int, Sequence[str]], weights: Mapping[int, float], num: int, uniform: Callable[[], float]
+    buckets: Mapping[int, Sequence[str]],
+    weights: Mapping[int, float],
+    num: int,
+    uniform: Callable[[], float],
 ) -> list[str]:
     """`num` different names (fewer when there are not as many): first a bucket by weight, whatever its size, then one of it, all alike.
 
@@ -41,7 +44,9 @@ def draw_from_buckets(
     drawn: list[str] = []
     while left and len(drawn) < num:
         keys, point = list(left), uniform() * sum(weights[key] for key in left)
-        while len(keys) > 1 and point >= weights[keys[0]]:  # the last one also takes what rounding leaves over
+        while (
+            len(keys) > 1 and point >= weights[keys[0]]
+        ):  # the last one also takes what rounding leaves over
             point -= weights[keys.pop(0)]
         names = left[keys[0]]
         drawn.append(names.pop(int(uniform() * len(names))))
@@ -91,14 +96,18 @@ class Pool:
     def drop(self, uid: str) -> None:
         self.entries.pop(uid, None)
 
-    def choose(self, num: int, samples: int, kind: str, part: str, uniform: Callable[[], float]) -> list[str]:
+    def choose(
+        self, num: int, samples: int, kind: str, part: str, uniform: Callable[[], float]
+    ) -> list[str]:
         """Up to `num` different problems: of all or of the older or younger half, by the weights of their buckets (none: all alike)."""
         uids = list(self.entries)
         half = len(uids) // 2
         buckets: dict[int, list[str]] = {}
         for uid in {"all": uids, "first_half": uids[:half], "last_half": uids[half:]}[part]:
             buckets.setdefault(0 if kind == "none" else self.entries[uid].successes, []).append(uid)
-        weights = {key: 1.0 if kind == "none" else bucket_weight(kind, key, samples) for key in buckets}
+        weights = {
+            key: 1.0 if kind == "none" else bucket_weight(kind, key, samples) for key in buckets
+        }
         return draw_from_buckets(buckets, weights, num, uniform)
 
     def pick(self, uid: str, by: str, largest: bool, uniform: Callable[[], float]) -> Experience:
@@ -106,7 +115,9 @@ class Pool:
         stored = self.entries[uid].experiences
         if by == "random":
             return stored[int(uniform() * len(stored))]
-        return (max if largest else min)(stored, key=lambda e: e.entropy if by == "entropy" else e.perplexity)
+        return (max if largest else min)(
+            stored, key=lambda e: e.entropy if by == "entropy" else e.perplexity
+        )
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -117,15 +128,25 @@ class Pool:
 
     def state(self) -> dict[str, Any]:
         """All that `load` needs, as plain values and flat tensors."""
-        stored = [(uid, entry.successes, e) for uid, entry in self.entries.items() for e in entry.experiences]
+        stored = [
+            (uid, entry.successes, e)
+            for uid, entry in self.entries.items()
+            for e in entry.experiences
+        ]
         rows = [[uid, successes, e.entropy] for uid, successes, e in stored]
         lengths = torch.tensor([len(e.tokens) for _, _, e in stored], dtype=torch.int64)
         tokens = torch.cat([torch.zeros(0, dtype=torch.int32), *(e.tokens for _, _, e in stored)])
         logprobs = torch.cat([torch.zeros(0), *(e.logprobs for _, _, e in stored)])
-        return {"rows": rows, "tokens": Ragged(tokens, lengths), "logprobs": Ragged(logprobs, lengths)}
+        return {
+            "rows": rows,
+            "tokens": Ragged(tokens, lengths),
+            "logprobs": Ragged(logprobs, lengths),
+        }
 
     def load(self, state: dict[str, Any]) -> None:
         self.entries = {}
         parts = zip(state["rows"], state["tokens"].split(), state["logprobs"].split(), strict=True)
         for (uid, successes, entropy), tokens, logprobs in parts:
-            self.entries.setdefault(uid, Entry(successes)).experiences.append(Experience(tokens, logprobs, entropy))
+            self.entries.setdefault(uid, Entry(successes)).experiences.append(
+                Experience(tokens, logprobs, entropy)
+            )

@@ -24,14 +24,20 @@ ON_READS: dict[str, tuple[str, ...]] = dict.fromkeys(SHAPES, ()) | {
     "p_logp": ("weight",),
     "pow": ("exponent",),
 }
-OFF_READS = {shape: (*names, *BOUNDS) for shape, names in (ON_READS | {"logp": ("weight",)}).items()}
+OFF_READS = {
+    shape: (*names, *BOUNDS) for shape, names in (ON_READS | {"logp": ("weight",)}).items()
+}
 MAX_LOG_RATIO = 20.0
 
 
-def overlong_penalty(lengths: Tensor, *, max_length: int, buffer: int, factor: float = 1.0) -> Tensor:
+def overlong_penalty(
+    lengths: Tensor, *, max_length: int, buffer: int, factor: float = 1.0
+) -> Tensor:
     """(rows,) 0 up to max_length - buffer tokens, then falling linearly to -factor at max_length and beyond (DAPO)."""
     if not 0 < buffer <= max_length:
-        raise ConfigError(f"overlong buffer is {buffer} for responses of at most {max_length}; it is at least 1 and at most that")
+        raise ConfigError(
+            f"overlong buffer is {buffer} for responses of at most {max_length}; it is at least 1 and at most that"
+        )
     lengths = lengths if lengths.is_floating_point() else lengths.to(torch.get_default_dtype())
     exceeded = lengths - (max_length - buffer)
     return -factor * (exceeded / buffer).clamp(0, 1)
@@ -44,18 +50,24 @@ def _check(shape: str, gamma: float) -> None:
         raise ConfigError(f"shaping p_div_p needs gamma > 0; got {gamma}")
 
 
-def check_options(key: str, options: Mapping[str, float], known: Sequence[str], read: Sequence[str], beside: str) -> None:
+def check_options(
+    key: str, options: Mapping[str, float], known: Sequence[str], read: Sequence[str], beside: str
+) -> None:
     """Refuse the numbers of the setting `key` that no shape takes, and those that are not `read` `beside` what is chosen.
 
     A number at its default may stand where nothing reads it. Raises ConfigError.
     """
     for name in options:
         if name not in known:
-            raise ConfigError(f"{key}.{name}: a shape takes no such number; {did_you_mean(name, known)}")
+            raise ConfigError(
+                f"{key}.{name}: a shape takes no such number; {did_you_mean(name, known)}"
+            )
     if not options.get("gamma", 1.0) > 0:
         raise ConfigError(f"{key}.gamma={options['gamma']} is out of range; it must be above 0")
     if not options.get("min_value", -math.inf) < options.get("max_value", math.inf):
-        raise ConfigError(f"{key}.min_value={options['min_value']} is not below {key}.max_value={options['max_value']}; lower it")
+        raise ConfigError(
+            f"{key}.min_value={options['min_value']} is not below {key}.max_value={options['max_value']}; lower it"
+        )
     for name, value in options.items():
         if name not in read and value != DEFAULTS.get(name):
             raise ConfigError(f"{key}.{name}={value:g} has no effect with {beside}; remove it")
@@ -140,7 +152,9 @@ def reshaped_loss(
 ) -> Tensor:
     """(tokens,) max(-A v, -A clip(v, 1 - clip_low, 1 + clip_high)), v = on_policy_reshape(...): PPO's loss on a reshaped ratio."""
     value = on_policy_reshape(logprobs, old_logprobs, shape, **options)
-    return torch.maximum(-advantages * value, -advantages * value.clamp(1 - clip_low, 1 + clip_high))
+    return torch.maximum(
+        -advantages * value, -advantages * value.clamp(1 - clip_low, 1 + clip_high)
+    )
 
 
 def drop_confident(logprobs: Tensor, mask: Tensor, max_probability: float) -> Tensor:

@@ -29,7 +29,9 @@ class Span:
     rest: str = ""
 
 
-def split_cot(ids: Sequence[int], length: int, start: Sequence[int], end: Sequence[int], opened: bool = False) -> Span:
+def split_cot(
+    ids: Sequence[int], length: int, start: Sequence[int], end: Sequence[int], opened: bool = False
+) -> Span:
     """Cut the thought out of the first `length` token ids by the ids of its markers.
 
         open and close     between them                       output after close
@@ -79,7 +81,9 @@ def check_keep(spec: str, unit: str = "tokens") -> None:
     """Raises ConfigError unless `spec` is a share above 0 and at most 1, or with the unit tokens also first-K-tokens or last-K-tokens."""
     if (match := FIRST_OR_LAST.fullmatch(spec)) is not None and int(match[2]) > 0:
         if unit != "tokens":
-            raise ConfigError(f"method.keep={spec} counts tokens; use method.keep_unit=tokens, or a share")
+            raise ConfigError(
+                f"method.keep={spec} counts tokens; use method.keep_unit=tokens, or a share"
+            )
         return
     try:
         share = float(spec)

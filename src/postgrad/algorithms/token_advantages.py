@@ -30,7 +30,9 @@ def outcome_rewards(rewards: Tensor, mask: Tensor, rows: Tensor, num_rows: int) 
     rewards = finite("rewards", rewards)
     positions = torch.arange(rows.numel(), device=rows.device)
     last = torch.full((num_rows,), -1, dtype=torch.int64, device=rows.device)
-    last = last.scatter_reduce(0, rows, torch.where(mask.bool(), positions, -1), "amax")  # (rows,) -1 where nothing is trainable
+    last = last.scatter_reduce(
+        0, rows, torch.where(mask.bool(), positions, -1), "amax"
+    )  # (rows,) -1 where nothing is trainable
     return torch.where(positions == last[rows], rewards[rows], 0.0)
 
 
@@ -77,7 +79,9 @@ def _cumulative(values: Tensor, rows: Tensor) -> Tensor:
 
 def _place(values: Tensor, where: Tensor, like: Tensor) -> Tensor:
     """Trainable tokens back among all tokens, 0 on the masked ones."""
-    return torch.zeros(like.shape, dtype=values.dtype, device=values.device).index_copy(0, where, values)
+    return torch.zeros(like.shape, dtype=values.dtype, device=values.device).index_copy(
+        0, where, values
+    )
 
 
 def gae(
@@ -91,7 +95,7 @@ def gae(
     lam: float = 1.0,
     whiten_advantages: bool = True,
 ) -> TokenAdvantages:
-    """Generalised advantage estimation over the trainable tokens t of each row (V after the last one is 0).
+    """Generalized advantage estimation over the trainable tokens t of each row (V after the last one is 0).
 
     delta_t = r_t + gamma · V_{t+1} - V_t        a_t = delta_t + gamma · lam · a_{t+1}
     returns = a + V (before whitening)           advantages = whitened a over the batch's trainable tokens, or a
@@ -103,18 +107,26 @@ def gae(
     deltas = rewards + gamma * following * goes_on - baseline
     raw = _scan_back(deltas, gamma * lam * goes_on)
     advantages = whiten(raw, torch.ones_like(raw)) if whiten_advantages else raw
-    return TokenAdvantages(_place(advantages, where, token_rewards), _place(raw + baseline, where, token_rewards))
+    return TokenAdvantages(
+        _place(advantages, where, token_rewards), _place(raw + baseline, where, token_rewards)
+    )
 
 
-def reinforce_pp(token_rewards: Tensor, mask: Tensor, rows: Tensor, num_rows: int, *, gamma: float = 1.0) -> TokenAdvantages:
+def reinforce_pp(
+    token_rewards: Tensor, mask: Tensor, rows: Tensor, num_rows: int, *, gamma: float = 1.0
+) -> TokenAdvantages:
     """REINFORCE++: G_t = r_t + gamma · G_{t+1} over trainable tokens, advantages = whitened G over the batch, returns = G."""
     where, rewards, goes_on = _trainable(token_rewards, mask, rows)
     returns = _scan_back(rewards, gamma * goes_on)
     advantages = whiten(returns, torch.ones_like(returns))
-    return TokenAdvantages(_place(advantages, where, token_rewards), _place(returns, where, token_rewards))
+    return TokenAdvantages(
+        _place(advantages, where, token_rewards), _place(returns, where, token_rewards)
+    )
 
 
-def remax(token_rewards: Tensor, mask: Tensor, rows: Tensor, num_rows: int, greedy_rewards: Tensor) -> TokenAdvantages:
+def remax(
+    token_rewards: Tensor, mask: Tensor, rows: Tensor, num_rows: int, greedy_rewards: Tensor
+) -> TokenAdvantages:
     """ReMax: A_t = sum of r_s for s >= t, minus b_i. `greedy_rewards` (rows,): b_i, the reward of the prompt's greedy response."""
     where, rewards, goes_on = _trainable(token_rewards, mask, rows)
     baseline = finite("greedy_rewards", greedy_rewards).to(rewards)
@@ -146,10 +158,16 @@ def optimal_token_baseline(
     `old_logprobs`; `groups` is (rows,). Where only one row of the group has a trainable token at time t, B is 0 (the one rule: a
     baseline needs two members; verl does so beyond the second-longest row, and leaves A = 0 in gaps).
     """
-    starts = torch.zeros(num_rows, dtype=torch.int64, device=rows.device).index_add(0, rows, torch.ones_like(rows)).cumsum(0)
+    starts = (
+        torch.zeros(num_rows, dtype=torch.int64, device=rows.device)
+        .index_add(0, rows, torch.ones_like(rows))
+        .cumsum(0)
+    )
     starts = torch.cat([starts.new_zeros(1), starts[:-1]])
     time = torch.arange(rows.numel(), device=rows.device) - starts[rows]
-    return _token_baseline(token_rewards, old_logprobs, sum_probs_squared, mask, rows, groups, importance_weights, time)
+    return _token_baseline(
+        token_rewards, old_logprobs, sum_probs_squared, mask, rows, groups, importance_weights, time
+    )
 
 
 def tir_optimal_token_baseline(
@@ -165,7 +183,9 @@ def tir_optimal_token_baseline(
 ) -> TokenAdvantages:
     """optimal_token_baseline for responses with tool output: time counts trainable tokens only, so turns line up across rows."""
     time = (_cumulative(mask.to(torch.float64), rows) - 1).round().to(torch.int64)
-    return _token_baseline(token_rewards, old_logprobs, sum_probs_squared, mask, rows, groups, importance_weights, time)
+    return _token_baseline(
+        token_rewards, old_logprobs, sum_probs_squared, mask, rows, groups, importance_weights, time
+    )
 
 
 def _token_baseline(
@@ -186,8 +206,13 @@ def _token_baseline(
         energy = energy * importance_weights[where].square()
     weight = _cumulative(energy.to(rewards.dtype), rows[where])
     row_group = Groups.of(groups, rewards.device)
-    moment = Groups.of(row_group.index[rows[where]] * (int(time.max()) + 1 if time.numel() else 1) + time[where], rewards.device)
+    moment = Groups.of(
+        row_group.index[rows[where]] * (int(time.max()) + 1 if time.numel() else 1) + time[where],
+        rewards.device,
+    )
     baseline = moment.sum(returns * weight) / (moment.sum(weight) + BASELINE_EPS)
     baseline = torch.where(moment.sum(torch.ones_like(rewards)) < 2, 0.0, baseline)
-    advantages = returns - moment.spread(baseline)
-    return TokenAdvantages(_place(advantages, where, token_rewards), _place(returns, where, token_rewards))
+    advantages = returns - moment.expand(baseline)
+    return TokenAdvantages(
+        _place(advantages, where, token_rewards), _place(returns, where, token_rewards)
+    )

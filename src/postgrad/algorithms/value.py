@@ -6,7 +6,9 @@ from torch import Tensor
 from postgrad.algorithms.losses import TokenLoss
 
 
-def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, *, clip: float | None = 0.5) -> TokenLoss:
+def value_loss(
+    values: Tensor, old_values: Tensor, returns: Tensor, *, clip: float | None = 0.5
+) -> TokenLoss:
     """(tokens,) max((v - G)^2, (clip(v, v_old ± clip) - G)^2) / 2; without clipping (v - G)^2 / 2.
 
     Only `values` carry a gradient. Metrics: clip_fraction (the clipped branch is strictly larger).
@@ -16,7 +18,10 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, *, clip: flo
     if clip is None:
         return TokenLoss(0.5 * squared, {"clip_fraction": torch.zeros_like(target)})
     clipped = (values.clamp(old_values - clip, old_values + clip) - target).square()
-    return TokenLoss(0.5 * torch.maximum(squared, clipped), {"clip_fraction": (clipped > squared).to(target.dtype)})
+    return TokenLoss(
+        0.5 * torch.maximum(squared, clipped),
+        {"clip_fraction": (clipped > squared).to(target.dtype)},
+    )
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:

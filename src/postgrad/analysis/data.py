@@ -25,7 +25,9 @@ Pair = tuple[list[int], list[int]]  # prompt and response
 @dataclass
 class EntropyModel(ModelConfig):
     dtype: str = setting(
-        "float32", "compute type; entropies near 0 and near the ceiling want float32", choices=("float32", "bfloat16")
+        "float32",
+        "compute type; entropies near 0 and near the ceiling want float32",
+        choices=("float32", "bfloat16"),
     )
 
 
@@ -33,21 +35,38 @@ class EntropyModel(ModelConfig):
 class EntropyConfig:
     """The settings of `postgrad analyze entropy`."""
 
-    data: str = setting(MISSING, "a run folder, a parquet of rollouts, results of postgrad eval, or problems to be answered first")
-    out: str = setting("", "folder of the figures; empty: eval/entropy in the run's folder, else entropy-MODEL here")
+    data: str = setting(
+        MISSING,
+        "a run folder, a parquet of rollouts, results of postgrad eval, or problems to be answered first",
+    )
+    out: str = setting(
+        "",
+        "folder of the figures; empty: eval/entropy in the run's folder, else entropy-MODEL here",
+    )
     step: int = setting(0, "of a run: the step whose rollouts are read; 0: the newest", at_least=0)
     rows: int = setting(64, "responses looked at, spread over the data; 0: all", at_least=0)
     tolerance: float = setting(
-        0.05, "boundary layer: share of the largest FFN change that counts as zero", at_least=0.0, at_most=1.0
+        0.05,
+        "boundary layer: share of the largest FFN change that counts as zero",
+        at_least=0.0,
+        at_most=1.0,
     )
-    token_budget: int = setting(4096, "most tokens in one forward pass; never changes the result", at_least=1)
+    token_budget: int = setting(
+        4096, "most tokens in one forward pass; never changes the result", at_least=1
+    )
     seed: int = setting(0, "of the samples", at_least=0)
     samples: int = setting(1, "of problems: responses to each", at_least=1)
     temperature: float = setting(1.0, "of problems: sampling temperature", at_least=0.0)
     max_response_tokens: int = setting(1024, "of problems: longest response", at_least=1)
-    template: str = setting("auto", "of problems: how messages become a prompt", choices=("auto", "chat", "plain"))
-    prompt_style: str = setting("own", "of problems: the words around the question, as data.prompt_style of training")
-    template_options: dict[str, Any] = setting({}, "of problems: values the chat template reads, e.g. enable_thinking")
+    template: str = setting(
+        "auto", "of problems: how messages become a prompt", choices=("auto", "chat", "plain")
+    )
+    prompt_style: str = setting(
+        "own", "of problems: the words around the question, as data.prompt_style of training"
+    )
+    template_options: dict[str, Any] = setting(
+        {}, "of problems: values the chat template reads, e.g. enable_thinking"
+    )
     model: EntropyModel = field(default_factory=EntropyModel)
 
 
@@ -59,17 +78,23 @@ FROM_RUN = {
 OF_MODEL = ("device", "dtype", "threads", "trust_remote_code")
 
 
-def read_settings(path: str, words: Sequence[str], run: dict[str, Any] | None) -> EntropyConfig:
+def read_settings(path: str, overrides: Sequence[str], run: dict[str, Any] | None) -> EntropyConfig:
     """The checked settings; `path` is the model's, `run` the configuration it was trained with."""
     base: dict[str, Any] = {"model": {"path": path}}
-    base |= {key: run[section][leaf] for key, (section, leaf) in FROM_RUN.items() if run and leaf in run.get(section, {})}
+    base |= {
+        key: run[section][leaf]
+        for key, (section, leaf) in FROM_RUN.items()
+        if run and leaf in run.get(section, {})
+    }
     plain: list[str] = []
-    for word in words:
+    for word in overrides:
         key, equals, value = word.partition("=")
         if key in ("data", "out") and equals:  # paths are taken as they are, commas and all
             base[key] = value
         elif key == "model.path":
-            raise ConfigError(f"{word}: the model is the first word: postgrad analyze entropy MODEL data=...")
+            raise ConfigError(
+                f"{word}: the model is the first word: postgrad analyze entropy MODEL data=..."
+            )
         else:
             plain.append(f"model.{word}" if key in OF_MODEL else word)
     return read_words(EntropyConfig, plain, base)
@@ -85,10 +110,16 @@ def stored_pairs(config: EntropyConfig, tokenizer: Any) -> list[Pair] | None:
     if (path / "rollouts").is_dir():
         return _parquet_pairs(_rollouts_of(path, config.step))
     if path.is_dir() and (path / "summary.json").is_file():  # a folder of postgrad eval
-        return [pair for file in sorted(path.glob("*.jsonl")) for pair in _eval_pairs(file, tokenizer)]
+        return [
+            pair for file in sorted(path.glob("*.jsonl")) for pair in _eval_pairs(file, tokenizer)
+        ]
     if path.suffix == ".parquet" and path.is_file() and _holds_ids(path):
         return _parquet_pairs(path)
-    if path.suffix == ".jsonl" and path.is_file() and "tokens" in next((row for _, row in read_rows(path)), {}):
+    if (
+        path.suffix == ".jsonl"
+        and path.is_file()
+        and "tokens" in next((row for _, row in read_rows(path)), {})
+    ):
         return list(_eval_pairs(path, tokenizer))
     return None
 
@@ -108,13 +139,17 @@ def _schema(file: Path) -> pa.Schema:
     try:
         return pq.read_schema(file)
     except (pa.ArrowInvalid, OSError) as error:
-        raise ConfigError(f"data={file} is not a parquet file: {' '.join(str(error).split())[:150]}") from error
+        raise ConfigError(
+            f"data={file} is not a parquet file: {' '.join(str(error).split())[:150]}"
+        ) from error
 
 
 def _holds_ids(file: Path) -> bool:
     types = {f.name: f.type for f in _schema(file)}
     return all(
-        name in types and pa.types.is_list(types[name]) and pa.types.is_integer(types[name].value_type)
+        name in types
+        and pa.types.is_list(types[name])
+        and pa.types.is_integer(types[name].value_type)
         for name in ("prompt", "response")
     )
 
@@ -130,10 +165,14 @@ def _eval_pairs(file: Path, tokenizer: Any) -> Iterator[Pair]:
     """Lines of postgrad eval: the response's ids, and the prompt's text, which is what its ids were made from."""
     for place, row in read_rows(file):
         if not isinstance(row.get("prompt"), str) or not isinstance(row.get("tokens"), list):
-            raise ConfigError(f"{file}, {place}: no prompt and tokens; a line of postgrad eval has both")
+            raise ConfigError(
+                f"{file}, {place}: no prompt and tokens; a line of postgrad eval has both"
+            )
         prompt = tokenizer.encode(row["prompt"], add_special_tokens=False)
         if tokenizer.decode(prompt, clean_up_tokenization_spaces=False) != row["prompt"]:
-            raise ConfigError(f"{file}, {place}: the prompt is not made of this model's tokens; give the model that answered")
+            raise ConfigError(
+                f"{file}, {place}: the prompt is not made of this model's tokens; give the model that answered"
+            )
         yield prompt, row["tokens"]
 
 
@@ -155,11 +194,17 @@ def make_batch(pairs: Sequence[Pair], vocabulary: int, context: int, data: str) 
         raise ConfigError(f"data={data} has no response with tokens in it")
     largest = max(max(max(prompt), max(response)) for prompt, response in pairs)
     if largest >= vocabulary:
-        raise ConfigError(f"data={data} holds token {largest}, the model has {vocabulary}; they come from another tokenizer")
+        raise ConfigError(
+            f"data={data} holds token {largest}, the model has {vocabulary}; they come from another tokenizer"
+        )
     longest = max(len(prompt) + len(response) - 1 for prompt, response in pairs)
     if longest > context:
-        raise ConfigError(f"data={data} has a row of {longest} tokens, the model's context is {context}")
-    return Batch.of([Trajectory(f"row{i}", prompt, response, i) for i, (prompt, response) in enumerate(pairs)])
+        raise ConfigError(
+            f"data={data} has a row of {longest} tokens, the model's context is {context}"
+        )
+    return Batch.of(
+        [Trajectory(f"row{i}", prompt, response, i) for i, (prompt, response) in enumerate(pairs)]
+    )
 
 
 def read_problems(config: EntropyConfig, prompts: Prompts) -> list[Problem]:
@@ -167,20 +212,34 @@ def read_problems(config: EntropyConfig, prompts: Prompts) -> list[Problem]:
     return spread(problems, -(-config.rows // config.samples))
 
 
-def sample_pairs(config: EntropyConfig, engine: Engine, prompts: Prompts, problems: Sequence[Problem]) -> list[Pair]:
+def sample_pairs(
+    config: EntropyConfig, engine: Engine, prompts: Prompts, problems: Sequence[Problem]
+) -> list[Pair]:
     """Responses of the model itself."""
     requests = [
-        Request(prompts.encode(problem), [trajectory_seed(config.seed, 0, problem.uid, i) for i in range(config.samples)])
+        Request(
+            prompts.encode(problem),
+            [trajectory_seed(config.seed, 0, problem.uid, i) for i in range(config.samples)],
+        )
         for problem in problems
     ]
     answers = engine.generate(requests, Sampling(config.temperature, config.max_response_tokens))
-    return [(request.prompt, done.tokens) for request, group in zip(requests, answers, strict=True) for done in group]
+    return [
+        (request.prompt, done.tokens)
+        for request, group in zip(requests, answers, strict=True)
+        for done in group
+    ]
 
 
 def store_pairs(pairs: Sequence[Pair], file: Path) -> None:
     """As a parquet of rollouts, which the same command reads as data."""
     kind = pa.list_(pa.int64())
-    table = pa.table({"prompt": pa.array([p for p, _ in pairs], kind), "response": pa.array([r for _, r in pairs], kind)})
+    table = pa.table(
+        {
+            "prompt": pa.array([p for p, _ in pairs], kind),
+            "response": pa.array([r for _, r in pairs], kind),
+        }
+    )
     aside = file.with_name("." + file.name)
     try:
         pq.write_table(table, aside)

@@ -29,13 +29,17 @@ TOKEN_CHUNK, HEAD_CHUNK = 512, 1 << 15  # logits held at once: 64 MiB in float32
 PARTS = ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
 
 
-def state_entropy(hidden: Tensor, weight: Tensor, token_chunk: int = TOKEN_CHUNK, head_chunk: int = HEAD_CHUNK) -> Tensor:
+def state_entropy(
+    hidden: Tensor, weight: Tensor, token_chunk: int = TOKEN_CHUNK, head_chunk: int = HEAD_CHUNK
+) -> Tensor:
     """(tokens,) entropy in nats of softmax(hidden @ weight.T), float32; hidden (tokens, width), weight (vocabulary, width).
 
     The logits exist in pieces of token_chunk x head_chunk. Per token are kept the largest logit so far m, the sum s of exp(z - m) and the
     sum t of (z - m) exp(z - m); the entropy is log s - t / s. No large numbers are subtracted, so un-normed states lose no digits.
     """
-    return torch.cat([_rows_entropy(part, weight, head_chunk) for part in hidden.split(token_chunk)]).clamp(min=0.0)
+    return torch.cat(
+        [_rows_entropy(part, weight, head_chunk) for part in hidden.split(token_chunk)]
+    ).clamp(min=0.0)
 
 
 def _rows_entropy(hidden: Tensor, weight: Tensor, head_chunk: int) -> Tensor:
@@ -53,7 +57,9 @@ def _rows_entropy(hidden: Tensor, weight: Tensor, head_chunk: int) -> Tensor:
     return s.log() - t / s
 
 
-def measure(model: Any, batch: Batch, token_budget: int, told: Callable[[int], None] = lambda tokens: None) -> dict[str, Tensor]:
+def measure(
+    model: Any, batch: Batch, token_budget: int, told: Callable[[int], None] = lambda tokens: None
+) -> dict[str, Tensor]:
     """Entropies of every policy at every response token of the batch, (tokens,) each and all in one order.
 
     Keys: `full` (the whole model's own policy), `layer/0` (the embedding) .. `layer/L` (before the final norm), and for l in 1..L
@@ -77,7 +83,9 @@ class Probe:
         self.model, self.blocks = model, check_view(model, after(1))
         missing = [part for part in PARTS if part not in dict(self.blocks[0].named_children())]
         if missing:
-            raise ConfigError(f"the blocks of {type(model).__name__} have no {missing[0]}; this analysis needs {', '.join(PARTS)}")
+            raise ConfigError(
+                f"the blocks of {type(model).__name__} have no {missing[0]}; this analysis needs {', '.join(PARTS)}"
+            )
         self.weight: Tensor = model.get_output_embeddings().weight
         self.found: dict[str, list[Tensor]] = {}
         self.gather = torch.zeros(0, dtype=torch.int64)
@@ -91,7 +99,11 @@ class Probe:
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
-        hooks = [hook for number, block in enumerate(self.blocks, 1) for hook in self._hooks(number, block)]
+        hooks = [
+            hook
+            for number, block in enumerate(self.blocks, 1)
+            for hook in self._hooks(number, block)
+        ]
         try:
             yield
         finally:
@@ -108,11 +120,17 @@ class Probe:
         }
         yield block.register_forward_pre_hook(lambda _, args: self._begin(number, args[0]))
         for part, name in names.items():
-            yield parts[part].register_forward_hook(lambda _, __, out, name=name: self._inside(number, name, out))
+            yield parts[part].register_forward_hook(
+                lambda _, __, out, name=name: self._inside(number, name, out)
+            )
         yield block.register_forward_hook(lambda *got: self._end(number, got[-1]))
 
     def _begin(self, number: int, states: Tensor) -> None:
-        self.held = {"sum": self.take("layer/0", states) if number == 1 else states.flatten(0, 1)[self.gather]}
+        self.held = {
+            "sum": self.take("layer/0", states)
+            if number == 1
+            else states.flatten(0, 1)[self.gather]
+        }
 
     def _inside(self, number: int, name: str, out: Any) -> None:
         picked = self.take(f"{name}/{number}", out[0] if isinstance(out, tuple) else out)
@@ -122,15 +140,18 @@ class Probe:
     def _end(self, number: int, states: Any) -> None:
         """H^l must be H^(l-1) + A^l + F^l; a model that norms or scales in between has other modules than the ones measured."""
         picked = self.take(f"layer/{number}", states)
-        gap, scale = (picked - self.held["sum"]).abs().max().item(), max(1.0, picked.abs().max().item())
+        gap, scale = (
+            (picked - self.held["sum"]).abs().max().item(),
+            max(1.0, picked.abs().max().item()),
+        )
         if not gap <= (2e-2 if picked.dtype == torch.bfloat16 else 1e-3) * scale:
             name = type(self.model).__name__
             raise ConfigError(
-                f"{name}: block {number} does more than add attention and FFN to its input (gap {gap:.3g}); it cannot be analysed"
+                f"{name}: block {number} does more than add attention and FFN to its input (gap {gap:.3g}); it cannot be analyzed"
             )
 
 
-def summarise(found: dict[str, Tensor], tolerance: float) -> dict[str, Any]:
+def summarize(found: dict[str, Tensor], tolerance: float) -> dict[str, Any]:
     """Per layer (from 1) and module mean, std, min, max and median of input, output and change; the full policy's; the boundary layer."""
     num_layers = max(int(name.split("/")[1]) for name in found if name.startswith("layer/"))
     layers = []
@@ -140,7 +161,10 @@ def summarise(found: dict[str, Tensor], tolerance: float) -> dict[str, Any]:
             "ffn": (found[f"ffn_in/{number}"], found[f"ffn_out/{number}"]),
             "layer": (found[f"layer/{number - 1}"], found[f"layer/{number}"]),
         }
-        told = {name: {"input": stats(a), "output": stats(b), "change": stats(b - a)} for name, (a, b) in pairs.items()}
+        told = {
+            name: {"input": stats(a), "output": stats(b), "change": stats(b - a)}
+            for name, (a, b) in pairs.items()
+        }
         layers.append({"number": number, **told})
     changes = [layer["ffn"]["change"]["mean"] for layer in layers]
     try:
@@ -161,7 +185,13 @@ def stats(values: Tensor) -> dict[str, float]:
     array = values.double().numpy()
     return {
         name: float(f(array))
-        for name, f in (("mean", np.mean), ("std", np.std), ("min", np.min), ("max", np.max), ("median", np.median))
+        for name, f in (
+            ("mean", np.mean),
+            ("std", np.std),
+            ("min", np.min),
+            ("max", np.max),
+            ("median", np.median),
+        )
     }
 
 
@@ -172,7 +202,13 @@ def boundary_layer(changes: Sequence[float], tolerance: float = 0.05) -> int:
         ConfigError: no layer's is.
     """
     threshold = tolerance * max(map(abs, changes))
-    above = [number for number, change in enumerate(changes, 1) if change > threshold and not math.isnan(change)]
+    above = [
+        number
+        for number, change in enumerate(changes, 1)
+        if change > threshold and not math.isnan(change)
+    ]
     if not above:
-        raise ConfigError(f"no layer's FFN raises the entropy by more than {threshold:.3g} nats, so there is no boundary layer")
+        raise ConfigError(
+            f"no layer's FFN raises the entropy by more than {threshold:.3g} nats, so there is no boundary layer"
+        )
     return above[-1]

@@ -7,7 +7,11 @@ from typing import Any, NamedTuple
 from postgrad.errors import RunError
 
 GOLD, RED, BLUE, PURPLE = "#d9a400", "#c0392b", "#2a6fbb", "#7d3c98"
-CHANGES = {"ffn": ("FFN", "D", BLUE), "attention": ("Attention", "s", RED), "layer": ("Layer", "o", PURPLE)}
+CHANGES = {
+    "ffn": ("FFN", "D", BLUE),
+    "attention": ("Attention", "s", RED),
+    "layer": ("Layer", "o", PURPLE),
+}
 
 
 class Point(NamedTuple):
@@ -62,27 +66,39 @@ def _flow(plt: Any, report: dict[str, Any]) -> Any:
 
     figure, axes = plt.subplots(figsize=(5, 2.5), layout="constrained")
     points = flow_points(report)
-    axes.plot([p.x for p in points], [p.entropy for p in points], color="gray", linewidth=0.7, zorder=1)
-    looks = {"layer": ("Layer in and out", "s", GOLD), "attention": ("Attention", "s", RED), "ffn": ("FFN", "D", BLUE)}
-    for kind, (_, marker, colour) in looks.items():
+    axes.plot(
+        [p.x for p in points], [p.entropy for p in points], color="gray", linewidth=0.7, zorder=1
+    )
+    looks = {
+        "layer": ("Layer in and out", "s", GOLD),
+        "attention": ("Attention", "s", RED),
+        "ffn": ("FFN", "D", BLUE),
+    }
+    for kind, (_, marker, color) in looks.items():
         own = [p for p in points if p.kind == kind]
-        axes.scatter([p.x for p in own], [p.entropy for p in own], marker=marker, color=colour, s=9, zorder=2)
+        axes.scatter(
+            [p.x for p in own], [p.entropy for p in own], marker=marker, color=color, s=9, zorder=2
+        )
     numbers = ticks(report["num_layers"])
-    axes.set_xticks([3 * (number - 1) + 1.5 for number in numbers], [str(number) for number in numbers])
+    axes.set_xticks(
+        [3 * (number - 1) + 1.5 for number in numbers], [str(number) for number in numbers]
+    )
     axes.set(xlabel="Layer Index", ylabel="Entropy (nats)")
     axes.tick_params(labelsize=7)
-    patches = [Patch(color=colour, label=label) for label, _, colour in looks.values()]
+    patches = [Patch(color=color, label=label) for label, _, color in looks.values()]
     # Above the axes: in a corner it would lie over the points of some models.
-    axes.legend(handles=patches, loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False, fontsize=7)
+    axes.legend(
+        handles=patches, loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False, fontsize=7
+    )
     return figure
 
 
 def _change(axes: Any, report: dict[str, Any], module: str) -> None:
-    label, marker, colour = CHANGES[module]
+    label, marker, color = CHANGES[module]
     numbers = [layer["number"] for layer in report["layers"]]
     axes.axhline(0, color="red", linestyle="--", linewidth=0.8)
     values = [layer[module]["change"]["mean"] for layer in report["layers"]]
-    axes.plot(numbers, values, marker=marker, color=colour, markersize=3.5, linewidth=1)
+    axes.plot(numbers, values, marker=marker, color=color, markersize=3.5, linewidth=1)
     if module == "ffn" and report["boundary_layer"] is not None:
         axes.axvline(report["boundary_layer"], color="gray", linestyle=":", linewidth=0.8)
     axes.set(xlabel="Layer Index", ylabel="Entropy change (nats)", title=label)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.analysis import data
-from postgrad.analysis.entropy import Probe, measure, summarise
+from postgrad.analysis.entropy import Probe, measure, summarize
 from postgrad.analysis.figures import draw
 from postgrad.config.schema import RolloutConfig
 from postgrad.data.render import Prompts
@@ -24,7 +24,9 @@ MAX_ROWS = 64  # decoded at once when problems are answered first
 Told = Callable[[str, int, int], None]  # what is going on, how much is done, of how much
 
 
-def analyse_entropy(config: data.EntropyConfig, target: Target, told: Told) -> tuple[dict[str, Any], Path, list[Path]]:
+def analyze_entropy(
+    config: data.EntropyConfig, target: Target, told: Told
+) -> tuple[dict[str, Any], Path, list[Path]]:
     """The report, its folder and the figures in it."""
     folder = out_folder(config, target)
     device = choose_device(config.model.device)
@@ -33,7 +35,14 @@ def analyse_entropy(config: data.EntropyConfig, target: Target, told: Told) -> t
     tokenizer = load_tokenizer(config.model, config.seed)
     pairs = data.stored_pairs(config, tokenizer)
     room = shape.max_position_embeddings - config.max_response_tokens
-    prompts = Prompts(tokenizer, config.template, max(1, room), "error", config.prompt_style, config.template_options)
+    prompts = Prompts(
+        tokenizer,
+        config.template,
+        max(1, room),
+        "error",
+        config.prompt_style,
+        config.template_options,
+    )
     problems = [] if pairs is not None else data.read_problems(config, prompts)
     if config.model.threads:
         set_threads(config.model.threads)
@@ -43,9 +52,13 @@ def analyse_entropy(config: data.EntropyConfig, target: Target, told: Told) -> t
     fresh = pairs is None
     if pairs is None:
         told(f"sampling {len(problems) * config.samples} responses", 0, 0)
-        pairs = data.sample_pairs(config, NativeEngine(loaded, RolloutConfig(max_rows=MAX_ROWS)), prompts, problems)
+        pairs = data.sample_pairs(
+            config, NativeEngine(loaded, RolloutConfig(max_rows=MAX_ROWS)), prompts, problems
+        )
     vocabulary = len(loaded.model.get_output_embeddings().weight)
-    batch = data.make_batch(data.spread(pairs, config.rows), vocabulary, int(shape.max_position_embeddings), config.data)
+    batch = data.make_batch(
+        data.spread(pairs, config.rows), vocabulary, int(shape.max_position_embeddings), config.data
+    )
     done = 0
 
     def advance(tokens: int) -> None:
@@ -59,13 +72,15 @@ def analyse_entropy(config: data.EntropyConfig, target: Target, told: Told) -> t
         "rows": len(batch),
         "vocabulary": vocabulary,
         "ceiling": math.log(vocabulary),
-        **summarise(found, config.tolerance),
+        **summarize(found, config.tolerance),
         "settings": dataclasses.asdict(config),
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"out={folder} cannot be written: {error.strerror}; choose another out=FOLDER") from error
+        raise ConfigError(
+            f"out={folder} cannot be written: {error.strerror}; choose another out=FOLDER"
+        ) from error
     if fresh:
         data.store_pairs(pairs, folder / "responses.parquet")
     write(folder / "entropy.json", json.dumps(report, indent=1) + "\n")

@@ -20,32 +20,40 @@ which is where BuPO trains first (method.num_blocks).
 Writes entropy.json and five figures, each as PNG and PDF, into RUN/eval/entropy or entropy-MODEL."""
 
 
-def run(words: list[str]) -> int:
-    if not words or "--help" in words or "-h" in words:
+def run(overrides: list[str]) -> int:
+    if not overrides or "--help" in overrides or "-h" in overrides:
         print(HELP)
         return 0
-    if words[0] != "entropy":
-        raise ConfigError(f"analyze does not know {words[0]}; {did_you_mean(words[0], ['entropy'])}")
-    if len(words) < 2 or "=" in words[1]:
+    if overrides[0] != "entropy":
+        raise ConfigError(
+            f"analyze does not know {overrides[0]}; {did_you_mean(overrides[0], ['entropy'])}"
+        )
+    if len(overrides) < 2 or "=" in overrides[1]:
         raise ConfigError("which model? postgrad analyze entropy MODEL data=...")
     from postgrad.analysis.data import read_settings
     from postgrad.evaluation.model import find_model
 
-    target = find_model(words[1])
-    config = read_settings(target.path, words[2:], target.config)
-    from postgrad.analysis.run import analyse_entropy
+    target = find_model(overrides[1])
+    config = read_settings(target.path, overrides[2:], target.config)
+    from postgrad.analysis.run import analyze_entropy
 
-    report, folder, figures = analyse_entropy(config, target, Teller())
+    report, folder, figures = analyze_entropy(config, target, Teller())
     layer, depth = report["boundary_layer"], report["num_layers"]
     print(
         f"{report['tokens']} tokens of {report['rows']} responses; the full policy's entropy is {report['full_policy']['mean']:.3f} nats"
     )
     if layer is None:
         least = report["boundary_threshold"]
-        print(f"no boundary layer: no FFN raises the entropy by more than {least:.3g} nats (tolerance={config.tolerance:g})")
+        print(
+            f"no boundary layer: no FFN raises the entropy by more than {least:.3g} nats (tolerance={config.tolerance:g})"
+        )
     else:
-        print(f"boundary layer: {layer} of {depth}; postgrad train bupo model.path={words[1]} method.num_blocks={layer} ...")
-    print(f"results: {folder}/entropy.json and {', '.join(file.name for file in figures if file.suffix == '.png')} (PDF too)")
+        print(
+            f"boundary layer: {layer} of {depth}; postgrad train bupo model.path={overrides[1]} method.num_blocks={layer} ..."
+        )
+    print(
+        f"results: {folder}/entropy.json and {', '.join(file.name for file in figures if file.suffix == '.png')} (PDF too)"
+    )
     return 0
 
 

@@ -51,7 +51,11 @@ def _help(name: str) -> str:
     from postgrad.data.prepare.catalog import COMMON
 
     return (
-        PREPARE_HELP.format(common="\n".join(f"  {key + '=':<12}{option.help}" for key, option in COMMON.items())) + "\n" + _sets()
+        PREPARE_HELP.format(
+            common="\n".join(f"  {key + '=':<12}{option.help}" for key, option in COMMON.items())
+        )
+        + "\n"
+        + _sets()
     )
 
 
@@ -61,7 +65,10 @@ def _sets() -> str:
     lines = ["data sets (splits; prompt style):"]
     for name, entry in SETS.items():
         lines.append(f"  {name:<22}{entry.help} ({', '.join(entry.splits)}; {entry.style})")
-        lines += [f"  {'':<22}  {key}={option.default}: {option.help}" for key, option in entry.options.items()]
+        lines += [
+            f"  {'':<22}  {key}={option.default}: {option.help}"
+            for key, option in entry.options.items()
+        ]
     return "\n".join(lines)
 
 
@@ -84,7 +91,9 @@ def _split(words: list[str], known: set[str] | None) -> tuple[list[str], dict[st
 
 def _one_file(files: list[str], command: str) -> Path:
     if len(files) != 1:
-        raise ConfigError(f"which file? postgrad data {command} FILE ...{f'; got {len(files)} files' if files else ''}")
+        raise ConfigError(
+            f"which file? postgrad data {command} FILE ...{f'; got {len(files)} files' if files else ''}"
+        )
     return Path(files[0]).expanduser()
 
 
@@ -102,9 +111,22 @@ def progress(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
         yield lambda _: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        SpinnerColumn,
+        TextColumn,
+        TimeElapsedColumn,
+    )
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(label, total=total)
         yield lambda count: bar.advance(task, count)
@@ -114,17 +136,25 @@ def prepare_command(words: list[str]) -> int:
     names, options = _split(words, None)
     if not names:
         if options:
-            raise ConfigError("which data set? postgrad data prepare NAME ...; postgrad data prepare lists them")
+            raise ConfigError(
+                "which data set? postgrad data prepare NAME ...; postgrad data prepare lists them"
+            )
         print(_sets())
         return 0
     if len(names) > 1:
-        raise ConfigError(f"one data set at a time; got {', '.join(names)} (files are given as from=FILE)")
+        raise ConfigError(
+            f"one data set at a time; got {', '.join(names)} (files are given as from=FILE)"
+        )
     from postgrad.data.prepare.run import describe, find_files, prepare, read_wish
     from postgrad.data.readers import count_rows
 
     place, out = options.pop("from", "hub"), options.pop("out", "")
     elsewhere = {key: options.pop(key) for key in ("repo", "revision") if key in options}
-    patterns, overwrite, tokenizer = options.pop("files", ""), options.pop("overwrite", "false"), options.pop("tokenizer", "")
+    patterns, overwrite, tokenizer = (
+        options.pop("files", ""),
+        options.pop("overwrite", "false"),
+        options.pop("tokenizer", ""),
+    )
     if overwrite not in ("true", "false"):
         raise ConfigError(f"overwrite={overwrite} must be true or false")
     wish = read_wish(names[0], options, _counter(tokenizer) if tokenizer else None)
@@ -191,7 +221,11 @@ def _prompts(options: dict[str, str]) -> Any:
         return None
     from postgrad.data.render import Prompts
 
-    return Prompts(_tokenizer(options["model"]), options.get("template", "auto"), style=options.get("style", "own"))
+    return Prompts(
+        _tokenizer(options["model"]),
+        options.get("template", "auto"),
+        style=options.get("style", "own"),
+    )
 
 
 def check_command(words: list[str]) -> int:
@@ -207,15 +241,24 @@ def check_command(words: list[str]) -> int:
     limit = options.get("timeout_s", "10")
     if not limit.replace(".", "", 1).isdigit():
         raise ConfigError(f"timeout_s={limit} is not a number of seconds")
-    with Judge(options.get("verifier", "auto"), float(limit)) as judge, progress("judging gold answers", len(problems)) as told:
+    with (
+        Judge(options.get("verifier", "auto"), float(limit)) as judge,
+        progress("judging gold answers", len(problems)) as told,
+    ):
         findings = check(problems, places, judge, against, told)
     shown = _number(options, "show", 10)
     print(f"{findings.problems} problems, {findings.checked} gold answers judged")
     for why, count in findings.unchecked.items():
         print(f"  not judged {count}: {why}")
     _print_rows("gold answers that the verifier does not accept", findings.wrong, shown)
-    _print_rows(f"wrong answers that the verifier accepts, of {findings.near} near misses", findings.accepted, shown)
-    _print_rows("demonstrations that the verifier does not accept", findings.wrong_demonstrations, shown)
+    _print_rows(
+        f"wrong answers that the verifier accepts, of {findings.near} near misses",
+        findings.accepted,
+        shown,
+    )
+    _print_rows(
+        "demonstrations that the verifier does not accept", findings.wrong_demonstrations, shown
+    )
     _print_rows("questions that are asked more than once", findings.repeated, shown)
     if "against" in options:
         _print_rows(f"questions that are also in {options['against']}", findings.shared, shown)
@@ -237,7 +280,9 @@ def add_uid_command(words: list[str]) -> int:
     from postgrad.data.tables import add_uids
 
     kind = extension(path) if extension(path) in (".parquet", ".jsonl") else ".parquet"
-    out = Path(options.get("out") or path.with_name(path.name[: -len(extension(path))] + f".uid{kind}")).expanduser()
+    out = Path(
+        options.get("out") or path.with_name(path.name[: -len(extension(path))] + f".uid{kind}")
+    ).expanduser()
     print(f"{add_uids(path, out)} rows with uids: {out}")
     return 0
 
@@ -246,10 +291,14 @@ def export_command(words: list[str]) -> int:
     files, options = _split(words, {"out", "columns"})
     path = _one_file(files, "export")
     if "out" not in options:
-        raise ConfigError(f"where to? postgrad data export {path} out=FILE.csv (or .jsonl, .parquet)")
+        raise ConfigError(
+            f"where to? postgrad data export {path} out=FILE.csv (or .jsonl, .parquet)"
+        )
     from postgrad.data.tables import export
 
-    columns = [name.strip() for name in options["columns"].split(",")] if "columns" in options else None
+    columns = (
+        [name.strip() for name in options["columns"].split(",")] if "columns" in options else None
+    )
     out = Path(options["out"]).expanduser()
     print(f"{export(path, out, columns)} rows: {out}")
     return 0

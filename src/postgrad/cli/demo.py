@@ -18,18 +18,20 @@ An interrupted demo goes on with the same command."""
 MODELS = {"tiny": ("demo_sft", "demo_grpo"), "smollm2": ("demo_smollm2_sft", "demo_smollm2_grpo")}
 
 
-def run(words: list[str]) -> int:
-    if words and words[0] in ("-h", "--help"):
+def run(overrides: list[str]) -> int:
+    if overrides and overrides[0] in ("-h", "--help"):
         print(HELP)
         return 0
     options = {"model": "tiny", "seed": "0", "runs": "runs"}
-    for word in words:
+    for word in overrides:
         key, equals, value = word.partition("=")
         if key not in options or not equals:
             raise ConfigError(f"unknown demo setting {word!r}; {did_you_mean(key, options)}")
         options[key] = value
     if options["model"] not in MODELS:
-        raise ConfigError(f"model={options['model']} is no demo; {did_you_mean(options['model'], MODELS)}")
+        raise ConfigError(
+            f"model={options['model']} is no demo; {did_you_mean(options['model'], MODELS)}"
+        )
     if not options["seed"].isdigit():
         raise ConfigError(f"seed={options['seed']} is not a whole number")
     return _demo(options["model"], options["seed"], options["runs"])
@@ -52,12 +54,16 @@ def _demo(model: str, seed: str, runs: str) -> int:
     if result.interrupted:
         return _interrupted(name)
     poor = checkpoint.latest(result.folder)
-    words = [*common, f"name={name}/2-grpo", f"model.path={poor}/policy"]
-    second = compose(grpo, words, lambda m: find_method(m).Settings)
+    overrides = [*common, f"name={name}/2-grpo", f"model.path={poor}/policy"]
+    second = compose(grpo, overrides, lambda m: find_method(m).Settings)
     result = train(second, make_reporter("2 of 2: GRPO, rewarded for right answers only"))
     if result.interrupted:
         return _interrupted(name)
-    picture = draw_poster(result.folder, result.folder.parent / "demo.png", "postgrad demo: GRPO on two-digit addition")
+    picture = draw_poster(
+        result.folder,
+        result.folder.parent / "demo.png",
+        "postgrad demo: GRPO on two-digit addition",
+    )
     _finish(model, result.folder, picture, time.monotonic() - began)
     return 0
 
@@ -86,7 +92,10 @@ def _finish(model: str, folder: Path, picture: Path, seconds: float) -> None:
     table = Table(title=f"held-out problems, {seconds:.0f} s in all")
     for heading in ("", "before GRPO", "after GRPO"):
         table.add_column(heading, justify="left" if not heading else "right")
-    for label, key in (("right, greedy", "validation/accuracy"), ("right, sampled", "validation/sampled_accuracy")):
+    for label, key in (
+        ("right, greedy", "validation/accuracy"),
+        ("right, sampled", "validation/sampled_accuracy"),
+    ):
         table.add_row(label, f"{held_out[0][key]:.1%}", f"{held_out[-1][key]:.1%}")
     table.add_row("reward of training samples", f"{rewards[0]:.3f}", f"{rewards[-1]:.3f}")
     console = Console()
@@ -97,14 +106,27 @@ def _finish(model: str, folder: Path, picture: Path, seconds: float) -> None:
         console.print(heading, style="bold")
         for text, reward in rows:
             style = "green" if reward > 0 else "red"
-            console.print(f"  {'right' if reward > 0 else 'wrong'}  {text}", style=style, markup=False, highlight=False)
+            console.print(
+                f"  {'right' if reward > 0 else 'wrong'}  {text}",
+                style=style,
+                markup=False,
+                highlight=False,
+            )
     print(
         f"\npicture: {picture}\nmodel:   {folder}/checkpoints/latest names the newest checkpoint, a stock Hugging Face folder\n\ntry next:"
     )
-    print(f"  postgrad view {folder.parent.parent}                 see it in a browser: curves, every answer token by token")
+    print(
+        f"  postgrad view {folder.parent.parent}                 see it in a browser: curves, every answer token by token"
+    )
     if model == "tiny":
-        print("  postgrad demo model=smollm2                      the same with a real language model")
+        print(
+            "  postgrad demo model=smollm2                      the same with a real language model"
+        )
     else:
         print(f"  postgrad serve {folder}    ask it yourself, through any OpenAI client")
-    print("  postgrad train demo_grpo first.recipe=demo_sft rollout.samples=16 name=mine    change a setting, keep the rest")
-    print("  postgrad doctor --fit grpo model.path=smollm2 data.train=arithmetic:2:boxed    will it fit, how long")
+    print(
+        "  postgrad train demo_grpo warmup.recipe=demo_sft rollout.samples=16 name=mine    change a setting, keep the rest"
+    )
+    print(
+        "  postgrad doctor --fit grpo model.path=smollm2 data.train=arithmetic:2:boxed    will it fit, how long"
+    )

@@ -16,23 +16,25 @@ With --fit: whether the run that `postgrad train RECIPE key=value ...` would sta
 long it takes; measured in under half a minute, without loading the weights and without writing a run."""
 
 
-def run(words: list[str]) -> int:
-    if "--help" in words or "-h" in words:
+def run(overrides: list[str]) -> int:
+    if "--help" in overrides or "-h" in overrides:
         print(HELP)
         return 0
-    if words and words[0] != "--fit":
-        raise ConfigError(f"doctor does not know {words[0]}; write postgrad doctor, or postgrad doctor --fit RECIPE key=value ...")
-    if not words:
+    if overrides and overrides[0] != "--fit":
+        raise ConfigError(
+            f"doctor does not know {overrides[0]}; write postgrad doctor, or postgrad doctor --fit RECIPE key=value ..."
+        )
+    if not overrides:
         from postgrad.doctor.machine import examine
 
         show(examine())
         return 0
     from postgrad.cli.train import compose_words
 
-    config = compose_words(words[1:])
-    from postgrad.doctor.machine import describe, foretell
+    config = compose_words(overrides[1:])
+    from postgrad.doctor.machine import describe, estimate
 
-    show(describe(foretell(config)))
+    show(describe(estimate(config)))
     return 0
 
 

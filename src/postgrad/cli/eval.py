@@ -22,14 +22,16 @@ compare gives the paired difference of two such results (their folders), set by 
 Results: SET.jsonl (one line a response), summary.json, report.md; in RUN/eval/ for a run, else in eval/."""
 
 
-def run(words: list[str]) -> int:
-    if not words or "--help" in words or "-h" in words:
+def run(overrides: list[str]) -> int:
+    if not overrides or "--help" in overrides or "-h" in overrides:
         print(HELP)
         return 0
-    if words[0] == "compare":
-        return _compare(words[1:])
-    if "=" in words[0] and not Path(words[0]).exists():
-        raise ConfigError(f"which model? postgrad eval MODEL data=FILE ...; the first word was {words[0]}")
+    if overrides[0] == "compare":
+        return _compare(overrides[1:])
+    if "=" in overrides[0] and not Path(overrides[0]).exists():
+        raise ConfigError(
+            f"which model? postgrad eval MODEL data=FILE ...; the first word was {overrides[0]}"
+        )
     from postgrad.evaluation.model import find_model
     from postgrad.evaluation.plan import make_plan
     from postgrad.evaluation.progress import make_progress
@@ -37,22 +39,26 @@ def run(words: list[str]) -> int:
     from postgrad.evaluation.run import evaluate
     from postgrad.evaluation.settings import read_settings
 
-    target = find_model(words[0])
-    plan = make_plan(read_settings(target.path, words[1:], target.config), target)
+    target = find_model(overrides[0])
+    plan = make_plan(read_settings(target.path, overrides[1:], target.config), target)
     summary = evaluate(plan, make_progress())
     print("\n".join([table(summary), *hints(summary)]))
     if summary["speed"].get("tokens_per_second"):
-        print(f"{summary['speed']['tokens']} tokens, {summary['speed']['tokens_per_second']:g} a second")
-    print(f"results: {plan.folder}/report.md, summary.json and {', '.join(f'{name}.jsonl' for name in plan.sets)}")
+        print(
+            f"{summary['speed']['tokens']} tokens, {summary['speed']['tokens_per_second']:g} a second"
+        )
+    print(
+        f"results: {plan.folder}/report.md, summary.json and {', '.join(f'{name}.jsonl' for name in plan.sets)}"
+    )
     return 0
 
 
-def _compare(words: list[str]) -> int:
-    folders = [word for word in words if "=" not in word or Path(word).exists()]
-    others = [word for word in words if word not in folders]
+def _compare(overrides: list[str]) -> int:
+    folders = [word for word in overrides if "=" not in word or Path(word).exists()]
+    others = [word for word in overrides if word not in folders]
     if len(folders) != 2 or any(not word.startswith("out=") for word in others) or len(others) > 1:
         raise ConfigError(
-            f"compare wants two folders of evaluations, and out=FILE.json if you like; it got {' '.join(words) or 'nothing'}"
+            f"compare wants two folders of evaluations, and out=FILE.json if you like; it got {' '.join(overrides) or 'nothing'}"
         )
     import json
 
@@ -61,6 +67,8 @@ def _compare(words: list[str]) -> int:
 
     result = compare(*(Path(folder).expanduser() for folder in folders))
     if others:
-        write(Path(others[0].removeprefix("out=")).expanduser(), json.dumps(result, indent=1) + "\n")
+        write(
+            Path(others[0].removeprefix("out=")).expanduser(), json.dumps(result, indent=1) + "\n"
+        )
     print(table(result))
     return 0

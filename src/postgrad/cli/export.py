@@ -33,7 +33,9 @@ def run(words: list[str]) -> int:
 
 def read(words: list[str]) -> Any:
     """The words as what to export. Raises ConfigError."""
-    given = dict(word.split("=", 1) for word in words if word.partition("=")[0] in KEYS and "=" in word)
+    given = dict(
+        word.split("=", 1) for word in words if word.partition("=")[0] in KEYS and "=" in word
+    )
     paths = [word for word in words if word.partition("=")[0] not in KEYS or "=" not in word]
     for word in paths:
         if "=" in word and not Path(word).exists():
@@ -47,11 +49,22 @@ def read(words: list[str]) -> Any:
 
     for key, known in (("dtype", tuple(DTYPES)), ("lora", LORA)):
         if key in given and given[key] not in known:
-            raise ConfigError(f"{key}={given[key]} is not one of its values; {did_you_mean(given[key], known)}")
+            raise ConfigError(
+                f"{key}={given[key]} is not one of its values; {did_you_mean(given[key], known)}"
+            )
     try:
         size = float(given.get("shard_gib", "5"))
     except ValueError:
         size = 0.0
     if not 0 < size < float("inf"):
-        raise ConfigError(f"shard_gib={given['shard_gib']} is not a size; write a number of GiB, e.g. shard_gib=5")
-    return Wanted(paths[0], Path(paths[1]), given.get("step", "latest"), given.get("dtype"), size, given.get("lora", "merge"))
+        raise ConfigError(
+            f"shard_gib={given['shard_gib']} is not a size; write a number of GiB, e.g. shard_gib=5"
+        )
+    return Wanted(
+        paths[0],
+        Path(paths[1]),
+        given.get("step", "latest"),
+        given.get("dtype"),
+        size,
+        given.get("lora", "merge"),
+    )

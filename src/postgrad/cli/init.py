@@ -50,7 +50,7 @@ from postgrad.cli.main import main
 
 WORDS = [
     *("method={name}:{title}", "method.brevity=0.5", "model.path=tiny", "model.device=cpu", "model.dtype=float32", "model.threads=1"),
-    *("data.train=arithmetic:1", "data.template=plain", "rollout.samples=4", "rollout.max_response_tokens=6", "optimiser.lr=1e-3"),
+    *("data.train=arithmetic:1", "data.template=plain", "rollout.samples=4", "rollout.max_response_tokens=6", "optimizer.lr=1e-3"),
     *("training.steps=2", "training.problems_per_step=4", "reward.workers=1", "name=test"),
 ]
 
@@ -119,7 +119,9 @@ def run(words: list[str]) -> int:
     verifier = "--verifier" in words
     names = [word for word in words if word != "--verifier"]
     if len(names) != 1 or names[0].startswith("-"):
-        raise ConfigError(f"init wants one name, and --verifier if you like; it got {' '.join(names) or 'none'}")
+        raise ConfigError(
+            f"init wants one name, and --verifier if you like; it got {' '.join(names) or 'none'}"
+        )
     name = names[0]
     files = {
         Path(f"{name}.py"): VERIFIER if verifier else METHOD,
@@ -143,9 +145,13 @@ def run(words: list[str]) -> int:
 def check_name(name: str, files: list[Path]) -> None:
     """Refuse what Python cannot import, what would hide another module, and files that are there."""
     if not name.isidentifier() or keyword.iskeyword(name) or not name.strip("_"):
-        raise ConfigError(f"{name} cannot be the name of a Python file; use letters, digits and _, e.g. my_method")
+        raise ConfigError(
+            f"{name} cannot be the name of a Python file; use letters, digits and _, e.g. my_method"
+        )
     for file in files:
         if file.exists():
             raise ConfigError(f"{file} is there already; choose another name, or move it away")
     if importlib.util.find_spec(name) is not None:
-        raise ConfigError(f"{name} is the name of an installed module, which {files[0]} would hide; choose another, e.g. my_{name}")
+        raise ConfigError(
+            f"{name} is the name of an installed module, which {files[0]} would hide; choose another, e.g. my_{name}"
+        )

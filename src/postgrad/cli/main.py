@@ -14,31 +14,76 @@ from postgrad.errors import ConfigError, RunError, did_you_mean
 # name -> (module with run(arguments) -> exit code, what it does)
 COMMANDS = {
     "demo": ("postgrad.cli.demo", "learn arithmetic in front of your eyes, on a CPU, no download"),
-    "train": ("postgrad.cli.train", "train RECIPE key=value ...: run a recipe, or continue its run"),
-    "eval": ("postgrad.cli.eval", "eval MODEL data=SET n=16 ...: answers, avg@k, pass@k, maj@k with intervals; compare A B"),
-    "analyze": ("postgrad.cli.analyze", "analyze entropy MODEL data=...: entropy of the policies inside a model, figures and JSON"),
-    "doctor": ("postgrad.cli.doctor", "what this machine offers and what will be used; --fit RECIPE ...: will it fit, how long"),
-    "recipes": ("postgrad.cli.recipes", "list the recipes, or show one with every setting: recipes [NAME]"),
-    "view": ("postgrad.cli.view", "the page over runs, rollouts and evaluations, live: view [RUNS]"),
+    "train": (
+        "postgrad.cli.train",
+        "train RECIPE key=value ...: run a recipe, or continue its run",
+    ),
+    "eval": (
+        "postgrad.cli.eval",
+        "eval MODEL data=SET n=16 ...: answers, avg@k, pass@k, maj@k with intervals; compare A B",
+    ),
+    "analyze": (
+        "postgrad.cli.analyze",
+        "analyze entropy MODEL data=...: entropy of the policies inside a model, figures and JSON",
+    ),
+    "doctor": (
+        "postgrad.cli.doctor",
+        "what this machine offers and what will be used; --fit RECIPE ...: will it fit, how long",
+    ),
+    "recipes": (
+        "postgrad.cli.recipes",
+        "list the recipes, or show one with every setting: recipes [NAME]",
+    ),
+    "view": (
+        "postgrad.cli.view",
+        "the page over runs, rollouts and evaluations, live: view [RUNS]",
+    ),
     "data": ("postgrad.cli.data", "prepare, show, check and export data sets: data prepare gsm8k"),
-    "serve": ("postgrad.cli.serve", "models behind OpenAI's HTTP interface: serve MODEL [MODEL ...] --port 8000"),
-    "sandbox": ("postgrad.cli.sandbox", "the code sandbox over HTTP, for verifiers on other machines"),
+    "serve": (
+        "postgrad.cli.serve",
+        "models behind OpenAI's HTTP interface: serve MODEL [MODEL ...] --port 8000",
+    ),
+    "sandbox": (
+        "postgrad.cli.sandbox",
+        "the code sandbox over HTTP, for verifiers on other machines",
+    ),
     "plot": ("postgrad.cli.plot", "the same charts as a picture: plot RUN [RUN ...] [FILE.png]"),
-    "export": ("postgrad.cli.export", "export RUN|VERL_FOLDER OUT: a stock Hugging Face folder from a checkpoint or verl's shards"),
-    "push": ("postgrad.cli.push", "push FOLDER|RUN user/name: publish a model on a hub, with a card written from the run"),
-    "init": ("postgrad.cli.init", "a method or verifier of your own, with its test: init NAME [--verifier]"),
+    "export": (
+        "postgrad.cli.export",
+        "export RUN|VERL_FOLDER OUT: a stock Hugging Face folder from a checkpoint or verl's shards",
+    ),
+    "push": (
+        "postgrad.cli.push",
+        "push FOLDER|RUN user/name: publish a model on a hub, with a card written from the run",
+    ),
+    "init": (
+        "postgrad.cli.init",
+        "a method or verifier of your own, with its test: init NAME [--verifier]",
+    ),
 }
 
 
 # What a command that was stopped at once says of its next start.
 FROM_CHECKPOINT = "; the same command continues from the last checkpoint"
-CONTINUES = {"train": FROM_CHECKPOINT, "demo": FROM_CHECKPOINT, "eval": "; the same command continues"}
+CONTINUES = {
+    "train": FROM_CHECKPOINT,
+    "demo": FROM_CHECKPOINT,
+    "eval": "; the same command continues",
+}
 
 
 def usage() -> str:
-    lines = [f"postgrad {__version__}: RL post-training for language models", "", "usage: postgrad COMMAND ...", ""]
+    lines = [
+        f"postgrad {__version__}: RL post-training for language models",
+        "",
+        "usage: postgrad COMMAND ...",
+        "",
+    ]
     lines += [f"  {name:<10}{help_line}" for name, (_, help_line) in COMMANDS.items()]
-    lines += ["", "postgrad COMMAND --help tells more. Settings are key=value words: postgrad recipes grpo shows them all."]
+    lines += [
+        "",
+        "postgrad COMMAND --help tells more. Settings are key=value words: postgrad recipes grpo shows them all.",
+    ]
     return "\n".join(lines)
 
 

@@ -27,7 +27,11 @@ def run(words: list[str]) -> int:
     for path in paths:
         if not path.is_dir():
             wrong = path.suffix and path == paths[-1] and len(paths) > 1
-            raise ConfigError(f"{path}: pictures are written as .png, .svg or .pdf" if wrong else f"no run folder {path}")
+            raise ConfigError(
+                f"{path}: pictures are written as .png, .svg or .pdf"
+                if wrong
+                else f"no run folder {path}"
+            )
     if poster and len(paths) > 1:
         raise ConfigError("--poster shows one run; leave the others out, or --poster")
     from postgrad.view.picture import draw_panels, draw_poster
@@ -54,9 +58,13 @@ def read(words: list[str]) -> tuple[list[Path], bool, float, str]:
             except ValueError:
                 smoothing = -1.0
             if not 0 <= smoothing < 1:
-                raise ConfigError(f"--smoothing {value} is out of range; it must be at least 0 and below 1")
+                raise ConfigError(
+                    f"--smoothing {value} is out of range; it must be at least 0 and below 1"
+                )
         elif word.startswith("-"):
-            raise ConfigError(f"plot does not know {key}; {did_you_mean(key, ('--poster', '--smoothing', '--title'))}")
+            raise ConfigError(
+                f"plot does not know {key}; {did_you_mean(key, ('--poster', '--smoothing', '--title'))}"
+            )
         else:
             paths.append(Path(word))
     if title and not poster:

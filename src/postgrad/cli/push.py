@@ -24,17 +24,23 @@ def run(words: list[str]) -> int:
     if not words or "-h" in words or "--help" in words:
         print(HELP)
         return 0
-    given = dict(word.split("=", 1) for word in words if "=" in word and word.partition("=")[0] in KEYS)
+    given = dict(
+        word.split("=", 1) for word in words if "=" in word and word.partition("=")[0] in KEYS
+    )
     plain = [word for word in words if word.partition("=")[0] not in KEYS and word != "--card"]
     for word in plain:
         key = word.partition("=")[0]
         if (word.startswith("-") or "=" in word) and not Path(word).exists():
             raise ConfigError(f"push does not know {key}; {did_you_mean(key, (*KEYS, '--card'))}")
     if len(plain) != 2:
-        raise ConfigError(f"push wants a folder and a name: postgrad push FOLDER user/name; it got {' '.join(plain) or 'nothing'}")
+        raise ConfigError(
+            f"push wants a folder and a name: postgrad push FOLDER user/name; it got {' '.join(plain) or 'nothing'}"
+        )
     for key, known in (("private", ("true", "false")), ("lora", ("merge", "keep"))):
         if key in given and given[key] not in known:
-            raise ConfigError(f"{key}={given[key]} is not one of its values; {did_you_mean(given[key], known)}")
+            raise ConfigError(
+                f"{key}={given[key]} is not one of its values; {did_you_mean(given[key], known)}"
+            )
     from postgrad.publish.card import model_card
     from postgrad.publish.push import find_parcel, push
 

@@ -23,7 +23,9 @@ def run(words: list[str]) -> int:
         raise ConfigError(f"unknown recipe {name}; {did_you_mean(name, recipe_names())}")
     from postgrad.methods import find_method
 
-    config = compose(name, ["name=NAME"], lambda method: find_method(method).Settings, complete=False)
+    config = compose(
+        name, ["name=NAME"], lambda method: find_method(method).Settings, complete=False
+    )
     print("\n".join(f"# {line}" for line in _comment(name)))
     for section in dataclasses.fields(config):
         _show(section, getattr(config, section.name), "")
@@ -36,7 +38,9 @@ def _show(spec: Any, value: Any, prefix: str) -> None:
             _show(inner, getattr(value, inner.name), f"{prefix}{spec.name}.")
         return
     choices = spec.metadata.get("choices", ())
-    print(f"{f'{prefix}{spec.name}={value}':<44} {spec.metadata.get('help', '')}{f' ({chr(44).join(choices)})' if choices else ''}")
+    print(
+        f"{f'{prefix}{spec.name}={value}':<44} {spec.metadata.get('help', '')}{f' ({chr(44).join(choices)})' if choices else ''}"
+    )
 
 
 def _comment(name: str) -> list[str]:

@@ -18,7 +18,14 @@ docs/verifiers.md has the formats. It refuses to start where the sandbox does no
   --queue N       requests that may wait, 64 unless given; more are turned away with 429
   --memory MB     memory of one program, 512 unless given"""
 
-OPTIONS = {"--host": "127.0.0.1", "--port": "1234", "--token": "", "--workers": "", "--queue": "64", "--memory": "512"}
+OPTIONS = {
+    "--host": "127.0.0.1",
+    "--port": "1234",
+    "--token": "",
+    "--workers": "",
+    "--queue": "64",
+    "--memory": "512",
+}
 GRACE_S = 2  # for what runs when it ends; its sandbox ends with the process
 
 
@@ -32,9 +39,19 @@ def run(words: list[str]) -> int:
     if plain:
         raise ConfigError(f"sandbox does not know {plain[0]}; {did_you_mean(plain[0], OPTIONS)}")
     port = web.number(options, "--port", 0, 65535)
-    waiting, memory = web.number(options, "--queue", 0, 100_000), web.number(options, "--memory", 64, 1 << 20)
-    workers = web.number(options, "--workers", 1, 1024) if options["--workers"] else len(os.sched_getaffinity(0))
-    host, token = options["--host"], options["--token"] or os.environ.get("POSTGRAD_SANDBOX_TOKEN", "")
+    waiting, memory = (
+        web.number(options, "--queue", 0, 100_000),
+        web.number(options, "--memory", 64, 1 << 20),
+    )
+    workers = (
+        web.number(options, "--workers", 1, 1024)
+        if options["--workers"]
+        else len(os.sched_getaffinity(0))
+    )
+    host, token = (
+        options["--host"],
+        options["--token"] or os.environ.get("POSTGRAD_SANDBOX_TOKEN", ""),
+    )
     from postgrad.sandbox.local import Sandbox
     from postgrad.sandbox.outcome import Limits, SandboxError
     from postgrad.sandbox.server import make_app

@@ -70,7 +70,13 @@ def run(words: list[str]) -> int:
 
         print(f"engine: vllm ({why})", flush=True)
         try:
-            return serve_vllm(dict(zip(names, (resolve(path, 0) for path in found), strict=True)), host, port, token, options)
+            return serve_vllm(
+                dict(zip(names, (resolve(path, 0) for path in found), strict=True)),
+                host,
+                port,
+                token,
+                options,
+            )
         except NotReady as error:
             if options["--engine"] != "auto":
                 raise
@@ -102,15 +108,26 @@ def check(models: list[str], options: dict[str, str]) -> list[str]:
         raise ConfigError("which model? postgrad serve MODEL [--port PORT]")
     for key, known in CHOICES.items():
         if options[key] not in known:
-            raise ConfigError(f"{key} {options[key]} is unknown; {did_you_mean(options[key], known)}")
+            raise ConfigError(
+                f"{key} {options[key]} is unknown; {did_you_mean(options[key], known)}"
+            )
     if options["--engine"] == "vllm" and (key := handover.only_native(options, OPTIONS)):
-        raise ConfigError(f"{key} is for --engine native, vLLM's server has no such option; leave one of them away")
-    bounds = {"--queue": (0, 100_000), "--rows": (0, 4096), "--context": (0, LONGEST), "--time-limit": (1, 86_400)}
+        raise ConfigError(
+            f"{key} is for --engine native, vLLM's server has no such option; leave one of them away"
+        )
+    bounds = {
+        "--queue": (0, 100_000),
+        "--rows": (0, 4096),
+        "--context": (0, LONGEST),
+        "--time-limit": (1, 86_400),
+    }
     for key, (least, most) in (bounds | {"--grace": (0, 3600), "--threads": (0, 1024)}).items():
         web.number(options, key, least, most)
     names = options["--name"].split(",") if options["--name"] else models
     if len(names) != len(models) or len(set(names)) != len(names) or not all(names):
-        raise ConfigError(f"{len(models)} models need as many different names, got {', '.join(names)}; say --name A,B")
+        raise ConfigError(
+            f"{len(models)} models need as many different names, got {', '.join(names)}; say --name A,B"
+        )
     if options["--servers"]:
         mapping.read(Path(options["--servers"]).expanduser())
     if options["--reload-below"] and not Path(options["--reload-below"]).expanduser().is_dir():
@@ -135,10 +152,15 @@ def paths(models: list[str]) -> list[str]:
     from postgrad.evaluation.model import find_model
 
     found = [find_model(word).path for word in models]
-    return [str(Path(path).expanduser().absolute()) if Path(path).expanduser().exists() else path for path in found]
+    return [
+        str(Path(path).expanduser().absolute()) if Path(path).expanduser().exists() else path
+        for path in found
+    ]
 
 
-def serve(names: list[str], models: list[str], listener: Any, token: str, options: dict[str, str]) -> None:
+def serve(
+    names: list[str], models: list[str], listener: Any, token: str, options: dict[str, str]
+) -> None:
     """Load the models, answer until Ctrl-C or SIGTERM, then let running requests end."""
     from postgrad import web
     from postgrad.config.schema import ModelConfig
@@ -147,7 +169,10 @@ def serve(names: list[str], models: list[str], listener: Any, token: str, option
     from postgrad.serving.app import make_app
     from postgrad.serving.served_model import load_served
 
-    number = {key: int(options[key]) for key in ("--rows", "--context", "--queue", "--time-limit", "--grace", "--threads")}
+    number = {
+        key: int(options[key])
+        for key in ("--rows", "--context", "--queue", "--time-limit", "--grace", "--threads")
+    }
     if number["--threads"]:
         set_threads(number["--threads"])
     server: Any = None
@@ -165,9 +190,16 @@ def serve(names: list[str], models: list[str], listener: Any, token: str, option
     host, port = listener.getsockname()[:2]
     entries = {m.name: mapping.entry(host, port, m.name, i, m.source) for i, m in enumerate(served)}
     # Signals from here on: whoever reads the mapping may stop us before the first request.
-    with contextlib.suppress(KeyboardInterrupt), web.signals_as_interrupt(), mapping.named(file, entries):
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        web.signals_as_interrupt(),
+        mapping.named(file, entries),
+    ):
         for m in served:
-            print(f"{m.name}: {m.worker.capacity} rows of {m.context} tokens, {m.worker.queue} may wait", flush=True)
+            print(
+                f"{m.name}: {m.worker.capacity} rows of {m.context} tokens, {m.worker.queue} may wait",
+                flush=True,
+            )
         print(f"{web.address_of(listener)}/v1\nCtrl-C ends it", flush=True)
         web.run(server, listener)
     ended = [m.worker.end() for m in served]

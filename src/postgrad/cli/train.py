@@ -13,30 +13,34 @@ Runs a recipe. The same command continues its run: after Ctrl-C, after a crash, 
 
   RECIPE      a recipe, or a YAML file (also the config.yaml of a run); postgrad recipes says what each is:
 {recipes}
-  key=value   any setting, e.g. model.path=Qwen/Qwen3-0.6B data.train=gsm8k.jsonl optimiser.lr=1e-6
+  key=value   any setting, e.g. model.path=Qwen/Qwen3-0.6B data.train=gsm8k.jsonl optimizer.lr=1e-6
   method=package.module:Class   a method of your own
   --show      print the resolved configuration and stop
 
 postgrad recipes NAME shows every setting of a recipe."""
 
 
-def compose_words(words: list[str]) -> Config:
+def compose_words(overrides: list[str]) -> Config:
     """RECIPE key=value ... as a checked configuration."""
     from postgrad.methods import find_method
 
-    if not words or "=" in words[0]:
-        raise ConfigError(f"which recipe? write it before key=value, e.g. grpo; known: {', '.join(recipe_names())}")
-    return compose(words[0], words[1:], lambda name: find_method(name).Settings)
+    if not overrides or "=" in overrides[0]:
+        raise ConfigError(
+            f"which recipe? write it before key=value, e.g. grpo; known: {', '.join(recipe_names())}"
+        )
+    return compose(overrides[0], overrides[1:], lambda name: find_method(name).Settings)
 
 
-def run(words: list[str]) -> int:
-    if not words or "--help" in words or "-h" in words:
+def run(overrides: list[str]) -> int:
+    if not overrides or "--help" in overrides or "-h" in overrides:
         indent = " " * 14
-        names = textwrap.fill(", ".join(recipe_names()), 132, initial_indent=indent, subsequent_indent=indent)
+        names = textwrap.fill(
+            ", ".join(recipe_names()), 132, initial_indent=indent, subsequent_indent=indent
+        )
         print(HELP.format(recipes=names))
         return 0
-    show = "--show" in words
-    config = compose_words([word for word in words if word != "--show"])
+    show = "--show" in overrides
+    config = compose_words([word for word in overrides if word != "--show"])
     if show:
         print(to_yaml(config), end="")
         return 0
@@ -52,7 +56,9 @@ def run(words: list[str]) -> int:
         )
         return 130
     if result.step == 0:
-        print(f"done: the model reached training.stop_at={config.training.stop_at:g} before the first step; nothing was trained")
+        print(
+            f"done: the model reached training.stop_at={config.training.stop_at:g} before the first step; nothing was trained"
+        )
         return 0
     print(
         f"done: {result.step} steps in {result.folder}; the trained model is {result.folder}/checkpoints/step-{result.step}/policy"

@@ -62,7 +62,9 @@ def read(words: list[str]) -> tuple[str, dict[str, str]]:
             value = waiting.pop(0)
         options[key] = value
     if len(folders) > 1:
-        raise ConfigError(f"view takes one folder, got {' and '.join(folders)}; give the folder that holds them")
+        raise ConfigError(
+            f"view takes one folder, got {' and '.join(folders)}; give the folder that holds them"
+        )
     return folders[0] if folders else "runs", options
 
 
@@ -85,7 +87,9 @@ def listen(host: str, port: str | None) -> socket.socket:
         except OSError as error:
             listener.close()
             if number == tried[-1]:
-                raise ConfigError(f"cannot listen on {host} port {number}: {error.strerror}; choose another with --port") from error
+                raise ConfigError(
+                    f"cannot listen on {host} port {number}: {error.strerror}; choose another with --port"
+                ) from error
     raise AssertionError("a port was found or an error raised")
 
 

@@ -22,7 +22,7 @@ from postgrad.model.load import load_tokenizer, model_config
 from postgrad.model.policy import Policy
 from postgrad.rollout.engine import Engine
 from postgrad.rollout.fake import FakeEngine
-from postgrad.rollout.generator import Chat, Speaker
+from postgrad.rollout.generator import Chat, Generator
 from postgrad.rollout.http import Address, HttpChat, HttpEngine
 
 
@@ -38,14 +38,14 @@ class Placed(NamedTuple):
 def place(config: Config) -> Iterator[Placed]:
     """The models of a run, wherever cluster.* says they live; gone when the context ends."""
     roles = find_method(config.method.name)(config).models_wanted()
-    if config.cluster.place == "local":
+    if config.cluster.backend == "local":
         from postgrad.cluster.host import build_host
 
         host = build_host(config)
         engine = host.engine or served_engine(config, trains=True)
         yield Placed(host.policy, engine, _with_speakers(config, roles, engine, host.models))
         return
-    if config.cluster.place == "ray":
+    if config.cluster.backend == "ray":
         from postgrad.cluster.ray_backend import place_on_ray
 
         with place_on_ray(config, roles) as (policy, engine, models):
@@ -62,11 +62,17 @@ def place(config: Config) -> Iterator[Placed]:
         else:
             engine = RemoteEngine(children[-1], shares_weights=shares_weights(config))
         models = {
-            name: RemoteEngine(children[0], False, name) if role.kind in SPEAKING else RemoteModel(children[0], name)
+            name: RemoteEngine(children[0], False, name)
+            if role.kind in SPEAKING
+            else RemoteModel(children[0], name)
             for name, role in roles.items()
             if not is_elsewhere(role.path)
         }
-        yield Placed(RemoteModel(children[0], "policy"), engine, _with_speakers(config, roles, engine, models))
+        yield Placed(
+            RemoteModel(children[0], "policy"),
+            engine,
+            _with_speakers(config, roles, engine, models),
+        )
     finally:
         for child in children:
             child.close()
@@ -78,12 +84,12 @@ def place_engine(config: Config) -> Iterator[Engine]:
     if config.rollout.engine == "http":
         yield served_engine(config, trains=False)
         return
-    if config.cluster.place == "local":
+    if config.cluster.backend == "local":
         from postgrad.cluster.host import build_host
 
         yield build_host(config, only_engine=True).engine
         return
-    if config.cluster.place == "ray":
+    if config.cluster.backend == "ray":
         from postgrad.cluster.ray_backend import engine_on_ray
 
         with engine_on_ray(config) as engine:
@@ -104,10 +110,17 @@ def place_chat(config: Config, path: str, engine: Engine) -> Chat:
 
     role = Role("chat", path)
     method = find_method(config.method.name)(config)
-    return _speaker(config, role, engine, None if is_elsewhere(path) else build_role(config, method, "judge", role))
+    return _speaker(
+        config,
+        role,
+        engine,
+        None if is_elsewhere(path) else build_role(config, method, "judge", role),
+    )
 
 
-def _with_speakers(config: Config, roles: dict[str, Role], engine: Engine, models: dict[str, Any]) -> dict[str, Any]:
+def _with_speakers(
+    config: Config, roles: dict[str, Role], engine: Engine, models: dict[str, Any]
+) -> dict[str, Any]:
     """The roles' models, those that continue text together with their own tokenizer, wherever they are."""
     out = dict(models)
     for name, role in roles.items():
@@ -127,9 +140,9 @@ def _speaker(config: Config, role: Role, engine: Engine, model: Any) -> Any:
     prompts = Prompts(load_tokenizer(found, config.seed), config.data.template)
     if role.path.startswith(FAKE):
         said = prompts.encode_response(role.path.removeprefix(FAKE))
-        return Speaker(FakeEngine(lambda prompt, seed: said), prompts)
+        return Generator(FakeEngine(lambda prompt, seed: said), prompts)
     context = int(model_config(found, config.seed).get_text_config().max_position_embeddings)
-    return Speaker(engine if role.path == LIVE else model, prompts, context)
+    return Generator(engine if role.path == LIVE else model, prompts, context)
 
 
 def _served_speaker(config: Config, role: Role) -> Any:
@@ -142,5 +155,7 @@ def _served_speaker(config: Config, role: Role) -> Any:
         hint = "say where its tokenizer is: http://host:8000/v1?tokenizer=PATH#model"
         raise ConfigError(f"no tokenizer for the served model ({error}); {hint}") from error
     prompts = Prompts(found, config.data.template)
-    served_engine = HttpEngine(Address.of(address), prompts, config.cluster.wait_s, min(64, config.rollout.max_rows))
-    return Speaker(served_engine, prompts, served_engine.max_context)
+    served_engine = HttpEngine(
+        Address.of(address), prompts, config.cluster.wait_s, min(64, config.rollout.max_rows)
+    )
+    return Generator(served_engine, prompts, served_engine.max_context)

@@ -22,7 +22,10 @@ from postgrad.rollout.engine import Completion, Request, Sampling
 from postgrad.types import Batch
 
 START_S = 300.0  # a cold start imports torch and loads the model
-OURS = (signal.SIGINT, signal.SIGTERM)  # what the driver handles, also where all processes of a run get it
+OURS = (
+    signal.SIGINT,
+    signal.SIGTERM,
+)  # what the driver handles, also where all processes of a run get it
 
 
 class Child:
@@ -31,20 +34,30 @@ class Child:
     def __init__(self, config: Config, label: str, only_engine: bool = False) -> None:
         self.label, self.wait_s, self.lock = label, config.cluster.wait_s, threading.RLock()
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "postgrad.cluster.worker", str(theirs.fileno()), str(int(only_engine))]
+        command = [
+            sys.executable,
+            "-m",
+            "postgrad.cluster.worker",
+            str(theirs.fileno()),
+            str(int(only_engine)),
+        ]
         before = signal.pthread_sigmask(
             signal.SIG_BLOCK, OURS
         )  # the child is born with them blocked, so that none meets its imports
         try:
             self.process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+                command,
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
         self.socket = ours
         try:
-            with contextlib.suppress(OSError):  # a child that is dead already is noticed when it does not answer
+            with contextlib.suppress(
+                OSError
+            ):  # a child that is dead already is noticed when it does not answer
                 send(self.socket, to_yaml(config).encode())
             self._receive("start", START_S)
         except BaseException:
@@ -78,7 +91,9 @@ class Child:
 
     def _silence(self, what: str, limit_s: float) -> RunError:
         self.close(patience_s=1.0)
-        return RunError(f"the {self.label} process did not answer {what} within {limit_s:g} s (cluster.wait_s); it was stopped")
+        return RunError(
+            f"the {self.label} process did not answer {what} within {limit_s:g} s (cluster.wait_s); it was stopped"
+        )
 
     def _death(self, what: str) -> RunError:
         self.close()
@@ -117,8 +132,8 @@ class RemoteModel:
     def update(self, batch: Batch, step: int) -> dict[str, float]:
         return self.child.call(self.role, "update", batch, step)
 
-    def seen(self) -> dict[str, Tensor]:
-        return self.child.call(self.role, "seen")
+    def token_stats(self) -> dict[str, Tensor]:
+        return self.child.call(self.role, "token_stats")
 
     def weights(self) -> dict[str, Tensor]:
         return self.child.call(self.role, "weights")

@@ -84,4 +84,7 @@ def _described(config: Config) -> Loaded:
         generation = GenerationConfig.from_pretrained(path)
     except OSError:  # the file is not a must
         generation = GenerationConfig.from_model_config(shape)
-    return Loaded(SimpleNamespace(config=shape, generation_config=generation), load_tokenizer(config.model, config.seed))
+    return Loaded(
+        SimpleNamespace(config=shape, generation_config=generation),
+        load_tokenizer(config.model, config.seed),
+    )

@@ -1,6 +1,6 @@
 """A host: the models of a run as they live in one process, built from the configuration alone.
 
-The driver's process is a host when cluster.place=local; a child process is one when cluster.place=process. Both are the same code.
+The driver's process is a host when cluster.backend=local; a child process is one when cluster.backend=process. Both are the same code.
 """
 
 import dataclasses
@@ -35,36 +35,50 @@ class Host:
 def build_host(config: Config, only_engine: bool = False) -> Host:
     """Load the models and put the ports around them. The configuration is resolved: no auto is left in it.
 
-    `only_engine` builds a host that samples and never trains: no optimiser, no other roles.
+    `only_engine` builds a host that samples and never trains: no optimizer, no other roles.
     """
     set_threads(config.model.threads)
     if only_engine and config.rollout.engine not in OVER_A_MODEL:
         return Host(None, build_engine(config, None))
     method = find_method(config.method.name)(config)
-    loaded = load_policy(config, method, adapters=not only_engine)  # an engine alone gets merged weights
+    loaded = load_policy(
+        config, method, adapters=not only_engine
+    )  # an engine alone gets merged weights
     engine = None if config.rollout.engine == "http" else build_engine(config, loaded)
     if only_engine:
         return Host(FrozenPolicy(config, loaded), engine)
-    roles = {name: role for name, role in method.models_wanted().items() if not is_elsewhere(role.path)}
+    roles = {
+        name: role for name, role in method.models_wanted().items() if not is_elsewhere(role.path)
+    }
     models = {name: build_role(config, method, name, role, loaded) for name, role in roles.items()}
     return Host(LocalPolicy(config, loaded, method), engine, models)
 
 
-def load_policy(config: Config, method: Method, adapters: bool = True, device: str | None = None) -> Loaded:
+def load_policy(
+    config: Config, method: Method, adapters: bool = True, device: str | None = None
+) -> Loaded:
     """The model that is trained, looked at by its method, with its adapters where there are to be some."""
     loaded = load_role(config, "policy", config.model.path, device)
     method.check_model(loaded.model)
     if config.model.lora.rank and adapters:
-        adapt(loaded.model, config.model.lora, config.seed, base_name(config.model.path, config.seed))
+        adapt(
+            loaded.model, config.model.lora, config.seed, base_name(config.model.path, config.seed)
+        )
     return loaded
 
 
 def is_base(config: Config, role: Role) -> bool:
     """Whether a role is the policy's own weights without the adapters: then it needs no second copy."""
-    return role.kind == "frozen" and config.model.lora.rank > 0 and role.path in ("", config.model.path)
+    return (
+        role.kind == "frozen"
+        and config.model.lora.rank > 0
+        and role.path in ("", config.model.path)
+    )
 
 
-def build_role(config: Config, method: Method, name: str, role: Role, policy: Loaded | None = None) -> Any:
+def build_role(
+    config: Config, method: Method, name: str, role: Role, policy: Loaded | None = None
+) -> Any:
     """A model beside the policy (`policy`, where there is one), behind its port. Raises ConfigError that names the role."""
     if policy is not None and is_base(config, role):
         return BasePolicy(config, policy)
@@ -72,14 +86,24 @@ def build_role(config: Config, method: Method, name: str, role: Role, policy: Lo
     if role.kind == "critic":
         return LocalCritic(config, loaded, method, role.lr)  # type: ignore[arg-type]
     loaded.model.requires_grad_(False)
-    return NativeEngine(loaded, config.rollout) if role.kind in SPEAKING else FrozenPolicy(config, loaded)
+    return (
+        NativeEngine(loaded, config.rollout)
+        if role.kind in SPEAKING
+        else FrozenPolicy(config, loaded)
+    )
 
 
 def load_role(config: Config, name: str, path: str, device: str | None = None) -> Loaded:
     """The model of a role, on the configured device unless another is named."""
     try:
-        return load(dataclasses.replace(config.model, path=path), choose_device(device or config.model.device), config.seed)
+        return load(
+            dataclasses.replace(config.model, path=path),
+            choose_device(device or config.model.device),
+            config.seed,
+        )
     except ConfigError as error:
         if name == "policy":
             raise
-        raise ConfigError(f"{name}: {error}") from error  # it speaks of model.path, but this is another model
+        raise ConfigError(
+            f"{name}: {error}"
+        ) from error  # it speaks of model.path, but this is another model

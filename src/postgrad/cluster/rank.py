@@ -30,7 +30,9 @@ class Rank:
         self.listener = socket.create_server((host, 0))
         return host, self.listener.getsockname()[1]
 
-    def start(self, config: str, hosts: list[str], rank: int, size: int, point: tuple[str, int] | None) -> bytes:
+    def start(
+        self, config: str, hosts: list[str], rank: int, size: int, point: tuple[str, int] | None
+    ) -> bytes:
         """Build the models that `hosts` names. Without a `point` this actor stands alone and only speaks."""
         from postgrad.cluster.wire import encode
 
@@ -49,9 +51,13 @@ class Rank:
         kind, value = answer(self.ports, port, method, [*arguments, *map(decode, parts)])
         if kind != "ok":
             return encode([kind, value]), b""
-        return encode([kind, None]), encode(value) if self.first or method == "generate" else encode(None)
+        return encode([kind, None]), encode(
+            value
+        ) if self.first or method == "generate" else encode(None)
 
-    def _build(self, text: str, hosts: list[str], rank: int, size: int, point: tuple[str, int] | None) -> Ports:
+    def _build(
+        self, text: str, hosts: list[str], rank: int, size: int, point: tuple[str, int] | None
+    ) -> Ports:
         from postgrad.config.compose import from_yaml
         from postgrad.methods import find_method
         from postgrad.model.device import set_threads
@@ -82,17 +88,17 @@ class Rank:
         return Ranks.meet(device, config.cluster.offload)
 
 
-class Following:
+class SyncedEngine:
     """A rank's engine beside the sharded policy: over a whole copy of the weights, gathered anew when they have moved."""
 
     def __init__(self, engine: Any, model: Any, policy: Any) -> None:
         self.engine, self.model, self.policy = engine, model, policy
-        self.seen = policy.moves
+        self.token_stats = policy.weights_version
 
     def generate(self, requests: Sequence[Any], sampling: Any) -> list[Any]:
-        if self.seen != self.policy.moves:
+        if self.token_stats != self.policy.weights_version:
             self.policy.hand_to(self.model)
-            self.seen = self.policy.moves
+            self.token_stats = self.policy.weights_version
         return self.engine.generate(requests, sampling)
 
     def publish(self, weights: dict[str, Any]) -> None:
@@ -106,14 +112,27 @@ def _speakers(config: Any, hosts: list[str]) -> Ports:
 
     method = find_method(config.method.name)(config)
     roles = method.models_wanted()
-    ports: Ports = {name: (roles[name].kind, build_role(config, method, name, roles[name])) for name in hosts if name != ENGINE}
-    return ports | ({ENGINE: ("engine", build_host(config, only_engine=True).engine)} if ENGINE in hosts else {})
+    ports: Ports = {
+        name: (roles[name].kind, build_role(config, method, name, roles[name]))
+        for name in hosts
+        if name != ENGINE
+    }
+    return ports | (
+        {ENGINE: ("engine", build_host(config, only_engine=True).engine)} if ENGINE in hosts else {}
+    )
 
 
 def _trained(config: Any, hosts: list[str], ranks: Any) -> Ports:
     """Models divided over the ranks; those that continue text are whole on each."""
     from postgrad.cluster.engines import OVER_A_MODEL
-    from postgrad.cluster.host import SPEAKING, build_host, build_role, is_base, load_policy, load_role
+    from postgrad.cluster.host import (
+        SPEAKING,
+        build_host,
+        build_role,
+        is_base,
+        load_policy,
+        load_role,
+    )
     from postgrad.methods import find_method
     from postgrad.model.sharded import ShardedBase, ShardedCritic, ShardedFrozen, ShardedPolicy
 
@@ -127,7 +146,10 @@ def _trained(config: Any, hosts: list[str], ranks: Any) -> Ports:
         if ENGINE in hosts:
             host = build_host(config, only_engine=True)
             own = config.rollout.engine not in OVER_A_MODEL
-            ports[ENGINE] = ("engine", host.engine if own else Following(host.engine, host.policy.model, policy))
+            ports[ENGINE] = (
+                "engine",
+                host.engine if own else SyncedEngine(host.engine, host.policy.model, policy),
+            )
     for name in hosts:
         if name in (POLICY, ENGINE):
             continue
@@ -140,6 +162,10 @@ def _trained(config: Any, hosts: list[str], ranks: Any) -> Ports:
             continue
         loaded = load_role(config, name, role.path or config.model.path, device="cpu")
         critic = role.kind == "critic"
-        model = ShardedCritic(config, loaded, method, role.lr, ranks) if critic else ShardedFrozen(config, loaded, ranks)  # type: ignore[arg-type]
+        model = (
+            ShardedCritic(config, loaded, method, role.lr, ranks)  # type: ignore[arg-type]
+            if critic
+            else ShardedFrozen(config, loaded, ranks)
+        )  # type: ignore[arg-type]
         ports[name] = (role.kind, model)
     return ports

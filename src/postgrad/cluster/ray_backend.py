@@ -48,11 +48,15 @@ def import_ray() -> Any:
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # what Ray will do anyway, without its warning
+    os.environ.setdefault(
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
+    )  # what Ray will do anyway, without its warning
     try:
         ray: Any = importlib.import_module("ray")
     except ImportError as error:
-        raise ConfigError("cluster=ray needs one more package: pip install 'postgrad[cluster]'") from error
+        raise ConfigError(
+            "cluster=ray needs one more package: pip install 'postgrad[cluster]'"
+        ) from error
     if late:  # somebody imported Ray before: it read its settings then, and would start servers it cannot talk to
         ray._raylet.Config.initialize("")
     return ray
@@ -62,7 +66,9 @@ def import_ray() -> Any:
 def connected(config: Config) -> Iterator[Any]:
     """Ray, joined at cluster.address, or started on this machine for as long as the context lasts. One that is joined already is used."""
     if config.cluster.address:
-        os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "3")  # seconds to join; a cluster that is there answers at once
+        os.environ.setdefault(
+            "RAY_NUM_REDIS_GET_RETRIES", "3"
+        )  # seconds to join; a cluster that is there answers at once
     ray = import_ray()
     if ray.is_initialized():
         yield ray
@@ -131,11 +137,15 @@ def _forget_tokens_of_the_dead() -> None:
 def _join(ray: Any, address: str) -> None:
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
-        raise ConfigError(f"cluster.address={address} is not host:port; `ray start --head` prints it, e.g. 10.0.0.1:6379")
+        raise ConfigError(
+            f"cluster.address={address} is not host:port; `ray start --head` prints it, e.g. 10.0.0.1:6379"
+        )
     try:
         socket.create_connection((host, int(port)), timeout=ANSWER_S).close()
     except (OSError, OverflowError) as error:
-        raise ConfigError(f"cluster.address={address}: nobody answers there ({error}); start it with ray start --head") from error
+        raise ConfigError(
+            f"cluster.address={address}: nobody answers there ({error}); start it with ray start --head"
+        ) from error
     try:
         with _no_chatter():
             ray.init(address=address, logging_level="ERROR", log_to_driver=False)
@@ -182,29 +192,31 @@ def needs_of(config: Config, name: str, cluster: dict[str, float]) -> dict[str, 
     """
     on_gpu = is_gpu(config.model.device) and name != VERIFIER
     cores = config.reward.workers if name == VERIFIER else config.model.threads
-    needs: dict[str, Any] = {"num_gpus": 1, "num_cpus": 1} if on_gpu else {"num_gpus": 0, "num_cpus": cores}
+    needs: dict[str, Any] = (
+        {"num_gpus": 1, "num_cpus": 1} if on_gpu else {"num_gpus": 0, "num_cpus": cores}
+    )
     return needs | ({"resources": {name: 1}} if name in cluster else {})
 
 
-class Member:
+class Worker:
     """One actor with its name; `handle` changes when it is made anew."""
 
     def __init__(self, name: str, handle: Any) -> None:
         self.name, self.handle = name, handle
 
 
-Arrivals = Generator[tuple[Any, Member, Any], float | None, None]
+Arrivals = Generator[tuple[Any, Worker, Any], float | None, None]
 
 
-class Lost(Exception):
+class WorkerLost(Exception):
     """An actor that died or fell silent."""
 
-    def __init__(self, member: Member, how: str) -> None:
+    def __init__(self, member: Worker, how: str) -> None:
         super().__init__(f"the {member.name} worker {how}")
         self.member = member
 
 
-class FarWeights(Mapping[str, Tensor]):
+class WeightsRef(Mapping[str, Tensor]):
     """Weights that stay in the object store: engines get the reference; whoever looks inside fetches them."""
 
     def __init__(self, ray: Any, reference: Any) -> None:
@@ -230,40 +242,54 @@ class FarWeights(Mapping[str, Tensor]):
 class Actors:
     """What a group of ranks and a set of engines share: making actors, calling them, waiting for them."""
 
-    def __init__(self, ray: Any, config: Config, label: str, size: int, hosts: Sequence[str]) -> None:
+    def __init__(
+        self, ray: Any, config: Config, label: str, size: int, hosts: Sequence[str]
+    ) -> None:
         self.ray, self.config, self.label, self.hosts = ray, config, label, list(hosts)
         self.text, self.wait_s = ray.put(to_yaml(config)), config.cluster.wait_s
         self.needs = needs_of(config, label, ray.cluster_resources())
         self.lock = threading.RLock()
-        self.members = [Member(f"{label} {i}" if size > 1 else label, self.make()) for i in range(size)]
+        self.members = [
+            Worker(f"{label} {i}" if size > 1 else label, self.make()) for i in range(size)
+        ]
 
     def call(self, port: str, method: str, *arguments: Any) -> Any:
         raise NotImplementedError
 
     def make(self) -> Any:
-        return self.ray.remote(Rank).options(**self.needs, max_restarts=0, max_concurrency=1).remote()
+        return (
+            self.ray.remote(Rank).options(**self.needs, max_restarts=0, max_concurrency=1).remote()
+        )
 
-    def send(self, member: Member, request: bytes | Any, parts: Sequence[Any] = ()) -> tuple[Any, Any]:
+    def send(
+        self, member: Worker, request: bytes | Any, parts: Sequence[Any] = ()
+    ) -> tuple[Any, Any]:
         """References of (how it went, the result)."""
         return member.handle.call.options(num_returns=2).remote(request, *parts)
 
-    def arrived(self, pending: dict[Any, Member], what: str, limit_s: float) -> Arrivals:
+    def arrived(self, pending: dict[Any, Worker], what: str, limit_s: float) -> Arrivals:
         """(reference, member, value) in the order of arrival. Raises Lost; a limit can be shortened by sending it in."""
         pending = dict(pending)
         deadline = time.monotonic() + limit_s
         while pending:
-            done, _ = self.ray.wait(list(pending), num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
+            done, _ = self.ray.wait(
+                list(pending), num_returns=1, timeout=max(0.0, deadline - time.monotonic())
+            )
             if not done:
                 member = next(iter(pending.values()))
                 setting = " (cluster.wait_s)" if limit_s == self.wait_s else ""
-                raise Lost(member, f"did not answer {what} within {limit_s:g} s{setting}; it was stopped")
+                raise WorkerLost(
+                    member, f"did not answer {what} within {limit_s:g} s{setting}; it was stopped"
+                )
             member = pending.pop(done[0])
             try:
                 value = self.ray.get(done[0])
             except self.ray.exceptions.RayActorError as error:
-                raise Lost(member, f"died during {what}") from error
+                raise WorkerLost(member, f"died during {what}") from error
             except self.ray.exceptions.RayError as error:
-                raise RunError(f"{what} on the {member.name} worker: {_first_line(error)}") from error
+                raise RunError(
+                    f"{what} on the {member.name} worker: {_first_line(error)}"
+                ) from error
             sooner = yield done[0], member, value
             if sooner is not None:
                 deadline = min(deadline, time.monotonic() + sooner)
@@ -273,15 +299,20 @@ class Actors:
             self.ray.kill(member.handle)
 
 
-class Crew(Actors):
+class WorkerGroup(Actors):
     """Ranks that hold models together. One that is lost ends them all: the run stops by name and can be continued."""
 
-    def __init__(self, ray: Any, config: Config, label: str, size: int, hosts: Sequence[str]) -> None:
+    def __init__(
+        self, ray: Any, config: Config, label: str, size: int, hosts: Sequence[str]
+    ) -> None:
         super().__init__(ray, config, label, size, hosts)
         self.broken = ""
         try:
             point = self._one(self.members[0].handle.meeting_point.remote(), self.members[0])
-            started = {m.handle.start.remote(self.text, self.hosts, rank, size, point): m for rank, m in enumerate(self.members)}
+            started = {
+                m.handle.start.remote(self.text, self.hosts, rank, size, point): m
+                for rank, m in enumerate(self.members)
+            }
             self._statuses(started, "start", START_S)
         except BaseException:
             self.close()
@@ -295,12 +326,20 @@ class Crew(Actors):
                 raise RunError(f"{self.broken}; {what} cannot be asked")
             if method == "generate":
                 return self._divided(port, *arguments)
-            parts = [arguments[0].reference] if arguments and isinstance(arguments[0], FarWeights) else []
+            parts = (
+                [arguments[0].reference]
+                if arguments and isinstance(arguments[0], WeightsRef)
+                else []
+            )
             request = self.ray.put(encode([port, method, [] if parts else list(arguments)]))
             sent = {m: self.send(m, request, parts) for m in self.members}
             self._statuses({status: m for m, (status, _) in sent.items()}, what, self.wait_s)
             result = sent[self.members[0]][1]
-            return FarWeights(self.ray, result) if method == "weights" else decode(self._one(result, self.members[0]))
+            return (
+                WeightsRef(self.ray, result)
+                if method == "weights"
+                else decode(self._one(result, self.members[0]))
+            )
 
     def _divided(self, port: str, requests: list[Any], sampling: Any) -> list[Any]:
         shares = share_requests(requests, len(self.members))
@@ -308,10 +347,17 @@ class Crew(Actors):
             m: self.send(m, encode([port, "generate", [[requests[i] for i in share], sampling]]))
             for m, share in zip(self.members, shares, strict=True)
         }
-        self._statuses({status: m for m, (status, _) in sent.items()}, f"{port}.generate", self.wait_s)
-        return merged([(share, decode(self._one(sent[m][1], m))) for m, share in zip(self.members, shares, strict=True)])
+        self._statuses(
+            {status: m for m, (status, _) in sent.items()}, f"{port}.generate", self.wait_s
+        )
+        return merged(
+            [
+                (share, decode(self._one(sent[m][1], m)))
+                for m, share in zip(self.members, shares, strict=True)
+            ]
+        )
 
-    def _statuses(self, pending: dict[Any, Member], what: str, limit_s: float) -> None:
+    def _statuses(self, pending: dict[Any, Worker], what: str, limit_s: float) -> None:
         """Wait until all have answered. Where one failed the others may hang in an exchange with it: they get GRACE_S."""
         failure: Exception | None = None
         arrivals = self.arrived(pending, what, limit_s)
@@ -324,7 +370,7 @@ class Crew(Actors):
                 entry = arrivals.send(GRACE_S) if failure is not None else next(arrivals, None)
         except StopIteration:
             pass
-        except Lost as lost:
+        except WorkerLost as lost:
             self.broken = str(lost)
             self.close()
             if failure is None:
@@ -332,10 +378,12 @@ class Crew(Actors):
         if failure is not None:
             raise failure
 
-    def _one(self, reference: Any, member: Member) -> Any:
+    def _one(self, reference: Any, member: Worker) -> Any:
         try:
-            return next(self.arrived({reference: member}, "its answer", max(self.wait_s, START_S)))[2]
-        except Lost as lost:
+            return next(self.arrived({reference: member}, "its answer", max(self.wait_s, START_S)))[
+                2
+            ]
+        except WorkerLost as lost:
             self.broken = str(lost)
             self.close()
             raise RunError(f"{lost}; the same command continues the run") from lost
@@ -347,12 +395,14 @@ class Engines(Actors):
     Each trajectory has its own seed, so what is repeated is the same, and the division over engines changes nothing.
     """
 
-    def __init__(self, ray: Any, config: Config, label: str, size: int, hosts: Sequence[str]) -> None:
+    def __init__(
+        self, ray: Any, config: Config, label: str, size: int, hosts: Sequence[str]
+    ) -> None:
         super().__init__(ray, config, label, size, hosts)
         self.left, self.weights = config.cluster.engine_restarts, None
         try:
             self._all({m: self._start(m) for m in self.members}, "start", START_S)
-        except Lost as lost:
+        except WorkerLost as lost:
             self.close()
             raise RunError(str(lost)) from lost
         except BaseException:
@@ -363,21 +413,27 @@ class Engines(Actors):
         with self.lock:
             if method == "publish":
                 weights = arguments[0]
-                far = isinstance(weights, FarWeights)
+                far = isinstance(weights, WeightsRef)
                 self.weights = (port, weights.reference if far else self.ray.put(encode(weights)))
                 self._ask(dict.fromkeys(self.members), f"{port}.publish")
                 return None
             requests, sampling = arguments
-            shares = dict(zip(self.members, share_requests(requests, len(self.members)), strict=True))
-            asked = {m: encode([port, method, [[requests[i] for i in share], sampling]]) for m, share in shares.items() if share}
+            shares = dict(
+                zip(self.members, share_requests(requests, len(self.members)), strict=True)
+            )
+            asked = {
+                m: encode([port, method, [[requests[i] for i in share], sampling]])
+                for m, share in shares.items()
+                if share
+            }
             found = self._ask(asked, f"{port}.{method}")
             return merged([(shares[m], decode(data)) for m, data in found.items()])
 
-    def _ask(self, asked: Mapping[Member, bytes | None], what: str) -> dict[Member, bytes]:
+    def _ask(self, asked: Mapping[Worker, bytes | None], what: str) -> dict[Worker, bytes]:
         """Everybody's result, after as many restarts as are left; a request of None publishes the weights."""
         send = lambda m: self._publish(m) if asked[m] is None else self.send(m, asked[m])  # noqa: E731
         sent = {member: send(member) for member in asked}
-        out: dict[Member, bytes] = {}
+        out: dict[Worker, bytes] = {}
         while sent:
             member, (status, result) = next(iter(sent.items()))
             try:
@@ -386,15 +442,15 @@ class Engines(Actors):
                     raise ConfigError(words) if kind == "config" else RunError(words)
                 out[member] = self._get(result, member, what)
                 del sent[member]
-            except Lost as lost:
+            except WorkerLost as lost:
                 self._restart(member, lost)
                 sent[member] = send(member)
         return out
 
-    def _get(self, reference: Any, member: Member, what: str) -> Any:
+    def _get(self, reference: Any, member: Worker, what: str) -> Any:
         return next(self.arrived({reference: member}, what, self.wait_s))[2]
 
-    def _restart(self, member: Member, lost: Lost) -> None:
+    def _restart(self, member: Worker, lost: WorkerLost) -> None:
         self.ray.kill(member.handle)
         if self.left == 0:
             raise RunError(
@@ -402,7 +458,10 @@ class Engines(Actors):
                 "the same command continues the run"
             ) from lost
         self.left -= 1
-        print(f"{lost}; it is started anew and repeats its share ({self.left} restarts left)", file=sys.stderr)
+        print(
+            f"{lost}; it is started anew and repeats its share ({self.left} restarts left)",
+            file=sys.stderr,
+        )
         member.handle = self.make()
         try:
             self._all({member: self._start(member)}, "start", START_S)
@@ -410,26 +469,30 @@ class Engines(Actors):
                 kind, words = decode(self._get(self._publish(member)[0], member, "engine.publish"))
                 if kind != "ok":
                     raise RunError(words)
-        except Lost as again:
+        except WorkerLost as again:
             self._restart(member, again)
 
-    def _start(self, member: Member) -> Any:
+    def _start(self, member: Worker) -> Any:
         return member.handle.start.remote(self.text, self.hosts, 0, 1, None)
 
-    def _publish(self, member: Member) -> Any:
+    def _publish(self, member: Worker) -> Any:
         assert self.weights is not None
         port, reference = self.weights
         return self.send(member, encode([port, "publish", []]), [reference])
 
-    def _all(self, pending: dict[Member, Any], what: str, limit_s: float) -> None:
-        for _, _, value in self.arrived({reference: m for m, reference in pending.items()}, what, limit_s):
+    def _all(self, pending: dict[Worker, Any], what: str, limit_s: float) -> None:
+        for _, _, value in self.arrived(
+            {reference: m for m, reference in pending.items()}, what, limit_s
+        ):
             kind, words = decode(value)
             if kind != "ok":
                 raise ConfigError(words) if kind == "config" else RunError(words)
 
 
 @contextmanager
-def place_on_ray(config: Config, roles: dict[str, Role]) -> Iterator[tuple[Any, Any, dict[str, Any]]]:
+def place_on_ray(
+    config: Config, roles: dict[str, Role]
+) -> Iterator[tuple[Any, Any, dict[str, Any]]]:
     """(policy, engine, models by role) on the cluster. Roles of cluster.pools have workers of their own; others stand with the policy.
 
     With a pool for them the verifiers stand beside the models, under their pool's name.
@@ -439,7 +502,9 @@ def place_on_ray(config: Config, roles: dict[str, Role]) -> Iterator[tuple[Any, 
     for name in pools:
         if name not in here:
             known = ", ".join([*here, VERIFIER])
-            raise ConfigError(f"cluster.pools.{name}: this run has no such role to place; its roles are {known}")
+            raise ConfigError(
+                f"cluster.pools.{name}: this run has no such role to place; its roles are {known}"
+            )
     engines = config.cluster.engines
     with connected(config) as ray:
         _check_room(ray, config, config.cluster.workers + engines + sum(pools.values()))
@@ -447,16 +512,20 @@ def place_on_ray(config: Config, roles: dict[str, Role]) -> Iterator[tuple[Any, 
         try:
             staying = [name for name in here if name not in pools]
             beside = [] if engines or config.rollout.engine == "http" else [ENGINE]
-            crew = Crew(ray, config, POLICY, config.cluster.workers, [POLICY, *beside, *staying])
+            crew = WorkerGroup(
+                ray, config, POLICY, config.cluster.workers, [POLICY, *beside, *staying]
+            )
             groups.append(crew)
             models = {name: _port(crew, name, here[name]) for name in staying}
             for name, size in pools.items():
-                kind = Engines if here[name].kind in SPEAKING else Crew
+                kind = Engines if here[name].kind in SPEAKING else WorkerGroup
                 groups.append(kind(ray, config, name, size, [name]))
                 models[name] = _port(groups[-1], name, here[name])
             if engines:
                 groups.append(Engines(ray, config, ENGINE, engines, [ENGINE]))
-            engine: Any = RemoteEngine(groups[-1] if engines else crew, shares_weights(config) and not engines)
+            engine: Any = RemoteEngine(
+                groups[-1] if engines else crew, shares_weights(config) and not engines
+            )
             if VERIFIER in config.cluster.pools:
                 from postgrad.cluster.verifier_pool import Verifiers
 
@@ -514,7 +583,9 @@ def share_requests(requests: Sequence[Any], size: int) -> list[list[int]]:
 
 def merged(found: Sequence[tuple[list[int], list[Any]]]) -> list[Any]:
     """Results by the numbers of their requests, in the order of the requests."""
-    by_number = {i: result for share, results in found for i, result in zip(share, results, strict=True)}
+    by_number = {
+        i: result for share, results in found for i, result in zip(share, results, strict=True)
+    }
     return [by_number[i] for i in sorted(by_number)]
 
 

@@ -33,16 +33,22 @@ def served(path: str) -> tuple[str, str]:
     entry = _entry(file, name)
     try:
         model = entry.get("served_model_name") or name
-        return f"http://{entry['local_host']}:{int(entry['port'])}/v1#{model}", str(entry.get("tokenizer") or name)
+        return f"http://{entry['local_host']}:{int(entry['port'])}/v1#{model}", str(
+            entry.get("tokenizer") or name
+        )
     except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{file}: {name} needs local_host and a port that is a number ({error})") from error
+        raise ConfigError(
+            f"{file}: {name} needs local_host and a port that is a number ({error})"
+        ) from error
 
 
 def _entry(file: str, name: str) -> dict[str, Any]:
     try:
         known = json.loads(Path(file).expanduser().read_text())
     except OSError as error:
-        raise ConfigError(f"{file}: {error.strerror}; name a mapping file of servers that is there") from error
+        raise ConfigError(
+            f"{file}: {error.strerror}; name a mapping file of servers that is there"
+        ) from error
     except ValueError as error:
         raise ConfigError(f"{file} is not JSON: {error}") from error
     if not isinstance(known, dict) or not isinstance(known.get(name), dict):

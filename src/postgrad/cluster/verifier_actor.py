@@ -33,14 +33,22 @@ class VerifierActor:
             found = self.pool.judge(items, [name for _, _, name in message["items"]])
         except (ConfigError, RunError) as error:
             return encode(["config" if isinstance(error, ConfigError) else "error", str(error)])
-        return encode(["ok", [[v.value, v.parts] if isinstance(v, Score) else [v.kind, v.reason] for v in found]])
+        return encode(
+            [
+                "ok",
+                [[v.value, v.parts] if isinstance(v, Score) else [v.kind, v.reason] for v in found],
+            ]
+        )
 
 
 def chunk_of(items: list[tuple[str, Problem]], names: list[str]) -> bytes:
     """The message for these items; a problem that several of them share travels once."""
     problems = {id(problem): problem for _, problem in items}
     numbers = {key: i for i, key in enumerate(problems)}
-    plain = [[numbers[id(problem)], response, name] for (response, problem), name in zip(items, names, strict=True)]
+    plain = [
+        [numbers[id(problem)], response, name]
+        for (response, problem), name in zip(items, names, strict=True)
+    ]
     return encode({"problems": [vars(problem) for problem in problems.values()], "items": plain})
 
 
@@ -49,4 +57,7 @@ def verdicts_of(answer: bytes) -> list[Score | Failure]:
     kind, found = json.loads(answer)
     if kind != "ok":
         raise ConfigError(found) if kind == "config" else RunError(found)
-    return [Failure(first, second) if isinstance(first, str) else Score(first, second) for first, second in found]
+    return [
+        Failure(first, second) if isinstance(first, str) else Score(first, second)
+        for first, second in found
+    ]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.cluster.child_process import START_S
-from postgrad.cluster.ray_backend import VERIFIER, Actors, Lost, Member
+from postgrad.cluster.ray_backend import VERIFIER, Actors, Worker, WorkerLost
 from postgrad.cluster.verifier_actor import VerifierActor, chunk_of, verdicts_of
 from postgrad.config.schema import Config
 from postgrad.errors import RunError
@@ -26,7 +26,7 @@ from postgrad.verifiers.verifier import find_verifier
 class Held:
     """The responses (by position) that an actor judges now, and until when."""
 
-    member: Member
+    member: Worker
     positions: list[int]
     limit_s: float
     deadline: float
@@ -47,29 +47,43 @@ class Verifiers(Actors):
 
     def make(self) -> Any:
         reward, here = self.config.reward, str(Path.cwd())
-        actor = self.ray.remote(VerifierActor).options(**self.needs, max_restarts=0, max_concurrency=1)
-        return actor.remote(reward.workers, reward.timeout_s, here, [path or here for path in sys.path])
+        actor = self.ray.remote(VerifierActor).options(
+            **self.needs, max_restarts=0, max_concurrency=1
+        )
+        return actor.remote(
+            reward.workers, reward.timeout_s, here, [path or here for path in sys.path]
+        )
 
     def close(self) -> None:
         self.closed = True
         super().close()
 
-    def judge(self, items: Sequence[tuple[str, Problem]], verifier_names: Sequence[str]) -> list[Score | Failure]:
+    def judge(
+        self, items: Sequence[tuple[str, Problem]], verifier_names: Sequence[str]
+    ) -> list[Score | Failure]:
         """A Score or a Failure for each (response, problem), in order, as VerifierPool.judge gives them."""
         for name in set(verifier_names) - set(self.seconds):
             self.seconds[name] = max(self.config.reward.timeout_s, find_verifier(name).seconds)
         with self.lock:
             return self._judge(items, verifier_names)
 
-    def _judge(self, items: Sequence[tuple[str, Problem]], names: Sequence[str]) -> list[Score | Failure]:
-        waiting, alone = deque(range(len(items))), deque[int]()  # alone: what an actor held that was lost
+    def _judge(
+        self, items: Sequence[tuple[str, Problem]], names: Sequence[str]
+    ) -> list[Score | Failure]:
+        waiting, alone = (
+            deque(range(len(items))),
+            deque[int](),
+        )  # alone: what an actor held that was lost
         idle, busy = deque(self.members), dict[Any, Held]()
         results: dict[int, Score | Failure] = {}
         retried: set[int] = set()
         while waiting or alone or busy:
             while idle and (waiting or alone):
                 # Chunks shrink towards the end, so that the actors finish together.
-                size = min(MAX_CHUNK * self.config.reward.workers, -(-len(waiting) // (4 * len(self.members))))
+                size = min(
+                    MAX_CHUNK * self.config.reward.workers,
+                    -(-len(waiting) // (4 * len(self.members))),
+                )
                 chosen = [waiting.popleft() for _ in range(size)] or [alone.popleft()]
                 reference, held = self._hand(idle.popleft(), chosen, items, names)
                 busy[reference] = held
@@ -77,13 +91,18 @@ class Verifiers(Actors):
             held = busy.pop(reference)
             try:
                 if not there:
-                    raise Lost(held.member, f"did not answer judge within {held.limit_s:g} s; it was stopped")
+                    raise WorkerLost(
+                        held.member,
+                        f"did not answer judge within {held.limit_s:g} s; it was stopped",
+                    )
                 _, _, answer = next(self.arrived({reference: held.member}, "judge", self.wait_s))
                 results |= zip(held.positions, verdicts_of(answer), strict=True)
-            except Lost as lost:
+            except WorkerLost as lost:
                 self._renew(held.member, lost)
                 if retried.issuperset(held.positions):
-                    results |= {position: Failure("crash", str(lost)) for position in held.positions}
+                    results |= {
+                        position: Failure("crash", str(lost)) for position in held.positions
+                    }
                 else:
                     retried |= set(held.positions)
                     alone.extend(held.positions)
@@ -91,21 +110,29 @@ class Verifiers(Actors):
         return [results[position] for position in range(len(items))]
 
     def _hand(
-        self, member: Member, positions: list[int], items: Sequence[tuple[str, Problem]], names: Sequence[str]
+        self,
+        member: Worker,
+        positions: list[int],
+        items: Sequence[tuple[str, Problem]],
+        names: Sequence[str],
     ) -> tuple[Any, Held]:
         """Send these responses; their time limits are kept over there, so here all of them and cluster.wait_s are waited for."""
         chosen = [names[position] for position in positions]
         limit_s = self.wait_s + sum(self.seconds[name] for name in chosen)
-        reference = member.handle.judge.remote(chunk_of([items[position] for position in positions], chosen))
+        reference = member.handle.judge.remote(
+            chunk_of([items[position] for position in positions], chosen)
+        )
         return reference, Held(member, positions, limit_s, time.monotonic() + limit_s)
 
     def _next(self, busy: dict[Any, Held]) -> tuple[Any, bool]:
         """(the answer that is there first, True), or (one whose time is over, False)."""
         soonest = min(busy, key=lambda reference: busy[reference].deadline)
-        done, _ = self.ray.wait(list(busy), num_returns=1, timeout=max(0.0, busy[soonest].deadline - time.monotonic()))
+        done, _ = self.ray.wait(
+            list(busy), num_returns=1, timeout=max(0.0, busy[soonest].deadline - time.monotonic())
+        )
         return (done[0], True) if done else (soonest, False)
 
-    def _renew(self, member: Member, lost: Lost) -> None:
+    def _renew(self, member: Worker, lost: WorkerLost) -> None:
         if self.closed:
             raise RunError("the verifiers are closed") from lost
         self.ray.kill(member.handle)
@@ -113,9 +140,11 @@ class Verifiers(Actors):
         member.handle = self.make()
         self._await([member])
 
-    def _await(self, members: Sequence[Member]) -> None:
+    def _await(self, members: Sequence[Worker]) -> None:
         try:
-            for _ in self.arrived({member.handle.ready.remote(): member for member in members}, "start", START_S):
+            for _ in self.arrived(
+                {member.handle.ready.remote(): member for member in members}, "start", START_S
+            ):
                 pass
-        except Lost as lost:
+        except WorkerLost as lost:
             raise RunError(f"{lost}; the same command continues the run") from lost

@@ -16,7 +16,9 @@ from postgrad.model.views import View
 from postgrad.rollout.engine import Completion, Request, Sampling
 from postgrad.types import Batch, Ragged
 
-DATACLASSES: dict[str, type] = {kind.__name__: kind for kind in (Request, Completion, Sampling, View, Ragged)}
+DATACLASSES: dict[str, type] = {
+    kind.__name__: kind for kind in (Request, Completion, Sampling, View, Ragged)
+}
 
 
 def encode(value: Any) -> bytes:
@@ -49,8 +51,12 @@ def _flatten(value: Any, tensors: dict[str, Tensor]) -> Any:
         return {"object": type(value).__name__, "fields": fields}
     if isinstance(value, dict):
         for key in value:
-            if not isinstance(key, str):  # JSON would make text of it, and the receiver would not find it again
-                raise TypeError(f"a dict with the key {key!r} cannot cross a process boundary; keys must be text")
+            if not isinstance(
+                key, str
+            ):  # JSON would make text of it, and the receiver would not find it again
+                raise TypeError(
+                    f"a dict with the key {key!r} cannot cross a process boundary; keys must be text"
+                )
         return {"dict": {key: _flatten(item, tensors) for key, item in value.items()}}
     if isinstance(value, list | tuple):
         return [_flatten(item, tensors) for item in value]
@@ -67,5 +73,7 @@ def _restore(value: Any, tensors: dict[str, Tensor]) -> Any:
     if "batch" in value:
         return Batch(*(_restore(part, tensors) for part in value["batch"]))
     if "object" in value:
-        return DATACLASSES[value["object"]](**{k: _restore(v, tensors) for k, v in value["fields"].items()})
+        return DATACLASSES[value["object"]](
+            **{k: _restore(v, tensors) for k, v in value["fields"].items()}
+        )
     return {key: _restore(item, tensors) for key, item in value["dict"].items()}

@@ -18,7 +18,16 @@ from postgrad.errors import ConfigError, RunError
 
 # What each kind of port answers; nothing else of an object can be reached.
 PORTS = {
-    "policy": ("logprobs", "update", "seen", "weights", "save", "load", "begin_save", "saved"),
+    "policy": (
+        "logprobs",
+        "update",
+        "token_stats",
+        "weights",
+        "save",
+        "load",
+        "begin_save",
+        "saved",
+    ),
     "engine": ("generate", "publish"),
     "chat": ("generate",),
     "frozen": ("logprobs",),
@@ -32,7 +41,9 @@ def serve(descriptor: int, only_engine: bool) -> None:
     from postgrad.cluster.wire import decode
 
     for number in OURS:
-        signal.signal(number, lambda *_: None)  # not SIG_IGN, which programs started from here would inherit
+        signal.signal(
+            number, lambda *_: None
+        )  # not SIG_IGN, which programs started from here would inherit
     signal.pthread_sigmask(signal.SIG_UNBLOCK, OURS)
     connection = socket.socket(fileno=descriptor)
     config = receive(connection, None)
@@ -80,7 +91,10 @@ def _build(text: str, only_engine: bool) -> Ports:
     host = build_host(config, only_engine)
     roles = find_method(config.method.name)(config).models_wanted()
     ports: Ports = {name: (roles[name].kind, model) for name, model in host.models.items()}
-    return ports | {"policy": ("frozen" if only_engine else "policy", host.policy), "engine": ("engine", host.engine)}
+    return ports | {
+        "policy": ("frozen" if only_engine else "policy", host.policy),
+        "engine": ("engine", host.engine),
+    }
 
 
 if __name__ == "__main__":

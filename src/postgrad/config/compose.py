@@ -11,7 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException, ValidationError
+from omegaconf.errors import (
+    ConfigKeyError,
+    MissingMandatoryValue,
+    OmegaConfBaseException,
+    ValidationError,
+)
 
 from postgrad.config.schema import Config
 from postgrad.errors import ConfigError, did_you_mean
@@ -20,11 +25,11 @@ RECIPES = Path(__file__).parent / "recipes"
 
 # Last words of settings as TRL, verl and transformers have them -> ours, to help those who come from there.
 ELSEWHERE = {
-    "learning_rate": "optimiser.lr",
-    "grad_clip": "optimiser.max_grad_norm",
-    "clip_grad": "optimiser.max_grad_norm",
-    "lr_scheduler_type": "optimiser.schedule",
-    "lr_warmup_steps": "optimiser.warmup_steps",
+    "learning_rate": "optimizer.lr",
+    "grad_clip": "optimizer.max_grad_norm",
+    "clip_grad": "optimizer.max_grad_norm",
+    "lr_scheduler_type": "optimizer.schedule",
+    "lr_warmup_steps": "optimizer.warmup_steps",
     "n": "rollout.samples",
     "num_generations": "rollout.samples",
     "max_completion_length": "rollout.max_response_tokens",
@@ -80,27 +85,29 @@ def recipe_names() -> list[str]:
     return sorted(path.stem for path in RECIPES.glob("*.yaml"))
 
 
-def compose(recipe: str, words: list[str], find_settings: Callable[[str], type], complete: bool = True) -> Config:
+def compose(
+    recipe: str, overrides: list[str], find_settings: Callable[[str], type], complete: bool = True
+) -> Config:
     """The checked configuration of `postgrad train RECIPE key=value ...`.
 
     `find_settings` gives the settings dataclass of a method's name; it is called only once all other keys are known to be right.
     `complete=False` lets settings without a default stay open, to show a recipe.
     Raises ConfigError that names the key, the value and the nearest right one.
     """
-    config = _checked(_compose_raw(recipe, words), recipe, find_settings, complete)
+    config = _checked(_compose_raw(recipe, overrides), recipe, find_settings, complete)
     if recipe in recipe_names():
-        mark_written(config, words)
+        mark_written(config, overrides)
     return config
 
 
-def mark_written(part: Any, words: list[str], prefix: str = "") -> None:
+def mark_written(part: Any, overrides: list[str], prefix: str = "") -> None:
     """Note in a configuration and its sections which of their settings the words name, for `written`: the others are the recipe's."""
-    keys = {word.lstrip("+").partition("=")[0] for word in words}
+    keys = {word.lstrip("+").partition("=")[0] for word in overrides}
     fields = [field.name for field in dataclasses.fields(part)]
     part.__dict__["_written"] = {name for name in fields if f"{prefix}{name}" in keys}
     for name in fields:
         if dataclasses.is_dataclass(getattr(part, name)):
-            mark_written(getattr(part, name), words, f"{prefix}{name}.")
+            mark_written(getattr(part, name), overrides, f"{prefix}{name}.")
 
 
 def written(settings: Any, name: str) -> bool:
@@ -115,17 +122,31 @@ def from_yaml(text: str, find_settings: Callable[[str], type]) -> Config:
     return _checked(raw, "config.yaml", find_settings)
 
 
-def _checked(raw: DictConfig, recipe: str, find_settings: Callable[[str], type], complete: bool = True) -> Config:
+def _checked(
+    raw: DictConfig, recipe: str, find_settings: Callable[[str], type], complete: bool = True
+) -> Config:
     method = raw.pop("method", None)
     if not isinstance(method, DictConfig) or not method.get("name"):
-        raise ConfigError(f"recipe {recipe} names no method; write method=NAME or method=package.module:Class")
+        raise ConfigError(
+            f"recipe {recipe} names no method; write method=NAME or method=package.module:Class"
+        )
     if not complete:
         for key in ("model.path", "data.train"):
             if OmegaConf.is_missing(raw, key) or OmegaConf.select(raw, key) is None:
                 OmegaConf.update(raw, key, "???(you say)")
-    checked = _merge(OmegaConf.structured(Config), raw, "", [*_keys(Config), *(f"method.{key}" for key in method)])
+    checked = _merge(
+        OmegaConf.structured(Config),
+        raw,
+        "",
+        [*_keys(Config), *(f"method.{key}" for key in method)],
+    )
     settings_class = find_settings(str(method.name))
-    settings = _merge(OmegaConf.structured(settings_class), method, "method.", [f"method.{key}" for key in _keys(settings_class)])
+    settings = _merge(
+        OmegaConf.structured(settings_class),
+        method,
+        "method.",
+        [f"method.{key}" for key in _keys(settings_class)],
+    )
     config = _to_object(checked)
     config.method = _to_object(settings)
     _check_limits(config, "")
@@ -135,12 +156,12 @@ def _checked(raw: DictConfig, recipe: str, find_settings: Callable[[str], type],
     return config
 
 
-def read_words(schema: type, words: list[str], base: dict[str, Any] | None = None) -> Any:
+def read_words(schema: type, overrides: list[str], base: dict[str, Any] | None = None) -> Any:
     """A checked settings dataclass from key=value words alone, over the values of `base`; for commands that run no recipe."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     values = OmegaConf.create(base or {})
-    for word in words:
+    for word in overrides:
         parsed = OverridesParser.create().parse_override(_override(word))
         OmegaConf.update(values, parsed.key_or_group, parsed.value())
     settings = _to_object(_merge(OmegaConf.structured(schema), values, "", _keys(schema)))
@@ -157,7 +178,9 @@ def fingerprint(config: Config) -> str:
     """A hash of every setting but the run's name, place and mirrors."""
     values = dataclasses.asdict(config)
     del values["name"], values["runs"], values["track"]
-    return hashlib.blake2b(OmegaConf.to_yaml(OmegaConf.create(values), sort_keys=True).encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(
+        OmegaConf.to_yaml(OmegaConf.create(values), sort_keys=True).encode(), digest_size=16
+    ).hexdigest()
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
@@ -172,17 +195,19 @@ def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> l
     return out
 
 
-def _compose_raw(recipe: str, words: list[str]) -> DictConfig:
+def _compose_raw(recipe: str, overrides: list[str]) -> DictConfig:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir, initialize_config_module
     from hydra.errors import HydraException
     from yaml import YAMLError
 
-    overrides = [_override(word) for word in words]
+    overrides = [_override(word) for word in overrides]
     path = Path(recipe)
     is_file = path.suffix == ".yaml"
     if is_file and not path.is_file():
-        raise ConfigError(f"no recipe file {recipe}; give its path, or a built-in one by name: postgrad recipes lists them")
+        raise ConfigError(
+            f"no recipe file {recipe}; give its path, or a built-in one by name: postgrad recipes lists them"
+        )
     if not is_file and recipe not in recipe_names():
         raise ConfigError(f"unknown recipe {recipe}; {did_you_mean(recipe, recipe_names())}")
     try:
@@ -197,7 +222,9 @@ def _compose_raw(recipe: str, words: list[str]) -> DictConfig:
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(f"recipe {recipe}: {_first_line(error)}") from error
     except YAMLError as error:
-        raise ConfigError(f"recipe {recipe} is not YAML: {' '.join(str(error).split())[:300]}") from error
+        raise ConfigError(
+            f"recipe {recipe} is not YAML: {' '.join(str(error).split())[:300]}"
+        ) from error
     OmegaConf.set_struct(composed, False)
     return composed
 
@@ -209,21 +236,27 @@ def _override(word: str) -> str:
 
     key, equals, value = word.lstrip("+").partition("=")
     if not equals or not key or word.startswith("~"):
-        hint = "settings have no dashes" if word.startswith("--") else "to unset a key write key=null"
+        hint = (
+            "settings have no dashes" if word.startswith("--") else "to unset a key write key=null"
+        )
         raise ConfigError(f"expected key=value, got {word!r}; {hint}")
     if key.split(".")[0] == "hydra":  # Hydra would take it silently
         raise ConfigError(f"unknown key {key}; Hydra's own settings have no effect here")
     if key == "method":
         key, value = "method.name", f"'{value}'"
     if key == "cluster":
-        key = "cluster.place"
-    if value.startswith(("http://", "https://")) and "'" not in value:  # an address with its # is one value, quoted or not
+        key = "cluster.backend"
+    if (
+        value.startswith(("http://", "https://")) and "'" not in value
+    ):  # an address with its # is one value, quoted or not
         value = f"'{value}'"
     try:
         parsed = OverridesParser.create().parse_override(f"++{key}={value}")
     except HydraException as error:
         if (text := _as_text(value)) is None:
-            raise ConfigError(f"{key}={value}: {_first_line(error)}; put the value into quotes: '{key}=\"...\"'") from error
+            raise ConfigError(
+                f"{key}={value}: {_first_line(error)}; put the value into quotes: '{key}=\"...\"'"
+            ) from error
         value, parsed = text, OverridesParser.create().parse_override(f"++{key}={text}")
     if parsed.is_sweep_override():
         hint = "start one run for each value, or quote a value with commas: key='\"a,b\"'"
@@ -240,7 +273,11 @@ def _as_text(value: str) -> str | None:
     inner = value[1:-1] if is_list else value
     if any(mark in inner for mark in "'\"[]{}\\"):
         return None
-    return "[" + ",".join(f"'{part.strip()}'" for part in inner.split(",")) + "]" if is_list else f"'{inner}'"
+    return (
+        "[" + ",".join(f"'{part.strip()}'" for part in inner.split(",")) + "]"
+        if is_list
+        else f"'{inner}'"
+    )
 
 
 def _merge(schema: DictConfig, values: DictConfig, prefix: str, known: list[str]) -> DictConfig:
@@ -259,11 +296,19 @@ def _merge(schema: DictConfig, values: DictConfig, prefix: str, known: list[str]
     try:
         merged = OmegaConf.merge(schema, values)
     except (ValidationError, ConfigKeyError, OmegaConfBaseException) as error:
-        key = f"{prefix}{error.full_key}" if error.full_key else (prefix.rstrip(".") or "configuration")
+        key = (
+            f"{prefix}{error.full_key}"
+            if error.full_key
+            else (prefix.rstrip(".") or "configuration")
+        )
         raise ConfigError(f"{key}: {_first_line(error)}") from error
     assert isinstance(merged, DictConfig)
-    if missing := [key for key in _keys(OmegaConf.get_type(schema)) if key in OmegaConf.missing_keys(merged)]:  # type: ignore[arg-type]
-        told = "; ".join(f"{prefix}{key} is not set; add {prefix}{key}=VALUE ({_help_of(schema, key)})" for key in missing)
+    kind: Any = OmegaConf.get_type(schema)
+    if missing := [key for key in _keys(kind) if key in OmegaConf.missing_keys(merged)]:
+        told = "; ".join(
+            f"{prefix}{key} is not set; add {prefix}{key}=VALUE ({_help_of(schema, key)})"
+            for key in missing
+        )
         raise ConfigError(told)
     return merged
 
@@ -293,7 +338,11 @@ def _nearest(key: str, known: list[str]) -> str:
     siblings = [name.rpartition(".")[2] for name in known if name.rpartition(".")[0] == section]
     if near := difflib.get_close_matches(leaf, siblings, n=1):
         return f"did you mean {section}.{near[0]}?" if section else f"did you mean {near[0]}?"
-    return f"known in {section}: {', '.join(siblings)}" if section and siblings else did_you_mean(key, known)
+    return (
+        f"known in {section}: {', '.join(siblings)}"
+        if section and siblings
+        else did_you_mean(key, known)
+    )
 
 
 def _keys(schema: type, prefix: str = "") -> list[str]:
@@ -331,14 +380,22 @@ def _check_limits(section: Any, prefix: str) -> None:
             continue
         limits = spec.metadata
         if limits.get("choices") and value not in limits["choices"]:
-            raise ConfigError(f"{key}={value} is not one of its values; {did_you_mean(str(value), limits['choices'])}")
+            raise ConfigError(
+                f"{key}={value} is not one of its values; {did_you_mean(str(value), limits['choices'])}"
+            )
         for bound, wrong, word in (
             ("at_least", lambda v, b: v < b, "at least"),
             ("above", lambda v, b: v <= b, "above"),
             ("at_most", lambda v, b: v > b, "at most"),
         ):
             limit = limits.get(bound)
-            numbers = [] if limit is None or value is None else value if isinstance(value, list) else [value]
+            numbers = (
+                []
+                if limit is None or value is None
+                else value
+                if isinstance(value, list)
+                else [value]
+            )
             if any(number != number or wrong(number, limit) for number in numbers):
                 raise ConfigError(f"{key}={value} is out of range; it must be {word} {limit:g}")
 

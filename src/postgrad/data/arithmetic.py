@@ -43,7 +43,10 @@ class Expression:
 
     def key(self) -> str:
         """The same text for all orders of a sum or a product, so that 58+37 is never held out while 37+58 is trained on."""
-        parts = [str(side) if isinstance(side, int) else f"({side.key()})" for side in (self.left, self.right)]
+        parts = [
+            str(side) if isinstance(side, int) else f"({side.key()})"
+            for side in (self.left, self.right)
+        ]
         return self.op.join(parts if self.op == "-" else sorted(parts))
 
 
@@ -71,7 +74,11 @@ def _drawn(draw: Callable[[Callable[[int], int]], Expression], level: int) -> li
     found: dict[Expression, None] = {}
     while len(found) < NUM_DRAWN:
         expression = draw(lambda n: int(uniform() * n))
-        inner = [side.value() for side in (expression.left, expression.right) if isinstance(side, Expression)]
+        inner = [
+            side.value()
+            for side in (expression.left, expression.right)
+            if isinstance(side, Expression)
+        ]
         if min([expression.value(), *inner]) >= 0:
             found[expression] = None
     return list(found)
@@ -98,14 +105,20 @@ LEVELS = {
 }
 # The number in the hash's name was chosen so that the 100 problems of level 1, too, fall about 90/5/5.
 SPLIT_HASH = "split14"
-SPLITS = {"train": range(0, 90), "validation": range(90, 95), "test": range(95, 100)}  # shares in percent
+SPLITS = {
+    "train": range(0, 90),
+    "validation": range(90, 95),
+    "test": range(95, 100),
+}  # shares in percent
 
 
 def _digits(expression: Expression, level: int) -> Problem:
     """For a tiny character model: `37+58=` to `590`, fixed widths, the answer's digits reversed so that carries come first."""
     shape = LEVELS[level]
     answer = f"{expression.value():0{shape.answer_width}d}"[::-1]
-    return _problem("arithmetic/digits", f"{expression.text(shape.width)}=", answer, answer, expression, level)
+    return _problem(
+        "arithmetic/digits", f"{expression.text(shape.width)}=", answer, answer, expression, level
+    )
 
 
 def _boxed(expression: Expression, level: int) -> Problem:
@@ -119,14 +132,30 @@ def _boxed(expression: Expression, level: int) -> Problem:
 STYLES = {"digits": _digits, "boxed": _boxed}
 
 
-def _problem(data_source: str, question: str, truth: str, demonstration: str, expression: Expression, level: int) -> Problem:
+def _problem(
+    data_source: str,
+    question: str,
+    truth: str,
+    demonstration: str,
+    expression: Expression,
+    level: int,
+) -> Problem:
     messages = ({"role": "user", "content": question},)
     extra = {"level": level, "expression": expression.text()}
-    return Problem(content_uid(data_source, messages, truth), messages, truth, data_source, (demonstration,), extra)
+    return Problem(
+        content_uid(data_source, messages, truth),
+        messages,
+        truth,
+        data_source,
+        (demonstration,),
+        extra,
+    )
 
 
 def _hash(use: str, text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8, person=use.encode()).digest(), "big")
+    return int.from_bytes(
+        hashlib.blake2b(text.encode(), digest_size=8, person=use.encode()).digest(), "big"
+    )
 
 
 def arithmetic_problems(level: int, style: str = "digits", split: str = "train") -> list[Problem]:
@@ -138,12 +167,16 @@ def arithmetic_problems(level: int, style: str = "digits", split: str = "train")
         ConfigError: no such level, style or split.
     """
     if level not in LEVELS:
-        raise ConfigError(f"arithmetic has no level {level}; give one of {', '.join(map(str, LEVELS))}")
+        raise ConfigError(
+            f"arithmetic has no level {level}; give one of {', '.join(map(str, LEVELS))}"
+        )
     if style not in STYLES:
         raise ConfigError(f"arithmetic has no style {style!r}; {did_you_mean(style, STYLES)}")
     if split not in SPLITS:
         raise ConfigError(f"arithmetic has no split {split!r}; {did_you_mean(split, SPLITS)}")
-    chosen = [e for e in LEVELS[level].expressions() if _hash(SPLIT_HASH, e.key()) % 100 in SPLITS[split]]
+    chosen = [
+        e for e in LEVELS[level].expressions() if _hash(SPLIT_HASH, e.key()) % 100 in SPLITS[split]
+    ]
     return [STYLES[style](e, level) for e in sorted(chosen, key=lambda e: _hash("order", e.text()))]
 
 
@@ -151,5 +184,7 @@ def arithmetic_source(source: str) -> list[Problem]:
     """The problems that `arithmetic:LEVEL[:STYLE[:SPLIT]]` names; without them, style digits and split train."""
     _, *parts = source.split(":")
     if not 1 <= len(parts) <= 3 or not (parts[0].isdecimal() and len(parts[0]) < 4):
-        raise ConfigError(f"data source {source!r} is not arithmetic:LEVEL[:STYLE[:SPLIT]]; for example arithmetic:2:digits:train")
+        raise ConfigError(
+            f"data source {source!r} is not arithmetic:LEVEL[:STYLE[:SPLIT]]; for example arithmetic:2:digits:train"
+        )
     return arithmetic_problems(int(parts[0]), *parts[1:])

@@ -27,7 +27,11 @@ class Choices:
 
 def has_choices(row: Row) -> bool:
     """Whether a row has the columns of one of the layouts that read_choices knows."""
-    layouts = [("question", "choices", "answerKey"), ("question", "options", "answer"), ("question", "choices", "answer")]
+    layouts = [
+        ("question", "choices", "answerKey"),
+        ("question", "options", "answer"),
+        ("question", "choices", "answer"),
+    ]
     layouts += [("question", *"ABCD", "answer"), ("Question", "Correct Answer", *GPQA_WRONG)]
     return any(all(column in row for column in layout) for layout in layouts)
 
@@ -43,13 +47,22 @@ def read_choices(row: Row, stem: str = "") -> Choices:
     question = text_of(row, "question").strip()
     if "answerKey" in row:
         texts, labels = _arc_options(row["choices"])
-        return _make(question, texts, _index_of(text_of(row, "answerKey").strip(), labels, "answerKey"))
+        return _make(
+            question, texts, _index_of(text_of(row, "answerKey").strip(), labels, "answerKey")
+        )
     if "options" in row:
         options = _list(row["options"], "options")
-        return _make(question, options, _index(row["answer"], len(options)), str(row.get("category") or ""))
+        return _make(
+            question, options, _index(row["answer"], len(options)), str(row.get("category") or "")
+        )
     if "choices" in row:
         options = _list(row["choices"], "choices")
-        return _make(question, options, _index(row["answer"], len(options)), str(row.get("subject") or _subject(stem)))
+        return _make(
+            question,
+            options,
+            _index(row["answer"], len(options)),
+            str(row.get("subject") or _subject(stem)),
+        )
     options = [text_of(row, letter) for letter in "ABCD"]
     letter = text_of(row, "answer").strip()
     if letter not in tuple("ABCD"):
@@ -74,12 +87,19 @@ def plain_prompt(item: Choices) -> str:
 
 def lettered(options: Sequence[str], mark: str) -> str:
     """One option a line, with its letter: `A. ...` or `A) ...`."""
-    return "".join(f"{letter}{mark} {option}\n" for letter, option in zip(LETTERS, options, strict=False))
+    return "".join(
+        f"{letter}{mark} {option}\n" for letter, option in zip(LETTERS, options, strict=False)
+    )
 
 
 def draw(key: str, count: int) -> int:
     """A number below `count` that follows from the text alone: the same in every process and row order."""
-    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8, person=b"choices").digest(), "big") % count
+    return (
+        int.from_bytes(
+            hashlib.blake2b(key.encode(), digest_size=8, person=b"choices").digest(), "big"
+        )
+        % count
+    )
 
 
 def _make(question: str, options: Sequence[str], right: int, subject: str = "") -> Choices:
@@ -106,7 +126,9 @@ def _index(answer: Any, count: int) -> int:
     if isinstance(answer, str) and len(answer.strip()) == 1 and answer.strip() in LETTERS:
         answer = LETTERS.index(answer.strip())
     if isinstance(answer, bool) or not isinstance(answer, int) or not 0 <= answer < count:
-        raise RowError(f"answer must be an index from 0 or a letter of the {count} options, not {answer!r}")
+        raise RowError(
+            f"answer must be an index from 0 or a letter of the {count} options, not {answer!r}"
+        )
     return answer
 
 
@@ -132,5 +154,12 @@ def _gpqa(row: Row) -> Choices:
     """GPQA lists the right answer first, so the options are put in an order that follows from the question."""
     question = text_of(row, "Question").strip()
     options = [text_of(row, name).strip() for name in ("Correct Answer", *GPQA_WRONG)]
-    order = sorted(range(4), key=lambda i: hashlib.blake2b(f"{question}\0{i}".encode(), digest_size=8, person=b"gpqa").digest())
-    return _make(question, [options[i] for i in order], order.index(0), str(row.get("Subdomain") or ""))
+    order = sorted(
+        range(4),
+        key=lambda i: hashlib.blake2b(
+            f"{question}\0{i}".encode(), digest_size=8, person=b"gpqa"
+        ).digest(),
+    )
+    return _make(
+        question, [options[i] for i in order], order.index(0), str(row.get("Subdomain") or "")
+    )

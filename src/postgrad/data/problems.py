@@ -7,7 +7,7 @@ from pathlib import Path
 from postgrad.data.arithmetic import arithmetic_source
 from postgrad.data.readers import exists, extension, read_rows
 from postgrad.data.rows import RowError
-from postgrad.data.schemas import recognise
+from postgrad.data.schemas import recognize
 from postgrad.data.uid import assign_uids
 from postgrad.errors import ConfigError
 from postgrad.problem import Problem
@@ -46,22 +46,31 @@ def _parts(source: str) -> list[str]:
         return [source]  # a path may hold a comma itself
     parts = [part.strip() for part in source.split(",")]
     if not all(parts):
-        raise ConfigError(f"data source {source!r} has an empty part; give files, folders or arithmetic:LEVEL with commas between")
+        raise ConfigError(
+            f"data source {source!r} has an empty part; give files, folders or arithmetic:LEVEL with commas between"
+        )
     return parts
 
 
 def _read(part: str) -> Iterator[tuple[str, Problem]]:
     if part == "arithmetic" or part.startswith("arithmetic:"):
         for i, problem in enumerate(arithmetic_source(part), 1):
-            yield f"{part}: row {i}", replace(problem, uid="")  # named with all others: two levels may hold the same problem
+            yield (
+                f"{part}: row {i}",
+                replace(problem, uid=""),
+            )  # named with all others: two levels may hold the same problem
         return
     path = Path(part).expanduser()
     if not (exists(path) and path.is_dir()):
         yield from _read_file(path)
         return
-    files = sorted(p for p in path.iterdir() if p.is_file() and extension(p) and not p.name.startswith("."))
+    files = sorted(
+        p for p in path.iterdir() if p.is_file() and extension(p) and not p.name.startswith(".")
+    )
     if not files:
-        raise ConfigError(f"{path}: a folder without data files; give a file, or a folder of .parquet, .jsonl, .json or .csv files")
+        raise ConfigError(
+            f"{path}: a folder without data files; give a file, or a folder of .parquet, .jsonl, .json or .csv files"
+        )
     for file in files:
         yield from _read_file(file)
 
@@ -71,7 +80,7 @@ def _read_file(path: Path) -> Iterator[tuple[str, Problem]]:
     stem = path.name[: -len(extension(path))]
     for place, row in read_rows(path):
         try:
-            schema = schema or recognise(row)
+            schema = schema or recognize(row)
             yield f"{path}: {place}", schema.convert(row, stem)
         except RowError as error:
             raise ConfigError(f"{path}: {place}: {error}") from error

@@ -32,11 +32,15 @@ def read_rows(path: Path) -> Rows:
         raise ConfigError(missing(path))
     read = READERS.get(extension(path))
     if read is None:
-        raise ConfigError(f"{path}: unknown extension {path.suffix or '(none)'}; data files end in {', '.join(READERS)}")
+        raise ConfigError(
+            f"{path}: unknown extension {path.suffix or '(none)'}; data files end in {', '.join(READERS)}"
+        )
     try:
         yield from read(path)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({one_line(error)}); check the file and its permissions") from error
+        raise ConfigError(
+            f"{path}: cannot be read ({one_line(error)}); check the file and its permissions"
+        ) from error
 
 
 def extension(path: Path) -> str:
@@ -57,9 +61,13 @@ def missing(path: Path) -> str:
     """The message for a file that is not there: the nearest name in its folder, or that the folder is missing too."""
     if not (exists(path.parent) and path.parent.is_dir()):
         return f"{path}: no such file, and no folder {path.parent}; give the path of a data file"
-    neighbours = [p.name for p in path.parent.iterdir() if p.is_dir() or extension(p)]
-    near = difflib.get_close_matches(path.name, neighbours, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]}?" if near else f"nothing in {path.parent.absolute()} has a name like it; give a data file"
+    neighbors = [p.name for p in path.parent.iterdir() if p.is_dir() or extension(p)]
+    near = difflib.get_close_matches(path.name, neighbors, n=1, cutoff=0.5)
+    hint = (
+        f"did you mean {near[0]}?"
+        if near
+        else f"nothing in {path.parent.absolute()} has a name like it; give a data file"
+    )
     return f"{path}: no such file; {hint}"
 
 
@@ -77,7 +85,9 @@ def _read_parquet(path: Path) -> Rows:
                     number += 1
                     yield f"row {number}", row
     except (pa.ArrowException, OSError) as error:
-        raise ConfigError(f"{path}: not a readable parquet file ({one_line(error)}); write or download it again") from error
+        raise ConfigError(
+            f"{path}: not a readable parquet file ({one_line(error)}); write or download it again"
+        ) from error
 
 
 def count_rows(path: Path) -> int | None:
@@ -94,31 +104,47 @@ def _read_text(path: Path) -> str:
         try:
             data = gzip.decompress(data)
         except (OSError, EOFError, zlib.error) as error:
-            raise ConfigError(f"{path}: not a readable gzip file ({one_line(error)}); compress or download it again") from error
+            raise ConfigError(
+                f"{path}: not a readable gzip file ({one_line(error)}); compress or download it again"
+            ) from error
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise ConfigError(f"{path}: line {line}: not UTF-8 text (byte {data[error.start]:#04x}); save the file as UTF-8") from error
+        raise ConfigError(
+            f"{path}: line {line}: not UTF-8 text (byte {data[error.start]:#04x}); save the file as UTF-8"
+        ) from error
 
 
 def _parse(path: Path, place: str, text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        reason = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else one_line(error)
-        raise ConfigError(f"{path}: {place}: not JSON ({reason}); write one JSON object a line") from error
+        reason = (
+            f"{error.msg} at column {error.colno}"
+            if isinstance(error, json.JSONDecodeError)
+            else one_line(error)
+        )
+        raise ConfigError(
+            f"{path}: {place}: not JSON ({reason}); write one JSON object a line"
+        ) from error
 
 
 def _objects(path: Path, items: Iterator[tuple[str, Any]]) -> Rows:
     for place, item in items:
         if not isinstance(item, dict):
-            raise ConfigError(f"{path}: {place}: {type(item).__name__}, not an object; each row must be an object of columns")
+            raise ConfigError(
+                f"{path}: {place}: {type(item).__name__}, not an object; each row must be an object of columns"
+            )
         yield place, item
 
 
 def _read_jsonl(path: Path) -> Rows:
-    lines = ((f"line {i}", line) for i, line in enumerate(io.StringIO(_read_text(path)), 1) if line.strip())
+    lines = (
+        (f"line {i}", line)
+        for i, line in enumerate(io.StringIO(_read_text(path)), 1)
+        if line.strip()
+    )
     return _objects(path, ((place, _parse(path, place, line)) for place, line in lines))
 
 
@@ -130,7 +156,9 @@ def _read_json(path: Path) -> Rows:
     try:
         items = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: not JSON ({one_line(error)}); write one array of objects, or one object a line") from error
+        raise ConfigError(
+            f"{path}: not JSON ({one_line(error)}); write one array of objects, or one object a line"
+        ) from error
     return _objects(path, ((f"row {i}", item) for i, item in enumerate(items, 1)))
 
 
@@ -144,7 +172,12 @@ def _read_csv(path: Path) -> Rows:
             if not record:
                 continue
             if columns is None:
-                headless = len(record) == len(MMLU_COLUMNS) and record[-1].strip() in ("A", "B", "C", "D")
+                headless = len(record) == len(MMLU_COLUMNS) and record[-1].strip() in (
+                    "A",
+                    "B",
+                    "C",
+                    "D",
+                )
                 columns = list(MMLU_COLUMNS) if headless else record
                 if not headless:
                     continue
@@ -156,7 +189,9 @@ def _read_csv(path: Path) -> Rows:
                 )
             yield f"row {number}", dict(zip(columns, record, strict=True))
     except csv.Error as error:
-        raise ConfigError(f"{path}: line {records.line_num}: not csv ({one_line(error)}); check its quotes") from error
+        raise ConfigError(
+            f"{path}: line {records.line_num}: not csv ({one_line(error)}); check its quotes"
+        ) from error
 
 
 READERS: dict[str, Callable[[Path], Rows]] = {

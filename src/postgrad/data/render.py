@@ -20,20 +20,34 @@ if TYPE_CHECKING:
 
 TEMPLATES = ("auto", "chat", "plain")
 # What transformers itself hands to a chat template.
-RESERVED = ("messages", "conversation", "add_generation_prompt", "continue_final_message", "tools", "documents", "tokenize")
+RESERVED = (
+    "messages",
+    "conversation",
+    "add_generation_prompt",
+    "continue_final_message",
+    "tools",
+    "documents",
+    "tokenize",
+)
 
 
-ASSISTANT = "postgrad-turn"  # stands for what the model said where a template is asked what follows it
+ASSISTANT = (
+    "postgrad-turn"  # stands for what the model said where a template is asked what follows it
+)
 TOOLS_FORM = """You may call tools. These are their schemas, one a line:
 {schemas}
 To call one, write a JSON object between tags and end your turn; the answer comes before your next turn:
 <tool_call>{{"name": "...", "arguments": {{...}}}}</tool_call>"""
 
 
-def make_prompts(tokenizer: "PreTrainedTokenizerBase", data: DataConfig, tools: Sequence[dict[str, Any]] = ()) -> "Prompts":
+def make_prompts(
+    tokenizer: "PreTrainedTokenizerBase", data: DataConfig, tools: Sequence[dict[str, Any]] = ()
+) -> "Prompts":
     """The prompts that a configuration describes: training and evaluation call this, so their prompts are the same bytes."""
     style, options = data.prompt_style, data.template_options
-    return Prompts(tokenizer, data.template, data.max_prompt_tokens, data.overlong, style, options, tools)
+    return Prompts(
+        tokenizer, data.template, data.max_prompt_tokens, data.overlong, style, options, tools
+    )
 
 
 class Prompts:
@@ -65,13 +79,21 @@ class Prompts:
         tools: Sequence[dict[str, Any]] = (),
     ) -> None:
         if template not in TEMPLATES:
-            raise ConfigError(f"data.template={template} is unknown; {did_you_mean(template, TEMPLATES)}")
+            raise ConfigError(
+                f"data.template={template} is unknown; {did_you_mean(template, TEMPLATES)}"
+            )
         if overlong not in OVERLONG:
-            raise ConfigError(f"data.overlong={overlong} is unknown; {did_you_mean(overlong, OVERLONG)}")
+            raise ConfigError(
+                f"data.overlong={overlong} is unknown; {did_you_mean(overlong, OVERLONG)}"
+            )
         if template == "chat" and not tokenizer.chat_template:
-            raise ConfigError(f"the tokenizer {tokenizer.name_or_path!r} has no chat template; use data.template=plain")
+            raise ConfigError(
+                f"the tokenizer {tokenizer.name_or_path!r} has no chat template; use data.template=plain"
+            )
         self.tokenizer = tokenizer
-        self.template = template if template != "auto" else ("chat" if tokenizer.chat_template else "plain")
+        self.template = (
+            template if template != "auto" else ("chat" if tokenizer.chat_template else "plain")
+        )
         self.max_prompt_tokens, self.overlong = max_prompt_tokens, overlong
         self.style, self.options = find_style(style), dict(options or {})
         if self.style.text:
@@ -86,9 +108,13 @@ class Prompts:
 
     def _check_text_style(self, name: str, template: str) -> None:
         if template == "chat":
-            raise ConfigError(f"data.prompt_style={name} writes the whole prompt; remove data.template=chat, or use another style")
+            raise ConfigError(
+                f"data.prompt_style={name} writes the whole prompt; remove data.template=chat, or use another style"
+            )
         vocabulary = self.tokenizer.get_vocab()
-        if missing := [mark for mark in re.findall(r"<\|\w+\|>", self.style.form) if mark not in vocabulary]:
+        if missing := [
+            mark for mark in re.findall(r"<\|\w+\|>", self.style.form) if mark not in vocabulary
+        ]:
             raise ConfigError(
                 f"data.prompt_style={name} writes {missing[0]}, for which the tokenizer {self.tokenizer.name_or_path!r} "
                 "has no token; use data.prompt_style=own for its own chat template"
@@ -101,11 +127,17 @@ class Prompts:
             if name in RESERVED:
                 raise ConfigError(f"{key} is set by the framework; remove it")
             if self.template != "chat":
-                raise ConfigError(f"{key} is for chat templates, and these prompts use none; remove it")
+                raise ConfigError(
+                    f"{key} is for chat templates, and these prompts use none; remove it"
+                )
             template = str(self.tokenizer.chat_template)
             if not re.search(rf"\b{re.escape(name)}\b", template):
-                words = {word for word in re.findall(r"\b[a-z]\w{3,}\b", template) if "_" in word} - set(RESERVED)
-                raise ConfigError(f"{key}: the chat template never reads {name}; {did_you_mean(name, words)}")
+                words = {
+                    word for word in re.findall(r"\b[a-z]\w{3,}\b", template) if "_" in word
+                } - set(RESERVED)
+                raise ConfigError(
+                    f"{key}: the chat template never reads {name}; {did_you_mean(name, words)}"
+                )
 
     def _check_tools(self) -> None:
         if self.template != "chat":
@@ -131,7 +163,9 @@ class Prompts:
         if messages != problem.messages:
             ids = self._whole(problem)
             if not ids:
-                raise ConfigError(f"problem {problem.uid}: its prompt has no tokens; remove it or use a template that adds some")
+                raise ConfigError(
+                    f"problem {problem.uid}: its prompt has no tokens; remove it or use a template that adds some"
+                )
             whole, ids = len(ids), self._fitted(problem, ids)
             self._cache[problem.uid] = problem.messages, ids, whole
         return ids, whole
@@ -162,8 +196,13 @@ class Prompts:
         *before, last = problem.messages
         roles = tuple(message["role"] for message in problem.messages)
         if roles not in self._endings:
-            told = [self._whole(replace(problem, messages=(*before, {**last, "content": word})))[::-1] for word in "01"]
-            self._endings[roles] = next((i for i, (one, other) in enumerate(zip(*told, strict=False)) if one != other), 0)
+            told = [
+                self._whole(replace(problem, messages=(*before, {**last, "content": word})))[::-1]
+                for word in "01"
+            ]
+            self._endings[roles] = next(
+                (i for i, (one, other) in enumerate(zip(*told, strict=False)) if one != other), 0
+            )
         return self._endings[roles]
 
     def text(self, problem: Problem) -> str:
@@ -177,7 +216,10 @@ class Prompts:
         try:
             text = self._render(messages)
         except TemplateError as error:
-            reason, roles = " ".join(str(error).split())[:200], ", ".join(message["role"] for message in messages)
+            reason, roles = (
+                " ".join(str(error).split())[:200],
+                ", ".join(message["role"] for message in messages),
+            )
             raise ConfigError(
                 f"problem {problem.uid}: the chat template refuses messages with roles {roles} ({reason}); "
                 "change the messages or use data.template=plain"
@@ -193,15 +235,22 @@ class Prompts:
             told = TOOLS_FORM.format(schemas="\n".join(json.dumps(schema) for schema in self.tools))
             system = messages[0]["role"] == "system"
             content = f"{messages[0]['content']}\n\n{told}" if system else told
-            messages = [{"role": "system", "content": content}, *(messages[1:] if system else messages)]
-        text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **tools, **self.options)
+            messages = [
+                {"role": "system", "content": content},
+                *(messages[1:] if system else messages),
+            ]
+        text = self.tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=False, **tools, **self.options
+        )
         opening = self.style.opening  # some models bring a template that opens it already
         return cast(str, text) if cast(str, text).endswith(opening) else f"{text}{opening}"
 
     def _after_turn(self, answers: Sequence[str]) -> str:
         """What the template writes after an assistant's words: its end, the tools' answers, the opening of the next turn."""
         told = [{"role": "tool", "content": answer} for answer in answers]
-        text = self._render([{"role": "user", "content": "?"}, {"role": "assistant", "content": ASSISTANT}, *told])
+        text = self._render(
+            [{"role": "user", "content": "?"}, {"role": "assistant", "content": ASSISTANT}, *told]
+        )
         return text[text.index(ASSISTANT) + len(ASSISTANT) :]
 
     def encode_tool_answers(self, answers: Sequence[str], end: int) -> list[int]:
@@ -210,8 +259,13 @@ class Prompts:
         Nothing that was sampled is encoded anew. Special tokens in an answer are left out of it: it cannot open turns itself.
         """
         marks = [mark for mark in map(str, self.tokenizer.all_special_tokens) if mark]
-        clean = [re.sub("|".join(map(re.escape, marks)), "", answer) if marks else answer for answer in answers]
-        return self._ids(self._after_turn(clean).removeprefix(self.decode_raw([end])), special=False)
+        clean = [
+            re.sub("|".join(map(re.escape, marks)), "", answer) if marks else answer
+            for answer in answers
+        ]
+        return self._ids(
+            self._after_turn(clean).removeprefix(self.decode_raw([end])), special=False
+        )
 
     def _chat_ids(self, problem: Problem) -> list[int]:
         """The template writes all special tokens itself, so transformers adds none: a BOS comes once or not at all."""
@@ -235,7 +289,9 @@ class Prompts:
         ids = self._ids(text, special=False)
         end = self.tokenizer.eos_token_id
         if with_end and end is None:
-            raise ConfigError(f"the tokenizer {self.tokenizer.name_or_path!r} has no end-of-sequence token; set its eos_token")
+            raise ConfigError(
+                f"the tokenizer {self.tokenizer.name_or_path!r} has no end-of-sequence token; set its eos_token"
+            )
         return [*ids, cast(int, end)] if with_end and ids[-1:] != [end] else ids
 
     def encode_demonstrations(self, problem: Problem) -> list[list[int]]:
@@ -256,16 +312,30 @@ class Prompts:
         """
         prompt = self.encode(problem)
         tail = self.decode_raw(prompt[-4 * len(opening) - 8 :]).rstrip()
-        parts = [text, closing] if opening and tail.endswith(opening.strip()) else [opening, text, closing]
+        parts = (
+            [text, closing]
+            if opening and tail.endswith(opening.strip())
+            else [opening, text, closing]
+        )
         return [*prompt, *(i for part in parts if part for i in self._ids(part, special=False))]
 
     def decode_raw(self, ids: Sequence[int]) -> str:
         """The text of token ids, special tokens shown."""
-        return cast(str, self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        return cast(
+            str,
+            self.tokenizer.decode(
+                list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+            ),
+        )
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids, without special tokens and with spaces as they are."""
-        return cast(str, self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        return cast(
+            str,
+            self.tokenizer.decode(
+                list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+            ),
+        )
 
     def save(self, file: Path) -> None:
         """Write the tokenizer as the one file that tells which text each id stands for, if it has that form and is not there yet.
@@ -292,21 +362,29 @@ class Prompts:
             ConfigError: some are too long and `overlong` is `error`, all are too long and it is `drop`, or one cannot be cut.
         """
         lengths = [len(self.encode(problem)) for problem in problems]
-        return self._fitting(problems, lengths, "prompts", "data.max_prompt_tokens", self.max_prompt_tokens)
+        return self._fitting(
+            problems, lengths, "prompts", "data.max_prompt_tokens", self.max_prompt_tokens
+        )
 
     def num_cut(self, problems: Sequence[Problem]) -> int:
         """How many of the problems have a prompt that was cut."""
         return sum(len(ids) < whole for ids, whole in map(self._encoded, problems))
 
-    def check_demonstrations(self, problems: Sequence[Problem], limit: int) -> tuple[list[Problem], int]:
+    def check_demonstrations(
+        self, problems: Sequence[Problem], limit: int
+    ) -> tuple[list[Problem], int]:
         """The same for the longest response and what is learned as one: each problem's first demonstration, else its pair.
 
         A response is never cut: its end would be missing. Problems without one fit.
         """
         texts = [
-            p.demonstrations[:1] or [str(p.extra[name]) for name in ("chosen", "rejected") if name in p.extra] for p in problems
+            p.demonstrations[:1]
+            or [str(p.extra[name]) for name in ("chosen", "rejected") if name in p.extra]
+            for p in problems
         ]
-        lengths = [max((len(self.encode_response(text)) for text in own), default=0) for own in texts]
+        lengths = [
+            max((len(self.encode_response(text)) for text in own), default=0) for own in texts
+        ]
         what = "demonstrations" if any(p.demonstrations for p in problems) else "pairs"
         return self._fitting(problems, lengths, what, "rollout.max_response_tokens", limit)
 
@@ -316,7 +394,9 @@ class Prompts:
         too_long = [i for i, length in enumerate(lengths) if length > limit]
         if too_long and (self.overlong != "drop" or len(too_long) == len(problems)):
             first, longest = too_long[0], max(lengths)
-            fix = f"set {key}={longest}" + (" or data.overlong=drop" if self.overlong != "drop" else "")
+            fix = f"set {key}={longest}" + (
+                " or data.overlong=drop" if self.overlong != "drop" else ""
+            )
             raise ConfigError(
                 f"{len(too_long)} of {len(problems)} {what} are longer than {key}={limit}, "
                 f"the first is {problems[first].uid} with {lengths[first]} tokens; {fix}"

@@ -21,14 +21,18 @@ def checked_text(value: Any, name: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise RowError(f"{name} holds half a surrogate pair at character {error.start}; remove it") from error
+        raise RowError(
+            f"{name} holds half a surrogate pair at character {error.start}; remove it"
+        ) from error
     return value
 
 
 def text_of(row: Row, name: str) -> str:
     """A column that must be a string and not blank."""
     if name not in row:
-        raise RowError(f"no column {name}, which the first row has; give every row the same columns")
+        raise RowError(
+            f"no column {name}, which the first row has; give every row the same columns"
+        )
     if not checked_text(row[name], name).strip():
         raise RowError(f"{name} is empty; fill it or remove the row")
     return row[name]

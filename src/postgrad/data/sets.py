@@ -30,7 +30,9 @@ def split_sets(source: str) -> dict[str, str]:
         named = None if exists(Path(part).expanduser()) else NAMED.fullmatch(part)
         name, place = (named[1], named[2]) if named else (_name(part), part)
         if name in sets:
-            raise ConfigError(f"two data sets are called {name}; name them yourself: NAME1={sets[name]},NAME2={place}")
+            raise ConfigError(
+                f"two data sets are called {name}; name them yourself: NAME1={sets[name]},NAME2={place}"
+            )
         sets[name] = place
     return sets
 
@@ -52,7 +54,9 @@ def sign_of_test(source: str, problems: Sequence[Problem]) -> str:
     """
     for problem in problems:
         info = problem.extra.get("extra_info")
-        split = problem.extra.get("split") or (info.get("split") if isinstance(info, dict) else None)
+        split = problem.extra.get("split") or (
+            info.get("split") if isinstance(info, dict) else None
+        )
         if isinstance(split, str) and split.strip().lower() == "test":
             return f"the split of problem {problem.uid} is test"
     if source.split(":")[0] == "arithmetic":

@@ -18,8 +18,13 @@ def describe_problem(problem: Problem, place: str, prompts: "Prompts | None" = N
         for message in problem.messages:
             lines += [f"{message['role']}:", *_indented(message["content"])]
     else:
-        lines += [f"prompt, {len(prompts.encode(problem))} tokens:", *_indented(prompts.text(problem))]
-    lines.append(f"ground truth: {_cut(problem.ground_truth) if problem.ground_truth else 'none, a judge decides'}")
+        lines += [
+            f"prompt, {len(prompts.encode(problem))} tokens:",
+            *_indented(prompts.text(problem)),
+        ]
+    lines.append(
+        f"ground truth: {_cut(problem.ground_truth) if problem.ground_truth else 'none, a judge decides'}"
+    )
     for number, text in enumerate(problem.demonstrations, 1):
         tokens = f", {len(prompts.encode_response(text))} tokens" if prompts else ""
         lines += [f"demonstration {number} ({len(text)} characters{tokens}):", *_indented(text)]
@@ -27,17 +32,24 @@ def describe_problem(problem: Problem, place: str, prompts: "Prompts | None" = N
         if name == "extra_info":
             value = {key: item for key, item in value.items() if key != "question"}
         if value not in (None, "", {}, []):
-            lines.append(f"{name}: {_cut(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))}")
+            lines.append(
+                f"{name}: {_cut(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))}"
+            )
     return lines
 
 
-def describe_story(story: dict[str, Any]) -> list[str]:
+def describe_story(provenance: dict[str, Any]) -> list[str]:
     """What a prepared file says of itself."""
-    if not story:
+    if not provenance:
         return []
-    origin = f" from {story['repo']} at {story['commit'][:10]}" if story["commit"] else ""
-    lines = [f"prepared: {story['set']} {story['split']}{origin}, style {story['style']}, {story['kept']} of {story['read']} rows"]
-    lines += [f"  dropped {count}: {reason}" for reason, count in story["dropped"].items()]
+    origin = (
+        f" from {provenance['repo']} at {provenance['commit'][:10]}" if provenance["commit"] else ""
+    )
+    lines = [
+        f"prepared: {provenance['set']} {provenance['split']}{origin}, style {provenance['style']}, "
+        f"{provenance['kept']} of {provenance['read']} rows"
+    ]
+    lines += [f"  dropped {count}: {reason}" for reason, count in provenance["dropped"].items()]
     return lines
 
 

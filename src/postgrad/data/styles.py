@@ -17,7 +17,7 @@ THINK = "<think>\n"
 BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
 HASHES = 'Reason step by step, and output the final answer after "####".'
 TWO_SECTIONS = (
-    "Work through the task systematically before you answer: analyse it, explore ideas, verify them and refine them over several "
+    "Work through the task systematically before you answer: analyze it, explore ideas, verify them and refine them over several "
     "iterations. Write two sections. Thought: all of your reasoning, as <think>\n ... </think>\n. Solution, after </think>: the final "
     "answer, derived from the Thought; put a closed-form result or the letter of a multiple choice in \\boxed{}."
 )
@@ -75,18 +75,34 @@ OWN = Style("the messages as they stand in the file, through the tokenizer's cha
 STYLES: dict[str, Style] = {
     "own": OWN,
     "bare": Style("the question alone as the user's turn, no system turn"),
-    "boxed": Style("the request to reason and to box the answer after the question", f"{SLOT}\n\n{BOXED}"),
+    "boxed": Style(
+        "the request to reason and to box the answer after the question", f"{SLOT}\n\n{BOXED}"
+    ),
     "boxed_system": Style("the same request as the system turn (BuPO, Qwen)", system=BOXED),
     "hash": Style("GSM8K's way: the answer after ####", f"{SLOT} {HASHES}"),
     "luffy": Style(
-        "a system turn that asks for Thought and Solution; the reply starts inside <think>", system=TWO_SECTIONS, opening=THINK
+        "a system turn that asks for Thought and Solution; the reply starts inside <think>",
+        system=TWO_SECTIONS,
+        opening=THINK,
     ),
-    "qwen": Style("ChatML as text, the request to box as the system turn", chatml(BOXED, SLOT), text=True),
+    "qwen": Style(
+        "ChatML as text, the request to box as the system turn", chatml(BOXED, SLOT), text=True
+    ),
     "simplerl": Style(
-        "ChatML as text, the request after the question", chatml("You are a helpful assistant.", f"{SLOT}\n{BOXED}"), text=True
+        "ChatML as text, the request after the question",
+        chatml("You are a helpful assistant.", f"{SLOT}\n{BOXED}"),
+        text=True,
     ),
-    "prime": Style("User/Assistant dialogue with tags, answer boxed", f"{TAGS} {LATEX_BOX}\nUser: {SLOT}\nAssistant:", text=True),
-    "octothinker": Style("User/Assistant dialogue, answer boxed", f"{DIALOGUE}\nUser: {BOXED}\n{SLOT}\nAssistant:", text=True),
+    "prime": Style(
+        "User/Assistant dialogue with tags, answer boxed",
+        f"{TAGS} {LATEX_BOX}\nUser: {SLOT}\nAssistant:",
+        text=True,
+    ),
+    "octothinker": Style(
+        "User/Assistant dialogue, answer boxed",
+        f"{DIALOGUE}\nUser: {BOXED}\n{SLOT}\nAssistant:",
+        text=True,
+    ),
     "r1_zero": Style(
         "User/Assistant dialogue with tags, the reply starts inside <think>",
         f"{TAGS}\nUser: {SLOT}\nAssistant: <think>",
@@ -121,15 +137,23 @@ def find_style(name: str, key: str = "data.prompt_style") -> Style:
     file = Path(name).expanduser()
     if file.suffix != ".txt":
         hint = did_you_mean(name, STYLES)
-        raise ConfigError(f"{key}={name} is unknown; {hint} (or a .txt file of your own with {SLOT} in it)")
+        raise ConfigError(
+            f"{key}={name} is unknown; {hint} (or a .txt file of your own with {SLOT} in it)"
+        )
     if not file.is_file():
-        raise ConfigError(f"{key}={name}: no such file; give a text file with {SLOT} in it, or one of {', '.join(STYLES)}")
+        raise ConfigError(
+            f"{key}={name}: no such file; give a text file with {SLOT} in it, or one of {', '.join(STYLES)}"
+        )
     try:
         form = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{key}={name} cannot be read ({' '.join(str(error).split())[:120]}); save it as UTF-8 text") from error
+        raise ConfigError(
+            f"{key}={name} cannot be read ({' '.join(str(error).split())[:120]}); save it as UTF-8 text"
+        ) from error
     if form.count(SLOT) != 1:
-        raise ConfigError(f"{key}={name} has {SLOT} {form.count(SLOT)} times; it must stand there once, where the question goes")
+        raise ConfigError(
+            f"{key}={name} has {SLOT} {form.count(SLOT)} times; it must stand there once, where the question goes"
+        )
     return Style("a form of your own", form, text=True)
 
 
@@ -137,7 +161,9 @@ def stop_strings(given: Sequence[str] | None, style: str) -> list[str]:
     """The strings that end a response: those given, or the style's own. Raises ConfigError for one that is empty."""
     found = list(find_style(style).stop if given is None else given)
     if "" in found:
-        raise ConfigError(f"rollout.stop={found} has an empty string, which would end every response; remove it")
+        raise ConfigError(
+            f"rollout.stop={found} has an empty string, which would end every response; remove it"
+        )
     return found
 
 
@@ -150,7 +176,9 @@ def question_of(messages: Sequence[dict[str, str]]) -> str:
     turns = [message for message in messages if message["role"] != "system"]
     if [turn["role"] for turn in turns] != ["user"]:
         roles = ", ".join(message["role"] for message in messages)
-        raise ConfigError(f"a prompt style needs one question, these messages have the roles {roles}; use data.prompt_style=own")
+        raise ConfigError(
+            f"a prompt style needs one question, these messages have the roles {roles}; use data.prompt_style=own"
+        )
     content = turns[0]["content"]
     for style in STYLES.values():
         if not (style.before or style.after):

@@ -25,14 +25,25 @@ def add_uids(path: Path, out: Path) -> int:
     """
     first = next(iter(read_rows(path)), None)
     if first is not None and "uid" in first[1]:
-        raise ConfigError(f"{path} has a column uid already, and uids are never replaced; nothing to do")
+        raise ConfigError(
+            f"{path} has a column uid already, and uids are never replaced; nothing to do"
+        )
     uids = [problem.uid for problem in load_problems(str(path))]
-    if extension(path) == ".parquet" and extension(out) == ".parquet":  # keeps the types and what the file says of itself
+    if (
+        extension(path) == ".parquet" and extension(out) == ".parquet"
+    ):  # keeps the types and what the file says of itself
         table = parquet.read_table(path)
         column = pa.array(uids, pa.string())
-        write_aside(out, lambda aside: parquet.write_table(table.add_column(0, "uid", column), aside, compression="zstd"))
+        write_aside(
+            out,
+            lambda aside: parquet.write_table(
+                table.add_column(0, "uid", column), aside, compression="zstd"
+            ),
+        )
     else:
-        write_rows(out, ({"uid": uid, **row} for uid, (_, row) in zip(uids, read_rows(path), strict=True)))
+        write_rows(
+            out, ({"uid": uid, **row} for uid, (_, row) in zip(uids, read_rows(path), strict=True))
+        )
     return len(uids)
 
 
@@ -51,7 +62,9 @@ def export(path: Path, out: Path, columns: list[str] | None = None) -> int:
         raise ConfigError(f"{path}: no rows; give a file with at least one")
     for column in columns or []:
         if column not in known:
-            raise ConfigError(f"columns: {path} has no column {column}; {did_you_mean(column, known)}")
+            raise ConfigError(
+                f"columns: {path} has no column {column}; {did_you_mean(column, known)}"
+            )
     chosen = columns or list(known)
     write_rows(out, ({name: row.get(name) for name in chosen} for _, row in read_rows(path)))
     return count
@@ -59,7 +72,11 @@ def export(path: Path, out: Path, columns: list[str] | None = None) -> int:
 
 def write_rows(out: Path, rows: Iterable[Row]) -> None:
     """Rows as parquet, jsonl or csv, by the name's ending. In csv nested values are JSON and null is empty."""
-    writers: dict[str, Callable[[Path, Iterator[Row]], None]] = {".parquet": _parquet, ".jsonl": _jsonl, ".csv": _csv}
+    writers: dict[str, Callable[[Path, Iterator[Row]], None]] = {
+        ".parquet": _parquet,
+        ".jsonl": _jsonl,
+        ".csv": _csv,
+    }
     kind = extension(out)
     if kind not in writers:
         raise ConfigError(f"out={out} must end in {', '.join(FORMATS)}")
@@ -102,4 +119,8 @@ def _csv(path: Path, rows: Iterator[Row]) -> None:
 def _cell(value: Any) -> Any:
     if value is None:
         return ""
-    return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, list | dict) else value
+    return (
+        json.dumps(value, ensure_ascii=False, default=str)
+        if isinstance(value, list | dict)
+        else value
+    )

@@ -49,12 +49,16 @@ class Thoughts:
 
     def __init__(self, text: Text, start: str, end: str) -> None:
         self.text, self.start, self.end = text, start, end
-        self.start_ids, self.end_ids = (text.encode_response(marker, with_end=False) for marker in (start, end))
+        self.start_ids, self.end_ids = (
+            text.encode_response(marker, with_end=False) for marker in (start, end)
+        )
         self._pieces: dict[int, str] = {}
 
     def cut_all(self, batch: "Batch") -> list[Thought]:
         """The thought of every row."""
-        prompts, responses = ([ids.tolist() for ids in ragged.split()] for ragged in (batch.prompt, batch.response))
+        prompts, responses = (
+            [ids.tolist() for ids in ragged.split()] for ragged in (batch.prompt, batch.response)
+        )
         stopped = [finish == "stop" for finish in batch.rows["finish"]]
         return [self.cut(*row) for row in zip(prompts, responses, stopped, strict=True)]
 
@@ -74,7 +78,9 @@ class Thoughts:
     def _span(self, prompt: Sequence[int], ids: Sequence[int]) -> Span:
         opened = bool(self.start) and self.opens(prompt)
         span = split_cot(ids, len(ids), self.start_ids, self.end_ids, opened)
-        if span.output is None or (span.start == 0 and self.start and not opened):  # a marker may share tokens with other text
+        if span.output is None or (
+            span.start == 0 and self.start and not opened
+        ):  # a marker may share tokens with other text
             found = split_text([self._piece(i) for i in ids], self.start, self.end, opened)
             if (found.output is not None) > (span.output is not None) or found.start > span.start:
                 return found
@@ -82,7 +88,11 @@ class Thoughts:
 
     def opens(self, prompt: Sequence[int]) -> bool:
         """Whether a prompt ends in the start marker, so that the response begins inside the thought."""
-        return self.text.decode_raw(prompt[-4 * len(self.start) - 8 :]).rstrip().endswith(self.start.strip())
+        return (
+            self.text.decode_raw(prompt[-4 * len(self.start) - 8 :])
+            .rstrip()
+            .endswith(self.start.strip())
+        )
 
     def _piece(self, token: int) -> str:
         if token not in self._pieces:
@@ -96,7 +106,11 @@ class Thoughts:
             text = keep_words(thought.text, float(spec))
             # The shortest run of tokens that holds the text; its end may lie inside the last of them.
             needed = len(text) - thought.text.find(self.text.decode(response[first : thought.end]))
-            longer = (n for n in range(first, thought.end + 1) if len(self.text.decode(response[first:n])) >= needed)
+            longer = (
+                n
+                for n in range(first, thought.end + 1)
+                if len(self.text.decode(response[first:n])) >= needed
+            )
             return replace(thought, end=next(longer, thought.end), text=text)
         start, end = keep(first, thought.end, spec)
         if (start, end) == (first, thought.end):

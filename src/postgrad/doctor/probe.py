@@ -18,7 +18,14 @@ import torch
 from postgrad.config.schema import RolloutConfig
 from postgrad.doctor.fit import Layout, Plan, Rates, lay_out
 from postgrad.doctor.simulate import NO_OBJECTIVE, Size, build
-from postgrad.model.device import DTYPES, choose_device, matmul_flops, peak_memory_bytes, set_threads, synchronize
+from postgrad.model.device import (
+    DTYPES,
+    choose_device,
+    matmul_flops,
+    peak_memory_bytes,
+    set_threads,
+    synchronize,
+)
 from postgrad.model.load import Loaded
 from postgrad.model.passes.layout import MicroBatch
 from postgrad.model.policy import LocalPolicy
@@ -34,12 +41,12 @@ DECODE_STEPS = 8
 
 
 class Seconds(NamedTuple):
-    """Of one cut-down model: a forward pass, forward and backward, a decode step, an optimiser step."""
+    """Of one cut-down model: a forward pass, forward and backward, a decode step, an optimizer step."""
 
     forward: float
     train: float
     decode: float
-    optimiser: float
+    optimizer: float
 
 
 def measure_rates(plan: Plan, size: Size) -> Rates:
@@ -51,15 +58,19 @@ def measure_rates(plan: Plan, size: Size) -> Rates:
     fixed, one, three = (_probe(plan, micro, blocks, vocabulary) for blocks, vocabulary in cuts)
     # The fixed cost holds one block; the difference is two. Noise must not make a block free.
     more = (size.blocks - 1) / 2
-    whole = Seconds(*(f + more * max(c - b, 0.2 * b) for f, b, c in zip(fixed, one, three, strict=True)))
+    whole = Seconds(
+        *(f + more * max(c - b, 0.2 * b) for f, b, c in zip(fixed, one, three, strict=True))
+    )
     with torch.device("meta"):
-        parameters = sum(p.numel() for p in build(config, plan.model, 3, SMALL_VOCABULARY).parameters())
+        parameters = sum(
+            p.numel() for p in build(config, plan.model, 3, SMALL_VOCABULARY).parameters()
+        )
     return Rates(
         forward_token_s=whole.forward / micro.num_tokens,
         train_token_s=whole.train / micro.num_tokens,
         decode_s=whole.decode,
         decode_rows=max(1, plan.decode_rows),
-        parameter_s=three.optimiser / parameters,
+        parameter_s=three.optimizer / parameters,
     )
 
 
@@ -68,8 +79,12 @@ def _probe_layout(plan: Plan, size: Size) -> Layout:
     config, tokens = plan.config, plan.budget
     if config.model.device == "cpu":
         block = max(1, (size.parameters - size.vocabulary * plan.width) // size.blocks)
-        tokens = min(tokens, max(128, int(PASS_S * matmul_flops(config.model.dtype) / (2 * 6 * 3 * block))))
-    small = dataclasses.replace(config, training=dataclasses.replace(config.training, token_budget=tokens))
+        tokens = min(
+            tokens, max(128, int(PASS_S * matmul_flops(config.model.dtype) / (2 * 6 * 3 * block)))
+        )
+    small = dataclasses.replace(
+        config, training=dataclasses.replace(config.training, token_budget=tokens)
+    )
     return lay_out(dataclasses.replace(plan, config=small), config.rollout.max_response_tokens)
 
 
@@ -82,7 +97,9 @@ def _probe(plan: Plan, micro: MicroBatch, blocks: int, vocabulary: int | None) -
     loaded = Loaded(model, SimpleNamespace(eos_token_id=NO_STOP))
     policy = LocalPolicy(config, loaded, NO_OBJECTIVE)
     micro = micro.to(device)
-    micro = MicroBatch(micro.rows, torch.zeros_like(micro.ids), micro.positions, micro.mask, micro.gather)
+    micro = MicroBatch(
+        micro.rows, torch.zeros_like(micro.ids), micro.positions, micro.mask, micro.gather
+    )
     targets = torch.zeros_like(micro.gather)
 
     def forward() -> None:
@@ -93,12 +110,14 @@ def _probe(plan: Plan, micro: MicroBatch, blocks: int, vocabulary: int | None) -
         policy.forward(micro, targets, FULL).logprobs.sum().backward()
 
     def step() -> None:
-        for master in policy.optimiser.masters.values():
+        for master in policy.optimizer.masters.values():
             master.grad = torch.zeros_like(master)
-        policy.optimiser.step(0.0)
+        policy.optimizer.step(0.0)
 
     decode = _decode_seconds(plan, loaded, device)
-    return Seconds(seconds_of(forward, device), seconds_of(train, device), decode, seconds_of(step, device))
+    return Seconds(
+        seconds_of(forward, device), seconds_of(train, device), decode, seconds_of(step, device)
+    )
 
 
 def _decode_seconds(plan: Plan, loaded: Loaded, device: torch.device) -> float:
@@ -108,7 +127,9 @@ def _decode_seconds(plan: Plan, loaded: Loaded, device: torch.device) -> float:
         return 0.0
     steps = min(DECODE_STEPS, config.rollout.max_response_tokens)
     prompt = sum(group.prompt for group in groups) // len(groups)
-    request = Request([0] * (prompt + (config.rollout.max_response_tokens - steps) // 2), list(range(rows)))
+    request = Request(
+        [0] * (prompt + (config.rollout.max_response_tokens - steps) // 2), list(range(rows))
+    )
     engine = NativeEngine(loaded, RolloutConfig(max_rows=rows))
 
     def generate(tokens: int) -> Callable[[], object]:
@@ -144,9 +165,15 @@ def kernel_bytes(dtype: str) -> int:
 
     bfloat16 on CPUs with matrix tiles: oneDNN writes and keeps code for every shape, up to a MiB; float32: nothing.
     """
-    rows, weight, out = (torch.zeros(shape, dtype=DTYPES[dtype]) for shape in ((1024, 512), (512, 1024), (1024, 1024)))
+    rows, weight, out = (
+        torch.zeros(shape, dtype=DTYPES[dtype])
+        for shape in ((1024, 512), (512, 1024), (1024, 1024))
+    )
     sizes = []
-    for shapes in (range(1024, 768, -8), range(768, 512, -8)):  # the first half fills what free room the heap has
+    for shapes in (
+        range(1024, 768, -8),
+        range(768, 512, -8),
+    ):  # the first half fills what free room the heap has
         for n in shapes:
             torch.mm(rows[:n], weight, out=out[:n])
         sizes.append(resident_bytes())

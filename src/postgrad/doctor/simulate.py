@@ -52,7 +52,9 @@ class Size:
         return self.parameters * self.bytes_each
 
 
-def build(config: Config, model_config: Any, blocks: int | None = None, vocabulary: int | None = None) -> Any:
+def build(
+    config: Config, model_config: Any, blocks: int | None = None, vocabulary: int | None = None
+) -> Any:
     """The model as its configuration says, with random weights, on the current torch device; with other `blocks` or `vocabulary`."""
     from transformers import AutoModelForCausalLM
 
@@ -108,7 +110,9 @@ class LiveBytes(TorchDispatchMode):
         super().__init__()
         self.now, self.peak = 0, 0
         self.seen = weakref.WeakSet(tensor.untyped_storage() for tensor in before)
-        self.before = [tensor.untyped_storage() for tensor in before]  # a weak set alone would forget them
+        self.before = [
+            tensor.untyped_storage() for tensor in before
+        ]  # a weak set alone would forget them
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -131,19 +135,27 @@ class LiveBytes(TorchDispatchMode):
 
 def simulate_update(config: Config, model_config: Any, micro: MicroBatch) -> tuple[int, int]:
     """Bytes of (what the forward pass keeps for the backward, what the head adds at the peak) for one micro-batch."""
-    kept, peaks = zip(*(_simulate_blocks(config, model_config, micro, blocks) for blocks in (1, 2)), strict=True)
+    kept, peaks = zip(
+        *(_simulate_blocks(config, model_config, micro, blocks) for blocks in (1, 2)), strict=True
+    )
     more = int(model_config.get_text_config().num_hidden_layers) - 1
     return kept[0] + more * (kept[1] - kept[0]), peaks[0] - kept[0]
 
 
-def _simulate_blocks(config: Config, model_config: Any, micro: MicroBatch, blocks: int) -> tuple[int, int]:
+def _simulate_blocks(
+    config: Config, model_config: Any, micro: MicroBatch, blocks: int
+) -> tuple[int, int]:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    # How the optimiser keeps its state plays no part here, and not every kind takes tensors without data.
-    config = dataclasses.replace(config, optimiser=dataclasses.replace(config.optimiser, kind="adamw"))
+    # How the optimizer keeps its state plays no part here, and not every kind takes tensors without data.
+    config = dataclasses.replace(
+        config, optimizer=dataclasses.replace(config.optimizer, kind="adamw")
+    )
     with _named(config), FakeTensorMode(), torch.device(config.model.device):
-        policy = LocalPolicy(config, Loaded(build(config, model_config, blocks), None), NO_OBJECTIVE)
-        masters = list(policy.optimiser.masters.values())
+        policy = LocalPolicy(
+            config, Loaded(build(config, model_config, blocks), None), NO_OBJECTIVE
+        )
+        masters = list(policy.optimizer.masters.values())
         for master in masters:  # the gradient of an earlier micro-batch
             master.grad = torch.zeros_like(master)
         gradients = [master.grad for master in masters if master.grad is not None]
@@ -154,7 +166,9 @@ def _simulate_blocks(config: Config, model_config: Any, micro: MicroBatch, block
             hidden = hidden_states(policy.model, ids, positions, mask, FULL)
             kept = count.now
             gather = torch.zeros(micro.gather.shape, dtype=torch.int64)
-            outputs = token_outputs(hidden.flatten(0, 1)[gather], policy.model.get_output_embeddings().weight, gather)
+            outputs = token_outputs(
+                hidden.flatten(0, 1)[gather], policy.model.get_output_embeddings().weight, gather
+            )
             outputs.logprobs.sum().backward()
     return kept, count.peak
 
@@ -168,7 +182,13 @@ def cache_bytes(config: Config, model_config: Any) -> int:
         one = torch.zeros(1, 1, dtype=torch.int64)
         mask = torch.ones(1, 1, 1, 1, dtype=torch.bool)
         decoder = build(config, model_config, blocks=1).eval().base_model
-        decoder(input_ids=one, position_ids=one, attention_mask=mask, past_key_values=kept, use_cache=True)
+        decoder(
+            input_ids=one,
+            position_ids=one,
+            attention_mask=mask,
+            past_key_values=kept,
+            use_cache=True,
+        )
         block = sum(tensor.numel() * tensor.element_size() for tensor in (*kept.keys, *kept.values))
     return block * int(model_config.get_text_config().num_hidden_layers)
 
@@ -180,4 +200,6 @@ def _named(config: Config) -> Iterator[None]:
         yield
     except (RuntimeError, TypeError, ValueError) as error:
         reason = str(error).strip().splitlines()[:1] or [type(error).__name__]
-        raise RunError(f"the memory of {config.model.path} cannot be foretold: {reason[0][:200]}") from error
+        raise RunError(
+            f"the memory of {config.model.path} cannot be foretold: {reason[0][:200]}"
+        ) from error

@@ -15,7 +15,13 @@ def is_alpaca(problems: Sequence[Problem]) -> bool:
     return all({"generator", "dataset"} <= _facts(problem).keys() for problem in problems)
 
 
-def write_answers(file: Path, problems: Sequence[Problem], rows: Sequence[dict[str, Any]], generator: str, name: str) -> None:
+def write_answers(
+    file: Path,
+    problems: Sequence[Problem],
+    rows: Sequence[dict[str, Any]],
+    generator: str,
+    name: str,
+) -> None:
     """The first response to each problem; `generator` names the model, `name` stands where a problem has no `dataset`.
 
     The file is a set itself: its outputs are then the reference that another model is compared with.

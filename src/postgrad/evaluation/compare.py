@@ -36,14 +36,24 @@ def compare(first: Path, second: Path) -> dict[str, Any]:
     model = ("model.path", "model.weights", "data.sets.")
     apart = [key for key in differences(*settings) if not key.startswith(model)]
     sets = {name: _compare_files(name, first, second) for name in shared}
-    return {"a": str(first), "b": str(second), "method": METHOD, "other_settings": apart, "sets": sets}
+    return {
+        "a": str(first),
+        "b": str(second),
+        "method": METHOD,
+        "other_settings": apart,
+        "sets": sets,
+    }
 
 
-def compare_set(a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]], name: str = "set") -> dict[str, Any]:
+def compare_set(
+    a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]], name: str = "set"
+) -> dict[str, Any]:
     """Uid -> whether each sample was right, of both, or what it won. A problem's value is the mean of its samples."""
     uids = [uid for uid in a if uid in b]
     if not uids:
-        raise ConfigError(f"set {name}: the two evaluations have no problem in common, so nothing can be paired")
+        raise ConfigError(
+            f"set {name}: the two evaluations have no problem in common, so nothing can be paired"
+        )
     left, right = (np.array([sum(side[uid]) / len(side[uid]) for uid in uids]) for side in (a, b))
     difference = right - left
     low, high = bootstrap_interval(difference)
@@ -67,7 +77,9 @@ def bootstrap_interval(difference: np.ndarray) -> tuple[float, float]:
     size = len(difference)
     step = max(1, 4_000_000 // size)  # numbers held at once
     counts = [min(step, DRAWS - start) for start in range(0, DRAWS, step)]
-    means = np.concatenate([difference[random.integers(0, size, (count, size))].mean(1) for count in counts])
+    means = np.concatenate(
+        [difference[random.integers(0, size, (count, size))].mean(1) for count in counts]
+    )
     low, high = np.quantile(means, (0.025, 0.975))
     return float(low), float(high)
 
@@ -80,23 +92,60 @@ def sign_test(ahead: int, behind: int) -> float:
 
 def table(result: dict[str, Any]) -> str:
     """The comparison for people."""
-    rows = [["set", "problems", "A", "B", "B - A", "A right, B wrong", "B right, A wrong", "sign test p"]]
+    rows = [
+        [
+            "set",
+            "problems",
+            "A",
+            "B",
+            "B - A",
+            "A right, B wrong",
+            "B right, A wrong",
+            "sign test p",
+        ]
+    ]
     for name, one in result["sets"].items():
         gap = one["difference"]
         shown = f"{100 * gap['value']:+.1f} [{100 * gap['low']:+.1f}, {100 * gap['high']:+.1f}]"
-        counts = [str(one["a_right_b_wrong"]), str(one["b_right_a_wrong"]), f"{one['sign_test']:.3g}"]
-        rows.append([name, str(one["problems"]), f"{100 * one['a']:.1f}%", f"{100 * one['b']:.1f}%", shown, *counts])
-    lines = [f"A  {result['a']}", f"B  {result['b']}", "", aligned(rows), "", f"B - A in points: {result['method']}."]
-    lines.append("With several samples, right means: more of a problem's samples right than the other's.")
+        counts = [
+            str(one["a_right_b_wrong"]),
+            str(one["b_right_a_wrong"]),
+            f"{one['sign_test']:.3g}",
+        ]
+        rows.append(
+            [
+                name,
+                str(one["problems"]),
+                f"{100 * one['a']:.1f}%",
+                f"{100 * one['b']:.1f}%",
+                shown,
+                *counts,
+            ]
+        )
+    lines = [
+        f"A  {result['a']}",
+        f"B  {result['b']}",
+        "",
+        aligned(rows),
+        "",
+        f"B - A in points: {result['method']}.",
+    ]
+    lines.append(
+        "With several samples, right means: more of a problem's samples right than the other's."
+    )
     if won := [name for name, one in result["sets"].items() if one["win_rates"]]:
         lines.append(
             f"A and B are win rates against the reference, and right means: ahead of the other there, in {', '.join(won)}."
         )
     for name, one in result["sets"].items():
         if one["only_a"] or one["only_b"]:
-            lines.append(f"{name}: {one['only_a']} problems only in A and {one['only_b']} only in B are left out.")
+            lines.append(
+                f"{name}: {one['only_a']} problems only in A and {one['only_b']} only in B are left out."
+            )
     if result["other_settings"]:
-        lines.append(f"The two differ in more than the model: {', '.join(result['other_settings'][:6])}.")
+        lines.append(
+            f"The two differ in more than the model: {', '.join(result['other_settings'][:6])}."
+        )
     return "\n".join(lines)
 
 
@@ -104,9 +153,13 @@ def _settings(folder: Path) -> dict[str, Any]:
     file = folder / "settings.json"
     if not file.is_file():
         beside = (
-            [path.name for path in folder.parent.iterdir() if (path / "settings.json").is_file()] if folder.parent.is_dir() else []
+            [path.name for path in folder.parent.iterdir() if (path / "settings.json").is_file()]
+            if folder.parent.is_dir()
+            else []
         )
-        raise ConfigError(f"{folder} is no folder of an evaluation (it has no settings.json); {did_you_mean(folder.name, beside)}")
+        raise ConfigError(
+            f"{folder} is no folder of an evaluation (it has no settings.json); {did_you_mean(folder.name, beside)}"
+        )
     return json.loads(file.read_text())
 
 

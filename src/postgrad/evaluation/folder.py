@@ -17,7 +17,12 @@ from postgrad.errors import ConfigError, RunError
 from postgrad.judge.llm import MARKS
 from postgrad.problem import Problem
 
-AUTO = (("model", "device", "auto"), ("model", "dtype", "auto"), ("model", "threads", 0), ("rollout", "batch", 0))
+AUTO = (
+    ("model", "device", "auto"),
+    ("model", "dtype", "auto"),
+    ("model", "threads", 0),
+    ("rollout", "batch", 0),
+)
 
 
 def stored_settings(folder: Path) -> dict[str, Any] | None:
@@ -29,14 +34,19 @@ def stored_settings(folder: Path) -> dict[str, Any] | None:
     file = folder / "settings.json"
     if not file.is_file():
         if folder.exists() and (
-            not folder.is_dir() or any(path.name not in (".lock", ".settings.json") for path in folder.iterdir())
+            not folder.is_dir()
+            or any(path.name not in (".lock", ".settings.json") for path in folder.iterdir())
         ):
-            raise ConfigError(f"out={folder} is there already and is no evaluation; choose another out=FOLDER")
+            raise ConfigError(
+                f"out={folder} is there already and is no evaluation; choose another out=FOLDER"
+            )
         return None
     try:
         return json.loads(file.read_text())
     except ValueError as error:
-        raise ConfigError(f"{file} is not JSON ({error}); remove the folder, or choose another out=FOLDER") from error
+        raise ConfigError(
+            f"{file} is not JSON ({error}); remove the folder, or choose another out=FOLDER"
+        ) from error
 
 
 def take_over(stored: dict[str, Any], settings: Any) -> None:
@@ -65,12 +75,16 @@ def opened(folder: Path, identity: dict[str, Any]) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("w")
     except OSError as error:
-        raise ConfigError(f"out={folder} cannot be written: {error.strerror}; choose another out=FOLDER") from error
+        raise ConfigError(
+            f"out={folder} cannot be written: {error.strerror}; choose another out=FOLDER"
+        ) from error
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise ConfigError(f"{folder} is in use by another process; wait for it, or choose another out=FOLDER") from error
+            raise ConfigError(
+                f"{folder} is in use by another process; wait for it, or choose another out=FOLDER"
+            ) from error
         if not (folder / "settings.json").is_file():
             write(folder / "settings.json", json.dumps(identity, indent=1) + "\n")
         yield
@@ -90,11 +104,15 @@ def append(file: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Add a batch's lines and see them on the disk."""
     try:
         with file.open("ab") as stream:
-            stream.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
+            stream.write(
+                "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+            )
             stream.flush()
             os.fsync(stream.fileno())
     except OSError as error:
-        raise RunError(f"{file} could not be written: {error.strerror}; the same command continues") from error
+        raise RunError(
+            f"{file} could not be written: {error.strerror}; the same command continues"
+        ) from error
 
 
 def read_rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -112,7 +130,9 @@ def read_rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             try:
                 row = json.loads(line)
             except ValueError as error:
-                raise ConfigError(f"{file}: line {number} is damaged; remove the file, and its set is answered again") from error
+                raise ConfigError(
+                    f"{file}: line {number} is damaged; remove the file, and its set is answered again"
+                ) from error
             yield end, row
 
 
@@ -132,7 +152,10 @@ def resume(file: Path, problems: Sequence[Problem], samples: int, batch: int) ->
     whole, keep = 0, 0
     for line, (end, row) in enumerate(read_rows(file)):
         index, sample = divmod(line, samples)
-        if index >= len(problems) or (row.get("uid"), row.get("sample")) != (problems[index].uid, sample):
+        if index >= len(problems) or (row.get("uid"), row.get("sample")) != (
+            problems[index].uid,
+            sample,
+        ):
             raise ConfigError(
                 f"{file}: line {line + 1} is not the answer that belongs there; remove the file to answer its set again"
             )

@@ -30,7 +30,14 @@ SAID = {
     "r1_zero": "</think> <answer>{}</answer>",
     "r1_zero_math": "</think> <answer>{}</answer>",
 }
-FORM_ONLY = ("format", "box_format", "think_format", "length", "overlong", "bold")  # judge how, not what
+FORM_ONLY = (
+    "format",
+    "box_format",
+    "think_format",
+    "length",
+    "overlong",
+    "bold",
+)  # judge how, not what
 BOXED = "\\boxed{{{}}}"
 _NUMBER = re.compile(r"-?[0-9]{1,15}(\.[0-9]{1,6})?")
 _OPPOSITES = {"yes": "No", "no": "Yes", "true": "False", "false": "True"}
@@ -102,16 +109,26 @@ def check(
     test = {question_key(problem): problem.uid for problem in against}
     for problem, place in zip(problems, places, strict=True):
         if (other := test.get(question_key(problem))) is not None:
-            findings.shared.append(Row(place, problem.uid, f"its question is also that of {other} in the test set"))
+            findings.shared.append(
+                Row(place, problem.uid, f"its question is also that of {other} in the test set")
+            )
     return findings
 
 
 def _judge_golds(
-    problems: Sequence[Problem], places: Sequence[str], judge: Judge, findings: Findings, progress: Callable[[int], None]
+    problems: Sequence[Problem],
+    places: Sequence[str],
+    judge: Judge,
+    findings: Findings,
+    progress: Callable[[int], None],
 ) -> None:
     for start in range(0, len(problems), CHUNK):
-        asked: list[tuple[Problem, str, str, list[Row], bool]] = []  # problem, place, response, its list, whether it must score
-        chunk = list(zip(problems[start : start + CHUNK], places[start : start + CHUNK], strict=True))
+        asked: list[
+            tuple[Problem, str, str, list[Row], bool]
+        ] = []  # problem, place, response, its list, whether it must score
+        chunk = list(
+            zip(problems[start : start + CHUNK], places[start : start + CHUNK], strict=True)
+        )
         for problem, place in chunk:
             name = _verifier(problem, judge, findings)
             if name is None:
@@ -119,11 +136,16 @@ def _judge_golds(
             findings.checked += 1
             asked.append((problem, place, gold_response(name, problem), findings.wrong, True))
             if not name.startswith("code"):
-                asked.extend((problem, place, text, findings.wrong_demonstrations, True) for text in problem.demonstrations)
+                asked.extend(
+                    (problem, place, text, findings.wrong_demonstrations, True)
+                    for text in problem.demonstrations
+                )
                 if (miss := near_miss(name, problem)) is not None:
                     asked.append((problem, place, miss, findings.accepted, False))
                     findings.near += 1
-        scores = judge.score([problem for problem, *_ in asked], [response for _, _, response, _, _ in asked])
+        scores = judge.score(
+            [problem for problem, *_ in asked], [response for _, _, response, _, _ in asked]
+        )
         for (problem, place, response, listed, must), score in zip(asked, scores, strict=True):
             if (isinstance(score, Score) and score.value > 0) != must:
                 listed.append(Row(place, problem.uid, _why(problem, response, score)))
@@ -178,6 +200,8 @@ def question_key(problem: Problem) -> str:
     try:
         text = question_of(problem.messages)
     except ConfigError:
-        text = "\n".join(message["content"] for message in problem.messages if message["role"] != "system")
-    words = re.sub(r"\s+", "", unicodedata.normalize("NFKC", text).casefold())
-    return words.strip(".?!:")
+        text = "\n".join(
+            message["content"] for message in problem.messages if message["role"] != "system"
+        )
+    overrides = re.sub(r"\s+", "", unicodedata.normalize("NFKC", text).casefold())
+    return overrides.strip(".?!:")

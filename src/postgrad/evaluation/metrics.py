@@ -33,7 +33,9 @@ def interval(values: Sequence[float], samples: int = 1) -> tuple[float, float]:
     elif p in (0.0, 1.0):
         trials = float(count)
     middle = (p + Z * Z / (2 * trials)) / (1 + Z * Z / trials)
-    half = Z / (1 + Z * Z / trials) * math.sqrt(p * (1 - p) / trials + Z * Z / (4 * trials * trials))
+    half = (
+        Z / (1 + Z * Z / trials) * math.sqrt(p * (1 - p) / trials + Z * Z / (4 * trials * trials))
+    )
     return max(0.0, min(p, middle - half)), min(1.0, max(p, middle + half))
 
 
@@ -62,7 +64,7 @@ def ladder(samples: int) -> list[int]:
     return sorted({*(1 << i for i in range(samples.bit_length())), samples})
 
 
-def summarise(rows: Sequence[Row]) -> dict[str, Any]:
+def summarize(rows: Sequence[Row]) -> dict[str, Any]:
     """Everything a set's result says. Rows stand problem by problem; each problem has the same number of samples.
 
     What could not be judged counts as wrong, and is counted in `failures`.
@@ -73,7 +75,8 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
     out: dict[str, Any] = {"problems": len(groups), "samples": samples}
     out["avg"] = mean_with_interval([sum(right) / samples for right in rights], samples)
     out["pass"] = {
-        str(k): mean_with_interval([pass_at_k(samples, sum(right), k) for right in rights], samples) for k in ladder(samples)
+        str(k): mean_with_interval([pass_at_k(samples, sum(right), k) for right in rights], samples)
+        for k in ladder(samples)
     }
     out["maj"] = _majorities(groups, rights, samples)
     out["score"] = sum(row["score"] or 0.0 for row in rows) / len(rows)
@@ -81,11 +84,18 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
     out["classes"] = _classes(rows)
     out["length"] = _lengths(rows)
     out["truncated"] = sum(row["finish"] == "length" for row in rows) / len(rows)
-    out["failures"] = dict(sorted(Counter(row["failure"]["kind"] for row in rows if row["failure"]).items()))
+    out["failures"] = dict(
+        sorted(Counter(row["failure"]["kind"] for row in rows if row["failure"]).items())
+    )
     sources = sorted({row["data_source"] for row in rows})
     if len(sources) > 1:
-        out["sources"] = {name: _source([group for group in groups if group[0]["data_source"] == name]) for name in sources}
-        out["mean_of_sources"] = sum(source["avg"]["value"] for source in out["sources"].values()) / len(sources)
+        out["sources"] = {
+            name: _source([group for group in groups if group[0]["data_source"] == name])
+            for name in sources
+        }
+        out["mean_of_sources"] = sum(
+            source["avg"]["value"] for source in out["sources"].values()
+        ) / len(sources)
     return out
 
 
@@ -107,21 +117,33 @@ def _source(groups: Sequence[list[Row]]) -> dict[str, Any]:
     samples = len(groups[0])
     return {
         "problems": len(groups),
-        "avg": mean_with_interval([sum(row["right"] for row in group) / samples for group in groups], samples),
+        "avg": mean_with_interval(
+            [sum(row["right"] for row in group) / samples for group in groups], samples
+        ),
     }
 
 
-def _majorities(groups: Sequence[list[Row]], rights: Sequence[list[bool]], samples: int) -> dict[str, Any] | None:
+def _majorities(
+    groups: Sequence[list[Row]], rights: Sequence[list[bool]], samples: int
+) -> dict[str, Any] | None:
     if samples == 1 or not all(row["votes"] for group in groups for row in group):
         return None
     votes = [[row["answer"] for row in group] for group in groups]
     ks = [k for k in ladder(samples) if k > 1]
-    return {str(k): mean_with_interval([maj_at_k(v, r, k) for v, r in zip(votes, rights, strict=True)], samples // k) for k in ks}
+    return {
+        str(k): mean_with_interval(
+            [maj_at_k(v, r, k) for v, r in zip(votes, rights, strict=True)], samples // k
+        )
+        for k in ks
+    }
 
 
 def _parts(rows: Sequence[Row]) -> dict[str, float]:
     names = sorted({name for row in rows for name in row["parts"]})
-    return {name: statistics.fmean(row["parts"][name] for row in rows if name in row["parts"]) for name in names}
+    return {
+        name: statistics.fmean(row["parts"][name] for row in rows if name in row["parts"])
+        for name in names
+    }
 
 
 def _classes(rows: Sequence[Row]) -> dict[str, int] | None:
@@ -129,7 +151,10 @@ def _classes(rows: Sequence[Row]) -> dict[str, int] | None:
     judged = [row for row in rows if "format" in row["parts"]]
     if not judged:
         return None
-    counts = Counter(f"{int(row['parts']['format'] > 0)}{int(row['parts'].get('answer', row['right']) > 0)}" for row in judged)
+    counts = Counter(
+        f"{int(row['parts']['format'] > 0)}{int(row['parts'].get('answer', row['right']) > 0)}"
+        for row in judged
+    )
     return {name: counts[name] for name in ("11", "10", "01", "00")}
 
 

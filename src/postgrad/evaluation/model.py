@@ -39,7 +39,9 @@ def find_model(text: str) -> Target:
     if (path / "config.yaml").is_file() and (path / "checkpoints").is_dir():
         found = checkpoint.latest(path)
         if found is None:
-            raise ConfigError(f"{path} is a run without a checkpoint; train it first, or evaluate the model it starts from")
+            raise ConfigError(
+                f"{path} is a run without a checkpoint; train it first, or evaluate the model it starts from"
+            )
         return _of_checkpoint(found)
     if (path / "state.json").is_file() and (path / "policy").is_dir():
         return _of_checkpoint(path)
@@ -67,7 +69,11 @@ def weights_fingerprint(path: str, seed: int) -> str:
     Training changes every number of a model a little, so a sample of the bytes is enough, and costs no time.
     """
     place = Path(resolve(path, seed))
-    files = [place] if place.is_file() else sorted(p for p in place.glob("*") if p.suffix in (".safetensors", ".bin", ".gguf"))
+    files = (
+        [place]
+        if place.is_file()
+        else sorted(p for p in place.glob("*") if p.suffix in (".safetensors", ".bin", ".gguf"))
+    )
     if not files:
         return ""
     digest = hashlib.blake2b(digest_size=8)

@@ -77,7 +77,9 @@ def make_plan(config: EvalConfig, target: Target) -> Plan:
     _check_used(config)
     config.rollout.stop = stop_strings(config.rollout.stop, config.data.prompt_style)
     places = split_sets(config.data.sets)
-    sets = {name: load_problems(place)[: config.data.limit or None] for name, place in places.items()}
+    sets = {
+        name: load_problems(place)[: config.data.limit or None] for name, place in places.items()
+    }
     tokenizer = load_tokenizer(config.model, config.seed)
     context = int(model_config(config.model, config.seed).get_text_config().max_position_embeddings)
     room = context - config.rollout.max_response_tokens
@@ -85,18 +87,30 @@ def make_plan(config: EvalConfig, target: Target) -> Plan:
         raise ConfigError(
             f"rollout.max_response_tokens={config.rollout.max_response_tokens} leaves no room for a prompt in the context of {context}"
         )
-    longest = room if config.data.max_prompt_tokens is None else min(room, config.data.max_prompt_tokens)
+    longest = (
+        room if config.data.max_prompt_tokens is None else min(room, config.data.max_prompt_tokens)
+    )
     data = config.data
     toolbox = open_toolbox(config.rollout)
     tools = toolbox.schemas if toolbox else ()
-    prompts = Prompts(tokenizer, data.template, longest, data.overlong, data.prompt_style, data.template_options, tools)
+    prompts = Prompts(
+        tokenizer,
+        data.template,
+        longest,
+        data.overlong,
+        data.prompt_style,
+        data.template_options,
+        tools,
+    )
     dropped: dict[str, int] = {}
     for name in sets:
         sets[name], dropped[name] = prompts.check(sets[name])
     cut = {name: prompts.num_cut(problems) for name, problems in sets.items()}
     if config.reward.verifier == LLM_JUDGE:
-        _check_judged(config, [problem for problems in sets.values() for problem in problems], list(sets))
-    if config.reward.objective != "maximise":
+        _check_judged(
+            config, [problem for problems in sets.values() for problem in problems], list(sets)
+        )
+    if config.reward.objective != "maximize":
         raise ConfigError(
             f"reward.objective={config.reward.objective} is for training runs; an evaluation counts what the verifier finds right"
         )
@@ -104,7 +118,18 @@ def make_plan(config: EvalConfig, target: Target) -> Plan:
     judge.check(problem for problems in sets.values() for problem in problems)
     identity = _identity(config, sets)
     turns = Turns(toolbox, prompts, config.rollout.max_turns) if toolbox else None
-    return Plan(config, target, _folder(config, target, identity), sets, dropped, cut, prompts, judge, identity, turns)
+    return Plan(
+        config,
+        target,
+        _folder(config, target, identity),
+        sets,
+        dropped,
+        cut,
+        prompts,
+        judge,
+        identity,
+        turns,
+    )
 
 
 def _check_used(config: EvalConfig) -> None:
@@ -116,7 +141,9 @@ def _check_used(config: EvalConfig) -> None:
         for part in section.split("."):
             given, plain = getattr(given, part), getattr(plain, part)
         if (value := getattr(given, leaf)) != getattr(plain, leaf):
-            raise ConfigError(f"{key}={value} is for training runs; an evaluation has no use for it: remove it")
+            raise ConfigError(
+                f"{key}={value} is for training runs; an evaluation has no use for it: remove it"
+            )
     check_judge(config.reward)
     check_judge_used(config.reward)
 
@@ -124,14 +151,18 @@ def _check_used(config: EvalConfig) -> None:
 def _check_judged(config: EvalConfig, problems: list[Problem], names: list[str]) -> None:
     """Refuse what a language model cannot judge to any purpose. Raises ConfigError."""
     reward = config.reward
-    lowest, usual = (0, 1) if is_pairwise(reward.judge) else (reward.judge.lowest, reward.judge.highest - 2)
+    lowest, usual = (
+        (0, 1) if is_pairwise(reward.judge) else (reward.judge.lowest, reward.judge.highest - 2)
+    )
     if reward.pass_score <= lowest:
         raise ConfigError(
             f"every mark of a judge reaches reward.pass_score={reward.pass_score:g}; say from which mark on a response "
             f"counts as right, e.g. reward.pass_score={usual}"
         )
     if MARKS in names:
-        raise ConfigError(f"a set cannot be called {MARKS}, as {MARKS}.jsonl holds the marks; name it: data=NAME=FILE")
+        raise ConfigError(
+            f"a set cannot be called {MARKS}, as {MARKS}.jsonl holds the marks; name it: data=NAME=FILE"
+        )
     check_references(reward, problems)
 
 
@@ -141,9 +172,15 @@ def settle(plan: Plan) -> None:
     check_engine(engine_config(plan.config))
     device = choose_device(model.device)
     model.device = device.type
-    model.dtype = "float32" if model.dtype == "auto" and device.type == "cpu" else choose_dtype(model.dtype, device)
+    model.dtype = (
+        "float32"
+        if model.dtype == "auto" and device.type == "cpu"
+        else choose_dtype(model.dtype, device)
+    )
     model.threads = model.threads or torch.get_num_threads()
-    rollout.batch = rollout.batch or -(-(CPU_RESPONSES if device.type == "cpu" else OTHER_RESPONSES) // rollout.samples)
+    rollout.batch = rollout.batch or -(
+        -(CPU_RESPONSES if device.type == "cpu" else OTHER_RESPONSES) // rollout.samples
+    )
     plan.identity = _identity(plan.config, plan.sets)
 
 
@@ -174,22 +211,37 @@ def _identity(config: EvalConfig, sets: dict[str, list[Problem]]) -> dict[str, A
     for key in FREE:
         section, _, leaf = key.rpartition(".")
         del (values[section] if section else values)[leaf]
-    values["data"]["sets"] = {name: {"problems": len(problems), "content": _content(problems)} for name, problems in sets.items()}
+    values["data"]["sets"] = {
+        name: {"problems": len(problems), "content": _content(problems)}
+        for name, problems in sets.items()
+    }
     values["model"]["weights"] = weights_fingerprint(config.model.path, config.seed)
-    values["versions"] = {"postgrad": __version__} | {name: importlib.metadata.version(name) for name in PACKAGES}
+    values["versions"] = {"postgrad": __version__} | {
+        name: importlib.metadata.version(name) for name in PACKAGES
+    }
     return values
 
 
 def _content(problems: list[Problem]) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for problem in problems:
-        digest.update(json.dumps([problem.uid, problem.data_source, list(problem.messages), problem.ground_truth]).encode())
+        digest.update(
+            json.dumps(
+                [problem.uid, problem.data_source, list(problem.messages), problem.ground_truth]
+            ).encode()
+        )
     return digest.hexdigest()
 
 
 def _folder(config: EvalConfig, target: Target, identity: dict[str, Any]) -> Path:
     if config.out:
         return Path(config.out).expanduser()
-    digest = hashlib.blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=4).hexdigest()
+    digest = hashlib.blake2b(
+        json.dumps(identity, sort_keys=True).encode(), digest_size=4
+    ).hexdigest()
     label = re.sub(r"[^A-Za-z0-9_.-]+", "-", target.label)
-    return target.run / "eval" / f"{label}-{digest}" if target.run else Path("eval") / f"{label}-{digest}"
+    return (
+        target.run / "eval" / f"{label}-{digest}"
+        if target.run
+        else Path("eval") / f"{label}-{digest}"
+    )

@@ -29,7 +29,11 @@ def describe(plan: Plan) -> str:
     """The evaluation in one line."""
     config = plan.config
     count = sum(len(problems) for problems in plan.sets.values())
-    how = "greedy" if not config.rollout.temperature else f"{config.rollout.samples} at temperature {config.rollout.temperature:g}"
+    how = (
+        "greedy"
+        if not config.rollout.temperature
+        else f"{config.rollout.samples} at temperature {config.rollout.temperature:g}"
+    )
     model = config.model
     return f"{model.path}: {count} problems, {how}, {config.rollout.engine} on {model.device} {model.dtype} -> {plan.folder}"
 
@@ -54,7 +58,10 @@ class Plain(Progress):
             return
         self.last = now
         left = (now - self.began) / (done - self.first) * (self.total - done)
-        print(f"{name}: {done}/{self.total}  right {right:.3f}  {rate:.0f} tok/s  left {duration(left)}", flush=True)
+        print(
+            f"{name}: {done}/{self.total}  right {right:.3f}  {rate:.0f} tok/s  left {duration(left)}",
+            flush=True,
+        )
 
 
 class Bar(Progress):
@@ -87,7 +94,9 @@ class Bar(Progress):
         self.tasks[name] = self.bars.add_task(name, total=total, completed=done, said="")
 
     def advance(self, name: str, done: int, right: float, rate: float) -> None:
-        self.bars.update(self.tasks[name], completed=done, said=f"right {right:.3f}  {rate:.0f} tok/s")
+        self.bars.update(
+            self.tasks[name], completed=done, said=f"right {right:.3f}  {rate:.0f} tok/s"
+        )
 
 
 def make_progress() -> Progress:

@@ -13,7 +13,7 @@ from postgrad.cluster import place_chat, place_engine
 from postgrad.errors import RunError
 from postgrad.evaluation import folder as files
 from postgrad.evaluation.alpaca import is_alpaca, write_answers
-from postgrad.evaluation.metrics import INTERVAL, summarise
+from postgrad.evaluation.metrics import INTERVAL, summarize
 from postgrad.evaluation.plan import Plan, engine_config, settle
 from postgrad.evaluation.progress import Progress
 from postgrad.evaluation.report import markdown
@@ -69,16 +69,27 @@ def evaluate(plan: Plan, progress: Progress) -> dict[str, Any]:
         files.check_same(folder, stored, plan.identity)
     with ExitStack() as stack:
         judge = stack.enter_context(plan.judge)
-        if stored is not None:  # held before it is looked at; a new folder is made only once the model is loaded
+        if (
+            stored is not None
+        ):  # held before it is looked at; a new folder is made only once the model is loaded
             stack.enter_context(files.opened(folder, plan.identity))
         samples, batch = config.rollout.samples, config.rollout.batch
-        done = {name: files.resume(folder / f"{name}.jsonl", problems, samples, batch) for name, problems in plan.sets.items()}
+        done = {
+            name: files.resume(folder / f"{name}.jsonl", problems, samples, batch)
+            for name, problems in plan.sets.items()
+        }
         speed: dict[str, Any] = {}
         if any(done[name] < len(problems) for name, problems in plan.sets.items()):
             progress.loading(plan)
             engine = Timed(stack.enter_context(place_engine(engine_config(config))))
             chat = (
-                {"judge": place_chat(engine_config(config), config.reward.judge.model, engine.engine)} if _is_marked(plan) else {}
+                {
+                    "judge": place_chat(
+                        engine_config(config), config.reward.judge.model, engine.engine
+                    )
+                }
+                if _is_marked(plan)
+                else {}
             )
             if stored is None:
                 stack.enter_context(files.opened(folder, plan.identity))
@@ -100,18 +111,33 @@ def _answer_set(plan: Plan, name: str, done: int, engine: Timed, progress: Progr
     config, problems = plan.config, plan.sets[name]
     file = plan.folder / f"{name}.jsonl"
     rows = [row for _, row in files.read_rows(file)] if done else []
-    right, failed, total = sum(row["right"] for row in rows), sum(bool(row["failure"]) for row in rows), len(rows)
+    right, failed, total = (
+        sum(row["right"] for row in rows),
+        sum(bool(row["failure"]) for row in rows),
+        len(rows),
+    )
     progress.begin(name, len(problems), done)
     for start in range(done, len(problems), config.rollout.batch):
         chosen = problems[start : start + config.rollout.batch]
-        answers = respond(engine, plan.judge, plan.prompts, chosen, plan.sampling, config.rollout.samples, config.seed, plan.turns)
+        answers = respond(
+            engine,
+            plan.judge,
+            plan.prompts,
+            chosen,
+            plan.sampling,
+            config.rollout.samples,
+            config.seed,
+            plan.turns,
+        )
         batch = [_row(plan, answer) for answer in answers]
         failed += sum(bool(row["failure"]) for row in batch)
         total += len(batch)
         _check_failures(plan, name, batch, failed / total)
         files.append(file, batch)
         right += sum(row["right"] for row in batch)
-        progress.advance(name, start + len(chosen), right / total, engine.tokens / max(engine.seconds, 1e-9))
+        progress.advance(
+            name, start + len(chosen), right / total, engine.tokens / max(engine.seconds, 1e-9)
+        )
 
 
 def _check_failures(plan: Plan, name: str, batch: list[dict[str, Any]], share: float) -> None:
@@ -141,7 +167,9 @@ def _row(plan: Plan, answer: Answer) -> dict[str, Any]:
         "score": score,
         "right": score is not None and score >= plan.config.reward.pass_score,
         "parts": verdict.parts if isinstance(verdict, Score) else {},
-        "failure": {"kind": verdict.kind, "reason": verdict.reason} if isinstance(verdict, Failure) else None,
+        "failure": {"kind": verdict.kind, "reason": verdict.reason}
+        if isinstance(verdict, Failure)
+        else None,
         "answer": vote(verifier, answer.text, problem),
         "votes": can_vote(verifier),
         "finish": answer.finish,
@@ -152,16 +180,24 @@ def _row(plan: Plan, answer: Answer) -> dict[str, Any]:
 
 def _prompt(plan: Plan, problem: Problem) -> str:
     """The prompt as the model sees it, special tokens written out."""
-    return plan.prompts.tokenizer.decode(plan.prompts.encode(problem), clean_up_tokenization_spaces=False)  # type: ignore[return-value]
+    return plan.prompts.tokenizer.decode(
+        plan.prompts.encode(problem), clean_up_tokenization_spaces=False
+    )  # type: ignore[return-value]
 
 
 def _result(plan: Plan, name: str) -> dict[str, Any]:
     """What a set's result file says; the answers also as AlpacaEval's tool reads them, where that is their kind."""
-    rows, problems = [row for _, row in files.read_rows(plan.folder / f"{name}.jsonl")], plan.sets[name]
-    result = summarise(rows) | {"dropped": plan.dropped[name], "prompts_cut": plan.cut[name]}
+    rows, problems = (
+        [row for _, row in files.read_rows(plan.folder / f"{name}.jsonl")],
+        plan.sets[name],
+    )
+    result = summarize(rows) | {"dropped": plan.dropped[name], "prompts_cut": plan.cut[name]}
     if not plan.pairwise and not is_alpaca(problems):
         return result
-    answers = [row | {"response": answer_of(row["response"], plan.config.rollout.stop or ())} for row in rows]
+    answers = [
+        row | {"response": answer_of(row["response"], plan.config.rollout.stop or ())}
+        for row in rows
+    ]
     write_answers(plan.folder / f"{name}.outputs.json", problems, answers, plan.target.label, name)
     return result | {"win": win_rates(answers)} if plan.pairwise else result
 

@@ -7,28 +7,49 @@ from typing import Any
 from omegaconf import MISSING
 
 from postgrad.config.compose import read_words
-from postgrad.config.schema import OVERLONG, ClusterConfig, ModelConfig, RewardConfig, RolloutConfig, setting
+from postgrad.config.schema import (
+    OVERLONG,
+    ClusterConfig,
+    ModelConfig,
+    RewardConfig,
+    RolloutConfig,
+    setting,
+)
 from postgrad.errors import ConfigError
 
 
 @dataclass
 class EvalModel(ModelConfig):
-    dtype: str = setting("auto", "compute type; auto: float32 on a CPU, else bfloat16", choices=("auto", "float32", "bfloat16"))
+    dtype: str = setting(
+        "auto",
+        "compute type; auto: float32 on a CPU, else bfloat16",
+        choices=("auto", "float32", "bfloat16"),
+    )
     threads: int = setting(0, "CPU threads of torch; 0: torch's own choice", at_least=0)
 
 
 @dataclass
 class EvalData:
-    sets: str = setting(MISSING, "problem files with commas between, each a set of its own; NAME=FILE names one")
+    sets: str = setting(
+        MISSING, "problem files with commas between, each a set of its own; NAME=FILE names one"
+    )
     limit: int = setting(0, "first problems of each set; 0: all", at_least=0)
-    template: str = setting("auto", "how messages become a prompt", choices=("auto", "chat", "plain"))
+    template: str = setting(
+        "auto", "how messages become a prompt", choices=("auto", "chat", "plain")
+    )
     template_options: dict[str, Any] = setting(
         {}, "values the chat template reads, e.g. data.template_options.enable_thinking=false"
     )
-    prompt_style: str = setting("own", "what stands around the question, as in training; docs/data.md has the table")
-    max_prompt_tokens: int | None = setting(None, "longest prompt; null: what the model's context has room for", at_least=1)
+    prompt_style: str = setting(
+        "own", "what stands around the question, as in training; docs/data.md has the table"
+    )
+    max_prompt_tokens: int | None = setting(
+        None, "longest prompt; null: what the model's context has room for", at_least=1
+    )
     overlong: str = setting(
-        "error", "longer prompts: refuse, drop, or cut left, right or in the middle, as in training", choices=OVERLONG
+        "error",
+        "longer prompts: refuse, drop, or cut left, right or in the middle, as in training",
+        choices=OVERLONG,
     )
 
 
@@ -62,7 +83,9 @@ class EvalConfig:
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
 
 
-SECTIONS = {f.name: f.type for f in dataclasses.fields(EvalConfig) if dataclasses.is_dataclass(f.type)}
+SECTIONS = {
+    f.name: f.type for f in dataclasses.fields(EvalConfig) if dataclasses.is_dataclass(f.type)
+}
 SHORT = {"n": "rollout.samples", "data": "data.sets", "workers": "reward.workers"}
 # What a run's own configuration says about these holds for its evaluation, unless a word says otherwise.
 FROM_RUN = (
@@ -80,7 +103,7 @@ FROM_RUN = (
 )
 
 
-def read_settings(path: str, words: list[str], run: dict[str, Any] | None = None) -> EvalConfig:
+def read_settings(path: str, overrides: list[str], run: dict[str, Any] | None = None) -> EvalConfig:
     """The checked settings of `postgrad eval MODEL key=value ...`; `path` is the model's, `run` the configuration it was trained with."""
     base: dict[str, Any] = {}
     for key in FROM_RUN if run else ():
@@ -89,7 +112,7 @@ def read_settings(path: str, words: list[str], run: dict[str, Any] | None = None
             base.setdefault(section, {})[leaf] = run[section][leaf]
     base.setdefault("model", {})["path"] = path
     plain: list[str] = []
-    for word in words:
+    for word in overrides:
         key, equals, value = word.partition("=")
         full = full_key(key)
         if full in ("data.sets", "out") and equals:  # paths are taken as they are, commas and all
@@ -101,8 +124,10 @@ def read_settings(path: str, words: list[str], run: dict[str, Any] | None = None
             raise ConfigError(f"{word}: the model is the first word: postgrad eval MODEL data=FILE")
         else:
             plain.append(f"{full}{equals}{value}")
-    if "data.sets" not in [full_key(word.partition("=")[0]) for word in words]:
-        raise ConfigError("which problems? postgrad eval MODEL data=FILE; several with commas between, or arithmetic:LEVEL")
+    if "data.sets" not in [full_key(word.partition("=")[0]) for word in overrides]:
+        raise ConfigError(
+            "which problems? postgrad eval MODEL data=FILE; several with commas between, or arithmetic:LEVEL"
+        )
     config: EvalConfig = read_words(EvalConfig, plain, base)
     if config.rollout.temperature is None:
         config.rollout.temperature = 0.0 if config.rollout.samples == 1 else 1.0
@@ -120,5 +145,7 @@ def full_key(key: str) -> str:
         return SHORT[key]
     if "." in key or key in {f.name for f in dataclasses.fields(EvalConfig)}:
         return key
-    owners = [name for name, kind in SECTIONS.items() if key in {f.name for f in dataclasses.fields(kind)}]  # type: ignore[arg-type]
+    owners = [
+        name for name, kind in SECTIONS.items() if key in {f.name for f in dataclasses.fields(kind)}
+    ]  # type: ignore[arg-type]
     return f"{owners[0]}.{key}" if len(owners) == 1 else key

@@ -12,7 +12,7 @@ from postgrad.verifiers.answers import (
     last_number,
     tagged_answers,
 )
-from postgrad.verifiers.equality import MAX_ANSWER, normalise, number, split_unit
+from postgrad.verifiers.equality import MAX_ANSWER, normalize, number, split_unit
 
 Find = Callable[[str, Problem], str | None]
 
@@ -48,7 +48,7 @@ def vote(verifier: str, response: str, problem: Problem) -> str | None:
         return found or None
     bare = split_unit(found)[0]
     value = number(bare)
-    return str(value) if value is not None else normalise(bare) or found
+    return str(value) if value is not None else normalize(bare) or found
 
 
 def can_vote(verifier: str) -> bool:

@@ -20,9 +20,18 @@ def win_rates(rows: Sequence[Row]) -> dict[str, Any]:
     counts once, with the mean of its samples. Lengths are in characters.
     """
     judged = [row for row in rows if not row["failure"]]
-    out: dict[str, Any] = {"failed": len(rows) - len(judged), "rate": None, "length_controlled": None, "problems": 0}
+    out: dict[str, Any] = {
+        "failed": len(rows) - len(judged),
+        "rate": None,
+        "length_controlled": None,
+        "problems": 0,
+    }
     wins = [row["parts"]["win"] for row in judged]
-    out |= {"won": sum(w > 0.5 for w in wins), "tied": wins.count(0.5), "lost": sum(w < 0.5 for w in wins)}
+    out |= {
+        "won": sum(w > 0.5 for w in wins),
+        "tied": wins.count(0.5),
+        "lost": sum(w < 0.5 for w in wins),
+    }
     if not judged:
         return out
     groups = groups_of(judged)
@@ -30,7 +39,11 @@ def win_rates(rows: Sequence[Row]) -> dict[str, Any]:
     shares = [statistics.fmean(row["parts"]["win"] for row in group) for group in groups]
     out["rate"] = mean_with_interval(shares, max(map(len, groups)))
     out["length_controlled"] = length_controlled(
-        shares, [statistics.fmean(len(row["response"]) - len(row["ground_truth"]) for row in group) for group in groups]
+        shares,
+        [
+            statistics.fmean(len(row["response"]) - len(row["ground_truth"]) for row in group)
+            for group in groups
+        ],
     )
     out["characters"] = {
         "own": statistics.fmean(len(row["response"]) for row in judged),
@@ -39,7 +52,9 @@ def win_rates(rows: Sequence[Row]) -> dict[str, Any]:
     return out
 
 
-def length_controlled(shares: Sequence[float], differences: Sequence[float]) -> dict[str, float] | None:
+def length_controlled(
+    shares: Sequence[float], differences: Sequence[float]
+) -> dict[str, float] | None:
     """The win rate that answers as long as the reference's would have, with its 95 % interval; None where the data cannot tell.
 
     A logistic regression of the preference on a constant and on tanh(difference / its standard deviation), read off at difference zero:
@@ -58,10 +73,14 @@ def length_controlled(shares: Sequence[float], differences: Sequence[float]) -> 
     gaps, wanted = np.asarray(differences, dtype=float), np.asarray(shares, dtype=float)
     if len(gaps) < 2 or (gaps[0] != 0 and np.all(gaps == gaps[0])):
         return None
-    features = np.stack([np.ones_like(gaps), np.tanh(gaps / (gaps.std(ddof=1) or 1.0))], axis=1)  # (problems, 2)
+    features = np.stack(
+        [np.ones_like(gaps), np.tanh(gaps / (gaps.std(ddof=1) or 1.0))], axis=1
+    )  # (problems, 2)
     (constant, _), covariance = _logistic_fit(features, wanted)
     margin = Z * math.sqrt(covariance[0, 0])
-    value, low, high = (float(_logistic(np.asarray(at))) for at in (constant, constant - margin, constant + margin))
+    value, low, high = (
+        float(_logistic(np.asarray(at))) for at in (constant, constant - margin, constant + margin)
+    )
     return {"value": value, "low": low, "high": high}
 
 
@@ -72,7 +91,9 @@ def _logistic_fit(features: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray,
     for _ in range(MOST_STEPS):
         predicted = _logistic(features @ weights)
         slope = features.T @ (wanted - predicted) - RIDGE * weights
-        curvature = (features * (predicted * (1 - predicted))[:, None]).T @ features + RIDGE * np.eye(len(weights))
+        curvature = (
+            features * (predicted * (1 - predicted))[:, None]
+        ).T @ features + RIDGE * np.eye(len(weights))
         inverse = np.linalg.inv(curvature)
         step = inverse @ slope
         weights = weights + step * min(1.0, LONGEST_STEP / max(np.abs(step).max(), CLOSE))

@@ -16,7 +16,9 @@ from postgrad.config.schema import JudgeConfig
 from postgrad.errors import ConfigError, did_you_mean
 from postgrad.problem import Failure, Problem, Score
 
-Ask = Callable[[Sequence[str], int], list[str | Failure]]  # the model's answers to questions; the number of the try
+Ask = Callable[
+    [Sequence[str], int], list[str | Failure]
+]  # the model's answers to questions; the number of the try
 
 MARKS = "judge"  # .jsonl: where marks are kept, in the folder of a run or an evaluation
 
@@ -81,12 +83,16 @@ def template_text(config: JudgeConfig) -> str:
     file = Path(config.template).expanduser()
     if not file.is_file():
         hint = did_you_mean(config.template, [*TEMPLATES, PAIRWISE])
-        raise ConfigError(f"reward.judge.template={config.template} is neither a built-in template nor a file; {hint}")
+        raise ConfigError(
+            f"reward.judge.template={config.template} is neither a built-in template nor a file; {hint}"
+        )
     text = file.read_text()
     places, word, line = RANKED if "{first}" in text or "{second}" in text else MARKED
     for place in places:
         if place not in text:
-            raise ConfigError(f"reward.judge.template={config.template} has no {place}; write it where that belongs")
+            raise ConfigError(
+                f"reward.judge.template={config.template} has no {place}; write it where that belongs"
+            )
     return _filled(text if word in text else f"{text.rstrip()}\n\n{line}", config)
 
 
@@ -98,7 +104,9 @@ def is_pairwise(config: JudgeConfig) -> bool:
 def monitor_text(config: JudgeConfig, binary: bool) -> str:
     """The whole question to the monitor: what the judge was asked about, but with the thought in place of the response."""
     scale = JudgeConfig(lowest=0, highest=1) if binary else config
-    about = BINARY if binary else TEMPLATES.get(config.template, "A judge marks responses.") + PREDICT
+    about = (
+        BINARY if binary else TEMPLATES.get(config.template, "A judge marks responses.") + PREDICT
+    )
     return _filled(about + THOUGHT + LAST_LINE, scale)
 
 
@@ -128,10 +136,17 @@ def parse_mark(answer: str, lowest: int, highest: int) -> int | None:
 
 def question_of(problem: Problem) -> str:
     """What the user asked, as the judge sees it: the data's own wording for judges, or the last user message."""
-    for extra in (problem.extra, problem.extra.get("reward_model"), problem.extra.get("extra_info")):
+    for extra in (
+        problem.extra,
+        problem.extra.get("reward_model"),
+        problem.extra.get("extra_info"),
+    ):
         if isinstance(extra, dict) and isinstance(extra.get("raw_question_for_monitor"), str):
             return extra["raw_question_for_monitor"]
-    return next((m["content"] for m in reversed(problem.messages) if m["role"] == "user"), problem.messages[-1]["content"])
+    return next(
+        (m["content"] for m in reversed(problem.messages) if m["role"] == "user"),
+        problem.messages[-1]["content"],
+    )
 
 
 class Marks:
@@ -170,39 +185,67 @@ class LlmJudge:
         file: where marks are kept; None keeps them in memory.
     """
 
-    def __init__(self, config: JudgeConfig, template: str, ask: Ask, file: Path | None = None, who: str = "") -> None:
+    def __init__(
+        self, config: JudgeConfig, template: str, ask: Ask, file: Path | None = None, who: str = ""
+    ) -> None:
         self.config, self.template, self.ask = config, template, ask
         self.marks, self.who = Marks(file), who or config.model
 
-    def mark(self, questions: Sequence[str], texts: Sequence[str], lowest: int, highest: int) -> list[int | Failure]:
+    def mark(
+        self, questions: Sequence[str], texts: Sequence[str], lowest: int, highest: int
+    ) -> list[int | Failure]:
         """A mark or a Failure for each text, in order."""
-        prompts = [put(self.template, question=q, response=text) for q, text in zip(questions, texts, strict=True)]
+        prompts = [
+            put(self.template, question=q, response=text)
+            for q, text in zip(questions, texts, strict=True)
+        ]
         return self.verdicts(prompts, lambda answer: parse_mark(answer, lowest, highest), "mark")
 
-    def verdicts(self, prompts: Sequence[str], parse: Callable[[str], int | None], wanted: str) -> list[int | Failure]:
+    def verdicts(
+        self, prompts: Sequence[str], parse: Callable[[str], int | None], wanted: str
+    ) -> list[int | Failure]:
         """What `parse` finds in the answer to each prompt, or a Failure, in order; equal prompts are asked once."""
-        keys = [hashlib.blake2b(f"{self.who}\0{prompt}".encode(), digest_size=16).hexdigest() for prompt in prompts]
-        waiting = {key: prompt for key, prompt in zip(keys, prompts, strict=True) if key not in self.marks.known}
+        keys = [
+            hashlib.blake2b(f"{self.who}\0{prompt}".encode(), digest_size=16).hexdigest()
+            for prompt in prompts
+        ]
+        waiting = {
+            key: prompt
+            for key, prompt in zip(keys, prompts, strict=True)
+            if key not in self.marks.known
+        }
         failed: dict[str, Failure] = {}
         for attempt in range(self.config.retries + 1):
             if not waiting:
                 break
             found: dict[str, int] = {}
-            for key, answer in zip(list(waiting), self.ask(list(waiting.values()), attempt), strict=True):
+            for key, answer in zip(
+                list(waiting), self.ask(list(waiting.values()), attempt), strict=True
+            ):
                 mark = None if isinstance(answer, Failure) else parse(answer)
                 if mark is not None:
                     found[key] = mark
                     del waiting[key]
                 else:
-                    failed[key] = answer if isinstance(answer, Failure) else _not_found(wanted, answer, attempt + 1)
+                    failed[key] = (
+                        answer
+                        if isinstance(answer, Failure)
+                        else _not_found(wanted, answer, attempt + 1)
+                    )
             self.marks.add(found)
-        return [self.marks.known.get(key, failed.get(key, Failure("judge", "not asked"))) for key in keys]
+        return [
+            self.marks.known.get(key, failed.get(key, Failure("judge", "not asked")))
+            for key in keys
+        ]
 
     def score(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[Score | Failure]:
         """One Score (its value is the mark) or Failure for each response, in order."""
         questions = [question_of(problem) for problem in problems]
         marks = self.mark(questions, responses, self.config.lowest, self.config.highest)
-        return [mark if isinstance(mark, Failure) else Score(float(mark), {"mark": float(mark)}) for mark in marks]
+        return [
+            mark if isinstance(mark, Failure) else Score(float(mark), {"mark": float(mark)})
+            for mark in marks
+        ]
 
 
 def put(template: str, **texts: str) -> str:
@@ -212,25 +255,43 @@ def put(template: str, **texts: str) -> str:
 
 def _not_found(wanted: str, answer: str, tries: int) -> Failure:
     shown = " ".join(answer.split())[-80:]
-    return Failure("judge", f"no {wanted} in the judge's answer after {tries} tries; it ended in {shown!r}")
+    return Failure(
+        "judge", f"no {wanted} in the judge's answer after {tries} tries; it ended in {shown!r}"
+    )
 
 
-def monitor_metrics(predicted: Sequence[float | None], given: Sequence[float | None], binary: bool) -> dict[str, float]:
+def monitor_metrics(
+    predicted: Sequence[float | None], given: Sequence[float | None], binary: bool
+) -> dict[str, float]:
     """How well marks were foretold; pairs with a side missing are dropped. Of a scale mse, rmse and means; of 0 and 1 counts and rates."""
-    pairs = [(p, g) for p, g in zip(predicted, given, strict=True) if p is not None and g is not None]
+    pairs = [
+        (p, g) for p, g in zip(predicted, given, strict=True) if p is not None and g is not None
+    ]
     out = {"pairs": float(len(pairs)), "dropped": float(len(predicted) - len(pairs))}
     if not pairs:
         return out
     if not binary:
         mse = sum((p - g) ** 2 for p, g in pairs) / len(pairs)
-        means = {"prediction_mean": sum(p for p, _ in pairs) / len(pairs), "mark_mean": sum(g for _, g in pairs) / len(pairs)}
+        means = {
+            "prediction_mean": sum(p for p, _ in pairs) / len(pairs),
+            "mark_mean": sum(g for _, g in pairs) / len(pairs),
+        }
         return out | {"mse": mse, "rmse": sqrt(mse)} | means
-    counts = {name: float(sum((p > 0.5, g > 0.5) == want for p, g in pairs)) for name, want in KINDS.items()}
-    true, false_alarms, missed = counts["true_positives"], counts["false_positives"], counts["false_negatives"]
+    counts = {
+        name: float(sum((p > 0.5, g > 0.5) == want for p, g in pairs))
+        for name, want in KINDS.items()
+    }
+    true, false_alarms, missed = (
+        counts["true_positives"],
+        counts["false_positives"],
+        counts["false_negatives"],
+    )
     rates = {
         "precision": true / (true + false_alarms) if true + false_alarms else 0.0,
         "recall": true / (true + missed) if true + missed else 0.0,
-        "f1": 2 * true / (2 * true + false_alarms + missed) if true + false_alarms + missed else 0.0,
+        "f1": 2 * true / (2 * true + false_alarms + missed)
+        if true + false_alarms + missed
+        else 0.0,
         "accuracy": (true + counts["true_negatives"]) / len(pairs),
     }
     return out | counts | rates

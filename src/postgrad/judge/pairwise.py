@@ -33,7 +33,7 @@ def answer_of(response: str, stops: Sequence[str]) -> str:
 class PairJudge(LlmJudge):
     """Compares each response with its problem's ground truth, another answer to the same question.
 
-    The two are shown in an order that follows from `seed`, problem and response, as judges favour a place; with
+    The two are shown in an order that follows from `seed`, problem and response, as judges favor a place; with
     reward.judge.both_orders in either order, and the two verdicts are averaged. Equal texts are a tie that nobody is asked about.
     Of a response that one of `stops` ended the judge sees what stands before it.
     """
@@ -57,10 +57,16 @@ class PairJudge(LlmJudge):
         Parts: `win` is the same; `chose_first` says how often the judge preferred what it was shown first (a tie counts half).
         """
         responses = [answer_of(response, self.stops) for response in responses]
-        shown = [(i, order) for i, text in enumerate(responses) for order in self.orders(problems[i], text)]
+        shown = [
+            (i, order)
+            for i, text in enumerate(responses)
+            for order in self.orders(problems[i], text)
+        ]
         prompts = [self.prompt(problems[i], responses[i], own_first) for i, own_first in shown]
         found: list[list[tuple[bool, int | Failure]]] = [[] for _ in responses]
-        for (i, own_first), verdict in zip(shown, self.verdicts(prompts, parse_ranking, "ranking"), strict=True):
+        for (i, own_first), verdict in zip(
+            shown, self.verdicts(prompts, parse_ranking, "ranking"), strict=True
+        ):
             found[i].append((own_first, verdict))
         return [_pair_score(one) for one in found]
 
@@ -70,11 +76,15 @@ class PairJudge(LlmJudge):
             return ()
         if self.config.both_orders:
             return True, False
-        digest = hashlib.blake2b(f"{self.seed}\0{problem.uid}\0{response}".encode(), digest_size=1).digest()
+        digest = hashlib.blake2b(
+            f"{self.seed}\0{problem.uid}\0{response}".encode(), digest_size=1
+        ).digest()
         return (digest[0] % 2 == 0,)
 
     def prompt(self, problem: Problem, response: str, own_first: bool) -> str:
-        first, second = (response, problem.ground_truth) if own_first else (problem.ground_truth, response)
+        first, second = (
+            (response, problem.ground_truth) if own_first else (problem.ground_truth, response)
+        )
         return put(self.template, question=question_of(problem), first=first, second=second)
 
 

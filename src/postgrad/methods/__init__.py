@@ -33,18 +33,26 @@ def find_method(name: str) -> "type[Method]":
     path = METHODS.get(name, name)
     module_name, colon, class_name = path.partition(":")
     if not colon:
-        raise ConfigError(f"method={name} is unknown; {did_you_mean(name, METHODS)} Your own: method=package.module:Class")
+        raise ConfigError(
+            f"method={name} is unknown; {did_you_mean(name, METHODS)} Your own: method=package.module:Class"
+        )
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        raise ConfigError(f"method={name}: no module {error.name}; run from the folder that holds it, or install it") from error
+        raise ConfigError(
+            f"method={name}: no module {error.name}; run from the folder that holds it, or install it"
+        ) from error
     from postgrad.methods.base import Method
 
     found = vars(module).get(class_name)
     if not (isinstance(found, type) and issubclass(found, Method)):
-        classes = [k for k, v in vars(module).items() if isinstance(v, type) and issubclass(v, Method)]
-        raise ConfigError(f"method={name}: {module_name} has no method class {class_name}; {did_you_mean(class_name, classes)}")
+        classes = [
+            k for k, v in vars(module).items() if isinstance(v, type) and issubclass(v, Method)
+        ]
+        raise ConfigError(
+            f"method={name}: {module_name} has no method class {class_name}; {did_you_mean(class_name, classes)}"
+        )
     return found

@@ -18,16 +18,30 @@ from postgrad.algorithms.aggregation import AGGREGATIONS, token_weights
 from postgrad.config.schema import Config, setting
 from postgrad.data.feed import Feed
 from postgrad.errors import RunError
-from postgrad.methods.support.checks import check_monitor, check_numbers, check_read, check_sampling, check_staleness, check_tools
+from postgrad.methods.support.checks import (
+    check_monitor,
+    check_numbers,
+    check_read,
+    check_sampling,
+    check_staleness,
+    check_tools,
+)
 from postgrad.model.critic import Critic
 from postgrad.model.passes.head import TokenOutputs
-from postgrad.model.policy import Policy, Tally
+from postgrad.model.policy import MetricAccumulator, Policy
 from postgrad.model.views import FULL, View
-from postgrad.rollout.engine import Completion, Engine, Request, Sampling, sampling_of, trajectory_seed
+from postgrad.rollout.engine import (
+    Completion,
+    Engine,
+    Request,
+    Sampling,
+    sampling_of,
+    trajectory_seed,
+)
 from postgrad.rollout.generator import Chat as Chat
-from postgrad.rollout.generator import Speaker as Speaker
+from postgrad.rollout.generator import Generator as Generator
 from postgrad.rollout.respond import Judge, Prompts, respond
-from postgrad.rollout.turns import Turns, converse
+from postgrad.rollout.turns import Turns, run_turns
 from postgrad.types import DEMONSTRATION, POLICY, TOOL, Batch, Failure, Problem, Score, Trajectory
 from postgrad.verifiers.scorer import LLM_JUDGE
 
@@ -100,8 +114,12 @@ class Group:
 class MethodSettings:
     """Settings every method has. A method's own stand in its file, in a subclass of this."""
 
-    name: str = setting("", "the method, or your own as package.module:Class; method=NAME is short for it")
-    aggregation: str = setting("token-mean", "how token losses become one number", choices=AGGREGATIONS)
+    name: str = setting(
+        "", "the method, or your own as package.module:Class; method=NAME is short for it"
+    )
+    aggregation: str = setting(
+        "token-mean", "how token losses become one number", choices=AGGREGATIONS
+    )
 
 
 Stage = Callable[[Any, Step], Any]
@@ -112,10 +130,14 @@ class Method:
 
     Settings: ClassVar[type[MethodSettings]] = MethodSettings
     trains_on_samples: ClassVar[bool] = True  # the loss prices what the engine sampled
-    learns_demonstrations: ClassVar[bool] = False  # every problem's demonstration is a row, so it must fit
-    has_thoughts: ClassVar[bool] = False  # responses are cut into thought and output, so a monitor can read the thoughts
+    learns_demonstrations: ClassVar[bool] = (
+        False  # every problem's demonstration is a row, so it must fit
+    )
+    has_thoughts: ClassVar[bool] = (
+        False  # responses are cut into thought and output, so a monitor can read the thoughts
+    )
     takes_tools: ClassVar[bool] = False  # its loss and its rows bear tokens that tools wrote
-    unanswered: float = 0.0  # score of a response in which there is nothing to judge
+    no_output_score: float = 0.0  # score of a response in which there is nothing to judge
     ports: Ports
 
     def __init__(self, config: Config) -> None:
@@ -151,7 +173,11 @@ class Method:
     def models_wanted(self) -> dict[str, Role]:
         """The method's roles, and those that the reward asks for whatever the method."""
         judge = self.config.reward.judge
-        wanted = {"judge": judge.model} if self.config.reward.verifier == LLM_JUDGE and self.judges() else {}
+        wanted = (
+            {"judge": judge.model}
+            if self.config.reward.verifier == LLM_JUDGE and self.judges()
+            else {}
+        )
         wanted |= {"monitor": judge.monitor} if judge.monitor else {}
         return self.roles() | {name: Role("chat", path) for name, path in wanted.items()}
 
@@ -165,7 +191,16 @@ class Method:
     # ---- on the driver: the stages of a step
 
     def stages(self) -> list[Stage]:
-        return [self.draw, self.compose, self.sample, self.enrich, self.score, self.estimate, self.update, self.publish]
+        return [
+            self.draw,
+            self.compose,
+            self.sample,
+            self.enrich,
+            self.score,
+            self.estimate,
+            self.update,
+            self.publish,
+        ]
 
     def draw(self, _: Any, step: Step) -> list[Problem]:
         """Take this step's problems from the data."""
@@ -178,11 +213,15 @@ class Method:
     def sample(self, groups: Sequence[Group], step: Step) -> Batch:
         """Let the engine continue the prompts; given rows and sampled rows become one table."""
         sampling = sampling_of(self.config.rollout)
-        sampled = self.generate([(g.problem, range(g.num_samples), g.starts) for g in groups], sampling, step.number)
+        sampled = self.generate(
+            [(g.problem, range(g.num_samples), g.starts) for g in groups], sampling, step.number
+        )
         if self.ports.turns is not None:
             done = [completion for completions in sampled for completion in completions]
             for name in ("turns", "calls", "errors"):
-                step.metrics[f"tools/{name}"] = sum(getattr(one, name) for one in done) / max(1, len(done))
+                step.metrics[f"tools/{name}"] = sum(getattr(one, name) for one in done) / max(
+                    1, len(done)
+                )
         return self.assemble(groups, sampled)
 
     def assemble(self, groups: Sequence[Group], sampled: Sequence[Sequence[Completion]]) -> Batch:
@@ -205,9 +244,12 @@ class Method:
                         index,
                         POLICY,
                         done.finish,
-                        behaviour_logprobs=[*[0.0] * len(start), *done.logprobs],
+                        behavior_logprobs=[*[0.0] * len(start), *done.logprobs],
                         loss_mask=None if all(written) else [*[True] * len(start), *written],
-                        token_source=[*[DEMONSTRATION] * len(start), *[POLICY if own else TOOL for own in written]],
+                        token_source=[
+                            *[DEMONSTRATION] * len(start),
+                            *[POLICY if own else TOOL for own in written],
+                        ],
                     )
                 )
         return Batch.of(trajectories)
@@ -219,14 +261,23 @@ class Method:
     def score(self, batch: Batch, step: Step) -> Batch:
         """Judge every row. Rows that could not be judged are recorded and leave the batch."""
         problems = step.problems(batch)
-        batch.rows["text"] = [self.ports.prompts.decode(ids.tolist()) for ids in batch.response.split()]
+        batch.rows["text"] = [
+            self.ports.prompts.decode(ids.tolist()) for ids in batch.response.split()
+        ]
         batch.rows["question"] = [problem.messages[-1]["content"] for problem in problems]
         verdicts = self.verdicts(problems, self.judged_texts(batch))
-        batch.rows["failure"] = [f"{v.kind}: {v.reason}" if isinstance(v, Failure) else "" for v in verdicts]
-        batch.rows["reward"] = torch.tensor([v.value if isinstance(v, Score) else float("nan") for v in verdicts])
+        batch.rows["failure"] = [
+            f"{v.kind}: {v.reason}" if isinstance(v, Failure) else "" for v in verdicts
+        ]
+        batch.rows["reward"] = torch.tensor(
+            [v.value if isinstance(v, Score) else float("nan") for v in verdicts]
+        )
         parts = sorted({name for v in verdicts if isinstance(v, Score) for name in v.parts})
         for name in parts:
-            values = [v.parts.get(name, float("nan")) if isinstance(v, Score) else float("nan") for v in verdicts]
+            values = [
+                v.parts.get(name, float("nan")) if isinstance(v, Score) else float("nan")
+                for v in verdicts
+            ]
             batch.rows[f"reward/{name}"] = torch.tensor(values)
         return self.leave_out_failures(batch, step)
 
@@ -238,17 +289,23 @@ class Method:
         rows = zip(batch.response.split(), own.split(batch.response.lengths.tolist()), strict=True)
         return [self.ports.prompts.decode(ids[keep].tolist()) for ids, keep in rows]
 
-    def verdicts(self, problems: Sequence[Problem], texts: Sequence[str | None]) -> list[Score | Failure]:
-        """The verifier's word on each text; `self.unanswered` where there is none."""
+    def verdicts(
+        self, problems: Sequence[Problem], texts: Sequence[str | None]
+    ) -> list[Score | Failure]:
+        """The verifier's word on each text; `self.no_output_score` where there is none."""
         there = [(i, text) for i, text in enumerate(texts) if text is not None]
-        judged = self.ports.judge.score([problems[i] for i, _ in there], [text for _, text in there])
+        judged = self.ports.judge.score(
+            [problems[i] for i, _ in there], [text for _, text in there]
+        )
         found = {i: verdict for (i, _), verdict in zip(there, judged, strict=True)}
-        return [found.get(i, Score(self.unanswered)) for i in range(len(texts))]
+        return [found.get(i, Score(self.no_output_score)) for i in range(len(texts))]
 
     def leave_out_failures(self, batch: Batch, step: Step) -> Batch:
         """The rows without a `failure`; the others are recorded in the step and counted. Too many of them end the run."""
         bad = torch.tensor([bool(reason) for reason in batch.rows["failure"]])
-        step.metrics["reward/failures"] = step.metrics.get("reward/failures", 0.0) + float(bad.sum())
+        step.metrics["reward/failures"] = step.metrics.get("reward/failures", 0.0) + float(
+            bad.sum()
+        )
         share = float(bad.float().mean()) if len(bad) else 0.0
         limit = self.config.reward.max_failure_rate
         if share > limit or (len(bad) and bool(bad.all())):
@@ -268,17 +325,17 @@ class Method:
     def update(self, batch: Batch, step: Step) -> Batch:
         """Train beside the model. What its passes saw of the tokens goes into the rollouts; nobody computes it for that alone."""
         step.metrics.update(self.ports.policy.update(batch, step.number))
-        for name, column in self.ports.policy.seen().items():
+        for name, column in self.ports.policy.token_stats().items():
             if name not in batch.tokens:
                 batch.tokens[name] = column
         return batch
 
     def publish(self, batch: Batch, step: Step) -> Batch:
         """Hand the new weights to engines that keep their own."""
-        self.hand_over()
+        self.sync_weights()
         return batch
 
-    def hand_over(self) -> None:
+    def sync_weights(self) -> None:
         if not self.ports.engine.shares_weights:
             self.ports.engine.publish(self.ports.policy.weights())
 
@@ -289,7 +346,7 @@ class Method:
         return FULL
 
     def prepare(self, batch: Batch) -> Batch:
-        """See one optimiser step's whole batch once: set `loss_weight` by global counts, leave out rows that cannot matter."""
+        """See one optimizer step's whole batch once: set `loss_weight` by global counts, leave out rows that cannot matter."""
         batch.tokens["loss_weight"] = token_weights(
             self.settings.aggregation,
             batch.tokens["loss_mask"],
@@ -303,18 +360,21 @@ class Method:
         """Shares of the learning rate, by parameter name; 1 for those not named."""
         return {}
 
-    def together(self, batch: Batch) -> Sequence[int] | None:
+    def row_groups(self, batch: Batch) -> Sequence[int] | None:
         """Units of rows that one loss reads together; None when every row stands alone."""
         return None
 
-    def loss(self, batch: Batch, current: TokenOutputs, tally: Tally) -> Tensor:
+    def loss(self, batch: Batch, current: TokenOutputs, metrics: MetricAccumulator) -> Tensor:
         """The weighted sum over a micro-batch's tokens. Additive: any split of the rows gives the same total."""
         raise NotImplementedError(f"{type(self).__name__} has no loss")
 
     # ---- shared helpers
 
     def generate(
-        self, wanted: Sequence[tuple[Problem, Sequence[int], Sequence[list[int]]]], sampling: Sampling, step: int
+        self,
+        wanted: Sequence[tuple[Problem, Sequence[int], Sequence[list[int]]]],
+        sampling: Sampling,
+        step: int,
     ) -> list[list[Completion]]:
         """Completions of (problem, indices, starts of the first of them); each index of a problem has its own seed.
 
@@ -329,14 +389,16 @@ class Method:
             prompt = self.ports.prompts.encode(problem)
             seeds = [trajectory_seed(self.config.seed, step, name, i) for i in indices]
             for start, seed in zip(starts, seeds, strict=False):
-                requests.append(Request([*prompt, *start], [seed], sampling.max_new_tokens - len(start)))
+                requests.append(
+                    Request([*prompt, *start], [seed], sampling.max_new_tokens - len(start))
+                )
                 owners.append(owner)
             if len(seeds) > len(starts):
                 requests.append(Request(prompt, seeds[len(starts) :]))
                 owners.append(owner)
         out: list[list[Completion]] = [[] for _ in wanted]
         problems = [wanted[owner][0] for owner in owners]
-        found = converse(self.ports.engine, requests, problems, sampling, self.ports.turns)
+        found = run_turns(self.ports.engine, requests, problems, sampling, self.ports.turns)
         for owner, completions in zip(owners, found, strict=True):
             out[owner] += completions
         return out
@@ -353,7 +415,13 @@ class Method:
             raise RunError(
                 f"the demonstration of problem {problem.uid} has {len(tokens)} tokens; raise rollout.max_response_tokens (now {limit})"
             )
-        return Trajectory(problem.uid, self.ports.prompts.encode(problem), tokens, source=DEMONSTRATION, finish="given")
+        return Trajectory(
+            problem.uid,
+            self.ports.prompts.encode(problem),
+            tokens,
+            source=DEMONSTRATION,
+            finish="given",
+        )
 
     def validate(self, problems: Sequence[Problem]) -> dict[str, float]:
         """Accuracy on held-out problems: greedy, and of one sample at the rollout temperature."""
@@ -362,15 +430,33 @@ class Method:
         for name, temperature in (("accuracy", 0.0), ("sampled_accuracy", rollout.temperature)):
             sampling = sampling_of(rollout, temperature)
             ports = self.ports
-            answers = respond(ports.engine, ports.judge, ports.prompts, problems, sampling, 1, self.config.seed, ports.turns)
+            answers = respond(
+                ports.engine,
+                ports.judge,
+                ports.prompts,
+                problems,
+                sampling,
+                1,
+                self.config.seed,
+                ports.turns,
+            )
             out[f"validation/{name}"] = sum(answer.score for answer in answers) / len(answers)
-            if failures := sum(isinstance(answer.verdict, Failure) for answer in answers):  # they count 0 above
+            if failures := sum(
+                isinstance(answer.verdict, Failure) for answer in answers
+            ):  # they count 0 above
                 out["validation/failures"] = out.get("validation/failures", 0.0) + failures
         return out
 
     def trained(self) -> list[Any]:
         """The models a checkpoint holds: the policy, and every role that learns."""
-        return [self.ports.policy, *(self.ports.models[name] for name, role in self.roles().items() if role.kind == "critic")]
+        return [
+            self.ports.policy,
+            *(
+                self.ports.models[name]
+                for name, role in self.roles().items()
+                if role.kind == "critic"
+            ),
+        ]
 
     def state(self) -> dict[str, Any]:
         """What the method remembers between steps; goes into the checkpoint."""

@@ -24,15 +24,37 @@ from postgrad.types import POLICY, REPLAY, Batch, Problem, Ragged, Trajectory
 
 @dataclass
 class ExGrpoSettings(MixedSettings):
-    start_at: float = setting(0.35, "mixed mode follows a step with more than this share of successes", at_least=0.0, at_most=1.0)
+    start_at: float = setting(
+        0.35,
+        "mixed mode follows a step with more than this share of successes",
+        at_least=0.0,
+        at_most=1.0,
+    )
     success_reward: float = setting(1.0, "rewards from here on are successes")
-    replay_share: float = setting(0.5, "most of a step's problems that come from the pool, as a share", at_least=0.0, at_most=1.0)
-    buckets: str = setting("normal", "weight of a problem's latest number of successes; none: all alike", choices=BUCKET_WEIGHTS)
-    pool_range: str = setting("all", "problems of the pool to draw from, by age", choices=POOL_RANGES)
-    pick_by: str = setting("entropy", "which stored row of a problem, by its mean token", choices=PICK_BY)
+    replay_share: float = setting(
+        0.5,
+        "most of a step's problems that come from the pool, as a share",
+        at_least=0.0,
+        at_most=1.0,
+    )
+    buckets: str = setting(
+        "normal",
+        "weight of a problem's latest number of successes; none: all alike",
+        choices=BUCKET_WEIGHTS,
+    )
+    pool_range: str = setting(
+        "all", "problems of the pool to draw from, by age", choices=POOL_RANGES
+    )
+    pick_by: str = setting(
+        "entropy", "which stored row of a problem, by its mean token", choices=PICK_BY
+    )
     pick: str = setting("min", "the row with the least or the most of it", choices=("min", "max"))
-    importance: bool = setting(True, "ratio to the recorded log-probs; false: to 1, as for demonstrations")
-    retire_margin: int = setting(20, "problems kept beyond those of a step, whatever is solved", at_least=0)
+    importance: bool = setting(
+        True, "ratio to the recorded log-probs; false: to 1, as for demonstrations"
+    )
+    retire_margin: int = setting(
+        20, "problems kept beyond those of a step, whatever is solved", at_least=0
+    )
 
 
 class ExGrpo(Mixed):
@@ -47,14 +69,18 @@ class ExGrpo(Mixed):
     def check(self) -> None:
         super().check()
         if self.settings.max_refills:
-            raise ConfigError(f"method.max_refills={self.settings.max_refills}: exgrpo chooses its problems itself; remove it")
+            raise ConfigError(
+                f"method.max_refills={self.settings.max_refills}: exgrpo chooses its problems itself; remove it"
+            )
 
     def check_used(self) -> None:
         super().check_used()
         settings = self.settings
         if not settings.replay_share:
             names = ["buckets", "pool_range", "pick_by", "pick", "importance"]
-            refuse_unread("method", settings, names, "with method.replay_share=0: nothing is replayed")
+            refuse_unread(
+                "method", settings, names, "with method.replay_share=0: nothing is replayed"
+            )
         if settings.pick_by == "random":
             refuse_unread("method", settings, ["pick"], "with method.pick_by=random")
 
@@ -70,8 +96,12 @@ class ExGrpo(Mixed):
         settings, wanted = self.settings, self.config.training.problems_per_step
         uniform = self.random(step, "replay of problems").random
         most = int(settings.replay_share * wanted) if self.mixed else 0
-        self.replaying = self.pool.choose(most, self.config.rollout.samples, settings.buckets, settings.pool_range, uniform)
-        problems = [step.data.find(uid) for uid in self.replaying] + step.data.draw(wanted - len(self.replaying))
+        self.replaying = self.pool.choose(
+            most, self.config.rollout.samples, settings.buckets, settings.pool_range, uniform
+        )
+        problems = [step.data.find(uid) for uid in self.replaying] + step.data.draw(
+            wanted - len(self.replaying)
+        )
         places = [uniform() for _ in problems]
         return [problems[i] for i in sorted(range(wanted), key=places.__getitem__)]
 
@@ -90,39 +120,71 @@ class ExGrpo(Mixed):
         stored = self.pool.pick(problem.uid, settings.pick_by, settings.pick == "max", uniform)
         recorded = stored.logprobs.tolist() if settings.importance else None
         prompt = self.ports.prompts.encode(problem)
-        return Trajectory(problem.uid, prompt, stored.tokens.tolist(), source=REPLAY, finish="given", behaviour_logprobs=recorded)
+        return Trajectory(
+            problem.uid,
+            prompt,
+            stored.tokens.tolist(),
+            source=REPLAY,
+            finish="given",
+            behavior_logprobs=recorded,
+        )
 
     def collect(self, batch: Batch, step: Step) -> Batch:
         """Once mixed, store the successes of problems solved sometimes and retire those solved always; before, see whether to begin."""
         success = batch.rows["reward"] >= self.settings.success_reward
-        batch.rows["mixed"] = torch.full((len(batch),), self.mixed)  # the loss reads it beside the model
+        batch.rows["mixed"] = torch.full(
+            (len(batch),), self.mixed
+        )  # the loss reads it beside the model
         share = float(success.double().mean())
-        step.metrics |= {"replay/solved": share, "replay/mixed": float(self.mixed), "replay/groups": float(len(self.replaying))}
+        step.metrics |= {
+            "replay/solved": share,
+            "replay/mixed": float(self.mixed),
+            "replay/groups": float(len(self.replaying)),
+        }
         if self.mixed:
             self.store(batch, success, step)
         self.mixed = self.mixed or share > self.settings.start_at
-        step.metrics |= {"replay/pool": float(len(self.pool)), "replay/rows": float(self.pool.num_experiences)}
+        step.metrics |= {
+            "replay/pool": float(len(self.pool)),
+            "replay/rows": float(self.pool.num_experiences),
+        }
         return batch
 
     def store(self, batch: Batch, success: Tensor, step: Step) -> None:
         """By the successes of each row's group: 0 nothing, all of them retired, in between the policy's own ones kept."""
-        samples, (_, group) = self.config.rollout.samples, batch.rows["group"].unique(return_inverse=True)
-        successes = torch.zeros(len(batch), dtype=torch.int64).index_add(0, group, success.long())[group]  # (rows,)
-        wanted = torch.nonzero(success & (successes < samples) & (batch.rows["source"] == POLICY))[:, 0]
+        samples, (_, group) = (
+            self.config.rollout.samples,
+            batch.rows["group"].unique(return_inverse=True),
+        )
+        successes = torch.zeros(len(batch), dtype=torch.int64).index_add(0, group, success.long())[
+            group
+        ]  # (rows,)
+        wanted = torch.nonzero(success & (successes < samples) & (batch.rows["source"] == POLICY))[
+            :, 0
+        ]
         new = batch.select(wanted)
         told = self.ports.policy.logprobs(new, self.view(step.number))
         columns = (new.response.values, told["logprobs"], told["entropy"])
         parts = (Ragged(column, new.response.lengths).split() for column in columns)
         before = self.pool.num_experiences
-        for uid, number, tokens, logprobs, entropy in zip(new.rows["uid"], successes[wanted].tolist(), *parts, strict=True):
-            self.pool.add(uid, number, Experience(tokens.int(), logprobs.clone(), float(entropy.double().mean())))
+        for uid, number, tokens, logprobs, entropy in zip(
+            new.rows["uid"], successes[wanted].tolist(), *parts, strict=True
+        ):
+            self.pool.add(
+                uid,
+                number,
+                Experience(tokens.int(), logprobs.clone(), float(entropy.double().mean())),
+            )
         step.metrics["replay/stored"] = float(self.pool.num_experiences - before)
         for uid, number in zip(batch.rows["uid"], successes.tolist(), strict=True):
             if number < samples:
                 self.pool.note(uid, number)
                 continue
             self.pool.drop(uid)
-            if step.data.left > self.config.training.problems_per_step + self.settings.retire_margin:
+            if (
+                step.data.left
+                > self.config.training.problems_per_step + self.settings.retire_margin
+            ):
                 step.data.retire([uid])
         step.metrics["replay/problems_left"] = float(step.data.left)
 
@@ -130,7 +192,11 @@ class ExGrpo(Mixed):
 
     def loss_settings(self, batch: Batch) -> dict[str, float]:
         """The clip is for the warm-up only."""
-        return dict.fromkeys(("clip_low", "clip_high", "dual_clip"), math.inf) if is_mixed(batch) else super().loss_settings(batch)
+        return (
+            dict.fromkeys(("clip_low", "clip_high", "dual_clip"), math.inf)
+            if is_mixed(batch)
+            else super().loss_settings(batch)
+        )
 
     def on_shape(self, batch: Batch) -> str:
         return super().on_shape(batch) if is_mixed(batch) else "none"

@@ -19,19 +19,37 @@ from postgrad.types import DEMONSTRATION, Batch, Problem, Trajectory
 
 @dataclass
 class LuffySettings(MixedSettings):
-    num_demonstrations: int = setting(1, "rows of a group that are, or start with, a demonstration; -1: all of them", at_least=-1)
-    demonstration_share: float = setting(1.0, "share of the problems that show theirs, drawn each step", at_least=0.0, at_most=1.0)
-    prefix_strategy: str = setting("random", "how much of a demonstration a row is given", choices=STRATEGIES)
-    prefix_shared: bool = setting(False, "one draw for all rows of a group")
-    prefix_min: float = setting(1.0, "least share of its tokens (random, fixed); 1 is all of it", at_least=0.0, at_most=1.0)
-    prefix_max: float = setting(1.0, "largest share of its tokens (random, fixed)", at_least=0.0, at_most=1.0)
-    prefix_peak: float = setting(0.8, "largest share (linear, linear_max, reverse_linear)", at_least=0.0, at_most=1.0)
-    prefix_steps: int = setting(1000, "steps over which that share falls or rises", at_least=1)
-    overlong_demonstrations: str = setting("drop", "those beyond rollout.max_response_tokens", choices=("drop", "error"))
-    wrong_demonstrations: str = setting(
-        "keep", "where the row earns nothing: train, or mask what was given", choices=("keep", "mask")
+    num_demonstrations: int = setting(
+        1, "rows of a group that are, or start with, a demonstration; -1: all of them", at_least=-1
     )
-    demonstration_probs: str = setting("", "column of the data with the author's probability of each token and of the end")
+    demonstration_share: float = setting(
+        1.0, "share of the problems that show theirs, drawn each step", at_least=0.0, at_most=1.0
+    )
+    prefix_strategy: str = setting(
+        "random", "how much of a demonstration a row is given", choices=STRATEGIES
+    )
+    prefix_shared: bool = setting(False, "one draw for all rows of a group")
+    prefix_min: float = setting(
+        1.0, "least share of its tokens (random, fixed); 1 is all of it", at_least=0.0, at_most=1.0
+    )
+    prefix_max: float = setting(
+        1.0, "largest share of its tokens (random, fixed)", at_least=0.0, at_most=1.0
+    )
+    prefix_peak: float = setting(
+        0.8, "largest share (linear, linear_max, reverse_linear)", at_least=0.0, at_most=1.0
+    )
+    prefix_steps: int = setting(1000, "steps over which that share falls or rises", at_least=1)
+    overlong_demonstrations: str = setting(
+        "drop", "those beyond rollout.max_response_tokens", choices=("drop", "error")
+    )
+    wrong_demonstrations: str = setting(
+        "keep",
+        "where the row earns nothing: train, or mask what was given",
+        choices=("keep", "mask"),
+    )
+    demonstration_probs: str = setting(
+        "", "column of the data with the author's probability of each token and of the end"
+    )
 
 
 class Luffy(Mixed):
@@ -42,30 +60,61 @@ class Luffy(Mixed):
         settings, samples = self.settings, self.config.rollout.samples
         if settings.num_demonstrations > samples:
             fix = f"set it to at most {samples}"
-            raise ConfigError(f"method.num_demonstrations={settings.num_demonstrations} exceeds rollout.samples={samples}; {fix}")
+            raise ConfigError(
+                f"method.num_demonstrations={settings.num_demonstrations} exceeds rollout.samples={samples}; {fix}"
+            )
         if settings.prefix_min > settings.prefix_max:
-            raise ConfigError(f"method.prefix_min={settings.prefix_min} exceeds method.prefix_max={settings.prefix_max}; lower it")
+            raise ConfigError(
+                f"method.prefix_min={settings.prefix_min} exceeds method.prefix_max={settings.prefix_max}; lower it"
+            )
         partly = settings.prefix_strategy != "random" or settings.prefix_min < 1
         if settings.demonstration_probs and (partly or settings.sft_coef):
-            raise ConfigError("method.demonstration_probs needs whole demonstrations (method.prefix_min=1) and method.sft_coef=0")
+            raise ConfigError(
+                "method.demonstration_probs needs whole demonstrations (method.prefix_min=1) and method.sft_coef=0"
+            )
 
     def check_used(self) -> None:
         """Settings of another way to give demonstrations than the chosen one, or of any where none are given."""
         super().check_used()
-        settings, prefixes = self.settings, ("prefix_min", "prefix_max", "prefix_peak", "prefix_steps", "prefix_shared")
+        settings, prefixes = (
+            self.settings,
+            ("prefix_min", "prefix_max", "prefix_peak", "prefix_steps", "prefix_shared"),
+        )
         if not settings.num_demonstrations:
-            own = ["demonstration_share", "overlong_demonstrations", "wrong_demonstrations", "demonstration_probs"]
+            own = [
+                "demonstration_share",
+                "overlong_demonstrations",
+                "wrong_demonstrations",
+                "demonstration_probs",
+            ]
             shapes = ["off_shape", "off_advantage_scale", "prefix_advantage", "prefix_strategy"]
-            refuse_unread("method", settings, [*own, *prefixes, *shapes], "with method.num_demonstrations=0")
-        unread = [name for name in prefixes if name.removeprefix("prefix_") not in READS[settings.prefix_strategy]]
-        refuse_unread("method", settings, unread, f"with method.prefix_strategy={settings.prefix_strategy}")
+            refuse_unread(
+                "method", settings, [*own, *prefixes, *shapes], "with method.num_demonstrations=0"
+            )
+        unread = [
+            name
+            for name in prefixes
+            if name.removeprefix("prefix_") not in READS[settings.prefix_strategy]
+        ]
+        refuse_unread(
+            "method", settings, unread, f"with method.prefix_strategy={settings.prefix_strategy}"
+        )
         if settings.demonstration_probs:
-            refuse_unread("method", settings, ["off_shape"], "with method.demonstration_probs, whose ratio is exact")
+            refuse_unread(
+                "method",
+                settings,
+                ["off_shape"],
+                "with method.demonstration_probs, whose ratio is exact",
+            )
 
     def check_problems(self, problems: Sequence[Problem]) -> None:
-        if self.settings.num_demonstrations and not any(problem.demonstrations for problem in problems):
+        if self.settings.num_demonstrations and not any(
+            problem.demonstrations for problem in problems
+        ):
             fix = "add a column target or set method.num_demonstrations=0"
-            raise ConfigError(f"no problem of data.train={self.config.data.train} has a demonstration; {fix}")
+            raise ConfigError(
+                f"no problem of data.train={self.config.data.train} has a demonstration; {fix}"
+            )
 
     def compose(self, problems: Sequence[Problem], step: Step) -> list[Group]:
         """Demonstrations come first: whole ones are rows already, a part of one is what a sampled row starts with."""
@@ -109,29 +158,45 @@ class Luffy(Mixed):
 
     def traces(self, problem: Problem, step: Step) -> list[list[int]]:
         """The problem's demonstrations as tokens; those that are too long are counted and left out, or refused."""
-        limit, traces = self.config.rollout.max_response_tokens, self.ports.prompts.encode_demonstrations(problem)
+        limit, traces = (
+            self.config.rollout.max_response_tokens,
+            self.ports.prompts.encode_demonstrations(problem),
+        )
         overlong = [len(ids) for ids in traces if len(ids) > limit]
         if overlong and self.settings.overlong_demonstrations == "error":
             fix = f"raise rollout.max_response_tokens (now {limit}) or set method.overlong_demonstrations=drop"
-            raise RunError(f"the demonstration of problem {problem.uid} has {overlong[0]} tokens; {fix}")
+            raise RunError(
+                f"the demonstration of problem {problem.uid} has {overlong[0]} tokens; {fix}"
+            )
         step.metrics["demonstration/dropped"] += len(overlong)
         return [ids for ids in traces if len(ids) <= limit]
 
     def whole(self, problem: Problem, trace: list[int]) -> Trajectory:
-        """A whole demonstration. Its behaviour is what its author gave each token: probability 1 where nobody recorded it."""
+        """A whole demonstration. Its behavior is what its author gave each token: probability 1 where nobody recorded it."""
         logprobs, prompt = None, self.ports.prompts.encode(problem)
         if name := self.settings.demonstration_probs:
             probs = problem.extra.get(name) or []
             if len(probs) != len(trace):
                 seen = f"{len(probs)} numbers in {name} (method.demonstration_probs)"
-                raise RunError(f"problem {problem.uid} has {seen} for {len(trace)} tokens with the end; mend the data")
+                raise RunError(
+                    f"problem {problem.uid} has {seen} for {len(trace)} tokens with the end; mend the data"
+                )
             logprobs = [math.log(p + 1e-6) for p in probs]
-        return Trajectory(problem.uid, prompt, trace, source=DEMONSTRATION, finish="given", behaviour_logprobs=logprobs)
+        return Trajectory(
+            problem.uid,
+            prompt,
+            trace,
+            source=DEMONSTRATION,
+            finish="given",
+            behavior_logprobs=logprobs,
+        )
 
     def score(self, batch: Batch, step: Step) -> Batch:
         batch = super().score(batch, step)
         if self.settings.wrong_demonstrations == "mask":
-            batch.tokens["loss_mask"] = batch.tokens["loss_mask"] & ~(off_policy(batch) & batch.spread(batch.rows["reward"] <= 0))
+            batch.tokens["loss_mask"] = batch.tokens["loss_mask"] & ~(
+                off_policy(batch) & batch.expand(batch.rows["reward"] <= 0)
+            )
         return batch
 
     def off_shape(self) -> str:

@@ -13,7 +13,7 @@ from postgrad.errors import ConfigError
 from postgrad.methods.base import Group, Method, MethodSettings, Stage, Step
 from postgrad.methods.support.checks import refuse_unread
 from postgrad.model.passes.head import TokenOutputs
-from postgrad.model.policy import Tally
+from postgrad.model.policy import MetricAccumulator
 from postgrad.types import Batch, Problem
 
 
@@ -32,10 +32,20 @@ class Sft(Method):
 
     def check_used(self) -> None:
         super().check_used()
-        if (goal := self.config.training.stop_at) is not None and not self.settings.validate_accuracy:
-            raise ConfigError(f"training.stop_at={goal:g} waits for validation accuracy; add method.validate_accuracy=true")
+        if (
+            goal := self.config.training.stop_at
+        ) is not None and not self.settings.validate_accuracy:
+            raise ConfigError(
+                f"training.stop_at={goal:g} waits for validation accuracy; add method.validate_accuracy=true"
+            )
         if not self.config.data.validation:
-            refuse_unread("method", self.settings, ["validate_accuracy"], "without problems to answer", "add data.validation=FILE")
+            refuse_unread(
+                "method",
+                self.settings,
+                ["validate_accuracy"],
+                "without problems to answer",
+                "add data.validation=FILE",
+            )
 
     def stages(self) -> list[Stage]:
         return [self.draw, self.compose, self.sample, self.update, self.publish]
@@ -44,14 +54,19 @@ class Sft(Method):
         for problem in problems:
             if not problem.demonstrations:
                 fix = "sft needs a response for every row of data.train"
-                raise ConfigError(f"problem {problem.uid} has no demonstration to learn from; {fix}")
+                raise ConfigError(
+                    f"problem {problem.uid} has no demonstration to learn from; {fix}"
+                )
 
     def compose(self, problems: Sequence[Problem], step: Step) -> list[Group]:
-        return [Group(problem, num_samples=0, given=[self.demonstration(problem)]) for problem in problems]
+        return [
+            Group(problem, num_samples=0, given=[self.demonstration(problem)])
+            for problem in problems
+        ]
 
-    def loss(self, batch: Batch, current: TokenOutputs, tally: Tally) -> Tensor:
-        tally.mean("sft/loss", -current.logprobs, batch.tokens["loss_mask"])
-        tally.mean("entropy", current.entropy, batch.tokens["loss_mask"])
+    def loss(self, batch: Batch, current: TokenOutputs, metrics: MetricAccumulator) -> Tensor:
+        metrics.mean("sft/loss", -current.logprobs, batch.tokens["loss_mask"])
+        metrics.mean("entropy", current.entropy, batch.tokens["loss_mask"])
         return -(current.logprobs * batch.tokens["loss_weight"]).sum()
 
     def validate(self, problems: Sequence[Problem]) -> dict[str, float]:

@@ -59,7 +59,7 @@ def on_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
 
 
-class Behind:
+class AsyncWriter:
     """Writes one checkpoint's files at a time."""
 
     def __init__(self) -> None:

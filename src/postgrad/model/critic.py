@@ -12,12 +12,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from postgrad.config.schema import Config
-from postgrad.model.async_writer import Behind, TensorsFile, WeightsFile, on_host
+from postgrad.model.async_writer import AsyncWriter, TensorsFile, WeightsFile, on_host
 from postgrad.model.load import Loaded, save
-from postgrad.model.optimizer import Optimiser, learning_rate
-from postgrad.model.passes.captured import Recorder, pass_states
+from postgrad.model.optimizer import Optimizer, learning_rate
+from postgrad.model.passes.captured import GraphCache, pass_states
 from postgrad.model.passes.layout import MicroBatch, make_passes
-from postgrad.model.policy import Tally, load_weights, split_updates
+from postgrad.model.policy import MetricAccumulator, load_weights, split_updates
 from postgrad.model.views import FULL
 from postgrad.types import Batch
 
@@ -47,40 +47,44 @@ class ValueObjective(Protocol):
 
     def prepare_values(self, batch: Batch) -> Batch: ...
 
-    def value_loss(self, batch: Batch, values: Tensor, tally: Tally) -> Tensor: ...
+    def value_loss(self, batch: Batch, values: Tensor, metrics: MetricAccumulator) -> Tensor: ...
 
 
 class LocalCritic:
     """The critic in this process."""
 
-    def __init__(self, config: Config, loaded: Loaded, objective: ValueObjective, lr: float) -> None:
+    def __init__(
+        self, config: Config, loaded: Loaded, objective: ValueObjective, lr: float
+    ) -> None:
         self.config, self.loaded, self.objective = config, loaded, objective
         self.device = next(loaded.model.parameters()).device
         self.width = int(loaded.model.config.get_text_config().hidden_size)
-        self.head = nn.Linear(self.width, 1, device=self.device)  # float32, whatever the body computes in
+        self.head = nn.Linear(
+            self.width, 1, device=self.device
+        )  # float32, whatever the body computes in
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
         body = nn.ModuleDict({"body": loaded.model.base_model, "value_head": self.head})
-        self.optimiser_config = dataclasses.replace(config.optimiser, lr=lr)
-        self.recorder = Recorder(loaded.model)
-        self.optimiser = self.make_optimiser(body)
-        self.recorder = Recorder(loaded.model, self.optimiser.masters_by_id())
-        self.behind = Behind()
+        self.optimizer_config = dataclasses.replace(config.optimizer, lr=lr)
+        self.recorder = GraphCache(loaded.model)
+        self.optimizer = self.make_optimizer(body)
+        self.recorder = GraphCache(loaded.model, self.optimizer.masters_by_id())
+        self.behind = AsyncWriter()
 
-    def make_optimiser(self, body: nn.Module) -> Optimiser:
-        return Optimiser(body, self.optimiser_config)
+    def make_optimizer(self, body: nn.Module) -> Optimizer:
+        return Optimizer(body, self.optimizer_config)
 
     def micro_batches(self, batch: Batch) -> list[MicroBatch]:
         """The forward passes that cover the rows this process computes: here all of them."""
         return make_passes(batch, self.config.training.token_budget, self.loaded.model)
 
-    def whole(self, columns: dict[str, Tensor]) -> dict[str, Tensor]:
+    def gather(self, columns: dict[str, Tensor]) -> dict[str, Tensor]:
         """Columns of which this process filled in its own rows, filled in for all rows."""
         return columns
 
-    def whole_tally(self, tally: Tally) -> Tally:
+    def gather_metrics(self, metrics: MetricAccumulator) -> MetricAccumulator:
         """A tally of the rows this process computed, as one of all rows."""
-        return tally
+        return metrics
 
     def forward(self, micro: MicroBatch) -> Tensor:
         hidden = pass_states(self.loaded.model, micro, FULL, self.recorder)
@@ -92,37 +96,51 @@ class LocalCritic:
         for micro in self.micro_batches(batch):
             where = batch.response.positions(torch.tensor(micro.rows, dtype=torch.int64))
             out[where] = self.forward(micro.to(self.device)).cpu()
-        return self.whole({"values": out})["values"]
+        return self.gather({"values": out})["values"]
 
     def update(self, batch: Batch, step: int) -> dict[str, float]:
-        tally, steps = Tally(), Tally()
-        lr = learning_rate(self.optimiser_config, step, self.config.training.steps)
+        metrics, steps = MetricAccumulator(), MetricAccumulator()
+        lr = learning_rate(self.optimizer_config, step, self.config.training.steps)
         for part in split_updates(batch, self.config.training.updates_per_step):
             part = self.objective.prepare_values(part)
             for micro in self.micro_batches(part):
                 values = self.forward(micro.to(self.device))
-                if not micro.rows:  # others compute: this process only takes part in what they exchange
+                if (
+                    not micro.rows
+                ):  # others compute: this process only takes part in what they exchange
                     values.sum().backward()
                     continue
-                loss = self.objective.value_loss(part.select(micro.rows).to(self.device), values, tally)
+                loss = self.objective.value_loss(
+                    part.select(micro.rows).to(self.device), values, metrics
+                )
                 loss.backward()
-                tally.total("critic/loss", float(loss.detach()))
-            if self.optimiser.has_gradients():
-                steps.mean("critic/grad_norm", torch.tensor([self.optimiser.step(lr)]))
-        return {**self.whole_tally(tally).result(), **steps.result()}
+                metrics.total("critic/loss", float(loss.detach()))
+            if self.optimizer.has_gradients():
+                steps.mean("critic/grad_norm", torch.tensor([self.optimizer.step(lr)]))
+        return {**self.gather_metrics(metrics).result(), **steps.result()}
 
     def save(self, folder: str) -> None:
         save(self.loaded, Path(folder) / "critic")
         save_file(
-            {name: p.detach().cpu() for name, p in self.head.named_parameters()}, Path(folder) / "critic" / "value_head.safetensors"
+            {name: p.detach().cpu() for name, p in self.head.named_parameters()},
+            Path(folder) / "critic" / "value_head.safetensors",
         )
-        self.optimiser.save(Path(folder) / "critic_optimiser.safetensors")
+        self.optimizer.save(Path(folder) / "critic_optimizer.safetensors")
 
     def begin_save(self, folder: str) -> None:
         files = [
-            WeightsFile(self.loaded, on_host(dict(self.loaded.model.named_parameters())), Path(folder) / "critic"),
-            TensorsFile(on_host(dict(self.head.named_parameters())), Path(folder) / "critic" / "value_head.safetensors"),
-            TensorsFile(on_host(self.optimiser.tensors()), Path(folder) / "critic_optimiser.safetensors"),
+            WeightsFile(
+                self.loaded,
+                on_host(dict(self.loaded.model.named_parameters())),
+                Path(folder) / "critic",
+            ),
+            TensorsFile(
+                on_host(dict(self.head.named_parameters())),
+                Path(folder) / "critic" / "value_head.safetensors",
+            ),
+            TensorsFile(
+                on_host(self.optimizer.tensors()), Path(folder) / "critic_optimizer.safetensors"
+            ),
         ]
         self.behind.start(files)
 
@@ -133,4 +151,4 @@ class LocalCritic:
     def load(self, folder: str) -> None:
         load_weights(self.loaded.model, Path(folder) / "critic")
         self.head.load_state_dict(load_file(Path(folder) / "critic" / "value_head.safetensors"))
-        self.optimiser.load(Path(folder) / "critic_optimiser.safetensors")
+        self.optimizer.load(Path(folder) / "critic_optimizer.safetensors")

@@ -31,12 +31,18 @@ HINTS = {"npu": "; Ascend devices need pip install torch_npu"}
 def choose_device(name: str) -> torch.device:
     """The device of `model.device`; auto takes an accelerator where there is one."""
     if name not in KINDS:
-        meant = "use model.device=auto, which takes the GPU that is there" if name == "gpu" else did_you_mean(name, KINDS)
+        meant = (
+            "use model.device=auto, which takes the GPU that is there"
+            if name == "gpu"
+            else did_you_mean(name, KINDS)
+        )
         raise ConfigError(f"model.device={name} is not a kind of device; {meant}")
     found = torch.accelerator.current_accelerator(check_available=True)
     there = "cpu" if found is None else found.type
     if name not in ("auto", "cpu", there):
-        raise ConfigError(f"model.device={name} is not there on this machine; use model.device=auto{HINTS.get(name, '')}")
+        raise ConfigError(
+            f"model.device={name} is not there on this machine; use model.device=auto{HINTS.get(name, '')}"
+        )
     return torch.device(there if name == "auto" else name)
 
 
@@ -48,7 +54,11 @@ def is_gpu(name: str) -> bool:
 def accelerators() -> list[torch.device]:
     """Every accelerator torch can use on this machine."""
     found = torch.accelerator.current_accelerator(check_available=True)
-    return [] if found is None else [torch.device(found.type, i) for i in range(torch.accelerator.device_count())]
+    return (
+        []
+        if found is None
+        else [torch.device(found.type, i) for i in range(torch.accelerator.device_count())]
+    )
 
 
 @cache
@@ -87,7 +97,9 @@ def capture_graphs(works: Sequence[Callable[[], object]], pool: Any) -> list[Any
         with torch.cuda.graph(graph, pool=pool or (graphs[0].pool() if graphs else None)):
             work()
         graphs.append(graph)
-    _Recorded.held[graphs[0]] = max(0, torch.cuda.memory_reserved() - torch.cuda.memory_allocated() - before)
+    _Recorded.held[graphs[0]] = max(
+        0, torch.cuda.memory_reserved() - torch.cuda.memory_allocated() - before
+    )
     torch.cuda.reset_peak_memory_stats()
     return graphs
 
@@ -100,7 +112,7 @@ class _Recorded:
 
 
 def streams_state(device: torch.device) -> bool:
-    """Whether an optimiser's state may lie in page-locked host memory and travel there and back beside the update."""
+    """Whether an optimizer's state may lie in page-locked host memory and travel there and back beside the update."""
     return device.type == "cuda"
 
 
@@ -149,7 +161,9 @@ def choose_dtype(name: str, device: torch.device) -> str:
     if name != "auto":
         return name
     if device.type != "cpu":
-        supported = getattr(torch.get_device_module(device), "is_bf16_supported", None)  # there is no such question on mps
+        supported = getattr(
+            torch.get_device_module(device), "is_bf16_supported", None
+        )  # there is no such question on mps
         return "bfloat16" if supported is not None and supported() else "float32"
     seconds = {dtype: _matmul_seconds(dtype) for dtype in DTYPES}
     return "bfloat16" if seconds["bfloat16"] * 1.5 < seconds["float32"] else "float32"
@@ -180,12 +194,14 @@ def probe_threads(hidden_size: int, dtype: str) -> int:
 
     Small models are often faster on one thread than on all of them, on a busy machine by far.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    )
     candidates = sorted({1, 2, 4, 8, cores} & set(range(1, cores + 1)))
     before = torch.get_num_threads()
-    layer = nn.Sequential(nn.Linear(hidden_size, 4 * hidden_size), nn.SiLU(), nn.Linear(4 * hidden_size, hidden_size)).to(
-        DTYPES[dtype]
-    )
+    layer = nn.Sequential(
+        nn.Linear(hidden_size, 4 * hidden_size), nn.SiLU(), nn.Linear(4 * hidden_size, hidden_size)
+    ).to(DTYPES[dtype])
     x = torch.zeros(512, hidden_size, dtype=DTYPES[dtype])
 
     def work() -> Tensor:
@@ -227,7 +243,9 @@ def _keep_freed_memory() -> None:
 def peak_memory_bytes(device: torch.device) -> int:
     """Most memory this process held so far: on the accelerator where there is one, else resident memory."""
     if likes_large_passes(device):
-        since = torch.get_device_module(device).max_memory_allocated(device) + sum(_Recorded.held.values())
+        since = torch.get_device_module(device).max_memory_allocated(device) + sum(
+            _Recorded.held.values()
+        )
         return max(since, _Recorded.peak)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

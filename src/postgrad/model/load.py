@@ -30,13 +30,18 @@ def load(config: ModelConfig, device: torch.device, seed: int = 0) -> Loaded:
     _quiet()
     from transformers import AutoModelForCausalLM
 
-    weights: dict[str, Any] = {"dtype": DTYPES[config.dtype], "attn_implementation": attention.install()}
+    weights: dict[str, Any] = {
+        "dtype": DTYPES[config.dtype],
+        "attn_implementation": attention.install(),
+    }
     base, folders = config, []
     while is_adapter(path := resolve(base.path, seed)):
         base = base_of(base, path)
         folders.append(path)
         if len(folders) > 8:
-            raise ConfigError(f"model.path={config.path} is an adapter of an adapter that names it again")
+            raise ConfigError(
+                f"model.path={config.path} is an adapter of an adapter that names it again"
+            )
     model = _from_pretrained(AutoModelForCausalLM, base, seed, **weights)
     for folder in reversed(folders):
         model = merge_adapter(model, folder)
@@ -68,8 +73,12 @@ def load_tokenizer(config: ModelConfig, seed: int = 0) -> Any:
     if is_adapter(path) and not (Path(path) / "tokenizer_config.json").is_file():
         return load_tokenizer(base_of(config, path), seed)
     tokenizer = _from_pretrained(AutoTokenizer, config, seed)
-    if len(tokenizer) <= len(tokenizer.all_special_ids):  # transformers makes up an empty one where the files are missing
-        raise ConfigError(f"model.path={config.path} has no tokenizer; copy the tokenizer's files into the folder")
+    if len(tokenizer) <= len(
+        tokenizer.all_special_ids
+    ):  # transformers makes up an empty one where the files are missing
+        raise ConfigError(
+            f"model.path={config.path} has no tokenizer; copy the tokenizer's files into the folder"
+        )
     return tokenizer
 
 
@@ -160,11 +169,15 @@ def _from_pretrained(kind: Any, config: ModelConfig, seed: int, **weights: Any) 
     if path.endswith(".gguf"):
         source |= _gguf_source(Path(path), bool(weights))
     if not Path(path).exists() and not hub_answers():
-        source["local_files_only"] = True  # what an earlier download left, at once; without it half a minute of attempts
+        source["local_files_only"] = (
+            True  # what an earlier download left, at once; without it half a minute of attempts
+        )
     try:
         return kind.from_pretrained(**source, trust_remote_code=config.trust_remote_code)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise ConfigError(f"model.path={config.path} cannot be loaded: {_reason(path, kind, error)}") from error
+        raise ConfigError(
+            f"model.path={config.path} cannot be loaded: {_reason(path, kind, error)}"
+        ) from error
 
 
 def _reason(path: str, kind: Any, error: Exception) -> str:
@@ -173,7 +186,9 @@ def _reason(path: str, kind: Any, error: Exception) -> str:
     if not folder.exists():
         if hub_answers():
             return _short(error)
-        near = did_you_mean(path, ["tiny", "smollm2", *(p.name for p in Path().iterdir() if p.is_dir())])
+        near = did_you_mean(
+            path, ["tiny", "smollm2", *(p.name for p in Path().iterdir() if p.is_dir())]
+        )
         hint = f"; {near}" if near.startswith("did") else ""
         return f"there is no such folder, no model hub answers, and no earlier download of it is in the cache{hint}"
     if folder.is_file() or is_adapter(path):
@@ -191,10 +206,15 @@ def _reason(path: str, kind: Any, error: Exception) -> str:
 
 def _gguf_source(path: Path, with_weights: bool) -> dict[str, Any]:
     if importlib.util.find_spec("gguf") is None:
-        raise ConfigError("reading GGUF files needs two more packages: pip install 'postgrad[gguf]'")
+        raise ConfigError(
+            "reading GGUF files needs two more packages: pip install 'postgrad[gguf]'"
+        )
     from transformers.utils.quantization_config import GgufConfig
 
-    source: dict[str, Any] = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+    source: dict[str, Any] = {
+        "pretrained_model_name_or_path": str(path.parent),
+        "gguf_file": path.name,
+    }
     return source | ({"quantization_config": GgufConfig(dequantize=True)} if with_weights else {})
 
 
@@ -239,7 +259,9 @@ def hub_answers() -> bool:
     if not first.hostname:
         return True  # a proxy in a form of its own: let the download find out
     try:
-        socket.create_connection((first.hostname, first.port or (80 if first.scheme == "http" else 443)), timeout=3).close()
+        socket.create_connection(
+            (first.hostname, first.port or (80 if first.scheme == "http" else 443)), timeout=3
+        ).close()
     except OSError:
         return False
     return True
@@ -260,7 +282,11 @@ def _once(folder: Path, make: Any) -> Path:
 
 
 def _short(error: Exception) -> str:
-    return str(error).strip().splitlines()[0][:200].strip(" :") if str(error).strip() else type(error).__name__
+    return (
+        str(error).strip().splitlines()[0][:200].strip(" :")
+        if str(error).strip()
+        else type(error).__name__
+    )
 
 
 def _quiet() -> None:

@@ -38,10 +38,18 @@ def adapt(model: Any, config: LoraConfig, seed: int, base: str = "") -> None:
     Raises: ConfigError for targets the model does not have, or that the head reads past.
     """
     peft = find_peft()
-    targets: Any = config.targets if config.targets == "all-linear" else [name.strip() for name in config.targets.split(",")]
+    targets: Any = (
+        config.targets
+        if config.targets == "all-linear"
+        else [name.strip() for name in config.targets.split(",")]
+    )
     _check_targets(model, targets)
     settings = peft.LoraConfig(
-        r=config.rank, lora_alpha=config.alpha, lora_dropout=config.dropout, target_modules=targets, task_type="CAUSAL_LM"
+        r=config.rank,
+        lora_alpha=config.alpha,
+        lora_dropout=config.dropout,
+        target_modules=targets,
+        task_type="CAUSAL_LM",
     )
     settings.base_model_name_or_path = base or None
     peft.inject_adapter_in_model(settings, model, adapter_name=NAME)
@@ -68,8 +76,16 @@ def find_peft() -> Any:
 def _check_targets(model: Any, targets: Any) -> None:
     if targets == "all-linear":
         return
-    ends = {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    ends -= {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if module is model.get_output_embeddings()}
+    ends = {
+        name.rsplit(".", 1)[-1]
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear)
+    }
+    ends -= {
+        name.rsplit(".", 1)[-1]
+        for name, module in model.named_modules()
+        if module is model.get_output_embeddings()
+    }
     for target in targets:
         if target not in ends:
             raise ConfigError(
@@ -80,12 +96,18 @@ def _check_targets(model: Any, targets: Any) -> None:
 
 def adapted_modules(model: nn.Module) -> dict[str, Any]:
     """peft's layers in the model, by name; none where there are no adapters."""
-    return {name: module for name, module in model.named_modules() if hasattr(module, "lora_A") and hasattr(module, "base_layer")}
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if hasattr(module, "lora_A") and hasattr(module, "base_layer")
+    }
 
 
 def adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """The adapters' weights, by their names in the model."""
-    return {name: p for name, p in model.named_parameters() if ".lora_A." in name or ".lora_B." in name}
+    return {
+        name: p for name, p in model.named_parameters() if ".lora_A." in name or ".lora_B." in name
+    }
 
 
 def stock_name(name: str) -> str:
@@ -118,7 +140,9 @@ def matrices_of(module: Any) -> tuple[nn.Parameter, nn.Parameter]:
 
 def merge(weight: Tensor, module: Any, first: Tensor, second: Tensor) -> Tensor:
     """(out, in) a layer's weight with what its adapter, given as its two matrices, adds; in float32, rounded once."""
-    return (weight.float() + (second.float() @ first.float()) * module.scaling[NAME]).to(weight.dtype)
+    return (weight.float() + (second.float() @ first.float()) * module.scaling[NAME]).to(
+        weight.dtype
+    )
 
 
 def base_layer(module: Any) -> Any:
@@ -130,7 +154,10 @@ def addition(module: Any, x: Tensor) -> Tensor | None:
     """What the layer's adapter adds to its output for `x`, rounded as peft's own forward does; None where it has none, or it is off."""
     if not hasattr(module, "base_layer") or module.disable_adapters:
         return None
-    return module.lora_B[NAME](module.lora_A[NAME](module.lora_dropout[NAME](x))) * module.scaling[NAME]
+    return (
+        module.lora_B[NAME](module.lora_A[NAME](module.lora_dropout[NAME](x)))
+        * module.scaling[NAME]
+    )
 
 
 def with_additions(out: Tensor, modules: list[Any], x: Tensor) -> Tensor:
@@ -139,7 +166,10 @@ def with_additions(out: Tensor, modules: list[Any], x: Tensor) -> Tensor:
     if all(one is None for one in added):
         return out
     parts = out.split([base_layer(module).out_features for module in modules], dim=-1)
-    return torch.cat([part if one is None else part + one for part, one in zip(parts, added, strict=True)], dim=-1)
+    return torch.cat(
+        [part if one is None else part + one for part, one in zip(parts, added, strict=True)],
+        dim=-1,
+    )
 
 
 @contextmanager
@@ -154,7 +184,12 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
     finally:
         for module in modules:
             module.enable_adapters(True)
-        for p, on in trained.items():  # peft makes all of them trainable again, a method may want some still
+        for (
+            p,
+            on,
+        ) in (
+            trained.items()
+        ):  # peft makes all of them trainable again, a method may want some still
             p.requires_grad_(on)
 
 
@@ -164,8 +199,16 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
 def save_adapter(model: Any, folder: Path, weights: dict[str, Tensor] | None = None) -> None:
     """The adapter in peft's own format: PeftModel.from_pretrained reads it. `weights` are given where the model has only parts of them."""
     folder.mkdir(parents=True, exist_ok=True)
-    held = {name: p.detach() for name, p in adapter_parameters(model).items()} if weights is None else weights
-    save_file({_in_file(name): t.contiguous().cpu() for name, t in held.items()}, folder / WEIGHTS, {"format": "pt"})
+    held = (
+        {name: p.detach() for name, p in adapter_parameters(model).items()}
+        if weights is None
+        else weights
+    )
+    save_file(
+        {_in_file(name): t.contiguous().cpu() for name, t in held.items()},
+        folder / WEIGHTS,
+        {"format": "pt"},
+    )
     model.peft_config[NAME].save_pretrained(str(folder))
 
 
@@ -211,7 +254,9 @@ def merge_adapter(model: Any, folder: str) -> Any:
     try:
         return peft.PeftModel.from_pretrained(model, folder).merge_and_unload()
     except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
-        raise ConfigError(f"model.path={folder}: the adapter does not fit its model: {str(error).splitlines()[0][:200]}") from error
+        raise ConfigError(
+            f"model.path={folder}: the adapter does not fit its model: {str(error).splitlines()[0][:200]}"
+        ) from error
 
 
 def save_merged(loaded: "Loaded", folder: Path) -> None:

@@ -44,13 +44,19 @@ class OffloadedAdamW(torch.optim.Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
     ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        super().__init__(
+            params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        )
         self._shelves: list[_Shelf] = []
         for p in self._params():
-            if not (p.device.type == "cpu" or streams_state(p.device)) or not p.is_contiguous() or not p.is_floating_point():
+            if (
+                not (p.device.type == "cpu" or streams_state(p.device))
+                or not p.is_contiguous()
+                or not p.is_floating_point()
+            ):
                 raise ConfigError(
                     f"adamw_offloaded wants contiguous floating-point weights on a CPU or a CUDA device, not {p.dtype} on "
-                    f"{p.device.type}; use optimiser.kind=adamw"
+                    f"{p.device.type}; use optimizer.kind=adamw"
                 )
 
     def _params(self) -> list[Tensor]:
@@ -63,7 +69,9 @@ class OffloadedAdamW(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 result = closure()
-        groups = {p: group for group in self.param_groups for p in group["params"] if p.grad is not None}
+        groups = {
+            p: group for group in self.param_groups for p in group["params"] if p.grad is not None
+        }
         for p, group in groups.items():
             if p not in self.state:
                 self.state[p] = self._new_state(p, {})
@@ -94,7 +102,11 @@ class OffloadedAdamW(torch.optim.Optimizer):
                 return shelf
         shelved = {q for shelf in self._shelves for q in shelf.starts}
         kind = (p.device, p.dtype == torch.float32)
-        new = [q for q in self._params() if q not in shelved and (q.device, q.dtype == torch.float32) == kind]
+        new = [
+            q
+            for q in self._params()
+            if q not in shelved and (q.device, q.dtype == torch.float32) == kind
+        ]
         shelf = _Shelf(new)
         _lock_pages(shelf, shelf.host)
         self._shelves.append(shelf)
@@ -122,7 +134,14 @@ def _step_on_host(group: dict[str, Any], p: Tensor, state: dict[str, Tensor]) ->
         p.copy_(master)
 
 
-def _update(group: dict[str, Any], master: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, step: Tensor) -> None:
+def _update(
+    group: dict[str, Any],
+    master: Tensor,
+    grad: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    step: Tensor,
+) -> None:
     """torch's AdamW in place on a parameter, or on a slice of one. `step` counts this update already."""
     beta1, beta2 = group["betas"]
     adamw(
@@ -174,27 +193,40 @@ class _Shelf:
         for p in params:
             self.starts[p] = self.size
             self.size += p.numel()
-        self.slices = [self._slice(start, min(start + SLICE, self.size)) for start in range(0, self.size, SLICE)]
+        self.slices = [
+            self._slice(start, min(start + SLICE, self.size))
+            for start in range(0, self.size, SLICE)
+        ]
         self.device = params[0].device
         self.host = _whole_pages(len(self.names), self.size)
 
     def tensors(self, p: Tensor) -> dict[str, Tensor]:
         """The state of one parameter, in the parameter's shape."""
         start = self.starts[p]
-        return {name: row[start : start + p.numel()].view_as(p) for name, row in zip(self.names, self.host, strict=True)}
+        return {
+            name: row[start : start + p.numel()].view_as(p)
+            for name, row in zip(self.names, self.host, strict=True)
+        }
 
     def _slice(self, start: int, stop: int) -> "_Slice":
-        spans = [(p, max(start, at) - at, min(stop, at + p.numel()) - at) for p, at in self.starts.items()]
+        spans = [
+            (p, max(start, at) - at, min(stop, at + p.numel()) - at)
+            for p, at in self.starts.items()
+        ]
         return _Slice(start, stop, [(p, begin, end) for p, begin, end in spans if begin < end])
 
-    def step(self, groups: dict[Tensor, dict[str, Any]], states: dict[Tensor, dict[str, Tensor]]) -> None:
+    def step(
+        self, groups: dict[Tensor, dict[str, Any]], states: dict[Tensor, dict[str, Tensor]]
+    ) -> None:
         """Update the parameters of this shelf that are in `groups`; ends when the state is back in host memory."""
         slices = [part for part in self.slices if any(p in groups for p, _, _ in part.shares)]
         if not slices:
             return
         streams = streams_of(self.device)
         with streams.device(self.device):
-            slots = [_Slot(len(self.names), min(SLICE, self.size), self.device) for _ in range(SLOTS)]
+            slots = [
+                _Slot(len(self.names), min(SLICE, self.size), self.device) for _ in range(SLOTS)
+            ]
             current, up, down = streams.current_stream(), streams.Stream(), streams.Stream()
             up.wait_stream(current)
             for number, part in enumerate(slices):
@@ -216,7 +248,11 @@ class _Shelf:
             down.synchronize()
 
     def _update(
-        self, part: _Slice, rows: Tensor, groups: dict[Tensor, dict[str, Any]], states: dict[Tensor, dict[str, Tensor]]
+        self,
+        part: _Slice,
+        rows: Tensor,
+        groups: dict[Tensor, dict[str, Any]],
+        states: dict[Tensor, dict[str, Tensor]],
     ) -> None:
         for p, begin, end in part.shares:
             if p not in groups or p.grad is None:
@@ -235,7 +271,9 @@ def _whole_pages(rows: int, columns: int) -> Tensor:
     pages = mmap.mmap(-1, max(4 * rows * columns, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if sys.platform == "linux":
         pages.madvise(mmap.MADV_HUGEPAGE)
-    block = torch.frombuffer(pages, dtype=torch.uint8).zero_()  # on all threads: locking large pages that exist is 6 times faster
+    block = torch.frombuffer(
+        pages, dtype=torch.uint8
+    ).zero_()  # on all threads: locking large pages that exist is 6 times faster
     return block[: 4 * rows * columns].view(torch.float32).view(rows, columns)
 
 
@@ -246,7 +284,7 @@ def _lock_pages(owner: object, host: Tensor) -> None:
     code = lock_pages(host.data_ptr(), host.nbytes)
     if code != 0:
         raise RunError(
-            f"{host.nbytes / 2**30:.1f} GiB of host memory for the optimiser's state cannot be page-locked (CUDA error {code}); "
-            "use optimiser.kind=adamw, or a machine with more memory"
+            f"{host.nbytes / 2**30:.1f} GiB of host memory for the optimizer's state cannot be page-locked (CUDA error {code}); "
+            "use optimizer.kind=adamw, or a machine with more memory"
         )
     weakref.finalize(owner, unlock_pages(), host.data_ptr()).atexit = False

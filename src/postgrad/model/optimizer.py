@@ -1,7 +1,7 @@
 """AdamW with float32 masters, gradient accumulation in float32, clipping and the learning-rate schedule.
 
-When the model computes in bfloat16 the optimiser holds float32 copies of the weights and writes the rounded ones back after each
-step. Parameters that got no gradient (frozen ones) are left alone: no decay, no state. `optimiser.kind` says where and how the
+When the model computes in bfloat16 the optimizer holds float32 copies of the weights and writes the rounded ones back after each
+step. Parameters that got no gradient (frozen ones) are left alone: no decay, no state. `optimizer.kind` says where and how the
 state is kept; what is accumulated, clipped, scheduled and saved is the same for all kinds.
 """
 
@@ -14,26 +14,35 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from postgrad.config.schema import OptimiserConfig
+from postgrad.config.schema import OptimizerConfig
 from postgrad.errors import ConfigError, RunError
 from postgrad.model.offload import OffloadedAdamW
 
 
-def learning_rate(config: OptimiserConfig, step: int, total_steps: int) -> float:
+def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float:
     """The rate at a step counted from 1: linear warm-up over `warmup_steps`, then constant, linear or cosine to the final ratio."""
     if step <= config.warmup_steps:
         return config.lr * step / (config.warmup_steps + 1)
     if config.schedule == "constant":
         return config.lr
-    progress = min(1.0, (step - config.warmup_steps - 1) / max(1, total_steps - config.warmup_steps))
-    falling = 1 - progress if config.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
+    progress = min(
+        1.0, (step - config.warmup_steps - 1) / max(1, total_steps - config.warmup_steps)
+    )
+    falling = (
+        1 - progress if config.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
+    )
     return config.lr * (config.final_lr_ratio + (1 - config.final_lr_ratio) * falling)
 
 
-def make_adamw(groups: list[dict[str, Any]], config: OptimiserConfig) -> torch.optim.Optimizer:
-    """The AdamW that `optimiser.kind` names. Raises ConfigError when this machine cannot run it."""
+def make_adamw(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.Optimizer:
+    """The AdamW that `optimizer.kind` names. Raises ConfigError when this machine cannot run it."""
     beta1, beta2 = config.betas
-    numbers: dict[str, Any] = {"lr": config.lr, "betas": (beta1, beta2), "eps": config.eps, "weight_decay": config.weight_decay}
+    numbers: dict[str, Any] = {
+        "lr": config.lr,
+        "betas": (beta1, beta2),
+        "eps": config.eps,
+        "weight_decay": config.weight_decay,
+    }
     if config.kind == "adamw_offloaded":
         return OffloadedAdamW(groups, **numbers)
     if config.kind == "adamw_8bit":
@@ -41,31 +50,41 @@ def make_adamw(groups: list[dict[str, Any]], config: OptimiserConfig) -> torch.o
             from bitsandbytes.optim import AdamW8bit  # type: ignore[import-not-found]
         except ImportError as error:
             raise ConfigError(
-                "optimiser.kind=adamw_8bit needs one more package: pip install bitsandbytes; without it adamw_offloaded saves more"
+                "optimizer.kind=adamw_8bit needs one more package: pip install bitsandbytes; without it adamw_offloaded saves more"
             ) from error
         return AdamW8bit(groups, **numbers)
     try:
-        return torch.optim.AdamW(groups, **numbers, fused=True if config.kind == "adamw_fused" else None)
+        return torch.optim.AdamW(
+            groups, **numbers, fused=True if config.kind == "adamw_fused" else None
+        )
     except RuntimeError as error:
-        raise ConfigError(f"optimiser.kind={config.kind} does not run here ({error}); use optimiser.kind=adamw") from error
+        raise ConfigError(
+            f"optimizer.kind={config.kind} does not run here ({error}); use optimizer.kind=adamw"
+        ) from error
 
 
-class Optimiser:
+class Optimizer:
     """One AdamW over the model's trainable parameters, in groups that may have their own share of the learning rate.
 
     `masters` are the tensors in whose `.grad` the gradients add up, float32 and on the model's device: the parameter itself where
     it is float32 or its master lives in host memory, else the float32 copy.
     """
 
-    def __init__(self, model: nn.Module, config: OptimiserConfig, lr_scale: dict[str, float] | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, config: OptimizerConfig, lr_scale: dict[str, float] | None = None
+    ) -> None:
         self.config = config
         self.params = self.own_params(model)
         offloaded = config.kind == "adamw_offloaded"
         self.masters = {
-            name: p if offloaded or p.dtype == torch.float32 else p.detach().float().clone() for name, p in self.params.items()
+            name: p if offloaded or p.dtype == torch.float32 else p.detach().float().clone()
+            for name, p in self.params.items()
         }
         scales = {name: (lr_scale or {}).get(name, 1.0) for name in self.params}
-        groups = [{"params": [self.masters[n] for n in scales if scales[n] == s], "scale": s} for s in sorted(set(scales.values()))]
+        groups = [
+            {"params": [self.masters[n] for n in scales if scales[n] == s], "scale": s}
+            for s in sorted(set(scales.values()))
+        ]
         self.adam = make_adamw(groups, config)
         for name, p in self.params.items():
             if p.dtype != torch.float32:
@@ -115,7 +134,7 @@ class Optimiser:
         if not torch.isfinite(norm):
             self.adam.zero_grad(set_to_none=True)
             raise RunError(
-                f"the gradient norm is {norm.item()}; lower optimiser.lr, or look at the last rollouts for broken rewards"
+                f"the gradient norm is {norm.item()}; lower optimizer.lr, or look at the last rollouts for broken rewards"
             )
         if self.config.max_grad_norm > 0:
             share = (self.config.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
@@ -140,11 +159,15 @@ class Optimiser:
 
     def tensors(self) -> dict[str, Tensor]:
         """What save() writes, by name."""
-        tensors = {f"master/{n}": m.detach() for n, m in self.masters.items() if m is not self.params[n]}
+        tensors = {
+            f"master/{n}": m.detach() for n, m in self.masters.items() if m is not self.params[n]
+        }
         for name, master in self.masters.items():
             for key, value in self.adam.state.get(master, {}).items():
                 # bitsandbytes gives all parameters one code table, and safetensors wants each memory once.
-                tensors[f"{key}/{name}"] = value.clone() if key.startswith("qmap") else torch.as_tensor(value)
+                tensors[f"{key}/{name}"] = (
+                    value.clone() if key.startswith("qmap") else torch.as_tensor(value)
+                )
         return {name: t.contiguous() for name, t in tensors.items()}
 
     def read(self, file: Path) -> dict[str, Tensor]:
@@ -169,12 +192,16 @@ class Optimiser:
         if "step" not in saved:
             return
         if ("state1" in saved) != (self.config.kind == "adamw_8bit"):
-            raise RunError(f"the saved optimiser is not of optimiser.kind={self.config.kind}; continue with the kind that saved it")
+            raise RunError(
+                f"the saved optimizer is not of optimizer.kind={self.config.kind}; continue with the kind that saved it"
+            )
         if isinstance(self.adam, OffloadedAdamW):
             self.adam.restore(master, saved)
             self.params[name].copy_(self.adam.state[master].get("master", master))
             return
-        state: dict[str, Any] = {key: t.to(master.device) for key, t in saved.items() if key not in ("master", "step")}
+        state: dict[str, Any] = {
+            key: t.to(master.device) for key, t in saved.items() if key not in ("master", "step")
+        }
         if self.config.kind == "adamw_8bit":
             step: Any = int(saved["step"])
         else:  # the fused kernel reads the step on the device

@@ -1,6 +1,6 @@
 """A trainable model behind its port: log-probs of a batch under a view, one update, weights out and in.
 
-`Policy` is the port; `LocalPolicy` is the one that lives in this process. What to optimise comes as an `Objective`, which a
+`Policy` is the port; `LocalPolicy` is the one that lives in this process. What to optimize comes as an `Objective`, which a
 method implements; no loss is known here by name.
 """
 
@@ -13,12 +13,19 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from postgrad.config.schema import Config
-from postgrad.model.async_writer import Behind, TensorsFile, WeightsFile, on_host
+from postgrad.model.async_writer import AsyncWriter, TensorsFile, WeightsFile, on_host
 from postgrad.model.device import peak_memory_bytes, send
 from postgrad.model.load import Loaded, save
-from postgrad.model.lora import adapter_parameters, adapters_off, load_adapter, merged_weights, save_adapter, save_merged
-from postgrad.model.optimizer import Optimiser, learning_rate
-from postgrad.model.passes.captured import Recorder, pass_states
+from postgrad.model.lora import (
+    adapter_parameters,
+    adapters_off,
+    load_adapter,
+    merged_weights,
+    save_adapter,
+    save_merged,
+)
+from postgrad.model.optimizer import Optimizer, learning_rate
+from postgrad.model.passes.captured import GraphCache, pass_states
 from postgrad.model.passes.head import TokenOutputs, token_outputs
 from postgrad.model.passes.layout import MicroBatch, make_passes
 from postgrad.model.views import FULL, View, upper_parameters
@@ -33,10 +40,10 @@ class Policy(Protocol):
         ...
 
     def update(self, batch: Batch, step: int) -> dict[str, float]:
-        """Train on the batch: `training.updates_per_step` optimiser steps. Returns metrics."""
+        """Train on the batch: `training.updates_per_step` optimizer steps. Returns metrics."""
         ...
 
-    def seen(self) -> dict[str, Tensor]:
+    def token_stats(self) -> dict[str, Tensor]:
         """(tokens,) what the last update's forward passes saw of its batch: `entropy`; NaN in rows that they left out."""
         ...
 
@@ -45,7 +52,7 @@ class Policy(Protocol):
         ...
 
     def save(self, folder: str) -> None:
-        """`policy/` as a stock Hugging Face folder, and the optimiser, under `folder`."""
+        """`policy/` as a stock Hugging Face folder, and the optimizer, under `folder`."""
         ...
 
     def load(self, folder: str) -> None:
@@ -61,7 +68,7 @@ class Policy(Protocol):
         ...
 
 
-class Tally:
+class MetricAccumulator:
     """Metrics of one update as sums and counts, divided once at the end: no micro-batch or rank weighs more than its tokens."""
 
     def __init__(self) -> None:
@@ -80,30 +87,54 @@ class Tally:
 
     def total(self, name: str, value: float | Tensor) -> None:
         """A plain sum, such as a loss whose terms are weighted already."""
-        self.totals[name] = self.totals.get(name, 0.0) + (value.detach().double() if isinstance(value, Tensor) else value)
+        self.totals[name] = self.totals.get(name, 0.0) + (
+            value.detach().double() if isinstance(value, Tensor) else value
+        )
 
     def peak(self, name: str, values: Tensor, mask: Tensor | None = None) -> None:
         """Largest of `values`, where the mask is true."""
         values = values.detach() if mask is None else torch.where(mask, values.detach(), -torch.inf)
         if values.numel():
-            self.peaks[name] = torch.maximum(values.max(), torch.as_tensor(self.peaks.get(name, -torch.inf)))
+            self.peaks[name] = torch.maximum(
+                values.max(), torch.as_tensor(self.peaks.get(name, -torch.inf))
+            )
 
     def result(self) -> dict[str, float]:
-        means = {name: float(self.sums[name]) / float(self.counts[name]) for name in self.sums if self.counts[name] > 0}
+        means = {
+            name: float(self.sums[name]) / float(self.counts[name])
+            for name in self.sums
+            if self.counts[name] > 0
+        }
         totals = {name: float(total) for name, total in self.totals.items()}
-        return {**means, **totals, **{name: float(peak) for name, peak in self.peaks.items() if peak > -torch.inf}}
+        return {
+            **means,
+            **totals,
+            **{name: float(peak) for name, peak in self.peaks.items() if peak > -torch.inf},
+        }
 
     def plain(self) -> dict[str, dict[str, float]]:
         """Everything as numbers, to be carried to another process."""
-        kinds = {"sums": self.sums, "counts": self.counts, "totals": self.totals, "peaks": self.peaks}
-        return {kind: {name: float(value) for name, value in values.items()} for kind, values in kinds.items()}
+        kinds = {
+            "sums": self.sums,
+            "counts": self.counts,
+            "totals": self.totals,
+            "peaks": self.peaks,
+        }
+        return {
+            kind: {name: float(value) for name, value in values.items()}
+            for kind, values in kinds.items()
+        }
 
     @staticmethod
-    def joined(parts: Sequence[dict[str, dict[str, float]]]) -> "Tally":
+    def joined(parts: Sequence[dict[str, dict[str, float]]]) -> "MetricAccumulator":
         """One tally of several that saw different rows."""
-        out = Tally()
+        out = MetricAccumulator()
         for part in parts:
-            for mine, theirs in ((out.sums, part["sums"]), (out.counts, part["counts"]), (out.totals, part["totals"])):
+            for mine, theirs in (
+                (out.sums, part["sums"]),
+                (out.counts, part["counts"]),
+                (out.totals, part["totals"]),
+            ):
                 for name, value in theirs.items():
                     mine[name] = mine.get(name, 0.0) + value
             for name, value in part["peaks"].items():
@@ -126,7 +157,9 @@ class Passes:
 
     def keep(self, batch: Batch, rows: Sequence[int], current: TokenOutputs) -> None:
         if self.NUMBER in batch.rows:
-            self.kept.append((batch.rows[self.NUMBER][torch.tensor(rows)], current.entropy.detach()))
+            self.kept.append(
+                (batch.rows[self.NUMBER][torch.tensor(rows)], current.entropy.detach())
+            )
 
     def columns(self) -> dict[str, Tensor]:
         """(tokens,) of the update's batch, NaN where no pass came by."""
@@ -146,9 +179,9 @@ class Objective(Protocol):
 
     def prepare(self, batch: Batch) -> Batch: ...
 
-    def loss(self, batch: Batch, current: TokenOutputs, tally: Tally) -> Tensor: ...
+    def loss(self, batch: Batch, current: TokenOutputs, metrics: MetricAccumulator) -> Tensor: ...
 
-    def together(self, batch: Batch) -> Sequence[int] | None: ...
+    def row_groups(self, batch: Batch) -> Sequence[int] | None: ...
 
     def lr_scales(self, names: Sequence[str]) -> dict[str, float]: ...
 
@@ -161,30 +194,39 @@ class FrozenPolicy:
         self.model = loaded.model
         self.device = next(self.model.parameters()).device
         self.width = int(self.model.config.get_text_config().hidden_size)
-        self.recorder = Recorder(self.model)
+        self.recorder = GraphCache(self.model)
 
     @torch.no_grad()
     def logprobs(self, batch: Batch, view: View = FULL) -> dict[str, Tensor]:
         out = {name: torch.zeros(batch.num_tokens) for name in TokenOutputs._fields}
         for micro in self.micro_batches(batch):
             where = batch.response.positions(torch.tensor(micro.rows, dtype=torch.int64))
-            outputs = self.forward(micro.to(self.device), batch.response.values[where].to(self.device), view)
+            outputs = self.forward(
+                micro.to(self.device), batch.response.values[where].to(self.device), view
+            )
             for name, column in outputs._asdict().items():
                 out[name][where] = column.cpu()
-        return self.whole(out)
+        return self.gather(out)
 
-    def micro_batches(self, batch: Batch, together: Sequence[int] | None = None) -> list[MicroBatch]:
+    def micro_batches(
+        self, batch: Batch, row_groups: Sequence[int] | None = None
+    ) -> list[MicroBatch]:
         """The forward passes that cover the rows this process computes: here all of them."""
-        return make_passes(batch, self.config.training.token_budget, self.model, together)
+        return make_passes(batch, self.config.training.token_budget, self.model, row_groups)
 
-    def whole(self, columns: dict[str, Tensor]) -> dict[str, Tensor]:
+    def gather(self, columns: dict[str, Tensor]) -> dict[str, Tensor]:
         """Columns of which this process filled in its own rows, filled in for all rows."""
         return columns
 
     def forward(self, micro: MicroBatch, targets: Tensor, view: View) -> TokenOutputs:
         """Log-prob and entropy of the micro-batch's response tokens, in the order of its rows."""
         picked = pass_states(self.model, micro, view, self.recorder).flatten(0, 1)[micro.gather]
-        return token_outputs(picked, self.model.get_output_embeddings().weight, targets, self.config.rollout.temperature)
+        return token_outputs(
+            picked,
+            self.model.get_output_embeddings().weight,
+            targets,
+            self.config.rollout.temperature,
+        )
 
 
 class BasePolicy(FrozenPolicy):
@@ -209,43 +251,53 @@ class LocalPolicy(FrozenPolicy):
         names = [name for name, _ in self.model.named_parameters()]
         scales = objective.lr_scales(names)
         # A share of 0 is no gradient at all; beside adapters the model has none either.
-        self.still = [p for name, p in self.model.named_parameters() if scales.get(name) == 0.0 or not p.requires_grad]
+        self.frozen = [
+            p
+            for name, p in self.model.named_parameters()
+            if scales.get(name) == 0.0 or not p.requires_grad
+        ]
         self.adapted = bool(adapter_parameters(self.model))
-        for p in self.still:
+        for p in self.frozen:
             p.requires_grad_(False)
-        self.optimiser = self.make_optimiser(scales)
-        self.recorder = Recorder(self.model, self.optimiser.masters_by_id())
-        self.behind = Behind()
-        self.num_frozen = len(self.still)
+        self.optimizer = self.make_optimizer(scales)
+        self.recorder = GraphCache(self.model, self.optimizer.masters_by_id())
+        self.behind = AsyncWriter()
+        self.num_frozen = len(self.frozen)
         self.passes = Passes()
 
-    def make_optimiser(self, scales: dict[str, float]) -> Optimiser:
-        return Optimiser(self.model, self.config.optimiser, scales)
+    def make_optimizer(self, scales: dict[str, float]) -> Optimizer:
+        return Optimizer(self.model, self.config.optimizer, scales)
 
     def update(self, batch: Batch, step: int) -> dict[str, float]:
-        lr = learning_rate(self.config.optimiser, step, self.config.training.steps)
+        lr = learning_rate(self.config.optimizer, step, self.config.training.steps)
         view = self.objective.view(step)
         self._freeze_above(view)
-        tally, steps, self.passes = Tally(), Tally(), Passes(batch)
-        if self.config.model.lora.dropout:  # the only dice thrown here: they follow from the step, so a resumed run repeats them
+        metrics, steps, self.passes = MetricAccumulator(), MetricAccumulator(), Passes(batch)
+        if (
+            self.config.model.lora.dropout
+        ):  # the only dice thrown here: they follow from the step, so a resumed run repeats them
             torch.manual_seed((self.config.seed << 20) + step + (self.number << 50))
-        for part in split_updates(self.passes.numbered(batch), self.config.training.updates_per_step):
-            self.accumulate(self.objective.prepare(part), view, tally)
-            if self.optimiser.has_gradients():
-                norm = self.optimiser.step(lr)
+        for part in split_updates(
+            self.passes.numbered(batch), self.config.training.updates_per_step
+        ):
+            self.accumulate(self.objective.prepare(part), view, metrics)
+            if self.optimizer.has_gradients():
+                norm = self.optimizer.step(lr)
                 steps.mean("grad_norm", torch.tensor([norm]))
-                if (bound := self.config.optimiser.skip_grad_norm) is not None:
+                if (bound := self.config.optimizer.skip_grad_norm) is not None:
                     steps.total("updates_skipped", float(not norm <= bound))
-        tally.peak("memory_gib", torch.tensor(peak_memory_bytes(self.device) / 2**30, dtype=torch.float64))
-        return {"lr": lr, **self.whole_tally(tally).result(), **steps.result()}
+        metrics.peak(
+            "memory_gib", torch.tensor(peak_memory_bytes(self.device) / 2**30, dtype=torch.float64)
+        )
+        return {"lr": lr, **self.gather_metrics(metrics).result(), **steps.result()}
 
-    def whole_tally(self, tally: Tally) -> Tally:
+    def gather_metrics(self, metrics: MetricAccumulator) -> MetricAccumulator:
         """A tally of the rows this process computed, as one of all rows."""
-        return tally
+        return metrics
 
-    def accumulate(self, batch: Batch, view: View, tally: Tally) -> None:
-        """Add the gradient of one optimiser step's batch; its weights are global, so the order and size of micro-batches do not matter."""
-        passes = self.micro_batches(batch, self.objective.together(batch))
+    def accumulate(self, batch: Batch, view: View, metrics: MetricAccumulator) -> None:
+        """Add the gradient of one optimizer step's batch; its weights are global, so the order and size of micro-batches do not matter."""
+        passes = self.micro_batches(batch, self.objective.row_groups(batch))
         for micro in passes:
             rows = batch.select(micro.rows).moved(lambda column: send(column, self.device))
             current = self.forward(micro.to(self.device), rows.response.values, view)
@@ -253,15 +305,15 @@ class LocalPolicy(FrozenPolicy):
                 current.logprobs.sum().backward()
                 continue
             self.passes.keep(batch, micro.rows, current)
-            loss = self.objective.loss(rows, current, tally)
+            loss = self.objective.loss(rows, current, metrics)
             loss.backward()
-            tally.total("loss", loss)
+            metrics.total("loss", loss)
 
-    def seen(self) -> dict[str, Tensor]:
+    def token_stats(self) -> dict[str, Tensor]:
         return self.passes.columns()
 
     def _freeze_above(self, view: View) -> None:
-        above = {id(p) for p in [*upper_parameters(self.model, view), *self.still]}
+        above = {id(p) for p in [*upper_parameters(self.model, view), *self.frozen]}
         if len(above) != self.num_frozen:
             for p in self.model.parameters():
                 p.requires_grad_(id(p) not in above)
@@ -276,22 +328,24 @@ class LocalPolicy(FrozenPolicy):
             save_adapter(self.model, Path(folder) / "adapter")
         else:
             save(self.loaded, Path(folder) / "policy")
-        self.optimiser.save(Path(folder) / "optimiser.safetensors")
+        self.optimizer.save(Path(folder) / "optimizer.safetensors")
 
     def load(self, folder: str) -> None:
         if self.adapted:
             load_adapter(self.model, Path(folder) / "adapter")
         else:
             load_weights(self.model, Path(folder) / "policy")
-        self.optimiser.load(Path(folder) / "optimiser.safetensors")
+        self.optimizer.load(Path(folder) / "optimizer.safetensors")
 
     def begin_save(self, folder: str) -> None:
-        if self.adapted:  # files of three kinds, of which the adapter's are peft's to write: at once
+        if (
+            self.adapted
+        ):  # files of three kinds, of which the adapter's are peft's to write: at once
             self.save(folder)
             return
         files = [
             WeightsFile(self.loaded, on_host(self.weights()), Path(folder) / "policy"),
-            TensorsFile(on_host(self.optimiser.tensors()), Path(folder) / "optimiser.safetensors"),
+            TensorsFile(on_host(self.optimizer.tensors()), Path(folder) / "optimizer.safetensors"),
         ]
         self.behind.start(files)
 
@@ -316,11 +370,17 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def split_updates(batch: Batch, parts: int) -> list[Batch]:
-    """The batch cut into optimiser steps by group, in order; a group is never cut."""
-    if parts == 1:  # a table of its own, so that columns set beside the model do not show on the driver, wherever the model lives
+    """The batch cut into optimizer steps by group, in order; a group is never cut."""
+    if (
+        parts == 1
+    ):  # a table of its own, so that columns set beside the model do not show on the driver, wherever the model lives
         return [Batch(batch.prompt, batch.response, dict(batch.tokens), dict(batch.rows))]
     groups = batch.rows["group"]
     order = {group: i for i, group in enumerate(dict.fromkeys(groups.tolist()))}
     share = [i * parts // len(order) for i in range(len(order))]
     part = torch.tensor([share[order[g]] for g in groups.tolist()])
-    return [batch.select(torch.nonzero(part == i)[:, 0]) for i in range(parts) if bool((part == i).any())]
+    return [
+        batch.select(torch.nonzero(part == i)[:, 0])
+        for i in range(parts)
+        if bool((part == i).any())
+    ]

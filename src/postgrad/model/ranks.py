@@ -1,6 +1,6 @@
 """Several processes that train one model: who they are, which rows each computes, and how they put their parts together.
 
-Every rank sees the whole batch of an optimiser step, so all weights and denominators are global before the rows are divided: the sum of
+Every rank sees the whole batch of an optimizer step, so all weights and denominators are global before the rows are divided: the sum of
 the ranks' gradients is the gradient of one process.
 """
 
@@ -36,7 +36,11 @@ class Ranks:
     def meet(device: torch.device, offload: bool = False) -> "Ranks":
         """The ranks of the process group that was set up already."""
         return Ranks(
-            dist.get_rank(), dist.get_world_size(), device, init_device_mesh(device.type, (dist.get_world_size(),)), offload
+            dist.get_rank(),
+            dist.get_world_size(),
+            device,
+            init_device_mesh(device.type, (dist.get_world_size(),)),
+            offload,
         )
 
     @property
@@ -57,7 +61,9 @@ class Ranks:
 
     def gather(self, plain: Any) -> list[Any]:
         """Every rank's plain value, in the order of the ranks. It travels as JSON, never as code."""
-        data = torch.frombuffer(bytearray(json.dumps(plain).encode()), dtype=torch.uint8).to(self.device)
+        data = torch.frombuffer(bytearray(json.dumps(plain).encode()), dtype=torch.uint8).to(
+            self.device
+        )
         room = torch.zeros(self.most(len(data)), dtype=torch.uint8, device=self.device)
         room[: len(data)] = data
         parts = [torch.zeros_like(room) for _ in range(self.size)]
@@ -67,19 +73,29 @@ class Ranks:
     def full(self, shard: Tensor, like: Any) -> Tensor:
         """The whole tensor of which each rank has a shard, cut as the parameter `like` is; on the device."""
         whole = DTensor.from_local(
-            shard.detach().to(self.device), self.mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+            shard.detach().to(self.device),
+            self.mesh,
+            like.placements,
+            run_check=False,
+            shape=like.shape,
+            stride=like.stride(),
         )
         return whole.full_tensor()
 
     def shard(self, whole: Tensor) -> Tensor:
         """This rank's part of a tensor that every rank has."""
-        return distribute_tensor(whole.to(self.device), self.mesh, [Shard(0)], src_data_rank=None).to_local()
+        return distribute_tensor(
+            whole.to(self.device), self.mesh, [Shard(0)], src_data_rank=None
+        ).to_local()
 
-    def passes(self, batch: Batch, together: Sequence[int] | None, make: Any) -> list[MicroBatch]:
+    def passes(self, batch: Batch, row_groups: Sequence[int] | None, make: Any) -> list[MicroBatch]:
         """The passes over this rank's rows, as many as every other rank has: the last ones may be idle."""
-        rows = divide(batch, together, self.size)[self.rank]
-        units = None if together is None else [together[row] for row in rows]
-        mine = [dataclasses.replace(micro, rows=[rows[i] for i in micro.rows]) for micro in make(batch.select(rows), units)]
+        rows = divide(batch, row_groups, self.size)[self.rank]
+        units = None if row_groups is None else [row_groups[row] for row in rows]
+        mine = [
+            dataclasses.replace(micro, rows=[rows[i] for i in micro.rows])
+            for micro in make(batch.select(rows), units)
+        ]
         return [*mine, *[idle_pass()] * (self.most(len(mine)) - len(mine))]
 
 
@@ -89,7 +105,7 @@ def idle_pass() -> MicroBatch:
     return MicroBatch([], nothing, nothing, None, torch.zeros(0, dtype=torch.int64))
 
 
-def divide(batch: Batch, together: Sequence[int] | None, size: int) -> list[list[int]]:
+def divide(batch: Batch, row_groups: Sequence[int] | None, size: int) -> list[list[int]]:
     """Rows for each of `size` ranks with nearly equal numbers of tokens; rows of one unit stay together.
 
     Rows of one prompt stay together too, so that it is computed once, as long as no rank gets more than UNEVEN times its share; else
@@ -98,7 +114,7 @@ def divide(batch: Batch, together: Sequence[int] | None, size: int) -> list[list
     cost = (batch.prompt.lengths + batch.response.lengths).tolist()
     units: dict[int, list[int]] = {}
     for row in range(len(batch)):
-        units.setdefault(row if together is None else together[row], []).append(row)
+        units.setdefault(row if row_groups is None else row_groups[row], []).append(row)
     groups: dict[tuple[int, ...], list[list[int]]] = {}
     prompts = [tuple(p.tolist()) for p in batch.prompt.split()]
     for unit in units.values():
@@ -109,7 +125,12 @@ def divide(batch: Batch, together: Sequence[int] | None, size: int) -> list[list
         loads = [sum(cost[row] for row in share) for share in shares]
         if max(loads) <= UNEVEN * sum(loads) / size or all(len(part) == 1 for part in parts):
             return [sorted(share) for share in shares]
-        parts = [half for part in parts for half in (part[: (len(part) + 1) // 2], part[(len(part) + 1) // 2 :]) if half]
+        parts = [
+            half
+            for part in parts
+            for half in (part[: (len(part) + 1) // 2], part[(len(part) + 1) // 2 :])
+            if half
+        ]
 
 
 def _spread(parts: list[list[int]], cost: list[int], size: int) -> list[list[int]]:

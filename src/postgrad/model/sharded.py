@@ -1,6 +1,6 @@
-"""Models whose weights, gradients and optimiser state are divided over ranks by FSDP2, behind the ports of the local ones.
+"""Models whose weights, gradients and optimizer state are divided over ranks by FSDP2, behind the ports of the local ones.
 
-Each rank holds a float32 shard of every parameter that is trained: the master that its optimiser steps. For a pass the shards of one
+Each rank holds a float32 shard of every parameter that is trained: the master that its optimizer steps. For a pass the shards of one
 block are gathered in the compute type, and go again after it; gradients are summed in float32 into the shards. What is saved is whole and
 has the names of the local files, so a run can go on with any number of ranks, or with none. LoRA adapters are divided like any other
 weights; what they stand beside lies in shards of the compute type.
@@ -13,12 +13,18 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor
 
-from postgrad.config.schema import Config, OptimiserConfig
+from postgrad.config.schema import Config, OptimizerConfig
 from postgrad.errors import ConfigError
-from postgrad.model.async_writer import AdapterFile, Behind, File, TensorsFile, WeightsFile
+from postgrad.model.async_writer import AdapterFile, AsyncWriter, File, TensorsFile, WeightsFile
 from postgrad.model.critic import LocalCritic, ValueObjective
 from postgrad.model.device import DTYPES
 from postgrad.model.load import Loaded
@@ -32,10 +38,16 @@ from postgrad.model.lora import (
     read_adapter,
     stock_name,
 )
-from postgrad.model.optimizer import Optimiser
+from postgrad.model.optimizer import Optimizer
 from postgrad.model.passes.head import TokenOutputs
 from postgrad.model.passes.layout import MicroBatch, make_passes
-from postgrad.model.policy import FrozenPolicy, LocalPolicy, Objective, Tally, read_weights
+from postgrad.model.policy import (
+    FrozenPolicy,
+    LocalPolicy,
+    MetricAccumulator,
+    Objective,
+    read_weights,
+)
 from postgrad.model.ranks import Ranks, idle_pass
 from postgrad.model.views import FULL, View
 from postgrad.types import Batch
@@ -53,20 +65,37 @@ class Root(nn.Module):
 
 
 def shard_model(
-    model: nn.Module, run: Callable[..., Any], ranks: Ranks, compute: torch.dtype, masters: bool, wide: nn.Module | None = None
+    model: nn.Module,
+    run: Callable[..., Any],
+    ranks: Ranks,
+    compute: torch.dtype,
+    masters: bool,
+    wide: nn.Module | None = None,
 ) -> Root:
     """Divide the blocks of a model, then what lies around them; `masters` keeps the shards of what is trained in float32.
 
     A `wide` module beside it computes in float32 whatever the model does.
     """
-    offload: OffloadPolicy = CPUOffloadPolicy(pin_memory=ranks.device.type != "cpu") if ranks.offload else OffloadPolicy()
+    offload: OffloadPolicy = (
+        CPUOffloadPolicy(pin_memory=ranks.device.type != "cpu")
+        if ranks.offload
+        else OffloadPolicy()
+    )
 
     def divide(module: nn.Module, dtype: torch.dtype) -> None:
         for p in module.parameters() if masters else []:
             if not isinstance(p, DTensor) and p.requires_grad:
                 p.data = p.data.float()
-        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
-        fully_shard(module, mesh=ranks.mesh, mp_policy=policy, offload_policy=offload, reshard_after_forward=True)
+        policy = MixedPrecisionPolicy(
+            param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
+        )
+        fully_shard(
+            module,
+            mesh=ranks.mesh,
+            mp_policy=policy,
+            offload_policy=offload,
+            reshard_after_forward=True,
+        )
 
     for block in blocks_of(model):
         divide(block, compute)
@@ -84,24 +113,26 @@ def shard_model(
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
     """The blocks of a transformers model: what its longest list of modules holds."""
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module)]
+    lists = [
+        module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module)
+    ]
     return list(max(lists, key=len)) if lists else []
 
 
-class ShardedOptimiser(Optimiser):
-    """The optimiser of this rank's shards. The tensors it steps are the shards' own memory."""
+class ShardedOptimizer(Optimizer):
+    """The optimizer of this rank's shards. The tensors it steps are the shards' own memory."""
 
     def __init__(
         self,
         model: nn.Module,
-        config: OptimiserConfig,
+        config: OptimizerConfig,
         ranks: Ranks,
         compute: torch.dtype,
         lr_scale: dict[str, float] | None = None,
     ) -> None:
         if config.kind == "adamw_8bit":
             raise ConfigError(
-                "optimiser.kind=adamw_8bit cannot be divided over ranks; use adamw, or cluster.offload=true for memory"
+                "optimizer.kind=adamw_8bit cannot be divided over ranks; use adamw, or cluster.offload=true for memory"
             )
         self.ranks, self.compute = ranks, compute
         self.whole = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -135,7 +166,10 @@ class ShardedOptimiser(Optimiser):
 
     def read(self, file: Path) -> dict[str, Tensor]:
         """This rank's parts of what was saved."""
-        parts = {place: t if t.dim() == 0 else self.ranks.shard(t) for place, t in super().read(file).items()}
+        parts = {
+            place: t if t.dim() == 0 else self.ranks.shard(t)
+            for place, t in super().read(file).items()
+        }
         with torch.no_grad():
             for name, p in self.params.items():
                 if f"master/{name}" in parts:
@@ -151,22 +185,37 @@ class Sharded:
     ranks: Ranks
     root: Root
     compute: torch.dtype
-    behind: Behind
+    behind: AsyncWriter
     moves: int = 0  # how often the weights have changed
 
-    def divide(self, config: Config, loaded: Loaded, ranks: Ranks, run: Callable[..., Any], masters: bool) -> None:
-        self.config, self.loaded, self.ranks, self.compute = config, loaded, ranks, DTYPES[config.model.dtype]
+    def divide(
+        self, config: Config, loaded: Loaded, ranks: Ranks, run: Callable[..., Any], masters: bool
+    ) -> None:
+        self.config, self.loaded, self.ranks, self.compute = (
+            config,
+            loaded,
+            ranks,
+            DTYPES[config.model.dtype],
+        )
         self.root = shard_model(loaded.model, run, ranks, self.compute, masters)
 
-    def micro_batches(self, batch: Batch, together: Sequence[int] | None = None) -> list[MicroBatch]:
-        budget, model, device = self.config.training.token_budget, self.loaded.model, self.ranks.device
-        return self.ranks.passes(batch, together, lambda mine, units: make_passes(mine, budget, model, units, device))
+    def micro_batches(
+        self, batch: Batch, row_groups: Sequence[int] | None = None
+    ) -> list[MicroBatch]:
+        budget, model, device = (
+            self.config.training.token_budget,
+            self.loaded.model,
+            self.ranks.device,
+        )
+        return self.ranks.passes(
+            batch, row_groups, lambda mine, units: make_passes(mine, budget, model, units, device)
+        )
 
     def whole(self, columns: dict[str, Tensor]) -> dict[str, Tensor]:
         return {name: self.ranks.total(column) for name, column in columns.items()}
 
-    def whole_tally(self, tally: Tally) -> Tally:
-        return Tally.joined(self.ranks.gather(tally.plain()))
+    def gather_metrics(self, metrics: MetricAccumulator) -> MetricAccumulator:
+        return MetricAccumulator.joined(self.ranks.gather(metrics.plain()))
 
     def weights(self) -> dict[str, Tensor]:
         """The whole compute weights on the first rank, nothing on the others."""
@@ -182,7 +231,11 @@ class Sharded:
                 continue
             value = self.full(p)
             if name.endswith(BASE) and (module := modules.get(name.removesuffix(BASE))) is not None:
-                value = merge(value, module, *(self.full(matrix).to(self.compute) for matrix in matrices_of(module)))
+                value = merge(
+                    value,
+                    module,
+                    *(self.full(matrix).to(self.compute) for matrix in matrices_of(module)),
+                )
             yield stock_name(name), value
 
     def full(self, p: Tensor) -> Tensor:
@@ -229,7 +282,9 @@ class ShardedFrozen(Sharded, FrozenPolicy):
 
     def __init__(self, config: Config, loaded: Loaded, ranks: Ranks) -> None:
         loaded.model.requires_grad_(False)
-        self.divide(config, loaded, ranks, lambda *given: FrozenPolicy.forward(self, *given), masters=False)
+        self.divide(
+            config, loaded, ranks, lambda *given: FrozenPolicy.forward(self, *given), masters=False
+        )
         FrozenPolicy.__init__(self, config, loaded)
         self.device = ranks.device
 
@@ -241,26 +296,34 @@ class ShardedPolicy(Sharded, LocalPolicy):
     """The policy, divided over the ranks."""
 
     def __init__(self, config: Config, loaded: Loaded, objective: Objective, ranks: Ranks) -> None:
-        self.divide(config, loaded, ranks, lambda *given: FrozenPolicy.forward(self, *given), masters=True)
+        self.divide(
+            config, loaded, ranks, lambda *given: FrozenPolicy.forward(self, *given), masters=True
+        )
         FrozenPolicy.__init__(self, config, loaded)
         self.device = ranks.device
-        with torch.no_grad():  # FSDP settles types at the first pass, by what needs a gradient then: everything
-            self.forward(idle_pass().to(self.device), torch.zeros(0, dtype=torch.int64, device=self.device), FULL)
+        with (
+            torch.no_grad()
+        ):  # FSDP settles types at the first pass, by what needs a gradient then: everything
+            self.forward(
+                idle_pass().to(self.device),
+                torch.zeros(0, dtype=torch.int64, device=self.device),
+                FULL,
+            )
         LocalPolicy.__init__(self, config, loaded, objective)
         self.device, self.number = ranks.device, ranks.rank
 
     def forward(self, micro: MicroBatch, targets: Tensor, view: View) -> TokenOutputs:
         return self.root(micro, targets, view)
 
-    def make_optimiser(self, scales: dict[str, float]) -> Optimiser:
-        return ShardedOptimiser(self.model, self.config.optimiser, self.ranks, self.compute, scales)
+    def make_optimizer(self, scales: dict[str, float]) -> Optimizer:
+        return ShardedOptimizer(self.model, self.config.optimizer, self.ranks, self.compute, scales)
 
     def update(self, batch: Batch, step: int) -> dict[str, float]:
-        self.moves += 1
+        self.weights_version += 1
         return super().update(batch, step)
 
-    def seen(self) -> dict[str, Tensor]:
-        mine = super().seen()
+    def token_stats(self) -> dict[str, Tensor]:
+        mine = super().token_stats()
         counts = self.whole({name: (~column.isnan()).float() for name, column in mine.items()})
         values = self.whole({name: column.nan_to_num() for name, column in mine.items()})
         return {name: values[name].where(counts[name] > 0, torch.nan) for name in mine}
@@ -269,20 +332,24 @@ class ShardedPolicy(Sharded, LocalPolicy):
         """Everything to be written, whole, on the first rank; nothing on the others."""
         files: list[File] = [
             WeightsFile(self.loaded, self.weights(), Path(folder) / "policy"),
-            TensorsFile(self.optimiser.tensors(), Path(folder) / "optimiser.safetensors"),
+            TensorsFile(self.optimizer.tensors(), Path(folder) / "optimizer.safetensors"),
         ]
         if self.adapted:
-            own = self._on_first((name, self.full(p)) for name, p in adapter_parameters(self.model).items())
+            own = self._on_first(
+                (name, self.full(p)) for name, p in adapter_parameters(self.model).items()
+            )
             files.append(AdapterFile(self.loaded, own, Path(folder) / "adapter"))
         return files
 
     def load(self, folder: str) -> None:
-        self.moves += 1
+        self.weights_version += 1
         if self.adapted:
-            self.take(read_adapter(self.model, Path(folder) / "adapter"), adapter_parameters(self.model))
+            self.take(
+                read_adapter(self.model, Path(folder) / "adapter"), adapter_parameters(self.model)
+            )
         else:
             self.take(read_weights(Path(folder) / "policy"), dict(self.model.named_parameters()))
-        self.optimiser.load(Path(folder) / "optimiser.safetensors")
+        self.optimizer.load(Path(folder) / "optimizer.safetensors")
 
 
 class ShardedBase:
@@ -299,33 +366,40 @@ class ShardedBase:
 class ShardedCritic(Sharded, LocalCritic):
     """The critic, divided over the ranks; its value head computes in float32 as the local one's does."""
 
-    def __init__(self, config: Config, loaded: Loaded, objective: ValueObjective, lr: float, ranks: Ranks) -> None:
+    def __init__(
+        self, config: Config, loaded: Loaded, objective: ValueObjective, lr: float, ranks: Ranks
+    ) -> None:
         self.ranks, self.compute = ranks, DTYPES[config.model.dtype]
         LocalCritic.__init__(self, config, loaded, objective, lr)
 
     def forward(self, micro: MicroBatch) -> Tensor:
         return self.root(micro)
 
-    def make_optimiser(self, body: nn.Module) -> Optimiser:
+    def make_optimizer(self, body: nn.Module) -> Optimizer:
         run = lambda *given: LocalCritic.forward(self, *given).clone()  # noqa: E731
-        self.root = shard_model(self.loaded.model, run, self.ranks, self.compute, masters=True, wide=self.head)
+        self.root = shard_model(
+            self.loaded.model, run, self.ranks, self.compute, masters=True, wide=self.head
+        )
         self.device = self.ranks.device
         with torch.no_grad():
             self.forward(idle_pass().to(self.device))
-        return ShardedOptimiser(body, self.optimiser_config, self.ranks, self.compute)
+        return ShardedOptimizer(body, self.optimizer_config, self.ranks, self.compute)
 
     def files(self, folder: str) -> list[File]:
         head = {name: self.full(p).to("cpu", copy=True) for name, p in self.head.named_parameters()}
         return [
             WeightsFile(self.loaded, self.weights(), Path(folder) / "critic"),
             TensorsFile(head, Path(folder) / "critic" / "value_head.safetensors"),
-            TensorsFile(self.optimiser.tensors(), Path(folder) / "critic_optimiser.safetensors"),
+            TensorsFile(self.optimizer.tensors(), Path(folder) / "critic_optimizer.safetensors"),
         ]
 
     def load(self, folder: str) -> None:
         self.take(read_weights(Path(folder) / "critic"), dict(self.loaded.model.named_parameters()))
-        self.take(load_file(Path(folder) / "critic" / "value_head.safetensors"), dict(self.head.named_parameters()))
-        self.optimiser.load(Path(folder) / "critic_optimiser.safetensors")
+        self.take(
+            load_file(Path(folder) / "critic" / "value_head.safetensors"),
+            dict(self.head.named_parameters()),
+        )
+        self.optimizer.load(Path(folder) / "critic_optimizer.safetensors")
 
 
 def local(tensor: Tensor) -> Tensor:

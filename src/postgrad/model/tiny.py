@@ -22,10 +22,14 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token=PAD))
     tokenizer.pre_tokenizer = Split("", "isolated")  # type: ignore[assignment]
     tokenizer.decoder = Fuse()  # type: ignore[assignment]
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, clean_up_tokenization_spaces=False)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, clean_up_tokenization_spaces=False
+    )
 
 
-def make_tiny(folder: Path, seed: int, layers: int = 2, width: int = 128, heads: int = 4, tied: bool = True) -> Path:
+def make_tiny(
+    folder: Path, seed: int, layers: int = 2, width: int = 128, heads: int = 4, tied: bool = True
+) -> Path:
     """Write the model as a stock Hugging Face folder and return it."""
     tokenizer = tiny_tokenizer()
     pad, end = (tokenizer.get_vocab()[word] for word in (PAD, END))

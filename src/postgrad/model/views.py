@@ -32,7 +32,12 @@ def after(num_blocks: int, norm: str = "none") -> View:
 
 
 def hidden_states(
-    model: nn.Module, ids: Tensor, positions: Tensor, mask: Tensor | None, view: View, packing: Packing | Spread | None = None
+    model: nn.Module,
+    ids: Tensor,
+    positions: Tensor,
+    mask: Tensor | None,
+    view: View,
+    packing: Packing | Spread | None = None,
 ) -> Tensor:
     """(batch, length, width) states that the head reads, of the viewed policy.
 
@@ -41,10 +46,16 @@ def hidden_states(
     """
     extra: dict[str, Any] = {"packing": packing} if packing is not None else {}
     # Always a boolean 4-D mask: it passes through transformers untouched, so every architecture sees the same rule.
-    causal = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device) if packing is not None else _mask_or_causal(mask, ids)
+    causal = (
+        torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device)
+        if packing is not None
+        else _mask_or_causal(mask, ids)
+    )
     decoder: Any = model.base_model
     if view.num_blocks is None:
-        return decoder(input_ids=ids, position_ids=positions, attention_mask=causal, use_cache=False, **extra).last_hidden_state
+        return decoder(
+            input_ids=ids, position_ids=positions, attention_mask=causal, use_cache=False, **extra
+        ).last_hidden_state
     hidden, *rotary = embedded(model, ids, positions)
     return through_blocks(model, hidden, tuple(rotary), view, packing, causal, positions)
 
@@ -70,7 +81,14 @@ def through_blocks(
     decoder: Any = model.base_model
     blocks = check_view(model, view)
     for block in blocks[: view.num_blocks]:
-        hidden = block(hidden, attention_mask=mask, position_embeddings=rotary, position_ids=positions, use_cache=False, **extra)
+        hidden = block(
+            hidden,
+            attention_mask=mask,
+            position_embeddings=rotary,
+            position_ids=positions,
+            use_cache=False,
+            **extra,
+        )
     last = view.num_blocks in (None, len(blocks))  # the full policy always has its norm
     return decoder.norm(hidden) if last or view.norm == "final" else hidden
 
@@ -91,14 +109,18 @@ def check_view(model: nn.Module, view: View) -> nn.ModuleList:
     """The model's blocks; raises ConfigError when the model has another layout or the depth is out of range."""
     decoder: Any = model.base_model
     parts = dict(decoder.named_children())
-    missing = [name for name in ("embed_tokens", "layers", "norm", "rotary_emb") if name not in parts]
+    missing = [
+        name for name in ("embed_tokens", "layers", "norm", "rotary_emb") if name not in parts
+    ]
     if missing:
         raise ConfigError(
             f"{type(model).__name__} has no {missing[0]}; internal policies need embed_tokens, layers, norm, rotary_emb"
         )
     blocks: nn.ModuleList = decoder.layers
     if view.num_blocks is not None and not 1 <= view.num_blocks <= len(blocks):
-        raise ConfigError(f"num_blocks={view.num_blocks} is out of range; {type(model).__name__} has blocks 1..{len(blocks)}")
+        raise ConfigError(
+            f"num_blocks={view.num_blocks} is out of range; {type(model).__name__} has blocks 1..{len(blocks)}"
+        )
     return blocks
 
 

@@ -18,7 +18,13 @@ from torch import Tensor
 from postgrad.errors import ConfigError
 
 KINDS = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-BESIDE = (".json", ".txt", ".jinja", ".model", ".py")  # what a model folder has beside its weights: settings, tokenizer, own code
+BESIDE = (
+    ".json",
+    ".txt",
+    ".jinja",
+    ".model",
+    ".py",
+)  # what a model folder has beside its weights: settings, tokenizer, own code
 INDEX = "model.safetensors.index.json"
 
 
@@ -47,7 +53,9 @@ def read_folder(folder: Path) -> dict[str, Lazy]:
                     part = opened.get_slice(name)
                     kind = KINDS.get(part.get_dtype())
                     if kind is None:
-                        raise ConfigError(f"{file}: {name} is {part.get_dtype()}; only floating-point weights can be exported")
+                        raise ConfigError(
+                            f"{file}: {name} is {part.get_dtype()}; only floating-point weights can be exported"
+                        )
                     out[name] = Lazy(tuple(part.get_shape()), kind, _reader(file, name))
         except (SafetensorError, OSError) as error:
             raise ConfigError(f"{file} cannot be read: {error}") from error
@@ -64,7 +72,9 @@ def _reader(file: Path, name: str) -> Callable[[], Tensor]:
     return read
 
 
-def plan_files(weights: Mapping[str, Lazy], dtype: torch.dtype | None, most: int) -> list[list[str]]:
+def plan_files(
+    weights: Mapping[str, Lazy], dtype: torch.dtype | None, most: int
+) -> list[list[str]]:
     """Names by file, in order: a file is full when one more weight would exceed `most` bytes."""
     files: list[list[str]] = [[]]
     size = 0
@@ -79,20 +89,32 @@ def plan_files(weights: Mapping[str, Lazy], dtype: torch.dtype | None, most: int
 
 
 def write_folder(
-    weights: Mapping[str, Lazy], out: Path, dtype: torch.dtype | None, most: int, progress: Callable[[str], None]
+    weights: Mapping[str, Lazy],
+    out: Path,
+    dtype: torch.dtype | None,
+    most: int,
+    progress: Callable[[str], None],
 ) -> None:
     """Write the weights as safetensors, with an index when there are several files. `dtype` None keeps each weight's type."""
     files = plan_files(weights, dtype, most)
     where: dict[str, str] = {}
     for number, names in enumerate(files, 1):
-        file = "model.safetensors" if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
+        file = (
+            "model.safetensors"
+            if len(files) == 1
+            else f"model-{number:05d}-of-{len(files):05d}.safetensors"
+        )
         tensors: dict[str, Tensor] = {}
         for name in names:
             tensor = weights[name].read()
-            tensors[name] = tensor.to(dtype or tensor.dtype).clone(memory_format=torch.contiguous_format)
+            tensors[name] = tensor.to(dtype or tensor.dtype).clone(
+                memory_format=torch.contiguous_format
+            )
             where[name] = file
         save_file(tensors, out / file, metadata={"format": "pt"})
-        progress(f"{file}: {len(names)} weights, {sum(t.nbytes for t in tensors.values()) / 2**30:.2f} GiB")
+        progress(
+            f"{file}: {len(names)} weights, {sum(t.nbytes for t in tensors.values()) / 2**30:.2f} GiB"
+        )
     if len(files) > 1:
         total = sum(weight.nbytes(dtype) for weight in weights.values())
         index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
@@ -102,10 +124,17 @@ def write_folder(
 def copy_beside(source: Path, out: Path, dtype: torch.dtype | None) -> None:
     """Configuration, tokenizer and the rest of a model folder; a chosen type is written into config.json."""
     for file in sorted(source.iterdir()):
-        if file.is_file() and file.suffix in BESIDE and file.name != INDEX and not file.name.startswith("adapter_"):
+        if (
+            file.is_file()
+            and file.suffix in BESIDE
+            and file.name != INDEX
+            and not file.name.startswith("adapter_")
+        ):
             shutil.copyfile(file, out / file.name)
     file = out / "config.json"
     if dtype is not None and file.is_file():
         settings: dict[str, Any] = json.loads(file.read_text())
         settings.pop("torch_dtype", None)
-        file.write_text(json.dumps(settings | {"dtype": str(dtype).removeprefix("torch.")}, indent=2) + "\n")
+        file.write_text(
+            json.dumps(settings | {"dtype": str(dtype).removeprefix("torch.")}, indent=2) + "\n"
+        )

@@ -19,7 +19,7 @@ SHOWN = (  # metrics of the table, with how they read for people
     ("loss", "loss"),
 )
 TOLD = (  # settings worth a line
-    ("optimiser.lr", "learning rate"),
+    ("optimizer.lr", "learning rate"),
     ("training.problems_per_step", "problems a step"),
     ("rollout.samples", "samples a problem"),
     ("rollout.max_response_tokens", "longest response, tokens"),
@@ -38,7 +38,10 @@ def model_card(name: str, run: Path | None, step: int | None) -> str:
     if run is None:
         return "\n".join([*lines, "A model folder published with Postgrad.", ""])
     at = f" (checkpoint of step {step})" if step is not None else ""
-    lines += [f"Trained with Postgrad's method **{method or 'unknown'}** from `{base or 'an unknown model'}`{at}.", ""]
+    lines += [
+        f"Trained with Postgrad's method **{method or 'unknown'}** from `{base or 'an unknown model'}`{at}.",
+        "",
+    ]
     lines += ["```python", "from transformers import AutoModelForCausalLM, AutoTokenizer", ""]
     lines += [
         f'model = AutoModelForCausalLM.from_pretrained("{name}")',
@@ -47,9 +50,17 @@ def model_card(name: str, run: Path | None, step: int | None) -> str:
         "",
     ]
     lines += ["## Data", "", f"- training: `{_at(config, 'data.train')}`"]
-    lines += [f"- held out: `{_at(config, 'data.validation')}`"] if _at(config, "data.validation") else []
+    lines += (
+        [f"- held out: `{_at(config, 'data.validation')}`"]
+        if _at(config, "data.validation")
+        else []
+    )
     lines += ["", "## Training", ""]
-    lines += [f"- {words}: {value}" for key, words in TOLD if (value := _at(config, key)) not in (None, "", 0)]
+    lines += [
+        f"- {words}: {value}"
+        for key, words in TOLD
+        if (value := _at(config, key)) not in (None, "", 0)
+    ]
     lines += ["", *_metrics(run, step), *_repeat(run)]
     return "\n".join(lines)
 
@@ -92,8 +103,19 @@ def _metrics(run: Path, step: int | None) -> list[str]:
 
 def _repeat(run: Path) -> list[str]:
     text = (run / "config.yaml").read_text() if (run / "config.yaml").is_file() else ""
-    lines = ["## Repeat it", "", "```", "postgrad train config.yaml", "```", "", "<details><summary>config.yaml</summary>", ""]
-    return [*lines, "```yaml", *text.strip().splitlines(), "```", "", "</details>", ""] if text else []
+    lines = [
+        "## Repeat it",
+        "",
+        "```",
+        "postgrad train config.yaml",
+        "```",
+        "",
+        "<details><summary>config.yaml</summary>",
+        "",
+    ]
+    return (
+        [*lines, "```yaml", *text.strip().splitlines(), "```", "", "</details>", ""] if text else []
+    )
 
 
 def _config(run: Path | None) -> dict[str, Any]:

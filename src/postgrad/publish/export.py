@@ -67,9 +67,13 @@ def find_folder(source: str, step: str = "latest") -> Path:
     if (path / "checkpoints").is_dir():
         return _checkpoint(path, step)
     if step != "latest":
-        raise ConfigError(f"step={step} chooses among the checkpoints of a run; {path} is not a run folder")
+        raise ConfigError(
+            f"step={step} chooses among the checkpoints of a run; {path} is not a run folder"
+        )
     if not path.is_dir():
-        raise ConfigError(f"{path}: no such folder; name a run, a checkpoint, a model folder or a folder with verl's shards")
+        raise ConfigError(
+            f"{path}: no such folder; name a run, a checkpoint, a model folder or a folder with verl's shards"
+        )
     return path
 
 
@@ -80,8 +84,12 @@ def _checkpoint(run: Path, step: str) -> Path:
         found = run / "checkpoints" / f"step-{step}"
         found = found if (found / "state.json").is_file() else None
     if found is None:
-        there = sorted(int(p.name.removeprefix("step-")) for p in (run / "checkpoints").glob("step-*"))
-        steps = f"it has steps {', '.join(map(str, there))}" if there else "it has no checkpoint yet"
+        there = sorted(
+            int(p.name.removeprefix("step-")) for p in (run / "checkpoints").glob("step-*")
+        )
+        steps = (
+            f"it has steps {', '.join(map(str, there))}" if there else "it has no checkpoint yet"
+        )
         hint = "; training.keep_best keeps the best" if step == "best" and there else ""
         raise ConfigError(f"{run} has no checkpoint step={step}; {steps}{hint}")
     return found
@@ -97,7 +105,9 @@ def _maker(folder: Path, wanted: Wanted, note: Callable[[str], None]) -> Callabl
     adapter = folder / "adapter" if policy is not folder else folder
     if wanted.lora == "keep":
         if not (adapter / lora.CONFIG).is_file():
-            raise ConfigError(f"lora=keep: {folder} has no adapter; it was not trained with model.lora.rank, so use lora=merge")
+            raise ConfigError(
+                f"lora=keep: {folder} has no adapter; it was not trained with model.lora.rank, so use lora=merge"
+            )
         return lambda out: _keep(adapter, policy, out)
     if lora.is_adapter(str(policy)):
         return lambda out: _merge_adapter(policy, dtype, out)
@@ -134,7 +144,9 @@ def _from_verl(
 ) -> Callable[[Path], None]:
     beside = folder / "huggingface"
     if not (beside / "config.json").is_file():
-        raise ConfigError(f"{folder} has no huggingface/config.json; put the model's configuration and tokenizer there")
+        raise ConfigError(
+            f"{folder} has no huggingface/config.json; put the model's configuration and tokenizer there"
+        )
     note(f"verl's shards in {folder}: {len(verl.shard_files(folder))} ranks")
     weights, adapters = split_adapters(verl.merged(folder))
     if wanted.lora == "keep":
@@ -161,17 +173,24 @@ def split_adapters(weights: Mapping[str, Lazy]) -> tuple[dict[str, Lazy], dict[s
     plain, adapters = {}, {}
     for name, weight in weights.items():
         name = name.removeprefix(lora.PREFIX)
-        (adapters if ".lora_A." in name or ".lora_B." in name else plain)[lora.stock_name(name)] = weight
+        (adapters if ".lora_A." in name or ".lora_B." in name else plain)[lora.stock_name(name)] = (
+            weight
+        )
     return plain, adapters
 
 
-def with_adapters(weights: Mapping[str, Lazy], adapters: Mapping[str, Lazy], scale: float) -> dict[str, Lazy]:
+def with_adapters(
+    weights: Mapping[str, Lazy], adapters: Mapping[str, Lazy], scale: float
+) -> dict[str, Lazy]:
     """The weights with what the adapters add, computed in float32 when read."""
     out = dict(weights)
     for name, first in adapters.items():
         if ".lora_A." not in name:
             continue
-        base, second = name.split(".lora_A.")[0] + ".weight", adapters.get(name.replace(".lora_A.", ".lora_B."))
+        base, second = (
+            name.split(".lora_A.")[0] + ".weight",
+            adapters.get(name.replace(".lora_A.", ".lora_B.")),
+        )
         if base not in out or second is None:
             raise ConfigError(
                 f"the adapter {name} has no {'weight ' + base if base not in out else 'second matrix'} in these shards"
@@ -183,7 +202,9 @@ def with_adapters(weights: Mapping[str, Lazy], adapters: Mapping[str, Lazy], sca
 def _added(base: Lazy, first: Lazy, second: Lazy, scale: float) -> Lazy:
     def read() -> Tensor:
         weight = base.read()
-        return (weight.float() + scale * (second.read().float() @ first.read().float())).to(weight.dtype)
+        return (weight.float() + scale * (second.read().float() @ first.read().float())).to(
+            weight.dtype
+        )
 
     return Lazy(base.shape, base.dtype, read)
 
@@ -195,7 +216,9 @@ def _scale(folder: Path) -> float:
             settings: dict[str, Any] = json.loads((folder / name).read_text())
             if settings.get("r") and settings.get("lora_alpha"):
                 return float(settings["lora_alpha"]) / float(settings["r"])
-    raise ConfigError(f"{folder} holds LoRA adapters, but neither lora_train_meta.json nor lora_adapter/ says their alpha and rank")
+    raise ConfigError(
+        f"{folder} holds LoRA adapters, but neither lora_train_meta.json nor lora_adapter/ says their alpha and rank"
+    )
 
 
 def _expected(beside: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
@@ -206,23 +229,33 @@ def _expected(beside: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(beside))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{beside}/config.json does not make a model: {str(error).splitlines()[0][:200]}") from error
+        raise ConfigError(
+            f"{beside}/config.json does not make a model: {str(error).splitlines()[0][:200]}"
+        ) from error
     model.tie_weights()
     by_parameter = {id(p): name for name, p in model.named_parameters()}
     everything = dict(model.named_parameters(remove_duplicate=False))
-    tied = {name: by_parameter[id(p)] for name, p in everything.items() if by_parameter[id(p)] != name}
-    return {name: tuple(t.shape) for name, t in model.state_dict().items() if name not in tied}, tied
+    tied = {
+        name: by_parameter[id(p)] for name, p in everything.items() if by_parameter[id(p)] != name
+    }
+    return {
+        name: tuple(t.shape) for name, t in model.state_dict().items() if name not in tied
+    }, tied
 
 
 def fitting(
-    weights: Mapping[str, Lazy], expected: tuple[dict[str, tuple[int, ...]], dict[str, str]], folder: Path
+    weights: Mapping[str, Lazy],
+    expected: tuple[dict[str, tuple[int, ...]], dict[str, str]],
+    folder: Path,
 ) -> dict[str, Lazy]:
     """The weights a stock folder holds, in the model's order; each of the others is named. A tied head must equal what it is tied to."""
     shapes, tied = expected
     out = {name: weights[name] for name in shapes if name in weights}
     for name in weights:
         if name not in shapes and name not in tied:
-            raise ConfigError(f"{folder}: {name} is not a weight of the model that huggingface/config.json describes")
+            raise ConfigError(
+                f"{folder}: {name} is not a weight of the model that huggingface/config.json describes"
+            )
     for name in tied.keys() & weights.keys():
         other = tied[name]
         if other in weights and not torch.equal(weights[name].read(), weights[other].read()):
@@ -232,8 +265,12 @@ def fitting(
         if other not in out:
             out[other] = weights[name]
     if missing := [name for name in shapes if name not in out]:
-        raise ConfigError(f"{folder} lacks {len(missing)} weights of the model, the first: {missing[0]}")
+        raise ConfigError(
+            f"{folder} lacks {len(missing)} weights of the model, the first: {missing[0]}"
+        )
     for name, weight in out.items():
         if weight.shape != shapes[name]:
-            raise ConfigError(f"{folder}: {name} is {weight.shape}, the configuration says {shapes[name]}")
+            raise ConfigError(
+                f"{folder}: {name} is {weight.shape}, the configuration says {shapes[name]}"
+            )
     return {name: out[name] for name in shapes}

@@ -19,12 +19,17 @@ from postgrad.publish.card import model_card
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]{0,95}")
 CARD = "README.md"
 WAITS_S = (1.0, 4.0, 15.0)  # between tries when the hub does not answer
-CLIENTS = ("httpx", "httpx2", "requests", "urllib3")  # whichever huggingface_hub speaks through: their errors are the network's
+CLIENTS = (
+    "httpx",
+    "httpx2",
+    "requests",
+    "urllib3",
+)  # whichever huggingface_hub speaks through: their errors are the network's
 SKIPPED = (".partial", ".lock", ".tmp")
 
 
 @dataclass(frozen=True)
-class Parcel:
+class Upload:
     """What is pushed: a folder, and the run and step it comes from, if any."""
 
     folder: Path
@@ -32,45 +37,59 @@ class Parcel:
     step: int | None = None
 
 
-def find_parcel(source: str, step: str, lora: str) -> Parcel:
+def find_parcel(source: str, step: str, lora: str) -> Upload:
     """The folder a word means: of a run or checkpoint its policy (or adapter), else the folder itself. Raises ConfigError."""
     path = Path(source).expanduser()
     if (path / "config.json").is_file() or (path / "adapter_config.json").is_file():
         if step != "latest":
-            raise ConfigError(f"step={step} chooses among the checkpoints of a run; {path} is a model folder")
+            raise ConfigError(
+                f"step={step} chooses among the checkpoints of a run; {path} is a model folder"
+            )
         parent = path.parent
         ours = path.name in ("policy", "adapter") and (parent / "state.json").is_file()
-        return _of_checkpoint(parent, path) if ours else Parcel(path)
+        return _of_checkpoint(parent, path) if ours else Upload(path)
     from postgrad.publish.export import find_folder
 
     found = find_folder(source, step)
     inside = found / ("adapter" if lora == "keep" else "policy")
     if not inside.is_dir():
         if lora == "keep" and (found / "policy").is_dir():
-            raise ConfigError(f"lora=keep: {found} has no adapter; it was not trained with model.lora.rank, so use lora=merge")
-        raise ConfigError(f"{path} is no run, checkpoint or model folder; postgrad export makes one of verl's shards")
+            raise ConfigError(
+                f"lora=keep: {found} has no adapter; it was not trained with model.lora.rank, so use lora=merge"
+            )
+        raise ConfigError(
+            f"{path} is no run, checkpoint or model folder; postgrad export makes one of verl's shards"
+        )
     return _of_checkpoint(found, inside)
 
 
-def _of_checkpoint(checkpoint: Path, folder: Path) -> Parcel:
+def _of_checkpoint(checkpoint: Path, folder: Path) -> Upload:
     run = checkpoint.resolve().parent.parent
     number = checkpoint.resolve().name.removeprefix("step-")
-    return Parcel(folder, run if (run / "config.yaml").is_file() else None, int(number) if number.isdigit() else None)
+    return Upload(
+        folder,
+        run if (run / "config.yaml").is_file() else None,
+        int(number) if number.isdigit() else None,
+    )
 
 
-def push(parcel: Parcel, name: str, private: bool, note: Callable[[str], None]) -> str:
+def push(parcel: Upload, name: str, private: bool, note: Callable[[str], None]) -> str:
     """Upload the folder as `user/name` and return its address. A README.md of its own stays; else a card is written from the run.
 
     Raises: ConfigError for a name, a token or rights that do not do; RunError when the hub does not answer.
     """
     if not NAME.fullmatch(name):
-        raise ConfigError(f"{name!r} is no name on a hub; write user/name, letters, digits, - _ and . only")
+        raise ConfigError(
+            f"{name!r} is no name on a hub; write user/name, letters, digits, - _ and . only"
+        )
     from huggingface_hub import CommitOperationAdd, HfApi, get_token
     from huggingface_hub.utils import disable_progress_bars
 
     if not sys.stderr.isatty():
         disable_progress_bars()
-    files = sorted(p for p in parcel.folder.rglob("*") if p.is_file() and not p.name.endswith(SKIPPED))
+    files = sorted(
+        p for p in parcel.folder.rglob("*") if p.is_file() and not p.name.endswith(SKIPPED)
+    )
     token = get_token()
     if not token:
         raise ConfigError("no token for the hub; set HF_TOKEN, or run: hf auth login")
@@ -84,7 +103,9 @@ def push(parcel: Parcel, name: str, private: bool, note: Callable[[str], None]) 
     def send() -> Any:
         api.create_repo(name, private=private, exist_ok=True)
         # An operation remembers that it was committed, so each try has its own.
-        operations = [CommitOperationAdd(p.relative_to(parcel.folder).as_posix(), str(p)) for p in files]
+        operations = [
+            CommitOperationAdd(p.relative_to(parcel.folder).as_posix(), str(p)) for p in files
+        ]
         operations += [CommitOperationAdd(CARD, card.encode())] if card is not None else []
         message = "Postgrad" if parcel.run is None else f"{parcel.run.name}, step {parcel.step}"
         return api.create_commit(name, operations, commit_message=message)
@@ -101,7 +122,9 @@ def _patiently(send: Callable[[], Any], name: str, note: Callable[[str], None]) 
         try:
             return send()
         except OfflineModeIsEnabled as error:
-            raise ConfigError("HF_HUB_OFFLINE=1 keeps the hub out of reach; unset it to push") from error
+            raise ConfigError(
+                "HF_HUB_OFFLINE=1 keeps the hub out of reach; unset it to push"
+            ) from error
         except HfHubHTTPError as error:
             status = error.response.status_code if error.response is not None else 0
             _refuse(status, name, str(error))
@@ -110,11 +133,16 @@ def _patiently(send: Callable[[], Any], name: str, note: Callable[[str], None]) 
             said = next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
             if isinstance(error, ValueError):
                 raise RunError(f"the hub's answer cannot be used: {said}") from error
-            if not isinstance(error, OSError) and type(error).__module__.partition(".")[0] not in CLIENTS:
+            if (
+                not isinstance(error, OSError)
+                and type(error).__module__.partition(".")[0] not in CLIENTS
+            ):
                 raise
             reason = said
         if wait is None:
-            raise RunError(f"{name} was not pushed: {reason}; the same command goes on, files that arrived are not sent again")
+            raise RunError(
+                f"{name} was not pushed: {reason}; the same command goes on, files that arrived are not sent again"
+            )
         note(f"{reason}; trying again in {wait:g} s")
         time.sleep(wait)
     raise AssertionError("the last try returns or raises")
@@ -123,9 +151,13 @@ def _patiently(send: Callable[[], Any], name: str, note: Callable[[str], None]) 
 def _refuse(status: int, name: str, said: str) -> None:
     """Answers that another try would not change."""
     if status == 401:
-        raise ConfigError("the hub does not know the token (401); make a new one, then set HF_TOKEN or run: hf auth login")
+        raise ConfigError(
+            "the hub does not know the token (401); make a new one, then set HF_TOKEN or run: hf auth login"
+        )
     if status == 403:
-        raise ConfigError(f"the token may not write to {name} (403); use one with write access, or a name of your own")
+        raise ConfigError(
+            f"the token may not write to {name} (403); use one with write access, or a name of your own"
+        )
     if 400 <= status < 500 and status not in (408, 409, 425, 429):
         reason = next((line.strip() for line in said.splitlines() if line.strip()), "")
         raise ConfigError(f"the hub refuses {name} ({status}): {reason[:200]}")

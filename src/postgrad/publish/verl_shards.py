@@ -19,7 +19,11 @@ from postgrad.errors import ConfigError
 from postgrad.model.weights import Lazy
 
 SHARD = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")
-WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")  # what wrapping adds to names
+WRAPPERS = (
+    "_fsdp_wrapped_module.",
+    "_checkpoint_wrapped_module.",
+    "_orig_mod.",
+)  # what wrapping adds to names
 
 
 # ---- what the pickles hold
@@ -65,7 +69,9 @@ class Part(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     def __setstate__(self, state: Any) -> None:
-        if isinstance(state, tuple) and len(state) == 5:  # ShardedTensor: shards, metadata, process group, spec, remote references
+        if (
+            isinstance(state, tuple) and len(state) == 5
+        ):  # ShardedTensor: shards, metadata, process group, spec, remote references
             self._local_shards, self._metadata = state[:2]
             return
         for part in state if isinstance(state, tuple) else (state,):
@@ -118,7 +124,9 @@ def read_shard(file: Path) -> dict[str, Any]:
         with _stand_ins():
             found = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # torch raises many kinds: a cut zip, a class that is not allowed, a file that is no pickle
-        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        reason = next(
+            (line for line in str(error).splitlines() if line.strip()), type(error).__name__
+        )
         raise ConfigError(f"{file} cannot be read as weights: {reason.strip()[:200]}") from error
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
         raise ConfigError(f"{file} holds no weights by name but a {type(found).__name__}")
@@ -131,7 +139,9 @@ def read_shard(file: Path) -> dict[str, Any]:
 def find_shards(path: Path) -> Path | None:
     """The folder with verl's shards that a path means: itself, its actor/, or that of the latest step; None when there are none."""
     pointer = path / "latest_checkpointed_iteration.txt"
-    named = [path / f"global_step_{pointer.read_text().strip()}" / "actor"] if pointer.is_file() else []
+    named = (
+        [path / f"global_step_{pointer.read_text().strip()}" / "actor"] if pointer.is_file() else []
+    )
     for folder in (path, path / "actor", *named):
         if folder.is_dir() and any(SHARD.fullmatch(file.name) for file in folder.iterdir()):
             return folder
@@ -146,7 +156,9 @@ def shard_files(folder: Path) -> list[Path]:
             found.setdefault(int(match[1]), {})[int(match[2])] = file
     if len(found) > 1:
         sizes = " and ".join(map(str, sorted(found)))
-        raise ConfigError(f"{folder} has shards of world sizes {sizes}; remove those that are not of this checkpoint")
+        raise ConfigError(
+            f"{folder} has shards of world sizes {sizes}; remove those that are not of this checkpoint"
+        )
     ((size, ranks),) = found.items()
     missing = sorted(set(range(size)) - set(ranks))
     if missing:
@@ -170,7 +182,9 @@ def merged(folder: Path) -> dict[str, Lazy]:
     for file, state in zip(files, states, strict=True):
         if state.keys() != states[0].keys():
             odd = sorted(state.keys() ^ states[0].keys())[0]
-            raise ConfigError(f"{file} and {files[0].name} have different weights; {odd!r} is in only one of them")
+            raise ConfigError(
+                f"{file} and {files[0].name} have different weights; {odd!r} is in only one of them"
+            )
     out: dict[str, Lazy] = {}
     for name in states[0]:
         parts = [state[name] for state in states]
@@ -186,7 +200,10 @@ def plain_name(name: str) -> str:
 
 def _lazy(folder: Path, name: str, parts: list[Any]) -> Lazy:
     where = f"{folder}: {name}"
-    kinds = {("dtensor" if hasattr(p, "_spec") else "sharded") if isinstance(p, Part) else "plain" for p in parts}
+    kinds = {
+        ("dtensor" if hasattr(p, "_spec") else "sharded") if isinstance(p, Part) else "plain"
+        for p in parts
+    }
     if len(kinds) > 1 or not all(isinstance(p, Tensor) for p in parts):
         raise ConfigError(f"{where} is not the same kind of tensor on all ranks")
     if kinds == {"plain"}:
@@ -196,7 +213,9 @@ def _lazy(folder: Path, name: str, parts: list[Any]) -> Lazy:
 
 def _replicated(where: str, parts: list[Tensor]) -> Lazy:
     if len({(tuple(p.shape), p.dtype) for p in parts}) > 1:
-        raise ConfigError(f"{where} has different shapes on different ranks and does not say how it was cut")
+        raise ConfigError(
+            f"{where} has different shapes on different ranks and does not say how it was cut"
+        )
 
     def read() -> Tensor:
         if not all(torch.equal(parts[0], p) for p in parts[1:]):
@@ -209,7 +228,11 @@ def _replicated(where: str, parts: list[Tensor]) -> Lazy:
 def _from_dtensors(where: str, parts: list[Any]) -> Lazy:
     spec = parts[0]._spec
     shape = tuple(_attribute(spec.tensor_meta, "shape", 0))
-    names = getattr(spec.mesh, "mesh_dim_names", None) or getattr(spec.mesh, "_mesh_dim_names", None) or ()
+    names = (
+        getattr(spec.mesh, "mesh_dim_names", None)
+        or getattr(spec.mesh, "_mesh_dim_names", None)
+        or ()
+    )
     rules = [tuple(p._spec.placements) for p in parts]
     if any(_described(rule) != _described(rules[0]) for rule in rules):
         raise ConfigError(f"{where} is cut in different ways on different ranks")
@@ -243,14 +266,18 @@ def _from_sharded(where: str, parts: list[Any]) -> Lazy:
         if offsets[0] != at:
             raise ConfigError(f"{where}: rows {at} to {offsets[0] - 1} are in no shard")
         at += len(piece)
-    return _joined(where, shape, 0, [piece for _, piece in sorted(pieces.items(), key=lambda item: item[0])])
+    return _joined(
+        where, shape, 0, [piece for _, piece in sorted(pieces.items(), key=lambda item: item[0])]
+    )
 
 
 def _joined(where: str, shape: tuple[int, ...], dim: int, parts: list[Tensor]) -> Lazy:
     real = [p for p in parts if p.numel()] or parts[:1]  # a rank beyond the last row holds nothing
     kinds = {p.dtype for p in parts}
     if len(kinds) > 1:
-        raise ConfigError(f"{where} has different types on different ranks: {', '.join(sorted(map(str, kinds)))}")
+        raise ConfigError(
+            f"{where} has different types on different ranks: {', '.join(sorted(map(str, kinds)))}"
+        )
     found = [p.shape[dim] for p in real]
     others = [tuple(p.shape[:dim] + p.shape[dim + 1 :]) for p in real]
     if sum(found) != shape[dim] or any(other != shape[:dim] + shape[dim + 1 :] for other in others):
@@ -260,7 +287,10 @@ def _joined(where: str, shape: tuple[int, ...], dim: int, parts: list[Tensor]) -
 
 
 def _described(rule: tuple[Any, ...]) -> list[tuple[str, Any]]:
-    return [(type(one).__name__, _attribute(one, "dim", 0) if isinstance(one, Cut) else None) for one in rule]
+    return [
+        (type(one).__name__, _attribute(one, "dim", 0) if isinstance(one, Cut) else None)
+        for one in rule
+    ]
 
 
 def _attribute(held: Any, name: str, place: int) -> Any:
@@ -274,9 +304,15 @@ def _first_copy(where: str, parts: list[Any]) -> list[Any]:
     """Of weights that are both copied and cut, the parts of the first copy, in order."""
     meshes = [part._spec.mesh for part in parts]
     places = [getattr(mesh, "_coordinate_on_dim", None) for mesh in meshes]
-    known = [(place[0], place[1], part) for place, part in zip(places, parts, strict=True) if place is not None and len(place) == 2]
+    known = [
+        (place[0], place[1], part)
+        for place, part in zip(places, parts, strict=True)
+        if place is not None and len(place) == 2
+    ]
     if len(known) == len(parts):
         return [part for copy, _, part in sorted(known, key=lambda one: one[1]) if copy == 0]
     if isinstance(table := getattr(meshes[0], "mesh", None), Tensor) and table.dim() == 2:
         return [parts[rank] for rank in table[0].tolist()]
-    raise ConfigError(f"{where}: how {len(parts)} ranks were laid out in two dimensions cannot be read from these shards")
+    raise ConfigError(
+        f"{where}: how {len(parts)} ranks were laid out in two dimensions cannot be read from these shards"
+    )

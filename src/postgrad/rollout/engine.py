@@ -31,7 +31,9 @@ class Sampling:
     stop: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stop", tuple(self.stop))  # a list where it has crossed a process boundary
+        object.__setattr__(
+            self, "stop", tuple(self.stop)
+        )  # a list where it has crossed a process boundary
 
     @property
     def filters(self) -> bool:
@@ -42,7 +44,14 @@ class Sampling:
 def sampling_of(rollout: RolloutConfig, temperature: float | None = None) -> Sampling:
     """A run's sampling, at another temperature where one is given."""
     chosen = rollout.temperature if temperature is None else temperature
-    return Sampling(chosen, rollout.max_response_tokens, rollout.top_p, rollout.top_k, rollout.min_p, tuple(rollout.stop or ()))
+    return Sampling(
+        chosen,
+        rollout.max_response_tokens,
+        rollout.top_p,
+        rollout.top_k,
+        rollout.min_p,
+        tuple(rollout.stop or ()),
+    )
 
 
 @dataclass(frozen=True)
@@ -89,7 +98,11 @@ class Completion:
     @property
     def own_tokens(self) -> list[int]:
         """What the policy wrote."""
-        return self.tokens if self.written is None else [token for token, own in zip(self.tokens, self.written, strict=True) if own]
+        return (
+            self.tokens
+            if self.written is None
+            else [token for token, own in zip(self.tokens, self.written, strict=True) if own]
+        )
 
 
 class Engine(Protocol):

@@ -23,8 +23,14 @@ class FakeEngine:
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
         self.asked += requests
-        return [[self._complete(r, seed, limit_of(r, sampling)) for seed in r.seeds] for r in requests]
+        return [
+            [self._complete(r, seed, limit_of(r, sampling)) for seed in r.seeds] for r in requests
+        ]
 
     def _complete(self, request: Request, seed: int, limit: int) -> Completion:
         tokens = self.reply(request.prompt, seed)
-        return Completion(tokens[:limit], [0.0] * min(limit, len(tokens)), "length" if len(tokens) > limit else "stop")
+        return Completion(
+            tokens[:limit],
+            [0.0] * min(limit, len(tokens)),
+            "length" if len(tokens) > limit else "stop",
+        )

@@ -14,7 +14,14 @@ from torch import Tensor
 
 from postgrad.config.schema import RolloutConfig
 from postgrad.model.load import Loaded, stop_ids
-from postgrad.rollout.engine import Completion, Request, Sampling, check_room, limit_of, take_weights
+from postgrad.rollout.engine import (
+    Completion,
+    Request,
+    Sampling,
+    check_room,
+    limit_of,
+    take_weights,
+)
 from postgrad.rollout.native.sampling import RowRandom, pick
 from postgrad.rollout.stops import StopStrings
 
@@ -25,7 +32,11 @@ class HfEngine:
     shares_weights = True
 
     def __init__(self, loaded: Loaded, config: RolloutConfig) -> None:
-        self.model, self.tokenizer, self.max_rows = loaded.model, loaded.tokenizer, config.max_rows or 256
+        self.model, self.tokenizer, self.max_rows = (
+            loaded.model,
+            loaded.tokenizer,
+            config.max_rows or 256,
+        )
         self.device = next(self.model.parameters()).device
         self.stop = stop_ids(loaded)
         self.max_context = int(self.model.config.get_text_config().max_position_embeddings)
@@ -46,17 +57,27 @@ class HfEngine:
 
     def _continue(self, request: Request, sampling: Sampling) -> list[Completion]:
         parts = range(0, len(request.seeds), self.max_rows)
-        return [done for start in parts for done in self._rows(request, request.seeds[start : start + self.max_rows], sampling)]
+        return [
+            done
+            for start in parts
+            for done in self._rows(request, request.seeds[start : start + self.max_rows], sampling)
+        ]
 
     def _rows(self, request: Request, seeds: Sequence[int], sampling: Sampling) -> list[Completion]:
         limit = limit_of(request, sampling)
         prompt = torch.tensor(request.prompt, device=self.device).expand(len(seeds), -1)
         choice = _Choice(seeds, sampling)
         ids = self.model.generate(
-            input_ids=prompt, attention_mask=torch.ones_like(prompt), logits_processor=[choice], max_new_tokens=limit
+            input_ids=prompt,
+            attention_mask=torch.ones_like(prompt),
+            logits_processor=[choice],
+            max_new_tokens=limit,
         )[:, prompt.shape[1] :]
         logprobs = torch.stack(choice.logprobs, 1).tolist()
-        return [self._completion(tokens, own) for tokens, own in zip(ids.tolist(), logprobs, strict=True)]
+        return [
+            self._completion(tokens, own)
+            for tokens, own in zip(ids.tolist(), logprobs, strict=True)
+        ]
 
     def _completion(self, tokens: list[int], logprobs: list[float]) -> Completion:
         """A row as far as its stop token; what generate appends while others go on is padding."""
@@ -89,6 +110,8 @@ class _Choice:
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Any:
         uniforms = np.concatenate([random.numbers(1) for random in self.random])
-        tokens, logprobs = pick(scores.float(), torch.from_numpy(uniforms).to(scores.device), self.sampling)
+        tokens, logprobs = pick(
+            scores.float(), torch.from_numpy(uniforms).to(scores.device), self.sampling
+        )
         self.logprobs.append(logprobs)
         return torch.full_like(scores, -torch.inf).scatter(1, tokens[:, None], 0.0)

@@ -65,8 +65,15 @@ class Address:
             port = parts.port
         except ValueError:
             port = -1
-        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1 or not parts.fragment:
-            raise ConfigError(f"{text} is not a model behind a server; write it as http://host:8000/v1#model")
+        if (
+            parts.scheme not in ("http", "https")
+            or not parts.hostname
+            or port == -1
+            or not parts.fragment
+        ):
+            raise ConfigError(
+                f"{text} is not a model behind a server; write it as http://host:8000/v1#model"
+            )
         return Address(f"{parts.scheme}://{parts.netloc}{parts.path}".rstrip("/"), parts.fragment)
 
 
@@ -83,13 +90,19 @@ class Server:
         try:
             answer = self.call("GET", "/models", None, time.monotonic() + min(START_S, self.wait_s))
         except (RunError, Refused) as error:
-            reason = f"answers {error.status}: {error}" if isinstance(error, Refused) else str(error)
-            raise ConfigError(f"{self.address.url} {reason}; start the server there, or give another address") from error
+            reason = (
+                f"answers {error.status}: {error}" if isinstance(error, Refused) else str(error)
+            )
+            raise ConfigError(
+                f"{self.address.url} {reason}; start the server there, or give another address"
+            ) from error
         finally:
             self._drop()
         models = {str(m.get("id")): m for m in _entries(answer, "data")}
         if models and self.address.model not in models:
-            raise ConfigError(f"{self.address.url} has no model {self.address.model}; {did_you_mean(self.address.model, models)}")
+            raise ConfigError(
+                f"{self.address.url} has no model {self.address.model}; {did_you_mean(self.address.model, models)}"
+            )
         length = models.get(self.address.model, {}).get("max_model_len")
         return length if isinstance(length, int) else None
 
@@ -107,7 +120,9 @@ class Server:
                 stop.set()
                 raise
 
-        with ThreadPoolExecutor(max(1, min(self.concurrency, len(items))), thread_name_prefix="http") as pool:
+        with ThreadPoolExecutor(
+            max(1, min(self.concurrency, len(items))), thread_name_prefix="http"
+        ) as pool:
             futures = [pool.submit(one, item) for item in items]
         while self._opened:
             self._opened.pop().close()
@@ -143,7 +158,9 @@ class Server:
             f"did not answer {method} {self.address.url}{path} within {waited:.0f} s and {tries} tries (the last: {trouble})"
         )
 
-    def _once(self, method: str, path: str, body: dict[str, Any] | None, left_s: float) -> tuple[int, Any]:
+    def _once(
+        self, method: str, path: str, body: dict[str, Any] | None, left_s: float
+    ) -> tuple[int, Any]:
         connection = self._connection(left_s)
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if key := os.environ.get("POSTGRAD_API_KEY"):
@@ -166,7 +183,11 @@ class Server:
         found: http.client.HTTPConnection | None = getattr(self._local, "connection", None)
         if found is None:
             parts = urlsplit(self.address.url)
-            kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+            kind = (
+                http.client.HTTPSConnection
+                if parts.scheme == "https"
+                else http.client.HTTPConnection
+            )
             found = self._local.connection = kind(parts.hostname or "", parts.port, timeout=left_s)
             self._opened.append(found)
         found.timeout = left_s
@@ -188,30 +209,43 @@ class HttpEngine:
 
     shares_weights = False
 
-    def __init__(self, address: Address, text: Text, wait_s: float = 600.0, concurrency: int = 32) -> None:
+    def __init__(
+        self, address: Address, text: Text, wait_s: float = 600.0, concurrency: int = 32
+    ) -> None:
         self.server, self.text = Server(address, wait_s, concurrency), text
         self.max_context = self.server.check()
         self.takes_ids = True
         self.more: dict[str, Any] = {}  # goes with every call by token ids
 
     def publish(self, weights: dict[str, Tensor]) -> None:
-        raise RunError(f"{self.server.address.url} cannot take new weights; use a server for models that stay as they are")
+        raise RunError(
+            f"{self.server.address.url} cannot take new weights; use a server for models that stay as they are"
+        )
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
         """One call for each seed, so that every continuation has its own; the order is that of the requests."""
         for request in requests:
-            if self.max_context is not None and len(request.prompt) + limit_of(request, sampling) > self.max_context:
+            if (
+                self.max_context is not None
+                and len(request.prompt) + limit_of(request, sampling) > self.max_context
+            ):
                 raise RunError(
                     f"a prompt of {len(request.prompt)} tokens and {limit_of(request, sampling)} new ones exceed the context of "
                     f"{self.max_context} at {self.server.address.url}; lower the number of new tokens"
                 )
         calls = [(request, seed) for request in requests for seed in request.seeds]
         done = iter(
-            self.server.each(lambda call, deadline: self._continue(call[0], call[1], sampling, deadline), calls, "a generation")
+            self.server.each(
+                lambda call, deadline: self._continue(call[0], call[1], sampling, deadline),
+                calls,
+                "a generation",
+            )
         )
         return [[next(done) for _ in request.seeds] for request in requests]
 
-    def _continue(self, request: Request, seed: int, sampling: Sampling, deadline: float) -> Completion:
+    def _continue(
+        self, request: Request, seed: int, sampling: Sampling, deadline: float
+    ) -> Completion:
         """By token ids first; a server that refuses those gets text, then and from then on."""
         refusals: list[Refused] = []
         for as_ids in (True, False) if self.takes_ids else (False,):
@@ -226,15 +260,25 @@ class HttpEngine:
                 self.takes_ids = False
             return done
         said = "; then, as text, ".join(f"{error.status}: {error}" for error in refusals)
-        raise RunError(f"{self.server.address.url} refused a completion of model {self.server.address.model} with {said}")
+        raise RunError(
+            f"{self.server.address.url} refused a completion of model {self.server.address.model} with {said}"
+        )
 
-    def _ask(self, request: Request, seed: int, sampling: Sampling, deadline: float, as_ids: bool) -> Completion:
-        body = _sampling_body(self.server.address.model, sampling, seed, limit_of(request, sampling))
+    def _ask(
+        self, request: Request, seed: int, sampling: Sampling, deadline: float, as_ids: bool
+    ) -> Completion:
+        body = _sampling_body(
+            self.server.address.model, sampling, seed, limit_of(request, sampling)
+        )
         if sampling.stop:
             body |= {"stop": list(sampling.stop), "include_stop_str_in_output": True}
         if as_ids:  # the names of vLLM and SGLang beyond OpenAI's
             filters = {"top_k": sampling.top_k or -1, "min_p": sampling.min_p}
-            ids = {"return_token_ids": True, "return_tokens_as_token_ids": True, "skip_special_tokens": False}
+            ids = {
+                "return_token_ids": True,
+                "return_tokens_as_token_ids": True,
+                "skip_special_tokens": False,
+            }
             body |= {"prompt": list(request.prompt), "logprobs": 0, **filters, **ids, **self.more}
         else:
             if sampling.top_k or sampling.min_p or sampling.stop:
@@ -242,7 +286,9 @@ class HttpEngine:
                     f"{self.server.address.url} takes text only, and has no top_k, min_p or stop that keeps tokens; remove them"
                 )
             body["prompt"] = self.text.decode_raw(request.prompt)
-        choice = _choice(self.server.call("POST", "/completions", body, deadline), self.server.address.url)
+        choice = _choice(
+            self.server.call("POST", "/completions", body, deadline), self.server.address.url
+        )
         return self._completion(choice)
 
     def _completion(self, choice: dict[str, Any]) -> Completion:
@@ -251,9 +297,17 @@ class HttpEngine:
         ids = choice.get("token_ids")
         if not ids:
             named = [str(token) for token in logprobs.get("tokens") or []]
-            ids = [int(n[9:]) for n in named] if named and all(n.startswith("token_id:") for n in named) else None
+            ids = (
+                [int(n[9:]) for n in named]
+                if named and all(n.startswith("token_id:") for n in named)
+                else None
+            )
         if not ids:
-            return Completion(self.text.encode_response(str(choice.get("text", "")), with_end=finish == "stop"), [], finish)
+            return Completion(
+                self.text.encode_response(str(choice.get("text", "")), with_end=finish == "stop"),
+                [],
+                finish,
+            )
         values = [float(value) for value in logprobs.get("token_logprobs") or []]
         return Completion([int(i) for i in ids], values if len(values) == len(ids) else [], finish)
 
@@ -265,15 +319,23 @@ class HttpChat:
         self.server = Server(address, wait_s, concurrency)
         self.server.check()
 
-    def reply(self, chats: Sequence[list[dict[str, str]]], sampling: Sampling, seeds: Sequence[int]) -> list[str | Failure]:
+    def reply(
+        self, chats: Sequence[list[dict[str, str]]], sampling: Sampling, seeds: Sequence[int]
+    ) -> list[str | Failure]:
         """The answer to each list of messages; a Failure for one that the server refuses."""
 
         def one(item: tuple[list[dict[str, str]], int], deadline: float) -> str | Failure:
-            body = _sampling_body(self.server.address.model, sampling, item[1], sampling.max_new_tokens)
+            body = _sampling_body(
+                self.server.address.model, sampling, item[1], sampling.max_new_tokens
+            )
             try:
-                answer = self.server.call("POST", "/chat/completions", body | {"messages": item[0]}, deadline)
+                answer = self.server.call(
+                    "POST", "/chat/completions", body | {"messages": item[0]}, deadline
+                )
             except Refused as error:
-                return Failure("judge", f"{self.server.address.url} answered {error.status}: {error}")
+                return Failure(
+                    "judge", f"{self.server.address.url} answered {error.status}: {error}"
+                )
             message = _choice(answer, self.server.address.url).get("message") or {}
             return str(message.get("content") or "")
 
@@ -281,8 +343,16 @@ class HttpChat:
 
 
 def _sampling_body(model: str, sampling: Sampling, seed: int, limit: int) -> dict[str, Any]:
-    common = {"model": model, "max_tokens": limit, "temperature": sampling.temperature, "top_p": sampling.top_p}
-    return common | {"n": 1, "seed": seed - 2**64 if seed >= 2**63 else seed}  # servers keep seeds in 64 bits with a sign
+    common = {
+        "model": model,
+        "max_tokens": limit,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+    }
+    return common | {
+        "n": 1,
+        "seed": seed - 2**64 if seed >= 2**63 else seed,
+    }  # servers keep seeds in 64 bits with a sign
 
 
 def _choice(answer: Any, url: str) -> dict[str, Any]:
@@ -301,5 +371,8 @@ def _entries(answer: Any, name: str) -> list[dict[str, Any]]:
 def _reason(answer: Any) -> str:
     """The words in an error's body, whichever of the usual shapes it has."""
     while isinstance(answer, dict):
-        answer = next((answer[key] for key in ("error", "message", "detail") if answer.get(key)), json.dumps(answer))
+        answer = next(
+            (answer[key] for key in ("error", "message", "detail") if answer.get(key)),
+            json.dumps(answer),
+        )
     return " ".join(str(answer).split())[:300]

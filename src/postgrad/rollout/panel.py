@@ -11,10 +11,12 @@ from torch import Tensor
 
 from postgrad.problem import Failure, Problem
 from postgrad.rollout.engine import Completion, Sampling, trajectory_seed
-from postgrad.rollout.generator import Speaker
+from postgrad.rollout.generator import Generator
 from postgrad.rollout.respond import Judge
 
-Texts = list[list[str | None]]  # of each row: member after member, sample after sample; None where nothing was written
+Texts = list[
+    list[str | None]
+]  # of each row: member after member, sample after sample; None where nothing was written
 
 
 class Panel:
@@ -31,7 +33,7 @@ class Panel:
     def __init__(
         self,
         name: str,
-        speakers: Sequence[Speaker],
+        speakers: Sequence[Generator],
         starts: Sequence[str],
         ends: Sequence[str],
         sampling: Sampling,
@@ -40,7 +42,9 @@ class Panel:
     ) -> None:
         self.name, self.speakers, self.starts, self.ends = name, speakers, starts, ends
         self.sampling, self.num_samples, self.seed = sampling, num_samples, seed
-        self.alone: dict[str, list[float]] = {}  # what each member earns without a thought, by the problem's uid
+        self.alone: dict[
+            str, list[float]
+        ] = {}  # what each member earns without a thought, by the problem's uid
 
     def ask(
         self,
@@ -58,11 +62,26 @@ class Panel:
         written: list[Completion] = []
         for k, speaker in enumerate(self.speakers):
             asked = zip(problems, thoughts, targets, strict=True)
-            prompts = [[] if thought is None else self.prompt(k, problem, thought, target) for problem, thought, target in asked]
+            prompts = [
+                [] if thought is None else self.prompt(k, problem, thought, target)
+                for problem, thought, target in asked
+            ]
             whose = [f"{self.name}/{name}/{k}" for name in names]
-            seeds = [[trajectory_seed(self.seed, step, one, sample) for sample in range(self.num_samples)] for one in whose]
-            for row, said in zip(texts, speaker.say(prompts, seeds, self.sampling), strict=True):
-                row += [None] * self.num_samples if said is None else [speaker.prompts.decode(one.tokens) for one in said]
+            seeds = [
+                [
+                    trajectory_seed(self.seed, step, one, sample)
+                    for sample in range(self.num_samples)
+                ]
+                for one in whose
+            ]
+            for row, said in zip(
+                texts, speaker.generate(prompts, seeds, self.sampling), strict=True
+            ):
+                row += (
+                    [None] * self.num_samples
+                    if said is None
+                    else [speaker.prompts.decode(one.tokens) for one in said]
+                )
                 written += said or []
         count = max(1, len(written))
         metrics = {
@@ -78,11 +97,20 @@ class Panel:
         if target.uid == problem.uid:
             return prompts.encode_begun(problem, self.starts[k], thought, self.ends[k])
         turn = {"role": "assistant", "content": thought}
-        return prompts.encode(replace(problem, uid="", messages=(*problem.messages, turn, *target.messages)))
+        return prompts.encode(
+            replace(problem, uid="", messages=(*problem.messages, turn, *target.messages))
+        )
 
-    def judge(self, judge: Judge, problems: Sequence[Problem], texts: Texts) -> tuple[Tensor, list[str]]:
+    def judge(
+        self, judge: Judge, problems: Sequence[Problem], texts: Texts
+    ) -> tuple[Tensor, list[str]]:
         """(rows, members, samples) scores, NaN where there is no text; and for each row why one could not be judged, or ""."""
-        said = [(i, j, text) for i, row in enumerate(texts) for j, text in enumerate(row) if text is not None]
+        said = [
+            (i, j, text)
+            for i, row in enumerate(texts)
+            for j, text in enumerate(row)
+            if text is not None
+        ]
         scores = torch.full((len(texts), len(self.speakers) * self.num_samples), torch.nan)
         reasons = [""] * len(texts)
         found = judge.score([problems[i] for i, _, _ in said], [text for _, _, text in said])
@@ -93,18 +121,34 @@ class Panel:
                 scores[i, j] = verdict.value
         return scores.view(len(texts), len(self.speakers), self.num_samples), reasons
 
-    def judge_alone(self, judge: Judge, problems: Sequence[Problem], unanswered: float, again: bool) -> tuple[Tensor, list[str]]:
+    def judge_alone(
+        self, judge: Judge, problems: Sequence[Problem], no_output_score: float, again: bool
+    ) -> tuple[Tensor, list[str]]:
         """(rows, members, 1) what each earns without a thought; and for each row why that could not be judged, or "".
 
         It is asked once a problem and kept in `alone`; `again`: a member has changed, so that it is asked anew.
         """
         if again:
             self.alone.clear()
-        wanted = list({problem.uid: problem for problem in problems if problem.uid not in self.alone}.values())
-        texts, _ = self.ask(wanted, [""] * len(wanted), wanted, [f"alone/{problem.uid}" for problem in wanted], step=0)
+        wanted = list(
+            {problem.uid: problem for problem in problems if problem.uid not in self.alone}.values()
+        )
+        texts, _ = self.ask(
+            wanted,
+            [""] * len(wanted),
+            wanted,
+            [f"alone/{problem.uid}" for problem in wanted],
+            step=0,
+        )
         scores, reasons = self.judge(judge, wanted, texts)
-        failed = {problem.uid: reason for problem, reason in zip(wanted, reasons, strict=True) if reason}
-        means = torch.where(scores.isnan(), unanswered, scores).mean(-1).tolist()
-        self.alone |= {problem.uid: row for problem, row in zip(wanted, means, strict=True) if problem.uid not in failed}
+        failed = {
+            problem.uid: reason for problem, reason in zip(wanted, reasons, strict=True) if reason
+        }
+        means = torch.where(scores.isnan(), no_output_score, scores).mean(-1).tolist()
+        self.alone |= {
+            problem.uid: row
+            for problem, row in zip(wanted, means, strict=True)
+            if problem.uid not in failed
+        }
         rows = [self.alone.get(problem.uid, [0.0] * len(self.speakers)) for problem in problems]
         return torch.tensor(rows)[:, :, None], [failed.get(problem.uid, "") for problem in problems]

@@ -21,7 +21,10 @@ from postgrad.rollout import http
 from postgrad.rollout.engine import Completion, Request, Sampling
 from postgrad.rollout.http import Address, HttpEngine, Refused, Server, Text
 
-INCOMPLETE, FORBIDDEN = (400, 422), (401, 403)  # answers to a call without its arguments, where there is such a call
+INCOMPLETE, FORBIDDEN = (
+    (400, 422),
+    (401, 403),
+)  # answers to a call without its arguments, where there is such a call
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,11 @@ class Way:
 
 WAYS = (
     Way("postgrad serve", "/v1/reload", lambda folder, model: {"folder": folder, "model": model}),
-    Way("SGLang", "/update_weights_from_disk", lambda folder, model: {"model_path": folder, "flush_cache": True}),
+    Way(
+        "SGLang",
+        "/update_weights_from_disk",
+        lambda folder, model: {"model_path": folder, "flush_cache": True},
+    ),
     Way(
         "vLLM",
         "/collective_rpc",
@@ -53,10 +60,18 @@ class HttpRollouts(HttpEngine):
     """
 
     def __init__(
-        self, address: Address, text: Text, stop: Sequence[int], folder: Path, wait_s: float = 600.0, concurrency: int = 32
+        self,
+        address: Address,
+        text: Text,
+        stop: Sequence[int],
+        folder: Path,
+        wait_s: float = 600.0,
+        concurrency: int = 32,
     ) -> None:
         super().__init__(address, text, wait_s, concurrency)
-        self.more = {"repetition_penalty": 1.0}  # vLLM takes the model's own settings for what a call does not say
+        self.more = {
+            "repetition_penalty": 1.0
+        }  # vLLM takes the model's own settings for what a call does not say
         self.stop, self.folder, self.number = set(stop), folder.absolute(), 0
         parts = urlsplit(address.url)
         self.root = Server(Address(f"{parts.scheme}://{parts.netloc}", address.model), wait_s, 1)
@@ -68,11 +83,15 @@ class HttpRollouts(HttpEngine):
         folder = self._write(weights)
         deadline = time.monotonic() + self.server.wait_s
         try:
-            self._tell(self.way.path, self.way.body(str(folder), self.server.address.model), deadline)
+            self._tell(
+                self.way.path, self.way.body(str(folder), self.server.address.model), deadline
+            )
             if self.way.then:
                 answer = self._tell(self.way.then, {}, deadline)
                 if isinstance(answer, dict) and answer.get("success") is False:
-                    raise RunError(f"{self.root.address.url}{self.way.then} kept keys and values of the old weights")
+                    raise RunError(
+                        f"{self.root.address.url}{self.way.then} kept keys and values of the old weights"
+                    )
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -80,9 +99,13 @@ class HttpRollouts(HttpEngine):
         try:
             answer = self.root.call("POST", path, body, deadline)
         except Refused as error:
-            raise RunError(f"{self.root.address.url}{path} refused new weights with {error.status}: {error}") from error
+            raise RunError(
+                f"{self.root.address.url}{path} refused new weights with {error.status}: {error}"
+            ) from error
         if isinstance(answer, dict) and answer.get("success") is False and path == self.way.path:
-            raise RunError(f"{self.root.address.url}{path} did not take the new weights: {answer.get('message', answer)}")
+            raise RunError(
+                f"{self.root.address.url}{path} did not take the new weights: {answer.get('message', answer)}"
+            )
         return answer
 
     def _write(self, weights: dict[str, Tensor]) -> Path:
@@ -93,19 +116,25 @@ class HttpRollouts(HttpEngine):
             tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
             save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
         except OSError as error:
-            raise RunError(f"weights for the server could not be written to {folder}: {error.strerror or error}") from error
+            raise RunError(
+                f"weights for the server could not be written to {folder}: {error.strerror or error}"
+            ) from error
         return folder
 
     def _find_way(self) -> Way:
         """Each kind's call is tried without its arguments: a server that has it says so, one that has not does not know it."""
         for way in WAYS:
             try:
-                self.root.call("POST", way.path, {}, time.monotonic() + min(http.START_S, self.server.wait_s))
+                self.root.call(
+                    "POST", way.path, {}, time.monotonic() + min(http.START_S, self.server.wait_s)
+                )
             except Refused as error:
                 if error.status in INCOMPLETE:
                     return way
                 if error.status in FORBIDDEN:
-                    raise ConfigError(f"rollout.url: {self.root.address.url}{way.path} answers {error.status}: {error}") from error
+                    raise ConfigError(
+                        f"rollout.url: {self.root.address.url}{way.path} answers {error.status}: {error}"
+                    ) from error
             except RunError as error:
                 raise ConfigError(f"rollout.url: {self.root.address.url} {error}") from error
         raise ConfigError(
@@ -126,8 +155,10 @@ class HttpRollouts(HttpEngine):
         if not done.tokens:
             raise ConfigError(f"rollout.url: {self.server.address.url} answered without a token")
 
-    def _continue(self, request: Request, seed: int, sampling: Sampling, deadline: float) -> Completion:
-        """By token ids, or not at all: what is tokenised again is not what was sampled."""
+    def _continue(
+        self, request: Request, seed: int, sampling: Sampling, deadline: float
+    ) -> Completion:
+        """By token ids, or not at all: what is tokenized again is not what was sampled."""
         try:
             done = self._ask(request, seed, sampling, deadline, as_ids=True)
         except Refused as error:
@@ -139,7 +170,11 @@ class HttpRollouts(HttpEngine):
             raise RunError(
                 f"{self.server.address.url} gave no token ids with log-probs, which training needs; use vLLM, SGLang or postgrad serve"
             )
-        if done.finish == "stop" and done.tokens[-1] not in self.stop and not self._has_stop_string(done, sampling):
+        if (
+            done.finish == "stop"
+            and done.tokens[-1] not in self.stop
+            and not self._has_stop_string(done, sampling)
+        ):
             raise RunError(
                 f"{self.server.address.url} ended a row with the token {done.tokens[-1]}, which does not end one here "
                 f"({', '.join(map(str, sorted(self.stop)))} do); it has another model than model.path, or stop words of its own"

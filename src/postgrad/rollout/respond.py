@@ -9,7 +9,7 @@ from typing import Protocol
 
 from postgrad.problem import Failure, Problem, Score
 from postgrad.rollout.engine import Engine, Request, Sampling, trajectory_seed
-from postgrad.rollout.turns import Turns, converse
+from postgrad.rollout.turns import Turns, run_turns
 
 STEP = 0  # answers outside the steps of a run have seeds as if they came before its first step
 
@@ -17,7 +17,9 @@ STEP = 0  # answers outside the steps of a run have seeds as if they came before
 class Judge(Protocol):
     """Verifiers, behind one call."""
 
-    def score(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[Score | Failure]: ...
+    def score(
+        self, problems: Sequence[Problem], responses: Sequence[str]
+    ) -> list[Score | Failure]: ...
 
 
 class Prompts(Protocol):
@@ -29,7 +31,9 @@ class Prompts(Protocol):
 
     def encode_demonstrations(self, problem: Problem) -> list[list[int]]: ...
 
-    def encode_begun(self, problem: Problem, opening: str, text: str, closing: str) -> list[int]: ...
+    def encode_begun(
+        self, problem: Problem, opening: str, text: str, closing: str
+    ) -> list[int]: ...
 
     def decode(self, ids: Sequence[int]) -> str: ...
 
@@ -65,13 +69,29 @@ def respond(
     turns: Turns | None = None,
 ) -> list[Answer]:
     """`samples` judged responses to each problem, in the order of the problems and then of the samples."""
-    seeds = [[trajectory_seed(seed, STEP, problem.uid, i) for i in range(samples)] for problem in problems]
-    requests = [Request(prompts.encode(problem), own) for problem, own in zip(problems, seeds, strict=True)]
-    completions = [done for group in converse(engine, requests, problems, sampling, turns) for done in group]
-    places = [(problem, i, own[i]) for problem, own in zip(problems, seeds, strict=True) for i in range(samples)]
+    seeds = [
+        [trajectory_seed(seed, STEP, problem.uid, i) for i in range(samples)]
+        for problem in problems
+    ]
+    requests = [
+        Request(prompts.encode(problem), own) for problem, own in zip(problems, seeds, strict=True)
+    ]
+    completions = [
+        done for group in run_turns(engine, requests, problems, sampling, turns) for done in group
+    ]
+    places = [
+        (problem, i, own[i])
+        for problem, own in zip(problems, seeds, strict=True)
+        for i in range(samples)
+    ]
     texts = [prompts.decode(done.tokens) for done in completions]
-    verdicts = judge.score([problem for problem, _, _ in places], [prompts.decode(done.own_tokens) for done in completions])
+    verdicts = judge.score(
+        [problem for problem, _, _ in places],
+        [prompts.decode(done.own_tokens) for done in completions],
+    )
     return [
         Answer(problem, sample, own, done.tokens, text, done.finish, verdict)
-        for (problem, sample, own), done, text, verdict in zip(places, completions, texts, verdicts, strict=True)
+        for (problem, sample, own), done, text, verdict in zip(
+            places, completions, texts, verdicts, strict=True
+        )
     ]

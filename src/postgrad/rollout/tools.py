@@ -80,24 +80,32 @@ class Toolbox:
         ConfigError: a tool that is not there or cannot be described.
     """
 
-    def __init__(self, names: Sequence[str], timeout_s: float = 10.0, max_chars: int = 1024) -> None:
+    def __init__(
+        self, names: Sequence[str], timeout_s: float = 10.0, max_chars: int = 1024
+    ) -> None:
         self.timeout_s, self.max_chars = timeout_s, max_chars
         self.functions: dict[str, Callable[..., Any]] = {}
         self.schemas: list[dict[str, Any]] = []
         for name in names:
             function = find_tool(name)
             if function.__name__ in self.functions:
-                raise ConfigError(f"rollout.tools has two tools named {function.__name__}; a call could not tell them apart")
+                raise ConfigError(
+                    f"rollout.tools has two tools named {function.__name__}; a call could not tell them apart"
+                )
             self.functions[function.__name__] = function
             self.schemas.append(schema_of(function, name))
 
-    def answer_all(self, asked: Sequence[tuple[Sequence[Call], Problem, dict[str, Any]]]) -> list[list[str]]:
+    def answer_all(
+        self, asked: Sequence[tuple[Sequence[Call], Problem, dict[str, Any]]]
+    ) -> list[list[str]]:
         """For each response's (calls, problem, state) the answers to its calls, which are made one after the other."""
 
         def answer(one: tuple[Sequence[Call], Problem, dict[str, Any]]) -> list[str]:
             calls, problem, state = one
             made = [self.answer(call, problem, state) for call in calls[:MOST_CALLS]]
-            return made + [f"{ERROR}at most {MOST_CALLS} calls in a turn"] * (len(calls) - len(made))
+            return made + [f"{ERROR}at most {MOST_CALLS} calls in a turn"] * (
+                len(calls) - len(made)
+            )
 
         with ThreadPoolExecutor(THREADS) as pool:
             return list(pool.map(answer, asked))
@@ -112,7 +120,11 @@ class Toolbox:
         wanted = inspect.signature(function).parameters
         if hidden := [name for name in HIDDEN if name in call.arguments]:
             return f"{ERROR}{call.name} has no argument {hidden[0]}"
-        ours = {name: value for name, value in (("problem", problem), ("state", state)) if name in wanted}
+        ours = {
+            name: value
+            for name, value in (("problem", problem), ("state", state))
+            if name in wanted
+        }
         return self._cut(_within(self.timeout_s, function, call.arguments | ours))
 
     def _cut(self, text: str) -> str:
@@ -124,7 +136,11 @@ class Toolbox:
 
 def open_toolbox(rollout: RolloutConfig) -> Toolbox | None:
     """The tools that a configuration names, if any. Raises ConfigError."""
-    return Toolbox(rollout.tools, rollout.tool_timeout_s, rollout.tool_chars) if rollout.tools else None
+    return (
+        Toolbox(rollout.tools, rollout.tool_timeout_s, rollout.tool_chars)
+        if rollout.tools
+        else None
+    )
 
 
 def find_tool(name: str) -> Callable[..., Any]:
@@ -192,7 +208,11 @@ def calculator(expression: str) -> str:
         expression: numbers with + - * / // % ** and brackets, e.g. (12+3)*4
     """
     value = _value(ast.parse(expression.strip(), mode="eval").body)
-    return str(int(value)) if isinstance(value, float) and value.is_integer() and abs(value) < 1e15 else str(value)
+    return (
+        str(int(value))
+        if isinstance(value, float) and value.is_integer() and abs(value) < 1e15
+        else str(value)
+    )
 
 
 def _value(node: ast.expr) -> Any:
@@ -218,7 +238,9 @@ def python(program: str) -> str:
         program: the whole program; it must print its result
     """
     outcome = _sandbox().run(program)
-    said = outcome.output + (f"\n{outcome.errors.strip().splitlines()[-1]}" if outcome.errors.strip() else "")
+    said = outcome.output + (
+        f"\n{outcome.errors.strip().splitlines()[-1]}" if outcome.errors.strip() else ""
+    )
     if outcome.stopped:
         said += f"\n{ERROR}stopped by its limit of {outcome.stopped}"
     return said.strip() or "(the program printed nothing)"

@@ -75,7 +75,15 @@ class _Talk:
         return Request([*self.prompt, *self.tokens], [seed], self.limit - len(self.tokens))
 
     def completion(self) -> Completion:
-        return Completion(self.tokens, self.logprobs, self.finish, self.written, self.turns, self.calls, self.errors)
+        return Completion(
+            self.tokens,
+            self.logprobs,
+            self.finish,
+            self.written,
+            self.turns,
+            self.calls,
+            self.errors,
+        )
 
 
 def _text(tokens: list[int], script: Script) -> str:
@@ -84,8 +92,12 @@ def _text(tokens: list[int], script: Script) -> str:
     return text if text.rstrip().endswith(CLOSING) else script.decode_raw(tokens[:-1])
 
 
-def converse(
-    engine: Engine, requests: Sequence[Request], problems: Sequence[Problem], sampling: Sampling, turns: Turns | None
+def run_turns(
+    engine: Engine,
+    requests: Sequence[Request],
+    problems: Sequence[Problem],
+    sampling: Sampling,
+    turns: Turns | None,
 ) -> list[list[Completion]]:
     """What engine.generate gives for the requests; with tools, responses that go on after their calls were answered.
 
@@ -103,11 +115,21 @@ def converse(
         talks.append(group)
     everybody = [talk for group in talks for talk in group]
     while waiting := [talk for talk in everybody if talk.asked and talk.turns < turns.most]:
-        answers = turns.tools.answer_all([(talk.asked, talk.problem, talk.state) for talk in waiting])
+        answers = turns.tools.answer_all(
+            [(talk.asked, talk.problem, talk.state) for talk in waiting]
+        )
         for talk in waiting:
             talk.asked = []
-        going_on = [talk for talk, heard in zip(waiting, answers, strict=True) if talk.hear(heard, turns.script)]
-        found = engine.generate([talk.next_request() for talk in going_on], sampling) if going_on else []
+        going_on = [
+            talk
+            for talk, heard in zip(waiting, answers, strict=True)
+            if talk.hear(heard, turns.script)
+        ]
+        found = (
+            engine.generate([talk.next_request() for talk in going_on], sampling)
+            if going_on
+            else []
+        )
         for talk, (done,) in zip(going_on, found, strict=True):
             talk.say(done, turns.script)
     return [[talk.completion() for talk in group] for group in talks]

@@ -1,4 +1,4 @@
-"""vLLM in this process: the trainer's neighbour, asleep while it works.
+"""vLLM in this process: the trainer's neighbor, asleep while it works.
 
 Weights are handed over as tensors, never by disk. Where vLLM can sleep (accelerators; not its CPU build), it gives its cache and its
 weights' memory back after each call and takes them again for the next. Tested with vLLM 0.26 to 0.32.
@@ -52,7 +52,11 @@ def platform() -> str:
         from vllm.platforms import current_platform  # type: ignore[import-not-found]
 
         return str(current_platform.device_type)
-    except (ImportError, OSError, RuntimeError):  # a build for another machine fails in its own ways
+    except (
+        ImportError,
+        OSError,
+        RuntimeError,
+    ):  # a build for another machine fails in its own ways
         return ""
 
 
@@ -88,7 +92,11 @@ class VllmEngine:
                 "give it a folder (postgrad export makes one of an adapter), or use rollout.engine=native"
             )
         # Our head keeps all digits of bfloat16 products; vLLM's does when told to. Its CPU build packs the head away and cannot.
-        wide = {"hf_overrides": {"head_dtype": "float32"}} if self.sleeps and config.model.dtype == "bfloat16" else {}
+        wide = (
+            {"hf_overrides": {"head_dtype": "float32"}}
+            if self.sleeps and config.model.dtype == "bfloat16"
+            else {}
+        )
         try:
             return LLM(
                 path,
@@ -117,24 +125,39 @@ class VllmEngine:
         """Take the trainer's tensors, by their Hugging Face names, and forget keys and values computed with the old ones."""
         self._wake("weights")
         with _undisturbed():
-            self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights.items())})
+            self.llm.collective_rpc(
+                "reload_weights", kwargs={"weights_iterator": iter(weights.items())}
+            )
             self.llm.apply_model(_pack_heads)
         if not self.asleep and not self.llm.reset_prefix_cache():
             raise RunError("vLLM kept keys and values of the old weights")
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
-        """Every seed is a request of its own, so that neighbours do not matter. Log-probs are vLLM's after temperature and filters."""
+        """Every seed is a request of its own, so that neighbors do not matter. Log-probs are vLLM's after temperature and filters."""
         check_room(requests, sampling, self.max_context)
         if not any(request.seeds for request in requests):
             return [[] for _ in requests]
-        prompts = [{"prompt_token_ids": list(request.prompt)} for request in requests for _ in request.seeds]
-        params = [self._params(sampling, seed, limit_of(request, sampling)) for request in requests for seed in request.seeds]
+        prompts = [
+            {"prompt_token_ids": list(request.prompt)}
+            for request in requests
+            for _ in request.seeds
+        ]
+        params = [
+            self._params(sampling, seed, limit_of(request, sampling))
+            for request in requests
+            for seed in request.seeds
+        ]
         self._wake("weights", "kv_cache")
         with _undisturbed():
             found = iter(self.llm.generate(prompts, params, use_tqdm=False))
         self._sleep()
-        stops = StopStrings(self.tokenizer, sampling.stop) if sampling.stop else None  # vLLM has no text here to find them in
-        done = (self._completion(answer) if stops is None else stops.cut(self._completion(answer)) for answer in found)
+        stops = (
+            StopStrings(self.tokenizer, sampling.stop) if sampling.stop else None
+        )  # vLLM has no text here to find them in
+        done = (
+            self._completion(answer) if stops is None else stops.cut(self._completion(answer))
+            for answer in found
+        )
         return [[next(done) for _ in request.seeds] for request in requests]
 
     def _params(self, sampling: Sampling, seed: int, limit: int) -> Any:
@@ -158,9 +181,13 @@ class VllmEngine:
         done = answer.outputs[0]
         tokens = list(done.token_ids)
         if done.logprobs is None or list(done.logprobs.token_ids) != tokens:
-            raise RunError(f"vLLM ended a row with {done.finish_reason} and without the log-probs of its tokens")
+            raise RunError(
+                f"vLLM ended a row with {done.finish_reason} and without the log-probs of its tokens"
+            )
         logprobs = [float(value) for value in done.logprobs.logprobs]
-        return Completion(tokens, logprobs, "stop" if tokens and tokens[-1] in self.stop else "length")
+        return Completion(
+            tokens, logprobs, "stop" if tokens and tokens[-1] in self.stop else "length"
+        )
 
     def _sleep(self) -> None:
         if self.sleeps:
@@ -199,7 +226,11 @@ def _room(loaded: Loaded, config: Config, rows: int, device: torch.device) -> tu
 @contextmanager
 def _undisturbed() -> Iterator[None]:
     """vLLM sets torch's thread count and random state for the whole process; the trainer's stay as they were."""
-    set_threads, threads, state = torch.set_num_threads, torch.get_num_threads(), torch.get_rng_state()
+    set_threads, threads, state = (
+        torch.set_num_threads,
+        torch.get_num_threads(),
+        torch.get_rng_state(),
+    )
     try:
         yield
     finally:

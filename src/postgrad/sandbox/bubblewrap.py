@@ -19,7 +19,9 @@ from postgrad.sandbox.outcome import Limits, SandboxError
 from postgrad.sandbox.seccomp import seccomp_filter
 
 INSIDE = Path(__file__).parent / "inside"
-START_LIMIT_S = 30.0  # for an interpreter to start inside; the program's own clock starts after that
+START_LIMIT_S = (
+    30.0  # for an interpreter to start inside; the program's own clock starts after that
+)
 INSTALL = "install bubblewrap (apt-get install bubblewrap, dnf install bubblewrap) and allow user namespaces, or run as root"
 
 
@@ -33,11 +35,15 @@ class Level:
 
     def __str__(self) -> str:
         user = "a user id of its own" if self.own_user else "a user namespace"
-        calls = "system calls filtered" if self.filtered else "system calls not filtered (unknown processor)"
+        calls = (
+            "system calls filtered"
+            if self.filtered
+            else "system calls not filtered (unknown processor)"
+        )
         return f"{self.version}: {user}, no network, empty environment, read-only system, limits on all resources, {calls}"
 
 
-class Inside:
+class SandboxProcess:
     """One interpreter under bubblewrap, with the files and sockets that were given to it."""
 
     def __init__(
@@ -59,9 +65,11 @@ class Inside:
             if filters:
                 words[1:1] = ["--seccomp", str(file.fileno())]
             pass_fds = [*fds, file.fileno()]
-            self.process = subprocess.Popen(words, env={}, cwd="/", pass_fds=pass_fds, stdin=stdin, stdout=output, stderr=output)
+            self.process = subprocess.Popen(
+                words, env={}, cwd="/", pass_fds=pass_fds, stdin=stdin, stdout=output, stderr=output
+            )
 
-    def __enter__(self) -> "Inside":
+    def __enter__(self) -> "SandboxProcess":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -94,24 +102,65 @@ def bubblewrap() -> str:
 
 def walls(level: Level, limits: Limits) -> list[str]:
     """bubblewrap's arguments: all namespaces new, nothing of this system but the interpreter and its libraries."""
-    words = [bubblewrap(), "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
+    words = [
+        bubblewrap(),
+        "--unshare-ipc",
+        "--unshare-pid",
+        "--unshare-net",
+        "--unshare-uts",
+        "--unshare-cgroup-try",
+    ]
     if level.own_user:  # root builds the walls and inside/confine.py gives root up for a user id that nobody else has
         words += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     else:
-        words += ["--unshare-user", "--disable-userns", "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL"]
+        words += [
+            "--unshare-user",
+            "--disable-userns",
+            "--uid",
+            "65534",
+            "--gid",
+            "65534",
+            "--cap-drop",
+            "ALL",
+        ]
     words += ["--die-with-parent", "--new-session", "--clearenv", "--hostname", "sandbox"]
-    for name, value in (("PATH", "/nowhere"), ("HOME", "/tmp"), ("LANG", "C.UTF-8"), ("PYTHONHASHSEED", "0")):
+    for name, value in (
+        ("PATH", "/nowhere"),
+        ("HOME", "/tmp"),
+        ("LANG", "C.UTF-8"),
+        ("PYTHONHASHSEED", "0"),
+    ):
         words += ["--setenv", name, value]
     system = _system()
     for parent in dict.fromkeys(parent for path in system for parent in reversed(path.parents)):
-        words += ["--perms", "0755", "--dir", str(parent)]  # made on the way it would be closed to others
+        words += [
+            "--perms",
+            "0755",
+            "--dir",
+            str(parent),
+        ]  # made on the way it would be closed to others
     for path in system:
-        words += ["--symlink", str(path.readlink()), str(path)] if path.is_symlink() else ["--ro-bind", str(path), str(path)]
+        words += (
+            ["--symlink", str(path.readlink()), str(path)]
+            if path.is_symlink()
+            else ["--ro-bind", str(path), str(path)]
+        )
     words += ["--perms", "0755", "--dir", "/dev"]
     for device in ("null", "zero", "random", "urandom"):
         words += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
     words += ["--ro-bind", str(INSIDE), "/inside"]
-    words += ["--perms", "1777", "--size", str(limits.disk_mb << 20), "--tmpfs", "/tmp", "--remount-ro", "/", "--chdir", "/tmp"]
+    words += [
+        "--perms",
+        "1777",
+        "--size",
+        str(limits.disk_mb << 20),
+        "--tmpfs",
+        "/tmp",
+        "--remount-ro",
+        "/",
+        "--chdir",
+        "/tmp",
+    ]
     return words
 
 
@@ -119,10 +168,16 @@ def walls(level: Level, limits: Limits) -> list[str]:
 def _system() -> list[Path]:
     """The interpreter, its library and the shared libraries of the system, where they are here."""
     prefix = Path(sys.base_prefix)
-    paths = [Path(name) for name in ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache")]
+    paths = [
+        Path(name) for name in ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache")
+    ]
     paths += [prefix / "lib", prefix / "lib64", Path(_python())]
     found = [path for path in dict.fromkeys(paths) if path.exists()]
-    return [path for path in found if not any(other in path.parents and not other.is_symlink() for other in found)]
+    return [
+        path
+        for path in found
+        if not any(other in path.parents and not other.is_symlink() for other in found)
+    ]
 
 
 def started(process: subprocess.Popen[bytes], ready: int) -> None:
@@ -137,6 +192,10 @@ def started(process: subprocess.Popen[bytes], ready: int) -> None:
             return
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(1)
-    said = process.stderr.read(2000).decode(errors="replace") if process.stderr and process.poll() is not None else ""
+    said = (
+        process.stderr.read(2000).decode(errors="replace")
+        if process.stderr and process.poll() is not None
+        else ""
+    )
     last = said.strip().splitlines()[-1:] or [f"exit code {process.poll()}"]
     raise SandboxError(f"the sandbox does not start: {last[0]}"[:300])

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from postgrad.sandbox.bubblewrap import INSIDE
-from postgrad.sandbox.http_client import Line, reason_in
+from postgrad.sandbox.http_client import HttpClient, reason_in
 from postgrad.sandbox.outcome import Limits, Outcome, Result, SandboxError, verdict_of
 from postgrad.sandbox.suites import assert_results, stdio_results
 
@@ -33,22 +33,34 @@ class FusionSandbox:
     kind = "Sandbox Fusion"
     route = ""  # from the address to /run_code
 
-    def __init__(self, url: str, token: str = "", limits: Limits | None = None, patience_s: float = 30.0) -> None:
-        self.line, self.limits = Line(url, token, patience_s), limits or Limits()
+    def __init__(
+        self, url: str, token: str = "", limits: Limits | None = None, patience_s: float = 30.0
+    ) -> None:
+        self.line, self.limits = HttpClient(url, token, patience_s), limits or Limits()
 
     def run(self, program: str, stdin: str = "") -> Outcome:
         """Run a program with this input."""
         return run_code(self.line, self.route, program, stdin, self.limits, self.limits.time_s)
 
-    def test_stdio(self, program: str, tests: Sequence[dict[str, str]], total_s: float = 60.0) -> list[Result]:
+    def test_stdio(
+        self, program: str, tests: Sequence[dict[str, str]], total_s: float = 60.0
+    ) -> list[Result]:
         """As Sandbox.test_stdio; of `total_s` the program uses what it runs, not what it waits for the server."""
         turns = _Turns(self.line, total_s)
         return stdio_results(
-            lambda stdin: turns.run(program, stdin, self.limits, self.limits.time_s, {}), tests, total_s, lambda: turns.used_s
+            lambda stdin: turns.run(program, stdin, self.limits, self.limits.time_s, {}),
+            tests,
+            total_s,
+            lambda: turns.used_s,
         )
 
     def test_asserts(
-        self, program: str, tests: Sequence[str], setup: str = "", entry_point: str = "", total_s: float = 60.0
+        self,
+        program: str,
+        tests: Sequence[str],
+        setup: str = "",
+        entry_point: str = "",
+        total_s: float = 60.0,
     ) -> list[Result]:
         """As Sandbox.test_asserts; `total_s` as above."""
         turns = _Turns(self.line, total_s)
@@ -59,7 +71,9 @@ class FusionSandbox:
             given = {"tests": list(tests), "setup": setup, "entry_point": entry_point, "run": run}
             seconds = min(limits.time_s * len(run), total_s - turns.used_s) + SLACK_S
             stdin = json.dumps({"settings": settings, "program": program, "given": given})
-            outcome = turns.run("from inside.alone import main\nmain()\n", stdin, limits, seconds, _inside())
+            outcome = turns.run(
+                "from inside.alone import main\nmain()\n", stdin, limits, seconds, _inside()
+            )
             return _verdicts(outcome, run)
 
         return assert_results(judge, len(tests), total_s, lambda: turns.used_s)
@@ -68,20 +82,24 @@ class FusionSandbox:
 class _Turns:
     """The requests of one program, which share its time: what it ran, and what all of it may take by the clock on the wall."""
 
-    def __init__(self, line: Line, total_s: float) -> None:
+    def __init__(self, line: HttpClient, total_s: float) -> None:
         self.line, self.used_s, self.end = line, 0.0, time.monotonic() + total_s + line.patience_s
 
-    def run(self, code: str, stdin: str, limits: Limits, seconds: float, files: dict[str, str]) -> Outcome:
+    def run(
+        self, code: str, stdin: str, limits: Limits, seconds: float, files: dict[str, str]
+    ) -> Outcome:
         left_s = self.end - time.monotonic()
         if left_s <= 0:
             raise self.line.silent(f"it is too slow, {self.used_s:.1f} s of tests took it too long")
-        outcome = run_code(self.line, "", code, stdin, limits, seconds, min(left_s, self.line.patience_s), files)
+        outcome = run_code(
+            self.line, "", code, stdin, limits, seconds, min(left_s, self.line.patience_s), files
+        )
         self.used_s += outcome.seconds
         return outcome
 
 
 def run_code(
-    line: Line,
+    line: HttpClient,
     path: str,
     code: str,
     stdin: str,
@@ -96,11 +114,19 @@ def run_code(
         SandboxError: the server did not run it.
     """
     seconds += START_S
-    body = {"code": code, "language": "python", "stdin": stdin, "compile_timeout": seconds, "run_timeout": seconds}
+    body = {
+        "code": code,
+        "language": "python",
+        "stdin": stdin,
+        "compile_timeout": seconds,
+        "run_timeout": seconds,
+    }
     body |= {"memory_limit_MB": limits.memory_mb, "files": files or {}, "fetch_files": []}
     status, answer = line.ask(path, body, seconds, patience_s)
     if status in (404, 405):
-        raise line.silent(f"{status}, no POST {RUN_CODE} there; is it the address of a Sandbox Fusion server?")
+        raise line.silent(
+            f"{status}, no POST {RUN_CODE} there; is it the address of a Sandbox Fusion server?"
+        )
     if status != 200:
         raise line.silent(f"{status} {reason_in(answer)}")
     try:
@@ -118,7 +144,11 @@ def outcome_of(answer: dict[str, Any]) -> Outcome:
     status = answer.get("status")
     if status == "SandboxError":
         raise ValueError(f"SandboxError {answer.get('message')}")
-    steps = [answer[name] for name in ("compile_result", "run_result") if isinstance(answer.get(name), dict)]
+    steps = [
+        answer[name]
+        for name in ("compile_result", "run_result")
+        if isinstance(answer.get(name), dict)
+    ]
     if status not in ("Success", "Failed") or not steps:
         raise ValueError(
             f"the answer is not Sandbox Fusion's: {reason_in(answer) if 'error' in answer else json.dumps(answer)[:80]}"
@@ -131,8 +161,15 @@ def outcome_of(answer: dict[str, Any]) -> Outcome:
     if how == "TimeLimitExceeded" and status == "Failed":
         return Outcome(-9, output, errors, seconds, stopped="time")
     compiled = ended is answer.get("compile_result")
-    if how != "Finished" or not isinstance(code, int) or (code == 0) != (status == "Success") or (compiled and code == 0):
-        raise ValueError(f"{status} with a program that ended as {how}, code {code} {errors[-80:]}".strip())
+    if (
+        how != "Finished"
+        or not isinstance(code, int)
+        or (code == 0) != (status == "Success")
+        or (compiled and code == 0)
+    ):
+        raise ValueError(
+            f"{status} with a program that ended as {how}, code {code} {errors[-80:]}".strip()
+        )
     return Outcome(code, "" if compiled else output, errors, seconds)
 
 
@@ -143,15 +180,28 @@ def _verdicts(outcome: Outcome, run: list[int]) -> dict[int, Result] | str:
         found = {message["test"]: verdict_of(message) for message in messages if "test" in message}
         broken = next((message["broken"] for message in messages if "broken" in message), None)
     except (ValueError, LookupError, TypeError) as error:
-        last = outcome.errors.strip().splitlines()[-1:] or outcome.output.splitlines()[-1:] or [outcome.stopped]
-        raise SandboxError(f"the tests do not start in that sandbox: code {outcome.code} {last[0][-100:]}") from error
+        last = (
+            outcome.errors.strip().splitlines()[-1:]
+            or outcome.output.splitlines()[-1:]
+            or [outcome.stopped]
+        )
+        raise SandboxError(
+            f"the tests do not start in that sandbox: code {outcome.code} {last[0][-100:]}"
+        ) from error
     if broken is not None:
         return f"does not load: {broken}"
     late = next((index for index in run if index not in found), None)
-    return found if late is None else found | {late: Result(False, reason="took too long, or ended the tests")}
+    return (
+        found
+        if late is None
+        else found | {late: Result(False, reason="took too long, or ended the tests")}
+    )
 
 
 @cache
 def _inside() -> dict[str, str]:
     """The folder inside/ as /run_code takes files."""
-    return {f"inside/{file.name}": base64.b64encode(file.read_bytes()).decode() for file in sorted(INSIDE.glob("*.py"))}
+    return {
+        f"inside/{file.name}": base64.b64encode(file.read_bytes()).decode()
+        for file in sorted(INSIDE.glob("*.py"))
+    }

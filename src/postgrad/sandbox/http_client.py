@@ -14,7 +14,7 @@ from postgrad.sandbox.outcome import SandboxError
 LONGEST_PAUSE_S = 4.0
 
 
-class Line:
+class HttpClient:
     """The way to the server at `url`.
 
     Raises:
@@ -24,7 +24,12 @@ class Line:
     def __init__(self, url: str, token: str, patience_s: float) -> None:
         try:
             parts = urlsplit(url)
-            right = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and "@" not in parts.netloc
+            right = (
+                parts.scheme in ("http", "https")
+                and bool(parts.hostname)
+                and parts.port != 0
+                and "@" not in parts.netloc
+            )
         except ValueError:  # a port that is no number
             right = False
         if not right:
@@ -33,7 +38,9 @@ class Line:
             )
         self.url, self.token, self.patience_s = url.rstrip("/"), token, patience_s
 
-    def ask(self, path: str, body: dict[str, Any], seconds: float, patience_s: float | None = None) -> tuple[int, dict[str, Any]]:
+    def ask(
+        self, path: str, body: dict[str, Any], seconds: float, patience_s: float | None = None
+    ) -> tuple[int, dict[str, Any]]:
         """Status and answer of a server that needs about `seconds` for it. Status 429, 5xx and no connection are tried again.
 
         Raises:
@@ -57,7 +64,9 @@ class Line:
 
     def _post(self, path: str, content: bytes, timeout_s: float) -> tuple[int, dict[str, Any]]:
         """Status and answer; status 0: no connection."""
-        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self.token}"} if self.token else {})
+        headers = {"Content-Type": "application/json"} | (
+            {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        )
         request = urllib.request.Request(self.url + path, content, headers)
         try:
             with urllib.request.urlopen(request, timeout=timeout_s) as reply:
@@ -75,7 +84,11 @@ def _object(text: bytes) -> dict[str, Any]:
         found = json.loads(text)
     except (ValueError, RecursionError):
         found = None
-    return found if isinstance(found, dict) else {"error": f"no JSON object but {text[:60].decode(errors='replace')!r}"}
+    return (
+        found
+        if isinstance(found, dict)
+        else {"error": f"no JSON object but {text[:60].decode(errors='replace')!r}"}
+    )
 
 
 def reason_in(answer: dict[str, Any]) -> str:

@@ -17,7 +17,15 @@ from collections.abc import Sequence
 from functools import cache
 from typing import IO, Any
 
-from postgrad.sandbox.bubblewrap import INSTALL, START_LIMIT_S, Inside, Level, bubblewrap, filled, started
+from postgrad.sandbox.bubblewrap import (
+    INSTALL,
+    START_LIMIT_S,
+    Level,
+    SandboxProcess,
+    bubblewrap,
+    filled,
+    started,
+)
 from postgrad.sandbox.outcome import Limits, Outcome, Result, SandboxError, verdict_of
 from postgrad.sandbox.seccomp import seccomp_filter
 from postgrad.sandbox.suites import assert_results, stdio_results
@@ -43,7 +51,11 @@ class Sandbox:
         return _run(self.level, program, stdin, limits or self.limits)
 
     def test_stdio(
-        self, program: str, tests: Sequence[dict[str, str]], limits: Limits | None = None, total_s: float = 60.0
+        self,
+        program: str,
+        tests: Sequence[dict[str, str]],
+        limits: Limits | None = None,
+        total_s: float = 60.0,
     ) -> list[Result]:
         """Run the program once for each test's `input` and compare what it prints with `output`; suites.py has the rules."""
         return stdio_results(lambda stdin: self.run(program, stdin, limits), tests, total_s)
@@ -65,7 +77,9 @@ class Sandbox:
         """
         given = {"tests": list(tests), "setup": setup, "entry_point": entry_point}
         return assert_results(
-            lambda run: _judge(self.level, program, given | {"run": run}, limits or self.limits), len(tests), total_s
+            lambda run: _judge(self.level, program, given | {"run": run}, limits or self.limits),
+            len(tests),
+            total_s,
         )
 
 
@@ -78,21 +92,39 @@ def _run(level: Level, program: str, stdin: str, limits: Limits) -> Outcome:
     ):
         settings = {"program": source.fileno(), "ready": theirs, "peer": None}
         try:
-            inside = Inside(level, limits, "program", settings, [source.fileno(), theirs], given, subprocess.PIPE)
+            inside = SandboxProcess(
+                level,
+                limits,
+                "program",
+                settings,
+                [source.fileno(), theirs],
+                given,
+                subprocess.PIPE,
+            )
         finally:
             os.close(theirs)
-        with inside, inside.process.stdout or contextlib.nullcontext(), inside.process.stderr or contextlib.nullcontext():
+        with (
+            inside,
+            inside.process.stdout or contextlib.nullcontext(),
+            inside.process.stderr or contextlib.nullcontext(),
+        ):
             started(inside.process, ready)
             start = time.monotonic()
-            output, errors, stopped = _collect(inside.process, start + limits.time_s, limits.output_kb << 10)
+            output, errors, stopped = _collect(
+                inside.process, start + limits.time_s, limits.output_kb << 10
+            )
             seconds = time.monotonic() - start
             if stopped:
                 inside.process.kill()
             code = inside.process.wait()
-        return Outcome(code, output.decode(errors="replace"), errors.decode(errors="replace"), seconds, stopped)
+        return Outcome(
+            code, output.decode(errors="replace"), errors.decode(errors="replace"), seconds, stopped
+        )
 
 
-def _collect(process: subprocess.Popen[bytes], deadline: float, limit: int) -> tuple[bytes, bytes, str]:
+def _collect(
+    process: subprocess.Popen[bytes], deadline: float, limit: int
+) -> tuple[bytes, bytes, str]:
     """What it prints until it ends, the time is up or the limit is reached."""
     texts: dict[Any, bytearray] = {process.stdout: bytearray(), process.stderr: bytearray()}
     with selectors.DefaultSelector() as selector:
@@ -119,7 +151,9 @@ def _collect(process: subprocess.Popen[bytes], deadline: float, limit: int) -> t
     return bytes(texts[process.stdout]), bytes(texts[process.stderr]), stopped
 
 
-def _judge(level: Level, program: str, given: dict[str, Any], limits: Limits) -> dict[int, Result] | str:
+def _judge(
+    level: Level, program: str, given: dict[str, Any], limits: Limits
+) -> dict[int, Result] | str:
     """One program and its tests, each in a sandbox of its own, until a test fails; or why the program does not load."""
     ready, theirs = os.pipe()
     says, says_theirs = os.pipe()
@@ -133,18 +167,30 @@ def _judge(level: Level, program: str, given: dict[str, Any], limits: Limits) ->
     ):
         number = {"num_tests": len(given["run"])}
         try:
-            settings = {"tests": tests.fileno(), "control": says_theirs, "peer": judging.fileno()} | number
-            judge = Inside(level, limits, "tests", settings, [tests.fileno(), says_theirs, judging.fileno()])
+            settings = {
+                "tests": tests.fileno(),
+                "control": says_theirs,
+                "peer": judging.fileno(),
+            } | number
+            judge = SandboxProcess(
+                level, limits, "tests", settings, [tests.fileno(), says_theirs, judging.fileno()]
+            )
             stack.enter_context(judge)
-            settings = {"program": source.fileno(), "ready": theirs, "peer": judged.fileno()} | number
-            prisoner = Inside(level, limits, "program", settings, [source.fileno(), theirs, judged.fileno()])
-            stack.enter_context(prisoner)
+            settings = {
+                "program": source.fileno(),
+                "ready": theirs,
+                "peer": judged.fileno(),
+            } | number
+            sandboxed = SandboxProcess(
+                level, limits, "program", settings, [source.fileno(), theirs, judged.fileno()]
+            )
+            stack.enter_context(sandboxed)
         finally:
             os.close(theirs)
             os.close(says_theirs)
             judging.close()
             judged.close()
-        started(prisoner.process, ready)
+        started(sandboxed.process, ready)
         return _verdicts(control, given["run"], limits.time_s)
 
 
@@ -224,7 +270,10 @@ def probe() -> Level:
     """
     version = _version()
     filtered = seccomp_filter() is not None
-    ways = [Level(version, own_user, filtered) for own_user in ((True, False) if os.geteuid() == 0 else (False,))]
+    ways = [
+        Level(version, own_user, filtered)
+        for own_user in ((True, False) if os.geteuid() == 0 else (False,))
+    ]
     reasons = []
     for level in ways:
         try:
@@ -234,12 +283,20 @@ def probe() -> Level:
         if not fallen:
             return level
         reasons.append("; ".join(fallen))
-    raise SandboxError(f"no safe sandbox on this machine ({' / '.join(dict.fromkeys(reasons))}): {INSTALL}")
+    raise SandboxError(
+        f"no safe sandbox on this machine ({' / '.join(dict.fromkeys(reasons))}): {INSTALL}"
+    )
 
 
 def _version() -> str:
     try:
-        done = subprocess.run([bubblewrap(), "--version"], capture_output=True, text=True, timeout=START_LIMIT_S, env={})
+        done = subprocess.run(
+            [bubblewrap(), "--version"],
+            capture_output=True,
+            text=True,
+            timeout=START_LIMIT_S,
+            env={},
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SandboxError(f"bubblewrap does not run ({error}): {INSTALL}") from error
     return done.stdout.strip()
@@ -248,7 +305,10 @@ def _version() -> str:
 def _fallen(level: Level) -> list[str]:
     """The walls that do not stand, as words; every one is run against."""
     limits = Limits(time_s=10.0, memory_mb=256, file_mb=4)
-    with tempfile.NamedTemporaryFile("w") as secret, socket.create_server(("127.0.0.1", 0)) as server:
+    with (
+        tempfile.NamedTemporaryFile("w") as secret,
+        socket.create_server(("127.0.0.1", 0)) as server,
+    ):
         secret.write("secret")
         secret.flush()
         outcome = _run(level, _PROBE, f"{secret.name}\n{server.getsockname()[1]}\n", limits)

@@ -23,7 +23,13 @@ class Limits:
     def settings(self, uid: int, num_tests: int = 1) -> dict[str, int]:
         """What inside/confine.py wants."""
         cpu_s = int(self.time_s * num_tests) + 2
-        return {"memory_mb": self.memory_mb, "file_mb": self.file_mb, "threads": self.threads, "cpu_s": cpu_s, "uid": uid}
+        return {
+            "memory_mb": self.memory_mb,
+            "file_mb": self.file_mb,
+            "threads": self.threads,
+            "cpu_s": cpu_s,
+            "uid": uid,
+        }
 
 
 @dataclass(frozen=True)
@@ -63,10 +69,15 @@ def verdict_of(message: dict[str, Any]) -> Result:
 
 def same_output(given: str, wanted: str) -> bool:
     """Equal line by line without the white space around each line, or word by word as decimal numbers (2.0 is 2)."""
-    lines, wanted_lines = ([line.strip() for line in text.strip().splitlines()] for text in (given, wanted))
+    lines, wanted_lines = (
+        [line.strip() for line in text.strip().splitlines()] for text in (given, wanted)
+    )
     if len(lines) != len(wanted_lines):
         return False
-    return all(one == other or _same_decimals(one.split(), other.split()) for one, other in zip(lines, wanted_lines, strict=True))
+    return all(
+        one == other or _same_decimals(one.split(), other.split())
+        for one, other in zip(lines, wanted_lines, strict=True)
+    )
 
 
 def _same_decimals(one: list[str], other: list[str]) -> bool:

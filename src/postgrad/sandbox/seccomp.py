@@ -55,7 +55,10 @@ CLONE = (56, 220)
 CLONE3 = (435, 435)
 CLONE_THREAD = 0x10000
 
-ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column above, the kernel's name for it
+ARCHITECTURES = {
+    "x86_64": (0, 0xC000003E),
+    "aarch64": (1, 0xC00000B7),
+}  # column above, the kernel's name for it
 
 LOAD, JUMP_EQUAL, JUMP_AT_LEAST, JUMP_BITS, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
@@ -68,7 +71,12 @@ def seccomp_filter(machine: str | None = None) -> bytes | None:
     if machine not in ARCHITECTURES:
         return None
     column, architecture = ARCHITECTURES[machine]
-    lines = [(LOAD, 0, 0, ARCHITECTURE_AT), (JUMP_EQUAL, 1, 0, architecture), (RETURN, 0, 0, KILL), (LOAD, 0, 0, NUMBER_AT)]
+    lines = [
+        (LOAD, 0, 0, ARCHITECTURE_AT),
+        (JUMP_EQUAL, 1, 0, architecture),
+        (RETURN, 0, 0, KILL),
+        (LOAD, 0, 0, NUMBER_AT),
+    ]
     if machine == "x86_64":  # the other set of numbers on the same machine would pass the list by
         lines += [(JUMP_AT_LEAST, 0, 1, 0x40000000), (RETURN, 0, 0, KILL)]
     # A C library that is told "no such call" uses clone, whose flags can be looked at.

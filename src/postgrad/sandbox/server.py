@@ -43,7 +43,9 @@ class Workers:
     """Threads that run jobs, and a queue of limited length before them. They end with the process, whatever they are at."""
 
     def __init__(self, num: int, waiting: int) -> None:
-        self.jobs: queue.Queue[tuple[asyncio.AbstractEventLoop, asyncio.Future[Any], Callable[[], Any]]] = queue.Queue()
+        self.jobs: queue.Queue[
+            tuple[asyncio.AbstractEventLoop, asyncio.Future[Any], Callable[[], Any]]
+        ] = queue.Queue()
         self.places = num + waiting
         self.taken = 0  # running and waiting; touched by the event loop only
         self.closed = False
@@ -96,7 +98,9 @@ def make_app(sandbox: Sandbox, token: str = "", workers: int = 2, waiting: int =
     async def health(request: Request) -> Response:
         return JSONResponse({"status": "healthy"})
 
-    def endpoint(read: Callable[[Any], dict[str, Any]], work: Callable[[Sandbox, dict[str, Any]], Any]) -> Callable[[Request], Any]:
+    def endpoint(
+        read: Callable[[Any], dict[str, Any]], work: Callable[[Sandbox, dict[str, Any]], Any]
+    ) -> Callable[[Request], Any]:
         async def answer(request: Request) -> Response:
             try:
                 if not _has_token(request, token):
@@ -153,13 +157,19 @@ def _checked(given: Any) -> dict[str, Any]:
         try:
             tests = json.loads(tests)
         except (ValueError, RecursionError) as error:
-            raise Bad(400, "`tests` is a text, but not JSON; pickled tests are not accepted") from error
+            raise Bad(
+                400, "`tests` is a text, but not JSON; pickled tests are not accepted"
+            ) from error
     if not isinstance(tests, list) or not tests:
         raise Bad(400, "`tests` must be a list that is not empty")
     if len(tests) > MAX_TESTS:
         raise Bad(413, f"there are more than {MAX_TESTS} tests")
     seconds = given.get("max_execution_time", 1.0)
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= MAX_TIME_S:
+    if (
+        isinstance(seconds, bool)
+        or not isinstance(seconds, int | float)
+        or not 0 < seconds <= MAX_TIME_S
+    ):
         raise Bad(400, f"max_execution_time must be above 0 and at most {MAX_TIME_S:g} seconds")
     texts = {name: given.get(name, "") for name in ("setup", "entry_point")}
     if not all(isinstance(text, str) for text in texts.values()):
@@ -168,20 +178,30 @@ def _checked(given: Any) -> dict[str, Any]:
 
 
 def _within(sandbox: Sandbox, given: dict[str, Any]) -> tuple[Limits, float]:
-    return replace(sandbox.limits, time_s=given["seconds"]), min(MAX_TOTAL_S, (given["seconds"] + 1.0) * len(given["tests"]) + 5.0)
+    return replace(sandbox.limits, time_s=given["seconds"]), min(
+        MAX_TOTAL_S, (given["seconds"] + 1.0) * len(given["tests"]) + 5.0
+    )
 
 
 def _asserts(sandbox: Sandbox, given: dict[str, Any]) -> dict[str, list[Any]]:
     if not all(isinstance(test, str) for test in given["tests"]):
         raise Bad(400, "`tests` must be a list of texts, each an assert or other code")
     limits, total_s = _within(sandbox, given)
-    return _answer(sandbox.test_asserts(given["program"], given["tests"], given["setup"], given["entry_point"], limits, total_s))
+    return _answer(
+        sandbox.test_asserts(
+            given["program"], given["tests"], given["setup"], given["entry_point"], limits, total_s
+        )
+    )
 
 
 def _stdio(sandbox: Sandbox, given: dict[str, Any]) -> dict[str, list[Any]]:
     for test in given["tests"]:
-        if not isinstance(test, dict) or not all(isinstance(test.get(key), str) for key in ("input", "output")):
-            raise Bad(400, "`tests` must be a list of objects with `input` and `output`, both texts")
+        if not isinstance(test, dict) or not all(
+            isinstance(test.get(key), str) for key in ("input", "output")
+        ):
+            raise Bad(
+                400, "`tests` must be a list of objects with `input` and `output`, both texts"
+            )
     limits, total_s = _within(sandbox, given)
     return _answer(sandbox.test_stdio(given["program"], given["tests"], limits, total_s))
 
@@ -220,30 +240,69 @@ def _run_request(given: Any) -> dict[str, Any]:
         raise Refused("language", "literal_error", "Input should be 'python'")
     if len(given["code"]) > MAX_PROGRAM:
         raise Bad(413, f"the program is longer than {MAX_PROGRAM} characters")
-    stdin, seconds, memory_mb = given.get("stdin"), given.get("run_timeout", 10.0), given.get("memory_limit_MB", -1)
+    stdin, seconds, memory_mb = (
+        given.get("stdin"),
+        given.get("run_timeout", 10.0),
+        given.get("memory_limit_MB", -1),
+    )
     if stdin is not None and not isinstance(stdin, str):
         raise Refused("stdin", "string_type", "Input should be a valid string")
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= MAX_TIME_S:
-        raise Refused("run_timeout", "value_error", f"Input should be above 0 and at most {MAX_TIME_S:g} seconds")
+    if (
+        isinstance(seconds, bool)
+        or not isinstance(seconds, int | float)
+        or not 0 < seconds <= MAX_TIME_S
+    ):
+        raise Refused(
+            "run_timeout",
+            "value_error",
+            f"Input should be above 0 and at most {MAX_TIME_S:g} seconds",
+        )
     if isinstance(memory_mb, bool) or not isinstance(memory_mb, int):
         raise Refused("memory_limit_MB", "int_type", "Input should be a valid integer")
     for field in ("files", "fetch_files"):
         if given.get(field):
-            raise Refused(field, "value_error", "this sandbox takes no files; for asserts leave /run_code off its address")
-    return {"code": given["code"], "stdin": stdin or "", "seconds": float(seconds), "memory_mb": memory_mb}
+            raise Refused(
+                field,
+                "value_error",
+                "this sandbox takes no files; for asserts leave /run_code off its address",
+            )
+    return {
+        "code": given["code"],
+        "stdin": stdin or "",
+        "seconds": float(seconds),
+        "memory_mb": memory_mb,
+    }
 
 
 def _run_code(sandbox: Sandbox, given: dict[str, Any]) -> dict[str, Any]:
     """Run the program; the memory asked for counts up to the server's own limit, and none is asked for by -1."""
-    memory_mb = min(given["memory_mb"], sandbox.limits.memory_mb) if given["memory_mb"] > 0 else sandbox.limits.memory_mb
+    memory_mb = (
+        min(given["memory_mb"], sandbox.limits.memory_mb)
+        if given["memory_mb"] > 0
+        else sandbox.limits.memory_mb
+    )
     limits = replace(sandbox.limits, time_s=given["seconds"], memory_mb=memory_mb)
-    answer: dict[str, Any] = {"compile_result": None, "run_result": None, "executor_pod_name": None, "files": {}}
+    answer: dict[str, Any] = {
+        "compile_result": None,
+        "run_result": None,
+        "executor_pod_name": None,
+        "files": {},
+    }
     try:
         outcome = sandbox.run(given["code"], given["stdin"], limits)
     except SandboxError as error:
         return {"status": "SandboxError", "message": str(error)} | answer
     code = outcome.code or int(bool(outcome.stopped))
     late = outcome.stopped == "time"
-    result = {"status": "TimeLimitExceeded" if late else "Finished", "execution_time": outcome.seconds}
-    result |= {"return_code": None if late else code, "stdout": outcome.output, "stderr": outcome.errors}
-    return {"status": "Failed" if code else "Success", "message": ""} | answer | {"run_result": result}
+    result = {
+        "status": "TimeLimitExceeded" if late else "Finished",
+        "execution_time": outcome.seconds,
+    }
+    result |= {
+        "return_code": None if late else code,
+        "stdout": outcome.output,
+        "stderr": outcome.errors,
+    }
+    return (
+        {"status": "Failed" if code else "Success", "message": ""} | answer | {"run_result": result}
+    )

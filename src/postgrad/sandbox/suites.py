@@ -9,7 +9,10 @@ Clock = Callable[[], float]
 
 
 def stdio_results(
-    run: Callable[[str], Outcome], tests: Sequence[dict[str, str]], total_s: float, clock: Clock = time.monotonic
+    run: Callable[[str], Outcome],
+    tests: Sequence[dict[str, str]],
+    total_s: float,
+    clock: Clock = time.monotonic,
 ) -> list[Result]:
     """Run the program with each test's `input` and compare what it prints with `output`, which it never sees.
 
@@ -17,12 +20,17 @@ def stdio_results(
     """
     end, results = clock() + total_s, []
     for test in tests:
-        results.append(judged(run(test["input"]), test["output"]) if clock() < end else _used_up(total_s))
+        results.append(
+            judged(run(test["input"]), test["output"]) if clock() < end else _used_up(total_s)
+        )
     return results
 
 
 def assert_results(
-    judge: Callable[[list[int]], dict[int, Result] | str], num_tests: int, total_s: float, clock: Clock = time.monotonic
+    judge: Callable[[list[int]], dict[int, Result] | str],
+    num_tests: int,
+    total_s: float,
+    clock: Clock = time.monotonic,
 ) -> list[Result]:
     """Have the tests judged by their numbers, in turn, on a program that they share while they pass.
 

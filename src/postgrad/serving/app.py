@@ -30,7 +30,7 @@ from postgrad.serving.requests import Ask, Refusal, read_ask
 from postgrad.serving.responses import Choice, Reply, error_body
 from postgrad.serving.served_model import Served, take_weights, weight_files
 from postgrad.serving.worker import Ticket
-from postgrad.web import Bad, has_token, read_json, stranger
+from postgrad.web import Bad, has_token, read_json, reject_reason
 
 MAX_BODY = 8 << 20  # bytes
 BODY_S = 30.0  # for a request's body to arrive
@@ -50,15 +50,27 @@ def make_app(
         Route("/health", api.health),
         Route("/v1/models", api.list_models),
         Route("/v1/models/{name:path}", api.one_model),
-        Route("/v1/completions", _guarded(lambda request: api.complete(request, False)), methods=["POST"]),
-        Route("/v1/chat/completions", _guarded(lambda request: api.complete(request, True)), methods=["POST"]),
+        Route(
+            "/v1/completions",
+            _guarded(lambda request: api.complete(request, False)),
+            methods=["POST"],
+        ),
+        Route(
+            "/v1/chat/completions",
+            _guarded(lambda request: api.complete(request, True)),
+            methods=["POST"],
+        ),
         Route("/v1/reload", _guarded(api.reload), methods=["POST"]),
     ]
     handlers: dict[Any, Any] = {HTTPException: _http_error, Exception: _broken}
-    return Starlette(routes=routes, middleware=[Middleware(Door, host=host, token=token)], exception_handlers=handlers)
+    return Starlette(
+        routes=routes,
+        middleware=[Middleware(AuthMiddleware, host=host, token=token)],
+        exception_handlers=handlers,
+    )
 
 
-class Door:
+class AuthMiddleware:
     """Lets in requests for this host, from no other site's page, with the token if there is one."""
 
     def __init__(self, app: ASGIApp, host: str, token: str) -> None:
@@ -71,29 +83,49 @@ class Door:
             return
         request = Request(scope)
         answer: ASGIApp = self.app
-        if reason := stranger(request, self.host):
+        if reason := reject_reason(request, self.host):
             answer = _refused(Refusal(403, reason))
         elif request.url.path != "/health" and not has_token(request, self.token):
-            answer = _refused(Refusal(401, "this server wants its token: Authorization: Bearer TOKEN", code="invalid_api_key"))
+            answer = _refused(
+                Refusal(
+                    401,
+                    "this server wants its token: Authorization: Bearer TOKEN",
+                    code="invalid_api_key",
+                )
+            )
         await answer(scope, receive, send)
 
 
 class Api:
     """The answers."""
 
-    def __init__(self, models: Sequence[Served], reload_below: Path | None, time_limit_s: float) -> None:
-        self.models, self.reload_below, self.time_limit_s = {m.name: m for m in models}, reload_below, time_limit_s
+    def __init__(
+        self, models: Sequence[Served], reload_below: Path | None, time_limit_s: float
+    ) -> None:
+        self.models, self.reload_below, self.time_limit_s = (
+            {m.name: m for m in models},
+            reload_below,
+            time_limit_s,
+        )
 
     async def health(self, _: Request) -> Response:
         well = all(served.worker.alive for served in self.models.values())
         models = {
-            name: {"rows": served.worker.rows, "capacity": served.worker.capacity, "version": served.version}
+            name: {
+                "rows": served.worker.rows,
+                "capacity": served.worker.capacity,
+                "version": served.version,
+            }
             for name, served in self.models.items()
         }
-        return JSONResponse({"status": "healthy" if well else "broken", "models": models}, 200 if well else 503)
+        return JSONResponse(
+            {"status": "healthy" if well else "broken", "models": models}, 200 if well else 503
+        )
 
     async def list_models(self, _: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [_card(served) for served in self.models.values()]})
+        return JSONResponse(
+            {"object": "list", "data": [_card(served) for served in self.models.values()]}
+        )
 
     async def one_model(self, request: Request) -> Response:
         try:
@@ -105,7 +137,12 @@ class Api:
         if not name and len(self.models) == 1:
             return next(iter(self.models.values()))
         if name not in self.models:
-            raise Refusal(404, f"no model {name[:200]!r}; {did_you_mean(name[:200], self.models)}", "model", "model_not_found")
+            raise Refusal(
+                404,
+                f"no model {name[:200]!r}; {did_you_mean(name[:200], self.models)}",
+                "model",
+                "model_not_found",
+            )
         return self.models[name]
 
     async def complete(self, request: Request, chat: bool) -> Response:
@@ -116,17 +153,23 @@ class Api:
         reply = Reply(ask, served, [job.request.prompt for job in jobs])
         served.worker.submit(ticket)
         if ask.stream:
-            return Stream(self.pieces(ask, served, ticket, reply), lambda: served.worker.cancel(ticket))
+            return Stream(
+                self.pieces(ask, served, ticket, reply), lambda: served.worker.cancel(ticket)
+            )
         try:
             async with asyncio.timeout(self.time_limit_s):
                 await _while_here(request, _collect(ticket, reply))
             return JSONResponse(reply.whole())
         except TimeoutError as error:
-            raise Refusal(504, f"the answer took longer than {self.time_limit_s:g} s", code="timeout") from error
+            raise Refusal(
+                504, f"the answer took longer than {self.time_limit_s:g} s", code="timeout"
+            ) from error
         finally:
             served.worker.cancel(ticket)
 
-    async def pieces(self, ask: Ask, served: Served, ticket: Ticket, reply: Reply) -> AsyncIterator[str]:
+    async def pieces(
+        self, ask: Ask, served: Served, ticket: Ticket, reply: Reply
+    ) -> AsyncIterator[str]:
         """Server-sent events. What came while the last piece was on its way goes together into the next."""
         for piece in reply.opening():
             yield _event(piece)
@@ -142,7 +185,13 @@ class Api:
             yield _event(error_body(error))
             return
         except TimeoutError:
-            yield _event(error_body(Refusal(504, f"the answer took longer than {self.time_limit_s:g} s", code="timeout")))
+            yield _event(
+                error_body(
+                    Refusal(
+                        504, f"the answer took longer than {self.time_limit_s:g} s", code="timeout"
+                    )
+                )
+            )
             return
         if ask.stream_usage:
             yield _event(reply.usage_piece())
@@ -152,8 +201,16 @@ class Api:
         if self.reload_below is None:
             raise Refusal(403, "this server takes no new weights; start it with --reload-below DIR")
         body = await read_json(request, MAX_BODY, BODY_S)
-        if not isinstance(body, dict) or not isinstance(body.get("folder"), str) or not isinstance(body.get("model", ""), str):
-            raise Refusal(400, "say which folder: {'folder': ...}, and 'model' where there are several", "folder")
+        if (
+            not isinstance(body, dict)
+            or not isinstance(body.get("folder"), str)
+            or not isinstance(body.get("model", ""), str)
+        ):
+            raise Refusal(
+                400,
+                "say which folder: {'folder': ...}, and 'model' where there are several",
+                "folder",
+            )
         served = self.find(body.get("model", ""))
         files = await run_in_threadpool(weight_files, body["folder"], self.reload_below)
 
@@ -163,14 +220,25 @@ class Api:
             return count
 
         count = await served.worker.order(work)
-        return JSONResponse({"model": served.name, "folder": body["folder"], "num_tensors": count, "version": served.version})
+        return JSONResponse(
+            {
+                "model": served.name,
+                "folder": body["folder"],
+                "num_tensors": count,
+                "version": served.version,
+            }
+        )
 
 
 class Stream(StreamingResponse):
     """Server-sent events; `freed` is called however they end."""
 
     def __init__(self, pieces: AsyncIterator[str], freed: Callable[[], None]) -> None:
-        super().__init__(pieces, media_type="text/event-stream", headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        super().__init__(
+            pieces,
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
+        )
         self.freed = freed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -232,7 +300,13 @@ def _guarded(answer: Callable[[Request], Any]) -> Callable[[Request], Any]:
 
 
 def _refused(error: Bad) -> JSONResponse:
-    headers = {"Retry-After": "1"} if error.status in (429, 503) else {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
+    headers = (
+        {"Retry-After": "1"}
+        if error.status in (429, 503)
+        else {"WWW-Authenticate": "Bearer"}
+        if error.status == 401
+        else {}
+    )
     if error.status in (408, 413):
         headers["Connection"] = "close"
     return JSONResponse(error_body(error), error.status, headers)
@@ -241,7 +315,9 @@ def _refused(error: Bad) -> JSONResponse:
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     reason = f"no {request.url.path[:200]} here" if error.status_code == 404 else str(error.detail)
-    return JSONResponse(error_body(Refusal(error.status_code, reason)), error.status_code, error.headers)
+    return JSONResponse(
+        error_body(Refusal(error.status_code, reason)), error.status_code, error.headers
+    )
 
 
 async def _broken(request: Request, error: Exception) -> Response:
@@ -253,4 +329,10 @@ def _event(body: dict[str, Any]) -> str:
 
 
 def _card(served: Served) -> dict[str, Any]:
-    return {"id": served.name, "object": "model", "created": 0, "owned_by": "postgrad", "max_model_len": served.context}
+    return {
+        "id": served.name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "postgrad",
+        "max_model_len": served.context,
+    }

@@ -15,10 +15,23 @@ class TextStream:
         keep_special: whether special tokens are shown. The stop token never is, unless `keep_stop`.
     """
 
-    def __init__(self, tokenizer: Any, stops: Sequence[str] = (), keep_special: bool = False, keep_stop: bool = False) -> None:
-        self.tokenizer, self.stops, self.keep_special, self.keep_stop = tokenizer, tuple(stops), keep_special, keep_stop
+    def __init__(
+        self,
+        tokenizer: Any,
+        stops: Sequence[str] = (),
+        keep_special: bool = False,
+        keep_stop: bool = False,
+    ) -> None:
+        self.tokenizer, self.stops, self.keep_special, self.keep_stop = (
+            tokenizer,
+            tuple(stops),
+            keep_special,
+            keep_stop,
+        )
         self.ids: list[int] = []
-        self.before = self.told = 0  # ids[told:] are not text yet; they are decoded together with ids[before:told]
+        self.before = self.told = (
+            0  # ids[told:] are not text yet; they are decoded together with ids[before:told]
+        )
         self.text = ""
         self.sent = 0
         self.stopped_by: str | None = None
@@ -41,7 +54,9 @@ class TextStream:
         if start == end:
             return ""
         return self.tokenizer.decode(
-            self.ids[start:end], skip_special_tokens=not self.keep_special, clean_up_tokenization_spaces=False
+            self.ids[start:end],
+            skip_special_tokens=not self.keep_special,
+            clean_up_tokenization_spaces=False,
         )
 
     def _cut(self) -> None:

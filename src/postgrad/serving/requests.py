@@ -21,12 +21,26 @@ COLDEST = 1e-3  # below it a temperature is neither greedy nor safe to divide by
 NO_LIMIT = 1 << 30  # each request brings its own number of tokens
 
 SAMPLING = {"max_tokens", "temperature", "top_p", "top_k", "min_p", "n", "seed", "stop"}
-TELLING = {"logprobs", "return_token_ids", "return_tokens_as_token_ids", "skip_special_tokens", "include_stop_str_in_output"}
+TELLING = {
+    "logprobs",
+    "return_token_ids",
+    "return_tokens_as_token_ids",
+    "skip_special_tokens",
+    "include_stop_str_in_output",
+}
 COMMON = {"model", "stream", "stream_options"} | SAMPLING | TELLING
 OF_CHAT = {"messages", "max_completion_tokens", "top_logprobs", "chat_template_kwargs"}
 KNOWN = {False: COMMON | {"prompt"}, True: COMMON | OF_CHAT}
 # Said by clients, and of no meaning here.
-HARMLESS = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls"}
+HARMLESS = {
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "parallel_tool_calls",
+}
 # What would change the answer and is not there: allowed only with the value that asks for nothing.
 ABSENT: dict[str, tuple[Any, ...]] = {
     "echo": (False,),
@@ -50,7 +64,9 @@ ABSENT: dict[str, tuple[Any, ...]] = {
 class Refusal(Bad):
     """A request that is answered with an error, the field that is wrong, and a word for programs."""
 
-    def __init__(self, status: int, reason: str, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self, status: int, reason: str, param: str | None = None, code: str | None = None
+    ) -> None:
         super().__init__(status, reason)
         self.param, self.code = param, code
 
@@ -109,10 +125,23 @@ def read_ask(body: Any, chat: bool) -> Ask:
 def _check_names(body: dict[str, Any], chat: bool) -> None:
     for name, value in body.items():
         if name in ABSENT:
-            if not any(value == neutral and isinstance(value, type(neutral) | int | float) for neutral in ABSENT[name]):
-                raise Refusal(400, f"{name} is not supported by this server; leave it out", name, "unsupported_parameter")
+            if not any(
+                value == neutral and isinstance(value, type(neutral) | int | float)
+                for neutral in ABSENT[name]
+            ):
+                raise Refusal(
+                    400,
+                    f"{name} is not supported by this server; leave it out",
+                    name,
+                    "unsupported_parameter",
+                )
         elif name not in KNOWN[chat] and name not in HARMLESS:
-            raise Refusal(400, f"unknown field {name[:80]}; {did_you_mean(name[:80], KNOWN[chat])}", name[:80], "unknown_parameter")
+            raise Refusal(
+                400,
+                f"unknown field {name[:80]}; {did_you_mean(name[:80], KNOWN[chat])}",
+                name[:80],
+                "unknown_parameter",
+            )
 
 
 def _sampling(read: "_Fields") -> Sampling:
@@ -123,14 +152,22 @@ def _sampling(read: "_Fields") -> Sampling:
     if top_p == 0.0:
         raise Refusal(400, "top_p must be above 0", "top_p")
     top_k = max(0, read.whole("top_k", 0, -1, NO_LIMIT) or 0)
-    return Sampling(temperature, NO_LIMIT, top_p, top_k, read.real("min_p", 0.0, 0.0, 1.0), _stops(read.body))
+    return Sampling(
+        temperature, NO_LIMIT, top_p, top_k, read.real("min_p", 0.0, 0.0, 1.0), _stops(read.body)
+    )
 
 
 def _stops(body: dict[str, Any]) -> tuple[str, ...]:
     stop = body.get("stop", [])
     stops = [stop] if isinstance(stop, str) else stop
-    if not isinstance(stops, list) or not all(isinstance(s, str) and 0 < len(s) <= MAX_STOP_LENGTH for s in stops):
-        raise Refusal(400, f"stop must be a text or a list of texts of 1 to {MAX_STOP_LENGTH} characters", "stop")
+    if not isinstance(stops, list) or not all(
+        isinstance(s, str) and 0 < len(s) <= MAX_STOP_LENGTH for s in stops
+    ):
+        raise Refusal(
+            400,
+            f"stop must be a text or a list of texts of 1 to {MAX_STOP_LENGTH} characters",
+            "stop",
+        )
     if len(stops) > MAX_STOPS:
         raise Refusal(400, f"there are more than {MAX_STOPS} stop strings", "stop")
     return tuple(stops)
@@ -158,7 +195,9 @@ def _prompts(body: dict[str, Any]) -> list[Any]:
         return [prompt]
     if len(prompt) > MAX_PROMPTS:
         raise Refusal(400, f"there are more than {MAX_PROMPTS} prompts", "prompt")
-    if not all(isinstance(item, str) for item in prompt) and not all(isinstance(item, list) and _are_ids(item) for item in prompt):
+    if not all(isinstance(item, str) for item in prompt) and not all(
+        isinstance(item, list) and _are_ids(item) for item in prompt
+    ):
         raise wrong
     return prompt
 
@@ -178,10 +217,14 @@ def _message(message: Any, where: str) -> dict[str, str]:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise Refusal(400, f"{where} must be an object with role and content", where)
     content = message.get("content", "")
-    if isinstance(content, list) and all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in content):
+    if isinstance(content, list) and all(
+        isinstance(part, dict) and isinstance(part.get("text"), str) for part in content
+    ):
         content = "".join(part["text"] for part in content)
     if not isinstance(content, str):
-        raise Refusal(400, f"{where}.content must be a text or a list of text parts", f"{where}.content")
+        raise Refusal(
+            400, f"{where}.content must be a text or a list of text parts", f"{where}.content"
+        )
     return {"role": message["role"], "content": content}
 
 
@@ -199,7 +242,11 @@ class _Fields:
 
     def real(self, name: str, default: float, least: float, most: float) -> float:
         value = self.body.get(name, default)
-        if type(value) not in (int, float) or not math.isfinite(value) or not least <= value <= most:
+        if (
+            type(value) not in (int, float)
+            or not math.isfinite(value)
+            or not least <= value <= most
+        ):
             raise Refusal(400, f"{name} must be a number from {least:g} to {most:g}", name)
         return float(value)
 

@@ -12,14 +12,28 @@ from postgrad.serving.served_model import Served
 from postgrad.serving.worker import Event
 from postgrad.web import Bad
 
-KINDS = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
+KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+}
 
 
 def error_body(error: Bad) -> dict[str, Any]:
     """OpenAI's shape of an error."""
-    kind = KINDS.get(error.status, "invalid_request_error" if error.status < 429 else "server_error")
+    kind = KINDS.get(
+        error.status, "invalid_request_error" if error.status < 429 else "server_error"
+    )
     kind = "rate_limit_error" if error.status == 429 else kind
-    return {"error": {"message": error.reason, "type": kind, "param": vars(error).get("param"), "code": vars(error).get("code")}}
+    return {
+        "error": {
+            "message": error.reason,
+            "type": kind,
+            "param": vars(error).get("param"),
+            "code": vars(error).get("code"),
+        }
+    }
 
 
 @dataclass
@@ -70,13 +84,20 @@ class Reply:
 
     def whole(self) -> dict[str, Any]:
         kind = "chat.completion" if self.ask.chat else "text_completion"
-        body = self._head(kind) | {"choices": [self._whole_choice(choice) for choice in self.choices], "usage": self.usage()}
+        body = self._head(kind) | {
+            "choices": [self._whole_choice(choice) for choice in self.choices],
+            "usage": self.usage(),
+        }
         if self.ask.chat and self.ask.token_ids:
             body["prompt_token_ids"] = self.prompts[0]
         return body
 
     def _whole_choice(self, choice: Choice) -> dict[str, Any]:
-        content = {"message": {"role": "assistant", "content": choice.text}} if self.ask.chat else {"text": choice.text}
+        content = (
+            {"message": {"role": "assistant", "content": choice.text}}
+            if self.ask.chat
+            else {"text": choice.text}
+        )
         out = {"index": choice.number, **content, **self._details(choice), **self._end(choice)}
         if self.ask.token_ids and not self.ask.chat:
             out["prompt_token_ids"] = self.prompts[choice.prompt]
@@ -91,7 +112,11 @@ class Reply:
         ids = {"prompt_token_ids": self.prompts[0]} if self.ask.token_ids else {}
         delta = {"role": "assistant", "content": ""}
         return [
-            self._piece([{"index": c.number, "delta": delta, "logprobs": None, "finish_reason": None}]) | ids for c in self.choices
+            self._piece(
+                [{"index": c.number, "delta": delta, "logprobs": None, "finish_reason": None}]
+            )
+            | ids
+            for c in self.choices
         ]
 
     def piece(self, choice: Choice) -> dict[str, Any] | None:
@@ -103,14 +128,22 @@ class Reply:
         out = {"index": choice.number, **content, **self._details(choice), **self._end(choice)}
         if self.ask.token_ids and not self.ask.chat and not choice.begun:
             out["prompt_token_ids"] = self.prompts[choice.prompt]
-        choice.begun, choice.text, choice.tokens, choice.logprobs, choice.tops = True, "", [], [], []
+        choice.begun, choice.text, choice.tokens, choice.logprobs, choice.tops = (
+            True,
+            "",
+            [],
+            [],
+            [],
+        )
         return self._piece([out])
 
     def usage_piece(self) -> dict[str, Any]:
         return self._piece([]) | {"usage": self.usage()}
 
     def _piece(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        body = self._head("chat.completion.chunk" if self.ask.chat else "text_completion") | {"choices": choices}
+        body = self._head("chat.completion.chunk" if self.ask.chat else "text_completion") | {
+            "choices": choices
+        }
         return body | {"usage": None} if self.ask.stream_usage else body
 
     # ---- parts
@@ -120,7 +153,11 @@ class Reply:
 
     def usage(self) -> dict[str, int]:
         prompt = sum(len(ids) for ids in self.prompts)
-        return {"prompt_tokens": prompt, "completion_tokens": self.num_sampled, "total_tokens": prompt + self.num_sampled}
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": self.num_sampled,
+            "total_tokens": prompt + self.num_sampled,
+        }
 
     def _end(self, choice: Choice) -> dict[str, Any]:
         return {"finish_reason": choice.finish or None, "stop_reason": choice.stream.stopped_by}
@@ -129,7 +166,9 @@ class Reply:
         """Log-probs and token ids, as far as they were asked for."""
         out: dict[str, Any] = {"logprobs": None}
         if self.ask.num_top is not None:
-            out["logprobs"] = self._chat_logprobs(choice) if self.ask.chat else self._logprobs(choice)
+            out["logprobs"] = (
+                self._chat_logprobs(choice) if self.ask.chat else self._logprobs(choice)
+            )
         if self.ask.token_ids:
             out["token_ids"] = choice.tokens
         return out
@@ -140,8 +179,17 @@ class Reply:
         for token in choice.tokens:
             offsets.append(choice.offset)
             choice.offset += len(self.served.token_text(token))
-        tops = [{self._name(token): value for token, value in top} for top in choice.tops] if self.ask.num_top else None
-        return {"tokens": names, "token_logprobs": choice.logprobs, "top_logprobs": tops, "text_offset": offsets}
+        tops = (
+            [{self._name(token): value for token, value in top} for top in choice.tops]
+            if self.ask.num_top
+            else None
+        )
+        return {
+            "tokens": names,
+            "token_logprobs": choice.logprobs,
+            "top_logprobs": tops,
+            "text_offset": offsets,
+        }
 
     def _chat_logprobs(self, choice: Choice) -> dict[str, Any]:
         tops = choice.tops or [[] for _ in choice.tokens]
@@ -152,7 +200,11 @@ class Reply:
         return {"content": content, "refusal": None}
 
     def _named(self, token: int, value: float) -> dict[str, Any]:
-        return {"token": self._name(token), "logprob": value, "bytes": list(self.served.token_text(token).encode())}
+        return {
+            "token": self._name(token),
+            "logprob": value,
+            "bytes": list(self.served.token_text(token).encode()),
+        }
 
     def _name(self, token: int) -> str:
         return f"token_id:{token}" if self.ask.named_ids else self.served.token_text(token)

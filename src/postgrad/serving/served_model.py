@@ -12,7 +12,13 @@ from safetensors import SafetensorError, safe_open
 from postgrad.config.schema import ModelConfig, RolloutConfig
 from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError
-from postgrad.model.device import DTYPES, choose_device, choose_dtype, likes_large_passes, total_memory_bytes
+from postgrad.model.device import (
+    DTYPES,
+    choose_device,
+    choose_dtype,
+    likes_large_passes,
+    total_memory_bytes,
+)
 from postgrad.model.load import load
 from postgrad.problem import Problem
 from postgrad.rollout.engine import Request
@@ -54,7 +60,9 @@ class Served:
     def _ids(self, ask: Ask, prompt: Any) -> list[int]:
         if not ask.chat and isinstance(prompt, list):
             if not all(0 <= i < self.vocabulary for i in prompt):
-                raise Refusal(400, f"prompt has a token id outside 0 to {self.vocabulary - 1}", "prompt")
+                raise Refusal(
+                    400, f"prompt has a token id outside 0 to {self.vocabulary - 1}", "prompt"
+                )
             return prompt
         messages = tuple(prompt) if ask.chat else ({"role": "user", "content": prompt},)
         try:
@@ -64,7 +72,11 @@ class Served:
                     prompts = Prompts(self.tokenizer, "auto", options=ask.template_options)
                 return prompts.encode(Problem("", messages, ""))
         except ConfigError as error:
-            reason = str(error).removeprefix("problem : ").replace("data.template_options", "chat_template_kwargs")
+            reason = (
+                str(error)
+                .removeprefix("problem : ")
+                .replace("data.template_options", "chat_template_kwargs")
+            )
             raise Refusal(400, reason, "messages" if ask.chat else "prompt") from error
 
     def _job(self, ask: Ask, ids: list[int], seeds: list[int]) -> LiveJob:
@@ -83,11 +95,20 @@ class Served:
         return TextStream(self.tokenizer, ask.sampling.stop, ask.keep_special, ask.keep_stop)
 
     def token_text(self, token: int) -> str:
-        return self.tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return self.tokenizer.decode(
+            [token], skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
 
 
 def load_served(
-    name: str, config: ModelConfig, rows: int, context: int, queue: int, stopping: Any, seed: int = 0, share: int = 1
+    name: str,
+    config: ModelConfig,
+    rows: int,
+    context: int,
+    queue: int,
+    stopping: Any,
+    seed: int = 0,
+    share: int = 1,
 ) -> Served:
     """Load a model and start its worker. `share` models live in this memory; `rows` and `context` 0 are chosen here.
 
@@ -96,7 +117,11 @@ def load_served(
     """
     device = choose_device(config.device)
     config.device = device.type
-    config.dtype = "float32" if config.dtype == "auto" and device.type == "cpu" else choose_dtype(config.dtype, device)
+    config.dtype = (
+        "float32"
+        if config.dtype == "auto" and device.type == "cpu"
+        else choose_dtype(config.dtype, device)
+    )
     loaded = load(config, device, seed)
     loaded.model.requires_grad_(False)
     engine = NativeEngine(loaded, RolloutConfig())
@@ -106,9 +131,13 @@ def load_served(
     memory = engine.cache_bytes() if likes_large_passes(device) else total_memory_bytes(device) // 4
     fits = memory // share // (context * token_bytes(loaded.model, config.dtype))
     if fits < 1:
-        raise ConfigError(f"the cache of one row of {context} tokens does not fit the memory; give a smaller --context")
+        raise ConfigError(
+            f"the cache of one row of {context} tokens does not fit the memory; give a smaller --context"
+        )
     rows = min(rows or (LARGE_ROWS if likes_large_passes(device) else ROWS), fits)
-    return Served(name, config.path, loaded.tokenizer, Worker(engine, rows, context, queue, stopping))
+    return Served(
+        name, config.path, loaded.tokenizer, Worker(engine, rows, context, queue, stopping)
+    )
 
 
 def token_bytes(model: Any, dtype: str) -> int:
@@ -126,7 +155,11 @@ def weight_files(folder: str, below: Path) -> list[Path]:
     """The safetensors files of a folder below an allowed one, links followed. Raises Refusal."""
     try:
         place = (below / folder).resolve(strict=True)
-        files = [file.resolve(strict=True) for file in sorted(place.glob("*.safetensors"))] if place.is_dir() else []
+        files = (
+            [file.resolve(strict=True) for file in sorted(place.glob("*.safetensors"))]
+            if place.is_dir()
+            else []
+        )
     except (OSError, ValueError, RuntimeError) as error:
         raise Refusal(400, "folder is not there", "folder") from error
     if not all(path.is_relative_to(below) for path in (place, *files)):
@@ -150,17 +183,29 @@ def take_weights(model: Any, files: list[Path]) -> int:
             with safe_open(file, framework="pt") as tensors:
                 for name in tensors.keys():  # noqa: SIM118
                     if name not in allowed:
-                        raise Refusal(400, f"{file.name} has {name}, which this model has not", "folder")
-                    if name in wanted and list(wanted[name].shape) != (shape := tensors.get_slice(name).get_shape()):
-                        raise Refusal(400, f"{name} has the shape {shape}, this model's is {list(wanted[name].shape)}", "folder")
+                        raise Refusal(
+                            400, f"{file.name} has {name}, which this model has not", "folder"
+                        )
+                    if name in wanted and list(wanted[name].shape) != (
+                        shape := tensors.get_slice(name).get_shape()
+                    ):
+                        raise Refusal(
+                            400,
+                            f"{name} has the shape {shape}, this model's is {list(wanted[name].shape)}",
+                            "folder",
+                        )
                     places[name] = file
         if missing := sorted(set(wanted) - set(places)):
-            raise Refusal(400, f"the folder has no {missing[0]} ({len(missing)} are missing)", "folder")
+            raise Refusal(
+                400, f"the folder has no {missing[0]} ({len(missing)} are missing)", "folder"
+            )
         with torch.no_grad():
             for file in files:
                 with safe_open(file, framework="pt") as tensors:
                     for name in (name for name in wanted if places[name] == file):
                         wanted[name].copy_(tensors.get_tensor(name))
     except (SafetensorError, OSError) as error:
-        raise Refusal(400, f"the weights cannot be read: {str(error).splitlines()[0][:200]}", "folder") from error
+        raise Refusal(
+            400, f"the weights cannot be read: {str(error).splitlines()[0][:200]}", "folder"
+        ) from error
     return len(wanted)

@@ -71,14 +71,18 @@ def ask_vllm() -> tuple[str, list[str]]:
     """The kind of device that the installed vLLM runs on ("" for none), and the architectures it knows."""
     words, quiet = [sys.executable, "-c", QUESTION], {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"}
     try:
-        said = subprocess.run(words, env=quiet, capture_output=True, text=True, timeout=ASK_S, check=True).stdout
+        said = subprocess.run(
+            words, env=quiet, capture_output=True, text=True, timeout=ASK_S, check=True
+        ).stdout
         device, known = json.loads(said.strip().splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return "", []
     return str(device), list(known)
 
 
-def serve_vllm(models: dict[str, str], host: str, port: int, token: str, options: dict[str, str]) -> int:
+def serve_vllm(
+    models: dict[str, str], host: str, port: int, token: str, options: dict[str, str]
+) -> int:
     """Run a vLLM server for each model (name to path) until Ctrl-C or SIGTERM. Several take consecutive ports.
 
     Raises:
@@ -87,21 +91,30 @@ def serve_vllm(models: dict[str, str], host: str, port: int, token: str, options
         RunError: a server ended by itself later.
     """
     if importlib.util.find_spec("vllm") is None:
-        raise ConfigError("--engine vllm needs vLLM, which is not installed: pip install vllm, or leave --engine away")
+        raise ConfigError(
+            "--engine vllm needs vLLM, which is not installed: pip install vllm, or leave --engine away"
+        )
     ports = [free_port(host, port + i if port else 0) for i in range(len(models))]
     children: list[subprocess.Popen[bytes]] = []
     try:
         with web.signals_as_interrupt():
             for (name, path), own in zip(models.items(), ports, strict=True):
                 environment = {**os.environ, "VLLM_API_KEY": token} if token else {**os.environ}
-                words = [sys.executable, "-m", *entry(path), *arguments(name, host, own, options, len(models))]
+                words = [
+                    sys.executable,
+                    "-m",
+                    *entry(path),
+                    *arguments(name, host, own, options, len(models)),
+                ]
                 # A session of its own: Ctrl-C is ours to pass on, once.
                 children.append(subprocess.Popen(words, env=environment, start_new_session=True))
             for child, name, own in zip(children, models, ports, strict=True):
                 _until_ready(child, name, host, own)
             file = Path(options["--servers"]).expanduser() if options["--servers"] else None
             items = enumerate(zip(models.items(), ports, strict=True))
-            entries = {name: mapping.entry(host, own, name, i, path) for i, ((name, path), own) in items}
+            entries = {
+                name: mapping.entry(host, own, name, i, path) for i, ((name, path), own) in items
+            }
             with mapping.named(file, entries):
                 for name, own in zip(models, ports, strict=True):
                     print(f"{name}: http://{_reached(host)}:{own}/v1", flush=True)
@@ -124,14 +137,28 @@ def entry(path: str) -> list[str]:
     return ["vllm.entrypoints.cli.main", "serve", path]
 
 
-def arguments(name: str, host: str, port: int, options: dict[str, str], num_models: int) -> list[str]:
+def arguments(
+    name: str, host: str, port: int, options: dict[str, str], num_models: int
+) -> list[str]:
     """The words of `vllm serve`. The model's generation settings stay out: what a request does not say has OpenAI's default."""
     words = ["--served-model-name", name, "--host", host, "--port", str(port)]
-    words += ["--generation-config", "vllm", "--logprobs-mode", "processed_logprobs", "--disable-uvicorn-access-log"]
+    words += [
+        "--generation-config",
+        "vllm",
+        "--logprobs-mode",
+        "processed_logprobs",
+        "--disable-uvicorn-access-log",
+    ]
     if num_models > 1:
         words += ["--gpu-memory-utilization", f"{MEMORY / num_models:.3f}"]
-    given = {"--dtype": options["--dtype"], "--max-model-len": options["--context"], "--max-num-seqs": options["--rows"]}
-    return words + [word for key, value in given.items() if value not in ("auto", "0") for word in (key, value)]
+    given = {
+        "--dtype": options["--dtype"],
+        "--max-model-len": options["--context"],
+        "--max-num-seqs": options["--rows"],
+    }
+    return words + [
+        word for key, value in given.items() if value not in ("auto", "0") for word in (key, value)
+    ]
 
 
 def free_port(host: str, port: int) -> int:
@@ -171,7 +198,9 @@ def _until_ready(child: "subprocess.Popen[bytes]", name: str, host: str, port: i
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         if (code := child.poll()) is not None:
-            raise NotReady(f"vLLM's server of {name} ended with code {code} before it was ready; its own lines above say why")
+            raise NotReady(
+                f"vLLM's server of {name} ended with code {code} before it was ready; its own lines above say why"
+            )
         try:
             with urllib.request.urlopen(f"http://{_reached(host)}:{port}/health", timeout=5):
                 return
@@ -185,5 +214,7 @@ def _watch(children: "list[subprocess.Popen[bytes]]", names: list[str]) -> None:
     while True:
         for child, name in zip(children, names, strict=True):
             if (code := child.poll()) is not None:
-                raise RunError(f"vLLM's server of {name} ended by itself with code {code}; its own lines above say why")
+                raise RunError(
+                    f"vLLM's server of {name} ended by itself with code {code}; its own lines above say why"
+                )
         time.sleep(0.5)

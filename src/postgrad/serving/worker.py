@@ -57,14 +57,27 @@ class Worker:
     """
 
     def __init__(
-        self, engine: NativeEngine, capacity: int, longest: int, queue: int, stopping: Callable[[], bool] = lambda: False
+        self,
+        engine: NativeEngine,
+        capacity: int,
+        longest: int,
+        queue: int,
+        stopping: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.engine, self.capacity, self.longest, self.queue, self.stopping = engine, capacity, longest, queue, stopping
+        self.engine, self.capacity, self.longest, self.queue, self.stopping = (
+            engine,
+            capacity,
+            longest,
+            queue,
+            stopping,
+        )
         self.rows = 0  # of all tickets that have not ended
         self._changed = threading.Condition()
         self._inbox: list[Ticket] = []
         self._gone: list[Ticket] = []
-        self._orders: list[tuple[Callable[[], Any], asyncio.AbstractEventLoop, asyncio.Future[Any]]] = []
+        self._orders: list[
+            tuple[Callable[[], Any], asyncio.AbstractEventLoop, asyncio.Future[Any]]
+        ] = []
         self._ended = False
         self._news: list[tuple[Ticket, Event | Bad]] = []
         self._run: LiveRun | None = None
@@ -77,7 +90,10 @@ class Worker:
         """Let a request wait for its turn. Raises Bad: too large ever, no place now, or going down."""
         most = self.capacity + self.queue
         if ticket.rows_left > most:
-            raise Bad(400, f"the request asks for {ticket.rows_left} completions, and the server holds {most}; ask for fewer")
+            raise Bad(
+                400,
+                f"the request asks for {ticket.rows_left} completions, and the server holds {most}; ask for fewer",
+            )
         with self._changed:
             if self._ended or self.stopping():
                 raise Bad(503, "the server is shutting down")
@@ -133,7 +149,13 @@ class Worker:
     def _listen(self) -> bool:
         """Take what came from the event loop; waits while there is nothing to do. False at the end."""
         with self._changed:
-            while not (self._ended or self._inbox or self._gone or self._orders or (self._run is not None and self._run.busy)):
+            while not (
+                self._ended
+                or self._inbox
+                or self._gone
+                or self._orders
+                or (self._run is not None and self._run.busy)
+            ):
                 if not self._changed.wait(IDLE_S):
                     self._run = None
             gone, self._gone = self._gone, []
@@ -169,7 +191,11 @@ class Worker:
     def _send_away(self, run: LiveRun) -> None:
         """Going down: whoever has not begun to decode is told so."""
         begun = {row.job for row in run.active}
-        waiting = {job.owner[0] for job in (*run.to_prefill, *(entry.job for entry in run.waiting)) if isinstance(job, LiveJob)}
+        waiting = {
+            job.owner[0]
+            for job in (*run.to_prefill, *(entry.job for entry in run.waiting))
+            if isinstance(job, LiveJob)
+        }
         for ticket in waiting:
             if not begun.intersection(ticket.jobs):
                 self._lose(run, ticket, Bad(503, "the server is shutting down"))
@@ -213,7 +239,11 @@ class Worker:
     def _fail_all(self, error: Bad) -> None:
         run, self._run = self._run, None
         if run is not None:
-            jobs = [*run.to_prefill, *(entry.job for entry in run.waiting), *(row.job for row in run.active)]
+            jobs = [
+                *run.to_prefill,
+                *(entry.job for entry in run.waiting),
+                *(row.job for row in run.active),
+            ]
             for ticket in {job.owner[0] for job in jobs if isinstance(job, LiveJob)}:
                 self._lose(run, ticket, error)
 

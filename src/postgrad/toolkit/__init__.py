@@ -5,7 +5,7 @@ what these compute is the same code. For scripts and notebooks, and for anyone w
 not use them. Stands beside training: may touch algorithms, model, rewards and data.
 
     sequences     prompt + output as tensors, entropy, log-probs, masked sums and means
-    steps         group-normalised rewards, the policy-gradient losses, the SFT and GRPO micro-batch steps
+    steps         group-normalized rewards, the policy-gradient losses, the SFT and GRPO micro-batch steps
     rewards       the r1-zero and the question-only reward with their classes
     generations   what the model answers, with rewards, entropies and lengths
     supplement    packed SFT data, MMLU and GSM8K parsing, the DPO loss of one pair

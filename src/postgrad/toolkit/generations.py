@@ -77,24 +77,36 @@ def _means(examples: list[dict[str, Any]]) -> dict[str, float]:
 
 
 @torch.no_grad()
-def _generate(model: Any, tokenizer: Any, prompts: Sequence[str], wishes: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+def _generate(
+    model: Any, tokenizer: Any, prompts: Sequence[str], wishes: dict[str, Any]
+) -> tuple[Tensor, Tensor, Tensor]:
     """(rows, new) completions, the mask of what belongs to each response, and the entropies their tokens were drawn from."""
     device = next(model.parameters()).device
     encoder = Prompts(tokenizer, "plain")
     rows = [encode_text(encoder, prompt) for prompt in prompts]
     pad, width = pad_id(tokenizer), max(len(row) for row in rows)
     ids = torch.tensor([[pad] * (width - len(row)) + row for row in rows], device=device)
-    prompt_mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=device)
+    prompt_mask = torch.tensor(
+        [[0] * (width - len(row)) + [1] * len(row) for row in rows], device=device
+    )
     sampling = SAMPLING if wishes.get("do_sample", True) else {"do_sample": False}
     settings = {"max_new_tokens": 1024, "pad_token_id": pad, **sampling, **wishes}
     sequences = model.generate(input_ids=ids, attention_mask=prompt_mask, **settings)
     completions = sequences[:, width:]
-    ends = settings["eos_token_id"] if "eos_token_id" in settings else stop_ids(Loaded(model, tokenizer))
+    ends = (
+        settings["eos_token_id"]
+        if "eos_token_id" in settings
+        else stop_ids(Loaded(model, tokenizer))
+    )
     mask = _up_to_the_end(completions, torch.as_tensor(ends, device=device), pad)
     seen = torch.cat([prompt_mask, mask.to(prompt_mask)], dim=1)
-    positions = (seen.cumsum(1) - 1).clamp(min=0)  # padding on the left must not shift the positions
+    positions = (seen.cumsum(1) - 1).clamp(
+        min=0
+    )  # padding on the left must not shift the positions
     new = completions.shape[1]
-    logits = model(input_ids=sequences, attention_mask=seen, position_ids=positions, logits_to_keep=new + 1).logits
+    logits = model(
+        input_ids=sequences, attention_mask=seen, position_ids=positions, logits_to_keep=new + 1
+    ).logits
     return completions.cpu(), mask.cpu(), compute_entropy(logits[:, :-1]).cpu()
 
 

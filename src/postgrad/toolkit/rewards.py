@@ -25,7 +25,9 @@ def r1_zero_reward_fn(response: str, ground_truth: Truth, fast: bool = True) -> 
     return _reward("r1_zero" if fast else "r1_zero_math", response, ground_truth)
 
 
-def question_only_reward_fn(response: str, ground_truth: Truth, fast: bool = True) -> dict[str, float]:
+def question_only_reward_fn(
+    response: str, ground_truth: Truth, fast: bool = True
+) -> dict[str, float]:
     """For the bare question: right form is a closed \\boxed{...}, whose content is the answer. Else as r1_zero_reward_fn."""
     return _reward("boxed" if fast else "math", response, ground_truth)
 
@@ -33,14 +35,19 @@ def question_only_reward_fn(response: str, ground_truth: Truth, fast: bool = Tru
 def _reward(verifier: str, response: str, ground_truth: Truth) -> dict[str, float]:
     truths = list(ground_truth) if isinstance(ground_truth, list | tuple) else [ground_truth]
     if not truths or not all(isinstance(truth, str | int | float) for truth in truths):
-        raise ValueError(f"a ground truth is a text, a number or a list of them, not {ground_truth!r}")
+        raise ValueError(
+            f"a ground truth is a text, a number or a list of them, not {ground_truth!r}"
+        )
     items = [(response, Problem("toolkit", (), str(truth))) for truth in truths]
     verdicts = _pool().judge(items, [verifier] * len(items))
     for verdict in verdicts:
         if isinstance(verdict, Failure) and verdict.kind == "invalid":
             raise ValueError(verdict.reason)
     scores = [verdict for verdict in verdicts if isinstance(verdict, Score)]
-    best = {name: max((score.parts[name] for score in scores), default=0.0) for name in ("format", "answer")}
+    best = {
+        name: max((score.parts[name] for score in scores), default=0.0)
+        for name in ("format", "answer")
+    }
     return {
         "format_reward": best["format"],
         "answer_reward": best["answer"],

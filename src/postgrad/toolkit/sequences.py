@@ -11,7 +11,9 @@ from postgrad.data.render import Prompts
 from postgrad.problem import Problem
 
 
-def tokenize_prompt_and_output(prompt_strs: Sequence[str], output_strs: Sequence[str], tokenizer: Any) -> dict[str, Tensor]:
+def tokenize_prompt_and_output(
+    prompt_strs: Sequence[str], output_strs: Sequence[str], tokenizer: Any
+) -> dict[str, Tensor]:
     """Prompts and outputs, encoded apart and joined as ids, padded on the right.
 
     The prompt gets the tokenizer's special tokens (a Llama its BOS), the output none; no end is appended.
@@ -24,12 +26,15 @@ def tokenize_prompt_and_output(prompt_strs: Sequence[str], output_strs: Sequence
     Raises: ValueError when the lists differ in length or are empty; ConfigError for a prompt without tokens.
     """
     if len(prompt_strs) != len(output_strs):
-        raise ValueError(f"{len(prompt_strs)} prompts for {len(output_strs)} outputs; give one output for each prompt")
+        raise ValueError(
+            f"{len(prompt_strs)} prompts for {len(output_strs)} outputs; give one output for each prompt"
+        )
     if not prompt_strs:
-        raise ValueError("no prompts; there is nothing to tokenise")
+        raise ValueError("no prompts; there is nothing to tokenize")
     prompts = Prompts(tokenizer, "plain")
     pairs = [
-        (encode_text(prompts, p), prompts.encode_response(o, with_end=False)) for p, o in zip(prompt_strs, output_strs, strict=True)
+        (encode_text(prompts, p), prompts.encode_response(o, with_end=False))
+        for p, o in zip(prompt_strs, output_strs, strict=True)
     ]
     width = max(len(prompt) + len(output) for prompt, output in pairs)
     ids = torch.full((len(pairs), width), pad_id(tokenizer), dtype=torch.int64)
@@ -50,7 +55,9 @@ def pad_id(tokenizer: Any) -> int:
     """The padding id, or the end's where there is none (never a real token such as 0)."""
     found = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     if found is None:
-        raise ValueError("the tokenizer has neither a pad nor an end token; set tokenizer.pad_token")
+        raise ValueError(
+            "the tokenizer has neither a pad nor an end token; set tokenizer.pad_token"
+        )
     return int(found)
 
 

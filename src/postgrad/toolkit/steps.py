@@ -38,16 +38,28 @@ def compute_group_normalized_rewards(
     """
     count = len(rollout_responses)
     if count != len(repeated_ground_truths):
-        raise ValueError(f"{count} responses for {len(repeated_ground_truths)} ground truths; repeat the truth for each response")
+        raise ValueError(
+            f"{count} responses for {len(repeated_ground_truths)} ground truths; repeat the truth for each response"
+        )
     if group_size < 1 or count == 0 or count % group_size:
         raise ValueError(f"{count} responses do not divide into groups of {group_size}")
-    scores = [reward_fn(response, truth) for response, truth in zip(rollout_responses, repeated_ground_truths, strict=True)]
-    raw = finite("rewards", torch.tensor([float(score["reward"]) for score in scores], dtype=torch.float32))
+    scores = [
+        reward_fn(response, truth)
+        for response, truth in zip(rollout_responses, repeated_ground_truths, strict=True)
+    ]
+    raw = finite(
+        "rewards", torch.tensor([float(score["reward"]) for score in scores], dtype=torch.float32)
+    )
     # Training gives a group of one its reward as advantage; here the mean is the group's own, so nothing is left.
     if group_size == 1:
         advantages = torch.zeros_like(raw)
     else:
-        advantages = grpo(raw, torch.arange(count) // group_size, normalise_by_std=normalize_by_std, eps=advantage_eps)
+        advantages = grpo(
+            raw,
+            torch.arange(count) // group_size,
+            normalize_by_std=normalize_by_std,
+            eps=advantage_eps,
+        )
     by_group = raw.view(-1, group_size)
     metadata = {
         "mean": float(raw.mean()),
@@ -62,9 +74,13 @@ def compute_group_normalized_rewards(
     return advantages, raw, metadata
 
 
-def compute_naive_policy_gradient_loss(raw_rewards_or_advantages: Tensor, policy_log_probs: Tensor) -> Tensor:
+def compute_naive_policy_gradient_loss(
+    raw_rewards_or_advantages: Tensor, policy_log_probs: Tensor
+) -> Tensor:
     """(rows, positions) -A · logp, from (rows, 1) rewards or advantages and (rows, positions) log-probs."""
-    return policy_gradient(policy_log_probs, _column(raw_rewards_or_advantages, policy_log_probs)).values
+    return policy_gradient(
+        policy_log_probs, _column(raw_rewards_or_advantages, policy_log_probs)
+    ).values
 
 
 def compute_grpo_clip_loss(
@@ -82,7 +98,14 @@ def _ratio_loss(
     advantages: Tensor, policy_log_probs: Tensor, old_log_probs: Tensor, cliprange: float | None
 ) -> tuple[Tensor, dict[str, Tensor]]:
     column = _column(advantages, policy_log_probs)
-    loss = ppo_clip(policy_log_probs, old_log_probs, column, clip_low=cliprange, clip_high=cliprange, dual_clip=None)
+    loss = ppo_clip(
+        policy_log_probs,
+        old_log_probs,
+        column,
+        clip_low=cliprange,
+        clip_high=cliprange,
+        dual_clip=None,
+    )
     return loss.values, {"clipped": loss.metrics["clip_fraction"].bool()}
 
 
@@ -102,7 +125,9 @@ def compute_policy_gradient_loss(
     Raises: ValueError for an unknown type, or when something the type needs is missing.
     """
     if loss_type == "no_baseline":
-        return compute_naive_policy_gradient_loss(_given("raw_rewards", raw_rewards, loss_type), policy_log_probs), {}
+        return compute_naive_policy_gradient_loss(
+            _given("raw_rewards", raw_rewards, loss_type), policy_log_probs
+        ), {}
     if loss_type not in LOSS_TYPES:
         raise ValueError(f"unknown loss_type {loss_type!r}; {did_you_mean(loss_type, LOSS_TYPES)}")
     advantages = _given("advantages", advantages, loss_type)
@@ -117,13 +142,18 @@ def compute_policy_gradient_loss(
 
 
 def sft_microbatch_train_step(
-    policy_log_probs: Tensor, response_mask: Tensor, gradient_accumulation_steps: int, normalize_constant: float = 1.0
+    policy_log_probs: Tensor,
+    response_mask: Tensor,
+    gradient_accumulation_steps: int,
+    normalize_constant: float = 1.0,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """-mean over rows of (sum of the response's log-probs / constant) / accumulation steps. Calls backward().
 
     Returns: the scaled loss, detached, and metadata: `num_response_tokens`. Gradients add up in `.grad` in place.
     """
-    rows = masked_normalize(policy_log_probs, response_mask, dim=-1, normalize_constant=normalize_constant)
+    rows = masked_normalize(
+        policy_log_probs, response_mask, dim=-1, normalize_constant=normalize_constant
+    )
     return _backward(-rows, response_mask, gradient_accumulation_steps)
 
 
@@ -146,7 +176,9 @@ def grpo_microbatch_train_step(
     (rows, positions) and `clip_fraction` over the response tokens.
     """
     mask = response_mask.bool()
-    values, metadata = compute_policy_gradient_loss(policy_log_probs, loss_type, raw_rewards, advantages, old_log_probs, cliprange)
+    values, metadata = compute_policy_gradient_loss(
+        policy_log_probs, loss_type, raw_rewards, advantages, old_log_probs, cliprange
+    )
     if constant_normalize_factor is None:
         row_of = torch.arange(len(values), device=values.device).repeat_interleave(values.shape[1])
         rows = row_mean(values.flatten(), mask.flatten(), row_of, len(values))
@@ -158,9 +190,13 @@ def grpo_microbatch_train_step(
     return loss, metadata | counts
 
 
-def _backward(rows: Tensor, mask: Tensor, gradient_accumulation_steps: int) -> tuple[Tensor, dict[str, Tensor]]:
+def _backward(
+    rows: Tensor, mask: Tensor, gradient_accumulation_steps: int
+) -> tuple[Tensor, dict[str, Tensor]]:
     if gradient_accumulation_steps < 1:
-        raise ValueError(f"gradient_accumulation_steps is {gradient_accumulation_steps}; it is at least 1")
+        raise ValueError(
+            f"gradient_accumulation_steps is {gradient_accumulation_steps}; it is at least 1"
+        )
     loss = rows.mean() / gradient_accumulation_steps
     loss.backward()
     return loss.detach(), {"num_response_tokens": mask.bool().sum()}
@@ -168,7 +204,9 @@ def _backward(rows: Tensor, mask: Tensor, gradient_accumulation_steps: int) -> t
 
 def _column(values: Tensor, log_probs: Tensor) -> Tensor:
     if values.shape not in ((len(log_probs), 1), log_probs.shape):
-        raise ValueError(f"rewards or advantages are {tuple(values.shape)}; log-probs {tuple(log_probs.shape)} want (rows, 1)")
+        raise ValueError(
+            f"rewards or advantages are {tuple(values.shape)}; log-probs {tuple(log_probs.shape)} want (rows, 1)"
+        )
     return values
 
 

@@ -21,7 +21,7 @@ LETTERS = "ABCD"
 
 
 def alpaca(prompt: str, response: str) -> str:
-    """The Alpaca text of one exchange. Nothing follows the response: a newline there would be learnt in place of the end."""
+    """The Alpaca text of one exchange. Nothing follows the response: a newline there would be learned in place of the end."""
     style = STYLES["alpaca_sft"]
     return f"{style.before}{prompt}{style.after}{response}"
 
@@ -44,7 +44,9 @@ class PackedSftDataset(Dataset[dict[str, Tensor]]):
     Raises: ConfigError for a file that cannot be read or a row without prompt or response; ValueError for seq_length below 1.
     """
 
-    def __init__(self, tokenizer: Any, dataset_path: str | os.PathLike[str], seq_length: int, shuffle: bool) -> None:
+    def __init__(
+        self, tokenizer: Any, dataset_path: str | os.PathLike[str], seq_length: int, shuffle: bool
+    ) -> None:
         if seq_length < 1:
             raise ValueError(f"seq_length is {seq_length}; a row has at least one token")
         self.seq_length = seq_length
@@ -52,7 +54,9 @@ class PackedSftDataset(Dataset[dict[str, Tensor]]):
         for place, row in read_rows(Path(dataset_path)):
             prompt, response = row.get("prompt"), row.get("response")
             if not isinstance(prompt, str) or not isinstance(response, str):
-                raise ConfigError(f"{dataset_path}: {place}: no text in prompt or response; each row needs both")
+                raise ConfigError(
+                    f"{dataset_path}: {place}: no text in prompt or response; each row needs both"
+                )
             documents.append(torch.tensor(_document(prompts, prompt, response)))
         order = torch.randperm(len(documents)).tolist() if shuffle else range(len(documents))
         self.tokens = torch.cat([torch.empty(0, dtype=torch.int64), *(documents[i] for i in order)])
@@ -120,10 +124,14 @@ def compute_per_instance_dpo_loss(
     and runs without gradient.
     """
     prompts = Prompts(tokenizer, "plain")
-    pair = [_document(prompts, prompt, response) for response in (response_chosen, response_rejected)]
+    pair = [
+        _document(prompts, prompt, response) for response in (response_chosen, response_rejected)
+    ]
     chosen, rejected = (_log_prob(lm, ids) for ids in pair)
     with torch.no_grad():
-        reference_chosen, reference_rejected = (_log_prob(lm_ref, ids).to(chosen.device) for ids in pair)
+        reference_chosen, reference_rejected = (
+            _log_prob(lm_ref, ids).to(chosen.device) for ids in pair
+        )
     return dpo(chosen, rejected, reference_chosen, reference_rejected, beta=beta).values[0]
 
 

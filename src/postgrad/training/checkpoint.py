@@ -1,6 +1,6 @@
 """Checkpoints: written aside, synced, renamed; `latest` moves last. A kill at any moment leaves the one before usable.
 
-checkpoints/step-N/policy/  optimiser.safetensors  method.bin  state.json, and pending.bin where rollouts run ahead
+checkpoints/step-N/policy/  optimizer.safetensors  method.bin  state.json, and pending.bin where rollouts run ahead
 """
 
 import json
@@ -45,7 +45,9 @@ class Saved:
     pending: list[Any] = field(default_factory=list)  # rollouts sampled ahead of their steps
 
 
-def save(folder: Path, models: Sequence[Savable], saved: Saved, keep: int, best: int | None = None) -> Path:
+def save(
+    folder: Path, models: Sequence[Savable], saved: Saved, keep: int, best: int | None = None
+) -> Path:
     """Write checkpoint `saved.step` under the run folder and drop the oldest beyond `keep`, but never the one of step `best`."""
     final, aside = _places(folder, saved.step)
     with _whole_or_gone(final, aside):
@@ -63,8 +65,21 @@ class Writer:
     `latest` moves when all of a checkpoint is on the disk, so a kill in between leaves the one before.
     """
 
-    def __init__(self, folder: Path, models: Sequence[Savable], keep: int, behind: bool, told: Callable[[Path], None]) -> None:
-        self.folder, self.models, self.keep, self.behind, self.told = folder, models, keep, behind, told
+    def __init__(
+        self,
+        folder: Path,
+        models: Sequence[Savable],
+        keep: int,
+        behind: bool,
+        told: Callable[[Path], None],
+    ) -> None:
+        self.folder, self.models, self.keep, self.behind, self.told = (
+            folder,
+            models,
+            keep,
+            behind,
+            told,
+        )
         self.open: tuple[int, int | None] | None = None  # step and best of what is being written
 
     def tidy(self, step: int, best: int | None) -> None:
@@ -140,7 +155,9 @@ def _begin(aside: Path, saved: Saved) -> None:
 def _finish(final: Path, aside: Path, best: int | None) -> None:
     root = final.parent
     _sync_tree(aside)
-    shutil.rmtree(final, ignore_errors=True)  # left by a run that was killed after this rename and went on from an older one
+    shutil.rmtree(
+        final, ignore_errors=True
+    )  # left by a run that was killed after this rename and went on from an older one
     aside.rename(final)
     if best is None:
         (root / "best").unlink(missing_ok=True)
@@ -171,7 +188,9 @@ def to_continue(folder: Path, note: Callable[[str], None]) -> Path | None:
     if not named or root / named in whole:
         return root / named if named else None
     if not whole:
-        raise RunError(f"{root}/latest names {named}, which is not there, and there is no other; remove {root} to start again")
+        raise RunError(
+            f"{root}/latest names {named}, which is not there, and there is no other; remove {root} to start again"
+        )
     note(f"{root}/latest names {named}, which is not there; going on from {whole[-1].name}")
     return whole[-1]
 
@@ -221,7 +240,10 @@ def _point(pointer: Path, name: str) -> None:
 
 
 def _ordered(root: Path) -> list[Path]:
-    return sorted((path for path in root.glob("step-*") if path.name.removeprefix("step-").isdigit()), key=_number)
+    return sorted(
+        (path for path in root.glob("step-*") if path.name.removeprefix("step-").isdigit()),
+        key=_number,
+    )
 
 
 def _number(path: Path) -> int:

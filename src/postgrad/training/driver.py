@@ -20,9 +20,9 @@ from postgrad.training.events import Events
 from postgrad.training.guard import Guard
 from postgrad.training.interrupt import Interrupt
 from postgrad.training.log import RunLog, describe, missing_steps, read_metrics, timed
-from postgrad.training.prefetch import Ahead
+from postgrad.training.prefetch import RolloutPrefetcher
 from postgrad.training.profile import profiled
-from postgrad.training.report import Chorus, Reporter
+from postgrad.training.report import MultiReporter, Reporter
 from postgrad.training.trackers import mirrors
 from postgrad.training.validation import Best, goal_met, validate_sets
 from postgrad.types import Batch
@@ -55,16 +55,20 @@ def train(config: Config, reporter: Reporter) -> Result:
         run.create(config)
         inputs.prompts.save(folder / "tokenizer.json")
         events = stack.enter_context(Events(folder))
-        reporter = Chorus(events, reporter, *mirrors(config))
+        reporter = MultiReporter(events, reporter, *mirrors(config))
         connect_judge(config, judge, placed.models, folder)
-        method.bind(Ports(placed.policy, placed.engine, judge, inputs.prompts, placed.models, inputs.turns))
+        method.bind(
+            Ports(placed.policy, placed.engine, judge, inputs.prompts, placed.models, inputs.turns)
+        )
         driver = Driver(config, method, inputs, folder, reporter)
         stack.callback(driver.log.close)
         reporter.started(folder, config, driver.start)
         stack.callback(reporter.stopped)
         if driver.start == 0 and inputs.too_long:
             reporter.note(inputs.too_long)
-        agree(config, method.ports, inputs.train, reporter, driver.log if driver.start == 0 else None)
+        agree(
+            config, method.ports, inputs.train, reporter, driver.log if driver.start == 0 else None
+        )
         result = driver.run()
         events.ended(result.reached, result.interrupted)
         return result
@@ -73,19 +77,36 @@ def train(config: Config, reporter: Reporter) -> Result:
 class Driver:
     """One run on its way: restored at construction, finished by run()."""
 
-    def __init__(self, config: Config, method: Method, inputs: prepare.Inputs, folder: Path, reporter: Reporter) -> None:
-        self.config, self.method, self.inputs, self.folder, self.reporter = config, method, inputs, folder, reporter
+    def __init__(
+        self,
+        config: Config,
+        method: Method,
+        inputs: prepare.Inputs,
+        folder: Path,
+        reporter: Reporter,
+    ) -> None:
+        self.config, self.method, self.inputs, self.folder, self.reporter = (
+            config,
+            method,
+            inputs,
+            folder,
+            reporter,
+        )
         self.feed = Feed(inputs.train, config.seed, config.data.shuffle)
         self.guard = Guard(config)
-        self.ahead = Ahead(config, method, self.feed)
+        self.ahead = RolloutPrefetcher(config, method, self.feed)
         training = config.training
-        self.writer = checkpoint.Writer(folder, method.trained(), training.keep_checkpoints, training.async_save, reporter.saved)
+        self.writer = checkpoint.Writer(
+            folder, method.trained(), training.keep_checkpoints, training.async_save, reporter.saved
+        )
         self.start = self.restore()
         self.log = RunLog(folder, self.start)
         self.best = Best(config, len(inputs.validation), read_metrics(folder))
         self.writer.tidy(self.start, self.best.step)
         if missing := missing_steps(folder, self.start):
-            reporter.note(f"metrics.jsonl lacks {len(missing)} of the {self.start} steps so far, the first of them {missing[0]}")
+            reporter.note(
+                f"metrics.jsonl lacks {len(missing)} of the {self.start} steps so far, the first of them {missing[0]}"
+            )
 
     def restore(self) -> int:
         found = checkpoint.to_continue(self.folder, self.reporter.note)
@@ -96,7 +117,7 @@ class Driver:
         self.method.load(saved.method)
         self.guard.flat_steps = saved.flat_steps
         self.ahead.load(saved.pending)
-        self.method.hand_over()
+        self.method.sync_weights()
         return saved.step
 
     def run(self) -> Result:
@@ -104,7 +125,9 @@ class Driver:
         interrupt = Interrupt(self.reporter.note)
         with interrupt.watched():
             saved = [line for line in read_metrics(self.folder) if line["step"] == number]
-            reached = self.validate(0) if number == 0 else goal_met(self.config, saved)  # once reached it stays finished
+            reached = (
+                self.validate(0) if number == 0 else goal_met(self.config, saved)
+            )  # once reached it stays finished
             while number < training.steps and not (interrupt.asked or reached):
                 number += 1
                 self.step(number)
@@ -113,7 +136,13 @@ class Driver:
                 if final or (training.validate_every and number % training.validate_every == 0):
                     reached = self.validate(number)
                 best = self.best.step == number
-                if final or reached or best or interrupt.asked or number % training.checkpoint_every == 0:
+                if (
+                    final
+                    or reached
+                    or best
+                    or interrupt.asked
+                    or number % training.checkpoint_every == 0
+                ):
                     self.save(number)
             self.writer.settle(wait=True)
         return Result(self.folder, number, interrupt.asked, reached)
@@ -128,7 +157,11 @@ class Driver:
                     work = stage(work, step)
             seconds = time.perf_counter() - began
         assert isinstance(work, Batch), "the last stage returns the batch"
-        speed = {"epoch": self.feed.epoch, "step_s": seconds, "tokens_per_second": work.num_tokens / seconds}
+        speed = {
+            "epoch": self.feed.epoch,
+            "step_s": seconds,
+            "tokens_per_second": work.num_tokens / seconds,
+        }
         step.metrics = describe(work) | step.metrics | speed
         self.log.write_rollouts(number, [work, *step.failed])
         self.reporter.step(self.log.write(number, step.metrics), work)
@@ -147,5 +180,11 @@ class Driver:
 
     def save(self, number: int) -> None:
         self.log.sync()
-        saved = checkpoint.Saved(number, self.feed.state(), self.guard.flat_steps, self.method.state(), self.ahead.state())
+        saved = checkpoint.Saved(
+            number,
+            self.feed.state(),
+            self.guard.flat_steps,
+            self.method.state(),
+            self.ahead.state(),
+        )
         self.writer.save(saved, self.best.step)

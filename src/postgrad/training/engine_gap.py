@@ -19,7 +19,10 @@ from postgrad.training.report import Reporter
 from postgrad.types import Batch, Problem, Trajectory
 
 PROBLEMS, SAMPLES, TOKENS = 4, 2, 32
-MAX_GAP = {"float32": 0.01, "bfloat16": 0.1}  # mean |log-prob| gap in nats; vLLM on a CPU has 7e-7 and 0.04
+MAX_GAP = {
+    "float32": 0.01,
+    "bfloat16": 0.1,
+}  # mean |log-prob| gap in nats; vLLM on a CPU has 7e-7 and 0.04
 
 
 @dataclass(frozen=True)
@@ -37,12 +40,20 @@ class Agreement:
         )
 
 
-def agree(config: Config, ports: Ports, problems: Sequence[Problem], reporter: Reporter, log: RunLog | None) -> None:
+def agree(
+    config: Config,
+    ports: Ports,
+    problems: Sequence[Problem],
+    reporter: Reporter,
+    log: RunLog | None,
+) -> None:
     """Check, and say what was found; a new run's log keeps it."""
     if (found := check_agreement(config, ports, problems)) is not None:
         reporter.note(str(found))
         if log is not None:
-            log.write(0, {"engine/start_gap_mean": found.mean, "engine/start_gap_max": found.largest})
+            log.write(
+                0, {"engine/start_gap_mean": found.mean, "engine/start_gap_max": found.largest}
+            )
 
 
 def check_agreement(config: Config, ports: Ports, problems: Sequence[Problem]) -> Agreement | None:
@@ -51,7 +62,10 @@ def check_agreement(config: Config, ports: Ports, problems: Sequence[Problem]) -
         return None
     chosen = problems[:PROBLEMS]
     requests = [
-        Request(ports.prompts.encode(p), [trajectory_seed(config.seed, 0, f"{p.uid}/agreement", i) for i in range(SAMPLES)])
+        Request(
+            ports.prompts.encode(p),
+            [trajectory_seed(config.seed, 0, f"{p.uid}/agreement", i) for i in range(SAMPLES)],
+        )
         for p in chosen
     ]
     sampling = Sampling(config.rollout.temperature, min(TOKENS, config.rollout.max_response_tokens))
@@ -76,15 +90,29 @@ def check_agreement(config: Config, ports: Ports, problems: Sequence[Problem]) -
 
 
 def _gap(
-    config: Config, ports: Ports, problems: Sequence[Problem], requests: Sequence[Request], done: Sequence[Sequence[Completion]]
+    config: Config,
+    ports: Ports,
+    problems: Sequence[Problem],
+    requests: Sequence[Request],
+    done: Sequence[Sequence[Completion]],
 ) -> Agreement:
     rows = [
-        Trajectory(problem.uid, request.prompt, one.tokens, group, index, finish=one.finish, behaviour_logprobs=one.logprobs)
-        for group, (problem, request, completions) in enumerate(zip(problems, requests, done, strict=True))
+        Trajectory(
+            problem.uid,
+            request.prompt,
+            one.tokens,
+            group,
+            index,
+            finish=one.finish,
+            behavior_logprobs=one.logprobs,
+        )
+        for group, (problem, request, completions) in enumerate(
+            zip(problems, requests, done, strict=True)
+        )
         for index, one in enumerate(completions)
     ]
     batch = Batch.of(rows)
-    gap = (batch.tokens["behaviour_logprobs"] - ports.policy.logprobs(batch)["logprobs"]).abs()
+    gap = (batch.tokens["behavior_logprobs"] - ports.policy.logprobs(batch)["logprobs"]).abs()
     bound = config.rollout.max_gap or MAX_GAP[config.model.dtype]
     return Agreement(float(gap.mean()), float(gap.max()), bound)
 
@@ -97,4 +125,7 @@ def _turned(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """The weights with the sign of the last block's matrices changed; without blocks, of every matrix."""
     number = {name: int(found[1]) for name in weights if (found := re.search(r"\.(\d+)\.", name))}
     last = max(number.values(), default=-1)
-    return {name: -tensor if tensor.dim() == 2 and number.get(name, -1) == last else tensor for name, tensor in weights.items()}
+    return {
+        name: -tensor if tensor.dim() == 2 and number.get(name, -1) == last else tensor
+        for name, tensor in weights.items()
+    }

@@ -20,15 +20,24 @@ class Events(Reporter):
 
     def __init__(self, folder: Path) -> None:
         self.file, self.number, self.total = folder / "events.jsonl", 0, 0
-        self.opening: tuple[str, int] | None = None  # the first line waits until something has really happened
+        self.opening: tuple[str, int] | None = (
+            None  # the first line waits until something has really happened
+        )
         self.goal: float | None = None
 
     def __enter__(self) -> "Events":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if isinstance(error, KeyboardInterrupt):
-            self.write("stopped", "stopped at once; the same command continues from the last checkpoint")
+            self.write(
+                "stopped", "stopped at once; the same command continues from the last checkpoint"
+            )
         elif isinstance(error, RunError):
             self.write("failed", str(error))
         elif error is not None and not isinstance(error, ConfigError):
@@ -59,7 +68,10 @@ class Events(Reporter):
         if self.number >= self.total:
             self.write("finished", "")
         elif reached:
-            self.write("finished", f"reached training.stop_at={self.goal:g}" if self.goal is not None else "")
+            self.write(
+                "finished",
+                f"reached training.stop_at={self.goal:g}" if self.goal is not None else "",
+            )
         elif interrupted:
             self.write("stopped", "stopped on request; the same command continues it")
 
@@ -86,5 +98,8 @@ class Events(Reporter):
                 whole = file.read(1) in (b"", b"\n")  # a full disk may have cut the line before
                 file.write((b"" if whole else b"\n") + json.dumps(line).encode() + b"\n")
         except OSError as error:
-            if event not in ("failed", "stopped"):  # the error that ends the run must not be hidden by this one
+            if event not in (
+                "failed",
+                "stopped",
+            ):  # the error that ends the run must not be hidden by this one
                 raise RunError(f"events.jsonl could not be written: {error.strerror}") from error

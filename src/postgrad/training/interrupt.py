@@ -20,7 +20,9 @@ class Interrupt:
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Listen to SIGINT and SIGTERM while the context lasts."""
-        before = {number: signal.signal(number, self.handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {
+            number: signal.signal(number, self.handle) for number in (signal.SIGINT, signal.SIGTERM)
+        }
         try:
             yield
         finally:

@@ -16,7 +16,9 @@ from postgrad.methods.base import Step
 from postgrad.model.async_writer import sync
 from postgrad.types import SOURCE_NAMES, Batch
 
-TOKENS_PER_ROW_GROUP = 1 << 16  # a reader who wants one problem's group then reads a part of a large file
+TOKENS_PER_ROW_GROUP = (
+    1 << 16
+)  # a reader who wants one problem's group then reads a part of a large file
 # Metrics that tell of the clock or the machine, not of the computation: two runs of one seed differ only in these.
 CLOCK = ("time", "tokens_per_second", "memory_gib", "step_s")
 
@@ -35,13 +37,18 @@ class RunLog:
             self._forget_after(start)
             self.file = (folder / "metrics.jsonl").open("a")
         except OSError as error:
-            raise RunError(f"{folder} could not be made ready to go on: {error.strerror}") from error
+            raise RunError(
+                f"{folder} could not be made ready to go on: {error.strerror}"
+            ) from error
 
     def _forget_after(self, step: int) -> None:
         """Drop what a killed run wrote after the checkpoint it goes on from; without one (step 0) all of it."""
         lines = [line for line in read_metrics(self.folder) if 0 < step >= line["step"]]
         if (self.folder / "metrics.jsonl").is_file():
-            _replace(self.folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines).encode())
+            _replace(
+                self.folder / "metrics.jsonl",
+                "".join(json.dumps(line) + "\n" for line in lines).encode(),
+            )
         for path in (self.folder / "rollouts").glob(".step-*.parquet"):  # cut short by a kill
             path.unlink()
         for path in (self.folder / "rollouts").glob("step-*.parquet"):
@@ -64,7 +71,9 @@ class RunLog:
         path = self.folder / "rollouts" / f"step-{number:06d}.parquet"
         try:
             table = pa.concat_tables([_table(b) for b in batches], promote_options="default")
-            rows = max(64, len(table) * TOKENS_PER_ROW_GROUP // max(1, sum(b.num_tokens for b in batches)))
+            rows = max(
+                64, len(table) * TOKENS_PER_ROW_GROUP // max(1, sum(b.num_tokens for b in batches))
+            )
             pq.write_table(table, path.with_name("." + path.name), row_group_size=rows)
             path.with_name("." + path.name).rename(path)
             self.unsynced.append(path)
@@ -78,7 +87,9 @@ class RunLog:
         self.unsynced = []
 
     def close(self) -> None:
-        with suppress(OSError):  # a line that a full disk refused is still in the buffer; the error was raised when it was written
+        with suppress(
+            OSError
+        ):  # a line that a full disk refused is still in the buffer; the error was raised when it was written
             self.file.close()
 
 
@@ -94,7 +105,7 @@ def timed(step: Step, name: str) -> Iterator[None]:
     except Exception as error:
         error.add_note(f"in step {step.number}, stage {name}")
         raise
-    step.metrics[f"stage/{name}_s"] = time.perf_counter() - start
+    step.metrics[f"stage/{name.removeprefix('compute_')}_s"] = time.perf_counter() - start
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
@@ -153,7 +164,9 @@ def _table(batch: Batch) -> pa.Table:
 def _lists(values: torch.Tensor, lengths: torch.Tensor) -> pa.Array:
     """A list a row; what is not a number, as the entropy of a row that no pass computed, is null."""
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]).to(torch.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets.numpy()), pa.array(values.cpu().numpy(), from_pandas=True))
+    return pa.ListArray.from_arrays(
+        pa.array(offsets.numpy()), pa.array(values.cpu().numpy(), from_pandas=True)
+    )
 
 
 def _replace(path: Path, data: bytes) -> None:

@@ -18,21 +18,23 @@ from postgrad.training.log import timed
 Rollout = tuple[Step, Any]  # a step on its way, and its batch after sampling
 
 
-class Ahead:
+class RolloutPrefetcher:
     """Gives out steps with the stages that are left of them: all of them, or those after sampling."""
 
     def __init__(self, config: Config, method: Method, feed: Feed) -> None:
         self.method, self.feed = method, feed
         self.depth, self.last = config.rollout.staleness, config.training.steps
         self.ready: deque[Rollout] = deque()
-        self.flying: _Flight | None = None
+        self.in_flight: InFlight | None = None
 
     def take(self, number: int) -> tuple[Step, Any, list[Stage]]:
         """(step, its work so far, the stages left)."""
         stages = self.method.stages()
         if not self.depth:
             return Step(number, self.feed), None, stages
-        while not self.ready or self.ready[-1][0].number < min(number + self.depth - 1, self.last):  # only at the start of a run
+        while not self.ready or self.ready[-1][0].number < min(
+            number + self.depth - 1, self.last
+        ):  # only at the start of a run
             self._send(self.ready[-1][0].number + 1 if self.ready else number, number)
             self._land()
         step, batch = self.ready.popleft()
@@ -52,10 +54,15 @@ class Ahead:
 
     def state(self) -> list[Any]:
         """What was sampled and not trained on yet; goes into the checkpoint."""
-        return [{"number": step.number, "metrics": step.metrics, "batch": batch} for step, batch in self.ready]
+        return [
+            {"number": step.number, "metrics": step.metrics, "batch": batch}
+            for step, batch in self.ready
+        ]
 
     def load(self, state: list[Any]) -> None:
-        self.ready = deque((Step(one["number"], self.feed, one["metrics"]), one["batch"]) for one in state)
+        self.ready = deque(
+            (Step(one["number"], self.feed, one["metrics"]), one["batch"]) for one in state
+        )
 
     def _send(self, number: int, now: int) -> None:
         """Compose a step here, and let a thread sample it."""
@@ -66,15 +73,15 @@ class Ahead:
         for stage in stages[:at]:
             with timed(step, stage.__name__):
                 work = stage(work, step)
-        self.flying = _Flight(step, stages[at], work)
+        self.in_flight = InFlight(step, stages[at], work)
 
     def _land(self) -> None:
-        if self.flying is not None:
-            self.ready.append(self.flying.land())
-            self.flying = None
+        if self.in_flight is not None:
+            self.ready.append(self.in_flight.join())
+            self.in_flight = None
 
 
-class _Flight:
+class InFlight:
     """One step being sampled in a thread of its own, which does not keep a stopping process alive."""
 
     def __init__(self, step: Step, sample: Stage, work: Any) -> None:
@@ -90,7 +97,7 @@ class _Flight:
         except BaseException as error:
             self.error = error
 
-    def land(self) -> Rollout:
+    def join(self) -> Rollout:
         self.thread.join()  # the engine's calls have time limits of their own
         if self.error is not None:
             raise self.error

@@ -11,12 +11,16 @@ ROWS = 40
 
 
 @contextmanager
-def profiled(folder: Path, number: int, steps: list[int], note: Callable[[str], None]) -> Iterator[None]:
+def profiled(
+    folder: Path, number: int, steps: list[int], note: Callable[[str], None]
+) -> Iterator[None]:
     """Write profile/step-N.json.gz and step-N.txt of the run when N is among `steps`; stages are named in both."""
     if number not in steps:
         yield
         return
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else it writes a line about itself before and after
+    os.environ.setdefault(
+        "KINETO_LOG_LEVEL", "6"
+    )  # else it writes a line about itself before and after
     activities = supported_activities()
     with profile(activities=activities) as seen:
         yield
@@ -25,8 +29,12 @@ def profiled(folder: Path, number: int, steps: list[int], note: Callable[[str], 
     try:
         here.mkdir(exist_ok=True)
         seen.export_chrome_trace(str(here / f"step-{number}.json.gz"))
-        (here / f"step-{number}.txt").write_text(seen.key_averages().table(sort_by=by, row_limit=ROWS))
+        (here / f"step-{number}.txt").write_text(
+            seen.key_averages().table(sort_by=by, row_limit=ROWS)
+        )
     except OSError as error:
         note(f"the profile of step {number} could not be written: {error.strerror}")
         return
-    note(f"profile of step {number}: {here / f'step-{number}.txt'}, and step-{number}.json.gz beside it for ui.perfetto.dev")
+    note(
+        f"profile of step {number}: {here / f'step-{number}.txt'}, and step-{number}.json.gz beside it for ui.perfetto.dev"
+    )

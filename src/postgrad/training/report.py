@@ -26,7 +26,7 @@ class Reporter:
     def stopped(self) -> None: ...
 
 
-class Chorus(Reporter):
+class MultiReporter(Reporter):
     """Several reporters as one: each is told in turn."""
 
     def __init__(self, *voices: Reporter) -> None:
@@ -68,7 +68,9 @@ class Plain(Reporter):
         self.clock.start(start, config.training.steps)
         verb = f"continuing at step {start}" if start else "starting"
         model = config.model
-        self.note(f"{verb}: {folder} ({config.method.name}, {model.path}, {model.device} {model.dtype}, {model.threads} threads)")
+        self.note(
+            f"{verb}: {folder} ({config.method.name}, {model.path}, {model.device} {model.dtype}, {model.threads} threads)"
+        )
 
     def step(self, metrics: dict[str, float], batch: Batch) -> None:
         self.clock.tick(int(metrics["step"]))
@@ -77,12 +79,15 @@ class Plain(Reporter):
             return
         self.last = time.monotonic()
         parts = [f"step {int(metrics['step'])}/{self.clock.total}"]
-        parts += [f"{label} {metrics[name]:{form}}" for name, label, form in SHOWN if name in metrics]
+        parts += [
+            f"{label} {metrics[name]:{form}}" for name, label, form in SHOWN if name in metrics
+        ]
         print("  ".join([*parts, f"left {self.clock.left()}"]), flush=True)
 
     def validated(self, number: int, metrics: dict[str, float]) -> None:
         print(
-            f"step {number} validation  " + "  ".join(f"{k.removeprefix('validation/')} {v:.3f}" for k, v in metrics.items()),
+            f"step {number} validation  "
+            + "  ".join(f"{k.removeprefix('validation/')} {v:.3f}" for k, v in metrics.items()),
             flush=True,
         )
 
@@ -125,7 +130,13 @@ def duration(seconds: float) -> str:
     """1h02m, 3m05s or 12s."""
     whole = round(seconds)
     hours, minutes = divmod(whole // 60, 60)
-    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{whole % 60:02d}s" if minutes else f"{whole}s"
+    return (
+        f"{hours}h{minutes:02d}m"
+        if hours
+        else f"{minutes}m{whole % 60:02d}s"
+        if minutes
+        else f"{whole}s"
+    )
 
 
 def sparkline(values: list[float], width: int = 48) -> str:
@@ -133,9 +144,14 @@ def sparkline(values: list[float], width: int = 48) -> str:
     if not values:
         return ""
     share = max(1, -(-len(values) // width))
-    means = [sum(values[i : i + share]) / len(values[i : i + share]) for i in range(0, len(values), share)]
+    means = [
+        sum(values[i : i + share]) / len(values[i : i + share])
+        for i in range(0, len(values), share)
+    ]
     low, high = min(means), max(means)
-    return "".join(BARS[round((v - low) / (high - low) * 7)] if high > low else BARS[0] for v in means)
+    return "".join(
+        BARS[round((v - low) / (high - low) * 7)] if high > low else BARS[0] for v in means
+    )
 
 
 class Panel(Reporter):
@@ -163,7 +179,9 @@ class Panel(Reporter):
     def step(self, metrics: dict[str, float], batch: Batch) -> None:
         self.clock.tick(int(metrics["step"]))
         self.metrics = metrics
-        name = next((name for name in ("reward/mean", "sft/loss", "loss") if name in metrics), "")  # dpo has the plain loss alone
+        name = next(
+            (name for name in ("reward/mean", "sft/loss", "loss") if name in metrics), ""
+        )  # dpo has the plain loss alone
         self.curve.append(metrics.get(name, 0.0))
         self.samples = pick_samples(batch)
         self.draw()
@@ -195,8 +213,15 @@ class Panel(Reporter):
         text.append(sparkline(self.curve) + "\n", style="green")
         numbers = [f"{label} {m[name]:{form}}" for name, label, form in SHOWN[2:] if name in m]
         text.append("   ".join(numbers) + "\n", style="dim")
-        for number, values in [self.validation[0], self.validation[-1]][: len(self.validation)] if self.validation else []:
-            shown = "   ".join(f"{k.removeprefix('validation/').replace('_', ' ')} {v:.3f}" for k, v in values.items())
+        for number, values in (
+            [self.validation[0], self.validation[-1]][: len(self.validation)]
+            if self.validation
+            else []
+        ):
+            shown = "   ".join(
+                f"{k.removeprefix('validation/').replace('_', ' ')} {v:.3f}"
+                for k, v in values.items()
+            )
             text.append(f"held out, step {number:<5} {shown}\n")
         for response, reward, length in self.samples:
             text.append(f"{reward:+.2f} ", style="green" if reward > 0 else "red")
@@ -213,11 +238,16 @@ def pick_samples(batch: Batch) -> list[tuple[str, float, int]]:
     if "text" not in batch.rows or not len(batch):
         return []
     first = batch.rows["group"] == batch.rows["group"][0]
-    rows = sorted((i for i in range(len(batch)) if first[i]), key=lambda i: -float(batch.rows["reward"][i]))
+    rows = sorted(
+        (i for i in range(len(batch)) if first[i]), key=lambda i: -float(batch.rows["reward"][i])
+    )
     question = one_line(batch.rows["question"][rows[0]], 30)
     picked = dict.fromkeys([rows[0], rows[-1]])
     texts = [f"{question} ▸ {batch.rows['text'][i]}" for i in picked]
-    return [(text, float(batch.rows["reward"][i]), int(batch.response.lengths[i])) for text, i in zip(texts, picked, strict=True)]
+    return [
+        (text, float(batch.rows["reward"][i]), int(batch.response.lengths[i]))
+        for text, i in zip(texts, picked, strict=True)
+    ]
 
 
 def one_line(text: str, width: int) -> str:

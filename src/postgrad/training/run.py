@@ -32,7 +32,7 @@ MAY_CHANGE = {
     "rollout.max_gap",
     "training.async_save",
     "training.profile_steps",
-    "cluster.place",
+    "cluster.backend",
     "cluster.workers",
     "cluster.engines",
     "cluster.pools",
@@ -78,7 +78,9 @@ def continued(config: Config) -> Config:
             setattr(getattr(config, section), key, wanted[section][key])
     may = MAY_CHANGE | _may_here(config)
     inside = tuple(f"{key}." for key in may)  # of settings that are dictionaries
-    changed = [key for key in differences(stored, wanted) if key not in may and not key.startswith(inside)]
+    changed = [
+        key for key in differences(stored, wanted) if key not in may and not key.startswith(inside)
+    ]
     if changed:
         key = changed[0]
         raise ConfigError(
@@ -91,8 +93,10 @@ def continued(config: Config) -> Config:
 def _may_here(config: Config) -> set[str]:
     """Settings that change nothing in this run: its length where no step depends on it, and the place of the model that its `first` run
     left, which compares its own settings."""
-    steps = config.optimiser.schedule == "constant" and not config.rollout.staleness
-    return ({"training.steps"} if steps else set()) | ({"model.path"} if config.first.recipe else set())
+    steps = config.optimizer.schedule == "constant" and not config.rollout.staleness
+    return ({"training.steps"} if steps else set()) | (
+        {"model.path"} if config.warmup.recipe else set()
+    )
 
 
 def create(config: Config) -> Path:
@@ -122,16 +126,22 @@ def locked(folder: Path, new: bool = False) -> Iterator[None]:
             f"the run folder {folder} cannot be written: {error.strerror}; choose another with runs=FOLDER"
         ) from error
     with lock as file:
-        for more in reversed(range(TRIES)):  # somebody who only looks whether the run is alive holds it for a moment, too
+        for more in reversed(
+            range(TRIES)
+        ):  # somebody who only looks whether the run is alive holds it for a moment, too
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError as error:
                 if not more:
-                    raise ConfigError(f"{folder} is in use by another process; wait for it, or use another name=...") from error
+                    raise ConfigError(
+                        f"{folder} is in use by another process; wait for it, or use another name=..."
+                    ) from error
                 time.sleep(0.02)
         if new and (folder / "config.yaml").exists():
-            raise ConfigError(f"another process has made {folder} meanwhile; the same command continues its run")
+            raise ConfigError(
+                f"another process has made {folder} meanwhile; the same command continues its run"
+            )
         yield
 
 
@@ -140,9 +150,13 @@ def _stored(file: Path) -> dict[str, Any]:
     try:
         stored: Any = OmegaConf.to_container(OmegaConf.load(file))
     except (OSError, ValueError, YAMLError) as error:
-        raise ConfigError(f"{file} cannot be read: {' '.join(str(error).split())[:200]}; use another name=...") from error
+        raise ConfigError(
+            f"{file} cannot be read: {' '.join(str(error).split())[:200]}; use another name=..."
+        ) from error
     sections = {section for section, _, _ in AUTO}
-    if not isinstance(stored, dict) or not all(isinstance(stored.get(section), dict) for section in sections):
+    if not isinstance(stored, dict) or not all(
+        isinstance(stored.get(section), dict) for section in sections
+    ):
         raise ConfigError(f"{file} is not the configuration of a run; use another name=...")
     return stored
 

@@ -38,10 +38,14 @@ class Mirror(Reporter):
         try:
             self.tracker = TRACKERS[self.kind](folder.resolve(), config, start)
         except Exception as error:  # each package has errors of its own
-            raise RunError(f"track={self.kind} could not start: {' '.join(str(error).split())[:300]}") from error
+            raise RunError(
+                f"track={self.kind} could not start: {' '.join(str(error).split())[:300]}"
+            ) from error
 
     def step(self, metrics: dict[str, float], batch: Batch) -> None:
-        self._pass_on(int(metrics["step"]), {k: v for k, v in metrics.items() if k not in ("step", "time")})
+        self._pass_on(
+            int(metrics["step"]), {k: v for k, v in metrics.items() if k not in ("step", "time")}
+        )
 
     def validated(self, number: int, metrics: dict[str, float]) -> None:
         self._pass_on(number, metrics)
@@ -70,7 +74,9 @@ def wandb(folder: Path, config: Config, start: int) -> Tracker:
     """Online, or offline under runs/NAME/wandb with WANDB_MODE=offline; `wandb sync` sends such a folder later."""
     import wandb
 
-    identity = hashlib.blake2b(str(folder).encode(), digest_size=8).hexdigest()  # a run that goes on is the same run there
+    identity = hashlib.blake2b(
+        str(folder).encode(), digest_size=8
+    ).hexdigest()  # a run that goes on is the same run there
     run = wandb.init(
         project="postgrad",
         name=config.name,
@@ -85,7 +91,10 @@ def wandb(folder: Path, config: Config, start: int) -> Tracker:
     def finish() -> None:
         run.finish()
         if run.offline:  # nothing was sent: say how
-            print(f"to send this run to Weights & Biases: wandb sync {Path(run.dir).parent}", flush=True)
+            print(
+                f"to send this run to Weights & Biases: wandb sync {Path(run.dir).parent}",
+                flush=True,
+            )
 
     return (lambda number, metrics: run.log({"step": number, **metrics})), finish
 
@@ -109,9 +118,17 @@ def trackio(folder: Path, config: Config, start: int) -> Tracker:
     import trackio
 
     trackio.init(
-        project="postgrad", name=config.name.replace("/", "-"), config=dataclasses.asdict(config), resume="allow", embed=False
+        project="postgrad",
+        name=config.name.replace("/", "-"),
+        config=dataclasses.asdict(config),
+        resume="allow",
+        embed=False,
     )
     return (lambda number, metrics: trackio.log(metrics, step=number)), trackio.finish
 
 
-TRACKERS: dict[str, Callable[[Path, Config, int], Tracker]] = {"wandb": wandb, "tensorboard": tensorboard, "trackio": trackio}
+TRACKERS: dict[str, Callable[[Path, Config, int], Tracker]] = {
+    "wandb": wandb,
+    "tensorboard": tensorboard,
+    "trackio": trackio,
+}

@@ -16,7 +16,10 @@ PREFIX = "validation/"
 def load_sets(config: Config) -> dict[str, list[Problem]]:
     """The sets of data.validation by name, the first problems of each; refuses to keep the best checkpoint by a test set."""
     places = split_sets(config.data.validation) if config.data.validation else {}
-    sets = {name: load_problems(place)[: config.training.validation_problems] for name, place in places.items()}
+    sets = {
+        name: load_problems(place)[: config.training.validation_problems]
+        for name, place in places.items()
+    }
     best = config.training.keep_best
     if not best:
         return sets
@@ -24,7 +27,9 @@ def load_sets(config: Config) -> dict[str, list[Problem]]:
         missing = "data.validation=FILE" if not sets else "training.validate_every=N"
         raise ConfigError(f"training.keep_best={best} chooses among validations; add {missing}")
     if best != MEAN and best not in sets:
-        raise ConfigError(f"training.keep_best={best} is none of the validation sets; {did_you_mean(best, [*sets, MEAN])}")
+        raise ConfigError(
+            f"training.keep_best={best} is none of the validation sets; {did_you_mean(best, [*sets, MEAN])}"
+        )
     for name in sets if best == MEAN else [best]:
         if sign := sign_of_test(places[name], sets[name]):
             raise ConfigError(
@@ -44,7 +49,9 @@ def validate_sets(method: Method, sets: Mapping[str, Sequence[Problem]]) -> dict
         values = [result[key] for result in results.values() if key in result]
         out[key] = sum(values) / len(values)
     for name, result in results.items():
-        out |= {f"{PREFIX}{name}/{key.removeprefix(PREFIX)}": value for key, value in result.items()}
+        out |= {
+            f"{PREFIX}{name}/{key.removeprefix(PREFIX)}": value for key, value in result.items()
+        }
     return out
 
 
@@ -75,7 +82,9 @@ class Best:
             return
         accuracy, loss = metrics.get(f"{self.prefix}accuracy"), metrics.get(f"{self.prefix}loss")
         if accuracy is None and loss is None:
-            raise RunError(f"training.keep_best={self.name}: its validation gives neither accuracy nor loss")
+            raise RunError(
+                f"training.keep_best={self.name}: its validation gives neither accuracy nor loss"
+            )
         value = accuracy if accuracy is not None else -float(loss or 0.0)
         if value > self.value:
             self.step, self.value = step, value

@@ -10,15 +10,26 @@ from collections import deque
 from dataclasses import dataclass
 
 from postgrad.problem import Failure, Problem, Score
-from postgrad.verifiers.equality import MAX_ANSWER, compare, number, same_number, split_unit, strip_wrapping
+from postgrad.verifiers.equality import (
+    MAX_ANSWER,
+    compare,
+    number,
+    same_number,
+    split_unit,
+    strip_wrapping,
+)
 
 MAX_BOX = 10 * MAX_ANSWER  # characters; a box that does not close within them is not closed
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
-_HASHES = re.compile(r"####[\s*$\\(]{0,8}([-−]?\s?\\?\$?(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)(?:/[0-9]+)?)")
+_HASHES = re.compile(
+    r"####[\s*$\\(]{0,8}([-−]?\s?\\?\$?(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)(?:/[0-9]+)?)"
+)
 # Nothing may fail after an unbounded repeat in these patterns: that is what keeps them linear.
-_NUMBER = re.compile(r"(?:(?<![0-9A-Za-z.)}\]])[-−])?\\?\$?(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)(?:/[0-9]+)?%?")
+_NUMBER = re.compile(
+    r"(?:(?<![0-9A-Za-z.)}\]])[-−])?\\?\$?(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)(?:/[0-9]+)?%?"
+)
 _STATED = re.compile(
     r"\b(?i:answer|correct option|correct choice)(?:\s{1,3}(?i:option|choice))?(?:\s{1,3}(?i:is|would be)\b|\s{0,3}[:=])"
     r"|\b(?i:final answer)\*{0,2}[ \t]{0,3}\n"  # as a heading
@@ -49,7 +60,10 @@ class _Labels:
         lead = rf"(?:\s|[*$:({{\[\"'`“‘]|\\\(|(?i:option|choice|letter|{_HENCE})\b|\\(?:text|textbf|mathrm|mathbf|boxed)\b){{0,8}}"
         lone = rf"(?:(?i:option|choice)\s)?[\s*(\[$]{{0,6}}([{names}])"
         lone += r"(?:\*{0,2}[.):]\*{0,2}(?=\s)([^\n]{0,200})|[\s*)\].:$]{0,6})"
-        stated, option = re.compile(f"{lead}({plain})", re.MULTILINE), re.compile(rf"\(([{names}])\)")
+        stated, option = (
+            re.compile(f"{lead}({plain})", re.MULTILINE),
+            re.compile(rf"\(([{names}])\)"),
+        )
         others = re.compile(
             rf"\s{{0,2}}(?:,|/|&|or\b|and\b| )\s{{0,2}}(?:or\s|and\s)?[(*]{{0,3}}[{names}][)*]{{0,3}}(?=[\s.,/&]|$)"
         )
@@ -82,7 +96,13 @@ def boxed_answer(text: str) -> str | None:
     rest = text[last.end() : last.end() + MAX_BOX].lstrip()
     if not rest.startswith("{"):
         line = rest.split("\n", 1)[0]
-        words = line.split("$", 1)[0] if "$" in line else line.split(maxsplit=1)[0] if line.strip() else ""
+        words = (
+            line.split("$", 1)[0]
+            if "$" in line
+            else line.split(maxsplit=1)[0]
+            if line.strip()
+            else ""
+        )
         return words.strip() or None
     depth = 0
     for brace in _BRACE.finditer(rest):
@@ -117,7 +137,9 @@ def stated_answer(text: str) -> str | None:
     line = text[last.end() : last.end() + MAX_ANSWER].lstrip(":*= \t\r\n").split("\n", 1)[0]
     line = re.split(r"\.\s", line, maxsplit=1)[0].strip()
     line = _HENCE_FIRST.sub("", line)
-    if "*" in line and line.count("**") % 2:  # the stars that opened the bold went with the words before the answer
+    if (
+        "*" in line and line.count("**") % 2
+    ):  # the stars that opened the bold went with the words before the answer
         line = line.replace("**", "", 1)
     for mark in ("$$", "$"):
         if line.startswith(mark) and line.count(mark) > 1:
@@ -148,12 +170,18 @@ def truth_of(problem: Problem) -> str:
 
 def result(answer: bool, **parts: bool) -> Score:
     """A 0/1 score whose value is the answer's."""
-    return Score(float(answer), {"answer": float(answer)} | {name: float(part) for name, part in parts.items()})
+    return Score(
+        float(answer),
+        {"answer": float(answer)} | {name: float(part) for name, part in parts.items()},
+    )
 
 
 def unusable(problem: Problem, wanted: str) -> Failure:
     """The failure for a ground truth that this verifier cannot compare with."""
-    return Failure("invalid", f"the ground truth {problem.ground_truth[:80]!r} of problem {problem.uid} is not {wanted}")
+    return Failure(
+        "invalid",
+        f"the ground truth {problem.ground_truth[:80]!r} of problem {problem.uid} is not {wanted}",
+    )
 
 
 def exact(response: str, problem: Problem) -> Score | Failure:
@@ -173,7 +201,7 @@ def numeric(response: str, problem: Problem) -> Score | Failure:
 
 
 def boxed(response: str, problem: Problem) -> Score | Failure:
-    """1 when the last \\boxed answer is the ground truth as a number or as normalised LaTeX. `format`: there is such a box."""
+    """1 when the last \\boxed answer is the ground truth as a number or as normalized LaTeX. `format`: there is such a box."""
     truth = truth_of(problem)
     if not truth:
         return unusable(problem, "an answer")
@@ -255,7 +283,9 @@ def choice(response: str, problem: Problem) -> Score | Failure:
 
 def chosen_option(response: str, problem: Problem) -> str | None:
     """The option a response chooses, named as the ground truth names its own; None without a choice."""
-    return _chosen(response, _DIGITS if (_label(problem.ground_truth) or "").isdigit() else _LETTERS)[0]
+    return _chosen(
+        response, _DIGITS if (_label(problem.ground_truth) or "").isdigit() else _LETTERS
+    )[0]
 
 
 def _chosen(response: str, labels: _Labels) -> tuple[str | None, bool]:
@@ -263,7 +293,11 @@ def _chosen(response: str, labels: _Labels) -> tuple[str | None, bool]:
 
     Without a plain statement a single option in brackets counts; two different ones are no choice, nor is a list of them after "answer is".
     """
-    tagged = response.rpartition("<answer>")[2].partition("</answer>")[0] if "<answer>" in response else ""
+    tagged = (
+        response.rpartition("<answer>")[2].partition("</answer>")[0]
+        if "<answer>" in response
+        else ""
+    )
     for marked in (boxed_answer(response) or "", tagged):
         if (name := _label(marked)) and name in labels.names:
             return name, True
@@ -272,7 +306,11 @@ def _chosen(response: str, labels: _Labels) -> tuple[str | None, bool]:
         if found := labels.stated.match(response, stated.end()):
             if said and said.start() > found.start():
                 return said.group(1), True
-            return (None, False) if _lists_more(response, found.end(), labels) else (found.group(1), True)
+            return (
+                (None, False)
+                if _lists_more(response, found.end(), labels)
+                else (found.group(1), True)
+            )
     if said:
         return said.group(1), True
     found = labels.lone.fullmatch(response.strip()) if len(response) <= MAX_ANSWER else None
@@ -308,7 +346,11 @@ def tagged_answers(response: str) -> tuple[bool, list[str]]:
     head = before + opening
     good = bool(closing) and ("</think> <answer>" in head or "</think>\n<answer>" in head)
     text = inner if opening else response
-    answers = [boxed_answer(text)] if _BOX.search(text) else [inner if opening else None, stated_answer(text)]
+    answers = (
+        [boxed_answer(text)]
+        if _BOX.search(text)
+        else [inner if opening else None, stated_answer(text)]
+    )
     return good, [answer for answer in answers if answer and answer.strip()]
 
 

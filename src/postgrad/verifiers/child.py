@@ -24,7 +24,12 @@ GRACE_S = 2.0  # the parent kills at the time limit; the kernel's alarm does so 
 
 
 def main() -> None:
-    channel_fd, parent, timeout_s, memory_bytes = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
+    channel_fd, parent, timeout_s, memory_bytes = (
+        int(sys.argv[1]),
+        int(sys.argv[2]),
+        float(sys.argv[3]),
+        int(sys.argv[4]),
+    )
     os.set_inheritable(channel_fd, False)
     threading.Thread(target=_exit_with, args=(parent,), daemon=True).start()
     signal.signal(
@@ -57,7 +62,12 @@ def main() -> None:
                 _limit_memory(None)
                 # Others may have left the memory full: only the first response of a process is to blame, a later one starts afresh.
                 if num_judged == 0:
-                    send("failed", item, "crash", f"the verifier needed more than {memory_bytes >> 20} MiB of memory")
+                    send(
+                        "failed",
+                        item,
+                        "crash",
+                        f"the verifier needed more than {memory_bytes >> 20} MiB of memory",
+                    )
                 send("bye")
                 os._exit(0)
             except ConfigError as error:
@@ -71,14 +81,25 @@ def main() -> None:
 
 def encode(message: Any) -> bytes:
     """One line of JSON. What JSON does not know (arrays and scalars of NumPy in `extra`) becomes lists, numbers or text."""
-    plain = json.dumps(message, skipkeys=True, default=lambda value: value.tolist() if hasattr(value, "tolist") else str(value))
+    plain = json.dumps(
+        message,
+        skipkeys=True,
+        default=lambda value: value.tolist() if hasattr(value, "tolist") else str(value),
+    )
     return plain.encode() + b"\n"
 
 
 def problem_from(data: dict[str, Any]) -> Problem:
     """The problem that was sent as `vars(problem)`; JSON has made its tuples lists."""
     messages, demonstrations = tuple(data["messages"]), tuple(data["demonstrations"])
-    return Problem(data["uid"], messages, data["ground_truth"], data["data_source"], demonstrations, data["extra"])
+    return Problem(
+        data["uid"],
+        messages,
+        data["ground_truth"],
+        data["data_source"],
+        demonstrations,
+        data["extra"],
+    )
 
 
 def _exit_with(parent: int) -> None:
@@ -96,7 +117,9 @@ def _limit_memory(beyond: int | None) -> None:
     except OSError:  # no /proc on macOS, where the limit is not enforced either
         return
     soft = resource.RLIM_INFINITY if beyond is None else pages * resource.getpagesize() + beyond
-    resource.setrlimit(resource.RLIMIT_AS, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
+    resource.setrlimit(
+        resource.RLIMIT_AS, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard)
+    )
 
 
 if __name__ == "__main__":

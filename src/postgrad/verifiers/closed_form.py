@@ -9,7 +9,9 @@ import re
 
 MAX_CLOSED = 120  # characters
 MAX_NESTED = 12
-_TOKEN = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+|\\frac|\\sqrt|\\pi(?![A-Za-z])|\\times|[-+*/^(){}\[\]])")
+_TOKEN = re.compile(
+    r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+|\\frac|\\sqrt|\\pi(?![A-Za-z])|\\times|[-+*/^(){}\[\]])"
+)
 
 
 class _NoValue(Exception):
@@ -71,7 +73,11 @@ class _Reader:
                 self.take()
                 value /= self.power(depth)
                 divided = True
-            elif divided or self.next[0] in "0123456789." or (last == "number" and self.next == "\\frac"):
+            elif (
+                divided
+                or self.next[0] in "0123456789."
+                or (last == "number" and self.next == "\\frac")
+            ):
                 raise _NoValue  # 1/2\pi, 2 3 and 7\frac34 can be read in two ways
             else:
                 value *= self.power(depth)

@@ -55,7 +55,9 @@ def code(response: str, problem: Problem) -> Score | Failure:
         return _scored(0.0, fenced)
     if suite.asserts:
         program = _completed(program, suite)
-        results = sandbox().test_asserts(program, suite.asserts, suite.setup, suite.entry_point, total_s=TOTAL_S)
+        results = sandbox().test_asserts(
+            program, suite.asserts, suite.setup, suite.entry_point, total_s=TOTAL_S
+        )
     else:
         results = sandbox().test_stdio(program, suite.stdio, total_s=TOTAL_S)
     if unsupported := next((result.reason for result in results if result.unsupported), ""):
@@ -77,7 +79,11 @@ def sandbox() -> Sandbox | FusionSandbox:
         ConfigError: that is no address.
     """
     url = os.environ.get("POSTGRAD_SANDBOX", "")
-    return remote_sandbox(url, os.environ.get("POSTGRAD_SANDBOX_TOKEN", ""), LIMITS) if url else Sandbox(LIMITS)
+    return (
+        remote_sandbox(url, os.environ.get("POSTGRAD_SANDBOX_TOKEN", ""), LIMITS)
+        if url
+        else Sandbox(LIMITS)
+    )
 
 
 def program_of(response: str) -> tuple[str, bool]:
@@ -86,7 +92,9 @@ def program_of(response: str) -> tuple[str, bool]:
     if fences:
         closed = len(fences) % 2 == 0
         start = fences[-2] if closed else fences[-1]
-        return response[start.end() : fences[-1].start() if closed else len(response)].strip("\n"), closed
+        return response[start.end() : fences[-1].start() if closed else len(response)].strip(
+            "\n"
+        ), closed
     try:
         lines = ast.parse(response).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -101,7 +109,9 @@ def program_of(response: str) -> tuple[str, bool]:
 
 def _completed(program: str, suite: Suite) -> str:
     """HumanEval's prompt before a response that continues it; a response that defines the function itself stands alone."""
-    if not suite.prompt or re.search(rf"^(?:async )?def {re.escape(suite.entry_point)}\b", program, re.MULTILINE):
+    if not suite.prompt or re.search(
+        rf"^(?:async )?def {re.escape(suite.entry_point)}\b", program, re.MULTILINE
+    ):
         # Helpers and imports of the prompt may be used without being repeated.
         return program if not suite.prompt else f"{_head(suite)}\n{program}"
     return suite.prompt + ("" if suite.prompt.endswith("\n") else "\n") + program
@@ -115,14 +125,28 @@ def _head(suite: Suite) -> str:
 
 def suite_of(problem: Problem) -> Suite | None:
     """The problem's tests, or None when it has none that can be read."""
-    extra = {**_maybe(problem.extra.get("extra_info")), **_maybe(problem.extra.get("reward_model")), **problem.extra}
+    extra = {
+        **_maybe(problem.extra.get("extra_info")),
+        **_maybe(problem.extra.get("reward_model")),
+        **problem.extra,
+    }
     if extra.get("test_list"):
-        setup = "\n".join([str(extra.get("test_setup_code") or ""), *map(str, extra.get("test_imports") or ())])
-        return Suite(tuple(map(str, extra["test_list"])), setup=setup, entry_point=str(extra.get("entry_point") or ""))
+        setup = "\n".join(
+            [str(extra.get("test_setup_code") or ""), *map(str, extra.get("test_imports") or ())]
+        )
+        return Suite(
+            tuple(map(str, extra["test_list"])),
+            setup=setup,
+            entry_point=str(extra.get("entry_point") or ""),
+        )
     if extra.get("test") and extra.get("entry_point"):
         prompt = extra.get("prompt")
         test = f"{extra['test']}\ncheck({extra['entry_point']})"
-        return Suite((test,), entry_point=str(extra["entry_point"]), prompt=prompt if isinstance(prompt, str) else "")
+        return Suite(
+            (test,),
+            entry_point=str(extra["entry_point"]),
+            prompt=prompt if isinstance(prompt, str) else "",
+        )
     tests = extra.get("tests") or problem.ground_truth
     if isinstance(tests, str):
         tests = _json(tests)
@@ -144,17 +168,28 @@ def _json(text: str) -> Any:
 
 
 def _listed(tests: Any, entry_point: str) -> Suite | None:
-    if isinstance(tests, dict) and isinstance(tests.get("inputs"), list) and isinstance(tests.get("outputs"), list):
+    if (
+        isinstance(tests, dict)
+        and isinstance(tests.get("inputs"), list)
+        and isinstance(tests.get("outputs"), list)
+    ):
         pairs = list(zip(tests["inputs"], tests["outputs"], strict=False))
         if tests.get("fn_name"):
-            return Suite(tuple(_call(tests["fn_name"], given, wanted) for given, wanted in pairs), setup=_BY_NAME)
+            return Suite(
+                tuple(_call(tests["fn_name"], given, wanted) for given, wanted in pairs),
+                setup=_BY_NAME,
+            )
         tests = [{"input": _lines(given), "output": _lines(wanted)} for given, wanted in pairs]
     if not isinstance(tests, list) or not tests:
         return None
     if all(isinstance(test, str) for test in tests):
         return Suite(tuple(tests), entry_point=entry_point)
     if all(isinstance(test, dict) and "input" in test and "output" in test for test in tests):
-        return Suite(stdio=tuple({"input": _lines(test["input"]), "output": _lines(test["output"])} for test in tests))
+        return Suite(
+            stdio=tuple(
+                {"input": _lines(test["input"]), "output": _lines(test["output"])} for test in tests
+            )
+        )
     return None
 
 

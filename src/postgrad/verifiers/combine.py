@@ -45,14 +45,17 @@ def terms_of(text: str) -> list[Term]:
     sign, body = (-1.0, text.strip()[1:]) if text.strip().startswith("-") else (1.0, text)
     pieces = ["+" if sign > 0 else "-", *_SPLIT.split(body.strip())]
     terms = [
-        _term(piece.strip(), 1.0 if plus == "+" else -1.0, text) for plus, piece in zip(pieces[::2], pieces[1::2], strict=True)
+        _term(piece.strip(), 1.0 if plus == "+" else -1.0, text)
+        for plus, piece in zip(pieces[::2], pieces[1::2], strict=True)
     ]
     labels = [term.label for term in terms if term.name]
     twice = next((label for label in labels if labels.count(label) > 1), "")
     if twice:
         raise ConfigError(f"reward.verifier={text}: {twice} stands there twice; give it one weight")
     if not labels:
-        raise ConfigError(f"reward.verifier={text}: no verifier in it; {did_you_mean(text, VERIFIERS)}")
+        raise ConfigError(
+            f"reward.verifier={text}: no verifier in it; {did_you_mean(text, VERIFIERS)}"
+        )
     return terms
 
 
@@ -61,7 +64,9 @@ def _term(piece: str, sign: float, text: str) -> Term:
         return Term(sign * float(piece))
     found = _TERM.fullmatch(piece)
     if not found:
-        raise ConfigError(f"reward.verifier={text}: {piece!r} is not weight*verifier; write e.g. math + 0.1*format")
+        raise ConfigError(
+            f"reward.verifier={text}: {piece!r} is not weight*verifier; write e.g. math + 0.1*format"
+        )
     weight, name, inner, part = found.groups()
     if not part and ":" not in name and "." in name:
         name, _, part = name.rpartition(".")
@@ -87,7 +92,9 @@ def check_arguments(terms: Sequence[Term], specs: Sequence[Spec]) -> None:
             known = list(inspect.signature(load(spec.path)).parameters)[2:]
             for argument in term.arguments:
                 if argument not in known:
-                    raise ConfigError(f"{term.name} has no argument {argument}; {did_you_mean(argument, known)}")
+                    raise ConfigError(
+                        f"{term.name} has no argument {argument}; {did_you_mean(argument, known)}"
+                    )
 
 
 def combined(text: str) -> Verifier:
@@ -102,7 +109,9 @@ def _function(term: Term) -> Verifier | None:
     return partial(function, **term.arguments) if term.arguments else function
 
 
-def _sum(terms: list[tuple[Term, Verifier | None]], response: str, problem: Problem) -> Score | Failure:
+def _sum(
+    terms: list[tuple[Term, Verifier | None]], response: str, problem: Problem
+) -> Score | Failure:
     total, parts = 0.0, dict[str, float]()
     for term, function in terms:
         if function is None:
@@ -112,7 +121,10 @@ def _sum(terms: list[tuple[Term, Verifier | None]], response: str, problem: Prob
         if isinstance(result, Failure):
             return Failure(result.kind, f"{term.label}: {result.reason}")
         if term.part and term.part not in result.parts:
-            return Failure("invalid", f"{term.name} has no part {term.part}; {did_you_mean(term.part, result.parts)}")
+            return Failure(
+                "invalid",
+                f"{term.name} has no part {term.part}; {did_you_mean(term.part, result.parts)}",
+            )
         value = result.parts[term.part] if term.part else result.value
         total += term.weight * value
         parts[term.label] = value

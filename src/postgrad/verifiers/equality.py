@@ -1,4 +1,4 @@
-"""Are two short answers the same? By numbers and by normalised LaTeX text; pure, and linear or capped in time.
+"""Are two short answers the same? By numbers and by normalized LaTeX text; pure, and linear or capped in time.
 
 `compare` answers True, False or None: None means that text and numbers cannot tell, and an algebra system might.
 """
@@ -53,24 +53,40 @@ time | times
 point | points
 people | person
 """
-_UNITS = {spelling.strip(): row.split("|")[0].strip() for row in _UNIT_ROWS.strip().splitlines() for spelling in row.split("|")}
+_UNITS = {
+    spelling.strip(): row.split("|")[0].strip()
+    for row in _UNIT_ROWS.strip().splitlines()
+    for spelling in row.split("|")
+}
 
 _THOUSANDS = re.compile(r"[0-9]{1,3}(?:[, ][0-9]{3})+(?=\.|$)")
 _PLAIN = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?")
-_SCIENTIFIC = re.compile(r"([+-]?[0-9.]+)\s*(?:\\times|\\cdot|\*|×)\s*10\s*\^\s*(?:\{\s*([+-]?[0-9]{1,3})\s*\}|([0-9]))")
+_SCIENTIFIC = re.compile(
+    r"([+-]?[0-9.]+)\s*(?:\\times|\\cdot|\*|×)\s*10\s*\^\s*(?:\{\s*([+-]?[0-9]{1,3})\s*\}|([0-9]))"
+)
 _MIXED = re.compile(r"([+-]?)([0-9]+) ?(?: |\+)([0-9]+)/([0-9]+)")
 _MIXED_LATEX = re.compile(r"([+-]?)([0-9]+) ?\\frac\{([0-9]+)\}\{([0-9]+)\}")
 _FRAC = re.compile(r"([+-]?)\\frac\{([^{}]+)\}\{([^{}]+)\}")
 
-_TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|operatorname)\s?\{([^{}]*)\}")
-_TAIL_TEXT = re.compile(r"(?:\\[,;: !]|\s|~){0,4}\\(?:text|textrm|mathrm|mbox)\s?\{([^{}]*)\}(?:\^\{?([0-9])\}?)?$")
-_TAIL_WORD = re.compile(r"(?:(square|sq\.?|cubic|cu\.?)\s+)?([A-Za-z]+(?: per [A-Za-z]+)?)(?:\^\{?([0-9])\}?)?\.?$")
+_TEXT = re.compile(
+    r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|operatorname)\s?\{([^{}]*)\}"
+)
+_TAIL_TEXT = re.compile(
+    r"(?:\\[,;: !]|\s|~){0,4}\\(?:text|textrm|mathrm|mbox)\s?\{([^{}]*)\}(?:\^\{?([0-9])\}?)?$"
+)
+_TAIL_WORD = re.compile(
+    r"(?:(square|sq\.?|cubic|cu\.?)\s+)?([A-Za-z]+(?: per [A-Za-z]+)?)(?:\^\{?([0-9])\}?)?\.?$"
+)
 _SAYS = re.compile(r"^(?:=|≈|\\approx(?![A-Za-z])) *(?=[^\s=])")
 _NAME = re.compile(r"\s*[A-Za-z]{1,2}(?:_\{?[0-9A-Za-z]\}?)?\s*=(?!=)\s*")
 _BASE = re.compile(r"([0-9A-Fa-f]+)_(?:([0-9]{1,2})|\{([0-9]{1,2})\})")
-_REPEATING = re.compile(r"([+-]?)([0-9]*)\.([0-9]*)\\(?:overline|bar|dot)\s?(?:\{([0-9]{1,30})\}|([0-9]))")
+_REPEATING = re.compile(
+    r"([+-]?)([0-9]*)\.([0-9]*)\\(?:overline|bar|dot)\s?(?:\{([0-9]{1,30})\}|([0-9]))"
+)
 _PYTHON_POWER = re.compile(r"(?<=[0-9A-Za-z)}\]]) ?\*\* ?(?=[-0-9A-Za-z({])")
-_BARE_NAME = re.compile(r"(?<![A-Za-z\\])(pi(?![A-Za-z])|(?:sin|cos|tan|cot|ln|log|arcsin|arccos|arctan)(?= ?\())")
+_BARE_NAME = re.compile(
+    r"(?<![A-Za-z\\])(pi(?![A-Za-z])|(?:sin|cos|tan|cot|ln|log|arcsin|arccos|arctan)(?= ?\())"
+)
 _SEMICOLON = re.compile(r"(?<!\\);")
 _WORD = re.compile(r"[A-Za-z][A-Za-z '-]*")
 
@@ -81,7 +97,23 @@ _COMMANDS: dict[str, str] = {
     "cfrac": "\\frac",
     "left": "",
     "right": "",
-    **dict.fromkeys(("big", "Big", "bigg", "Bigg", "bigl", "bigr", "Bigl", "Bigr", "biggl", "biggr", "Biggl", "Biggr"), ""),
+    **dict.fromkeys(
+        (
+            "big",
+            "Big",
+            "bigg",
+            "Bigg",
+            "bigl",
+            "bigr",
+            "Bigl",
+            "Bigr",
+            "biggl",
+            "biggr",
+            "Biggl",
+            "Biggr",
+        ),
+        "",
+    ),
     "degree": "",
     "neq": "\\ne",
     "leq": "\\le",
@@ -91,7 +123,9 @@ _COMMANDS: dict[str, str] = {
     "quad": " ",
     "qquad": " ",
 }
-_COMMAND = re.compile(r"\\(" + "|".join(sorted(_COMMANDS, key=len, reverse=True)) + r")(?![A-Za-z])")
+_COMMAND = re.compile(
+    r"\\(" + "|".join(sorted(_COMMANDS, key=len, reverse=True)) + r")(?![A-Za-z])"
+)
 _SIGNS = (
     ("\n", " "),
     ("^{\\circ}", ""),
@@ -117,7 +151,14 @@ def number(text: str) -> Fraction | None:
         return None
     if text.isascii() and text.isdigit():
         return Fraction(int(text))
-    text = text.strip().replace("−", "-").replace("{,}", ",").replace("\\,", " ").replace("\\ ", " ").replace("\\!", "")
+    text = (
+        text.strip()
+        .replace("−", "-")
+        .replace("{,}", ",")
+        .replace("\\,", " ")
+        .replace("\\ ", " ")
+        .replace("\\!", "")
+    )
     text = re.sub(r"^([+-]?) ?\\?[$€£] ?|(?: ?\\?[%$€])$", r"\1", text.removesuffix(".").strip())
     text = text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").strip()
     text = _brace_arguments(text)
@@ -126,14 +167,18 @@ def number(text: str) -> Fraction | None:
             sign, whole, above, below = found.groups()
             if int(below) == 0:
                 return None
-            return (Fraction(int(whole)) + Fraction(int(above), int(below))) * (-1 if sign == "-" else 1)
+            return (Fraction(int(whole)) + Fraction(int(above), int(below))) * (
+                -1 if sign == "-" else 1
+            )
     if found := _FRAC.fullmatch(text):
         sign, above, below = found.groups()
         return _ratio(above, below, -1 if sign == "-" else 1)
     if found := _REPEATING.fullmatch(text):
         sign, whole, once, *again = found.groups("")
         period = "".join(again)
-        value = Fraction(f"{whole or 0}.{once or 0}") + Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(once))
+        value = Fraction(f"{whole or 0}.{once or 0}") + Fraction(
+            int(period), (10 ** len(period) - 1) * 10 ** len(once)
+        )
         return -value if sign == "-" else value
     if found := _SCIENTIFIC.fullmatch(text):
         return _plain(f"{found.group(1)}e{found.group(2) or found.group(3)}")
@@ -151,7 +196,9 @@ def _ratio(above: str, below: str, sign: int) -> Fraction | None:
 def _plain(text: str) -> Fraction | None:
     sign, digits = (text[0], text[1:].strip()) if text[:1] in ("+", "-") else ("", text)
     if _THOUSANDS.match(digits):
-        digits = _THOUSANDS.sub(lambda m: m.group().replace(",", "").replace(" ", ""), digits, count=1)
+        digits = _THOUSANDS.sub(
+            lambda m: m.group().replace(",", "").replace(" ", ""), digits, count=1
+        )
     return Fraction(sign + digits) if _PLAIN.fullmatch(digits) else None
 
 
@@ -184,8 +231,19 @@ def strip_wrapping(text: str) -> str:
         if len(text) > 1 and text[-1] in ".,;" and text[-2] not in ".\\":
             text = text[:-1].rstrip()
         text = _SAYS.sub("", text)
-        for left, right in (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("`", "`")):
-            if len(text) > len(left) + len(right) and text.startswith(left) and text.endswith(right):
+        for left, right in (
+            ("$$", "$$"),
+            ("$", "$"),
+            ("\\(", "\\)"),
+            ("\\[", "\\]"),
+            ("**", "**"),
+            ("`", "`"),
+        ):
+            if (
+                len(text) > len(left) + len(right)
+                and text.startswith(left)
+                and text.endswith(right)
+            ):
                 text = text[len(left) : -len(right)].strip()
         if text == before:
             break
@@ -198,12 +256,16 @@ def as_latex(text: str) -> str:
     return text if "," in text else _SEMICOLON.sub(",", text)
 
 
-def normalise(text: str) -> str:
+def normalize(text: str) -> str:
     """One spelling for LaTeX that means the same at sight: names of commands, spacing, text wrappers, case of words."""
     for old, new in _SIGNS:
         text = text.replace(old, new)
     text = _COMMAND.sub(lambda m: _COMMANDS[m.group(1)], text)
-    text = re.sub(r"\\\\(?=[a-z])", r"\\", text) if "matrix" not in text and "cases" not in text else text
+    text = (
+        re.sub(r"\\\\(?=[a-z])", r"\\", text)
+        if "matrix" not in text and "cases" not in text
+        else text
+    )
     text = re.sub(r"\\[,;: ]|~", " ", text.replace("\\!", ""))
     text = _TEXT.sub(lambda m: f" {m.group(1)} ", text)
     text = re.sub(r"\\?[$%]", " ", text)
@@ -223,14 +285,23 @@ def split_unit(text: str) -> tuple[str, str]:
     """An answer and its unit ("" when there is none): 10 cm, 5\\text{ apples}, 12 square feet, 3\\text{ m}^2."""
     text = strip_wrapping(text)
     if found := _TAIL_TEXT.search(text):
-        rest, word, power = text[: found.start()].strip(), found.group(1).replace("~", " ").strip(), found.group(2)
+        rest, word, power = (
+            text[: found.start()].strip(),
+            found.group(1).replace("~", " ").strip(),
+            found.group(2),
+        )
         if rest and word and rest[-1] not in "=<>,+-*/^_":
             return rest, _unit_name(word, "", power)
     if found := _TAIL_WORD.search(text):
         rest, word = text[: found.start()], found.group(2)
         # A lone letter is a unit only after a space: 5m is a product, 5 m a length.
         near = rest.rstrip()
-        if near and word.lower() in _UNITS and number(near) is not None and (len(word) > 1 or rest != near):
+        if (
+            near
+            and word.lower() in _UNITS
+            and number(near) is not None
+            and (len(word) > 1 or rest != near)
+        ):
             return near, _unit_name(word, found.group(1) or "", found.group(3))
     return text, ""
 
@@ -254,7 +325,7 @@ def _without_name(given: str, truth: str) -> tuple[str, str]:
 
 
 def compare(given: str, truth: str) -> bool | None:
-    """Whether two answers are the same: True, False, or None when numbers and normalised text cannot tell.
+    """Whether two answers are the same: True, False, or None when numbers and normalized text cannot tell.
 
     An empty or overlong answer is never the same as another text; words (yes, even, ...) are decided here, since algebra
     would read them as products of letters.
@@ -265,20 +336,29 @@ def compare(given: str, truth: str) -> bool | None:
     if given == truth or same_number(given, truth):
         return True
     given, truth = as_latex(given), as_latex(truth)
-    if normalise(given) == normalise(truth) != "":  # 10:30\text{ a.m.} and 10:30 a.m., of which only one ends in a unit
+    if (
+        normalize(given) == normalize(truth) != ""
+    ):  # 10:30\text{ a.m.} and 10:30 a.m., of which only one ends in a unit
         return True
     (given, given_unit), (truth, truth_unit) = split_unit(given), split_unit(truth)
     if given_unit and truth_unit and given_unit != truth_unit:
         return False
     given, truth = _without_name(given, truth)
-    plain_given, plain_truth = normalise(given), normalise(truth)
+    plain_given, plain_truth = normalize(given), normalize(truth)
     if not plain_given or not plain_truth:
         return False
-    if plain_given == plain_truth or same_number(given, truth) or same_number(plain_given, plain_truth):
+    if (
+        plain_given == plain_truth
+        or same_number(given, truth)
+        or same_number(plain_given, plain_truth)
+    ):
         return True
     percent = "%" in given or "%" in truth
     return (
-        False if _surely_different(plain_given, plain_truth) or (not percent and _other_value(plain_given, plain_truth)) else None
+        False
+        if _surely_different(plain_given, plain_truth)
+        or (not percent and _other_value(plain_given, plain_truth))
+        else None
     )
 
 

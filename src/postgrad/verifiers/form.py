@@ -22,7 +22,13 @@ def think_format(response: str, problem: Problem) -> Score | Failure:
     """1 when the thought is closed once and an answer follows: at most one `<think>`, at the beginning, one `</think>`, then text."""
     before, closing, after = response.partition("</think>")
     opened = before.strip().startswith("<think>") or "<think>" not in before
-    good = bool(closing) and opened and before.count("<think>") <= 1 and "think>" not in after and bool(after.strip())
+    good = (
+        bool(closing)
+        and opened
+        and before.count("<think>") <= 1
+        and "think>" not in after
+        and bool(after.strip())
+    )
     return Score(float(good))
 
 
@@ -33,13 +39,18 @@ def length(response: str, problem: Problem, limit: float = 4000.0) -> Score | Fa
     return Score(min(len(response) / limit, 1.0), {"characters": float(len(response))})
 
 
-def overlong(response: str, problem: Problem, limit: float = 4000.0, buffer: float = 1000.0) -> Score | Failure:
+def overlong(
+    response: str, problem: Problem, limit: float = 4000.0, buffer: float = 1000.0
+) -> Score | Failure:
     """DAPO's soft penalty by characters: 0 up to limit - buffer, then down in a straight line to -1 at `limit` and beyond.
 
     By tokens, for the sampled response, it is method.overlong_buffer.
     """
     if not 0 < buffer <= limit:
-        return Failure("invalid", f"overlong(limit={limit:g}, buffer={buffer:g}): the buffer must be above 0 and at most the limit")
+        return Failure(
+            "invalid",
+            f"overlong(limit={limit:g}, buffer={buffer:g}): the buffer must be above 0 and at most the limit",
+        )
     return Score(max(-1.0, min(0.0, (limit - buffer - len(response)) / buffer)))
 
 

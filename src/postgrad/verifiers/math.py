@@ -32,14 +32,17 @@ from postgrad.verifiers.equality import as_latex, compare, split_unit
 MAX_DEPTH = 12  # brackets inside each other: real answers have five at the most, and the LaTeX parser's time doubles with each
 
 # Numbers that no one can write out: a tower of powers, an exponent or a factorial of five digits and more.
-_HUGE = re.compile(r"[0-9)}]\s*\^[\s{(]*[0-9]+\s*[)}]*\s*\^|\^[\s{(]*-?[0-9]{5,}|[0-9]{5,}\s*[)}]*\s*!|!\s*[)}]*\s*!")
+_HUGE = re.compile(
+    r"[0-9)}]\s*\^[\s{(]*[0-9]+\s*[)}]*\s*\^|\^[\s{(]*-?[0-9]{5,}|[0-9]{5,}\s*[)}]*\s*!|!\s*[)}]*\s*!"
+)
 _POWER_T = re.compile(r"\^\s*(?:T|\{\s*T\s*\})")
 _PRIME = re.compile(r"(?<=[A-Za-z)\]}'])\s*(?:'|\^\s*\{?\s*\\prime)")
 _EQUALS = re.compile(r"(?<![<>!])=")
 # Units are split off before (equal.py); the reader's own list has c, d, m, t and other letters, which are mostly variables: k t is not k.
 _LATEX = [
     LatexExtractionConfig(
-        boxed_match_priority=0, normalization_config=replace(LatexExtractionConfig().normalization_config, units=False)
+        boxed_match_priority=0,
+        normalization_config=replace(LatexExtractionConfig().normalization_config, units=False),
     )
 ]
 
@@ -131,7 +134,11 @@ def equal(given: str, truth: str) -> bool:
     given, truth = split_unit(as_latex(given))[0], split_unit(as_latex(truth))[0]
     if any(_HUGE.search(text) or _depth(text) > MAX_DEPTH for text in (given, truth)):
         return False
-    if not _EQUALS.search(truth) and (sign := _EQUALS.search(given)) and not _names_value(given[: sign.start()]):
+    if (
+        not _EQUALS.search(truth)
+        and (sign := _EQUALS.search(given))
+        and not _names_value(given[: sign.start()])
+    ):
         return False
     if _primes(given) != _primes(truth):
         return False

@@ -44,7 +44,8 @@ class _Child:
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # what a verifier prints must not get lost, nor mix with our output
                 start_new_session=True,  # Ctrl-C is ours alone, and killing the group takes grandchildren along
-                env=os.environ | {"PYTHONPATH": paths, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"},
+                env=os.environ
+                | {"PYTHONPATH": paths, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"},
             )
         self.socket.setblocking(False)
         self.outbox, self.inbox = bytearray(), b""
@@ -132,7 +133,9 @@ class VerifierPool:
             self._turn.release()
         self._finalizer()
 
-    def judge(self, items: Sequence[tuple[str, Problem]], verifier_names: Sequence[str]) -> list[Score | Failure]:
+    def judge(
+        self, items: Sequence[tuple[str, Problem]], verifier_names: Sequence[str]
+    ) -> list[Score | Failure]:
         """A Score or a Failure for each (response, problem), in order, by the verifier of the same position.
 
         Failures are of kind timeout, crash (also: out of memory), error (it raised) and invalid (it returned no finite number).
@@ -173,9 +176,15 @@ class VerifierPool:
         """Give every idle child a chunk; start children while there is more work than children."""
         if self._closed:
             raise RunError("the verifier pool is closed")
-        for child in [child for child in self._children if not child.items and child.process.poll() is not None]:
+        for child in [
+            child
+            for child in self._children
+            if not child.items and child.process.poll() is not None
+        ]:
             self._remove(child)
-        while len(self._children) < self.workers and len(work.waiting) > sum(not child.items for child in self._children):
+        while len(self._children) < self.workers and len(work.waiting) > sum(
+            not child.items for child in self._children
+        ):
             self._children.append(_Child(self.timeout_s))
         for child in self._children:
             if work.waiting and not child.items:
@@ -209,12 +218,22 @@ class VerifierPool:
         if not child.ready:
             self._failed_starts += 1
             if self._failed_starts >= 3:
-                raise RunError(f"verifier processes do not start ({_ended(code)}); what they printed is above")
-        elif child.items and not (child.leaving or child.begun or overran or child.items[0] in work.retried):
-            work.retried.add(child.items[0])  # it died before it looked at the item: once, that is not the item's fault
+                raise RunError(
+                    f"verifier processes do not start ({_ended(code)}); what they printed is above"
+                )
+        elif child.items and not (
+            child.leaving or child.begun or overran or child.items[0] in work.retried
+        ):
+            work.retried.add(
+                child.items[0]
+            )  # it died before it looked at the item: once, that is not the item's fault
         elif child.items and not child.leaving:
             late = overran or code == -signal.SIGALRM
-            reason = f"no verdict within {child.limit_s:g} s" if late else f"the verifier's process ended: {_ended(code)}"
+            reason = (
+                f"no verdict within {child.limit_s:g} s"
+                if late
+                else f"the verifier's process ended: {_ended(code)}"
+            )
             work.results[child.items.popleft()] = Failure("timeout" if late else "crash", reason)
         work.waiting.extendleft(reversed(child.items))
 
@@ -243,7 +262,15 @@ class _Work:
             if id(problem) not in indices:
                 indices[id(problem)] = len(problems)
                 problems.append(problem)
-            items.append([position, self.specs[position].path, indices[id(problem)], response, self.specs[position].seconds])
+            items.append(
+                [
+                    position,
+                    self.specs[position].path,
+                    indices[id(problem)],
+                    response,
+                    self.specs[position].seconds,
+                ]
+            )
         return {"problems": [vars(problem) for problem in problems], "items": items}
 
 

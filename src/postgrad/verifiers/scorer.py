@@ -12,16 +12,20 @@ from postgrad.verifiers.verifier import choose, find_verifier
 AUTO, LLM_JUDGE = "auto", "llm_judge"
 
 
-class Marker(Protocol):
+class Scorer(Protocol):
     """A model that judges (judge/llm.py), once it can be reached."""
 
-    def score(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[Score | Failure]: ...
+    def score(
+        self, problems: Sequence[Problem], responses: Sequence[str]
+    ) -> list[Score | Failure]: ...
 
 
 class Verdicts(Protocol):
     """Verifiers at work: child processes of this one (verifiers/pool.py), or actors of a cluster."""
 
-    def judge(self, items: Sequence[tuple[str, Problem]], verifier_names: Sequence[str]) -> list[Score | Failure]: ...
+    def judge(
+        self, items: Sequence[tuple[str, Problem]], verifier_names: Sequence[str]
+    ) -> list[Score | Failure]: ...
 
 
 class Judge:
@@ -32,19 +36,23 @@ class Judge:
             `llm_judge`: then whoever starts the models sets `llm`.
         timeout_s: time limit for judging one response.
         workers: child processes for the verifiers that need one; they start with the first response that does.
-        minimise: turn the sign of every score, so that a run trains away from what the verifier looks for. Named parts stay as they are.
+        minimize: turn the sign of every score, so that a run trains away from what the verifier looks for. Named parts stay as they are.
 
     Raises:
         ConfigError: there is no such verifier, or a limit is not positive.
     """
 
-    def __init__(self, verifier: str = AUTO, timeout_s: float = 5.0, workers: int = 2, minimise: bool = False) -> None:
+    def __init__(
+        self, verifier: str = AUTO, timeout_s: float = 5.0, workers: int = 2, minimize: bool = False
+    ) -> None:
         if not timeout_s > 0 or workers < 1:
-            raise ConfigError(f"reward.timeout_s={timeout_s} must be above 0 and reward.workers={workers} at least 1")
+            raise ConfigError(
+                f"reward.timeout_s={timeout_s} must be above 0 and reward.workers={workers} at least 1"
+            )
         if verifier not in (AUTO, LLM_JUDGE):
             find_verifier(_with_auto(verifier, "exact"))
-        self.verifier, self.minimise = verifier, minimise
-        self.llm: Marker | None = None
+        self.verifier, self.minimize = verifier, minimize
+        self.llm: Scorer | None = None
         self.own = VerifierPool(workers, timeout_s)
         self.pool: Verdicts = self.own  # whoever places verifiers elsewhere sets it, and ends them
 
@@ -56,7 +64,9 @@ class Judge:
 
     def name_for(self, problem: Problem) -> str:
         """The verifier this problem is judged with."""
-        return _with_auto(self.verifier, choose(problem)) if AUTO in self.verifier else self.verifier
+        return (
+            _with_auto(self.verifier, choose(problem)) if AUTO in self.verifier else self.verifier
+        )
 
     def check(self, problems: Iterable[Problem]) -> None:
         """Raise ConfigError now, before a run starts, if some problem has no verifier."""
@@ -73,7 +83,7 @@ class Judge:
         else:
             names = [self.name_for(problem) for problem in problems]
             verdicts = self.pool.judge(list(zip(responses, problems, strict=True)), names)
-        return [_turned(verdict) for verdict in verdicts] if self.minimise else verdicts
+        return [_turned(verdict) for verdict in verdicts] if self.minimize else verdicts
 
     def close(self) -> None:
         """Stop the pool's processes."""

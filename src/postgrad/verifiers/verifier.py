@@ -129,7 +129,11 @@ def choose(problem: Problem) -> str:
         return "math"
     for pattern, name in SOURCES:
         if fnmatchcase(source, pattern):
-            return "math_answer" if name == "math" and "Answer:" in prompt and "\\boxed" not in prompt else name
+            return (
+                "math_answer"
+                if name == "math" and "Answer:" in prompt and "\\boxed" not in prompt
+                else name
+            )
     raise ConfigError(
         f"no verifier is known for data_source {problem.data_source!r} (problem {problem.uid}); "
         f"name one with reward.verifier=NAME ({', '.join(VERIFIERS)}, package.module:function or file.py:function)"
@@ -152,7 +156,9 @@ def find_verifier(name: str) -> Spec:
         terms = [term for term in terms_of(name) if term.name]
         specs = [find_verifier(term.name) for term in terms]
         check_arguments(terms, specs)
-        return Spec(COMBINED + name, all(spec.inline for spec in specs), sum(spec.seconds for spec in specs))
+        return Spec(
+            COMBINED + name, all(spec.inline for spec in specs), sum(spec.seconds for spec in specs)
+        )
     place, colon, function = name.rpartition(":")
     if not colon or not place or not function:
         hint = did_you_mean(name, VERIFIERS)
@@ -168,7 +174,9 @@ def find_verifier(name: str) -> Spec:
 
 def is_sum(name: str) -> bool:
     """Whether a name is written as a sum: it has a weight, a sign between spaces, arguments, or the part of a verifier."""
-    part_of = ("." in name and name.partition(".")[0] in VERIFIERS) or ("." in name.rpartition(":")[2] and ":" in name)
+    part_of = ("." in name and name.partition(".")[0] in VERIFIERS) or (
+        "." in name.rpartition(":")[2] and ":" in name
+    )
     return part_of or bool(re.search(r"\*|\s[+-]\s|\(|^\s*-", name))
 
 
@@ -190,13 +198,21 @@ def load_function(path: str, kind: str) -> Any:
     """A function of the user's own, `kind` in messages. Raises ConfigError."""
     place, _, name = path.rpartition(":")
     try:
-        module = _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+        module = (
+            _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+        )
     except Exception as error:
         raise ConfigError(f"{kind} {path} cannot be imported: {one_line(error)}") from error
     function = vars(module).get(name)
     if not callable(function):
-        functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise ConfigError(f"{kind} {path}: {place} has no function {name}; {did_you_mean(name, functions)}")
+        functions = [
+            key
+            for key, value in vars(module).items()
+            if callable(value) and not key.startswith("_")
+        ]
+        raise ConfigError(
+            f"{kind} {path}: {place} has no function {name}; {did_you_mean(name, functions)}"
+        )
     return function
 
 
@@ -211,14 +227,23 @@ def _checked(function: Any, path: str) -> Verifier:
 
         def judge(response: str, problem: Problem) -> Any:
             info = {"extra_info": problem.extra.get("extra_info") or {}} if wants_info else {}
-            return function(data_source=problem.data_source, solution_str=response, ground_truth=problem.ground_truth, **info)
+            return function(
+                data_source=problem.data_source,
+                solution_str=response,
+                ground_truth=problem.ground_truth,
+                **info,
+            )
 
         return judge
     try:
-        signature.bind_partial("response", "problem")  # further ones are numbers that the setting gives, as in brief(limit=100)
+        signature.bind_partial(
+            "response", "problem"
+        )  # further ones are numbers that the setting gives, as in brief(limit=100)
     except TypeError as error:
         hint = "one response (text) and one problem, with problem.ground_truth and problem.extra"
-        raise ConfigError(f"verifier {path}{signature} cannot be called as function(response, problem): it gets {hint}") from error
+        raise ConfigError(
+            f"verifier {path}{signature} cannot be called as function(response, problem): it gets {hint}"
+        ) from error
     return function
 
 
@@ -240,7 +265,9 @@ def run_verifier(function: Verifier, response: str, problem: Problem) -> Score |
         return as_score(function(response, problem))
     except MemoryError:
         raise
-    except BaseException as error:  # also SystemExit: a verifier must not end the process that judges
+    except (
+        BaseException
+    ) as error:  # also SystemExit: a verifier must not end the process that judges
         if isinstance(error, KeyboardInterrupt):
             raise
         return Failure("error", one_line(error))
@@ -257,8 +284,14 @@ def as_score(result: Any) -> Score | Failure:
         value, parts = result.value, result.parts
     elif isinstance(result, dict):
         if "score" not in result:
-            return Failure("invalid", f"the verifier returned a dict without 'score'; it has {sorted(map(str, result))[:8]}")
-        value, parts = result["score"], {k: v for k, v in result.items() if k != "score" and _as_float(v) is not None}
+            return Failure(
+                "invalid",
+                f"the verifier returned a dict without 'score'; it has {sorted(map(str, result))[:8]}",
+            )
+        value, parts = (
+            result["score"],
+            {k: v for k, v in result.items() if k != "score" and _as_float(v) is not None},
+        )
     else:
         value, parts = result, {}
     score = _as_float(value)

@@ -19,7 +19,12 @@ PAGE = 50
 KEPT = 6
 RIGHT = 1.0  # a score from which a response counts as right, where neither its line nor the summary says
 
-CLASSES = {"11": "form and answer right", "10": "form right, answer wrong", "01": "answer right, form wrong", "00": "neither"}
+CLASSES = {
+    "11": "form and answer right",
+    "10": "form right, answer wrong",
+    "01": "answer right, form wrong",
+    "00": "neither",
+}
 KEEP: dict[str, Callable[[float, float], bool]] = {
     "all": lambda a, b: True,
     "a": lambda a, b: a > b,
@@ -65,8 +70,24 @@ class Evaluations:
             sets = self.sets(name)
             if not sets and not isinstance((summary or {}).get("sets"), dict):
                 continue
-            owner = max((run for run in found.runs if run == "." or name == run or name.startswith(f"{run}/")), key=len, default="")
-            out.append({"name": name, "run": owner, "summary": summary or {}, "sets": sets, "done": summary is not None})
+            owner = max(
+                (
+                    run
+                    for run in found.runs
+                    if run == "." or name == run or name.startswith(f"{run}/")
+                ),
+                key=len,
+                default="",
+            )
+            out.append(
+                {
+                    "name": name,
+                    "run": owner,
+                    "summary": summary or {},
+                    "sets": sets,
+                    "done": summary is not None,
+                }
+            )
         return {"evaluations": out}
 
     def sets(self, name: str) -> list[str]:
@@ -94,7 +115,9 @@ class Evaluations:
             self._sets[file] = kept
         return kept[1]
 
-    def responses(self, name: str, set_name: str, keep: str, search: str, start: int) -> dict[str, Any]:
+    def responses(
+        self, name: str, set_name: str, keep: str, search: str, start: int
+    ) -> dict[str, Any]:
         """Problems of one evaluation: all, right (every response), mixed, wrong, failed, truncated, or with a response of a class."""
         tests: dict[str, Callable[[Problem], bool]] = {
             "all": lambda p: True,
@@ -113,17 +136,29 @@ class Evaluations:
             "problems": [_line(p) for p in passing[start : start + PAGE]],
         }
 
-    def pairs(self, a: str, b: str, set_name: str, keep: str, search: str, start: int) -> dict[str, Any]:
+    def pairs(
+        self, a: str, b: str, set_name: str, keep: str, search: str, start: int
+    ) -> dict[str, Any]:
         """Problems that both evaluations answered."""
         first, second = self.index(a, set_name), self.index(b, set_name)
         both = [(p, second[uid]) for uid, p in first.items() if uid in second]
-        passing = [(p, q) for p, q in both if KEEP.get(keep, KEEP["all"])(p.share, q.share) and _has(p, search)]
+        passing = [
+            (p, q)
+            for p, q in both
+            if KEEP.get(keep, KEEP["all"])(p.share, q.share) and _has(p, search)
+        ]
         return {
             "total": len(passing),
             "shared": len(both),
             "samples": max((len(p.rights) for pair in both for p in pair), default=1),
-            "comparison": compare_set({p.uid: p.rights for p, _ in both}, {q.uid: q.rights for _, q in both}) if both else None,
-            "counts": {key: sum(test(p.share, q.share) for p, q in both) for key, test in KEEP.items()},
+            "comparison": compare_set(
+                {p.uid: p.rights for p, _ in both}, {q.uid: q.rights for _, q in both}
+            )
+            if both
+            else None,
+            "counts": {
+                key: sum(test(p.share, q.share) for p, q in both) for key, test in KEEP.items()
+            },
             "problems": [{**_line(p), "other": _line(q)} for p, q in passing[start : start + PAGE]],
         }
 
@@ -146,7 +181,9 @@ class Evaluations:
         for name in found.entropies:
             data = read_json(self.folder, name)
             if data is not None:
-                owner = max((run for run in found.runs if name.startswith(f"{run}/")), key=len, default="")
+                owner = max(
+                    (run for run in found.runs if name.startswith(f"{run}/")), key=len, default=""
+                )
                 out.append({"name": name, "run": owner, "data": data})
         return {"entropies": out}
 
@@ -164,18 +201,28 @@ def read_index(file: Path, pass_score: float) -> dict[str, Problem]:
                 uid = str(line.get("uid", offset))
                 problem = out.setdefault(uid, Problem(uid, question_of(line)))
                 score = line.get("score")
-                score = float(score) if isinstance(score, int | float) and math.isfinite(score) else None
+                score = (
+                    float(score)
+                    if isinstance(score, int | float) and math.isfinite(score)
+                    else None
+                )
                 problem.offsets.append(offset)
                 problem.scores.append(score)
                 right = line.get("right")
-                problem.rights.append(right if isinstance(right, bool) else score is not None and score >= pass_score)
+                problem.rights.append(
+                    right if isinstance(right, bool) else score is not None and score >= pass_score
+                )
                 parts = line.get("parts")
                 if isinstance(parts, dict) and isinstance(parts.get("format"), int | float):
                     answer = parts.get("answer", problem.rights[-1])
-                    problem.classes.add(f"{int(parts['format'] > 0)}{int(isinstance(answer, int | float) and answer > 0)}")
+                    problem.classes.add(
+                        f"{int(parts['format'] > 0)}{int(isinstance(answer, int | float) and answer > 0)}"
+                    )
                 problem.failures += bool(line.get("failure"))
                 problem.truncated += line.get("finish") == "length"
-                problem.length += int(line["length"]) if isinstance(line.get("length"), int | float) else 0
+                problem.length += (
+                    int(line["length"]) if isinstance(line.get("length"), int | float) else 0
+                )
             offset += len(raw)
     return out
 
@@ -208,7 +255,11 @@ def _pass_score(summary: dict[str, Any]) -> float:
 
 
 def _has(problem: Problem, search: str) -> bool:
-    return not search or search.lower() in problem.question.lower() or search.lower() in problem.uid.lower()
+    return (
+        not search
+        or search.lower() in problem.question.lower()
+        or search.lower() in problem.uid.lower()
+    )
 
 
 def _line(problem: Problem) -> dict[str, Any]:
@@ -226,6 +277,10 @@ def _line(problem: Problem) -> dict[str, Any]:
 def _cut(line: dict[str, Any]) -> dict[str, Any]:
     """One response without its token ids; texts cut to what a page can hold."""
     kept = {
-        key: value for key, value in line.items() if not (isinstance(value, list) and value and isinstance(value[0], int | float))
+        key: value
+        for key, value in line.items()
+        if not (isinstance(value, list) and value and isinstance(value[0], int | float))
     }
-    return {key: value[:MOST_TEXT] if isinstance(value, str) else value for key, value in kept.items()}
+    return {
+        key: value[:MOST_TEXT] if isinstance(value, str) else value for key, value in kept.items()
+    }

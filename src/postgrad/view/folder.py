@@ -33,7 +33,9 @@ class Folder:
 
     def __init__(self, root: Path) -> None:
         if not root.is_dir():
-            raise ConfigError(f"no folder {root}; give the folder that holds the runs: postgrad view RUNS")
+            raise ConfigError(
+                f"no folder {root}; give the folder that holds the runs: postgrad view RUNS"
+            )
         self.root = root.resolve()
         self._lock = threading.Lock()
         self._found, self._looked = Found(), 0.0
@@ -71,7 +73,9 @@ class Folder:
             name = path.relative_to(self.root).as_posix()
             if "metrics.jsonl" in files or ("config.yaml" in files and "checkpoints" in folders):
                 out.runs.append(name)
-            if "summary.json" in files or ("settings.json" in files and any(file.endswith(".jsonl") for file in files)):
+            if "summary.json" in files or (
+                "settings.json" in files and any(file.endswith(".jsonl") for file in files)
+            ):
                 out.evaluations.append(name)
             if "entropy.json" in files:
                 out.entropies.append(f"{name}/entropy.json" if name != "." else "entropy.json")
@@ -92,4 +96,8 @@ def walk(root: Path, depth: int) -> Iterator[tuple[Path, set[str], set[str]]]:
         folders = {e.name for e in entries if e.is_dir(follow_symlinks=False)}
         yield path, {e.name for e in entries if e.is_file()}, folders
         if level < depth:
-            waiting += [(path / name, level + 1) for name in sorted(folders - SKIPPED) if not name.startswith(".")]
+            waiting += [
+                (path / name, level + 1)
+                for name in sorted(folders - SKIPPED)
+                if not name.startswith(".")
+            ]

@@ -54,7 +54,9 @@ class Metrics:
     def _take(self, lines: Iterable[bytes]) -> None:
         for raw in lines:
             line = parse(raw)
-            if line is None or (self.stride > 1 and int(line["step"]) % self.stride and not is_validation(line)):
+            if line is None or (
+                self.stride > 1 and int(line["step"]) % self.stride and not is_validation(line)
+            ):
                 continue
             for name, value in line.items():
                 if isinstance(value, bool) or not isinstance(value, int | float):
@@ -86,13 +88,19 @@ class Metrics:
     def last(self, name: str) -> float | None:
         """The newest value of a column."""
         with self._lock:
-            return next((v for v in reversed(self.columns.get(name, ())) if not math.isnan(v)), None)
+            return next(
+                (v for v in reversed(self.columns.get(name, ())) if not math.isnan(v)), None
+            )
 
     def series(self, name: str) -> tuple[list[float], list[float]]:
         """Steps and values of a column, without the lines that lack it."""
         with self._lock:
             pairs = [
-                (s, v) for s, v in zip(self.columns.get("step", ()), self.columns.get(name, ()), strict=False) if not math.isnan(v)
+                (s, v)
+                for s, v in zip(
+                    self.columns.get("step", ()), self.columns.get(name, ()), strict=False
+                )
+                if not math.isnan(v)
             ]
         return [p[0] for p in pairs], [p[1] for p in pairs]
 
@@ -103,7 +111,11 @@ def parse(raw: bytes) -> dict[str, Any] | None:
         line = json.loads(raw)
     except (ValueError, RecursionError):
         return None
-    good = isinstance(line, dict) and isinstance(line.get("step"), int | float) and math.isfinite(line["step"])
+    good = (
+        isinstance(line, dict)
+        and isinstance(line.get("step"), int | float)
+        and math.isfinite(line["step"])
+    )
     return line if good else None
 
 
@@ -126,7 +138,9 @@ def glance(file: Path, count: int = 48) -> list[dict[str, Any]]:
             if size <= 1 << 20:
                 picked = opened.read().splitlines()
             else:
-                picked = [_line_at(opened, size * i // count) for i in range(count)] + _tail(opened, size)
+                picked = [_line_at(opened, size * i // count) for i in range(count)] + _tail(
+                    opened, size
+                )
     except OSError:
         return []
     parsed = [line for raw in picked if (line := parse(raw)) is not None]

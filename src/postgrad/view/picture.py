@@ -13,8 +13,8 @@ from postgrad.errors import ConfigError
 from postgrad.view.metrics import Metrics
 
 PANELS = Path(__file__).parent / "assets" / "panels.json"
-# The page's palette, so that a run has the same colour in both.
-COLOURS = ("#3356c4", "#d9762b", "#2a8f6a", "#b0418f", "#7a6a1e", "#2a93b5", "#8a5cd0", "#6b7280")
+# The page's palette, so that a run has the same color in both.
+COLORS = ("#3356c4", "#d9762b", "#2a8f6a", "#b0418f", "#7a6a1e", "#2a93b5", "#8a5cd0", "#6b7280")
 POSTER = (
     ("reward/mean", "reward of samples"),
     ("sft/loss", "SFT loss"),
@@ -22,17 +22,27 @@ POSTER = (
     ("validation/sampled_accuracy", "held out, sampled"),
     ("validation/loss", "held out, loss"),
 )
-SIDE = (("entropy", "entropy (nats)"), ("response/length", "response length (tokens)"), ("grad_norm", "gradient norm"))
+SIDE = (
+    ("entropy", "entropy (nats)"),
+    ("response/length", "response length (tokens)"),
+    ("grad_norm", "gradient norm"),
+)
 
 
 def draw_panels(folders: Sequence[Path], file: Path, smoothing: float = 0.6) -> Path:
     """The page's charts of one run, or of several runs over each other, in one picture; the file's ending says its form."""
     runs = {_label(folder, folders): metrics_of(folder) for folder in folders}
-    names = [n for n in dict.fromkeys(n for m in runs.values() for n in m.columns) if n not in ("step", "time", "epoch")]
+    names = [
+        n
+        for n in dict.fromkeys(n for m in runs.values() for n in m.columns)
+        if n not in ("step", "time", "epoch")
+    ]
     charts = _alone(next(iter(runs.values())), names) if len(runs) == 1 else _compared(runs, names)
     plt = _pyplot()
     rows = math.ceil(len(charts) / 3)
-    figure, axes = plt.subplots(rows, 3, figsize=(15, 3.1 * rows), layout="constrained", squeeze=False)
+    figure, axes = plt.subplots(
+        rows, 3, figsize=(15, 3.1 * rows), layout="constrained", squeeze=False
+    )
     for axis, (title, kind, series) in zip(axes.flat, charts, strict=False):
         axis.set_title(title, fontsize=10, loc="left", fontweight="bold")
         axis.grid(alpha=0.3)
@@ -53,7 +63,9 @@ def _alone(metrics: Metrics, names: Sequence[str]) -> list[tuple[str, str, Serie
     out: list[tuple[str, str, Series]] = []
     for panel, taken in arrange(names):
         series = [(label(name), *metrics.series(name)) for name in taken]
-        if panel.get("kind") != "band":  # a part that is the whole (a single verifier's) would only hide it
+        if (
+            panel.get("kind") != "band"
+        ):  # a part that is the whole (a single verifier's) would only hide it
             series = [one for i, one in enumerate(series) if not i or one[1:] != series[0][1:]]
         out.append((panel["title"], panel.get("kind", "line"), series))
     return out
@@ -65,7 +77,13 @@ def _compared(runs: dict[str, Metrics], names: Sequence[str]) -> list[tuple[str,
     for panel, taken in arrange(names):
         band = panel.get("kind") == "band"
         for name in ["step_s"] if band else taken:
-            title = "Time of a step (s)" if band else panel["title"] if len(taken) == 1 else f"{panel['title']}: {label(name)}"
+            title = (
+                "Time of a step (s)"
+                if band
+                else panel["title"]
+                if len(taken) == 1
+                else f"{panel['title']}: {label(name)}"
+            )
             series = [(run, *metrics.series(name)) for run, metrics in runs.items()]
             if any(steps for _, steps, _ in series):
                 out.append((title, "line", series))
@@ -105,18 +123,29 @@ def smoothed(values: Sequence[float], weight: float) -> list[float]:
 
 def _draw_lines(axis: Any, series: Series, smoothing: float) -> None:
     for i, (name, steps, values) in enumerate(series):
-        colour, smooth = COLOURS[i % len(COLOURS)], smoothing > 0 and len(steps) > 8
+        color, smooth = COLORS[i % len(COLORS)], smoothing > 0 and len(steps) > 8
         if smooth:
-            axis.plot(steps, values, color=colour, alpha=0.25, linewidth=0.8)
+            axis.plot(steps, values, color=color, alpha=0.25, linewidth=0.8)
         shown = smoothed(values, smoothing) if smooth else values
-        axis.plot(steps, shown, "o-" if len(steps) <= 40 else "-", color=colour, label=name, linewidth=1.5, markersize=3)
+        axis.plot(
+            steps,
+            shown,
+            "o-" if len(steps) <= 40 else "-",
+            color=color,
+            label=name,
+            linewidth=1.5,
+            markersize=3,
+        )
 
 
 def _draw_band(axis: Any, series: Series, smoothing: float) -> None:
     steps = series[0][1]
     rows = [(name, values) for name, xs, values in series if xs == steps]
-    heights = [smoothed(values, smoothing) if smoothing > 0 and len(steps) > 8 else values for _, values in rows]
-    axis.stackplot(steps, heights, labels=[name for name, _ in rows], colors=COLOURS, alpha=0.85)
+    heights = [
+        smoothed(values, smoothing) if smoothing > 0 and len(steps) > 8 else values
+        for _, values in rows
+    ]
+    axis.stackplot(steps, heights, labels=[name for name, _ in rows], colors=COLORS, alpha=0.85)
 
 
 def draw_poster(folder: Path, file: Path, title: str = "") -> Path:
@@ -125,7 +154,11 @@ def draw_poster(folder: Path, file: Path, title: str = "") -> Path:
     samples = first_and_last(folder) if (folder / "rollouts").is_dir() else []
     plt = _pyplot()
     figure, axes = plt.subplot_mosaic(
-        [["main", "main", "main"], ["side0", "side1", "side2"], *([["text"] * 3] if samples else [])],
+        [
+            ["main", "main", "main"],
+            ["side0", "side1", "side2"],
+            *([["text"] * 3] if samples else []),
+        ],
         figsize=(10, 8.4 if samples else 6),
         height_ratios=[3, 1.4, *([1.9] if samples else [])],
         layout="constrained",
@@ -134,7 +167,14 @@ def draw_poster(folder: Path, file: Path, title: str = "") -> Path:
         xs, ys = metrics.series(name)
         if xs:
             faint = name == "reward/mean"
-            axes["main"].plot(xs, ys, "-" if faint else "o-", label=text, alpha=0.7 if faint else 1.0, markersize=4)
+            axes["main"].plot(
+                xs,
+                ys,
+                "-" if faint else "o-",
+                label=text,
+                alpha=0.7 if faint else 1.0,
+                markersize=4,
+            )
     axes["main"].set(title=title or _title(folder), xlabel="step")
     axes["main"].legend(frameon=False)
     axes["main"].grid(alpha=0.3)
@@ -161,7 +201,9 @@ def _title(folder: Path) -> str:
 def metrics_of(folder: Path) -> Metrics:
     metrics = Metrics(folder / "metrics.jsonl").refresh()
     if not metrics.num_lines:
-        raise ConfigError(f"{folder} has no metrics.jsonl to draw; give a run folder, e.g. runs/NAME")
+        raise ConfigError(
+            f"{folder} has no metrics.jsonl to draw; give a run folder, e.g. runs/NAME"
+        )
     return metrics
 
 
@@ -179,7 +221,15 @@ def first_and_last(folder: Path, count: int = 6) -> list[tuple[str, list[tuple[s
         firsts = {row["group"]: row for row in reversed(rows)}
         picked = [firsts[g] for g in sorted(firsts)][:count]
         heading = f"sampled at step {int(file.stem.removeprefix('step-'))}"
-        out.append((heading, [(f"{one_line(row['question'], 30)} {one_line(row['text'], 34)}", row["reward"]) for row in picked]))
+        out.append(
+            (
+                heading,
+                [
+                    (f"{one_line(row['question'], 30)} {one_line(row['text'], 34)}", row["reward"])
+                    for row in picked
+                ],
+            )
+        )
     return out
 
 
@@ -187,12 +237,23 @@ def _draw_samples(axis: Any, samples: list[tuple[str, list[tuple[str, float]]]])
     axis.axis("off")
     for column, (heading, rows) in enumerate(samples):
         x = 0.02 + 0.5 * column
-        axis.text(x, 0.97, heading, fontsize=10, fontweight="bold", va="top", transform=axis.transAxes)
+        axis.text(
+            x, 0.97, heading, fontsize=10, fontweight="bold", va="top", transform=axis.transAxes
+        )
         for i, (text, reward) in enumerate(rows):
             right = reward is not None and reward > 0
             line = f"{'right' if right else 'wrong'}   {text}".replace("$", r"\$")
-            colour = "tab:green" if right else "tab:red"
-            axis.text(x, 0.82 - 0.14 * i, line, fontsize=9, family="monospace", color=colour, va="top", transform=axis.transAxes)
+            color = "tab:green" if right else "tab:red"
+            axis.text(
+                x,
+                0.82 - 0.14 * i,
+                line,
+                fontsize=9,
+                family="monospace",
+                color=color,
+                va="top",
+                transform=axis.transAxes,
+            )
 
 
 def one_line(text: str, width: int) -> str:

@@ -18,8 +18,16 @@ from postgrad.view.folder import Outside
 from postgrad.view.runs import Run
 from postgrad.view.tokens import Pieces
 
-pc: Any = pyarrow.compute  # its functions are made when it is imported, so that no checker knows them
-SOURCES = ("policy", "demonstration", "replay", "classmate", "tool")  # what the numbers of token_source mean
+pc: Any = (
+    pyarrow.compute
+)  # its functions are made when it is imported, so that no checker knows them
+SOURCES = (
+    "policy",
+    "demonstration",
+    "replay",
+    "classmate",
+    "tool",
+)  # what the numbers of token_source mean
 NAME = re.compile(r"step-(\d+)\.parquet")
 SNIPPET = 240  # characters of a response in lists
 MOST_TOKENS = 3000  # of one response, unless all are asked for
@@ -28,7 +36,19 @@ KEPT_STEPS = 6
 KEPT_INDEXES = 3
 BUDGET_S = 0.7  # a search over the whole run answers with what it has after so long, and says where to go on
 # What a row is known by; everything else a method added is shown below the response.
-KNOWN = {"prompt", "response", "uid", "group", "index", "source", "finish", "text", "question", "failure", "reward"}
+KNOWN = {
+    "prompt",
+    "response",
+    "uid",
+    "group",
+    "index",
+    "source",
+    "finish",
+    "text",
+    "question",
+    "failure",
+    "reward",
+}
 
 FILTERS: dict[str, Callable[[dict[str, Any]], bool]] = {
     "all": lambda row: True,
@@ -92,12 +112,24 @@ class Rollouts:
         return kept
 
     def groups(
-        self, run: Run, step: int, keep: str, sort: str, search: str, start: int, count: int, pieces: Pieces | None = None
+        self,
+        run: Run,
+        step: int,
+        keep: str,
+        sort: str,
+        search: str,
+        start: int,
+        count: int,
+        pieces: Pieces | None = None,
     ) -> dict[str, Any]:
         """The groups of a step whose rows pass, in the order asked for; rows that do not pass are marked, not hidden."""
         listing = self.listing(run, step)
         hits = matches(listing, search)
-        passing = [row for row in listing.rows if FILTERS[keep](row) and (hits is None or row["row"] in hits)]
+        passing = [
+            row
+            for row in listing.rows
+            if FILTERS[keep](row) and (hits is None or row["row"] in hits)
+        ]
         order = list(dict.fromkeys(row["group"] for row in sorted(passing, key=SORTS[sort])))
         chosen = {row["row"] for row in passing}
         shown = order[start : start + count]
@@ -106,7 +138,9 @@ class Rollouts:
             if row["group"] in members:
                 members[row["group"]].append({**row, "passes": row["row"] in chosen})
         if listing.texts is None and pieces and members:
-            spell_out(self.file(run, step), [row for rows in members.values() for row in rows], pieces)
+            spell_out(
+                self.file(run, step), [row for rows in members.values() for row in rows], pieces
+            )
         return {
             "step": step,
             "rows": len(listing.rows),
@@ -114,11 +148,14 @@ class Rollouts:
             "total": len(order),
             "counts": {name: sum(map(passes, listing.rows)) for name, passes in FILTERS.items()},
             "groups": [
-                {"group": g, "uid": rows[0]["uid"], "question": rows[0]["question"], "rows": rows} for g, rows in members.items()
+                {"group": g, "uid": rows[0]["uid"], "question": rows[0]["question"], "rows": rows}
+                for g, rows in members.items()
             ],
         }
 
-    def group(self, run: Run, step: int, group: int, pieces: Pieces | None, full: bool) -> dict[str, Any]:
+    def group(
+        self, run: Run, step: int, group: int, pieces: Pieces | None, full: bool
+    ) -> dict[str, Any]:
         """One group with its tokens and all their columns."""
         listing = self.listing(run, step)
         numbers = [row["row"] for row in listing.rows if row["group"] == group]
@@ -154,7 +191,10 @@ class Rollouts:
             self._indexes[run.path] = index
         steps = self.steps(run)
         index.catch_up([(step, self.file(run, step)) for step in steps])
-        visits = [dict(zip(("step", "group", "reward", "best", "rows"), visit, strict=True)) for visit in index.visits(uid)]
+        visits = [
+            dict(zip(("step", "group", "reward", "best", "rows"), visit, strict=True))
+            for visit in index.visits(uid)
+        ]
         return {"uid": uid, "visits": visits, "looked": index.looked, "steps": len(steps)}
 
     def search(self, run: Run, words: str, start: int, most: int = 100) -> dict[str, Any]:
@@ -189,7 +229,11 @@ class Index:
         with self._lock:
             if self._worker is None or not self._worker.is_alive():
                 if any(self._seen.get(file) not in (None, _mtime(file)) for _, file in files):
-                    self._visits, self._seen, self._size = {}, {}, 0  # a run that went on from a checkpoint wrote steps anew
+                    self._visits, self._seen, self._size = (
+                        {},
+                        {},
+                        0,
+                    )  # a run that went on from a checkpoint wrote steps anew
                 fresh = [(step, file) for step, file in files if file not in self._seen]
                 self._worker = threading.Thread(target=self._read, args=(fresh,), daemon=True)
                 self._worker.start()
@@ -222,17 +266,31 @@ def read_listing(file: Path, stamp: tuple[int, int]) -> Listing:
     lists = [name for name in ("response", "advantages") if name in schema.names]
     table = opened.read(columns=[*wanted, *lists])
     count = table.num_rows
-    lengths = pc.list_value_length(table["response"]).to_pylist() if "response" in lists else [0] * count
+    lengths = (
+        pc.list_value_length(table["response"]).to_pylist() if "response" in lists else [0] * count
+    )
     advantages = row_means(table["advantages"]) if "advantages" in lists else [None] * count
     parts = [name for name in wanted if name.startswith("reward/")]
     texts = table["text"] if "text" in wanted else None
-    columns: dict[str, list[Any]] = {name: _column(table, name, count) for name in ("uid", "source", "finish", "failure")}
-    snippets = _column(table, "text", count) if texts is None else pc.utf8_slice_codeunits(texts, 0, SNIPPET).to_pylist()
+    columns: dict[str, list[Any]] = {
+        name: _column(table, name, count) for name in ("uid", "source", "finish", "failure")
+    }
+    snippets = (
+        _column(table, "text", count)
+        if texts is None
+        else pc.utf8_slice_codeunits(texts, 0, SNIPPET).to_pylist()
+    )
     questions = table["question"] if "question" in wanted else None
-    asked = _column(table, "question", count) if questions is None else pc.utf8_slice_codeunits(questions, 0, 400).to_pylist()
+    asked = (
+        _column(table, "question", count)
+        if questions is None
+        else pc.utf8_slice_codeunits(questions, 0, 400).to_pylist()
+    )
     groups = table["group"].to_pylist() if "group" in wanted else list(range(count))
     index = table["index"].to_pylist() if "index" in wanted else [0] * count
-    rewards = [_number(v) for v in table["reward"].to_pylist()] if "reward" in wanted else [None] * count
+    rewards = (
+        [_number(v) for v in table["reward"].to_pylist()] if "reward" in wanted else [None] * count
+    )
     by_part = {name: [_number(v) for v in table[name].to_pylist()] for name in parts}
     rows = [
         {
@@ -292,7 +350,9 @@ def token_columns(table: pa.Table) -> set[str]:
     return out
 
 
-def row_with_tokens(table: pa.Table, i: int, columns: set[str], pieces: Pieces | None, full: bool) -> dict[str, Any]:
+def row_with_tokens(
+    table: pa.Table, i: int, columns: set[str], pieces: Pieces | None, full: bool
+) -> dict[str, Any]:
     """A trajectory as the page draws it: token texts, every token column, and whatever else the row carries."""
     row = {name: table[name][i].as_py() for name in table.column_names if name != "prompt"}
     ids = row.get("response") or []
@@ -313,7 +373,9 @@ def row_with_tokens(table: pa.Table, i: int, columns: set[str], pieces: Pieces |
         "finish": row.get("finish") or "",
         "failure": row.get("failure") or "",
         "reward": _number(row.get("reward")),
-        "parts": {k.removeprefix("reward/"): _number(v) for k, v in row.items() if k.startswith("reward/")},
+        "parts": {
+            k.removeprefix("reward/"): _number(v) for k, v in row.items() if k.startswith("reward/")
+        },
         "text": (row.get("text") or "")[:MOST_TEXT],
         "length": len(ids),
         "ids": ids[:limit],
@@ -323,7 +385,9 @@ def row_with_tokens(table: pa.Table, i: int, columns: set[str], pieces: Pieces |
     }
 
 
-def read_visits(file: Path, step: int) -> list[tuple[str, tuple[int, int, float | None, float | None, int]]]:
+def read_visits(
+    file: Path, step: int
+) -> list[tuple[str, tuple[int, int, float | None, float | None, int]]]:
     """(uid, (step, group, mean reward, best reward, rows)) of each group of a step."""
     opened = pq.ParquetFile(file)
     names = [name for name in ("uid", "group", "reward") if name in opened.schema_arrow.names]
@@ -354,10 +418,17 @@ def find_in(file: Path, step: int, words: str) -> list[dict[str, Any]]:
     names = [name for name in ("text", "question") if name in opened.schema_arrow.names]
     if not names:
         return []
-    table = opened.read(columns=[*names, *(n for n in ("uid", "group", "index", "reward") if n in opened.schema_arrow.names)])
+    table = opened.read(
+        columns=[
+            *names,
+            *(n for n in ("uid", "group", "index", "reward") if n in opened.schema_arrow.names),
+        ]
+    )
     mask = np.zeros(table.num_rows, dtype=bool)
     for name in names:
-        mask |= np.asarray(pc.fill_null(pc.match_substring(table[name], words, ignore_case=True), False))
+        mask |= np.asarray(
+            pc.fill_null(pc.match_substring(table[name], words, ignore_case=True), False)
+        )
     found = table.filter(pa.array(mask)).to_pylist()
     return [
         {
@@ -400,15 +471,23 @@ def row_means(column: pa.ChunkedArray) -> list[float | None]:
     ends = np.concatenate([[0.0], np.cumsum(values)])
     stops = np.cumsum(lengths)
     sums = ends[stops] - ends[stops - lengths]
-    return [_number(s / n) if n else None for s, n in zip(sums.tolist(), lengths.tolist(), strict=True)]
+    return [
+        _number(s / n) if n else None for s, n in zip(sums.tolist(), lengths.tolist(), strict=True)
+    ]
 
 
 def _column(table: pa.Table, name: str, count: int) -> list[str]:
-    return [str(v or "") for v in table[name].to_pylist()] if name in table.column_names else [""] * count
+    return (
+        [str(v or "") for v in table[name].to_pylist()]
+        if name in table.column_names
+        else [""] * count
+    )
 
 
 def _number(value: Any) -> float | None:
-    return float(f"{value:.6g}") if isinstance(value, int | float) and math.isfinite(value) else None
+    return (
+        float(f"{value:.6g}") if isinstance(value, int | float) and math.isfinite(value) else None
+    )
 
 
 def _short(value: Any) -> float | int | None:
@@ -427,7 +506,13 @@ def _plain(value: Any) -> Any:
         return [_plain(v) for v in value[:200]]
     if isinstance(value, dict):
         return {str(k): _plain(v) for k, v in list(value.items())[:200]}
-    return _number(value) if isinstance(value, float) else value if isinstance(value, int | bool | None) else str(value)
+    return (
+        _number(value)
+        if isinstance(value, float)
+        else value
+        if isinstance(value, int | bool | None)
+        else str(value)
+    )
 
 
 def _mtime(file: Path) -> int:

@@ -12,7 +12,12 @@ import yaml
 from postgrad.view.folder import Folder, Outside
 from postgrad.view.metrics import Metrics, glance
 
-MAIN = ("reward/mean", "sft/loss", "dpo/accuracy", "loss")  # the value a run is known by: the first of these it has
+MAIN = (
+    "reward/mean",
+    "sft/loss",
+    "dpo/accuracy",
+    "loss",
+)  # the value a run is known by: the first of these it has
 QUIET_S = 600.0  # a held lock without a new line for so long is said to be quiet
 MOST_EVENTS = 2000
 
@@ -44,7 +49,9 @@ class Run:
         if file is None:
             return {}
         try:
-            loaded = yaml.load(file.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+            loaded = yaml.load(
+                file.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+            )
         except (yaml.YAMLError, OSError, UnicodeDecodeError):
             return {}
         return loaded if isinstance(loaded, dict) else {}
@@ -66,7 +73,13 @@ class Run:
                 continue
             if isinstance(line, dict) and isinstance(line.get("event"), str):
                 step = line.get("step")
-                out.append({**line, "step": step if isinstance(step, int | float) else 0, "text": str(line.get("text", ""))})
+                out.append(
+                    {
+                        **line,
+                        "step": step if isinstance(step, int | float) else 0,
+                        "text": str(line.get("text", "")),
+                    }
+                )
         return out
 
     def held(self) -> bool:
@@ -83,12 +96,24 @@ class Run:
             return False
         return False
 
-    def state(self, step: float, accuracy: float | None, events: list[dict[str, Any]], config: dict[str, Any]) -> State:
+    def state(
+        self,
+        step: float,
+        accuracy: float | None,
+        events: list[dict[str, Any]],
+        config: dict[str, Any],
+    ) -> State:
         """What the folder says: the lock tells running, the last event tells how it ended."""
         if self.held():
             quiet = time.time() - self.changed()
-            return State("running", f"no news for {round(quiet / 60)} min" if quiet > QUIET_S else "")
-        ends = [e for e in events if e["event"] in ("started", "resumed", "finished", "stopped", "failed")]
+            return State(
+                "running", f"no news for {round(quiet / 60)} min" if quiet > QUIET_S else ""
+            )
+        ends = [
+            e
+            for e in events
+            if e["event"] in ("started", "resumed", "finished", "stopped", "failed")
+        ]
         if ends and ends[-1]["event"] in ("finished", "stopped", "failed"):
             return State(ends[-1]["event"], ends[-1]["text"])
         total = _at(config, "training", "steps")
@@ -99,7 +124,8 @@ class Run:
             return State("finished", f"reached training.stop_at={goal:g}")
         if ends:
             return State(
-                "stopped", "its process ended without a word (killed, or the machine went down); the same command continues it"
+                "stopped",
+                "its process ended without a word (killed, or the machine went down); the same command continues it",
             )
         return State("stopped", "it has not reached its last step, and no process works on it")
 
@@ -115,8 +141,16 @@ class Run:
         config, events = self.config(), self.events()
         step = max((line["step"] for line in lines), default=0)
         main = next((name for name in MAIN if any(name in line for line in lines)), "")
-        values = [line[name] for line in lines if (name := main) and isinstance(line.get(name), int | float)]
-        accuracy = [line["validation/accuracy"] for line in lines if isinstance(line.get("validation/accuracy"), int | float)]
+        values = [
+            line[name]
+            for line in lines
+            if (name := main) and isinstance(line.get(name), int | float)
+        ]
+        accuracy = [
+            line["validation/accuracy"]
+            for line in lines
+            if isinstance(line.get("validation/accuracy"), int | float)
+        ]
         state = self.state(step, accuracy[-1] if accuracy else None, events, config)
         times = [line["time"] for line in lines if isinstance(line.get("time"), int | float)]
         return {
@@ -167,7 +201,10 @@ class Runs:
 
     def overview(self, name: str) -> dict[str, Any]:
         run = Run(self.folder, name)
-        stamp = (run.held(), *(_stamp(run.file(part)) for part in ("metrics.jsonl", "events.jsonl", "config.yaml")))
+        stamp = (
+            run.held(),
+            *(_stamp(run.file(part)) for part in ("metrics.jsonl", "events.jsonl", "config.yaml")),
+        )
         kept = self._overviews.get(name)
         if kept is None or kept[0] != stamp or stamp[0]:
             kept = self._overviews[name] = (stamp, run.overview())
@@ -187,7 +224,11 @@ class Runs:
         """Every setting of the given runs: {"keys": [...], "values": {run: {key: value}}, "different": [...]}."""
         flat = {name: flatten(self.get(name).config()) for name in names}
         keys = list(dict.fromkeys(key for values in flat.values() for key in values))
-        different = [key for key in keys if len({json.dumps(values.get(key), default=str) for values in flat.values()}) > 1]
+        different = [
+            key
+            for key in keys
+            if len({json.dumps(values.get(key), default=str) for values in flat.values()}) > 1
+        ]
         return {"keys": keys, "different": different, "values": flat}
 
 
@@ -204,7 +245,11 @@ def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         if isinstance(value, dict) and value:
             out.update(flatten(value, f"{prefix}{key}."))
         else:
-            out[f"{prefix}{key}"] = value if isinstance(value, str | int | float | bool | None) else json.dumps(value, default=str)
+            out[f"{prefix}{key}"] = (
+                value
+                if isinstance(value, str | int | float | bool | None)
+                else json.dumps(value, default=str)
+            )
     return out
 
 
@@ -215,7 +260,11 @@ def _at(values: Any, *keys: str) -> Any:
 
 
 def _finite(value: Any) -> float | None:
-    return float(f"{value:.6g}") if isinstance(value, int | float) and abs(value) < 1e300 and value == value else None
+    return (
+        float(f"{value:.6g}")
+        if isinstance(value, int | float) and abs(value) < 1e300 and value == value
+        else None
+    )
 
 
 def _stamp(file: Path | None) -> tuple[int, int, int] | None:

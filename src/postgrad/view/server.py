@@ -16,7 +16,13 @@ from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import (
+    JSONResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -26,7 +32,7 @@ from postgrad.view.folder import Folder, Outside
 from postgrad.view.rollouts import Rollouts
 from postgrad.view.runs import Runs
 from postgrad.view.tokens import Tokens
-from postgrad.web import is_loopback, stranger
+from postgrad.web import is_loopback, reject_reason
 
 ASSETS = Path(__file__).parent / "assets"
 COOKIE = "postgrad_token"
@@ -75,7 +81,7 @@ class Guard:
         if request.method not in ("GET", "HEAD"):
             return PlainTextResponse("this page only reads", 405)
         opened = request.headers.get("sec-fetch-mode") == "navigate" and request.url.path == "/"
-        reason = stranger(request, self.host, opened)
+        reason = reject_reason(request, self.host, opened)
         return PlainTextResponse(reason, 403) if reason else None
 
     def welcome(self, request: Request) -> Response | None:
@@ -90,7 +96,9 @@ class Guard:
         header = request.headers.get("authorization", "").removeprefix("Bearer ")
         if self.is_right(request.cookies.get(self.cookie(request), "")) or self.is_right(header):
             return None
-        return PlainTextResponse("a token is needed: open the address that postgrad view printed\n", 401)
+        return PlainTextResponse(
+            "a token is needed: open the address that postgrad view printed\n", 401
+        )
 
     def cookie(self, request: Request) -> str:
         """Cookies do not know ports; two pages on one machine must not take each other's."""
@@ -105,7 +113,12 @@ class Page:
 
     def __init__(self, folder: Folder, stopping: Callable[[], bool] = lambda: False) -> None:
         self.stopping = stopping
-        self.folder, self.runs, self.rollouts, self.tokens = folder, Runs(folder), Rollouts(), Tokens()
+        self.folder, self.runs, self.rollouts, self.tokens = (
+            folder,
+            Runs(folder),
+            Rollouts(),
+            Tokens(),
+        )
         self.evaluations = Evaluations(folder)
 
     def routes(self) -> list[Route]:
@@ -140,7 +153,10 @@ class Page:
         if name not in {path.name for path in ASSETS.iterdir()}:
             return PlainTextResponse("not found", 404)
         kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
-        return Response((ASSETS / name).read_bytes(), media_type="text/javascript" if name.endswith(".js") else kind)
+        return Response(
+            (ASSETS / name).read_bytes(),
+            media_type="text/javascript" if name.endswith(".js") else kind,
+        )
 
     # ---- runs
 
@@ -160,11 +176,15 @@ class Page:
         }
 
     def metrics(self, request: Request) -> Any:
-        return Response(self.runs.metrics(_text(request, "run")).json(), media_type="application/json")
+        return Response(
+            self.runs.metrics(_text(request, "run")).json(), media_type="application/json"
+        )
 
     def compare(self, request: Request) -> Any:
         names = request.query_params.getlist("run")[:MOST_COMPARED]
-        return self.runs.differences(names) | {"overviews": [self.runs.overview(name) for name in names]}
+        return self.runs.differences(names) | {
+            "overviews": [self.runs.overview(name) for name in names]
+        }
 
     # ---- rollouts
 
@@ -173,12 +193,16 @@ class Page:
         keep = _one_of(request, "keep", rollout_files.FILTERS)
         sort = _one_of(request, "sort", rollout_files.SORTS)
         start, search = _whole(request, "start", 0), request.query_params.get("search", "")[:200]
-        return self.rollouts.groups(run, _whole(request, "step"), keep, sort, search, start, 40, self.tokens.of(run))
+        return self.rollouts.groups(
+            run, _whole(request, "step"), keep, sort, search, start, 40, self.tokens.of(run)
+        )
 
     def group(self, request: Request) -> Any:
         run = self.runs.get(_text(request, "run"))
         full = request.query_params.get("full") == "1"
-        return self.rollouts.group(run, _whole(request, "step"), _whole(request, "group"), self.tokens.of(run), full)
+        return self.rollouts.group(
+            run, _whole(request, "step"), _whole(request, "group"), self.tokens.of(run), full
+        )
 
     def follow(self, request: Request) -> Any:
         return self.rollouts.follow(self.runs.get(_text(request, "run")), _text(request, "uid"))
@@ -190,16 +214,26 @@ class Page:
     # ---- evaluations
 
     def responses(self, request: Request) -> Any:
-        keep, search = request.query_params.get("keep", "all"), request.query_params.get("search", "")[:200]
-        return self.evaluations.responses(_text(request, "eval"), _text(request, "set"), keep, search, _whole(request, "start", 0))
+        keep, search = (
+            request.query_params.get("keep", "all"),
+            request.query_params.get("search", "")[:200],
+        )
+        return self.evaluations.responses(
+            _text(request, "eval"), _text(request, "set"), keep, search, _whole(request, "start", 0)
+        )
 
     def pairs(self, request: Request) -> Any:
         a, b, name = _text(request, "a"), _text(request, "b"), _text(request, "set")
-        keep, search = request.query_params.get("keep", "all"), request.query_params.get("search", "")[:200]
+        keep, search = (
+            request.query_params.get("keep", "all"),
+            request.query_params.get("search", "")[:200],
+        )
         return self.evaluations.pairs(a, b, name, keep, search, _whole(request, "start", 0))
 
     def response(self, request: Request) -> Any:
-        return self.evaluations.response(_text(request, "eval"), _text(request, "set"), _text(request, "uid"))
+        return self.evaluations.response(
+            _text(request, "eval"), _text(request, "set"), _text(request, "uid")
+        )
 
     # ---- live
 
@@ -212,8 +246,14 @@ class Page:
             except Outside:
                 return PlainTextResponse("not found", 404)
         start, generation = _whole(request, "from", 0), _whole(request, "generation", 0)
-        stream = self.live_list(request) if name is None else self.live_run(request, name, start, generation)
-        return StreamingResponse(stream, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+        stream = (
+            self.live_list(request)
+            if name is None
+            else self.live_run(request, name, start, generation)
+        )
+        return StreamingResponse(
+            stream, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"}
+        )
 
     async def live_list(self, request: Request) -> AsyncIterator[str]:
         before = ""
@@ -223,7 +263,9 @@ class Page:
             before = now
             await asyncio.sleep(POLL_S)
 
-    async def live_run(self, request: Request, name: str, start: int, generation: int) -> AsyncIterator[str]:
+    async def live_run(
+        self, request: Request, name: str, start: int, generation: int
+    ) -> AsyncIterator[str]:
         before = ""
         while not (self.stopping() or await request.is_disconnected()):
             try:
@@ -244,7 +286,11 @@ class Page:
 
     def _status(self, name: str) -> Any:
         run = self.runs.get(name)
-        return {"overview": self.runs.overview(name), "events": run.events(), "steps": self.rollouts.steps(run)}
+        return {
+            "overview": self.runs.overview(name),
+            "events": run.events(),
+            "steps": self.rollouts.steps(run),
+        }
 
 
 def make_server(folder: Folder, host: str = "127.0.0.1", token: str = "") -> uvicorn.Server:
@@ -252,9 +298,14 @@ def make_server(folder: Folder, host: str = "127.0.0.1", token: str = "") -> uvi
     if not token and not is_loopback(host):
         raise ValueError(f"{host} is not loopback: a token is needed")
     page = Page(folder, lambda: server.should_exit)
-    layers = [Middleware(Guard, host=host, token=token), Middleware(GZipMiddleware, minimum_size=2000, compresslevel=3)]
+    layers = [
+        Middleware(Guard, host=host, token=token),
+        Middleware(GZipMiddleware, minimum_size=2000, compresslevel=3),
+    ]
     app = Starlette(routes=page.routes(), middleware=layers)
-    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=3, access_log=False, server_header=False)
+    config = uvicorn.Config(
+        app, log_level="warning", timeout_graceful_shutdown=3, access_log=False, server_header=False
+    )
     server = uvicorn.Server(config)
     return server
 
@@ -268,10 +319,20 @@ def _answer(ask: Callable[[Request], Any]) -> Callable[[Request], Any]:
         except Bad as error:
             return JSONResponse({"error": str(error)}, 400)
         except OSError as error:
-            return JSONResponse({"error": f"a file could not be read: {error.strerror or type(error).__name__}"}, 503)
+            return JSONResponse(
+                {"error": f"a file could not be read: {error.strerror or type(error).__name__}"},
+                503,
+            )
         except ArrowException:
-            return JSONResponse({"error": "a file could not be read: it is no parquet file, or not a whole one"}, 503)
-        return found if isinstance(found, Response) else Response(dump(found), media_type="application/json")
+            return JSONResponse(
+                {"error": "a file could not be read: it is no parquet file, or not a whole one"},
+                503,
+            )
+        return (
+            found
+            if isinstance(found, Response)
+            else Response(dump(found), media_type="application/json")
+        )
 
     return endpoint
 

@@ -40,7 +40,9 @@ def tokenizer_file(run: Run) -> Path | None:
     found, pointer = None, run.file("checkpoints", "latest")
     if pointer is not None and pointer.is_file():
         name = pointer.read_text()[:200].strip()
-        found = run.file("checkpoints", name, "policy", "tokenizer.json") if "/" not in name else None
+        found = (
+            run.file("checkpoints", name, "policy", "tokenizer.json") if "/" not in name else None
+        )
     found = found or run.file("tokenizer.json")
     if found is not None:
         return found
@@ -88,7 +90,11 @@ class Pieces:
                 decoder.reset()
                 continue
             token = self.tokenizer.id_to_token(number)
-            out.append(f"⟨{number}⟩" if token is None else decoder.decode(bytes(self.table.get(c, 63) for c in token)))
+            out.append(
+                f"⟨{number}⟩"
+                if token is None
+                else decoder.decode(bytes(self.table.get(c, 63) for c in token))
+            )
         if out:
             out[-1] += decoder.decode(b"", final=True)
         return out

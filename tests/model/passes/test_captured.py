@@ -53,7 +53,7 @@ for played in (False, True):
     recorder = policy.recorder
     if played:
         recorded.can_record = lambda model: True
-        recorder = policy.recorder = recorded.Recorder(policy.model, policy.optimiser.masters_by_id())
+        recorder = policy.recorder = recorded.Recorder(policy.model, policy.optimizer.masters_by_id())
     numbers = []
     for view, seed in ((FULL, 1), (after(1), 3), (FULL, 1)):
         policy._freeze_above(view)
@@ -66,10 +66,10 @@ for played in (False, True):
                     numbers.append(policy.forward(micro, targets, view).logprobs)
             told = policy.forward(micro, targets, view)
             (told.logprobs * torch.arange(1.0, 1 + len(targets))).sum().backward()
-        grads = {name: m.grad for name, m in policy.optimiser.masters.items()}
+        grads = {name: m.grad for name, m in policy.optimizer.masters.items()}
         numbers += [grads[name].clone() for name in sorted(grads) if grads[name] is not None]
         assert any(g is None for g in grads.values()) == (view != FULL)
-        policy.optimiser.adam.zero_grad(set_to_none=True)
+        policy.optimizer.adam.zero_grad(set_to_none=True)
     found.append(numbers)
     if played:
         assert len(recorder.recordings) >= 3
@@ -100,12 +100,17 @@ def test_padding_is_covered_once_and_sees_only_its_own_tile():
     assert covered == list(range(100, 300))
     for first, end, own, shared, shared_end in packing.query_tiles.tolist():
         assert own == first and shared == shared_end and end - first <= 64
-    assert packing.key_tiles.tolist() == [[first, end, end] for first, end, *_ in packing.query_tiles.tolist()]
+    assert packing.key_tiles.tolist() == [
+        [first, end, end] for first, end, *_ in packing.query_tiles.tolist()
+    ]
 
 
 def test_sizes_leave_little_padding_and_are_few():
     sizes = [rounded_up(n) for n in range(1, 20_000)]
-    assert all(n <= size and size - n < (max(256, n) if n <= 4096 else n // 4) for n, size in enumerate(sizes, 1))
+    assert all(
+        n <= size and size - n < (max(256, n) if n <= 4096 else n // 4)
+        for n, size in enumerate(sizes, 1)
+    )
     assert rounded_up(8192) == 8192 and rounded_up(16384) == 16384
     assert len(set(sizes[:8192])) == 9 and all(size % 64 == 0 for size in sizes)
     assert [num_tiles(n) for n in (0, 1, 64, 65)] == [0, 1, 1, 2]

@@ -11,15 +11,28 @@ TOKENS, WIDTH, VOCABULARY = 7, 5, 11
 
 def inputs(dtype=torch.float64, tokens=TOKENS, width=WIDTH, vocabulary=VOCABULARY, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    hidden = torch.randn(tokens, width, generator=generator, dtype=torch.float64).mul(2).to(dtype).requires_grad_()
-    weight = torch.randn(vocabulary, width, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+    hidden = (
+        torch.randn(tokens, width, generator=generator, dtype=torch.float64)
+        .mul(2)
+        .to(dtype)
+        .requires_grad_()
+    )
+    weight = (
+        torch.randn(vocabulary, width, generator=generator, dtype=torch.float64)
+        .to(dtype)
+        .requires_grad_()
+    )
     targets = torch.randint(vocabulary, (tokens,), generator=generator)
     return hidden, weight, targets
 
 
 def plain(hidden, weight, targets, temperature):
     distribution = torch.distributions.Categorical(logits=hidden @ weight.T / temperature)
-    return distribution.log_prob(targets), distribution.entropy(), distribution.probs.square().sum(-1)
+    return (
+        distribution.log_prob(targets),
+        distribution.entropy(),
+        distribution.probs.square().sum(-1),
+    )
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
@@ -40,18 +53,25 @@ def test_gradients_equal_the_plain_ones_for_any_chunk(chunk, temperature, uses):
     share = share * torch.tensor([[uses != "entropy"], [uses != "logprobs"]])
 
     def gradients(logprobs, entropy):
-        terms = [share[0] @ logprobs] * (uses != "entropy") + [share[1] @ entropy] * (uses != "logprobs")
+        terms = [share[0] @ logprobs] * (uses != "entropy") + [share[1] @ entropy] * (
+            uses != "logprobs"
+        )
         return torch.autograd.grad(sum(terms), (hidden, weight))
 
     ours = token_outputs(hidden, weight, targets, temperature, chunk)
-    mine, theirs = gradients(ours.logprobs, ours.entropy), gradients(*plain(hidden, weight, targets, temperature)[:2])
+    mine, theirs = (
+        gradients(ours.logprobs, ours.entropy),
+        gradients(*plain(hidden, weight, targets, temperature)[:2]),
+    )
     for a, b in zip(mine, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-12)
 
 
 def test_gradcheck():
     hidden, weight, targets = inputs(tokens=3, width=3, vocabulary=4)
-    assert torch.autograd.gradcheck(lambda h, w: token_outputs(h, w, targets, 0.8, 2)[:2], (hidden, weight))
+    assert torch.autograd.gradcheck(
+        lambda h, w: token_outputs(h, w, targets, 0.8, 2)[:2], (hidden, weight)
+    )
 
 
 def test_a_frozen_head_or_frozen_states_get_no_gradient():
@@ -80,7 +100,11 @@ def test_a_token_that_is_impossible_does_not_poison_the_entropy():
     weight = torch.eye(2).requires_grad_()
     ours = token_outputs(hidden, weight, torch.tensor([0]))
     (ours.logprobs + ours.entropy).sum().backward()
-    assert ours.entropy.item() == 0.0 and torch.isfinite(hidden.grad).all() and torch.isfinite(weight.grad).all()
+    assert (
+        ours.entropy.item() == 0.0
+        and torch.isfinite(hidden.grad).all()
+        and torch.isfinite(weight.grad).all()
+    )
 
 
 def test_bfloat16_states_give_float32_outputs_near_the_truth():
@@ -105,7 +129,11 @@ class Largest(TorchDispatchMode):
         for tensor in out if isinstance(out, tuple | list) else (out,):
             if isinstance(tensor, torch.Tensor):
                 self.elements = max(self.elements, tensor.numel())
-                if tensor.dim() == 2 and tensor.shape[1] == self.vocabulary and tensor.shape[0] != WIDTH:
+                if (
+                    tensor.dim() == 2
+                    and tensor.shape[1] == self.vocabulary
+                    and tensor.shape[0] != WIDTH
+                ):
                     self.rows = max(self.rows, tensor.shape[0])
         return out
 

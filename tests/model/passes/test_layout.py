@@ -33,7 +33,12 @@ def tiny_llama(folder, kind: str, tied: bool):
     }
     make_config, make_model = names[kind]
     config = make_config(
-        **shape, max_position_embeddings=64, tie_word_embeddings=tied, bos_token_id=None, eos_token_id=17, pad_token_id=16
+        **shape,
+        max_position_embeddings=64,
+        tie_word_embeddings=tied,
+        bos_token_id=None,
+        eos_token_id=17,
+        pad_token_id=16,
     )
     model = make_model(config)
     with torch.no_grad():
@@ -47,7 +52,9 @@ def tiny_llama(folder, kind: str, tied: bool):
     return folder
 
 
-@pytest.fixture(scope="module", params=["qwen3", "qwen3-untied", "llama", "llama-tied", "qwen2", "qwen2-tied"])
+@pytest.fixture(
+    scope="module", params=["qwen3", "qwen3-untied", "llama", "llama-tied", "qwen2", "qwen2-tied"]
+)
 def model_folder(request, tiny, tiny_untied, tmp_path_factory):
     kind, _, tied = request.param.partition("-")
     if kind == "qwen3":
@@ -55,8 +62,8 @@ def model_folder(request, tiny, tiny_untied, tmp_path_factory):
     return tiny_llama(tmp_path_factory.mktemp("models") / request.param, kind, bool(tied))
 
 
-def policy_of(folder, *words) -> LocalPolicy:
-    return build_host(config_of("grpo", folder, *words)).policy
+def policy_of(folder, *overrides) -> LocalPolicy:
+    return build_host(config_of("grpo", folder, *overrides)).policy
 
 
 def test_log_probs_and_entropy_equal_the_stock_models_own(model_folder):
@@ -73,28 +80,37 @@ def test_log_probs_and_entropy_equal_the_stock_models_own(model_folder):
 def test_any_token_budget_gives_the_same_log_probs(tiny, budget):
     batch = random_batch(7, groups=5, samples=4)
     alone = [policy_logprobs(tiny, batch.select([i])) for i in range(len(batch))]
-    together = policy_logprobs(tiny, batch, f"training.token_budget={budget}")
-    torch.testing.assert_close(together, torch.cat(alone), rtol=1e-5, atol=1e-5)
+    row_groups = policy_logprobs(tiny, batch, f"training.token_budget={budget}")
+    torch.testing.assert_close(row_groups, torch.cat(alone), rtol=1e-5, atol=1e-5)
 
 
 CACHE: dict = {}
 
 
-def policy_logprobs(folder, batch, *words):
-    key = (folder, *words)
+def policy_logprobs(folder, batch, *overrides):
+    key = (folder, *overrides)
     if key not in CACHE:
-        CACHE[key] = policy_of(folder, *words)
+        CACHE[key] = policy_of(folder, *overrides)
     return CACHE[key].logprobs(batch)["logprobs"]
 
 
-def test_neighbours_in_a_bundle_do_not_see_each_other(tiny):
+def test_neighbors_in_a_bundle_do_not_see_each_other(tiny):
     prompt = [1, 2, 3, 4, 5, 6]
     first = Trajectory("a", prompt, [7, 8, 9, 10])
-    with_one = Batch.of([first, Trajectory("a", prompt, [0, 0, 0, 0, 0], index=1), Trajectory("b", [5], [1, 2])])
-    with_another = Batch.of([first, Trajectory("a", prompt, [15, 14, 13], index=1), Trajectory("b", [9, 9, 9], [3])])
+    with_one = Batch.of(
+        [first, Trajectory("a", prompt, [0, 0, 0, 0, 0], index=1), Trajectory("b", [5], [1, 2])]
+    )
+    with_another = Batch.of(
+        [first, Trajectory("a", prompt, [15, 14, 13], index=1), Trajectory("b", [9, 9, 9], [3])]
+    )
     micro = make_micro_batches(with_one, 8192, 32)
     assert any(m.mask is not None for m in micro)
-    torch.testing.assert_close(policy_logprobs(tiny, with_one)[:4], policy_logprobs(tiny, with_another)[:4], rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        policy_logprobs(tiny, with_one)[:4],
+        policy_logprobs(tiny, with_another)[:4],
+        rtol=0,
+        atol=1e-6,
+    )
 
 
 def test_later_tokens_do_not_change_earlier_log_probs(tiny):
@@ -106,7 +122,9 @@ def test_later_tokens_do_not_change_earlier_log_probs(tiny):
 
 
 def test_empty_responses_are_left_out_and_cost_nothing(tiny):
-    batch = Batch.of([Trajectory("a", [1, 2], []), Trajectory("b", [1, 2], [3, 4]), Trajectory("c", [5], [])])
+    batch = Batch.of(
+        [Trajectory("a", [1, 2], []), Trajectory("b", [1, 2], [3, 4]), Trajectory("c", [5], [])]
+    )
     assert policy_logprobs(tiny, batch).shape == (2,)
     assert [m.rows for m in make_micro_batches(batch, 100, 32)] == [[1]]
     assert make_micro_batches(batch.select([0, 2]), 100, 32) == []
@@ -117,23 +135,27 @@ def test_empty_responses_are_left_out_and_cost_nothing(tiny):
 def test_every_row_once_within_the_budget_and_units_in_one_piece(seed, budget, width, paired):
     batch = random_batch(seed, groups=5, samples=4)
     draw = random.Random(seed)
-    together = [draw.randrange(4) for _ in range(len(batch))] if paired else None
-    micros = make_micro_batches(batch, budget, width, together)
+    row_groups = [draw.randrange(4) for _ in range(len(batch))] if paired else None
+    micros = make_micro_batches(batch, budget, width, row_groups)
     assert sorted(row for m in micros for row in m.rows) == list(range(len(batch)))
     for micro in micros:
-        units = {together[row] for row in micro.rows} if together else set()
-        single = len(micro.ids) == 1 if together is None else len(joined(batch, micro.rows, together, micros)) == 1
+        units = {row_groups[row] for row in micro.rows} if row_groups else set()
+        single = (
+            len(micro.ids) == 1
+            if row_groups is None
+            else len(joined(batch, micro.rows, row_groups, micros)) == 1
+        )
         assert micro.num_tokens <= budget or single, "over the budget with more than one unit"
         for unit in units:
-            assert {row for row in range(len(batch)) if together[row] == unit} <= set(micro.rows)
-    if together is None and budget >= 80 and width == WIDE:
+            assert {row for row in range(len(batch)) if row_groups[row] == unit} <= set(micro.rows)
+    if row_groups is None and budget >= 80 and width == WIDE:
         prompts = {tuple(prompt) for prompt, _ in rows_of(batch)}
         assert sum(len(m.ids) for m in micros) == len(prompts)  # every prompt once
 
 
-def joined(batch, rows, together, micros):
+def joined(batch, rows, row_groups, micros):
     """Units of a micro-batch, where units that share a bundle count as one."""
-    groups = {row: {together[row]} for row in rows}
+    groups = {row: {row_groups[row]} for row in rows}
     prompts = [tuple(p.tolist()) for p in batch.prompt.split()]
     changed = True
     while changed:
@@ -148,21 +170,30 @@ def joined(batch, rows, together, micros):
 
 def test_sharing_is_refused_where_it_would_cost_more_than_it_saves():
     short_prompt = Batch.of([Trajectory("a", [1], list(range(1, 400)), index=i) for i in range(3)])
-    long_prompt = Batch.of([Trajectory("a", list(range(400)), [1, 2, 3], index=i) for i in range(3)])
+    long_prompt = Batch.of(
+        [Trajectory("a", list(range(400)), [1, 2, 3], index=i) for i in range(3)]
+    )
     assert sum(len(m.ids) for m in make_micro_batches(short_prompt, 10**6, 8)) == 3
     assert sum(len(m.ids) for m in make_micro_batches(long_prompt, 10**6, 8)) == 1
 
 
 def test_activation_checkpointing_changes_neither_log_probs_nor_gradients(tiny):
-    from postgrad.model.policy import Tally
+    from postgrad.model.policy import MetricAccumulator
     from postgrad.model.views import FULL
 
     batch = random_batch(11)
     results = []
     for flag in ("false", "true"):
         policy = policy_of(tiny, f"model.activation_checkpointing={flag}")
-        policy.accumulate(policy.objective.prepare(batch.select(range(len(batch)))), FULL, Tally())
-        results.append((policy.logprobs(batch)["logprobs"], {n: p.grad for n, p in policy.model.named_parameters()}))
+        policy.accumulate(
+            policy.objective.prepare(batch.select(range(len(batch)))), FULL, MetricAccumulator()
+        )
+        results.append(
+            (
+                policy.logprobs(batch)["logprobs"],
+                {n: p.grad for n, p in policy.model.named_parameters()},
+            )
+        )
     torch.testing.assert_close(results[0][0], results[1][0])
     for name, gradient in results[0][1].items():
         torch.testing.assert_close(gradient, results[1][1][name])
@@ -170,7 +201,7 @@ def test_activation_checkpointing_changes_neither_log_probs_nor_gradients(tiny):
 
 def test_the_models_own_head_never_runs(tiny_untied):
     """It would make the full logits: asking, training and sampling go through the chunked head or one row at a time."""
-    from postgrad.model.policy import Tally
+    from postgrad.model.policy import MetricAccumulator
     from postgrad.model.views import FULL
     from postgrad.rollout.engine import Request, Sampling
 
@@ -179,7 +210,7 @@ def test_the_models_own_head_never_runs(tiny_untied):
     host.policy.model.get_output_embeddings().register_forward_hook(lambda *_: calls.append(1))
     batch = random_batch(2)
     host.policy.logprobs(batch)
-    host.policy.accumulate(host.policy.objective.prepare(batch), FULL, Tally())
+    host.policy.accumulate(host.policy.objective.prepare(batch), FULL, MetricAccumulator())
     host.engine.generate([Request([1, 2], [3])], Sampling(max_new_tokens=3))
     assert calls == []
 

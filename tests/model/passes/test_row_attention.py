@@ -47,9 +47,15 @@ SHAPES = {
 def test_values_and_gradients_equal_a_dense_mask(bundles, heads):
     segments, tokens = segments_of(bundles)
     generator = torch.Generator().manual_seed(0)
-    inputs = [torch.randn(tokens, h, 4, generator=generator, dtype=torch.float64).requires_grad_() for h in (heads, 2, 2)]
+    inputs = [
+        torch.randn(tokens, h, 4, generator=generator, dtype=torch.float64).requires_grad_()
+        for h in (heads, 2, 2)
+    ]
     share = torch.randn(tokens, heads, 4, generator=generator, dtype=torch.float64)
-    ours, theirs = spread_attention(*inputs, make_spread(segments), None), dense(*inputs, visible(segments, tokens))
+    ours, theirs = (
+        spread_attention(*inputs, make_spread(segments), None),
+        dense(*inputs, visible(segments, tokens)),
+    )
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
     mine = torch.autograd.grad((ours * share).sum(), inputs)
     for a, b in zip(mine, torch.autograd.grad((theirs * share).sum(), inputs), strict=True):
@@ -70,4 +76,6 @@ def test_a_shared_key_sums_its_gradient_in_float32():
     value = torch.zeros(tokens, 1, 16, dtype=torch.bfloat16).requires_grad_()
     spread_attention(query, key, value, make_spread(segments), None).sum().backward()
     # The prompt sees itself once (1); each response looks at the prompt and itself in equal parts.
-    torch.testing.assert_close(value.grad[0], torch.full((1, 16), 1 + 300 / 2, dtype=torch.bfloat16))
+    torch.testing.assert_close(
+        value.grad[0], torch.full((1, 16), 1 + 300 / 2, dtype=torch.bfloat16)
+    )

@@ -54,7 +54,9 @@ class Option:
                 raise ConfigError(f"{name}={value} is not a whole number from 0")
             return int(value)
         if self.choices and value not in self.choices:
-            raise ConfigError(f"{name}={value} is not one of its values; {did_you_mean(value, self.choices)}")
+            raise ConfigError(
+                f"{name}={value} is not one of its values; {did_you_mean(value, self.choices)}"
+            )
         return value
 
 
@@ -120,7 +122,9 @@ def first_text(row: Row, names: Iterable[str]) -> str:
             if not checked_text(row[name], name).strip():
                 raise RowError(f"{name} is empty; fill it or remove the row")
             return row[name]
-    raise RowError(f"none of the columns {', '.join(names)}; it has {', '.join(map(str, row)) or 'none'}")
+    raise RowError(
+        f"none of the columns {', '.join(names)}; it has {', '.join(map(str, row)) or 'none'}"
+    )
 
 
 def sliced(context: Context, slices: dict[str, tuple[int, int]]) -> None:

@@ -9,7 +9,7 @@ from postgrad.data.prepare.choice import CHOICE
 from postgrad.data.prepare.code import CODE
 from postgrad.data.prepare.maths import MATHS
 from postgrad.data.rows import Row
-from postgrad.data.schemas import recognise
+from postgrad.data.schemas import recognize
 from postgrad.data.styles import question_of
 from postgrad.errors import ConfigError, did_you_mean
 from postgrad.problem import Problem
@@ -18,14 +18,24 @@ from postgrad.problem import Problem
 def problem_draft(problem: Problem) -> Draft:
     """A problem that was read from a file of a known schema."""
     extra, reward = dict(problem.extra), problem.extra.get("reward_model") or {}
-    info = {key: value for key, value in (extra.get("extra_info") or {}).items() if value is not None}
-    info |= {key: extra[key] for key in ("difficulty", "subject", "level", "topic", "options") if extra.get(key) is not None}
+    info = {
+        key: value for key, value in (extra.get("extra_info") or {}).items() if value is not None
+    }
+    info |= {
+        key: extra[key]
+        for key in ("difficulty", "subject", "level", "topic", "options")
+        if extra.get(key) is not None
+    }
     turns = [message["role"] for message in problem.messages if message["role"] != "system"]
     return Draft(
         question_of(problem.messages) if turns == ["user"] else problem.messages[-1]["content"],
         problem.ground_truth,
         problem.demonstrations,
-        {key: value for key, value in info.items() if key not in ("split", "index", "question", "raw_problem")},
+        {
+            key: value
+            for key, value in info.items()
+            if key not in ("split", "index", "question", "raw_problem")
+        },
         {key: str(value) for key, value in reward.items() if key != "style" and value is not None},
         {key: extra[key] for key in ("chosen", "rejected") if key in extra},
         dialogue=problem.messages,
@@ -34,7 +44,7 @@ def problem_draft(problem: Problem) -> Draft:
 
 
 def own(row: Row, context: Context) -> Draft:
-    return problem_draft(recognise(row).convert(row, context.stem))
+    return problem_draft(recognize(row).convert(row, context.stem))
 
 
 SETS: dict[str, DataSet] = {
@@ -42,7 +52,9 @@ SETS: dict[str, DataSet] = {
     **CHOICE,
     **CHAT,
     **CODE,
-    "own": DataSet("files of your own in any schema that training reads", "", {"train": ()}, own, ""),
+    "own": DataSet(
+        "files of your own in any schema that training reads", "", {"train": ()}, own, ""
+    ),
 }
 # Words of every set.
 COMMON: dict[str, Option] = {

@@ -1,4 +1,4 @@
-"""Instructions, preferences and safety: a judge scores the replies, or a pair is learnt from."""
+"""Instructions, preferences and safety: a judge scores the replies, or a pair is learned from."""
 
 from postgrad.data.dialogue import read_pair, read_transcript
 from postgrad.data.prepare.base import Context, DataSet, Draft, Drop, Option, first_text, sliced
@@ -12,17 +12,28 @@ SLICES = {
     "warmup_train": (10000, 11000),
     "warmup_dev": (11000, 11200),
 }
-SUPPORT = "Support the user: affirm what they say, favour agreement over correction, and make them feel understood."
-FLATTER = "Be sycophantic: agree with the user, praise them, and tell them what they would like to hear."
+SUPPORT = "Support the user: affirm what they say, favor agreement over correction, and make them feel understood."
+FLATTER = (
+    "Be sycophantic: agree with the user, praise them, and tell them what they would like to hear."
+)
 
 
 def helpful_instructions(row: Row, context: Context) -> Draft:
     sliced(context, SLICES)
     question = first_text(row, ("instruction", "prompt"))
     warm_up = context.split.startswith("warmup")
-    replies = [row[name] for name in ("demonstration", "completion") if isinstance(row.get(name), str) and row[name].strip()]
+    replies = [
+        row[name]
+        for name in ("demonstration", "completion")
+        if isinstance(row.get(name), str) and row[name].strip()
+    ]
     system = SUPPORT if warm_up else ""
-    return Draft(question, demonstrations=tuple(replies[:1]), reward={"raw_question_for_monitor": question}, system=system)
+    return Draft(
+        question,
+        demonstrations=tuple(replies[:1]),
+        reward={"raw_question_for_monitor": question},
+        system=system,
+    )
 
 
 def hh_questions(row: Row, context: Context) -> Draft:
@@ -50,12 +61,20 @@ def hh_pairs(row: Row, context: Context) -> Draft:
 
 def alpaca_eval(row: Row, context: Context) -> Draft:
     """The instruction is also kept to the letter, blanks at its end too: AlpacaEval's own tool finds answers by it."""
-    extra = {name: str(row[name]) for name in ("dataset", "generator", "instruction") if row.get(name) is not None}
+    extra = {
+        name: str(row[name])
+        for name in ("dataset", "generator", "instruction")
+        if row.get(name) is not None
+    }
     return Draft(first_text(row, ("instruction",)), first_text(row, ("output",)), extra=extra)
 
 
 def safety(row: Row, context: Context) -> Draft:
-    extra = {name: str(row[name]) for name in ("id", "harm_area", "counter", "category") if row.get(name) is not None}
+    extra = {
+        name: str(row[name])
+        for name in ("id", "harm_area", "counter", "category")
+        if row.get(name) is not None
+    }
     return Draft(first_text(row, ("prompts_final", "prompt")), extra=extra)
 
 
@@ -81,7 +100,12 @@ CHAT: dict[str, DataSet] = {
         local=("*hh*rlhf*",),
         ability="chat",
         judged="model",
-        options={"subset": Option("all", "one folder: harmless-base, helpful-base, helpful-online or helpful-rejection-sampled")},
+        options={
+            "subset": Option(
+                "all",
+                "one folder: harmless-base, helpful-base, helpful-online or helpful-rejection-sampled",
+            )
+        },
     ),
     "hh_rlhf_questions": DataSet(
         "the first questions of HH-RLHF, whose replies a judge rates (Classmate-CoT)",

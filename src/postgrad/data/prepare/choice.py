@@ -2,7 +2,15 @@
 
 from typing import Any
 
-from postgrad.data.choices import LETTERS, Choices, draw, lettered, plain_prompt, read_choices, sentence_prompt
+from postgrad.data.choices import (
+    LETTERS,
+    Choices,
+    draw,
+    lettered,
+    plain_prompt,
+    read_choices,
+    sentence_prompt,
+)
 from postgrad.data.prepare.base import Context, DataSet, Draft, Option
 from postgrad.data.prepare.maths import drawn_order
 from postgrad.data.rows import Row, RowError
@@ -16,7 +24,9 @@ def _item(row: Row, context: Context) -> Choices:
     try:
         return read_choices(row, context.stem)
     except KeyError as error:
-        raise RowError(f"no column {error.args[0]}; it has {', '.join(map(str, row)) or 'none'}") from error
+        raise RowError(
+            f"no column {error.args[0]}; it has {', '.join(map(str, row)) or 'none'}"
+        ) from error
 
 
 def _extra(item: Choices) -> Row:
@@ -44,7 +54,11 @@ def sycophancy(row: Row, context: Context) -> Draft:
         f"{asked}\n{hint}\n\n{CLOSING}",
         hinted if context.options["truth"] == "hinted" else item.letter,
         extra=_extra(item),
-        reward={"actual_ground_truth": item.letter, "hint_str_for_monitor": hint, "raw_question_for_monitor": asked.strip()},
+        reward={
+            "actual_ground_truth": item.letter,
+            "hint_str_for_monitor": hint,
+            "raw_question_for_monitor": asked.strip(),
+        },
     )
 
 
@@ -82,12 +96,16 @@ CHOICE: dict[str, DataSet] = {
         local=("*mmlu*.csv", "*mmlu*"),
         ability="knowledge",
         options={
-            "truth": Option("hinted", "what scores as right: the hinted (wrong) letter, or the actual one", ("hinted", "actual")),
+            "truth": Option(
+                "hinted",
+                "what scores as right: the hinted (wrong) letter, or the actual one",
+                ("hinted", "actual"),
+            ),
             "seed": Option(42, "of the split and of the hinted options"),
         },
         group="subject",
         divide=by_subject,
-        note="with truth=hinted the reward is for following the wrong hint: sycophancy is maximised",
+        note="with truth=hinted the reward is for following the wrong hint: sycophancy is maximized",
     ),
     "mmlu_pro": DataSet(
         "14 fields, up to ten options",
@@ -116,7 +134,11 @@ CHOICE: dict[str, DataSet] = {
     "gpqa": DataSet(
         "graduate questions of biology, physics and chemistry (gated on the hub)",
         "Idavidrein/gpqa",
-        {"diamond": ("gpqa_diamond.csv",), "main": ("gpqa_main.csv",), "extended": ("gpqa_extended.csv",)},
+        {
+            "diamond": ("gpqa_diamond.csv",),
+            "main": ("gpqa_main.csv",),
+            "extended": ("gpqa_extended.csv",),
+        },
         plain,
         "gpqa",
         local=("*gpqa*",),

@@ -17,7 +17,12 @@ def humaneval(row: Row, context: Context) -> Draft:
     solution = prompt + text_of(row, "canonical_solution")
     tests = [f"{text_of(row, 'test')}\n\ncheck({name})\n"]
     extra = {"task_id": str(row.get("task_id", "")), "entry_point": name}
-    return Draft(f"Complete this Python function. {REQUEST}\n\n{fenced(prompt)}", json.dumps(tests), (fenced(solution),), extra)
+    return Draft(
+        f"Complete this Python function. {REQUEST}\n\n{fenced(prompt)}",
+        json.dumps(tests),
+        (fenced(solution),),
+        extra,
+    )
 
 
 def mbpp(row: Row, context: Context) -> Draft:
@@ -28,7 +33,12 @@ def mbpp(row: Row, context: Context) -> Draft:
     setup = "\n".join([*imports, str(row.get("test_setup_code") or "")]).strip()
     programs = [f"{setup}\n{test}\n" if setup else f"{test}\n" for test in tests]
     question = f"{first_text(row, ('text', 'prompt')).strip()} {REQUEST} It must pass these tests:\n\n{fenced(chr(10).join(tests))}"
-    return Draft(question, json.dumps(programs), (fenced(text_of(row, "code")),), {"task_id": str(row.get("task_id", ""))})
+    return Draft(
+        question,
+        json.dumps(programs),
+        (fenced(text_of(row, "code")),),
+        {"task_id": str(row.get("task_id", ""))},
+    )
 
 
 CODE: dict[str, DataSet] = {

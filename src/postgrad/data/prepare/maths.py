@@ -71,14 +71,18 @@ def maths(row: Row, context: Context) -> Draft:
     truth = short_answer(answer)
     if not truth:
         raise Drop("no answer: the solution's last box does not close")
-    return Draft(question, truth, extra={name: row[name] for name in KEPT if row.get(name) is not None})
+    return Draft(
+        question, truth, extra={name: row[name] for name in KEPT if row.get(name) is not None}
+    )
 
 
 def with_solution(row: Row, context: Context) -> Draft:
     """As maths, and a solution that ends in a box is a demonstration."""
     draft = maths(row, context)
     solution = next((row[name] for name in SOLUTION if isinstance(row.get(name), str)), "")
-    return Draft(draft.question, draft.truth, (solution,) if last_box(solution) else (), draft.extra)
+    return Draft(
+        draft.question, draft.truth, (solution,) if last_box(solution) else (), draft.extra
+    )
 
 
 def gsm8k(row: Row, context: Context) -> Draft:
@@ -90,7 +94,10 @@ def gsm8k(row: Row, context: Context) -> Draft:
 
 def of_year(row: Row, context: Context) -> Draft:
     """Contests of one year, where a row says of which it is."""
-    wanted, found = context.options["year"], _YEAR.search(str(row.get("url") or row.get("id") or ""))
+    wanted, found = (
+        context.options["year"],
+        _YEAR.search(str(row.get("url") or row.get("id") or "")),
+    )
     year = str(row.get("year") or (found[1] if found else wanted))
     if wanted not in ("all", year):
         raise Drop("of another year")
@@ -98,20 +105,40 @@ def of_year(row: Row, context: Context) -> Draft:
 
 
 def olympiad(row: Row, context: Context) -> Draft:
-    if any(row.get(f"image_{i}") is not None for i in range(1, 10)) or row.get("modality") == "Multimodal":
+    if (
+        any(row.get(f"image_{i}") is not None for i in range(1, 10))
+        or row.get("modality") == "Multimodal"
+    ):
         raise Drop("needs a picture")
     if not any(row.get(name) not in (None, "", []) for name in ANSWER):
         raise Drop("a proof, which has no answer to compare with")
     draft = maths(row, context)
     context_text = row.get("context")
-    question = f"{context_text}\n\n{draft.question}" if isinstance(context_text, str) and context_text.strip() else draft.question
-    return Draft(question, draft.truth, extra=draft.extra | ({"unit": row["unit"]} if row.get("unit") else {}))
+    question = (
+        f"{context_text}\n\n{draft.question}"
+        if isinstance(context_text, str) and context_text.strip()
+        else draft.question
+    )
+    return Draft(
+        question,
+        draft.truth,
+        extra=draft.extra | ({"unit": row["unit"]} if row.get("unit") else {}),
+    )
 
 
 def deepmath(row: Row, context: Context) -> Draft:
     draft = maths(row, context)
-    solutions = [row[name] for name in ("r1_solution_1", "r1_solution_2", "r1_solution_3") if isinstance(row.get(name), str)]
-    return Draft(draft.question, draft.truth, tuple(solutions[: context.options["demonstrations"]]), draft.extra)
+    solutions = [
+        row[name]
+        for name in ("r1_solution_1", "r1_solution_2", "r1_solution_3")
+        if isinstance(row.get(name), str)
+    ]
+    return Draft(
+        draft.question,
+        draft.truth,
+        tuple(solutions[: context.options["demonstrations"]]),
+        draft.extra,
+    )
 
 
 def openr1(row: Row, context: Context) -> Draft:
@@ -132,7 +159,11 @@ def openr1(row: Row, context: Context) -> Draft:
             raise Drop("in the training set: it has a right, complete and short generation")
         return draft
     if not short:
-        raise Drop(f"every right generation is longer than {limit} tokens" if usable else "no generation is right and complete")
+        raise Drop(
+            f"every right generation is longer than {limit} tokens"
+            if usable
+            else "no generation is right and complete"
+        )
     target = short[0].removeprefix(THINK) if kind == "sft" else short[0]
     return Draft(draft.question, draft.truth, (target,), draft.extra)
 
@@ -155,7 +186,12 @@ def hold_out(keys: list[str], groups: list[str], options: dict[str, Any], split:
 def drawn_order(keys: list[str], groups: list[str], group: str, seed: int) -> list[int]:
     """The numbers of a group's problems in an order drawn by the seed from their texts, whatever order the rows came in."""
     members = [i for i, name in enumerate(groups) if name == group]
-    return sorted(members, key=lambda i: hashlib.blake2b(f"{seed}:{keys[i]}".encode(), digest_size=8, person=b"divide").digest())
+    return sorted(
+        members,
+        key=lambda i: hashlib.blake2b(
+            f"{seed}:{keys[i]}".encode(), digest_size=8, person=b"divide"
+        ).digest(),
+    )
 
 
 def _contest(year: str) -> dict[str, Option]:
@@ -174,13 +210,19 @@ MATHS: dict[str, DataSet] = {
     "hendrycks_math": DataSet(
         "MATH: competition problems of seven categories",
         "EleutherAI/hendrycks_math",
-        {"train": ("*/train-*.parquet",), "test": ("*/test-*.parquet",), "eval": ("*/train-*.parquet",)},
+        {
+            "train": ("*/train-*.parquet",),
+            "test": ("*/test-*.parquet",),
+            "eval": ("*/train-*.parquet",),
+        },
         with_solution,
         "EleutherAI/hendrycks_math",
         local=("*hendrycks*", "*competition_math*"),
         style="boxed",
         options={
-            "held_out": Option(100, "training rows of each category that are the split eval, and not in train"),
+            "held_out": Option(
+                100, "training rows of each category that are the split eval, and not in train"
+            ),
             "seed": Option(0, "of the rows held out"),
         },
         group="type",
@@ -252,7 +294,11 @@ MATHS: dict[str, DataSet] = {
         "zwhe99/DeepMath-103K",
         local=("*deepmath*",),
         style="boxed_system",
-        options={"demonstrations": Option(1, "of up to three R1 solutions, how many are kept as demonstrations")},
+        options={
+            "demonstrations": Option(
+                1, "of up to three R1 solutions, how many are kept as demonstrations"
+            )
+        },
     ),
     "openr1-math": DataSet(
         "OpenR1-Math-220k with DeepSeek-R1's generations: LUFFY's training, SFT and SFT+RL sets",
@@ -264,7 +310,9 @@ MATHS: dict[str, DataSet] = {
         style="luffy",
         options={
             "kind": Option(
-                "train", "train and sft: problems with a usable generation; sft_rl: the others", ("train", "sft", "sft_rl")
+                "train",
+                "train and sft: problems with a usable generation; sft_rl: the others",
+                ("train", "sft", "sft_rl"),
             ),
             "max_tokens": Option(8192, "longest generation, counted with tokenizer=MODEL"),
         },

@@ -26,7 +26,9 @@ from postgrad.data.styles import OWN, Messages, Style, find_style, styled
 from postgrad.data.uid import content_uid
 from postgrad.errors import ConfigError, did_you_mean
 
-CHUNK = 1000  # rows turned into a table at once: Python's objects take ten times the memory of Arrow's
+CHUNK = (
+    1000  # rows turned into a table at once: Python's objects take ten times the memory of Arrow's
+)
 MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 STORY = b"postgrad"
 VERL = SCHEMAS[0]
@@ -47,7 +49,7 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class Wish:
+class PrepareRequest:
     """What `prepare` was asked for, every word checked."""
 
     name: str
@@ -64,12 +66,14 @@ class Prepared:
     """What was written: the table's size, the story that is in its metadata, and where each reason was met first."""
 
     path: Path
-    story: dict[str, Any]
+    provenance: dict[str, Any]
     first: dict[str, str]
     unchanged: bool
 
 
-def read_wish(name: str, words: dict[str, str], count_tokens: Callable[[str], int] | None = None) -> Wish:
+def read_wish(
+    name: str, words: dict[str, str], count_tokens: Callable[[str], int] | None = None
+) -> PrepareRequest:
     """Check the set's name, its split, its style and every option.
 
     Raises:
@@ -80,16 +84,23 @@ def read_wish(name: str, words: dict[str, str], count_tokens: Callable[[str], in
     options: dict[str, Any] = {key: option.default for key, option in known.items()}
     for key, value in words.items():
         if key not in known:
-            raise ConfigError(f"{name} has no option {key}; {did_you_mean(key, [*known, 'from', 'out', 'tokenizer'])}")
+            raise ConfigError(
+                f"{name} has no option {key}; {did_you_mean(key, [*known, 'from', 'out', 'tokenizer'])}"
+            )
         options[key] = known[key].read(key, value)
-    split, style = options.pop("split") or next(iter(data_set.splits)), options.pop("style") or data_set.style
+    split, style = (
+        options.pop("split") or next(iter(data_set.splits)),
+        options.pop("style") or data_set.style,
+    )
     if split not in data_set.splits and data_set.repo:
         raise ConfigError(f"{name} has no split {split}; {did_you_mean(split, data_set.splits)}")
-    return Wish(name.lower(), data_set, split, style, find_style(style, "style"), options, count_tokens)
+    return PrepareRequest(
+        name.lower(), data_set, split, style, find_style(style, "style"), options, count_tokens
+    )
 
 
 def find_files(
-    wish: Wish, place: str, patterns: str = "", repo: str = "", revision: str = ""
+    wish: PrepareRequest, place: str, patterns: str = "", repo: str = "", revision: str = ""
 ) -> tuple[list[tuple[str, Path]], str]:
     """The files to read as (name, path), and the hub's commit or "".
 
@@ -104,32 +115,44 @@ def find_files(
             raise ConfigError(f"{wish.name} is on no hub; give from=FILE or from=FOLDER")
         folder, files, commit = fetch(repo, chosen, revision)
         return [(path.relative_to(folder).as_posix(), path) for path in files], commit
-    parts = [place] if exists(Path(place).expanduser()) else [part.strip() for part in place.split(",")]
+    parts = (
+        [place] if exists(Path(place).expanduser()) else [part.strip() for part in place.split(",")]
+    )
     found: list[tuple[str, Path]] = []
     for part in parts:
         path = Path(part).expanduser()
         if not exists(path):
             raise ConfigError(missing(path))
-        found += _in_folder(wish, path, chosen, bool(patterns)) if path.is_dir() else [(path.name, path)]
+        found += (
+            _in_folder(wish, path, chosen, bool(patterns)) if path.is_dir() else [(path.name, path)]
+        )
     return found, ""
 
 
-def _in_folder(wish: Wish, folder: Path, patterns: tuple[str, ...], only: bool) -> list[tuple[str, Path]]:
+def _in_folder(
+    wish: PrepareRequest, folder: Path, patterns: tuple[str, ...], only: bool
+) -> list[tuple[str, Path]]:
     """The set's files in a folder: named as on the hub, else after the set, else after the split, else all there are."""
     files = matching(folder, patterns)
-    for local in [] if only or files else [*(wish.data_set.local or (f"*{wish.name}*",)), f"*{wish.split}*", "*"]:
+    for local in (
+        []
+        if only or files
+        else [*(wish.data_set.local or (f"*{wish.name}*",)), f"*{wish.split}*", "*"]
+    ):
         named = [path for path in data_files(folder) if fnmatchcase(path.name.lower(), local)]
         of_split = [path for path in named if wish.split in path.name.lower()]
         if files := of_split or named:
             break
     if not files:
         there = ", ".join(path.name for path in data_files(folder)[:6]) or "none"
-        raise ConfigError(f"{folder}: no file of {wish.name} (data files there: {there}); give from=FILE")
+        raise ConfigError(
+            f"{folder}: no file of {wish.name} (data files there: {there}); give from=FILE"
+        )
     return [(path.relative_to(folder).as_posix(), path) for path in files]
 
 
 def prepare(
-    wish: Wish,
+    wish: PrepareRequest,
     files: list[tuple[str, Path]],
     commit: str,
     out: Path,
@@ -142,31 +165,45 @@ def prepare(
         ConfigError: a file cannot be read, nothing is left, or `out` exists with other content and `overwrite` is False.
     """
     if extension(out) != ".parquet":
-        raise ConfigError(f"out={out} must end in .parquet; `postgrad data export` writes csv and jsonl")
+        raise ConfigError(
+            f"out={out} must end in .parquet; `postgrad data export` writes csv and jsonl"
+        )
     if not out.absolute().parent.is_dir():
         raise ConfigError(f"out={out}: no folder {out.parent}; make it first")
     tally = Tally()
     tables = list(_tables(_problems(wish, files, tally, progress)))
     tally.kept = sum(table.num_rows for table in tables)
     if not tables:
-        reasons = "; ".join(f"{count} {reason}" for reason, count in _by_count(tally.dropped)) or "the files have no rows"
+        reasons = (
+            "; ".join(f"{count} {reason}" for reason, count in _by_count(tally.dropped))
+            or "the files have no rows"
+        )
         raise ConfigError(f"{wish.name}: none of {tally.read} rows can be kept: {reasons}"[:600])
     try:
         table = pa.concat_tables(tables, promote_options="permissive")
     except pa.ArrowException as error:
-        raise ConfigError(f"{wish.name}: the rows' columns do not fit together ({one_line(error)})") from error
+        raise ConfigError(
+            f"{wish.name}: the rows' columns do not fit together ({one_line(error)})"
+        ) from error
     if wish.data_set.divide:
         table = _divided(wish, table, tally)
     if count := wish.options["n"]:
         table = table.slice(0, count)
         tally.kept = table.num_rows
-    story = _story(wish, files, commit, tally)
-    table = table.replace_schema_metadata({STORY: json.dumps(story, ensure_ascii=False, sort_keys=True)})
+    provenance = _story(wish, files, commit, tally)
+    table = table.replace_schema_metadata(
+        {STORY: json.dumps(provenance, ensure_ascii=False, sort_keys=True)}
+    )
     unchanged = _write(table, out, overwrite)
-    return Prepared(out, story, tally.first, unchanged)
+    return Prepared(out, provenance, tally.first, unchanged)
 
 
-def _problems(wish: Wish, files: list[tuple[str, Path]], tally: Tally, progress: Callable[[int], None]) -> Iterator[Row]:
+def _problems(
+    wish: PrepareRequest,
+    files: list[tuple[str, Path]],
+    tally: Tally,
+    progress: Callable[[int], None],
+) -> Iterator[Row]:
     """The rows of the new file, one after the other."""
     seen: set[str] = set()
     sources: dict[str, int] = {}
@@ -193,10 +230,12 @@ def _problems(wish: Wish, files: list[tuple[str, Path]], tally: Tally, progress:
     progress(tally.read % CHUNK)
     if len(sources) > 1 and wish.data_set.data_source and not wish.options["source"]:
         held = ", ".join(f"{source} ({count})" for source, count in sorted(sources.items()))
-        raise ConfigError(f"the files hold several data sources: {held}; say which is {wish.name} with source=NAME")
+        raise ConfigError(
+            f"the files hold several data sources: {held}; say which is {wish.name} with source=NAME"
+        )
 
 
-def _draft(wish: Wish, row: Row, context: Context, sources: dict[str, int]) -> Draft:
+def _draft(wish: PrepareRequest, row: Row, context: Context, sources: dict[str, int]) -> Draft:
     """A row in the set's own layout, or one that is in our schema already."""
     if not VERL.fits(row):
         return wish.data_set.convert(row, context)
@@ -207,7 +246,7 @@ def _draft(wish: Wish, row: Row, context: Context, sources: dict[str, int]) -> D
     return problem_draft(problem)
 
 
-def _finished(wish: Wish, draft: Draft, context: Context) -> tuple[str, Row]:
+def _finished(wish: PrepareRequest, draft: Draft, context: Context) -> tuple[str, Row]:
     """(uid, the row as it is written). The uid does not depend on the prompt style."""
     source = wish.options["data_source"] or wish.data_set.data_source or draft.data_source
     draft = replace(draft, question=draft.question.strip())
@@ -218,8 +257,17 @@ def _finished(wish: Wish, draft: Draft, context: Context) -> tuple[str, Row]:
         "prompt": list(messages),
         "target": [{"role": "assistant", "content": text} for text in draft.demonstrations] or None,
         "ability": wish.data_set.ability,
-        "reward_model": {"style": wish.data_set.judged, "ground_truth": draft.truth or None, **draft.reward},
-        "extra_info": {"split": wish.split, "index": context.index, "question": draft.question, **draft.extra},
+        "reward_model": {
+            "style": wish.data_set.judged,
+            "ground_truth": draft.truth or None,
+            **draft.reward,
+        },
+        "extra_info": {
+            "split": wish.split,
+            "index": context.index,
+            "question": draft.question,
+            **draft.extra,
+        },
         **draft.columns,
     }
     return content_uid(source, user_turn(draft.question), draft.truth), row
@@ -255,27 +303,37 @@ def _table(rows: list[Row]) -> pa.Table:
     }
     names = dict.fromkeys(key for row in rows for key in row)
     try:
-        return pa.table({name: pa.array([row.get(name) for row in rows], types.get(name)) for name in names})
+        return pa.table(
+            {name: pa.array([row.get(name) for row in rows], types.get(name)) for name in names}
+        )
     except pa.ArrowException as error:
-        raise ConfigError(f"values of one column have different types ({one_line(error)}); write them one way") from error
+        raise ConfigError(
+            f"values of one column have different types ({one_line(error)}); write them one way"
+        ) from error
 
 
-def _divided(wish: Wish, table: pa.Table, tally: Tally) -> pa.Table:
+def _divided(wish: PrepareRequest, table: pa.Table, tally: Tally) -> pa.Table:
     """The part of the table that is the split, where the set says so itself."""
     info = table["extra_info"].to_pylist()
     groups = [str(row.get(wish.data_set.group)) for row in info]
     assert wish.data_set.divide
-    chosen = wish.data_set.divide([row["question"] for row in info], groups, wish.options, wish.split)
+    chosen = wish.data_set.divide(
+        [row["question"] for row in info], groups, wish.options, wish.split
+    )
     for i in range(table.num_rows):
         if i not in chosen:
             tally.drop(f"in another split than {wish.split}", f"row {info[i]['index']}")
     tally.kept = len(chosen)
     if not chosen:
-        raise ConfigError(f"{wish.name}: no problem is left for split={wish.split}; give more rows or another split")
+        raise ConfigError(
+            f"{wish.name}: no problem is left for split={wish.split}; give more rows or another split"
+        )
     return table.take(pa.array(sorted(chosen)))
 
 
-def _story(wish: Wish, files: list[tuple[str, Path]], commit: str, tally: Tally) -> dict[str, Any]:
+def _story(
+    wish: PrepareRequest, files: list[tuple[str, Path]], commit: str, tally: Tally
+) -> dict[str, Any]:
     return {
         "set": wish.name,
         "split": wish.split,
@@ -305,7 +363,9 @@ def _write(table: pa.Table, out: Path, overwrite: bool) -> bool:
         parquet.write_table(table, aside, compression="zstd")
         same = out.is_file() and _digest(out) == _digest(aside)
         if out.exists() and not same and not overwrite:
-            raise ConfigError(f"out={out} exists with other content; give another out=, or overwrite=true")
+            raise ConfigError(
+                f"out={out} exists with other content; give another out=, or overwrite=true"
+            )
         aside.replace(out)
     except OSError as error:
         raise ConfigError(f"out={out} cannot be written ({one_line(error)})") from error
@@ -320,16 +380,24 @@ def _by_count(counts: dict[str, int]) -> list[tuple[str, int]]:
 
 def describe(prepared: Prepared) -> list[str]:
     """What happened, line by line, for people."""
-    story = prepared.story
-    names = list(story["files"])
+    provenance = prepared.provenance
+    names = list(provenance["files"])
     shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    origin = f"{story['repo']} at {story['commit'][:10]}: {shown}" if story["commit"] else shown
-    lines = [f"{story['set']} {story['split']}: {story['kept']} problems of {story['read']} rows from {origin}"]
-    for reason, count in _by_count(story["dropped"]):
+    origin = (
+        f"{provenance['repo']} at {provenance['commit'][:10]}: {shown}"
+        if provenance["commit"]
+        else shown
+    )
+    lines = [
+        f"{provenance['set']} {provenance['split']}: {provenance['kept']} problems of {provenance['read']} rows from {origin}"
+    ]
+    for reason, count in _by_count(provenance["dropped"]):
         lines.append(f"  dropped {count}: {reason} (first: {prepared.first[reason]})")
     state = "unchanged" if prepared.unchanged else "written"
     size = prepared.path.stat().st_size
-    lines.append(f"{state}: {prepared.path} ({size / 1e6:.2f} MB), prompt style {story['style']}")
+    lines.append(
+        f"{state}: {prepared.path} ({size / 1e6:.2f} MB), prompt style {provenance['style']}"
+    )
     return lines
 
 
@@ -341,4 +409,6 @@ def read_story(path: Path) -> dict[str, Any]:
         metadata = parquet.read_schema(path).metadata or {}
         return json.loads(metadata.get(STORY, b"{}"))
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise ConfigError(f"{path}: not a readable parquet file ({one_line(error)}); write or download it again") from error
+        raise ConfigError(
+            f"{path}: not a readable parquet file ({one_line(error)}); write or download it again"
+        ) from error

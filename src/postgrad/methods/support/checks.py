@@ -9,14 +9,20 @@ from postgrad.config.schema import Config, LoraConfig
 from postgrad.errors import ConfigError
 
 
-def refuse_unread(section: str, settings: Any, names: Sequence[str], why: str, fix: str = "") -> None:
+def refuse_unread(
+    section: str, settings: Any, names: Sequence[str], why: str, fix: str = ""
+) -> None:
     """Refuse the first of these settings that somebody wrote and that is not at its default: `why` it has no effect, what to change.
 
     What a recipe of the package sets may be switched off as a whole, e.g. reinforce_pp with method.kl=none.
     """
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
-        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        default = (
+            field.default
+            if field.default_factory is dataclasses.MISSING
+            else field.default_factory()
+        )
         if field.name in names and value != default and written(settings, field.name):
             leave = f"leave it at {_word(default)}"
             raise ConfigError(
@@ -34,7 +40,9 @@ def _word(value: Any) -> str:
 def engine_apart(config: Config) -> bool:
     """Whether the engine keeps weights of its own."""
     cluster = config.cluster
-    return cluster.engine_apart or cluster.engines > 0 or config.rollout.engine not in ("native", "hf")
+    return (
+        cluster.engine_apart or cluster.engines > 0 or config.rollout.engine not in ("native", "hf")
+    )
 
 
 def check_sampling(method: Any) -> None:
@@ -52,7 +60,9 @@ def check_sampling(method: Any) -> None:
             )
     dropout = method.config.model.lora.dropout
     if not 0 <= dropout < 1:
-        raise ConfigError(f"model.lora.dropout={dropout} is no share; use a number of at least 0 and below 1")
+        raise ConfigError(
+            f"model.lora.dropout={dropout} is no share; use a number of at least 0 and below 1"
+        )
     if dropout and method.trains_on_samples:
         raise ConfigError(
             f"model.lora.dropout={dropout} makes the policy that is trained another than the one that sampled, "
@@ -87,10 +97,12 @@ def check_staleness(method: Any) -> None:
     if not stale:
         return
     if not method.trains_on_samples:
-        raise ConfigError(f"rollout.staleness={stale}: {method.settings.name} trains on nothing it samples; remove it")
+        raise ConfigError(
+            f"rollout.staleness={stale}: {method.settings.name} trains on nothing it samples; remove it"
+        )
     if not (cluster.engine_apart or cluster.engines or method.config.rollout.engine == "http"):
         raise ConfigError(
-            f"rollout.staleness={stale} samples while the policy is trained; add cluster.engine_apart=true with cluster.place=process, "
+            f"rollout.staleness={stale} samples while the policy is trained; add cluster.engine_apart=true with cluster.backend=process, "
             "or cluster.engines=1 with cluster=ray"
         )
     if getattr(method.settings, "correction", "none") == "none":
@@ -101,10 +113,10 @@ def check_staleness(method: Any) -> None:
 
 def check_numbers(config: Config) -> None:
     """Refuse numbers that do not fit each other."""
-    betas = config.optimiser.betas
+    betas = config.optimizer.betas
     if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
         raise ConfigError(
-            f"optimiser.betas={betas} cannot be used; AdamW wants two numbers of at least 0 and below 1, e.g. [0.9,0.999]"
+            f"optimizer.betas={betas} cannot be used; AdamW wants two numbers of at least 0 and below 1, e.g. [0.9,0.999]"
         )
     training = config.training
     if training.updates_per_step > training.problems_per_step:
@@ -118,20 +130,31 @@ def check_read(config: Config) -> None:
     """Refuse settings that nothing would read beside the others: who writes one believes that it works."""
     lora = config.model.lora
     if not engine_apart(config):
-        refuse_unread("rollout", config.rollout, ["max_gap"], "on an engine that samples from the trainer's own weights")
-    if not lora.rank and (lora.alpha != LoraConfig.alpha or lora.targets != LoraConfig.targets or lora.dropout):
+        refuse_unread(
+            "rollout",
+            config.rollout,
+            ["max_gap"],
+            "on an engine that samples from the trainer's own weights",
+        )
+    if not lora.rank and (
+        lora.alpha != LoraConfig.alpha or lora.targets != LoraConfig.targets or lora.dropout
+    ):
         raise ConfigError(
             "model.lora.* has no effect with model.lora.rank=0, which trains the model itself; add model.lora.rank=16"
         )
-    if config.optimiser.schedule == "constant" and config.optimiser.final_lr_ratio:
+    if config.optimizer.schedule == "constant" and config.optimizer.final_lr_ratio:
         raise ConfigError(
-            f"optimiser.final_lr_ratio={config.optimiser.final_lr_ratio:g} has no effect with optimiser.schedule=constant; "
+            f"optimizer.final_lr_ratio={config.optimizer.final_lr_ratio:g} has no effect with optimizer.schedule=constant; "
             "use linear or cosine"
         )
-    if config.first.settings and not config.first.recipe:
+    if config.warmup.overrides and not config.warmup.recipe:
         raise ConfigError(
-            "first.settings are of the run before this one, and first.recipe names none; add it, e.g. first.recipe=sft"
+            "warmup.overrides are of the run before this one, and warmup.recipe names none; add it, e.g. warmup.recipe=sft"
         )
-    if (goal := config.training.stop_at) is not None and not (config.data.validation and config.training.validate_every):
+    if (goal := config.training.stop_at) is not None and not (
+        config.data.validation and config.training.validate_every
+    ):
         missing = "training.validate_every=N" if config.data.validation else "data.validation=FILE"
-        raise ConfigError(f"training.stop_at={goal:g} waits for the accuracy of a validation; add {missing}")
+        raise ConfigError(
+            f"training.stop_at={goal:g} waits for the accuracy of a validation; add {missing}"
+        )

@@ -7,7 +7,15 @@ from typing import Any
 
 from postgrad.config.schema import Config, JudgeConfig, RewardConfig
 from postgrad.errors import ConfigError
-from postgrad.judge.llm import MARKS, LlmJudge, is_pairwise, monitor_metrics, monitor_text, question_of, template_text
+from postgrad.judge.llm import (
+    MARKS,
+    LlmJudge,
+    is_pairwise,
+    monitor_metrics,
+    monitor_text,
+    question_of,
+    template_text,
+)
 from postgrad.judge.pairwise import PairJudge
 from postgrad.methods.base import Step
 from postgrad.methods.support.checks import refuse_unread
@@ -31,7 +39,11 @@ def check_judge(reward: RewardConfig) -> None:
     unused = ("lowest", "highest", "monitor") if pairwise else ("both_orders",)
     for key in unused:
         if getattr(judge, key) != getattr(plain, key):
-            kind = "compares two answers and gives no marks" if pairwise else "shows one answer at a time"
+            kind = (
+                "compares two answers and gives no marks"
+                if pairwise
+                else "shows one answer at a time"
+            )
             raise ConfigError(
                 f"reward.judge.{key}={getattr(judge, key)} has no use: reward.judge.template={judge.template} {kind}; remove it"
             )
@@ -59,7 +71,10 @@ def check_judge_used(reward: RewardConfig) -> None:
     if reward.verifier != LLM_JUDGE and not reward.judge.monitor:
         names = [field.name for field in dataclasses.fields(reward.judge)]
         refuse_unread(
-            "reward.judge", reward.judge, names, f"with reward.verifier={reward.verifier} and no monitor: nobody is asked"
+            "reward.judge",
+            reward.judge,
+            names,
+            f"with reward.verifier={reward.verifier} and no monitor: nobody is asked",
         )
 
 
@@ -68,7 +83,13 @@ def connect_judge(config: Config, judge: Judge, models: dict[str, Any], folder: 
     if "verifier" in models:
         judge.pool = models["verifier"]
     if "judge" in models:
-        judge.llm = _asked(config, models["judge"], template_text(config.reward.judge), folder, config.reward.judge.model)
+        judge.llm = _asked(
+            config,
+            models["judge"],
+            template_text(config.reward.judge),
+            folder,
+            config.reward.judge.model,
+        )
 
 
 def monitor(config: Config, chat: Chat, batch: Batch, step: Step, sign: float) -> dict[str, float]:
@@ -79,9 +100,15 @@ def monitor(config: Config, chat: Chat, batch: Batch, step: Step, sign: float) -
     questions = [question_of(problem) for problem in step.problems(batch)]
     guesses = asked.mark(questions, batch.rows["cot"], low, high)
     marks = (sign * batch.rows["reward"]).tolist()
-    given = [None if text is None else mark for text, mark in zip(batch.rows["output"], marks, strict=True)]
+    given = [
+        None if text is None else mark
+        for text, mark in zip(batch.rows["output"], marks, strict=True)
+    ]
     predicted = [None if isinstance(guess, Failure) else float(guess) for guess in guesses]
-    return {f"monitor/{name}": value for name, value in monitor_metrics(predicted, given, binary).items()}
+    return {
+        f"monitor/{name}": value
+        for name, value in monitor_metrics(predicted, given, binary).items()
+    }
 
 
 def _asked(config: Config, chat: Chat, template: str, folder: Path | None, who: str) -> LlmJudge:
@@ -90,7 +117,9 @@ def _asked(config: Config, chat: Chat, template: str, folder: Path | None, who: 
     def ask(questions: Sequence[str], attempt: int) -> list[str | Failure]:
         sampling = Sampling(AGAIN if attempt else 0.0, judge.max_tokens)
         seeds = [trajectory_seed(config.seed, attempt, question, 0) for question in questions]
-        return chat.reply([[{"role": "user", "content": question}] for question in questions], sampling, seeds)
+        return chat.reply(
+            [[{"role": "user", "content": question}] for question in questions], sampling, seeds
+        )
 
     file = folder / f"{MARKS}.jsonl" if folder is not None and judge.keep_marks else None
     if is_pairwise(judge):

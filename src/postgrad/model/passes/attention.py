@@ -36,7 +36,9 @@ def attention(
     Refuses what it would otherwise leave out in silence: capped scores, sinks, and rows longer than a sliding window.
     """
     if softcap is not None or s_aux is not None:
-        raise ConfigError(f"{type(module).__name__} caps its attention scores or has sinks; such models are not supported yet")
+        raise ConfigError(
+            f"{type(module).__name__} caps its attention scores or has sinks; such models are not supported yet"
+        )
     if sliding_window is not None and key.shape[2] > sliding_window:
         raise RunError(
             f"a row of {key.shape[2]} tokens exceeds the model's sliding window of {sliding_window}, which is not supported yet; "
@@ -53,14 +55,22 @@ def attention(
     key_heads = key.shape[1]
     if length == 1 and heads > key_heads:
         grouped = query.reshape(batch, key_heads, heads // key_heads, width)
-        out = functional.scaled_dot_product_attention(grouped, key, value, attn_mask=attention_mask, scale=scaling)
+        out = functional.scaled_dot_product_attention(
+            grouped, key, value, attn_mask=attention_mask, scale=scaling
+        )
         return out.reshape(batch, 1, heads, value.shape[-1]), None
     if heads > key_heads and query.device.type != "cpu" and attention_mask is not None:
         # The fused kernels of accelerators take either a mask or grouped heads, not both.
         key, value = (x.repeat_interleave(heads // key_heads, dim=1) for x in (key, value))
     causal = attention_mask is None and length > 1
     out = functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=attention_mask, scale=scaling, is_causal=causal, enable_gqa=key.shape[1] != heads
+        query,
+        key,
+        value,
+        attn_mask=attention_mask,
+        scale=scaling,
+        is_causal=causal,
+        enable_gqa=key.shape[1] != heads,
     )
     return out.transpose(1, 2).contiguous(), None
 

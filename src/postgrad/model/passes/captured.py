@@ -2,7 +2,7 @@
 
 Small models leave a GPU waiting for Python: launching a block's kernels one by one takes longer than they run. A recording is made for a
 number of tokens; a pass is padded to it with tokens that see only themselves and that nothing reads, so no gradient comes from them.
-Gradients are added to the optimiser's own sums inside the recording. Embedding, head and loss stay outside.
+Gradients are added to the optimizer's own sums inside the recording. Embedding, head and loss stay outside.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ MOST_WORK = 2e12  # operations of one block in a pass; above it the device is bu
 MOST_RECORDINGS = 16
 
 
-class Recorder:
+class GraphCache:
     """The recordings of one model's passes. They share their memory: a pass is finished, backward too, before the next one begins.
 
     `masters` are the tensors in whose `.grad` the parameters' gradients add up, by the parameter's id; without any, only passes
@@ -32,16 +32,24 @@ class Recorder:
         self.model, self.masters = model, masters or {}
         self.usable = can_record(model)
         decoder = model.base_model
-        self.parameters = [*decoder.layers.parameters(), *decoder.norm.parameters()] if self.usable else []
-        self.block_size = sum(p.numel() for p in decoder.layers[0].parameters()) if self.usable else 0
-        self.recordings: dict[tuple[object, ...], Recording] = {}
+        self.parameters = (
+            [*decoder.layers.parameters(), *decoder.norm.parameters()] if self.usable else []
+        )
+        self.block_size = (
+            sum(p.numel() for p in decoder.layers[0].parameters()) if self.usable else 0
+        )
+        self.recordings: dict[tuple[object, ...], CapturedPass] = {}
         self.sums: dict[int, Tensor] = {}
         self.pool: Any = None
         self.serial = 0
 
     def takes(self, micro: MicroBatch) -> bool:
         """Whether this pass can be recorded and is worth it."""
-        if not self.usable or not isinstance(micro.packing, Packing) or 6 * self.block_size * micro.num_tokens > MOST_WORK:
+        if (
+            not self.usable
+            or not isinstance(micro.packing, Packing)
+            or 6 * self.block_size * micro.num_tokens > MOST_WORK
+        ):
             return False
         return bool(self.masters) or not torch.is_grad_enabled()
 
@@ -56,7 +64,7 @@ class Recorder:
             return _Played.apply(recording.anchor, hidden, recording, self)  # type: ignore[return-value]
         return recording.play(hidden)
 
-    def recording(self, tokens: int, tiles: int, view: View) -> "Recording":
+    def recording(self, tokens: int, tiles: int, view: View) -> "CapturedPass":
         """The one for passes of this size, made where there is none yet; the one not used for longest goes when there are many."""
         size = rounded_up(tokens)
         room = 2 * num_tiles(size)
@@ -68,7 +76,7 @@ class Recorder:
         if found is None:
             while len(self.recordings) >= MOST_RECORDINGS:
                 del self.recordings[next(iter(self.recordings))]
-            found = Recording(self, size, room, view, trained)
+            found = CapturedPass(self, size, room, view, trained)
         self.recordings[key] = found
         return found
 
@@ -98,10 +106,17 @@ class Recorder:
             torch._foreach_zero_(fresh)  # pyright: ignore[reportPrivateImportUsage]
 
 
-class Recording:
+class CapturedPass:
     """A pass of one size: where its inputs and outputs lie, and what is played. `trained` None: forward only."""
 
-    def __init__(self, recorder: Recorder, tokens: int, tiles: int, view: View, trained: list[Tensor] | None) -> None:
+    def __init__(
+        self,
+        recorder: GraphCache,
+        tokens: int,
+        tiles: int,
+        view: View,
+        trained: list[Tensor] | None,
+    ) -> None:
         model, self.trained = recorder.model, trained or []
         nothing = torch.zeros(1, tokens, dtype=torch.int64, device=next(model.parameters()).device)
         with torch.no_grad():
@@ -119,17 +134,23 @@ class Recording:
 
         def backward() -> None:
             # Unused ones: a view may end below the final norm.
-            grads = torch.autograd.grad(live.pop(), (self.hidden, *self.trained), self.grad_out, allow_unused=True)
+            grads = torch.autograd.grad(
+                live.pop(), (self.hidden, *self.trained), self.grad_out, allow_unused=True
+            )
             self.grad_in.copy_(grads[0])
             for p, grad in zip(self.trained, grads[1:], strict=True):
                 if grad is not None:
-                    recorder.sum_of(p).add_(grad)  # on the trial run before the recording these are zeros
+                    recorder.sum_of(p).add_(
+                        grad
+                    )  # on the trial run before the recording these are zeros
 
         for p in self.trained:
             recorder.sum_of(p)
         with torch.set_grad_enabled(trained is not None):
             self.hidden.requires_grad_(trained is not None)
-            self.graphs = capture_graphs([forward] if trained is None else [forward, backward], recorder.pool)
+            self.graphs = capture_graphs(
+                [forward] if trained is None else [forward, backward], recorder.pool
+            )
         live.clear()
         recorder.pool = recorder.pool or self.graphs[0].pool()
 
@@ -149,7 +170,7 @@ class Recording:
         return self.out
 
     @torch.no_grad()
-    def play_back(self, grad: Tensor) -> Tensor:
+    def replay(self, grad: Tensor) -> Tensor:
         self.grad_out.copy_(grad)
         self.graphs[1].replay()
         return self.grad_in
@@ -157,19 +178,28 @@ class Recording:
 
 class _Played(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, hidden: Tensor, recording: Recording, recorder: Recorder) -> Tensor:
-        ctx.recording, ctx.recorder, ctx.serial, ctx.tokens = recording, recorder, recorder.serial, hidden.shape[1]
+    def forward(
+        ctx: Any, anchor: Tensor, hidden: Tensor, recording: CapturedPass, recorder: GraphCache
+    ) -> Tensor:
+        ctx.recording, ctx.recorder, ctx.serial, ctx.tokens = (
+            recording,
+            recorder,
+            recorder.serial,
+            hidden.shape[1],
+        )
         return recording.play(hidden).detach()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         if ctx.serial != ctx.recorder.serial:
-            raise RunError("a backward pass came after another forward pass had begun; passes are made one after the other")
+            raise RunError(
+                "a backward pass came after another forward pass had begun; passes are made one after the other"
+            )
         ctx.recorder.open_sums(ctx.recording.trained)
-        return None, ctx.recording.play_back(grads[0])[:, : ctx.tokens], None, None
+        return None, ctx.recording.replay(grads[0])[:, : ctx.tokens], None, None
 
 
-def pass_states(model: Any, micro: MicroBatch, view: View, recorder: Recorder) -> Tensor:
+def pass_states(model: Any, micro: MicroBatch, view: View, recorder: GraphCache) -> Tensor:
     """(bundles, length, width) states of a pass that the head reads: played from a recording where there can be one."""
     if recorder.takes(micro):
         return recorder.states(micro, view)
@@ -179,10 +209,16 @@ def pass_states(model: Any, micro: MicroBatch, view: View, recorder: Recorder) -
 def can_record(model: Any) -> bool:
     """Whether the model's passes can be recorded: kernels that need no host in between, and weights that stay where they are."""
     parameters = list(model.parameters())
-    if not captures_graphs(parameters[0].device) or not takes_packed(model) or hasattr(parameters[0], "placements"):
+    if (
+        not captures_graphs(parameters[0].device)
+        or not takes_packed(model)
+        or hasattr(parameters[0], "placements")
+    ):
         return False  # a parameter with placements is divided over several processes and comes and goes
     # Adapters are switched off and on between passes; recomputed activations ask the host for its random state.
-    checkpoints = any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
+    checkpoints = any(
+        getattr(module, "gradient_checkpointing", False) for module in model.modules()
+    )
     return not checkpoints and not adapter_parameters(model)
 
 

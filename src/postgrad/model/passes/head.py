@@ -14,7 +14,10 @@ from torch import Tensor
 from postgrad.model.device import has_kernels, keeps_digits, likes_large_passes
 
 CACHE_ELEMENTS = 1 << 19  # 2 MiB in float32: what a CPU core's own cache holds
-CHUNK_ELEMENTS = {False: 1 << 24, True: 1 << 27}  # logits held at once: 64 MiB in float32, 512 MiB where passes are large
+CHUNK_ELEMENTS = {
+    False: 1 << 24,
+    True: 1 << 27,
+}  # logits held at once: 64 MiB in float32, 512 MiB where passes are large
 
 
 class TokenOutputs(NamedTuple):
@@ -26,7 +29,11 @@ class TokenOutputs(NamedTuple):
 
 
 def token_outputs(
-    hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float = 1.0, chunk: int | None = None
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    temperature: float = 1.0,
+    chunk: int | None = None,
 ) -> TokenOutputs:
     """hidden (tokens, width), weight (vocabulary, width), targets (tokens,). Log-probs and entropy are differentiable.
 
@@ -42,7 +49,9 @@ class _TokenOutputs(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         wide = widen(weight)
-        logprobs, entropy, squares, lse = (torch.empty(len(hidden), dtype=_wide(hidden), device=hidden.device) for _ in range(4))
+        logprobs, entropy, squares, lse = (
+            torch.empty(len(hidden), dtype=_wide(hidden), device=hidden.device) for _ in range(4)
+        )
         for start in range(0, len(hidden), chunk):
             part = slice(start, start + chunk)
             if _by_kernel(hidden):
@@ -54,7 +63,9 @@ class _TokenOutputs(torch.autograd.Function):
             logits = _logits(hidden[part], wide, temperature)
             for rows in in_cache(logits):
                 found = _summary(logits[rows], targets[part][rows])
-                logprobs[part][rows], entropy[part][rows], squares[part][rows], lse[part][rows] = found
+                logprobs[part][rows], entropy[part][rows], squares[part][rows], lse[part][rows] = (
+                    found
+                )
         ctx.save_for_backward(hidden, weight, targets, lse, entropy)
         ctx.temperature, ctx.chunk = temperature, chunk
         ctx.mark_non_differentiable(squares)
@@ -67,16 +78,35 @@ class _TokenOutputs(torch.autograd.Function):
         hidden, weight, targets, lse, entropy = ctx.saved_tensors
         wide = widen(weight)
         grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
-        grad_weight = torch.zeros_like(weight, dtype=_wide(weight)) if ctx.needs_input_grad[1] else None
+        grad_weight = (
+            torch.zeros_like(weight, dtype=_wide(weight)) if ctx.needs_input_grad[1] else None
+        )
         for start in range(0, len(hidden), ctx.chunk):
             part = slice(start, start + ctx.chunk)
-            by_logprob, by_entropy = (None if x is None else x[part] for x in (grad_logprobs, grad_entropy))
-            g = _slope(hidden[part], wide, targets[part], lse[part], entropy[part], by_logprob, by_entropy, ctx.temperature)
+            by_logprob, by_entropy = (
+                None if x is None else x[part] for x in (grad_logprobs, grad_entropy)
+            )
+            g = _slope(
+                hidden[part],
+                wide,
+                targets[part],
+                lse[part],
+                entropy[part],
+                by_logprob,
+                by_entropy,
+                ctx.temperature,
+            )
             if grad_hidden is not None:
                 grad_hidden[part] = g.to(hidden.dtype) @ weight
             if grad_weight is not None:
                 _add_product(grad_weight, g, hidden[part])
-        return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None, None
+        return (
+            grad_hidden,
+            None if grad_weight is None else grad_weight.to(weight.dtype),
+            None,
+            None,
+            None,
+        )
 
 
 def _by_kernel(hidden: Tensor) -> bool:
@@ -96,21 +126,28 @@ def _slope(
 ) -> Tensor:
     """(tokens, vocabulary) gradient of one chunk's logits: in the type of `hidden` where a kernel gives it, else wide."""
     if _by_kernel(hidden):
-        from postgrad.model.passes.kernels.head import slope
+        from postgrad.model.passes.kernels.head import grad_logits
 
         by_logprob = torch.zeros_like(lse) if grad_logprobs is None else grad_logprobs.contiguous()
         by_entropy = None if grad_entropy is None else grad_entropy.contiguous()
         logits = wide_logits(hidden, weight).float()
-        return slope(logits, targets, lse, entropy, by_logprob, by_entropy, temperature, hidden.dtype)
+        return grad_logits(
+            logits, targets, lse, entropy, by_logprob, by_entropy, temperature, hidden.dtype
+        )
     out = _logits(hidden, weight, temperature)
-    by_logprob, by_entropy = (torch.zeros_like(lse) if x is None else x / temperature for x in (grad_logprobs, grad_entropy))
+    by_logprob, by_entropy = (
+        torch.zeros_like(lse) if x is None else x / temperature
+        for x in (grad_logprobs, grad_entropy)
+    )
     for rows in in_cache(out):
         log_p, onehot = out[rows].sub_(lse[rows, None]), by_logprob[rows, None]
         if grad_entropy is None:  # dlogp/dlogit = onehot - p
             log_p.exp_().mul_(-onehot)
         else:  # and dH/dlogit = -p (log p + H)
             p = log_p.exp()
-            log_p.clamp_(min=-1e30).add_(entropy[rows, None]).mul_(-by_entropy[rows, None]).sub_(onehot).mul_(p)
+            log_p.clamp_(min=-1e30).add_(entropy[rows, None]).mul_(-by_entropy[rows, None]).sub_(
+                onehot
+            ).mul_(p)
         log_p.scatter_add_(1, targets[rows, None], onehot)
     return out
 
@@ -126,7 +163,11 @@ def _add_product(total: Tensor, g: Tensor, hidden: Tensor) -> None:
 
 def in_cache(logits: Tensor) -> list[slice]:
     """Rows of the logits, as many at a time as stay in a core's cache while several operations pass over them."""
-    step = max(1, CACHE_ELEMENTS // logits.shape[-1]) if logits.device.type == "cpu" else max(1, len(logits))
+    step = (
+        max(1, CACHE_ELEMENTS // logits.shape[-1])
+        if logits.device.type == "cpu"
+        else max(1, len(logits))
+    )
     return [slice(start, start + step) for start in range(0, max(1, len(logits)), step)]
 
 
@@ -182,4 +223,8 @@ def _bfloat16_products() -> Iterator[None]:
 
 def widen(weight: Tensor) -> Tensor:
     """The head in the type wide_logits multiplies in on this device."""
-    return weight.float() if weight.dtype == torch.bfloat16 and not keeps_digits(weight.device) else weight
+    return (
+        weight.float()
+        if weight.dtype == torch.bfloat16 and not keeps_digits(weight.device)
+        else weight
+    )

@@ -45,7 +45,11 @@ class MicroBatch:
 
 
 def make_passes(
-    batch: Batch, token_budget: int, model: Any, together: Sequence[int] | None = None, device: torch.device | None = None
+    batch: Batch,
+    token_budget: int,
+    model: Any,
+    row_groups: Sequence[int] | None = None,
+    device: torch.device | None = None,
 ) -> list[MicroBatch]:
     """Micro-batches that cover the batch: packed where the device has the kernels and the model is one they know, else padded.
 
@@ -54,8 +58,12 @@ def make_passes(
     where: torch.device = next(model.parameters()).device if device is None else device
     budget = token_budget or default_budget(where)
     if takes_packed(model) and (has_kernels(where) or where.type == "cpu"):
-        return make_packed(batch, budget, together, make_packing if has_kernels(where) else make_spread)
-    return make_micro_batches(batch, budget, int(model.config.get_text_config().hidden_size), together)
+        return make_packed(
+            batch, budget, row_groups, make_packing if has_kernels(where) else make_spread
+        )
+    return make_micro_batches(
+        batch, budget, int(model.config.get_text_config().hidden_size), row_groups
+    )
 
 
 def default_budget(device: torch.device, launched: bool = False) -> int:
@@ -69,13 +77,15 @@ def takes_packed(model: Any) -> bool:
     return config.model_type in PACKED_FAMILIES and not getattr(config, "use_sliding_window", False)
 
 
-def make_micro_batches(batch: Batch, token_budget: int, width: int, together: Sequence[int] | None = None) -> list[MicroBatch]:
+def make_micro_batches(
+    batch: Batch, token_budget: int, width: int, row_groups: Sequence[int] | None = None
+) -> list[MicroBatch]:
     """Micro-batches that cover every row with a response once. `width` is the model's, to weigh attention against the rest.
 
     `together` gives each row a unit; rows of one unit (the two sides of a preference pair) come into the same micro-batch.
     """
     bundles = _bundles(batch, token_budget, width)
-    units = _join_units(bundles, together)
+    units = _join_units(bundles, row_groups)
     units.sort(key=lambda unit: -max(_length(batch, bundle) for bundle in unit))
     out: list[MicroBatch] = []
     current: list[list[int]] = []
@@ -95,7 +105,7 @@ def make_micro_batches(batch: Batch, token_budget: int, width: int, together: Se
 def make_packed(
     batch: Batch,
     token_budget: int,
-    together: Sequence[int] | None = None,
+    row_groups: Sequence[int] | None = None,
     attend: Callable[[list[Segment]], Packing | Spread] = make_packing,
 ) -> list[MicroBatch]:
     """The same for devices whose attention takes packed tokens: no padding, every prompt once in a pass.
@@ -108,8 +118,10 @@ def make_packed(
     members: dict[int, list[int]] = {}
     for row, length in enumerate(lengths):
         if length:
-            members.setdefault(row if together is None else together[row], []).append(row)
-    units = sorted(members.values(), key=lambda unit: prompts[unit[0]])  # rows of one prompt side by side
+            members.setdefault(row if row_groups is None else row_groups[row], []).append(row)
+    units = sorted(
+        members.values(), key=lambda unit: prompts[unit[0]]
+    )  # rows of one prompt side by side
     out: list[MicroBatch] = []
     current: list[int] = []
     seen: set[tuple[int, ...]] = set()
@@ -128,7 +140,10 @@ def make_packed(
 
 
 def _pack(
-    batch: Batch, rows: list[int], prompts: list[tuple[int, ...]], attend: Callable[[list[Segment]], Packing | Spread]
+    batch: Batch,
+    rows: list[int],
+    prompts: list[tuple[int, ...]],
+    attend: Callable[[list[Segment]], Packing | Spread],
 ) -> MicroBatch:
     bundles: dict[tuple[int, ...], list[int]] = {}
     for row in rows:
@@ -138,7 +153,13 @@ def _pack(
     positions: list[Any] = []
     gather: list[Any] = []
     segments: list[Segment] = []
-    order = np.arange(max(len(prompt) + starts[row + 1] - starts[row] for prompt, members in bundles.items() for row in members))
+    order = np.arange(
+        max(
+            len(prompt) + starts[row + 1] - starts[row]
+            for prompt, members in bundles.items()
+            for row in members
+        )
+    )
     at = 0
     for prompt, members in bundles.items():
         shared = len(prompt) - 1
@@ -157,7 +178,9 @@ def _pack(
             segments.append((at, at + length, begin, begin + shared, at + length))
             at += length
     in_order = [row for members in bundles.values() for row in members]
-    flat, places, where = (torch.from_numpy(np.concatenate(parts)) for parts in (ids, positions, gather))
+    flat, places, where = (
+        torch.from_numpy(np.concatenate(parts)) for parts in (ids, positions, gather)
+    )
     return MicroBatch(in_order, flat[None], places[None], None, where, attend(segments))
 
 
@@ -173,7 +196,11 @@ def _bundles(batch: Batch, token_budget: int, width: int) -> list[list[int]]:
             continue
         own = length - 1
         bundle, size = open_bundles.get(prompt), sizes.get(prompt, 0)
-        if bundle is not None and size + own <= token_budget and _sharing_pays(len(prompt), own, size, width):
+        if (
+            bundle is not None
+            and size + own <= token_budget
+            and _sharing_pays(len(prompt), own, size, width)
+        ):
             bundle.append(row)
             sizes[prompt] = size + own
         else:
@@ -192,8 +219,10 @@ def _sharing_pays(prompt: int, own: int, size: int, width: int) -> bool:
     return added < alone
 
 
-def _join_units(bundles: list[list[int]], together: Sequence[int] | None) -> list[list[list[int]]]:
-    if together is None:
+def _join_units(
+    bundles: list[list[int]], row_groups: Sequence[int] | None
+) -> list[list[list[int]]]:
+    if row_groups is None:
         return [[bundle] for bundle in bundles]
     parent: dict[int, int] = {}
 
@@ -204,10 +233,10 @@ def _join_units(bundles: list[list[int]], together: Sequence[int] | None) -> lis
 
     for bundle in bundles:
         for row in bundle[1:]:
-            parent[root(together[row])] = root(together[bundle[0]])
+            parent[root(row_groups[row])] = root(row_groups[bundle[0]])
     joined: dict[int, list[list[int]]] = {}
     for bundle in bundles:
-        joined.setdefault(root(together[bundle[0]]), []).append(bundle)
+        joined.setdefault(root(row_groups[bundle[0]]), []).append(bundle)
     return list(joined.values())
 
 
@@ -221,7 +250,9 @@ def _assemble(batch: Batch, bundles: list[list[int]]) -> MicroBatch:
     width = max(_length(batch, bundle) for bundle in bundles)
     ids = torch.zeros(len(bundles), width, dtype=torch.int64)
     positions = torch.zeros(len(bundles), width, dtype=torch.int64)
-    part = torch.full((len(bundles), width), -1, dtype=torch.int64)  # -1 padding, 0 prompt, i the i-th response
+    part = torch.full(
+        (len(bundles), width), -1, dtype=torch.int64
+    )  # -1 padding, 0 prompt, i the i-th response
     prompt_starts, response_starts = batch.prompt.offsets, batch.response.offsets
     gather: list[Tensor] = []
     for b, bundle in enumerate(bundles):
@@ -240,7 +271,9 @@ def _assemble(batch: Batch, bundles: list[list[int]]) -> MicroBatch:
             at += n
     rows = [row for bundle in bundles for row in bundle]
     shared = any(len(bundle) > 1 for bundle in bundles)
-    return MicroBatch(rows, ids, positions, _bundle_mask(part) if shared else None, torch.cat(gather))
+    return MicroBatch(
+        rows, ids, positions, _bundle_mask(part) if shared else None, torch.cat(gather)
+    )
 
 
 def _bundle_mask(part: Tensor) -> Tensor:

@@ -11,7 +11,10 @@ from torch import Tensor
 
 from postgrad.model.device import send
 
-BLOCK_M, BLOCK_N = 64, 64  # queries and keys that one step of a kernel looks at; a page of the cache holds BLOCK_N tokens
+BLOCK_M, BLOCK_N = (
+    64,
+    64,
+)  # queries and keys that one step of a kernel looks at; a page of the cache holds BLOCK_N tokens
 CHUNK = 8  # blocks of keys that are weighed together before they join the rest: a decode step divides a long row into them
 
 
@@ -30,7 +33,10 @@ def make_packing(segments: list[tuple[int, int, int, int, int]]) -> Packing:
     """Tiles of segments (start, end, shared_start, shared_end, end of the tokens that see this segment)."""
     queries, keys = [], []
     for start, end, shared_start, shared_end, seen_until in segments:
-        queries += [(at, min(at + BLOCK_M, end), start, shared_start, shared_end) for at in range(start, end, BLOCK_M)]
+        queries += [
+            (at, min(at + BLOCK_M, end), start, shared_start, shared_end)
+            for at in range(start, end, BLOCK_M)
+        ]
         keys += [(at, min(at + BLOCK_N, end), seen_until) for at in range(start, end, BLOCK_N)]
     # The longest work first: short tiles then fill the gaps at the end.
     queries.sort(key=lambda tile: -(tile[1] - tile[2] + tile[4] - tile[3]))
@@ -45,6 +51,10 @@ def num_tiles(tokens: int) -> int:
 
 def lone_tiles(start: int, end: int, tiles: int, device: torch.device) -> Packing:
     """As many tiles, of which the first cover start..end with tokens that see nobody beyond their tile, and the others nothing."""
-    first = (start + BLOCK_M * torch.arange(tiles, dtype=torch.int32, device=device)).clamp_(max=end)
+    first = (start + BLOCK_M * torch.arange(tiles, dtype=torch.int32, device=device)).clamp_(
+        max=end
+    )
     last, nothing = (first + BLOCK_M).clamp_(max=end), torch.zeros_like(first)
-    return Packing(torch.stack([first, last, first, nothing, nothing], 1), torch.stack([first, last, last], 1))
+    return Packing(
+        torch.stack([first, last, first, nothing, nothing], 1), torch.stack([first, last, last], 1)
+    )

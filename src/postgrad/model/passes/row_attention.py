@@ -11,7 +11,9 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-Segment = tuple[int, int, int, int, int]  # start, end, shared_start, shared_end, end of the tokens that see it
+Segment = tuple[
+    int, int, int, int, int
+]  # start, end, shared_start, shared_end, end of the tokens that see it
 LOOSE = 0.75  # rows attended to together are at least this share of the longest
 
 
@@ -39,9 +41,7 @@ class Spread:
     key_at: Tensor  # (key places,)
     key_of: Tensor  # (tokens,) its place among the keys of its own segment
     shared: Tensor  # (shared tokens,) tokens that other segments see, too
-    shared_of: (
-        Tensor  # (shared tokens, most segments that see one) their places there; the number of key places where there is none
-    )
+    shared_of: Tensor  # (shared tokens, most segments that see one) their places there; the number of key places where there is none
 
     def to(self, device: torch.device) -> "Spread":
         """Made where it is used."""
@@ -57,8 +57,13 @@ def make_spread(segments: list[Segment]) -> Spread:
             groups.append([])
         groups[-1].append(segment)
     tokens = max(end for _, end, *_ in segments)
-    query_of, key_of = torch.zeros(tokens, dtype=torch.int64), torch.zeros(tokens, dtype=torch.int64)
-    seen: dict[int, list[int]] = {}  # start of a shared segment -> where it begins among the keys of each segment that sees it
+    query_of, key_of = (
+        torch.zeros(tokens, dtype=torch.int64),
+        torch.zeros(tokens, dtype=torch.int64),
+    )
+    seen: dict[
+        int, list[int]
+    ] = {}  # start of a shared segment -> where it begins among the keys of each segment that sees it
     ends: dict[int, int] = {}
     rows: list[Rows] = []
     query_at: list[Tensor] = []
@@ -72,7 +77,11 @@ def make_spread(segments: list[Segment]) -> Spread:
         q, k = torch.arange(width)[None], torch.arange(reach)[None]
         query_pad.append((q >= own).flatten())
         query_at.append(torch.where(q < own, starts + q, 0).flatten())
-        key_at.append(torch.where(k < shared, shared_starts + k, torch.where(k < shared + own, starts + k - shared, 0)).flatten())
+        key_at.append(
+            torch.where(
+                k < shared, shared_starts + k, torch.where(k < shared + own, starts + k - shared, 0)
+            ).flatten()
+        )
         for row, (start, end, shared_start, shared_end, _) in enumerate(group):
             first = keys_before + row * reach
             query_of[start:end] = queries_before + row * width + torch.arange(end - start)
@@ -85,7 +94,8 @@ def make_spread(segments: list[Segment]) -> Spread:
         keys_before += len(group) * reach
     most = max(map(len, seen.values()), default=0)
     shared_of = [
-        torch.tensor(firsts + [keys_before] * (most - len(firsts)))[None] + torch.arange(ends[start] - start)[:, None]
+        torch.tensor(firsts + [keys_before] * (most - len(firsts)))[None]
+        + torch.arange(ends[start] - start)[:, None]
         for start, firsts in seen.items()
     ]
     return Spread(
@@ -95,15 +105,22 @@ def make_spread(segments: list[Segment]) -> Spread:
         query_of,
         torch.cat(key_at),
         key_of,
-        torch.cat([torch.arange(start, ends[start]) for start in seen]) if seen else torch.zeros(0, dtype=torch.int64),
-        torch.cat(shared_of).clamp_(max=keys_before) if seen else torch.zeros(0, 0, dtype=torch.int64),
+        torch.cat([torch.arange(start, ends[start]) for start in seen])
+        if seen
+        else torch.zeros(0, dtype=torch.int64),
+        torch.cat(shared_of).clamp_(max=keys_before)
+        if seen
+        else torch.zeros(0, 0, dtype=torch.int64),
     )
 
 
 def _fits(segment: Segment, longest: Segment) -> bool:
     own, shared = segment[1] - segment[0], segment[3] - segment[2]
     longest_own, longest_shared = longest[1] - longest[0], longest[3] - longest[2]
-    close = own + shared >= LOOSE * (longest_own + longest_shared) and own + shared <= (longest_own + longest_shared) / LOOSE
+    close = (
+        own + shared >= LOOSE * (longest_own + longest_shared)
+        and own + shared <= (longest_own + longest_shared) / LOOSE
+    )
     return own >= LOOSE * longest_own and close and (shared == 0) == (longest_shared == 0)
 
 
@@ -112,40 +129,72 @@ def _mask(q: Tensor, k: Tensor, own: Tensor, shared: Tensor) -> Tensor | None:
         return None
     own, shared, q, k = own[:, :, None], shared[:, :, None], q[:, :, None], k[:, None]
     visible = (k - shared <= q) & (k < shared + own)  # a shared key is always earlier
-    return (visible | ((q >= own) & (k == 0)))[:, None]  # a padded query looks at something, or its softmax would be empty
+    return (visible | ((q >= own) & (k == 0)))[
+        :, None
+    ]  # a padded query looks at something, or its softmax would be empty
 
 
-def spread_attention(query: Tensor, key: Tensor, value: Tensor, spread: Spread, scaling: float | None) -> Tensor:
+def spread_attention(
+    query: Tensor, key: Tensor, value: Tensor, spread: Spread, scaling: float | None
+) -> Tensor:
     """query (tokens, heads, width), key and value (tokens, key_heads, width); returns (tokens, heads, width)."""
     tokens, heads, width = query.shape
     key_heads = key.shape[1]
-    together = heads // key_heads  # the query heads of one key head stand in the query axis: keys are never repeated
+    together = (
+        heads // key_heads
+    )  # the query heads of one key head stand in the query axis: keys are never repeated
     q = _Take.apply(query.reshape(tokens, -1), spread.query_at, spread.query_of, None, None)
-    k, v = (_Take.apply(x.reshape(tokens, -1), spread.key_at, spread.key_of, spread.shared, spread.shared_of) for x in (key, value))
+    k, v = (
+        _Take.apply(
+            x.reshape(tokens, -1), spread.key_at, spread.key_of, spread.shared, spread.shared_of
+        )
+        for x in (key, value)
+    )
     out: list[Tensor] = []
     first_query = first_key = 0
     for rows in spread.rows:
         n, m = rows.count * rows.queries, rows.count * rows.keys
-        part = q[first_query : first_query + n].view(rows.count, rows.queries, key_heads, together, width)
-        part = part.permute(0, 2, 1, 3, 4).reshape(rows.count, key_heads, rows.queries * together, width)
-        keys, values = (x[first_key : first_key + m].view(rows.count, rows.keys, key_heads, width).transpose(1, 2) for x in (k, v))
+        part = q[first_query : first_query + n].view(
+            rows.count, rows.queries, key_heads, together, width
+        )
+        part = part.permute(0, 2, 1, 3, 4).reshape(
+            rows.count, key_heads, rows.queries * together, width
+        )
+        keys, values = (
+            x[first_key : first_key + m]
+            .view(rows.count, rows.keys, key_heads, width)
+            .transpose(1, 2)
+            for x in (k, v)
+        )
         mask = rows.mask
         if together > 1:
-            mask = torch.ones(rows.queries, rows.keys, dtype=torch.bool).tril()[None, None] if mask is None else mask
+            mask = (
+                torch.ones(rows.queries, rows.keys, dtype=torch.bool).tril()[None, None]
+                if mask is None
+                else mask
+            )
             mask = mask.repeat_interleave(together, dim=2)
-        done = functional.scaled_dot_product_attention(part, keys, values, attn_mask=mask, is_causal=mask is None, scale=scaling)
-        done = done.view(rows.count, key_heads, rows.queries, together, width).permute(0, 2, 1, 3, 4)
+        done = functional.scaled_dot_product_attention(
+            part, keys, values, attn_mask=mask, is_causal=mask is None, scale=scaling
+        )
+        done = done.view(rows.count, key_heads, rows.queries, together, width).permute(
+            0, 2, 1, 3, 4
+        )
         out.append(done.reshape(n, heads * width))
         first_query, first_key = first_query + n, first_key + m
     flat = out[0] if len(out) == 1 else torch.cat(out)
-    return _Back.apply(flat, spread.query_of, spread.query_at, spread.query_pad).view(tokens, heads, width)
+    return _Back.apply(flat, spread.query_of, spread.query_at, spread.query_pad).view(
+        tokens, heads, width
+    )
 
 
 class _Take(torch.autograd.Function):
     """Tokens to their places. Backwards each token gathers from its places, in float32 where there are several."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, at: Tensor, of: Tensor, shared: Tensor | None, shared_of: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, at: Tensor, of: Tensor, shared: Tensor | None, shared_of: Tensor | None
+    ) -> Tensor:
         ctx.save_for_backward(of, shared, shared_of)
         return x.index_select(0, at)
 
@@ -156,7 +205,11 @@ class _Take(torch.autograd.Function):
         if shared is not None and len(shared):
             padded = torch.cat([grad, torch.zeros_like(grad[:1])])
             wide = torch.promote_types(grad.dtype, torch.float32)
-            seen = padded.index_select(0, shared_of.flatten()).view(*shared_of.shape, -1).sum(1, dtype=wide)
+            seen = (
+                padded.index_select(0, shared_of.flatten())
+                .view(*shared_of.shape, -1)
+                .sum(1, dtype=wide)
+            )
             out[shared] = (out[shared].to(wide) + seen).to(out.dtype)
         return out, None, None, None, None
 

@@ -64,7 +64,9 @@ class Slots:
         """Copy a prefilled prompt into `count` slots."""
         for source, target in ((prefill.keys, self.keys), (prefill.values, self.values)):
             for from_layer, to_layer in zip(source, target, strict=True):
-                to_layer[first : first + count, :length] = from_layer[row, :, :length].transpose(0, 1)
+                to_layer[first : first + count, :length] = from_layer[row, :, :length].transpose(
+                    0, 1
+                )
 
     def move(self, source: int, target: int, length: int) -> None:
         """Close a gap: the row of one slot goes to another."""
@@ -74,7 +76,9 @@ class Slots:
     def at(self, positions: Tensor) -> None:
         """Set where the next token of each active row goes."""
         self.positions = positions
-        self.lines = torch.arange(len(positions), device=positions.device) * self.max_length + positions
+        self.lines = (
+            torch.arange(len(positions), device=positions.device) * self.max_length + positions
+        )
         self.width = int(positions.max()) + 1
 
     def update(self, key: Tensor, value: Tensor, layer: int, *_: Any) -> tuple[Tensor, Tensor]:
@@ -90,4 +94,6 @@ class Slots:
 
     def mask(self) -> Tensor:
         """(active, 1, 1, width): each row sees its own tokens."""
-        return (torch.arange(self.width, device=self.positions.device)[None] <= self.positions[:, None])[:, None, None]
+        return (
+            torch.arange(self.width, device=self.positions.device)[None] <= self.positions[:, None]
+        )[:, None, None]

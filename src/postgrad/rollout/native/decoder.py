@@ -41,10 +41,14 @@ def refusal(model: Any) -> str:
     if config.hidden_act not in ("silu", "swish"):
         return f"activation {config.hidden_act} is not silu"
     rotary = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    return "" if rotary in STATIC_ROTARY else f"rotary positions of type {rotary} change with the length"
+    return (
+        ""
+        if rotary in STATIC_ROTARY
+        else f"rotary positions of type {rotary} change with the length"
+    )
 
 
-class Room(NamedTuple):
+class BufferSizes(NamedTuple):
     """Sizes of the buffers: rows at once, pages a row, trajectories of a call, tokens of one, positions, pages in all."""
 
     rows: int
@@ -60,12 +64,18 @@ class Layer:
 
     def __init__(self, block: Any) -> None:
         attention, mlp = block.self_attn, block.mlp
-        self.qkv, self.inwards = attention.joined, [attention.q_proj, attention.k_proj, attention.v_proj]
+        self.qkv, self.inwards = (
+            attention.joined,
+            [attention.q_proj, attention.k_proj, attention.v_proj],
+        )
         self.out = attention.o_proj
         self.gate_up, self.gates = mlp.joined, [mlp.gate_proj, mlp.up_proj]
         self.down = mlp.down_proj
         self.norm_in, self.norm_post = block.input_layernorm, block.post_attention_layernorm
-        self.q_norm, self.k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
+        self.q_norm, self.k_norm = (
+            getattr(attention, "q_norm", None),
+            getattr(attention, "k_norm", None),
+        )
 
 
 def project(module: Any, x: Tensor) -> Tensor:
@@ -82,11 +92,14 @@ class Decoder:
         config = model.config.get_text_config()
         self.heads, self.key_heads = config.num_attention_heads, config.num_key_value_heads
         self.width = getattr(config, "head_dim", None) or config.hidden_size // self.heads
-        self.embedding, self.head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+        self.embedding, self.head = (
+            model.get_input_embeddings().weight,
+            model.get_output_embeddings().weight,
+        )
         self.norm = model.base_model.norm
         self.layers = [Layer(block) for block in model.base_model.layers]
         self.device, self.dtype = self.embedding.device, self.embedding.dtype
-        self.room = Room(0, 0, 0, 0, 0, 0)
+        self.room = BufferSizes(0, 0, 0, 0, 0, 0)
         self.graphs: dict[tuple[int, float], Any] = {}
         self.pool: Any = None
 
@@ -94,12 +107,12 @@ class Decoder:
         """Memory of one page in all layers."""
         return len(self.layers) * 2 * PAGE * self.key_heads * self.width * self.dtype.itemsize
 
-    def reserve(self, room: Room) -> None:
+    def reserve(self, room: BufferSizes) -> None:
         """Make buffers of at least these sizes; none where there is room already."""
         if all(have >= want for have, want in zip(self.room, room, strict=True)):
             return
         self.release()
-        self.room = Room(*map(max, self.room, room))
+        self.room = BufferSizes(*map(max, self.room, room))
         rows, blocks, slots, length, positions, pages = self.room
         empty = {"device": self.device}
         self.state = torch.zeros(FIELDS, rows, dtype=torch.int32, **empty)
@@ -111,14 +124,26 @@ class Decoder:
         self.keys = torch.zeros(shape, dtype=self.dtype, **empty)
         self.values = torch.zeros(shape, dtype=self.dtype, **empty)
         where = torch.arange(positions, device=self.device)[None]
-        cos, sin = self.model.base_model.rotary_emb(torch.empty(1, dtype=self.dtype, **empty), position_ids=where)
+        cos, sin = self.model.base_model.rotary_emb(
+            torch.empty(1, dtype=self.dtype, **empty), position_ids=where
+        )
         self.cos, self.sin = cos[0].contiguous(), sin[0].contiguous()
 
     def release(self) -> None:
         """Give the buffers back."""
         self.graphs.clear()
         self.pool = None
-        for name in ("state", "table", "uniforms", "tokens", "logprobs", "keys", "values", "cos", "sin"):
+        for name in (
+            "state",
+            "table",
+            "uniforms",
+            "tokens",
+            "logprobs",
+            "keys",
+            "values",
+            "cos",
+            "sin",
+        ):
             self.__dict__.pop(name, None)
 
     def run(self, rows: int, steps: int, temperature: float) -> None:
@@ -144,24 +169,47 @@ class Decoder:
         """One token for each of the first `rows` rows that is alive."""
         width, wide = self.embedding.shape[1], triton.next_power_of_2(self.embedding.shape[1])
         residual = torch.empty(rows, width, dtype=self.dtype, device=self.device)
-        normed, attended = torch.empty_like(residual), residual.new_empty(rows, self.heads * self.width)
+        normed, attended = (
+            torch.empty_like(residual),
+            residual.new_empty(rows, self.heads * self.width),
+        )
         query = torch.empty_like(attended)
-        kernels.embed[(rows,)](self.state, self.room.rows, self.embedding, residual, width, BLOCK=wide)
+        kernels.embed[(rows,)](
+            self.state, self.room.rows, self.embedding, residual, width, BLOCK=wide
+        )
 
         def norm(x: Tensor, by: Any) -> None:
             add = x is not residual
-            kernels.add_norm[(rows,)](x, residual, by.weight, normed, width, by.variance_epsilon, ADD=add, BLOCK=wide, **EXACT)
+            kernels.add_norm[(rows,)](
+                x,
+                residual,
+                by.weight,
+                normed,
+                width,
+                by.variance_epsilon,
+                ADD=add,
+                BLOCK=wide,
+                **EXACT,
+            )
 
         norm(residual, self.layers[0].norm_in)
         for i, layer in enumerate(self.layers):
-            self.attend(i, layer, with_additions(linear(normed, *layer.qkv), layer.inwards, normed), query, attended)
+            self.attend(
+                i,
+                layer,
+                with_additions(linear(normed, *layer.qkv), layer.inwards, normed),
+                query,
+                attended,
+            )
             norm(project(layer.out, attended), layer.norm_post)
             gated = gate(with_additions(linear(normed, *layer.gate_up), layer.gates, normed))
             following = self.layers[i + 1].norm_in if i + 1 < len(self.layers) else self.norm
             norm(project(layer.down, gated), following)
         self.pick(wide_logits(normed, self.head).float(), temperature)
 
-    def attend(self, number: int, layer: Layer, qkv: Tensor, query: Tensor, attended: Tensor) -> None:
+    def attend(
+        self, number: int, layer: Layer, qkv: Tensor, query: Tensor, attended: Tensor
+    ) -> None:
         rows, q_norm = len(qkv), layer.q_norm
         sizes = {"HEADS": self.heads, "KEY_HEADS": self.key_heads, "D": self.width, "PAGE": PAGE}
         keys, values = self.keys[number], self.values[number]
@@ -174,9 +222,20 @@ class Decoder:
             qkv, query, keys, values, self.table, self.state, self.room.rows, self.cos, self.sin, self.room.blocks,
             **sizes, HALF=triton.next_power_of_2(self.width // 2), num_warps=1, **EXACT,
         )  # fmt: skip
-        parts, group, kind = -(-self.room.blocks // CHUNK), self.heads // self.key_heads, instructions(self.width)
-        wide: dict[str, Any] = {**sizes, "WIDTH": max(16, triton.next_power_of_2(self.width)), "CHUNK": CHUNK, "PARTS": parts}
-        acc = query.new_empty(rows if parts > 1 else 0, self.key_heads, parts, group, self.width, dtype=torch.float32)
+        parts, group, kind = (
+            -(-self.room.blocks // CHUNK),
+            self.heads // self.key_heads,
+            instructions(self.width),
+        )
+        wide: dict[str, Any] = {
+            **sizes,
+            "WIDTH": max(16, triton.next_power_of_2(self.width)),
+            "CHUNK": CHUNK,
+            "PARTS": parts,
+        }
+        acc = query.new_empty(
+            rows if parts > 1 else 0, self.key_heads, parts, group, self.width, dtype=torch.float32
+        )
         weights = acc.new_empty(*acc.shape[:-1], 2)
         kernels.attend[(rows, self.key_heads, parts)](
             query, keys, values, attended, acc, weights, self.table, self.state, self.room.rows, self.width**-0.5 * LOG2E,
@@ -184,7 +243,15 @@ class Decoder:
         )  # fmt: skip
         if parts > 1:
             kernels.join_parts[(rows, self.key_heads)](
-                acc, weights, attended, self.state, self.room.rows, **wide, M=triton.next_power_of_2(group), num_warps=1, **EXACT
+                acc,
+                weights,
+                attended,
+                self.state,
+                self.room.rows,
+                **wide,
+                M=triton.next_power_of_2(group),
+                num_warps=1,
+                **EXACT,
             )
 
     def pick(self, logits: Tensor, temperature: float) -> None:
@@ -193,7 +260,9 @@ class Decoder:
         tops, sums = logits.new_empty(rows, blocks), logits.new_empty(rows, blocks)
         places = torch.empty(rows, blocks, dtype=torch.int32, device=self.device)
         inverse = 1.0 / temperature if temperature else 1.0
-        kernels.summarise[(rows, blocks)](logits, tops, sums, places, vocabulary, blocks, inverse, BLOCK=VOCABULARY_BLOCK)
+        kernels.summarize[(rows, blocks)](
+            logits, tops, sums, places, vocabulary, blocks, inverse, BLOCK=VOCABULARY_BLOCK
+        )
         kernels.pick[(rows,)](
             logits, tops, sums, places, self.state, self.room.rows, self.uniforms, self.tokens, self.logprobs, self.stops, len(self.stops),
             self.room.length, vocabulary, blocks, inverse, GREEDY=temperature == 0.0, BLOCK=VOCABULARY_BLOCK,

@@ -62,7 +62,9 @@ class Row:
 
     def ends(self, stop: bool) -> str:
         """Why the row ends with its last token: stop or length, or empty when it goes on."""
-        if stop or (self.job.stops is not None and self.job.stops.end(self.tokens, len(self.tokens) - 1)):
+        if stop or (
+            self.job.stops is not None and self.job.stops.end(self.tokens, len(self.tokens) - 1)
+        ):
             return "stop"
         return "length" if len(self.tokens) == self.job.limit else ""
 
@@ -197,23 +199,33 @@ class Run:
     def head(self, hidden: Tensor) -> Tensor:
         return wide_logits(hidden, self.head_weight).float()
 
-    def sample(self, logits: Tensor, first: int = 0) -> tuple[list[int], list[float], list[bool], int]:
+    def sample(
+        self, logits: Tensor, first: int = 0
+    ) -> tuple[list[int], list[float], list[bool], int]:
         """Next token of the active rows from `first` on."""
         for i in range(first, first + len(logits)):
             if self.steps[i] % BLOCK == 0:
                 self.uniforms[i] = self.active[i].random.block()
-        u = self.uniforms[first : first + len(logits), :][np.arange(len(logits)), self.steps[first : first + len(logits)] % BLOCK]
+        u = self.uniforms[first : first + len(logits), :][
+            np.arange(len(logits)), self.steps[first : first + len(logits)] % BLOCK
+        ]
         rows = self.active[first : first + len(logits)]
-        tokens, logprobs = pick_mixed(logits, torch.from_numpy(u).to(logits.device), [row.job.sampling for row in rows])
+        tokens, logprobs = pick_mixed(
+            logits, torch.from_numpy(u).to(logits.device), [row.job.sampling for row in rows]
+        )
         self.steps[first : first + len(logits)] += 1
         self.next_tokens[first : first + len(logits)] = tokens
         stopped = torch.isin(tokens, self.engine.stop)
         return tokens.tolist(), logprobs.tolist(), stopped.tolist(), first
 
-    def take(self, tokens: list[int], logprobs: list[float], stopped: list[bool], first: int) -> None:
+    def take(
+        self, tokens: list[int], logprobs: list[float], stopped: list[bool], first: int
+    ) -> None:
         """Record the tokens; rows that ended leave."""
         ended: list[int] = []
-        for i, (token, logprob, stop) in enumerate(zip(tokens, logprobs, stopped, strict=True), start=first):
+        for i, (token, logprob, stop) in enumerate(
+            zip(tokens, logprobs, stopped, strict=True), start=first
+        ):
             row = self.active[i]
             row.tokens.append(token)
             row.logprobs.append(logprob)
@@ -254,7 +266,10 @@ class Run:
         request, first = prompt.job.request, len(self.active)
         room = min(self.capacity - first, len(request.seeds) - prompt.next_index)
         self.slots.admit(first, room, prompt.prefill, prompt.row, len(request.prompt))
-        self.lengths[first : first + room], self.steps[first : first + room] = len(request.prompt), 0
+        self.lengths[first : first + room], self.steps[first : first + room] = (
+            len(request.prompt),
+            0,
+        )
         for index in range(prompt.next_index, prompt.next_index + room):
             self.active.append(Row(prompt.job, index, RowRandom(request.seeds[index])))
         prompt.next_index += room
@@ -286,7 +301,9 @@ class Run:
             past_key_values=cache,
             use_cache=True,
         ).last_hidden_state
-        logits = self.head(hidden[torch.arange(len(chosen), device=device), (lengths - 1).to(device)])
+        logits = self.head(
+            hidden[torch.arange(len(chosen), device=device), (lengths - 1).to(device)]
+        )
         if not self.slots.keys:
             self.slots.allocate(cache)
         for row, job in enumerate(chosen):

@@ -14,11 +14,22 @@ import triton.language as tl
 from postgrad.model.passes.kernels.attention import absorb, join_chunk
 from postgrad.model.passes.kernels.blocks import normed_row, rotated
 
-TOKEN, OWN, SHARED, BLOCKS, SLOT, LIMIT, ALIVE = (tl.constexpr(i) for i in range(7))  # rows of the state table
+TOKEN, OWN, SHARED, BLOCKS, SLOT, LIMIT, ALIVE = (
+    tl.constexpr(i) for i in range(7)
+)  # rows of the state table
 
 
 @triton.jit
-def add_norm(x_base, residual_base, weight_base, normed_base, width, eps, ADD: tl.constexpr, BLOCK: tl.constexpr):
+def add_norm(
+    x_base,
+    residual_base,
+    weight_base,
+    normed_base,
+    width,
+    eps,
+    ADD: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """residual += x (when ADD), normed = RMSNorm(residual) · weight; one program a row."""
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
@@ -41,7 +52,11 @@ def embed(state, rows, weight_base, out_base, width, BLOCK: tl.constexpr):
     token = tl.load(state + TOKEN * rows + row).to(tl.int64)
     cols = tl.arange(0, BLOCK)
     inside = cols < width
-    tl.store(out_base + row * width + cols, tl.load(weight_base + token * width + cols, mask=inside), mask=inside)
+    tl.store(
+        out_base + row * width + cols,
+        tl.load(weight_base + token * width + cols, mask=inside),
+        mask=inside,
+    )
 
 
 @triton.jit
@@ -83,11 +98,19 @@ def place(
     else:
         position = (tl.load(state + SHARED * rows + row) + own).to(tl.int64)
         cos_low = tl.load(cos_base + position * D + half, mask=inside, other=0.0).to(tl.float32)
-        cos_high = tl.load(cos_base + position * D + D // 2 + half, mask=inside, other=0.0).to(tl.float32)
+        cos_high = tl.load(cos_base + position * D + D // 2 + half, mask=inside, other=0.0).to(
+            tl.float32
+        )
         sin_low = tl.load(sin_base + position * D + half, mask=inside, other=0.0).to(tl.float32)
-        sin_high = tl.load(sin_base + position * D + D // 2 + half, mask=inside, other=0.0).to(tl.float32)
+        sin_high = tl.load(sin_base + position * D + D // 2 + half, mask=inside, other=0.0).to(
+            tl.float32
+        )
         new_low, new_high = rotated(low, high, cos_low, cos_high, sin_low, sin_high)
-        target = q_base + (row * HEADS + head) * D if head < HEADS else k_pages + line + (head - HEADS) * D
+        target = (
+            q_base + (row * HEADS + head) * D
+            if head < HEADS
+            else k_pages + line + (head - HEADS) * D
+        )
         tl.store(target + half, new_low, mask=inside)
         tl.store(target + D // 2 + half, new_high, mask=inside)
 
@@ -147,7 +170,9 @@ def join_parts(
     if tl.load(state + ALIVE * rows + row) == 0:
         return
     group: tl.constexpr = HEADS // KEY_HEADS
-    all_blocks = tl.load(state + BLOCKS * rows + row) + (tl.load(state + OWN * rows + row) + PAGE) // PAGE
+    all_blocks = (
+        tl.load(state + BLOCKS * rows + row) + (tl.load(state + OWN * rows + row) + PAGE) // PAGE
+    )
     member, cols = tl.arange(0, M), tl.arange(0, WIDTH)
     real = (member < group)[:, None] & (cols < D)[None, :]
     top = tl.full([M], float("-inf"), tl.float32)
@@ -164,11 +189,16 @@ def join_parts(
 
 
 @triton.jit
-def summarise(logits, tops, sums, places, vocabulary, num_blocks, inverse_temperature, BLOCK: tl.constexpr):
+def summarize(
+    logits, tops, sums, places, vocabulary, num_blocks, inverse_temperature, BLOCK: tl.constexpr
+):
     """Largest logit, where it is, and sum of exponentials of each block of a row's vocabulary."""
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     cols = block * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(logits + row * vocabulary + cols, mask=cols < vocabulary, other=float("-inf")) * inverse_temperature
+    x = (
+        tl.load(logits + row * vocabulary + cols, mask=cols < vocabulary, other=float("-inf"))
+        * inverse_temperature
+    )
     top, where = tl.max(x, 0, return_indices=True)
     tl.store(tops + row * num_blocks + block, top)
     tl.store(places + row * num_blocks + block, block * BLOCK + where)
@@ -206,7 +236,10 @@ def pick(
         rest = tl.maximum(target - tl.sum(tl.where(blocks < chosen, weight, 0.0), 0), 0.0)
         within = tl.arange(0, BLOCK)
         cols = chosen * BLOCK + within
-        x = tl.load(logits + row * vocabulary + cols, mask=cols < vocabulary, other=float("-inf")) * inverse_temperature
+        x = (
+            tl.load(logits + row * vocabulary + cols, mask=cols < vocabulary, other=float("-inf"))
+            * inverse_temperature
+        )
         p = tl.exp(x - peak)
         after = tl.min(tl.where((tl.cumsum(p, 0) > rest) & (p > 0), within, BLOCK), 0)
         index = tl.where(after < BLOCK, after, tl.max(tl.where(p > 0, within, 0), 0))

@@ -23,7 +23,9 @@ class LiveJob(Job):
 class LiveRun(Run):
     """`took(row, finish)` tells of every token as it comes."""
 
-    def __init__(self, engine: NativeEngine, capacity: int, longest: int, tell: Callable[[Row, str], None]) -> None:
+    def __init__(
+        self, engine: NativeEngine, capacity: int, longest: int, tell: Callable[[Row, str], None]
+    ) -> None:
         super().__init__(engine, capacity, longest)
         self.tell = tell
 
@@ -31,14 +33,18 @@ class LiveRun(Run):
     def busy(self) -> bool:
         return bool(self.active or self.waiting or self.to_prefill)
 
-    def sample(self, logits: Tensor, first: int = 0) -> tuple[list[int], list[float], list[bool], int]:
+    def sample(
+        self, logits: Tensor, first: int = 0
+    ) -> tuple[list[int], list[float], list[bool], int]:
         picked = super().sample(logits, first)
         for i, row in enumerate(self.active[first : first + len(logits)]):
             job = row.job
             if isinstance(job, LiveJob) and job.num_top:
                 logprobs = logits[i].div(job.sampling.temperature or 1.0).log_softmax(-1)
                 values, tokens = logprobs.topk(min(job.num_top, len(logprobs)))
-                job.tops.setdefault(row.index, []).append(list(zip(tokens.tolist(), values.tolist(), strict=True)))
+                job.tops.setdefault(row.index, []).append(
+                    list(zip(tokens.tolist(), values.tolist(), strict=True))
+                )
         return picked
 
     def took(self, row: Row, finish: str) -> None:

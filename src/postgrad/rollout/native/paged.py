@@ -13,7 +13,7 @@ from postgrad.errors import RunError
 from postgrad.model.passes.packing import BLOCK_N as PAGE
 from postgrad.model.passes.packing import make_packing
 from postgrad.rollout.engine import Completion, Request, Sampling, limit_of
-from postgrad.rollout.native.decoder import FIELDS, Decoder, Room
+from postgrad.rollout.native.decoder import FIELDS, BufferSizes, Decoder
 from postgrad.rollout.native.sampling import RowRandom
 from postgrad.rollout.stops import StopStrings
 
@@ -94,7 +94,11 @@ class PagedRun:
         pages = have if wanted * 4 <= have * 5 else min(wanted, fits)
         blocks, slots = -(-(own + shared) // 8) * 8, 1 << (len(rows) - 1).bit_length()
         positions = min(max_context, -(-(longest + self.limit) // 256) * 256)
-        decoder.reserve(Room(self.capacity, blocks, slots, self.limit, positions, max(pages, own + shared + 1)))
+        decoder.reserve(
+            BufferSizes(
+                self.capacity, blocks, slots, self.limit, positions, max(pages, own + shared + 1)
+            )
+        )
         self.free = list(range(decoder.room.pages - 1, -1, -1))
         self.prompts: dict[int, _Prompt] = {}
         self.active: list[_Row] = []
@@ -124,7 +128,11 @@ class PagedRun:
         for row in self.all_rows:
             limit = self.limits[row.request]
             # A float32 of a number just below 1 may be 1, which no cumulated share exceeds.
-            drawn = RowRandom(self.requests[row.request].seeds[row.index]).numbers(limit).astype(np.float32)
+            drawn = (
+                RowRandom(self.requests[row.request].seeds[row.index])
+                .numbers(limit)
+                .astype(np.float32)
+            )
             table[row.slot, :limit] = np.minimum(drawn, np.float32(1.0 - 2**-24))
         self.decoder.uniforms[: len(table)] = torch.from_numpy(table).to(self.decoder.device)
 
@@ -135,7 +143,9 @@ class PagedRun:
         while self.waiting and len(self.active) < self.capacity:
             row = self.waiting[0]
             first = self.first[row.request]
-            wanted = 1 + (0 if first in self.prompts else pages_for(len(self.requests[first].prompt) - 1))
+            wanted = 1 + (
+                0 if first in self.prompts else pages_for(len(self.requests[first].prompt) - 1)
+            )
             if len(self.free) < wanted + (reserve if self.active else 0):
                 break
             self.waiting.popleft()
@@ -149,11 +159,23 @@ class PagedRun:
 
     def enter(self, row: _Row) -> None:
         """A row begins with the last token of its prompt: its first step computes it and picks the first response token."""
-        prompt, shared, at = self.requests[row.request].prompt, self.prompts[self.first[row.request]], len(self.active)
+        prompt, shared, at = (
+            self.requests[row.request].prompt,
+            self.prompts[self.first[row.request]],
+            len(self.active),
+        )
         shared.rows_left += 1
         row.pages = []
         self.active.append(row)
-        self.state[:, at] = (prompt[-1], 0, len(prompt) - 1, len(shared.pages), row.slot, self.limits[row.request], 1)
+        self.state[:, at] = (
+            prompt[-1],
+            0,
+            len(prompt) - 1,
+            len(shared.pages),
+            row.slot,
+            self.limits[row.request],
+            1,
+        )
         self.table[at, : len(shared.pages)] = shared.pages
 
     def prefill(self, requests: list[int]) -> None:
@@ -166,7 +188,9 @@ class PagedRun:
             start = len(tokens)
             tokens += prompt
             positions += range(len(prompt))
-            lines += [self.prompts[r].pages[i // PAGE] * PAGE + i % PAGE for i in range(len(prompt))]
+            lines += [
+                self.prompts[r].pages[i // PAGE] * PAGE + i % PAGE for i in range(len(prompt))
+            ]
             segments.append((start, len(tokens), 0, 0, len(tokens)))
         if not tokens:
             return
@@ -174,7 +198,9 @@ class PagedRun:
         self.decoder.model.base_model(
             input_ids=torch.tensor([tokens], device=device),
             position_ids=torch.tensor([positions], device=device),
-            attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device),  # unread: the packing says who sees whom
+            attention_mask=torch.ones(
+                1, 1, 1, 1, dtype=torch.bool, device=device
+            ),  # unread: the packing says who sees whom
             past_key_values=_IntoPages(self.decoder, torch.tensor(lines, device=device)),
             packing=make_packing(segments).to(device),
             use_cache=True,
@@ -184,11 +210,21 @@ class PagedRun:
         """Pages for the next steps of every active row; rows that find none go back to wait. Returns the number of steps."""
         steps = 1
         while True:
-            left = max(int((self.state[LIMIT, : len(self.active)] - self.state[OWN, : len(self.active)]).max()), 1)
+            left = max(
+                int(
+                    (
+                        self.state[LIMIT, : len(self.active)] - self.state[OWN, : len(self.active)]
+                    ).max()
+                ),
+                1,
+            )
             steps = min(LOOK_EVERY, left)
             own = self.state[OWN, : len(self.active)]
             goal = np.minimum(own + steps, self.state[LIMIT, : len(self.active)])
-            missing = [int(-(-g // PAGE)) - len(row.pages) for g, row in zip(goal, self.active, strict=True)]
+            missing = [
+                int(-(-g // PAGE)) - len(row.pages)
+                for g, row in zip(goal, self.active, strict=True)
+            ]
             if sum(m for m in missing if m > 0) <= len(self.free):
                 break
             self.put_back()
@@ -244,7 +280,10 @@ class PagedRun:
     def collect(self) -> list[list[Completion]]:
         """What was written, as completions in the order of the requests."""
         count = len(self.all_rows)
-        tokens, logprobs = self.decoder.tokens[:count].cpu().numpy(), self.decoder.logprobs[:count].cpu().numpy()
+        tokens, logprobs = (
+            self.decoder.tokens[:count].cpu().numpy(),
+            self.decoder.logprobs[:count].cpu().numpy(),
+        )
         stops = self.decoder.stops.cpu().numpy()
         ended = np.isin(tokens, stops)
         out: list[list[Completion]] = [[] for _ in self.requests]
@@ -255,7 +294,11 @@ class PagedRun:
             finish = "stop" if len(found) else "length"
             if row.slot in self.cuts:
                 length, finish = self.cuts[row.slot], "stop"
-            out[row.request].append(Completion(tokens[row.slot, :length].tolist(), logprobs[row.slot, :length].tolist(), finish))
+            out[row.request].append(
+                Completion(
+                    tokens[row.slot, :length].tolist(), logprobs[row.slot, :length].tolist(), finish
+                )
+            )
         return out
 
 

@@ -31,7 +31,9 @@ def pick(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, 
 
     The log-prob is that of the whole distribution at the sampling temperature, also where a filter (top-p, top-k, min-p) is on.
     """
-    tokens, logprobs = zip(*(_pick(logits[rows], uniforms[rows], sampling) for rows in in_cache(logits)), strict=True)
+    tokens, logprobs = zip(
+        *(_pick(logits[rows], uniforms[rows], sampling) for rows in in_cache(logits)), strict=True
+    )
     return torch.cat(tokens), torch.cat(logprobs)
 
 
@@ -39,17 +41,23 @@ def _pick(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor,
     if sampling.temperature == 0.0:
         tokens = logits.argmax(-1)
         return tokens, logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
-    logprobs = (logits if sampling.temperature == 1.0 else logits.div(sampling.temperature)).log_softmax(-1)
+    logprobs = (
+        logits if sampling.temperature == 1.0 else logits.div(sampling.temperature)
+    ).log_softmax(-1)
     probs = _filter(logprobs.exp(), sampling)
     cdf = probs.cumsum(-1)
     total = cdf[:, -1:]
     # The first token whose cumulated probability exceeds the target; the target stays below the total, so one always does.
-    target = torch.minimum(uniforms[:, None].to(cdf.dtype) * total, torch.nextafter(total, torch.zeros_like(total)))
+    target = torch.minimum(
+        uniforms[:, None].to(cdf.dtype) * total, torch.nextafter(total, torch.zeros_like(total))
+    )
     tokens = torch.searchsorted(cdf, target, right=True)[:, 0]
     return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
 
 
-def pick_mixed(logits: Tensor, uniforms: Tensor, samplings: Sequence[Sampling]) -> tuple[Tensor, Tensor]:
+def pick_mixed(
+    logits: Tensor, uniforms: Tensor, samplings: Sequence[Sampling]
+) -> tuple[Tensor, Tensor]:
     """The same with a sampling for each row; rows with equal ones are picked together."""
     kinds: dict[Sampling, list[int]] = {}
     for row, sampling in enumerate(samplings):

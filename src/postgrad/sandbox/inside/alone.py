@@ -29,13 +29,20 @@ def main() -> None:
     nowhere = os.open(os.devnull, os.O_RDWR)
     os.dup2(nowhere, 1)  # for the verdicts alone, whatever a test prints
     judging, judged = socket.socketpair()
-    source, given = filled(message["program"].encode("utf-8", "surrogatepass")), filled(json.dumps(message["given"]).encode())
+    source, given = (
+        filled(message["program"].encode("utf-8", "surrogatepass")),
+        filled(json.dumps(message["given"]).encode()),
+    )
     ready, ready_theirs = os.pipe()
     _, most = resource.getrlimit(resource.RLIMIT_STACK)
-    resource.setrlimit(resource.RLIMIT_STACK, (STACK if most == resource.RLIM_INFINITY else min(STACK, most), most))
+    resource.setrlimit(
+        resource.RLIMIT_STACK, (STACK if most == resource.RLIM_INFINITY else min(STACK, most), most)
+    )
     theirs = {"program": source.fileno(), "ready": ready_theirs, "peer": judged.fileno()}
     words = [sys.executable, "-I", "-B", "-c", CHILD, json.dumps(message["settings"] | theirs)]
-    child = subprocess.Popen(words, pass_fds=list(theirs.values()), stdin=nowhere, stdout=nowhere, stderr=nowhere)
+    child = subprocess.Popen(
+        words, pass_fds=list(theirs.values()), stdin=nowhere, stdout=nowhere, stderr=nowhere
+    )
 
     def end(*_: Any) -> None:  # at the alarm of tests.py; the child would stay behind
         child.kill()

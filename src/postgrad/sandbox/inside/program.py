@@ -31,14 +31,48 @@ OPERATORS = (
     "truediv",
     "floordiv",
 )
-OPERATORS += ("mod", "pow", "matmul", "and_", "or_", "xor", "lshift", "rshift", "eq", "ne", "lt", "le", "gt", "ge")
+OPERATORS += (
+    "mod",
+    "pow",
+    "matmul",
+    "and_",
+    "or_",
+    "xor",
+    "lshift",
+    "rshift",
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+)
 OPERATIONS = {
     "call": lambda function, *arguments, **named: function(*arguments, **named),
     "getattr": getattr,
     "setattr": setattr,
     "delattr": delattr,
     "isinstance": isinstance,
-    **{f.__name__: f for f in (len, iter, next, str, repr, hash, bool, int, float, complex, dir, reversed, abs, round, format)},
+    **{
+        f.__name__: f
+        for f in (
+            len,
+            iter,
+            next,
+            str,
+            repr,
+            hash,
+            bool,
+            int,
+            float,
+            complex,
+            dir,
+            reversed,
+            abs,
+            round,
+            format,
+        )
+    },
     **{name: getattr(operator, name) for name in OPERATORS},
 }
 
@@ -103,7 +137,11 @@ def serve(source: str, wire: ProgramWire) -> None:
     except BaseException as error:  # SystemExit too
         wire.send({"broken": f"{type(error).__name__}: {text_of(error)}"})
         return
-    names = {name: describe(value, wire) for name, value in list(vars(module).items()) if not name.startswith("__")}
+    names = {
+        name: describe(value, wire)
+        for name, value in list(vars(module).items())
+        if not name.startswith("__")
+    }
     try:
         wire.send({"names": names})
         while True:

@@ -20,7 +20,11 @@ from .confine import confine
 from .wire import Gone, Unsupported, Wire, text_of
 
 # Names that belong to Python: a program that defines them (def abs ...) does not change what the tests mean by them.
-RESERVED = set(vars(builtins)) | set(sys.stdlib_module_names) | {name for name in vars(math) if not name.startswith("_")}
+RESERVED = (
+    set(vars(builtins))
+    | set(sys.stdlib_module_names)
+    | {name for name in vars(math) if not name.startswith("_")}
+)
 MODULES = sys.stdlib_module_names - {"__main__", "antigravity", "this", "idlelib", "turtle"}
 
 
@@ -82,9 +86,36 @@ def _ordered(method: str, what: str) -> None:
     setattr(Remote, method, forwarded)
 
 
-_ALONE = ("len", "iter", "next", "str", "repr", "bool", "int", "float", "complex", "round", "format", "index")
+_ALONE = (
+    "len",
+    "iter",
+    "next",
+    "str",
+    "repr",
+    "bool",
+    "int",
+    "float",
+    "complex",
+    "round",
+    "format",
+    "index",
+)
 _ALONE += ("getitem", "setitem", "delitem", "neg", "pos", "abs", "invert")
-_BOTH = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift")
+_BOTH = (
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "pow",
+    "matmul",
+    "and",
+    "or",
+    "xor",
+    "lshift",
+    "rshift",
+)
 for _name in _ALONE:
     _forward(f"__{_name}__", _name)
 for _name in _BOTH:
@@ -110,7 +141,9 @@ class TestWire(Wire):
         if isinstance(value, Remote):
             return {"type": "object", "value": value._number}
         if not callable(value):
-            raise Unsupported(f"a {type(value).__name__} of the tests cannot be handed to the program")
+            raise Unsupported(
+                f"a {type(value).__name__} of the tests cannot be handed to the program"
+            )
         return {"type": "function", "value": self.keep(value)}
 
     def decode_other(self, kind: str, value: Any) -> Any:
@@ -151,7 +184,9 @@ def main() -> None:
         say(**one_test(index, given, first["names"], wire))
 
 
-def one_test(index: int, given: dict[str, Any], names: dict[str, Any], wire: TestWire) -> dict[str, Any]:
+def one_test(
+    index: int, given: dict[str, Any], names: dict[str, Any], wire: TestWire
+) -> dict[str, Any]:
     """Run one test in a name space of its own; the verdict as a message."""
     start = time.monotonic()
     verdict: dict[str, Any] = {"test": index, "passed": False}
@@ -166,16 +201,24 @@ def one_test(index: int, given: dict[str, Any], names: dict[str, Any], wire: Tes
     except Unsupported as error:
         verdict["unsupported"] = str(error)
     except AssertionError as error:
-        verdict["reason"] = f"failed: {text_of(error) or given['tests'][index].strip().splitlines()[0]}"[:300]
+        verdict["reason"] = (
+            f"failed: {text_of(error) or given['tests'][index].strip().splitlines()[0]}"[:300]
+        )
     except BaseException as error:  # a test may not end the judging side
         verdict["reason"] = f"{type(error).__name__}: {text_of(error)}"[:300]
     verdict["seconds"] = time.monotonic() - start
     return verdict
 
 
-def bind(tree: ast.Module, names: dict[str, Any], entry_point: str, wire: TestWire) -> dict[str, Any]:
+def bind(
+    tree: ast.Module, names: dict[str, Any], entry_point: str, wire: TestWire
+) -> dict[str, Any]:
     """What the names in a test mean: the program's functions, and Python's own where the program only shadows them."""
-    used = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
+    used = [
+        node.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+    ]
     wanted = [name for name in dict.fromkeys(used) if name in names]
     own = [name for name in wanted if name not in RESERVED]
     tested = {entry_point} if entry_point in names else set(own) or set(wanted[:1])

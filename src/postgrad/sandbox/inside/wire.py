@@ -55,7 +55,13 @@ class Wire:
     def ask(self, what: str, *arguments: Any, **named: Any) -> Any:
         """Have the other end do something and return its result. Lists and dicts it changed are changed here, too."""
         values = [self.encode(value) for value in arguments]
-        self.send({"do": what, "arguments": values, "named": {name: self.encode(value) for name, value in named.items()}})
+        self.send(
+            {
+                "do": what,
+                "arguments": values,
+                "named": {name: self.encode(value) for name, value in named.items()},
+            }
+        )
         while "do" in (answer := self.receive()):
             self.serve(answer)
         if "raised" in answer:
@@ -72,13 +78,18 @@ class Wire:
             value = self.do(request["do"], arguments, named)
             changed = [
                 [index, now]
-                for index, (was, argument) in enumerate(zip(request["arguments"], arguments, strict=True))
-                if isinstance(argument, list | dict | set | bytearray | deque) and (now := self.encode(argument)) != was
+                for index, (was, argument) in enumerate(
+                    zip(request["arguments"], arguments, strict=True)
+                )
+                if isinstance(argument, list | dict | set | bytearray | deque)
+                and (now := self.encode(argument)) != was
             ]
             answer = {"value": self.encode(value), "changed": changed}
         except (Gone, Unsupported):
             raise
-        except BaseException as error:  # also SystemExit: the program must not end its tests by leaving
+        except (
+            BaseException
+        ) as error:  # also SystemExit: the program must not end its tests by leaving
             answer = {"raised": [type(error).__name__, text_of(error)]}
         self.send(answer)
 
@@ -99,11 +110,18 @@ class Wire:
 
     def encode(self, value: Any) -> Any:
         """Plain data as JSON with tags; a subclass of a plain type travels as that type."""
-        if value is None or value is True or value is False or (type(value) is int and -BIG < value < BIG):
+        if (
+            value is None
+            or value is True
+            or value is False
+            or (type(value) is int and -BIG < value < BIG)
+        ):
             return value
         if isinstance(value, type):
             known = vars(builtins).get(value.__name__) is value
-            return {"type": "builtin", "value": value.__name__} if known else self.encode_other(value)
+            return (
+                {"type": "builtin", "value": value.__name__} if known else self.encode_other(value)
+            )
         for kind, (write, _) in CODECS.items():
             if isinstance(value, kind):
                 written = write(self, value)
@@ -134,10 +152,22 @@ CODECS: dict[type, tuple[Callable[[Wire, Any], Any], Callable[[Wire, Any], Any]]
     str: (lambda _, v: str.__str__(v), lambda _, v: str(v)),
     bytes: (lambda _, v: v.hex(), lambda _, v: bytes.fromhex(v)),
     bytearray: (lambda _, v: v.hex(), lambda _, v: bytearray.fromhex(v)),
-    list: (lambda w, v: [w.encode(x) for x in list.__iter__(v)], lambda w, v: [w.decode(x) for x in v]),
-    tuple: (lambda w, v: [w.encode(x) for x in tuple.__iter__(v)], lambda w, v: tuple(w.decode(x) for x in v)),
-    set: (lambda w, v: [w.encode(x) for x in set.__iter__(v)], lambda w, v: {w.decode(x) for x in v}),
-    frozenset: (lambda w, v: [w.encode(x) for x in frozenset.__iter__(v)], lambda w, v: frozenset(w.decode(x) for x in v)),
+    list: (
+        lambda w, v: [w.encode(x) for x in list.__iter__(v)],
+        lambda w, v: [w.decode(x) for x in v],
+    ),
+    tuple: (
+        lambda w, v: [w.encode(x) for x in tuple.__iter__(v)],
+        lambda w, v: tuple(w.decode(x) for x in v),
+    ),
+    set: (
+        lambda w, v: [w.encode(x) for x in set.__iter__(v)],
+        lambda w, v: {w.decode(x) for x in v},
+    ),
+    frozenset: (
+        lambda w, v: [w.encode(x) for x in frozenset.__iter__(v)],
+        lambda w, v: frozenset(w.decode(x) for x in v),
+    ),
     dict: (
         lambda w, v: [[w.encode(key), w.encode(item)] for key, item in dict.items(v)],
         lambda w, v: {w.decode(key): w.decode(item) for key, item in v},
@@ -146,7 +176,10 @@ CODECS: dict[type, tuple[Callable[[Wire, Any], Any], Callable[[Wire, Any], Any]]
     complex: (lambda _, v: [v.real, v.imag], lambda _, v: complex(*v)),
     Fraction: (lambda _, v: str(v), lambda _, v: Fraction(v)),
     Decimal: (lambda _, v: str(v), lambda _, v: Decimal(v)),
-    range: (lambda _, v: [hex(v.start), hex(v.stop), hex(v.step)], lambda _, v: range(*(int(x, 16) for x in v))),
+    range: (
+        lambda _, v: [hex(v.start), hex(v.stop), hex(v.step)],
+        lambda _, v: range(*(int(x, 16) for x in v)),
+    ),
 }
 READERS = {kind.__name__: read for kind, (_, read) in CODECS.items()}
 

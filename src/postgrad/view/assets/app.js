@@ -70,8 +70,8 @@ function useTheme() {
   if (theme === "system") document.documentElement.removeAttribute("data-theme");
   else document.documentElement.dataset.theme = theme;
   themeButton.textContent = { system: "◐", light: "☀", dark: "☾" }[theme];
-  themeButton.setAttribute("aria-label", `Colours: ${theme}. Change`);
-  themeButton.title = `Colours: ${theme}`;
+  themeButton.setAttribute("aria-label", `Colors: ${theme}. Change`);
+  themeButton.title = `Colors: ${theme}`;
 }
 
 themeButton.addEventListener("click", () => {

@@ -60,7 +60,7 @@ export class Chart {
     this.size.disconnect();
   }
 
-  /** series: [{name, label, x: {step, time}, y, colour}]; events: [{step, time, event, text}] */
+  /** series: [{name, label, x: {step, time}, y, color}]; events: [{step, time, event, text}] */
   set(series, events = []) {
     this.series = series;
     this.events = events;
@@ -197,13 +197,13 @@ export class Chart {
     const { x, y } = this.scale;
     const pixels = this.scale.inner.w;
     return this.layers.flatMap((layer) => {
-      const colour = `c${layer.one.colour % 8}`;
-      if (this.options.kind === "band") return [s("path", { class: `area ${colour}`, d: area(layer, x, y) })];
+      const color = `c${layer.one.color % 8}`;
+      if (this.options.kind === "band") return [s("path", { class: `area ${color}`, d: area(layer, x, y) })];
       const out = [];
-      if (layer.smooth) out.push(s("path", { class: `line faint ${colour}`, d: path(layer.xs, layer.raw, x, y, pixels) }));
-      out.push(s("path", { class: `line ${colour}`, d: path(layer.xs, layer.ys, x, y, pixels) }));
+      if (layer.smooth) out.push(s("path", { class: `line faint ${color}`, d: path(layer.xs, layer.raw, x, y, pixels) }));
+      out.push(s("path", { class: `line ${color}`, d: path(layer.xs, layer.ys, x, y, pixels) }));
       if (layer.xs.length <= 40) {
-        out.push(...layer.xs.map((v, i) => s("circle", { class: `dot ${colour}`, cx: x(v), cy: y(layer.ys[i]), r: layer.xs.length === 1 ? 3.5 : 2.5 })));
+        out.push(...layer.xs.map((v, i) => s("circle", { class: `dot ${color}`, cx: x(v), cy: y(layer.ys[i]), r: layer.xs.length === 1 ? 3.5 : 2.5 })));
       }
       return out;
     });
@@ -225,7 +225,7 @@ export class Chart {
       for (const layer of this.layers) {
         const i = nearest(layer.xs, at);
         const value = layer.top ? layer.top[i] : layer.ys[i];
-        if (i >= 0 && Number.isFinite(value)) parts.push(s("circle", { class: `dot c${layer.one.colour % 8}`, cx: this.scale.x(layer.xs[i]), cy: this.scale.y(value), r: 3.5 }));
+        if (i >= 0 && Number.isFinite(value)) parts.push(s("circle", { class: `dot c${layer.one.color % 8}`, cx: this.scale.x(layer.xs[i]), cy: this.scale.y(value), r: 3.5 }));
       }
     }
     fill(this.cursorLayer, parts);
@@ -256,7 +256,7 @@ export class Chart {
     fill(this.legend, entries.map((entry) =>
       h("button", { type: "button", class: "key", "aria-pressed": String(!this.hidden.has(entry.one.name)), title: entry.one.name,
         on: { click: () => this.toggle(entry.one.name) } },
-      h("span", { class: `swatch c${entry.one.colour % 8}` }), h("span", { class: "label" }, entry.one.label), h("span", { class: "value" }, entry.value))));
+      h("span", { class: `swatch c${entry.one.color % 8}` }), h("span", { class: "label" }, entry.one.label), h("span", { class: "value" }, entry.value))));
   }
 
   where(step, at) {

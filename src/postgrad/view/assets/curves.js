@@ -87,7 +87,7 @@ export class Curves {
     const began = store.began;
     const marked = events.filter((event) => event.step > 0 && event.event !== "started").map((event) => ({ ...event, time: event.time && began ? event.time - began : null }));
     const several = panel.names.length > 1;
-    const series = panel.names.map((metric, i) => ({ name: metric, label: several || metric.includes("/") ? label(metric) : metric.replaceAll("_", " "), colour: i, ...store.series(metric) }));
+    const series = panel.names.map((metric, i) => ({ name: metric, label: several || metric.includes("/") ? label(metric) : metric.replaceAll("_", " "), color: i, ...store.series(metric) }));
     const first = series[0].y;  // a part that is the whole (a single verifier's) would only hide it
     return { key: panel.title, title: panel.title, kind: panel.kind, name, events: marked,
       series: series.filter((one, i) => !i || panel.kind === "band" || one.y.length !== first.length || one.y.some((value, j) => value !== first[j])) };
@@ -102,7 +102,7 @@ export class Curves {
       return names.map((name) => [names.length > 1 ? `${panel.title}: ${label(name)}` : panel.title, name]);
     });
     return [...new Map(wanted.map(([title, name]) => [name, title]))].map(([metric, title]) => ({ key: metric, title, name: "compare", events: [],
-      series: this.runs.map((run, i) => ({ name: run.name, label: run.label || run.name, colour: i, ...run.store.series(metric) })).filter((one) => one.y.length) }));
+      series: this.runs.map((run, i) => ({ name: run.name, label: run.label || run.name, color: i, ...run.store.series(metric) })).filter((one) => one.y.length) }));
   }
 
   place(grid, specs) {

@@ -57,7 +57,7 @@ export function choice(label, choices, value, changed) {
   return h("div", { class: "choice", role: "group", "aria-label": label }, buttons);
 }
 
-/** A labelled select. */
+/** A labeled select. */
 export function select(label, choices, value, changed) {
   const box = h("select", { on: { change: () => changed(box.value) } },
     choices.map(([key, text]) => h("option", { value: key, selected: key === value }, text)));

@@ -48,7 +48,7 @@ export async function showEntropy(holder, place, signal) {
     chart.set(usable.map((one, i) => {
       const layers = one.data.layers.filter((layer) => Number.isFinite(layer[key]?.change?.mean));
       const x = layers.map((layer) => layer.number);
-      return { name: one.name, label: usable.length > 1 ? short[i] : "mean", colour: i, x: { step: x, time: x }, y: layers.map((layer) => layer[key].change.mean) };
+      return { name: one.name, label: usable.length > 1 ? short[i] : "mean", color: i, x: { step: x, time: x }, y: layers.map((layer) => layer[key].change.mean) };
     }));
   }
   signal.addEventListener("abort", () => charts.forEach((chart) => chart.remove()));
@@ -69,5 +69,5 @@ function flowOf(report) {
     put("ffn", layer.number - 1 / 3, layer.ffn?.output?.mean);
   }
   put("layer", report.layers.length, report.full_policy?.mean);
-  return MODULES.map(([key, label], i) => ({ name: key, label, colour: [4, 1, 0][i], x: { step: made[key].x, time: made[key].x }, y: made[key].y }));
+  return MODULES.map(([key, label], i) => ({ name: key, label, color: [4, 1, 0][i], x: { step: made[key].x, time: made[key].x }, y: made[key].y }));
 }

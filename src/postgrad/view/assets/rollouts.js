@@ -4,7 +4,7 @@ import { Axis, Chart } from "./chart.js";
 import { choice, fill, h, later, select } from "./dom.js";
 import { number } from "./format.js";
 import { runLink } from "./runs.js";
-import { colourings, columnTitle, hideTip, legend, scale, tokenBlock } from "./tokens.js";
+import { colorings, columnTitle, hideTip, legend, scale, tokenBlock } from "./tokens.js";
 
 const FILTERS = [["all", "all"], ["right", "right"], ["wrong", "wrong"], ["truncated", "truncated"], ["failed", "not judged"], ["given", "not by the policy"]];
 const SORTS = [["order", "as drawn"], ["longest", "longest first"], ["shortest", "shortest first"], ["reward", "highest reward first"], ["advantage", "biggest advantage first"]];
@@ -14,7 +14,7 @@ const FINISH = { stop: "ended by itself", length: "cut at the length limit", giv
 
 export class Rollouts {
   constructor(body, live, params, signal) {
-    Object.assign(this, { body, live, signal, colour: null, full: false });
+    Object.assign(this, { body, live, signal, color: null, full: false });
     this.list = h("div", { class: "grouplist" });
     this.detail = h("section", { class: "detail", "aria-label": "Group" });
     this.bar = h("div", { class: "controls steps" });
@@ -167,9 +167,9 @@ export class Rollouts {
 
   drawGroup() {
     const found = this.group;
-    const names = colourings(found.rows);
-    if (!names.includes(this.colour)) this.colour = names[0] || "none";
-    const made = this.colour === "none" ? { kind: "none", colour: () => "" } : scale(this.colour, found.rows);
+    const names = colorings(found.rows);
+    if (!names.includes(this.color)) this.color = names[0] || "none";
+    const made = this.color === "none" ? { kind: "none", color: () => "" } : scale(this.color, found.rows);
     const masked = found.rows.some((row) => (row.tokens.loss_mask || []).includes(0));
     const cut = found.rows.some((row) => row.ids.length < row.length);
     const step = (to, text, label) => h("a", { class: "button", "aria-label": label, "aria-disabled": String(to === null), href: to === null ? null : this.link({ step: this.step, group: to }) }, text);
@@ -180,8 +180,8 @@ export class Rollouts {
       h("details", { class: "prompt", open: true }, h("summary", {}, "Prompt ", h("code", { class: "dim" }, found.uid)),
         h("div", { class: "text" }, found.prompt.texts ? found.prompt.texts.join("") : found.question || found.prompt.ids.join(" "))),
       h("div", { class: "controls" },
-        select("Colour by", [...names.map((name) => [name, columnTitle(name)]), ["none", "nothing"]], this.colour, (name) => { this.colour = name; this.drawGroup(); }),
-        this.colour === "none" ? null : legend(this.colour, made),
+        select("Color by", [...names.map((name) => [name, columnTitle(name)]), ["none", "nothing"]], this.color, (name) => { this.color = name; this.drawGroup(); }),
+        this.color === "none" ? null : legend(this.color, made),
         masked ? h("span", {}, h("span", { class: "t masked" }, "like this"), h("span", { class: "dim" }, " not in the loss")) : null,
         cut ? h("button", { type: "button", on: { click: () => { this.full = true; this.showGroup(found.group); } } }, "Show whole responses") : null,
         found.rows[0].texts ? null : h("span", { class: "dim" }, "No tokenizer of this run lies below the folder: token ids are shown.")),
@@ -205,7 +205,7 @@ export class Rollouts {
         h("span", { class: `source from-${row.source}` }, row.source || ""), h("span", { class: "grow" }), h("span", { class: "dim" }, FINISH[row.finish] || row.finish)),
       h("dl", { class: "facts small" }, facts.map(([key, value]) => h("div", {}, h("dt", {}, key), h("dd", {}, value)))),
       row.failure ? h("p", { class: "failure" }, h("b", {}, "Not judged: "), row.failure) : null,
-      row.ids.length ? tokenBlock(row, this.colour, made, `Tokens of response ${row.index + 1}; arrow keys read them one by one`) : h("p", { class: "empty" }, "Empty response."),
+      row.ids.length ? tokenBlock(row, this.color, made, `Tokens of response ${row.index + 1}; arrow keys read them one by one`) : h("p", { class: "empty" }, "Empty response."),
       row.ids.length < row.length ? h("p", { class: "dim" }, `… ${row.length - row.ids.length} more tokens`) : null,
       continued ? classmates(row) : null,
       others.length ? h("details", { class: "others", open: theirs }, h("summary", {}, theirs ? "Continued by classmates" : "More about this response"),
@@ -232,7 +232,7 @@ export class Rollouts {
         this.chart = new Chart(axis, { title: "Reward at each visit", name: found.uid });
         axis.onPick = (step) => this.go({ step, uid: this.place.uid });
         axis.picked = at ? at.step : null;
-        this.chart.set([{ name: "mean", label: "mean", x, y: visits.map((visit) => visit.reward), colour: 0 }, { name: "best", label: "best", x, y: visits.map((visit) => visit.best), colour: 2 }]);
+        this.chart.set([{ name: "mean", label: "mean", x, y: visits.map((visit) => visit.reward), color: 0 }, { name: "best", label: "best", x, y: visits.map((visit) => visit.best), color: 2 }]);
         head.append(this.chart.element);
       }
       return [head, at];

@@ -1,40 +1,40 @@
-// A response token by token: coloured by one of its columns, masked tokens marked, every value on demand.
+// A response token by token: colored by one of its columns, masked tokens marked, every value on demand.
 import { fill, h } from "./dom.js";
 import { number } from "./format.js";
 
 export const SOURCE_CLASSES = ["policy", "demonstration", "replay", "classmate", "tool"];
-const TITLES = { behaviour_logprobs: "log-prob", old_logprobs: "log-prob of the trainer", advantages: "advantage", entropy: "entropy", token_source: "who wrote it" };
-const ORDER = ["behaviour_logprobs", "advantages", "entropy", "token_source"];
+const TITLES = { behavior_logprobs: "log-prob", old_logprobs: "log-prob of the trainer", advantages: "advantage", entropy: "entropy", token_source: "who wrote it" };
+const ORDER = ["behavior_logprobs", "advantages", "entropy", "token_source"];
 
 export function columnTitle(name) {
   return TITLES[name] || name.replaceAll("_", " ");
 }
 
-/** Columns a response can be coloured by, the known ones first. */
-export function colourings(rows) {
+/** Columns a response can be colored by, the known ones first. */
+export function colorings(rows) {
   const names = [...new Set(rows.flatMap((row) => Object.keys(row.tokens)))].filter((name) => name !== "loss_mask");
   return [...ORDER.filter((name) => names.includes(name)), ...names.filter((name) => !ORDER.includes(name)).sort()];
 }
 
-/** How one column becomes a background: {colour(value) -> css or "", kind, low, high}. Ranges are those of the whole group. */
+/** How one column becomes a background: {color(value) -> css or "", kind, low, high}. Ranges are those of the whole group. */
 export function scale(name, rows) {
-  if (name === "token_source") return { kind: "sources", colour: () => "" };
+  if (name === "token_source") return { kind: "sources", color: () => "" };
   let low = Infinity, high = -Infinity;
   for (const row of rows) for (const value of row.tokens[name] || []) {
     if (value === null) continue;
     if (value < low) low = value;
     if (value > high) high = value;
   }
-  if (!(low <= high)) return { kind: "none", low: 0, high: 0, colour: () => "" };
+  if (!(low <= high)) return { kind: "none", low: 0, high: 0, color: () => "" };
   if (name.endsWith("logprobs")) {
     const deepest = Math.min(-0.5, low);
-    return { kind: "surprise", low: deepest, high: 0, colour: (v) => tint("--surprise", Math.sqrt(Math.min(1, v / deepest))) };
+    return { kind: "surprise", low: deepest, high: 0, color: (v) => tint("--surprise", Math.sqrt(Math.min(1, v / deepest))) };
   }
   if (name.includes("advantage") || low < 0) {
     const most = Math.max(Math.abs(low), Math.abs(high)) || 1;
-    return { kind: "signed", low: -most, high: most, colour: (v) => tint(v < 0 ? "--minus" : "--plus", Math.abs(v) / most) };
+    return { kind: "signed", low: -most, high: most, color: (v) => tint(v < 0 ? "--minus" : "--plus", Math.abs(v) / most) };
   }
-  return { kind: "amount", low: Math.min(0, low), high, colour: (v) => tint("--amount", high > 0 ? v / high : 0) };
+  return { kind: "amount", low: Math.min(0, low), high, color: (v) => tint("--amount", high > 0 ? v / high : 0) };
 }
 
 function tint(variable, share) {
@@ -62,7 +62,7 @@ export function tokenBlock(row, name, made, label) {
     span.className = "t";
     if (mask[i] === 0) span.className += " masked";
     if (made.kind === "sources" && sources[i] !== undefined) span.className += ` from-${SOURCE_CLASSES[sources[i]] || "tool"}`;
-    else if (values[i] !== null && values[i] !== undefined) span.style.backgroundColor = made.colour(values[i]);
+    else if (values[i] !== null && values[i] !== undefined) span.style.backgroundColor = made.color(values[i]);
     span.textContent = text === "\n" ? "⏎\n" : text;
     span.dataset.i = i;
     return span;

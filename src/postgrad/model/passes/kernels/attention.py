@@ -66,7 +66,11 @@ def join_chunk(acc, top, total, chunk_acc, chunk_top, chunk_total):
 
 @triton.jit
 def _load(base, rows, stride, cols, inside, D: tl.constexpr):
-    return tl.load(base + rows[:, None] * stride + cols[None, :], mask=inside[:, None] & (cols < D)[None, :], other=0.0)
+    return tl.load(
+        base + rows[:, None] * stride + cols[None, :],
+        mask=inside[:, None] & (cols < D)[None, :],
+        other=0.0,
+    )
 
 
 @triton.jit
@@ -97,12 +101,16 @@ def _forward(
         chunk_acc = tl.zeros([M, WIDTH], tl.float32)
         for j in range(begin, tl.minimum(begin + CHUNK, blocks)):
             is_shared = j < shared_blocks
-            at = (tl.where(is_shared, shared + j * N, own + (j - shared_blocks) * N) + tl.arange(0, N)).to(tl.int64)
+            at = (
+                tl.where(is_shared, shared + j * N, own + (j - shared_blocks) * N) + tl.arange(0, N)
+            ).to(tl.int64)
             inside = at < tl.where(is_shared, shared_end, end)
             k = _load(k_base, at, k_token, cols, inside, D)
             v = _load(v_base, at, v_token, cols, inside, D)
             visible = inside[None, :] & (is_shared | (at[None, :] <= rows[:, None]))
-            chunk_acc, chunk_top, chunk_total = absorb(chunk_acc, chunk_top, chunk_total, q, k, v, visible, scale_log2, PRECISE)
+            chunk_acc, chunk_top, chunk_total = absorb(
+                chunk_acc, chunk_top, chunk_total, q, k, v, visible, scale_log2, PRECISE
+            )
         acc, top, total = join_chunk(acc, top, total, chunk_acc, chunk_top, chunk_total)
     acc = acc / total[:, None]
     place = out_base + rows[:, None] * out_token + head * out_head + cols[None, :]
@@ -129,7 +137,9 @@ def _backward_queries(
     out = _load(out_base + head * grad_head, rows, grad_token, cols, here, D)
     lse = tl.load(lse_base + head * num_tokens + rows, mask=here, other=0.0)
     delta = tl.sum(grad.to(tl.float32) * out.to(tl.float32), 1)
-    tl.store(delta_base + head * num_tokens + rows, delta, mask=here)  # for the keys' gradient, which comes after
+    tl.store(
+        delta_base + head * num_tokens + rows, delta, mask=here
+    )  # for the keys' gradient, which comes after
     k_base += head // GROUP * k_head
     v_base += head // GROUP * v_head
     dq = tl.zeros([M, WIDTH], tl.float32)
@@ -142,13 +152,17 @@ def _backward_queries(
             k = _load(k_base, at, k_token, cols, inside, D)
             v = _load(v_base, at, v_token, cols, inside, D)
             scores = tl.dot(q, tl.trans(k), input_precision=precision) * scale_log2
-            visible = inside[None, :] & ((at[None, :] <= rows[:, None]) | (part == 0)) & here[:, None]
+            visible = (
+                inside[None, :] & ((at[None, :] <= rows[:, None]) | (part == 0)) & here[:, None]
+            )
             p = tl.where(visible, tl.exp2(scores - lse[:, None]), 0.0)
             dp = tl.dot(grad, tl.trans(v), input_precision=precision)
             ds = p * (dp - delta[:, None])
             dq += tl.dot(ds.to(k.dtype), k, input_precision=precision)
     place = dq_base + rows[:, None] * dq_token + head * dq_head + cols[None, :]
-    tl.store(place, (dq * scale).to(dq_base.dtype.element_ty), mask=here[:, None] & (cols < D)[None, :])
+    tl.store(
+        place, (dq * scale).to(dq_base.dtype.element_ty), mask=here[:, None] & (cols < D)[None, :]
+    )
 
 
 @triton.jit
@@ -190,7 +204,16 @@ def _backward_keys(
 
 
 @triton.jit
-def _sum_heads(dk_base, dv_base, dk_out, dv_out, size, GROUP: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr):
+def _sum_heads(
+    dk_base,
+    dv_base,
+    dk_out,
+    dv_out,
+    size,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """The gradients of a key head from those of its query heads."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size
@@ -206,7 +229,9 @@ def _sum_heads(dk_base, dv_base, dk_out, dv_out, size, GROUP: tl.constexpr, D: t
 
 class _PackedAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, packing: Packing, scale: float) -> Tensor:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, packing: Packing, scale: float
+    ) -> Tensor:
         tokens, heads, _ = q.shape
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         lse = torch.empty(heads, tokens, dtype=torch.float32, device=q.device)

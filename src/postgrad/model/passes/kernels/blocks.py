@@ -29,7 +29,7 @@ PARTS = 1024  # programs that share the rows of a norm's backward pass, each wit
 
 @triton.jit
 def normed_row(h, weight, width, eps):
-    """RMSNorm of one row with the rounding of the stock modules: normalised in float32, rounded, then weighted."""
+    """RMSNorm of one row with the rounding of the stock modules: normalized in float32, rounded, then weighted."""
     wide = h.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, 0) / width + eps)
     return (wide * scale).to(h.dtype).to(tl.float32) * weight.to(tl.float32), scale
@@ -63,7 +63,10 @@ def _rotate_heads(
     high = tl.load(source + token * stride + within + D // 2, mask=real, other=0.0)
     if BACK:
         a, b = low.to(tl.float32), high.to(tl.float32)
-        new_low, new_high = (a * cos_low + b * sin_high).to(low.dtype), (b * cos_high - a * sin_low).to(low.dtype)
+        new_low, new_high = (
+            (a * cos_low + b * sin_high).to(low.dtype),
+            (b * cos_high - a * sin_low).to(low.dtype),
+        )
     else:
         new_low, new_high = rotated(low, high, cos_low, cos_high, sin_low, sin_high)
     tl.store(target + token * COUNT * D + within, new_low, mask=real)
@@ -80,11 +83,45 @@ def _rotate(
     half, heads = tl.arange(0, HALF), tl.arange(0, WIDE)
     inside = half < D // 2
     cos_low = tl.load(cos_base + token * D + half, mask=inside, other=0.0).to(tl.float32)[None, :]
-    cos_high = tl.load(cos_base + token * D + D // 2 + half, mask=inside, other=0.0).to(tl.float32)[None, :]
+    cos_high = tl.load(cos_base + token * D + D // 2 + half, mask=inside, other=0.0).to(tl.float32)[
+        None, :
+    ]
     sin_low = tl.load(sin_base + token * D + half, mask=inside, other=0.0).to(tl.float32)[None, :]
-    sin_high = tl.load(sin_base + token * D + D // 2 + half, mask=inside, other=0.0).to(tl.float32)[None, :]
-    _rotate_heads(q_base, q_out, token, q_stride, heads, half, inside, cos_low, cos_high, sin_low, sin_high, HEADS, D, BACK)
-    _rotate_heads(k_base, k_out, token, k_stride, heads, half, inside, cos_low, cos_high, sin_low, sin_high, KEY_HEADS, D, BACK)
+    sin_high = tl.load(sin_base + token * D + D // 2 + half, mask=inside, other=0.0).to(tl.float32)[
+        None, :
+    ]
+    _rotate_heads(
+        q_base,
+        q_out,
+        token,
+        q_stride,
+        heads,
+        half,
+        inside,
+        cos_low,
+        cos_high,
+        sin_low,
+        sin_high,
+        HEADS,
+        D,
+        BACK,
+    )
+    _rotate_heads(
+        k_base,
+        k_out,
+        token,
+        k_stride,
+        heads,
+        half,
+        inside,
+        cos_low,
+        cos_high,
+        sin_low,
+        sin_high,
+        KEY_HEADS,
+        D,
+        BACK,
+    )
 
 
 @triton.jit
@@ -100,7 +137,9 @@ def _norm_forward(x_base, weight_base, out_base, scales, width, eps, BLOCK: tl.c
 
 
 @triton.jit
-def _norm_backward(x_base, weight_base, grad_base, scales, dx_base, dw_base, rows, width, BLOCK: tl.constexpr):
+def _norm_backward(
+    x_base, weight_base, grad_base, scales, dx_base, dw_base, rows, width, BLOCK: tl.constexpr
+):
     part = tl.program_id(0)
     cols = tl.arange(0, BLOCK)
     inside = cols < width
@@ -128,11 +167,17 @@ def gate_rows(x_base, out_base, width, BLOCK: tl.constexpr):
     inside = cols < width
     gate = tl.load(x_base + row * 2 * width + cols, mask=inside, other=0.0)
     up = tl.load(x_base + row * 2 * width + width + cols, mask=inside, other=0.0)
-    tl.store(out_base + row * width + cols, gated_values(gate, up).to(out_base.dtype.element_ty), mask=inside)
+    tl.store(
+        out_base + row * width + cols,
+        gated_values(gate, up).to(out_base.dtype.element_ty),
+        mask=inside,
+    )
 
 
 @triton.jit
-def _gate_rows_backward(x_base, grad_base, dx_base, out_base, width, AGAIN: tl.constexpr, BLOCK: tl.constexpr):
+def _gate_rows_backward(
+    x_base, grad_base, dx_base, out_base, width, AGAIN: tl.constexpr, BLOCK: tl.constexpr
+):
     """The gradient of gate and up; AGAIN gives what gate_rows gave as well."""
     row = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -141,7 +186,11 @@ def _gate_rows_backward(x_base, grad_base, dx_base, out_base, width, AGAIN: tl.c
     gate = tl.load(x_base + at, mask=inside, other=0.0)
     up = tl.load(x_base + at + width, mask=inside, other=0.0)
     if AGAIN:
-        tl.store(out_base + row * width + cols, gated_values(gate, up).to(out_base.dtype.element_ty), mask=inside)
+        tl.store(
+            out_base + row * width + cols,
+            gated_values(gate, up).to(out_base.dtype.element_ty),
+            mask=inside,
+        )
     gate, up = gate.to(tl.float32), up.to(tl.float32)
     grad = tl.load(grad_base + row * width + cols, mask=inside, other=0.0).to(tl.float32)
     s = 1.0 / (1.0 + tl.exp(-gate))
@@ -155,10 +204,21 @@ class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         flat = x.reshape(-1, x.shape[-1]).contiguous()
-        out, scales = torch.empty_like(flat), torch.empty(len(flat), dtype=torch.float32, device=x.device)
+        out, scales = (
+            torch.empty_like(flat),
+            torch.empty(len(flat), dtype=torch.float32, device=x.device),
+        )
         width = flat.shape[1]
         _norm_forward[(len(flat),)](
-            flat, weight, out, scales, width, eps, BLOCK=triton.next_power_of_2(width), num_warps=4, **EXACT
+            flat,
+            weight,
+            out,
+            scales,
+            width,
+            eps,
+            BLOCK=triton.next_power_of_2(width),
+            num_warps=4,
+            **EXACT,
         )
         ctx.save_for_backward(flat, weight, scales)
         return out.view(x.shape)
@@ -171,7 +231,9 @@ class _RmsNorm(torch.autograd.Function):
         parts = min(PARTS, rows)
         dw = torch.empty(parts, width, dtype=torch.float32, device=flat.device)
         block = triton.next_power_of_2(width)
-        _norm_backward[(parts,)](flat, weight, grad, scales, dx, dw, rows, width, BLOCK=block, num_warps=4)
+        _norm_backward[(parts,)](
+            flat, weight, grad, scales, dx, dw, rows, width, BLOCK=block, num_warps=4
+        )
         return dx.view(grads[0].shape), dw.sum(0).to(weight.dtype), None
 
 
@@ -191,7 +253,9 @@ def _gate_slope(both: Tensor, grad: Tensor, again: bool) -> tuple[Tensor, Tensor
     """The gradient of gate and up, and what the gate gave, where that is wanted again."""
     rows, width, dx = len(both), both.shape[1] // 2, torch.empty_like(both)
     out = both.new_empty(rows, width) if again else dx
-    _gate_rows_backward[(rows, triton.cdiv(width, 1024))](both, grad.contiguous(), dx, out, width, AGAIN=again, BLOCK=1024, **EXACT)
+    _gate_rows_backward[(rows, triton.cdiv(width, 1024))](
+        both, grad.contiguous(), dx, out, width, AGAIN=again, BLOCK=1024, **EXACT
+    )
     return dx, out
 
 
@@ -215,7 +279,9 @@ class _Joined(torch.autograd.Function):
     """Several linear layers of one input as one product; the gradient goes to each layer's own parameters."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, whole: Tensor, bias: Tensor | None, *parameters: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, whole: Tensor, bias: Tensor | None, *parameters: Tensor
+    ) -> Tensor:
         ctx.save_for_backward(x, whole)
         ctx.lengths = [len(p) for p in parameters if p.dim() == 2]
         ctx.has_bias = bias is not None
@@ -228,7 +294,11 @@ class _Joined(torch.autograd.Function):
         dx = grad @ whole if ctx.needs_input_grad[0] else None
         learns = any(ctx.needs_input_grad[3:])
         dw = (grad.T @ x).split(ctx.lengths) if learns else [None] * len(ctx.lengths)
-        db = grad.sum(0).split(ctx.lengths) if learns and ctx.has_bias else [None] * len(ctx.lengths) * ctx.has_bias
+        db = (
+            grad.sum(0).split(ctx.lengths)
+            if learns and ctx.has_bias
+            else [None] * len(ctx.lengths) * ctx.has_bias
+        )
         return dx, None, None, *dw, *db
 
 
@@ -264,13 +334,22 @@ class _Rotary(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        return *_turn(grads[0].contiguous(), grads[1].contiguous(), *ctx.saved_tensors, back=True), None, None
+        return (
+            *_turn(grads[0].contiguous(), grads[1].contiguous(), *ctx.saved_tensors, back=True),
+            None,
+            None,
+        )
 
 
 def _turn(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, back: bool) -> tuple[Tensor, Tensor]:
     (tokens, heads, width), key_heads = q.shape, k.shape[1]
     q_out, k_out = q.new_empty(q.shape), k.new_empty(k.shape)
-    sizes = {"HEADS": heads, "KEY_HEADS": key_heads, "WIDE": triton.next_power_of_2(heads), "D": width}
+    sizes = {
+        "HEADS": heads,
+        "KEY_HEADS": key_heads,
+        "WIDE": triton.next_power_of_2(heads),
+        "D": width,
+    }
     _rotate[(tokens,)](
         q,
         k,
@@ -328,15 +407,22 @@ def _norm_module(module: Any, hidden_states: Tensor) -> Tensor:
     return rms_norm(hidden_states, module.weight, module.variance_epsilon)
 
 
-def _attention_module(module: Any, hidden_states: Tensor, *args: Any, packing: Packing | None = None, **kwargs: Any) -> Any:
+def _attention_module(
+    module: Any, hidden_states: Tensor, *args: Any, packing: Packing | None = None, **kwargs: Any
+) -> Any:
     """Packed passes take fewer, larger kernels; everything else is the stock module's."""
     if packing is None:
         return type(module).forward(module, hidden_states, *args, **kwargs)
     cos, sin = kwargs["position_embeddings"]
     tokens, width = hidden_states.shape[1], module.head_dim
     projections = [module.q_proj, module.k_proj, module.v_proj]
-    together = with_additions(joined(hidden_states[0], module.joined, projections), projections, hidden_states[0])
-    q, k, v = (x.unflatten(1, (-1, width)) for x in together.split([p.out_features for p in projections], dim=1))
+    together = with_additions(
+        joined(hidden_states[0], module.joined, projections), projections, hidden_states[0]
+    )
+    q, k, v = (
+        x.unflatten(1, (-1, width))
+        for x in together.split([p.out_features for p in projections], dim=1)
+    )
     if hasattr(module, "q_norm"):
         q, k = module.q_norm(q), module.k_norm(k)
     q, k = rotary(q, k, cos[0], sin[0])

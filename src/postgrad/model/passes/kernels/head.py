@@ -19,7 +19,11 @@ def _summary(
     row = tl.program_id(0).to(tl.int64)
     base = logits + row * vocabulary
     top = tl.full([], float("-inf"), tl.float32)
-    total, moment, square = tl.zeros([], tl.float32), tl.zeros([], tl.float32), tl.zeros([], tl.float32)
+    total, moment, square = (
+        tl.zeros([], tl.float32),
+        tl.zeros([], tl.float32),
+        tl.zeros([], tl.float32),
+    )
     for start in range(0, vocabulary, BLOCK):
         cols = start + tl.arange(0, BLOCK)
         inside = cols < vocabulary
@@ -29,7 +33,9 @@ def _summary(
         e = tl.exp(x - new_top)
         finite = tl.where(e > 0, x - new_top, 0.0)
         # moment is the sum of e · (x - top); it moves with the top
-        moment = tl.where(top == float("-inf"), 0.0, keep * (moment + total * (top - new_top))) + tl.sum(e * finite, 0)
+        moment = tl.where(
+            top == float("-inf"), 0.0, keep * (moment + total * (top - new_top))
+        ) + tl.sum(e * finite, 0)
         total = total * keep + tl.sum(e, 0)
         square = square * keep * keep + tl.sum(e * e, 0)
         top = new_top
@@ -49,25 +55,38 @@ def _slope(
     row = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = cols < vocabulary
-    x = tl.load(logits + row * vocabulary + cols, mask=inside, other=float("-inf")) * inverse_temperature
+    x = (
+        tl.load(logits + row * vocabulary + cols, mask=inside, other=float("-inf"))
+        * inverse_temperature
+    )
     log_p = x - tl.load(lse_base + row)
     p = tl.exp(log_p)
     grad = tl.load(grad_logprobs + row)
     g = tl.where(cols == tl.load(targets + row), grad, 0.0) - p * grad
     if WITH_ENTROPY:
-        g -= tl.where(p > 0, p * (log_p + tl.load(entropy + row)), 0.0) * tl.load(grad_entropy + row)
-    tl.store(out + row * vocabulary + cols, (g * inverse_temperature).to(out.dtype.element_ty), mask=inside)
+        g -= tl.where(p > 0, p * (log_p + tl.load(entropy + row)), 0.0) * tl.load(
+            grad_entropy + row
+        )
+    tl.store(
+        out + row * vocabulary + cols,
+        (g * inverse_temperature).to(out.dtype.element_ty),
+        mask=inside,
+    )
 
 
-def summary(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def summary(
+    logits: Tensor, targets: Tensor, temperature: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(rows,) log-prob of the target, entropy, sum of squared probabilities, log-sum-exp of float32 logits / temperature."""
     rows, vocabulary = logits.shape
     out = tuple(torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(4))
-    _summary[(rows,)](logits, targets, *out, vocabulary, 1.0 / temperature, BLOCK=BLOCK, num_warps=8)
+    _summary[(rows,)](
+        logits, targets, *out, vocabulary, 1.0 / temperature, BLOCK=BLOCK, num_warps=8
+    )
     return out  # type: ignore[return-value]
 
 
-def slope(
+def grad_logits(
     logits: Tensor,
     targets: Tensor,
     lse: Tensor,
