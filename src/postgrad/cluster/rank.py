@@ -97,7 +97,7 @@ class SyncedEngine:
 
     def generate(self, requests: Sequence[Any], sampling: Any) -> list[Any]:
         if self.token_stats != self.policy.weights_version:
-            self.policy.hand_to(self.model)
+            self.policy.copy_weights_to(self.model)
             self.token_stats = self.policy.weights_version
         return self.engine.generate(requests, sampling)
 

@@ -186,7 +186,7 @@ class Sharded:
     root: Root
     compute: torch.dtype
     behind: AsyncWriter
-    moves: int = 0  # how often the weights have changed
+    weights_version: int = 0  # counts how often the weights changed
 
     def divide(
         self, config: Config, loaded: Loaded, ranks: Ranks, run: Callable[..., Any], masters: bool
@@ -211,7 +211,7 @@ class Sharded:
             batch, row_groups, lambda mine, units: make_passes(mine, budget, model, units, device)
         )
 
-    def whole(self, columns: dict[str, Tensor]) -> dict[str, Tensor]:
+    def gather(self, columns: dict[str, Tensor]) -> dict[str, Tensor]:
         return {name: self.ranks.total(column) for name, column in columns.items()}
 
     def gather_metrics(self, metrics: MetricAccumulator) -> MetricAccumulator:
@@ -219,10 +219,10 @@ class Sharded:
 
     def weights(self) -> dict[str, Tensor]:
         """The whole compute weights on the first rank, nothing on the others."""
-        return self._on_first(self.wholes())
+        return self._gather_to_first_rank(self.full_state())
 
     @torch.no_grad()
-    def wholes(self) -> Iterator[tuple[str, Tensor]]:
+    def full_state(self) -> Iterator[tuple[str, Tensor]]:
         """Each whole weight by its stock name, one after the other, with its adapter merged; on every rank."""
         model = self.loaded.model
         modules, own = adapted_modules(model), adapter_parameters(model)
@@ -241,7 +241,7 @@ class Sharded:
     def full(self, p: Tensor) -> Tensor:
         return self.ranks.full(local(p), p)
 
-    def _on_first(self, named: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    def _gather_to_first_rank(self, named: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:
         """Copies in host memory, in the compute type, on the first rank; the others only give their shards."""
         out: dict[str, Tensor] = {}
         for name, value in named:
@@ -250,10 +250,10 @@ class Sharded:
         return out
 
     @torch.no_grad()
-    def hand_to(self, model: nn.Module) -> None:
+    def copy_weights_to(self, model: nn.Module) -> None:
         """Put the whole weights into another model of the same kind that every rank has, one tensor at a time."""
         theirs = dict(model.named_parameters())
-        for name, value in self.wholes():
+        for name, value in self.full_state():
             theirs[name].copy_(value)
 
     def files(self, folder: str) -> list[File]:
@@ -324,8 +324,8 @@ class ShardedPolicy(Sharded, LocalPolicy):
 
     def token_stats(self) -> dict[str, Tensor]:
         mine = super().token_stats()
-        counts = self.whole({name: (~column.isnan()).float() for name, column in mine.items()})
-        values = self.whole({name: column.nan_to_num() for name, column in mine.items()})
+        counts = self.gather({name: (~column.isnan()).float() for name, column in mine.items()})
+        values = self.gather({name: column.nan_to_num() for name, column in mine.items()})
         return {name: values[name].where(counts[name] > 0, torch.nan) for name in mine}
 
     def files(self, folder: str) -> list[File]:
@@ -335,7 +335,7 @@ class ShardedPolicy(Sharded, LocalPolicy):
             TensorsFile(self.optimizer.tensors(), Path(folder) / "optimizer.safetensors"),
         ]
         if self.adapted:
-            own = self._on_first(
+            own = self._gather_to_first_rank(
                 (name, self.full(p)) for name, p in adapter_parameters(self.model).items()
             )
             files.append(AdapterFile(self.loaded, own, Path(folder) / "adapter"))
