@@ -325,7 +325,7 @@ def test_processes(box):
 def test_threads_and_open_files_are_limited(box):
     program = """
     import threading, time
-    threading.stack_size(32768)
+    threading.stack_size(256 << 10)  # aarch64 refuses stacks under 128 KiB
     n = 0
     try:
         while n < 5000:
