@@ -10,7 +10,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from postgrad.data.prepare.catalog import SETS
-from postgrad.data.prepare.run import find_files, prepare, read_story, read_wish
+from postgrad.data.prepare.run import find_files, parse_request, prepare, read_provenance
 from postgrad.data.problems import load_problems
 from postgrad.data.styles import BOXED, HASHES
 from postgrad.errors import ConfigError
@@ -34,7 +34,7 @@ def made(
     name: str, place: Path, out: Path, count_tokens: Any = None, **overrides: str
 ) -> list[dict[str, Any]]:
     """The rows of the prepared file."""
-    wish = read_wish(name, overrides, count_tokens)
+    wish = parse_request(name, overrides, count_tokens)
     files, commit = find_files(wish, str(place))
     prepare(wish, files, commit, out, overwrite=True)
     return parquet.read_table(out).to_pylist()
@@ -274,7 +274,7 @@ def test_each_set(layout: Any, tmp_path: Path):
     assert got["reward_model"]["ground_truth"] == truth
     assert got["reward_model"]["style"] == SETS[name].judged
     assert [message["content"] for message in got["target"] or []] == demonstrations
-    assert list(read_story(out)["files"]) == [file]
+    assert list(read_provenance(out)["files"]) == [file]
     (problem,) = load_problems(str(out))
     assert (problem.uid, problem.data_source, problem.ground_truth) == (
         got["uid"],
@@ -327,9 +327,9 @@ def test_what_is_dropped_is_counted_with_its_reason_and_place(tmp_path: Path):
         {"question": "c?", "answer": None},
         {"question": " ", "answer": "#### 1"},
     )
-    wish = read_wish("gsm8k", {})
+    wish = parse_request("gsm8k", {})
     prepared = prepare(wish, [("train.jsonl", source)], "", tmp_path / "out.parquet")
-    provenance = read_story(tmp_path / "out.parquet")
+    provenance = read_provenance(tmp_path / "out.parquet")
     assert (
         provenance["read"],
         provenance["kept"],
@@ -356,14 +356,14 @@ def test_an_existing_file_is_not_replaced_unasked(tmp_path: Path):
         write(tmp_path / "train.jsonl", {"question": "a?", "answer": "#### 1"}),
         tmp_path / "out.parquet",
     )
-    wish, files = read_wish("gsm8k", {}), [("train.jsonl", source)]
+    wish, files = parse_request("gsm8k", {}), [("train.jsonl", source)]
     assert not prepare(wish, files, "", out).unchanged
     assert prepare(wish, files, "", out).unchanged
     before = out.read_bytes()
     with pytest.raises(
         ConfigError, match=r"exists with other content; give another out=, or overwrite=true"
     ):
-        prepare(read_wish("gsm8k", {"style": "boxed"}), files, "", out)
+        prepare(parse_request("gsm8k", {"style": "boxed"}), files, "", out)
     assert out.read_bytes() == before and not list(tmp_path.glob(".*"))
 
 
@@ -396,9 +396,9 @@ def test_wrong_places(tmp_path: Path):
     with pytest.raises(
         ConfigError, match=r"must end in .parquet; `postgrad data export` writes csv"
     ):
-        prepare(read_wish("gsm8k", {}), [], "", tmp_path / "out.csv")
+        prepare(parse_request("gsm8k", {}), [], "", tmp_path / "out.csv")
     with pytest.raises(ConfigError, match=r"no folder .*nowhere; make it first"):
-        prepare(read_wish("gsm8k", {}), [], "", tmp_path / "nowhere" / "out.parquet")
+        prepare(parse_request("gsm8k", {}), [], "", tmp_path / "nowhere" / "out.parquet")
 
 
 def test_files_that_hold_several_data_sources(tmp_path: Path):
@@ -446,11 +446,11 @@ def test_from_the_hubs_cache(cache: Path, tmp_path: Path):
         )
     (repo / "refs").mkdir()
     (repo / "refs" / "main").write_text(commit)
-    wish = read_wish("gsm8k", {"split": "test"})
+    wish = parse_request("gsm8k", {"split": "test"})
     files, found = find_files(wish, "hub")
     assert (found, [name for name, _ in files]) == (commit, ["main/test-00000-of-00001.parquet"])
     prepare(wish, files, found, tmp_path / "out.parquet")
-    provenance = read_story(tmp_path / "out.parquet")
+    provenance = read_provenance(tmp_path / "out.parquet")
     assert (provenance["repo"], provenance["commit"]) == ("openai/gsm8k", commit)
     assert load_problems(str(tmp_path / "out.parquet"))[0].extra["extra_info"]["question"] == "test"
     with pytest.raises(
@@ -465,16 +465,16 @@ def test_no_network_and_nothing_in_the_cache(cache: Path):
         ConfigError,
         match=r"openai/gsm8k cannot be reached and is not in the cache .* give from=FOLDER",
     ) as caught:
-        find_files(read_wish("gsm8k", {}), "hub")
+        find_files(parse_request("gsm8k", {}), "hub")
     assert "\n" not in str(caught.value)
     with pytest.raises(ConfigError, match="own is on no hub; give from=FILE"):
-        find_files(read_wish("own", {}), "hub")
+        find_files(parse_request("own", {}), "hub")
 
 
 def test_huggingface_hub_is_not_installed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
     with pytest.raises(ConfigError, match="from=hub needs the package huggingface_hub"):
-        find_files(read_wish("gsm8k", {}), "hub")
+        find_files(parse_request("gsm8k", {}), "hub")
 
 
 # Filters and splits of single sets
@@ -492,7 +492,7 @@ def test_luffys_filters(tmp_path: Path):
     limit = {"max_tokens": "32"}
     (train,) = made("openr1-math", source, out, len, **limit)
     assert train["target"] == [{"role": "assistant", "content": OPENR1["generations"][2]}]
-    assert read_story(out)["dropped"] == {
+    assert read_provenance(out)["dropped"] == {
         "no generation is right and complete": 1,
         "every right generation is longer than 32 tokens": 1,
         "no answer": 1,
@@ -544,7 +544,7 @@ def test_olympiad_problems_that_cannot_be_judged(tmp_path: Path):
     ]
     out = tmp_path / "out.parquet"
     assert len(made("olympiadbench", write(tmp_path / "t.jsonl", *rows), out)) == 1
-    assert read_story(out)["dropped"] == {
+    assert read_provenance(out)["dropped"] == {
         "needs a picture": 1,
         "a proof, which has no answer to compare with": 1,
     }
@@ -660,8 +660,8 @@ def test_hh_pairs(tmp_path: Path):
         "harmless-base",
     )
     assert second["extra_info"]["subset"] == "helpful-base"
-    assert sum(read_story(out)["dropped"].values()) == 4
-    assert read_story(out)["dropped"]["a dialogue of several turns"] == 1
+    assert sum(read_provenance(out)["dropped"].values()) == 4
+    assert read_provenance(out)["dropped"]["a dialogue of several turns"] == 1
     problem = load_problems(str(out))[0]
     assert (problem.extra["chosen"], problem.extra["rejected"], problem.ground_truth) == (
         "Hello!",

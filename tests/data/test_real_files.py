@@ -9,8 +9,8 @@ from pathlib import Path
 import pyarrow.parquet as parquet
 import pytest
 
-from postgrad.data.prepare.run import find_files, prepare, read_story, read_wish
-from postgrad.data.problems import load_places, load_problems
+from postgrad.data.prepare.run import find_files, parse_request, prepare, read_provenance
+from postgrad.data.problems import load_problems, load_problems_with_locations
 from postgrad.evaluation.golds import check, question_key
 from postgrad.verifiers.scorer import Judge
 
@@ -100,9 +100,9 @@ def test_prepared_in_one_schema(
     name: str, place: str, overrides: dict[str, str], num_kept: int, num_read: int, tmp_path: Path
 ):
     out = tmp_path / "out.parquet"
-    wish = read_wish(name, overrides)
+    wish = parse_request(name, overrides)
     prepare(wish, *find_files(wish, str(DATA / place)), out)
-    provenance = read_story(out)
+    provenance = read_provenance(out)
     assert (provenance["kept"], provenance["read"]) == (num_kept, num_read)
     assert provenance["kept"] + sum(provenance["dropped"].values()) == provenance["read"]
     assert parquet.read_schema(out).names == [
@@ -125,7 +125,7 @@ def test_one_problem_has_one_uid_wherever_it_came_from(tmp_path: Path):
     for number, (place, overrides) in enumerate(
         [("bupo", {}), ("cs336", {}), ("luffy/valid.parquet", {"source": "math"})]
     ):
-        wish = read_wish("math500", overrides)
+        wish = parse_request("math500", overrides)
         prepare(wish, *find_files(wish, str(DATA / place)), tmp_path / f"{number}.parquet")
         uids.append({problem.uid for problem in load_problems(str(tmp_path / f"{number}.parquet"))})
     assert uids[0] == uids[1]
@@ -135,7 +135,7 @@ def test_one_problem_has_one_uid_wherever_it_came_from(tmp_path: Path):
 @pytest.mark.parametrize("name", [name for name, *_ in FILES])
 def test_gold_answers_score_and_near_misses_do_not(name: str):
     """The gold answer, the near miss and every worked solution of every row, through the verifier that training would take."""
-    problems, places = load_places(str(DATA / name))
+    problems, places = load_problems_with_locations(str(DATA / name))
     with Judge(timeout_s=30) as judge:
         findings = check(problems, places, judge)
     assert findings.checked == len(problems)

@@ -142,13 +142,16 @@ def test_decode_skips_special_tokens_and_keeps_spaces():
 
 def test_check_keeps_all_that_fit():
     problems = [problem("a" * n, uid=str(n)) for n in range(1, 6)]
-    assert Prompts(tokenizer(), "plain", max_prompt_tokens=6).check(problems) == (problems, 0)
+    assert Prompts(tokenizer(), "plain", max_prompt_tokens=6).drop_overlong(problems) == (
+        problems,
+        0,
+    )
 
 
 def test_check_names_count_uid_length_and_fixes():
     problems = [problem("a" * n, uid=f"u{n}") for n in (1, 7, 9, 8)]
     with pytest.raises(ConfigError) as caught:
-        Prompts(tokenizer(), "plain", max_prompt_tokens=6).check(problems)
+        Prompts(tokenizer(), "plain", max_prompt_tokens=6).drop_overlong(problems)
     assert str(caught.value) == (
         "3 of 4 prompts are longer than data.max_prompt_tokens=6, the first is u7 with 8 tokens; "
         "set data.max_prompt_tokens=10 or data.overlong=drop"
@@ -157,9 +160,9 @@ def test_check_names_count_uid_length_and_fixes():
 
 def test_check_drops_and_counts():
     problems = [problem("a" * n, uid=f"u{n}") for n in (1, 7, 2, 8)]
-    kept, dropped = Prompts(tokenizer(), "plain", max_prompt_tokens=6, overlong="drop").check(
-        problems
-    )
+    kept, dropped = Prompts(
+        tokenizer(), "plain", max_prompt_tokens=6, overlong="drop"
+    ).drop_overlong(problems)
     assert ([p.uid for p in kept], dropped) == (["u1", "u2"], 2)
 
 
@@ -167,7 +170,7 @@ def test_check_refuses_to_drop_all():
     with pytest.raises(
         ConfigError, match=r"2 of 2 prompts are longer .*; set data.max_prompt_tokens=5$"
     ):
-        Prompts(tokenizer(), "plain", max_prompt_tokens=1, overlong="drop").check(
+        Prompts(tokenizer(), "plain", max_prompt_tokens=1, overlong="drop").drop_overlong(
             [problem("aa"), problem("aaaa", uid="v")]
         )
 
@@ -182,9 +185,9 @@ def test_demonstrations_that_do_not_fit_are_refused_or_dropped():
         ConfigError,
         match=r"1 of 3 demonstrations are longer than rollout.max_response_tokens=3, the first is l with 5 tokens",
     ):
-        careful.check_demonstrations([long, short, none], 3)
-    assert careful.check_demonstrations([long, short, none], 5) == ([long, short, none], 0)
-    kept, dropped = Prompts(tokenizer(), "plain", overlong="drop").check_demonstrations(
+        careful.drop_overlong_demonstrations([long, short, none], 3)
+    assert careful.drop_overlong_demonstrations([long, short, none], 5) == ([long, short, none], 0)
+    kept, dropped = Prompts(tokenizer(), "plain", overlong="drop").drop_overlong_demonstrations(
         [long, short, none], 3
     )
     assert kept == [short, none] and dropped == 1
@@ -283,7 +286,7 @@ def test_a_cut_from_the_right_keeps_what_the_style_writes_after_the_question():
 
 
 def test_a_prompt_that_is_begun_is_cut_before_its_beginning():
-    ids = cutting("left", 4, TURNS).encode_begun(problem("abcdefg"), "<", "so", ">")
+    ids = cutting("left", 4, TURNS).encode_prefilled(problem("abcdefg"), "<", "so", ">")
     assert ids == [*chars("efg"), ASSISTANT_MARK, *chars("<so>")]
 
 
@@ -311,12 +314,12 @@ def test_check_lets_cut_prompts_pass_and_counts_them():
     for way in ("left", "middle", "right"):
         prompts = cutting(way, 6)
         assert (
-            prompts.check(problems) == (problems, 0)
-            and prompts.num_cut(problems) == 2
-            and prompts.num_cut(problems[:1]) == 0
+            prompts.drop_overlong(problems) == (problems, 0)
+            and prompts.num_truncated(problems) == 2
+            and prompts.num_truncated(problems[:1]) == 0
         )
         assert [len(prompts.encode(p)) for p in problems] == [1, 6, 6, 6]
-    assert cutting("drop", 6).num_cut(problems) == 0
+    assert cutting("drop", 6).num_truncated(problems) == 0
 
 
 def test_demonstrations_are_never_cut():
@@ -325,7 +328,7 @@ def test_demonstrations_are_never_cut():
         ConfigError,
         match=r"1 of 1 demonstrations are longer than rollout.max_response_tokens=3, .* or data.overlong=drop",
     ):
-        cutting("left", 6).check_demonstrations([long], 3)
+        cutting("left", 6).drop_overlong_demonstrations([long], 3)
 
 
 def test_pairs_that_do_not_fit_are_refused_or_dropped():
@@ -337,8 +340,8 @@ def test_pairs_that_do_not_fit_are_refused_or_dropped():
         ConfigError,
         match=r"1 of 2 pairs are longer than rollout.max_response_tokens=3, the first is l with 4 tokens",
     ):
-        cutting("right", 6).check_demonstrations(pairs, 3)
-    assert cutting("drop", 6).check_demonstrations(pairs, 3) == (pairs[:1], 1)
+        cutting("right", 6).drop_overlong_demonstrations(pairs, 3)
+    assert cutting("drop", 6).drop_overlong_demonstrations(pairs, 3) == (pairs[:1], 1)
 
 
 def test_prompts_with_tools_are_not_cut():
@@ -354,5 +357,5 @@ def test_prompts_with_tools_are_not_cut():
             ConfigError,
             match=rf"data\.overlong={way} would cut into the schemas of rollout\.tools; .* data\.overlong=drop$",
         ):
-            prompts.check([problem("hi")])
-        assert cutting(way, 5000, template, tools=[schema]).check([problem("hi")])[1] == 0
+            prompts.drop_overlong([problem("hi")])
+        assert cutting(way, 5000, template, tools=[schema]).drop_overlong([problem("hi")])[1] == 0

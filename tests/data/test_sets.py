@@ -2,7 +2,7 @@
 
 import pytest
 
-from postgrad.data.sets import sign_of_test, split_sets
+from postgrad.data.sets import find_test_set_evidence, split_sets
 from postgrad.errors import ConfigError
 from postgrad.problem import Problem
 
@@ -58,5 +58,5 @@ def problem(**extra) -> Problem:
     ],
 )
 def test_how_a_test_set_is_known(source, extra, sign):
-    found = sign_of_test(source, [problem(), problem(**extra)])
+    found = find_test_set_evidence(source, [problem(), problem(**extra)])
     assert (sign in found) if sign else found == ""

@@ -147,7 +147,7 @@ def test_a_form_of_your_own(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("overrides", "message"),
     [
         ({"style": "qwem"}, "data.prompt_style=qwem is unknown; did you mean qwen?"),
         (

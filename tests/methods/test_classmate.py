@@ -23,7 +23,7 @@ from postgrad.config.schema import Config
 from postgrad.data.feed import Feed
 from postgrad.data.problems import load_problems
 from postgrad.data.render import Prompts
-from postgrad.data.thoughts import Thoughts
+from postgrad.data.thoughts import ThoughtSplitter
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
 from postgrad.methods.base import Generator, Ports, Step
@@ -194,8 +194,8 @@ def test_a_prompt_that_opens_the_thought_is_not_opened_twice(tiny):
     problem = dataclasses.replace(
         load_problems("arithmetic:1")[0], messages=({"role": "user", "content": "1+1=("},)
     )
-    assert prompts.decode(prompts.encode_begun(problem, "(", "2", ")")) == "1+1=(2)"
-    thought = Thoughts(prompts, "(", ")").cut(
+    assert prompts.decode(prompts.encode_prefilled(problem, "(", "2", ")")) == "1+1=(2)"
+    thought = ThoughtSplitter(prompts, "(", ")").split(
         prompts.encode(problem), prompts.encode_response("3(4)5"), True
     )
     assert thought.text == "3(4" and thought.output == "5", "the response begins inside the thought"
@@ -215,8 +215,8 @@ def test_words_and_shares_shorten_what_is_shown(tiny):
     )
     s.step = Step(0, s.step.data)
     assert int(s.until_estimate().tokens["cot_mask"].sum()) == 4 * 10, "a validation shows all"
-    text = Thoughts(s.prompts, "", "")
-    kept = text.kept(text.cut([1], s.prompts.encode_response("123"), True), "0.5", "words")
+    text = ThoughtSplitter(s.prompts, "", "")
+    kept = text.truncate(text.split([1], s.prompts.encode_response("123"), True), "0.5", "words")
     assert kept.text == "123" and (kept.start, kept.end) == (0, 3)
 
 

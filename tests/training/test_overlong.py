@@ -8,8 +8,8 @@ import pytest
 from world import config_of
 
 from postgrad.cli.main import main
-from postgrad.data.cut import cut
 from postgrad.data.problems import load_problems
+from postgrad.data.truncate import truncate
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
 from postgrad.training import prepare
@@ -105,7 +105,8 @@ def test_every_method_trains_on_the_cut_tokens(
     )  # the authors' recipe cuts left by itself
     folder = train(config_of(recipe, tiny, *overrides(recipe, tmp_path), *own, *more), notes).folder
     wanted = {
-        problem.uid: cut(prompts.encode(problem), LIMIT, way) for problem in load_problems(data)
+        problem.uid: truncate(prompts.encode(problem), LIMIT, way)
+        for problem in load_problems(data)
     }
     rows = rollouts(folder)
     assert len(rows) >= 8 and all(row["prompt"] == wanted[row["uid"]] for row in rows)
@@ -171,7 +172,7 @@ def test_evaluation_cuts_alike_and_says_how_many(
     )
     seen = [json.loads(line)["prompt"] for line in (out / "sums.jsonl").read_text().splitlines()]
     assert seen == [
-        prompts.decode_raw(cut(prompts.encode(problem), LIMIT, way))
+        prompts.decode_raw(truncate(prompts.encode(problem), LIMIT, way))
         for problem in load_problems(data)
     ]
     assert json.loads((out / "summary.json").read_text())["sets"]["sums"]["prompts_cut"] == 9

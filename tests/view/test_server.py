@@ -16,7 +16,7 @@ import pytest
 from view_world import HOSTILE, Server, Written, serving
 
 from postgrad.view import metrics as metrics_module
-from postgrad.view.folder import Folder, Outside
+from postgrad.view.folder import Folder, NotFound
 from postgrad.view.metrics import Metrics, glance
 from postgrad.view.runs import Runs
 
@@ -270,7 +270,7 @@ def test_files_of_a_run_that_are_links_to_elsewhere_are_not_there(tmp_path):
         assert server.get("/api/groups?run=run&step=1")[0] == 404
         found = server.json("/api/run?run=run")
         assert found["events"] == [] and found["config"] == {} and "42" not in json.dumps(found)
-    with pytest.raises(Outside):
+    with pytest.raises(NotFound):
         Folder(root).inside("run/metrics.jsonl")
 
 

@@ -208,7 +208,7 @@ def make_batch(pairs: Sequence[Pair], vocabulary: int, context: int, data: str) 
 
 
 def read_problems(config: EntropyConfig, prompts: Prompts) -> list[Problem]:
-    problems, _ = prompts.check(load_problems(config.data))
+    problems, _ = prompts.drop_overlong(load_problems(config.data))
     return spread(problems, -(-config.rows // config.samples))
 
 

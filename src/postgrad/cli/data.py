@@ -145,7 +145,7 @@ def prepare_command(words: list[str]) -> int:
         raise ConfigError(
             f"one data set at a time; got {', '.join(names)} (files are given as from=FILE)"
         )
-    from postgrad.data.prepare.run import describe, find_files, prepare, read_wish
+    from postgrad.data.prepare.run import describe, find_files, parse_request, prepare
     from postgrad.data.readers import count_rows
 
     place, out = options.pop("from", "hub"), options.pop("out", "")
@@ -157,21 +157,21 @@ def prepare_command(words: list[str]) -> int:
     )
     if overwrite not in ("true", "false"):
         raise ConfigError(f"overwrite={overwrite} must be true or false")
-    wish = read_wish(names[0], options, _counter(tokenizer) if tokenizer else None)
+    request = parse_request(names[0], options, _counter(tokenizer) if tokenizer else None)
     if "max_tokens" in options and not tokenizer:
         raise ConfigError("max_tokens= needs a tokenizer to count with; add tokenizer=MODEL")
-    files, commit = find_files(wish, place, patterns, **elsewhere)
+    files, commit = find_files(request, place, patterns, **elsewhere)
     sizes = [count_rows(path) for _, path in files]
     total = sum(size for size in sizes if size) if all(sizes) else None
-    path = Path(out or f"{wish.name}-{wish.split}.parquet").expanduser()
-    with progress(f"reading {wish.name}", total) as told:
-        prepared = prepare(wish, files, commit, path, overwrite == "true", told)
+    path = Path(out or f"{request.name}-{request.split}.parquet").expanduser()
+    with progress(f"reading {request.name}", total) as told:
+        prepared = prepare(request, files, commit, path, overwrite == "true", told)
     print("\n".join(describe(prepared)))
-    if wish.data_set.note:
-        print(f"note: {wish.data_set.note}")
-    if "max_tokens" in wish.options and not tokenizer:
+    if request.data_set.note:
+        print(f"note: {request.data_set.note}")
+    if "max_tokens" in request.options and not tokenizer:
         print("note: the length of generations was not limited; give tokenizer=MODEL for that")
-    if wish.style.text:
+    if request.style.text:
         print(
             "note: the prompts are whole texts; train with data.template=plain, or give style=bare here and data.prompt_style there"
         )
@@ -193,9 +193,9 @@ def _tokenizer(model: str) -> Any:
 def show_command(words: list[str]) -> int:
     files, options = _split(words, {"n", "uid", "model", "style", "template", "skip"})
     path = _one_file(files, "show")
-    from postgrad.data.prepare.run import read_story
+    from postgrad.data.prepare.run import read_provenance
     from postgrad.data.problems import load_problems
-    from postgrad.data.show import describe_problem, describe_story
+    from postgrad.data.show import describe_problem, describe_provenance
 
     problems = load_problems(str(path))
     chosen = list(enumerate(problems, 1))
@@ -205,7 +205,7 @@ def show_command(words: list[str]) -> int:
             raise ConfigError(f"{path} has no problem with uid {options['uid']}")
     skip = _number(options, "skip", 0)
     prompts = _prompts(options)
-    lines = describe_story(read_story(path) if path.is_file() else {})
+    lines = describe_provenance(read_provenance(path) if path.is_file() else {})
     for row, problem in chosen[skip : skip + _number(options, "n", 3)]:
         lines += ["", *describe_problem(problem, f"{path.name}: row {row}", prompts)]
     print("\n".join(lines).strip("\n"))
@@ -232,11 +232,11 @@ def check_command(words: list[str]) -> int:
     files, options = _split(words, {"against", "verifier", "timeout_s", "show"})
     if not files:
         raise ConfigError("which file? postgrad data check FILE ... [against=TEST]")
-    from postgrad.data.problems import load_places, load_problems
+    from postgrad.data.problems import load_problems, load_problems_with_locations
     from postgrad.evaluation.golds import check
     from postgrad.verifiers.scorer import Judge
 
-    problems, places = load_places(",".join(files))
+    problems, places = load_problems_with_locations(",".join(files))
     against = load_problems(options["against"]) if "against" in options else []
     limit = options.get("timeout_s", "10")
     if not limit.replace(".", "", 1).isdigit():

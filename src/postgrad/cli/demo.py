@@ -100,9 +100,9 @@ def _finish(model: str, folder: Path, picture: Path, seconds: float) -> None:
     table.add_row("reward of training samples", f"{rewards[0]:.3f}", f"{rewards[-1]:.3f}")
     console = Console()
     console.print(table)
-    from postgrad.view.picture import first_and_last
+    from postgrad.view.picture import read_sample_answers
 
-    for heading, rows in first_and_last(folder):
+    for heading, rows in read_sample_answers(folder):
         console.print(heading, style="bold")
         for text, reward in rows:
             style = "green" if reward > 0 else "red"

@@ -6,7 +6,7 @@ from postgrad.errors import ConfigError
 from postgrad.problem import Problem
 
 
-def similar(problem: Problem) -> Problem:
+def paired_problem(problem: Problem) -> Problem:
     """The problem that the data pair with this one. Raises ConfigError where there is none."""
     for extra in (
         problem.extra,

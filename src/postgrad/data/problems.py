@@ -27,10 +27,10 @@ def load_problems(source: str) -> list[Problem]:
         >>> load_problems("arithmetic:2:digits")[0].data_source
         'arithmetic/digits'
     """
-    return load_places(source)[0]
+    return load_problems_with_locations(source)[0]
 
 
-def load_places(source: str) -> tuple[list[Problem], list[str]]:
+def load_problems_with_locations(source: str) -> tuple[list[Problem], list[str]]:
     """As load_problems, with where each was read: ("file: row 3")."""
     problems: list[Problem] = []
     places: list[str] = []

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 from jinja2 import TemplateError
 
 from postgrad.config.schema import CUTS, OVERLONG, DataConfig
-from postgrad.data.cut import cut, least_limit
 from postgrad.data.styles import THINK, find_style, styled
+from postgrad.data.truncate import min_limit, truncate
 from postgrad.errors import ConfigError, RunError, did_you_mean
 from postgrad.problem import Problem
 
@@ -185,11 +185,11 @@ class Prompts:
             )
         bos = self.tokenizer.bos_token_id  # of some models it is also what opens every turn
         start, ending = int(ids[0] == bos and bos not in ids[1:]), self._ending(problem)
-        if limit < (least := least_limit(way, start, ending)):
+        if limit < (least := min_limit(way, start, ending)):
             raise ConfigError(
                 f"{seen}: too few to cut it ({way}) around the {ending} with which it ends; set data.max_prompt_tokens={least} or more"
             )
-        return cut(ids, limit, way, start, ending)
+        return truncate(ids, limit, way, start, ending)
 
     def _ending(self, problem: Problem) -> int:
         """How many tokens follow the words of the last message: as many as two prompts share at their ends that differ in these words."""
@@ -305,7 +305,9 @@ class Prompts:
         end = cast(int, self.tokenizer.eos_token_id)
         return [ids[: ids.index(end) + 1] for ids in map(self.encode_response, texts)]
 
-    def encode_begun(self, problem: Problem, opening: str, text: str, closing: str) -> list[int]:
+    def encode_prefilled(
+        self, problem: Problem, opening: str, text: str, closing: str
+    ) -> list[int]:
         """The prompt with the assistant's turn begun: opening, text and closing, each encoded alone and without special tokens.
 
         A prompt whose template has written the opening already does not get it twice.
@@ -352,7 +354,7 @@ class Prompts:
         except OSError as error:
             raise RunError(f"{file} could not be written: {error.strerror}") from error
 
-    def check(self, problems: Sequence[Problem]) -> tuple[list[Problem], int]:
+    def drop_overlong(self, problems: Sequence[Problem]) -> tuple[list[Problem], int]:
         """Encode all prompts and hold them against `max_prompt_tokens`.
 
         Returns:
@@ -366,11 +368,11 @@ class Prompts:
             problems, lengths, "prompts", "data.max_prompt_tokens", self.max_prompt_tokens
         )
 
-    def num_cut(self, problems: Sequence[Problem]) -> int:
+    def num_truncated(self, problems: Sequence[Problem]) -> int:
         """How many of the problems have a prompt that was cut."""
         return sum(len(ids) < whole for ids, whole in map(self._encoded, problems))
 
-    def check_demonstrations(
+    def drop_overlong_demonstrations(
         self, problems: Sequence[Problem], limit: int
     ) -> tuple[list[Problem], int]:
         """The same for the longest response and what is learned as one: each problem's first demonstration, else its pair.

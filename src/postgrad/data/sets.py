@@ -47,7 +47,7 @@ def _name(part: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.") or "data"
 
 
-def sign_of_test(source: str, problems: Sequence[Problem]) -> str:
+def find_test_set_evidence(source: str, problems: Sequence[Problem]) -> str:
     """How one can tell that this is a test set, in words; "" when nothing says so.
 
     Looked at are the rows' own `split` (also in `extra_info`), the split of an arithmetic source, and the word `test` in the file's name.

@@ -38,7 +38,7 @@ def describe_problem(problem: Problem, place: str, prompts: "Prompts | None" = N
     return lines
 
 
-def describe_story(provenance: dict[str, Any]) -> list[str]:
+def describe_provenance(provenance: dict[str, Any]) -> list[str]:
     """What a prepared file says of itself."""
     if not provenance:
         return []

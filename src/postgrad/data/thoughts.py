@@ -39,7 +39,7 @@ class Thought:
         return self.output is not None
 
 
-class Thoughts:
+class ThoughtSplitter:
     """Finds thoughts between two markers. Without an end marker a response is thought and output both.
 
     Args:
@@ -54,15 +54,15 @@ class Thoughts:
         )
         self._pieces: dict[int, str] = {}
 
-    def cut_all(self, batch: "Batch") -> list[Thought]:
+    def split_batch(self, batch: "Batch") -> list[Thought]:
         """The thought of every row."""
         prompts, responses = (
             [ids.tolist() for ids in ragged.split()] for ragged in (batch.prompt, batch.response)
         )
         stopped = [finish == "stop" for finish in batch.rows["finish"]]
-        return [self.cut(*row) for row in zip(prompts, responses, stopped, strict=True)]
+        return [self.split(*row) for row in zip(prompts, responses, stopped, strict=True)]
 
-    def cut(self, prompt: Sequence[int], response: list[int], stopped: bool) -> Thought:
+    def split(self, prompt: Sequence[int], response: list[int], stopped: bool) -> Thought:
         """The thought of one response; `stopped`: its last token is the end of the response, not a part of it."""
         length = len(response) - stopped
         if not self.end:
@@ -99,7 +99,7 @@ class Thoughts:
             self._pieces[token] = self.text.decode_raw([token])
         return self._pieces[token]
 
-    def kept(self, thought: Thought, spec: str, unit: str) -> Thought:
+    def truncate(self, thought: Thought, spec: str, unit: str) -> Thought:
         """What is left of a thought by `spec` (algorithms.thought.keep), a share counted in tokens or in words."""
         response, first = thought.response, thought.start
         if unit == "words":

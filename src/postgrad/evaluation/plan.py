@@ -104,8 +104,8 @@ def make_plan(config: EvalConfig, target: Target) -> Plan:
     )
     dropped: dict[str, int] = {}
     for name in sets:
-        sets[name], dropped[name] = prompts.check(sets[name])
-    cut = {name: prompts.num_cut(problems) for name, problems in sets.items()}
+        sets[name], dropped[name] = prompts.drop_overlong(sets[name])
+    cut = {name: prompts.num_truncated(problems) for name, problems in sets.items()}
     if config.reward.verifier == LLM_JUDGE:
         _check_judged(
             config, [problem for problems in sets.values() for problem in problems], list(sets)

@@ -14,7 +14,7 @@ import torch
 from postgrad.algorithms.advantages import ADVANTAGES
 from postgrad.algorithms.classmate_rewards import CONDITIONS, channel_metrics, combine, gate, pair
 from postgrad.config.schema import setting
-from postgrad.data.pairs import similar
+from postgrad.data.pairs import paired_problem
 from postgrad.errors import ConfigError
 from postgrad.methods.base import LIVE, Ports, Role, Step
 from postgrad.methods.support.checks import refuse_unread
@@ -132,7 +132,7 @@ class Classmate(Thinking):
     def check_problems(self, problems: Sequence[Problem]) -> None:
         """Similar questions must be in the data."""
         for problem in problems if self.settings.reward_type == HELP_SIMILAR else ():
-            similar(problem)
+            paired_problem(problem)
 
     check_held_out = check_problems  # a validation asks them, too
 
@@ -189,7 +189,7 @@ class Classmate(Thinking):
             return [step.data.find(uid) for uid in batch.rows["partner"]]
         problems = step.problems(batch)
         return (
-            [similar(problem) for problem in problems]
+            [paired_problem(problem) for problem in problems]
             if self.settings.reward_type == HELP_SIMILAR
             else problems
         )

@@ -95,7 +95,7 @@ class Panel:
         """The thought as the beginning of the problem's answer; or as an answer given, and another problem asked next."""
         prompts = self.speakers[k].prompts
         if target.uid == problem.uid:
-            return prompts.encode_begun(problem, self.starts[k], thought, self.ends[k])
+            return prompts.encode_prefilled(problem, self.starts[k], thought, self.ends[k])
         turn = {"role": "assistant", "content": thought}
         return prompts.encode(
             replace(problem, uid="", messages=(*problem.messages, turn, *target.messages))

@@ -31,7 +31,7 @@ class Prompts(Protocol):
 
     def encode_demonstrations(self, problem: Problem) -> list[list[int]]: ...
 
-    def encode_begun(
+    def encode_prefilled(
         self, problem: Problem, opening: str, text: str, closing: str
     ) -> list[int]: ...
 

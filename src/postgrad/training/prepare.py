@@ -144,9 +144,11 @@ def _fitting(
     config: Config, method: Method, prompts: Prompts, problems: list[Problem]
 ) -> list[Problem]:
     """The problems whose prompts fit, and whose demonstrations do where those are learned; refuses the others or leaves them out."""
-    problems, _ = prompts.check(problems)
+    problems, _ = prompts.drop_overlong(problems)
     if method.learns_demonstrations:
-        problems, _ = prompts.check_demonstrations(problems, config.rollout.max_response_tokens)
+        problems, _ = prompts.drop_overlong_demonstrations(
+            problems, config.rollout.max_response_tokens
+        )
     return problems
 
 
@@ -160,7 +162,7 @@ def _too_long(
     data = config.data
     dropping = data.overlong == "drop"
     counts = {
-        name: len(sets[name]) - len(kept) if dropping else prompts.num_cut(kept)
+        name: len(sets[name]) - len(kept) if dropping else prompts.num_truncated(kept)
         for name, kept in fitting.items()
     }
     told = ", ".join(

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from postgrad.config.schema import Config
 from postgrad.data.problems import load_problems
-from postgrad.data.sets import sign_of_test, split_sets
+from postgrad.data.sets import find_test_set_evidence, split_sets
 from postgrad.errors import ConfigError, RunError, did_you_mean
 from postgrad.methods.base import Method
 from postgrad.problem import Problem
@@ -31,7 +31,7 @@ def load_sets(config: Config) -> dict[str, list[Problem]]:
             f"training.keep_best={best} is none of the validation sets; {did_you_mean(best, [*sets, MEAN])}"
         )
     for name in sets if best == MEAN else [best]:
-        if sign := sign_of_test(places[name], sets[name]):
+        if sign := find_test_set_evidence(places[name], sets[name]):
             raise ConfigError(
                 f"training.keep_best={best}: {sign}, and a model chosen by a test set has no honest score on it; "
                 "choose by problems held out from the training data"

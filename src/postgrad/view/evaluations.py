@@ -10,7 +10,7 @@ from typing import Any
 
 from postgrad.evaluation.compare import compare_set
 from postgrad.evaluation.folder import set_names
-from postgrad.view.folder import Folder, Outside
+from postgrad.view.folder import Folder, NotFound
 
 MOST_SUMMARY = 1 << 24
 MOST_TEXT = 200_000
@@ -93,12 +93,12 @@ class Evaluations:
     def sets(self, name: str) -> list[str]:
         try:
             return set_names(self.folder.inside(name))
-        except Outside:
+        except NotFound:
             return []
 
     def file(self, name: str, set_name: str) -> Path:
         if name not in self.folder.found().evaluations or set_name not in self.sets(name):
-            raise Outside(name)
+            raise NotFound(name)
         return self.folder.inside(f"{name}/{set_name}.jsonl")
 
     def index(self, name: str, set_name: str) -> dict[str, Problem]:
@@ -166,7 +166,7 @@ class Evaluations:
         """All responses to one problem, as they were written."""
         problem = self.index(name, set_name).get(uid)
         if problem is None:
-            raise Outside(uid)
+            raise NotFound(uid)
         out: list[dict[str, Any]] = []
         with self.file(name, set_name).open("rb") as opened:
             for offset in problem.offsets[:64]:
@@ -242,7 +242,7 @@ def read_json(folder: Folder, name: str) -> dict[str, Any] | None:
         if file.stat().st_size > MOST_SUMMARY:
             return None
         loaded = json.loads(file.read_bytes())
-    except (Outside, OSError, ValueError):
+    except (NotFound, OSError, ValueError):
         return None
     return loaded if isinstance(loaded, dict) else None
 

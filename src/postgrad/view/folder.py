@@ -15,7 +15,7 @@ SKIPPED = {"rollouts", "checkpoints"}
 RESCAN_S = 2.0
 
 
-class Outside(Exception):
+class NotFound(Exception):
     """A name that is not there, or that leads out of the folder; the page answers 404 to both alike."""
 
 
@@ -47,7 +47,7 @@ class Folder:
             Outside: the name is absolute, climbs, is a link to elsewhere, or is not there.
         """
         if "\0" in name or "\\" in name or name.startswith(("/", "~")) or ".." in name.split("/"):
-            raise Outside(name)
+            raise NotFound(name)
         return self.checked(self.root / name)
 
     def checked(self, path: Path) -> Path:
@@ -55,9 +55,9 @@ class Folder:
         try:
             real = path.resolve(strict=True)
         except (OSError, RuntimeError, ValueError) as error:
-            raise Outside(str(path)) from error
+            raise NotFound(str(path)) from error
         if not real.is_relative_to(self.root):
-            raise Outside(str(path))
+            raise NotFound(str(path))
         return real
 
     def found(self) -> Found:

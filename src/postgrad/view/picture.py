@@ -151,7 +151,7 @@ def _draw_band(axis: Any, series: Series, smoothing: float) -> None:
 def draw_poster(folder: Path, file: Path, title: str = "") -> Path:
     """One picture for people: the reward and what was held out, three small curves, answers of the first and the last step."""
     metrics = metrics_of(folder)
-    samples = first_and_last(folder) if (folder / "rollouts").is_dir() else []
+    samples = read_sample_answers(folder) if (folder / "rollouts").is_dir() else []
     plt = _pyplot()
     figure, axes = plt.subplot_mosaic(
         [
@@ -207,7 +207,7 @@ def metrics_of(folder: Path) -> Metrics:
     return metrics
 
 
-def first_and_last(folder: Path, count: int = 6) -> list[tuple[str, list[tuple[str, float]]]]:
+def read_sample_answers(folder: Path, count: int = 6) -> list[tuple[str, list[tuple[str, float]]]]:
     """A few sampled answers of the first and of the last step with their rewards: [(heading, [(text, reward)])]."""
     import pyarrow.parquet as pq
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.parquet as pq
 
-from postgrad.view.folder import Outside
+from postgrad.view.folder import NotFound
 from postgrad.view.runs import Run
 from postgrad.view.tokens import Pieces
 
@@ -96,7 +96,7 @@ class Rollouts:
     def file(self, run: Run, step: int) -> Path:
         file = run.file("rollouts", f"step-{step:06d}.parquet")
         if file is None:
-            raise Outside(f"step {step}")
+            raise NotFound(f"step {step}")
         return file
 
     def listing(self, run: Run, step: int) -> Listing:
@@ -160,7 +160,7 @@ class Rollouts:
         listing = self.listing(run, step)
         numbers = [row["row"] for row in listing.rows if row["group"] == group]
         if not numbers:
-            raise Outside(f"group {group}")
+            raise NotFound(f"group {group}")
         table = read_rows(self.file(run, step), numbers)
         columns = token_columns(table)
         rows = [row_with_tokens(table, i, columns, pieces, full) for i in range(table.num_rows)]

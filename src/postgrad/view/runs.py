@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from postgrad.view.folder import Folder, Outside
+from postgrad.view.folder import Folder, NotFound
 from postgrad.view.metrics import Metrics, glance
 
 MAIN = (
@@ -41,7 +41,7 @@ class Run:
         """A file of the run, or None when it is not there or lies elsewhere."""
         try:
             return self.folder.checked(self.path.joinpath(*parts))
-        except Outside:
+        except NotFound:
             return None
 
     def config(self) -> dict[str, Any]:
@@ -185,7 +185,7 @@ class Runs:
     def get(self, name: str) -> Run:
         """The run of that name; raises Outside for anything that is not one."""
         if name not in self.folder.found().runs:
-            raise Outside(name)
+            raise NotFound(name)
         return Run(self.folder, name)
 
     def all(self) -> list[dict[str, Any]]:
@@ -195,7 +195,7 @@ class Runs:
         for name in names:
             try:
                 out.append(self.overview(name))
-            except (OSError, Outside):
+            except (OSError, NotFound):
                 continue
         return out
 
@@ -217,7 +217,7 @@ class Runs:
             self._metrics.pop(next(iter(self._metrics)), None)
         self._metrics[name] = metrics
         if run.file("metrics.jsonl") is None and metrics.file.exists():
-            raise Outside(name)
+            raise NotFound(name)
         return metrics.refresh()
 
     def differences(self, names: list[str]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from postgrad.view import rollouts as rollout_files
 from postgrad.view.evaluations import Evaluations
-from postgrad.view.folder import Folder, Outside
+from postgrad.view.folder import Folder, NotFound
 from postgrad.view.rollouts import Rollouts
 from postgrad.view.runs import Runs
 from postgrad.view.tokens import Tokens
@@ -243,7 +243,7 @@ class Page:
         if name is not None:
             try:
                 await run_in_threadpool(self.runs.get, name)
-            except Outside:
+            except NotFound:
                 return PlainTextResponse("not found", 404)
         start, generation = _whole(request, "from", 0), _whole(request, "generation", 0)
         stream = (
@@ -271,7 +271,7 @@ class Page:
             try:
                 metrics = await run_in_threadpool(self.runs.metrics, name)
                 now = dump(await run_in_threadpool(self._status, name))
-            except (Outside, OSError):
+            except (NotFound, OSError):
                 yield event("gone", "{}")
                 return
             if metrics.generation != generation:
@@ -314,7 +314,7 @@ def _answer(ask: Callable[[Request], Any]) -> Callable[[Request], Any]:
     def endpoint(request: Request) -> Response:
         try:
             found = ask(request)
-        except Outside:
+        except NotFound:
             return JSONResponse({"error": "not found"}, 404)
         except Bad as error:
             return JSONResponse({"error": str(error)}, 400)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from postgrad.view.folder import Outside
+from postgrad.view.folder import NotFound
 from postgrad.view.runs import Run
 
 MOST_BYTES = 1 << 26
@@ -51,7 +51,7 @@ def tokenizer_file(run: Run) -> Path | None:
     if isinstance(path, str) and path:
         try:
             return run.folder.checked(Path(path) / "tokenizer.json")
-        except Outside:
+        except NotFound:
             return None
     return None
 

@@ -71,7 +71,7 @@ class Prepared:
     unchanged: bool
 
 
-def read_wish(
+def parse_request(
     name: str, words: dict[str, str], count_tokens: Callable[[str], int] | None = None
 ) -> PrepareRequest:
     """Check the set's name, its split, its style and every option.
@@ -100,7 +100,7 @@ def read_wish(
 
 
 def find_files(
-    wish: PrepareRequest, place: str, patterns: str = "", repo: str = "", revision: str = ""
+    request: PrepareRequest, place: str, patterns: str = "", repo: str = "", revision: str = ""
 ) -> tuple[list[tuple[str, Path]], str]:
     """The files to read as (name, path), and the hub's commit or "".
 
@@ -108,11 +108,13 @@ def find_files(
         place: `hub`, a folder, or files with commas between.
         patterns: of files below the folder or repository, with commas between, in place of the set's own.
     """
-    chosen = tuple(patterns.split(",")) if patterns else wish.data_set.splits.get(wish.split, ())
+    chosen = (
+        tuple(patterns.split(",")) if patterns else request.data_set.splits.get(request.split, ())
+    )
     if place == "hub":
-        repo = repo or wish.data_set.repo
+        repo = repo or request.data_set.repo
         if not repo:
-            raise ConfigError(f"{wish.name} is on no hub; give from=FILE or from=FOLDER")
+            raise ConfigError(f"{request.name} is on no hub; give from=FILE or from=FOLDER")
         folder, files, commit = fetch(repo, chosen, revision)
         return [(path.relative_to(folder).as_posix(), path) for path in files], commit
     parts = (
@@ -124,35 +126,37 @@ def find_files(
         if not exists(path):
             raise ConfigError(missing(path))
         found += (
-            _in_folder(wish, path, chosen, bool(patterns)) if path.is_dir() else [(path.name, path)]
+            _in_folder(request, path, chosen, bool(patterns))
+            if path.is_dir()
+            else [(path.name, path)]
         )
     return found, ""
 
 
 def _in_folder(
-    wish: PrepareRequest, folder: Path, patterns: tuple[str, ...], only: bool
+    request: PrepareRequest, folder: Path, patterns: tuple[str, ...], only: bool
 ) -> list[tuple[str, Path]]:
     """The set's files in a folder: named as on the hub, else after the set, else after the split, else all there are."""
     files = matching(folder, patterns)
     for local in (
         []
         if only or files
-        else [*(wish.data_set.local or (f"*{wish.name}*",)), f"*{wish.split}*", "*"]
+        else [*(request.data_set.local or (f"*{request.name}*",)), f"*{request.split}*", "*"]
     ):
         named = [path for path in data_files(folder) if fnmatchcase(path.name.lower(), local)]
-        of_split = [path for path in named if wish.split in path.name.lower()]
+        of_split = [path for path in named if request.split in path.name.lower()]
         if files := of_split or named:
             break
     if not files:
         there = ", ".join(path.name for path in data_files(folder)[:6]) or "none"
         raise ConfigError(
-            f"{folder}: no file of {wish.name} (data files there: {there}); give from=FILE"
+            f"{folder}: no file of {request.name} (data files there: {there}); give from=FILE"
         )
     return [(path.relative_to(folder).as_posix(), path) for path in files]
 
 
 def prepare(
-    wish: PrepareRequest,
+    request: PrepareRequest,
     files: list[tuple[str, Path]],
     commit: str,
     out: Path,
@@ -171,26 +175,26 @@ def prepare(
     if not out.absolute().parent.is_dir():
         raise ConfigError(f"out={out}: no folder {out.parent}; make it first")
     tally = Tally()
-    tables = list(_tables(_problems(wish, files, tally, progress)))
+    tables = list(_tables(_problems(request, files, tally, progress)))
     tally.kept = sum(table.num_rows for table in tables)
     if not tables:
         reasons = (
             "; ".join(f"{count} {reason}" for reason, count in _by_count(tally.dropped))
             or "the files have no rows"
         )
-        raise ConfigError(f"{wish.name}: none of {tally.read} rows can be kept: {reasons}"[:600])
+        raise ConfigError(f"{request.name}: none of {tally.read} rows can be kept: {reasons}"[:600])
     try:
         table = pa.concat_tables(tables, promote_options="permissive")
     except pa.ArrowException as error:
         raise ConfigError(
-            f"{wish.name}: the rows' columns do not fit together ({one_line(error)})"
+            f"{request.name}: the rows' columns do not fit together ({one_line(error)})"
         ) from error
-    if wish.data_set.divide:
-        table = _divided(wish, table, tally)
-    if count := wish.options["n"]:
+    if request.data_set.divide:
+        table = _divided(request, table, tally)
+    if count := request.options["n"]:
         table = table.slice(0, count)
         tally.kept = table.num_rows
-    provenance = _story(wish, files, commit, tally)
+    provenance = _story(request, files, commit, tally)
     table = table.replace_schema_metadata(
         {STORY: json.dumps(provenance, ensure_ascii=False, sort_keys=True)}
     )
@@ -199,7 +203,7 @@ def prepare(
 
 
 def _problems(
-    wish: PrepareRequest,
+    request: PrepareRequest,
     files: list[tuple[str, Path]],
     tally: Tally,
     progress: Callable[[int], None],
@@ -209,14 +213,16 @@ def _problems(
     sources: dict[str, int] = {}
     for name, path in files:
         for place, row in read_rows(path):
-            context = Context(wish.options, wish.split, tally.read, name, wish.count_tokens)
+            context = Context(
+                request.options, request.split, tally.read, name, request.count_tokens
+            )
             tally.read += 1
             if tally.read % CHUNK == 0:
                 progress(CHUNK)
             try:
-                draft = _draft(wish, row, context, sources)
-                uid, made = _finished(wish, draft, context)
-                if uid in seen and wish.options["duplicates"] == "drop":
+                draft = _draft(request, row, context, sources)
+                uid, made = _finished(request, draft, context)
+                if uid in seen and request.options["duplicates"] == "drop":
                     raise Drop("repeats another problem: the same question and answer")
             except (Drop, RowError, ConfigError) as reason:
                 tally.drop(str(reason), f"{name}: {place}")
@@ -228,42 +234,42 @@ def _problems(
             seen.add(made["uid"])
             yield made
     progress(tally.read % CHUNK)
-    if len(sources) > 1 and wish.data_set.data_source and not wish.options["source"]:
+    if len(sources) > 1 and request.data_set.data_source and not request.options["source"]:
         held = ", ".join(f"{source} ({count})" for source, count in sorted(sources.items()))
         raise ConfigError(
-            f"the files hold several data sources: {held}; say which is {wish.name} with source=NAME"
+            f"the files hold several data sources: {held}; say which is {request.name} with source=NAME"
         )
 
 
-def _draft(wish: PrepareRequest, row: Row, context: Context, sources: dict[str, int]) -> Draft:
+def _draft(request: PrepareRequest, row: Row, context: Context, sources: dict[str, int]) -> Draft:
     """A row in the set's own layout, or one that is in our schema already."""
     if not VERL.fits(row):
-        return wish.data_set.convert(row, context)
+        return request.data_set.convert(row, context)
     problem = VERL.convert(row, context.stem)
     sources[problem.data_source] = sources.get(problem.data_source, 0) + 1
-    if wish.options["source"] not in ("", problem.data_source):
+    if request.options["source"] not in ("", problem.data_source):
         raise Drop("of another data_source")
     return problem_draft(problem)
 
 
-def _finished(wish: PrepareRequest, draft: Draft, context: Context) -> tuple[str, Row]:
+def _finished(request: PrepareRequest, draft: Draft, context: Context) -> tuple[str, Row]:
     """(uid, the row as it is written). The uid does not depend on the prompt style."""
-    source = wish.options["data_source"] or wish.data_set.data_source or draft.data_source
+    source = request.options["data_source"] or request.data_set.data_source or draft.data_source
     draft = replace(draft, question=draft.question.strip())
-    messages = _messages(wish.style, draft)
+    messages = _messages(request.style, draft)
     row = {
         "uid": "",
         "data_source": source,
         "prompt": list(messages),
         "target": [{"role": "assistant", "content": text} for text in draft.demonstrations] or None,
-        "ability": wish.data_set.ability,
+        "ability": request.data_set.ability,
         "reward_model": {
-            "style": wish.data_set.judged,
+            "style": request.data_set.judged,
             "ground_truth": draft.truth or None,
             **draft.reward,
         },
         "extra_info": {
-            "split": wish.split,
+            "split": request.split,
             "index": context.index,
             "question": draft.question,
             **draft.extra,
@@ -312,36 +318,36 @@ def _table(rows: list[Row]) -> pa.Table:
         ) from error
 
 
-def _divided(wish: PrepareRequest, table: pa.Table, tally: Tally) -> pa.Table:
+def _divided(request: PrepareRequest, table: pa.Table, tally: Tally) -> pa.Table:
     """The part of the table that is the split, where the set says so itself."""
     info = table["extra_info"].to_pylist()
-    groups = [str(row.get(wish.data_set.group)) for row in info]
-    assert wish.data_set.divide
-    chosen = wish.data_set.divide(
-        [row["question"] for row in info], groups, wish.options, wish.split
+    groups = [str(row.get(request.data_set.group)) for row in info]
+    assert request.data_set.divide
+    chosen = request.data_set.divide(
+        [row["question"] for row in info], groups, request.options, request.split
     )
     for i in range(table.num_rows):
         if i not in chosen:
-            tally.drop(f"in another split than {wish.split}", f"row {info[i]['index']}")
+            tally.drop(f"in another split than {request.split}", f"row {info[i]['index']}")
     tally.kept = len(chosen)
     if not chosen:
         raise ConfigError(
-            f"{wish.name}: no problem is left for split={wish.split}; give more rows or another split"
+            f"{request.name}: no problem is left for split={request.split}; give more rows or another split"
         )
     return table.take(pa.array(sorted(chosen)))
 
 
 def _story(
-    wish: PrepareRequest, files: list[tuple[str, Path]], commit: str, tally: Tally
+    request: PrepareRequest, files: list[tuple[str, Path]], commit: str, tally: Tally
 ) -> dict[str, Any]:
     return {
-        "set": wish.name,
-        "split": wish.split,
-        "style": wish.style_name,
-        "repo": wish.data_set.repo if commit else "",
+        "set": request.name,
+        "split": request.split,
+        "style": request.style_name,
+        "repo": request.data_set.repo if commit else "",
         "commit": commit,
         "files": {name: _digest(path) for name, path in files},
-        "options": {key: value for key, value in wish.options.items() if value not in ("", 0)},
+        "options": {key: value for key, value in request.options.items() if value not in ("", 0)},
         "read": tally.read,
         "kept": tally.kept,
         "dropped": tally.dropped,
@@ -401,7 +407,7 @@ def describe(prepared: Prepared) -> list[str]:
     return lines
 
 
-def read_story(path: Path) -> dict[str, Any]:
+def read_provenance(path: Path) -> dict[str, Any]:
     """What a prepared file says of itself; empty for other files."""
     if extension(path) != ".parquet":
         return {}

@@ -14,7 +14,7 @@ from postgrad.algorithms.advantages import grpo
 from postgrad.algorithms.thought import check_keep, draw_share
 from postgrad.config.schema import setting
 from postgrad.data.feed import Feed
-from postgrad.data.thoughts import Thought, Thoughts
+from postgrad.data.thoughts import Thought, ThoughtSplitter
 from postgrad.errors import ConfigError
 from postgrad.methods.base import Group, Ports, Step
 from postgrad.methods.grpo import Grpo, GrpoSettings
@@ -86,7 +86,9 @@ class Thinking(Grpo):
 
     def bind(self, ports: Ports) -> None:
         super().bind(ports)
-        self.thoughts = Thoughts(ports.prompts, self.settings.cot_start, self.settings.cot_end)
+        self.thoughts = ThoughtSplitter(
+            ports.prompts, self.settings.cot_start, self.settings.cot_end
+        )
 
     # ---- stages
 
@@ -96,7 +98,7 @@ class Thinking(Grpo):
 
     def cut(self, batch: Batch, step: Step) -> list[Thought]:
         """The thought of every row. Where it lies, where the output lies and what they say become columns."""
-        thoughts = self.thoughts.cut_all(batch)
+        thoughts = self.thoughts.split_batch(batch)
         batch.tokens["thought_mask"] = batch.mask([(t.start, t.end) for t in thoughts])
         batch.tokens["output_mask"] = batch.mask(
             [(t.output_start, len(t.response)) for t in thoughts]
@@ -126,7 +128,7 @@ class Thinking(Grpo):
                         self.random(step, f"keep/{name}"), settings.keep_min, settings.keep_max
                     )
                 )
-            part = self.thoughts.kept(thought, spec, settings.keep_unit)
+            part = self.thoughts.truncate(thought, spec, settings.keep_unit)
             parts.append(
                 part if part.text and (part.closed or settings.unclosed == "allow") else None
             )

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 
 
-def cut(ids: Sequence[int], limit: int, way: str, start: int = 0, ending: int = 0) -> list[int]:
+def truncate(
+    ids: Sequence[int], limit: int, way: str, start: int = 0, ending: int = 0
+) -> list[int]:
     """`limit` of the ids; all of them where there are no more.
 
         left    the first `start` ids and the last limit - start
@@ -21,6 +23,6 @@ def cut(ids: Sequence[int], limit: int, way: str, start: int = 0, ending: int = 
     return [*ids[: limit - last], *ids[len(ids) - last :]]
 
 
-def least_limit(way: str, start: int, ending: int) -> int:
+def min_limit(way: str, start: int, ending: int) -> int:
     """The smallest limit that leaves start, ending and one token of the prompt itself."""
     return 2 * max(start, ending) + 1 if way == "middle" else start + ending + 1
