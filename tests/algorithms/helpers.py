@@ -1,77 +1,9 @@
-"""Small things the tests of algorithms share."""
-
-import importlib
-import importlib.machinery
-import pkgutil
-import sys
-from types import ModuleType, SimpleNamespace
+"""Small functions that the tests of algorithms share."""
 
 import torch
 from torch import Tensor
 
-import postgrad
-import postgrad.algorithms
-
 F64 = torch.float64
-NAMES = sorted(info.name for info in pkgutil.iter_modules(postgrad.algorithms.__path__))
-
-
-def real() -> SimpleNamespace:
-    """The modules of postgrad.algorithms by name, as they are."""
-    return SimpleNamespace(
-        **{name: importlib.import_module(f"postgrad.algorithms.{name}") for name in NAMES}
-    )
-
-
-class _Mutated(importlib.machinery.SourceFileLoader):
-    """Loads one source file with a piece of its text replaced."""
-
-    old, new = "", ""
-
-    def get_code(self, fullname: str):
-        source = self.get_data(self.get_filename(fullname)).decode()
-        assert source.count(self.old) == 1, (
-            f"{fullname}: {self.old!r} is there {source.count(self.old)} times, not once"
-        )
-        return compile(source.replace(self.old, self.new), f"<mutated {fullname}>", "exec")
-
-
-class _Finder:
-    def __init__(self, fullname: str, old: str, new: str) -> None:
-        self.fullname, self.old, self.new = fullname, old, new
-
-    def find_spec(self, fullname: str, path, target: ModuleType | None = None):
-        if fullname != self.fullname:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
-        assert spec is not None and spec.origin is not None
-        loader = _Mutated(fullname, spec.origin)
-        loader.old, loader.new = self.old, self.new
-        return importlib.machinery.ModuleSpec(fullname, loader, origin=spec.origin)
-
-
-def mutated(module: str, old: str, new: str) -> SimpleNamespace:
-    """Fresh modules of postgrad.algorithms, one of them with `old` replaced by `new` in its source. The real ones stay."""
-    package = "postgrad.algorithms"
-    saved = {
-        name: sys.modules.pop(name)
-        for name in list(sys.modules)
-        if name == package or name.startswith(package + ".")
-    }
-    finder = _Finder(f"{package}.{module}", old, new)
-    sys.meta_path.insert(0, finder)  # type: ignore[arg-type]
-    try:
-        return SimpleNamespace(
-            **{name: importlib.import_module(f"{package}.{name}") for name in NAMES}
-        )
-    finally:
-        sys.meta_path.remove(finder)  # type: ignore[arg-type]
-        for name in [
-            name for name in sys.modules if name == package or name.startswith(package + ".")
-        ]:
-            del sys.modules[name]
-        sys.modules.update(saved)
-        postgrad.algorithms = saved[package]
 
 
 def column(*values: float) -> Tensor:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from postgrad.algorithms.classmate_rewards import channel_metrics, combine, correlation, gate, pair
-from postgrad.algorithms.thought import (
+from postgrad.data.thought_spans import (
     Span,
     check_keep,
     draw_share,

@@ -3,7 +3,7 @@
 import pytest
 
 from . import vectors_advantages, vectors_losses, vectors_other
-from .helpers import real
+from .mutation import real_modules
 
 CHECKS = {
     name: function
@@ -15,4 +15,4 @@ CHECKS = {
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_vector(name):
-    CHECKS[name](real())
+    CHECKS[name](real_modules())

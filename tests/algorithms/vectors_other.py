@@ -330,10 +330,10 @@ def check_bucket_draws(a):
 
 def check_pool(a):
     """Entropy and perplexity may disagree; ages are by the first success; a success is stored once."""
-    pool = a.replay.Pool()
+    pool = a.replay_pool.Pool()
 
     def success(entropy, *p):
-        return a.replay.Experience(
+        return a.replay_pool.Experience(
             torch.arange(len(p), dtype=torch.int32) + int(10 * entropy), column(*p).log(), entropy
         )
 
@@ -388,18 +388,22 @@ def check_reshaped_loss(a):
 
 def check_thought(a):
     """Classmate-CoT 8.1 and 8.2: where the thought lies, how much of it is kept."""
-    assert a.thought.split_cot([100, 5, 6, 7, 101, 8, 9, 0], 7, [100], [101]) == a.thought.Span(
-        1, 4, 5
+    assert a.thought_spans.split_cot(
+        [100, 5, 6, 7, 101, 8, 9, 0], 7, [100], [101]
+    ) == a.thought_spans.Span(1, 4, 5)
+    assert a.thought_spans.split_cot(
+        [100, 5, 6, 7, 8, 0, 0, 0], 5, [100], [101]
+    ) == a.thought_spans.Span(1, 5)
+    assert a.thought_spans.split_cot([5, 6, 101, 8, 0], 4, [100], [101]) == a.thought_spans.Span(
+        0, 2, 3
     )
-    assert a.thought.split_cot([100, 5, 6, 7, 8, 0, 0, 0], 5, [100], [101]) == a.thought.Span(1, 5)
-    assert a.thought.split_cot([5, 6, 101, 8, 0], 4, [100], [101]) == a.thought.Span(0, 2, 3)
-    assert a.thought.split_cot([5, 6, 101, 8, 0], 2, [100], [101]) == a.thought.Span(0, 2), (
-        "beyond the length nothing counts"
-    )
-    assert [a.thought.keep(0, 10, s) for s in ("1", "0.55", "0.05", "first-3-tokens", "last-3-tokens")] == [
+    assert a.thought_spans.split_cot([5, 6, 101, 8, 0], 2, [100], [101]) == a.thought_spans.Span(
+        0, 2
+    ), "beyond the length nothing counts"
+    assert [a.thought_spans.keep(0, 10, s) for s in ("1", "0.55", "0.05", "first-3-tokens", "last-3-tokens")] == [
         (0, 10), (0, 5), (0, 1), (0, 3), (7, 10)
     ]  # fmt: skip
-    assert a.thought.keep_words("Let x = 2.\n\nThen  2x = 4", 0.5) == "Let x = 2.\n\n"
+    assert a.thought_spans.keep_words("Let x = 2.\n\nThen  2x = 4", 0.5) == "Let x = 2.\n\n"
 
 
 def check_classmate_rewards(a):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from postgrad.algorithms.thought import Span, keep, keep_words, split_cot, split_text
+from postgrad.data.thought_spans import Span, keep, keep_words, split_cot, split_text
 
 if TYPE_CHECKING:
     from postgrad.types import Batch
@@ -100,7 +100,7 @@ class ThoughtSplitter:
         return self._pieces[token]
 
     def truncate(self, thought: Thought, spec: str, unit: str) -> Thought:
-        """What is left of a thought by `spec` (algorithms.thought.keep), a share counted in tokens or in words."""
+        """What is left of a thought by `spec` (thought_spans.keep), a share counted in tokens or in words."""
         response, first = thought.response, thought.start
         if unit == "words":
             text = keep_words(thought.text, float(spec))

@@ -13,12 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from postgrad.algorithms.replay import BUCKET_WEIGHTS, PICK_BY, POOL_RANGES, Experience, Pool
+from postgrad.algorithms.replay import BUCKET_WEIGHTS
 from postgrad.config.schema import Config, setting
 from postgrad.errors import ConfigError
 from postgrad.methods.base import Group, Stage, Step
 from postgrad.methods.support.checks import refuse_unread
 from postgrad.methods.support.mixed import Mixed, MixedSettings
+from postgrad.methods.support.replay_pool import PICK_BY, POOL_RANGES, Experience, Pool
 from postgrad.types import POLICY, REPLAY, Batch, Problem, Ragged, Trajectory
 
 

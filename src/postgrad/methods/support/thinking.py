@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from postgrad.algorithms.advantages import grpo
-from postgrad.algorithms.thought import check_keep, draw_share
 from postgrad.config.schema import setting
 from postgrad.data.feed import Feed
+from postgrad.data.thought_spans import check_keep, draw_share
 from postgrad.data.thoughts import Thought, ThoughtSplitter
 from postgrad.errors import ConfigError
 from postgrad.methods.base import Group, Ports, Step
