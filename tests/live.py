@@ -90,7 +90,7 @@ def live(
         yield Live(listener.getsockname()[1], served[0], token)
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(60)
         assert all(one.worker.end() for one in served) and not thread.is_alive()
 
 
@@ -112,14 +112,14 @@ def command(*words: str) -> Iterator[Live]:
         yield Live(int(said[-1].split(":")[2].split("/")[0]), token=token, process=process)
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         process.wait()
         process.stdout.close()
 
 
-def wait_for(met: Any, what: str, seconds: float = 20) -> None:
+def wait_for(met: Any, what: str, seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not met():
         assert time.monotonic() < deadline, f"waited {seconds} s for {what}"

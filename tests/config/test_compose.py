@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -406,21 +405,22 @@ def test_wrong_input_through_the_real_command(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_help_answers_within_a_second_and_without_torch(tmp_path):
-    script = (
-        "import sys; from postgrad.cli.main import main; code = main(['--help']); "
-        "heavy = {'torch', 'transformers', 'hydra', 'numpy'} & set(sys.modules); sys.exit(f'imported {heavy}' if heavy else code)"
+def test_help_imports_few_modules_and_no_torch(tmp_path):
+    """The time to print the help is the time of its imports, so the imports are counted."""
+    script = """
+import sys
+before = set(sys.modules)
+from postgrad.cli.main import main
+assert main(["--help"]) == 0
+imported = set(sys.modules) - before
+assert not imported & {"torch", "transformers", "hydra", "numpy"}, imported
+assert len(imported) < 100, imported
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, timeout=60
     )
-    seconds = []
-    for _ in range(3):  # the best of three: the machine is shared
-        start = time.perf_counter()
-        done = subprocess.run(
-            [sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, timeout=60
-        )
-        seconds.append(time.perf_counter() - start)
-        assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stderr
     assert "usage: postgrad COMMAND" in done.stdout
-    assert min(seconds) < 1.0, seconds
 
 
 def test_composing_imports_no_torch():

@@ -182,7 +182,7 @@ def test_kill_9_and_the_same_command(server, reference, tiny, verifier, tmp_path
                 kill()
             except ProcessLookupError:
                 continue
-        process.join(10)
+        process.join(60)
         assert not (out / "summary.json").is_file()
     assert killed == 3, (tmp_path / "output.txt").read_text()
     assert main(overrides) == 0

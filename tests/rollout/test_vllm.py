@@ -303,7 +303,7 @@ def stop(child: "subprocess.Popen[bytes]") -> None:
     for number in (signal.SIGINT, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
             os.killpg(child.pid, number)
-            child.wait(30)
+            child.wait(60)
 
 
 @pytest.fixture(scope="module")

@@ -84,7 +84,7 @@ def start(*words: str, token: str = "") -> Server:
 def stop(server: Server, number: int = signal.SIGTERM) -> int:
     server.process.send_signal(number)
     try:
-        return server.process.wait(20)
+        return server.process.wait(60)
     finally:
         server.process.kill()
         server.process.wait()
@@ -249,7 +249,7 @@ def test_a_client_that_leaves_gives_its_place_back(server):
         }
     )
     for _ in range(3):
-        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
         headers = {"Content-Type": "application/json", "Authorization": "Bearer secret"}
         connection.request("POST", "/test_program", body, headers)
         time.sleep(0.1)
@@ -279,13 +279,13 @@ def test_a_clean_end_while_a_program_runs(number, children):
 
     thread = threading.Thread(target=work)
     thread.start()
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while not (inside := children(server.process.pid)) and time.monotonic() < end:
         time.sleep(0.05)
     time.sleep(0.3)
     assert inside and stop(server, number) == 0
-    thread.join(10)
-    end = time.monotonic() + 10
+    thread.join(60)
+    end = time.monotonic() + 60
     while any(alive(pid) for pid in inside) and time.monotonic() < end:
         time.sleep(0.05)
     assert not any(alive(pid) for pid in inside)
@@ -436,7 +436,7 @@ def test_run_code_wants_the_token_also_as_a_password(server):
             "Content-Type": "application/json",
             "Authorization": f"{kind} {base64.b64encode(word).decode()}",
         }
-        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
         connection.request("POST", "/run_code", json.dumps(code_request("")), header)
         assert connection.getresponse().status == status
         connection.close()

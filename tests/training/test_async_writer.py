@@ -29,7 +29,7 @@ class SlowFile:
         self.place, self.may, self.error = place, may, error
 
     def write(self) -> None:
-        assert self.may.wait(20)
+        assert self.may.wait(60)
         if self.error is not None:
             raise self.error
         self.place.write_text("weights")

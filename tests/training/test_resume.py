@@ -129,7 +129,7 @@ class Run:
                 kill()
             except ProcessLookupError:
                 continue
-        self.process.join(10)
+        self.process.join(60)
 
     def interrupt(self, number=signal.SIGINT) -> None:
         os.killpg(self.process.pid, number)  # a terminal signals the whole group
@@ -463,7 +463,7 @@ def test_sigterm_before_the_first_step_is_one_line_and_a_late_ctrl_c_adds_none()
     line = process.stderr.readline()
     process.send_signal(signal.SIGINT)
     process.terminate()
-    assert process.wait(10) == 130 and line.startswith(
+    assert process.wait(60) == 130 and line.startswith(
         "postgrad: stopped; the same command continues"
     )
     assert process.stderr.read() == ""

@@ -58,7 +58,7 @@ class Eyes:
     def one(self, css: str):
         return self.until(lambda: next(iter(self.all(css)), None), css)
 
-    def until(self, condition, what: str = "", limit_s: float = 10):
+    def until(self, condition, what: str = "", limit_s: float = 60):
         """Whatever the condition gives, once it is true; the page may be drawing meanwhile."""
         end = time.monotonic() + limit_s
         while True:

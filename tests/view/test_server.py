@@ -372,7 +372,7 @@ def test_the_live_stream_tells_of_new_lines(runs, tmp_path):
 
     written = Written(tmp_path / "live").steps(2)
     with serving(tmp_path) as server:
-        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
         connection.request("GET", "/api/live?run=live&from=2&generation=0")
         answer = connection.getresponse()
         assert answer.headers["content-type"].startswith("text/event-stream")
@@ -431,5 +431,5 @@ def test_ctrl_c_and_sigterm_end_it_without_a_word(runs, number):
             break
         time.sleep(0.1)
     process.send_signal(number)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 0 and err == ""
