@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from postgrad.problem import Problem, Score
-from postgrad.verifiers.scorer import Judge
+from postgrad.verifiers.scorer import Scorer
 
 STEP = "We first note that the sum of the two terms is $3x + 4$, so that $x = {n}$ gives a value of {n}.5 after division by two. "
 
@@ -68,13 +68,13 @@ def programs(num: int, rng: random.Random) -> list[tuple[str, Problem]]:
 
 
 def measure(name: str, items: list[tuple[str, Problem]], workers: int) -> None:
-    with Judge("auto", timeout_s=30, workers=workers) as judge:
+    with Scorer("auto", timeout_s=30, workers=workers) as scorer:
         responses, problems = [item[0] for item in items], [item[1] for item in items]
-        judge.score(
+        scorer.score(
             problems[: 8 * workers], responses[: 8 * workers]
         )  # the children start and import
         start, busy = time.perf_counter(), cpu_seconds()
-        results = judge.score(problems, responses)
+        results = scorer.score(problems, responses)
         seconds, busy = time.perf_counter() - start, cpu_seconds() - busy
     right = sum(result.value for result in results if isinstance(result, Score))
     failed = sum(not isinstance(result, Score) for result in results)

@@ -92,7 +92,7 @@ def grade(math_pool: VerifierPool) -> Callable[..., list[float]]:
     """Values of (response, truth) pairs by a verifier that runs in the pool."""
 
     def values(verifier: str, pairs: list[tuple[str, str]]) -> list[float]:
-        results = math_pool.judge(
+        results = math_pool.verify(
             [(response, make_problem(truth)) for response, truth in pairs], [verifier] * len(pairs)
         )
         return [result.value for result in results]  # type: ignore[union-attr]

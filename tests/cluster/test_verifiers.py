@@ -14,7 +14,7 @@ from postgrad.cluster.verifier_pool import Verifiers  # noqa: E402
 from postgrad.errors import ConfigError, RunError  # noqa: E402
 from postgrad.problem import Failure, Problem, Score  # noqa: E402
 from postgrad.verifiers.pool import VerifierPool  # noqa: E402
-from postgrad.verifiers.scorer import Judge  # noqa: E402
+from postgrad.verifiers.scorer import Scorer  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -77,12 +77,12 @@ def test_verdicts_and_failures_are_those_of_the_local_pool(verifiers):
     ]
     names = [f"{HOSTILE}:by_command"] * len(overrides) + ["math"] * 40 + ["exact"]
     with VerifierPool(workers=2, timeout_s=2) as pool:
-        local = pool.judge(items, names)
-    assert there.judge(items, names) == local and there.judge([], []) == []
+        local = pool.verify(items, names)
+    assert there.verify(items, names) == local and there.verify([], []) == []
     assert local[1] == Failure("timeout", "no verdict within 2 s") and local[3].kind == "crash"
     assert [v.value for v in local[-41:]] == [float(i % 3 == 1) for i in range(40)] + [1.0]
     cases = ["dict", "nan", "none", "missing"]
-    returned = there.judge([(case, problem()) for case in cases], [f"{HOSTILE}:returns"] * 4)
+    returned = there.verify([(case, problem()) for case in cases], [f"{HOSTILE}:returns"] * 4)
     assert returned[0] == Score(0.5, {"acc": 1.0}) and [v.kind for v in returned[1:]] == [
         "invalid",
         "invalid",
@@ -96,10 +96,10 @@ def test_they_judge_below_several_actors_where_the_driver_stands_and_leave_nothi
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(DEADLY.read_text())
     there = verifiers(2)
-    judge = Judge("mine.py:below", timeout_s=20, workers=1)
-    judge.pool = there
-    found = judge.score([problem(str(tmp_path))] * 40, ["x"] * 40)
-    judge.close()
+    scorer = Scorer("mine.py:below", timeout_s=20, workers=1)
+    scorer.pool = there
+    found = scorer.score([problem(str(tmp_path))] * 40, ["x"] * 40)
+    scorer.close()
     assert {v.value for v in found} == {1.0} == {v.parts["here"] for v in found}
     actors, children = ({int(v.parts[key]) for v in found} for key in ("actor", "pid"))
     assert len(actors) == len(children) == 2 and os.getpid() not in actors
@@ -109,21 +109,21 @@ def test_they_judge_below_several_actors_where_the_driver_stands_and_leave_nothi
         assert time.monotonic() < deadline, "an actor's children end with it"
         time.sleep(0.05)
     with pytest.raises(RunError, match="the verifiers are closed"):
-        there.judge([("x", problem(""))], [f"{DEADLY}:below"])
+        there.verify([("x", problem(""))], [f"{DEADLY}:below"])
 
 
 def test_a_dead_actor_is_replaced_and_only_what_kills_twice_fails(verifiers, tmp_path, capsys):
     there = verifiers(1)
     overrides = ["a", f"kill {tmp_path / 'mark'}", "bb", "kill", "ccc"]
-    found = there.judge([(word, problem()) for word in overrides], [f"{DEADLY}:by_command"] * 5)
-    assert found[3] == Failure("crash", "the verifier worker died during judge")
+    found = there.verify([(word, problem()) for word in overrides], [f"{DEADLY}:by_command"] * 5)
+    assert found[3] == Failure("crash", "the verifier worker died during verify")
     assert [found[i] for i in (0, 1, 2, 4)] == [
         Score(float(len(overrides[i]))) for i in (0, 1, 2, 4)
     ]
     told = capsys.readouterr().err
     assert (
         told.count(
-            "the verifier worker died during judge; it is started anew, and what it held is judged again\n"
+            "the verifier worker died during verify; it is started anew, and what it held is judged again\n"
         )
         == 3
     )
@@ -132,11 +132,11 @@ def test_a_dead_actor_is_replaced_and_only_what_kills_twice_fails(verifiers, tmp
 def test_a_silent_actor_is_stopped_and_replaced(verifiers, tmp_path, capsys):
     there = verifiers(1, "cluster.wait_s=1", "reward.timeout_s=1")
     assert (
-        there.judge([(f"stop {tmp_path / 'mark'}", problem())], [f"{DEADLY}:by_command"])[0].value
+        there.verify([(f"stop {tmp_path / 'mark'}", problem())], [f"{DEADLY}:by_command"])[0].value
         > 4
     )
     assert (
-        "the verifier worker did not answer judge within 2 s; it was stopped; it is started anew"
+        "the verifier worker did not answer verify within 2 s; it was stopped; it is started anew"
         in capsys.readouterr().err
     )
 
@@ -144,14 +144,14 @@ def test_a_silent_actor_is_stopped_and_replaced(verifiers, tmp_path, capsys):
 def test_what_an_actor_refuses_is_told(verifiers, tmp_path):
     there = verifiers(1)
     with pytest.raises(ConfigError, match="is not a verifier; did you mean exact"):
-        there.judge([("x", problem())], ["exakt"])
+        there.verify([("x", problem())], ["exakt"])
     file = tmp_path / "gone.py"
     file.write_text("def odd(response, problem):\n    return 1.0\n")
-    Judge(f"{file}:odd").close()
+    Scorer(f"{file}:odd").close()
     there.seconds[f"{file}:odd"] = 1.0  # as on a machine that has the file, and an actor's has not
     file.unlink()
     with pytest.raises(ConfigError, match="gone"):
-        there.judge([("x", problem())], [f"{file}:odd"])
+        there.verify([("x", problem())], [f"{file}:odd"])
 
 
 def test_what_an_actor_takes(tiny):

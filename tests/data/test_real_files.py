@@ -12,7 +12,7 @@ import pytest
 from postgrad.data.prepare.run import find_files, parse_request, prepare, read_provenance
 from postgrad.data.problems import load_problems, load_problems_with_locations
 from postgrad.evaluation.golds import check, question_key
-from postgrad.verifiers.scorer import Judge
+from postgrad.verifiers.scorer import Scorer
 
 DATA = Path(
     os.environ.get("POSTGRAD_REAL_DATA", Path(__file__).parents[2].parent / "shared" / "data")
@@ -136,8 +136,8 @@ def test_one_problem_has_one_uid_wherever_it_came_from(tmp_path: Path):
 def test_gold_answers_score_and_near_misses_do_not(name: str):
     """The gold answer, the near miss and every worked solution of every row, through the verifier that training would take."""
     problems, places = load_problems_with_locations(str(DATA / name))
-    with Judge(timeout_s=30) as judge:
-        findings = check(problems, places, judge)
+    with Scorer(timeout_s=30) as scorer:
+        findings = check(problems, places, scorer)
     assert findings.checked == len(problems)
     assert not findings.wrong and not findings.accepted and not findings.wrong_demonstrations
     assert findings.near >= {"bupo/deepmath-5k.parquet": 2900}.get(name, len(problems) // 2)
@@ -162,8 +162,8 @@ OTHERWISE = [
 @pytest.mark.parametrize("name", OTHERWISE)
 def test_gold_answers_in_another_hand(name: str):
     problems = load_problems(str(DATA / name))
-    with Judge(timeout_s=30) as judge:
-        scores = judge.score(
+    with Scorer(timeout_s=30) as scorer:
+        scores = scorer.score(
             problems, [said_otherwise(problem.ground_truth) for problem in problems]
         )
     assert [
@@ -178,8 +178,8 @@ def test_gold_answers_that_only_text_can_match(name: str):
     problems = load_problems(str(DATA / name))
     listed = [row for row in EXCEPTIONS if row["file"] == name]
     parts = [replace(problems[row["row"] - 1], ground_truth=row["unread"]) for row in listed]
-    with Judge(f"{Path(__file__).parent / 'reads_gold.py'}:reads_gold", timeout_s=30) as judge:
-        scores, of_parts = (judge.score(asked, [""] * len(asked)) for asked in (problems, parts))
+    with Scorer(f"{Path(__file__).parent / 'reads_gold.py'}:reads_gold", timeout_s=30) as scorer:
+        scores, of_parts = (scorer.score(asked, [""] * len(asked)) for asked in (problems, parts))
     read = [getattr(score, "value", 0.0) == 1.0 for score in scores]
     unread = [
         (row, p.uid, p.ground_truth)

@@ -4,7 +4,7 @@ import pytest
 
 from postgrad.evaluation.golds import FORM_ONLY, SAID, check, gold_response, near_miss
 from postgrad.problem import Problem
-from postgrad.verifiers.scorer import Judge
+from postgrad.verifiers.scorer import Scorer
 from postgrad.verifiers.verifier import VERIFIERS
 
 
@@ -16,8 +16,10 @@ def problem(
 
 
 def found(*problems: Problem, verifier: str = "auto", against: tuple[Problem, ...] = ()):
-    with Judge(verifier) as judge:
-        return check(problems, [f"f: row {i}" for i in range(1, len(problems) + 1)], judge, against)
+    with Scorer(verifier) as scorer:
+        return check(
+            problems, [f"f: row {i}" for i in range(1, len(problems) + 1)], scorer, against
+        )
 
 
 def test_right_golds_and_a_wrong_one():
@@ -86,11 +88,11 @@ def test_what_cannot_be_judged_is_counted():
 
 def test_every_verifier_is_told_the_answer_in_a_way_it_knows():
     assert set(SAID) <= set(VERIFIERS) and set(FORM_ONLY) <= set(VERIFIERS)
-    with Judge() as judge:
+    with Scorer() as scorer:
         for name in set(VERIFIERS) - {*FORM_ONLY, "code", "geometry3k"}:
-            judge.verifier = name
+            scorer.verifier = name
             item = problem("a", "B" if name == "choice" else "12")
-            findings = check([item], ["f: row 1"], judge)
+            findings = check([item], ["f: row 1"], scorer)
             assert not findings.wrong and not findings.accepted and findings.near == 1, (
                 gold_response(name, item)
             )

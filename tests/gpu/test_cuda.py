@@ -39,13 +39,13 @@ def made(tiny, *overrides):
 
 def bound(config):
     from postgrad.data.render import Prompts
-    from postgrad.verifiers.scorer import Judge
+    from postgrad.verifiers.scorer import Scorer
 
     host = build_host(config)
     method = find_method("grpo")(config)
-    judge = Judge("exact")
+    scorer = Scorer("exact")
     method.bind(
-        Ports(host.policy, host.engine, judge, Prompts(host.policy.loaded.tokenizer, "plain"))
+        Ports(host.policy, host.engine, scorer, Prompts(host.policy.loaded.tokenizer, "plain"))
     )
     return host, method
 

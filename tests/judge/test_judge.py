@@ -15,7 +15,7 @@ from postgrad.judge.llm import (
     template_text,
 )
 from postgrad.problem import Failure, Problem, Score
-from postgrad.verifiers.scorer import LLM_JUDGE, Judge
+from postgrad.verifiers.scorer import LLM_JUDGE, Scorer
 
 
 @pytest.mark.parametrize(
@@ -155,13 +155,13 @@ def test_templates_of_ones_own(tmp_path):
 
 
 def test_the_direction_is_the_judge_s_to_turn():
-    with Judge("exact", minimize=True) as turned:
+    with Scorer("exact", minimize=True) as turned:
         right = Problem("p", ({"role": "user", "content": "?"},), "7")
         found = turned.score([right, right], ["7", "8"])
         assert [score.value for score in found] == [-1.0, 0.0] and found[0].parts["answer"] == 1.0
-    with Judge(LLM_JUDGE, minimize=True) as llm:
+    with Scorer(LLM_JUDGE, minimize=True) as llm:
         llm.check([problem()])
-        llm.llm = judge({"xylophone": ["hm"]}, retries=0)[0]
+        llm.judge = judge({"xylophone": ["hm"]}, retries=0)[0]
         good, bad = llm.score([problem()] * 2, ["drum", "xylophone"])
         assert good == Score(-5.0, {"mark": 5.0}) and isinstance(bad, Failure)
 

@@ -82,7 +82,7 @@ def run(recipe: str, model: Path, runs: Path, *overrides: str) -> list[dict[str,
 
 
 @dataclass
-class PlainJudge:
+class PlainScorer:
     """A judge without processes: `value` of a response is its score, None a failure; problems in `flat` give everyone the same."""
 
     value: Callable[[str], float | None]
@@ -115,11 +115,11 @@ class Bound:
         self.method: Method = find_method(config.method.name)(config)
         self.method.check()
         self.host = placed or build_host(config)
-        self.judge = PlainJudge(value)
+        self.scorer = PlainScorer(value)
         tokenizer = build_tokenizer(config)
         self.prompts = Prompts(tokenizer, "plain", 64, "error")
         self.method.bind(
-            Ports(self.host.policy, self.host.engine, self.judge, self.prompts, self.host.models)
+            Ports(self.host.policy, self.host.engine, self.scorer, self.prompts, self.host.models)
         )
         self.problems = load_problems(config.data.train)
         self.feed = Feed(self.problems, shuffle=False)

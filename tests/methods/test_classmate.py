@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
-from lessons import SMALL, PlainJudge, build_tokenizer, flat_weights, run
+from lessons import SMALL, PlainScorer, build_tokenizer, flat_weights, run
 from offpolicy import assert_a_killed_run_ends_the_same
 from served import MODEL, serve
 from world import config_of, metrics_of, overrides_of
@@ -66,14 +66,14 @@ class Setting:
             f"classmate-{k}": Generator(engine, self.prompts, 512)
             for k, engine in enumerate(self.engines, 1)
         }
-        self.judge = PlainJudge(value)
+        self.scorer = PlainScorer(value)
         self.host = build_host(
             dataclasses.replace(
                 config, method=dataclasses.replace(config.method, condition="no_classmate")
             )
         )
         self.method.bind(
-            Ports(self.host.policy, self.host.engine, self.judge, self.prompts, models)
+            Ports(self.host.policy, self.host.engine, self.scorer, self.prompts, models)
         )
         self.problems = load_problems("arithmetic:1")
         self.step = Step(1, Feed(self.problems, shuffle=False))
@@ -119,7 +119,7 @@ def test_thoughts_reach_classmates_and_only_outputs_reach_the_verifier(tiny):
         "89",
         "1",
     ]
-    assert s.judge.asked == ["34", "7", "2", "7", "7", "7"], (
+    assert s.scorer.asked == ["34", "7", "2", "7", "7", "7"], (
         "outputs, then what the classmates said"
     )
     assert batch.rows["reward"].tolist() == [2, 1, 0, 1] and batch.rows[
@@ -241,8 +241,8 @@ def test_without_the_thought_is_asked_once_a_problem_and_subtracted(tiny):
 def test_helping_others_pairs_problems_and_is_judged_by_theirs(tiny):
     s = made(tiny, FOUR, "method.reward_type=help_other_questions")
     judged = []
-    score = s.judge.score
-    s.judge.score = lambda problems, texts: (
+    score = s.scorer.score
+    s.scorer.score = lambda problems, texts: (
         judged.append([p.uid for p in problems]) or score(problems, texts)
     )
     s.until_estimate()
@@ -409,7 +409,7 @@ def test_consistency_is_a_channel_of_its_own_on_the_thought(tiny):
         "method.consistency_weight=2",
         "method.classmate_weight=0",
     )
-    s.judge.score = lambda problems, texts: [
+    s.scorer.score = lambda problems, texts: [
         Score(float(p.ground_truth == t)) for p, t in zip(problems, texts, strict=True)
     ]
     batch = s.until_estimate()
@@ -620,8 +620,8 @@ def test_thoughts_learn_to_help(tmp_path, verifier):
         reply=lambda prompt, seed: [prompt[-1], END],
         value=lambda text: float(text == "7"),
     )
-    score = s.judge.score
-    s.judge.score = lambda problems, texts: [
+    score = s.scorer.score
+    s.scorer.score = lambda problems, texts: [
         Score(0.0) if len(t) != 1 else v for t, v in zip(texts, score(problems, texts), strict=True)
     ]
     rewards = []

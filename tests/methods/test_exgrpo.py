@@ -78,7 +78,7 @@ class Lesson(Bound):
         assert isinstance(self.method, ExGrpo)
         self.ex: ExGrpo = self.method
         self.plan: dict[str, int] = {}
-        self.judge.score = self.judged  # type: ignore[method-assign]
+        self.scorer.score = self.judged  # type: ignore[method-assign]
 
     def judged(self, problems, responses):
         from postgrad.types import Score

@@ -245,11 +245,11 @@ def test_remax_takes_the_reward_of_one_greedy_response_a_problem(tiny):
 
 def test_remax_leaves_out_problems_whose_greedy_response_cannot_be_judged(tiny):
     b = bound("remax", tiny)
-    judge, samples = b.judge.score, b.config.rollout.samples
-    b.judge.score = (
+    scorer, samples = b.scorer.score, b.config.rollout.samples
+    b.scorer.score = (
         lambda problems, texts: [  # the first call is of the samples, the second of one greedy response a problem
             Failure("test", "refused") if len(texts) == 4 and i == 0 else verdict
-            for i, verdict in enumerate(judge(problems, texts))
+            for i, verdict in enumerate(scorer(problems, texts))
         ]
     )
     assert samples > 1
@@ -266,7 +266,7 @@ def test_remax_leaves_out_problems_whose_greedy_response_cannot_be_judged(tiny):
 
 def test_a_validation_counts_what_could_not_be_judged(tiny):
     b = bound("grpo", tiny)
-    b.judge.value = lambda _: None
+    b.scorer.value = lambda _: None
     told = b.method.validate(b.problems[:3])
     assert told == {
         "validation/accuracy": 0.0,
@@ -288,7 +288,7 @@ def test_remax_learns_from_one_sample_a_problem(tiny):
 def refilling(tiny, flat: set[int], *overrides: str) -> Bound:
     """DAPO where the problems of these numbers give every response the same reward."""
     b = bound("dapo", tiny, "method.overlong_buffer=0", "training.updates_per_step=1", *overrides)
-    b.judge.flat = {b.problems[i].uid for i in flat}
+    b.scorer.flat = {b.problems[i].uid for i in flat}
     return b
 
 
@@ -340,7 +340,7 @@ def test_a_step_without_any_signal_is_kept_whole_and_moves_nothing(tiny):
 
 def test_failures_of_all_refills_are_counted(tiny):
     b = refilling(tiny, {0, 1, 4}, "reward.max_failure_rate=1.0")
-    b.judge.value = lambda response: (
+    b.scorer.value = lambda response: (
         None if sum(map(ord, response)) % 3 == 0 else spread_out(response)
     )
     batch = b.until("refill")
@@ -351,7 +351,7 @@ def test_failures_of_all_refills_are_counted(tiny):
 
 def test_parts_that_only_some_refills_report_do_not_stop_the_run(tiny):
     b = refilling(tiny, {0, 1})
-    plain = b.judge.score
+    plain = b.scorer.score
 
     def score(problems, responses):
         verdicts = plain(problems, responses)
@@ -359,7 +359,7 @@ def test_parts_that_only_some_refills_report_do_not_stop_the_run(tiny):
             verdict.parts["late"] = 1.0
         return verdicts
 
-    b.judge.score = score
+    b.scorer.score = score
     batch = b.until("refill")
     late = batch.rows["reward/late"]
     assert int(late.isnan().sum()) == 8 and len(batch) == 16

@@ -432,7 +432,7 @@ def test_a_wrong_demonstration_is_pushed_down_or_masked(tiny):
     def judged(*overrides: str) -> Batch:
         b = bound("luffy", tiny, *overrides)
         demonstrations = {p.demonstrations[0] for p in b.problems}
-        b.judge.value = lambda response: 0.0 if response in demonstrations else 1.0
+        b.scorer.value = lambda response: 0.0 if response in demonstrations else 1.0
         return b.until("estimate")
 
     kept, masked = judged(), judged("method.wrong_demonstrations=mask")
@@ -449,7 +449,7 @@ def test_a_wrong_demonstration_is_pushed_down_or_masked(tiny):
 
 def test_the_policy_s_own_reward_is_told_apart(tiny):
     b = bound("luffy", tiny, value=lambda response: 0.0)
-    b.judge.value = lambda response: (
+    b.scorer.value = lambda response: (
         1.0 if response in {p.demonstrations[0] for p in b.problems} else 0.25
     )
     batch = b.until("score")

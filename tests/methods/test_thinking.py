@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from lessons import SMALL, PlainJudge, build_tokenizer
+from lessons import SMALL, PlainScorer, build_tokenizer
 from world import config_of
 
 from postgrad.cluster.host import build_host
@@ -37,7 +37,7 @@ class Short(Thinking):
         return {"short": 0.5}
 
 
-def estimated(tiny, responses: list[str], *overrides: str) -> tuple[Batch, PlainJudge]:
+def estimated(tiny, responses: list[str], *overrides: str) -> tuple[Batch, PlainScorer]:
     config = config_of("grpo", tiny, *SMALL, *THINKING, "method.normalize_by_std=false", *overrides)
     method, host, prompts = (
         Short(config),
@@ -45,20 +45,20 @@ def estimated(tiny, responses: list[str], *overrides: str) -> tuple[Batch, Plain
         Prompts(build_tokenizer(config), "plain", 64),
     )
     method.check()
-    judge = PlainJudge(lambda text: float(text == "7"))
-    method.bind(Ports(host.policy, host.engine, judge, prompts))
+    scorer = PlainScorer(lambda text: float(text == "7"))
+    method.bind(Ports(host.policy, host.engine, scorer, prompts))
     problem, *_ = problems = load_problems("arithmetic:1")
     step = Step(1, Feed(problems, shuffle=False))
     rows = [
         Trajectory(problem.uid, prompts.encode(problem), prompts.encode_response(text), 0, i)
         for i, text in enumerate(responses)
     ]
-    return method.estimate(method.score(method.enrich(Batch.of(rows), step), step), step), judge
+    return method.estimate(method.score(method.enrich(Batch.of(rows), step), step), step), scorer
 
 
 def test_outputs_are_judged_and_thoughts_get_a_reward_of_their_own(tiny):
-    batch, judge = estimated(tiny, ["(1)7", "(123)7"])
-    assert judge.asked == ["7", "7"] and batch.rows["reward"].tolist() == [1, 1]
+    batch, scorer = estimated(tiny, ["(1)7", "(123)7"])
+    assert scorer.asked == ["7", "7"] and batch.rows["reward"].tolist() == [1, 1]
     short, long = batch.tokens["advantages"].split(batch.response.lengths.tolist())
     assert short.tolist() == [0, 0.5, 0, 0, 0], "half of 1, the distance from the mean of -1 and -3"
     assert long.tolist() == [0, -0.5, -0.5, -0.5, 0, 0, 0]
@@ -74,9 +74,9 @@ def test_only_what_is_shown_learns_from_it_and_only_the_tokens_that_learn_at_all
 
 
 def test_a_response_without_an_output_is_not_judged(tiny):
-    batch, judge = estimated(tiny, ["(1", "(123)7"], "method.no_output_score=-2")
+    batch, scorer = estimated(tiny, ["(1", "(123)7"], "method.no_output_score=-2")
     assert (
-        judge.asked == ["7"]
+        scorer.asked == ["7"]
         and batch.rows["reward"].tolist() == [-2, 1]
         and batch.rows["output"] == [None, "7"]
     )

@@ -126,7 +126,7 @@ def test_no_loss_sees_what_a_tool_wrote(overrides, tmp_path):
         prompts,
         Turns(box, prompts, 4),
     )
-    bound.judge.value = lambda text: float(CALL in text)
+    bound.scorer.value = lambda text: float(CALL in text)
     batch = bound.until("estimate")
     tool = batch.tokens["token_source"] == TOOL
     assert bool(tool.any()) and not bool(batch.tokens["loss_mask"][tool].any())

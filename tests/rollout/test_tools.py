@@ -310,14 +310,14 @@ def test_a_verifier_never_sees_what_a_tool_wrote(mine):
     )
     seen: list[str] = []
 
-    class Judge:
+    class Scorer:
         def score(self, problems, responses):
             seen.extend(responses)
             return [Score(0.0)] * len(responses)
 
     (answer,) = respond(
         engine,
-        Judge(),
+        Scorer(),
         prompts,
         [problem()],
         Sampling(max_new_tokens=500),

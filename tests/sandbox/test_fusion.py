@@ -374,7 +374,7 @@ def test_the_code_verifier_over_fusion(fusion, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setenv("POSTGRAD_SANDBOX", fusion.url)
     with VerifierPool(workers=1, timeout_s=30) as pool:
-        results = pool.judge(items, ["code"] * 3)
+        results = pool.verify(items, ["code"] * 3)
         assert [(r.value, r.parts["passed"]) for r in results if isinstance(r, Score)] == [
             (1.0, 1.0),
             (0.0, 0.5),
@@ -382,7 +382,7 @@ def test_the_code_verifier_over_fusion(fusion, monkeypatch):
         ]
         fusion.answers = [(200, NO_VERDICT), (200, b"what?")]
         for says, result in zip(
-            ("no cgroup left", "no JSON object"), pool.judge(items[1:], ["code"] * 2), strict=True
+            ("no cgroup left", "no JSON object"), pool.verify(items[1:], ["code"] * 2), strict=True
         ):
             assert isinstance(result, Failure) and result.kind == "error" and says in result.reason
     sandbox.cache_clear()
@@ -392,7 +392,7 @@ def test_the_code_verifier_over_fusion(fusion, monkeypatch):
         sandbox.cache_clear()
     monkeypatch.setenv("POSTGRAD_SANDBOX", "fusion:8080/run_code")
     with VerifierPool(workers=1, timeout_s=30) as pool:
-        (result,) = pool.judge(items[:1], ["code"])
+        (result,) = pool.verify(items[:1], ["code"])
     assert (
         isinstance(result, Failure)
         and "POSTGRAD_SANDBOX=fusion:8080/run_code is not an address" in result.reason

@@ -625,11 +625,11 @@ def test_code_verifier():
     with VerifierPool(
         workers=2, timeout_s=1
     ) as pool:  # the verifier has a limit of its own, well above this
-        results = pool.judge(
+        results = pool.verify(
             [(response, problem) for response, problem, _ in rows], ["code"] * len(rows)
         )
-        (bad,) = pool.judge([(right, Problem("f", (), "42", "code"))], ["code"])
-        (odd,) = pool.judge(
+        (bad,) = pool.verify([(right, Problem("f", (), "42", "code"))], ["code"])
+        (odd,) = pool.verify(
             [(right, Problem("g", (), json.dumps(["class M: pass\nassert add(M(), 1)"]), "code"))],
             ["code"],
         )
@@ -647,7 +647,7 @@ def test_code_verifier():
 def test_code_without_a_sandbox_is_a_failure_not_a_zero(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     with VerifierPool(workers=1, timeout_s=20) as pool:
-        (result,) = pool.judge(
+        (result,) = pool.verify(
             [(FENCE.format("def add(a, b):\n    return a + b"), Problem("a", (), ADD, "code"))],
             ["code"],
         )
@@ -695,7 +695,7 @@ def test_a_thousand_hostile_answers_without_leak_hang_or_zombie(problem, childre
         names.append("code" if i % 200 == 100 else "math")
         expected.append(0.0 if i % 20 == 0 else float(i % 7 == i % 5))
     with VerifierPool(workers=2, timeout_s=10) as pool:
-        results = pool.judge(items, names)
+        results = pool.verify(items, names)
         assert len(set(children()) - before) <= 2
     hurt = [r for i, r in enumerate(results) if i % 20 == 0]
     assert all(isinstance(r, Failure) or r.value == 0.0 for r in hurt)

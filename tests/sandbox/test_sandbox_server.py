@@ -317,7 +317,7 @@ def test_the_code_verifier_can_use_a_sandbox_elsewhere(server, monkeypatch):
     monkeypatch.setenv("POSTGRAD_SANDBOX", f"http://127.0.0.1:{server.port}/")
     monkeypatch.setenv("POSTGRAD_SANDBOX_TOKEN", "secret")
     with VerifierPool(workers=2, timeout_s=30) as pool:
-        results = pool.judge(items, ["code"] * 4)
+        results = pool.verify(items, ["code"] * 4)
     assert [(r.value, r.parts["passed"]) for r in results[:3]] == [
         (1.0, 1.0),
         (0.0, 0.5),
@@ -326,7 +326,7 @@ def test_the_code_verifier_can_use_a_sandbox_elsewhere(server, monkeypatch):
     assert isinstance(results[3], Failure) and results[3].kind == "unsupported"
     monkeypatch.setenv("POSTGRAD_SANDBOX_TOKEN", "wrong")
     with VerifierPool(workers=1, timeout_s=30) as pool:
-        (result,) = pool.judge(items[:1], ["code"])
+        (result,) = pool.verify(items[:1], ["code"])
     assert isinstance(result, Failure) and result.kind == "error" and "401" in result.reason
     with pytest.raises(SandboxError, match="gave no verdict"):
         RemoteSandbox("http://127.0.0.1:9", patience_s=0.1).test_asserts("", ["assert 1"])
@@ -472,7 +472,7 @@ def test_our_client_speaks_fusion_to_our_server(server, monkeypatch):
     monkeypatch.setenv("POSTGRAD_SANDBOX", f"{url}/run_code")
     monkeypatch.setenv("POSTGRAD_SANDBOX_TOKEN", "secret")
     with VerifierPool(workers=1, timeout_s=30) as pool:
-        results = pool.judge(items, ["code"] * 5)
+        results = pool.verify(items, ["code"] * 5)
     assert [result.parts["passed"] for result in results if isinstance(result, Score)] == [
         1.0,
         0.5,

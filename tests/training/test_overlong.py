@@ -124,7 +124,7 @@ def test_what_is_dropped_is_told_too(tiny, tmp_path, overrides):
         "training.problems_per_step=2",
     )
     inputs = prepare.load_inputs(config, find_method("grpo")(config))
-    inputs.judge.close()
+    inputs.scorer.close()
     assert (
         len(inputs.train) == 3
         and inputs.too_long == "too long: 9 of 12 in data.train; left out (data.overlong=drop)"

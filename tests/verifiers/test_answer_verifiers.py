@@ -11,12 +11,12 @@ from postgrad.verifiers import answers
 from postgrad.verifiers.verifier import VERIFIERS, load
 
 
-def judge(name: str, response: str, truth: str) -> Score | Failure:
+def score(name: str, response: str, truth: str) -> Score | Failure:
     return load(VERIFIERS[name].path)(response, Problem("p1", (), truth))
 
 
 def value(name: str, response: str, truth: str) -> float:
-    result = judge(name, response, truth)
+    result = score(name, response, truth)
     assert isinstance(result, Score)
     return result.value
 
@@ -109,14 +109,14 @@ def test_gsm8k_table(response, truth, verl, ours):
 
 
 def test_gsm8k_parts_tell_the_form_from_the_answer():
-    assert judge("gsm8k", "so #### 42", "42") == Score(1.0, {"answer": 1.0, "format": 1.0})
-    assert judge("gsm8k", "so it is 42 clips.", "42") == Score(1.0, {"answer": 1.0, "format": 0.0})
-    assert judge("gsm8k", "so #### 41", "42") == Score(0.0, {"answer": 0.0, "format": 1.0})
+    assert score("gsm8k", "so #### 42", "42") == Score(1.0, {"answer": 1.0, "format": 1.0})
+    assert score("gsm8k", "so it is 42 clips.", "42") == Score(1.0, {"answer": 1.0, "format": 0.0})
+    assert score("gsm8k", "so #### 41", "42") == Score(0.0, {"answer": 0.0, "format": 1.0})
     assert (
-        judge("gsm8k", "#### 1,234", "#### 1234").value == 1
+        score("gsm8k", "#### 1,234", "#### 1234").value == 1
     )  # verl's flexible mode keeps the comma and says 0
-    assert judge("gsm8k", "#### **42**", "a worked solution\n#### 42").value == 1
-    assert judge("gsm8k", "#### Step 1\nso 42", "42") == Score(1.0, {"answer": 1.0, "format": 0.0})
+    assert score("gsm8k", "#### **42**", "a worked solution\n#### 42").value == 1
+    assert score("gsm8k", "#### Step 1\nso 42", "42") == Score(1.0, {"answer": 1.0, "format": 0.0})
 
 
 def test_a_truth_that_cannot_be_right_is_a_failure_not_a_zero():
@@ -128,7 +128,7 @@ def test_a_truth_that_cannot_be_right_is_a_failure_not_a_zero():
         ("choice", ""),
         ("r1_zero", ""),
     ]:
-        result = judge(name, "\\boxed{A} #### 1", truth)
+        result = score(name, "\\boxed{A} #### 1", truth)
         assert isinstance(result, Failure) and result.kind == "invalid", name
 
 
@@ -166,8 +166,8 @@ def test_boxed_table(response, truth, original, ours):
 
 
 def test_boxed_parts():
-    assert judge("boxed", "\\boxed{6}", "5") == Score(0.0, {"answer": 0.0, "format": 1.0})
-    assert judge("boxed", "5", "5") == Score(0.0, {"answer": 0.0, "format": 0.0})
+    assert score("boxed", "\\boxed{6}", "5") == Score(0.0, {"answer": 0.0, "format": 1.0})
+    assert score("boxed", "5", "5") == Score(0.0, {"answer": 0.0, "format": 0.0})
 
 
 def test_exact_and_numeric():
@@ -215,7 +215,7 @@ def test_exact_and_numeric():
     ],
 )
 def test_choice_table(response, truth, expected, plain):
-    assert judge("choice", response, truth) == Score(
+    assert score("choice", response, truth) == Score(
         float(expected), {"answer": float(expected), "format": float(plain)}
     )
 
@@ -249,7 +249,7 @@ CLASSES = [
 
 @pytest.mark.parametrize(("response", "form", "answer"), CLASSES)
 def test_format_classes(response, form, answer):
-    assert judge("r1_zero", response, "42") == Score(
+    assert score("r1_zero", response, "42") == Score(
         float(form * answer), {"format": float(form), "answer": float(answer)}
     )
 
@@ -297,7 +297,7 @@ def test_inline_verifiers_are_not_quadratic_on_hostile_texts(name):
 def test_inline_verifiers_never_raise(text, truth):
     for name, spec in VERIFIERS.items():
         if spec.inline:
-            result = judge(name, text, truth)
+            result = score(name, text, truth)
             assert (
                 isinstance(result, Failure)
                 or result.value in (0.0, 1.0)

@@ -5,7 +5,7 @@ import pytest
 from postgrad.errors import ConfigError
 from postgrad.problem import Failure, Problem, Score
 from postgrad.verifiers.combine import Term, combined, terms_of
-from postgrad.verifiers.scorer import Judge
+from postgrad.verifiers.scorer import Scorer
 from postgrad.verifiers.verifier import find_verifier, is_sum
 
 PROBLEM = Problem("p1", (), "42", "math")
@@ -111,9 +111,9 @@ def test_one_failure_fails_the_sum_by_name():
 def test_judge_takes_a_sum_and_auto_in_it(hostile):
     problems = [Problem("a", (), "42", "openai/gsm8k"), Problem("b", (), "8", "math_dapo")]
     tags = "t </think> <answer>{}</answer>"
-    with Judge("auto + 0.1*format", workers=1, timeout_s=30) as judge:
-        judge.check(problems)
-        results = judge.score(
+    with Scorer("auto + 0.1*format", workers=1, timeout_s=30) as scorer:
+        scorer.check(problems)
+        results = scorer.score(
             problems * 2, ["#### 42", "\\boxed{2^3}", tags.format("42"), tags.format("\\boxed{9}")]
         )
     assert [r.value for r in results if isinstance(r, Score)] == pytest.approx([1.0, 1.0, 1.1, 0.1])
@@ -123,8 +123,8 @@ def test_judge_takes_a_sum_and_auto_in_it(hostile):
         and isinstance(results[1], Score)
         and "math" in results[1].parts
     )
-    with Judge(f"0.5*{hostile('length')} + exact", workers=1, timeout_s=30) as judge:
-        (result,) = judge.score(problems[:1], ["42"])
+    with Scorer(f"0.5*{hostile('length')} + exact", workers=1, timeout_s=30) as scorer:
+        (result,) = scorer.score(problems[:1], ["42"])
     assert isinstance(result, Score) and result.value == 2.0
     with pytest.raises(ConfigError, match="did you mean format"):
-        Judge("auto + 0.1*fromat")
+        Scorer("auto + 0.1*fromat")

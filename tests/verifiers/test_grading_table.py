@@ -415,7 +415,7 @@ def test_the_table_is_large_and_covers_every_verifier_but_the_sandboxed():
 
 def test_every_row_of_the_table(math_pool):
     items = [(response, Problem("p", (), truth)) for _, response, truth, _ in TABLE]
-    results = math_pool.judge(items, [row[0] for row in TABLE])
+    results = math_pool.verify(items, [row[0] for row in TABLE])
     wrong = [
         (verifier, response, truth, expected, result)
         for (verifier, response, truth, expected), result in zip(TABLE, results, strict=True)
@@ -427,7 +427,7 @@ def test_every_row_of_the_table(math_pool):
 def test_four_classes_are_named_parts(math_pool):
     responses = [TAGS.format("8"), TAGS.format("9"), "<answer>8</answer>", "nothing"]
     for verifier in ("r1_zero", "r1_zero_math"):
-        results = math_pool.judge(
+        results = math_pool.verify(
             [(response, Problem("p", (), "8")) for response in responses], [verifier] * 4
         )
         assert [(r.parts["format"], r.parts["answer"]) for r in results] == [
@@ -444,7 +444,7 @@ def test_four_classes_are_named_parts(math_pool):
 )
 def test_no_silent_zero_for_a_ground_truth_that_says_nothing(verifier, math_pool):
     """An empty ground truth is a Failure, not a wrong answer; what reads no ground truth still scores."""
-    (result,) = math_pool.judge([("\\boxed{8} #### 8", Problem("p", (), " "))], [verifier])
+    (result,) = math_pool.verify([("\\boxed{8} #### 8", Problem("p", (), " "))], [verifier])
     reads = verifier not in ("length", "overlong")
     assert isinstance(result, Failure) is reads, (verifier, result)
 

@@ -9,7 +9,7 @@ import pytest
 
 from postgrad.problem import Failure, Problem, Score
 from postgrad.verifiers.answers import truth_of
-from postgrad.verifiers.scorer import Judge
+from postgrad.verifiers.scorer import Scorer
 from postgrad.verifiers.verifier import choose
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
@@ -210,8 +210,8 @@ def test_answers_made_to_hurt_are_wrong_at_once(grade, answer):
 
 def test_what_algebra_cannot_finish_fails_alone(problem):
     slow = "\\boxed{(x+y+z+w+1)^{90}}"
-    with Judge("math", timeout_s=3, workers=1) as judge:
-        results = judge.score(
+    with Scorer("math", timeout_s=3, workers=1) as scorer:
+        results = scorer.score(
             [problem("(x+1)^2")] * 4, ["\\boxed{x^2+2x+1}", slow, "\\boxed{(1+x)^2}", "\\boxed{x}"]
         )
     assert (
@@ -248,7 +248,7 @@ def test_every_real_truth_is_its_own_right_answer(math_pool):
                 Problem(file.name, (), str(row["reward_model"]["ground_truth"]), row["data_source"])
             )
     items = [(f"so \\boxed{{{truth_of(problem)}}}.", problem) for problem in problems]
-    results = math_pool.judge(items, [choose(problem) for problem in problems])
+    results = math_pool.verify(items, [choose(problem) for problem in problems])
     assert [
         p.ground_truth
         for p, r in zip(problems, results, strict=True)
@@ -263,11 +263,11 @@ def test_gsm8k_solutions_are_right_in_both_forms():
         for line in (DATA / "gsm8k" / "test.jsonl").read_text().splitlines()
     ]
     problems = [Problem("p", (), answer, "openai/gsm8k") for answer in rows]
-    with Judge() as judge:
+    with Scorer() as scorer:
         for responses in (rows, [answer.replace("####", "so") for answer in rows]):
             assert all(
                 isinstance(result, Score) and result.value == 1
-                for result in judge.score(problems, responses)
+                for result in scorer.score(problems, responses)
             )
-        others = judge.score(problems, rows[1:] + rows[:1])
+        others = scorer.score(problems, rows[1:] + rows[:1])
     assert sum(result.value for result in others if isinstance(result, Score)) < 0.05 * len(rows)

@@ -34,13 +34,13 @@ def test_a_thousand_answers_in_order_and_nothing_left(problem, hostile, children
     with VerifierPool(workers=2, timeout_s=20) as pool:
         assert set(children()) == before, "children start only when needed"
         items = [("x" * (i % 97), problem("5")) for i in range(1000)]
-        assert pool.judge(items, [hostile("length")] * 1000) == [
+        assert pool.verify(items, [hostile("length")] * 1000) == [
             Score(float(i % 97)) for i in range(1000)
         ]
         assert len(set(children()) - before) == 2
         problems = [problem(f"x+{i % 50}") for i in range(1000)]
         items = [(f"\\boxed{{{(i + i % 2) % 50}+x}}", p) for i, p in enumerate(problems)]
-        results = pool.judge(items, ["math"] * 1000)
+        results = pool.verify(items, ["math"] * 1000)
         assert [r.value for r in results if isinstance(r, Score)] == [
             float(i % 2 == 0) for i in range(1000)
         ]
@@ -68,7 +68,7 @@ def test_hostile_items_fail_alone_and_by_their_kind(problem, hostile, children):
     ]
     commands += ["print", "ok"]
     with VerifierPool(workers=2, timeout_s=2) as pool:
-        results = pool.judge(
+        results = pool.verify(
             [(command, problem("5")) for command in commands],
             [hostile("by_command")] * len(commands),
         )
@@ -100,7 +100,7 @@ def test_hostile_items_fail_alone_and_by_their_kind(problem, hostile, children):
 def test_memory_left_full_by_others_is_not_held_against_a_response(problem, hostile):
     """Three responses fit into a child's memory; the next one moves to a fresh child instead of failing."""
     with VerifierPool(workers=1, timeout_s=20) as pool:
-        assert pool.judge([("", problem("5"))] * 8, [hostile("leaks")] * 8) == [Score(1.0)] * 8
+        assert pool.verify([("", problem("5"))] * 8, [hostile("leaks")] * 8) == [Score(1.0)] * 8
 
 
 def test_the_limit_is_each_items_own(problem, hostile):
@@ -108,7 +108,8 @@ def test_the_limit_is_each_items_own(problem, hostile):
     with VerifierPool(workers=1, timeout_s=1) as pool:
         source = Path(hostile("").rpartition(":")[0]).parent / "slow_import_verifier.py"
         assert (
-            pool.judge([("", problem("5"))] * 12, [f"{source}:short_nap"] * 12) == [Score(1.0)] * 12
+            pool.verify([("", problem("5"))] * 12, [f"{source}:short_nap"] * 12)
+            == [Score(1.0)] * 12
         )
 
 
@@ -128,7 +129,7 @@ def test_results_of_users_functions(problem, hostile):
         "missing",
     ]
     with VerifierPool(workers=1, timeout_s=20) as pool:
-        results = pool.judge(
+        results = pool.verify(
             [(case, problem("5")) for case in cases], [hostile("returns")] * len(cases)
         )
     assert results[:4] == [Score(1.0), Score(2.0), Score(0.25), Score(0.5, {"acc": 1.0})]
@@ -144,7 +145,7 @@ def test_child_is_light_and_sees_the_whole_problem(problem, hostile):
         extra={"array": numpy.array([1, 2]), "number": numpy.float64(3.5)},
     )
     with VerifierPool(workers=1, timeout_s=20) as pool:
-        (result,) = pool.judge([("", whole)], [hostile("looks_around")])
+        (result,) = pool.verify([("", whole)], [hostile("looks_around")])
     assert isinstance(result, Score) and result.parts.pop("pid") != os.getpid()
     assert result.parts == {"torch": 0.0, "messages": 1.0, "demonstrations": 1.0, "extra": 1.0}
 
@@ -152,7 +153,7 @@ def test_child_is_light_and_sees_the_whole_problem(problem, hostile):
 def test_large_responses_and_odd_characters(problem, hostile):
     responses = ["x" * 1_000_000] * 40 + ["\ud800 \x00 \n é", ""]
     with VerifierPool(workers=2, timeout_s=20) as pool:
-        results = pool.judge(
+        results = pool.verify(
             [(r, problem("5")) for r in responses], [hostile("length")] * len(responses)
         )
     assert results == [Score(float(len(r))) for r in responses]
@@ -161,7 +162,7 @@ def test_large_responses_and_odd_characters(problem, hostile):
 def test_grandchildren_are_killed_too(problem, hostile, tmp_path):
     note = tmp_path / "pid"
     with VerifierPool(workers=1, timeout_s=1) as pool:
-        (result,) = pool.judge([(str(note), problem("5"))], [hostile("grandchild")])
+        (result,) = pool.verify([(str(note), problem("5"))], [hostile("grandchild")])
     assert isinstance(result, Failure) and result.kind == "timeout"
     assert gone(int(note.read_text()))
 
@@ -169,11 +170,11 @@ def test_grandchildren_are_killed_too(problem, hostile, tmp_path):
 def test_an_idle_child_that_was_killed_is_replaced(problem, hostile, children):
     before = set(children())
     with VerifierPool(workers=1, timeout_s=20) as pool:
-        pool.judge([("a", problem("5"))], [hostile("length")])
+        pool.verify([("a", problem("5"))], [hostile("length")])
         (child,) = set(children()) - before
         os.kill(child, signal.SIGKILL)
         assert gone(child)
-        assert pool.judge([("ab", problem("5"))], [hostile("length")]) == [Score(2.0)]
+        assert pool.verify([("ab", problem("5"))], [hostile("length")]) == [Score(2.0)]
 
 
 def test_a_module_that_loads_here_but_not_in_the_child(problem, tmp_path):
@@ -182,7 +183,7 @@ def test_a_module_that_loads_here_but_not_in_the_child(problem, tmp_path):
         "import sys\nassert 'pytest' in sys.modules, 'only here'\ndef right(response, problem):\n    return 1.0\n"
     )
     with VerifierPool(workers=1, timeout_s=20) as pool:
-        (result,) = pool.judge([("a", problem("5"))], [f"{file}:right"])
+        (result,) = pool.verify([("a", problem("5"))], [f"{file}:right"])
     assert isinstance(result, Failure) and result.kind == "error" and "only here" in result.reason
 
 
@@ -190,13 +191,13 @@ def test_unknown_verifier_and_children_that_cannot_start(problem, hostile, monke
     before = set(children())
     with VerifierPool(workers=2, timeout_s=5) as pool:
         with pytest.raises(ConfigError):
-            pool.judge([("a", problem("5"))], ["mth"])
+            pool.verify([("a", problem("5"))], ["mth"])
         monkeypatch.setattr(sys, "executable", "/bin/false")
         with pytest.raises(RunError, match="do not start"):
-            pool.judge([("a", problem("5"))] * 10, [hostile("length")] * 10)
+            pool.verify([("a", problem("5"))] * 10, [hostile("length")] * 10)
         monkeypatch.undo()
         assert set(children()) == before
-        assert pool.judge([("ab", problem("5"))], [hostile("length")]) == [Score(2.0)], (
+        assert pool.verify([("ab", problem("5"))], [hostile("length")]) == [Score(2.0)], (
             "the pool is usable again"
         )
 
@@ -206,7 +207,7 @@ def test_close_ends_the_judging_of_another_thread(problem, hostile, children):
 
     def work() -> None:
         with contextlib.suppress(RunError):
-            outcome.append(pool.judge([("sleep", problem("5"))] * 4, [hostile("by_command")] * 4))
+            outcome.append(pool.verify([("sleep", problem("5"))] * 4, [hostile("by_command")] * 4))
         outcome.append("ended")
 
     pool = VerifierPool(workers=2, timeout_s=600)
@@ -221,7 +222,7 @@ def test_close_ends_the_judging_of_another_thread(problem, hostile, children):
     assert outcome == ["ended"]
     assert set(children()) == before
     with pytest.raises(RunError, match="closed"):
-        pool.judge([("a", problem("5"))], [hostile("length")])
+        pool.verify([("a", problem("5"))], [hostile("length")])
 
 
 def test_an_interrupt_leaves_no_half_done_work(problem, hostile, monkeypatch, children):
@@ -237,16 +238,16 @@ def test_an_interrupt_leaves_no_half_done_work(problem, hostile, monkeypatch, ch
 
         monkeypatch.setattr(pool, "_note", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            pool.judge([("a", problem("5"))] * 20, [hostile("length")] * 20)
+            pool.verify([("a", problem("5"))] * 20, [hostile("length")] * 20)
         assert calls == 1 and set(children()) == before
         monkeypatch.undo()
-        assert pool.judge([("abc", problem("5"))] * 3, [hostile("length")] * 3) == [Score(3.0)] * 3
+        assert pool.verify([("abc", problem("5"))] * 3, [hostile("length")] * 3) == [Score(3.0)] * 3
 
 
 def test_a_forgotten_pool_ends_its_children(problem, hostile, children):
     before = set(children())
     pool = VerifierPool(workers=1, timeout_s=20)
-    pool.judge([("a", problem("5"))], [hostile("length")])
+    pool.verify([("a", problem("5"))], [hostile("length")])
     assert len(set(children()) - before) == 1
     del pool
     assert set(children()) == before
@@ -260,9 +261,9 @@ def test_children_end_when_the_parent_is_killed(command, hostile, children):
         from postgrad.problem import Problem
         from postgrad.verifiers.pool import VerifierPool
         with VerifierPool(workers=2, timeout_s=1.5 if {command!r} == "hold the lock" else 60) as pool:
-            pool.judge([("ok", Problem("p", (), "5"))] * 2, [{hostile("by_command")!r}] * 2)
+            pool.verify([("ok", Problem("p", (), "5"))] * 2, [{hostile("by_command")!r}] * 2)
             print("judging", flush=True)
-            pool.judge([({command!r}, Problem("p", (), "5"))] * 2, [{hostile("by_command")!r}] * 2)
+            pool.verify([({command!r}, Problem("p", (), "5"))] * 2, [{hostile("by_command")!r}] * 2)
             time.sleep(60)
     """
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
@@ -280,8 +281,8 @@ def test_sigterm_is_left_to_the_parent(problem, hostile, children):
     """Where all processes of a run get it, the parent ends its step first: no response may fail for it."""
     before = set(children())
     with VerifierPool(workers=1, timeout_s=20) as pool:
-        assert pool.judge([("a", problem("5"))], [hostile("length")]) == [Score(1.0)]
+        assert pool.verify([("a", problem("5"))], [hostile("length")]) == [Score(1.0)]
         (child,) = set(children()) - before
         os.kill(child, signal.SIGTERM)
-        assert pool.judge([("ab", problem("5"))], [hostile("length")]) == [Score(2.0)]
+        assert pool.verify([("ab", problem("5"))], [hostile("length")]) == [Score(2.0)]
         assert set(children()) - before == {child}

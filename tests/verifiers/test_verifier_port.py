@@ -7,7 +7,7 @@ import pytest
 
 from postgrad.errors import ConfigError
 from postgrad.problem import Failure, Problem, Score
-from postgrad.verifiers.scorer import Judge
+from postgrad.verifiers.scorer import Scorer
 from postgrad.verifiers.verifier import SOURCES, VERIFIERS, as_score, choose, find_verifier, load
 
 
@@ -119,9 +119,9 @@ def test_a_function_with_verls_arguments_gets_them_by_name(tmp_path):
     problem = Problem(
         "u", ({"role": "user", "content": "1+1"},), "2", "sums", (), {"extra_info": {"index": 7}}
     )
-    judge = load(find_verifier(f"{tmp_path}/theirs.py:compute_score").path)
-    assert as_score(judge("2", problem)) == Score(1.0, {"index": 7.0, "known": 1.0})
-    assert as_score(judge("3", problem)) == Score(0.0, {"index": 7.0, "known": 1.0})
+    verifier = load(find_verifier(f"{tmp_path}/theirs.py:compute_score").path)
+    assert as_score(verifier("2", problem)) == Score(1.0, {"index": 7.0, "known": 1.0})
+    assert as_score(verifier("3", problem)) == Score(0.0, {"index": 7.0, "known": 1.0})
     assert load(find_verifier(f"{tmp_path}/theirs.py:short").path)("1234", problem) == 3
 
 
@@ -206,17 +206,17 @@ def test_judge_mixes_sources_in_order(problem):
         problem("8", "math_dapo"),
         problem("B", "arc_c"),
     ]
-    with Judge(workers=1) as judge:
-        results = judge.score(problems, ["590", "#### 5", "\\boxed{2^3}", "(C)"])
+    with Scorer(workers=1) as scorer:
+        results = scorer.score(problems, ["590", "#### 5", "\\boxed{2^3}", "(C)"])
     assert [result.value for result in results if isinstance(result, Score)] == [1, 1, 1, 0]
 
 
 def test_judge_takes_the_named_verifier_for_all(problem):
-    with Judge("exact") as judge:
-        assert judge.score([problem("8", "math_dapo")], ["\\boxed{8}"]) == [
+    with Scorer("exact") as scorer:
+        assert scorer.score([problem("8", "math_dapo")], ["\\boxed{8}"]) == [
             Score(0.0, {"answer": 0.0})
         ]
-        assert judge.score([], []) == []
+        assert scorer.score([], []) == []
 
 
 def test_judge_refuses_what_cannot_work(problem):
@@ -227,23 +227,23 @@ def test_judge_refuses_what_cannot_work(problem):
         {"workers": 0},
     ):
         with pytest.raises(ConfigError):
-            Judge(**settings)
-    judge = Judge()
+            Scorer(**settings)
+    scorer = Scorer()
     with pytest.raises(ConfigError, match="'nobody/knows'"):
-        judge.check([problem("5"), problem("5", "nobody/knows")])
+        scorer.check([problem("5"), problem("5", "nobody/knows")])
     with pytest.raises(ValueError, match="1 problems for 2 responses"):
-        judge.score([problem("5")], ["a", "b"])
-    judge.close()
+        scorer.score([problem("5")], ["a", "b"])
+    scorer.close()
 
 
 def test_the_trainer_process_stays_free_of_math_verify_and_the_port_of_torch():
     code = """if True:
         import sys
         from postgrad.problem import Problem
-        from postgrad.verifiers.scorer import Judge
+        from postgrad.verifiers.scorer import Scorer
         assert "torch" not in sys.modules, "the rewards room imports torch"
-        with Judge("math", 30, 1) as judge:
-            result, = judge.score([Problem("p", (), "8")], ["\\\\boxed{2^3}"])
+        with Scorer("math", 30, 1) as scorer:
+            result, = scorer.score([Problem("p", (), "8")], ["\\\\boxed{2^3}"])
         assert result.value == 1, result
         assert "sympy" not in sys.modules and "math_verify" not in sys.modules
     """

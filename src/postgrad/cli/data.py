@@ -234,7 +234,7 @@ def check_command(words: list[str]) -> int:
         raise ConfigError("which file? postgrad data check FILE ... [against=TEST]")
     from postgrad.data.problems import load_problems, load_problems_with_locations
     from postgrad.evaluation.golds import check
-    from postgrad.verifiers.scorer import Judge
+    from postgrad.verifiers.scorer import Scorer
 
     problems, places = load_problems_with_locations(",".join(files))
     against = load_problems(options["against"]) if "against" in options else []
@@ -242,10 +242,10 @@ def check_command(words: list[str]) -> int:
     if not limit.replace(".", "", 1).isdigit():
         raise ConfigError(f"timeout_s={limit} is not a number of seconds")
     with (
-        Judge(options.get("verifier", "auto"), float(limit)) as judge,
+        Scorer(options.get("verifier", "auto"), float(limit)) as scorer,
         progress("judging gold answers", len(problems)) as told,
     ):
-        findings = check(problems, places, judge, against, told)
+        findings = check(problems, places, scorer, against, told)
     shown = _number(options, "show", 10)
     print(f"{findings.problems} problems, {findings.checked} gold answers judged")
     for why, count in findings.unchecked.items():

@@ -93,7 +93,7 @@ import pytest
 from {name} import {name}
 
 from postgrad.problem import Problem
-from postgrad.verifiers.scorer import Judge
+from postgrad.verifiers.scorer import Scorer
 
 PROBLEM = Problem("u1", [{{"role": "user", "content": "3+4="}}], "7", "mine")
 
@@ -106,8 +106,8 @@ def test_scores(response, score):
 def test_it_works_where_a_run_calls_it(monkeypatch, request):
     """In a child process, found by the words of reward.verifier."""
     monkeypatch.chdir(request.path.parent)
-    with Judge("{name}.py:{name}", timeout_s=30.0, workers=1) as judge:
-        found = judge.score([PROBLEM, PROBLEM], ["7", "seven"])
+    with Scorer("{name}.py:{name}", timeout_s=30.0, workers=1) as scorer:
+        found = scorer.score([PROBLEM, PROBLEM], ["7", "seven"])
     assert [verdict.value for verdict in found] == [1.0, 0.0]
 '''
 

@@ -24,13 +24,13 @@ class VerifierActor:
         """Answers once the actor is there."""
         return b""
 
-    def judge(self, chunk: bytes) -> bytes:
+    def verify(self, chunk: bytes) -> bytes:
         """The verdicts of a chunk, or ["config" | "error", words]."""
         message = json.loads(chunk)
         problems = [problem_from(data) for data in message["problems"]]
         items = [(response, problems[index]) for index, response, _ in message["items"]]
         try:
-            found = self.pool.judge(items, [name for _, _, name in message["items"]])
+            found = self.pool.verify(items, [name for _, _, name in message["items"]])
         except (ConfigError, RunError) as error:
             return encode(["config" if isinstance(error, ConfigError) else "error", str(error)])
         return encode(

@@ -58,16 +58,16 @@ class Verifiers(Actors):
         self.closed = True
         super().close()
 
-    def judge(
+    def verify(
         self, items: Sequence[tuple[str, Problem]], verifier_names: Sequence[str]
     ) -> list[Score | Failure]:
-        """A Score or a Failure for each (response, problem), in order, as VerifierPool.judge gives them."""
+        """A Score or a Failure for each (response, problem), in order, as VerifierPool.verify gives them."""
         for name in set(verifier_names) - set(self.seconds):
             self.seconds[name] = max(self.config.reward.timeout_s, find_verifier(name).seconds)
         with self.lock:
-            return self._judge(items, verifier_names)
+            return self._verify(items, verifier_names)
 
-    def _judge(
+    def _verify(
         self, items: Sequence[tuple[str, Problem]], names: Sequence[str]
     ) -> list[Score | Failure]:
         waiting, alone = (
@@ -93,9 +93,9 @@ class Verifiers(Actors):
                 if not there:
                     raise WorkerLost(
                         held.member,
-                        f"did not answer judge within {held.limit_s:g} s; it was stopped",
+                        f"did not answer verify within {held.limit_s:g} s; it was stopped",
                     )
-                _, _, answer = next(self.arrived({reference: held.member}, "judge", self.wait_s))
+                _, _, answer = next(self.arrived({reference: held.member}, "verify", self.wait_s))
                 results |= zip(held.positions, verdicts_of(answer), strict=True)
             except WorkerLost as lost:
                 self._renew(held.member, lost)
@@ -119,7 +119,7 @@ class Verifiers(Actors):
         """Send these responses; their time limits are kept over there, so here all of them and cluster.wait_s are waited for."""
         chosen = [names[position] for position in positions]
         limit_s = self.wait_s + sum(self.seconds[name] for name in chosen)
-        reference = member.handle.judge.remote(
+        reference = member.handle.verify.remote(
             chunk_of([items[position] for position in positions], chosen)
         )
         return reference, Held(member, positions, limit_s, time.monotonic() + limit_s)

@@ -121,7 +121,7 @@ class Rates:
 def read_load(config: Config, method: Method, inputs: Inputs) -> Load:
     """Compose the first step as the driver would and keep the lengths. Samples nothing, changes nothing."""
     engine: Any = SimpleNamespace(shares_weights=not config.cluster.engine_apart)
-    method.bind(Ports(None, engine, inputs.judge, inputs.prompts))  # type: ignore[arg-type]
+    method.bind(Ports(None, engine, inputs.scorer, inputs.prompts))  # type: ignore[arg-type]
     step = Step(1, Feed(inputs.train, config.seed, config.data.shuffle))
     try:
         composed = method.compose(method.draw(None, step), step)

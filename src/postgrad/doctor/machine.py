@@ -329,7 +329,7 @@ def estimate(config: Config) -> Foretold:
     on_cpu, accelerated = device.type == "cpu", likes_large_passes(device)
     process = 0 if accelerated else probe.resident_bytes()
     plan = fit.Plan(config, model, fit.read_load(config, method, inputs), _roles(config, method))
-    inputs.judge.close()
+    inputs.scorer.close()
     fit.check_context(plan, size)
     kernel = probe.kernel_bytes(config.model.dtype) if on_cpu else 0
     available = memory_info(device)[0] if accelerated else memory_bytes()[1] + process

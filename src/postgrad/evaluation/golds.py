@@ -12,7 +12,7 @@ from decimal import Decimal
 from postgrad.data.styles import question_of
 from postgrad.errors import ConfigError
 from postgrad.problem import Failure, Problem, Score
-from postgrad.verifiers.scorer import Judge
+from postgrad.verifiers.scorer import Scorer
 
 CHUNK = 256  # problems judged between two signs of progress
 
@@ -90,7 +90,7 @@ def near_miss(verifier: str, problem: Problem) -> str | None:
 def check(
     problems: Sequence[Problem],
     places: Sequence[str],
-    judge: Judge,
+    scorer: Scorer,
     against: Iterable[Problem] = (),
     progress: Callable[[int], None] = lambda _: None,
 ) -> Findings:
@@ -99,12 +99,12 @@ def check(
     Args:
         problems: the data to check.
         places: where each was read ("train.jsonl: row 3").
-        judge: of the verifier that training would use.
+        scorer: of the verifier that training would use.
         against: the test set.
         progress: told of every so many problems that were judged.
     """
     findings = Findings(problems=len(problems))
-    _judge_golds(problems, places, judge, findings, progress)
+    _score_golds(problems, places, scorer, findings, progress)
     _find_repeats(problems, places, findings)
     test = {question_key(problem): problem.uid for problem in against}
     for problem, place in zip(problems, places, strict=True):
@@ -115,10 +115,10 @@ def check(
     return findings
 
 
-def _judge_golds(
+def _score_golds(
     problems: Sequence[Problem],
     places: Sequence[str],
-    judge: Judge,
+    scorer: Scorer,
     findings: Findings,
     progress: Callable[[int], None],
 ) -> None:
@@ -130,7 +130,7 @@ def _judge_golds(
             zip(problems[start : start + CHUNK], places[start : start + CHUNK], strict=True)
         )
         for problem, place in chunk:
-            name = _verifier(problem, judge, findings)
+            name = _verifier(problem, scorer, findings)
             if name is None:
                 continue
             findings.checked += 1
@@ -143,7 +143,7 @@ def _judge_golds(
                 if (miss := near_miss(name, problem)) is not None:
                     asked.append((problem, place, miss, findings.accepted, False))
                     findings.near += 1
-        scores = judge.score(
+        scores = scorer.score(
             [problem for problem, *_ in asked], [response for _, _, response, _, _ in asked]
         )
         for (problem, place, response, listed, must), score in zip(asked, scores, strict=True):
@@ -152,7 +152,7 @@ def _judge_golds(
         progress(len(chunk))
 
 
-def _verifier(problem: Problem, judge: Judge, findings: Findings) -> str | None:
+def _verifier(problem: Problem, scorer: Scorer, findings: Findings) -> str | None:
     """The problem's verifier, or None, counted, where nothing can be checked."""
     why = ""
     if (problem.extra.get("reward_model") or {}).get("style") == "model":
@@ -161,7 +161,7 @@ def _verifier(problem: Problem, judge: Judge, findings: Findings) -> str | None:
         why = f"{problem.data_source}: no ground truth"
     else:
         try:
-            name = judge.name_for(problem)
+            name = scorer.name_for(problem)
             if name not in FORM_ONLY:
                 return name
             why = f"{problem.data_source}: {name} judges the form, not the answer"

@@ -31,7 +31,7 @@ from postgrad.rollout.engine import Sampling, sampling_of
 from postgrad.rollout.tools import open_toolbox
 from postgrad.rollout.turns import Turns
 from postgrad.training.prepare import check_cluster
-from postgrad.verifiers.scorer import LLM_JUDGE, Judge
+from postgrad.verifiers.scorer import LLM_JUDGE, Scorer
 
 Section = TypeVar("Section")
 CPU_RESPONSES, OTHER_RESPONSES = 32, 1024  # of one batch
@@ -58,7 +58,7 @@ class Plan:
     dropped: dict[str, int]
     cut: dict[str, int]
     prompts: Prompts
-    judge: Judge
+    scorer: Scorer
     identity: dict[str, Any]  # what the result depends on; a folder holds results of one
     turns: Turns | None = None
 
@@ -114,8 +114,8 @@ def make_plan(config: EvalConfig, target: Target) -> Plan:
         raise ConfigError(
             f"reward.objective={config.reward.objective} is for training runs; an evaluation counts what the verifier finds right"
         )
-    judge = Judge(config.reward.verifier, config.reward.timeout_s, config.reward.workers)
-    judge.check(problem for problems in sets.values() for problem in problems)
+    scorer = Scorer(config.reward.verifier, config.reward.timeout_s, config.reward.workers)
+    scorer.check(problem for problems in sets.values() for problem in problems)
     identity = _identity(config, sets)
     turns = Turns(toolbox, prompts, config.rollout.max_turns) if toolbox else None
     return Plan(
@@ -126,7 +126,7 @@ def make_plan(config: EvalConfig, target: Target) -> Plan:
         dropped,
         cut,
         prompts,
-        judge,
+        scorer,
         identity,
         turns,
     )

@@ -20,7 +20,7 @@ from postgrad.evaluation.report import markdown
 from postgrad.evaluation.votes import can_vote, vote
 from postgrad.evaluation.winrate import win_rates
 from postgrad.judge.pairwise import answer_of
-from postgrad.methods.support.judging import connect_judge
+from postgrad.methods.support.judging import connect_scorer
 from postgrad.problem import Failure, Problem, Score
 from postgrad.rollout.engine import Completion, Engine, Request, Sampling
 from postgrad.rollout.respond import Answer, respond
@@ -68,7 +68,7 @@ def evaluate(plan: Plan, progress: Progress) -> dict[str, Any]:
     if stored is not None:
         files.check_same(folder, stored, plan.identity)
     with ExitStack() as stack:
-        judge = stack.enter_context(plan.judge)
+        scorer = stack.enter_context(plan.scorer)
         if (
             stored is not None
         ):  # held before it is looked at; a new folder is made only once the model is loaded
@@ -93,12 +93,12 @@ def evaluate(plan: Plan, progress: Progress) -> dict[str, Any]:
             )
             if stored is None:
                 stack.enter_context(files.opened(folder, plan.identity))
-            connect_judge(engine_config(config), judge, chat, folder)
+            connect_scorer(engine_config(config), scorer, chat, folder)
             stack.enter_context(progress)
             for name in plan.sets:
                 _answer_set(plan, name, done[name], engine, progress)
             speed = engine.speed()
-        judge.close()
+        scorer.close()
         return _conclude(plan, speed)
 
 
@@ -121,7 +121,7 @@ def _answer_set(plan: Plan, name: str, done: int, engine: Timed, progress: Progr
         chosen = problems[start : start + config.rollout.batch]
         answers = respond(
             engine,
-            plan.judge,
+            plan.scorer,
             plan.prompts,
             chosen,
             plan.sampling,
@@ -153,7 +153,7 @@ def _check_failures(plan: Plan, name: str, batch: list[dict[str, Any]], share: f
 def _row(plan: Plan, answer: Answer) -> dict[str, Any]:
     """One line of a result file. Nothing in it depends on the clock."""
     problem, verdict = answer.problem, answer.verdict
-    verifier = plan.judge.name_for(problem)
+    verifier = plan.scorer.name_for(problem)
     score = verdict.value if isinstance(verdict, Score) else None
     return {
         "uid": problem.uid,

@@ -40,7 +40,7 @@ from postgrad.rollout.engine import (
 )
 from postgrad.rollout.generator import Chat as Chat
 from postgrad.rollout.generator import Generator as Generator
-from postgrad.rollout.respond import Judge, Prompts, respond
+from postgrad.rollout.respond import Prompts, Scorer, respond
 from postgrad.rollout.turns import Turns, run_turns
 from postgrad.types import DEMONSTRATION, POLICY, TOOL, Batch, Failure, Problem, Score, Trajectory
 from postgrad.verifiers.scorer import LLM_JUDGE
@@ -69,7 +69,7 @@ class Ports:
 
     policy: Policy
     engine: Engine
-    judge: Judge
+    scorer: Scorer
     prompts: Prompts
     models: dict[str, Any] = field(default_factory=dict)
     turns: Turns | None = None  # where the policy may call tools
@@ -259,7 +259,7 @@ class Method:
         return batch
 
     def score(self, batch: Batch, step: Step) -> Batch:
-        """Judge every row. Rows that could not be judged are recorded and leave the batch."""
+        """Score every row. Rows that could not be scored are recorded and leave the batch."""
         problems = step.problems(batch)
         batch.rows["text"] = [
             self.ports.prompts.decode(ids.tolist()) for ids in batch.response.split()
@@ -294,7 +294,7 @@ class Method:
     ) -> list[Score | Failure]:
         """The verifier's word on each text; `self.no_output_score` where there is none."""
         there = [(i, text) for i, text in enumerate(texts) if text is not None]
-        judged = self.ports.judge.score(
+        judged = self.ports.scorer.score(
             [problems[i] for i, _ in there], [text for _, text in there]
         )
         found = {i: verdict for (i, _), verdict in zip(there, judged, strict=True)}
@@ -432,7 +432,7 @@ class Method:
             ports = self.ports
             answers = respond(
                 ports.engine,
-                ports.judge,
+                ports.scorer,
                 ports.prompts,
                 problems,
                 sampling,

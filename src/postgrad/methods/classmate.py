@@ -217,16 +217,16 @@ class Classmate(Thinking):
 
     def score_classmates(self, batch: Batch, step: Step) -> Batch:
         """`reward/classmate`, the mean over classmates and samples. A row one of whose continuations could not be judged is left out."""
-        settings, judge, problems, texts = (
+        settings, scorer, problems, texts = (
             self.settings,
-            self.ports.judge,
+            self.ports.scorer,
             step.problems(batch),
             batch.rows["classmate_texts"],
         )
-        scores, reasons = self.classmates.judge(judge, self.targets(batch, step), texts)
+        scores, reasons = self.classmates.score(scorer, self.targets(batch, step), texts)
         if settings.reward_type == "remove_wo_cot":
-            alone, more = self.classmates.judge_alone(
-                judge, problems, self.no_output_score, again=LIVE in settings.classmates
+            alone, more = self.classmates.score_alone(
+                scorer, problems, self.no_output_score, again=LIVE in settings.classmates
             )
             scores, reasons = (
                 scores - alone,
@@ -237,7 +237,7 @@ class Classmate(Thinking):
                 replace(p, ground_truth=output or "-")
                 for p, output in zip(problems, batch.rows["output"], strict=True)
             ]
-            agreement, _ = self.classmates.judge(judge, own, texts)
+            agreement, _ = self.classmates.score(scorer, own, texts)
             batch.rows["reward/consistency"] = combine(
                 self.sign * agreement, settings.classmate_shares
             )

@@ -260,7 +260,7 @@ class Grpo(Method):
         problems = [step.data.find(uid) for uid in uids]
         sampling = sampling_of(self.config.rollout, temperature=0.0)
         answers = self.generate([(p, [0], []) for p in problems], sampling, step.number)
-        verdicts = self.ports.judge.score(
+        verdicts = self.ports.scorer.score(
             problems, [self.ports.prompts.decode(a[0].own_tokens) for a in answers]
         )
         found = dict(zip(uids, verdicts, strict=True))

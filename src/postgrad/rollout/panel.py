@@ -12,7 +12,7 @@ from torch import Tensor
 from postgrad.problem import Failure, Problem
 from postgrad.rollout.engine import Completion, Sampling, trajectory_seed
 from postgrad.rollout.generator import Generator
-from postgrad.rollout.respond import Judge
+from postgrad.rollout.respond import Scorer
 
 Texts = list[
     list[str | None]
@@ -101,8 +101,8 @@ class Panel:
             replace(problem, uid="", messages=(*problem.messages, turn, *target.messages))
         )
 
-    def judge(
-        self, judge: Judge, problems: Sequence[Problem], texts: Texts
+    def score(
+        self, scorer: Scorer, problems: Sequence[Problem], texts: Texts
     ) -> tuple[Tensor, list[str]]:
         """(rows, members, samples) scores, NaN where there is no text; and for each row why one could not be judged, or ""."""
         said = [
@@ -113,7 +113,7 @@ class Panel:
         ]
         scores = torch.full((len(texts), len(self.speakers) * self.num_samples), torch.nan)
         reasons = [""] * len(texts)
-        found = judge.score([problems[i] for i, _, _ in said], [text for _, _, text in said])
+        found = scorer.score([problems[i] for i, _, _ in said], [text for _, _, text in said])
         for (i, j, _), verdict in zip(said, found, strict=True):
             if isinstance(verdict, Failure):
                 reasons[i] = f"{self.name}, {verdict.kind}: {verdict.reason}"
@@ -121,8 +121,8 @@ class Panel:
                 scores[i, j] = verdict.value
         return scores.view(len(texts), len(self.speakers), self.num_samples), reasons
 
-    def judge_alone(
-        self, judge: Judge, problems: Sequence[Problem], no_output_score: float, again: bool
+    def score_alone(
+        self, scorer: Scorer, problems: Sequence[Problem], no_output_score: float, again: bool
     ) -> tuple[Tensor, list[str]]:
         """(rows, members, 1) what each earns without a thought; and for each row why that could not be judged, or "".
 
@@ -140,7 +140,7 @@ class Panel:
             [f"alone/{problem.uid}" for problem in wanted],
             step=0,
         )
-        scores, reasons = self.judge(judge, wanted, texts)
+        scores, reasons = self.score(scorer, wanted, texts)
         failed = {
             problem.uid: reason for problem, reason in zip(wanted, reasons, strict=True) if reason
         }

@@ -14,7 +14,7 @@ from postgrad.rollout.turns import Turns, run_turns
 STEP = 0  # answers outside the steps of a run have seeds as if they came before its first step
 
 
-class Judge(Protocol):
+class Scorer(Protocol):
     """Verifiers, behind one call."""
 
     def score(
@@ -60,7 +60,7 @@ class Answer:
 
 def respond(
     engine: Engine,
-    judge: Judge,
+    scorer: Scorer,
     prompts: Prompts,
     problems: Sequence[Problem],
     sampling: Sampling,
@@ -85,7 +85,7 @@ def respond(
         for i in range(samples)
     ]
     texts = [prompts.decode(done.tokens) for done in completions]
-    verdicts = judge.score(
+    verdicts = scorer.score(
         [problem for problem, _, _ in places],
         [prompts.decode(done.own_tokens) for done in completions],
     )

@@ -39,7 +39,7 @@ def _reward(verifier: str, response: str, ground_truth: Truth) -> dict[str, floa
             f"a ground truth is a text, a number or a list of them, not {ground_truth!r}"
         )
     items = [(response, Problem("toolkit", (), str(truth))) for truth in truths]
-    verdicts = _pool().judge(items, [verifier] * len(items))
+    verdicts = _pool().verify(items, [verifier] * len(items))
     for verdict in verdicts:
         if isinstance(verdict, Failure) and verdict.kind == "invalid":
             raise ValueError(verdict.reason)

@@ -13,7 +13,7 @@ from postgrad.config.schema import Config
 from postgrad.data.feed import Feed
 from postgrad.methods import find_method
 from postgrad.methods.base import Method, Ports
-from postgrad.methods.support.judging import connect_judge
+from postgrad.methods.support.judging import connect_scorer
 from postgrad.training import checkpoint, prepare, run
 from postgrad.training.engine_gap import agree
 from postgrad.training.events import Events
@@ -48,7 +48,7 @@ def train(config: Config, reporter: Reporter) -> Result:
         folder = run.run_folder(config)
         if there := folder.is_dir():
             stack.enter_context(run.locked(folder))
-        judge = stack.enter_context(inputs.judge)
+        scorer = stack.enter_context(inputs.scorer)
         placed = stack.enter_context(place(config))
         if not there:  # nothing is written before all that can be wrong has been looked at
             stack.enter_context(run.locked(folder, new=True))
@@ -56,9 +56,9 @@ def train(config: Config, reporter: Reporter) -> Result:
         inputs.prompts.save(folder / "tokenizer.json")
         events = stack.enter_context(Events(folder))
         reporter = MultiReporter(events, reporter, *mirrors(config))
-        connect_judge(config, judge, placed.models, folder)
+        connect_scorer(config, scorer, placed.models, folder)
         method.bind(
-            Ports(placed.policy, placed.engine, judge, inputs.prompts, placed.models, inputs.turns)
+            Ports(placed.policy, placed.engine, scorer, inputs.prompts, placed.models, inputs.turns)
         )
         driver = Driver(config, method, inputs, folder, reporter)
         stack.callback(driver.log.close)

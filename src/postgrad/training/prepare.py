@@ -22,7 +22,7 @@ from postgrad.rollout.turns import Turns
 from postgrad.training import trackers as mirror
 from postgrad.training.validation import load_sets
 from postgrad.types import Problem
-from postgrad.verifiers.scorer import Judge
+from postgrad.verifiers.scorer import Scorer
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Inputs:
     train: list[Problem]
     validation: dict[str, list[Problem]]  # sets by name
     prompts: Prompts
-    judge: Judge
+    scorer: Scorer
     too_long: str = (
         ""  # one line: how many problems were, and what became of them; empty: none were
     )
@@ -131,12 +131,14 @@ def load_inputs(config: Config, method: Method) -> Inputs:
     reward = config.reward
     check_judge(reward)
     check_judge_used(reward)
-    judge = Judge(reward.verifier, reward.timeout_s, reward.workers, reward.objective == "minimize")
+    scorer = Scorer(
+        reward.verifier, reward.timeout_s, reward.workers, reward.objective == "minimize"
+    )
     if method.judges():
-        judge.check([*train, *held_out])
+        scorer.check([*train, *held_out])
         check_references(reward, [*train, *held_out])
     return Inputs(
-        train, validation, prompts, judge, _too_long(config, prompts, sets, fitting), turns
+        train, validation, prompts, scorer, _too_long(config, prompts, sets, fitting), turns
     )
 
 

@@ -128,12 +128,12 @@ class VerifierPool:
         """Kill the children and wait for them, a few seconds at the most. The pool cannot be used afterwards."""
         self._closed = True
         for child in list(self._children):
-            child.kill()  # a judge() in another thread sees that and gives up its turn
+            child.kill()  # a verify() in another thread sees that and gives up its turn
         if self._turn.acquire(timeout=CLOSE_LIMIT_S):
             self._turn.release()
         self._finalizer()
 
-    def judge(
+    def verify(
         self, items: Sequence[tuple[str, Problem]], verifier_names: Sequence[str]
     ) -> list[Score | Failure]:
         """A Score or a Failure for each (response, problem), in order, by the verifier of the same position.
@@ -243,7 +243,7 @@ class VerifierPool:
 
 
 class _Work:
-    """The items of one judge() call: which wait, and what came out."""
+    """The items of one verify() call: which wait, and what came out."""
 
     def __init__(self, items: Sequence[tuple[str, Problem]], specs: Sequence[Spec]) -> None:
         self.items, self.specs = items, specs

@@ -1,4 +1,4 @@
-"""The judge that the score stage uses: the right verifier for each problem, inline or in the pool."""
+"""The scorer that the score stage uses: the right verifier for each problem, inline or in the pool."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,7 @@ from postgrad.verifiers.verifier import choose, find_verifier
 AUTO, LLM_JUDGE = "auto", "llm_judge"
 
 
-class Scorer(Protocol):
+class JudgeModel(Protocol):
     """A model that judges (judge/llm.py), once it can be reached."""
 
     def score(
@@ -20,15 +20,15 @@ class Scorer(Protocol):
     ) -> list[Score | Failure]: ...
 
 
-class Verdicts(Protocol):
+class VerifierBackend(Protocol):
     """Verifiers at work: child processes of this one (verifiers/pool.py), or actors of a cluster."""
 
-    def judge(
+    def verify(
         self, items: Sequence[tuple[str, Problem]], verifier_names: Sequence[str]
     ) -> list[Score | Failure]: ...
 
 
-class Judge:
+class Scorer:
     """Scores responses with one verifier, or with the one that fits each problem's data source (`auto`).
 
     Args:
@@ -52,11 +52,13 @@ class Judge:
         if verifier not in (AUTO, LLM_JUDGE):
             find_verifier(_with_auto(verifier, "exact"))
         self.verifier, self.minimize = verifier, minimize
-        self.llm: Scorer | None = None
+        self.judge: JudgeModel | None = None
         self.own = VerifierPool(workers, timeout_s)
-        self.pool: Verdicts = self.own  # whoever places verifiers elsewhere sets it, and ends them
+        self.pool: VerifierBackend = (
+            self.own
+        )  # whoever places verifiers elsewhere sets it, and ends them
 
-    def __enter__(self) -> "Judge":
+    def __enter__(self) -> "Scorer":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -78,11 +80,13 @@ class Judge:
         if len(problems) != len(responses):
             raise ValueError(f"{len(problems)} problems for {len(responses)} responses")
         if self.verifier == LLM_JUDGE:
-            assert self.llm is not None, "a judge that is a model is set when the models are there"
-            verdicts = self.llm.score(problems, responses)
+            assert self.judge is not None, (
+                "a judge that is a model is set when the models are there"
+            )
+            verdicts = self.judge.score(problems, responses)
         else:
             names = [self.name_for(problem) for problem in problems]
-            verdicts = self.pool.judge(list(zip(responses, problems, strict=True)), names)
+            verdicts = self.pool.verify(list(zip(responses, problems, strict=True)), names)
         return [_turned(verdict) for verdict in verdicts] if self.minimize else verdicts
 
     def close(self) -> None:

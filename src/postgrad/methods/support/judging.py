@@ -23,7 +23,7 @@ from postgrad.problem import Problem
 from postgrad.rollout.engine import Sampling, trajectory_seed
 from postgrad.rollout.generator import Chat
 from postgrad.types import Batch, Failure
-from postgrad.verifiers.scorer import LLM_JUDGE, Judge
+from postgrad.verifiers.scorer import LLM_JUDGE, Scorer
 
 AGAIN = 0.7  # temperature of a question that is asked again; the first time it is 0
 
@@ -78,12 +78,12 @@ def check_judge_used(reward: RewardConfig) -> None:
         )
 
 
-def connect_judge(config: Config, judge: Judge, models: dict[str, Any], folder: Path) -> None:
+def connect_scorer(config: Config, scorer: Scorer, models: dict[str, Any], folder: Path) -> None:
     """Give the score stage its model, where the verifier is one, and its verifiers, where they live elsewhere."""
     if "verifier" in models:
-        judge.pool = models["verifier"]
+        scorer.pool = models["verifier"]
     if "judge" in models:
-        judge.llm = _asked(
+        scorer.judge = _asked(
             config,
             models["judge"],
             template_text(config.reward.judge),
