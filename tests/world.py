@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from postgrad import files
 from postgrad.config.compose import compose
 from postgrad.config.schema import Config
 from postgrad.methods import find_method
@@ -143,11 +144,10 @@ def run_words(overrides: list[str], output: str, slow_sync: bool = False) -> Non
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     from postgrad.cli.main import main
-    from postgrad.training import checkpoint
 
     if slow_sync:
-        real = checkpoint.sync
-        checkpoint.sync = lambda path: time.sleep(0.02) or real(path)
+        fsync_path = files.fsync_path
+        files.fsync_path = lambda path: time.sleep(0.02) or fsync_path(path)
     code = main(overrides)
     sys.stdout.flush()
     sys.stderr.flush()

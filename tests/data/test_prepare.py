@@ -43,7 +43,7 @@ def made(
 def refused(name: str, place: Path, out: Path, **overrides: str) -> str:
     with pytest.raises(ConfigError) as caught:
         made(name, place, out, **overrides)
-    assert not out.exists() and not list(out.parent.glob(".*.new"))
+    assert not out.exists() and not list(out.parent.glob(".*.partial"))
     return str(caught.value)
 
 

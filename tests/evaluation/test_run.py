@@ -215,7 +215,7 @@ def test_a_file_cut_anywhere_is_mended(reference, tiny, verifier, tmp_path, cut,
 
 def test_a_folder_that_a_kill_left_before_its_settings_were_there_is_taken(tmp_path):
     (tmp_path / ".lock").touch()
-    (tmp_path / ".settings.json").write_text('{"half')
+    (tmp_path / ".settings.json.partial").write_text('{"half')
     assert stored_settings(tmp_path) is None
     with opened(tmp_path, {"seed": 1}):
         assert stored_settings(tmp_path) == {"seed": 1}

@@ -339,14 +339,14 @@ def steady(folder):
 def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(home, tiny, monkeypatch, capsys):
     overrides = overrides_of(tiny, *SMALL, "runs=runs", "training.checkpoint_every=2")
     assert main(["train", "grpo", *overrides, "name=whole"]) == 0
-    real = checkpoint._sync_tree
+    real = checkpoint.fsync_tree
 
     def full(folder):
-        if folder.name == ".step-4":
+        if folder.name == ".step-4.partial":
             raise OSError(28, "No space left on device")
         real(folder)
 
-    monkeypatch.setattr(checkpoint, "_sync_tree", full)
+    monkeypatch.setattr(checkpoint, "fsync_tree", full)
     capsys.readouterr()
     assert main(["train", "grpo", *overrides]) == 1
     err = capsys.readouterr().err
@@ -359,7 +359,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(home, tiny, m
         "latest",
         "step-2",
     ], "the half-written one is gone"
-    monkeypatch.setattr(checkpoint, "_sync_tree", real)
+    monkeypatch.setattr(checkpoint, "fsync_tree", real)
     assert main(["train", "grpo", *overrides]) == 0
     assert steady(home / "runs" / "test") == steady(home / "runs" / "whole")
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from postgrad import files
 from postgrad.errors import RunError
 from postgrad.training import checkpoint
 from postgrad.training.checkpoint import Saved
@@ -80,8 +81,8 @@ def test_a_newer_one_that_latest_never_named_does_not_push_out_the_one_just_save
 
 def test_one_left_by_a_killed_run_is_replaced(tmp_path):
     checkpoint.save(tmp_path, [Policy("old")], saved(4), keep=2)
-    (tmp_path / "checkpoints" / ".step-4").mkdir()
-    (tmp_path / "checkpoints" / ".step-4" / "half").write_text("written")
+    (tmp_path / "checkpoints" / ".step-4.partial").mkdir()
+    (tmp_path / "checkpoints" / ".step-4.partial" / "half").write_text("written")
     checkpoint.save(tmp_path, [Policy("new")], saved(4), keep=2)
     policy = Policy()
     checkpoint.load(checkpoint.latest(tmp_path), [policy])
@@ -104,7 +105,7 @@ def test_a_failure_at_any_point_leaves_the_one_before(tmp_path, monkeypatch, bro
     elif broken == "rename":
         monkeypatch.setattr(Path, "rename", fail)
     else:
-        monkeypatch.setattr(checkpoint, "sync", fail)
+        monkeypatch.setattr(files, "fsync_path", fail)
     with pytest.raises(
         RunError,
         match=r"step-4 could not be written: No space left on device; earlier checkpoints are whole",
@@ -196,7 +197,7 @@ def test_a_damaged_one_is_named_with_what_to_do(tmp_path, file):
 def test_what_kills_left_of_checkpoints_is_removed_when_a_run_goes_on(tmp_path):
     for step in (2, 4, 6):
         checkpoint.save(tmp_path, [Policy()], saved(step), keep=9)
-    (tmp_path / "checkpoints" / ".step-5").mkdir()
+    (tmp_path / "checkpoints" / ".step-5.partial").mkdir()
     (tmp_path / "checkpoints" / "step-mine").mkdir()
     checkpoint.Writer(tmp_path, [Policy()], 1, False, print).tidy(4, 2)
     assert names(tmp_path) == ["latest", "step-2", "step-4", "step-mine"]

@@ -212,7 +212,7 @@ def test_kill_9_with_adapters(server, overrides, tmp_path):
 @pytest.mark.slow
 def test_kill_9_while_a_checkpoint_is_written(server, overrides, reference, tmp_path):
     """While the first of all is written aside, while a later one is, and between its renaming and the move of `latest`."""
-    for names in ({".step-2"}, {".step-6"}, {"step-8", ".latest"}):
+    for names in ({".step-2.partial"}, {".step-6.partial"}, {"step-8", ".latest.partial"}):
         for _ in range(8):
             run = Run(server, overrides, tmp_path, slow_sync=True)
             assert run.when(lambda run=run, names=names: names <= listed(run.folder)), (
@@ -404,7 +404,7 @@ def test_a_damaged_line_of_metrics_costs_no_other_line(tiny, verifier, tmp_path)
     at = next(i for i, line in enumerate(lines) if json.loads(line)["step"] == 2)
     lines[at] = b"\xff" + lines[at][:20] + b"\n"
     file.write_bytes(b"".join(lines))
-    (tmp_path / "cut" / "test" / "rollouts" / ".step-000009.parquet").write_bytes(b"half")
+    (tmp_path / "cut" / "test" / "rollouts" / ".step-000009.parquet.partial").write_bytes(b"half")
     (tmp_path / "cut" / "test" / "rollouts" / "step-mine.parquet").write_bytes(b"not ours")
     in_process(tiny, verifier, tmp_path / "cut", reporter)
     whole = [line for line in steady(tmp_path / "whole" / "test") if line["step"] != 2]
@@ -421,7 +421,7 @@ def test_a_checkpoint_that_was_removed_is_made_again(tiny, verifier, tmp_path):
     in_process(tiny, verifier, tmp_path / "whole", Reporter(), *overrides)
     in_process(tiny, verifier, tmp_path / "cut", Presses(3), *overrides)
     shutil.rmtree(tmp_path / "cut" / "test" / "checkpoints" / "step-3")
-    (tmp_path / "cut" / "test" / "checkpoints" / ".step-3").mkdir()
+    (tmp_path / "cut" / "test" / "checkpoints" / ".step-3.partial").mkdir()
     in_process(tiny, verifier, tmp_path / "cut", Reporter(), *overrides)
     assert steady(tmp_path / "cut" / "test") == steady(tmp_path / "whole" / "test")
     assert (

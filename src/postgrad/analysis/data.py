@@ -15,6 +15,7 @@ from postgrad.data.problems import load_problems
 from postgrad.data.readers import read_rows
 from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError, RunError
+from postgrad.files import atomic_file
 from postgrad.problem import Problem
 from postgrad.rollout.engine import Engine, Request, Sampling, trajectory_seed
 from postgrad.types import Batch, Trajectory
@@ -240,9 +241,8 @@ def store_pairs(pairs: Sequence[Pair], file: Path) -> None:
             "response": pa.array([r for _, r in pairs], kind),
         }
     )
-    aside = file.with_name("." + file.name)
     try:
-        pq.write_table(table, aside)
-        aside.rename(file)
+        with atomic_file(file) as temporary:
+            pq.write_table(table, temporary)
     except OSError as error:
         raise RunError(f"{file} could not be written: {error.strerror or error}") from error

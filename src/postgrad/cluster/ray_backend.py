@@ -5,7 +5,6 @@ waits for: a death is noticed within seconds, silence after cluster.wait_s.
 """
 
 import atexit
-import fcntl
 import importlib
 import os
 import secrets
@@ -33,6 +32,7 @@ from postgrad.cluster.wire import decode, encode
 from postgrad.config.compose import to_yaml
 from postgrad.config.schema import Config
 from postgrad.errors import ConfigError, RunError
+from postgrad.files import acquire_lock, is_locked
 from postgrad.methods.base import Role
 from postgrad.model.device import is_gpu
 
@@ -113,8 +113,7 @@ def _token_file() -> Path:
     folder = tempfile.TemporaryDirectory(prefix=TOKENS)  # nobody else may look inside
     atexit.register(folder.cleanup)
     token = Path(folder.name) / "token"
-    file = token.open("w")
-    fcntl.flock(file, fcntl.LOCK_EX)  # goes with the process, however it ends
+    file = acquire_lock(token)  # the lock ends with the process, even after a kill
     atexit.register(file.close)
     file.write(secrets.token_hex(32))
     file.flush()
@@ -126,11 +125,11 @@ def _forget_tokens_of_the_dead() -> None:
     """Remove the token folders that killed processes left: old enough to be locked by their process, and not locked."""
     for token in Path(tempfile.gettempdir()).glob(f"{TOKENS}*/token"):
         try:
-            if token.stat().st_uid == os.getuid() and time.time() - token.stat().st_mtime > START_S:
-                with token.open() as file:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(token.parent, ignore_errors=True)
-        except OSError:  # somebody holds it, or it is gone
+            status = token.stat()
+            old = time.time() - status.st_mtime > START_S
+            if status.st_uid == os.getuid() and old and not is_locked(token):
+                shutil.rmtree(token.parent, ignore_errors=True)
+        except OSError:  # another process has removed it
             continue
 
 

@@ -13,6 +13,7 @@ from postgrad.config.schema import CUTS, OVERLONG, DataConfig
 from postgrad.data.styles import THINK, find_style, styled
 from postgrad.data.truncate import min_limit, truncate
 from postgrad.errors import ConfigError, RunError, did_you_mean
+from postgrad.files import atomic_write_text
 from postgrad.problem import Problem
 
 if TYPE_CHECKING:
@@ -347,10 +348,8 @@ class Prompts:
         """
         if file.exists() or not self.tokenizer.is_fast:
             return
-        aside = file.with_name("." + file.name)
         try:
-            aside.write_text(cast(Any, self.tokenizer).backend_tokenizer.to_str(), encoding="utf-8")
-            aside.rename(file)
+            atomic_write_text(file, cast(Any, self.tokenizer).backend_tokenizer.to_str())
         except OSError as error:
             raise RunError(f"{file} could not be written: {error.strerror}") from error
 

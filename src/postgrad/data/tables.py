@@ -3,6 +3,7 @@
 import csv
 import json
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from postgrad.data.problems import load_problems
 from postgrad.data.readers import extension, one_line, read_rows
 from postgrad.data.rows import Row
 from postgrad.errors import ConfigError, did_you_mean
+from postgrad.files import atomic_file
 
 FORMATS = (".parquet", ".jsonl", ".csv")
 
@@ -34,12 +36,8 @@ def add_uids(path: Path, out: Path) -> int:
     ):  # keeps the types and what the file says of itself
         table = parquet.read_table(path)
         column = pa.array(uids, pa.string())
-        write_aside(
-            out,
-            lambda aside: parquet.write_table(
-                table.add_column(0, "uid", column), aside, compression="zstd"
-            ),
-        )
+        with _new_file(out) as temporary:
+            parquet.write_table(table.add_column(0, "uid", column), temporary, compression="zstd")
     else:
         write_rows(
             out, ({"uid": uid, **row} for uid, (_, row) in zip(uids, read_rows(path), strict=True))
@@ -80,21 +78,20 @@ def write_rows(out: Path, rows: Iterable[Row]) -> None:
     kind = extension(out)
     if kind not in writers:
         raise ConfigError(f"out={out} must end in {', '.join(FORMATS)}")
-    write_aside(out, lambda aside: writers[kind](aside, iter(rows)))
+    with _new_file(out) as temporary:
+        writers[kind](temporary, iter(rows))
 
 
-def write_aside(out: Path, write: Callable[[Path], Any]) -> None:
-    """Write beside the file and rename: nobody sees half of it, and a failure leaves the old one."""
+@contextmanager
+def _new_file(out: Path) -> Iterator[Path]:
+    """Yields the temporary path of an atomic write of `out`; an error names the option out=."""
     if not out.absolute().parent.is_dir():
         raise ConfigError(f"out={out}: no folder {out.parent}; make it first")
-    aside = out.with_name(f".{out.name}.new")
     try:
-        write(aside)
-        aside.replace(out)
+        with atomic_file(out) as temporary:
+            yield temporary
     except (OSError, pa.ArrowException) as error:
         raise ConfigError(f"out={out} cannot be written ({one_line(error)})") from error
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def _parquet(path: Path, rows: Iterator[Row]) -> None:

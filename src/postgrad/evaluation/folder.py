@@ -4,9 +4,7 @@ A result file grows batch by batch in the order of the problems. What a kill lef
 again from its start, so the engine sees the same batches as without the kill.
 """
 
-import fcntl
 import json
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any
 
 from postgrad.config.compose import differences
 from postgrad.errors import ConfigError, RunError
+from postgrad.files import acquire_lock, append_bytes, atomic_write_text
 from postgrad.judge.llm import MARKS
 from postgrad.problem import Problem
 
@@ -35,7 +34,9 @@ def stored_settings(folder: Path) -> dict[str, Any] | None:
     if not file.is_file():
         if folder.exists() and (
             not folder.is_dir()
-            or any(path.name not in (".lock", ".settings.json") for path in folder.iterdir())
+            or any(
+                path.name not in (".lock", ".settings.json.partial") for path in folder.iterdir()
+            )
         ):
             raise ConfigError(
                 f"out={folder} is there already and is no evaluation; choose another out=FOLDER"
@@ -73,42 +74,34 @@ def opened(folder: Path, identity: dict[str, Any]) -> Iterator[None]:
     """Make and hold the folder; the lock goes with the process, however it ends."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("w")
+        lock = acquire_lock(folder / ".lock")
+    except BlockingIOError as error:
+        raise ConfigError(
+            f"{folder} is in use by another process; wait for it, or choose another out=FOLDER"
+        ) from error
     except OSError as error:
         raise ConfigError(
             f"out={folder} cannot be written: {error.strerror}; choose another out=FOLDER"
         ) from error
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ConfigError(
-                f"{folder} is in use by another process; wait for it, or choose another out=FOLDER"
-            ) from error
         if not (folder / "settings.json").is_file():
             write(folder / "settings.json", json.dumps(identity, indent=1) + "\n")
         yield
 
 
 def write(file: Path, text: str) -> None:
-    """A whole file or none: written aside, then renamed."""
-    aside = file.with_name("." + file.name)
+    """Write the file atomically. Raises RunError."""
     try:
-        aside.write_text(text)
-        aside.rename(file)
+        atomic_write_text(file, text)
     except OSError as error:
         raise RunError(f"{file} could not be written: {error.strerror}") from error
 
 
 def append(file: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Add a batch's lines and see them on the disk."""
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     try:
-        with file.open("ab") as stream:
-            stream.write(
-                "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
-            )
-            stream.flush()
-            os.fsync(stream.fileno())
+        append_bytes(file, lines.encode())
     except OSError as error:
         raise RunError(
             f"{file} could not be written: {error.strerror}; the same command continues"

@@ -1,6 +1,5 @@
 """Writing while the run goes on: what is to be written lies in host memory already, and a thread puts it on the disk."""
 
-import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from postgrad.errors import RunError
+from postgrad.files import fsync_path
 from postgrad.model.load import Loaded, save_weights
 from postgrad.model.lora import save_adapter
 
@@ -92,15 +92,6 @@ class AsyncWriter:
                     place = files[0].place
                     files.pop(0).write()  # its memory goes as soon as it is on the disk
                     for path in sorted(place.rglob("*")) if place.is_dir() else [place]:
-                        sync(path)
+                        fsync_path(path)
         except Exception as error:  # raised again by done(), where somebody listens
             self.error = error
-
-
-def sync(path: Path) -> None:
-    """Wait until the disk has it."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

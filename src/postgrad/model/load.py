@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from postgrad.config.schema import ModelConfig
 from postgrad.errors import ConfigError, did_you_mean
+from postgrad.files import create_folder_once
 from postgrad.model.device import DTYPES, has_kernels
 from postgrad.model.lora import base_of, is_adapter, merge_adapter
 from postgrad.model.passes import attention
@@ -53,7 +53,11 @@ def resolve(path: str, seed: int) -> str:
     if path == "tiny":
         from postgrad.model.tiny import make_tiny
 
-        return str(_once(cache_folder() / f"tiny-{seed}", lambda folder: make_tiny(folder, seed)))
+        return str(
+            create_folder_once(
+                cache_folder() / f"tiny-{seed}", lambda folder: make_tiny(folder, seed)
+            )
+        )
     if path == "smollm2":
         return str(_smollm2())
     if path.endswith(".gguf") and not Path(path).is_file():
@@ -239,7 +243,7 @@ def _smollm2() -> Path:
             del model.config.quantization_config  # the weights are dense now
         save(Loaded(model, _from_pretrained(AutoTokenizer, config, 0)), folder)
 
-    return _once(cache_folder() / "smollm2-135m-instruct", make)
+    return create_folder_once(cache_folder() / "smollm2-135m-instruct", make)
 
 
 def hub_answers() -> bool:
@@ -265,20 +269,6 @@ def hub_answers() -> bool:
     except OSError:
         return False
     return True
-
-
-def _once(folder: Path, make: Any) -> Path:
-    """Fill a folder aside and rename it, so that a half-written one is never used."""
-    if not folder.is_dir():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
-        make(aside)
-        try:
-            aside.rename(folder)
-        except OSError:
-            if not folder.is_dir():  # another process was first: its copy is as good
-                raise
-    return folder
 
 
 def _short(error: Exception) -> str:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from postgrad.config.schema import ModelConfig
 from postgrad.errors import ConfigError, RunError
+from postgrad.files import atomic_folder
 from postgrad.model import lora
 from postgrad.model.load import load, save
 from postgrad.model.weights import Lazy, copy_beside, read_folder, write_folder
@@ -44,18 +45,11 @@ def export(wanted: Wanted, note: Callable[[str], None]) -> Path:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} is there already; name a new folder, or remove it")
     make = _maker(folder, wanted, note)
-    aside = out.with_name(f".{out.name}.partial")
     try:
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
-        make(aside)
-        if out.is_dir():
-            out.rmdir()
-        aside.rename(out)
+        with atomic_folder(out) as temporary:
+            make(temporary)
     except OSError as error:
         raise RunError(f"{out} could not be written: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
     return out
 
 

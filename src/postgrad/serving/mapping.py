@@ -3,9 +3,7 @@
 {"NAME": {"local_host", "outward_host", "port", "served_model_name", "model_index", "status", "tokenizer"}}
 """
 
-import fcntl
 import json
-import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.errors import ConfigError
+from postgrad.files import acquire_lock, atomic_write_text
 
+LOCK_WAIT_S = 30.0
 WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
@@ -61,15 +61,16 @@ def named(file: Path | None, entries: dict[str, dict[str, Any]]) -> Iterator[Non
 
 @contextmanager
 def _changed(file: Path) -> Iterator[dict[str, Any]]:
-    """The entries to be changed in place: one process at a time, written aside and renamed."""
+    """Yields the entries to change; one process at a time, written atomically."""
     lock = file.with_name(f".{file.name}.lock")
     try:
-        with lock.open("w") as held:
-            fcntl.flock(held, fcntl.LOCK_EX)
+        with acquire_lock(lock, LOCK_WAIT_S):
             known = read(file)
             yield known
-            aside = file.with_name(f".{file.name}.{os.getpid()}")
-            aside.write_text(json.dumps(known, indent=1) + "\n")
-            aside.rename(file)
+            atomic_write_text(file, json.dumps(known, indent=1) + "\n")
+    except BlockingIOError as error:
+        raise ConfigError(
+            f"--servers {file} was locked by another process for {LOCK_WAIT_S:g} s; try again"
+        ) from error
     except OSError as error:
         raise ConfigError(f"--servers {file} cannot be written: {error.strerror}") from error

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 
 from postgrad.cluster.wire import decode, encode
 from postgrad.errors import RunError
-from postgrad.model.async_writer import sync
+from postgrad.files import atomic_write_text, fsync_path, fsync_tree, temporary_path
 
 # How safetensors tells of a full disk, a quota or a broken one; its error is of a kind of its own.
 IO_ERROR = re.compile(r"I/O error: (.+?) \(os error|(No space left on device)")
@@ -117,7 +117,8 @@ class Writer:
 
 
 def _places(folder: Path, step: int) -> tuple[Path, Path]:
-    return folder / "checkpoints" / f"step-{step}", folder / "checkpoints" / f".step-{step}"
+    final = folder / "checkpoints" / f"step-{step}"
+    return final, temporary_path(final)
 
 
 @contextmanager
@@ -154,7 +155,7 @@ def _begin(aside: Path, saved: Saved) -> None:
 
 def _finish(final: Path, aside: Path, best: int | None) -> None:
     root = final.parent
-    _sync_tree(aside)
+    fsync_tree(aside)
     shutil.rmtree(
         final, ignore_errors=True
     )  # left by a run that was killed after this rename and went on from an older one
@@ -162,9 +163,9 @@ def _finish(final: Path, aside: Path, best: int | None) -> None:
     if best is None:
         (root / "best").unlink(missing_ok=True)
     else:
-        _point(root / "best", f"step-{best}")
-    _point(root / "latest", final.name)
-    sync(root)
+        atomic_write_text(root / "best", f"step-{best}\n")
+    atomic_write_text(root / "latest", f"{final.name}\n")
+    fsync_path(root)
 
 
 def _drop(folder: Path, step: int, keep: int, best: int | None) -> None:
@@ -231,14 +232,6 @@ def load(checkpoint: Path, models: Sequence[Savable]) -> Saved:
         raise RunError(f"checkpoint {checkpoint} cannot be read: {error}") from error
 
 
-def _point(pointer: Path, name: str) -> None:
-    """Let a pointer name a checkpoint: the old one or the new one, never half of it."""
-    aside = pointer.with_name("." + pointer.name)
-    aside.write_text(name + "\n")
-    sync(aside)
-    aside.rename(pointer)
-
-
 def _ordered(root: Path) -> list[Path]:
     return sorted(
         (path for path in root.glob("step-*") if path.name.removeprefix("step-").isdigit()),
@@ -248,8 +241,3 @@ def _ordered(root: Path) -> list[Path]:
 
 def _number(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
-
-
-def _sync_tree(folder: Path) -> None:
-    for path in [*folder.rglob("*"), folder]:
-        sync(path)

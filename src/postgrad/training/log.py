@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import torch
 
 from postgrad.errors import RunError
+from postgrad.files import atomic_file, atomic_write_bytes, fsync_path
 from postgrad.methods.base import Step
-from postgrad.model.async_writer import sync
 from postgrad.types import SOURCE_NAMES, Batch
 
 TOKENS_PER_ROW_GROUP = (
@@ -45,11 +45,11 @@ class RunLog:
         """Drop what a killed run wrote after the checkpoint it goes on from; without one (step 0) all of it."""
         lines = [line for line in read_metrics(self.folder) if 0 < step >= line["step"]]
         if (self.folder / "metrics.jsonl").is_file():
-            _replace(
+            atomic_write_bytes(
                 self.folder / "metrics.jsonl",
                 "".join(json.dumps(line) + "\n" for line in lines).encode(),
             )
-        for path in (self.folder / "rollouts").glob(".step-*.parquet"):  # cut short by a kill
+        for path in (self.folder / "rollouts").glob(".step-*"):  # cut short by a kill
             path.unlink()
         for path in (self.folder / "rollouts").glob("step-*.parquet"):
             number = path.stem.removeprefix("step-")
@@ -74,8 +74,8 @@ class RunLog:
             rows = max(
                 64, len(table) * TOKENS_PER_ROW_GROUP // max(1, sum(b.num_tokens for b in batches))
             )
-            pq.write_table(table, path.with_name("." + path.name), row_group_size=rows)
-            path.with_name("." + path.name).rename(path)
+            with atomic_file(path, fsync=False) as temporary:  # sync() does it later
+                pq.write_table(table, temporary, row_group_size=rows)
             self.unsynced.append(path)
         except OSError as error:
             raise RunError(f"{path} could not be written: {error.strerror or error}") from error
@@ -83,7 +83,7 @@ class RunLog:
     def sync(self) -> None:
         """Wait until the disk has all that was written: a checkpoint must not outlive the lines before it when the machine goes down."""
         for path in [self.folder / "metrics.jsonl", *self.unsynced, self.folder / "rollouts"]:
-            sync(path)
+            fsync_path(path)
         self.unsynced = []
 
     def close(self) -> None:
@@ -167,9 +167,3 @@ def _lists(values: torch.Tensor, lengths: torch.Tensor) -> pa.Array:
     return pa.ListArray.from_arrays(
         pa.array(offsets.numpy()), pa.array(values.cpu().numpy(), from_pandas=True)
     )
-
-
-def _replace(path: Path, data: bytes) -> None:
-    aside = path.with_name("." + path.name)
-    aside.write_bytes(data)
-    aside.rename(path)

@@ -4,8 +4,6 @@ runs/NAME/config.yaml  metrics.jsonl  events.jsonl  tokenizer.json  rollouts/  c
 """
 
 import dataclasses
-import fcntl
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +15,7 @@ from yaml import YAMLError
 from postgrad.config.compose import differences, to_yaml
 from postgrad.config.schema import Config
 from postgrad.errors import ConfigError
+from postgrad.files import acquire_lock, atomic_write_text
 
 # Settings that may change when a run goes on: they do not change what a step computes.
 MAY_CHANGE = {
@@ -53,8 +52,8 @@ AUTO = (
     ("training", "token_budget", 0),
 )
 
-
-TRIES = 10
+# A process that only tests whether the run is alive holds its lock for a moment too.
+LOCK_WAIT_S = 0.2
 
 
 def run_folder(config: Config) -> Path:
@@ -105,9 +104,7 @@ def create(config: Config) -> Path:
     try:
         for name in ("rollouts", "checkpoints", "eval"):
             (folder / name).mkdir(parents=True, exist_ok=True)
-        aside = folder / ".config.yaml"
-        aside.write_text(to_yaml(config))
-        aside.rename(folder / "config.yaml")
+        atomic_write_text(folder / "config.yaml", to_yaml(config))
     except OSError as error:
         raise ConfigError(
             f"the run folder {folder} cannot be written: {error.strerror}; choose another with runs=FOLDER"
@@ -120,24 +117,16 @@ def locked(folder: Path, new: bool = False) -> Iterator[None]:
     """Hold the folder; the lock goes with the process, however it ends. A `new` one must not have become another's run meanwhile."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("w")
+        lock = acquire_lock(folder / ".lock", LOCK_WAIT_S)
+    except BlockingIOError as error:
+        raise ConfigError(
+            f"{folder} is in use by another process; wait for it, or use another name=..."
+        ) from error
     except OSError as error:
         raise ConfigError(
             f"the run folder {folder} cannot be written: {error.strerror}; choose another with runs=FOLDER"
         ) from error
-    with lock as file:
-        for more in reversed(
-            range(TRIES)
-        ):  # somebody who only looks whether the run is alive holds it for a moment, too
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError as error:
-                if not more:
-                    raise ConfigError(
-                        f"{folder} is in use by another process; wait for it, or use another name=..."
-                    ) from error
-                time.sleep(0.02)
+    with lock:
         if new and (folder / "config.yaml").exists():
             raise ConfigError(
                 f"another process has made {folder} meanwhile; the same command continues its run"

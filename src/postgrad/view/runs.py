@@ -1,6 +1,5 @@
 """A run as the list shows it: state, settings, last values, sparkline, events. From the folder alone."""
 
-import fcntl
 import json
 import time
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from postgrad.files import is_locked
 from postgrad.view.folder import Folder, NotFound
 from postgrad.view.metrics import Metrics, glance
 
@@ -88,13 +88,9 @@ class Run:
         if file is None:
             return False
         try:
-            with file.open("rb") as opened:
-                fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+            return is_locked(file)
         except OSError:
             return False
-        return False
 
     def state(
         self,

@@ -25,6 +25,7 @@ from postgrad.data.schemas import SCHEMAS
 from postgrad.data.styles import OWN, Messages, Style, find_style, styled
 from postgrad.data.uid import content_uid
 from postgrad.errors import ConfigError, did_you_mean
+from postgrad.files import atomic_file
 
 CHUNK = (
     1000  # rows turned into a table at once: Python's objects take ten times the memory of Arrow's
@@ -363,20 +364,17 @@ def _digest(path: Path) -> str:
 
 
 def _write(table: pa.Table, out: Path, overwrite: bool) -> bool:
-    """Write aside and rename. Returns whether the file was there already with the same bytes."""
-    aside = out.with_name(f".{out.name}.new")
+    """Write the table atomically. Returns whether the file already existed with the same bytes."""
     try:
-        parquet.write_table(table, aside, compression="zstd")
-        same = out.is_file() and _digest(out) == _digest(aside)
-        if out.exists() and not same and not overwrite:
-            raise ConfigError(
-                f"out={out} exists with other content; give another out=, or overwrite=true"
-            )
-        aside.replace(out)
+        with atomic_file(out) as temporary:
+            parquet.write_table(table, temporary, compression="zstd")
+            same = out.is_file() and _digest(out) == _digest(temporary)
+            if out.exists() and not same and not overwrite:
+                raise ConfigError(
+                    f"out={out} exists with other content; give another out=, or overwrite=true"
+                )
     except OSError as error:
         raise ConfigError(f"out={out} cannot be written ({one_line(error)})") from error
-    finally:
-        aside.unlink(missing_ok=True)
     return same
 
 

@@ -1,0 +1,151 @@
+"""Atomic writes and file locks: every file of Postgrad that must never be half-written goes through here.
+
+An atomic write fills a temporary path beside the target, syncs it to the disk and renames it.
+A kill at any moment leaves the old file or the new one. This module imports the standard library only.
+"""
+
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+RETRY_S = 0.02  # pause between two attempts to get a lock
+
+
+def temporary_path(path: Path) -> Path:
+    """Returns the path beside `path` that an atomic write fills; a kill may leave it behind."""
+    return path.with_name(f".{path.name}.partial")
+
+
+@contextmanager
+def atomic_file(path: Path, fsync: bool = True) -> Iterator[Path]:
+    """Yields the temporary path to write; renames it to `path` if the block succeeds.
+
+    If the block raises, the temporary file is removed and `path` stays as it was.
+    `fsync=False` skips the wait for the disk, for callers that sync later.
+    """
+    temporary = temporary_path(path)
+    try:
+        yield temporary
+        if fsync:
+            fsync_path(temporary)
+        temporary.rename(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def atomic_write_text(path: Path, text: str) -> None:
+    """Writes `text` as UTF-8 to `path` atomically. Raises OSError."""
+    atomic_write_bytes(path, text.encode())
+
+
+def atomic_write_bytes(path: Path, data: bytes) -> None:
+    """Writes `data` to `path` atomically. Raises OSError."""
+    with atomic_file(path) as temporary:
+        temporary.write_bytes(data)
+
+
+def append_bytes(path: Path, data: bytes) -> None:
+    """Appends `data` to `path` and waits for the disk. Not atomic: a kill may leave a part of it."""
+    with path.open("ab") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+@contextmanager
+def atomic_folder(folder: Path) -> Iterator[Path]:
+    """Yields an empty temporary folder to fill; renames it to `folder` if the block succeeds.
+
+    If the block raises, the temporary folder is removed. `folder` must be absent or empty.
+    """
+    temporary = temporary_path(folder)
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        fsync_tree(temporary)
+        if folder.is_dir():
+            folder.rmdir()
+        temporary.rename(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def create_folder_once(folder: Path, fill: Callable[[Path], object]) -> Path:
+    """Returns `folder`; if it does not exist, `fill` fills a temporary folder that is then renamed.
+
+    Several processes may call this at the same time: each fills its own, the first rename wins.
+    """
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
+    try:
+        fill(temporary)
+        temporary.rename(folder)
+    except OSError:
+        if not folder.is_dir():  # otherwise another process was first, with the same content
+            raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return folder
+
+
+def fsync_path(path: Path) -> None:
+    """Waits until the disk has the file or the folder's list of names."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def fsync_tree(folder: Path) -> None:
+    """Waits until the disk has every file and folder below `folder`, then `folder` itself."""
+    for path in [*folder.rglob("*"), folder]:
+        fsync_path(path)
+
+
+def acquire_lock(path: Path, timeout_s: float = 0.0) -> IO[str]:
+    """Returns `path` opened for writing and locked for this process alone.
+
+    Closing the file frees the lock; the system frees it when the process ends, even by a kill.
+    Opening the file empties it.
+
+    Raises:
+        BlockingIOError: another process still holds the lock after `timeout_s` seconds.
+        OSError: the file cannot be opened.
+    """
+    deadline = time.monotonic() + timeout_s
+    file = path.open("w")
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                file.close()
+                raise
+        except OSError:
+            file.close()
+            raise
+        time.sleep(RETRY_S)
+
+
+def is_locked(path: Path) -> bool:
+    """Returns whether a process holds the lock of `acquire_lock` on this file.
+
+    The test itself holds a shared lock for a moment. Raises OSError if the file cannot be opened.
+    """
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
