@@ -391,7 +391,7 @@ def test_results_of_an_evaluation_are_read(undrawn, tiny, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("overrides", "message"),
     [
         (["entropy"], "which model?"),
         (["entrpy", "tiny"], "analyze does not know entrpy; did you mean entropy?"),

@@ -118,7 +118,7 @@ def test_lists_and_help(folder: Path, capsys: pytest.CaptureFixture[str]):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("overrides", "message"),
     [
         (["prepar"], "data has no command prepar; did you mean prepare?"),
         (["prepare", "gsm8k", "from=nowhere.jsonl"], "nowhere.jsonl: no such file"),

@@ -12,7 +12,7 @@ from postgrad.cli.main import main
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "use"),
+    ("overrides", "use"),
     [
         (
             ["my_method"],
@@ -46,7 +46,7 @@ def test_what_it_writes_passes_its_own_test_as_written(
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("overrides", "message"),
     [
         (["there"], "there.py is there already; choose another name, or move it away"),
         (["half"], "test_half.py is there already"),

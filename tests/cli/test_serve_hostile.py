@@ -328,7 +328,7 @@ def test_new_weights_come_from_below_the_allowed_folder_only(tiny, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("overrides", "says"),
     [
         ([], "which model?"),
         (["tiny", "--prot", "1"], "serve does not know --prot; did you mean --port?"),

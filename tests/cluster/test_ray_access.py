@@ -61,7 +61,7 @@ def test_the_bare_word_and_the_setting_are_one(tiny):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("overrides", "message"),
     [
         (
             ["cluster.workers=2"],
@@ -86,7 +86,7 @@ def test_settings_of_another_place_are_refused(overrides, message, tiny):
 
 
 @pytest.mark.parametrize(
-    ("recipe", "words", "message"),
+    ("recipe", "overrides", "message"),
     [
         (
             "grpo",

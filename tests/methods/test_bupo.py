@@ -707,7 +707,7 @@ def test_a_model_of_another_layout_is_refused_by_name_and_nothing_is_written(
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("overrides", "message"),
     [
         (["method.num_blocks=4"], r"method\.num_blocks=4 is out of range; .* has blocks 1\.\.3$"),
         (["method.num_blocks=0"], r"method\.num_blocks=0 is out of range; it must be at least 1$"),

@@ -714,7 +714,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("words", REFUSED)
+@pytest.mark.parametrize("overrides", REFUSED)
 def test_what_cannot_work_is_refused(overrides, tiny):
     with pytest.raises(ConfigError, match=REFUSED[overrides]):
         find_method("classmate")(config_of("classmate", tiny, *overrides.split())).check()

@@ -274,12 +274,12 @@ def check_quickly(recipe: str, model: Path, *overrides: str) -> None:
     find_method(config.method.name)(config).check()
 
 
-@pytest.mark.parametrize("words", WITH_EFFECT)
+@pytest.mark.parametrize("overrides", WITH_EFFECT)
 def test_a_setting_passes_where_it_is_read(overrides, tiny):
     check_quickly(overrides.split()[0], tiny, *overrides.split()[1:])
 
 
-@pytest.mark.parametrize("words", WITHOUT_EFFECT)
+@pytest.mark.parametrize("overrides", WITHOUT_EFFECT)
 def test_a_setting_without_effect_is_refused_by_its_name(overrides, tiny):
     recipe, *given = overrides.split()
     with pytest.raises(ConfigError) as caught:
@@ -332,6 +332,6 @@ ALLOWED = [
 ]
 
 
-@pytest.mark.parametrize("words", ALLOWED)
+@pytest.mark.parametrize("overrides", ALLOWED)
 def test_possible_combinations_are_allowed(overrides, tiny):
     check(overrides.split()[0], tiny, *overrides.split()[1:])

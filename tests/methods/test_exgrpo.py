@@ -206,7 +206,7 @@ def test_a_success_is_stored_once(tiny):
 
 
 @pytest.mark.parametrize(
-    "words", ["pick_by=perplexity", "pick=max", "pick_by=random", "importance=false"]
+    "overrides", ["pick_by=perplexity", "pick=max", "pick_by=random", "importance=false"]
 )
 def test_other_choices_of_the_row(overrides, tiny):
     lesson = mixed(tiny, f"method.{overrides}", "method.replay_share=1.0")

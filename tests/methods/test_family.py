@@ -106,7 +106,7 @@ def test_two_updates_remember_the_old_policy_once_and_start_at_ratio_one(tiny):
 
 
 @pytest.mark.parametrize(
-    ("words", "remembers"),
+    ("overrides", "remembers"),
     [
         (["grpo"], False),
         (["grpo", "method.kl=loss"], False),

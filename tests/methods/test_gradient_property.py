@@ -167,7 +167,7 @@ EXTRAS = [
 ]
 
 
-@pytest.mark.parametrize("words", EXTRAS, ids=lambda overrides: " ".join(overrides))
+@pytest.mark.parametrize("overrides", EXTRAS, ids=lambda overrides: " ".join(overrides))
 def test_the_same_with_settings_that_no_recipe_has(overrides, tiny, loaded):
     policy = policy_of(overrides[0], tiny, loaded, *overrides[1:])
     assert_one_gradient(

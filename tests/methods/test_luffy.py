@@ -609,7 +609,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("words", REFUSED)
+@pytest.mark.parametrize("overrides", REFUSED)
 def test_refused_with_the_fix_in_one_line(overrides, tiny):
     with pytest.raises(ConfigError, match=REFUSED[overrides]) as caught:
         Luffy(config_of("luffy", tiny, *SMALL, *overrides.split())).check()

@@ -98,7 +98,7 @@ def test_sft_trains(tiny, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [[], ["method.loss=ipo"], ["method.loss=hinge"], ["method.reference_free=true"]],
     ids=str,
 )

@@ -392,7 +392,7 @@ def test_an_adapter_is_kept_or_merged(adapted_run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "parts"),
+    ("overrides", "parts"),
     [
         (["{run}"], "export wants where from and where to"),
         (["{run}", "{out}", "step=9"], "has no checkpoint step=9; it has steps 1, 2"),

@@ -92,7 +92,7 @@ def test_the_next_save_waits_for_the_one_before(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("error", "words"),
+    ("error", "overrides"),
     [
         (
             OSError(28, "No space left on device"),

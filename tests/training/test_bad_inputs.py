@@ -67,7 +67,7 @@ def failing(home, capsys, model, *overrides, recipe="grpo") -> tuple[int, str]:
 
 
 @pytest.mark.parametrize(
-    ("words", "parts"),
+    ("overrides", "parts"),
     [
         (["data.train=empt.jsonl"], ["empt.jsonl: no such file", "did you mean empty.jsonl?"]),
         (["data.train=/no/folder/x.parquet"], ["/no/folder/x.parquet", "no such file"]),

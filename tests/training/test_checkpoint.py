@@ -117,7 +117,7 @@ def test_a_failure_at_any_point_leaves_the_one_before(tmp_path, monkeypatch, bro
 
 
 @pytest.mark.parametrize(
-    "words", ["No space left on device (os error 28)", "Disk quota exceeded (os error 122)"]
+    "overrides", ["No space left on device (os error 28)", "Disk quota exceeded (os error 122)"]
 )
 def test_a_full_disk_that_safetensors_reports_in_its_own_way(tmp_path, overrides):
     from safetensors import SafetensorError

@@ -133,7 +133,7 @@ def test_an_engine_that_is_another_policy_stops_the_run_above_the_bound(
 
 
 @pytest.mark.parametrize(
-    ("words", "part"),
+    ("overrides", "part"),
     [
         (
             ["rollout.engine=http"],

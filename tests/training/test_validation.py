@@ -131,7 +131,7 @@ EVERY = "training.validate_every=2"
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("overrides", "said"),
     [
         (
             ["data.validation=quiz.jsonl", "training.keep_best=quiz", EVERY],
