@@ -1,4 +1,4 @@
-"""A tokenizer of characters with a BOS, and small random GPT-2 models for it: for the tests of the toolkit."""
+"""A character tokenizer with a BOS token, and small random GPT-2 models for it."""
 
 import string
 
@@ -11,12 +11,12 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 
 def letters_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a character, with a BOS in front of every text."""
-    words = {word: i for i, word in enumerate([*string.printable, "<s>", "</s>"])}
-    tokenizer = Tokenizer(WordLevel(words, unk_token="?"))
+    """Return a tokenizer with one token per character and a BOS before every text."""
+    vocabulary = {token: i for i, token in enumerate([*string.printable, "<s>", "</s>"])}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="?"))
     tokenizer.pre_tokenizer = Split("", "isolated")
     tokenizer.post_processor = TemplateProcessing(
-        single="<s> $A", special_tokens=[("<s>", words["<s>"])]
+        single="<s> $A", special_tokens=[("<s>", vocabulary["<s>"])]
     )
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
 
@@ -24,12 +24,12 @@ def letters_tokenizer() -> PreTrainedTokenizerFast:
 def gpt2(seed: int, tokenizer: PreTrainedTokenizerFast) -> GPT2LMHeadModel:
     torch.manual_seed(seed)
     size = len(tokenizer)
-    ends = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    end_ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
     model = GPT2LMHeadModel(
-        GPT2Config(vocab_size=size, n_positions=400, n_embd=16, n_layer=1, n_head=2, **ends)
+        GPT2Config(vocab_size=size, n_positions=400, n_embd=16, n_layer=1, n_head=2, **end_ids)
     )
-    for (
-        p
-    ) in model.parameters():  # GPT-2 starts near the uniform distribution; tests should see a shape
-        p.data.add_(0.3 * torch.randn(p.shape, generator=torch.Generator().manual_seed(seed)))
+    # GPT-2's initial distribution is almost uniform; the tests need one that is not.
+    for parameter in model.parameters():
+        noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed))
+        parameter.data.add_(0.3 * noise)
     return model.eval()

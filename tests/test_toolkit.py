@@ -1,4 +1,4 @@
-"""The CS336 functions: the numbers of specs/cs336.md sections 1 and 2, their edges, and that they are training's own code."""
+"""The CS336 functions on tensors: the assignment's numbers, edge cases, and the code they share."""
 
 import hashlib
 import math
@@ -24,11 +24,12 @@ def letters() -> PreTrainedTokenizerFast:
 
 
 def draw(function, *shape):
-    """The course's fixtures: every tensor drawn with seed 42."""
+    """Return a random tensor drawn with seed 42, as in the assignment's fixtures."""
     return function(*shape, generator=torch.Generator().manual_seed(42))
 
 
 def fixture():
+    """Return log-probs, old log-probs, response mask, raw rewards and advantages of 2 rows."""
     policy = draw(torch.randn, 2, 10)
     rewards = draw(torch.rand, 2, 1)
     mask = draw(torch.rand, 2, 10) > 0.5
@@ -38,67 +39,55 @@ def fixture():
 # ---- sequences
 
 
-def test_prompt_and_output_are_encoded_apart_padded_right_and_shifted():
+def test_prompt_and_output_are_encoded_separately_padded_right_and_shifted():
     out = toolkit.tokenize_prompt_and_output(["1+2=", "7"], ["3", "89()"], tiny_tokenizer())
     pad = 16
     assert list(out) == ["input_ids", "labels", "response_mask"]
     assert out["input_ids"].tolist() == [[1, 10, 2, 15], [7, 8, 9, 13]]
     assert out["labels"].tolist() == [[10, 2, 15, 3], [8, 9, 13, 14]]
     assert out["response_mask"].tolist() == [[False, False, False, True], [True, True, True, True]]
-    assert (
-        out["input_ids"].dtype == out["labels"].dtype == torch.int64
-        and out["response_mask"].dtype == torch.bool
-    )
+    assert out["input_ids"].dtype == out["labels"].dtype == torch.int64
+    assert out["response_mask"].dtype == torch.bool
     longer = toolkit.tokenize_prompt_and_output(["1+2=", "7"], ["3456", "8"], tiny_tokenizer())
-    assert longer["labels"][1].tolist() == [
-        8,
-        pad,
-        pad,
-        pad,
-        pad,
-        pad,
-        pad,
-    ]  # padding ids stay, no -100
+    assert longer["labels"][1].tolist() == [8] + [pad] * 6  # padding ids, not -100
     assert longer["input_ids"][1].tolist() == [7, 8, pad, pad, pad, pad, pad]
     assert longer["response_mask"].tolist() == [[False] * 3 + [True] * 4, [True] + [False] * 6]
 
 
 def test_the_prompt_gets_special_tokens_and_the_output_none(letters):
     out = toolkit.tokenize_prompt_and_output(["ab"], ["c"], letters)
-    a, bos = string.printable.index("a"), letters.bos_token_id
-    assert out["input_ids"].tolist() == [[bos, a, a + 1]] and out["labels"].tolist() == [
-        [a, a + 1, a + 2]
-    ]
+    a = string.printable.index("a")
+    bos = letters.bos_token_id
+    assert out["input_ids"].tolist() == [[bos, a, a + 1]]
+    assert out["labels"].tolist() == [[a, a + 1, a + 2]]
     assert out["response_mask"].tolist() == [[False, False, True]]
 
 
 def test_the_joined_text_is_never_encoded():
-    """In the joined text a and b would merge to one token."""
+    """In the joined text, a and b would merge into one token."""
     tokenizer = Tokenizer(BPE({"a": 0, "b": 1, "ab": 2, "<e>": 3}, [("a", "b")]))
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<e>")
     assert fast("ab")["input_ids"] == [2]
     assert toolkit.tokenize_prompt_and_output(["a"], ["b"], fast)["labels"].tolist() == [[1]]
 
 
-def test_edges_of_tokenizing(letters):
+def test_tokenize_edge_cases(letters):
     with pytest.raises(ValueError, match="2 prompts for 1 outputs"):
         toolkit.tokenize_prompt_and_output(["1", "2"], ["3"], tiny_tokenizer())
     with pytest.raises(ValueError, match="no prompts"):
         toolkit.tokenize_prompt_and_output([], [], tiny_tokenizer())
     empty = toolkit.tokenize_prompt_and_output(["12", "1"], ["", "23"], tiny_tokenizer())
     assert empty["response_mask"].tolist() == [[False, False], [True, True]]
-    assert letters.pad_token_id is None  # then the end's id pads
-    assert (
-        toolkit.tokenize_prompt_and_output(["a", "abc"], ["b", "d"], letters)["labels"][0, -1]
-        == letters.eos_token_id
-    )
+    assert letters.pad_token_id is None  # then the end token's id pads
+    padded = toolkit.tokenize_prompt_and_output(["a", "abc"], ["b", "d"], letters)
+    assert padded["labels"][0, -1] == letters.eos_token_id
     bare = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(BPE({"a": 0}, [])))
-    with pytest.raises(ValueError, match="neither a pad nor an end"):
+    with pytest.raises(ValueError, match=r"tokenizer\.pad_token"):
         toolkit.tokenize_prompt_and_output(["a"], ["a"], bare)
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (2, 300, 7), (1, 128, 3), (4,)])
-def test_entropy_by_its_definition(shape):
+def test_entropy_equals_its_definition(shape):
     logits = draw(torch.randn, *shape).double() * 3
     p = logits.softmax(-1)
     torch.testing.assert_close(
@@ -116,7 +105,7 @@ def test_entropy_stays_finite_and_in_bounds():
     assert torch.equal(half, toolkit.compute_entropy(draw(torch.randn, 2, 4, 9).bfloat16().float()))
 
 
-def test_selective_log_softmax_does_not_depend_on_the_slices():
+def test_selective_log_softmax_does_not_depend_on_the_chunk():
     logits = draw(torch.randn, 3, 77, 11).requires_grad_()
     index = torch.randint(0, 11, (3, 77), generator=torch.Generator().manual_seed(1))
     expected = logits.log_softmax(-1).gather(-1, index[..., None])[..., 0]
@@ -129,7 +118,7 @@ def test_selective_log_softmax_does_not_depend_on_the_slices():
         )
 
 
-def test_response_log_probs_are_one_forward_pass_of_the_model(letters):
+def test_response_log_probs_take_one_forward_pass(letters):
     model = gpt2(0, letters)
     ids = torch.randint(0, len(letters), (2, 9), generator=torch.Generator().manual_seed(0))
     calls = []
@@ -138,11 +127,9 @@ def test_response_log_probs_are_one_forward_pass_of_the_model(letters):
     both = toolkit.get_response_log_probs(
         model=model, input_ids=ids[:, :-1], labels=ids[:, 1:], return_token_entropy=True
     )
-    assert (
-        len(calls) == 2
-        and set(plain) == {"log_probs"}
-        and set(both) == {"log_probs", "token_entropy"}
-    )
+    assert len(calls) == 2
+    assert set(plain) == {"log_probs"}
+    assert set(both) == {"log_probs", "token_entropy"}
     expected = torch.distributions.Categorical(logits=model(ids[:, :-1]).logits)
     torch.testing.assert_close(
         both["log_probs"], expected.log_prob(ids[:, 1:]), rtol=1e-5, atol=1e-5
@@ -152,26 +139,27 @@ def test_response_log_probs_are_one_forward_pass_of_the_model(letters):
     half = toolkit.get_response_log_probs(model.bfloat16(), ids[:, :-1], ids[:, 1:], True)
     assert half["log_probs"].dtype == half["token_entropy"].dtype == torch.float32
     with torch.no_grad():
-        assert not toolkit.get_response_log_probs(model, ids[:, :-1], ids[:, 1:])[
-            "log_probs"
-        ].requires_grad
+        detached = toolkit.get_response_log_probs(model, ids[:, :-1], ids[:, 1:])
+    assert not detached["log_probs"].requires_grad
 
 
 def test_masked_sums_and_means():
-    values, mask = torch.full((2, 7), 2.0), torch.ones(2, 7)
+    values = torch.full((2, 7), 2.0)
+    mask = torch.ones(2, 7)
     mask[0, 4:] = 0
     assert toolkit.masked_mean(values, mask, dim=1).tolist() == [2, 2]
-    assert toolkit.masked_normalize(
-        values, mask, dim=1, normalize_constant=7.0
-    ).tolist() == pytest.approx([8 / 7, 2])
+    normalized_sums = toolkit.masked_normalize(values, mask, dim=1, normalize_constant=7.0)
+    assert normalized_sums.tolist() == pytest.approx([8 / 7, 2])
     assert toolkit.masked_normalize(values, mask) == 22 and toolkit.masked_mean(values, mask) == 2
     values[0, 5] = math.nan
-    assert toolkit.masked_normalize(values, mask) == 22 and toolkit.masked_mean(
-        values, mask, -1
-    ).tolist() == [2, 2]
-    tensor, chosen = draw(torch.randn, 2, 10, 100), draw(torch.rand, 2, 10, 100) > 0.5
+    assert toolkit.masked_normalize(values, mask) == 22
+    assert toolkit.masked_mean(values, mask, -1).tolist() == [2, 2]
+    tensor = draw(torch.randn, 2, 10, 100)
+    chosen = draw(torch.rand, 2, 10, 100) > 0.5
     out = toolkit.masked_mean(tensor=tensor, mask=chosen, dim=0)
-    assert int(out.isnan().sum()) == 260  # the official snapshot: no clamp of the denominator
+    assert (
+        int(out.isnan().sum()) == 260
+    )  # as in the assignment's snapshot: an empty selection is NaN
     assert toolkit.masked_mean(tensor, chosen, None) == pytest.approx(
         float(tensor[chosen].mean()), abs=1e-6
     )
@@ -183,31 +171,29 @@ def test_masked_sums_and_means():
 @pytest.mark.parametrize(
     ("constant", "loss", "gradient"), [(1.0, -0.60078, -0.25), (42.0, -0.0143044, -0.00595238)]
 )
-def test_the_sft_step_of_the_course(constant, loss, gradient):
+def test_sft_step_matches_the_assignment(constant, loss, gradient):
     policy, _, mask, _, _ = fixture()
     policy.requires_grad_()
     out, metadata = toolkit.sft_microbatch_train_step(policy, mask, 2, constant)
-    assert (
-        out.item() == pytest.approx(loss, abs=0.6e-5 if constant == 1 else 0.6e-7)
-        and not out.requires_grad
-        and out.dim() == 0
-    )
+    assert out.item() == pytest.approx(loss, abs=0.6e-5 if constant == 1 else 0.6e-7)
+    assert not out.requires_grad
+    assert out.dim() == 0
     assert policy.grad[mask].tolist() == pytest.approx([gradient] * int(mask.sum()), abs=1e-8)
     assert not policy.grad[~mask].any() and metadata["num_response_tokens"] == mask.sum()
 
 
-def test_gradients_of_ten_steps_add_up_in_one_tensor():
+def test_gradients_of_ten_steps_accumulate_in_place():
     policy, _, mask, _, _ = fixture()
     policy.requires_grad_()
-    seen = []
+    grads = []
     for _ in range(10):
         toolkit.sft_microbatch_train_step(policy, mask, gradient_accumulation_steps=2)
-        seen.append(policy.grad)
-    assert all(grad is seen[0] or grad.data_ptr() == seen[0].data_ptr() for grad in seen)
-    assert seen[0][mask].tolist() == pytest.approx([-2.5] * int(mask.sum()))
+        grads.append(policy.grad)
+    assert all(grad.data_ptr() == grads[0].data_ptr() for grad in grads)
+    assert grads[0][mask].tolist() == pytest.approx([-2.5] * int(mask.sum()))
 
 
-def test_what_stands_outside_the_response_reaches_nothing():
+def test_tokens_outside_the_response_change_neither_loss_nor_gradient():
     policy, old, mask, _, advantages = fixture()
     policy = torch.where(mask, policy, math.nan).requires_grad_()
     loss, _ = toolkit.sft_microbatch_train_step(policy, mask.long(), 1)
@@ -222,15 +208,14 @@ def test_what_stands_outside_the_response_reaches_nothing():
         old_log_probs=torch.where(mask, old, math.inf),
         cliprange=0.1,
     )
-    assert (
-        loss.isfinite()
-        and policy.grad.isfinite().all()
-        and not policy.grad[~mask].any()
-        and policy.grad[mask].any()
-    )
+    assert loss.isfinite()
+    assert policy.grad.isfinite().all()
+    assert not policy.grad[~mask].any()
+    assert policy.grad[mask].any()
 
 
 def sha_reward(response: str, truth: str) -> dict[str, float]:
+    """The assignment's reward: a digit of the response's SHA-256, divided by 10."""
     reward = int(hashlib.sha256(response.encode()).hexdigest(), 16) % 10 / 10
     return {"reward": reward, "format_reward": reward / 2, "answer_reward": 1.0}
 
@@ -247,7 +232,7 @@ def normalized(rewards, size, by_std=True, eps=1e-6):
     )
 
 
-def test_group_normalized_rewards_of_the_course():
+def test_group_normalized_rewards_match_the_assignment():
     responses = [f"hmm I think ths answer is {i}" for i in range(8)]
     out, raw, metadata = toolkit.compute_group_normalized_rewards(
         reward_fn=sha_reward,
@@ -257,10 +242,8 @@ def test_group_normalized_rewards_of_the_course():
         advantage_eps=1e-6,
         normalize_by_std=True,
     )
-    assert (
-        raw.tolist() == pytest.approx([0.2, 0.5, 0, 0.4, 0.9, 0.7, 0.2, 0])
-        and raw.dtype == out.dtype == torch.float32
-    )
+    assert raw.tolist() == pytest.approx([0.2, 0.5, 0, 0.4, 0.9, 0.7, 0.2, 0])
+    assert raw.dtype == out.dtype == torch.float32
     expected = [-0.33824, 1.01472, -1.24021, 0.56373, 1.07062, 0.59479, -0.59479, -1.07062]
     assert out.tolist() == pytest.approx(expected, abs=0.6e-5)
     centered, _, _ = toolkit.compute_group_normalized_rewards(
@@ -269,56 +252,49 @@ def test_group_normalized_rewards_of_the_course():
     assert centered.tolist() == pytest.approx(
         [-0.075, 0.225, -0.275, 0.125, 0.45, 0.25, -0.25, -0.45], abs=1e-6
     )
-    assert metadata["mean"] == pytest.approx(0.3625) and (metadata["min"], metadata["max"]) == (
-        0.0,
-        pytest.approx(0.9),
-    )
-    assert (
-        metadata["std"] == pytest.approx(float(torch.std(raw))) and metadata["zero_variance"] == 0.0
-    )
+    assert metadata["mean"] == pytest.approx(0.3625)
+    assert metadata["min"] == 0.0
+    assert metadata["max"] == pytest.approx(0.9)
+    assert metadata["std"] == pytest.approx(float(torch.std(raw)))
+    assert metadata["zero_variance"] == 0.0
     assert metadata["format_reward"] == pytest.approx(0.18125) and metadata["answer_reward"] == 1.0
 
 
-def test_odd_groups_of_rewards():
+def test_group_normalized_rewards_edge_cases():
     flat, _, metadata = normalized([0.1] * 3 + [0, 1, 1], 3)
-    assert (
-        flat[:3].tolist() == [0, 0, 0]
-        and flat[3:].sum().abs() < 1e-6
-        and metadata["zero_variance"] == 0.5
-    )
+    assert flat[:3].tolist() == [0, 0, 0]
+    assert flat[3:].sum().abs() < 1e-6
+    assert metadata["zero_variance"] == 0.5
     assert "answer_reward" not in metadata
     for by_std in (True, False):
         alone, raw, metadata = normalized([0.5, 2.0], 1, by_std)
-        assert (
-            alone.tolist() == [0, 0]
-            and raw.tolist() == [0.5, 2.0]
-            and metadata["zero_variance"] == 1.0
-        )
-    assert normalized([0.0, 1.0], 2, eps=1.0)[0].tolist() == pytest.approx(
-        [-0.5 / (1 + math.sqrt(0.5)), 0.5 / (1 + math.sqrt(0.5))]
-    )
+        assert alone.tolist() == [0, 0]
+        assert raw.tolist() == [0.5, 2.0]
+        assert metadata["zero_variance"] == 1.0
+    with_eps, _, _ = normalized([0.0, 1.0], 2, eps=1.0)
+    expected = 0.5 / (1 + math.sqrt(0.5))
+    assert with_eps.tolist() == pytest.approx([-expected, expected])
     for rewards, size in (([1, 2, 3], 2), ([], 2), ([1, 2], 0)):
-        with pytest.raises(ValueError, match="do not divide into groups"):
+        with pytest.raises(ValueError, match="group_size"):
             normalized(rewards, size)
     with pytest.raises(ValueError, match="3 responses for 1 ground truths"):
         toolkit.compute_group_normalized_rewards(sha_reward, ["a"] * 3, ["b"], 3, 1e-6, True)
     for size in (1, 2):
-        with pytest.raises(ValueError, match="not finite"):
+        with pytest.raises(ValueError, match="rewards"):
             normalized(["nan", 1.0], size)
 
 
-def test_the_naive_loss():
+def test_naive_policy_gradient_loss():
     policy, _, _, rewards, _ = fixture()
-    assert torch.equal(
-        toolkit.compute_naive_policy_gradient_loss(rewards, policy), -rewards * policy
-    )
+    loss = toolkit.compute_naive_policy_gradient_loss(rewards, policy)
+    assert torch.equal(loss, -rewards * policy)
     square = torch.zeros(3, 3)
-    with pytest.raises(ValueError, match=r"want \(rows, 1\)"):  # (3,) would silently become a row
+    with pytest.raises(ValueError, match=r"\(3, 1\)"):  # (3,) would broadcast as a row
         toolkit.compute_naive_policy_gradient_loss(torch.ones(3), square)
 
 
 @pytest.mark.parametrize(
-    ("advantage", "ratio", "loss", "slope", "clipped"),
+    ("advantage", "ratio", "loss", "grad", "clipped"),
     [
         (1, 0.5, -0.5, -0.5, False),
         (1, 1.5, -1.2, 0, True),
@@ -327,27 +303,26 @@ def test_the_naive_loss():
         (1, 1, -1, -1, False),
     ],
 )
-def test_the_clip_loss_by_hand(advantage, ratio, loss, slope, clipped):
+def test_clip_loss_matches_values_computed_by_hand(advantage, ratio, loss, grad, clipped):
     old = torch.full((1, 3), -2.0, dtype=torch.float64, requires_grad=True)
     new = (old.detach() + math.log(ratio)).requires_grad_()
     values, metadata = toolkit.compute_grpo_clip_loss(
         torch.tensor([[float(advantage)]]).double(), new, old, 0.2
     )
     values.sum().backward()
-    assert values.tolist()[0] == pytest.approx([loss] * 3) and new.grad.tolist()[
-        0
-    ] == pytest.approx([slope] * 3)
+    assert values.tolist()[0] == pytest.approx([loss] * 3)
+    assert new.grad.tolist()[0] == pytest.approx([grad] * 3)
     assert old.grad is None and metadata["clipped"].tolist() == [[clipped] * 3]
 
 
-def test_far_off_policy_losses_have_no_dual_clip():
-    new, old = torch.zeros(1, 1), torch.full((1, 1), -math.log(10))
-    assert toolkit.compute_grpo_clip_loss(torch.tensor([[-1.0]]), new, old, 0.2)[
-        0
-    ].item() == pytest.approx(10)
+def test_clip_loss_has_no_dual_clip():
+    new = torch.zeros(1, 1)
+    old = torch.full((1, 1), -math.log(10))
+    loss, _ = toolkit.compute_grpo_clip_loss(torch.tensor([[-1.0]]), new, old, 0.2)
+    assert loss.item() == pytest.approx(10)
 
 
-def test_the_loss_types_and_what_they_need():
+def test_loss_types_and_their_required_arguments():
     policy, old, _, rewards, advantages = fixture()
     everything = {
         "raw_rewards": rewards,
@@ -380,18 +355,19 @@ def test_the_loss_types_and_what_they_need():
                     toolkit.compute_policy_gradient_loss(policy, kind, **missing)
             else:
                 toolkit.compute_policy_gradient_loss(policy, kind, **missing)
-    with pytest.raises(ValueError, match="unknown loss_type 'grpo_clp'; did you mean grpo_clip"):
+    with pytest.raises(ValueError, match=r"loss_type.*grpo_clip"):
         toolkit.compute_policy_gradient_loss(policy, "grpo_clp", **everything)
 
 
-def test_wide_clipping_is_none_and_ratio_one_is_reinforce():
+def test_infinite_clip_range_is_no_clip_and_ratio_one_is_reinforce():
     policy, old, mask, _, advantages = fixture()
     wide = toolkit.compute_policy_gradient_loss(
         policy, "grpo_clip", None, advantages, old, math.inf
     )[0]
-    assert torch.equal(
-        wide, toolkit.compute_policy_gradient_loss(policy, "grpo_no_clip", None, advantages, old)[0]
-    )
+    unclipped = toolkit.compute_policy_gradient_loss(policy, "grpo_no_clip", None, advantages, old)[
+        0
+    ]
+    assert torch.equal(wide, unclipped)
     grads = []
     for kind in ("grpo_clip", "reinforce_with_baseline"):
         x = policy.clone().requires_grad_()
@@ -402,7 +378,7 @@ def test_wide_clipping_is_none_and_ratio_one_is_reinforce():
     torch.testing.assert_close(grads[0], grads[1])
 
 
-def test_the_grpo_step_of_the_course():
+def test_grpo_step_matches_the_assignment():
     policy, old, mask, rewards, advantages = fixture()
     policy.requires_grad_()
     loss, metadata = toolkit.grpo_microbatch_train_step(
@@ -424,7 +400,10 @@ def test_the_grpo_step_of_the_course():
 
 @pytest.mark.parametrize(("constant", "rows"), [(None, (2, 2)), (7, (8 / 7, 2))])
 def test_dr_grpo_divides_by_a_constant(constant, rows):
-    """The handout's example: lengths 4 and 7 of 7, value 2: means (2, 2), normalized sums (1.1429, 2)."""
+    """The handout's example: lengths 4 and 7 of 7, all values 2.
+
+    The means are (2, 2), the normalized sums (1.1429, 2).
+    """
     mask = torch.ones(2, 7, dtype=torch.bool)
     mask[0, 4:] = False
     log_probs = torch.full((2, 7), 2.0, requires_grad=True)
@@ -441,9 +420,10 @@ def test_dr_grpo_divides_by_a_constant(constant, rows):
 
 @pytest.mark.parametrize("constant", [None, 5.0])
 @pytest.mark.parametrize("step", ["sft", "grpo"])
-def test_micro_batches_are_the_whole_batch(step, constant):
-    """k micro-batches of B rows give the gradient of one batch of kB; also with a row that has no response."""
-    policy, mask = draw(torch.randn, 6, 8).double(), draw(torch.rand, 6, 8) > 0.5
+def test_micro_batches_give_the_gradient_of_the_full_batch(step, constant):
+    """k micro-batches of B rows give the gradient of one batch of kB; one row has no response."""
+    policy = draw(torch.randn, 6, 8).double()
+    mask = draw(torch.rand, 6, 8) > 0.5
     mask[3] = False
     advantages = draw(torch.randn, 6, 1).double()
 
@@ -462,31 +442,29 @@ def test_micro_batches_are_the_whole_batch(step, constant):
             )
         return loss, x.grad
 
-    whole, gradient = run(slice(0, 6), 1)
+    full_loss, gradient = run(slice(0, 6), 1)
     parts = [run(slice(i, i + 2), 3) for i in (0, 2, 4)]
-    torch.testing.assert_close(sum(loss for loss, _ in parts), whole)
+    torch.testing.assert_close(sum(loss for loss, _ in parts), full_loss)
     torch.testing.assert_close(torch.cat([grad for _, grad in parts]), gradient)
-    assert whole.isfinite() and not gradient[3].any() and gradient[2][mask[2]].all()
+    assert full_loss.isfinite() and not gradient[3].any() and gradient[2][mask[2]].all()
 
 
-def test_a_step_refuses_no_accumulation():
-    with pytest.raises(ValueError, match="at least 1"):
+def test_zero_accumulation_steps_are_refused():
+    with pytest.raises(ValueError, match="gradient_accumulation_steps"):
         toolkit.sft_microbatch_train_step(
             torch.zeros(1, 1, requires_grad=True), torch.ones(1, 1), 0
         )
 
 
-# ---- not a second copy
+# ---- shared code
 
 
-def test_the_arithmetic_is_trainings_own(monkeypatch):
+def test_arithmetic_is_the_code_of_training(monkeypatch):
     from postgrad.algorithms import advantages, entropy, losses, masked, preference
     from postgrad.verifiers import answers
 
-    assert (
-        toolkit.masked_mean is masked.masked_mean
-        and toolkit.masked_normalize is masked.masked_normalize
-    )
+    assert toolkit.masked_mean is masked.masked_mean
+    assert toolkit.masked_normalize is masked.masked_normalize
     assert (steps.grpo, steps.ppo_clip, steps.policy_gradient) == (
         advantages.grpo,
         losses.ppo_clip,
@@ -500,13 +478,11 @@ def test_the_arithmetic_is_trainings_own(monkeypatch):
     monkeypatch.setattr(entropy, "entropy", lambda logits: "entropy")
     monkeypatch.setattr(entropy, "selective_log_softmax", lambda *_, chunk: chunk)
     assert toolkit.compute_entropy(torch.zeros(1)) == "entropy"
-    assert (
-        toolkit.selective_log_softmax(None, None) == 128
-        and toolkit.selective_log_softmax(None, None, chunk=7) == 7
-    )
+    assert toolkit.selective_log_softmax(None, None) == 128
+    assert toolkit.selective_log_softmax(None, None, chunk=7) == 7
 
 
-def test_a_model_may_be_anything_that_gives_logits():
+def test_any_module_that_returns_logits_is_accepted():
     class Table(nn.Module):
         def __init__(self):
             super().__init__()
@@ -515,7 +491,8 @@ def test_a_model_may_be_anything_that_gives_logits():
         def forward(self, input_ids):
             return SimpleNamespace(logits=self.table(input_ids))
 
-    model, ids = Table(), torch.tensor([[0, 1, 2]])
+    model = Table()
+    ids = torch.tensor([[0, 1, 2]])
     out = toolkit.get_response_log_probs(
         model, ids, torch.tensor([[1, 2, 3]]), return_token_entropy=True
     )

@@ -1,4 +1,4 @@
-"""The CS336 functions that read and write texts: generations, packing, parsing, DPO (specs/cs336.md sections 1 and 3)."""
+"""The CS336 functions on text: generations, packing, parsing, DPO, rewards."""
 
 import gzip
 import json
@@ -16,7 +16,10 @@ from postgrad import toolkit
 from postgrad.errors import ConfigError
 from postgrad.toolkit import generations, rewards, supplement
 
-INTRO = "Below is an instruction that describes a task. Write a response that appropriately completes the request."
+INTRO = (
+    "Below is an instruction that describes a task. "
+    "Write a response that appropriately completes the request."
+)
 
 
 @pytest.fixture(scope="module")
@@ -31,46 +34,42 @@ def no_reward(response: str, truth: str) -> dict[str, float]:
 # ---- generations
 
 
-def test_generations_are_judged_measured_and_averaged(letters, monkeypatch):
+def test_generations_have_rewards_lengths_and_means(letters, monkeypatch):
     model = gpt2(2, letters).train()  # answers with 1, 2 and 7 tokens
-    prompts, truths = ["ab", "a much longer one", "xyz"], ["0", "1", "1"]
+    prompts = ["ab", "a much longer one", "xyz"]
+    truths = ["0", "1", "1"]
 
     def reward(response, truth):
         return {"reward": 0.5 * float(truth), "format_reward": 1.0, "answer_reward": float(truth)}
 
     greedy = {"do_sample": False, "max_new_tokens": 7}
     out = toolkit.log_generations(model, letters, prompts, truths, reward, greedy)
-    assert model.training  # its own mode again
-    assert [e["prompt"] for e in out["examples"]] == prompts and [
-        e["ground_truth"] for e in out["examples"]
-    ] == truths
+    assert model.training  # the previous mode is restored
+    assert [e["prompt"] for e in out["examples"]] == prompts
+    assert [e["ground_truth"] for e in out["examples"]] == truths
     assert (out["avg_reward"], out["avg_format_reward"]) == (pytest.approx(1 / 3), 1.0)
     assert out["avg_answer_reward"] == pytest.approx(2 / 3)
     lengths = [e["response_length"] for e in out["examples"]]
     assert lengths == [1, 2, 7]
     assert out["avg_response_length/total"] == pytest.approx(sum(lengths) / 3)
-    assert (
-        out["avg_response_length/incorrect"] == lengths[0]
-        and out["avg_response_length/correct"] == sum(lengths[1:]) / 2
-    )
+    assert out["avg_response_length/incorrect"] == lengths[0]
+    assert out["avg_response_length/correct"] == sum(lengths[1:]) / 2
     assert out["avg_token_entropy"] == pytest.approx(
         sum(e["avg_token_entropy"] for e in out["examples"]) / 3
     )
     model.eval()
     for example in out["examples"]:
-        check_alone(model, letters, example)
+        check_against_single_row(model, letters, example)
     alone = toolkit.log_generations(
         model, letters, prompts, ["1"] * 3, reward, greedy, max_prompts=1
     )
-    assert (
-        len(alone["examples"]) == 1
-        and alone["avg_response_length/incorrect"] == 0.0
-        and not model.training
-    )
+    assert len(alone["examples"]) == 1
+    assert alone["avg_response_length/incorrect"] == 0.0
+    assert not model.training
 
 
-def check_alone(model, tokenizer, example):
-    """The slow reference: one row, no padding, one forward pass over prompt and response."""
+def check_against_single_row(model, tokenizer, example):
+    """Compare with a slow reference: one row, no padding, one forward pass."""
     prompt = torch.tensor([tokenizer(example["prompt"])["input_ids"]])
     full = model.generate(
         prompt,
@@ -90,27 +89,28 @@ def check_alone(model, tokenizer, example):
     )
 
 
-def test_a_completion_ends_with_its_first_end():
+def test_response_mask_ends_at_the_first_end_token():
     ids = torch.tensor([[5, 9, 9, 0], [5, 6, 7, 8], [9, 1, 2, 3], [5, 8, 0, 0]])
-    rows = generations._up_to_the_end(ids, torch.tensor([9, 8]), pad=0).int().tolist()
+    rows = generations._response_mask(ids, torch.tensor([9, 8]), pad=0).int().tolist()
     assert rows == [[1, 1, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 0, 0]]
     without_end = torch.tensor([[5, 0, 0], [5, 6, 7]])  # a stop string ended the first row
-    assert generations._up_to_the_end(without_end, torch.tensor([9]), pad=0).int().tolist() == [
+    assert generations._response_mask(without_end, torch.tensor([9]), pad=0).int().tolist() == [
         [1, 0, 0],
         [1, 1, 1],
     ]
     pad_is_end = torch.tensor([[5, 9, 9], [5, 6, 7]])
-    assert generations._up_to_the_end(pad_is_end, torch.tensor([9]), pad=9).int().tolist() == [
+    assert generations._response_mask(pad_is_end, torch.tensor([9]), pad=9).int().tolist() == [
         [1, 1, 0],
         [1, 1, 1],
     ]
 
 
-def test_sampling_is_from_the_whole_distribution_by_default(letters, monkeypatch):
-    model, seen = gpt2(3, letters), {}
+def test_default_sampling_has_no_top_p_or_top_k(letters, monkeypatch):
+    model = gpt2(3, letters)
+    generate_kwargs = {}
 
     def generate(**settings):
-        seen.update(settings)
+        generate_kwargs.update(settings)
         return torch.cat([settings["input_ids"], torch.tensor([[letters.eos_token_id]])], dim=1)
 
     monkeypatch.setattr(model, "generate", generate)
@@ -123,7 +123,7 @@ def test_sampling_is_from_the_whole_distribution_by_default(letters, monkeypatch
         "top_k": 0,
         "max_new_tokens": 1024,
     }
-    assert {key: seen[key] for key in sampling} == sampling
+    assert {key: generate_kwargs[key] for key in sampling} == sampling
     toolkit.log_generations(
         model,
         letters,
@@ -132,14 +132,15 @@ def test_sampling_is_from_the_whole_distribution_by_default(letters, monkeypatch
         lambda *_: {"reward": 1.0},
         {"do_sample": False, "max_new_tokens": 3},
     )
-    assert seen["do_sample"] is False and seen["max_new_tokens"] == 3
+    assert generate_kwargs["do_sample"] is False
+    assert generate_kwargs["max_new_tokens"] == 3
     with pytest.raises(ValueError, match="2 prompts for 1 ground truths"):
         toolkit.log_generations(model, letters, ["a", "b"], ["x"], no_reward)
     with pytest.raises(ValueError, match="no prompts"):
         toolkit.log_generations(model, letters, [], [], no_reward)
 
 
-def test_training_mode_comes_back_after_a_failure(letters, monkeypatch):
+def test_training_mode_is_restored_after_a_failure(letters, monkeypatch):
     model = gpt2(3, letters).train()
     monkeypatch.setattr(model, "generate", lambda **_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -151,11 +152,11 @@ def test_training_mode_comes_back_after_a_failure(letters, monkeypatch):
 
 
 def documents() -> list[dict[str, str]]:
-    """Five documents whose Alpaca texts have 2431 characters, BOS and end included."""
+    """Return five documents whose Alpaca texts have 2431 tokens, BOS and end included."""
     rows = [{"prompt": f"task {i} {{x}}", "response": "yes\n" * (i + 1)} for i in range(5)]
-    frame = len(f"{INTRO}\n\n### Instruction:\n\n\n### Response:\n") + 2
-    missing = 2431 - sum(frame + len(row["prompt"]) + len(row["response"]) for row in rows)
-    rows[-1]["response"] += "z" * missing
+    template_length = len(f"{INTRO}\n\n### Instruction:\n\n\n### Response:\n") + 2
+    lengths = [template_length + len(row["prompt"]) + len(row["response"]) for row in rows]
+    rows[-1]["response"] += "z" * (2431 - sum(lengths))
     return rows
 
 
@@ -167,20 +168,21 @@ def jsonl(tmp_path) -> Path:
 
 
 def corpus(tokenizer) -> list[int]:
-    text = [
-        f"{INTRO}\n\n### Instruction:\n{row['prompt']}\n\n### Response:\n{row['response']}"
-        for row in documents()
-    ]
-    return [i for t in text for i in [*tokenizer(t)["input_ids"], tokenizer.eos_token_id]]
+    """Return the ids of all documents, concatenated in file order."""
+    ids = []
+    for row in documents():
+        text = f"{INTRO}\n\n### Instruction:\n{row['prompt']}\n\n### Response:\n{row['response']}"
+        ids += [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
+    return ids
 
 
-def test_five_documents_are_75_rows_of_32(letters, jsonl):
+def test_five_documents_give_75_rows_of_32_tokens(letters, jsonl):
     dataset = toolkit.get_packed_sft_dataset(
         tokenizer=letters, dataset_path=jsonl, seq_length=32, shuffle=False
     )
     stream = corpus(letters)
     assert len(stream) == 2431 and len(dataset) == 75
-    rows = list(dataset)  # plain iteration ends by IndexError
+    rows = list(dataset)  # plain iteration ends at the IndexError
     assert len(rows) == 75 and all(set(row) == {"input_ids", "labels"} for row in rows)
     assert all(v.shape == (32,) and v.dtype == torch.int64 for row in rows for v in row.values())
     assert [i for row in rows for i in row["input_ids"].tolist()] == stream[:2400]
@@ -194,7 +196,7 @@ def test_five_documents_are_75_rows_of_32(letters, jsonl):
     assert len(toolkit.PackedSftDataset(letters, str(jsonl), 2431, False)) == 0
 
 
-def test_no_newline_after_the_response(letters, tmp_path):
+def test_no_newline_follows_the_response(letters, tmp_path):
     assert (
         supplement.alpaca("Say {hi}", "hi")
         == f"{INTRO}\n\n### Instruction:\nSay {{hi}}\n\n### Response:\nhi"
@@ -206,54 +208,55 @@ def test_no_newline_after_the_response(letters, tmp_path):
     assert tokens[-2:] == [string.printable.index("b"), letters.eos_token_id]
 
 
-def test_shuffling_moves_whole_documents(letters, jsonl):
+def test_shuffle_permutes_documents(letters, jsonl):
     stream = corpus(letters)
     torch.manual_seed(1)
-    one = toolkit.PackedSftDataset(letters, jsonl, 32, True).tokens.tolist()
+    first = toolkit.PackedSftDataset(letters, jsonl, 32, True).tokens.tolist()
     torch.manual_seed(1)
-    two = toolkit.PackedSftDataset(letters, jsonl, 32, True).tokens.tolist()
-    assert one == two != stream and sorted(split(one, letters)) == sorted(split(stream, letters))
+    second = toolkit.PackedSftDataset(letters, jsonl, 32, True).tokens.tolist()
+    assert first == second != stream
+    assert sorted(split(first, letters)) == sorted(split(stream, letters))
 
 
 def split(tokens, tokenizer) -> list[list[int]]:
-    out = [[]]
+    """Return the documents of a token stream; each ends with its end token."""
+    parts = [[]]
     for token in tokens:
-        out[-1].append(token)
+        parts[-1].append(token)
         if token == tokenizer.eos_token_id:
-            out.append([])
-    return out
+            parts.append([])
+    return parts
 
 
-def test_packed_files_may_be_compressed_and_must_be_whole(letters, jsonl, tmp_path):
+def test_packed_dataset_reads_gzip_and_refuses_bad_input(letters, jsonl, tmp_path):
     packed = tmp_path / "x.jsonl.gz"
     packed.write_bytes(gzip.compress(jsonl.read_bytes()))
     assert toolkit.PackedSftDataset(letters, packed, 32, False).tokens.tolist() == corpus(letters)
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"prompt": "a", "response": "b"}\n{"prompt": "a"}\n')
-    with pytest.raises(ConfigError, match="line 2: no text in prompt or response"):
+    with pytest.raises(ConfigError, match="line 2: prompt or response"):
         toolkit.PackedSftDataset(letters, bad, 32, False)
-    with pytest.raises(ConfigError, match="no such file"):
+    with pytest.raises(ConfigError, match=r"none\.jsonl"):
         toolkit.PackedSftDataset(letters, tmp_path / "none.jsonl", 32, False)
-    with pytest.raises(ValueError, match="seq_length is 0"):
+    with pytest.raises(ValueError, match="seq_length"):
         toolkit.PackedSftDataset(letters, jsonl, 0, False)
     bare = PreTrainedTokenizerFast(tokenizer_object=letters.backend_tokenizer)
-    with pytest.raises(ConfigError, match="no end-of-sequence token"):
+    with pytest.raises(ConfigError, match=r"tokenizer\.eos_token"):
         toolkit.PackedSftDataset(bare, jsonl, 32, False)
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_batches_are_one_epoch(letters, jsonl, shuffle):
+def test_batches_cover_one_epoch(letters, jsonl, shuffle):
     dataset = toolkit.PackedSftDataset(letters, jsonl, 32, False)
     torch.manual_seed(0)
     batches = toolkit.iterate_batches(dataset=dataset, batch_size=8, shuffle=shuffle)
     assert len(batches) == math.ceil(75 / 8) == 10
-    seen = [batch["input_ids"] for batch in batches]
-    assert (
-        [len(rows) for rows in seen] == [8] * 9 + [3]
-        and seen[0].dtype == torch.int64
-        and seen[0].shape == (8, 32)
-    )
-    rows, plain = torch.cat(seen).tolist(), [row["input_ids"].tolist() for row in dataset]
+    input_ids = [batch["input_ids"] for batch in batches]
+    assert [len(rows) for rows in input_ids] == [8] * 9 + [3]
+    assert input_ids[0].dtype == torch.int64
+    assert input_ids[0].shape == (8, 32)
+    rows = torch.cat(input_ids).tolist()
+    plain = [row["input_ids"].tolist() for row in dataset]
     assert sorted(rows) == sorted(plain) and (rows == plain) == (not shuffle)
 
 
@@ -284,7 +287,7 @@ MMLU = {
         ("", None),
     ],
 )
-def test_mmlu_answers(text, letter):
+def test_mmlu_answer_is_parsed(text, letter):
     assert toolkit.parse_mmlu_response(mmlu_example=MMLU, model_output=text) == letter
 
 
@@ -292,7 +295,8 @@ def test_mmlu_answers(text, letter):
     ("text", "answer"),
     [
         (
-            "Natalia sold 48/2 = 24 clips in May. Natalia sold 48+24 = 72 clips altogether in April and May.",
+            "Natalia sold 48/2 = 24 clips in May. "
+            "Natalia sold 48+24 = 72 clips altogether in April and May.",
             "72",
         ),
         ("Natalia sold twenty-four clips in May, seventy-two altogether.", None),
@@ -309,7 +313,7 @@ def test_mmlu_answers(text, letter):
         ("", None),
     ],
 )
-def test_gsm8k_answers(text, answer):
+def test_gsm8k_answer_is_parsed(text, answer):
     assert toolkit.parse_gsm8k_response(model_output=text) == answer
 
 
@@ -317,7 +321,7 @@ def test_gsm8k_answers(text, answer):
 
 
 def log_prob(model, tokenizer, prompt, response) -> float:
-    """The slow reference: the whole Alpaca text and its end, by the model's own logits."""
+    """Slow reference: the log-prob of the Alpaca text and its end token."""
     text = f"{INTRO}\n\n### Instruction:\n{prompt}\n\n### Response:\n{response}"
     ids = torch.tensor([*tokenizer(text)["input_ids"], tokenizer.eos_token_id])
     logprobs = model(ids[None]).logits[0, :-1].log_softmax(-1)
@@ -325,7 +329,8 @@ def log_prob(model, tokenizer, prompt, response) -> float:
 
 
 def test_dpo_of_one_pair(letters):
-    lm, ref = gpt2(1, letters), gpt2(2, letters)
+    lm = gpt2(1, letters)
+    ref = gpt2(2, letters)
     pair = {
         "prompt": "The quick brown fox jumps over",
         "response_chosen": "the lazy dog.",
@@ -347,19 +352,20 @@ def test_dpo_of_one_pair(letters):
             for key in ("response_chosen", "response_rejected")
         )
         margin = beta * ((lm_w - lm_l) - (ref_w - ref_l))
-        assert loss.dim() == 0 and loss.item() == pytest.approx(
-            math.log1p(math.exp(-margin)), rel=1e-3
-        )
+        assert loss.dim() == 0
+        assert loss.item() == pytest.approx(math.log1p(math.exp(-margin)), rel=1e-3)
         assert (other - loss).item() == pytest.approx(margin, rel=1e-3) and abs(margin) > 0.01
     same = toolkit.compute_per_instance_dpo_loss(lm, gpt2(1, letters), letters, 0.5, **pair)
     assert same.item() == pytest.approx(math.log(2), abs=1e-6)
 
 
 def test_dpo_trains_the_model_and_not_the_reference(letters):
-    lm, ref = gpt2(1, letters), gpt2(2, letters)
+    lm = gpt2(1, letters)
+    ref = gpt2(2, letters)
     ref.register_forward_hook(lambda *_: graphs.append(torch.is_grad_enabled()))
     optimizer = torch.optim.SGD(lm.parameters(), lr=1e-3)
-    losses, graphs = [], []
+    losses = []
+    graphs = []
     for _ in range(3):
         loss = toolkit.compute_per_instance_dpo_loss(lm, ref, letters, 0.1, "p", "good", "bad")
         losses.append(loss.item())
@@ -367,17 +373,16 @@ def test_dpo_trains_the_model_and_not_the_reference(letters):
         loss.backward()
         optimizer.step()
     assert losses[0] > losses[1] > losses[2]
-    assert graphs == [False] * 6  # two texts a step, no graph kept
-    assert all(p.grad is None for p in ref.parameters()) and all(
-        p.grad is not None for p in lm.parameters()
-    )
+    assert graphs == [False] * 6  # two texts per step, without gradient
+    assert all(p.grad is None for p in ref.parameters())
+    assert all(p.grad is not None for p in lm.parameters())
 
 
-# ---- the course's rewards
+# ---- rewards of the assignment
 
 
 @pytest.fixture(autouse=True, scope="module")
-def no_child_left():
+def close_verifier_pool():
     yield
     rewards._pool().close()
     rewards._pool.cache_clear()
@@ -393,24 +398,20 @@ def no_child_left():
         ("so it is 7", (0, 0, 0)),
     ],
 )
-def test_r1_zero_tells_the_four_classes_apart(response, classes, fast):
-    told = toolkit.r1_zero_reward_fn(response, "42", fast=fast)
-    assert tuple(told[name] for name in ("format_reward", "answer_reward", "reward")) == classes
+def test_r1_zero_reward_of_the_four_classes(response, classes, fast):
+    result = toolkit.r1_zero_reward_fn(response, "42", fast=fast)
+    assert tuple(result[name] for name in ("format_reward", "answer_reward", "reward")) == classes
 
 
-def test_truths_are_texts_numbers_or_lists_and_algebra_is_slow():
+def test_ground_truth_types_and_symbolic_comparison():
     tagged = "</think> <answer>{}</answer>".format
-    assert (
-        toolkit.r1_zero_reward_fn(tagged("7"), 7)["reward"]
-        == 1
-        == toolkit.r1_zero_reward_fn(tagged("7"), ["6", 7])["reward"]
-    )
+    assert toolkit.r1_zero_reward_fn(tagged("7"), 7)["reward"] == 1
+    assert toolkit.r1_zero_reward_fn(tagged("7"), ["6", 7])["reward"] == 1
     assert toolkit.r1_zero_reward_fn(tagged("7"), ["6", "5"])["reward"] == 0
-    same, truth = r"x^2 + 2x + 1", r"(x+1)^2"
-    assert [
-        toolkit.r1_zero_reward_fn(tagged(same), truth, fast=fast)["reward"]
-        for fast in (True, False)
-    ] == [0, 1]
+    same = r"x^2 + 2x + 1"
+    truth = r"(x+1)^2"
+    assert toolkit.r1_zero_reward_fn(tagged(same), truth, fast=True)["reward"] == 0
+    assert toolkit.r1_zero_reward_fn(tagged(same), truth, fast=False)["reward"] == 1
     assert toolkit.question_only_reward_fn(r"it is \boxed{42}", "42") == {
         "format_reward": 1,
         "answer_reward": 1,
@@ -426,13 +427,12 @@ def test_truths_are_texts_numbers_or_lists_and_algebra_is_slow():
             toolkit.r1_zero_reward_fn(tagged("7"), wrong)
 
 
-def test_the_page_s_example_runs(tiny):
+def test_example_of_the_docs_page_runs(tiny):
     page = (Path(__file__).parent.parent / "docs" / "toolkit.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     names: dict = {"MODEL": str(tiny)}
     exec(code, names)
-    assert names["raw"].tolist() == [1.0, 0.0] and any(
-        p.grad is not None for p in names["model"].parameters()
-    )
+    assert names["raw"].tolist() == [1.0, 0.0]
+    assert any(p.grad is not None for p in names["model"].parameters())
     for name in toolkit.__all__:
         assert f"`{name}`" in page or name == "PackedSftDataset", name

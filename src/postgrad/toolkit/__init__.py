@@ -1,13 +1,14 @@
-"""The functions of the CS336 alignment assignment, with its names, arguments and padded (rows, positions) shapes.
+"""Functions of the CS336 alignment assignment, with its names, arguments and padded shapes.
 
-Thin: the arithmetic is postgrad.algorithms', the parsing postgrad.verifiers', the tokens postgrad.data's; what training computes and
-what these compute is the same code. For scripts and notebooks, and for anyone who comes from the course; the package itself does
-not use them. Stands beside training: may touch algorithms, model, rewards and data.
+They are for scripts and notebooks; the rest of the package does not use them. Each one calls
+the code that training uses: postgrad.algorithms for arithmetic, postgrad.verifiers for
+parsing, postgrad.data for tokens. Tensors are padded, (rows, positions).
+May import algorithms, model, verifiers and data.
 
     sequences     prompt + output as tensors, entropy, log-probs, masked sums and means
-    steps         group-normalized rewards, the policy-gradient losses, the SFT and GRPO micro-batch steps
-    rewards       the r1-zero and the question-only reward with their classes
-    generations   what the model answers, with rewards, entropies and lengths
+    steps         group-normalized rewards, policy-gradient losses, SFT and GRPO micro-batch steps
+    rewards       the r1-zero reward and the question-only reward
+    generations   sampled responses with rewards, entropies and lengths
     supplement    packed SFT data, MMLU and GSM8K parsing, the DPO loss of one pair
 """
 

@@ -1,6 +1,7 @@
-"""The course's reward functions: (response, ground_truth, fast=True) -> format_reward, answer_reward and reward, each 0 or 1.
+"""Reward functions of the CS336 assignment: (response, ground_truth, fast=True) -> rewards.
 
-The verifiers of training judge (docs/verifiers.md). The two digits format and answer are the four classes: 00, 01, 10, 11.
+Each returns format_reward, answer_reward and reward, 0 or 1. Format and answer together give
+the assignment's four classes. The scores come from training's verifiers (docs/verifiers.md).
 """
 
 import atexit
@@ -9,18 +10,19 @@ from functools import cache
 from postgrad.problem import Failure, Problem, Score
 from postgrad.verifiers.pool import VerifierPool
 
-TIMEOUT_S = 5.0  # of the algebra of one response
+TIMEOUT_S = 5.0  # time limit for the symbolic comparison of one response
 
 Truth = str | float | list[str | float] | tuple[str | float, ...]
 
 
 def r1_zero_reward_fn(response: str, ground_truth: Truth, fast: bool = True) -> dict[str, float]:
-    """Right form is `</think> <answer>...</answer>`; the reward wants both the form and the answer.
+    """Score a response in the form `</think> <answer>...</answer>`.
 
-    Without `fast` answers that text cannot decide go to algebra, in a child process with a time limit: what it cannot decide
-    in time counts as another answer. Of a list of truths one must match.
+    `reward` is 1 when both format and answer are right. If `ground_truth` is a list, one of
+    its items must match. With `fast=False`, answers whose text differs are compared
+    symbolically, in a child process with a time limit; a timeout counts as a wrong answer.
 
-    Raises: ValueError for a truth that nothing can be compared with, such as an empty one.
+    Raises: ValueError for a ground truth that cannot be compared, such as an empty one.
     """
     return _reward("r1_zero" if fast else "r1_zero_math", response, ground_truth)
 
@@ -28,7 +30,7 @@ def r1_zero_reward_fn(response: str, ground_truth: Truth, fast: bool = True) -> 
 def question_only_reward_fn(
     response: str, ground_truth: Truth, fast: bool = True
 ) -> dict[str, float]:
-    """For the bare question: right form is a closed \\boxed{...}, whose content is the answer. Else as r1_zero_reward_fn."""
+    """Score a response whose answer is in a closed \\boxed{...}; otherwise as r1_zero_reward_fn."""
     return _reward("boxed" if fast else "math", response, ground_truth)
 
 
@@ -36,7 +38,7 @@ def _reward(verifier: str, response: str, ground_truth: Truth) -> dict[str, floa
     truths = list(ground_truth) if isinstance(ground_truth, list | tuple) else [ground_truth]
     if not truths or not all(isinstance(truth, str | int | float) for truth in truths):
         raise ValueError(
-            f"a ground truth is a text, a number or a list of them, not {ground_truth!r}"
+            f"ground truth is {ground_truth!r}; give a string, a number or a list of them"
         )
     items = [(response, Problem("toolkit", (), str(truth))) for truth in truths]
     verdicts = _pool().verify(items, [verifier] * len(items))
@@ -44,20 +46,16 @@ def _reward(verifier: str, response: str, ground_truth: Truth) -> dict[str, floa
         if isinstance(verdict, Failure) and verdict.kind == "invalid":
             raise ValueError(verdict.reason)
     scores = [verdict for verdict in verdicts if isinstance(verdict, Score)]
-    best = {
-        name: max((score.parts[name] for score in scores), default=0.0)
-        for name in ("format", "answer")
-    }
     return {
-        "format_reward": best["format"],
-        "answer_reward": best["answer"],
+        "format_reward": max((score.parts["format"] for score in scores), default=0.0),
+        "answer_reward": max((score.parts["answer"] for score in scores), default=0.0),
         "reward": max((score.value for score in scores), default=0.0),
     }
 
 
 @cache
 def _pool() -> VerifierPool:
-    """Its process starts with the first response that needs algebra and ends with this one."""
+    """Return the shared pool; its child process starts at first use and ends with this process."""
     pool = VerifierPool(1, TIMEOUT_S)
     atexit.register(pool.close)
     return pool

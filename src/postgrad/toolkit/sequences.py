@@ -1,4 +1,4 @@
-"""Texts as padded tensors, and what a model's logits say about them."""
+"""Tokenized prompts and outputs as padded tensors; log-probs and entropies from logits."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from postgrad.algorithms import entropy as by_slice
+from postgrad.algorithms import entropy as chunked
 from postgrad.data.render import Prompts
 from postgrad.problem import Problem
 
@@ -14,28 +14,33 @@ from postgrad.problem import Problem
 def tokenize_prompt_and_output(
     prompt_strs: Sequence[str], output_strs: Sequence[str], tokenizer: Any
 ) -> dict[str, Tensor]:
-    """Prompts and outputs, encoded apart and joined as ids, padded on the right.
+    """Encode each prompt and each output separately, concatenate their ids, pad on the right.
 
-    The prompt gets the tokenizer's special tokens (a Llama its BOS), the output none; no end is appended.
+    The prompt gets the tokenizer's special tokens (for Llama, the BOS), the output none.
+    No end token is appended.
 
     Returns:
         With L the longest prompt + output, each (rows, L - 1):
-        `input_ids` int64, all but the last column; `labels` int64, all but the first, padding ids included;
-        `response_mask` bool, true where the label is an output token. An empty output is a row without any.
+        `input_ids` int64, all but the last column;
+        `labels` int64, all but the first column, padding ids included;
+        `response_mask` bool, true where the label is an output token.
+        An empty output gives a row without response tokens.
 
-    Raises: ValueError when the lists differ in length or are empty; ConfigError for a prompt without tokens.
+    Raises:
+        ValueError: the lists differ in length or are empty.
+        ConfigError: a prompt has no tokens.
     """
     if len(prompt_strs) != len(output_strs):
         raise ValueError(
-            f"{len(prompt_strs)} prompts for {len(output_strs)} outputs; give one output for each prompt"
+            f"{len(prompt_strs)} prompts for {len(output_strs)} outputs; give one output per prompt"
         )
     if not prompt_strs:
-        raise ValueError("no prompts; there is nothing to tokenize")
+        raise ValueError("no prompts; give at least one")
     prompts = Prompts(tokenizer, "plain")
-    pairs = [
-        (encode_text(prompts, p), prompts.encode_response(o, with_end=False))
-        for p, o in zip(prompt_strs, output_strs, strict=True)
-    ]
+    pairs: list[tuple[list[int], list[int]]] = []
+    for prompt_str, output_str in zip(prompt_strs, output_strs, strict=True):
+        prompt = encode_text(prompts, prompt_str)
+        pairs.append((prompt, prompts.encode_response(output_str, with_end=False)))
     width = max(len(prompt) + len(output) for prompt, output in pairs)
     ids = torch.full((len(pairs), width), pad_id(tokenizer), dtype=torch.int64)
     is_output = torch.zeros(len(pairs), width, dtype=torch.bool)
@@ -47,44 +52,55 @@ def tokenize_prompt_and_output(
 
 
 def encode_text(prompts: Prompts, text: str) -> list[int]:
-    """A text as training encodes a plain prompt: special tokens on, a BOS once, no end."""
+    """Return the ids of a text encoded as training encodes a plain prompt.
+
+    The special tokens are included, with one BOS; no end token is appended.
+    """
     return prompts.encode(Problem("text", ({"role": "user", "content": text},), ""))
 
 
 def pad_id(tokenizer: Any) -> int:
-    """The padding id, or the end's where there is none (never a real token such as 0)."""
-    found = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    if found is None:
-        raise ValueError(
-            "the tokenizer has neither a pad nor an end token; set tokenizer.pad_token"
-        )
-    return int(found)
+    """Return the tokenizer's pad id, or its end-of-sequence id when it has no pad token.
+
+    Raises: ValueError when it has neither; another id, such as 0, could be a real token.
+    """
+    token_id = tokenizer.pad_token_id
+    if token_id is None:
+        token_id = tokenizer.eos_token_id
+    if token_id is None:
+        raise ValueError("the tokenizer has no pad_token and no eos_token; set tokenizer.pad_token")
+    return int(token_id)
 
 
 def compute_entropy(logits: Tensor) -> Tensor:
-    """(...,) entropy in nats of the distributions of `logits` (..., vocabulary). Float32 inside, whatever the logits are."""
-    return by_slice.entropy(logits)
+    """Return (...,) entropies in nats of `logits` (..., vocabulary).
 
-
-def selective_log_softmax(logits: Tensor, index: Tensor, chunk: int = by_slice.CHUNK) -> Tensor:
-    """(rows, positions) log-softmax of `logits` (rows, positions, vocabulary) at the ids `index`, `chunk` positions at a time.
-
-    No second tensor of the logits' size is ever kept. The result does not depend on `chunk`.
+    The arithmetic is at least float32, whatever the dtype of the logits.
     """
-    return by_slice.selective_log_softmax(logits, index, chunk=chunk)
+    return chunked.entropy(logits)
+
+
+def selective_log_softmax(logits: Tensor, index: Tensor, chunk: int = chunked.CHUNK) -> Tensor:
+    """Return (rows, positions): log-softmax of `logits` at the token ids `index`.
+
+    `logits` is (rows, positions, vocabulary). `chunk` positions are computed at a time, so no
+    second tensor of the size of the logits is kept. The result does not depend on `chunk`.
+    """
+    return chunked.selective_log_softmax(logits, index, chunk=chunk)
 
 
 def get_response_log_probs(
     model: nn.Module, input_ids: Tensor, labels: Tensor, return_token_entropy: bool = False
 ) -> dict[str, Tensor]:
-    """One forward pass. `log_probs` (rows, positions) of the labels, float32, differentiable, nothing masked.
+    """Run one forward pass and return the `log_probs` of the labels, (rows, positions) float32.
 
-    With `return_token_entropy` also `token_entropy` (rows, positions), for logging: it carries no gradient and keeps no
-    activations. Padding on the right needs no attention mask in a causal model.
+    They are differentiable, and no position is masked. `return_token_entropy` adds
+    `token_entropy` (rows, positions), for logging: it has no gradient and keeps no activations.
+    A causal model needs no attention mask for padding on the right.
     """
     logits = model(input_ids).logits
-    out = {"log_probs": selective_log_softmax(logits, labels)}
+    result = {"log_probs": selective_log_softmax(logits, labels)}
     if return_token_entropy:
         with torch.no_grad():
-            out["token_entropy"] = compute_entropy(logits)
-    return out
+            result["token_entropy"] = compute_entropy(logits)
+    return result

@@ -1,7 +1,8 @@
 """Rewards, losses and the two micro-batch steps, over padded (rows, positions) tensors.
 
-A step divides by its own rows and by `gradient_accumulation_steps`, so k micro-batches of B rows are one batch of kB. A row without
-response tokens adds 0 and is still counted, so that this holds for it too.
+A step divides its loss by its number of rows and by `gradient_accumulation_steps`, so k
+micro-batches of B rows give the gradient of one batch of kB rows. A row without response
+tokens adds 0 to the loss and counts as a row, so this also holds with such rows.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,31 +27,39 @@ def compute_group_normalized_rewards(
     advantage_eps: float,
     normalize_by_std: bool,
 ) -> tuple[Tensor, Tensor, dict[str, float]]:
-    """Advantages within groups of `group_size` consecutive responses.
+    """Return advantages, raw rewards and metadata of groups of `group_size` responses.
+
+    The responses of one group are consecutive.
 
     Returns:
-        advantages (N,): r - group mean, with `normalize_by_std` divided by (std with n - 1) + `advantage_eps` (without: Dr. GRPO);
-        raw (N,): reward_fn(response, truth)["reward"]; both float32;
-        metadata: mean, std, min and max of the raw rewards, mean format_reward and answer_reward where they are given, and
-        zero_variance, the share of groups whose rewards are all equal: they teach nothing. A group of one is such a group.
+        advantages (N,) float32: reward minus group mean. With `normalize_by_std` they are
+        divided by the group's std (n - 1) + `advantage_eps`; without it this is Dr. GRPO.
+        raw (N,) float32: reward_fn(response, truth)["reward"].
+        metadata: mean, std, min and max of the raw rewards; mean format_reward and
+        answer_reward if every score has them; zero_variance, the fraction of groups whose
+        rewards are all equal and so have no gradient. A group of one counts as one of these.
 
-    Raises: ValueError when the lists differ, do not divide into groups, or hold a reward that is not finite.
+    Raises: ValueError when the lists differ in length, do not divide into groups, or contain
+        a reward that is not finite.
     """
     count = len(rollout_responses)
     if count != len(repeated_ground_truths):
         raise ValueError(
-            f"{count} responses for {len(repeated_ground_truths)} ground truths; repeat the truth for each response"
+            f"{count} responses for {len(repeated_ground_truths)} ground truths; "
+            "repeat the truth for each response"
         )
     if group_size < 1 or count == 0 or count % group_size:
-        raise ValueError(f"{count} responses do not divide into groups of {group_size}")
+        raise ValueError(
+            f"group_size is {group_size}: {count} responses do not divide into groups of it"
+        )
     scores = [
         reward_fn(response, truth)
         for response, truth in zip(rollout_responses, repeated_ground_truths, strict=True)
     ]
-    raw = finite(
-        "rewards", torch.tensor([float(score["reward"]) for score in scores], dtype=torch.float32)
-    )
-    # Training gives a group of one its reward as advantage; here the mean is the group's own, so nothing is left.
+    rewards = [float(score["reward"]) for score in scores]
+    raw = finite("rewards", torch.tensor(rewards, dtype=torch.float32))
+    # For a group of one, training uses the reward itself as advantage. The assignment
+    # subtracts the group's mean, which leaves 0.
     if group_size == 1:
         advantages = torch.zeros_like(raw)
     else:
@@ -77,19 +86,22 @@ def compute_group_normalized_rewards(
 def compute_naive_policy_gradient_loss(
     raw_rewards_or_advantages: Tensor, policy_log_probs: Tensor
 ) -> Tensor:
-    """(rows, positions) -A · logp, from (rows, 1) rewards or advantages and (rows, positions) log-probs."""
-    return policy_gradient(
-        policy_log_probs, _column(raw_rewards_or_advantages, policy_log_probs)
-    ).values
+    """Return (rows, positions) -A · logp.
+
+    Rewards or advantages are (rows, 1), log-probs (rows, positions).
+    """
+    _check_shape(raw_rewards_or_advantages, policy_log_probs)
+    return policy_gradient(policy_log_probs, raw_rewards_or_advantages).values
 
 
 def compute_grpo_clip_loss(
     advantages: Tensor, policy_log_probs: Tensor, old_log_probs: Tensor, cliprange: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """(rows, positions) -min(ρA, clip(ρ, 1 - cliprange, 1 + cliprange) · A), ρ = exp(new - old); A is (rows, 1).
+    """Return (rows, positions) -min(ρA, clip(ρ, 1 - cliprange, 1 + cliprange) · A) and metadata.
 
-    The old log-probs carry no gradient. Metadata: `clipped` (rows, positions) bool, where the clipped branch is strictly smaller;
-    its mean over the response is the clip fraction. There is no dual clip.
+    ρ = exp(new - old); A is (rows, 1). The old log-probs get no gradient. There is no dual clip.
+    Metadata: `clipped` (rows, positions) bool, true where the clipped branch is strictly
+    smaller. Its mean over the response tokens is the clip fraction.
     """
     return _ratio_loss(advantages, policy_log_probs, old_log_probs, cliprange)
 
@@ -97,11 +109,11 @@ def compute_grpo_clip_loss(
 def _ratio_loss(
     advantages: Tensor, policy_log_probs: Tensor, old_log_probs: Tensor, cliprange: float | None
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    column = _column(advantages, policy_log_probs)
+    _check_shape(advantages, policy_log_probs)
     loss = ppo_clip(
         policy_log_probs,
         old_log_probs,
-        column,
+        advantages,
         clip_low=cliprange,
         clip_high=cliprange,
         dual_clip=None,
@@ -117,23 +129,23 @@ def compute_policy_gradient_loss(
     old_log_probs: Tensor | None = None,
     cliprange: float | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """(rows, positions) loss and metadata of one of LOSS_TYPES.
+    """Return the (rows, positions) loss and the metadata of one of LOSS_TYPES.
 
-    `no_baseline` needs raw_rewards, `reinforce_with_baseline` advantages, `grpo_clip` advantages, old_log_probs and cliprange;
-    `grpo_no_clip` is the handout's ablation -ρA. What a type does not need is ignored.
+    `no_baseline` needs raw_rewards. `reinforce_with_baseline` needs advantages.
+    `grpo_clip` needs advantages, old_log_probs and cliprange. `grpo_no_clip` is the handout's
+    ablation -ρA and needs advantages and old_log_probs. Other arguments are ignored.
 
-    Raises: ValueError for an unknown type, or when something the type needs is missing.
+    Raises: ValueError for an unknown type, or when an argument the type needs is None.
     """
     if loss_type == "no_baseline":
-        return compute_naive_policy_gradient_loss(
-            _given("raw_rewards", raw_rewards, loss_type), policy_log_probs
-        ), {}
+        raw_rewards = _required("raw_rewards", raw_rewards, loss_type)
+        return compute_naive_policy_gradient_loss(raw_rewards, policy_log_probs), {}
     if loss_type not in LOSS_TYPES:
         raise ValueError(f"unknown loss_type {loss_type!r}; {did_you_mean(loss_type, LOSS_TYPES)}")
-    advantages = _given("advantages", advantages, loss_type)
+    advantages = _required("advantages", advantages, loss_type)
     if loss_type == "reinforce_with_baseline":
         return compute_naive_policy_gradient_loss(advantages, policy_log_probs), {}
-    old_log_probs = _given("old_log_probs", old_log_probs, loss_type)
+    old_log_probs = _required("old_log_probs", old_log_probs, loss_type)
     if loss_type == "grpo_no_clip":
         return _ratio_loss(advantages, policy_log_probs, old_log_probs, None)
     if cliprange is None:
@@ -147,14 +159,18 @@ def sft_microbatch_train_step(
     gradient_accumulation_steps: int,
     normalize_constant: float = 1.0,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """-mean over rows of (sum of the response's log-probs / constant) / accumulation steps. Calls backward().
+    """Compute the SFT loss of one micro-batch and call backward().
 
-    Returns: the scaled loss, detached, and metadata: `num_response_tokens`. Gradients add up in `.grad` in place.
+    Each row's loss is the negative sum of its response log-probs / `normalize_constant`.
+    The loss is the mean over rows / `gradient_accumulation_steps`.
+
+    Returns: the scaled loss, detached, and metadata with `num_response_tokens`.
+        Gradients accumulate in `.grad`.
     """
-    rows = masked_normalize(
+    log_likelihoods = masked_normalize(
         policy_log_probs, response_mask, dim=-1, normalize_constant=normalize_constant
     )
-    return _backward(-rows, response_mask, gradient_accumulation_steps)
+    return _backward(-log_likelihoods, response_mask, gradient_accumulation_steps)
 
 
 def grpo_microbatch_train_step(
@@ -168,12 +184,14 @@ def grpo_microbatch_train_step(
     cliprange: float | None = None,
     constant_normalize_factor: float | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """compute_policy_gradient_loss averaged over each response, then over rows, / accumulation steps. Calls backward().
+    """Compute the policy-gradient loss of one micro-batch and call backward().
 
-    With `constant_normalize_factor` (Dr. GRPO: the longest generation) each response is summed and divided by it instead.
+    The token losses of compute_policy_gradient_loss are averaged over each response, then over
+    the rows, and divided by `gradient_accumulation_steps`. With `constant_normalize_factor`
+    (Dr. GRPO: the maximum generation length) each response's sum is divided by it instead.
 
-    Returns: the scaled loss, detached, and metadata: `num_response_tokens` and, for losses with a ratio, `clipped`
-    (rows, positions) and `clip_fraction` over the response tokens.
+    Returns: the scaled loss, detached, and metadata: `num_response_tokens` and, for losses with
+        a ratio, `clipped` (rows, positions) and `clip_fraction` over the response tokens.
     """
     mask = response_mask.bool()
     values, metadata = compute_policy_gradient_loss(
@@ -181,36 +199,41 @@ def grpo_microbatch_train_step(
     )
     if constant_normalize_factor is None:
         row_of = torch.arange(len(values), device=values.device).repeat_interleave(values.shape[1])
-        rows = row_mean(values.flatten(), mask.flatten(), row_of, len(values))
+        row_losses = row_mean(values.flatten(), mask.flatten(), row_of, len(values))
     else:
-        rows = masked_normalize(values, mask, dim=-1, normalize_constant=constant_normalize_factor)
-    loss, counts = _backward(rows, mask, gradient_accumulation_steps)
+        row_losses = masked_normalize(
+            values, mask, dim=-1, normalize_constant=constant_normalize_factor
+        )
+    loss, counts = _backward(row_losses, mask, gradient_accumulation_steps)
     if "clipped" in metadata:
         metadata["clip_fraction"] = masked_mean(metadata["clipped"].float(), mask).nan_to_num(0.0)
     return loss, metadata | counts
 
 
 def _backward(
-    rows: Tensor, mask: Tensor, gradient_accumulation_steps: int
+    row_losses: Tensor, mask: Tensor, gradient_accumulation_steps: int
 ) -> tuple[Tensor, dict[str, Tensor]]:
+    """Call backward() on the mean of the (rows,) losses / gradient_accumulation_steps."""
     if gradient_accumulation_steps < 1:
         raise ValueError(
-            f"gradient_accumulation_steps is {gradient_accumulation_steps}; it is at least 1"
+            f"gradient_accumulation_steps is {gradient_accumulation_steps}; give at least 1"
         )
-    loss = rows.mean() / gradient_accumulation_steps
+    loss = row_losses.mean() / gradient_accumulation_steps
     loss.backward()
     return loss.detach(), {"num_response_tokens": mask.bool().sum()}
 
 
-def _column(values: Tensor, log_probs: Tensor) -> Tensor:
-    if values.shape not in ((len(log_probs), 1), log_probs.shape):
+def _check_shape(values: Tensor, log_probs: Tensor) -> None:
+    """Refuse a shape such as (rows,), which would broadcast over positions instead of rows."""
+    expected = (len(log_probs), 1)
+    if values.shape not in (expected, log_probs.shape):
         raise ValueError(
-            f"rewards or advantages are {tuple(values.shape)}; log-probs {tuple(log_probs.shape)} want (rows, 1)"
+            f"rewards or advantages have shape {tuple(values.shape)}; "
+            f"log-probs {tuple(log_probs.shape)} need shape {expected}"
         )
-    return values
 
 
-def _given(name: str, value: Tensor | None, loss_type: str) -> Tensor:
+def _required(name: str, value: Tensor | None, loss_type: str) -> Tensor:
     if value is None:
         raise ValueError(f"loss_type {loss_type} needs {name}")
     return value

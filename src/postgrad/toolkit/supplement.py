@@ -1,4 +1,7 @@
-"""The supplement on instruction tuning and preferences: packed data, answers of MMLU and GSM8K, the DPO loss of one pair."""
+"""The assignment's supplement on instruction tuning and preferences.
+
+Packed SFT data, the parsing of MMLU and GSM8K answers, and the DPO loss of one pair.
+"""
 
 import os
 from pathlib import Path
@@ -21,45 +24,56 @@ LETTERS = "ABCD"
 
 
 def alpaca(prompt: str, response: str) -> str:
-    """The Alpaca text of one exchange. Nothing follows the response: a newline there would be learned in place of the end."""
+    """Return a prompt and its response in the Alpaca format.
+
+    Nothing follows the response: the model would learn a newline there before the end token.
+    """
     style = STYLES["alpaca_sft"]
     return f"{style.before}{prompt}{style.after}{response}"
 
 
 def _document(prompts: Prompts, prompt: str, response: str) -> list[int]:
-    """The Alpaca text with the tokenizer's BOS, then the end's id."""
+    """Return the ids of the Alpaca text: the tokenizer's BOS, the text, the end token."""
     end = prompts.tokenizer.eos_token_id
     if not isinstance(end, int):
-        raise ConfigError("the tokenizer has no end-of-sequence token; set its eos_token")
+        raise ConfigError("the tokenizer has no eos_token; set tokenizer.eos_token")
     return [*encode_text(prompts, alpaca(prompt, response)), end]
 
 
 class PackedSftDataset(Dataset[dict[str, Tensor]]):
-    """Documents of a JSONL file (.jsonl, .jsonl.gz) with `prompt` and `response`, joined and cut into rows of one length.
+    """Documents of a JSONL file, concatenated and split into rows of `seq_length` tokens.
 
-    Row i holds `input_ids` (seq_length,) int64, tokens i · seq_length onwards of the joined documents, and `labels`, the same one
-    token later. The remainder is dropped: (tokens - 1) // seq_length rows. With `shuffle` the documents come in an order drawn
-    from torch's global generator.
+    Each line of the file (.jsonl or .jsonl.gz) has `prompt` and `response`. Row i has
+    `input_ids` (seq_length,) int64, the tokens from i · seq_length, and `labels`, the tokens
+    one position later. The remainder is dropped: there are (tokens - 1) // seq_length rows.
+    `shuffle` draws the order of the documents from torch's global generator.
 
-    Raises: ConfigError for a file that cannot be read or a row without prompt or response; ValueError for seq_length below 1.
+    Raises:
+        ConfigError: the file cannot be read, or a line has no prompt or no response.
+        ValueError: seq_length is below 1.
     """
 
     def __init__(
         self, tokenizer: Any, dataset_path: str | os.PathLike[str], seq_length: int, shuffle: bool
     ) -> None:
         if seq_length < 1:
-            raise ValueError(f"seq_length is {seq_length}; a row has at least one token")
+            raise ValueError(f"seq_length is {seq_length}; give at least 1")
         self.seq_length = seq_length
-        prompts, documents = Prompts(tokenizer, "plain"), []
-        for place, row in read_rows(Path(dataset_path)):
-            prompt, response = row.get("prompt"), row.get("response")
+        prompts = Prompts(tokenizer, "plain")
+        documents: list[Tensor] = []
+        for location, row in read_rows(Path(dataset_path)):
+            prompt = row.get("prompt")
+            response = row.get("response")
             if not isinstance(prompt, str) or not isinstance(response, str):
                 raise ConfigError(
-                    f"{dataset_path}: {place}: no text in prompt or response; each row needs both"
+                    f"{dataset_path}: {location}: prompt or response is not a string; "
+                    "each line needs both"
                 )
             documents.append(torch.tensor(_document(prompts, prompt, response)))
-        order = torch.randperm(len(documents)).tolist() if shuffle else range(len(documents))
-        self.tokens = torch.cat([torch.empty(0, dtype=torch.int64), *(documents[i] for i in order)])
+        if shuffle:
+            documents = [documents[i] for i in torch.randperm(len(documents)).tolist()]
+        empty = torch.empty(0, dtype=torch.int64)  # torch.cat refuses an empty list
+        self.tokens = torch.cat([empty, *documents])
 
     def __len__(self) -> int:
         return max(0, (self.tokens.numel() - 1) // self.seq_length)
@@ -75,19 +89,23 @@ class PackedSftDataset(Dataset[dict[str, Tensor]]):
 def get_packed_sft_dataset(
     tokenizer: Any, dataset_path: str | os.PathLike[str], seq_length: int, shuffle: bool
 ) -> PackedSftDataset:
-    """PackedSftDataset under the course's name."""
+    """Return a PackedSftDataset; this is the assignment's name for it."""
     return PackedSftDataset(tokenizer, dataset_path, seq_length, shuffle)
 
 
 def iterate_batches(dataset: Dataset[Any], batch_size: int, shuffle: bool) -> DataLoader[Any]:
-    """One epoch: each row once, ceil(rows / batch_size) batches, the last one maybe short. The result has a length."""
+    """Return a loader for one epoch of ceil(rows / batch_size) batches.
+
+    Each row comes once; the last batch may be smaller. `len()` gives the number of batches.
+    """
     return DataLoader(dataset, batch_size=batch_size, shuffle=shuffle)
 
 
 def parse_mmlu_response(mmlu_example: dict[str, Any], model_output: str) -> str | None:
-    """The letter A to D that the output names as its answer, or None. The letter counts, never the text of an option.
+    """Return the letter A to D that the output gives as its answer, or None.
 
-    It is the letter for which the verifier `choice` would give the output a point.
+    Only a letter counts, never the text of an option. The verifier `choice` decides: the
+    result is the letter for which it gives the output a positive score.
     """
     for letter in LETTERS:
         score = choice(model_output, Problem("mmlu", (), letter))
@@ -97,16 +115,17 @@ def parse_mmlu_response(mmlu_example: dict[str, Any], model_output: str) -> str 
 
 
 def parse_gsm8k_response(model_output: str) -> str | None:
-    """The last number of the output, without currency, thousands commas and per-cent sign, or None when there are no digits.
+    """Return the last number of the output as a string, or None when it has no digits.
 
-    "$1,234.50." gives "1234.50", "3/4" stays a fraction. Compare as numbers: it may be "72.0".
+    Currency signs, thousands separators and percent signs are removed: "$1,234.50." gives
+    "1234.50". "3/4" stays a fraction. Compare the result as a number: it may be "72.0".
     """
-    found = last_number(model_output)
-    if found is None:
+    number = last_number(model_output)
+    if number is None:
         return None
     for sign in ("\\", "$", ",", "%"):
-        found = found.replace(sign, "")
-    return found.replace("−", "-")
+        number = number.replace(sign, "")
+    return number.replace("−", "-")
 
 
 def compute_per_instance_dpo_loss(
@@ -118,24 +137,24 @@ def compute_per_instance_dpo_loss(
     response_chosen: str,
     response_rejected: str,
 ) -> Tensor:
-    """Scalar on lm's device: -log σ(β · ((lp_w - lp_l) - (ref_w - ref_l))) of one pair.
+    """Return the DPO loss of one pair, -log σ(β · ((lp_w - lp_l) - (ref_w - ref_l))).
 
-    lp is the log-prob of the whole Alpaca text with its end; the prompt's part cancels. The reference may be on another device
-    and runs without gradient.
+    The result is a scalar on lm's device. lp is the log-prob of the complete Alpaca text with
+    its end token; the prompt's part cancels. The reference may be on another device and runs
+    without gradient.
     """
     prompts = Prompts(tokenizer, "plain")
-    pair = [
-        _document(prompts, prompt, response) for response in (response_chosen, response_rejected)
-    ]
-    chosen, rejected = (_log_prob(lm, ids) for ids in pair)
+    chosen_ids = _document(prompts, prompt, response_chosen)
+    rejected_ids = _document(prompts, prompt, response_rejected)
+    chosen = _log_prob(lm, chosen_ids)
+    rejected = _log_prob(lm, rejected_ids)
     with torch.no_grad():
-        reference_chosen, reference_rejected = (
-            _log_prob(lm_ref, ids).to(chosen.device) for ids in pair
-        )
+        reference_chosen = _log_prob(lm_ref, chosen_ids).to(chosen.device)
+        reference_rejected = _log_prob(lm_ref, rejected_ids).to(chosen.device)
     return dpo(chosen, rejected, reference_chosen, reference_rejected, beta=beta).values[0]
 
 
 def _log_prob(model: nn.Module, ids: list[int]) -> Tensor:
-    """(1,) the log-prob of a token sequence after its first token."""
+    """Return (1,) the log-prob of a token sequence given its first token."""
     row = torch.tensor([ids], device=next(model.parameters()).device)
     return get_response_log_probs(model, row[:, :-1], row[:, 1:])["log_probs"].sum(1)
