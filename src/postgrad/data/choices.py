@@ -25,17 +25,6 @@ class Choices:
         return LETTERS[self.right]
 
 
-def has_choices(row: Row) -> bool:
-    """Whether a row has the columns of one of the layouts that read_choices knows."""
-    layouts = [
-        ("question", "choices", "answerKey"),
-        ("question", "options", "answer"),
-        ("question", "choices", "answer"),
-    ]
-    layouts += [("question", *"ABCD", "answer"), ("Question", "Correct Answer", *GPQA_WRONG)]
-    return any(all(column in row for column in layout) for layout in layouts)
-
-
 def read_choices(row: Row, stem: str = "") -> Choices:
     """A row of ARC, MMLU (the hub's or a csv file's), MMLU-Pro or GPQA. `stem` is the file's name, which may tell the subject.
 

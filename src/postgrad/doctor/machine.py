@@ -52,8 +52,7 @@ PACKAGES = (
     ("wandb", "track", "metrics on Weights & Biases"),
     ("tensorboard", "track", "metrics on TensorBoard"),
     ("trackio", "track", "metrics on Trackio"),
-    ("reasoning_gym", "gym", "generated problems"),
-    ("starlette", "view", "the web page"),
+    ("bitsandbytes", "bnb", "optimizer.kind=adamw_8bit"),
 )
 
 
