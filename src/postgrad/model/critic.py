@@ -115,6 +115,7 @@ class LocalCritic:
                 )
                 loss.backward()
                 metrics.total("critic/loss", float(loss.detach()))
+                del loss, values  # see LocalPolicy.accumulate
             if self.optimizer.has_gradients():
                 steps.mean("critic/grad_norm", torch.tensor([self.optimizer.step(lr)]))
         return {**self.gather_metrics(metrics).result(), **steps.result()}

@@ -308,6 +308,9 @@ class LocalPolicy(FrozenPolicy):
             loss = self.objective.loss(rows, current, metrics)
             loss.backward()
             metrics.total("loss", loss)
+            # A graph that is still alive holds gradient nodes of the default stream; the capture of a
+            # later pass must not meet them.
+            del loss, current
 
     def token_stats(self) -> dict[str, Tensor]:
         return self.passes.columns()
