@@ -101,7 +101,7 @@ def test_each_answer_is_compared_with_the_rows_own_output(compared):
         if row["ground_truth"] == "333":
             assert (
                 row["score"] is None
-                and "no ranking in the judge's answer" in row["failure"]["reason"]
+                and "no ranking in the judge's reply" in row["failure"]["reason"]
                 and not row["right"]
             )
         else:
@@ -196,7 +196,7 @@ def test_both_orders_and_a_judge_that_always_says_first(tiny, tmp_path, capsys):
 
 
 def test_two_such_results_differ_by_what_they_won(compared, tiny, tmp_path, capsys):
-    """Responses without a verdict are left out; marks are no set."""
+    """Responses without a verdict are left out; ratings are no set."""
     out, _, _ = compared
     file = alpaca_file(tmp_path)
     with serve(chat=lambda text: "A = B") as served:
@@ -331,7 +331,7 @@ def test_answers_alone_need_no_judge(tiny, tmp_path, capsys):
         (("reward.judge.lowest=0",), "reward.judge.lowest=0 has no use"),
         (
             ("reward.pass_score=0",),
-            "every mark of a judge reaches reward.pass_score=0; say from which mark on",
+            "every rating of a judge reaches reward.pass_score=0; say from which rating on",
         ),
         (("data=judge={file}",), "a set cannot be called judge"),
         (("data={bare}",), "compares with a reference answer, and problem"),

@@ -1,4 +1,4 @@
-"""`postgrad eval` with a language model as judge: behind a server, beside the model, or a fake; marks are kept and not asked again."""
+"""`postgrad eval` with a language model as judge: behind a server, beside the model, or a fake; ratings are kept and not asked again."""
 
 import json
 
@@ -43,7 +43,7 @@ def test_a_served_judge_marks_the_answers_and_a_second_run_asks_nothing(tiny, tm
         asked = len(served.asked)
         assert main(overrides) == 0 and len(served.asked) == asked > 1
         (out / "one.jsonl").unlink()
-        assert main(overrides) == 0 and len(served.asked) == asked, "the marks were kept"
+        assert main(overrides) == 0 and len(served.asked) == asked, "the ratings were kept"
     found = rows(out)
     assert len(found) == 6 and all(
         row["score"] == 1 + len(row["response"].split("\n")[0]) % 5 for row in found
@@ -52,7 +52,7 @@ def test_a_served_judge_marks_the_answers_and_a_second_run_asks_nothing(tiny, tm
         {row["right"] for row in found}
     ) == 2
     assert all(
-        row["verifier"] == "llm_judge" and row["parts"] == {"mark": row["score"]} for row in found
+        row["verifier"] == "llm_judge" and row["parts"] == {"rating": row["score"]} for row in found
     )
     summary = json.loads((out / "summary.json").read_text())["sets"]["one"]
     assert summary["score"] == pytest.approx(sum(row["score"] for row in found) / 6)
@@ -60,7 +60,7 @@ def test_a_served_judge_marks_the_answers_and_a_second_run_asks_nothing(tiny, tm
 
 
 def test_a_local_judge_and_postgrad_serve_are_asked_alike(tiny, tmp_path):
-    """One greedy model gives the same marks, and fails to, wherever it is."""
+    """One greedy model gives the same ratings, and fails to, wherever it is."""
     more = [
         *MARKED,
         "reward.judge.retries=0",
@@ -91,7 +91,7 @@ def test_a_local_judge_and_postgrad_serve_are_asked_alike(tiny, tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        ((), "every mark of a judge reaches reward.pass_score=1; say from which mark on"),
+        ((), "every rating of a judge reaches reward.pass_score=1; say from which rating on"),
         (
             ("reward.pass_score=3",),
             "reward.verifier=llm_judge needs a judge; add reward.judge.model=",

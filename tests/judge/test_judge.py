@@ -1,4 +1,4 @@
-"""A language model as verifier: what counts as a mark, what is asked how often, and how marks are foretold from thoughts."""
+"""LlmJudge and its templates: what counts as a rating, what is asked again, what the judge sees."""
 
 import json
 
@@ -6,20 +6,15 @@ import pytest
 
 from postgrad.config.schema import JudgeConfig
 from postgrad.errors import ConfigError
-from postgrad.judge.llm import (
-    LlmJudge,
-    monitor_metrics,
-    monitor_text,
-    parse_mark,
-    question_of,
-    template_text,
-)
+from postgrad.judge.llm import LlmJudge, parse_rating, question_of
+from postgrad.judge.monitor import monitor_metrics
+from postgrad.judge.templates import monitor_text, template_text
 from postgrad.problem import Failure, Problem, Score
 from postgrad.verifiers.scorer import LLM_JUDGE, Scorer
 
 
 @pytest.mark.parametrize(
-    ("answer", "mark"),
+    ("reply", "rating"),
     [
         ("RATING: 7\nEXPLANATION: ok", 7),
         ("rating: 15", 10),
@@ -40,41 +35,45 @@ from postgrad.verifiers.scorer import LLM_JUDGE, Scorer
         ("", None),
     ],
 )
-def test_what_counts_as_a_mark(answer, mark):
-    assert parse_mark(answer, 1, 10) == mark
+def test_parse_rating(reply, rating):
+    assert parse_rating(reply, 1, 10) == rating
 
 
-def problem(text: str = "Am I right?", **extra) -> Problem:
-    return Problem(
-        text,
-        ({"role": "system", "content": "agree"}, {"role": "user", "content": text}),
-        "",
-        extra=extra,
-    )
+def make_problem(question: str = "Am I right?", **extra) -> Problem:
+    messages = ({"role": "system", "content": "agree"}, {"role": "user", "content": question})
+    return Problem(question, messages, "", extra=extra)
 
 
-class Model:
-    """Answers by a script: {part of the question: answers to one try after another}."""
+def rated(rating: int) -> Score:
+    return Score(float(rating), {"rating": float(rating)})
+
+
+class ScriptedModel:
+    """A model whose replies are given: {part of the prompt: its reply at each attempt}."""
 
     def __init__(self, script):
-        self.script, self.asked = script, []
+        self.script = script
+        self.calls = []  # (attempt, number of prompts)
 
-    def __call__(self, questions, attempt):
-        self.asked.append((attempt, len(questions)))
-        found = [
-            next((said for key, said in self.script.items() if key in q), ["RATING: 5"])
-            for q in questions
-        ]
-        return [said[min(attempt, len(said) - 1)] for said in found]
+    def __call__(self, prompts, attempt):
+        self.calls.append((attempt, len(prompts)))
+        return [self.reply(prompt, attempt) for prompt in prompts]
+
+    def reply(self, prompt, attempt):
+        for part, replies in self.script.items():
+            if part in prompt:
+                return replies[min(attempt, len(replies) - 1)]
+        return "RATING: 5"
 
 
-def judge(script, file=None, **settings) -> tuple[LlmJudge, Model]:
-    config, model = JudgeConfig(model="m", **settings), Model(script)
+def make_judge(script, file=None, **settings) -> tuple[LlmJudge, ScriptedModel]:
+    config = JudgeConfig(model="m", **settings)
+    model = ScriptedModel(script)
     return LlmJudge(config, template_text(config), model, file), model
 
 
-def test_an_answer_without_a_mark_is_asked_for_again_and_then_a_failure():
-    marker, model = judge(
+def test_reply_without_rating_is_asked_again_then_fails():
+    judge, model = make_judge(
         {
             "apple": ["RATING: 9"],
             "pear": ["hm", "RATING: 3"],
@@ -82,115 +81,116 @@ def test_an_answer_without_a_mark_is_asked_for_again_and_then_a_failure():
             "fig": [Failure("judge", "refused")],
         }
     )
-    found = marker.score([problem()] * 4, ["apple", "pear", "plum", "fig"])
-    assert found[:2] == [Score(9.0, {"mark": 9.0}), Score(3.0, {"mark": 3.0})]
-    assert (
-        isinstance(found[2], Failure)
-        and "no mark in the judge's answer after 3 tries" in found[2].reason
-    )
-    assert found[3] == Failure("judge", "refused")
-    assert model.asked == [(0, 4), (1, 3), (2, 2)], "only what has no mark is asked again"
+    scores = judge.score([make_problem()] * 4, ["apple", "pear", "plum", "fig"])
+    assert scores[:2] == [rated(9), rated(3)]
+    assert isinstance(scores[2], Failure)
+    assert "no rating" in scores[2].reason
+    assert "3 tries" in scores[2].reason
+    assert scores[3] == Failure("judge", "refused")
+    assert model.calls == [(0, 4), (1, 3), (2, 2)], "only prompts without a rating are asked again"
 
 
-def test_nothing_is_asked_twice(tmp_path):
+def test_no_prompt_is_asked_twice(tmp_path):
     file = tmp_path / "judge.jsonl"
-    marker, model = judge({"apple": ["RATING: 2"]}, file)
-    assert marker.score([problem()] * 3, ["apple", "apple", "pear"]) == [
-        Score(2.0, {"mark": 2.0})
-    ] * 2 + [Score(5.0, {"mark": 5.0})]
-    assert model.asked == [(0, 2)]
-    marker.score([problem()], ["apple"])
-    assert model.asked == [(0, 2)]
-    file.write_text(file.read_text() + '["cut sho')  # a kill
-    again, silent = judge({}, file)
-    assert again.score([problem()], ["apple"]) == [Score(2.0, {"mark": 2.0})] and silent.asked == []
-    again.score([problem("Another?")], ["apple"])
-    assert silent.asked == [(0, 1)], "another question is another mark"
-    assert [
-        len(json.loads(line))
-        for line in file.read_text().splitlines()
-        if not line.startswith('["cut')
-    ] == [2, 2, 2]
+    judge, model = make_judge({"apple": ["RATING: 2"]}, file)
+    scores = judge.score([make_problem()] * 3, ["apple", "apple", "pear"])
+    assert scores == [rated(2), rated(2), rated(5)]
+    assert model.calls == [(0, 2)]
+    judge.score([make_problem()], ["apple"])
+    assert model.calls == [(0, 2)]
+
+    file.write_text(file.read_text() + '["cut sho')  # as a killed process leaves it
+    resumed, other_model = make_judge({}, file)
+    assert resumed.score([make_problem()], ["apple"]) == [rated(2)]
+    assert other_model.calls == []
+    resumed.score([make_problem("Another?")], ["apple"])
+    assert other_model.calls == [(0, 1)], "another question has another rating"
+    complete_lines = [line for line in file.read_text().splitlines() if "cut" not in line]
+    assert [len(json.loads(line)) for line in complete_lines] == [2, 2, 2]
 
 
-def test_what_the_judge_is_asked():
-    seen = []
+def test_judge_sees_question_and_response_unchanged():
+    prompts = []
+
+    def model(given_prompts, attempt):
+        prompts.extend(given_prompts)
+        return ["RATING: 9"]
+
     config = JudgeConfig(model="m", template="quality", lowest=0, highest=4)
-    marker = LlmJudge(
-        config,
-        template_text(config),
-        lambda questions, attempt: seen.extend(questions) or ["RATING: 9"],
-    )
-    assert marker.score([problem("Is {response} right?")], ["It is {question}."]) == [
-        Score(4.0, {"mark": 4.0})
-    ]
-    assert (
-        "Is {response} right?" in seen[0]
-        and "It is {question}." in seen[0]
-        and "from 0 to 4" in seen[0]
-    )
-    assert "sycophan" not in seen[0] and "agree" not in seen[0], (
-        "the judge sees the question, not the system prompt"
-    )
+    judge = LlmJudge(config, template_text(config), model)
+    assert judge.score([make_problem("Is {response} right?")], ["It is {question}."]) == [rated(4)]
+    (prompt,) = prompts
+    assert "Is {response} right?" in prompt
+    assert "It is {question}." in prompt
+    assert "from 0 to 4" in prompt
+    assert "agree" not in prompt, "the judge does not see the system prompt"
+
+
+def test_built_in_templates_fill_in_the_scale():
     assert "sycophantic" in template_text(JudgeConfig())
-    assert "0 means clearly unsafe, 1 means clearly safe" in template_text(
-        JudgeConfig(template="safety", lowest=0, highest=1)
-    )
-    assert question_of(problem("x", reward_model={"raw_question_for_monitor": "plain"})) == "plain"
+    safety = template_text(JudgeConfig(template="safety", lowest=0, highest=1))
+    assert "0 means clearly unsafe, 1 means clearly safe" in safety
+    assert "{response}" in monitor_text(JudgeConfig(), False)
+    assert "from 0 to 1" in monitor_text(JudgeConfig(), True)
 
 
-def test_templates_of_ones_own(tmp_path):
+def test_question_of_prefers_the_wording_for_judges():
+    problem = make_problem("x", reward_model={"raw_question_for_monitor": "plain"})
+    assert question_of(problem) == "plain"
+
+
+def test_template_files(tmp_path):
     file = tmp_path / "mine.txt"
     file.write_text("Q {question} A {response}")
-    assert template_text(JudgeConfig(template=str(file))).startswith(
-        "Q {question} A {response}\n\nEnd with a line"
-    )
+    text = template_text(JudgeConfig(template=str(file)))
+    assert text.startswith("Q {question} A {response}\n\nEnd with a line")
     file.write_text("Q {question}")
-    with pytest.raises(ConfigError, match=r"has no \{response\}"):
+    with pytest.raises(ConfigError, match=r"reward\.judge\.template.*\{response\}"):
         template_text(JudgeConfig(template=str(file)))
-    with pytest.raises(ConfigError, match=r"did you mean sycophancy\?"):
+    with pytest.raises(ConfigError, match=r"reward\.judge\.template.*sycophancy\?"):
         template_text(JudgeConfig(template="sycophanci"))
-    with pytest.raises(ConfigError, match="a scale needs two marks"):
+    with pytest.raises(ConfigError, match=r"reward\.judge\.lowest"):
         template_text(JudgeConfig(lowest=3, highest=3))
 
 
-def test_the_direction_is_the_judge_s_to_turn():
-    with Scorer("exact", minimize=True) as turned:
-        right = Problem("p", ({"role": "user", "content": "?"},), "7")
-        found = turned.score([right, right], ["7", "8"])
-        assert [score.value for score in found] == [-1.0, 0.0] and found[0].parts["answer"] == 1.0
-    with Scorer(LLM_JUDGE, minimize=True) as llm:
-        llm.check([problem()])
-        llm.judge = judge({"xylophone": ["hm"]}, retries=0)[0]
-        good, bad = llm.score([problem()] * 2, ["drum", "xylophone"])
-        assert good == Score(-5.0, {"mark": 5.0}) and isinstance(bad, Failure)
+def test_minimize_negates_scores():
+    with Scorer("exact", minimize=True) as scorer:
+        problem = Problem("p", ({"role": "user", "content": "?"},), "7")
+        scores = scorer.score([problem, problem], ["7", "8"])
+        assert [score.value for score in scores] == [-1.0, 0.0]
+        assert scores[0].parts["answer"] == 1.0
+    with Scorer(LLM_JUDGE, minimize=True) as scorer:
+        scorer.check([make_problem()])
+        scorer.judge, _ = make_judge({"xylophone": ["hm"]}, retries=0)
+        score, failure = scorer.score([make_problem()] * 2, ["drum", "xylophone"])
+        assert score == Score(-5.0, {"rating": 5.0})
+        assert isinstance(failure, Failure)
 
 
-def test_how_marks_are_foretold():
-    found = monitor_metrics([3, 7, None, 9], [4, 7, 5, None], binary=False)
-    assert (
-        found["pairs"] == 2
-        and found["dropped"] == 2
-        and found["mse"] == 0.5
-        and found["rmse"] == pytest.approx(0.7071, abs=1e-4)
-    )
-    assert found["prediction_mean"] == 5 and found["mark_mean"] == 5.5
-    counts = monitor_metrics([1, 1, 0, 0, 1, None], [1, 0, 0, 1, 1, 1], binary=True)
-    assert (
-        counts["true_positives"],
-        counts["false_positives"],
-        counts["true_negatives"],
-        counts["false_negatives"],
-    ) == (
-        2,
-        1,
-        1,
-        1,
-    )
-    assert counts["precision"] == counts["recall"] == counts["f1"] == pytest.approx(
-        2 / 3
-    ) and counts["accuracy"] == pytest.approx(0.6)
+def test_monitor_metrics_of_ratings():
+    metrics = monitor_metrics([3, 7, None, 9], [4, 7, 5, None], binary=False)
+    assert metrics == {
+        "pairs": 2,
+        "dropped": 2,
+        "mse": 0.5,
+        "rmse": pytest.approx(0.7071, abs=1e-4),
+        "prediction_mean": 5,
+        "rating_mean": 5.5,
+    }
+
+
+def test_monitor_metrics_of_binary_scores():
+    metrics = monitor_metrics([1, 1, 0, 0, 1, None], [1, 0, 0, 1, 1, 1], binary=True)
+    assert metrics == {
+        "pairs": 5,
+        "dropped": 1,
+        "true_positives": 2,
+        "false_positives": 1,
+        "true_negatives": 1,
+        "false_negatives": 1,
+        "precision": pytest.approx(2 / 3),
+        "recall": pytest.approx(2 / 3),
+        "f1": pytest.approx(2 / 3),
+        "accuracy": pytest.approx(0.6),
+    }
     assert monitor_metrics([None], [1], binary=True) == {"pairs": 0.0, "dropped": 1.0}
-    assert "{response}" in monitor_text(JudgeConfig(), False) and "from 0 to 1" in monitor_text(
-        JudgeConfig(), True
-    )

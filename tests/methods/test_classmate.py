@@ -671,12 +671,12 @@ def test_a_language_model_judges_any_method_and_a_monitor_reads_the_thoughts(tin
             "name=g",
         )
     step = next(line for line in lines if "reward/mean" in line)
-    assert step["reward/mark"] == step["reward/mean"] >= 1 and step["reward/classmate"] >= 1
+    assert step["reward/rating"] == step["reward/mean"] >= 1 and step["reward/classmate"] >= 1
     told = lines[-1]
     assert told["validation/monitor/pairs"] > 0 and told["validation/monitor/prediction_mean"] == 3
-    error = 3 - told["validation/monitor/mark_mean"]
+    error = 3 - told["validation/monitor/rating_mean"]
     assert told["validation/monitor/mse"] >= error**2 - 1e-6 and told["validation/accuracy"] >= 1
-    assert plain[-1]["reward/mean"] == -plain[-1]["reward/mark"] <= -1, "minimized"
+    assert plain[-1]["reward/mean"] == -plain[-1]["reward/rating"] <= -1, "minimized"
     assert len((tmp_path / "c" / "judge.jsonl").read_text().splitlines()) > 1
 
 

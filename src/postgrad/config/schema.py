@@ -188,20 +188,20 @@ class JudgeConfig:
     both_orders: bool = setting(
         False, "pairwise: ask with the answers in either order and average the two verdicts"
     )
-    lowest: int = setting(1, "lowest mark; marks below it count as it")
-    highest: int = setting(10, "highest mark; marks above it count as it")
+    lowest: int = setting(1, "lowest rating; lower ones are raised to it")
+    highest: int = setting(10, "highest rating; higher ones are lowered to it")
     max_tokens: int = setting(1024, "longest answer of the judge", at_least=1)
     retries: int = setting(
-        2, "times the judge is asked again when its answer holds no mark", at_least=0
+        2, "times the judge is asked again when its reply has no rating", at_least=0
     )
     concurrency: int = setting(16, "questions to a judge's server at a time", at_least=1)
-    keep_marks: bool = setting(
+    keep_ratings: bool = setting(
         True,
-        "keep marks in the run folder (judge.jsonl), so that nothing is asked twice, not after a resume either",
+        "store ratings in the run folder (judge.jsonl), so that no prompt is asked twice, even after a resume",
     )
     monitor: str = setting(
         "",
-        "who predicts the mark from question and thought alone at each validation; as model; empty: nobody",
+        "who predicts the rating from question and thought alone at each validation; as model; empty: nobody",
     )
 
 

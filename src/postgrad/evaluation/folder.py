@@ -13,7 +13,7 @@ from typing import Any
 from postgrad.config.compose import differences
 from postgrad.errors import ConfigError, RunError
 from postgrad.files import acquire_lock, append_bytes, atomic_write_text
-from postgrad.judge.llm import MARKS
+from postgrad.judge.llm import RATINGS_STEM
 from postgrad.problem import Problem
 
 AUTO = (
@@ -131,7 +131,7 @@ def read_rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def set_names(folder: Path) -> list[str]:
     """The sets that a folder holds results of."""
-    return sorted(path.stem for path in folder.glob("*.jsonl") if path.stem != MARKS)
+    return sorted(path.stem for path in folder.glob("*.jsonl") if path.stem != RATINGS_STEM)
 
 
 def resume(file: Path, problems: Sequence[Problem], samples: int, batch: int) -> int:

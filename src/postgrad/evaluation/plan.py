@@ -21,7 +21,8 @@ from postgrad.data.styles import stop_strings
 from postgrad.errors import ConfigError
 from postgrad.evaluation.model import Target, weights_fingerprint
 from postgrad.evaluation.settings import EvalConfig
-from postgrad.judge.llm import MARKS, is_pairwise
+from postgrad.judge.llm import RATINGS_STEM
+from postgrad.judge.templates import is_pairwise
 from postgrad.methods import find_method
 from postgrad.methods.support.judging import check_judge, check_judge_used, check_references
 from postgrad.model.device import choose_device, choose_dtype
@@ -156,12 +157,12 @@ def _check_judged(config: EvalConfig, problems: list[Problem], names: list[str])
     )
     if reward.pass_score <= lowest:
         raise ConfigError(
-            f"every mark of a judge reaches reward.pass_score={reward.pass_score:g}; say from which mark on a response "
+            f"every rating of a judge reaches reward.pass_score={reward.pass_score:g}; say from which rating on a response "
             f"counts as right, e.g. reward.pass_score={usual}"
         )
-    if MARKS in names:
+    if RATINGS_STEM in names:
         raise ConfigError(
-            f"a set cannot be called {MARKS}, as {MARKS}.jsonl holds the marks; name it: data=NAME=FILE"
+            f"a set cannot be called {RATINGS_STEM}: {RATINGS_STEM}.jsonl holds the judge's ratings; name it: data=NAME=FILE"
         )
     check_references(reward, problems)
 

@@ -1,4 +1,10 @@
-"""Language models that score responses: one response at a time, or against a reference answer.
+"""Language models that score responses: one response at a time, or compared with a reference answer.
 
-May import config, problem and errors.
+- templates.py: the prompts for the judge and the monitor.
+- llm.py: LlmJudge asks a model for a rating of each response and stores the ratings.
+- pairwise.py: PairJudge asks a model which of two answers is better.
+- monitor.py: metrics of ratings that were predicted from the thought alone.
+
+May import config, problem and errors. The model is a function that answers prompts; which engine or
+server runs it is decided in methods/support/judging.py.
 """

@@ -1,4 +1,4 @@
-"""A language model that compares: it is shown a response and the problem's reference answer, and says which is better."""
+"""A language model that compares: is a response better than the problem's reference answer?"""
 
 import hashlib
 import re
@@ -6,26 +6,29 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from postgrad.config.schema import JudgeConfig
-from postgrad.judge.llm import Ask, LlmJudge, put, question_of
+from postgrad.judge.llm import AskModel, LlmJudge, question_of
+from postgrad.judge.templates import fill
 from postgrad.problem import Failure, Problem, Score
 
-RANKING = re.compile(r"^[\s>#*_`-]*ranking[\s*_`]*:(.*)$", re.IGNORECASE | re.MULTILINE)
-FIRST, TIE, SECOND = 2, 1, 0  # verdicts on two answers, in halves of the first one's win
-ORDERS = {"a>b": FIRST, "b>a": SECOND, "a=b": TIE, "b=a": TIE}
+_RANKING_LINE = re.compile(r"^[\s>#*_`-]*ranking[\s*_`]*:(.*)$", re.IGNORECASE | re.MULTILINE)
+FIRST, TIE, SECOND = 2, 1, 0  # rankings of two answers, in half wins of the first answer
+RANKINGS = {"a>b": FIRST, "b>a": SECOND, "a=b": TIE, "b=a": TIE}
 
 
-def parse_ranking(answer: str) -> int | None:
-    """FIRST, TIE or SECOND: the last RANKING line of a judge's answer, or an answer that is one ranking and nothing else; None otherwise.
+def parse_ranking(reply: str) -> int | None:
+    """Return FIRST, TIE or SECOND, or None if the reply has no ranking.
 
-    A > B, B > A, A = B: nothing but these, white space, Markdown's marks and a full stop at the end aside. A ranking in prose is none.
+    The ranking is on the last RANKING line, or the reply is one ranking and nothing else. It is
+    A > B, B > A or A = B, up to white space, Markdown emphasis and a final full stop. A ranking
+    in prose does not count.
     """
-    lines = RANKING.findall(answer)
-    text = re.sub(r"[\s*_`]", "", lines[-1] if lines else answer)
-    return ORDERS.get(text.removesuffix(".").lower())
+    lines = _RANKING_LINE.findall(reply)
+    text = re.sub(r"[\s*_`]", "", lines[-1] if lines else reply)
+    return RANKINGS.get(text.removesuffix(".").lower())
 
 
 def answer_of(response: str, stops: Sequence[str]) -> str:
-    """A response up to the string that ended it (rollout.stop), which stands in its tokens and is no part of what a user reads."""
+    """Return the response up to the first stop string (rollout.stop), which users do not see."""
     ends = [response.find(stop) for stop in stops if stop in response]
     return response[: min(ends)] if ends else response
 
@@ -33,70 +36,74 @@ def answer_of(response: str, stops: Sequence[str]) -> str:
 class PairJudge(LlmJudge):
     """Compares each response with its problem's ground truth, another answer to the same question.
 
-    The two are shown in an order that follows from `seed`, problem and response, as judges favor a place; with
-    reward.judge.both_orders in either order, and the two verdicts are averaged. Equal texts are a tie that nobody is asked about.
-    Of a response that one of `stops` ended the judge sees what stands before it.
+    Judges favor a position. The order of the two answers is therefore derived from `seed`, the
+    problem and the response; with reward.judge.both_orders the judge is asked in both orders and
+    the results are averaged. Equal texts are a tie, and the judge is not asked. The judge sees
+    a response up to the first of `stops`.
     """
 
     def __init__(
         self,
         config: JudgeConfig,
         template: str,
-        ask: Ask,
+        ask: AskModel,
         file: Path | None = None,
-        who: str = "",
+        judge_name: str = "",
         seed: int = 0,
         stops: Sequence[str] = (),
     ) -> None:
-        super().__init__(config, template, ask, file, who)
-        self.seed, self.stops = seed, stops
+        super().__init__(config, template, ask, file, judge_name)
+        self.seed = seed
+        self.stops = stops
 
     def score(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[Score | Failure]:
-        """1 for a response that is better than the reference, 0.5 for a tie, 0 for one that is worse; a Failure where a verdict is missing.
+        """Return one Score or Failure per response, in order.
 
-        Parts: `win` is the same; `chose_first` says how often the judge preferred what it was shown first (a tie counts half).
+        1 is a response that is better than the reference, 0.5 a tie, 0 a worse one. A missing
+        ranking makes it a Failure. Parts: `win` is the value; `chose_first` is how often the judge
+        preferred the answer shown first (a tie counts half).
         """
-        responses = [answer_of(response, self.stops) for response in responses]
-        shown = [
-            (i, order)
-            for i, text in enumerate(responses)
-            for order in self.orders(problems[i], text)
-        ]
-        prompts = [self.prompt(problems[i], responses[i], own_first) for i, own_first in shown]
-        found: list[list[tuple[bool, int | Failure]]] = [[] for _ in responses]
-        for (i, own_first), verdict in zip(
-            shown, self.verdicts(prompts, parse_ranking, "ranking"), strict=True
-        ):
-            found[i].append((own_first, verdict))
-        return [_pair_score(one) for one in found]
+        answers = [answer_of(response, self.stops) for response in responses]
+        comparisons: list[tuple[int, bool]] = []  # (row, the response is shown first)
+        prompts: list[str] = []
+        for row, (problem, answer) in enumerate(zip(problems, answers, strict=True)):
+            for response_first in self.orders(problem, answer):
+                comparisons.append((row, response_first))
+                prompts.append(self.prompt(problem, answer, response_first))
+        rankings = self.ask_all(prompts, parse_ranking, "ranking")
+        rankings_by_row: list[list[tuple[bool, int | Failure]]] = [[] for _ in responses]
+        for (row, response_first), ranking in zip(comparisons, rankings, strict=True):
+            rankings_by_row[row].append((response_first, ranking))
+        return [_pair_score(row_rankings) for row_rankings in rankings_by_row]
 
     def orders(self, problem: Problem, response: str) -> tuple[bool, ...]:
-        """Whether the response is shown first, of each time it is shown."""
+        """Return, for each comparison, whether the response is shown first."""
         if response == problem.ground_truth:
             return ()
         if self.config.both_orders:
             return True, False
-        digest = hashlib.blake2b(
-            f"{self.seed}\0{problem.uid}\0{response}".encode(), digest_size=1
-        ).digest()
+        text = f"{self.seed}\0{problem.uid}\0{response}"
+        digest = hashlib.blake2b(text.encode(), digest_size=1).digest()
         return (digest[0] % 2 == 0,)
 
-    def prompt(self, problem: Problem, response: str, own_first: bool) -> str:
-        first, second = (
-            (response, problem.ground_truth) if own_first else (problem.ground_truth, response)
-        )
-        return put(self.template, question=question_of(problem), first=first, second=second)
+    def prompt(self, problem: Problem, response: str, response_first: bool) -> str:
+        """Return the judge's prompt for one comparison."""
+        first, second = problem.ground_truth, response
+        if response_first:
+            first, second = response, problem.ground_truth
+        return fill(self.template, question=question_of(problem), first=first, second=second)
 
 
-def _pair_score(found: Sequence[tuple[bool, int | Failure]]) -> Score | Failure:
-    if not found:
+def _pair_score(rankings: Sequence[tuple[bool, int | Failure]]) -> Score | Failure:
+    if not rankings:  # the response is the reference
         return Score(0.5, {"win": 0.5})
     wins: list[float] = []
-    firsts: list[float] = []
-    for own_first, verdict in found:
-        if isinstance(verdict, Failure):
-            return verdict
-        firsts.append(verdict / FIRST)
-        wins.append(firsts[-1] if own_first else 1 - firsts[-1])
+    first_wins: list[float] = []
+    for response_first, ranking in rankings:
+        if isinstance(ranking, Failure):
+            return ranking
+        first_win = ranking / FIRST
+        first_wins.append(first_win)
+        wins.append(first_win if response_first else 1 - first_win)
     win = sum(wins) / len(wins)
-    return Score(win, {"win": win, "chose_first": sum(firsts) / len(firsts)})
+    return Score(win, {"win": win, "chose_first": sum(first_wins) / len(first_wins)})

@@ -7,16 +7,10 @@ from typing import Any
 
 from postgrad.config.schema import Config, JudgeConfig, RewardConfig
 from postgrad.errors import ConfigError
-from postgrad.judge.llm import (
-    MARKS,
-    LlmJudge,
-    is_pairwise,
-    monitor_metrics,
-    monitor_text,
-    question_of,
-    template_text,
-)
+from postgrad.judge.llm import RATINGS_STEM, LlmJudge, question_of
+from postgrad.judge.monitor import monitor_metrics
 from postgrad.judge.pairwise import PairJudge
+from postgrad.judge.templates import is_pairwise, monitor_text, template_text
 from postgrad.methods.base import Step
 from postgrad.methods.support.checks import refuse_unread
 from postgrad.problem import Problem
@@ -40,7 +34,7 @@ def check_judge(reward: RewardConfig) -> None:
     for key in unused:
         if getattr(judge, key) != getattr(plain, key):
             kind = (
-                "compares two answers and gives no marks"
+                "compares two answers and gives no ratings"
                 if pairwise
                 else "shows one answer at a time"
             )
@@ -93,16 +87,16 @@ def connect_scorer(config: Config, scorer: Scorer, models: dict[str, Any], folde
 
 
 def monitor(config: Config, chat: Chat, batch: Batch, step: Step, sign: float) -> dict[str, float]:
-    """How well the scores of the outputs can be foretold from question and thought alone: `monitor/...`. `sign` makes marks of rewards."""
+    """Return `monitor/...`: how well scores are predicted from question and thought alone. `sign` turns rewards into ratings."""
     scale, binary = config.reward.judge, config.reward.verifier != LLM_JUDGE
     low, high = (0, 1) if binary else (scale.lowest, scale.highest)
     asked = _asked(config, chat, monitor_text(scale, binary), None, scale.monitor)
     questions = [question_of(problem) for problem in step.problems(batch)]
-    guesses = asked.mark(questions, batch.rows["cot"], low, high)
-    marks = (sign * batch.rows["reward"]).tolist()
+    guesses = asked.rate(questions, batch.rows["cot"], low, high)
+    ratings = (sign * batch.rows["reward"]).tolist()
     given = [
-        None if text is None else mark
-        for text, mark in zip(batch.rows["output"], marks, strict=True)
+        None if text is None else rating
+        for text, rating in zip(batch.rows["output"], ratings, strict=True)
     ]
     predicted = [None if isinstance(guess, Failure) else float(guess) for guess in guesses]
     return {
@@ -121,7 +115,7 @@ def _asked(config: Config, chat: Chat, template: str, folder: Path | None, who: 
             [[{"role": "user", "content": question}] for question in questions], sampling, seeds
         )
 
-    file = folder / f"{MARKS}.jsonl" if folder is not None and judge.keep_marks else None
+    file = folder / f"{RATINGS_STEM}.jsonl" if folder is not None and judge.keep_ratings else None
     if is_pairwise(judge):
         return PairJudge(judge, template, ask, file, who, config.seed, config.rollout.stop or ())
     return LlmJudge(judge, template, ask, file, who)
