@@ -120,9 +120,9 @@ def main() -> None:
     )
     parser.add_argument("--skip-peer", action="store_true", help="time Postgrad alone")
     options = parser.parse_args()
-    from postgrad.model.load import resolve
+    from postgrad.model.load import resolve_path
 
-    folder = resolve(options.model, 0)
+    folder = resolve_path(options.model, 0)
     threads = len(os.sched_getaffinity(0))
     results: dict[str, dict] = {}
     with tempfile.TemporaryDirectory() as temporary:

@@ -504,7 +504,7 @@ def both_ways_postgrad(folder: str) -> None:
 
     import torch
 
-    from postgrad.model.passes.layout import make_passes
+    from postgrad.model.passes.layout import make_micro_batches
     from postgrad.model.views import FULL
     from postgrad.types import Batch, Trajectory
 
@@ -517,7 +517,7 @@ def both_ways_postgrad(folder: str) -> None:
     )
     passes = [
         (m.to(device), batch.select(m.rows).response.values.to(device))
-        for m in make_passes(batch, 0, model)
+        for m in make_micro_batches(batch, 0, model)
     ]
     seconds = []
     for _ in range(4):

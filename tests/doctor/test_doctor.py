@@ -75,7 +75,7 @@ def test_problems_say_what_to_do(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(doctor, "disk_free", lambda folder: 10**6)
-    monkeypatch.setattr(doctor, "hub_answers", lambda: True)
+    monkeypatch.setattr(doctor, "hub_is_reachable", lambda: True)
     monkeypatch.setattr("os.getloadavg", lambda: (0.0, 0.0, 0.0))
     report = doctor.examine()
     assert len(report.problems) == 1

@@ -17,7 +17,8 @@ from postgrad.cli.train import compose_words
 from postgrad.config.schema import Config
 from postgrad.doctor import fit, simulate
 from postgrad.errors import ConfigError
-from postgrad.model.load import Loaded, load, model_config
+from postgrad.model.load import load, model_config
+from postgrad.model.loaded import Loaded
 from postgrad.model.passes.layout import MicroBatch
 from postgrad.model.policy import LocalPolicy
 from postgrad.model.views import FULL, hidden_states

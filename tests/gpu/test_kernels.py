@@ -54,7 +54,7 @@ def packed():
     ],
 )
 def test_packed_attention_and_its_gradients(dtype, width, heads, key_heads, bound):
-    from postgrad.model.passes.kernels.attention import packed_attention
+    from postgrad.model.passes.kernels.packed_attention import packed_attention
 
     torch.manual_seed(0)
     packing, mask = packed()
@@ -80,7 +80,9 @@ def test_packed_attention_and_its_gradients(dtype, width, heads, key_heads, boun
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.bfloat16, 8e-3)])
 def test_norm_gate_and_rotary_with_their_gradients(dtype, bound):
-    from postgrad.model.passes.kernels.blocks import gated, rms_norm, rotary
+    from postgrad.model.passes.kernels.rms_norm import rms_norm
+    from postgrad.model.passes.kernels.rotary import rotary
+    from postgrad.model.passes.kernels.swiglu import swiglu
 
     torch.manual_seed(0)
 
@@ -105,7 +107,7 @@ def test_norm_gate_and_rotary_with_their_gradients(dtype, bound):
         (x, w),
         (X, W),
     )
-    near(gated(torch.cat([x, u], 1)), torch.nn.functional.silu(X) * U, (x, u), (X, U))
+    near(swiglu(torch.cat([x, u], 1)), torch.nn.functional.silu(X) * U, (x, u), (X, U))
     q, k = new(50, 9, 64), new(50, 3, 64)
     angle = torch.rand(50, 32, device="cuda").repeat(1, 2) * 6
     cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
@@ -285,7 +287,7 @@ def test_packed_and_padded_passes_give_one_gradient(model, monkeypatch):
     grads = []
     for padded in (False, True):
         if padded:
-            monkeypatch.setattr(layout, "has_kernels", lambda device: False)
+            monkeypatch.setattr(layout, "supports_triton", lambda device: False)
         policy = LocalPolicy(config, load(model, "float32"), find_method("grpo")(config))
         part = Batch(batch.prompt, batch.response, dict(batch.tokens), dict(batch.rows))
         policy.accumulate(

@@ -20,7 +20,7 @@ from postgrad.methods.base import Step
 from postgrad.methods.bupo import Bupo
 from postgrad.model.load import load
 from postgrad.model.passes.head import TokenOutputs
-from postgrad.model.passes.layout import make_micro_batches
+from postgrad.model.passes.layout import make_padded_micro_batches
 from postgrad.model.policy import LocalPolicy, MetricAccumulator
 from postgrad.model.tiny import make_tiny, tiny_tokenizer
 from postgrad.model.views import FULL, View, after
@@ -56,7 +56,7 @@ def gradients(policy: LocalPolicy, batch: Batch, step: int) -> dict[str, torch.T
 def wide_logprobs(policy: LocalPolicy, batch: Batch, view: View) -> torch.Tensor:
     """Log-probs in the model's own type, where the port answers in float32."""
     out = torch.zeros(batch.num_tokens, dtype=torch.float64)
-    for micro in make_micro_batches(batch, 64, policy.width):
+    for micro in make_padded_micro_batches(batch, 64, policy.width):
         where = batch.response.positions(torch.tensor(micro.rows))
         out[where] = policy.forward(micro, batch.response.values[where], view).logprobs
     return out

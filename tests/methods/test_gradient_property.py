@@ -17,7 +17,7 @@ from postgrad.methods import find_method
 from postgrad.methods.grpo import Grpo
 from postgrad.model.critic import LocalCritic
 from postgrad.model.load import load
-from postgrad.model.passes.layout import make_micro_batches
+from postgrad.model.passes.layout import make_padded_micro_batches
 from postgrad.model.policy import LocalPolicy, MetricAccumulator
 from postgrad.model.views import FULL
 from postgrad.types import DEMONSTRATION, Batch, Trajectory
@@ -128,7 +128,8 @@ def test_the_budgets_really_split_differently():
         (pairs(), pairs().rows["group"].tolist()),
     ):
         counts = [
-            len(list(make_micro_batches(batch, budget, 32, row_groups))) for budget in BUDGETS
+            len(list(make_padded_micro_batches(batch, budget, 32, row_groups)))
+            for budget in BUDGETS
         ]
         assert counts[0] > counts[1] > counts[2] == 1, counts
 

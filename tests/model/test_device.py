@@ -63,17 +63,17 @@ def test_an_accelerator_computes_in_bfloat16_where_it_says_it_can(monkeypatch, a
 def test_only_one_kind_gets_the_kernels_and_the_tricks():
     mine = torch.device("cuda")
     for question in (
-        devices.captures_graphs,
-        devices.streams_state,
-        devices.keeps_digits,
-        devices.likes_large_passes,
+        devices.supports_graph_capture,
+        devices.supports_state_streaming,
+        devices.has_float32_accumulation,
+        devices.has_own_memory,
     ):
         assert (
             question(mine)
             and not question(torch.device("cpu"))
             and not question(torch.device("mps"))
         )
-    assert not devices.has_kernels(torch.device("xpu")) and devices.likes_large_passes(
+    assert not devices.supports_triton(torch.device("xpu")) and devices.has_own_memory(
         torch.device("xpu")
     )
     assert [kind for kind in devices.KINDS if devices.is_gpu(kind)] == ["cuda", "xpu"]

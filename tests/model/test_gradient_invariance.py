@@ -143,7 +143,7 @@ def test_the_examples_really_differ_in_their_layout(tiny):
     """The property would be empty if all settings gave one layout."""
     batch = random_batch(101, groups=4, samples=4)
     shapes = {
-        tuple(tuple(m.ids.shape) for m in layout.make_micro_batches(batch, budget, width))
+        tuple(tuple(m.ids.shape) for m in layout.make_padded_micro_batches(batch, budget, width))
         for budget in (1, 13, 8192)
         for width in (1, 10**6)
     }

@@ -12,7 +12,14 @@ from world import config_of, random_batch, stock_model, stock_row
 from postgrad.cluster.host import build_host
 from postgrad.config.schema import ModelConfig
 from postgrad.errors import ConfigError, RunError
-from postgrad.model.load import hub_answers, load, load_tokenizer, model_width, resolve, stop_ids
+from postgrad.model.load import (
+    hub_is_reachable,
+    load,
+    load_tokenizer,
+    model_hidden_size,
+    resolve_path,
+    stop_ids,
+)
 from postgrad.types import Batch, Trajectory
 
 CPU = torch.device("cpu")
@@ -25,7 +32,7 @@ def settings(path, **more) -> ModelConfig:
 def test_a_local_folder_loads_with_model_and_tokenizer(tiny):
     loaded = load(settings(tiny), CPU)
     assert loaded.tokenizer.decode([3, 10, 4]) == "3+4" and stop_ids(loaded) == [17]
-    assert model_width(settings(tiny)) == 32
+    assert model_hidden_size(settings(tiny)) == 32
     assert {p.dtype for p in loaded.model.parameters()} == {torch.float32}
 
 
@@ -70,7 +77,7 @@ def test_dropout_is_off_while_the_model_trains(tmp_path):
     ],
 )
 def test_a_bad_path_is_one_line_that_names_it(path, part):
-    for use in (load_tokenizer, model_width, lambda config: load(config, CPU)):
+    for use in (load_tokenizer, model_hidden_size, lambda config: load(config, CPU)):
         with pytest.raises(ConfigError) as caught:
             use(settings(path))
         assert (
@@ -82,7 +89,7 @@ def test_a_bad_path_is_one_line_that_names_it(path, part):
 
 def test_a_word_that_is_no_model_says_so_at_once_where_no_hub_answers(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("postgrad.model.load.hub_answers", lambda: False)
+    monkeypatch.setattr("postgrad.model.load.hub_is_reachable", lambda: False)
     lookups = []
     monkeypatch.setattr("socket.getaddrinfo", lambda *address, **_: lookups.append(address))
     (tmp_path / "my-model").mkdir()
@@ -109,7 +116,7 @@ def test_a_run_or_a_checkpoint_is_answered_with_its_model(tiny, tmp_path):
         (tmp_path / "run", "it is a run; its trained model is"),
         (policy.parent, "it is a checkpoint; its model is"),
     ):
-        for use in (load_tokenizer, model_width, lambda config: load(config, CPU)):
+        for use in (load_tokenizer, model_hidden_size, lambda config: load(config, CPU)):
             with pytest.raises(ConfigError) as caught:
                 use(settings(given))
             assert str(caught.value).endswith(f"{said} {policy}")
@@ -141,11 +148,11 @@ def test_whether_a_hub_answers_is_asked_at_its_own_port_or_at_the_proxy(reachabl
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://mirror:8080")
-    assert hub_answers() is reachable
+    assert hub_is_reachable() is reachable
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "https://huggingface.co")
-    assert hub_answers() is reachable
+    assert hub_is_reachable() is reachable
     monkeypatch.setenv("https_proxy", "http://proxy:3128")
-    assert hub_answers() is reachable
+    assert hub_is_reachable() is reachable
     assert asked == [("mirror", 8080), ("huggingface.co", 443), ("proxy", 3128)]
 
 
@@ -172,13 +179,13 @@ def test_a_broken_folder_is_one_line(tiny, tmp_path, broken):
 
 def test_tiny_is_made_once_into_the_cache_and_differs_by_seed(tmp_path, monkeypatch):
     monkeypatch.setenv("POSTGRAD_CACHE", str(tmp_path))
-    first = resolve("tiny", 0)
+    first = resolve_path("tiny", 0)
     stamp = (Path(first) / "model.safetensors").stat().st_mtime_ns
     assert (
-        resolve("tiny", 0) == first
+        resolve_path("tiny", 0) == first
         and (Path(first) / "model.safetensors").stat().st_mtime_ns == stamp
     )
-    assert resolve("tiny", 1) != first
+    assert resolve_path("tiny", 1) != first
     a, b = (stock_model(tmp_path / f"tiny-{seed}") for seed in (0, 1))
     assert not torch.equal(a.model.embed_tokens.weight, b.model.embed_tokens.weight)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["tiny-0", "tiny-1"], (

@@ -13,7 +13,7 @@ from postgrad.errors import ConfigError
 from postgrad.methods import find_method
 from postgrad.methods.grpo import Grpo
 from postgrad.model.load import load, load_tokenizer, model_config
-from postgrad.model.lora import adapt, adapter_parameters
+from postgrad.model.lora import adapter_parameters, add_adapters
 from postgrad.model.policy import FrozenPolicy, LocalPolicy
 from postgrad.model.views import FULL, View, after
 from postgrad.rollout.engine import Request, Sampling
@@ -55,7 +55,7 @@ def test_the_same_seed_draws_the_same_adapters(tiny):
     found = []
     for seed in (1, 1, 2):
         loaded = load(config_of("grpo", tiny).model, CPU)
-        adapt(loaded.model, config_of("grpo", tiny, *LORA).model.lora, seed)
+        add_adapters(loaded.model, config_of("grpo", tiny, *LORA).model.lora, seed)
         found.append(
             torch.cat(
                 [
@@ -147,7 +147,7 @@ class OneBlock(Grpo):
 def test_an_internal_policy_trains_the_adapters_below_it(tiny_untied):
     config = config_of("grpo", tiny_untied, *LORA)
     loaded = load(config.model, CPU)
-    adapt(loaded.model, config.model.lora, 0)
+    add_adapters(loaded.model, config.model.lora, 0)
     policy, batch = LocalPolicy(config, loaded, OneBlock(config)), random_batch(4)
     start = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
     policy.update(batch, 1)

@@ -59,7 +59,7 @@ def same(one: nn.Module, two: nn.Module) -> bool:
 def test_twenty_steps_are_bit_equal_to_torch(device, monkeypatch):
     """float32 weights against torch.optim.AdamW itself on the same device; slices smaller than the weights and across them."""
     needs(device)
-    monkeypatch.setattr(offload, "SLICE", 16)
+    monkeypatch.setattr(offload, "SLICE_ELEMENTS", 16)
     ours, theirs = net(device=device), net(device=device)
     one = OffloadedAdamW(ours.parameters(), **NUMBERS)
     two = torch.optim.AdamW(theirs.parameters(), **NUMBERS, foreach=False)
@@ -82,7 +82,7 @@ def test_twenty_steps_are_bit_equal_to_torch(device, monkeypatch):
 def test_offloading_changes_no_bit_of_a_training(dtype, device, max_grad_norm, monkeypatch):
     """The whole optimizer, two backward passes a step, clipping, masters, two learning rates: as kind=adamw."""
     needs(device)
-    monkeypatch.setattr(offload, "SLICE", 50)
+    monkeypatch.setattr(offload, "SLICE_ELEMENTS", 50)
     scale = {"0.weight": 0.5, "3.bias": 2.0}
     models = {kind: net(dtype, device) for kind in ("adamw", "adamw_offloaded")}
     optimizers = {
@@ -294,7 +294,7 @@ def test_state_survives_loading_from_itself_on_a_shelf():
 @pytest.mark.parametrize("slice_size", [1, 7, 16, 1000])
 def test_slices_cover_every_element_once(dtype, slice_size, monkeypatch):
     """What the CUDA path does, with plain copies for the bus: any slice size, a frozen parameter in the middle."""
-    monkeypatch.setattr(offload, "SLICE", slice_size)
+    monkeypatch.setattr(offload, "SLICE_ELEMENTS", slice_size)
     ours, theirs = net(dtype), net(dtype)
     frozen = ours[2].weight
     params = list(ours.parameters())

@@ -84,7 +84,7 @@ def test_the_tallies_of_parts_are_the_tally_of_the_whole(cut):
 
     whole = metrics(slice(None)).result()
     assert (
-        MetricAccumulator.joined(
+        MetricAccumulator.merge(
             [metrics(slice(0, cut)).plain(), metrics(slice(cut, None)).plain()]
         ).result()
         == whole

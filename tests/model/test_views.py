@@ -9,7 +9,7 @@ from postgrad.errors import ConfigError
 from postgrad.methods.grpo import Grpo
 from postgrad.model.load import load
 from postgrad.model.policy import LocalPolicy
-from postgrad.model.views import FULL, View, after, check_view, upper_parameters
+from postgrad.model.views import FULL, View, after, check_view, unused_parameters
 
 LAYERS = 3
 
@@ -90,7 +90,7 @@ def test_blocks_above_the_view_do_not_run(policy, num_blocks):
 @pytest.mark.parametrize("num_blocks", [1, 2, 3, None])
 @pytest.mark.parametrize("norm", ["none", "final"])
 def test_upper_parameters_are_those_the_view_does_not_use(policy, num_blocks, norm):
-    upper = {id(p) for p in upper_parameters(policy.model, View(num_blocks, norm))}
+    upper = {id(p) for p in unused_parameters(policy.model, View(num_blocks, norm))}
     names = {name for name, p in policy.model.named_parameters() if id(p) in upper}
     last = num_blocks in (None, LAYERS)
     expected = {

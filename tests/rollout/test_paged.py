@@ -28,12 +28,12 @@ loaded = load(ModelConfig(path=sys.argv[1], dtype="float32"), torch.device("cpu"
 adapted = len(sys.argv) > 2
 if adapted:
     from postgrad.config.schema import LoraConfig
-    from postgrad.model.passes.kernels.blocks import install
-    from postgrad.model.lora import adapt, adapter_parameters
+    from postgrad.model.passes.kernels.install import install_kernels
+    from postgrad.model.lora import add_adapters, adapter_parameters
     plain = load(ModelConfig(path=sys.argv[1], dtype="float32"), torch.device("cpu"), 0)
-    install(loaded.model)
+    install_kernels(loaded.model)
     for one in (plain, loaded):  # as on a GPU: the kernels are there when the adapters come
-        adapt(one.model, LoraConfig(rank=2), 0)
+        add_adapters(one.model, LoraConfig(rank=2), 0)
         with torch.no_grad():
             for i, p in enumerate(adapter_parameters(one.model).values()):
                 p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(i)) * 0.2)
@@ -41,9 +41,9 @@ engine = NativeEngine(loaded, RolloutConfig(max_rows=16))
 asked = [Request([3, 7, 10, 5, 8, 15], [1, 2]), Request([1], [4], 2), Request([i * 7 % 16 for i in range(70)], [6])]
 sampling = Sampling(0.9, 3)
 sampled = (NativeEngine(plain, RolloutConfig(max_rows=16)) if adapted else engine).generate(asked, sampling)
-from postgrad.model.passes.kernels.blocks import install
+from postgrad.model.passes.kernels.install import install_kernels
 if not adapted:
-    install(loaded.model)
+    install_kernels(loaded.model)
 decoder = Decoder(loaded.model, engine.stop)
 with torch.no_grad():
     paged = PagedRun(decoder, asked, sampling, 8, 8 * decoder.page_bytes(), engine.max_context).finish()
@@ -54,13 +54,15 @@ for a, b in zip(sampled, paged, strict=True):
 if adapted:  # the packed training pass, forward and backward
     sys.path.insert(0, sys.argv[2])
     from world import config_of, random_batch
-    from postgrad.model.passes.layout import make_micro_batches, make_packed
+    from postgrad.model.passes.layout import make_padded_micro_batches, make_packed_micro_batches
     from postgrad.model.policy import FrozenPolicy
     from postgrad.model.views import FULL
     batch, found = random_batch(2, groups=2, samples=2), []
-    for one, make in ((plain, lambda: make_micro_batches(batch, 4096, 32)), (loaded, lambda: make_packed(batch, 4096))):
+    padded = make_padded_micro_batches(batch, 4096, 32)
+    packed = make_packed_micro_batches(batch, 4096)
+    for one, micro_batches in ((plain, padded), (loaded, packed)):
         policy = FrozenPolicy(config_of("grpo", sys.argv[1]), one)
-        (micro,) = make()
+        (micro,) = micro_batches
         where = batch.response.positions(torch.tensor(micro.rows))
         told, logprobs = policy.forward(micro, batch.response.values[where], FULL), torch.zeros(batch.num_tokens)
         logprobs[where] = told.logprobs

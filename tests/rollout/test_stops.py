@@ -18,7 +18,7 @@ from postgrad.errors import ConfigError, RunError
 from postgrad.evaluation.settings import read_settings
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.http import Address, HttpEngine
-from postgrad.training.prepare import resolve
+from postgrad.training.prepare import resolve_path
 
 REQUESTS = [Request([1, 10, 2, 15], list(range(12))), Request([7, 15], [3, 4], 6)]
 FREE = Sampling(1.0, 12)
@@ -127,8 +127,8 @@ engine = NativeEngine(loaded, RolloutConfig(max_rows=16))
 asked = [Request([1, 10, 2, 15], list(range(4))), Request([7, 15], [3, 4], 6)]
 sampling = Sampling(1.0, 9, stop=stops)
 plain = engine.generate(asked, sampling)
-from postgrad.model.passes.kernels.blocks import install
-install(loaded.model)
+from postgrad.model.passes.kernels.install import install_kernels
+install_kernels(loaded.model)
 decoder = Decoder(loaded.model, engine.stop)
 with torch.no_grad():
     room = 8, 30 * decoder.page_bytes(), engine.max_context
@@ -162,7 +162,7 @@ def test_the_paged_engine_ends_at_the_same_token(tiny, stops):
 
 def test_a_style_brings_its_own_strings_unless_others_are_given(tiny):
     def resolved(*overrides):
-        return resolve(config_of("grpo", tiny, *overrides)).rollout.stop
+        return resolve_path(config_of("grpo", tiny, *overrides)).rollout.stop
 
     assert resolved() == [] and resolved("data.prompt_style=r1_zero") == ["</answer>"]
     assert resolved("data.prompt_style=zero_shot") == ["# Query:"]

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from postgrad.errors import ConfigError
-from postgrad.model.passes.head import wide_logits
-from postgrad.model.passes.layout import make_micro_batches
+from postgrad.model.passes.head import upcast_logits
+from postgrad.model.passes.layout import make_padded_micro_batches
 from postgrad.model.views import FULL, after, check_view, hidden_states
 from postgrad.types import Batch
 
@@ -45,7 +45,7 @@ def state_entropy(
 def _rows_entropy(hidden: Tensor, weight: Tensor, head_chunk: int) -> Tensor:
     top = s = t = torch.zeros(len(hidden), device=hidden.device)
     for number, rows in enumerate(weight.split(head_chunk)):
-        logits = wide_logits(hidden, rows)
+        logits = upcast_logits(hidden, rows)
         high = logits.amax(-1)
         if number:
             high = torch.maximum(high, top)
@@ -68,7 +68,7 @@ def measure(
     probe = Probe(model)
     device, width = next(model.parameters()).device, int(model.config.get_text_config().hidden_size)
     with torch.no_grad(), probe.hooked():
-        for micro in make_micro_batches(batch, token_budget, width):
+        for micro in make_padded_micro_batches(batch, token_budget, width):
             micro = micro.to(device)
             probe.gather = micro.gather
             probe.take("full", hidden_states(model, micro.ids, micro.positions, micro.mask, FULL))

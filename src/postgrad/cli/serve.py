@@ -65,13 +65,13 @@ def run(words: list[str]) -> int:
     found = paths(models)
     engine, why = choose_engine(found, options)
     if engine == "vllm":
-        from postgrad.model.load import resolve
+        from postgrad.model.load import resolve_path
         from postgrad.serving.vllm_server import NotReady, serve_vllm
 
         print(f"engine: vllm ({why})", flush=True)
         try:
             return serve_vllm(
-                dict(zip(names, (resolve(path, 0) for path in found), strict=True)),
+                dict(zip(names, (resolve_path(path, 0) for path in found), strict=True)),
                 host,
                 port,
                 token,

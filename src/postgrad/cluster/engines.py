@@ -10,7 +10,8 @@ from types import SimpleNamespace
 from postgrad.config.schema import Config
 from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError
-from postgrad.model.load import Loaded, load_tokenizer, model_config, resolve, stop_ids
+from postgrad.model.load import load_tokenizer, model_config, resolve_path, stop_ids
+from postgrad.model.loaded import Loaded
 from postgrad.rollout.engine import Engine
 from postgrad.rollout.http import Address, HttpEngine
 from postgrad.rollout.refresh import HttpRollouts
@@ -79,7 +80,7 @@ def _described(config: Config) -> Loaded:
     from transformers import GenerationConfig
 
     shape = model_config(config.model, config.seed)
-    path = resolve(config.model.path, config.seed)
+    path = resolve_path(config.model.path, config.seed)
     try:
         generation = GenerationConfig.from_pretrained(path)
     except OSError:  # the file is not a must

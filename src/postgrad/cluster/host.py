@@ -15,9 +15,10 @@ from postgrad.methods import find_method
 from postgrad.methods.base import Method, Role
 from postgrad.model.critic import LocalCritic
 from postgrad.model.device import choose_device, set_threads
-from postgrad.model.load import Loaded, base_name, load
-from postgrad.model.lora import adapt
-from postgrad.model.policy import BasePolicy, FrozenPolicy, LocalPolicy
+from postgrad.model.load import base_model_name, load
+from postgrad.model.loaded import Loaded
+from postgrad.model.lora import add_adapters
+from postgrad.model.policy import BaseModelPolicy, FrozenPolicy, LocalPolicy
 from postgrad.rollout.native.engine import NativeEngine
 
 SPEAKING = ("engine", "chat")  # kinds of roles that continue text
@@ -61,8 +62,11 @@ def load_policy(
     loaded = load_role(config, "policy", config.model.path, device)
     method.check_model(loaded.model)
     if config.model.lora.rank and adapters:
-        adapt(
-            loaded.model, config.model.lora, config.seed, base_name(config.model.path, config.seed)
+        add_adapters(
+            loaded.model,
+            config.model.lora,
+            config.seed,
+            base_model_name(config.model.path, config.seed),
         )
     return loaded
 
@@ -81,7 +85,7 @@ def build_role(
 ) -> Any:
     """A model beside the policy (`policy`, where there is one), behind its port. Raises ConfigError that names the role."""
     if policy is not None and is_base(config, role):
-        return BasePolicy(config, policy)
+        return BaseModelPolicy(config, policy)
     loaded = load_role(config, name, role.path or config.model.path)
     if role.kind == "critic":
         return LocalCritic(config, loaded, method, role.lr)  # type: ignore[arg-type]

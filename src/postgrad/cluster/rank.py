@@ -85,7 +85,7 @@ class Rank:
         )
         backend = dist.get_default_backend_for_device(device)  # type: ignore[attr-defined]  # nccl, gloo, or what its maker has
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
-        return Ranks.meet(device, config.cluster.offload)
+        return Ranks.from_process_group(device, config.cluster.offload)
 
 
 class SyncedEngine:
@@ -134,7 +134,7 @@ def _trained(config: Any, hosts: list[str], ranks: Any) -> Ports:
         load_role,
     )
     from postgrad.methods import find_method
-    from postgrad.model.sharded import ShardedBase, ShardedCritic, ShardedFrozen, ShardedPolicy
+    from postgrad.model.sharded import ShardedBaseModel, ShardedCritic, ShardedFrozen, ShardedPolicy
 
     method = find_method(config.method.name)(config)
     roles = method.models_wanted()
@@ -158,7 +158,7 @@ def _trained(config: Any, hosts: list[str], ranks: Any) -> Ports:
             ports[name] = (role.kind, build_role(config, method, name, role))
             continue
         if POLICY in hosts and is_base(config, role):
-            ports[name] = (role.kind, ShardedBase(ports[POLICY][1]))
+            ports[name] = (role.kind, ShardedBaseModel(ports[POLICY][1]))
             continue
         loaded = load_role(config, name, role.path or config.model.path, device="cpu")
         critic = role.kind == "critic"

@@ -17,9 +17,9 @@ from postgrad.data.feed import Feed
 from postgrad.doctor.simulate import Size, cache_bytes, measure, simulate_update
 from postgrad.errors import ConfigError, RunError
 from postgrad.methods.base import Method, Ports, Step
-from postgrad.model.device import streams_state
-from postgrad.model.offload import SLICE, SLOTS
-from postgrad.model.passes.layout import MicroBatch, make_micro_batches
+from postgrad.model.device import supports_state_streaming
+from postgrad.model.offload import NUM_SLOTS, SLICE_ELEMENTS
+from postgrad.model.passes.layout import MicroBatch, make_padded_micro_batches
 from postgrad.training.prepare import Inputs
 from postgrad.types import Batch, Trajectory
 
@@ -164,7 +164,7 @@ def lay_out(plan: Plan, response_tokens: int) -> Layout:
         laid += 1
         if sum(len(row.prompt) + len(row.response) for row in rows) > 4 * plan.budget:
             break
-    passes = make_micro_batches(Batch.of(rows), plan.budget, plan.width)
+    passes = make_padded_micro_batches(Batch.of(rows), plan.budget, plan.width)
     share = len(groups) / laid
     lengths = [length for group in groups for length in _responses(group, response_tokens)]
     return Layout(
@@ -199,7 +199,11 @@ def _working_bytes(config: Config, size: Size) -> int:
         return 0
     if config.model.device == "cpu":
         return 2 * 4 * size.largest
-    return SLOTS * 3 * 4 * SLICE if config.optimizer.kind == "adamw_offloaded" else 4 * size.trained
+    return (
+        NUM_SLOTS * 3 * 4 * SLICE_ELEMENTS
+        if config.optimizer.kind == "adamw_offloaded"
+        else 4 * size.trained
+    )
 
 
 def _rollout_bytes(plan: Plan, size: Size) -> dict[str, int]:
@@ -241,7 +245,7 @@ def _role_bytes(plan: Plan, layout: Layout) -> tuple[dict[str, int], dict[str, d
 
 
 def _on_device(config: Config, size: Size) -> dict[str, int]:
-    offloaded = config.optimizer.kind == "adamw_offloaded" and streams_state(
+    offloaded = config.optimizer.kind == "adamw_offloaded" and supports_state_streaming(
         torch.device(config.model.device)
     )
     return {} if offloaded else state_bytes(config, size)

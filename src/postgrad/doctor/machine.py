@@ -30,13 +30,13 @@ from postgrad.model.device import (
     choose_device,
     choose_dtype,
     describe_device,
-    likes_large_passes,
+    has_own_memory,
     memory_info,
-    overlooked_gpu,
     probe_threads,
     total_memory_bytes,
+    unusable_gpu_hint,
 )
-from postgrad.model.load import cache_folder, hub_answers, model_config
+from postgrad.model.load import cache_folder, hub_is_reachable, model_config
 from postgrad.training import prepare, run
 from postgrad.training.report import duration
 
@@ -76,7 +76,7 @@ def examine(runs: str = "runs") -> Report:
     """Everything a run would find here; takes a few seconds, most of them measuring."""
     report = Report()
     with ThreadPoolExecutor(max_workers=1) as pool:
-        hub = pool.submit(hub_answers)
+        hub = pool.submit(hub_is_reachable)
         _software(report)
         _device(report)
         _room(report, runs)
@@ -145,7 +145,7 @@ def _device(report: Report) -> None:
     report.add(
         "will use",
         f"{device.type}: {describe_device(device)}" if device.type != "cpu" else "cpu",
-        overlooked_gpu(),
+        unusable_gpu_hint(),
     )
 
     dtype = choose_dtype("auto", device)
@@ -178,7 +178,7 @@ def _device(report: Report) -> None:
 def _room(report: Report, runs: str) -> None:
     total, available = memory_bytes()
     report.add("memory", f"{gib(available)} available of {gib(total)}")
-    for device in filter(likes_large_passes, accelerators()):
+    for device in filter(has_own_memory, accelerators()):
         free, whole = memory_info(device)
         report.add(f"memory {device}", f"{gib(free)} free of {gib(whole)}")
     folder, free = Path(runs), disk_free(runs)
@@ -325,7 +325,7 @@ def estimate(config: Config) -> Foretold:
     model = model_config(config.model, config.seed)
     size = simulate.measure(config, model)
     device = torch.device(config.model.device)
-    on_cpu, accelerated = device.type == "cpu", likes_large_passes(device)
+    on_cpu, accelerated = device.type == "cpu", has_own_memory(device)
     process = 0 if accelerated else probe.resident_bytes()
     plan = fit.Plan(config, model, fit.read_load(config, method, inputs), _roles(config, method))
     inputs.scorer.close()

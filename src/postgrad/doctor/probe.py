@@ -26,7 +26,7 @@ from postgrad.model.device import (
     set_threads,
     synchronize,
 )
-from postgrad.model.load import Loaded
+from postgrad.model.loaded import Loaded
 from postgrad.model.passes.layout import MicroBatch
 from postgrad.model.policy import LocalPolicy
 from postgrad.model.views import FULL

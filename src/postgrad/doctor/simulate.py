@@ -21,8 +21,8 @@ from torch.utils._pytree import tree_leaves
 from postgrad.config.schema import Config
 from postgrad.errors import ConfigError, RunError
 from postgrad.model.device import DTYPES
-from postgrad.model.load import Loaded
-from postgrad.model.lora import adapt
+from postgrad.model.loaded import Loaded
+from postgrad.model.lora import add_adapters
 from postgrad.model.passes import attention
 from postgrad.model.passes.head import token_outputs
 from postgrad.model.passes.layout import MicroBatch
@@ -88,7 +88,7 @@ def measure(config: Config, model_config: Any, adapters: bool = True) -> Size:
     with torch.device("meta"):
         model = build(config, model_config)
         if adapters and config.model.lora.rank:
-            adapt(model, config.model.lora, 0)
+            add_adapters(model, config.model.lora, 0)
     parameters = list(model.parameters())
     text = model_config.get_text_config()
     return Size(

@@ -10,7 +10,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from postgrad.errors import ConfigError
-from postgrad.model.load import resolve
+from postgrad.model.load import resolve_path
 from postgrad.training import checkpoint
 
 SAMPLE = 1 << 16  # bytes looked at, at each of
@@ -68,7 +68,7 @@ def weights_fingerprint(path: str, seed: int) -> str:
 
     Training changes every number of a model a little, so a sample of the bytes is enough, and costs no time.
     """
-    place = Path(resolve(path, seed))
+    place = Path(resolve_path(path, seed))
     files = (
         [place]
         if place.is_file()

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from postgrad.errors import RunError
 from postgrad.files import fsync_path
-from postgrad.model.load import Loaded, save_weights
+from postgrad.model.load import save_weights
+from postgrad.model.loaded import Loaded
 from postgrad.model.lora import save_adapter
 
 

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from postgrad.config.schema import Config
 from postgrad.model.async_writer import AsyncWriter, TensorsFile, WeightsFile, on_host
-from postgrad.model.load import Loaded, save
+from postgrad.model.load import save
+from postgrad.model.loaded import Loaded
 from postgrad.model.optimizer import Optimizer, learning_rate
 from postgrad.model.passes.captured import GraphCache, pass_states
-from postgrad.model.passes.layout import MicroBatch, make_passes
+from postgrad.model.passes.layout import MicroBatch, make_micro_batches
 from postgrad.model.policy import MetricAccumulator, load_weights, split_updates
 from postgrad.model.views import FULL
 from postgrad.types import Batch
@@ -66,9 +67,9 @@ class LocalCritic:
         nn.init.zeros_(self.head.bias)
         body = nn.ModuleDict({"body": loaded.model.base_model, "value_head": self.head})
         self.optimizer_config = dataclasses.replace(config.optimizer, lr=lr)
-        self.recorder = GraphCache(loaded.model)
+        self.graph_cache = GraphCache(loaded.model)
         self.optimizer = self.make_optimizer(body)
-        self.recorder = GraphCache(loaded.model, self.optimizer.masters_by_id())
+        self.graph_cache = GraphCache(loaded.model, self.optimizer.masters_by_id())
         self.behind = AsyncWriter()
 
     def make_optimizer(self, body: nn.Module) -> Optimizer:
@@ -76,7 +77,7 @@ class LocalCritic:
 
     def micro_batches(self, batch: Batch) -> list[MicroBatch]:
         """The forward passes that cover the rows this process computes: here all of them."""
-        return make_passes(batch, self.config.training.token_budget, self.loaded.model)
+        return make_micro_batches(batch, self.config.training.token_budget, self.loaded.model)
 
     def gather(self, columns: dict[str, Tensor]) -> dict[str, Tensor]:
         """Columns of which this process filled in its own rows, filled in for all rows."""
@@ -87,7 +88,7 @@ class LocalCritic:
         return metrics
 
     def forward(self, micro: MicroBatch) -> Tensor:
-        hidden = pass_states(self.loaded.model, micro, FULL, self.recorder)
+        hidden = pass_states(self.loaded.model, micro, FULL, self.graph_cache)
         return self.head(hidden.flatten(0, 1)[micro.gather].float())[:, 0]
 
     @torch.no_grad()

@@ -1,8 +1,8 @@
 """Devices, types, threads and memory: the one place that knows what hardware there is, and the only one that names a kind of it.
 
 Everything is probed, not assumed, and the answers are written into the run's configuration so that a resumed run computes the same bits.
-What torch says in one way for all accelerators is asked in that way; what only some of them have is a question here: `has_kernels`,
-`captures_graphs`, `streams_state`, `keeps_digits`.
+What torch says in one way for all accelerators is asked in that way; what only some of them have is a question here: `supports_triton`,
+`supports_graph_capture`, `supports_state_streaming`, `has_float32_accumulation`.
 """
 
 import ctypes
@@ -62,12 +62,12 @@ def accelerators() -> list[torch.device]:
 
 
 @cache
-def has_kernels(device: torch.device) -> bool:
+def supports_triton(device: torch.device) -> bool:
     """Whether our Triton kernels run there."""
     return device.type == "cuda" and importlib.util.find_spec("triton") is not None
 
 
-def captures_graphs(device: torch.device) -> bool:
+def supports_graph_capture(device: torch.device) -> bool:
     """Whether a sequence of kernels can be recorded there and played again at once."""
     return device.type == "cuda"
 
@@ -111,12 +111,12 @@ class _Recorded:
     peak = 0
 
 
-def streams_state(device: torch.device) -> bool:
+def supports_state_streaming(device: torch.device) -> bool:
     """Whether an optimizer's state may lie in page-locked host memory and travel there and back beside the update."""
     return device.type == "cuda"
 
 
-def streams_of(device: torch.device) -> Any:
+def device_module(device: torch.device) -> Any:
     """The device's own module of torch: Stream, Event, stream, current_stream, device."""
     return torch.get_device_module(device)
 
@@ -133,19 +133,19 @@ def unlock_pages() -> Callable[[int], object]:
     return cudart.cudaHostUnregister
 
 
-def send(values: Tensor, device: torch.device) -> Tensor:
+def copy_async(values: Tensor, device: torch.device) -> Tensor:
     """A copy on the device that the host does not wait for: it takes its turn behind the work that was given to the device before."""
     if values.device.type != "cpu" or device.type != "cuda":
         return values.to(device)
     return values.pin_memory().to(device, non_blocking=True)
 
 
-def keeps_digits(device: torch.device) -> bool:
+def has_float32_accumulation(device: torch.device) -> bool:
     """Whether bfloat16 matrices multiply into a float32 result there."""
     return device.type == "cuda"
 
 
-def likes_large_passes(device: torch.device) -> bool:
+def has_own_memory(device: torch.device) -> bool:
     """Whether the device is an accelerator with memory of its own, which needs many tokens at once to be busy."""
     return device.type in ("cuda", "npu", "xpu")
 
@@ -242,7 +242,7 @@ def _keep_freed_memory() -> None:
 
 def peak_memory_bytes(device: torch.device) -> int:
     """Most memory this process held so far: on the accelerator where there is one, else resident memory."""
-    if likes_large_passes(device):
+    if has_own_memory(device):
         since = torch.get_device_module(device).max_memory_allocated(device) + sum(
             _Recorded.held.values()
         )
@@ -264,7 +264,7 @@ def memory_info(device: torch.device) -> tuple[int, int]:
 
 def total_memory_bytes(device: torch.device) -> int:
     """All memory of the device."""
-    if likes_large_passes(device):
+    if has_own_memory(device):
         return torch.get_device_module(device).get_device_properties(device).total_memory
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
@@ -273,13 +273,13 @@ def describe_device(device: torch.device) -> str:
     """The device's name, as its maker calls it where torch knows."""
     if device.type == "mps":
         return "Apple GPU"
-    if not likes_large_passes(device):
+    if not has_own_memory(device):
         return device.type
     name = str(torch.get_device_module(device).get_device_name(device))
     return f"{name}, ROCm {torch.version.hip}" if torch.version.hip else name
 
 
-def overlooked_gpu() -> str:
+def unusable_gpu_hint() -> str:
     """What to do about an NVIDIA GPU that torch cannot use; empty when there is none."""
     if torch.cuda.is_available() or not Path("/dev/nvidia0").exists():
         return ""

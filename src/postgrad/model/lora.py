@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -20,24 +20,22 @@ from torch import Tensor, nn
 
 from postgrad.config.schema import LoraConfig, ModelConfig
 from postgrad.errors import ConfigError, did_you_mean
+from postgrad.model.loaded import Loaded
 
-if TYPE_CHECKING:
-    from postgrad.model.load import Loaded
-
-NAME = "default"  # peft's word for the one adapter there is
-PREFIX = "base_model.model."  # how peft begins the names in its files
-BASE = ".base_layer.weight"  # how the names of adapted weights end in the model
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+ADAPTER_NAME = "default"  # peft's word for the one adapter there is
+FILE_PREFIX = "base_model.model."  # how peft begins the names in its files
+BASE_SUFFIX = ".base_layer.weight"  # how the names of adapted weights end in the model
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 
 
-def adapt(model: Any, config: LoraConfig, seed: int, base: str = "") -> None:
+def add_adapters(model: Any, config: LoraConfig, seed: int, base: str = "") -> None:
     """Put fresh adapters into the model; only they can be trained from now on. `base` is written into the adapter's files.
 
     The first matrices come from the seed alone, the second are zero: wherever it is made, the model answers as it did before.
 
     Raises: ConfigError for targets the model does not have, or that the head reads past.
     """
-    peft = find_peft()
+    peft = import_peft()
     targets: Any = (
         config.targets
         if config.targets == "all-linear"
@@ -52,7 +50,7 @@ def adapt(model: Any, config: LoraConfig, seed: int, base: str = "") -> None:
         task_type="CAUSAL_LM",
     )
     settings.base_model_name_or_path = base or None
-    peft.inject_adapter_in_model(settings, model, adapter_name=NAME)
+    peft.inject_adapter_in_model(settings, model, adapter_name=ADAPTER_NAME)
     settings.target_modules = sorted(
         settings.target_modules
     )  # peft makes a set of them, and its files would differ from run to run
@@ -65,7 +63,7 @@ def adapt(model: Any, config: LoraConfig, seed: int, base: str = "") -> None:
                 p.copy_(drawn)
 
 
-def find_peft() -> Any:
+def import_peft() -> Any:
     if importlib.util.find_spec("peft") is None:
         raise ConfigError("LoRA adapters need one more package: pip install 'postgrad[lora]'")
     import peft
@@ -128,19 +126,19 @@ def merged_weights(model: nn.Module, buffers: bool = False) -> dict[str, Tensor]
     for name, p in held.items():
         if name in own:
             continue
-        module = modules.get(name.removesuffix(BASE)) if name.endswith(BASE) else None
-        out[stock_name(name)] = p if module is None else merge(p, module, *matrices_of(module))
+        module = modules.get(name.removesuffix(BASE_SUFFIX)) if name.endswith(BASE_SUFFIX) else None
+        out[stock_name(name)] = p if module is None else merge(p, module, *lora_matrices(module))
     return out
 
 
-def matrices_of(module: Any) -> tuple[nn.Parameter, nn.Parameter]:
+def lora_matrices(module: Any) -> tuple[nn.Parameter, nn.Parameter]:
     """(rank, in) and (out, rank): the two matrices of a layer's adapter."""
-    return module.lora_A[NAME].weight, module.lora_B[NAME].weight
+    return module.lora_A[ADAPTER_NAME].weight, module.lora_B[ADAPTER_NAME].weight
 
 
 def merge(weight: Tensor, module: Any, first: Tensor, second: Tensor) -> Tensor:
     """(out, in) a layer's weight with what its adapter, given as its two matrices, adds; in float32, rounded once."""
-    return (weight.float() + (second.float() @ first.float()) * module.scaling[NAME]).to(
+    return (weight.float() + (second.float() @ first.float()) * module.scaling[ADAPTER_NAME]).to(
         weight.dtype
     )
 
@@ -150,19 +148,21 @@ def base_layer(module: Any) -> Any:
     return module.base_layer if hasattr(module, "base_layer") else module
 
 
-def addition(module: Any, x: Tensor) -> Tensor | None:
+def lora_output(module: Any, x: Tensor) -> Tensor | None:
     """What the layer's adapter adds to its output for `x`, rounded as peft's own forward does; None where it has none, or it is off."""
     if not hasattr(module, "base_layer") or module.disable_adapters:
         return None
     return (
-        module.lora_B[NAME](module.lora_A[NAME](module.lora_dropout[NAME](x)))
-        * module.scaling[NAME]
+        module.lora_B[ADAPTER_NAME](
+            module.lora_A[ADAPTER_NAME](module.lora_dropout[ADAPTER_NAME](x))
+        )
+        * module.scaling[ADAPTER_NAME]
     )
 
 
-def with_additions(out: Tensor, modules: list[Any], x: Tensor) -> Tensor:
+def add_lora_outputs(out: Tensor, modules: list[Any], x: Tensor) -> Tensor:
     """`out` (tokens, widths side by side), the modules' plain products of `x`, plus what their adapters add."""
-    added = [addition(module, x) for module in modules]
+    added = [lora_output(module, x) for module in modules]
     if all(one is None for one in added):
         return out
     parts = out.split([base_layer(module).out_features for module in modules], dim=-1)
@@ -173,7 +173,7 @@ def with_additions(out: Tensor, modules: list[Any], x: Tensor) -> Tensor:
 
 
 @contextmanager
-def adapters_off(model: nn.Module) -> Iterator[None]:
+def adapters_disabled(model: nn.Module) -> Iterator[None]:
     """Inside, the model answers as its base does: what a reference needs no second copy for."""
     modules = adapted_modules(model).values()
     trained = {p: p.requires_grad for p in adapter_parameters(model).values()}
@@ -206,10 +206,10 @@ def save_adapter(model: Any, folder: Path, weights: dict[str, Tensor] | None = N
     )
     save_file(
         {_in_file(name): t.contiguous().cpu() for name, t in held.items()},
-        folder / WEIGHTS,
+        folder / WEIGHTS_FILE,
         {"format": "pt"},
     )
-    model.peft_config[NAME].save_pretrained(str(folder))
+    model.peft_config[ADAPTER_NAME].save_pretrained(str(folder))
 
 
 @torch.no_grad()
@@ -221,36 +221,38 @@ def load_adapter(model: nn.Module, folder: Path) -> None:
 
 def read_adapter(model: nn.Module, folder: Path) -> dict[str, Tensor]:
     """A saved adapter, by the names of its weights in the model."""
-    tensors = load_file(folder / WEIGHTS)
+    tensors = load_file(folder / WEIGHTS_FILE)
     return {name: tensors[_in_file(name)] for name in adapter_parameters(model)}
 
 
 def _in_file(name: str) -> str:
-    return f"{PREFIX}{name.replace(f'.{NAME}.', '.')}"
+    return f"{FILE_PREFIX}{name.replace(f'.{ADAPTER_NAME}.', '.')}"
 
 
 def is_adapter(path: str) -> bool:
     """Whether a folder holds an adapter and no model of its own."""
     folder = Path(path)
-    return (folder / CONFIG).is_file() and not (folder / "config.json").is_file()
+    return (folder / CONFIG_FILE).is_file() and not (folder / "config.json").is_file()
 
 
-def base_of(config: ModelConfig, folder: str) -> ModelConfig:
+def base_model_config(config: ModelConfig, folder: str) -> ModelConfig:
     """Where the model of an adapter folder is. Raises ConfigError."""
     try:
-        base = json.loads((Path(folder) / CONFIG).read_text()).get("base_model_name_or_path")
+        base = json.loads((Path(folder) / CONFIG_FILE).read_text()).get("base_model_name_or_path")
     except (OSError, ValueError, AttributeError) as error:
-        raise ConfigError(f"model.path={config.path}: {CONFIG} cannot be read ({error})") from error
+        raise ConfigError(
+            f"model.path={config.path}: {CONFIG_FILE} cannot be read ({error})"
+        ) from error
     if not base:
         raise ConfigError(
-            f"model.path={config.path} is an adapter that names no model; write base_model_name_or_path into its {CONFIG}"
+            f"model.path={config.path} is an adapter that names no model; write base_model_name_or_path into its {CONFIG_FILE}"
         )
     return dataclasses.replace(config, path=str(base))
 
 
 def merge_adapter(model: Any, folder: str) -> Any:
     """The model with the adapter of a folder merged into it: a stock model again. Raises ConfigError."""
-    peft = find_peft()
+    peft = import_peft()
     try:
         return peft.PeftModel.from_pretrained(model, folder).merge_and_unload()
     except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
@@ -259,7 +261,7 @@ def merge_adapter(model: Any, folder: str) -> Any:
         ) from error
 
 
-def save_merged(loaded: "Loaded", folder: Path) -> None:
+def save_merged(loaded: Loaded, folder: Path) -> None:
     """A stock Hugging Face folder with the adapters merged."""
     loaded.model.save_pretrained(folder, state_dict=merged_weights(loaded.model, buffers=True))
     loaded.tokenizer.save_pretrained(folder)

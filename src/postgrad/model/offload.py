@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from postgrad.errors import ConfigError, RunError
-from postgrad.model.device import lock_pages, streams_of, streams_state, unlock_pages
+from postgrad.model.device import device_module, lock_pages, supports_state_streaming, unlock_pages
 
-SLICE = 1 << 22  # elements that travel together: 16 MiB of each moment
-SLOTS = 3  # slices on the device at once: one going up, one being updated, one going down
+SLICE_ELEMENTS = 1 << 22  # elements that travel together: 16 MiB of each moment
+NUM_SLOTS = 3  # slices on the device at once: one going up, one being updated, one going down
 
 MASTER, MOMENTS = "master", ("exp_avg", "exp_avg_sq")
 
@@ -50,7 +50,7 @@ class OffloadedAdamW(torch.optim.Optimizer):
         self._shelves: list[_Shelf] = []
         for p in self._params():
             if (
-                not (p.device.type == "cpu" or streams_state(p.device))
+                not (p.device.type == "cpu" or supports_state_streaming(p.device))
                 or not p.is_contiguous()
                 or not p.is_floating_point()
             ):
@@ -176,7 +176,7 @@ class _Slot:
 
     def __init__(self, rows: int, size: int, device: torch.device) -> None:
         self.rows = torch.empty(rows, size, device=device)
-        event = streams_of(device).Event
+        event = device_module(device).Event
         self.filled, self.updated, self.drained = event(), event(), event()
 
 
@@ -194,8 +194,8 @@ class _Shelf:
             self.starts[p] = self.size
             self.size += p.numel()
         self.slices = [
-            self._slice(start, min(start + SLICE, self.size))
-            for start in range(0, self.size, SLICE)
+            self._slice(start, min(start + SLICE_ELEMENTS, self.size))
+            for start in range(0, self.size, SLICE_ELEMENTS)
         ]
         self.device = params[0].device
         self.host = _whole_pages(len(self.names), self.size)
@@ -222,17 +222,18 @@ class _Shelf:
         slices = [part for part in self.slices if any(p in groups for p, _, _ in part.shares)]
         if not slices:
             return
-        streams = streams_of(self.device)
+        streams = device_module(self.device)
         with streams.device(self.device):
             slots = [
-                _Slot(len(self.names), min(SLICE, self.size), self.device) for _ in range(SLOTS)
+                _Slot(len(self.names), min(SLICE_ELEMENTS, self.size), self.device)
+                for _ in range(NUM_SLOTS)
             ]
             current, up, down = streams.current_stream(), streams.Stream(), streams.Stream()
             up.wait_stream(current)
             for number, part in enumerate(slices):
-                slot, size = slots[number % SLOTS], part.stop - part.start
+                slot, size = slots[number % NUM_SLOTS], part.stop - part.start
                 with streams.stream(up):
-                    if number >= SLOTS:
+                    if number >= NUM_SLOTS:
                         up.wait_event(slot.drained)
                     for row, host in zip(slot.rows, self.host, strict=True):
                         row[:size].copy_(host[part.start : part.stop], non_blocking=True)

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 
 from postgrad.config.schema import Config
 from postgrad.model.async_writer import AsyncWriter, TensorsFile, WeightsFile, on_host
-from postgrad.model.device import peak_memory_bytes, send
-from postgrad.model.load import Loaded, save
+from postgrad.model.device import copy_async, peak_memory_bytes
+from postgrad.model.load import save
+from postgrad.model.loaded import Loaded
 from postgrad.model.lora import (
     adapter_parameters,
-    adapters_off,
+    adapters_disabled,
     load_adapter,
     merged_weights,
     save_adapter,
@@ -27,8 +28,8 @@ from postgrad.model.lora import (
 from postgrad.model.optimizer import Optimizer, learning_rate
 from postgrad.model.passes.captured import GraphCache, pass_states
 from postgrad.model.passes.head import TokenOutputs, token_outputs
-from postgrad.model.passes.layout import MicroBatch, make_passes
-from postgrad.model.views import FULL, View, upper_parameters
+from postgrad.model.passes.layout import MicroBatch, make_micro_batches
+from postgrad.model.views import FULL, View, unused_parameters
 from postgrad.types import Batch
 
 
@@ -194,7 +195,7 @@ class FrozenPolicy:
         self.model = loaded.model
         self.device = next(self.model.parameters()).device
         self.width = int(self.model.config.get_text_config().hidden_size)
-        self.recorder = GraphCache(self.model)
+        self.graph_cache = GraphCache(self.model)
 
     @torch.no_grad()
     def logprobs(self, batch: Batch, view: View = FULL) -> dict[str, Tensor]:
@@ -212,7 +213,7 @@ class FrozenPolicy:
         self, batch: Batch, row_groups: Sequence[int] | None = None
     ) -> list[MicroBatch]:
         """The forward passes that cover the rows this process computes: here all of them."""
-        return make_passes(batch, self.config.training.token_budget, self.model, row_groups)
+        return make_micro_batches(batch, self.config.training.token_budget, self.model, row_groups)
 
     def gather(self, columns: dict[str, Tensor]) -> dict[str, Tensor]:
         """Columns of which this process filled in its own rows, filled in for all rows."""
@@ -220,7 +221,7 @@ class FrozenPolicy:
 
     def forward(self, micro: MicroBatch, targets: Tensor, view: View) -> TokenOutputs:
         """Log-prob and entropy of the micro-batch's response tokens, in the order of its rows."""
-        picked = pass_states(self.model, micro, view, self.recorder).flatten(0, 1)[micro.gather]
+        picked = pass_states(self.model, micro, view, self.graph_cache).flatten(0, 1)[micro.gather]
         return token_outputs(
             picked,
             self.model.get_output_embeddings().weight,
@@ -229,11 +230,11 @@ class FrozenPolicy:
         )
 
 
-class BasePolicy(FrozenPolicy):
+class BaseModelPolicy(FrozenPolicy):
     """What a policy with adapters was before them: the same weights, asked with the adapters off."""
 
     def logprobs(self, batch: Batch, view: View = FULL) -> dict[str, Tensor]:
-        with adapters_off(self.model):
+        with adapters_disabled(self.model):
             return super().logprobs(batch, view)
 
 
@@ -260,7 +261,7 @@ class LocalPolicy(FrozenPolicy):
         for p in self.frozen:
             p.requires_grad_(False)
         self.optimizer = self.make_optimizer(scales)
-        self.recorder = GraphCache(self.model, self.optimizer.masters_by_id())
+        self.graph_cache = GraphCache(self.model, self.optimizer.masters_by_id())
         self.behind = AsyncWriter()
         self.num_frozen = len(self.frozen)
         self.passes = Passes()
@@ -299,7 +300,7 @@ class LocalPolicy(FrozenPolicy):
         """Add the gradient of one optimizer step's batch; its weights are global, so the order and size of micro-batches do not matter."""
         passes = self.micro_batches(batch, self.objective.row_groups(batch))
         for micro in passes:
-            rows = batch.select(micro.rows).moved(lambda column: send(column, self.device))
+            rows = batch.select(micro.rows).moved(lambda column: copy_async(column, self.device))
             current = self.forward(micro.to(self.device), rows.response.values, view)
             if not micro.rows:  # others compute: this process only takes part in what they exchange
                 current.logprobs.sum().backward()
@@ -316,7 +317,7 @@ class LocalPolicy(FrozenPolicy):
         return self.passes.columns()
 
     def _freeze_above(self, view: View) -> None:
-        above = {id(p) for p in [*upper_parameters(self.model, view), *self.frozen]}
+        above = {id(p) for p in [*unused_parameters(self.model, view), *self.frozen]}
         if len(above) != self.num_frozen:
             for p in self.model.parameters():
                 p.requires_grad_(id(p) not in above)

@@ -33,7 +33,7 @@ class Ranks:
     offload: bool = False
 
     @staticmethod
-    def meet(device: torch.device, offload: bool = False) -> "Ranks":
+    def from_process_group(device: torch.device, offload: bool = False) -> "Ranks":
         """The ranks of the process group that was set up already."""
         return Ranks(
             dist.get_rank(),

@@ -27,20 +27,20 @@ from postgrad.errors import ConfigError
 from postgrad.model.async_writer import AdapterFile, AsyncWriter, File, TensorsFile, WeightsFile
 from postgrad.model.critic import LocalCritic, ValueObjective
 from postgrad.model.device import DTYPES
-from postgrad.model.load import Loaded
+from postgrad.model.loaded import Loaded
 from postgrad.model.lora import (
-    BASE,
+    BASE_SUFFIX,
     adapted_modules,
     adapter_parameters,
-    adapters_off,
-    matrices_of,
+    adapters_disabled,
+    lora_matrices,
     merge,
     read_adapter,
     stock_name,
 )
 from postgrad.model.optimizer import Optimizer
 from postgrad.model.passes.head import TokenOutputs
-from postgrad.model.passes.layout import MicroBatch, make_passes
+from postgrad.model.passes.layout import MicroBatch, make_micro_batches
 from postgrad.model.policy import (
     FrozenPolicy,
     LocalPolicy,
@@ -208,14 +208,16 @@ class Sharded:
             self.ranks.device,
         )
         return self.ranks.passes(
-            batch, row_groups, lambda mine, units: make_passes(mine, budget, model, units, device)
+            batch,
+            row_groups,
+            lambda mine, units: make_micro_batches(mine, budget, model, units, device),
         )
 
     def gather(self, columns: dict[str, Tensor]) -> dict[str, Tensor]:
         return {name: self.ranks.total(column) for name, column in columns.items()}
 
     def gather_metrics(self, metrics: MetricAccumulator) -> MetricAccumulator:
-        return MetricAccumulator.joined(self.ranks.gather(metrics.plain()))
+        return MetricAccumulator.merge(self.ranks.gather(metrics.plain()))
 
     def weights(self) -> dict[str, Tensor]:
         """The whole compute weights on the first rank, nothing on the others."""
@@ -230,11 +232,14 @@ class Sharded:
             if name in own:
                 continue
             value = self.full(p)
-            if name.endswith(BASE) and (module := modules.get(name.removesuffix(BASE))) is not None:
+            if (
+                name.endswith(BASE_SUFFIX)
+                and (module := modules.get(name.removesuffix(BASE_SUFFIX))) is not None
+            ):
                 value = merge(
                     value,
                     module,
-                    *(self.full(matrix).to(self.compute) for matrix in matrices_of(module)),
+                    *(self.full(matrix).to(self.compute) for matrix in lora_matrices(module)),
                 )
             yield stock_name(name), value
 
@@ -352,14 +357,14 @@ class ShardedPolicy(Sharded, LocalPolicy):
         self.optimizer.load(Path(folder) / "optimizer.safetensors")
 
 
-class ShardedBase:
+class ShardedBaseModel:
     """What a divided policy with adapters was before them: the same shards, asked with the adapters off."""
 
     def __init__(self, policy: ShardedPolicy) -> None:
         self.policy = policy
 
     def logprobs(self, batch: Batch, view: View = FULL) -> dict[str, Tensor]:
-        with adapters_off(self.policy.model):
+        with adapters_disabled(self.policy.model):
             return self.policy.logprobs(batch, view)
 
 

@@ -56,18 +56,18 @@ def hidden_states(
         return decoder(
             input_ids=ids, position_ids=positions, attention_mask=causal, use_cache=False, **extra
         ).last_hidden_state
-    hidden, *rotary = embedded(model, ids, positions)
-    return through_blocks(model, hidden, tuple(rotary), view, packing, causal, positions)
+    hidden, *rotary = embed(model, ids, positions)
+    return run_blocks(model, hidden, tuple(rotary), view, packing, causal, positions)
 
 
-def embedded(model: nn.Module, ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def embed(model: nn.Module, ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """What the blocks start from: the tokens' vectors, cosines and sines of their positions."""
     decoder: Any = model.base_model
     hidden = decoder.embed_tokens(ids)
     return hidden, *decoder.rotary_emb(hidden, position_ids=positions)
 
 
-def through_blocks(
+def run_blocks(
     model: nn.Module,
     hidden: Tensor,
     rotary: tuple[Tensor, ...],
@@ -93,7 +93,7 @@ def through_blocks(
     return decoder.norm(hidden) if last or view.norm == "final" else hidden
 
 
-def upper_parameters(model: nn.Module, view: View) -> list[nn.Parameter]:
+def unused_parameters(model: nn.Module, view: View) -> list[nn.Parameter]:
     """Parameters the viewed policy does not use: the blocks above it and the final norm."""
     if view.num_blocks is None:
         return []

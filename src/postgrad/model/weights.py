@@ -29,7 +29,7 @@ INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True)
-class Lazy:
+class LazyTensor:
     """One weight: its shape and type are known, `read` gets it."""
 
     shape: tuple[int, ...]
@@ -43,9 +43,9 @@ class Lazy:
         return size * (dtype or self.dtype).itemsize
 
 
-def read_folder(folder: Path) -> dict[str, Lazy]:
+def read_lazy_weights(folder: Path) -> dict[str, LazyTensor]:
     """The weights of a stock folder. Raises ConfigError."""
-    out: dict[str, Lazy] = {}
+    out: dict[str, LazyTensor] = {}
     for file in sorted(folder.glob("model*.safetensors")):
         try:
             with safe_open(file, "pt") as opened:
@@ -56,7 +56,7 @@ def read_folder(folder: Path) -> dict[str, Lazy]:
                         raise ConfigError(
                             f"{file}: {name} is {part.get_dtype()}; only floating-point weights can be exported"
                         )
-                    out[name] = Lazy(tuple(part.get_shape()), kind, _reader(file, name))
+                    out[name] = LazyTensor(tuple(part.get_shape()), kind, _reader(file, name))
         except (SafetensorError, OSError) as error:
             raise ConfigError(f"{file} cannot be read: {error}") from error
     if not out:
@@ -72,8 +72,8 @@ def _reader(file: Path, name: str) -> Callable[[], Tensor]:
     return read
 
 
-def plan_files(
-    weights: Mapping[str, Lazy], dtype: torch.dtype | None, most: int
+def plan_shards(
+    weights: Mapping[str, LazyTensor], dtype: torch.dtype | None, most: int
 ) -> list[list[str]]:
     """Names by file, in order: a file is full when one more weight would exceed `most` bytes."""
     files: list[list[str]] = [[]]
@@ -88,15 +88,15 @@ def plan_files(
     return files
 
 
-def write_folder(
-    weights: Mapping[str, Lazy],
+def write_weights(
+    weights: Mapping[str, LazyTensor],
     out: Path,
     dtype: torch.dtype | None,
     most: int,
     progress: Callable[[str], None],
 ) -> None:
     """Write the weights as safetensors, with an index when there are several files. `dtype` None keeps each weight's type."""
-    files = plan_files(weights, dtype, most)
+    files = plan_shards(weights, dtype, most)
     where: dict[str, str] = {}
     for number, names in enumerate(files, 1):
         file = (
@@ -121,7 +121,7 @@ def write_folder(
         (out / INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
 
-def copy_beside(source: Path, out: Path, dtype: torch.dtype | None) -> None:
+def copy_model_files(source: Path, out: Path, dtype: torch.dtype | None) -> None:
     """Configuration, tokenizer and the rest of a model folder; a chosen type is written into config.json."""
     for file in sorted(source.iterdir()):
         if (

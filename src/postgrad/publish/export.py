@@ -18,7 +18,7 @@ from postgrad.errors import ConfigError, RunError
 from postgrad.files import atomic_folder
 from postgrad.model import lora
 from postgrad.model.load import load, save
-from postgrad.model.weights import Lazy, copy_beside, read_folder, write_folder
+from postgrad.model.weights import LazyTensor, copy_model_files, read_lazy_weights, write_weights
 from postgrad.publish import verl_shards as verl
 from postgrad.training import checkpoint
 
@@ -98,25 +98,25 @@ def _maker(folder: Path, wanted: Wanted, note: Callable[[str], None]) -> Callabl
     policy = folder / "policy" if (folder / "policy").is_dir() else folder
     adapter = folder / "adapter" if policy is not folder else folder
     if wanted.lora == "keep":
-        if not (adapter / lora.CONFIG).is_file():
+        if not (adapter / lora.CONFIG_FILE).is_file():
             raise ConfigError(
                 f"lora=keep: {folder} has no adapter; it was not trained with model.lora.rank, so use lora=merge"
             )
         return lambda out: _keep(adapter, policy, out)
     if lora.is_adapter(str(policy)):
         return lambda out: _merge_adapter(policy, dtype, out)
-    weights = read_folder(policy)
+    weights = read_lazy_weights(policy)
 
     def make(out: Path) -> None:
-        copy_beside(policy, out, dtype)
-        write_folder(weights, out, dtype, most, note)
+        copy_model_files(policy, out, dtype)
+        write_weights(weights, out, dtype, most, note)
 
     return make
 
 
 def _keep(adapter: Path, policy: Path, out: Path) -> None:
     """The adapter in peft's format, with the tokenizer beside it."""
-    for name in (lora.CONFIG, lora.WEIGHTS):
+    for name in (lora.CONFIG_FILE, lora.WEIGHTS_FILE):
         shutil.copyfile(adapter / name, out / name)
     for file in policy.glob("*token*"):
         shutil.copyfile(file, out / file.name)
@@ -156,17 +156,19 @@ def _from_verl(
     written = dtype or (kinds.pop() if len(kinds) == 1 else None)
 
     def make(out: Path) -> None:
-        copy_beside(beside, out, written)
-        write_folder(weights, out, dtype, most, note)
+        copy_model_files(beside, out, written)
+        write_weights(weights, out, dtype, most, note)
 
     return make
 
 
-def split_adapters(weights: Mapping[str, Lazy]) -> tuple[dict[str, Lazy], dict[str, Lazy]]:
+def split_adapters(
+    weights: Mapping[str, LazyTensor],
+) -> tuple[dict[str, LazyTensor], dict[str, LazyTensor]]:
     """Weights under the stock model's names, and those of LoRA adapters apart."""
     plain, adapters = {}, {}
     for name, weight in weights.items():
-        name = name.removeprefix(lora.PREFIX)
+        name = name.removeprefix(lora.FILE_PREFIX)
         (adapters if ".lora_A." in name or ".lora_B." in name else plain)[lora.stock_name(name)] = (
             weight
         )
@@ -174,8 +176,8 @@ def split_adapters(weights: Mapping[str, Lazy]) -> tuple[dict[str, Lazy], dict[s
 
 
 def with_adapters(
-    weights: Mapping[str, Lazy], adapters: Mapping[str, Lazy], scale: float
-) -> dict[str, Lazy]:
+    weights: Mapping[str, LazyTensor], adapters: Mapping[str, LazyTensor], scale: float
+) -> dict[str, LazyTensor]:
     """The weights with what the adapters add, computed in float32 when read."""
     out = dict(weights)
     for name, first in adapters.items():
@@ -193,19 +195,19 @@ def with_adapters(
     return out
 
 
-def _added(base: Lazy, first: Lazy, second: Lazy, scale: float) -> Lazy:
+def _added(base: LazyTensor, first: LazyTensor, second: LazyTensor, scale: float) -> LazyTensor:
     def read() -> Tensor:
         weight = base.read()
         return (weight.float() + scale * (second.read().float() @ first.read().float())).to(
             weight.dtype
         )
 
-    return Lazy(base.shape, base.dtype, read)
+    return LazyTensor(base.shape, base.dtype, read)
 
 
 def _scale(folder: Path) -> float:
     """How often the adapters count, from the file that verl writes beside its shards."""
-    for name in ("lora_train_meta.json", f"lora_adapter/{lora.CONFIG}"):
+    for name in ("lora_train_meta.json", f"lora_adapter/{lora.CONFIG_FILE}"):
         if (folder / name).is_file():
             settings: dict[str, Any] = json.loads((folder / name).read_text())
             if settings.get("r") and settings.get("lora_alpha"):
@@ -238,10 +240,10 @@ def _expected(beside: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]
 
 
 def fitting(
-    weights: Mapping[str, Lazy],
+    weights: Mapping[str, LazyTensor],
     expected: tuple[dict[str, tuple[int, ...]], dict[str, str]],
     folder: Path,
-) -> dict[str, Lazy]:
+) -> dict[str, LazyTensor]:
     """The weights a stock folder holds, in the model's order; each of the others is named. A tied head must equal what it is tied to."""
     shapes, tied = expected
     out = {name: weights[name] for name in shapes if name in weights}

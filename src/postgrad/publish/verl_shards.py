@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from postgrad.errors import ConfigError
-from postgrad.model.weights import Lazy
+from postgrad.model.weights import LazyTensor
 
 SHARD = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")
 WRAPPERS = (
@@ -175,7 +175,7 @@ def shard_files(folder: Path) -> list[Path]:
 # ---- merging
 
 
-def merged(folder: Path) -> dict[str, Lazy]:
+def merged(folder: Path) -> dict[str, LazyTensor]:
     """Every weight of the checkpoint by name, put together when it is read. Raises ConfigError that names what does not fit."""
     files = shard_files(folder)
     states = [read_shard(file) for file in files]
@@ -185,7 +185,7 @@ def merged(folder: Path) -> dict[str, Lazy]:
             raise ConfigError(
                 f"{file} and {files[0].name} have different weights; {odd!r} is in only one of them"
             )
-    out: dict[str, Lazy] = {}
+    out: dict[str, LazyTensor] = {}
     for name in states[0]:
         parts = [state[name] for state in states]
         out[plain_name(name)] = _lazy(folder, name, parts)
@@ -198,7 +198,7 @@ def plain_name(name: str) -> str:
     return name
 
 
-def _lazy(folder: Path, name: str, parts: list[Any]) -> Lazy:
+def _lazy(folder: Path, name: str, parts: list[Any]) -> LazyTensor:
     where = f"{folder}: {name}"
     kinds = {
         ("dtensor" if hasattr(p, "_spec") else "sharded") if isinstance(p, Part) else "plain"
@@ -211,7 +211,7 @@ def _lazy(folder: Path, name: str, parts: list[Any]) -> Lazy:
     return _from_dtensors(where, parts) if kinds == {"dtensor"} else _from_sharded(where, parts)
 
 
-def _replicated(where: str, parts: list[Tensor]) -> Lazy:
+def _replicated(where: str, parts: list[Tensor]) -> LazyTensor:
     if len({(tuple(p.shape), p.dtype) for p in parts}) > 1:
         raise ConfigError(
             f"{where} has different shapes on different ranks and does not say how it was cut"
@@ -222,10 +222,10 @@ def _replicated(where: str, parts: list[Tensor]) -> Lazy:
             raise ConfigError(f"{where} differs between ranks and does not say how it was cut")
         return parts[0]
 
-    return Lazy(tuple(parts[0].shape), parts[0].dtype, read)
+    return LazyTensor(tuple(parts[0].shape), parts[0].dtype, read)
 
 
-def _from_dtensors(where: str, parts: list[Any]) -> Lazy:
+def _from_dtensors(where: str, parts: list[Any]) -> LazyTensor:
     spec = parts[0]._spec
     shape = tuple(_attribute(spec.tensor_meta, "shape", 0))
     names = (
@@ -251,7 +251,7 @@ def _from_dtensors(where: str, parts: list[Any]) -> Lazy:
     return _joined(where, shape, int(_attribute(rule[0], "dim", 0)), local)
 
 
-def _from_sharded(where: str, parts: list[Any]) -> Lazy:
+def _from_sharded(where: str, parts: list[Any]) -> LazyTensor:
     metadata = parts[0]._metadata
     shape = tuple(_attribute(metadata, "size", 1))
     pieces: dict[tuple[int, ...], Tensor] = {}
@@ -271,7 +271,7 @@ def _from_sharded(where: str, parts: list[Any]) -> Lazy:
     )
 
 
-def _joined(where: str, shape: tuple[int, ...], dim: int, parts: list[Tensor]) -> Lazy:
+def _joined(where: str, shape: tuple[int, ...], dim: int, parts: list[Tensor]) -> LazyTensor:
     real = [p for p in parts if p.numel()] or parts[:1]  # a rank beyond the last row holds nothing
     kinds = {p.dtype for p in parts}
     if len(kinds) > 1:
@@ -283,7 +283,7 @@ def _joined(where: str, shape: tuple[int, ...], dim: int, parts: list[Tensor]) -
     if sum(found) != shape[dim] or any(other != shape[:dim] + shape[dim + 1 :] for other in others):
         sizes = ", ".join(str(tuple(p.shape)) for p in parts)
         raise ConfigError(f"{where} should be {shape}, but its parts are {sizes}")
-    return Lazy(shape, parts[0].dtype, lambda: torch.cat(real, dim=dim))
+    return LazyTensor(shape, parts[0].dtype, lambda: torch.cat(real, dim=dim))
 
 
 def _described(rule: tuple[Any, ...]) -> list[tuple[str, Any]]:

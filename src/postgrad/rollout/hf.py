@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from postgrad.config.schema import RolloutConfig
-from postgrad.model.load import Loaded, stop_ids
+from postgrad.model.load import stop_ids
+from postgrad.model.loaded import Loaded
 from postgrad.rollout.engine import (
     Completion,
     Request,

@@ -16,7 +16,8 @@ from torch import Tensor
 from postgrad.config.schema import Config
 from postgrad.errors import ConfigError, RunError
 from postgrad.model.device import DTYPES, choose_device, free_memory_bytes
-from postgrad.model.load import Loaded, resolve, stop_ids
+from postgrad.model.load import resolve_path, stop_ids
+from postgrad.model.loaded import Loaded
 from postgrad.model.lora import is_adapter
 from postgrad.rollout.engine import Completion, Request, Sampling, check_room, limit_of
 from postgrad.rollout.stops import StopStrings
@@ -84,7 +85,7 @@ class VllmEngine:
     def _start(self, config: Config, room: int) -> Any:
         from vllm import LLM  # type: ignore[import-not-found]
 
-        path = resolve(config.model.path, config.seed)
+        path = resolve_path(config.model.path, config.seed)
         if path.endswith(".gguf") or is_adapter(path):
             kind = "a GGUF file" if path.endswith(".gguf") else "an adapter"
             raise ConfigError(

@@ -16,7 +16,7 @@ from postgrad.model.device import (
     DTYPES,
     choose_device,
     choose_dtype,
-    likes_large_passes,
+    has_own_memory,
     total_memory_bytes,
 )
 from postgrad.model.load import load
@@ -128,13 +128,13 @@ def load_served(
     if context > engine.max_context:
         raise ConfigError(f"--context {context} is more than the model's {engine.max_context}")
     context = context or engine.max_context
-    memory = engine.cache_bytes() if likes_large_passes(device) else total_memory_bytes(device) // 4
+    memory = engine.cache_bytes() if has_own_memory(device) else total_memory_bytes(device) // 4
     fits = memory // share // (context * token_bytes(loaded.model, config.dtype))
     if fits < 1:
         raise ConfigError(
             f"the cache of one row of {context} tokens does not fit the memory; give a smaller --context"
         )
-    rows = min(rows or (LARGE_ROWS if likes_large_passes(device) else ROWS), fits)
+    rows = min(rows or (LARGE_ROWS if has_own_memory(device) else ROWS), fits)
     return Served(
         name, config.path, loaded.tokenizer, Worker(engine, rows, context, queue, stopping)
     )

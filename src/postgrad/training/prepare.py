@@ -15,8 +15,8 @@ from postgrad.errors import ConfigError
 from postgrad.methods.base import Method
 from postgrad.methods.support.judging import check_judge, check_judge_used, check_references
 from postgrad.model.device import choose_device, choose_dtype, is_gpu, probe_threads
-from postgrad.model.load import load_tokenizer, model_config, model_width
-from postgrad.model.passes.layout import default_budget
+from postgrad.model.load import load_tokenizer, model_config, model_hidden_size
+from postgrad.model.passes.layout import default_token_budget
 from postgrad.rollout.tools import open_toolbox
 from postgrad.rollout.turns import Turns
 from postgrad.training import trackers as mirror
@@ -58,7 +58,7 @@ def resolve(config: Config) -> Config:
     config.model.dtype = choose_dtype(config.model.dtype, device)
     if config.model.threads == 0:
         config.model.threads = probe_threads(
-            model_width(config.model, config.seed), config.model.dtype
+            model_hidden_size(config.model, config.seed), config.model.dtype
         )
         if config.cluster.backend == "ray":  # the workers of one machine share its cores
             cluster = config.cluster
@@ -69,7 +69,9 @@ def resolve(config: Config) -> Config:
     launched = bool(
         config.model.lora.rank or config.model.activation_checkpointing
     )  # see model/passes/captured.py
-    config.training.token_budget = config.training.token_budget or default_budget(device, launched)
+    config.training.token_budget = config.training.token_budget or default_token_budget(
+        device, launched
+    )
     if config.rollout.max_rows == 0:
         config.rollout.max_rows = 256 if device.type == "cpu" else 2048
     config.rollout.stop = stop_strings(config.rollout.stop, config.data.prompt_style)

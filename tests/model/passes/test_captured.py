@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from postgrad.model.passes.captured import rounded_up
-from postgrad.model.passes.packing import lone_tiles, num_tiles
+from postgrad.model.passes.packing import num_tiles, padding_tiles
 
 PROGRAM = """
 import sys
@@ -21,8 +21,8 @@ sys.path.insert(0, sys.argv[2])
 from world import config_of, random_batch
 from postgrad.config.schema import ModelConfig
 from postgrad.model.passes import captured as recorded
-from postgrad.model.passes.kernels.blocks import install
-from postgrad.model.passes.layout import make_packed
+from postgrad.model.passes.kernels.install import install_kernels
+from postgrad.model.passes.layout import make_packed_micro_batches
 from postgrad.model.load import load
 from postgrad.model.policy import LocalPolicy
 from postgrad.model.views import FULL, after
@@ -47,19 +47,19 @@ from postgrad.methods import find_method
 found = []
 for played in (False, True):
     loaded = load(ModelConfig(path=sys.argv[1], dtype="float32"), torch.device("cpu"))
-    install(loaded.model)
+    install_kernels(loaded.model)
     config = config_of("grpo", sys.argv[1])
     policy = LocalPolicy(config, loaded, find_method("grpo")(config))
-    recorder = policy.recorder
+    graph_cache = policy.graph_cache
     if played:
         recorded.can_record = lambda model: True
-        recorder = policy.recorder = recorded.Recorder(policy.model, policy.optimizer.masters_by_id())
+        graph_cache = policy.graph_cache = recorded.GraphCache(policy.model, policy.optimizer.masters_by_id())
     numbers = []
     for view, seed in ((FULL, 1), (after(1), 3), (FULL, 1)):
         policy._freeze_above(view)
         batch = random_batch(seed, groups=2, samples=2, longest_prompt=3, longest=4)
-        for micro in make_packed(batch, 12):
-            assert recorder.takes(micro) == played
+        for micro in make_packed_micro_batches(batch, 12):
+            assert graph_cache.takes(micro) == played
             targets = batch.response.values[batch.response.positions(torch.tensor(micro.rows))]
             if len(numbers) == 0:
                 with torch.no_grad():
@@ -72,7 +72,7 @@ for played in (False, True):
         policy.optimizer.adam.zero_grad(set_to_none=True)
     found.append(numbers)
     if played:
-        assert len(recorder.recordings) >= 3
+        assert len(graph_cache.recordings) >= 3
 assert len(found[0]) == len(found[1])
 for a, b in zip(*found, strict=True):
     torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
@@ -95,7 +95,7 @@ def test_played_passes_give_the_gradients_of_plain_ones(tiny):
 
 
 def test_padding_is_covered_once_and_sees_only_its_own_tile():
-    packing = lone_tiles(100, 300, 6, torch.device("cpu"))
+    packing = padding_tiles(100, 300, 6, torch.device("cpu"))
     covered = [at for first, end, *_ in packing.query_tiles.tolist() for at in range(first, end)]
     assert covered == list(range(100, 300))
     for first, end, own, shared, shared_end in packing.query_tiles.tolist():

@@ -11,7 +11,7 @@ from world import config_of, random_batch, rows_of, stock_model, stock_outputs
 from postgrad.cluster.host import build_host
 from postgrad.config.schema import ModelConfig
 from postgrad.model.load import load
-from postgrad.model.passes.layout import make_micro_batches
+from postgrad.model.passes.layout import make_padded_micro_batches
 from postgrad.model.policy import LocalPolicy
 from postgrad.types import Batch, Trajectory
 
@@ -72,7 +72,7 @@ def test_log_probs_and_entropy_equal_the_stock_models_own(model_folder):
     logprobs, entropy = stock_outputs(stock_model(model_folder), batch, 0.8)
     torch.testing.assert_close(ours["logprobs"].double(), logprobs, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(ours["entropy"].double(), entropy, rtol=1e-5, atol=1e-5)
-    bundled = [m for m in make_micro_batches(batch, 8192, 32) if m.mask is not None]
+    bundled = [m for m in make_padded_micro_batches(batch, 8192, 32) if m.mask is not None]
     assert bundled, "the test must see bundles"
 
 
@@ -103,7 +103,7 @@ def test_neighbors_in_a_bundle_do_not_see_each_other(tiny):
     with_another = Batch.of(
         [first, Trajectory("a", prompt, [15, 14, 13], index=1), Trajectory("b", [9, 9, 9], [3])]
     )
-    micro = make_micro_batches(with_one, 8192, 32)
+    micro = make_padded_micro_batches(with_one, 8192, 32)
     assert any(m.mask is not None for m in micro)
     torch.testing.assert_close(
         policy_logprobs(tiny, with_one)[:4],
@@ -126,8 +126,8 @@ def test_empty_responses_are_left_out_and_cost_nothing(tiny):
         [Trajectory("a", [1, 2], []), Trajectory("b", [1, 2], [3, 4]), Trajectory("c", [5], [])]
     )
     assert policy_logprobs(tiny, batch).shape == (2,)
-    assert [m.rows for m in make_micro_batches(batch, 100, 32)] == [[1]]
-    assert make_micro_batches(batch.select([0, 2]), 100, 32) == []
+    assert [m.rows for m in make_padded_micro_batches(batch, 100, 32)] == [[1]]
+    assert make_padded_micro_batches(batch.select([0, 2]), 100, 32) == []
 
 
 @settings(max_examples=60, deadline=None)
@@ -136,7 +136,7 @@ def test_every_row_once_within_the_budget_and_units_in_one_piece(seed, budget, w
     batch = random_batch(seed, groups=5, samples=4)
     draw = random.Random(seed)
     row_groups = [draw.randrange(4) for _ in range(len(batch))] if paired else None
-    micros = make_micro_batches(batch, budget, width, row_groups)
+    micros = make_padded_micro_batches(batch, budget, width, row_groups)
     assert sorted(row for m in micros for row in m.rows) == list(range(len(batch)))
     for micro in micros:
         units = {row_groups[row] for row in micro.rows} if row_groups else set()
@@ -173,8 +173,8 @@ def test_sharing_is_refused_where_it_would_cost_more_than_it_saves():
     long_prompt = Batch.of(
         [Trajectory("a", list(range(400)), [1, 2, 3], index=i) for i in range(3)]
     )
-    assert sum(len(m.ids) for m in make_micro_batches(short_prompt, 10**6, 8)) == 3
-    assert sum(len(m.ids) for m in make_micro_batches(long_prompt, 10**6, 8)) == 1
+    assert sum(len(m.ids) for m in make_padded_micro_batches(short_prompt, 10**6, 8)) == 3
+    assert sum(len(m.ids) for m in make_padded_micro_batches(long_prompt, 10**6, 8)) == 1
 
 
 def test_activation_checkpointing_changes_neither_log_probs_nor_gradients(tiny):

@@ -7,7 +7,7 @@ from postgrad.model.passes.row_attention import make_spread, spread_attention
 
 
 def segments_of(bundles):
-    """Segments as layout.make_packed lays them out: (shared length, own lengths) of each bundle."""
+    """Segments as layout.make_packed_micro_batches lays them out: (shared length, own lengths) of each bundle."""
     out, at = [], 0
     for shared, owns in bundles:
         begin, end = at, at + shared + sum(owns)

@@ -48,7 +48,7 @@ def attention(
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
         if isinstance(packing, Spread):
             return spread_attention(q, k, v, packing, scaling)[None], None
-        from postgrad.model.passes.kernels.attention import packed_attention
+        from postgrad.model.passes.kernels.packed_attention import packed_attention
 
         return packed_attention(q, k, v, packing, scaling or query.shape[-1] ** -0.5)[None], None
     batch, heads, length, width = query.shape

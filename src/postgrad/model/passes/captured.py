@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from postgrad.errors import RunError
-from postgrad.model.device import capture_graphs, captures_graphs
+from postgrad.model.device import capture_graphs, supports_graph_capture
 from postgrad.model.lora import adapter_parameters
-from postgrad.model.passes.layout import MicroBatch, takes_packed
-from postgrad.model.passes.packing import Packing, lone_tiles, num_tiles
-from postgrad.model.views import View, embedded, hidden_states, through_blocks
+from postgrad.model.passes.layout import MicroBatch, supports_packing
+from postgrad.model.passes.packing import Packing, num_tiles, padding_tiles
+from postgrad.model.views import View, embed, hidden_states, run_blocks
 
 MOST_WORK = 2e12  # operations of one block in a pass; above it the device is busy anyway, and its memory is better left free
 MOST_RECORDINGS = 16
@@ -57,7 +57,7 @@ class GraphCache:
         """What hidden_states gives, and rows of padding after it. It lasts until the next pass."""
         assert isinstance(micro.packing, Packing)
         recording = self.recording(micro.num_tokens, len(micro.packing.query_tiles), view)
-        hidden, cos, sin = embedded(self.model, micro.ids, micro.positions)
+        hidden, cos, sin = embed(self.model, micro.ids, micro.positions)
         recording.take(cos, sin, micro.packing)
         self.serial += 1
         if torch.is_grad_enabled():
@@ -111,17 +111,17 @@ class CapturedPass:
 
     def __init__(
         self,
-        recorder: GraphCache,
+        graph_cache: GraphCache,
         tokens: int,
         tiles: int,
         view: View,
         trained: list[Tensor] | None,
     ) -> None:
-        model, self.trained = recorder.model, trained or []
+        model, self.trained = graph_cache.model, trained or []
         nothing = torch.zeros(1, tokens, dtype=torch.int64, device=next(model.parameters()).device)
         with torch.no_grad():
-            self.hidden, self.cos, self.sin = (x.clone() for x in embedded(model, nothing, nothing))
-        self.packing = lone_tiles(0, tokens, tiles, nothing.device)
+            self.hidden, self.cos, self.sin = (x.clone() for x in embed(model, nothing, nothing))
+        self.packing = padding_tiles(0, tokens, tiles, nothing.device)
         # The output needs a gradient, whether or not the embedding learns.
         self.anchor = torch.zeros((), device=nothing.device, requires_grad=True)
         self.grad_out, self.grad_in = torch.zeros_like(self.hidden), torch.zeros_like(self.hidden)
@@ -129,7 +129,7 @@ class CapturedPass:
         live: list[Tensor] = []  # with its graph, from a forward pass to its backward pass
 
         def forward() -> None:
-            live[:] = [through_blocks(model, self.hidden, (self.cos, self.sin), view, self.packing)]
+            live[:] = [run_blocks(model, self.hidden, (self.cos, self.sin), view, self.packing)]
             self.out = live[0].detach()
 
         def backward() -> None:
@@ -140,26 +140,26 @@ class CapturedPass:
             self.grad_in.copy_(grads[0])
             for p, grad in zip(self.trained, grads[1:], strict=True):
                 if grad is not None:
-                    recorder.sum_of(p).add_(
+                    graph_cache.sum_of(p).add_(
                         grad
                     )  # on the trial run before the recording these are zeros
 
         for p in self.trained:
-            recorder.sum_of(p)
+            graph_cache.sum_of(p)
         with torch.set_grad_enabled(trained is not None):
             self.hidden.requires_grad_(trained is not None)
             self.graphs = capture_graphs(
-                [forward] if trained is None else [forward, backward], recorder.pool
+                [forward] if trained is None else [forward, backward], graph_cache.pool
             )
         live.clear()
-        recorder.pool = recorder.pool or self.graphs[0].pool()
+        graph_cache.pool = graph_cache.pool or self.graphs[0].pool()
 
     def take(self, cos: Tensor, sin: Tensor, packing: Packing) -> None:
         """The pass's positions and tiles; what is left over is padding."""
         tokens, size, tiles = cos.shape[1], self.cos.shape[1], len(packing.query_tiles)
         self.cos[:, :tokens].copy_(cos)
         self.sin[:, :tokens].copy_(sin)
-        rest = lone_tiles(tokens, size, len(self.packing.query_tiles) - tiles, cos.device)
+        rest = padding_tiles(tokens, size, len(self.packing.query_tiles) - tiles, cos.device)
         torch.cat([packing.query_tiles, rest.query_tiles], out=self.packing.query_tiles)
         torch.cat([packing.key_tiles, rest.key_tiles], out=self.packing.key_tiles)
 
@@ -179,30 +179,30 @@ class CapturedPass:
 class _Played(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, anchor: Tensor, hidden: Tensor, recording: CapturedPass, recorder: GraphCache
+        ctx: Any, anchor: Tensor, hidden: Tensor, recording: CapturedPass, graph_cache: GraphCache
     ) -> Tensor:
-        ctx.recording, ctx.recorder, ctx.serial, ctx.tokens = (
+        ctx.recording, ctx.graph_cache, ctx.serial, ctx.tokens = (
             recording,
-            recorder,
-            recorder.serial,
+            graph_cache,
+            graph_cache.serial,
             hidden.shape[1],
         )
         return recording.play(hidden).detach()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        if ctx.serial != ctx.recorder.serial:
+        if ctx.serial != ctx.graph_cache.serial:
             raise RunError(
                 "a backward pass came after another forward pass had begun; passes are made one after the other"
             )
-        ctx.recorder.open_sums(ctx.recording.trained)
+        ctx.graph_cache.open_sums(ctx.recording.trained)
         return None, ctx.recording.replay(grads[0])[:, : ctx.tokens], None, None
 
 
-def pass_states(model: Any, micro: MicroBatch, view: View, recorder: GraphCache) -> Tensor:
+def pass_states(model: Any, micro: MicroBatch, view: View, graph_cache: GraphCache) -> Tensor:
     """(bundles, length, width) states of a pass that the head reads: played from a recording where there can be one."""
-    if recorder.takes(micro):
-        return recorder.states(micro, view)
+    if graph_cache.takes(micro):
+        return graph_cache.states(micro, view)
     return hidden_states(model, micro.ids, micro.positions, micro.mask, view, micro.packing)
 
 
@@ -210,8 +210,8 @@ def can_record(model: Any) -> bool:
     """Whether the model's passes can be recorded: kernels that need no host in between, and weights that stay where they are."""
     parameters = list(model.parameters())
     if (
-        not captures_graphs(parameters[0].device)
-        or not takes_packed(model)
+        not supports_graph_capture(parameters[0].device)
+        or not supports_packing(model)
         or hasattr(parameters[0], "placements")
     ):
         return False  # a parameter with placements is divided over several processes and comes and goes

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from postgrad.model.device import has_kernels, keeps_digits, likes_large_passes
+from postgrad.model.device import has_float32_accumulation, has_own_memory, supports_triton
 
 CACHE_ELEMENTS = 1 << 19  # 2 MiB in float32: what a CPU core's own cache holds
 CHUNK_ELEMENTS = {
@@ -39,7 +39,7 @@ def token_outputs(
 
     `sum_squares` carries no gradient. `chunk` is tokens at a time, by default what CHUNK_ELEMENTS holds.
     """
-    chunk = chunk or max(1, CHUNK_ELEMENTS[likes_large_passes(hidden.device)] // weight.shape[0])
+    chunk = chunk or max(1, CHUNK_ELEMENTS[has_own_memory(hidden.device)] // weight.shape[0])
     return TokenOutputs(*_TokenOutputs.apply(hidden, weight, targets, temperature, chunk))  # type: ignore[misc]
 
 
@@ -48,20 +48,22 @@ class _TokenOutputs(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        wide = widen(weight)
+        wide = upcast_head(weight)
         logprobs, entropy, squares, lse = (
             torch.empty(len(hidden), dtype=_wide(hidden), device=hidden.device) for _ in range(4)
         )
         for start in range(0, len(hidden), chunk):
             part = slice(start, start + chunk)
             if _by_kernel(hidden):
-                from postgrad.model.passes.kernels.head import summary
+                from postgrad.model.passes.kernels.logprobs import logprob_forward
 
-                found = summary(wide_logits(hidden[part], wide).float(), targets[part], temperature)
+                found = logprob_forward(
+                    upcast_logits(hidden[part], wide).float(), targets[part], temperature
+                )
                 logprobs[part], entropy[part], squares[part], lse[part] = found
                 continue
             logits = _logits(hidden[part], wide, temperature)
-            for rows in in_cache(logits):
+            for rows in cache_sized_slices(logits):
                 found = _summary(logits[rows], targets[part][rows])
                 logprobs[part][rows], entropy[part][rows], squares[part][rows], lse[part][rows] = (
                     found
@@ -76,7 +78,7 @@ class _TokenOutputs(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         grad_logprobs, grad_entropy, _ = grads
         hidden, weight, targets, lse, entropy = ctx.saved_tensors
-        wide = widen(weight)
+        wide = upcast_head(weight)
         grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         grad_weight = (
             torch.zeros_like(weight, dtype=_wide(weight)) if ctx.needs_input_grad[1] else None
@@ -111,7 +113,7 @@ class _TokenOutputs(torch.autograd.Function):
 
 def _by_kernel(hidden: Tensor) -> bool:
     """Whether the Triton kernels can be asked: on their device, and not where a pass is only simulated."""
-    return has_kernels(hidden.device) and type(hidden).__name__ != "FakeTensor"
+    return supports_triton(hidden.device) and type(hidden).__name__ != "FakeTensor"
 
 
 def _slope(
@@ -126,12 +128,12 @@ def _slope(
 ) -> Tensor:
     """(tokens, vocabulary) gradient of one chunk's logits: in the type of `hidden` where a kernel gives it, else wide."""
     if _by_kernel(hidden):
-        from postgrad.model.passes.kernels.head import grad_logits
+        from postgrad.model.passes.kernels.logprobs import logprob_backward
 
         by_logprob = torch.zeros_like(lse) if grad_logprobs is None else grad_logprobs.contiguous()
         by_entropy = None if grad_entropy is None else grad_entropy.contiguous()
-        logits = wide_logits(hidden, weight).float()
-        return grad_logits(
+        logits = upcast_logits(hidden, weight).float()
+        return logprob_backward(
             logits, targets, lse, entropy, by_logprob, by_entropy, temperature, hidden.dtype
         )
     out = _logits(hidden, weight, temperature)
@@ -139,7 +141,7 @@ def _slope(
         torch.zeros_like(lse) if x is None else x / temperature
         for x in (grad_logprobs, grad_entropy)
     )
-    for rows in in_cache(out):
+    for rows in cache_sized_slices(out):
         log_p, onehot = out[rows].sub_(lse[rows, None]), by_logprob[rows, None]
         if grad_entropy is None:  # dlogp/dlogit = onehot - p
             log_p.exp_().mul_(-onehot)
@@ -154,14 +156,14 @@ def _slope(
 
 def _add_product(total: Tensor, g: Tensor, hidden: Tensor) -> None:
     """total += g.T @ hidden, with the products that the two have in the type of `hidden` and float32 sums."""
-    if hidden.dtype != torch.bfloat16 or keeps_digits(hidden.device):
+    if hidden.dtype != torch.bfloat16 or has_float32_accumulation(hidden.device):
         total += g.T @ hidden
         return
     with _bfloat16_products():
         total.addmm_(g.T, hidden.float())
 
 
-def in_cache(logits: Tensor) -> list[slice]:
+def cache_sized_slices(logits: Tensor) -> list[slice]:
     """Rows of the logits, as many at a time as stay in a core's cache while several operations pass over them."""
     step = (
         max(1, CACHE_ELEMENTS // logits.shape[-1])
@@ -192,21 +194,21 @@ def _wide(x: Tensor) -> torch.dtype:
 
 
 def _logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
-    logits = wide_logits(hidden, weight)
+    logits = upcast_logits(hidden, weight)
     return logits if temperature == 1.0 else logits.div_(temperature)
 
 
-def wide_logits(hidden: Tensor, weight: Tensor) -> Tensor:
+def upcast_logits(hidden: Tensor, weight: Tensor) -> Tensor:
     """hidden @ weight.T with every digit of the products kept: bfloat16 logits of size 20 would be off by up to 0.06 nats.
 
-    `weight` may come widened already (see widen), as an engine does once for many steps.
+    `weight` may come widened already (see upcast_head), as an engine does once for many steps.
     """
     if hidden.dtype != torch.bfloat16:
         return hidden @ weight.T
-    if keeps_digits(hidden.device):
+    if has_float32_accumulation(hidden.device):
         return torch.mm(hidden, weight.T, out_dtype=torch.float32)
     with _bfloat16_products():
-        return hidden.float() @ widen(weight).T
+        return hidden.float() @ upcast_head(weight).T
 
 
 @contextmanager
@@ -221,10 +223,10 @@ def _bfloat16_products() -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def widen(weight: Tensor) -> Tensor:
-    """The head in the type wide_logits multiplies in on this device."""
+def upcast_head(weight: Tensor) -> Tensor:
+    """The head in the type upcast_logits multiplies in on this device."""
     return (
         weight.float()
-        if weight.dtype == torch.bfloat16 and not keeps_digits(weight.device)
+        if weight.dtype == torch.bfloat16 and not has_float32_accumulation(weight.device)
         else weight
     )

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from postgrad.model.device import has_kernels, likes_large_passes, send
+from postgrad.model.device import copy_async, has_own_memory, supports_triton
 from postgrad.model.passes.packing import Packing, make_packing
 from postgrad.model.passes.row_attention import Segment, Spread, make_spread
 from postgrad.types import Batch
@@ -33,8 +33,10 @@ class MicroBatch:
     packing: Packing | Spread | None = None  # for one row of packed tokens
 
     def to(self, device: torch.device) -> "MicroBatch":
-        ids, positions, gather = (send(x, device) for x in (self.ids, self.positions, self.gather))
-        mask = None if self.mask is None else send(self.mask, device)
+        ids, positions, gather = (
+            copy_async(x, device) for x in (self.ids, self.positions, self.gather)
+        )
+        mask = None if self.mask is None else copy_async(self.mask, device)
         packing = None if self.packing is None else self.packing.to(device)
         return MicroBatch(self.rows, ids, positions, mask, gather, packing)
 
@@ -44,7 +46,7 @@ class MicroBatch:
         return self.ids.numel()
 
 
-def make_passes(
+def make_micro_batches(
     batch: Batch,
     token_budget: int,
     model: Any,
@@ -56,28 +58,28 @@ def make_passes(
     `device` is where the passes run, unless that is where the model's parameters lie.
     """
     where: torch.device = next(model.parameters()).device if device is None else device
-    budget = token_budget or default_budget(where)
-    if takes_packed(model) and (has_kernels(where) or where.type == "cpu"):
-        return make_packed(
-            batch, budget, row_groups, make_packing if has_kernels(where) else make_spread
+    budget = token_budget or default_token_budget(where)
+    if supports_packing(model) and (supports_triton(where) or where.type == "cpu"):
+        return make_packed_micro_batches(
+            batch, budget, row_groups, make_packing if supports_triton(where) else make_spread
         )
-    return make_micro_batches(
+    return make_padded_micro_batches(
         batch, budget, int(model.config.get_text_config().hidden_size), row_groups
     )
 
 
-def default_budget(device: torch.device, launched: bool = False) -> int:
+def default_token_budget(device: torch.device, launched: bool = False) -> int:
     """Tokens of a pass where training.token_budget is 0; more on a GPU where passes are launched kernel by kernel, not recorded."""
-    return 16384 if launched and likes_large_passes(device) else 8192
+    return 16384 if launched and has_own_memory(device) else 8192
 
 
-def takes_packed(model: Any) -> bool:
-    """Whether the model's attention understands a packing (see kernels/blocks.py)."""
+def supports_packing(model: Any) -> bool:
+    """Whether the model's attention understands a packing (see kernels/install.py)."""
     config = model.config.get_text_config()
     return config.model_type in PACKED_FAMILIES and not getattr(config, "use_sliding_window", False)
 
 
-def make_micro_batches(
+def make_padded_micro_batches(
     batch: Batch, token_budget: int, width: int, row_groups: Sequence[int] | None = None
 ) -> list[MicroBatch]:
     """Micro-batches that cover every row with a response once. `width` is the model's, to weigh attention against the rest.
@@ -102,7 +104,7 @@ def make_micro_batches(
     return out
 
 
-def make_packed(
+def make_packed_micro_batches(
     batch: Batch,
     token_budget: int,
     row_groups: Sequence[int] | None = None,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from postgrad.model.device import send
+from postgrad.model.device import copy_async
 
 BLOCK_M, BLOCK_N = (
     64,
@@ -26,7 +26,7 @@ class Packing:
     key_tiles: Tensor  # (tiles, 3): first and end of the tile, end of the tokens that may see it
 
     def to(self, device: torch.device) -> "Packing":
-        return Packing(send(self.query_tiles, device), send(self.key_tiles, device))
+        return Packing(copy_async(self.query_tiles, device), copy_async(self.key_tiles, device))
 
 
 def make_packing(segments: list[tuple[int, int, int, int, int]]) -> Packing:
@@ -49,7 +49,7 @@ def num_tiles(tokens: int) -> int:
     return -(-tokens // BLOCK_M)
 
 
-def lone_tiles(start: int, end: int, tiles: int, device: torch.device) -> Packing:
+def padding_tiles(start: int, end: int, tiles: int, device: torch.device) -> Packing:
     """As many tiles, of which the first cover start..end with tokens that see nobody beyond their tile, and the others nothing."""
     first = (start + BLOCK_M * torch.arange(tiles, dtype=torch.int32, device=device)).clamp_(
         max=end

@@ -1,6 +1,6 @@
 """One decode step of a Llama-like model over paged keys and values, captured as CUDA graphs.
 
-The weights are the trainer's own, those that are read at once joined as kernels/blocks.py does, so nothing is copied when the trainer
+The weights are the trainer's own, those that are read at once fused as kernels/install.py does, so nothing is copied when the trainer
 moves them. The state of all rows lies on the device; a replayed graph reads the
 last token of each row, writes its key and value, picks the next token and notes which rows have ended.
 """
@@ -16,11 +16,12 @@ import triton
 from torch import Tensor
 from torch.nn.functional import linear
 
-from postgrad.model.device import capture_graph, captures_graphs
-from postgrad.model.lora import base_layer, with_additions
-from postgrad.model.passes.head import wide_logits
-from postgrad.model.passes.kernels.attention import EXACT, LOG2E, instructions
-from postgrad.model.passes.kernels.blocks import gate
+from postgrad.model.device import capture_graph, supports_graph_capture
+from postgrad.model.lora import add_lora_outputs, base_layer
+from postgrad.model.passes.head import upcast_logits
+from postgrad.model.passes.kernels import NO_FP_FUSION
+from postgrad.model.passes.kernels.packed_attention import LOG2E, warp_config
+from postgrad.model.passes.kernels.swiglu import swiglu_forward
 from postgrad.model.passes.layout import PACKED_FAMILIES
 from postgrad.model.passes.packing import BLOCK_N as PAGE
 from postgrad.model.passes.packing import CHUNK
@@ -65,11 +66,11 @@ class Layer:
     def __init__(self, block: Any) -> None:
         attention, mlp = block.self_attn, block.mlp
         self.qkv, self.inwards = (
-            attention.joined,
+            attention.fused_params,
             [attention.q_proj, attention.k_proj, attention.v_proj],
         )
         self.out = attention.o_proj
-        self.gate_up, self.gates = mlp.joined, [mlp.gate_proj, mlp.up_proj]
+        self.gate_up, self.gates = mlp.fused_params, [mlp.gate_proj, mlp.up_proj]
         self.down = mlp.down_proj
         self.norm_in, self.norm_post = block.input_layernorm, block.post_attention_layernorm
         self.q_norm, self.k_norm = (
@@ -81,7 +82,7 @@ class Layer:
 def project(module: Any, x: Tensor) -> Tensor:
     """x through one linear layer and the adapter it may have."""
     plain = base_layer(module)
-    return with_additions(linear(x, plain.weight, plain.bias), [module], x)
+    return add_lora_outputs(linear(x, plain.weight, plain.bias), [module], x)
 
 
 class Decoder:
@@ -148,7 +149,7 @@ class Decoder:
 
     def run(self, rows: int, steps: int, temperature: float) -> None:
         """Replay `steps` decode steps of the first `rows` rows; 0 is greedy."""
-        if not captures_graphs(self.device):  # the interpreter: no graphs
+        if not supports_graph_capture(self.device):  # the interpreter: no graphs
             for _ in range(steps):
                 self.step(rows, temperature)
             return
@@ -189,7 +190,7 @@ class Decoder:
                 by.variance_epsilon,
                 ADD=add,
                 BLOCK=wide,
-                **EXACT,
+                **NO_FP_FUSION,
             )
 
         norm(residual, self.layers[0].norm_in)
@@ -197,15 +198,17 @@ class Decoder:
             self.attend(
                 i,
                 layer,
-                with_additions(linear(normed, *layer.qkv), layer.inwards, normed),
+                add_lora_outputs(linear(normed, *layer.qkv), layer.inwards, normed),
                 query,
                 attended,
             )
             norm(project(layer.out, attended), layer.norm_post)
-            gated = gate(with_additions(linear(normed, *layer.gate_up), layer.gates, normed))
+            gated = swiglu_forward(
+                add_lora_outputs(linear(normed, *layer.gate_up), layer.gates, normed)
+            )
             following = self.layers[i + 1].norm_in if i + 1 < len(self.layers) else self.norm
             norm(project(layer.down, gated), following)
-        self.pick(wide_logits(normed, self.head).float(), temperature)
+        self.pick(upcast_logits(normed, self.head).float(), temperature)
 
     def attend(
         self, number: int, layer: Layer, qkv: Tensor, query: Tensor, attended: Tensor
@@ -216,16 +219,16 @@ class Decoder:
         if q_norm is not None:
             kernels.norm_heads[(rows, self.heads + self.key_heads)](
                 qkv, q_norm.weight, layer.k_norm.weight, q_norm.variance_epsilon, HEADS=self.heads, KEY_HEADS=self.key_heads,
-                D=self.width, BLOCK=triton.next_power_of_2(self.width), num_warps=4, **EXACT,
+                D=self.width, BLOCK=triton.next_power_of_2(self.width), num_warps=4, **NO_FP_FUSION,
             )  # fmt: skip
         kernels.place[(rows, self.heads + 2 * self.key_heads)](
             qkv, query, keys, values, self.table, self.state, self.room.rows, self.cos, self.sin, self.room.blocks,
-            **sizes, HALF=triton.next_power_of_2(self.width // 2), num_warps=1, **EXACT,
+            **sizes, HALF=triton.next_power_of_2(self.width // 2), num_warps=1, **NO_FP_FUSION,
         )  # fmt: skip
         parts, group, kind = (
             -(-self.room.blocks // CHUNK),
             self.heads // self.key_heads,
-            instructions(self.width),
+            warp_config(self.width),
         )
         wide: dict[str, Any] = {
             **sizes,
@@ -239,7 +242,7 @@ class Decoder:
         weights = acc.new_empty(*acc.shape[:-1], 2)
         kernels.attend[(rows, self.key_heads, parts)](
             query, keys, values, attended, acc, weights, self.table, self.state, self.room.rows, self.width**-0.5 * LOG2E,
-            self.room.blocks, **wide, M=kind.decode_rows, PRECISE=self.dtype == torch.float32, num_warps=kind.decode_warps, **EXACT,
+            self.room.blocks, **wide, M=kind.decode_rows, PRECISE=self.dtype == torch.float32, num_warps=kind.decode_warps, **NO_FP_FUSION,
         )  # fmt: skip
         if parts > 1:
             kernels.join_parts[(rows, self.key_heads)](
@@ -251,7 +254,7 @@ class Decoder:
                 **wide,
                 M=triton.next_power_of_2(group),
                 num_warps=1,
-                **EXACT,
+                **NO_FP_FUSION,
             )
 
     def pick(self, logits: Tensor, temperature: float) -> None:

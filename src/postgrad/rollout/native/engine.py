@@ -12,10 +12,11 @@ from torch import Tensor
 
 from postgrad.config.schema import RolloutConfig
 from postgrad.errors import RunError
-from postgrad.model.device import free_memory_bytes, has_kernels
-from postgrad.model.load import Loaded, stop_ids
+from postgrad.model.device import free_memory_bytes, supports_triton
+from postgrad.model.load import stop_ids
+from postgrad.model.loaded import Loaded
 from postgrad.model.passes.attention import prompt_mask
-from postgrad.model.passes.head import wide_logits, widen
+from postgrad.model.passes.head import upcast_head, upcast_logits
 from postgrad.rollout.engine import Completion, Request, Sampling, limit_of
 from postgrad.rollout.native.cache import Prefill, Slots
 from postgrad.rollout.native.sampling import BLOCK, RowRandom, pick_mixed
@@ -91,7 +92,7 @@ class NativeEngine:
         self.max_rows, self.cache_gib = config.max_rows or 256, config.cache_gib
         self.stop = torch.tensor(stop_ids(loaded), device=self.device)
         self.max_context = int(self.model.config.get_text_config().max_position_embeddings)
-        self.decoder = self._decoder() if has_kernels(self.device) else None
+        self.decoder = self._decoder() if supports_triton(self.device) else None
 
     def _decoder(self) -> "Decoder | None":
         """The captured decode step; models of another family take the plain path, and that is said once."""
@@ -146,7 +147,7 @@ class Run:
 
     def __init__(self, engine: NativeEngine, capacity: int, longest: int) -> None:
         self.engine, self.capacity = engine, capacity
-        self.head_weight = widen(engine.model.get_output_embeddings().weight)
+        self.head_weight = upcast_head(engine.model.get_output_embeddings().weight)
         self.slots = Slots(self.capacity, longest)
         self.to_prefill: deque[Job] = deque()
         self.waiting: deque[_Waiting] = deque()
@@ -197,7 +198,7 @@ class Run:
         return self.head(hidden)[:n]
 
     def head(self, hidden: Tensor) -> Tensor:
-        return wide_logits(hidden, self.head_weight).float()
+        return upcast_logits(hidden, self.head_weight).float()
 
     def sample(
         self, logits: Tensor, first: int = 0

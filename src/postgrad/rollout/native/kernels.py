@@ -11,8 +11,9 @@ in one int32 table, a column for each thing a row knows (see State in decoder.py
 import triton
 import triton.language as tl
 
-from postgrad.model.passes.kernels.attention import absorb, join_chunk
-from postgrad.model.passes.kernels.blocks import normed_row, rotated
+from postgrad.model.passes.kernels.packed_attention import merge_chunk, online_softmax_step
+from postgrad.model.passes.kernels.rms_norm import rms_norm_row
+from postgrad.model.passes.kernels.rotary import apply_rotary
 
 TOKEN, OWN, SHARED, BLOCKS, SLOT, LIMIT, ALIVE = (
     tl.constexpr(i) for i in range(7)
@@ -41,7 +42,7 @@ def add_norm(
         h = (h.to(tl.float32) + x.to(tl.float32)).to(kind)
         tl.store(residual_base + row * width + cols, h, mask=inside)
     weight = tl.load(weight_base + cols, mask=inside, other=0.0)
-    normed, _ = normed_row(h, weight, width, eps)
+    normed, _ = rms_norm_row(h, weight, width, eps)
     tl.store(normed_base + row * width + cols, normed.to(kind), mask=inside)
 
 
@@ -69,7 +70,7 @@ def norm_heads(
     inside = cols < D
     at = qkv_base + (row * (HEADS + 2 * KEY_HEADS) + head) * D + cols
     weight = tl.load((q_weight if head < HEADS else k_weight) + cols, mask=inside, other=0.0)
-    normed, _ = normed_row(tl.load(at, mask=inside, other=0.0), weight, D, eps)
+    normed, _ = rms_norm_row(tl.load(at, mask=inside, other=0.0), weight, D, eps)
     tl.store(at, normed.to(qkv_base.dtype.element_ty), mask=inside)
 
 
@@ -105,7 +106,7 @@ def place(
         sin_high = tl.load(sin_base + position * D + D // 2 + half, mask=inside, other=0.0).to(
             tl.float32
         )
-        new_low, new_high = rotated(low, high, cos_low, cos_high, sin_low, sin_high)
+        new_low, new_high = apply_rotary(low, high, cos_low, cos_high, sin_low, sin_high)
         target = (
             q_base + (row * HEADS + head) * D
             if head < HEADS
@@ -148,7 +149,9 @@ def attend(
         mask = inside[:, None] & (cols < D)[None, :]
         k = tl.load(k_pages + at, mask=mask, other=0.0)
         v = tl.load(v_pages + at, mask=mask, other=0.0)
-        acc, top, total = absorb(acc, top, total, q, k, v, inside[None, :], scale_log2, PRECISE)
+        acc, top, total = online_softmax_step(
+            acc, top, total, q, k, v, inside[None, :], scale_log2, PRECISE
+        )
     if PARTS == 1:
         out = out_base + (row * HEADS + key_head * group + member)[:, None] * D + cols[None, :]
         tl.store(out, (acc / total[:, None]).to(out_base.dtype.element_ty), mask=real)
@@ -183,7 +186,7 @@ def join_parts(
         chunk = tl.load(part_base + place[:, None] * D + cols[None, :], mask=real, other=0.0)
         chunk_top = tl.load(weight_base + place * 2, mask=member < group, other=0.0)
         chunk_total = tl.load(weight_base + place * 2 + 1, mask=member < group, other=1.0)
-        acc, top, total = join_chunk(acc, top, total, chunk, chunk_top, chunk_total)
+        acc, top, total = merge_chunk(acc, top, total, chunk, chunk_top, chunk_total)
     out = out_base + (row * HEADS + key_head * group + member)[:, None] * D + cols[None, :]
     tl.store(out, (acc / total[:, None]).to(out_base.dtype.element_ty), mask=real)
 

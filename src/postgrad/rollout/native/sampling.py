@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from postgrad.model.passes.head import in_cache
+from postgrad.model.passes.head import cache_sized_slices
 from postgrad.rollout.engine import Sampling
 
 BLOCK = 32  # uniforms drawn at a time for one row
@@ -32,7 +32,8 @@ def pick(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, 
     The log-prob is that of the whole distribution at the sampling temperature, also where a filter (top-p, top-k, min-p) is on.
     """
     tokens, logprobs = zip(
-        *(_pick(logits[rows], uniforms[rows], sampling) for rows in in_cache(logits)), strict=True
+        *(_pick(logits[rows], uniforms[rows], sampling) for rows in cache_sized_slices(logits)),
+        strict=True,
     )
     return torch.cat(tokens), torch.cat(logprobs)
 

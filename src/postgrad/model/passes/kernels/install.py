@@ -1,0 +1,78 @@
+"""Replaces forward methods of a stock transformers model by the Triton kernels.
+
+Parameter names, weights and checkpoints stay those of the stock model.
+"""
+
+from types import MethodType
+from typing import Any
+
+from torch import Tensor, nn
+from transformers.activations import SiLUActivation
+
+from postgrad.model.lora import add_lora_outputs
+from postgrad.model.passes.kernels.linear import fuse_linears, fused_linear
+from postgrad.model.passes.kernels.packed_attention import packed_attention
+from postgrad.model.passes.kernels.rms_norm import rms_norm
+from postgrad.model.passes.kernels.rotary import rotary
+from postgrad.model.passes.kernels.swiglu import swiglu, swiglu_down
+from postgrad.model.passes.packing import Packing
+
+ATTENTION_CLASSES = ("LlamaAttention", "Qwen2Attention", "Qwen3Attention")
+MLP_CLASSES = ("LlamaMLP", "Qwen2MLP", "Qwen3MLP")
+
+
+def install_kernels(model: nn.Module) -> None:
+    """Let the norms, MLPs and attention layers of a stock model compute with these kernels.
+
+    Modules of other classes are left as they are.
+    """
+    for module in model.modules():
+        class_name = type(module).__name__
+        if class_name.endswith("RMSNorm") and hasattr(module, "variance_epsilon"):
+            module.forward = MethodType(_norm_forward, module)
+        elif class_name in MLP_CLASSES and isinstance(module.act_fn, nn.SiLU | SiLUActivation):
+            module.fused_params = fuse_linears([module.gate_proj, module.up_proj])
+            module.forward = MethodType(_mlp_forward, module)
+        elif class_name in ATTENTION_CLASSES:
+            module.fused_params = fuse_linears([module.q_proj, module.k_proj, module.v_proj])
+            module.forward = MethodType(_attention_forward, module)
+
+
+def _norm_forward(module: Any, hidden_states: Tensor) -> Tensor:
+    return rms_norm(hidden_states, module.weight, module.variance_epsilon)
+
+
+def _attention_forward(
+    module: Any, hidden_states: Tensor, *args: Any, packing: Packing | None = None, **kwargs: Any
+) -> Any:
+    """Packed passes use fewer, larger kernels; other passes use the stock module's forward."""
+    if packing is None:
+        return type(module).forward(module, hidden_states, *args, **kwargs)
+    cos, sin = kwargs["position_embeddings"]
+    x = hidden_states[0]
+    projections = [module.q_proj, module.k_proj, module.v_proj]
+    qkv = add_lora_outputs(fused_linear(x, module.fused_params, projections), projections, x)
+    q, k, v = (
+        part.unflatten(1, (-1, module.head_dim))
+        for part in qkv.split([p.out_features for p in projections], dim=1)
+    )
+    if hasattr(module, "q_norm"):
+        q = module.q_norm(q)
+        k = module.k_norm(k)
+    q, k = rotary(q, k, cos[0], sin[0])
+    v = v.contiguous()  # otherwise autograd would keep all three projections for v
+    cache = kwargs.get("past_key_values")
+    if cache is not None:
+        cache.update(k.transpose(0, 1)[None], v.transpose(0, 1)[None], module.layer_idx)
+    out = packed_attention(q, k, v, packing, module.scaling)
+    return module.o_proj(out.view(1, len(x), -1)), None
+
+
+def _mlp_forward(module: Any, hidden_states: Tensor) -> Tensor:
+    x = hidden_states.reshape(-1, hidden_states.shape[-1])
+    projections = [module.gate_proj, module.up_proj]
+    gate_up = add_lora_outputs(fused_linear(x, module.fused_params, projections), projections, x)
+    down = module.down_proj
+    if type(down) is not nn.Linear:  # an adapter's layer adds its own output
+        return down(swiglu(gate_up)).view(hidden_states.shape)
+    return swiglu_down(gate_up, down.weight, down.bias).view(hidden_states.shape)

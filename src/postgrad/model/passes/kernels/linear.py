@@ -1,0 +1,67 @@
+"""Several linear layers of one input, computed as one matrix product."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from postgrad.model.lora import base_layer
+
+FusedParams = tuple[Tensor, Tensor | None]  # weight and bias of several layers, concatenated
+
+
+class _FusedLinear(torch.autograd.Function):
+    """One product for several linear layers; the gradient goes to each layer's own parameters."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *parameters: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.sizes = [len(p) for p in parameters if p.dim() == 2]
+        ctx.has_bias = bias is not None
+        return linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        x, weight = ctx.saved_tensors
+        grad = grads[0]
+        dx = grad @ weight if ctx.needs_input_grad[0] else None
+        is_trained = any(ctx.needs_input_grad[3:])
+        no_grads = [None] * len(ctx.sizes)
+        dw = (grad.T @ x).split(ctx.sizes) if is_trained else no_grads
+        if not ctx.has_bias:
+            db = []
+        elif is_trained:
+            db = grad.sum(0).split(ctx.sizes)
+        else:
+            db = no_grads
+        return dx, None, None, *dw, *db
+
+
+def fuse_linears(modules: list[Any]) -> FusedParams:
+    """Concatenate the weights (and biases) of linear layers that read the same input.
+
+    The layers' parameters become views of the result, so the weights exist once in memory.
+    """
+    weight = _concatenate([module.weight for module in modules])
+    if modules[0].bias is None:
+        return weight, None
+    return weight, _concatenate([module.bias for module in modules])
+
+
+def _concatenate(parameters: list[Tensor]) -> Tensor:
+    fused = torch.cat([p.detach() for p in parameters])
+    views = fused.split([len(p) for p in parameters])
+    for p, view in zip(parameters, views, strict=True):
+        p.data = view
+    return fused
+
+
+def fused_linear(x: Tensor, fused: FusedParams, modules: list[Any]) -> Tensor:
+    """Return the modules' outputs for x (tokens, width), concatenated, without their adapters."""
+    layers = [base_layer(module) for module in modules]
+    weights = [layer.weight for layer in layers]
+    biases = [layer.bias for layer in layers if layer.bias is not None]
+    return _FusedLinear.apply(x, *fused, *weights, *biases)  # type: ignore[return-value]
