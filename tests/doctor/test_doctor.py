@@ -45,7 +45,7 @@ def test_doctor_says_what_is_there(
         count_calls(monkeypatch, doctor.probe, "matmul_rate"),
         count_calls(monkeypatch, doctor, "choose_dtype"),
         count_calls(monkeypatch, doctor, "probe_threads"),
-        count_calls(monkeypatch, doctor, "hub_answers"),
+        count_calls(monkeypatch, doctor, "hub_is_reachable"),
     ]
     assert main(["doctor"]) == 0
     assert [len(made) for made in calls] == [len(doctor.DTYPES), 1, 1, 1]

@@ -127,7 +127,7 @@ class MetricAccumulator:
         }
 
     @staticmethod
-    def joined(parts: Sequence[dict[str, dict[str, float]]]) -> "MetricAccumulator":
+    def merge(parts: Sequence[dict[str, dict[str, float]]]) -> "MetricAccumulator":
         """One tally of several that saw different rows."""
         out = MetricAccumulator()
         for part in parts:

@@ -26,7 +26,8 @@ def install_kernels(model: nn.Module) -> None:
 
     Modules of other classes are left as they are.
     """
-    for module in model.modules():
+    modules: list[Any] = list(model.modules())
+    for module in modules:
         class_name = type(module).__name__
         if class_name.endswith("RMSNorm") and hasattr(module, "variance_epsilon"):
             module.forward = MethodType(_norm_forward, module)
