@@ -11,7 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 
 def letters_tokenizer() -> PreTrainedTokenizerFast:
-    """Return a tokenizer with one token per character and a BOS before every text."""
+    """Returns a tokenizer with one token per character and a BOS before every text."""
     vocabulary = {token: i for i, token in enumerate([*string.printable, "<s>", "</s>"])}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="?"))
     tokenizer.pre_tokenizer = Split("", "isolated")

@@ -24,12 +24,12 @@ def letters() -> PreTrainedTokenizerFast:
 
 
 def draw(function, *shape):
-    """Return a random tensor drawn with seed 42, as in the assignment's fixtures."""
+    """Returns a random tensor drawn with seed 42, as in the assignment's fixtures."""
     return function(*shape, generator=torch.Generator().manual_seed(42))
 
 
 def fixture():
-    """Return log-probs, old log-probs, response mask, raw rewards and advantages of 2 rows."""
+    """Returns log-probs, old log-probs, response mask, raw rewards and advantages of 2 rows."""
     policy = draw(torch.randn, 2, 10)
     rewards = draw(torch.rand, 2, 1)
     mask = draw(torch.rand, 2, 10) > 0.5

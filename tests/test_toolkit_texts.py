@@ -69,7 +69,7 @@ def test_generations_have_rewards_lengths_and_means(letters, monkeypatch):
 
 
 def check_against_single_row(model, tokenizer, example):
-    """Compare with a slow reference: one row, no padding, one forward pass."""
+    """Compares with a slow reference: one row, no padding, one forward pass."""
     prompt = torch.tensor([tokenizer(example["prompt"])["input_ids"]])
     full = model.generate(
         prompt,
@@ -152,7 +152,7 @@ def test_training_mode_is_restored_after_a_failure(letters, monkeypatch):
 
 
 def documents() -> list[dict[str, str]]:
-    """Return five documents whose Alpaca texts have 2431 tokens, BOS and end included."""
+    """Returns five documents whose Alpaca texts have 2431 tokens, BOS and end included."""
     rows = [{"prompt": f"task {i} {{x}}", "response": "yes\n" * (i + 1)} for i in range(5)]
     template_length = len(f"{INTRO}\n\n### Instruction:\n\n\n### Response:\n") + 2
     lengths = [template_length + len(row["prompt"]) + len(row["response"]) for row in rows]
@@ -168,7 +168,7 @@ def jsonl(tmp_path) -> Path:
 
 
 def corpus(tokenizer) -> list[int]:
-    """Return the ids of all documents, concatenated in file order."""
+    """Returns the ids of all documents, concatenated in file order."""
     ids = []
     for row in documents():
         text = f"{INTRO}\n\n### Instruction:\n{row['prompt']}\n\n### Response:\n{row['response']}"
@@ -219,7 +219,7 @@ def test_shuffle_permutes_documents(letters, jsonl):
 
 
 def split(tokens, tokenizer) -> list[list[int]]:
-    """Return the documents of a token stream; each ends with its end token."""
+    """Returns the documents of a token stream; each ends with its end token."""
     parts = [[]]
     for token in tokens:
         parts[-1].append(token)

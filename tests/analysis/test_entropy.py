@@ -1,4 +1,4 @@
-"""`postgrad analyze entropy`: entropies against a slow reference through the stock model, boundary layer, figures, command."""
+"""`postgrad analyze entropy`: entropies against a slow reference, figures, the command."""
 
 import json
 import math
@@ -10,9 +10,9 @@ import pytest
 import torch
 from world import config_of, random_batch, rows_of, stock_model, stock_outputs, tree
 
-from postgrad.analysis.data import spread
+from postgrad.analysis.data import evenly_spaced
 from postgrad.analysis.entropy import boundary_layer, measure, state_entropy, stats, summarize
-from postgrad.analysis.figures import flow_points, ticks
+from postgrad.analysis.figures import flow_points, tick_layers
 from postgrad.cli.main import main
 from postgrad.errors import ConfigError
 from postgrad.model.load import load
@@ -21,23 +21,25 @@ from postgrad.model.tiny import tiny_tokenizer
 LAYERS = 3
 
 
-# ---- the entropy of a state
+# ---- entropy of a state
 
 
 @pytest.mark.parametrize(("tokens", "head"), [(1, 1), (2, 7), (3, 50), (512, 1 << 15)])
 @pytest.mark.parametrize("scale", [0.1, 1.0, 40.0])
-def test_chunks_do_not_change_the_entropy_and_it_is_categoricals(tokens, head, scale):
+def test_state_entropy_equals_categorical_for_any_chunk(tokens, head, scale):
     torch.manual_seed(0)
-    hidden, weight = torch.randn(5, 8) * scale, torch.randn(50, 8)
-    found = state_entropy(hidden, weight, tokens, head)
+    hidden = torch.randn(5, 8) * scale
+    weight = torch.randn(50, 8)
+    entropy = state_entropy(hidden, weight, tokens, head)
     expected = torch.distributions.Categorical(
         logits=(hidden.double() @ weight.double().T)
     ).entropy()
-    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
-    assert bool((found >= 0).all()) and float(found.max()) <= math.log(50) + 1e-5
+    torch.testing.assert_close(entropy.double(), expected, rtol=1e-5, atol=1e-5)
+    assert bool((entropy >= 0).all())
+    assert float(entropy.max()) <= math.log(50) + 1e-5
 
 
-def test_zero_logits_give_the_ceiling_and_a_huge_one_gives_nothing():
+def test_zero_logits_give_the_maximum_and_a_huge_logit_gives_zero():
     weight = torch.eye(7)
     torch.testing.assert_close(
         state_entropy(torch.zeros(2, 7), weight, head_chunk=3), torch.full((2,), math.log(7))
@@ -45,14 +47,14 @@ def test_zero_logits_give_the_ceiling_and_a_huge_one_gives_nothing():
     assert float(state_entropy(5000 * torch.eye(7)[:1], weight, head_chunk=3)) == 0.0
 
 
-def test_a_shift_of_all_logits_loses_no_digits():
-    """Un-normed states have logits of thousands; the entropy must come from their differences."""
+def test_shifting_all_logits_keeps_the_entropy():
+    """States without norm have logits of thousands; only their differences matter."""
     weight = torch.cat([torch.ones(9, 1), torch.arange(9.0)[:, None] / 8], 1)
     one, other = state_entropy(torch.tensor([[0.0, 1.0], [4096.0, 1.0]]), weight, head_chunk=4)
     assert float(one) == pytest.approx(float(other), abs=1e-3)
 
 
-# ---- the policies inside a model
+# ---- policies inside a model
 
 
 @pytest.fixture(scope="module")
@@ -63,58 +65,61 @@ def measured(tiny_untied):
     return batch, measure(model, batch, 64), model
 
 
-def inside(model, prompt, response) -> dict[str, torch.Tensor]:
-    """Every state at the positions that predict the response, by running the stock parts one after the other, without hooks."""
-    base, ids = model.base_model, torch.tensor([[*prompt, *response]])
-    here = slice(len(prompt) - 1, len(prompt) + len(response) - 1)
+def reference_states(model, prompt, response) -> dict[str, torch.Tensor]:
+    """Returns every state that predicts a response token; runs the stock modules without hooks."""
+    base = model.base_model
+    ids = torch.tensor([[*prompt, *response]])
+    predicting = slice(len(prompt) - 1, len(prompt) + len(response) - 1)
     hidden = base.embed_tokens(ids)
     rotary = base.rotary_emb(hidden, torch.arange(ids.shape[1])[None])
     mask = torch.full((ids.shape[1],) * 2, -torch.inf, dtype=hidden.dtype).triu(1)[None, None]
-    out = {"layer/0": hidden}
+    states = {"layer/0": hidden}
     for number, block in enumerate(base.layers, 1):
-        out[f"attention_in/{number}"] = block.input_layernorm(hidden)
-        out[f"attention_out/{number}"] = block.self_attn(
-            out[f"attention_in/{number}"], attention_mask=mask, position_embeddings=rotary
+        states[f"attention_in/{number}"] = block.input_layernorm(hidden)
+        states[f"attention_out/{number}"] = block.self_attn(
+            states[f"attention_in/{number}"], attention_mask=mask, position_embeddings=rotary
         )[0]
-        between = hidden + out[f"attention_out/{number}"]
-        out[f"ffn_in/{number}"] = block.post_attention_layernorm(between)
-        out[f"ffn_out/{number}"] = block.mlp(out[f"ffn_in/{number}"])
-        hidden = out[f"layer/{number}"] = between + out[f"ffn_out/{number}"]
-    out["full"] = base.norm(hidden)
-    return {name: states[0, here] for name, states in out.items()}
+        after_attention = hidden + states[f"attention_out/{number}"]
+        states[f"ffn_in/{number}"] = block.post_attention_layernorm(after_attention)
+        states[f"ffn_out/{number}"] = block.mlp(states[f"ffn_in/{number}"])
+        hidden = after_attention + states[f"ffn_out/{number}"]
+        states[f"layer/{number}"] = hidden
+    states["full"] = base.norm(hidden)
+    return {name: values[0, predicting] for name, values in states.items()}
 
 
 def test_every_entropy_equals_the_slow_reference(measured, tiny_untied):
-    """Each module with the block's own norms before it and none behind it, the first response token included, all in one order."""
-    batch, found, _ = measured
+    """Each module has the block's own norm before it and none after it.
+
+    The first response token is included, and all entropies have the same order of tokens.
+    """
+    batch, entropies, _ = measured
     model = stock_model(tiny_untied)
     head = model.get_output_embeddings().weight
     with torch.no_grad():
-        rows = [inside(model, prompt, response) for prompt, response in rows_of(batch)]
-    assert set(found) == set(rows[0]) and len(found) == 5 * LAYERS + 2
-    order = torch.tensor([0.0])
-    for name, values in found.items():
-        expected = torch.cat(
-            [torch.distributions.Categorical(logits=row[name] @ head.T).entropy() for row in rows]
-        ).detach()
+        rows = [reference_states(model, prompt, response) for prompt, response in rows_of(batch)]
+    assert set(entropies) == set(rows[0])
+    assert len(entropies) == 5 * LAYERS + 2
+    # `measure` orders the tokens differently than `rows`, so sorted values are compared. The
+    # totals agree only if a token has the same index under every name.
+    total = torch.zeros(1)
+    expected_total = torch.zeros(1)
+    for name, values in entropies.items():
+        logits = [row[name] @ head.T for row in rows]
+        expected = torch.distributions.Categorical(logits=torch.cat(logits)).entropy().detach()
         assert len(values) == batch.num_tokens
         torch.testing.assert_close(
             values.double().sort().values, expected.sort().values, rtol=1e-4, atol=1e-4, msg=name
         )
-        order = order + values
-    whole = sum(
-        torch.cat(
-            [torch.distributions.Categorical(logits=row[name] @ head.T).entropy() for row in rows]
-        ).detach()
-        for name in found
-    )
+        total = total + values
+        expected_total = expected_total + expected
     torch.testing.assert_close(
-        order.double().sort().values, whole.sort().values, rtol=1e-4, atol=1e-3
+        total.double().sort().values, expected_total.sort().values, rtol=1e-4, atol=1e-3
     )
 
 
-def test_norms_matter_where_they_stand(measured, tiny_untied):
-    """A final norm on a module's output, or another block's norm on its input, is another number."""
+def test_norm_of_another_module_changes_the_entropy(measured, tiny_untied):
+    """The final norm on a module's output, or another block's norm on its input, is detected."""
     batch, _, _ = measured
     model = stock_model(tiny_untied)
     head = model.get_output_embeddings().weight
@@ -124,25 +129,21 @@ def test_norms_matter_where_they_stand(measured, tiny_untied):
 
     with torch.no_grad():
         generator = torch.Generator().manual_seed(4)
-        for block in model.base_model.layers:  # norms fresh from their initialization are all alike
+        for block in model.base_model.layers:  # initial norms are all equal
             for norm in (block.input_layernorm, block.post_attention_layernorm):
                 norm.weight.mul_(1 + 2 * torch.rand(norm.weight.shape, generator=generator))
         prompt, response = rows_of(batch)[0]
-        states = inside(model, prompt, response)
+        states = reference_states(model, prompt, response)
         for name in ("attention_out/2", "ffn_out/2", "layer/2"):
             assert abs(mean(states[name]) - mean(model.base_model.norm(states[name]))) > 1e-2, name
         blocks = model.base_model.layers
-        assert (
-            abs(
-                mean(blocks[1].input_layernorm(states["layer/1"]))
-                - mean(blocks[2].input_layernorm(states["layer/1"]))
-            )
-            > 1e-4
-        )
+        own = mean(blocks[1].input_layernorm(states["layer/1"]))
+        other = mean(blocks[2].input_layernorm(states["layer/1"]))
+        assert abs(own - other) > 1e-4
 
 
-def test_the_states_add_up_and_so_do_the_changes(measured):
-    batch, found, model = measured
+def test_module_outputs_sum_to_the_state_and_changes_to_the_total(measured):
+    batch, entropies, model = measured
     prompt, response = rows_of(batch)[0]
     from transformers import AutoModelForCausalLM
 
@@ -150,32 +151,30 @@ def test_the_states_add_up_and_so_do_the_changes(measured):
         model.config._name_or_path, attn_implementation="eager"
     )
     with torch.no_grad():
-        states = inside(stock, prompt, response)
+        states = reference_states(stock, prompt, response)
         hidden = stock(
             input_ids=torch.tensor([[*prompt, *response]]), output_hidden_states=True
         ).hidden_states
-    total = states["layer/0"] + sum(
-        states[f"{kind}_out/{n}"] for n in range(1, LAYERS + 1) for kind in ("attention", "ffn")
-    )
+    total = states["layer/0"]
+    for number in range(1, LAYERS + 1):
+        total = total + states[f"attention_out/{number}"] + states[f"ffn_out/{number}"]
     torch.testing.assert_close(total, states[f"layer/{LAYERS}"], rtol=1e-5, atol=1e-5)
-    here = slice(len(prompt) - 1, len(prompt) + len(response) - 1)
-    torch.testing.assert_close(states["layer/2"], hidden[2][0, here], rtol=1e-4, atol=1e-4)
-    report = summarize(found, 0.05)
+    predicting = slice(len(prompt) - 1, len(prompt) + len(response) - 1)
+    torch.testing.assert_close(states["layer/2"], hidden[2][0, predicting], rtol=1e-4, atol=1e-4)
+    report = summarize(entropies, 0.05)
     changes = sum(layer["layer"]["change"]["mean"] for layer in report["layers"])
-    first, last = (
-        report["layers"][0]["layer"]["input"]["mean"],
-        report["layers"][-1]["layer"]["output"]["mean"],
-    )
+    first = report["layers"][0]["layer"]["input"]["mean"]
+    last = report["layers"][-1]["layer"]["output"]["mean"]
     assert changes == pytest.approx(last - first, abs=1e-5)
     assert report["full_policy"]["mean"] != pytest.approx(last, abs=1e-2), (
-        "the raw top state is not the policy"
+        "the state before the final norm is not the policy"
     )
 
 
-def test_the_budget_changes_nothing_but_the_order(measured):
-    batch, found, model = measured
+def test_token_budget_changes_only_the_order(measured):
+    batch, entropies, model = measured
     again = measure(model, batch, 9)
-    for name, values in found.items():
+    for name, values in entropies.items():
         torch.testing.assert_close(
             again[name].sort().values, values.sort().values, rtol=1e-4, atol=1e-5
         )
@@ -193,8 +192,8 @@ def test_statistics_are_over_tokens():
     assert stats(values) == pytest.approx(expected)
 
 
-def test_a_block_that_does_more_than_add_is_refused(tmp_path):
-    """Granite scales what it adds."""
+def test_unsupported_blocks_are_refused(tmp_path):
+    """Granite scales the outputs of its modules; OLMo 2 has no input norm."""
     import transformers as t
 
     shape = {
@@ -209,39 +208,35 @@ def test_a_block_that_does_more_than_add_is_refused(tmp_path):
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(8 if p.dim() == 2 else 1)
-    with pytest.raises(
-        ConfigError, match=r"GraniteForCausalLM: block 1 does more than add attention and FFN"
-    ):
+    with pytest.raises(ConfigError, match="GraniteForCausalLM: block 1"):
         measure(model, random_batch(1), 64)
-    with pytest.raises(
-        ConfigError, match=r"the blocks of Olmo2ForCausalLM have no input_layernorm"
-    ):
+    with pytest.raises(ConfigError, match=r"Olmo2ForCausalLM.*input_layernorm"):
         measure(t.Olmo2ForCausalLM(t.Olmo2Config(**shape)), random_batch(1), 64)
 
 
-# ---- the boundary layer
+# ---- boundary layer
 
 
-def test_the_boundary_layer_of_known_shapes():
+def test_boundary_layer_of_known_curves():
     qwen = [2.0, 3.0, 2.5, 2.0, 1.5, 0.8, *[0.05, -0.1] * 10, *[-1.0, -4.0] * 5]
     llama = [*[0.04, 0.06] * 13, 0.03, -0.2]
     assert boundary_layer(qwen) == 6 and len(qwen) == 36
     assert boundary_layer(llama) == 27 and len(llama) == 28
-    assert boundary_layer(qwen, tolerance=0.0) == 25, "the tolerance says what is about zero"
+    assert boundary_layer(qwen, tolerance=0.0) == 25
     assert boundary_layer(qwen, tolerance=0.4) == 5 - 1
-    with pytest.raises(ConfigError, match=r"no layer's FFN raises the entropy"):
+    with pytest.raises(ConfigError, match="boundary layer"):
         boundary_layer([-1.0, -0.5])
 
 
-# ---- the figures
+# ---- figures
 
 
-def made_up(num_layers: int) -> dict:
-    def told(value):
+def made_up_report(num_layers: int) -> dict:
+    def module(value):
         return {"input": {"mean": value}, "output": {"mean": value + 1}, "change": {"mean": 1.0}}
 
     layers = [
-        {"number": n, "layer": told(n - 1), "attention": told(n), "ffn": told(10 * n)}
+        {"number": n, "layer": module(n - 1), "attention": module(n), "ffn": module(10 * n)}
         for n in range(1, num_layers + 1)
     ]
     return {
@@ -253,8 +248,8 @@ def made_up(num_layers: int) -> dict:
 
 
 @pytest.mark.parametrize("num_layers", [1, 28, 40])
-def test_the_flow_has_a_point_for_every_place(num_layers):
-    points = flow_points(made_up(num_layers))
+def test_flow_has_one_point_per_module(num_layers):
+    points = flow_points(made_up_report(num_layers))
     assert [p.x for p in points] == list(range(3 * num_layers + 1))
     assert points[-1].entropy == 0.25 and points[-1].kind == "layer"
     kinds = [p.kind for p in points]
@@ -265,17 +260,16 @@ def test_the_flow_has_a_point_for_every_place(num_layers):
             block + 2,
             10 * (block + 1) + 1,
         ]
-    assert (
-        ticks(num_layers)[0] == 1
-        and max(ticks(num_layers)) <= num_layers
-        and len(ticks(num_layers)) <= 21
-    )
+    numbers = tick_layers(num_layers)
+    assert numbers[0] == 1
+    assert max(numbers) <= num_layers
+    assert len(numbers) <= 21
 
 
 def test_figures_of_forty_layers_are_drawn(tmp_path):
     from postgrad.analysis.figures import draw
 
-    files = draw(made_up(40), tmp_path)
+    files = draw(made_up_report(40), tmp_path)
     names = ("entropy_flow", "ffn_change", "attention_change", "layer_change", "changes")
     assert [f.name for f in files] == [
         f"{name}.{ending}" for name in names for ending in ("png", "pdf")
@@ -283,13 +277,13 @@ def test_figures_of_forty_layers_are_drawn(tmp_path):
     assert all(f.read_bytes()[:4] == (b"\x89PNG" if f.suffix == ".png" else b"%PDF") for f in files)
 
 
-# ---- the command
+# ---- command
 
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory):
-    """What a run leaves of two steps."""
-    folder = tmp_path_factory.mktemp("runs") / "mine"
+    """Returns a run folder with the rollouts of two steps."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
     (folder / "rollouts").mkdir(parents=True)
     for step, seed in ((1, 1), (2, 2)):
         rows = rows_of(random_batch(seed))
@@ -310,46 +304,45 @@ def analyze(model, *overrides: str) -> int:
 
 
 @pytest.fixture
-def undrawn(monkeypatch):
-    """Drawing takes seconds and is tested once."""
+def no_figures(monkeypatch):
+    """Skips the figures: drawing takes seconds and has its own test."""
     monkeypatch.setattr("postgrad.analysis.run.draw", lambda report, folder: [])
 
 
-def told_by(folder) -> dict:
+def read_report(folder) -> dict:
     return json.loads((folder / "entropy.json").read_text())
 
 
-def test_a_run_folder_is_read_by_step(tiny_untied, run_folder, capsys):
+def test_run_folder_is_read_at_its_latest_step(tiny_untied, run_folder, capsys):
     assert analyze(tiny_untied, f"data={run_folder}", "rows=0") == 0
     out = capsys.readouterr().out
     folder = run_folder / "eval" / "entropy"
-    report = told_by(folder)
+    report = read_report(folder)
     batch = random_batch(2)
-    assert (
-        report["tokens"] == batch.num_tokens
-        and report["rows"] == len(batch)
-        and report["num_layers"] == LAYERS
-    )
+    assert report["tokens"] == batch.num_tokens
+    assert report["rows"] == len(batch)
+    assert report["num_layers"] == LAYERS
     assert "entropies: " in out and f"{report['tokens']} tokens" in out and str(folder) in out
     assert sorted(p.suffix for p in folder.iterdir()) == [".json", *[".pdf"] * 5, *[".png"] * 5]
-    assert report["ceiling"] == pytest.approx(math.log(18)) and report["settings"]["data"] == str(
-        run_folder
-    )
+    assert report["ceiling"] == pytest.approx(math.log(18))
+    assert report["settings"]["data"] == str(run_folder)
     with torch.no_grad():
         expected = stock_outputs(stock_model(tiny_untied), batch)[1]
     assert report["full_policy"]["mean"] == pytest.approx(float(expected.mean()), abs=1e-4)
 
 
-def test_rows_and_step_choose_what_is_read(undrawn, tiny, run_folder, tmp_path):
+def test_rows_and_step_select_the_data(no_figures, tiny, run_folder, tmp_path):
     assert analyze(tiny, f"data={run_folder}", "rows=2", "step=1", f"out={tmp_path}") == 0
-    lengths = [len(response) for _, response in spread(rows_of(random_batch(1)), 2)]
-    assert told_by(tmp_path)["rows"] == 2 and told_by(tmp_path)["tokens"] == sum(lengths)
+    lengths = [len(response) for _, response in evenly_spaced(rows_of(random_batch(1)), 2)]
+    report = read_report(tmp_path)
+    assert report["rows"] == 2
+    assert report["tokens"] == sum(lengths)
 
 
-def test_problems_are_answered_first_and_the_ids_are_stored(
-    undrawn, tiny, tmp_path, monkeypatch, capsys
+def test_problems_are_answered_and_the_token_ids_stored(
+    no_figures, tiny, tmp_path, monkeypatch, capsys
 ):
-    """The stored ids give the same report again, to the digit."""
+    """The stored ids give exactly the same report."""
     monkeypatch.chdir(tmp_path)
     overrides = (
         "data=arithmetic:1",
@@ -364,14 +357,14 @@ def test_problems_are_answered_first_and_the_ids_are_stored(
     stored = pq.read_table("first/responses.parquet")
     assert stored.num_rows == 6 and {len(set(map(tuple, stored["prompt"].to_pylist())))} == {3}
     assert analyze(tiny, "data=first/responses.parquet", "rows=0") == 0
-    first, again = told_by(tmp_path / "first"), told_by(tmp_path / f"entropy-{tiny.name}")
-    assert {k: first[k] for k in ("tokens", "layers", "full_policy")} == {
-        k: again[k] for k in ("tokens", "layers", "full_policy")
-    }
+    first = read_report(tmp_path / "first")
+    again = read_report(tmp_path / f"entropy-{tiny.name}")
+    for key in ("tokens", "layers", "full_policy"):
+        assert first[key] == again[key]
     assert not (tmp_path / f"entropy-{tiny.name}" / "responses.parquet").exists()
 
 
-def test_results_of_an_evaluation_are_read(undrawn, tiny, tmp_path, capsys):
+def test_evaluation_results_are_read(no_figures, tiny, tmp_path, capsys):
     tokenizer = tiny_tokenizer()
     lines = [
         {"prompt": "3+4=", "tokens": [7, 17], "response": "7"},
@@ -380,39 +373,37 @@ def test_results_of_an_evaluation_are_read(undrawn, tiny, tmp_path, capsys):
     file = tmp_path / "set.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert analyze(tiny, f"data={file}", f"out={tmp_path / 'out'}") == 0
-    assert told_by(tmp_path / "out")["tokens"] == 5
+    assert read_report(tmp_path / "out")["tokens"] == 5
     assert tokenizer.decode(tokenizer.encode("3+4=")) == "3+4="
     file.write_text(json.dumps({"prompt": "three", "tokens": [1]}) + "\n")
     assert analyze(tiny, f"data={file}", f"out={tmp_path / 'no'}") == 2
-    assert (
-        "not made of this model's tokens" in capsys.readouterr().err
-        and not (tmp_path / "no").exists()
-    )
+    assert f"{file}, line 1" in capsys.readouterr().err
+    assert not (tmp_path / "no").exists()
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["entropy"], "which model?"),
-        (["entrpy", "tiny"], "analyze does not know entrpy; did you mean entropy?"),
-        (["entropy", "MODEL"], "data is not set"),
+        (["entropy"], "postgrad analyze entropy MODEL"),
+        (["entrpy", "tiny"], "entropy?"),
+        (["entropy", "MODEL"], "data"),
         (["entropy", "MODEL", "data=nothing.parquet"], "nothing.parquet"),
         (["entropy", "MODEL", "data=RUN", "step=7"], "step=7: "),
-        (["entropy", "MODEL", "data=RUN", "tolerance=2"], "tolerance=2.0 is out of range"),
+        (["entropy", "MODEL", "data=RUN", "tolerance=2"], "tolerance=2.0"),
         (
             ["entropy", "MODEL", "data=RUN", "tolerence=0.1"],
-            "unknown key tolerence; did you mean tolerance?",
+            "tolerance?",
         ),
         (
             ["entropy", "MODEL", "data=FOREIGN"],
-            "holds token 99, the model has 18; they come from another tokenizer",
+            "has token 99",
         ),
-        (["entropy", "MODEL", "data=EMPTY"], "has no response with tokens in it"),
-        (["entropy", "MODEL", "data=RUN", "out=FOREIGN"], "is a file; choose another out=FOLDER"),
+        (["entropy", "MODEL", "data=EMPTY"], "has no response"),
+        (["entropy", "MODEL", "data=RUN", "out=FOREIGN"], "out=FOLDER"),
         (["entropy", "/no/such/model", "data=RUN"], "no such folder"),
     ],
 )
-def test_wrong_input_is_one_line_and_nothing_is_written(
+def test_bad_input_gives_one_line_and_writes_nothing(
     overrides, message, tiny, run_folder, tmp_path, monkeypatch, capsys
 ):
     kind = pa.list_(pa.int64())
@@ -424,14 +415,14 @@ def test_wrong_input_is_one_line_and_nothing_is_written(
         pa.table({"prompt": pa.array([[1]], kind), "response": pa.array([[]], kind)}),
         tmp_path / "empty.parquet",
     )
-    places = {
+    paths = {
         "MODEL": tiny,
         "RUN": run_folder,
         "FOREIGN": tmp_path / "foreign.parquet",
         "EMPTY": tmp_path / "empty.parquet",
     }
-    for name, place in places.items():
-        overrides = [word.replace(name, str(place)) for word in overrides]
+    for name, path in paths.items():
+        overrides = [override.replace(name, str(path)) for override in overrides]
     monkeypatch.chdir(tmp_path)
     before = tree(tmp_path), tree(run_folder)
     assert main(["analyze", *overrides]) == 2
@@ -440,16 +431,12 @@ def test_wrong_input_is_one_line_and_nothing_is_written(
     assert (tree(tmp_path), tree(run_folder)) == before
 
 
-def test_rows_are_spread_over_the_data():
-    assert (
-        spread(list(range(10)), 3) == [0, 3, 6]
-        and spread([1, 2], 5) == [1, 2]
-        and spread([1, 2], 0) == [1, 2]
-    )
+def test_rows_are_evenly_spaced():
+    assert evenly_spaced(list(range(10)), 3) == [0, 3, 6]
+    assert evenly_spaced([1, 2], 5) == [1, 2]
+    assert evenly_spaced([1, 2], 0) == [1, 2]
 
 
 def test_help(capsys):
-    assert (
-        main(["analyze", "--help"]) == 0
-        and "postgrad analyze entropy MODEL" in capsys.readouterr().out
-    )
+    assert main(["analyze", "--help"]) == 0
+    assert "postgrad analyze entropy MODEL" in capsys.readouterr().out

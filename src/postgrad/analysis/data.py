@@ -1,16 +1,13 @@
-"""Where the token ids of an entropy analysis come from: what a run or an evaluation stored, or fresh samples, which are stored first."""
+"""Token ids for an entropy analysis: from a run or an evaluation, or sampled and then stored."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from omegaconf import MISSING
 
-from postgrad.config.compose import read_words
-from postgrad.config.schema import ModelConfig, setting
+from postgrad.analysis.settings import EntropyConfig
 from postgrad.data.problems import load_problems
 from postgrad.data.readers import read_rows
 from postgrad.data.render import Prompts
@@ -20,229 +17,166 @@ from postgrad.problem import Problem
 from postgrad.rollout.engine import Engine, Request, Sampling, trajectory_seed
 from postgrad.types import Batch, Trajectory
 
-Pair = tuple[list[int], list[int]]  # prompt and response
-
-
-@dataclass
-class EntropyModel(ModelConfig):
-    dtype: str = setting(
-        "float32",
-        "compute type; entropies near 0 and near the ceiling want float32",
-        choices=("float32", "bfloat16"),
-    )
-
-
-@dataclass
-class EntropyConfig:
-    """The settings of `postgrad analyze entropy`."""
-
-    data: str = setting(
-        MISSING,
-        "a run folder, a parquet of rollouts, results of postgrad eval, or problems to be answered first",
-    )
-    out: str = setting(
-        "",
-        "folder of the figures; empty: eval/entropy in the run's folder, else entropy-MODEL here",
-    )
-    step: int = setting(0, "of a run: the step whose rollouts are read; 0: the newest", at_least=0)
-    rows: int = setting(64, "responses looked at, spread over the data; 0: all", at_least=0)
-    tolerance: float = setting(
-        0.05,
-        "boundary layer: share of the largest FFN change that counts as zero",
-        at_least=0.0,
-        at_most=1.0,
-    )
-    token_budget: int = setting(
-        4096, "most tokens in one forward pass; never changes the result", at_least=1
-    )
-    seed: int = setting(0, "of the samples", at_least=0)
-    samples: int = setting(1, "of problems: responses to each", at_least=1)
-    temperature: float = setting(1.0, "of problems: sampling temperature", at_least=0.0)
-    max_response_tokens: int = setting(1024, "of problems: longest response", at_least=1)
-    template: str = setting(
-        "auto", "of problems: how messages become a prompt", choices=("auto", "chat", "plain")
-    )
-    prompt_style: str = setting(
-        "own", "of problems: the words around the question, as data.prompt_style of training"
-    )
-    template_options: dict[str, Any] = setting(
-        {}, "of problems: values the chat template reads, e.g. enable_thinking"
-    )
-    model: EntropyModel = field(default_factory=EntropyModel)
-
-
-# What a run's own configuration says about these holds for samples of its model, unless a word says otherwise.
-FROM_RUN = {
-    "max_response_tokens": ("rollout", "max_response_tokens"),
-    **{key: ("data", key) for key in ("template", "prompt_style", "template_options")},
-}
-OF_MODEL = ("device", "dtype", "threads", "trust_remote_code")
-
-
-def read_settings(path: str, overrides: Sequence[str], run: dict[str, Any] | None) -> EntropyConfig:
-    """The checked settings; `path` is the model's, `run` the configuration it was trained with."""
-    base: dict[str, Any] = {"model": {"path": path}}
-    base |= {
-        key: run[section][leaf]
-        for key, (section, leaf) in FROM_RUN.items()
-        if run and leaf in run.get(section, {})
-    }
-    plain: list[str] = []
-    for word in overrides:
-        key, equals, value = word.partition("=")
-        if key in ("data", "out") and equals:  # paths are taken as they are, commas and all
-            base[key] = value
-        elif key == "model.path":
-            raise ConfigError(
-                f"{word}: the model is the first word: postgrad analyze entropy MODEL data=..."
-            )
-        else:
-            plain.append(f"model.{word}" if key in OF_MODEL else word)
-    return read_words(EntropyConfig, plain, base)
+T = TypeVar("T")
+Pair = tuple[list[int], list[int]]  # token ids of a prompt and of its response
+IDS = pa.list_(pa.int64())
 
 
 def stored_pairs(config: EntropyConfig, tokenizer: Any) -> list[Pair] | None:
-    """Prompt and response ids of the data; None when it holds problems.
+    """Returns the prompt and response ids stored in `data`; None if `data` is problems.
 
     Raises:
-        ConfigError: the data is there but cannot be used.
+        ConfigError: the data exists but cannot be used.
     """
     path = Path(config.data).expanduser()
     if (path / "rollouts").is_dir():
-        return _parquet_pairs(_rollouts_of(path, config.step))
+        return _parquet_pairs(_rollout_file(path, config.step))
     if path.is_dir() and (path / "summary.json").is_file():  # a folder of postgrad eval
-        return [
-            pair for file in sorted(path.glob("*.jsonl")) for pair in _eval_pairs(file, tokenizer)
-        ]
-    if path.suffix == ".parquet" and path.is_file() and _holds_ids(path):
+        pairs: list[Pair] = []
+        for file in sorted(path.glob("*.jsonl")):
+            pairs += _eval_pairs(file, tokenizer)
+        return pairs
+    if path.suffix == ".parquet" and path.is_file() and _has_token_ids(path):
         return _parquet_pairs(path)
-    if (
-        path.suffix == ".jsonl"
-        and path.is_file()
-        and "tokens" in next((row for _, row in read_rows(path)), {})
-    ):
+    if path.suffix == ".jsonl" and path.is_file() and _is_eval_file(path):
         return list(_eval_pairs(path, tokenizer))
     return None
 
 
-def _rollouts_of(run: Path, step: int) -> Path:
+def _rollout_file(run: Path, step: int) -> Path:
+    """Returns the rollout file of a run's step; step 0 is the latest."""
     files = sorted((run / "rollouts").glob("step-*.parquet"))
     if not files:
         raise ConfigError(f"data={run} has no rollouts yet; train it first, or give problems")
-    file = run / "rollouts" / f"step-{step:06d}.parquet" if step else files[-1]
+    if not step:
+        return files[-1]
+    file = run / "rollouts" / f"step-{step:06d}.parquet"
     if file not in files:
-        first, last = (int(f.stem.removeprefix("step-")) for f in (files[0], files[-1]))
+        first = int(files[0].stem.removeprefix("step-"))
+        last = int(files[-1].stem.removeprefix("step-"))
         raise ConfigError(f"step={step}: {run} has rollouts of steps {first} to {last}")
     return file
 
 
-def _schema(file: Path) -> pa.Schema:
+def _has_token_ids(file: Path) -> bool:
+    """Returns whether the columns prompt and response are lists of integers."""
     try:
-        return pq.read_schema(file)
+        schema = pq.read_schema(file)
     except (pa.ArrowInvalid, OSError) as error:
-        raise ConfigError(
-            f"data={file} is not a parquet file: {' '.join(str(error).split())[:150]}"
-        ) from error
+        reason = " ".join(str(error).split())[:150]
+        raise ConfigError(f"data={file} is not a parquet file: {reason}") from error
+    types = {column.name: column.type for column in schema}
+    return all(_is_integer_list(types.get(name)) for name in ("prompt", "response"))
 
 
-def _holds_ids(file: Path) -> bool:
-    types = {f.name: f.type for f in _schema(file)}
-    return all(
-        name in types
-        and pa.types.is_list(types[name])
-        and pa.types.is_integer(types[name].value_type)
-        for name in ("prompt", "response")
-    )
+def _is_integer_list(type: pa.DataType | None) -> bool:
+    return type is not None and pa.types.is_list(type) and pa.types.is_integer(type.value_type)
 
 
 def _parquet_pairs(file: Path) -> list[Pair]:
-    if not _holds_ids(file):
-        raise ConfigError(f"data={file} has no columns prompt and response of token ids")
+    if not _has_token_ids(file):
+        raise ConfigError(
+            f"data={file} has no token ids in columns prompt and response; give a file of rollouts"
+        )
     table = pq.read_table(file, columns=["prompt", "response"])
     return list(zip(table["prompt"].to_pylist(), table["response"].to_pylist(), strict=True))
 
 
+def _is_eval_file(file: Path) -> bool:
+    """Returns whether the first line has the response's token ids, as postgrad eval writes."""
+    for _, row in read_rows(file):
+        return "tokens" in row
+    return False
+
+
 def _eval_pairs(file: Path, tokenizer: Any) -> Iterator[Pair]:
-    """Lines of postgrad eval: the response's ids, and the prompt's text, which is what its ids were made from."""
-    for place, row in read_rows(file):
-        if not isinstance(row.get("prompt"), str) or not isinstance(row.get("tokens"), list):
+    """Yields the pairs of a result file of postgrad eval.
+
+    The file has the response's ids and the prompt's text, so the prompt is encoded again.
+    """
+    for location, row in read_rows(file):
+        text = row.get("prompt")
+        tokens = row.get("tokens")
+        if not isinstance(text, str) or not isinstance(tokens, list):
             raise ConfigError(
-                f"{file}, {place}: no prompt and tokens; a line of postgrad eval has both"
+                f"{file}, {location}: no prompt or no tokens; give a result file of postgrad eval"
             )
-        prompt = tokenizer.encode(row["prompt"], add_special_tokens=False)
-        if tokenizer.decode(prompt, clean_up_tokenization_spaces=False) != row["prompt"]:
+        prompt = tokenizer.encode(text, add_special_tokens=False)
+        if tokenizer.decode(prompt, clean_up_tokenization_spaces=False) != text:
             raise ConfigError(
-                f"{file}, {place}: the prompt is not made of this model's tokens; give the model that answered"
+                f"{file}, {location}: this model's tokenizer cannot encode the prompt; "
+                "give the model that wrote the responses"
             )
-        yield prompt, row["tokens"]
+        yield prompt, tokens
 
 
-def spread(items: list[Any], count: int) -> list[Any]:
-    """`count` of the items, evenly over all of them; 0: all."""
+def evenly_spaced(items: list[T], count: int) -> list[T]:
+    """Returns `count` items at even intervals; all of them if `count` is 0."""
     if not count or count >= len(items):
         return items
     return [items[i * len(items) // count] for i in range(count)]
 
 
 def make_batch(pairs: Sequence[Pair], vocabulary: int, context: int, data: str) -> Batch:
-    """The rows with a prompt and a response, checked against the model.
+    """Returns the pairs as a batch, without those that have no prompt or no response.
+
+    `vocabulary` and `context` are the model's limits in tokens.
 
     Raises:
-        ConfigError: nothing is left, ids the model does not have, rows it cannot read.
+        ConfigError: no pair is left, a token id is not in the vocabulary, or a row is longer
+            than the context.
     """
     pairs = [pair for pair in pairs if pair[0] and pair[1]]
     if not pairs:
-        raise ConfigError(f"data={data} has no response with tokens in it")
-    largest = max(max(max(prompt), max(response)) for prompt, response in pairs)
+        raise ConfigError(f"data={data} has no response with tokens")
+    largest = max(max(*prompt, *response) for prompt, response in pairs)
     if largest >= vocabulary:
         raise ConfigError(
-            f"data={data} holds token {largest}, the model has {vocabulary}; they come from another tokenizer"
+            f"data={data} has token {largest}, the model's vocabulary is {vocabulary}; "
+            "give data of the same tokenizer"
         )
     longest = max(len(prompt) + len(response) - 1 for prompt, response in pairs)
     if longest > context:
         raise ConfigError(
             f"data={data} has a row of {longest} tokens, the model's context is {context}"
         )
-    return Batch.of(
-        [Trajectory(f"row{i}", prompt, response, i) for i, (prompt, response) in enumerate(pairs)]
-    )
+    rows = [
+        Trajectory(f"row{number}", prompt, response, number)
+        for number, (prompt, response) in enumerate(pairs)
+    ]
+    return Batch.of(rows)
 
 
 def read_problems(config: EntropyConfig, prompts: Prompts) -> list[Problem]:
+    """Returns as many problems, evenly spaced in the data, as `rows` responses need."""
     problems, _ = prompts.drop_overlong(load_problems(config.data))
-    return spread(problems, -(-config.rows // config.samples))
+    num_problems = -(-config.rows // config.samples)
+    return evenly_spaced(problems, num_problems)
 
 
 def sample_pairs(
     config: EntropyConfig, engine: Engine, prompts: Prompts, problems: Sequence[Problem]
 ) -> list[Pair]:
-    """Responses of the model itself."""
-    requests = [
-        Request(
-            prompts.encode(problem),
-            [trajectory_seed(config.seed, 0, problem.uid, i) for i in range(config.samples)],
-        )
-        for problem in problems
-    ]
-    answers = engine.generate(requests, Sampling(config.temperature, config.max_response_tokens))
-    return [
-        (request.prompt, done.tokens)
-        for request, group in zip(requests, answers, strict=True)
-        for done in group
-    ]
+    """Returns `samples` responses per problem, sampled from the model."""
+    requests: list[Request] = []
+    for problem in problems:
+        seeds = [trajectory_seed(config.seed, 0, problem.uid, i) for i in range(config.samples)]
+        requests.append(Request(prompts.encode(problem), seeds))
+    groups = engine.generate(requests, Sampling(config.temperature, config.max_response_tokens))
+    pairs: list[Pair] = []
+    for request, group in zip(requests, groups, strict=True):
+        pairs += [(request.prompt, generation.tokens) for generation in group]
+    return pairs
 
 
 def store_pairs(pairs: Sequence[Pair], file: Path) -> None:
-    """As a parquet of rollouts, which the same command reads as data."""
-    kind = pa.list_(pa.int64())
-    table = pa.table(
-        {
-            "prompt": pa.array([p for p, _ in pairs], kind),
-            "response": pa.array([r for _, r in pairs], kind),
-        }
-    )
+    """Writes the pairs as a parquet file of rollouts, which the command accepts as `data`."""
+    columns = {
+        "prompt": pa.array([prompt for prompt, _ in pairs], IDS),
+        "response": pa.array([response for _, response in pairs], IDS),
+    }
     try:
         with atomic_file(file) as temporary:
-            pq.write_table(table, temporary)
+            pq.write_table(pa.table(columns), temporary)
     except OSError as error:
         raise RunError(f"{file} could not be written: {error.strerror or error}") from error

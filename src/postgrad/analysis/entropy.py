@@ -1,13 +1,17 @@
-"""Entropy of the policies inside a model: after each block, and of what its attention and its FFN write (BuPO's analysis).
+"""Entropy of the policies inside a model, as in BuPO's analysis.
 
-Every state goes through the model's own head. With H the states between blocks, A and F what attention and FFN add to them:
+The policies are those after each block, and those of the outputs of its attention and FFN.
+Every state is multiplied by the model's own output head. H is the state between blocks, A and
+F are the outputs of attention and FFN that the block adds to it:
 
-    layer:      H^l                      against H^(l-1), neither of them normed
-    attention:  A^l, not normed          against the block's own input norm of H^(l-1)
-    ffn:        F^l, not normed          against the block's own second norm of H^(l-1) + A^l
+    module      output             input
+    layer       H^l                H^(l-1), without norm
+    attention   A^l, without norm  H^(l-1) after the block's input norm
+    ffn         F^l, without norm  H^(l-1) + A^l after the block's second norm
 
-A change is the entropy of the output minus that of the input, at each position that predicts a response token, the first one included.
-Hooks on the stock blocks turn states into entropies while the model runs; no states are kept.
+A change is the entropy of the output minus the entropy of the input, at each position that
+predicts a response token, the first one included. Hooks on the stock blocks compute the
+entropies during the forward pass, so no states are kept.
 """
 
 import math
@@ -25,190 +29,237 @@ from postgrad.model.passes.layout import make_padded_micro_batches
 from postgrad.model.views import FULL, after, check_view, hidden_states
 from postgrad.types import Batch
 
-TOKEN_CHUNK, HEAD_CHUNK = 512, 1 << 15  # logits held at once: 64 MiB in float32
-PARTS = ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
+# The logits of one chunk take 64 MiB in float32.
+TOKEN_CHUNK = 512
+HEAD_CHUNK = 1 << 15
+# Submodule of a block -> name of its output in the results.
+MODULES = {
+    "input_layernorm": "attention_in",
+    "self_attn": "attention_out",
+    "post_attention_layernorm": "ffn_in",
+    "mlp": "ffn_out",
+}
+# Largest relative difference between a block's output and input + attention + FFN.
+MAX_GAP = {torch.bfloat16: 2e-2}
+DEFAULT_MAX_GAP = 1e-3
 
 
 def state_entropy(
     hidden: Tensor, weight: Tensor, token_chunk: int = TOKEN_CHUNK, head_chunk: int = HEAD_CHUNK
 ) -> Tensor:
-    """(tokens,) entropy in nats of softmax(hidden @ weight.T), float32; hidden (tokens, width), weight (vocabulary, width).
+    """Returns (tokens,) entropies in nats of softmax(hidden @ weight.T), float32.
 
-    The logits exist in pieces of token_chunk x head_chunk. Per token are kept the largest logit so far m, the sum s of exp(z - m) and the
-    sum t of (z - m) exp(z - m); the entropy is log s - t / s. No large numbers are subtracted, so un-normed states lose no digits.
+    `hidden` is (tokens, width), `weight` (vocabulary, width). The logits are computed in pieces
+    of token_chunk x head_chunk.
     """
-    return torch.cat(
-        [_rows_entropy(part, weight, head_chunk) for part in hidden.split(token_chunk)]
-    ).clamp(min=0.0)
+    parts = [_chunk_entropy(part, weight, head_chunk) for part in hidden.split(token_chunk)]
+    return torch.cat(parts).clamp(min=0.0)
 
 
-def _rows_entropy(hidden: Tensor, weight: Tensor, head_chunk: int) -> Tensor:
-    top = s = t = torch.zeros(len(hidden), device=hidden.device)
+def _chunk_entropy(hidden: Tensor, weight: Tensor, head_chunk: int) -> Tensor:
+    """Returns the (tokens,) entropies, from an online softmax over pieces of the vocabulary.
+
+    Per token it keeps the largest logit m so far, s = sum of exp(z - m) and
+    t = sum of (z - m) exp(z - m). The entropy is log s - t / s. No large numbers are
+    subtracted, so the result is accurate for states without norm too.
+    """
+    m = torch.zeros(len(hidden), device=hidden.device)
+    s = torch.zeros_like(m)
+    t = torch.zeros_like(m)
     for number, rows in enumerate(weight.split(head_chunk)):
         logits = upcast_logits(hidden, rows)
-        high = logits.amax(-1)
+        new_m = logits.amax(-1)
         if number:
-            high = torch.maximum(high, top)
-            shift = top - high
-            s, t = s * shift.exp(), (t + s * shift) * shift.exp()
-        logits -= high[:, None]
+            new_m = torch.maximum(new_m, m)
+            shift = m - new_m
+            t = (t + s * shift) * shift.exp()
+            s = s * shift.exp()
+        logits -= new_m[:, None]
         weights = logits.exp()
-        s, t, top = s + weights.sum(-1), t + (weights * logits).sum(-1), high
+        s = s + weights.sum(-1)
+        t = t + (weights * logits).sum(-1)
+        m = new_m
     return s.log() - t / s
 
 
 def measure(
-    model: Any, batch: Batch, token_budget: int, told: Callable[[int], None] = lambda tokens: None
+    model: Any,
+    batch: Batch,
+    token_budget: int,
+    on_progress: Callable[[int], None] = lambda num_tokens: None,
 ) -> dict[str, Tensor]:
-    """Entropies of every policy at every response token of the batch, (tokens,) each and all in one order.
+    """Returns the entropies of every internal policy at every response token of the batch.
 
-    Keys: `full` (the whole model's own policy), `layer/0` (the embedding) .. `layer/L` (before the final norm), and for l in 1..L
-    `attention_in/l`, `attention_out/l`, `ffn_in/l`, `ffn_out/l`. `told` hears how many tokens each pass did.
+    Each value is (tokens,); all have the same order of tokens. The keys are `full` (the model's
+    policy), `layer/0` (the embedding) to `layer/L` (before the final norm), and for l in 1..L
+    `attention_in/l`, `attention_out/l`, `ffn_in/l`, `ffn_out/l`.
+    `on_progress` gets the number of response tokens of each finished forward pass.
     """
-    probe = Probe(model)
-    device, width = next(model.parameters()).device, int(model.config.get_text_config().hidden_size)
+    probe = EntropyProbe(model)
+    device = next(model.parameters()).device
+    width = int(model.config.get_text_config().hidden_size)
     with torch.no_grad(), probe.hooked():
         for micro in make_padded_micro_batches(batch, token_budget, width):
             micro = micro.to(device)
             probe.gather = micro.gather
-            probe.take("full", hidden_states(model, micro.ids, micro.positions, micro.mask, FULL))
-            told(len(micro.gather))
-    return {name: torch.cat(parts) for name, parts in probe.found.items()}
+            states = hidden_states(model, micro.ids, micro.positions, micro.mask, FULL)
+            probe.record("full", states)
+            on_progress(len(micro.gather))
+    return {name: torch.cat(parts) for name, parts in probe.entropies.items()}
 
 
-class Probe:
-    """Hooks that turn the states of the stock blocks into entropies at the positions `gather`."""
+class EntropyProbe:
+    """Hooks that compute entropies of the states inside a model's stock blocks.
+
+    `gather` are the flat positions that predict response tokens; set it before each pass.
+
+    Raises: ConfigError for a model whose blocks do not have the expected submodules.
+    """
 
     def __init__(self, model: Any) -> None:
-        self.model, self.blocks = model, check_view(model, after(1))
-        missing = [part for part in PARTS if part not in dict(self.blocks[0].named_children())]
+        self.model = model
+        self.blocks = check_view(model, after(1))
+        submodules = dict(self.blocks[0].named_children())
+        missing = [name for name in MODULES if name not in submodules]
         if missing:
             raise ConfigError(
-                f"the blocks of {type(model).__name__} have no {missing[0]}; this analysis needs {', '.join(PARTS)}"
+                f"the blocks of {type(model).__name__} have no {missing[0]}; "
+                f"this analysis needs {', '.join(MODULES)}"
             )
         self.weight: Tensor = model.get_output_embeddings().weight
-        self.found: dict[str, list[Tensor]] = {}
+        self.entropies: dict[str, list[Tensor]] = {}
         self.gather = torch.zeros(0, dtype=torch.int64)
-        self.held: dict[str, Tensor] = {}
+        self._residual = torch.zeros(0)  # block input + module outputs so far, (tokens, width)
 
-    def take(self, name: str, states: Tensor) -> Tensor:
-        """Note the entropy of the states that predict response tokens; returns those states."""
-        picked = states.flatten(0, 1)[self.gather]
-        self.found.setdefault(name, []).append(state_entropy(picked, self.weight).cpu())
-        return picked
+    def record(self, name: str, states: Tensor) -> Tensor:
+        """Stores the entropy of the (rows, positions, width) states; returns those at `gather`."""
+        selected = self._select(states)
+        self.entropies.setdefault(name, []).append(state_entropy(selected, self.weight).cpu())
+        return selected
+
+    def _select(self, states: Tensor) -> Tensor:
+        return states.flatten(0, 1)[self.gather]
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
-        hooks = [
-            hook
-            for number, block in enumerate(self.blocks, 1)
-            for hook in self._hooks(number, block)
-        ]
+        """Installs the hooks for the duration of the block."""
+        hooks: list[Any] = []
+        for number, block in enumerate(self.blocks, 1):
+            hooks += self._install_hooks(number, block)
         try:
             yield
         finally:
             for hook in hooks:
                 hook.remove()
 
-    def _hooks(self, number: int, block: nn.Module) -> Iterator[Any]:
-        parts = dict(block.named_children())
-        names = {
-            "input_layernorm": "attention_in",
-            "self_attn": "attention_out",
-            "post_attention_layernorm": "ffn_in",
-            "mlp": "ffn_out",
-        }
-        yield block.register_forward_pre_hook(lambda _, args: self._begin(number, args[0]))
-        for part, name in names.items():
-            yield parts[part].register_forward_hook(
-                lambda _, __, out, name=name: self._inside(number, name, out)
-            )
-        yield block.register_forward_hook(lambda *got: self._end(number, got[-1]))
-
-    def _begin(self, number: int, states: Tensor) -> None:
-        self.held = {
-            "sum": self.take("layer/0", states)
-            if number == 1
-            else states.flatten(0, 1)[self.gather]
-        }
-
-    def _inside(self, number: int, name: str, out: Any) -> None:
-        picked = self.take(f"{name}/{number}", out[0] if isinstance(out, tuple) else out)
-        if name.endswith("_out"):
-            self.held["sum"] = self.held["sum"] + picked
-
-    def _end(self, number: int, states: Any) -> None:
-        """H^l must be H^(l-1) + A^l + F^l; a model that norms or scales in between has other modules than the ones measured."""
-        picked = self.take(f"layer/{number}", states)
-        gap, scale = (
-            (picked - self.held["sum"]).abs().max().item(),
-            max(1.0, picked.abs().max().item()),
+    def _install_hooks(self, number: int, block: nn.Module) -> Iterator[Any]:
+        submodules = dict(block.named_children())
+        yield block.register_forward_pre_hook(
+            lambda _, inputs: self._on_block_input(number, inputs[0])
         )
-        if not gap <= (2e-2 if picked.dtype == torch.bfloat16 else 1e-3) * scale:
-            name = type(self.model).__name__
+        for submodule, name in MODULES.items():
+            yield submodules[submodule].register_forward_hook(
+                lambda _, __, output, name=name: self._on_module_output(number, name, output)
+            )
+        yield block.register_forward_hook(
+            lambda _, __, output: self._on_block_output(number, output)
+        )
+
+    def _on_block_input(self, number: int, states: Tensor) -> None:
+        if number == 1:
+            self._residual = self.record("layer/0", states)
+        else:
+            self._residual = self._select(states)
+
+    def _on_module_output(self, number: int, name: str, output: Any) -> None:
+        states = output[0] if isinstance(output, tuple) else output
+        selected = self.record(f"{name}/{number}", states)
+        if name.endswith("_out"):
+            self._residual = self._residual + selected
+
+    def _on_block_output(self, number: int, states: Any) -> None:
+        """Records the block's output; refuses a block that is not H^l = H^(l-1) + A^l + F^l.
+
+        A model that norms or scales the outputs of its modules adds other values than measured.
+        """
+        selected = self.record(f"layer/{number}", states)
+        gap = (selected - self._residual).abs().max().item()
+        scale = max(1.0, selected.abs().max().item())
+        if not gap <= MAX_GAP.get(selected.dtype, DEFAULT_MAX_GAP) * scale:
             raise ConfigError(
-                f"{name}: block {number} does more than add attention and FFN to its input (gap {gap:.3g}); it cannot be analyzed"
+                f"{type(self.model).__name__}: block {number} does more than add attention and FFN "
+                f"to its input (difference {gap:.3g}); this analysis does not support it"
             )
 
 
-def summarize(found: dict[str, Tensor], tolerance: float) -> dict[str, Any]:
-    """Per layer (from 1) and module mean, std, min, max and median of input, output and change; the full policy's; the boundary layer."""
-    num_layers = max(int(name.split("/")[1]) for name in found if name.startswith("layer/"))
-    layers = []
+def summarize(entropies: dict[str, Tensor], tolerance: float) -> dict[str, Any]:
+    """Returns statistics per layer (from 1) and module, of the full policy, and the boundary layer.
+
+    Each module has mean, std, min, max and median of input, output and change. The boundary
+    layer is None if no layer's FFN raises the entropy.
+    """
+    num_layers = max(int(name.split("/")[1]) for name in entropies if name.startswith("layer/"))
+    layers: list[dict[str, Any]] = []
     for number in range(1, num_layers + 1):
-        pairs = {
-            "attention": (found[f"attention_in/{number}"], found[f"attention_out/{number}"]),
-            "ffn": (found[f"ffn_in/{number}"], found[f"ffn_out/{number}"]),
-            "layer": (found[f"layer/{number - 1}"], found[f"layer/{number}"]),
-        }
-        told = {
-            name: {"input": stats(a), "output": stats(b), "change": stats(b - a)}
-            for name, (a, b) in pairs.items()
-        }
-        layers.append({"number": number, **told})
-    changes = [layer["ffn"]["change"]["mean"] for layer in layers]
+        layers.append(
+            {
+                "number": number,
+                "attention": _module_stats(
+                    entropies[f"attention_in/{number}"], entropies[f"attention_out/{number}"]
+                ),
+                "ffn": _module_stats(entropies[f"ffn_in/{number}"], entropies[f"ffn_out/{number}"]),
+                "layer": _module_stats(
+                    entropies[f"layer/{number - 1}"], entropies[f"layer/{number}"]
+                ),
+            }
+        )
+    ffn_changes = [layer["ffn"]["change"]["mean"] for layer in layers]
     try:
-        boundary: int | None = boundary_layer(changes, tolerance)
+        boundary: int | None = boundary_layer(ffn_changes, tolerance)
     except ConfigError:
         boundary = None
     return {
-        "tokens": len(found["full"]),
+        "tokens": len(entropies["full"]),
         "num_layers": num_layers,
         "boundary_layer": boundary,
-        "boundary_threshold": tolerance * max(map(abs, changes)),
-        "full_policy": stats(found["full"]),
+        "boundary_threshold": tolerance * max(map(abs, ffn_changes)),
+        "full_policy": stats(entropies["full"]),
         "layers": layers,
     }
 
 
+def _module_stats(inputs: Tensor, outputs: Tensor) -> dict[str, dict[str, float]]:
+    return {"input": stats(inputs), "output": stats(outputs), "change": stats(outputs - inputs)}
+
+
 def stats(values: Tensor) -> dict[str, float]:
+    """Returns mean, population std, min, max and median."""
     array = values.double().numpy()
     return {
-        name: float(f(array))
-        for name, f in (
-            ("mean", np.mean),
-            ("std", np.std),
-            ("min", np.min),
-            ("max", np.max),
-            ("median", np.median),
-        )
+        "mean": float(np.mean(array)),
+        "std": float(np.std(array)),
+        "min": float(np.min(array)),
+        "max": float(np.max(array)),
+        "median": float(np.median(array)),
     }
 
 
 def boundary_layer(changes: Sequence[float], tolerance: float = 0.05) -> int:
-    """The last layer (from 1) whose FFN still explores: its entropy change is above `tolerance` of the largest change of all.
+    """Returns the last layer (from 1) whose FFN raises the entropy, given the mean FFN changes.
+
+    A change counts if it is above `tolerance` times the largest absolute change.
 
     Raises:
-        ConfigError: no layer's is.
+        ConfigError: no change is above that threshold.
     """
     threshold = tolerance * max(map(abs, changes))
-    above = [
-        number
-        for number, change in enumerate(changes, 1)
-        if change > threshold and not math.isnan(change)
-    ]
-    if not above:
+    boundary = 0
+    for number, change in enumerate(changes, 1):
+        if change > threshold and not math.isnan(change):
+            boundary = number
+    if not boundary:
         raise ConfigError(
-            f"no layer's FFN raises the entropy by more than {threshold:.3g} nats, so there is no boundary layer"
+            f"no layer's FFN raises the entropy by more than {threshold:.3g} nats, "
+            "so there is no boundary layer"
         )
-    return above[-1]
+    return boundary

@@ -1,4 +1,4 @@
-"""The five pictures of an entropy analysis, as PNG and PDF: the flow through the depth, and the changes by layer. Layers count from 1."""
+"""Figures of an entropy analysis, as PNG and PDF: the entropy flow and the changes per layer."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,11 +6,27 @@ from typing import Any, NamedTuple
 
 from postgrad.errors import RunError
 
-GOLD, RED, BLUE, PURPLE = "#d9a400", "#c0392b", "#2a6fbb", "#7d3c98"
-CHANGES = {
-    "ffn": ("FFN", "D", BLUE),
-    "attention": ("Attention", "s", RED),
-    "layer": ("Layer", "o", PURPLE),
+GOLD = "#d9a400"
+RED = "#c0392b"
+BLUE = "#2a6fbb"
+PURPLE = "#7d3c98"
+
+
+class Style(NamedTuple):
+    label: str
+    marker: str
+    color: str
+
+
+CHANGE_STYLES = {
+    "ffn": Style("FFN", "D", BLUE),
+    "attention": Style("Attention", "s", RED),
+    "layer": Style("Layer", "o", PURPLE),
+}
+FLOW_STYLES = {
+    "layer": Style("Layer input or output", "s", GOLD),
+    "attention": Style("Attention", "s", RED),
+    "ffn": Style("FFN", "D", BLUE),
 }
 
 
@@ -21,39 +37,41 @@ class Point(NamedTuple):
 
 
 def flow_points(report: dict[str, Any]) -> list[Point]:
-    """One point a place, 3L + 1 of them: each block's input, attention, FFN; a block's output is the next one's input.
+    """Returns the 3L + 1 points of the entropy flow, in the order of computation.
 
-    The last is the whole model's own policy, final norm included.
+    Each block has three: its input, its attention's output, its FFN's output. A block's output
+    is the next block's input. The last point is the model's policy, after the final norm.
     """
     points: list[Point] = []
     for number, layer in enumerate(report["layers"]):
         points.append(Point(3 * number, layer["layer"]["input"]["mean"], "layer"))
         points.append(Point(3 * number + 1, layer["attention"]["output"]["mean"], "attention"))
         points.append(Point(3 * number + 2, layer["ffn"]["output"]["mean"], "ffn"))
-    return [*points, Point(3 * len(report["layers"]), report["full_policy"]["mean"], "layer")]
+    points.append(Point(3 * len(report["layers"]), report["full_policy"]["mean"], "layer"))
+    return points
 
 
 def draw(report: dict[str, Any], folder: Path) -> list[Path]:
-    """Write all figures; returns the files."""
+    """Writes all figures of the report into the folder; returns the files."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figures: dict[str, Any] = {"entropy_flow": _flow(plt, report)}
-    for module in CHANGES:
+    figures: dict[str, Any] = {"entropy_flow": _draw_flow(plt, report)}
+    for module in CHANGE_STYLES:
         figure, axes = plt.subplots(figsize=(5, 2.5), layout="constrained")
-        _change(axes, report, module)
+        _draw_change(axes, report, module)
         figures[f"{module}_change"] = figure
-    figure, rows = plt.subplots(1, 3, figsize=(13, 2.8), layout="constrained")
-    for axes, module in zip(rows, CHANGES, strict=True):
-        _change(axes, report, module)
+    figure, columns = plt.subplots(1, 3, figsize=(13, 2.8), layout="constrained")
+    for axes, module in zip(columns, CHANGE_STYLES, strict=True):
+        _draw_change(axes, report, module)
     figures["changes"] = figure
     files: list[Path] = []
     try:
         for name, figure in figures.items():
-            for ending in ("png", "pdf"):
-                files.append(folder / f"{name}.{ending}")
+            for extension in ("png", "pdf"):
+                files.append(folder / f"{name}.{extension}")
                 figure.savefig(files[-1], dpi=300)
             plt.close(figure)
     except OSError as error:
@@ -61,52 +79,45 @@ def draw(report: dict[str, Any], folder: Path) -> list[Path]:
     return files
 
 
-def _flow(plt: Any, report: dict[str, Any]) -> Any:
+def _draw_flow(plt: Any, report: dict[str, Any]) -> Any:
     from matplotlib.patches import Patch
 
     figure, axes = plt.subplots(figsize=(5, 2.5), layout="constrained")
     points = flow_points(report)
-    axes.plot(
-        [p.x for p in points], [p.entropy for p in points], color="gray", linewidth=0.7, zorder=1
-    )
-    looks = {
-        "layer": ("Layer in and out", "s", GOLD),
-        "attention": ("Attention", "s", RED),
-        "ffn": ("FFN", "D", BLUE),
-    }
-    for kind, (_, marker, color) in looks.items():
-        own = [p for p in points if p.kind == kind]
-        axes.scatter(
-            [p.x for p in own], [p.entropy for p in own], marker=marker, color=color, s=9, zorder=2
-        )
-    numbers = ticks(report["num_layers"])
-    axes.set_xticks(
-        [3 * (number - 1) + 1.5 for number in numbers], [str(number) for number in numbers]
-    )
+    x = [point.x for point in points]
+    y = [point.entropy for point in points]
+    axes.plot(x, y, color="gray", linewidth=0.7, zorder=1)
+    for kind, style in FLOW_STYLES.items():
+        x = [point.x for point in points if point.kind == kind]
+        y = [point.entropy for point in points if point.kind == kind]
+        axes.scatter(x, y, marker=style.marker, color=style.color, s=9, zorder=2)
+    numbers = tick_layers(report["num_layers"])
+    centers = [3 * (number - 1) + 1.5 for number in numbers]
+    axes.set_xticks(centers, [str(number) for number in numbers])
     axes.set(xlabel="Layer Index", ylabel="Entropy (nats)")
     axes.tick_params(labelsize=7)
-    patches = [Patch(color=color, label=label) for label, _, color in looks.values()]
-    # Above the axes: in a corner it would lie over the points of some models.
+    patches = [Patch(color=style.color, label=style.label) for style in FLOW_STYLES.values()]
+    # The legend is above the axes: in a corner it would cover the points of some models.
     axes.legend(
         handles=patches, loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False, fontsize=7
     )
     return figure
 
 
-def _change(axes: Any, report: dict[str, Any], module: str) -> None:
-    label, marker, color = CHANGES[module]
+def _draw_change(axes: Any, report: dict[str, Any], module: str) -> None:
+    style = CHANGE_STYLES[module]
     numbers = [layer["number"] for layer in report["layers"]]
-    axes.axhline(0, color="red", linestyle="--", linewidth=0.8)
     values = [layer[module]["change"]["mean"] for layer in report["layers"]]
-    axes.plot(numbers, values, marker=marker, color=color, markersize=3.5, linewidth=1)
+    axes.axhline(0, color="red", linestyle="--", linewidth=0.8)
+    axes.plot(numbers, values, marker=style.marker, color=style.color, markersize=3.5, linewidth=1)
     if module == "ffn" and report["boundary_layer"] is not None:
         axes.axvline(report["boundary_layer"], color="gray", linestyle=":", linewidth=0.8)
-    axes.set(xlabel="Layer Index", ylabel="Entropy change (nats)", title=label)
-    axes.set_xticks(ticks(report["num_layers"]))
+    axes.set(xlabel="Layer Index", ylabel="Entropy change (nats)", title=style.label)
+    axes.set_xticks(tick_layers(report["num_layers"]))
     axes.tick_params(labelsize=7)
 
 
-def ticks(num_layers: int) -> Sequence[int]:
-    """Layer numbers written on an axis: all of them while there is room."""
-    every = -(-num_layers // 20)
-    return [number for number in range(1, num_layers + 1) if number == 1 or number % every == 0]
+def tick_layers(num_layers: int) -> Sequence[int]:
+    """Returns the layer numbers to label on an axis: layer 1 and at most 20 others."""
+    interval = -(-num_layers // 20)
+    return [1, *(number for number in range(2, num_layers + 1) if number % interval == 0)]

@@ -1,4 +1,4 @@
-"""`postgrad analyze entropy`, from the model and the data to the folder: everything is looked at before anything is written."""
+"""Runs `postgrad analyze entropy`: checks all inputs, then computes, then writes the folder."""
 
 import dataclasses
 import json
@@ -8,9 +8,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from postgrad.analysis import data
-from postgrad.analysis.entropy import Probe, measure, summarize
+from postgrad.analysis.data import (
+    Pair,
+    evenly_spaced,
+    make_batch,
+    read_problems,
+    sample_pairs,
+    store_pairs,
+    stored_pairs,
+)
+from postgrad.analysis.entropy import EntropyProbe, measure, summarize
 from postgrad.analysis.figures import draw
+from postgrad.analysis.settings import EntropyConfig
 from postgrad.config.schema import RolloutConfig
 from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError
@@ -19,81 +28,102 @@ from postgrad.evaluation.model import Target
 from postgrad.model.device import choose_device, set_threads
 from postgrad.model.load import load, load_tokenizer, model_config
 from postgrad.rollout.native.engine import NativeEngine
+from postgrad.types import Batch
 
-MAX_ROWS = 64  # decoded at once when problems are answered first
-Told = Callable[[str, int, int], None]  # what is going on, how much is done, of how much
+MAX_ROWS = 64  # rows decoded at once when the model answers problems
+OnProgress = Callable[[str, int, int], None]  # activity, amount done, total (0: unknown)
 
 
 def analyze_entropy(
-    config: data.EntropyConfig, target: Target, told: Told
+    config: EntropyConfig, target: Target, on_progress: OnProgress
 ) -> tuple[dict[str, Any], Path, list[Path]]:
-    """The report, its folder and the figures in it."""
-    folder = out_folder(config, target)
+    """Returns the report, its folder and the figures written there.
+
+    Raises: ConfigError for a model or data that cannot be analyzed; nothing is written then.
+    """
+    folder = output_folder(config, target)
     device = choose_device(config.model.device)
     config.model.device = device.type
-    shape = model_config(config.model, config.seed).get_text_config()
+    model_shape = model_config(config.model, config.seed).get_text_config()
+    context = int(model_shape.max_position_embeddings)
     tokenizer = load_tokenizer(config.model, config.seed)
-    pairs = data.stored_pairs(config, tokenizer)
-    room = shape.max_position_embeddings - config.max_response_tokens
-    prompts = Prompts(
-        tokenizer,
-        config.template,
-        max(1, room),
-        "error",
-        config.prompt_style,
-        config.template_options,
-    )
-    problems = [] if pairs is not None else data.read_problems(config, prompts)
+    stored = stored_pairs(config, tokenizer)
+    prompts = _make_prompts(config, tokenizer, context)
+    problems = read_problems(config, prompts) if stored is None else []
     if config.model.threads:
         set_threads(config.model.threads)
-    told("loading the model", 0, 0)
+    on_progress("loading the model", 0, 0)
     loaded = load(config.model, device, config.seed)
-    Probe(loaded.model)  # refuses a model of another layout
-    fresh = pairs is None
-    if pairs is None:
-        told(f"sampling {len(problems) * config.samples} responses", 0, 0)
-        pairs = data.sample_pairs(
-            config, NativeEngine(loaded, RolloutConfig(max_rows=MAX_ROWS)), prompts, problems
-        )
+    EntropyProbe(loaded.model)  # refuses an unsupported architecture before any sampling
+    if stored is None:
+        on_progress(f"sampling {len(problems) * config.samples} responses", 0, 0)
+        engine = NativeEngine(loaded, RolloutConfig(max_rows=MAX_ROWS))
+        pairs = sample_pairs(config, engine, prompts, problems)
+    else:
+        pairs = stored
     vocabulary = len(loaded.model.get_output_embeddings().weight)
-    batch = data.make_batch(
-        data.spread(pairs, config.rows), vocabulary, int(shape.max_position_embeddings), config.data
-    )
-    done = 0
-
-    def advance(tokens: int) -> None:
-        nonlocal done
-        done += tokens
-        told("entropies", done, batch.num_tokens)
-
-    found = measure(loaded.model, batch, config.token_budget, advance)
+    batch = make_batch(evenly_spaced(pairs, config.rows), vocabulary, context, config.data)
+    entropies = _measure_with_progress(loaded.model, batch, config.token_budget, on_progress)
     report = {
         "model": target.label,
         "rows": len(batch),
         "vocabulary": vocabulary,
         "ceiling": math.log(vocabulary),
-        **summarize(found, config.tolerance),
+        **summarize(entropies, config.tolerance),
         "settings": dataclasses.asdict(config),
     }
+    _write_results(folder, report, pairs if stored is None else None)
+    on_progress("drawing", 0, 0)
+    return report, folder, draw(report, folder)
+
+
+def _make_prompts(config: EntropyConfig, tokenizer: Any, context: int) -> Prompts:
+    max_prompt_tokens = max(1, context - config.max_response_tokens)
+    return Prompts(
+        tokenizer,
+        config.template,
+        max_prompt_tokens,
+        "error",
+        config.prompt_style,
+        config.template_options,
+    )
+
+
+def _measure_with_progress(
+    model: Any, batch: Batch, token_budget: int, on_progress: OnProgress
+) -> dict[str, Any]:
+    num_done = 0
+
+    def advance(num_tokens: int) -> None:
+        nonlocal num_done
+        num_done += num_tokens
+        on_progress("entropies", num_done, batch.num_tokens)
+
+    return measure(model, batch, token_budget, advance)
+
+
+def _write_results(folder: Path, report: dict[str, Any], sampled: list[Pair] | None) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
             f"out={folder} cannot be written: {error.strerror}; choose another out=FOLDER"
         ) from error
-    if fresh:
-        data.store_pairs(pairs, folder / "responses.parquet")
+    if sampled is not None:
+        store_pairs(sampled, folder / "responses.parquet")
     write(folder / "entropy.json", json.dumps(report, indent=1) + "\n")
-    told("drawing", 0, 0)
-    return report, folder, draw(report, folder)
 
 
-def out_folder(config: data.EntropyConfig, target: Target) -> Path:
-    """eval/entropy of the run that the data or the model comes from, else entropy-MODEL here."""
+def output_folder(config: EntropyConfig, target: Target) -> Path:
+    """Returns `out`; if empty, eval/entropy of the data's or the model's run, else entropy-MODEL.
+
+    Raises: ConfigError when it is a file.
+    """
+    data = Path(config.data).expanduser()
     if config.out:
         folder = Path(config.out).expanduser()
-    elif (Path(config.data).expanduser() / "rollouts").is_dir():
-        folder = Path(config.data).expanduser() / "eval" / "entropy"
+    elif (data / "rollouts").is_dir():
+        folder = data / "eval" / "entropy"
     elif target.run:
         folder = target.run / "eval" / "entropy"
     else:

@@ -30,7 +30,7 @@ def run(overrides: list[str]) -> int:
         )
     if len(overrides) < 2 or "=" in overrides[1]:
         raise ConfigError("which model? postgrad analyze entropy MODEL data=...")
-    from postgrad.analysis.data import read_settings
+    from postgrad.analysis.settings import read_settings
     from postgrad.evaluation.model import find_model
 
     target = find_model(overrides[1])

@@ -16,7 +16,7 @@ Truth = str | float | list[str | float] | tuple[str | float, ...]
 
 
 def r1_zero_reward_fn(response: str, ground_truth: Truth, fast: bool = True) -> dict[str, float]:
-    """Score a response in the form `</think> <answer>...</answer>`.
+    """Scores a response in the form `</think> <answer>...</answer>`.
 
     `reward` is 1 when both format and answer are right. If `ground_truth` is a list, one of
     its items must match. With `fast=False`, answers whose text differs are compared
@@ -30,7 +30,7 @@ def r1_zero_reward_fn(response: str, ground_truth: Truth, fast: bool = True) -> 
 def question_only_reward_fn(
     response: str, ground_truth: Truth, fast: bool = True
 ) -> dict[str, float]:
-    """Score a response whose answer is in a closed \\boxed{...}; otherwise as r1_zero_reward_fn."""
+    """Scores a response whose answer is in a closed \\boxed{...}; else like r1_zero_reward_fn."""
     return _reward("boxed" if fast else "math", response, ground_truth)
 
 
@@ -55,7 +55,7 @@ def _reward(verifier: str, response: str, ground_truth: Truth) -> dict[str, floa
 
 @cache
 def _pool() -> VerifierPool:
-    """Return the shared pool; its child process starts at first use and ends with this process."""
+    """Returns the shared pool; its child process starts at first use and ends with this process."""
     pool = VerifierPool(1, TIMEOUT_S)
     atexit.register(pool.close)
     return pool
