@@ -1,17 +1,20 @@
-"""Methods: how one algorithm fills the stages of a step. One file each; base.py has the stages they share.
+"""Training methods: one file per algorithm. base.py has the stages that all methods share.
 
-What several of them start from: grpo.py (a group, advantages, a policy loss), mixed.py (rows with tokens of others), thinking.py (thoughts
-before answers).
+    sft, dpo, ppo, grpo, luffy, exgrpo, bupo, classmate    the methods
+    support/                                               code that several methods share
 
-METHODS maps names to classes by dotted path; a user gives the same kind of path. Nothing registers itself at import.
+METHODS maps each name to a class. A user's own method is given as `package.module:Class` or
+`file.py:Class`. Nothing registers itself at import.
+
+May import: everything below `methods` in the layers of pyproject.toml (rollout, model, data,
+verifiers, judge, algorithms, types, config). Must not import training, cluster or the command line.
 """
 
 import importlib
-import sys
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from postgrad.errors import ConfigError, did_you_mean
+from postgrad.user_code import add_current_folder, is_path, load_object
 
 if TYPE_CHECKING:
     from postgrad.methods.base import Method
@@ -29,30 +32,27 @@ METHODS = {
 
 
 def find_method(name: str) -> "type[Method]":
-    """The class of a built-in method's name, or of `package.module:Class` (the current folder counts, as with python -m)."""
-    path = METHODS.get(name, name)
-    module_name, colon, class_name = path.partition(":")
-    if not colon:
+    """The class of a built-in method, or of a user's own.
+
+    Args:
+        name: a key of METHODS, `package.module:Class` or `file.py:Class`.
+
+    Raises:
+        ConfigError: there is no such method.
+    """
+    add_current_folder()  # worker processes and verifiers import modules of the user from there
+    if name in METHODS:
+        module_name, _, class_name = METHODS[name].partition(":")
+        return getattr(importlib.import_module(module_name), class_name)
+    if not is_path(name):
         raise ConfigError(
-            f"method={name} is unknown; {did_you_mean(name, METHODS)} Your own: method=package.module:Class"
+            f"method={name} is unknown; {did_you_mean(name, METHODS)} "
+            "Your own: method=package.module:Class or method=file.py:Class"
         )
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"method={name}: no module {error.name}; run from the folder that holds it, or install it"
-        ) from error
+    return load_object(name, f"method={name}", _is_method, "method class")
+
+
+def _is_method(value: Any) -> bool:
     from postgrad.methods.base import Method
 
-    found = vars(module).get(class_name)
-    if not (isinstance(found, type) and issubclass(found, Method)):
-        classes = [
-            k for k, v in vars(module).items() if isinstance(v, type) and issubclass(v, Method)
-        ]
-        raise ConfigError(
-            f"method={name}: {module_name} has no method class {class_name}; {did_you_mean(class_name, classes)}"
-        )
-    return found
+    return isinstance(value, type) and issubclass(value, Method)

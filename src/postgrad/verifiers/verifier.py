@@ -4,22 +4,19 @@ A verifier of the user's own is given as `package.module:function` or `path/to/f
 bool, a number, or a dict with `score`; what it raises becomes a Failure. A weighted sum of verifiers is written out (combine.py).
 """
 
-import importlib
-import importlib.util
 import inspect
 import math
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from postgrad.errors import ConfigError, did_you_mean
 from postgrad.problem import Failure, Problem, Score
+from postgrad.user_code import load_object
 
 Verifier = Callable[[str, Problem], Any]  # Score | Failure, or what as_score makes one of
 
@@ -195,25 +192,8 @@ def load(path: str) -> Verifier:
 
 
 def load_function(path: str, kind: str) -> Any:
-    """A function of the user's own, `kind` in messages. Raises ConfigError."""
-    place, _, name = path.rpartition(":")
-    try:
-        module = (
-            _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
-        )
-    except Exception as error:
-        raise ConfigError(f"{kind} {path} cannot be imported: {one_line(error)}") from error
-    function = vars(module).get(name)
-    if not callable(function):
-        functions = [
-            key
-            for key, value in vars(module).items()
-            if callable(value) and not key.startswith("_")
-        ]
-        raise ConfigError(
-            f"{kind} {path}: {place} has no function {name}; {did_you_mean(name, functions)}"
-        )
-    return function
+    """A user's own function, called `kind` in error messages. Raises ConfigError."""
+    return load_object(path, f"{kind} {path}", callable, "function")
 
 
 def _checked(function: Any, path: str) -> Verifier:
@@ -245,18 +225,6 @@ def _checked(function: Any, path: str) -> Verifier:
             f"verifier {path}{signature} cannot be called as function(response, problem): it gets {hint}"
         ) from error
     return function
-
-
-def _load_file(file: Path) -> ModuleType:
-    if not file.is_file():
-        raise FileNotFoundError("there is no such file")
-    spec = importlib.util.spec_from_file_location(f"postgrad_verifier_{file.stem}", file)
-    if spec is None or spec.loader is None:
-        raise ImportError("not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses of the file look their module up
-    spec.loader.exec_module(module)
-    return module
 
 
 def run_verifier(function: Verifier, response: str, problem: Problem) -> Score | Failure:

@@ -1,0 +1,99 @@
+"""Loads a user's own class or function, given as `file.py:name` or `package.module:name`.
+
+Methods, losses, advantages, verifiers and tools are found this way. Nothing registers itself at import.
+"""
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from postgrad.errors import ConfigError, did_you_mean
+
+
+def is_path(name: str) -> bool:
+    """Whether a setting's value names a user's own object instead of a built-in one."""
+    return ":" in name
+
+
+def load_object(path: str, label: str, is_valid: Callable[[Any], bool], kind: str) -> Any:
+    """The object at `file.py:name` or `package.module:name`.
+
+    Args:
+        path: a file or module, a colon, and a name defined in it. A relative file is looked up in
+            the current folder, then in the folders of sys.path, as modules are.
+        label: the start of error messages, such as `method.loss=mine.py:soft`.
+        is_valid: whether an object of the module is of the wanted kind.
+        kind: the wanted kind, for error messages, such as `function`.
+
+    Raises:
+        ConfigError: the module cannot be imported, or has no such object.
+    """
+    place, _, name = path.rpartition(":")
+    module = load_module(place, label)
+    value = vars(module).get(name)
+    if not is_valid(value):
+        others = [
+            key
+            for key, other in vars(module).items()
+            if is_valid(other) and not key.startswith("_")
+        ]
+        raise ConfigError(f"{label}: {place} has no {kind} {name}; {did_you_mean(name, others)}")
+    return value
+
+
+def load_module(place: str, label: str) -> ModuleType:
+    """The module of a file or of a dotted name. Raises ConfigError, which starts with `label`."""
+    add_current_folder()
+    try:
+        if place.endswith(".py"):
+            file = find_file(place)
+            return _load_file(file, file.stat().st_mtime_ns)
+        return importlib.import_module(place)
+    except Exception as error:
+        lines = str(error).split("\n")
+        reason = f"{type(error).__name__}: {lines[0]}" if lines[0] else type(error).__name__
+        raise ConfigError(f"{label} cannot be imported: {reason}") from error
+
+
+def add_current_folder() -> None:
+    """Let modules of the current folder be imported, as `python -m` does."""
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+
+
+def find_file(place: str) -> Path:
+    """The absolute path of a Python file. Raises FileNotFoundError.
+
+    Worker processes may run in another folder. They get the driver's sys.path, so that they find
+    the same file.
+    """
+    file = Path(place).expanduser()
+    for folder in (Path.cwd(), *map(Path, sys.path)):
+        candidate = folder / file  # an absolute file ignores the folder
+        if candidate.is_file():
+            return candidate.resolve()
+    raise FileNotFoundError(f"there is no such file in {Path.cwd()}")
+
+
+@cache
+def _load_file(file: Path, modified_ns: int) -> ModuleType:
+    """Execute a file as a module. A file that was changed since is executed again."""
+    digest = hashlib.blake2b(f"{file}/{modified_ns}".encode(), digest_size=4).hexdigest()
+    spec = importlib.util.spec_from_file_location(f"postgrad_user_{file.stem}_{digest}", file)
+    if spec is None or spec.loader is None:
+        raise ImportError("not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses of the file look up their module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[spec.name]
+        raise
+    return module
