@@ -79,7 +79,7 @@ def test_verdicts_and_failures_are_those_of_the_local_pool(verifiers):
     with VerifierPool(workers=2, timeout_s=2) as pool:
         local = pool.verify(items, names)
     assert there.verify(items, names) == local and there.verify([], []) == []
-    assert local[1] == Failure("timeout", "no verdict within 2 s") and local[3].kind == "crash"
+    assert local[1] == Failure("timeout", "no score within 2 s") and local[3].kind == "crash"
     assert [v.value for v in local[-41:]] == [float(i % 3 == 1) for i in range(40)] + [1.0]
     cases = ["dict", "nan", "none", "missing"]
     returned = there.verify([(case, problem()) for case in cases], [f"{HOSTILE}:returns"] * 4)
@@ -97,7 +97,7 @@ def test_they_judge_below_several_actors_where_the_driver_stands_and_leave_nothi
     (tmp_path / "mine.py").write_text(DEADLY.read_text())
     there = verifiers(2)
     scorer = Scorer("mine.py:below", timeout_s=20, workers=1)
-    scorer.pool = there
+    scorer.backend = there
     found = scorer.score([problem(str(tmp_path))] * 40, ["x"] * 40)
     scorer.close()
     assert {v.value for v in found} == {1.0} == {v.parts["here"] for v in found}

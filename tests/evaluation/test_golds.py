@@ -5,7 +5,7 @@ import pytest
 from postgrad.evaluation.golds import FORM_ONLY, SAID, check, gold_response, near_miss
 from postgrad.problem import Problem
 from postgrad.verifiers.scorer import Scorer
-from postgrad.verifiers.verifier import VERIFIERS
+from postgrad.verifiers.table import VERIFIERS
 
 
 def problem(

@@ -4,7 +4,7 @@ import pytest
 
 from postgrad.evaluation.votes import FINDERS, can_vote, vote
 from postgrad.problem import Problem
-from postgrad.verifiers.verifier import VERIFIERS
+from postgrad.verifiers.table import VERIFIERS
 
 
 def problem(truth: str) -> Problem:

@@ -1,4 +1,4 @@
-"""Verifiers of a user's own, good and bad; the pool's tests name them as hostile_verifiers.py:function."""
+"""User verifiers, good and bad, for the tests of the pool."""
 
 import ctypes
 import json
@@ -15,7 +15,7 @@ def length(response, problem):
 
 
 def by_command(response, problem):
-    """Does what the response says, so that good and bad responses can share a chunk."""
+    """Do what the response says, so that good and bad responses can be in one chunk."""
     if response == "sleep":
         time.sleep(1000)
     if response == "exit":
@@ -68,13 +68,13 @@ def returns(response, problem):
 
 
 def grandchild(response, problem):
-    """Starts a process of its own, notes its id where the response says, and hangs."""
+    """Start a process, write its id to the file that the response names, and hang."""
     process = subprocess.Popen(["sleep", "1000"])
     Path(response).write_text(str(process.pid))
     time.sleep(1000)
 
 
-def looks_around(response, problem):
+def inspect_environment(response, problem):
     return {
         "score": 1.0,
         "torch": "torch" in sys.modules,

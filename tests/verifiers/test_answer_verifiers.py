@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 
 from postgrad.problem import Failure, Problem, Score
 from postgrad.verifiers import answers
-from postgrad.verifiers.verifier import VERIFIERS, load
+from postgrad.verifiers.lookup import load_verifier
+from postgrad.verifiers.table import VERIFIERS
 
 
 def score(name: str, response: str, truth: str) -> Score | Failure:
-    return load(VERIFIERS[name].path)(response, Problem("p1", (), truth))
+    return load_verifier(VERIFIERS[name].path)(response, Problem("p1", (), truth))
 
 
 def value(name: str, response: str, truth: str) -> float:
@@ -282,7 +283,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", [name for name, spec in VERIFIERS.items() if spec.inline])
 def test_inline_verifiers_are_not_quadratic_on_hostile_texts(name):
-    function = load(VERIFIERS[name].path)
+    function = load_verifier(VERIFIERS[name].path)
     megabytes = {
         "a megabyte of digits": "7" * 1_000_000,
         "a megabyte of boxes": "\\boxed{7} " * 100_000,

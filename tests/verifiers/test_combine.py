@@ -1,12 +1,15 @@
-"""combine.py: sums of verifiers as one setting, their parts, and what is wrong with one that cannot be read."""
+"""Weighted sums of verifiers: parsing, the parts of a sum, malformed sums."""
+
+import re
 
 import pytest
 
 from postgrad.errors import ConfigError
 from postgrad.problem import Failure, Problem, Score
-from postgrad.verifiers.combine import Term, combined, terms_of
+from postgrad.verifiers.combine import Term, parse_sum
+from postgrad.verifiers.lookup import find_verifier, is_sum, load_verifier
+from postgrad.verifiers.port import Verifier
 from postgrad.verifiers.scorer import Scorer
-from postgrad.verifiers.verifier import find_verifier, is_sum
 
 PROBLEM = Problem("p1", (), "42", "math")
 
@@ -37,8 +40,9 @@ PROBLEM = Problem("p1", (), "42", "math")
         ),
     ],
 )
-def test_sums_are_read(text, terms):
-    assert is_sum(text) and terms_of(text) == terms
+def test_parse_sum(text, terms):
+    assert is_sum(text)
+    assert parse_sum(text) == terms
 
 
 @pytest.mark.parametrize(
@@ -49,36 +53,41 @@ def test_plain_names_are_not_sums(name):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "culprit"),
     [
-        ("mth + 0.1*format", "did you mean math?"),
-        ("math + 0.1*fromat", "did you mean format?"),
-        ("math + ", "is not"),
-        ("math * 0.1", "is not weight*verifier"),
-        ("math + x y", "is not weight*verifier"),
-        ("overlong(4)", "is not name=number"),
-        ("overlong(limit=many)", "is not name=number"),
-        ("overlong(limitt=4)", "did you mean limit?"),
-        ("exact(limit=4)", "has no argument limit"),
-        ("math + math", "stands there twice"),
-        ("2 - 1", "no verifier in it"),
-        ("math + nowhere.py:right", "there is no such file"),
+        ("mth + 0.1*format", "mth"),
+        ("math + 0.1*fromat", "fromat"),
+        ("math + ", "math +"),
+        ("math * 0.1", "math * 0.1"),
+        ("math + x y", "x y"),
+        ("overlong(4)", "4"),
+        ("overlong(limit=many)", "limit=many"),
+        ("overlong(limitt=4)", "limitt"),
+        ("exact(limit=4)", "limit"),
+        ("math + math", "math"),
+        ("2 - 1", "2 - 1"),
+        ("math + nowhere.py:right", "nowhere.py:right"),
     ],
 )
-def test_wrong_sums_are_one_clear_line(text, message):
-    with pytest.raises(ConfigError) as error:
+def test_malformed_sums_are_refused_in_one_line(text, culprit):
+    with pytest.raises(ConfigError, match=re.escape(culprit)) as error:
         find_verifier(text)
-    assert message in str(error.value) and "\n" not in str(error.value)
+    assert "\n" not in str(error.value)
 
 
-def test_a_sum_needs_the_pool_if_a_term_does():
+def test_a_sum_runs_in_the_pool_if_a_term_does():
     assert find_verifier("boxed + 0.1*format").inline is True
     assert find_verifier("math + 0.1*format").inline is False
-    assert find_verifier("code + 0.1*format").seconds == find_verifier("code").seconds > 0
+    code_limit_s = find_verifier("code").time_limit_s
+    assert find_verifier("code + 0.1*format").time_limit_s == code_limit_s > 0
 
 
-def test_parts_are_the_terms_and_their_parts():
-    verifier = combined("2*boxed + 0.5*format - 0.25")
+def load_sum(text: str) -> Verifier:
+    return load_verifier(find_verifier(text).path)
+
+
+def test_parts_of_a_sum_are_the_terms_and_their_parts():
+    verifier = load_sum("2*boxed + 0.5*format - 0.25")
     assert verifier("\\boxed{42}", PROBLEM) == Score(
         1.75, {"boxed": 1.0, "boxed.answer": 1.0, "boxed.format": 1.0, "format": 0.0}
     )
@@ -86,45 +95,39 @@ def test_parts_are_the_terms_and_their_parts():
     assert verifier(tagged, PROBLEM) == Score(
         0.25, {"boxed": 0.0, "boxed.answer": 0.0, "boxed.format": 1.0, "format": 1.0}
     )
-    assert combined("3*boxed.format")(tagged, PROBLEM) == Score(3.0, {"boxed.format": 1.0})
-    two = combined("length(limit=10) - length(limit=20)")("x" * 10, PROBLEM)
-    assert (
-        isinstance(two, Score)
-        and two.value == pytest.approx(0.5)
-        and two.parts["length(limit=20)"] == 0.5
-    )
+    assert load_sum("3*boxed.format")(tagged, PROBLEM) == Score(3.0, {"boxed.format": 1.0})
+    difference = load_sum("length(limit=10) - length(limit=20)")("x" * 10, PROBLEM)
+    assert difference.value == pytest.approx(0.5)
+    assert difference.parts["length(limit=20)"] == 0.5
 
 
-def test_one_failure_fails_the_sum_by_name():
-    result = combined("boxed + gsm8k")("\\boxed{x}", Problem("p1", (), "x", "math"))
-    assert (
-        isinstance(result, Failure)
-        and result.kind == "invalid"
-        and result.reason.startswith("gsm8k: ")
-    )
-    result = combined("boxed.color")("\\boxed{42}", PROBLEM)
-    assert isinstance(result, Failure) and "no part color" in result.reason
-    result = combined("overlong(limit=4, buffer=20)")("x", PROBLEM)
-    assert isinstance(result, Failure) and "at most the limit" in result.reason
+@pytest.mark.parametrize(
+    ("text", "response", "truth", "reason"),
+    [
+        ("boxed + gsm8k", "\\boxed{x}", "x", "gsm8k: "),
+        ("boxed.color", "\\boxed{42}", "42", "boxed has no part color"),
+        ("overlong(limit=4, buffer=20)", "x", "42", "overlong(limit=4,buffer=20): "),
+    ],
+)
+def test_a_failed_term_fails_the_sum(text, response, truth, reason):
+    result = load_sum(text)(response, Problem("p1", (), truth, "math"))
+    assert isinstance(result, Failure)
+    assert result.kind == "invalid"
+    assert result.reason.startswith(reason)
 
 
-def test_judge_takes_a_sum_and_auto_in_it(hostile):
+def test_scorer_accepts_sums_with_auto(hostile):
     problems = [Problem("a", (), "42", "openai/gsm8k"), Problem("b", (), "8", "math_dapo")]
-    tags = "t </think> <answer>{}</answer>"
+    tagged = "t </think> <answer>{}</answer>"
+    responses = ["#### 42", "\\boxed{2^3}", tagged.format("42"), tagged.format("\\boxed{9}")]
     with Scorer("auto + 0.1*format", workers=1, timeout_s=30) as scorer:
         scorer.check(problems)
-        results = scorer.score(
-            problems * 2, ["#### 42", "\\boxed{2^3}", tags.format("42"), tags.format("\\boxed{9}")]
-        )
-    assert [r.value for r in results if isinstance(r, Score)] == pytest.approx([1.0, 1.0, 1.1, 0.1])
-    assert (
-        isinstance(results[0], Score)
-        and "gsm8k" in results[0].parts
-        and isinstance(results[1], Score)
-        and "math" in results[1].parts
-    )
+        results = scorer.score(problems * 2, responses)
+    assert [result.value for result in results] == pytest.approx([1.0, 1.0, 1.1, 0.1])
+    assert "gsm8k" in results[0].parts
+    assert "math" in results[1].parts
     with Scorer(f"0.5*{hostile('length')} + exact", workers=1, timeout_s=30) as scorer:
         (result,) = scorer.score(problems[:1], ["42"])
-    assert isinstance(result, Score) and result.value == 2.0
-    with pytest.raises(ConfigError, match="did you mean format"):
+    assert result.value == 2.0
+    with pytest.raises(ConfigError, match=r"reward\.verifier=fromat"):
         Scorer("auto + 0.1*fromat")

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from postgrad.problem import Failure, Problem, Score
-from postgrad.verifiers.verifier import VERIFIERS
+from postgrad.verifiers.table import VERIFIERS
 
 TAGS = "t </think> <answer>{}</answer>"
 

@@ -10,7 +10,7 @@ import pytest
 from postgrad.problem import Failure, Problem, Score
 from postgrad.verifiers.answers import truth_of
 from postgrad.verifiers.scorer import Scorer
-from postgrad.verifiers.verifier import choose
+from postgrad.verifiers.table import choose
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 

@@ -1,5 +1,6 @@
-"""verifier.py and score.py: names, choice by data source, what a user's function may return."""
+"""Verifiers by name and by data source, users' verifiers, and the Scorer."""
 
+import re
 import subprocess
 import sys
 
@@ -7,8 +8,10 @@ import pytest
 
 from postgrad.errors import ConfigError
 from postgrad.problem import Failure, Problem, Score
+from postgrad.verifiers.lookup import find_verifier, load_verifier
+from postgrad.verifiers.port import as_score
 from postgrad.verifiers.scorer import Scorer
-from postgrad.verifiers.verifier import SOURCES, VERIFIERS, as_score, choose, find_verifier, load
+from postgrad.verifiers.table import SOURCES, VERIFIERS, choose
 
 
 @pytest.mark.parametrize(
@@ -53,20 +56,21 @@ from postgrad.verifiers.verifier import SOURCES, VERIFIERS, as_score, choose, fi
         ("taco", "code"),
     ],
 )
-def test_choice_by_data_source(source, name, problem):
+def test_choose_by_data_source(source, name, problem):
     assert choose(problem("5", source)) == name
 
 
 @pytest.mark.parametrize(
     "source", ["research", "mathematics", "claimed", "decode", "arcade", "happs", ""]
 )
-def test_unknown_source_names_itself_and_the_setting(source, problem):
-    with pytest.raises(ConfigError, match=r"reward\.verifier=NAME") as error:
+def test_unknown_data_source_is_refused(source, problem):
+    with pytest.raises(ConfigError, match=r"reward\.verifier") as error:
         choose(problem("5", source))
-    assert repr(source) in str(error.value) and "\n" not in str(error.value)
+    assert repr(source) in str(error.value)
+    assert "\n" not in str(error.value)
 
 
-def test_every_data_set_with_a_truth_has_a_verifier(problem):
+def test_every_data_set_with_ground_truth_has_a_verifier(problem):
     from postgrad.data.prepare.catalog import SETS
 
     sources = {
@@ -77,66 +81,63 @@ def test_every_data_set_with_a_truth_has_a_verifier(problem):
         assert choose(problem("5", source)) in VERIFIERS
 
 
-def test_a_prompt_that_asks_for_a_line_with_the_answer():
+def test_a_prompt_that_asks_for_an_answer_line_is_scored_by_it():
     asks = {"role": "user", "content": "What is 2+3? The last line must read Answer: $Answer"}
     assert choose(Problem("p1", (asks,), "5", "math_dapo")) == "math_answer"
     boxes = {"role": "user", "content": "What is 2+3? Answer: with \\boxed{}"}
     assert choose(Problem("p1", (boxes,), "5", "math_dapo")) == "math"
 
 
-def test_no_source_but_a_boxed_prompt_is_maths():
+def test_a_boxed_prompt_without_data_source_is_math():
     system = {"role": "system", "content": "Put the final answer within \\boxed{}."}
     assert choose(Problem("p1", (system,), "5")) == "math"
 
 
-def test_every_name_in_the_tables_exists():
+def test_every_verifier_in_the_tables_can_be_loaded():
     assert {name for _, name in SOURCES} <= set(VERIFIERS)
     for spec in VERIFIERS.values():
         assert spec.inline is spec.path.startswith(
             ("postgrad.verifiers.answers:", "postgrad.verifiers.form:")
         )
         if spec.inline:
-            assert callable(load(spec.path))
+            assert callable(load_verifier(spec.path))
 
 
-def test_a_function_of_the_users_own(hostile, tmp_path, monkeypatch):
+def test_user_verifier_by_path(hostile, tmp_path, monkeypatch):
     assert find_verifier(hostile("length")).inline is False
     (tmp_path / "mine.py").write_text("def right(response, problem):\n    return 1.0\n")
     monkeypatch.chdir(tmp_path)
-    assert load(find_verifier("mine.py:right").path)("", None) == 1.0  # type: ignore[arg-type]
+    assert load_verifier(find_verifier("mine.py:right").path)("", None) == 1.0  # type: ignore[arg-type]
     assert (
         find_verifier("postgrad.verifiers.answers:exact").path == "postgrad.verifiers.answers:exact"
     )
 
 
-def test_a_function_with_verls_arguments_gets_them_by_name(tmp_path):
+def test_a_function_with_verl_arguments_gets_them_by_name(tmp_path):
     (tmp_path / "theirs.py").write_text(
         "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
-        "    return {'score': float(solution_str == ground_truth), 'index': extra_info['index'], 'known': data_source == 'sums'}\n"
+        "    score = float(solution_str == ground_truth)\n"
+        "    known = data_source == 'sums'\n"
+        "    return {'score': score, 'index': extra_info['index'], 'known': known}\n"
         "def short(solution_str, ground_truth, data_source):\n"
         "    return len(solution_str) - len(ground_truth)\n"
     )
     problem = Problem(
         "u", ({"role": "user", "content": "1+1"},), "2", "sums", (), {"extra_info": {"index": 7}}
     )
-    verifier = load(find_verifier(f"{tmp_path}/theirs.py:compute_score").path)
+    verifier = load_verifier(find_verifier(f"{tmp_path}/theirs.py:compute_score").path)
     assert as_score(verifier("2", problem)) == Score(1.0, {"index": 7.0, "known": 1.0})
     assert as_score(verifier("3", problem)) == Score(0.0, {"index": 7.0, "known": 1.0})
-    assert load(find_verifier(f"{tmp_path}/theirs.py:short").path)("1234", problem) == 3
+    assert load_verifier(find_verifier(f"{tmp_path}/theirs.py:short").path)("1234", problem) == 3
 
 
 @pytest.mark.parametrize(
     "arguments", ["completions, **columns", "response", "*, response, problem"]
 )
-def test_a_function_that_takes_other_arguments_is_refused_before_anything_is_sampled(
-    arguments, tmp_path
-):
+def test_a_function_with_other_arguments_is_refused(arguments, tmp_path):
     (tmp_path / "odd.py").write_text(f"def odd({arguments}):\n    return 1.0\n")
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ConfigError, match=re.escape(f"odd.py:odd({arguments})")):
         find_verifier(f"{tmp_path}/odd.py:odd")
-    assert f"odd.py:odd({arguments}) cannot be called as function(response, problem)" in str(
-        error.value
-    )
 
 
 @pytest.mark.parametrize(
@@ -153,22 +154,21 @@ def test_a_function_that_takes_other_arguments_is_refused_before_anything_is_sam
         ("BROKEN:right", "ZeroDivisionError"),
     ],
 )
-def test_wrong_names_are_one_clear_line(name, message, hostile, tmp_path):
+def test_wrong_names_are_refused_in_one_line(name, message, hostile, tmp_path):
     broken = tmp_path / "broken.py"
     broken.write_text("1 / 0\n")
     name = name.replace("HERE", hostile("").rpartition("/")[0]).replace("BROKEN", str(broken))
     with pytest.raises(ConfigError) as error:
         find_verifier(name)
-    assert message in str(error.value) and "\n" not in str(error.value)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
 
 
-def test_as_score_takes_what_users_return():
+def test_as_score_accepts_numbers_dicts_and_scores():
     numpy = pytest.importorskip("numpy")
-    assert (
-        as_score(True) == Score(1.0)
-        and as_score(2) == Score(2.0)
-        and as_score(numpy.float32(0.5)) == Score(0.5)
-    )
+    assert as_score(True) == Score(1.0)
+    assert as_score(2) == Score(2.0)
+    assert as_score(numpy.float32(0.5)) == Score(0.5)
     assert as_score(Score(0.5, {"a": 1.0})) == Score(0.5, {"a": 1.0})
     assert as_score({"score": 0.5, "acc": True, "pred": "42"}) == Score(0.5, {"acc": 1.0})
     assert as_score(Failure("judge", "no")) == Failure("judge", "no")
@@ -194,12 +194,13 @@ def test_as_score_takes_what_users_return():
         Score("1"),  # type: ignore[arg-type]
     ],
 )
-def test_as_score_refuses_the_rest(result):
+def test_as_score_refuses_other_values(result):
     failure = as_score(result)
-    assert isinstance(failure, Failure) and failure.kind == "invalid"
+    assert isinstance(failure, Failure)
+    assert failure.kind == "invalid"
 
 
-def test_judge_mixes_sources_in_order(problem):
+def test_scorer_chooses_a_verifier_per_problem(problem):
     problems = [
         problem("590", "arithmetic/digits"),
         problem("5", "openai/gsm8k"),
@@ -211,7 +212,7 @@ def test_judge_mixes_sources_in_order(problem):
     assert [result.value for result in results if isinstance(result, Score)] == [1, 1, 1, 0]
 
 
-def test_judge_takes_the_named_verifier_for_all(problem):
+def test_scorer_uses_the_named_verifier_for_all(problem):
     with Scorer("exact") as scorer:
         assert scorer.score([problem("8", "math_dapo")], ["\\boxed{8}"]) == [
             Score(0.0, {"answer": 0.0})
@@ -219,15 +220,15 @@ def test_judge_takes_the_named_verifier_for_all(problem):
         assert scorer.score([], []) == []
 
 
-def test_judge_refuses_what_cannot_work(problem):
-    for settings in (
-        {"verifier": "mth"},
-        {"timeout_s": 0},
-        {"timeout_s": float("nan")},
-        {"workers": 0},
+def test_scorer_refuses_wrong_settings(problem):
+    for key, value in (
+        ("verifier", "mth"),
+        ("timeout_s", 0),
+        ("timeout_s", float("nan")),
+        ("workers", 0),
     ):
-        with pytest.raises(ConfigError):
-            Scorer(**settings)
+        with pytest.raises(ConfigError, match=rf"reward\.{key}={value}"):
+            Scorer(**{key: value})
     scorer = Scorer()
     with pytest.raises(ConfigError, match="'nobody/knows'"):
         scorer.check([problem("5"), problem("5", "nobody/knows")])
@@ -236,12 +237,12 @@ def test_judge_refuses_what_cannot_work(problem):
     scorer.close()
 
 
-def test_the_trainer_process_stays_free_of_math_verify_and_the_port_of_torch():
+def test_scorer_imports_neither_torch_nor_math_verify():
     code = """if True:
         import sys
         from postgrad.problem import Problem
         from postgrad.verifiers.scorer import Scorer
-        assert "torch" not in sys.modules, "the rewards room imports torch"
+        assert "torch" not in sys.modules, "postgrad.verifiers imports torch"
         with Scorer("math", 30, 1) as scorer:
             result, = scorer.score([Problem("p", (), "8")], ["\\\\boxed{2^3}"])
         assert result.value == 1, result

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from postgrad.errors import ConfigError, RunError
 from postgrad.problem import Failure, Problem, Score
-from postgrad.verifiers.child import encode, problem_from
+from postgrad.verifiers.child import decode_problem, encode
 from postgrad.verifiers.pool import VerifierPool
 
 
@@ -27,7 +27,7 @@ class VerifierActor:
     def verify(self, chunk: bytes) -> bytes:
         """The verdicts of a chunk, or ["config" | "error", words]."""
         message = json.loads(chunk)
-        problems = [problem_from(data) for data in message["problems"]]
+        problems = [decode_problem(data) for data in message["problems"]]
         items = [(response, problems[index]) for index, response, _ in message["items"]]
         try:
             found = self.pool.verify(items, [name for _, _, name in message["items"]])

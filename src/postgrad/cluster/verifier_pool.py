@@ -18,8 +18,8 @@ from postgrad.cluster.verifier_actor import VerifierActor, chunk_of, verdicts_of
 from postgrad.config.schema import Config
 from postgrad.errors import RunError
 from postgrad.problem import Failure, Problem, Score
+from postgrad.verifiers.lookup import find_verifier
 from postgrad.verifiers.pool import MAX_CHUNK
-from postgrad.verifiers.verifier import find_verifier
 
 
 @dataclass
@@ -63,7 +63,7 @@ class Verifiers(Actors):
     ) -> list[Score | Failure]:
         """A Score or a Failure for each (response, problem), in order, as VerifierPool.verify gives them."""
         for name in set(verifier_names) - set(self.seconds):
-            self.seconds[name] = max(self.config.reward.timeout_s, find_verifier(name).seconds)
+            self.seconds[name] = max(self.config.reward.timeout_s, find_verifier(name).time_limit_s)
         with self.lock:
             return self._verify(items, verifier_names)
 

@@ -20,7 +20,8 @@ from typing import Any
 from postgrad.config.schema import RolloutConfig
 from postgrad.errors import ConfigError, did_you_mean
 from postgrad.problem import Problem
-from postgrad.verifiers.verifier import load_function, one_line
+from postgrad.verifiers.loading import load_function
+from postgrad.verifiers.port import one_line
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 HIDDEN = ("problem", "state")  # what a tool may ask of us

@@ -1,10 +1,18 @@
-"""Verifiers: judge one response against one problem, a Score with named parts or a typed Failure, never a silent zero.
+"""Verifiers: score one response against one problem, as a Score with named parts or a Failure.
 
-verifier.py is the port and the table of names, combine.py reads weighted sums of them, answers.py, equal.py and closed.py judge by text
-and number, shape.py by form and length, math.py by algebra, code.py by running programs in sandbox.py (walls.py is bubblewrap's side of
-it, seccomp.py the filter of calls, inside/ what runs there, outcome.py how it ended, suites.py test after test; sandbox_server.py and
-sandbox_client.py take it over HTTP, fusion.py asks a Sandbox Fusion server, sandbox_line.py is the way to both). pool.py and child.py
-run what is slow or could be attacked in killable child processes, judge.py asks a language model for a mark, pairwise.py which of two
-answers is better, scorer.py has the Scorer that the score stage uses. May touch problem, errors and config; imports no torch, so that a
-child starts fast.
+- port.py: what a verifier is, and how its return value becomes a Score.
+- table.py: the built-in verifiers by name, and the one for each data source.
+- loading.py: functions by path, `package.module:function` or `file.py:function`.
+- combine.py: weighted sums of verifiers.
+- lookup.py: from the text of `reward.verifier` to a verifier.
+- scorer.py: the Scorer of the score stage.
+- pool.py, child.py: verifiers in child processes that can be killed.
+- answers.py: finding the answer in a response; the verifiers that need nothing else.
+- equality.py, closed_form.py: whether two answers are equal, by text and by number.
+- math.py: equality by computer algebra.
+- form.py: format and length.
+- code.py: programs against tests, in the sandbox.
+
+May import sandbox, config, problem and errors. It imports no torch, so that a child process starts
+fast; only child processes import math.py and code.py.
 """

@@ -1,8 +1,13 @@
-"""What runs in the pool's child process: read chunks of work, judge, answer. Imports no torch and nothing heavy of ours.
+"""The main program of a pool's child process: reads chunks of work, runs verifiers, replies.
 
-Messages are JSON lines over one socket. In: {"problems": [...], "items": [[id, path, problem index, response, seconds], ...]}.
-Out: ["ready"], then for each item ["start", id] and ["done", id, value, parts] or ["failed", id, kind, reason]; ["bye"] before a
-wanted exit. An item's clock runs from its "start", so loading its verifier does not count.
+Messages are JSON lines over one socket.
+
+- In: {"problems": [...], "items": [[id, path, problem index, response, time limit in s], ...]}.
+- Out: ["ready"] once. Per item ["start", id], then ["done", id, value, parts] or
+  ["failed", id, kind, reason]. ["bye"] before the process exits on purpose.
+
+The clock of an item starts with its "start", so that loading its verifier does not count.
+Imports no torch.
 """
 
 import contextlib
@@ -18,61 +23,57 @@ from typing import Any
 
 from postgrad.errors import ConfigError
 from postgrad.problem import Failure, Problem, Score
-from postgrad.verifiers.verifier import load, one_line, run_verifier
+from postgrad.verifiers.lookup import load_verifier
+from postgrad.verifiers.port import one_line, run_verifier
 
-GRACE_S = 2.0  # the parent kills at the time limit; the kernel's alarm does so this much later, should the parent be gone
+# The parent kills at the time limit. If the parent is gone, the kernel's alarm does, this much later.
+GRACE_S = 2.0
 
 
 def main() -> None:
-    channel_fd, parent, timeout_s, memory_bytes = (
-        int(sys.argv[1]),
-        int(sys.argv[2]),
-        float(sys.argv[3]),
-        int(sys.argv[4]),
-    )
+    channel_fd = int(sys.argv[1])
+    parent_pid = int(sys.argv[2])
+    timeout_s = float(sys.argv[3])
+    memory_bytes = int(sys.argv[4])
     os.set_inheritable(channel_fd, False)
-    threading.Thread(target=_exit_with, args=(parent,), daemon=True).start()
-    signal.signal(
-        signal.SIGTERM, lambda *_: None
-    )  # the parent's to handle, where all processes of a run get it; it kills us when it ends
+    threading.Thread(target=_exit_with_parent, args=(parent_pid,), daemon=True).start()
+    # A scheduler may send SIGTERM to all processes of a run. The parent handles it and kills us.
+    signal.signal(signal.SIGTERM, lambda *_: None)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     channel = socket.socket(fileno=channel_fd)
 
     def send(*message: Any) -> None:
         channel.sendall(encode(message))
 
-    known: set[str] = set()
-    num_judged = 0
+    loaded_paths: set[str] = set()
+    num_scored = 0
     send("ready")
     for line in channel.makefile("rb"):
         chunk = json.loads(line)
-        problems = [problem_from(data) for data in chunk["problems"]]
-        for item, path, index, response, seconds in chunk["items"]:
+        problems = [decode_problem(data) for data in chunk["problems"]]
+        for item, path, problem_index, response, time_limit_s in chunk["items"]:
             try:
-                function = load(path)
-                if path not in known:  # what its imports took does not count
-                    known.add(path)
+                verifier = load_verifier(path)
+                if path not in loaded_paths:  # memory taken by imports does not count
+                    loaded_paths.add(path)
                     _limit_memory(memory_bytes)
                 send("start", item)
-                # The alarm's default action ends the process, whatever Python is busy with.
-                signal.setitimer(signal.ITIMER_REAL, max(timeout_s, seconds) + GRACE_S)
-                outcome = run_verifier(function, response, problems[index])
+                # SIGALRM's default action ends the process, also while C code runs.
+                signal.setitimer(signal.ITIMER_REAL, max(timeout_s, time_limit_s) + GRACE_S)
+                outcome = run_verifier(verifier, response, problems[problem_index])
                 signal.setitimer(signal.ITIMER_REAL, 0)
             except MemoryError:
                 _limit_memory(None)
-                # Others may have left the memory full: only the first response of a process is to blame, a later one starts afresh.
-                if num_judged == 0:
-                    send(
-                        "failed",
-                        item,
-                        "crash",
-                        f"the verifier needed more than {memory_bytes >> 20} MiB of memory",
-                    )
+                # Earlier items may have filled the memory. So an item fails only if it is the first
+                # of its process; a later one is run again in a fresh process.
+                if num_scored == 0:
+                    reason = f"the verifier needed more than {memory_bytes >> 20} MiB of memory"
+                    send("failed", item, "crash", reason)
                 send("bye")
                 os._exit(0)
             except ConfigError as error:
                 outcome = Failure("error", one_line(error))
-            num_judged += 1
+            num_scored += 1
             if isinstance(outcome, Score):
                 send("done", item, outcome.value, outcome.parts)
             else:
@@ -80,48 +81,52 @@ def main() -> None:
 
 
 def encode(message: Any) -> bytes:
-    """One line of JSON. What JSON does not know (arrays and scalars of NumPy in `extra`) becomes lists, numbers or text."""
-    plain = json.dumps(
-        message,
-        skipkeys=True,
-        default=lambda value: value.tolist() if hasattr(value, "tolist") else str(value),
-    )
-    return plain.encode() + b"\n"
+    """Return the message as one line of JSON.
+
+    Arrays and scalars of NumPy become lists and numbers; other values that JSON does not have
+    become text.
+    """
+    return json.dumps(message, skipkeys=True, default=_as_json_value).encode() + b"\n"
 
 
-def problem_from(data: dict[str, Any]) -> Problem:
-    """The problem that was sent as `vars(problem)`; JSON has made its tuples lists."""
-    messages, demonstrations = tuple(data["messages"]), tuple(data["demonstrations"])
+def _as_json_value(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+def decode_problem(data: dict[str, Any]) -> Problem:
+    """Return the problem that was sent as `vars(problem)`; JSON has turned its tuples into lists."""
     return Problem(
         data["uid"],
-        messages,
+        tuple(data["messages"]),
         data["ground_truth"],
         data["data_source"],
-        demonstrations,
+        tuple(data["demonstrations"]),
         data["extra"],
     )
 
 
-def _exit_with(parent: int) -> None:
-    """End this process and all it started once its parent is gone, also while a verifier is busy."""
-    while os.getppid() == parent:
+def _exit_with_parent(parent_pid: int) -> None:
+    """Kill this process and all it started once the parent is gone, even if a verifier is busy."""
+    while os.getppid() == parent_pid:
         time.sleep(0.5)
     os.killpg(0, signal.SIGKILL)
 
 
-def _limit_memory(beyond: int | None) -> None:
-    """Let the address space grow by so many bytes from here on (None: without limit)."""
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+def _limit_memory(extra_bytes: int | None) -> None:
+    """Let the address space grow by this many bytes from its present size; None: no limit."""
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
     try:
-        pages = int(open("/proc/self/statm").read().split()[0])  # noqa: PTH123, SIM115
-    except OSError:  # no /proc on macOS, where the limit is not enforced either
+        num_pages = int(open("/proc/self/statm").read().split()[0])  # noqa: PTH123, SIM115
+    except OSError:  # macOS has no /proc, and does not enforce the limit either
         return
-    soft = resource.RLIM_INFINITY if beyond is None else pages * resource.getpagesize() + beyond
-    resource.setrlimit(
-        resource.RLIMIT_AS, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard)
-    )
+    limit = resource.RLIM_INFINITY
+    if extra_bytes is not None:
+        limit = num_pages * resource.getpagesize() + extra_bytes
+    if hard_limit != resource.RLIM_INFINITY:
+        limit = min(limit, hard_limit)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard_limit))
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(ConnectionError):  # the parent was killed: nobody is left to tell
+    with contextlib.suppress(ConnectionError):  # the parent was killed
         main()

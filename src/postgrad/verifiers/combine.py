@@ -1,21 +1,22 @@
-"""Weighted sums of verifiers, written as one setting: `math + 0.1*format - 0.2*overlong(limit=4000, buffer=1000)`.
+"""Weighted sums of verifiers in one setting: `math + 0.1*format - 0.2*overlong(limit=4000)`.
 
-A term is a number, or `weight*verifier`, where the verifier is a built-in name or a user's own, may have numbers as arguments, and
-`.part` takes one of its named parts instead of its value: `0.5*code.passed`. The sum's parts are the terms by name, unweighted, and
-the parts of each term as `term.part`. If one term cannot be judged, the response is not judged: a sum with a hole is no score.
+A term is a number or `weight*verifier`. The verifier is a built-in name or a path and may have
+numbers as arguments. `.part` takes one of its named parts instead of its value: `0.5*code.passed`.
+The parts of the sum are the unweighted terms by name, and the parts of each term as `term.part`.
+If one term is a Failure, the sum is that Failure.
 """
 
 import inspect
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from postgrad.errors import ConfigError, did_you_mean
 from postgrad.problem import Failure, Problem, Score
-from postgrad.verifiers.verifier import VERIFIERS, Spec, Verifier, find_verifier, load, run_verifier
+from postgrad.verifiers.port import Verifier, run_verifier
+from postgrad.verifiers.table import VERIFIERS
 
-_SPLIT = re.compile(r"\s+([+-])\s+")
+_SIGN = re.compile(r"\s+([+-])\s+")
 _NUMBER = r"[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+"
 _TERM = re.compile(rf"(?:({_NUMBER})\s*\*\s*)?([^\s()*]+)\s*(?:\(([^()]*)\))?(?:\.(\w+))?")
 _ARGUMENT = re.compile(rf"\s*(\w+)\s*=\s*(-?(?:{_NUMBER}))\s*")
@@ -23,7 +24,7 @@ _ARGUMENT = re.compile(rf"\s*(\w+)\s*=\s*(-?(?:{_NUMBER}))\s*")
 
 @dataclass(frozen=True)
 class Term:
-    """`weight` times a verifier's value, or times one of its parts. A name of "" is the constant `weight`."""
+    """`weight` times a verifier's value or times one of its parts; without a name, a constant."""
 
     weight: float
     name: str = ""
@@ -32,102 +33,121 @@ class Term:
 
     @property
     def label(self) -> str:
-        inner = ",".join(f"{name}={value:g}" for name, value in self.arguments.items())
-        return self.name + (f"({inner})" if inner else "") + (f".{self.part}" if self.part else "")
+        """The term without its weight, as it is named in the parts of the sum."""
+        label = self.name
+        if self.arguments:
+            pairs = [f"{name}={value:g}" for name, value in self.arguments.items()]
+            label += f"({','.join(pairs)})"
+        if self.part:
+            label += f".{self.part}"
+        return label
 
 
-def terms_of(text: str) -> list[Term]:
-    """The terms of a sum, in order.
+def parse_sum(text: str) -> list[Term]:
+    """Return the terms of a sum, in order.
 
     Raises:
-        ConfigError: it cannot be read; the message shows the piece and what is right.
+        ConfigError: the text is malformed, names a term twice or has no verifier.
     """
-    sign, body = (-1.0, text.strip()[1:]) if text.strip().startswith("-") else (1.0, text)
-    pieces = ["+" if sign > 0 else "-", *_SPLIT.split(body.strip())]
+    body = text.strip()
+    first_sign = "+"
+    if body.startswith("-"):
+        first_sign = "-"
+        body = body[1:].strip()
+    pieces = [first_sign, *_SIGN.split(body)]  # sign, term, sign, term, ...
     terms = [
-        _term(piece.strip(), 1.0 if plus == "+" else -1.0, text)
-        for plus, piece in zip(pieces[::2], pieces[1::2], strict=True)
+        _parse_term(piece.strip(), 1.0 if sign == "+" else -1.0, text)
+        for sign, piece in zip(pieces[::2], pieces[1::2], strict=True)
     ]
     labels = [term.label for term in terms if term.name]
-    twice = next((label for label in labels if labels.count(label) > 1), "")
-    if twice:
-        raise ConfigError(f"reward.verifier={text}: {twice} stands there twice; give it one weight")
+    for label in labels:
+        if labels.count(label) > 1:
+            raise ConfigError(
+                f"reward.verifier={text}: {label} is there twice; write it once, with one weight"
+            )
     if not labels:
         raise ConfigError(
-            f"reward.verifier={text}: no verifier in it; {did_you_mean(text, VERIFIERS)}"
+            f"reward.verifier={text}: it has no verifier; {did_you_mean(text, VERIFIERS)}"
         )
     return terms
 
 
-def _term(piece: str, sign: float, text: str) -> Term:
+def _parse_term(piece: str, sign: float, text: str) -> Term:
     if re.fullmatch(_NUMBER, piece):
         return Term(sign * float(piece))
-    found = _TERM.fullmatch(piece)
-    if not found:
+    match = _TERM.fullmatch(piece)
+    if not match:
         raise ConfigError(
-            f"reward.verifier={text}: {piece!r} is not weight*verifier; write e.g. math + 0.1*format"
+            f"reward.verifier={text}: {piece!r} is not weight*verifier; "
+            "write for example math + 0.1*format"
         )
-    weight, name, inner, part = found.groups()
-    if not part and ":" not in name and "." in name:
-        name, _, part = name.rpartition(".")
-    if not part and ":" in name and "." in name.rpartition(":")[2]:
-        name, _, part = name.rpartition(".")
-    return Term(sign * float(weight or 1.0), name, part or "", _arguments(inner, text))
+    weight, name, arguments, part = match.groups()
+    if not part:
+        name, part = _split_part(name)
+    return Term(sign * float(weight or 1.0), name, part, _parse_arguments(arguments, text))
 
 
-def _arguments(inner: str | None, text: str) -> dict[str, float]:
-    arguments: dict[str, float] = {}
-    for piece in (inner or "").split(",") if inner and inner.strip() else []:
-        found = _ARGUMENT.fullmatch(piece)
-        if not found:
-            raise ConfigError(f"reward.verifier={text}: {piece.strip()!r} is not name=number")
-        arguments[found.group(1)] = float(found.group(2))
-    return arguments
+def _split_part(name: str) -> tuple[str, str]:
+    """Split code.passed or file.py:function.part into the verifier and the part, if it has one."""
+    function = name.rpartition(":")[2]
+    if "." not in function:
+        return name, ""
+    name, _, part = name.rpartition(".")
+    return name, part
 
 
-def check_arguments(terms: Sequence[Term], specs: Sequence[Spec]) -> None:
-    """Raise ConfigError for an argument that its verifier does not take."""
-    for term, spec in zip(terms, specs, strict=True):
-        if term.arguments:
-            known = list(inspect.signature(load(spec.path)).parameters)[2:]
-            for argument in term.arguments:
-                if argument not in known:
-                    raise ConfigError(
-                        f"{term.name} has no argument {argument}; {did_you_mean(argument, known)}"
-                    )
+def _parse_arguments(arguments: str | None, text: str) -> dict[str, float]:
+    if not arguments or not arguments.strip():
+        return {}
+    values: dict[str, float] = {}
+    for piece in arguments.split(","):
+        match = _ARGUMENT.fullmatch(piece)
+        if not match:
+            raise ConfigError(
+                f"reward.verifier={text}: {piece.strip()!r} is not name=number; "
+                "write for example length(limit=100)"
+            )
+        values[match.group(1)] = float(match.group(2))
+    return values
 
 
-def combined(text: str) -> Verifier:
-    """The verifier that a sum means."""
-    return partial(_sum, [(term, _function(term)) for term in terms_of(text)])
+def check_arguments(term: Term, verifier: Verifier) -> None:
+    """Raise ConfigError for an argument that the term's verifier does not take."""
+    known = list(inspect.signature(verifier).parameters)[2:]
+    for argument in term.arguments:
+        if argument not in known:
+            raise ConfigError(
+                f"reward.verifier: {term.name} has no argument {argument}; "
+                f"{did_you_mean(argument, known)}"
+            )
 
 
-def _function(term: Term) -> Verifier | None:
-    if not term.name:
-        return None
-    function = load(find_verifier(term.name).path)
-    return partial(function, **term.arguments) if term.arguments else function
-
-
-def _sum(
-    terms: list[tuple[Term, Verifier | None]], response: str, problem: Problem
+def score_sum(
+    terms: Sequence[tuple[Term, Verifier | None]], response: str, problem: Problem
 ) -> Score | Failure:
-    total, parts = 0.0, dict[str, float]()
-    for term, function in terms:
-        if function is None:
+    """Return the weighted sum of the terms' scores, or the first Failure.
+
+    Args:
+        terms: each term with its verifier; None for a constant.
+    """
+    total = 0.0
+    parts: dict[str, float] = {}
+    for term, verifier in terms:
+        if verifier is None:
             total += term.weight
             continue
-        result = run_verifier(function, response, problem)
-        if isinstance(result, Failure):
-            return Failure(result.kind, f"{term.label}: {result.reason}")
-        if term.part and term.part not in result.parts:
-            return Failure(
-                "invalid",
-                f"{term.name} has no part {term.part}; {did_you_mean(term.part, result.parts)}",
-            )
-        value = result.parts[term.part] if term.part else result.value
-        total += term.weight * value
-        parts[term.label] = value
+        score = run_verifier(verifier, response, problem)
+        if isinstance(score, Failure):
+            return Failure(score.kind, f"{term.label}: {score.reason}")
         if not term.part:
-            parts |= {f"{term.label}.{name}": part for name, part in result.parts.items()}
+            value = score.value
+            parts[term.label] = value
+            parts |= {f"{term.label}.{name}": part for name, part in score.parts.items()}
+        elif term.part in score.parts:
+            value = score.parts[term.part]
+            parts[term.label] = value
+        else:
+            hint = did_you_mean(term.part, score.parts)
+            return Failure("invalid", f"{term.name} has no part {term.part}; {hint}")
+        total += term.weight * value
     return Score(total, parts)

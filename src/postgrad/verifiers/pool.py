@@ -1,7 +1,8 @@
-"""Verifiers in killable child processes: every response gets a Score or a typed Failure, in order, whatever a verifier does.
+"""Verifiers in child processes: every response gets a Score or a Failure, whatever a verifier does.
 
-A child that overruns the time limit is killed, a child that dies is replaced; only the response it was judging fails, the rest of
-its chunk is judged again elsewhere. Children are fresh interpreters, never forks of this process and its threads.
+A child that exceeds the time limit is killed; a child that dies is replaced. Only the response
+that it was scoring fails; the rest of its chunk is scored by another child. Children are fresh
+interpreters, not forks of this process and its threads.
 """
 
 import contextlib
@@ -22,58 +23,80 @@ from typing import Any
 from postgrad.errors import RunError
 from postgrad.problem import Failure, Problem, Score
 from postgrad.verifiers.child import encode
-from postgrad.verifiers.verifier import Spec, find_verifier, load, run_verifier
+from postgrad.verifiers.lookup import find_verifier, load_verifier
+from postgrad.verifiers.port import run_verifier
+from postgrad.verifiers.table import VerifierSpec
 
 START_LIMIT_S = 60.0  # for a child to start and to import a verifier
 CLOSE_LIMIT_S = 5.0
-MAX_CHUNK = 32  # responses sent at once
-MEMORY_BYTES = 2 << 30  # address space a verifier may take beyond what its imports took
+MAX_CHUNK = 32  # responses sent to a child at once
+MAX_FAILED_STARTS = 3
+MEMORY_BYTES = 2 << 30  # address space of a verifier beyond what its imports took
 
 
 class _Child:
-    """One child process, the items it holds (the first is being judged) and the time by which it must say something."""
+    """One child process.
+
+    Attributes:
+        items: the positions of the responses that it has; the first one is being scored.
+        ready: it has started.
+        started_item: it has begun to score items[0].
+        leaving: it has said that it exits on purpose.
+        closed: its end of the socket is closed.
+    """
 
     def __init__(self, timeout_s: float) -> None:
-        self.socket, theirs = socket.socketpair()
-        paths = os.pathsep.join(path or str(os.curdir) for path in sys.path)
-        with theirs:
+        self.socket, child_socket = socket.socketpair()
+        arguments = [child_socket.fileno(), os.getpid(), timeout_s, MEMORY_BYTES]
+        search_path = os.pathsep.join(path or str(os.curdir) for path in sys.path)
+        environment = {
+            "PYTHONPATH": search_path,
+            "PYTHONHASHSEED": "0",
+            "OMP_NUM_THREADS": "1",
+        }
+        with child_socket:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "postgrad.verifiers.child"]
-                + [str(value) for value in (theirs.fileno(), os.getpid(), timeout_s, MEMORY_BYTES)],
-                pass_fds=[theirs.fileno()],
+                [sys.executable, "-P", "-m", "postgrad.verifiers.child", *map(str, arguments)],
+                pass_fds=[child_socket.fileno()],
                 stdin=subprocess.DEVNULL,
-                stdout=2,  # what a verifier prints must not get lost, nor mix with our output
-                start_new_session=True,  # Ctrl-C is ours alone, and killing the group takes grandchildren along
-                env=os.environ
-                | {"PYTHONPATH": paths, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"},
+                stdout=2,  # a verifier's prints go to stderr, not into our output
+                start_new_session=True,  # no Ctrl-C for it; its whole group can be killed
+                env=os.environ | environment,
             )
         self.socket.setblocking(False)
-        self.outbox, self.inbox = bytearray(), b""
+        self.outbox = bytearray()
+        self.inbox = b""
         self.items: deque[int] = deque()
-        self.ready = self.begun = self.leaving = self.closed = False
-        self.expect(START_LIMIT_S)
+        self.ready = False
+        self.started_item = False
+        self.leaving = False
+        self.closed = False
+        self.set_deadline(START_LIMIT_S)
 
-    def expect(self, limit_s: float) -> None:
-        """It must send its next message within so many seconds from now."""
-        self.limit_s, self.deadline = limit_s, time.monotonic() + limit_s
+    def set_deadline(self, limit_s: float) -> None:
+        """Require the next message within this many seconds from now."""
+        self.limit_s = limit_s
+        self.deadline = time.monotonic() + limit_s
 
     def send(self, chunk: dict[str, Any], items: Sequence[int]) -> None:
+        """Send a chunk of work; `items` are the positions of its responses."""
         self.items.extend(items)
-        self.expect(START_LIMIT_S)
+        self.set_deadline(START_LIMIT_S)
         self.outbox += encode(chunk)
         self.flush()
 
     def flush(self) -> None:
+        """Send what the socket takes now; the rest stays in the outbox."""
         try:
             while self.outbox:
                 del self.outbox[: self.socket.send(self.outbox[: 1 << 20])]
         except BlockingIOError:
             pass
-        except OSError:  # it is dead; receive() will see the end of its messages
+        except OSError:  # the child is dead; receive() will notice
             self.outbox.clear()
 
     def receive(self) -> list[list[Any]]:
-        """All complete messages there are; sets `closed` at their end."""
+        """Return all complete messages; sets `closed` at the end of the stream."""
         try:
             while data := self.socket.recv(1 << 16):
                 self.inbox += data
@@ -86,37 +109,39 @@ class _Child:
         return [json.loads(line) for line in lines]
 
     def kill(self) -> None:
-        """End the process and whatever it started. Its own exit code stays if it was dead already."""
-        if self.process.returncode is not None:  # collected: its number may be another's by now
+        """Kill the process and its descendants. If it was dead already, its exit code stays."""
+        if self.process.returncode is not None:  # its process id may belong to another process now
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
     def remove(self) -> int:
-        """Kill, close and collect; returns the exit code."""
+        """Kill the process, close the socket, wait; returns the exit code."""
         self.kill()
         self.socket.close()
         try:
             return self.process.wait(CLOSE_LIMIT_S)
-        except subprocess.TimeoutExpired:  # stuck in the kernel: nothing that waiting would change
+        except subprocess.TimeoutExpired:  # stuck in the kernel; waiting longer would not help
             return -signal.SIGKILL
 
 
 class VerifierPool:
-    """Judges responses with `workers` child processes; each response has `timeout_s` seconds from when a child starts on it,
-    or more where its verifier has limits of its own (code).
+    """Scores responses in `workers` child processes.
 
-    Children start when they are first needed. Use it as a context manager, or call close(). Calls from several threads take turns.
+    Each response has `timeout_s` seconds from the moment when a child starts on it, or more if its
+    verifier has a time limit of its own (code). Children start when they are first needed. Use the
+    pool as a context manager, or call close(). Calls from several threads take turns.
     """
 
     def __init__(self, workers: int = 2, timeout_s: float = 5.0) -> None:
-        self.workers, self.timeout_s = workers, timeout_s
+        self.workers = workers
+        self.timeout_s = timeout_s
         self._children: list[_Child] = []
-        self._specs: dict[str, Spec] = {}
-        self._turn = threading.Lock()
-        self._failed_starts = 0
+        self._specs: dict[str, VerifierSpec] = {}
+        self._lock = threading.Lock()
+        self._num_failed_starts = 0
         self._closed = False
-        self._finalizer = weakref.finalize(self, _stop, self._children, os.getpid())
+        self._finalizer = weakref.finalize(self, _stop_children, self._children, os.getpid())
 
     def __enter__(self) -> "VerifierPool":
         return self
@@ -125,23 +150,24 @@ class VerifierPool:
         self.close()
 
     def close(self) -> None:
-        """Kill the children and wait for them, a few seconds at the most. The pool cannot be used afterwards."""
+        """Kill the children and wait for them, at most a few seconds. Ends the use of the pool."""
         self._closed = True
         for child in list(self._children):
-            child.kill()  # a verify() in another thread sees that and gives up its turn
-        if self._turn.acquire(timeout=CLOSE_LIMIT_S):
-            self._turn.release()
+            child.kill()  # verify() in another thread notices and releases the lock
+        if self._lock.acquire(timeout=CLOSE_LIMIT_S):
+            self._lock.release()
         self._finalizer()
 
     def verify(
         self, items: Sequence[tuple[str, Problem]], verifier_names: Sequence[str]
     ) -> list[Score | Failure]:
-        """A Score or a Failure for each (response, problem), in order, by the verifier of the same position.
+        """Return one Score or Failure per (response, problem), in order.
 
-        Failures are of kind timeout, crash (also: out of memory), error (it raised) and invalid (it returned no finite number).
+        verifier_names[i] is the verifier of items[i]. The kinds of Failure are timeout, crash (also
+        out of memory), error (the verifier raised) and invalid (it returned no finite number).
 
         Raises:
-            ConfigError: a verifier does not exist.
+            ConfigError: there is no such verifier.
             RunError: child processes do not start.
         """
         for name in set(verifier_names) - set(self._specs):
@@ -149,57 +175,57 @@ class VerifierPool:
         specs = [self._specs[name] for name in verifier_names]
         work = _Work(items, specs)
         for position in work.inline:
+            verifier = load_verifier(specs[position].path)
             response, problem = items[position]
-            work.results[position] = run_verifier(load(specs[position].path), response, problem)
-        if work.waiting:
-            with self._turn:
+            work.results[position] = run_verifier(verifier, response, problem)
+        if work.pending:
+            with self._lock:
                 self._run(work)
         return [work.results[position] for position in range(len(items))]
 
     def _run(self, work: "_Work") -> None:
         try:
-            while work.waiting or any(child.items for child in self._children):
-                self._hand_out(work)
+            while work.pending or any(child.items for child in self._children):
+                self._assign(work)
                 busy = [child for child in self._children if child.items]
-                for child in _wait(busy):
+                for child in _wait_for_messages(busy):
                     for message in child.receive():
-                        self._note(child, message, work)
+                        self._handle(child, message, work)
                 now = time.monotonic()
                 for child in busy:
-                    if child.closed or child.leaving or (child.items and now >= child.deadline):
+                    late = bool(child.items) and now >= child.deadline
+                    if child.closed or child.leaving or late:
                         self._replace(child, work)
         finally:
             for child in [child for child in self._children if child.items]:
                 self._remove(child)
 
-    def _hand_out(self, work: "_Work") -> None:
-        """Give every idle child a chunk; start children while there is more work than children."""
+    def _assign(self, work: "_Work") -> None:
+        """Send every idle child a chunk; start children while there is more work than idle ones."""
         if self._closed:
             raise RunError("the verifier pool is closed")
-        for child in [
-            child
-            for child in self._children
-            if not child.items and child.process.poll() is not None
-        ]:
-            self._remove(child)
-        while len(self._children) < self.workers and len(work.waiting) > sum(
-            not child.items for child in self._children
-        ):
+        for child in list(self._children):
+            if not child.items and child.process.poll() is not None:
+                self._remove(child)
+        num_idle = sum(not child.items for child in self._children)
+        while len(self._children) < self.workers and len(work.pending) > num_idle:
             self._children.append(_Child(self.timeout_s))
+            num_idle += 1
         for child in self._children:
-            if work.waiting and not child.items:
-                # Chunks shrink towards the end, so that the children finish together.
-                size = min(MAX_CHUNK, -(-len(work.waiting) // (4 * self.workers)))
-                chosen = [work.waiting.popleft() for _ in range(size)]
-                child.send(work.chunk(chosen), chosen)
+            if work.pending and not child.items:
+                # Chunks get smaller towards the end, so that the children finish together.
+                size = min(MAX_CHUNK, -(-len(work.pending) // (4 * self.workers)))
+                positions = [work.pending.popleft() for _ in range(size)]
+                child.send(work.chunk(positions), positions)
 
-    def _note(self, child: _Child, message: list[Any], work: "_Work") -> None:
+    def _handle(self, child: _Child, message: list[Any], work: "_Work") -> None:
         match message:
             case ["ready"]:
-                child.ready, self._failed_starts = True, 0
+                child.ready = True
+                self._num_failed_starts = 0
             case ["start", position]:
-                child.begun = True
-                child.expect(max(self.timeout_s, work.specs[position].seconds))
+                child.started_item = True
+                child.set_deadline(max(self.timeout_s, work.specs[position].time_limit_s))
             case ["done", position, value, parts]:
                 work.results[position] = Score(value, parts)
             case ["failed", position, kind, reason]:
@@ -208,34 +234,32 @@ class VerifierPool:
                 child.leaving = True
         if message[0] in ("done", "failed"):
             child.items.popleft()
-            child.begun = False
-            child.expect(START_LIMIT_S)  # the next verifier may have to be imported
+            child.started_item = False
+            child.set_deadline(START_LIMIT_S)  # the next verifier may have to be imported
 
     def _replace(self, child: _Child, work: "_Work") -> None:
-        """Take a dead or stuck child out. The item it was at fails, unless it left on purpose; the others wait again."""
-        overran = not child.closed and not child.leaving
-        code = self._remove(child)
+        """Remove a dead or late child, and put its items back to the pending ones.
+
+        The item that it was scoring fails, unless the child left on purpose. If it died before it
+        started on the item, the item is tried once more.
+        """
+        late = not child.closed and not child.leaving
+        exit_code = self._remove(child)
         if not child.ready:
-            self._failed_starts += 1
-            if self._failed_starts >= 3:
+            self._num_failed_starts += 1
+            if self._num_failed_starts >= MAX_FAILED_STARTS:
                 raise RunError(
-                    f"verifier processes do not start ({_ended(code)}); what they printed is above"
+                    f"verifier processes do not start ({_describe_exit(exit_code)}); "
+                    "see their output above"
                 )
-        elif child.items and not (
-            child.leaving or child.begun or overran or child.items[0] in work.retried
-        ):
-            work.retried.add(
-                child.items[0]
-            )  # it died before it looked at the item: once, that is not the item's fault
         elif child.items and not child.leaving:
-            late = overran or code == -signal.SIGALRM
-            reason = (
-                f"no verdict within {child.limit_s:g} s"
-                if late
-                else f"the verifier's process ended: {_ended(code)}"
-            )
-            work.results[child.items.popleft()] = Failure("timeout" if late else "crash", reason)
-        work.waiting.extendleft(reversed(child.items))
+            item = child.items[0]
+            if child.started_item or late or item in work.retried:
+                child.items.popleft()
+                work.results[item] = _failure_of(child, late, exit_code)
+            else:
+                work.retried.add(item)
+        work.pending.extendleft(reversed(child.items))
 
     def _remove(self, child: _Child) -> int:
         self._children.remove(child)
@@ -243,46 +267,52 @@ class VerifierPool:
 
 
 class _Work:
-    """The items of one verify() call: which wait, and what came out."""
+    """The items of one verify() call.
 
-    def __init__(self, items: Sequence[tuple[str, Problem]], specs: Sequence[Spec]) -> None:
-        self.items, self.specs = items, specs
+    Attributes:
+        results: by position in `items`.
+        pending: positions that wait for a child.
+        inline: positions whose verifiers run in this process.
+        retried: positions whose child died before it started on them, once.
+    """
+
+    def __init__(self, items: Sequence[tuple[str, Problem]], specs: Sequence[VerifierSpec]) -> None:
+        self.items = items
+        self.specs = specs
         self.results: dict[int, Score | Failure] = {}
         self.retried: set[int] = set()
         self.inline = [position for position, spec in enumerate(specs) if spec.inline]
-        self.waiting = deque(position for position, spec in enumerate(specs) if not spec.inline)
+        self.pending = deque(position for position, spec in enumerate(specs) if not spec.inline)
 
     def chunk(self, positions: Sequence[int]) -> dict[str, Any]:
-        """The message for these items; a problem that several of them share travels once."""
+        """Return the message for these items; a problem that several of them share is sent once."""
         problems: list[Problem] = []
         indices: dict[int, int] = {}
         items = []
         for position in positions:
             response, problem = self.items[position]
+            spec = self.specs[position]
             if id(problem) not in indices:
                 indices[id(problem)] = len(problems)
                 problems.append(problem)
-            items.append(
-                [
-                    position,
-                    self.specs[position].path,
-                    indices[id(problem)],
-                    response,
-                    self.specs[position].seconds,
-                ]
-            )
+            items.append([position, spec.path, indices[id(problem)], response, spec.time_limit_s])
         return {"problems": [vars(problem) for problem in problems], "items": items}
 
 
-def _wait(children: Sequence[_Child]) -> list[_Child]:
-    """The children with something to read, once there is one or a deadline has come; sends what is still to be sent."""
+def _wait_for_messages(children: Sequence[_Child]) -> list[_Child]:
+    """Wait until a child can be read or a deadline passes; return the children to read from.
+
+    Sends what is in the outboxes meanwhile.
+    """
     with selectors.DefaultSelector() as selector:
         for child in children:
-            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if child.outbox else 0)
+            events = selectors.EVENT_READ
+            if child.outbox:
+                events |= selectors.EVENT_WRITE
             selector.register(child.socket, events, child)
-        limit = max(0.0, min(child.deadline for child in children) - time.monotonic())
+        first_deadline = min(child.deadline for child in children)
         readable = []
-        for key, events in selector.select(limit):
+        for key, events in selector.select(max(0.0, first_deadline - time.monotonic())):
             if events & selectors.EVENT_WRITE:
                 key.data.flush()
             if events & selectors.EVENT_READ:
@@ -290,13 +320,20 @@ def _wait(children: Sequence[_Child]) -> list[_Child]:
         return readable
 
 
-def _ended(code: int) -> str:
+def _failure_of(child: _Child, late: bool, exit_code: int) -> Failure:
+    if late or exit_code == -signal.SIGALRM:
+        return Failure("timeout", f"no score within {child.limit_s:g} s")
+    return Failure("crash", f"the verifier's process ended: {_describe_exit(exit_code)}")
+
+
+def _describe_exit(code: int) -> str:
     if code >= 0:
         return f"exit code {code}"
-    return signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    is_known_signal = -code in set(signal.Signals)
+    return signal.Signals(-code).name if is_known_signal else f"signal {-code}"
 
 
-def _stop(children: list[_Child], owner: int) -> None:
+def _stop_children(children: list[_Child], owner_pid: int) -> None:
     """Kill all children; does nothing in a fork of the process that started them."""
-    while children and os.getpid() == owner:
+    while children and os.getpid() == owner_pid:
         children.pop().remove()

@@ -1,4 +1,4 @@
-"""The scorer that the score stage uses: the right verifier for each problem, inline or in the pool."""
+"""The Scorer of the score stage: the right verifier for each problem, inline or in the pool."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -6,14 +6,17 @@ from typing import Protocol
 
 from postgrad.errors import ConfigError
 from postgrad.problem import Failure, Problem, Score
+from postgrad.verifiers.lookup import find_verifier
 from postgrad.verifiers.pool import VerifierPool
-from postgrad.verifiers.verifier import choose, find_verifier
+from postgrad.verifiers.table import choose
 
-AUTO, LLM_JUDGE = "auto", "llm_judge"
+AUTO = "auto"
+LLM_JUDGE = "llm_judge"
+_AUTO_TERM = re.compile(r"(?<![\w./:-])auto(?![\w./:-])")
 
 
 class JudgeModel(Protocol):
-    """A model that judges (judge/llm.py), once it can be reached."""
+    """A language model that scores responses: LlmJudge or PairJudge (judge/)."""
 
     def score(
         self, problems: Sequence[Problem], responses: Sequence[str]
@@ -21,7 +24,7 @@ class JudgeModel(Protocol):
 
 
 class VerifierBackend(Protocol):
-    """Verifiers at work: child processes of this one (verifiers/pool.py), or actors of a cluster."""
+    """Runs verifiers: in child processes (pool.py), or in actors of a Ray cluster (cluster/)."""
 
     def verify(
         self, items: Sequence[tuple[str, Problem]], verifier_names: Sequence[str]
@@ -29,14 +32,18 @@ class VerifierBackend(Protocol):
 
 
 class Scorer:
-    """Scores responses with one verifier, or with the one that fits each problem's data source (`auto`).
+    """Scores responses with one verifier, or with the one for each problem's data source (`auto`).
+
+    `judge` is set by the code that starts the models, for `llm_judge`. `backend` is replaced by the
+    code that starts verifiers on a cluster; that code also stops them.
 
     Args:
-        verifier: `auto`, a built-in name, `package.module:function`, `path/to/file.py:function`, a sum: `auto + 0.1*format`, or
-            `llm_judge`: then whoever starts the models sets `llm`.
-        timeout_s: time limit for judging one response.
-        workers: child processes for the verifiers that need one; they start with the first response that does.
-        minimize: turn the sign of every score, so that a run trains away from what the verifier looks for. Named parts stay as they are.
+        verifier: `auto`, a built-in name, `package.module:function`, `path/to/file.py:function`, a
+            sum such as `auto + 0.1*format`, or `llm_judge`.
+        timeout_s: time limit for scoring one response.
+        workers: number of child processes; they start with the first response that needs one.
+        minimize: negate every score, so that a run trains against the verifier. Parts keep their
+            sign.
 
     Raises:
         ConfigError: there is no such verifier, or a limit is not positive.
@@ -45,18 +52,17 @@ class Scorer:
     def __init__(
         self, verifier: str = AUTO, timeout_s: float = 5.0, workers: int = 2, minimize: bool = False
     ) -> None:
-        if not timeout_s > 0 or workers < 1:
-            raise ConfigError(
-                f"reward.timeout_s={timeout_s} must be above 0 and reward.workers={workers} at least 1"
-            )
+        if not timeout_s > 0:
+            raise ConfigError(f"reward.timeout_s={timeout_s} must be above 0")
+        if workers < 1:
+            raise ConfigError(f"reward.workers={workers} must be at least 1")
         if verifier not in (AUTO, LLM_JUDGE):
-            find_verifier(_with_auto(verifier, "exact"))
-        self.verifier, self.minimize = verifier, minimize
+            find_verifier(_replace_auto(verifier, "exact"))
+        self.verifier = verifier
+        self.minimize = minimize
         self.judge: JudgeModel | None = None
-        self.own = VerifierPool(workers, timeout_s)
-        self.pool: VerifierBackend = (
-            self.own
-        )  # whoever places verifiers elsewhere sets it, and ends them
+        self.local_pool = VerifierPool(workers, timeout_s)
+        self.backend: VerifierBackend = self.local_pool
 
     def __enter__(self) -> "Scorer":
         return self
@@ -65,39 +71,37 @@ class Scorer:
         self.close()
 
     def name_for(self, problem: Problem) -> str:
-        """The verifier this problem is judged with."""
-        return (
-            _with_auto(self.verifier, choose(problem)) if AUTO in self.verifier else self.verifier
-        )
+        """Return the name of the verifier for this problem. Raises ConfigError."""
+        if AUTO not in self.verifier:
+            return self.verifier
+        return _replace_auto(self.verifier, choose(problem))
 
     def check(self, problems: Iterable[Problem]) -> None:
-        """Raise ConfigError now, before a run starts, if some problem has no verifier."""
+        """Raise ConfigError, before a run starts, if some problem has no verifier."""
         for problem in problems:
             self.name_for(problem)
 
     def score(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[Score | Failure]:
-        """One Score or Failure for each response, in order; `problems` has the problem of each response."""
+        """Return one Score or Failure per response, in order; problems[i] belongs to responses[i]."""
         if len(problems) != len(responses):
             raise ValueError(f"{len(problems)} problems for {len(responses)} responses")
         if self.verifier == LLM_JUDGE:
-            assert self.judge is not None, (
-                "a judge that is a model is set when the models are there"
-            )
-            verdicts = self.judge.score(problems, responses)
+            assert self.judge is not None, "Scorer.judge is set once the models are loaded"
+            scores = self.judge.score(problems, responses)
         else:
             names = [self.name_for(problem) for problem in problems]
-            verdicts = self.pool.verify(list(zip(responses, problems, strict=True)), names)
-        return [_turned(verdict) for verdict in verdicts] if self.minimize else verdicts
+            scores = self.backend.verify(list(zip(responses, problems, strict=True)), names)
+        return [_negate(score) for score in scores] if self.minimize else scores
 
     def close(self) -> None:
-        """Stop the pool's processes."""
-        self.own.close()
+        """Stop the child processes."""
+        self.local_pool.close()
 
 
-def _with_auto(verifier: str, chosen: str) -> str:
-    """The setting with the verifier that was chosen where it says auto."""
-    return re.sub(r"(?<![\w./:-])auto(?![\w./:-])", lambda _: chosen, verifier)
+def _replace_auto(verifier: str, name: str) -> str:
+    """Return the setting with `auto` replaced by a verifier's name."""
+    return _AUTO_TERM.sub(lambda _: name, verifier)
 
 
-def _turned(verdict: Score | Failure) -> Score | Failure:
-    return Score(-verdict.value, verdict.parts) if isinstance(verdict, Score) else verdict
+def _negate(score: Score | Failure) -> Score | Failure:
+    return Score(-score.value, score.parts) if isinstance(score, Score) else score

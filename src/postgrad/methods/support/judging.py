@@ -75,7 +75,7 @@ def check_judge_used(reward: RewardConfig) -> None:
 def connect_scorer(config: Config, scorer: Scorer, models: dict[str, Any], folder: Path) -> None:
     """Give the score stage its model, where the verifier is one, and its verifiers, where they live elsewhere."""
     if "verifier" in models:
-        scorer.pool = models["verifier"]
+        scorer.backend = models["verifier"]
     if "judge" in models:
         scorer.judge = _asked(
             config,

@@ -1,0 +1,61 @@
+"""Loading functions by path: `package.module:function` or `path/to/file.py:function`."""
+
+import inspect
+from typing import Any
+
+from postgrad.errors import ConfigError
+from postgrad.problem import Problem
+from postgrad.user_code import load_object
+from postgrad.verifiers.port import Verifier
+
+VERL_ARGUMENTS = {"data_source", "solution_str", "ground_truth"}
+
+
+def load_function(path: str, kind: str) -> Any:
+    """Return the function at `path`; `kind` says what it is, in error messages.
+
+    Raises:
+        ConfigError: the module cannot be imported or has no such function.
+    """
+    return load_object(path, f"{kind} {path}", callable, "function")
+
+
+def load_verifier_function(path: str) -> Verifier:
+    """Return the function at `path` as a verifier.
+
+    A function with verl's arguments (data_source, solution_str, ground_truth, extra_info) is
+    wrapped; it gets them by name.
+
+    Raises:
+        ConfigError: it cannot be loaded, or cannot be called as function(response, problem).
+    """
+    function = load_function(path, "verifier")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some functions written in C have no signature
+        return function
+    if signature.parameters.keys() >= VERL_ARGUMENTS:
+        return _with_verl_arguments(function, "extra_info" in signature.parameters)
+    try:
+        # Further arguments are numbers from the setting, as in brief(limit=100).
+        signature.bind_partial("response", "problem")
+    except TypeError as error:
+        raise ConfigError(
+            f"verifier {path}{signature} cannot be called as function(response, problem); "
+            "define it with these two arguments (a str and a Problem)"
+        ) from error
+    return function
+
+
+def _with_verl_arguments(function: Any, takes_extra_info: bool) -> Verifier:
+    def verifier(response: str, problem: Problem) -> Any:
+        arguments: dict[str, Any] = {
+            "data_source": problem.data_source,
+            "solution_str": response,
+            "ground_truth": problem.ground_truth,
+        }
+        if takes_extra_info:
+            arguments["extra_info"] = problem.extra.get("extra_info") or {}
+        return function(**arguments)
+
+    return verifier

@@ -1,0 +1,127 @@
+"""The built-in verifiers by name, and the one that `reward.verifier=auto` takes per data source."""
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from postgrad.errors import ConfigError
+from postgrad.problem import Problem
+
+
+@dataclass(frozen=True)
+class VerifierSpec:
+    """Where a verifier's function is, and how it must be run.
+
+    Attributes:
+        path: `package.module:function` or `file.py:function`; lookup.py has one more form, for sums.
+        inline: it takes linear time and cannot crash, so it runs in this process; the other
+            verifiers run in the pool's child processes.
+        time_limit_s: it stops itself within this time; the pool's limit for it is not shorter.
+    """
+
+    path: str
+    inline: bool = False
+    time_limit_s: float = 0.0
+
+
+VERIFIERS: dict[str, VerifierSpec] = {
+    "exact": VerifierSpec("postgrad.verifiers.answers:exact", inline=True),
+    "numeric": VerifierSpec("postgrad.verifiers.answers:numeric", inline=True),
+    "boxed": VerifierSpec("postgrad.verifiers.answers:boxed", inline=True),
+    "gsm8k": VerifierSpec("postgrad.verifiers.answers:gsm8k", inline=True),
+    "gsm8k_strict": VerifierSpec("postgrad.verifiers.answers:gsm8k_strict", inline=True),
+    "gsm8k_flexible": VerifierSpec("postgrad.verifiers.answers:gsm8k_flexible", inline=True),
+    "choice": VerifierSpec("postgrad.verifiers.answers:choice", inline=True),
+    "search": VerifierSpec("postgrad.verifiers.answers:search", inline=True),
+    "r1_zero": VerifierSpec("postgrad.verifiers.answers:r1_zero", inline=True),
+    "format": VerifierSpec("postgrad.verifiers.form:tag_format", inline=True),
+    "box_format": VerifierSpec("postgrad.verifiers.form:box_format", inline=True),
+    "think_format": VerifierSpec("postgrad.verifiers.form:think_format", inline=True),
+    "length": VerifierSpec("postgrad.verifiers.form:length", inline=True),
+    "overlong": VerifierSpec("postgrad.verifiers.form:overlong", inline=True),
+    "bold": VerifierSpec("postgrad.verifiers.form:bold", inline=True),
+    "math": VerifierSpec("postgrad.verifiers.math:math"),
+    "math_answer": VerifierSpec("postgrad.verifiers.math:math_answer"),
+    "oat": VerifierSpec("postgrad.verifiers.math:oat"),
+    "think_math": VerifierSpec("postgrad.verifiers.math:think_math"),
+    "r1_zero_math": VerifierSpec("postgrad.verifiers.math:r1_zero_math"),
+    "geometry3k": VerifierSpec("postgrad.verifiers.math:geometry3k"),
+    "code": VerifierSpec("postgrad.verifiers.code:code", time_limit_s=90.0),
+}
+
+# (pattern, verifier): the first pattern that matches the data source counts, in lower case.
+SOURCES: tuple[tuple[str, str], ...] = (
+    ("arithmetic/digits", "exact"),
+    ("arithmetic/boxed", "boxed"),
+    ("*gsm8k*", "gsm8k"),
+    ("*mmlu*", "choice"),
+    ("*gpqa*", "choice"),
+    ("arc", "choice"),
+    ("arc[-_]*", "choice"),
+    ("*[/_]arc", "choice"),
+    ("*[/_]arc[-_]*", "choice"),
+    ("searchr1*", "search"),
+    ("*geometry3k*", "geometry3k"),
+    ("*[/_-]geo3k*", "geometry3k"),
+    ("geo3k*", "geometry3k"),
+    ("code", "code"),
+    ("code[-_]*", "code"),
+    ("*humaneval*", "code"),
+    ("*mbpp*", "code"),
+    ("*codecontests*", "code"),
+    ("*code_contests*", "code"),
+    ("*codeforces*", "code"),
+    ("*livecodebench*", "code"),
+    ("apps", "code"),
+    ("*[/_]apps", "code"),
+    ("taco", "code"),
+    ("*[/_]taco", "code"),
+    ("math", "math"),
+    ("math[-_ ]*", "math"),
+    ("competition_math*", "math"),
+    ("*openmathreasoning*", "math"),
+    ("omr[0-9]*", "math"),
+    ("*math500*", "math"),
+    ("*math-500*", "math"),
+    ("*hendrycks_math*", "math"),
+    ("lighteval/math*", "math"),
+    ("*/math-lighteval", "math"),
+    ("*deepmath*", "math"),
+    ("*deepscaler*", "math"),
+    ("*openr1-math*", "math"),
+    ("*numina*", "math"),
+    ("qwen_*", "math"),
+    ("aime*", "math"),
+    ("*[/_]aime*", "math"),
+    ("amc*", "math"),
+    ("*[/_]amc*", "math"),
+    ("*olympiad*", "math"),
+    ("*minerva*", "math"),
+)
+
+
+def choose(problem: Problem) -> str:
+    """Return the name of the verifier for a problem's data source.
+
+    A problem without a data source is taken for math if its prompt asks for a \\boxed answer. A
+    math prompt that asks for a last line "Answer: ..." and not for a box (as DAPO's prompts do)
+    is scored by that line.
+
+    Raises:
+        ConfigError: no pattern matches the data source.
+    """
+    source = problem.data_source.strip().lower()
+    prompt = "\n".join(str(message.get("content", "")) for message in problem.messages)
+    asks_for_box = "\\boxed" in prompt
+    if not source and asks_for_box:
+        return "math"
+    for pattern, name in SOURCES:
+        if not fnmatchcase(source, pattern):
+            continue
+        if name == "math" and "Answer:" in prompt and not asks_for_box:
+            return "math_answer"
+        return name
+    raise ConfigError(
+        f"no verifier is known for data_source {problem.data_source!r} (problem {problem.uid}); "
+        f"set reward.verifier to one of {', '.join(VERIFIERS)}, "
+        "package.module:function or file.py:function"
+    )
