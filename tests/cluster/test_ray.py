@@ -17,7 +17,9 @@ ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'post
 import warm  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
-from postgrad.cluster import place, place_engine, ray_place  # noqa: E402
+from postgrad.cluster import place, place_engine  # noqa: E402
+from postgrad.cluster import ray_backend as ray_place  # noqa: E402
+from postgrad.cluster.engines import engine_config  # noqa: E402
 from postgrad.errors import ConfigError, RunError  # noqa: E402
 from postgrad.model.views import after  # noqa: E402
 from postgrad.rollout.engine import Request, Sampling, trajectory_seed  # noqa: E402
@@ -517,8 +519,8 @@ def test_a_pool_for_a_role_that_is_not_there(overrides):
 
 def test_only_engines_for_an_evaluation(overrides):
     with (
-        place_engine(overrides("grpo", "x", *on_ray(2))) as engine,
-        place_engine(overrides("grpo", "x")) as local,
+        place_engine(engine_config(overrides("grpo", "x", *on_ray(2)))) as engine,
+        place_engine(engine_config(overrides("grpo", "x"))) as local,
     ):
         assert engine.generate(REQUESTS, Sampling(1.0, 8)) == local.generate(
             REQUESTS, Sampling(1.0, 8)

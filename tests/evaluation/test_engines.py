@@ -4,7 +4,7 @@ from served import serve
 from world import config_of
 
 from postgrad.cli.main import main
-from postgrad.cluster.host import build_host
+from postgrad.cluster.engines import engine_config, load_engine
 from postgrad.data.render import Prompts
 from postgrad.model.load import load_tokenizer
 
@@ -20,7 +20,7 @@ def test_greedy_answers_are_the_same_whatever_the_engine(tiny, tmp_path, capsys)
         "model.device=cpu",
         "threads=1",
     ]
-    with serve(engine=build_host(config, only_engine=True).engine, prompts=prompts) as served:
+    with serve(engine=load_engine(engine_config(config)).engine, prompts=prompts) as served:
         for engine in ("native", "hf", "http"):
             url = [f"url={served.address}"] if engine == "http" else []
             assert (

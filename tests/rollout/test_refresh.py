@@ -5,6 +5,7 @@ from safetensors.torch import load_file
 from served import MODEL, serve
 from world import END, config_of, same_completions
 
+from postgrad.cluster.engines import engine_config, load_engine
 from postgrad.cluster.host import build_host
 from postgrad.errors import ConfigError, RunError
 from postgrad.rollout.engine import Request, Sampling
@@ -29,7 +30,7 @@ def host(tiny):
 @pytest.fixture
 def apart(tiny):
     """The server's own model."""
-    return build_host(config_of("grpo", tiny), only_engine=True).engine
+    return load_engine(engine_config(config_of("grpo", tiny))).engine
 
 
 def rollouts(served, prompts, folder):

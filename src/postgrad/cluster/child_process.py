@@ -15,7 +15,7 @@ from torch import Tensor
 
 from postgrad.cluster.wire import decode, encode
 from postgrad.config.compose import to_yaml
-from postgrad.config.schema import Config
+from postgrad.config.schema import Config, EngineConfig
 from postgrad.errors import ConfigError, RunError
 from postgrad.model.views import FULL, View
 from postgrad.rollout.engine import Completion, Request, Sampling
@@ -29,9 +29,12 @@ OURS = (
 
 
 class Child:
-    """One child process that hosts models. Calls are (port, method, arguments) over a private socket pair."""
+    """One child process that hosts models. Calls are (port, method, arguments) over a private socket pair.
 
-    def __init__(self, config: Config, label: str, only_engine: bool = False) -> None:
+    With an EngineConfig the child holds an engine alone, else all models of a run.
+    """
+
+    def __init__(self, config: Config | EngineConfig, label: str) -> None:
         self.label, self.wait_s, self.lock = label, config.cluster.wait_s, threading.RLock()
         ours, theirs = socket.socketpair()
         command = [
@@ -39,7 +42,7 @@ class Child:
             "-m",
             "postgrad.cluster.worker",
             str(theirs.fileno()),
-            str(int(only_engine)),
+            "engine" if isinstance(config, EngineConfig) else "run",
         ]
         before = signal.pthread_sigmask(
             signal.SIG_BLOCK, OURS

@@ -1,91 +1,89 @@
-"""Which engine samples: built from the configuration, beside the model or alone.
+"""Builds the engine of a run or of an evaluation from its settings.
 
-native and hf sample from the trainer's own parameters where they live beside it. vllm and http keep weights of their own, which are
-handed over after each step.
+rollout/kinds.py has the table of engines. An engine runs beside the trained model, alone in a
+process of its own, or in the driver's process in front of a server.
 """
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
-from postgrad.config.schema import Config
-from postgrad.data.render import Prompts
-from postgrad.errors import ConfigError
-from postgrad.model.load import load_tokenizer, model_config, resolve_path, stop_ids
+from omegaconf import OmegaConf
+
+from postgrad.config.compose import read_words
+from postgrad.config.schema import Config, EngineConfig
+from postgrad.model.device import choose_device, set_threads
+from postgrad.model.load import load, load_tokenizer, model_config, resolve_path
 from postgrad.model.loaded import Loaded
 from postgrad.rollout.engine import Engine
-from postgrad.rollout.http import Address, HttpEngine
-from postgrad.rollout.refresh import HttpRollouts
+from postgrad.rollout.kinds import find_engine
 
-OVER_A_MODEL = ("native", "hf")  # engines over a model that is loaded beside them
-EXAMPLE = "http://host:8000/v1#model"
-MOST_CALLS = 256  # to a server at a time
+
+class StandaloneEngine(NamedTuple):
+    """An engine without a trainer beside it."""
+
+    engine: Engine
+    loaded: Loaded | None  # the model it samples from; None when the engine keeps its own weights
+
+
+def engine_config(config: Config) -> EngineConfig:
+    """Return the settings of a run that its engine is built from."""
+    return EngineConfig(
+        config.seed, config.model, config.rollout, config.cluster, config.data.max_prompt_tokens
+    )
+
+
+def read_engine_config(text: str) -> EngineConfig:
+    """Parse the YAML that `to_yaml` wrote of an EngineConfig. Raises ConfigError."""
+    values = OmegaConf.to_container(OmegaConf.create(text))
+    assert isinstance(values, dict), "to_yaml writes a mapping"
+    return read_words(EngineConfig, [], values)  # type: ignore[arg-type]
 
 
 def shares_weights(config: Config) -> bool:
-    """Whether the run's engine samples from the very parameters that are trained."""
-    return config.rollout.engine in OVER_A_MODEL and not config.cluster.engine_apart
+    """Return whether the run's engine samples from the parameters that are trained."""
+    return find_engine(config.rollout.engine).shares_weights and not config.cluster.engine_apart
 
 
-def check_engine(config: Config) -> None:
-    """Refuse an engine that cannot be had, before anything is loaded. Raises ConfigError."""
-    rollout = config.rollout
-    if bool(rollout.url) != (rollout.engine == "http"):
-        raise ConfigError(
-            f"rollout.engine=http needs the server's address: add rollout.url={EXAMPLE}"
-            if rollout.engine == "http"
-            else f"rollout.url={rollout.url} is for rollout.engine=http, and rollout.engine={rollout.engine}; change one of them"
-        )
-    if rollout.engine == "http":
-        Address.of(rollout.url)
-        if config.cluster.engine_apart:
-            raise ConfigError("rollout.engine=http is apart already; remove cluster.engine_apart")
-    if rollout.engine == "vllm":
-        from postgrad.rollout.vllm import check_vllm
-
-        check_vllm()
+def is_remote(config: Config | EngineConfig) -> bool:
+    """Return whether a server samples, so that only the driver's process holds the engine."""
+    return find_engine(config.rollout.engine).remote
 
 
-def build_engine(config: Config, loaded: Loaded | None) -> Engine:
-    """The engine of a host. `loaded` is the model beside it; None where the engine keeps its own."""
-    kind = config.rollout.engine
-    if kind == "vllm":
-        from postgrad.rollout.vllm import VllmEngine
-
-        return VllmEngine(loaded or _described(config), config)
-    if loaded is None:
-        raise ConfigError(f"rollout.engine={kind} needs the model beside it")
-    if kind == "hf":
-        from postgrad.rollout.hf import HfEngine
-
-        return HfEngine(loaded, config.rollout)
-    from postgrad.rollout.native.engine import NativeEngine
-
-    return NativeEngine(loaded, config.rollout)
+def build_engine(config: Config, loaded: Loaded) -> Engine:
+    """Build the run's engine in the process that holds the trained model."""
+    return find_engine(config.rollout.engine).build(engine_config(config), loaded, None)
 
 
-def served_engine(config: Config, trains: bool) -> Engine:
-    """The engine behind rollout.url; one that `trains` must take new weights."""
-    described = _described(config)
-    prompts = Prompts(described.tokenizer, config.data.template)
-    address, wait_s = Address.of(config.rollout.url), config.cluster.wait_s
-    calls = min(MOST_CALLS, config.rollout.max_rows or MOST_CALLS)
-    if not trains:
-        return HttpEngine(address, prompts, wait_s, calls)
+def build_remote_engine(config: Config) -> Engine:
+    """Build the run's engine in front of a server, which takes new weights after each step."""
+    settings = engine_config(config)
     folder = Path(config.runs) / config.name / "weights"
-    return HttpRollouts(address, prompts, stop_ids(described), folder, wait_s, calls)
+    return find_engine(config.rollout.engine).build(settings, describe_model(settings), folder)
 
 
-def _described(config: Config) -> Loaded:
-    """What a model is like, without its weights: its configuration, its generation settings and its tokenizer."""
+def load_engine(config: EngineConfig) -> StandaloneEngine:
+    """Load the model where the engine needs one, and build the engine. Nothing is trained.
+
+    An adapter folder's weights are merged into its base model.
+    """
+    kind = find_engine(config.rollout.engine)
+    set_threads(config.model.threads)
+    if not kind.shares_weights:
+        return StandaloneEngine(kind.build(config, describe_model(config), None), None)
+    loaded = load(config.model, choose_device(config.model.device), config.seed)
+    return StandaloneEngine(kind.build(config, loaded, None), loaded)
+
+
+def describe_model(config: EngineConfig) -> Loaded:
+    """Return a model without weights: its configuration, generation settings and tokenizer."""
     from transformers import GenerationConfig
 
-    shape = model_config(config.model, config.seed)
+    architecture = model_config(config.model, config.seed)
     path = resolve_path(config.model.path, config.seed)
     try:
         generation = GenerationConfig.from_pretrained(path)
-    except OSError:  # the file is not a must
-        generation = GenerationConfig.from_model_config(shape)
-    return Loaded(
-        SimpleNamespace(config=shape, generation_config=generation),
-        load_tokenizer(config.model, config.seed),
-    )
+    except OSError:  # the file is optional
+        generation = GenerationConfig.from_model_config(architecture)
+    model = SimpleNamespace(config=architecture, generation_config=generation)
+    return Loaded(model, load_tokenizer(config.model, config.seed))

@@ -7,9 +7,9 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-from postgrad.cluster.engines import OVER_A_MODEL, build_engine
+from postgrad.cluster.engines import build_engine, is_remote
 from postgrad.cluster.remote_roles import is_elsewhere
-from postgrad.config.schema import Config
+from postgrad.config.schema import Config, EngineConfig
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
 from postgrad.methods.base import Method, Role
@@ -28,26 +28,17 @@ SPEAKING = ("engine", "chat")  # kinds of roles that continue text
 class Host:
     """A policy, the engine of its rollouts, and the other models its method asked for, by role."""
 
-    policy: Any  # LocalPolicy; where only the engine is asked for a FrozenPolicy, or None
+    policy: LocalPolicy
     engine: Any  # None where a server samples
     models: dict[str, Any] = field(default_factory=dict)
 
 
-def build_host(config: Config, only_engine: bool = False) -> Host:
-    """Load the models and put the ports around them. The configuration is resolved: no auto is left in it.
-
-    `only_engine` builds a host that samples and never trains: no optimizer, no other roles.
-    """
+def build_host(config: Config) -> Host:
+    """Load the models and put the ports around them. The configuration is resolved: no auto is left in it."""
     set_threads(config.model.threads)
-    if only_engine and config.rollout.engine not in OVER_A_MODEL:
-        return Host(None, build_engine(config, None))
     method = find_method(config.method.name)(config)
-    loaded = load_policy(
-        config, method, adapters=not only_engine
-    )  # an engine alone gets merged weights
-    engine = None if config.rollout.engine == "http" else build_engine(config, loaded)
-    if only_engine:
-        return Host(FrozenPolicy(config, loaded), engine)
+    loaded = load_policy(config, method)
+    engine = None if is_remote(config) else build_engine(config, loaded)
     roles = {
         name: role for name, role in method.models_wanted().items() if not is_elsewhere(role.path)
     }
@@ -55,13 +46,11 @@ def build_host(config: Config, only_engine: bool = False) -> Host:
     return Host(LocalPolicy(config, loaded, method), engine, models)
 
 
-def load_policy(
-    config: Config, method: Method, adapters: bool = True, device: str | None = None
-) -> Loaded:
+def load_policy(config: Config, method: Method, device: str | None = None) -> Loaded:
     """The model that is trained, looked at by its method, with its adapters where there are to be some."""
     loaded = load_role(config, "policy", config.model.path, device)
     method.check_model(loaded.model)
-    if config.model.lora.rank and adapters:
+    if config.model.lora.rank:
         add_adapters(
             loaded.model,
             config.model.lora,
@@ -97,7 +86,9 @@ def build_role(
     )
 
 
-def load_role(config: Config, name: str, path: str, device: str | None = None) -> Loaded:
+def load_role(
+    config: Config | EngineConfig, name: str, path: str, device: str | None = None
+) -> Loaded:
     """The model of a role, on the configured device unless another is named."""
     try:
         return load(

@@ -58,10 +58,13 @@ class Rank:
     def _build(
         self, text: str, hosts: list[str], rank: int, size: int, point: tuple[str, int] | None
     ) -> Ports:
+        from postgrad.cluster.engines import load_engine, read_engine_config
         from postgrad.config.compose import from_yaml
         from postgrad.methods import find_method
         from postgrad.model.device import set_threads
 
+        if hosts == [ENGINE]:
+            return {ENGINE: ("engine", load_engine(read_engine_config(text)).engine)}
         config = from_yaml(text, lambda name: find_method(name).Settings)
         set_threads(config.model.threads)
         if point is None:
@@ -106,28 +109,22 @@ class SyncedEngine:
 
 
 def _speakers(config: Any, hosts: list[str]) -> Ports:
-    """The run's engine, or roles that continue text, each over a whole model."""
-    from postgrad.cluster.host import build_host, build_role
+    """Roles that generate text, each over a full copy of its model."""
+    from postgrad.cluster.host import build_role
     from postgrad.methods import find_method
 
     method = find_method(config.method.name)(config)
     roles = method.models_wanted()
-    ports: Ports = {
-        name: (roles[name].kind, build_role(config, method, name, roles[name]))
-        for name in hosts
-        if name != ENGINE
+    return {
+        name: (roles[name].kind, build_role(config, method, name, roles[name])) for name in hosts
     }
-    return ports | (
-        {ENGINE: ("engine", build_host(config, only_engine=True).engine)} if ENGINE in hosts else {}
-    )
 
 
 def _trained(config: Any, hosts: list[str], ranks: Any) -> Ports:
     """Models divided over the ranks; those that continue text are whole on each."""
-    from postgrad.cluster.engines import OVER_A_MODEL
+    from postgrad.cluster.engines import engine_config, load_engine
     from postgrad.cluster.host import (
         SPEAKING,
-        build_host,
         build_role,
         is_base,
         load_policy,
@@ -144,12 +141,10 @@ def _trained(config: Any, hosts: list[str], ranks: Any) -> Ports:
         policy = ShardedPolicy(config, loaded, method, ranks)
         ports[POLICY] = ("policy", policy)
         if ENGINE in hosts:
-            host = build_host(config, only_engine=True)
-            own = config.rollout.engine not in OVER_A_MODEL
-            ports[ENGINE] = (
-                "engine",
-                host.engine if own else SyncedEngine(host.engine, host.policy.model, policy),
-            )
+            engine, engine_model = load_engine(engine_config(config))
+            if engine_model is not None:
+                engine = SyncedEngine(engine, engine_model.model, policy)
+            ports[ENGINE] = ("engine", engine)
     for name in hosts:
         if name in (POLICY, ENGINE):
             continue

@@ -24,13 +24,18 @@ from typing import Any
 from torch import Tensor
 
 from postgrad.cluster.child_process import START_S, RemoteEngine, RemoteModel
-from postgrad.cluster.engines import served_engine, shares_weights
+from postgrad.cluster.engines import (
+    build_remote_engine,
+    engine_config,
+    is_remote,
+    shares_weights,
+)
 from postgrad.cluster.host import SPEAKING
 from postgrad.cluster.rank import ENGINE, POLICY, Rank
 from postgrad.cluster.remote_roles import is_elsewhere
 from postgrad.cluster.wire import decode, encode
 from postgrad.config.compose import to_yaml
-from postgrad.config.schema import Config
+from postgrad.config.schema import Config, EngineConfig
 from postgrad.errors import ConfigError, RunError
 from postgrad.files import acquire_lock, is_locked
 from postgrad.methods.base import Role
@@ -63,7 +68,7 @@ def import_ray() -> Any:
 
 
 @contextmanager
-def connected(config: Config) -> Iterator[Any]:
+def connected(config: Config | EngineConfig) -> Iterator[Any]:
     """Ray, joined at cluster.address, or started on this machine for as long as the context lasts. One that is joined already is used."""
     if config.cluster.address:
         os.environ.setdefault(
@@ -184,13 +189,15 @@ def _no_chatter() -> Iterator[None]:
         os.close(before)
 
 
-def needs_of(config: Config, name: str, cluster: dict[str, float]) -> dict[str, Any]:
+def needs_of(config: Config | EngineConfig, name: str, cluster: dict[str, float]) -> dict[str, Any]:
     """What one actor takes of the cluster: a GPU, or the cores its threads run on; and one of the resource `name`, where there is one.
 
     Verifiers take a core for each child process.
     """
     on_gpu = is_gpu(config.model.device) and name != VERIFIER
-    cores = config.reward.workers if name == VERIFIER else config.model.threads
+    cores = config.model.threads
+    if name == VERIFIER and isinstance(config, Config):
+        cores = config.reward.workers
     needs: dict[str, Any] = (
         {"num_gpus": 1, "num_cpus": 1} if on_gpu else {"num_gpus": 0, "num_cpus": cores}
     )
@@ -242,7 +249,12 @@ class Actors:
     """What a group of ranks and a set of engines share: making actors, calling them, waiting for them."""
 
     def __init__(
-        self, ray: Any, config: Config, label: str, size: int, hosts: Sequence[str]
+        self,
+        ray: Any,
+        config: Config | EngineConfig,
+        label: str,
+        size: int,
+        hosts: Sequence[str],
     ) -> None:
         self.ray, self.config, self.label, self.hosts = ray, config, label, list(hosts)
         self.text, self.wait_s = ray.put(to_yaml(config)), config.cluster.wait_s
@@ -302,7 +314,12 @@ class WorkerGroup(Actors):
     """Ranks that hold models together. One that is lost ends them all: the run stops by name and can be continued."""
 
     def __init__(
-        self, ray: Any, config: Config, label: str, size: int, hosts: Sequence[str]
+        self,
+        ray: Any,
+        config: Config | EngineConfig,
+        label: str,
+        size: int,
+        hosts: Sequence[str],
     ) -> None:
         super().__init__(ray, config, label, size, hosts)
         self.broken = ""
@@ -395,7 +412,12 @@ class Engines(Actors):
     """
 
     def __init__(
-        self, ray: Any, config: Config, label: str, size: int, hosts: Sequence[str]
+        self,
+        ray: Any,
+        config: Config | EngineConfig,
+        label: str,
+        size: int,
+        hosts: Sequence[str],
     ) -> None:
         super().__init__(ray, config, label, size, hosts)
         self.left, self.weights = config.cluster.engine_restarts, None
@@ -510,7 +532,7 @@ def place_on_ray(
         groups: list[Actors] = []
         try:
             staying = [name for name in here if name not in pools]
-            beside = [] if engines or config.rollout.engine == "http" else [ENGINE]
+            beside = [] if engines or is_remote(config) else [ENGINE]
             crew = WorkerGroup(
                 ray, config, POLICY, config.cluster.workers, [POLICY, *beside, *staying]
             )
@@ -521,7 +543,7 @@ def place_on_ray(
                 groups.append(kind(ray, config, name, size, [name]))
                 models[name] = _port(groups[-1], name, here[name])
             if engines:
-                groups.append(Engines(ray, config, ENGINE, engines, [ENGINE]))
+                groups.append(Engines(ray, engine_config(config), ENGINE, engines, [ENGINE]))
             engine: Any = RemoteEngine(
                 groups[-1] if engines else crew, shares_weights(config) and not engines
             )
@@ -530,8 +552,8 @@ def place_on_ray(
 
                 models[VERIFIER] = Verifiers(ray, config)
                 groups.append(models[VERIFIER])
-            if config.rollout.engine == "http":
-                engine = served_engine(config, trains=True)
+            if is_remote(config):
+                engine = build_remote_engine(config)
             yield RemoteModel(crew, POLICY), engine, models
         finally:
             for group in groups:
@@ -539,7 +561,7 @@ def place_on_ray(
 
 
 @contextmanager
-def engine_on_ray(config: Config) -> Iterator[Any]:
+def engine_on_ray(config: EngineConfig) -> Iterator[Any]:
     """Only engines, for whom nothing is trained: as many as cluster.engines, else as cluster.workers."""
     with connected(config) as ray:
         size = config.cluster.engines or config.cluster.workers
@@ -555,10 +577,12 @@ def _port(group: Any, name: str, role: Role) -> Any:
     return RemoteEngine(group, False, name) if role.kind in SPEAKING else RemoteModel(group, name)
 
 
-def _check_room(ray: Any, config: Config, actors: int) -> None:
+def _check_room(ray: Any, config: Config | EngineConfig, actors: int) -> None:
     """Refuse more workers than the cluster has room for: Ray would wait for ever."""
     needs, there = needs_of(config, "", {}), ray.cluster_resources()
-    judging, verifiers = needs_of(config, VERIFIER, {}), config.cluster.pools.get(VERIFIER, 0)
+    judging = needs_of(config, VERIFIER, {})
+    verifiers = config.cluster.pools.get(VERIFIER, 0)  # an evaluation has none of these actors
+    verifiers = verifiers if isinstance(config, Config) else 0
     for key, resource, word in (("num_gpus", "GPU", "GPUs"), ("num_cpus", "CPU", "CPU cores")):
         wanted, has = actors * needs[key] + verifiers * judging[key], there.get(resource, 0.0)
         if wanted > has:

@@ -36,6 +36,7 @@ class Verifiers(Actors):
     """cluster.pools.verifier actors, each with reward.workers child processes. Calls from several threads take turns."""
 
     def __init__(self, ray: Any, config: Config) -> None:
+        self.reward = config.reward
         self.seconds: dict[str, float] = {}
         self.closed = False
         super().__init__(ray, config, VERIFIER, config.cluster.pools[VERIFIER], [])
@@ -46,7 +47,7 @@ class Verifiers(Actors):
             raise
 
     def make(self) -> Any:
-        reward, here = self.config.reward, str(Path.cwd())
+        reward, here = self.reward, str(Path.cwd())
         actor = self.ray.remote(VerifierActor).options(
             **self.needs, max_restarts=0, max_concurrency=1
         )
@@ -63,7 +64,7 @@ class Verifiers(Actors):
     ) -> list[Score | Failure]:
         """A Score or a Failure for each (response, problem), in order, as VerifierPool.verify gives them."""
         for name in set(verifier_names) - set(self.seconds):
-            self.seconds[name] = max(self.config.reward.timeout_s, find_verifier(name).time_limit_s)
+            self.seconds[name] = max(self.reward.timeout_s, find_verifier(name).time_limit_s)
         with self.lock:
             return self._verify(items, verifier_names)
 
@@ -81,7 +82,7 @@ class Verifiers(Actors):
             while idle and (waiting or alone):
                 # Chunks shrink towards the end, so that the actors finish together.
                 size = min(
-                    MAX_CHUNK * self.config.reward.workers,
+                    MAX_CHUNK * self.reward.workers,
                     -(-len(waiting) // (4 * len(self.members))),
                 )
                 chosen = [waiting.popleft() for _ in range(size)] or [alone.popleft()]

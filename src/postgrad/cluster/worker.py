@@ -37,7 +37,7 @@ PORTS = {
 Ports = dict[str, tuple[str, Any]]  # each port's name with its kind and its object
 
 
-def serve(descriptor: int, only_engine: bool) -> None:
+def serve(descriptor: int, build: Callable[[str], Ports]) -> None:
     from postgrad.cluster.wire import decode
 
     for number in OURS:
@@ -50,7 +50,7 @@ def serve(descriptor: int, only_engine: bool) -> None:
     if config is None:
         return
     with suppress(ConnectionError):  # the driver was killed: nobody is left to answer
-        kind, ports = attempt(lambda: _build(config.decode(), only_engine))
+        kind, ports = attempt(lambda: build(config.decode()))
         send(connection, encode([kind, None if kind == "ok" else ports]))
         while kind == "ok" and (data := receive(connection, None)) is not None:
             port, method, arguments = decode(data)
@@ -82,20 +82,25 @@ def attempt(work: Callable[[], Any]) -> tuple[str, Any]:
         return "error", f"{type(error).__name__}: {error}"
 
 
-def _build(text: str, only_engine: bool) -> Ports:
+def _build_engine(text: str) -> Ports:
+    """The port of an engine alone, from the YAML of an EngineConfig."""
+    from postgrad.cluster.engines import load_engine, read_engine_config
+
+    return {"engine": ("engine", load_engine(read_engine_config(text)).engine)}
+
+
+def _build_run(text: str) -> Ports:
+    """The ports of all models of a run, from the YAML of its Config."""
     from postgrad.cluster.host import build_host
     from postgrad.config.compose import from_yaml
     from postgrad.methods import find_method
 
     config = from_yaml(text, lambda name: find_method(name).Settings)
-    host = build_host(config, only_engine)
+    host = build_host(config)
     roles = find_method(config.method.name)(config).models_wanted()
     ports: Ports = {name: (roles[name].kind, model) for name, model in host.models.items()}
-    return ports | {
-        "policy": ("frozen" if only_engine else "policy", host.policy),
-        "engine": ("engine", host.engine),
-    }
+    return ports | {"policy": ("policy", host.policy), "engine": ("engine", host.engine)}
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]), sys.argv[2] == "1")
+    serve(int(sys.argv[1]), {"engine": _build_engine, "run": _build_run}[sys.argv[2]])

@@ -18,7 +18,7 @@ from omegaconf.errors import (
     ValidationError,
 )
 
-from postgrad.config.schema import Config
+from postgrad.config.schema import Config, EngineConfig
 from postgrad.errors import ConfigError, did_you_mean
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -169,7 +169,7 @@ def read_words(schema: type, overrides: list[str], base: dict[str, Any] | None =
     return settings
 
 
-def to_yaml(config: Config) -> str:
+def to_yaml(config: Config | EngineConfig) -> str:
     """The resolved configuration as YAML that compose() reads again."""
     return OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(config)))
 

@@ -117,8 +117,8 @@ class DataConfig:
 class RolloutConfig:
     engine: str = setting(
         "native",
-        "what samples responses; docs/scale.md says which to choose",
-        choices=("native", "hf", "vllm", "http"),
+        "what samples responses: native, hf, vllm, http, or a class of yours as file.py:Class or "
+        "package.module:Class; docs/scale.md says which to choose",
     )
     url: str = setting(
         "",
@@ -336,6 +336,17 @@ class ClusterConfig:
     wait_s: float = setting(
         600.0, "longest wait for one call to a child process or to a model's server", above=0.0
     )
+
+
+@dataclass
+class EngineConfig:
+    """The settings that an engine is built from. Training runs and evaluations both have them."""
+
+    seed: int = setting(0, "random seed", at_least=0)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    max_prompt_tokens: int = setting(512, "longest expected prompt; sizes caches", at_least=1)
 
 
 @dataclass

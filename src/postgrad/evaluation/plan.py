@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from postgrad import __version__
-from postgrad.cluster.engines import check_engine
-from postgrad.config.schema import Config, DataConfig, ModelConfig, RewardConfig, RolloutConfig
+from postgrad.config.schema import EngineConfig, ModelConfig, RolloutConfig
 from postgrad.data.problems import load_problems
 from postgrad.data.render import Prompts
 from postgrad.data.sets import split_sets
@@ -23,12 +22,12 @@ from postgrad.evaluation.model import Target, weights_fingerprint
 from postgrad.evaluation.settings import EvalConfig
 from postgrad.judge.llm import RATINGS_STEM
 from postgrad.judge.templates import is_pairwise
-from postgrad.methods import find_method
 from postgrad.methods.support.judging import check_judge, check_judge_used, check_references
 from postgrad.model.device import choose_device, choose_dtype
 from postgrad.model.load import load_tokenizer, model_config
 from postgrad.problem import Problem
 from postgrad.rollout.engine import Sampling, sampling_of
+from postgrad.rollout.kinds import check_engine
 from postgrad.rollout.tools import open_toolbox
 from postgrad.rollout.turns import Turns
 from postgrad.training.prepare import check_cluster
@@ -185,20 +184,14 @@ def settle(plan: Plan) -> None:
     plan.identity = _identity(plan.config, plan.sets)
 
 
-def engine_config(config: EvalConfig) -> Config:
-    """A training configuration with this model and engine, for whoever builds engines."""
+def engine_config(config: EvalConfig) -> EngineConfig:
+    """Return the settings that the engine of an evaluation is built from."""
     rollout = _as(RolloutConfig, config.rollout)
-    rollout.temperature = rollout.temperature or 1.0  # each call of the engine brings its own
-    return Config(
-        name="eval",
-        seed=config.seed,
-        model=_as(ModelConfig, config.model),
-        data=DataConfig(train="none", template=config.data.template),
-        rollout=rollout,
-        reward=_as(RewardConfig, config.reward),
-        cluster=config.cluster,
-        method=find_method("grpo").Settings(name="grpo"),
-    )
+    rollout.temperature = 1.0  # unused: each call of the engine names its own, which may be 0
+    settings = EngineConfig(config.seed, _as(ModelConfig, config.model), rollout, config.cluster)
+    if config.data.max_prompt_tokens is not None:
+        settings.max_prompt_tokens = config.data.max_prompt_tokens
+    return settings
 
 
 def _as(kind: type[Section], section: Any) -> Section:

@@ -81,19 +81,21 @@ def evaluate(plan: Plan, progress: Progress) -> dict[str, Any]:
         speed: dict[str, Any] = {}
         if any(done[name] < len(problems) for name, problems in plan.sets.items()):
             progress.loading(plan)
-            engine = Timed(stack.enter_context(place_engine(engine_config(config))))
-            chat = (
-                {
-                    "judge": place_chat(
-                        engine_config(config), config.reward.judge.model, engine.engine
-                    )
-                }
-                if _is_marked(plan)
-                else {}
-            )
+            settings = engine_config(config)
+            engine = Timed(stack.enter_context(place_engine(settings)))
+            models: dict[str, Any] = {}
+            if _is_marked(plan):
+                judge_config = config.reward.judge
+                models["judge"] = place_chat(
+                    settings,
+                    judge_config.model,
+                    engine.engine,
+                    config.data.template,
+                    judge_config.concurrency,
+                )
             if stored is None:
                 stack.enter_context(files.opened(folder, plan.identity))
-            connect_scorer(engine_config(config), scorer, chat, folder)
+            connect_scorer(config, scorer, models, folder)
             stack.enter_context(progress)
             for name in plan.sets:
                 _answer_set(plan, name, done[name], engine, progress)

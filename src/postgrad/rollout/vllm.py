@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from postgrad.config.schema import Config
+from postgrad.config.schema import EngineConfig
 from postgrad.errors import ConfigError, RunError
 from postgrad.model.device import DTYPES, choose_device, free_memory_bytes
 from postgrad.model.load import resolve_path, stop_ids
@@ -66,7 +66,7 @@ class VllmEngine:
 
     shares_weights = False
 
-    def __init__(self, loaded: Loaded, config: Config) -> None:
+    def __init__(self, loaded: Loaded, config: EngineConfig) -> None:
         check_vllm()
         self.device = choose_device(config.model.device)
         if platform() != self.device.type:
@@ -82,7 +82,7 @@ class VllmEngine:
             self.llm = self._start(config, room)
         self._sleep()
 
-    def _start(self, config: Config, room: int) -> Any:
+    def _start(self, config: EngineConfig, room: int) -> Any:
         from vllm import LLM  # type: ignore[import-not-found]
 
         path = resolve_path(config.model.path, config.seed)
@@ -210,7 +210,7 @@ def _pack_heads(model: Any) -> None:
             module.quant_method.process_weights_after_loading(module)
 
 
-def _room(loaded: Loaded, config: Config, rows: int, device: torch.device) -> tuple[int, int]:
+def _room(loaded: Loaded, config: EngineConfig, rows: int, device: torch.device) -> tuple[int, int]:
     """Bytes for keys and values, and the longest row they allow: what the rows can need, at most a third of the free memory."""
     shape = loaded.model.config.get_text_config()
     heads = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
@@ -218,7 +218,7 @@ def _room(loaded: Loaded, config: Config, rows: int, device: torch.device) -> tu
     token = 2 * shape.num_hidden_layers * heads * width * DTYPES[config.model.dtype].itemsize
     context = int(shape.max_position_embeddings)
     most = CPU_CACHE_BYTES if device.type == "cpu" else free_memory_bytes(device) // 3
-    row = min(context, config.data.max_prompt_tokens + config.rollout.max_response_tokens) + BLOCK
+    row = min(context, config.max_prompt_tokens + config.rollout.max_response_tokens) + BLOCK
     needed = max(rows * row, context + BLOCK) * token
     room = int(config.rollout.cache_gib * 2**30) or min(most, needed)
     return room, min(context, room // token - BLOCK)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from postgrad.cluster.engines import check_engine
+from postgrad.cluster.engines import engine_config
 from postgrad.config.schema import ClusterConfig, Config
 from postgrad.data.cursor import Cursor
 from postgrad.data.problems import load_problems
@@ -17,6 +17,7 @@ from postgrad.methods.support.judging import check_judge, check_judge_used, chec
 from postgrad.model.device import choose_device, choose_dtype, is_gpu, probe_threads
 from postgrad.model.load import load_tokenizer, model_config, model_hidden_size
 from postgrad.model.passes.layout import default_token_budget
+from postgrad.rollout.kinds import check_engine
 from postgrad.rollout.tools import open_toolbox
 from postgrad.rollout.turns import Turns
 from postgrad.training import trackers as mirror
@@ -46,7 +47,7 @@ def resolve(config: Config) -> Config:
         raise ConfigError(
             f"training.profile_steps sees this process only, and cluster.backend={config.cluster.backend} works in others"
         )
-    check_engine(config)
+    check_engine(engine_config(config))
     if config.cluster.address and is_gpu(
         config.model.device
     ):  # the workers have it; this machine need not

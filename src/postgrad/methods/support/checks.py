@@ -7,6 +7,7 @@ from typing import Any
 from postgrad.config.compose import written
 from postgrad.config.schema import Config, LoraConfig
 from postgrad.errors import ConfigError
+from postgrad.rollout.kinds import find_engine
 
 
 def refuse_unread(
@@ -40,9 +41,9 @@ def _word(value: Any) -> str:
 def engine_apart(config: Config) -> bool:
     """Whether the engine keeps weights of its own."""
     cluster = config.cluster
-    return (
-        cluster.engine_apart or cluster.engines > 0 or config.rollout.engine not in ("native", "hf")
-    )
+    if cluster.engine_apart or cluster.engines > 0:
+        return True
+    return not find_engine(config.rollout.engine).shares_weights
 
 
 def check_sampling(method: Any) -> None:
@@ -100,7 +101,8 @@ def check_staleness(method: Any) -> None:
         raise ConfigError(
             f"rollout.staleness={stale}: {method.settings.name} trains on nothing it samples; remove it"
         )
-    if not (cluster.engine_apart or cluster.engines or method.config.rollout.engine == "http"):
+    remote = find_engine(method.config.rollout.engine).remote
+    if not (cluster.engine_apart or cluster.engines or remote):
         raise ConfigError(
             f"rollout.staleness={stale} samples while the policy is trained; add cluster.engine_apart=true with cluster.backend=process, "
             "or cluster.engines=1 with cluster=ray"

@@ -3,9 +3,9 @@
 import dataclasses
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from postgrad.config.schema import Config, JudgeConfig, RewardConfig
+from postgrad.config.schema import Config, JudgeConfig, RewardConfig, RolloutConfig
 from postgrad.errors import ConfigError
 from postgrad.judge.llm import RATINGS_STEM, LlmJudge, question_of
 from postgrad.judge.monitor import monitor_metrics
@@ -20,6 +20,19 @@ from postgrad.types import Batch, Failure
 from postgrad.verifiers.scorer import LLM_JUDGE, Scorer
 
 AGAIN = 0.7  # temperature of a question that is asked again; the first time it is 0
+
+
+class JudgeSettings(Protocol):
+    """The settings a judge reads; a training run's and an evaluation's configuration have them."""
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def rollout(self) -> RolloutConfig: ...
+
+    @property
+    def reward(self) -> RewardConfig: ...
 
 
 def check_judge(reward: RewardConfig) -> None:
@@ -72,7 +85,9 @@ def check_judge_used(reward: RewardConfig) -> None:
         )
 
 
-def connect_scorer(config: Config, scorer: Scorer, models: dict[str, Any], folder: Path) -> None:
+def connect_scorer(
+    config: JudgeSettings, scorer: Scorer, models: dict[str, Any], folder: Path
+) -> None:
     """Give the score stage its model, where the verifier is one, and its verifiers, where they live elsewhere."""
     if "verifier" in models:
         scorer.backend = models["verifier"]
@@ -105,7 +120,9 @@ def monitor(config: Config, chat: Chat, batch: Batch, step: Step, sign: float) -
     }
 
 
-def _asked(config: Config, chat: Chat, template: str, folder: Path | None, who: str) -> LlmJudge:
+def _asked(
+    config: JudgeSettings, chat: Chat, template: str, folder: Path | None, who: str
+) -> LlmJudge:
     judge = config.reward.judge
 
     def ask(questions: Sequence[str], attempt: int) -> list[str | Failure]:

@@ -1,0 +1,160 @@
+"""The kinds of engines: one table with how each is built, checked, and where its weights are.
+
+`rollout.engine` names an entry of ENGINES, or the user's own class by its path: `file.py:Class` or
+`package.module:Class`. Nothing else in the package compares engine names. Heavy engines are
+imported by the function that builds them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from postgrad.config.schema import EngineConfig
+from postgrad.data.render import Prompts
+from postgrad.errors import ConfigError, did_you_mean
+from postgrad.model.load import stop_ids
+from postgrad.model.loaded import Loaded
+from postgrad.rollout.engine import Engine
+from postgrad.rollout.http import Address, HttpEngine
+from postgrad.rollout.refresh import HttpRollouts
+from postgrad.verifiers.verifier import load_function
+
+EXAMPLE_URL = "http://host:8000/v1#model"
+MAX_HTTP_CALLS = 256  # calls to a server at the same time
+PORT = ("generate", "publish", "shares_weights")  # what every engine class has
+
+# Arguments: the settings; the model (see EngineKind.shares_weights); the folder for new weights of
+# a remote engine, None when nothing is trained.
+BuildEngine = Callable[[EngineConfig, Loaded, Path | None], Engine]
+
+
+def _check_nothing(config: EngineConfig) -> None:
+    """Accepts every configuration."""
+
+
+@dataclass(frozen=True)
+class EngineKind:
+    """What the rest of the package needs to know about one kind of engine.
+
+    Attributes:
+        build: makes the engine.
+        shares_weights: the engine samples from the model object that `build` gets. In the trainer's
+            process that is the trained model itself. False: the engine keeps its own weights, and
+            `build` may get a model without weights (only its configuration and tokenizer).
+        remote: a server samples. The driver's process holds the engine, and no worker builds it.
+        takes_url: `rollout.url` has a meaning.
+        check: raises ConfigError for settings that cannot work, before anything is loaded.
+    """
+
+    build: BuildEngine
+    shares_weights: bool
+    remote: bool = False
+    takes_url: bool = False
+    check: Callable[[EngineConfig], None] = _check_nothing
+
+
+def _build_native(config: EngineConfig, loaded: Loaded, weights_folder: Path | None) -> Engine:
+    from postgrad.rollout.native.engine import NativeEngine
+
+    return NativeEngine(loaded, config.rollout)
+
+
+def _build_hf(config: EngineConfig, loaded: Loaded, weights_folder: Path | None) -> Engine:
+    from postgrad.rollout.hf import HfEngine
+
+    return HfEngine(loaded, config.rollout)
+
+
+def _build_vllm(config: EngineConfig, loaded: Loaded, weights_folder: Path | None) -> Engine:
+    from postgrad.rollout.vllm import VllmEngine
+
+    return VllmEngine(loaded, config)
+
+
+def _check_vllm(config: EngineConfig) -> None:
+    from postgrad.rollout.vllm import check_vllm
+
+    check_vllm()
+
+
+def _build_http(config: EngineConfig, loaded: Loaded, weights_folder: Path | None) -> Engine:
+    address = Address.of(config.rollout.url)
+    prompts = Prompts(loaded.tokenizer)
+    wait_s = config.cluster.wait_s
+    num_calls = min(MAX_HTTP_CALLS, config.rollout.max_rows or MAX_HTTP_CALLS)
+    if weights_folder is None:
+        return HttpEngine(address, prompts, wait_s, num_calls)
+    return HttpRollouts(address, prompts, stop_ids(loaded), weights_folder, wait_s, num_calls)
+
+
+def _check_http(config: EngineConfig) -> None:
+    if not config.rollout.url:
+        raise ConfigError(
+            f"rollout.engine=http needs the server's address; add rollout.url={EXAMPLE_URL}"
+        )
+    Address.of(config.rollout.url)
+
+
+ENGINES = {
+    "native": EngineKind(_build_native, shares_weights=True),
+    "hf": EngineKind(_build_hf, shares_weights=True),
+    "vllm": EngineKind(_build_vllm, shares_weights=False, check=_check_vllm),
+    "http": EngineKind(
+        _build_http, shares_weights=False, remote=True, takes_url=True, check=_check_http
+    ),
+}
+
+
+def find_engine(name: str) -> EngineKind:
+    """Return the kind of a built-in engine's name, or of a class given by its path.
+
+    Raises:
+        ConfigError: there is no such engine, module, file or class, or the class is no engine.
+    """
+    if name in ENGINES:
+        return ENGINES[name]
+    place, _, class_name = name.rpartition(":")
+    if not place or not class_name:
+        raise ConfigError(
+            f"rollout.engine={name} is not an engine; {did_you_mean(name, ENGINES)} "
+            "Your own: rollout.engine=file.py:Class or package.module:Class"
+        )
+    if place.endswith(".py"):
+        place = str(Path(place).expanduser().resolve())
+    return _user_kind(f"{place}:{class_name}")
+
+
+@cache
+def _user_kind(path: str) -> EngineKind:
+    """Load the user's class. It is built as `Class(config, loaded)`, see EngineKind."""
+    engine_class: Any = load_function(path, "engine")
+    missing = [name for name in PORT if not hasattr(engine_class, name)]
+    if not isinstance(engine_class, type) or missing:
+        raise ConfigError(
+            f"rollout.engine={path} is not an engine class: it has no {', '.join(missing)}; "
+            "see postgrad.rollout.engine.Engine"
+        )
+
+    def build(config: EngineConfig, loaded: Loaded, weights_folder: Path | None) -> Engine:
+        return engine_class(config, loaded)
+
+    return EngineKind(build, shares_weights=bool(engine_class.shares_weights), takes_url=True)
+
+
+def check_engine(config: EngineConfig) -> None:
+    """Refuse an engine that cannot be used, before anything is loaded. Raises ConfigError."""
+    rollout = config.rollout
+    kind = find_engine(rollout.engine)
+    if rollout.url and not kind.takes_url:
+        raise ConfigError(
+            f"rollout.url={rollout.url} has no effect with rollout.engine={rollout.engine}; "
+            "remove it, or use rollout.engine=http"
+        )
+    if kind.remote and config.cluster.engine_apart:
+        raise ConfigError(
+            f"cluster.engine_apart has no effect with rollout.engine={rollout.engine}, "
+            "whose weights are always apart; remove it"
+        )
+    kind.check(config)

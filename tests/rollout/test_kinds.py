@@ -1,0 +1,130 @@
+"""The table of engines, and a user's own engine given by its path."""
+
+from pathlib import Path
+
+import pytest
+from world import config_of, metrics_of, overrides_of
+
+from postgrad.cli.main import main
+from postgrad.cluster.engines import engine_config
+from postgrad.errors import ConfigError
+from postgrad.rollout.kinds import ENGINES, check_engine, find_engine
+
+USER_ENGINES = '''
+"""Engines outside the package."""
+
+from postgrad.rollout.native.engine import NativeEngine
+
+
+class Shared(NativeEngine):
+    """Samples from the trainer's own model."""
+
+    def __init__(self, config, loaded):
+        super().__init__(loaded, config.rollout)
+
+
+class Copied:
+    """Keeps its own copy of the weights and counts how often new ones arrive."""
+
+    shares_weights = False
+
+    def __init__(self, config, loaded):
+        from postgrad.model.load import load
+
+        own = load(config.model, "cpu", config.seed)
+        self.inner = NativeEngine(own, config.rollout)
+        self.num_published = 0
+
+    def publish(self, weights):
+        self.num_published += 1
+        self.inner.publish(weights)
+
+    def generate(self, requests, sampling):
+        with open("published.txt", "w") as file:
+            file.write(str(self.num_published))
+        return self.inner.generate(requests, sampling)
+
+
+class NoPublish:
+    shares_weights = True
+
+    def generate(self, requests, sampling): ...
+'''
+SMALL = (
+    "rollout.samples=4",
+    "rollout.max_response_tokens=4",
+    "training.problems_per_step=4",
+    "training.steps=3",
+    "reward.workers=1",
+    "optimizer.lr=1e-2",
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch) -> Path:
+    (tmp_path / "my_engines.py").write_text(USER_ENGINES)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def train(model: Path, folder: Path, name: str, *overrides: str) -> list[dict]:
+    words = overrides_of(model, *SMALL, f"runs={folder}", *overrides, f"name={name}")
+    assert main(["train", "grpo", *words]) == 0
+    return metrics_of(folder / name)
+
+
+def test_training_with_a_user_engine_from_a_file_matches_the_native_engine(tiny, folder):
+    native = train(tiny, folder, "native")
+    shared = train(tiny, folder, "shared", "rollout.engine=my_engines.py:Shared")
+    copied = train(tiny, folder, "copied", "rollout.engine=my_engines.py:Copied")
+    rewards = [line["reward/mean"] for line in native]
+    assert [line["reward/mean"] for line in shared] == rewards
+    assert [line["reward/mean"] for line in copied] == rewards
+    assert int((folder / "published.txt").read_text()) >= 2
+
+
+def test_evaluation_with_a_user_engine_from_a_file_gives_the_native_answers(tiny, folder):
+    words = ["data=arithmetic:1", "limit=4", "template=plain", "max_response_tokens=4"]
+    for engine in ("native", "my_engines.py:Shared"):
+        out = folder / engine.replace(":", "-")
+        code = main(
+            ["eval", str(tiny), *words, "model.device=cpu", f"engine={engine}", f"out={out}"]
+        )
+        assert code == 0
+    native, user = (file.read_bytes() for file in sorted(folder.glob("*/arithmetic-1.jsonl")))
+    assert native == user
+
+
+def test_a_user_engine_is_found_by_module_path_and_keeps_its_weight_sharing(folder, monkeypatch):
+    monkeypatch.syspath_prepend(str(folder))
+    assert find_engine("my_engines:Shared").shares_weights
+    assert not find_engine("my_engines:Copied").shares_weights
+    assert not find_engine("my_engines.py:Copied").remote
+
+
+@pytest.mark.parametrize(
+    "name", ["nativ", "my_engines.py:Missing", "my_engines.py:NoPublish", "missing.py:Engine", ":"]
+)
+def test_names_that_are_no_engine_are_refused(name, folder):
+    with pytest.raises(ConfigError, match=name.partition(":")[2] or name):
+        find_engine(name)
+
+
+def test_the_table_says_which_engines_share_weights_and_which_are_servers():
+    shared = [name for name, kind in ENGINES.items() if kind.shares_weights]
+    remote = [name for name, kind in ENGINES.items() if kind.remote]
+    assert shared == ["native", "hf"]
+    assert remote == ["http"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (["rollout.engine=http"], r"rollout\.url"),
+        (["rollout.url=http://127.0.0.1:9/v1#m"], r"rollout\.url"),
+        (["rollout.engine=nativ"], r"rollout\.engine"),
+    ],
+)
+def test_settings_that_the_engine_cannot_use_are_refused(overrides, key, tiny):
+    with pytest.raises(ConfigError, match=key):
+        check_engine(engine_config(config_of("grpo", tiny, *overrides)))
