@@ -40,7 +40,7 @@ def bupo(model: Path, *overrides: str, value=None) -> Bound:
 def gradients(policy: LocalPolicy, batch: Batch, step: int) -> dict[str, torch.Tensor | None]:
     """Every parameter's gradient of one optimizer step at a step of the run; cleared."""
     view = policy.objective.view(step)
-    policy._freeze_above(view)
+    policy._freeze_unused(view)
     policy.accumulate(
         policy.objective.prepare(batch.select(range(len(batch)))), view, MetricAccumulator()
     )
@@ -682,12 +682,12 @@ def odd_model(kind: str, folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("layout", r"^GPTNeoXForCausalLM has no embed_tokens; internal policies need"),
+        ("layout", r"GPTNeoXForCausalLM has no embed_tokens"),
         (
             "scaled embeddings",
-            r"^GraniteForCausalLM does more between its blocks .* no internal policies here$",
+            r"GraniteForCausalLM.*between its blocks",
         ),
-        ("two rotary tables", r"^the blocks of Gemma3ForCausalLM cannot be called one by one"),
+        ("two rotary tables", r"Gemma3ForCausalLM cannot be called one by one"),
     ],
 )
 def test_a_model_of_another_layout_is_refused_by_name_and_nothing_is_written(

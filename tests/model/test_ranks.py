@@ -85,7 +85,7 @@ def test_the_tallies_of_parts_are_the_tally_of_the_whole(cut):
     whole = metrics(slice(None)).result()
     assert (
         MetricAccumulator.merge(
-            [metrics(slice(0, cut)).plain(), metrics(slice(cut, None)).plain()]
+            [metrics(slice(0, cut)).to_dict(), metrics(slice(cut, None)).to_dict()]
         ).result()
         == whole
     )

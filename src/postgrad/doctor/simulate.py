@@ -23,7 +23,7 @@ from postgrad.errors import ConfigError, RunError
 from postgrad.model.device import DTYPES
 from postgrad.model.loaded import Loaded
 from postgrad.model.lora import add_adapters
-from postgrad.model.passes import attention
+from postgrad.model.passes.attention import register_attention
 from postgrad.model.passes.head import token_outputs
 from postgrad.model.passes.layout import MicroBatch
 from postgrad.model.policy import LocalPolicy
@@ -70,7 +70,7 @@ def build(
         model = AutoModelForCausalLM.from_config(
             cut,
             dtype=DTYPES[config.model.dtype],
-            attn_implementation=attention.install(),
+            attn_implementation=register_attention(),
             trust_remote_code=config.model.trust_remote_code,
         )
     except (ValueError, KeyError, TypeError) as error:

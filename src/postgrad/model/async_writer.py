@@ -55,7 +55,7 @@ class AdapterFile:
 File = WeightsFile | TensorsFile | AdapterFile
 
 
-def on_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def copy_to_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Copies that no later step changes."""
     return {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
 

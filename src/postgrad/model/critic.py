@@ -12,11 +12,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from postgrad.config.schema import Config
-from postgrad.model.async_writer import AsyncWriter, TensorsFile, WeightsFile, on_host
+from postgrad.model.async_writer import AsyncWriter, TensorsFile, WeightsFile, copy_to_host
 from postgrad.model.load import save
 from postgrad.model.loaded import Loaded
 from postgrad.model.optimizer import Optimizer, learning_rate
-from postgrad.model.passes.captured import GraphCache, pass_states
+from postgrad.model.passes.captured import GraphCache, compute_hidden_states
 from postgrad.model.passes.layout import MicroBatch, make_micro_batches
 from postgrad.model.policy import MetricAccumulator, load_weights, split_updates
 from postgrad.model.views import FULL
@@ -70,7 +70,7 @@ class LocalCritic:
         self.graph_cache = GraphCache(loaded.model)
         self.optimizer = self.make_optimizer(body)
         self.graph_cache = GraphCache(loaded.model, self.optimizer.masters_by_id())
-        self.behind = AsyncWriter()
+        self.writer = AsyncWriter()
 
     def make_optimizer(self, body: nn.Module) -> Optimizer:
         return Optimizer(body, self.optimizer_config)
@@ -88,7 +88,7 @@ class LocalCritic:
         return metrics
 
     def forward(self, micro: MicroBatch) -> Tensor:
-        hidden = pass_states(self.loaded.model, micro, FULL, self.graph_cache)
+        hidden = compute_hidden_states(self.loaded.model, micro, FULL, self.graph_cache)
         return self.head(hidden.flatten(0, 1)[micro.gather].float())[:, 0]
 
     @torch.no_grad()
@@ -133,21 +133,22 @@ class LocalCritic:
         files = [
             WeightsFile(
                 self.loaded,
-                on_host(dict(self.loaded.model.named_parameters())),
+                copy_to_host(dict(self.loaded.model.named_parameters())),
                 Path(folder) / "critic",
             ),
             TensorsFile(
-                on_host(dict(self.head.named_parameters())),
+                copy_to_host(dict(self.head.named_parameters())),
                 Path(folder) / "critic" / "value_head.safetensors",
             ),
             TensorsFile(
-                on_host(self.optimizer.tensors()), Path(folder) / "critic_optimizer.safetensors"
+                copy_to_host(self.optimizer.tensors()),
+                Path(folder) / "critic_optimizer.safetensors",
             ),
         ]
-        self.behind.start(files)
+        self.writer.start(files)
 
     def saved(self, wait: bool) -> bool:
-        return self.behind.done(wait)
+        return self.writer.done(wait)
 
     @torch.no_grad()
     def load(self, folder: str) -> None:

@@ -1,7 +1,7 @@
-"""A trainable model behind its port: log-probs of a batch under a view, one update, weights out and in.
+"""The policy: log-probs of a batch under a view, one update, weights out and in.
 
-`Policy` is the port; `LocalPolicy` is the one that lives in this process. What to optimize comes as an `Objective`, which a
-method implements; no loss is known here by name.
+`Policy` is the port; `LocalPolicy` runs in this process. What to optimize is an `Objective`, which
+a method implements; this file knows no loss by name.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from postgrad.config.schema import Config
-from postgrad.model.async_writer import AsyncWriter, TensorsFile, WeightsFile, on_host
+from postgrad.model.async_writer import AsyncWriter, TensorsFile, WeightsFile, copy_to_host
 from postgrad.model.device import copy_async, peak_memory_bytes
 from postgrad.model.load import save
 from postgrad.model.loaded import Loaded
@@ -26,7 +26,7 @@ from postgrad.model.lora import (
     save_merged,
 )
 from postgrad.model.optimizer import Optimizer, learning_rate
-from postgrad.model.passes.captured import GraphCache, pass_states
+from postgrad.model.passes.captured import GraphCache, compute_hidden_states
 from postgrad.model.passes.head import TokenOutputs, token_outputs
 from postgrad.model.passes.layout import MicroBatch, make_micro_batches
 from postgrad.model.views import FULL, View, unused_parameters
@@ -34,26 +34,32 @@ from postgrad.types import Batch
 
 
 class Policy(Protocol):
-    """A model that can be asked and trained, wherever it lives."""
+    """A model that computes log-probs and can be trained, in this process or another one."""
 
     def logprobs(self, batch: Batch, view: View = FULL) -> dict[str, Tensor]:
-        """(tokens,) `logprobs`, `entropy` and `sum_squares` of every response token at the rollout temperature, without gradient."""
+        """Return (tokens,) `logprobs`, `entropy` and `sum_squares` of the response tokens.
+
+        They are computed at the rollout temperature, without gradient.
+        """
         ...
 
     def update(self, batch: Batch, step: int) -> dict[str, float]:
-        """Train on the batch: `training.updates_per_step` optimizer steps. Returns metrics."""
+        """Take `training.updates_per_step` optimizer steps on the batch; return metrics."""
         ...
 
     def token_stats(self) -> dict[str, Tensor]:
-        """(tokens,) what the last update's forward passes saw of its batch: `entropy`; NaN in rows that they left out."""
+        """Return (tokens,) statistics of the last update's batch from its own forward passes.
+
+        The column is `entropy`. Rows that the update left out hold NaN.
+        """
         ...
 
     def weights(self) -> dict[str, Tensor]:
-        """The compute weights, by parameter name."""
+        """Return the weights in the compute type, by parameter name."""
         ...
 
     def save(self, folder: str) -> None:
-        """`policy/` as a stock Hugging Face folder, and the optimizer, under `folder`."""
+        """Write `policy/`, a stock Hugging Face folder, and the optimizer's state to `folder`."""
         ...
 
     def load(self, folder: str) -> None:
@@ -61,16 +67,19 @@ class Policy(Protocol):
         ...
 
     def begin_save(self, folder: str) -> None:
-        """Copy what save() writes to host memory now, and write it while other calls are answered."""
+        """Copy what save() writes to host memory now; write it while other calls are answered."""
         ...
 
     def saved(self, wait: bool) -> bool:
-        """Whether all of it is written. Raises what the writing met."""
+        """Return whether begin_save() has finished writing. Raises the error of the writing."""
         ...
 
 
 class MetricAccumulator:
-    """Metrics of one update as sums and counts, divided once at the end: no micro-batch or rank weighs more than its tokens."""
+    """Metrics of one update as sums and counts, divided once at the end.
+
+    So each token has the same weight, whatever its micro-batch or rank.
+    """
 
     def __init__(self) -> None:
         self.sums: dict[str, Any] = {}
@@ -79,102 +88,111 @@ class MetricAccumulator:
         self.peaks: dict[str, Any] = {}
 
     def mean(self, name: str, values: Tensor, mask: Tensor | None = None) -> None:
-        """Average of `values`, where the mask is true."""
+        """Add `values`, where the mask is true, to an average."""
         values = values.detach().double()
-        mask = torch.ones_like(values, dtype=torch.bool) if mask is None else mask
-        # Sums stay on the device, and nothing is picked by a mask: both would make the host wait for it.
+        if mask is None:
+            mask = torch.ones_like(values, dtype=torch.bool)
+        # Sums stay on the device, and no mask selects elements: both would make the host wait.
         self.sums[name] = self.sums.get(name, 0.0) + torch.where(mask, values, 0.0).sum()
         self.counts[name] = self.counts.get(name, 0.0) + mask.sum()
 
     def total(self, name: str, value: float | Tensor) -> None:
-        """A plain sum, such as a loss whose terms are weighted already."""
-        self.totals[name] = self.totals.get(name, 0.0) + (
-            value.detach().double() if isinstance(value, Tensor) else value
-        )
+        """Add to a plain sum, such as a loss whose terms are already weighted."""
+        if isinstance(value, Tensor):
+            value = value.detach().double()
+        self.totals[name] = self.totals.get(name, 0.0) + value
 
     def peak(self, name: str, values: Tensor, mask: Tensor | None = None) -> None:
-        """Largest of `values`, where the mask is true."""
-        values = values.detach() if mask is None else torch.where(mask, values.detach(), -torch.inf)
+        """Update the maximum with `values`, where the mask is true."""
+        values = values.detach()
+        if mask is not None:
+            values = torch.where(mask, values, -torch.inf)
         if values.numel():
-            self.peaks[name] = torch.maximum(
-                values.max(), torch.as_tensor(self.peaks.get(name, -torch.inf))
-            )
+            peak = torch.as_tensor(self.peaks.get(name, -torch.inf))
+            self.peaks[name] = torch.maximum(values.max(), peak)
 
     def result(self) -> dict[str, float]:
-        means = {
-            name: float(self.sums[name]) / float(self.counts[name])
-            for name in self.sums
-            if self.counts[name] > 0
-        }
-        totals = {name: float(total) for name, total in self.totals.items()}
-        return {
-            **means,
-            **totals,
-            **{name: float(peak) for name, peak in self.peaks.items() if peak > -torch.inf},
-        }
+        """Return the metrics by name; averages and maxima of nothing are left out."""
+        metrics: dict[str, float] = {}
+        for name, total in self.sums.items():
+            if self.counts[name] > 0:
+                metrics[name] = float(total) / float(self.counts[name])
+        for name, total in self.totals.items():
+            metrics[name] = float(total)
+        for name, peak in self.peaks.items():
+            if peak > -torch.inf:
+                metrics[name] = float(peak)
+        return metrics
 
-    def plain(self) -> dict[str, dict[str, float]]:
-        """Everything as numbers, to be carried to another process."""
-        kinds = {
-            "sums": self.sums,
-            "counts": self.counts,
-            "totals": self.totals,
-            "peaks": self.peaks,
-        }
+    def to_dict(self) -> dict[str, dict[str, float]]:
+        """Return everything as numbers, for another process."""
         return {
-            kind: {name: float(value) for name, value in values.items()}
-            for kind, values in kinds.items()
+            "sums": _as_floats(self.sums),
+            "counts": _as_floats(self.counts),
+            "totals": _as_floats(self.totals),
+            "peaks": _as_floats(self.peaks),
         }
 
     @staticmethod
     def merge(parts: Sequence[dict[str, dict[str, float]]]) -> "MetricAccumulator":
-        """One tally of several that saw different rows."""
-        out = MetricAccumulator()
+        """Return the accumulator of all rows from those of several ranks, given by to_dict()."""
+        merged = MetricAccumulator()
         for part in parts:
-            for mine, theirs in (
-                (out.sums, part["sums"]),
-                (out.counts, part["counts"]),
-                (out.totals, part["totals"]),
-            ):
-                for name, value in theirs.items():
-                    mine[name] = mine.get(name, 0.0) + value
+            _add_values(merged.sums, part["sums"])
+            _add_values(merged.counts, part["counts"])
+            _add_values(merged.totals, part["totals"])
             for name, value in part["peaks"].items():
-                out.peaks[name] = max(out.peaks.get(name, -torch.inf), value)
-        return out
+                merged.peaks[name] = max(merged.peaks.get(name, -torch.inf), value)
+        return merged
 
 
-class Passes:
-    """What the forward passes of one update saw, kept on the device until somebody asks: no pass waits for a copy."""
+def _as_floats(values: dict[str, Any]) -> dict[str, float]:
+    return {name: float(value) for name, value in values.items()}
 
-    NUMBER = "row_number"  # a row's place in the update's batch; methods leave rows out and change their order
+
+def _add_values(totals: dict[str, Any], values: dict[str, float]) -> None:
+    for name, value in values.items():
+        totals[name] = totals.get(name, 0.0) + value
+
+
+class TokenStats:
+    """Collects the per-token entropy of one update's forward passes.
+
+    It stays on the device until columns() is called, so no pass waits for a copy.
+    """
+
+    # A row's position in the update's batch: methods drop rows and change their order.
+    ROW_NUMBER = "row_number"
 
     def __init__(self, batch: Batch | None = None) -> None:
         self.response = None if batch is None else batch.response
-        self.kept: list[tuple[Tensor, Tensor]] = []
+        self.entropies: list[tuple[Tensor, Tensor]] = []  # (row numbers, entropy of their tokens)
 
-    def numbered(self, batch: Batch) -> Batch:
-        numbers = {self.NUMBER: torch.arange(len(batch))}
-        return Batch(batch.prompt, batch.response, dict(batch.tokens), {**batch.rows, **numbers})
+    def number_rows(self, batch: Batch) -> Batch:
+        """Return the batch with a column of row numbers."""
+        rows = {**batch.rows, self.ROW_NUMBER: torch.arange(len(batch))}
+        return Batch(batch.prompt, batch.response, dict(batch.tokens), rows)
 
-    def keep(self, batch: Batch, rows: Sequence[int], current: TokenOutputs) -> None:
-        if self.NUMBER in batch.rows:
-            self.kept.append(
-                (batch.rows[self.NUMBER][torch.tensor(rows)], current.entropy.detach())
-            )
+    def add(self, batch: Batch, rows: Sequence[int], current: TokenOutputs) -> None:
+        """Keep the entropy that one pass computed for these rows of a numbered batch."""
+        if self.ROW_NUMBER in batch.rows:
+            numbers = batch.rows[self.ROW_NUMBER][torch.tensor(rows)]
+            self.entropies.append((numbers, current.entropy.detach()))
 
     def columns(self) -> dict[str, Tensor]:
-        """(tokens,) of the update's batch, NaN where no pass came by."""
+        """Return (tokens,) columns of the update's batch, NaN in rows that no pass computed."""
         if self.response is None:
             return {}
         entropy = torch.full((self.response.values.numel(),), torch.nan)
-        if self.kept:
-            where = self.response.positions(torch.cat([rows for rows, _ in self.kept]))
-            entropy[where] = torch.cat([values for _, values in self.kept]).float().cpu()
+        if self.entropies:
+            rows = torch.cat([numbers for numbers, _ in self.entropies])
+            values = torch.cat([values for _, values in self.entropies])
+            entropy[self.response.positions(rows)] = values.float().cpu()
         return {"entropy": entropy}
 
 
 class Objective(Protocol):
-    """What a method decides beside the model. Built from the configuration wherever the model lives."""
+    """What a method decides in the model's process. Built there from the configuration."""
 
     def view(self, step: int) -> View: ...
 
@@ -188,10 +206,14 @@ class Objective(Protocol):
 
 
 class FrozenPolicy:
-    """A model that answers and never learns: a reference, or the part of a policy that asks."""
+    """A model that computes log-probs and is never trained, such as the reference model.
+
+    It is also the part of a trainable policy that computes log-probs.
+    """
 
     def __init__(self, config: Config, loaded: Loaded) -> None:
-        self.config, self.loaded = config, loaded
+        self.config = config
+        self.loaded = loaded
         self.model = loaded.model
         self.device = next(self.model.parameters()).device
         self.width = int(self.model.config.get_text_config().hidden_size)
@@ -199,31 +221,30 @@ class FrozenPolicy:
 
     @torch.no_grad()
     def logprobs(self, batch: Batch, view: View = FULL) -> dict[str, Tensor]:
-        out = {name: torch.zeros(batch.num_tokens) for name in TokenOutputs._fields}
+        columns = {name: torch.zeros(batch.num_tokens) for name in TokenOutputs._fields}
         for micro in self.micro_batches(batch):
-            where = batch.response.positions(torch.tensor(micro.rows, dtype=torch.int64))
-            outputs = self.forward(
-                micro.to(self.device), batch.response.values[where].to(self.device), view
-            )
-            for name, column in outputs._asdict().items():
-                out[name][where] = column.cpu()
-        return self.gather(out)
+            positions = batch.response.positions(torch.tensor(micro.rows, dtype=torch.int64))
+            targets = batch.response.values[positions].to(self.device)
+            outputs = self.forward(micro.to(self.device), targets, view)
+            for name, values in outputs._asdict().items():
+                columns[name][positions] = values.cpu()
+        return self.gather(columns)
 
     def micro_batches(
         self, batch: Batch, row_groups: Sequence[int] | None = None
     ) -> list[MicroBatch]:
-        """The forward passes that cover the rows this process computes: here all of them."""
+        """Return the forward passes over the rows that this process computes: here all rows."""
         return make_micro_batches(batch, self.config.training.token_budget, self.model, row_groups)
 
     def gather(self, columns: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Columns of which this process filled in its own rows, filled in for all rows."""
+        """All-gather columns across ranks; here there is one rank, so nothing changes."""
         return columns
 
     def forward(self, micro: MicroBatch, targets: Tensor, view: View) -> TokenOutputs:
-        """Log-prob and entropy of the micro-batch's response tokens, in the order of its rows."""
-        picked = pass_states(self.model, micro, view, self.graph_cache).flatten(0, 1)[micro.gather]
+        """Return the outputs of the micro-batch's response tokens, in the order of its rows."""
+        hidden = compute_hidden_states(self.model, micro, view, self.graph_cache)
         return token_outputs(
-            picked,
+            hidden.flatten(0, 1)[micro.gather],
             self.model.get_output_embeddings().weight,
             targets,
             self.config.rollout.temperature,
@@ -231,7 +252,7 @@ class FrozenPolicy:
 
 
 class BaseModelPolicy(FrozenPolicy):
-    """What a policy with adapters was before them: the same weights, asked with the adapters off."""
+    """The base model of a policy with adapters: the same weights, with the adapters disabled."""
 
     def logprobs(self, batch: Batch, view: View = FULL) -> dict[str, Tensor]:
         with adapters_disabled(self.model):
@@ -241,30 +262,29 @@ class BaseModelPolicy(FrozenPolicy):
 class LocalPolicy(FrozenPolicy):
     """The policy in this process. The native engine samples from the same `loaded.model`.
 
-    Where the model has LoRA adapters, only they are trained; what leaves this process has them merged.
+    If the model has LoRA adapters, only they are trained. `weights()` and `policy/` have them
+    merged.
     """
 
-    number = 0  # of this process among those that divide the rows
+    rank = 0  # of this process among those that share the rows
 
     def __init__(self, config: Config, loaded: Loaded, objective: Objective) -> None:
         super().__init__(config, loaded)
         self.objective = objective
-        names = [name for name, _ in self.model.named_parameters()]
-        scales = objective.lr_scales(names)
-        # A share of 0 is no gradient at all; beside adapters the model has none either.
-        self.frozen = [
-            p
-            for name, p in self.model.named_parameters()
-            if scales.get(name) == 0.0 or not p.requires_grad
-        ]
-        self.adapted = bool(adapter_parameters(self.model))
+        self.has_adapters = bool(adapter_parameters(self.model))
+        scales = objective.lr_scales([name for name, _ in self.model.named_parameters()])
+        # A learning-rate scale of 0 freezes a parameter; adapters freeze the rest of the model.
+        self.frozen: list[nn.Parameter] = []
+        for name, p in self.model.named_parameters():
+            if scales.get(name) == 0.0 or not p.requires_grad:
+                self.frozen.append(p)
         for p in self.frozen:
             p.requires_grad_(False)
+        self.num_frozen = len(self.frozen)
         self.optimizer = self.make_optimizer(scales)
         self.graph_cache = GraphCache(self.model, self.optimizer.masters_by_id())
-        self.behind = AsyncWriter()
-        self.num_frozen = len(self.frozen)
-        self.passes = Passes()
+        self.writer = AsyncWriter()
+        self.stats = TokenStats()
 
     def make_optimizer(self, scales: dict[str, float]) -> Optimizer:
         return Optimizer(self.model, self.config.optimizer, scales)
@@ -272,62 +292,69 @@ class LocalPolicy(FrozenPolicy):
     def update(self, batch: Batch, step: int) -> dict[str, float]:
         lr = learning_rate(self.config.optimizer, step, self.config.training.steps)
         view = self.objective.view(step)
-        self._freeze_above(view)
-        metrics, steps, self.passes = MetricAccumulator(), MetricAccumulator(), Passes(batch)
-        if (
-            self.config.model.lora.dropout
-        ):  # the only dice thrown here: they follow from the step, so a resumed run repeats them
-            torch.manual_seed((self.config.seed << 20) + step + (self.number << 50))
-        for part in split_updates(
-            self.passes.numbered(batch), self.config.training.updates_per_step
-        ):
+        self._freeze_unused(view)
+        if self.config.model.lora.dropout:
+            # The only random numbers of an update. They follow from the step, so a resumed run
+            # draws the same ones.
+            torch.manual_seed((self.config.seed << 20) + step + (self.rank << 50))
+        metrics = MetricAccumulator()
+        step_metrics = MetricAccumulator()
+        self.stats = TokenStats(batch)
+        numbered = self.stats.number_rows(batch)
+        for part in split_updates(numbered, self.config.training.updates_per_step):
             self.accumulate(self.objective.prepare(part), view, metrics)
             if self.optimizer.has_gradients():
-                norm = self.optimizer.step(lr)
-                steps.mean("grad_norm", torch.tensor([norm]))
-                if (bound := self.config.optimizer.skip_grad_norm) is not None:
-                    steps.total("updates_skipped", float(not norm <= bound))
-        metrics.peak(
-            "memory_gib", torch.tensor(peak_memory_bytes(self.device) / 2**30, dtype=torch.float64)
-        )
-        return {"lr": lr, **self.gather_metrics(metrics).result(), **steps.result()}
+                self._optimizer_step(lr, step_metrics)
+        memory_gib = peak_memory_bytes(self.device) / 2**30
+        metrics.peak("memory_gib", torch.tensor(memory_gib, dtype=torch.float64))
+        return {"lr": lr, **self.gather_metrics(metrics).result(), **step_metrics.result()}
+
+    def _optimizer_step(self, lr: float, metrics: MetricAccumulator) -> None:
+        norm = self.optimizer.step(lr)
+        metrics.mean("grad_norm", torch.tensor([norm]))
+        max_norm = self.config.optimizer.skip_grad_norm
+        if max_norm is not None:
+            metrics.total("updates_skipped", float(not norm <= max_norm))
 
     def gather_metrics(self, metrics: MetricAccumulator) -> MetricAccumulator:
-        """A tally of the rows this process computed, as one of all rows."""
+        """Merge the ranks' metrics; here there is one rank, so nothing changes."""
         return metrics
 
     def accumulate(self, batch: Batch, view: View, metrics: MetricAccumulator) -> None:
-        """Add the gradient of one optimizer step's batch; its weights are global, so the order and size of micro-batches do not matter."""
-        passes = self.micro_batches(batch, self.objective.row_groups(batch))
-        for micro in passes:
+        """Add the gradient of one optimizer step's batch.
+
+        Its loss weights are global, so order and size of the micro-batches do not matter.
+        """
+        for micro in self.micro_batches(batch, self.objective.row_groups(batch)):
             rows = batch.select(micro.rows).moved(lambda column: copy_async(column, self.device))
             current = self.forward(micro.to(self.device), rows.response.values, view)
-            if not micro.rows:  # others compute: this process only takes part in what they exchange
+            if not micro.rows:  # an idle pass: only the collectives of other ranks need this one
                 current.logprobs.sum().backward()
                 continue
-            self.passes.keep(batch, micro.rows, current)
+            self.stats.add(batch, micro.rows, current)
             loss = self.objective.loss(rows, current, metrics)
             loss.backward()
             metrics.total("loss", loss)
-            # A graph that is still alive holds gradient nodes of the default stream; the capture of a
-            # later pass must not meet them.
+            # A live autograd graph holds gradient nodes of the default stream, which must not
+            # exist when a later pass is captured.
             del loss, current
 
     def token_stats(self) -> dict[str, Tensor]:
-        return self.passes.columns()
+        return self.stats.columns()
 
-    def _freeze_above(self, view: View) -> None:
-        above = {id(p) for p in [*unused_parameters(self.model, view), *self.frozen]}
-        if len(above) != self.num_frozen:
+    def _freeze_unused(self, view: View) -> None:
+        """Disable the gradients of what the view does not use, and of what is always frozen."""
+        frozen = {id(p) for p in [*unused_parameters(self.model, view), *self.frozen]}
+        if len(frozen) != self.num_frozen:
             for p in self.model.parameters():
-                p.requires_grad_(id(p) not in above)
-            self.num_frozen = len(above)
+                p.requires_grad_(id(p) not in frozen)
+            self.num_frozen = len(frozen)
 
     def weights(self) -> dict[str, Tensor]:
         return merged_weights(self.model)
 
     def save(self, folder: str) -> None:
-        if self.adapted:
+        if self.has_adapters:
             save_merged(self.loaded, Path(folder) / "policy")
             save_adapter(self.model, Path(folder) / "adapter")
         else:
@@ -335,56 +362,59 @@ class LocalPolicy(FrozenPolicy):
         self.optimizer.save(Path(folder) / "optimizer.safetensors")
 
     def load(self, folder: str) -> None:
-        if self.adapted:
+        if self.has_adapters:
             load_adapter(self.model, Path(folder) / "adapter")
         else:
             load_weights(self.model, Path(folder) / "policy")
         self.optimizer.load(Path(folder) / "optimizer.safetensors")
 
     def begin_save(self, folder: str) -> None:
-        if (
-            self.adapted
-        ):  # files of three kinds, of which the adapter's are peft's to write: at once
+        if self.has_adapters:  # peft writes the adapter's files itself, and they are small
             self.save(folder)
             return
-        files = [
-            WeightsFile(self.loaded, on_host(self.weights()), Path(folder) / "policy"),
-            TensorsFile(on_host(self.optimizer.tensors()), Path(folder) / "optimizer.safetensors"),
-        ]
-        self.behind.start(files)
+        weights = copy_to_host(self.weights())
+        optimizer = copy_to_host(self.optimizer.tensors())
+        self.writer.start(
+            [
+                WeightsFile(self.loaded, weights, Path(folder) / "policy"),
+                TensorsFile(optimizer, Path(folder) / "optimizer.safetensors"),
+            ]
+        )
 
     def saved(self, wait: bool) -> bool:
-        return self.behind.done(wait)
+        return self.writer.done(wait)
 
 
 @torch.no_grad()
 def load_weights(model: nn.Module, folder: Path) -> None:
-    """Copy the weights of a saved folder into the model's own parameters."""
+    """Copy the weights of a saved folder into the model's parameters."""
     tensors = read_weights(folder)
     for name, p in model.named_parameters():
         p.copy_(tensors[name])
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """The weights of a saved folder, by name."""
+    """Return the weights of a saved folder, by name."""
     tensors: dict[str, Tensor] = {}
     for file in sorted(folder.glob("model*.safetensors")):
         tensors.update(load_file(file))
     return tensors
 
 
-def split_updates(batch: Batch, parts: int) -> list[Batch]:
-    """The batch cut into optimizer steps by group, in order; a group is never cut."""
-    if (
-        parts == 1
-    ):  # a table of its own, so that columns set beside the model do not show on the driver, wherever the model lives
+def split_updates(batch: Batch, num_updates: int) -> list[Batch]:
+    """Split the batch into optimizer steps, group by group in order; a group is never split.
+
+    The result has its own tables: columns added here are not visible to the caller, so a policy in
+    this process behaves like one in another.
+    """
+    if num_updates == 1:
         return [Batch(batch.prompt, batch.response, dict(batch.tokens), dict(batch.rows))]
-    groups = batch.rows["group"]
-    order = {group: i for i, group in enumerate(dict.fromkeys(groups.tolist()))}
-    share = [i * parts // len(order) for i in range(len(order))]
-    part = torch.tensor([share[order[g]] for g in groups.tolist()])
-    return [
-        batch.select(torch.nonzero(part == i)[:, 0])
-        for i in range(parts)
-        if bool((part == i).any())
-    ]
+    groups = batch.rows["group"].tolist()
+    order = {group: i for i, group in enumerate(dict.fromkeys(groups))}
+    update = torch.tensor([order[group] * num_updates // len(order) for group in groups])
+    parts: list[Batch] = []
+    for i in range(num_updates):
+        rows = torch.nonzero(update == i)[:, 0]
+        if len(rows):
+            parts.append(batch.select(rows))
+    return parts

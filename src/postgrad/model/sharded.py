@@ -185,7 +185,7 @@ class Sharded:
     ranks: Ranks
     root: Root
     compute: torch.dtype
-    behind: AsyncWriter
+    writer: AsyncWriter
     weights_version: int = 0  # counts how often the weights changed
 
     def divide(
@@ -217,7 +217,7 @@ class Sharded:
         return {name: self.ranks.total(column) for name, column in columns.items()}
 
     def gather_metrics(self, metrics: MetricAccumulator) -> MetricAccumulator:
-        return MetricAccumulator.merge(self.ranks.gather(metrics.plain()))
+        return MetricAccumulator.merge(self.ranks.gather(metrics.to_dict()))
 
     def weights(self) -> dict[str, Tensor]:
         """The whole compute weights on the first rank, nothing on the others."""
@@ -269,7 +269,7 @@ class Sharded:
             file.write()
 
     def begin_save(self, folder: str) -> None:
-        self.behind.start(self._mine(folder))
+        self.writer.start(self._mine(folder))
 
     def _mine(self, folder: str) -> list[File]:
         files = self.files(folder)  # a meeting: every rank gives its shards
@@ -315,7 +315,7 @@ class ShardedPolicy(Sharded, LocalPolicy):
                 FULL,
             )
         LocalPolicy.__init__(self, config, loaded, objective)
-        self.device, self.number = ranks.device, ranks.rank
+        self.device, self.rank = ranks.device, ranks.rank
 
     def forward(self, micro: MicroBatch, targets: Tensor, view: View) -> TokenOutputs:
         return self.root(micro, targets, view)
@@ -339,7 +339,7 @@ class ShardedPolicy(Sharded, LocalPolicy):
             WeightsFile(self.loaded, self.weights(), Path(folder) / "policy"),
             TensorsFile(self.optimizer.tensors(), Path(folder) / "optimizer.safetensors"),
         ]
-        if self.adapted:
+        if self.has_adapters:
             own = self._gather_to_first_rank(
                 (name, self.full(p)) for name, p in adapter_parameters(self.model).items()
             )
@@ -348,7 +348,7 @@ class ShardedPolicy(Sharded, LocalPolicy):
 
     def load(self, folder: str) -> None:
         self.weights_version += 1
-        if self.adapted:
+        if self.has_adapters:
             self.take(
                 read_adapter(self.model, Path(folder) / "adapter"), adapter_parameters(self.model)
             )

@@ -1,7 +1,8 @@
-"""Views: which policy inside a model is meant, the whole model or the one after some of its blocks.
+"""Views: which policy inside a model is meant, the full model or the one after some blocks.
 
-The stock transformers blocks are called one by one, embed, rotary, blocks[:num_blocks]; the blocks above do not run.
-The internal policy is softmax(hidden @ head / temperature) with no final norm (norm="final" gives the logit lens instead).
+A view below the top calls the stock transformers blocks one by one (embed, rotary, blocks[:n]);
+the blocks above do not run. The internal policy is softmax(hidden @ head / temperature) without
+the final norm; norm="final" applies the final norm (the logit lens).
 """
 
 from dataclasses import dataclass
@@ -12,12 +13,14 @@ from torch import Tensor, nn
 
 from postgrad.errors import ConfigError
 from postgrad.model.passes.packing import Packing
-from postgrad.model.passes.row_attention import Spread
+from postgrad.model.passes.row_attention import PaddedSegments
+
+REQUIRED_CHILDREN = ("embed_tokens", "layers", "norm", "rotary_emb")
 
 
 @dataclass(frozen=True)
 class View:
-    """`num_blocks` None is the full policy; n is the policy after the first n blocks (1-based count, so 1..L)."""
+    """`num_blocks` None is the full policy; n is the policy after the first n blocks, n >= 1."""
 
     num_blocks: int | None = None
     norm: str = "none"
@@ -27,7 +30,7 @@ FULL = View()
 
 
 def after(num_blocks: int, norm: str = "none") -> View:
-    """The internal policy after `num_blocks` blocks."""
+    """Return the view of the internal policy after `num_blocks` blocks."""
     return View(num_blocks, norm)
 
 
@@ -37,47 +40,49 @@ def hidden_states(
     positions: Tensor,
     mask: Tensor | None,
     view: View,
-    packing: Packing | Spread | None = None,
+    packing: Packing | PaddedSegments | None = None,
 ) -> Tensor:
-    """(batch, length, width) states that the head reads, of the viewed policy.
+    """Return the (batch, length, width) states of the viewed policy that the head reads.
 
-    `mask` is a boolean (batch, 1, length, length) of who may look at whom, or None for plain causal order. A `packing` says it instead
-    for one row of packed tokens.
+    `mask` is a boolean (batch, 1, length, length) attention mask, or None for causal order. For
+    one row of packed tokens a `packing` replaces the mask.
     """
-    extra: dict[str, Any] = {"packing": packing} if packing is not None else {}
-    # Always a boolean 4-D mask: it passes through transformers untouched, so every architecture sees the same rule.
-    causal = (
-        torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device)
-        if packing is not None
-        else _mask_or_causal(mask, ids)
-    )
-    decoder: Any = model.base_model
+    if packing is not None:
+        mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device)
+    elif mask is None:
+        mask = _causal_mask(ids)
+    # transformers passes a boolean 4-D mask on unchanged, so every architecture sees the same one.
     if view.num_blocks is None:
+        decoder: Any = model.base_model
         return decoder(
-            input_ids=ids, position_ids=positions, attention_mask=causal, use_cache=False, **extra
+            input_ids=ids,
+            position_ids=positions,
+            attention_mask=mask,
+            use_cache=False,
+            **_packing_argument(packing),
         ).last_hidden_state
-    hidden, *rotary = embed(model, ids, positions)
-    return run_blocks(model, hidden, tuple(rotary), view, packing, causal, positions)
+    hidden, cos, sin = embed(model, ids, positions)
+    return run_blocks(model, hidden, (cos, sin), view, packing, mask, positions)
 
 
 def embed(model: nn.Module, ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What the blocks start from: the tokens' vectors, cosines and sines of their positions."""
+    """Return the inputs of the first block: token embeddings, rotary cosines and sines."""
     decoder: Any = model.base_model
     hidden = decoder.embed_tokens(ids)
-    return hidden, *decoder.rotary_emb(hidden, position_ids=positions)
+    cos, sin = decoder.rotary_emb(hidden, position_ids=positions)
+    return hidden, cos, sin
 
 
 def run_blocks(
     model: nn.Module,
     hidden: Tensor,
-    rotary: tuple[Tensor, ...],
+    rotary: tuple[Tensor, Tensor],
     view: View,
-    packing: Packing | Spread | None = None,
+    packing: Packing | PaddedSegments | None = None,
     mask: Tensor | None = None,
     positions: Tensor | None = None,
 ) -> Tensor:
-    """The viewed policy's states: block after block, and the final norm where the view has it."""
-    extra: dict[str, Any] = {"packing": packing} if packing is not None else {}
+    """Return the viewed policy's states: the blocks, then the final norm where the view has it."""
     decoder: Any = model.base_model
     blocks = check_view(model, view)
     for block in blocks[: view.num_blocks]:
@@ -87,66 +92,81 @@ def run_blocks(
             position_embeddings=rotary,
             position_ids=positions,
             use_cache=False,
-            **extra,
+            **_packing_argument(packing),
         )
-    last = view.num_blocks in (None, len(blocks))  # the full policy always has its norm
-    return decoder.norm(hidden) if last or view.norm == "final" else hidden
+    return decoder.norm(hidden) if _has_final_norm(view, len(blocks)) else hidden
 
 
 def unused_parameters(model: nn.Module, view: View) -> list[nn.Parameter]:
-    """Parameters the viewed policy does not use: the blocks above it and the final norm."""
+    """Return the parameters the viewed policy does not use: blocks above it and the final norm."""
     if view.num_blocks is None:
         return []
     blocks = check_view(model, view)
     decoder: Any = model.base_model
-    above = list(blocks[view.num_blocks :])
-    if view.num_blocks < len(blocks) and view.norm != "final":
-        above.append(decoder.norm)
-    return [p for module in above for p in module.parameters()]
+    unused: list[nn.Module] = list(blocks[view.num_blocks :])
+    if not _has_final_norm(view, len(blocks)):
+        unused.append(decoder.norm)
+    return [p for module in unused for p in module.parameters()]
+
+
+def _has_final_norm(view: View, num_blocks: int) -> bool:
+    is_full = view.num_blocks is None or view.num_blocks == num_blocks
+    return is_full or view.norm == "final"
 
 
 def check_view(model: nn.Module, view: View) -> nn.ModuleList:
-    """The model's blocks; raises ConfigError when the model has another layout or the depth is out of range."""
+    """Return the model's blocks.
+
+    Raises: ConfigError if the model has another layout or the view's depth is out of range.
+    """
     decoder: Any = model.base_model
-    parts = dict(decoder.named_children())
-    missing = [
-        name for name in ("embed_tokens", "layers", "norm", "rotary_emb") if name not in parts
-    ]
+    children = dict(decoder.named_children())
+    missing = [name for name in REQUIRED_CHILDREN if name not in children]
     if missing:
         raise ConfigError(
-            f"{type(model).__name__} has no {missing[0]}; internal policies need embed_tokens, layers, norm, rotary_emb"
+            f"model.path: {type(model).__name__} has no {missing[0]}; internal policies need "
+            f"{', '.join(REQUIRED_CHILDREN)}"
         )
     blocks: nn.ModuleList = decoder.layers
     if view.num_blocks is not None and not 1 <= view.num_blocks <= len(blocks):
         raise ConfigError(
-            f"num_blocks={view.num_blocks} is out of range; {type(model).__name__} has blocks 1..{len(blocks)}"
+            f"num_blocks={view.num_blocks} is out of range; {type(model).__name__} has blocks "
+            f"1..{len(blocks)}"
         )
     return blocks
 
 
 @torch.no_grad()
 def check_blocks(model: nn.Module, view: View) -> None:
-    """Refuse a model whose blocks, called one by one, do not give its own states, such as one that scales its embeddings."""
+    """Check that the blocks, called one by one, reproduce the model's own states.
+
+    Raises: ConfigError if they do not, such as in a model that scales its embeddings.
+    """
     blocks = check_view(model, view)
-    name, device = type(model).__name__, next(model.parameters()).device
+    name = type(model).__name__
+    device = next(model.parameters()).device
     ids = torch.arange(1, 5, device=device)[None]
     positions = torch.arange(4, device=device)[None]
-    whole = hidden_states(model, ids, positions, None, FULL)
+    expected = hidden_states(model, ids, positions, None, FULL)
     try:
-        ours = hidden_states(model, ids, positions, None, after(len(blocks)))
+        actual = hidden_states(model, ids, positions, None, after(len(blocks)))
     except (TypeError, ValueError, KeyError, AttributeError, RuntimeError) as error:
         raise ConfigError(
-            f"the blocks of {name} cannot be called one by one ({error}), so it has no internal policies here"
+            f"model.path: the blocks of {name} cannot be called one by one ({error}), so internal "
+            "policies are not supported for it"
         ) from error
-    gap = (ours.float() - whole.float()).abs().max().item()
-    if not gap <= 1e-3 * max(1.0, whole.float().abs().max().item()):
+    difference = (actual.float() - expected.float()).abs().max().item()
+    if not difference <= 1e-3 * max(1.0, expected.float().abs().max().item()):
         raise ConfigError(
-            f"{name} does more between its blocks than pass the states on (gap {gap:.3g}), so it has no internal policies here"
+            f"model.path: {name} transforms the states between its blocks (they differ by "
+            f"{difference:.3g}), so internal policies are not supported for it"
         )
 
 
-def _mask_or_causal(mask: Tensor | None, ids: Tensor) -> Tensor:
-    if mask is not None:
-        return mask
+def _packing_argument(packing: Packing | PaddedSegments | None) -> dict[str, Any]:
+    return {} if packing is None else {"packing": packing}
+
+
+def _causal_mask(ids: Tensor) -> Tensor:
     length = ids.shape[1]
     return torch.ones(length, length, dtype=torch.bool, device=ids.device).tril()[None, None]

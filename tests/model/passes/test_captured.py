@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from postgrad.model.passes.captured import rounded_up
+from postgrad.model.passes.captured import padded_size
 from postgrad.model.passes.packing import num_tiles, padding_tiles
 
 PROGRAM = """
@@ -42,7 +42,7 @@ def capture_graphs(works, pool):
     return [Played(work) for work in works]
 
 recorded.capture_graphs = capture_graphs
-recorded.rounded_up = lambda tokens: -(-tokens // 8) * 8  # little padding: the interpreter is slow
+recorded.padded_size = lambda tokens: -(-tokens // 8) * 8  # little padding: the interpreter is slow
 from postgrad.methods import find_method
 found = []
 for played in (False, True):
@@ -52,14 +52,14 @@ for played in (False, True):
     policy = LocalPolicy(config, loaded, find_method("grpo")(config))
     graph_cache = policy.graph_cache
     if played:
-        recorded.can_record = lambda model: True
+        recorded.supports_capture = lambda model: True
         graph_cache = policy.graph_cache = recorded.GraphCache(policy.model, policy.optimizer.masters_by_id())
     numbers = []
     for view, seed in ((FULL, 1), (after(1), 3), (FULL, 1)):
-        policy._freeze_above(view)
+        policy._freeze_unused(view)
         batch = random_batch(seed, groups=2, samples=2, longest_prompt=3, longest=4)
         for micro in make_packed_micro_batches(batch, 12):
-            assert graph_cache.takes(micro) == played
+            assert graph_cache.accepts(micro) == played
             targets = batch.response.values[batch.response.positions(torch.tensor(micro.rows))]
             if len(numbers) == 0:
                 with torch.no_grad():
@@ -72,7 +72,7 @@ for played in (False, True):
         policy.optimizer.adam.zero_grad(set_to_none=True)
     found.append(numbers)
     if played:
-        assert len(graph_cache.recordings) >= 3
+        assert len(graph_cache.captured) >= 3
 assert len(found[0]) == len(found[1])
 for a, b in zip(*found, strict=True):
     torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
@@ -106,11 +106,11 @@ def test_padding_is_covered_once_and_sees_only_its_own_tile():
 
 
 def test_sizes_leave_little_padding_and_are_few():
-    sizes = [rounded_up(n) for n in range(1, 20_000)]
+    sizes = [padded_size(n) for n in range(1, 20_000)]
     assert all(
         n <= size and size - n < (max(256, n) if n <= 4096 else n // 4)
         for n, size in enumerate(sizes, 1)
     )
-    assert rounded_up(8192) == 8192 and rounded_up(16384) == 16384
+    assert padded_size(8192) == 8192 and padded_size(16384) == 16384
     assert len(set(sizes[:8192])) == 9 and all(size % 64 == 0 for size in sizes)
     assert [num_tiles(n) for n in (0, 1, 64, 65)] == [0, 1, 1, 2]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from postgrad.model.passes.row_attention import make_spread, spread_attention
+from postgrad.model.passes.row_attention import make_padded_segments, padded_segment_attention
 
 
 def segments_of(bundles):
@@ -53,7 +53,7 @@ def test_values_and_gradients_equal_a_dense_mask(bundles, heads):
     ]
     share = torch.randn(tokens, heads, 4, generator=generator, dtype=torch.float64)
     ours, theirs = (
-        spread_attention(*inputs, make_spread(segments), None),
+        padded_segment_attention(*inputs, make_padded_segments(segments), None),
         dense(*inputs, visible(segments, tokens)),
     )
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
@@ -62,11 +62,11 @@ def test_values_and_gradients_equal_a_dense_mask(bundles, heads):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
-def test_rows_of_other_lengths_are_not_padded_far():
+def test_rows_of_different_lengths_are_in_separate_groups():
     segments, tokens = segments_of([(0, [100]), (0, [10]), (0, [9]), (0, [9])])
-    spread = make_spread(segments)
-    assert [(rows.count, rows.queries) for rows in spread.rows] == [(1, 100), (3, 10)]
-    assert len(spread.query_at) < 1.1 * tokens + 3
+    padded = make_padded_segments(segments)
+    assert [(group.num_rows, group.num_queries) for group in padded.groups] == [(1, 100), (3, 10)]
+    assert len(padded.query_tokens) < 1.1 * tokens + 3
 
 
 def test_a_shared_key_sums_its_gradient_in_float32():
@@ -74,7 +74,9 @@ def test_a_shared_key_sums_its_gradient_in_float32():
     segments, tokens = segments_of([(1, [1] * 300)])
     key, query = torch.zeros(2, tokens, 1, 16, dtype=torch.bfloat16)
     value = torch.zeros(tokens, 1, 16, dtype=torch.bfloat16).requires_grad_()
-    spread_attention(query, key, value, make_spread(segments), None).sum().backward()
+    padded_segment_attention(
+        query, key, value, make_padded_segments(segments), None
+    ).sum().backward()
     # The prompt sees itself once (1); each response looks at the prompt and itself in equal parts.
     torch.testing.assert_close(
         value.grad[0], torch.full((1, 16), 1 + 300 / 2, dtype=torch.bfloat16)

@@ -1,8 +1,9 @@
-"""Packed passes recorded once and played again: the blocks of a forward or backward pass become one launch each.
+"""CUDA graphs of packed passes: a forward or backward pass through the blocks is one launch each.
 
-Small models leave a GPU waiting for Python: launching a block's kernels one by one takes longer than they run. A recording is made for a
-number of tokens; a pass is padded to it with tokens that see only themselves and that nothing reads, so no gradient comes from them.
-Gradients are added to the optimizer's own sums inside the recording. Embedding, head and loss stay outside.
+For small models a GPU waits for Python: launching a block's kernels one by one takes longer than
+they run. A graph is captured for a fixed number of tokens. A pass is padded to that number with
+tokens that attend only to themselves and that nothing reads, so they add no gradient. The graph
+adds gradients to the optimizer's own buffers. Embedding, head and loss are outside of the graph.
 """
 
 from typing import Any
@@ -17,97 +18,103 @@ from postgrad.model.passes.layout import MicroBatch, supports_packing
 from postgrad.model.passes.packing import Packing, num_tiles, padding_tiles
 from postgrad.model.views import View, embed, hidden_states, run_blocks
 
-MOST_WORK = 2e12  # operations of one block in a pass; above it the device is busy anyway, and its memory is better left free
-MOST_RECORDINGS = 16
+# Operations of one block in one pass. Above it the device is busy anyway, and a graph would only
+# hold memory.
+MAX_BLOCK_OPERATIONS = 2e12
+MAX_CAPTURED_PASSES = 16
 
 
 class GraphCache:
-    """The recordings of one model's passes. They share their memory: a pass is finished, backward too, before the next one begins.
+    """The captured passes of one model. The least recently used one is evicted.
 
-    `masters` are the tensors in whose `.grad` the parameters' gradients add up, by the parameter's id; without any, only passes
-    without a gradient are recorded.
+    All share one memory pool, so a pass must be finished, including its backward pass, before the
+    next one begins. `masters` maps a parameter's id to the tensor in whose `.grad` its gradients
+    accumulate. Without masters only passes without gradient are captured.
     """
 
     def __init__(self, model: Any, masters: dict[int, Tensor] | None = None) -> None:
-        self.model, self.masters = model, masters or {}
-        self.usable = can_record(model)
-        decoder = model.base_model
-        self.parameters = (
-            [*decoder.layers.parameters(), *decoder.norm.parameters()] if self.usable else []
-        )
-        self.block_size = (
-            sum(p.numel() for p in decoder.layers[0].parameters()) if self.usable else 0
-        )
-        self.recordings: dict[tuple[object, ...], CapturedPass] = {}
-        self.sums: dict[int, Tensor] = {}
+        self.model = model
+        self.masters = masters or {}
+        self.enabled = supports_capture(model)
+        self.parameters: list[Tensor] = []
+        self.block_size = 0  # parameters per block
+        if self.enabled:
+            decoder = model.base_model
+            self.parameters = [*decoder.layers.parameters(), *decoder.norm.parameters()]
+            self.block_size = sum(p.numel() for p in decoder.layers[0].parameters())
+        self.captured: dict[tuple[object, ...], CapturedPass] = {}
+        self.gradient_buffers: dict[int, Tensor] = {}
         self.pool: Any = None
-        self.serial = 0
+        self.num_passes = 0
 
-    def takes(self, micro: MicroBatch) -> bool:
-        """Whether this pass can be recorded and is worth it."""
-        if (
-            not self.usable
-            or not isinstance(micro.packing, Packing)
-            or 6 * self.block_size * micro.num_tokens > MOST_WORK
-        ):
+    def accepts(self, micro: MicroBatch) -> bool:
+        """Return whether this pass can be captured and gains from it."""
+        if not self.enabled or not isinstance(micro.packing, Packing):
+            return False
+        if 6 * self.block_size * micro.num_tokens > MAX_BLOCK_OPERATIONS:
             return False
         return bool(self.masters) or not torch.is_grad_enabled()
 
-    def states(self, micro: MicroBatch, view: View) -> Tensor:
-        """What hidden_states gives, and rows of padding after it. It lasts until the next pass."""
+    def hidden_states(self, micro: MicroBatch, view: View) -> Tensor:
+        """Return what views.hidden_states returns, followed by padding. Valid until the next pass."""
         assert isinstance(micro.packing, Packing)
-        recording = self.recording(micro.num_tokens, len(micro.packing.query_tiles), view)
+        captured = self.captured_pass(micro.num_tokens, len(micro.packing.query_tiles), view)
         hidden, cos, sin = embed(self.model, micro.ids, micro.positions)
-        recording.take(cos, sin, micro.packing)
-        self.serial += 1
+        captured.copy_layout(cos, sin, micro.packing)
+        self.num_passes += 1
         if torch.is_grad_enabled():
-            return _Played.apply(recording.anchor, hidden, recording, self)  # type: ignore[return-value]
-        return recording.play(hidden)
+            return _ReplayedPass.apply(captured.anchor, hidden, captured, self)  # type: ignore[return-value]
+        return captured.replay_forward(hidden)
 
-    def recording(self, tokens: int, tiles: int, view: View) -> "CapturedPass":
-        """The one for passes of this size, made where there is none yet; the one not used for longest goes when there are many."""
-        size = rounded_up(tokens)
-        room = 2 * num_tiles(size)
-        while room < tiles + num_tiles(size - tokens):
-            room *= 2
-        trained = self.trained() if torch.is_grad_enabled() else None
-        key = (size, room, view, None if trained is None else tuple(map(id, trained)))
-        found = self.recordings.pop(key, None)
-        if found is None:
-            while len(self.recordings) >= MOST_RECORDINGS:
-                del self.recordings[next(iter(self.recordings))]
-            found = CapturedPass(self, size, room, view, trained)
-        self.recordings[key] = found
-        return found
+    def captured_pass(self, tokens: int, tiles: int, view: View) -> "CapturedPass":
+        """Return the captured pass for this size; capture it if there is none."""
+        size = padded_size(tokens)
+        max_tiles = 2 * num_tiles(size)
+        while max_tiles < tiles + num_tiles(size - tokens):
+            max_tiles *= 2
+        trained = self.trained_parameters() if torch.is_grad_enabled() else None
+        trained_ids = None if trained is None else tuple(map(id, trained))
+        key = (size, max_tiles, view, trained_ids)
+        captured = self.captured.pop(key, None)
+        if captured is None:
+            while len(self.captured) >= MAX_CAPTURED_PASSES:
+                del self.captured[next(iter(self.captured))]
+            captured = CapturedPass(self, size, max_tiles, view, trained)
+        self.captured[key] = captured  # at the end: the most recently used
+        return captured
 
-    def trained(self) -> list[Tensor]:
-        """The parameters of blocks and final norm that learn now."""
+    def trained_parameters(self) -> list[Tensor]:
+        """Return the parameters of the blocks and the final norm that are trained now."""
         return [p for p in self.parameters if p.requires_grad and id(p) in self.masters]
 
-    def sum_of(self, p: Tensor) -> Tensor:
-        """Where a parameter's gradients add up, in float32, at the same place for good."""
-        if id(p) not in self.sums:
-            self.sums[id(p)] = torch.zeros_like(p, dtype=torch.float32)
-        return self.sums[id(p)]
+    def gradient_buffer(self, p: Tensor) -> Tensor:
+        """Return the float32 buffer of a parameter's gradient; its address never changes."""
+        if id(p) not in self.gradient_buffers:
+            self.gradient_buffers[id(p)] = torch.zeros_like(p, dtype=torch.float32)
+        return self.gradient_buffers[id(p)]
 
-    def open_sums(self, trained: list[Tensor]) -> None:
-        """Make the sums the masters' gradients, with what passes of other kinds have added before."""
-        fresh: list[Tensor] = []
+    def attach_gradient_buffers(self, trained: list[Tensor]) -> None:
+        """Make the buffers the masters' gradients; keep what other passes have added before."""
+        to_clear: list[Tensor] = []
         for p in trained:
-            master, total = self.masters[id(p)], self.sum_of(p)
-            if master.grad is total:
+            master = self.masters[id(p)]
+            buffer = self.gradient_buffer(p)
+            if master.grad is buffer:
                 continue
             if master.grad is None:
-                fresh.append(total)
+                to_clear.append(buffer)
             else:
-                total.copy_(master.grad)
-            master.grad = total
-        if fresh:
-            torch._foreach_zero_(fresh)  # pyright: ignore[reportPrivateImportUsage]
+                buffer.copy_(master.grad)
+            master.grad = buffer
+        if to_clear:
+            torch._foreach_zero_(to_clear)  # pyright: ignore[reportPrivateImportUsage]
 
 
 class CapturedPass:
-    """A pass of one size: where its inputs and outputs lie, and what is played. `trained` None: forward only."""
+    """The graphs of one pass size, with their input and output tensors.
+
+    `trained` None: forward only.
+    """
 
     def __init__(
         self,
@@ -117,114 +124,126 @@ class CapturedPass:
         view: View,
         trained: list[Tensor] | None,
     ) -> None:
-        model, self.trained = graph_cache.model, trained or []
-        nothing = torch.zeros(1, tokens, dtype=torch.int64, device=next(model.parameters()).device)
+        model = graph_cache.model
+        self.trained = trained or []
+        device = next(model.parameters()).device
+        zeros = torch.zeros(1, tokens, dtype=torch.int64, device=device)
         with torch.no_grad():
-            self.hidden, self.cos, self.sin = (x.clone() for x in embed(model, nothing, nothing))
-        self.packing = padding_tiles(0, tokens, tiles, nothing.device)
-        # The output needs a gradient, whether or not the embedding learns.
-        self.anchor = torch.zeros((), device=nothing.device, requires_grad=True)
-        self.grad_out, self.grad_in = torch.zeros_like(self.hidden), torch.zeros_like(self.hidden)
+            self.hidden, self.cos, self.sin = (x.clone() for x in embed(model, zeros, zeros))
+        self.packing = padding_tiles(0, tokens, tiles, device)
+        # Gives the output a gradient function even if the embedding is frozen.
+        self.anchor = torch.zeros((), device=device, requires_grad=True)
+        self.grad_out = torch.zeros_like(self.hidden)
+        self.grad_in = torch.zeros_like(self.hidden)
         self.out = self.hidden
-        live: list[Tensor] = []  # with its graph, from a forward pass to its backward pass
+        output: list[Tensor] = []  # holds the autograd graph between forward and backward
 
         def forward() -> None:
-            live[:] = [run_blocks(model, self.hidden, (self.cos, self.sin), view, self.packing)]
-            self.out = live[0].detach()
+            output[:] = [run_blocks(model, self.hidden, (self.cos, self.sin), view, self.packing)]
+            self.out = output[0].detach()
 
         def backward() -> None:
-            # Unused ones: a view may end below the final norm.
-            grads = torch.autograd.grad(
-                live.pop(), (self.hidden, *self.trained), self.grad_out, allow_unused=True
-            )
+            inputs = (self.hidden, *self.trained)
+            # A view may end below the final norm, whose weight is then unused.
+            grads = torch.autograd.grad(output.pop(), inputs, self.grad_out, allow_unused=True)
             self.grad_in.copy_(grads[0])
             for p, grad in zip(self.trained, grads[1:], strict=True):
-                if grad is not None:
-                    graph_cache.sum_of(p).add_(
-                        grad
-                    )  # on the trial run before the recording these are zeros
+                if grad is not None:  # zeros in the warm-up run before the capture
+                    graph_cache.gradient_buffer(p).add_(grad)
 
         for p in self.trained:
-            graph_cache.sum_of(p)
-        with torch.set_grad_enabled(trained is not None):
-            self.hidden.requires_grad_(trained is not None)
-            self.graphs = capture_graphs(
-                [forward] if trained is None else [forward, backward], graph_cache.pool
-            )
-        live.clear()
+            graph_cache.gradient_buffer(p)
+        with_grad = trained is not None
+        with torch.set_grad_enabled(with_grad):
+            self.hidden.requires_grad_(with_grad)
+            steps = [forward, backward] if with_grad else [forward]
+            self.graphs = capture_graphs(steps, graph_cache.pool)
+        output.clear()
         graph_cache.pool = graph_cache.pool or self.graphs[0].pool()
 
-    def take(self, cos: Tensor, sin: Tensor, packing: Packing) -> None:
-        """The pass's positions and tiles; what is left over is padding."""
-        tokens, size, tiles = cos.shape[1], self.cos.shape[1], len(packing.query_tiles)
+    def copy_layout(self, cos: Tensor, sin: Tensor, packing: Packing) -> None:
+        """Copy the rotary values and tiles of a pass; the remaining tokens become padding."""
+        tokens = cos.shape[1]
+        size = self.cos.shape[1]
         self.cos[:, :tokens].copy_(cos)
         self.sin[:, :tokens].copy_(sin)
-        rest = padding_tiles(tokens, size, len(self.packing.query_tiles) - tiles, cos.device)
-        torch.cat([packing.query_tiles, rest.query_tiles], out=self.packing.query_tiles)
-        torch.cat([packing.key_tiles, rest.key_tiles], out=self.packing.key_tiles)
+        num_padding_tiles = len(self.packing.query_tiles) - len(packing.query_tiles)
+        padding = padding_tiles(tokens, size, num_padding_tiles, cos.device)
+        torch.cat([packing.query_tiles, padding.query_tiles], out=self.packing.query_tiles)
+        torch.cat([packing.key_tiles, padding.key_tiles], out=self.packing.key_tiles)
 
     @torch.no_grad()
-    def play(self, hidden: Tensor) -> Tensor:
+    def replay_forward(self, hidden: Tensor) -> Tensor:
+        """Return the states after the blocks; `hidden` (1, tokens, width) are the embeddings."""
         self.hidden[:, : hidden.shape[1]].copy_(hidden)
         self.graphs[0].replay()
         return self.out
 
     @torch.no_grad()
-    def replay(self, grad: Tensor) -> Tensor:
+    def replay_backward(self, grad: Tensor) -> Tensor:
+        """Add the parameters' gradients to their buffers; return that of the embeddings."""
         self.grad_out.copy_(grad)
         self.graphs[1].replay()
         return self.grad_in
 
 
-class _Played(torch.autograd.Function):
+class _ReplayedPass(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, anchor: Tensor, hidden: Tensor, recording: CapturedPass, graph_cache: GraphCache
+        ctx: Any, anchor: Tensor, hidden: Tensor, captured: CapturedPass, graph_cache: GraphCache
     ) -> Tensor:
-        ctx.recording, ctx.graph_cache, ctx.serial, ctx.tokens = (
-            recording,
-            graph_cache,
-            graph_cache.serial,
-            hidden.shape[1],
-        )
-        return recording.play(hidden).detach()
+        ctx.captured = captured
+        ctx.graph_cache = graph_cache
+        ctx.pass_number = graph_cache.num_passes
+        ctx.tokens = hidden.shape[1]
+        return captured.replay_forward(hidden).detach()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        if ctx.serial != ctx.graph_cache.serial:
+        if ctx.pass_number != ctx.graph_cache.num_passes:
             raise RunError(
-                "a backward pass came after another forward pass had begun; passes are made one after the other"
+                "backward of a captured pass was called after the next forward pass; "
+                "finish each pass with backward before the next one begins"
             )
-        ctx.graph_cache.open_sums(ctx.recording.trained)
-        return None, ctx.recording.replay(grads[0])[:, : ctx.tokens], None, None
+        ctx.graph_cache.attach_gradient_buffers(ctx.captured.trained)
+        return None, ctx.captured.replay_backward(grads[0])[:, : ctx.tokens], None, None
 
 
-def pass_states(model: Any, micro: MicroBatch, view: View, graph_cache: GraphCache) -> Tensor:
-    """(bundles, length, width) states of a pass that the head reads: played from a recording where there can be one."""
-    if graph_cache.takes(micro):
-        return graph_cache.states(micro, view)
+def compute_hidden_states(
+    model: Any, micro: MicroBatch, view: View, graph_cache: GraphCache
+) -> Tensor:
+    """Return the (bundles, length, width) states that the head reads.
+
+    They come from a captured graph where the pass supports it.
+    """
+    if graph_cache.accepts(micro):
+        return graph_cache.hidden_states(micro, view)
     return hidden_states(model, micro.ids, micro.positions, micro.mask, view, micro.packing)
 
 
-def can_record(model: Any) -> bool:
-    """Whether the model's passes can be recorded: kernels that need no host in between, and weights that stay where they are."""
+def supports_capture(model: Any) -> bool:
+    """Return whether the model's passes can be captured.
+
+    A graph needs kernels that never wait for the host, and weights with fixed addresses. These
+    are refused: sharded parameters, which FSDP gathers and frees; adapters, which are switched on
+    and off between passes; activation checkpointing, which reads the host's random state.
+    """
     parameters = list(model.parameters())
-    if (
-        not supports_graph_capture(parameters[0].device)
-        or not supports_packing(model)
-        or hasattr(parameters[0], "placements")
-    ):
-        return False  # a parameter with placements is divided over several processes and comes and goes
-    # Adapters are switched off and on between passes; recomputed activations ask the host for its random state.
-    checkpoints = any(
-        getattr(module, "gradient_checkpointing", False) for module in model.modules()
-    )
-    return not checkpoints and not adapter_parameters(model)
+    is_sharded = hasattr(parameters[0], "placements")
+    if is_sharded or not supports_graph_capture(parameters[0].device):
+        return False
+    if not supports_packing(model) or adapter_parameters(model):
+        return False
+    return not any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
 
 
-def rounded_up(tokens: int) -> int:
-    """Doublings up to 4,096, then steps of a quarter to an eighth: few sizes, because a new one takes as long as 70,000 tokens."""
+def padded_size(tokens: int) -> int:
+    """Return the pass size to capture: powers of two up to 4,096, then eighths of the power above.
+
+    There are few sizes, because capturing a new one takes as long as computing 70,000 tokens.
+    """
     power = 1 << (tokens - 1).bit_length()
     if power <= 4096:
         return max(256, power)
-    return -(-tokens // (power // 8)) * (power // 8)
+    step = power // 8
+    return -(-tokens // step) * step

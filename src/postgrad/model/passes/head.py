@@ -1,7 +1,8 @@
-"""Log-probs and entropy of given tokens, chunk by chunk over the head, so that the full logits never exist.
+"""Log-probs and entropy of given tokens, in chunks over the LM head, without the full logits.
 
-The forward pass keeps one log-sum-exp a token; the backward pass computes each chunk's logits again. Everything between the
-matrix products is float32. The weight's gradient accumulates in float32, so the chunk size never changes the result beyond rounding.
+The forward pass keeps one log-sum-exp per token; the backward pass recomputes each chunk's logits.
+Everything between the matrix products is float32. The weight's gradient accumulates in float32, so
+the chunk size changes the result by rounding only.
 """
 
 from collections.abc import Iterator
@@ -13,15 +14,18 @@ from torch import Tensor
 
 from postgrad.model.device import has_float32_accumulation, has_own_memory, supports_triton
 
-CACHE_ELEMENTS = 1 << 19  # 2 MiB in float32: what a CPU core's own cache holds
-CHUNK_ELEMENTS = {
-    False: 1 << 24,
-    True: 1 << 27,
-}  # logits held at once: 64 MiB in float32, 512 MiB where passes are large
+CACHE_ELEMENTS = 1 << 19  # 2 MiB in float32: what the cache of one CPU core holds
+# Logits held at once: 64 MiB in float32, and 512 MiB on accelerators with their own memory.
+CHUNK_ELEMENTS = 1 << 24
+LARGE_CHUNK_ELEMENTS = 1 << 27
 
 
 class TokenOutputs(NamedTuple):
-    """(tokens,) each, float32: log-prob of the token, entropy and sum of squared probabilities of its distribution (nats)."""
+    """Float32 values per token, (tokens,) each.
+
+    The log-prob of the token (nats), and the entropy (nats) and the sum of squared probabilities
+    of the distribution it was drawn from.
+    """
 
     logprobs: Tensor
     entropy: Tensor
@@ -35,11 +39,15 @@ def token_outputs(
     temperature: float = 1.0,
     chunk: int | None = None,
 ) -> TokenOutputs:
-    """hidden (tokens, width), weight (vocabulary, width), targets (tokens,). Log-probs and entropy are differentiable.
+    """Return log-probs, entropy and sum of squares of the targets.
 
-    `sum_squares` carries no gradient. `chunk` is tokens at a time, by default what CHUNK_ELEMENTS holds.
+    hidden is (tokens, width), weight (vocabulary, width), targets (tokens,). Log-probs and entropy
+    are differentiable; `sum_squares` is not. `chunk` is the number of tokens computed at a time.
     """
-    chunk = chunk or max(1, CHUNK_ELEMENTS[has_own_memory(hidden.device)] // weight.shape[0])
+    if chunk is None:
+        large = has_own_memory(hidden.device)
+        elements = LARGE_CHUNK_ELEMENTS if large else CHUNK_ELEMENTS
+        chunk = max(1, elements // weight.shape[0])
     return TokenOutputs(*_TokenOutputs.apply(hidden, weight, targets, temperature, chunk))  # type: ignore[misc]
 
 
@@ -48,77 +56,95 @@ class _TokenOutputs(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        wide = upcast_head(weight)
-        logprobs, entropy, squares, lse = (
-            torch.empty(len(hidden), dtype=_wide(hidden), device=hidden.device) for _ in range(4)
-        )
+        head = upcast_head(weight)
+        dtype = _upcast_dtype(hidden)
+        columns = [torch.empty(len(hidden), dtype=dtype, device=hidden.device) for _ in range(4)]
         for start in range(0, len(hidden), chunk):
             part = slice(start, start + chunk)
-            if _by_kernel(hidden):
-                from postgrad.model.passes.kernels.logprobs import logprob_forward
-
-                found = logprob_forward(
-                    upcast_logits(hidden[part], wide).float(), targets[part], temperature
-                )
-                logprobs[part], entropy[part], squares[part], lse[part] = found
-                continue
-            logits = _logits(hidden[part], wide, temperature)
-            for rows in cache_sized_slices(logits):
-                found = _summary(logits[rows], targets[part][rows])
-                logprobs[part][rows], entropy[part][rows], squares[part][rows], lse[part][rows] = (
-                    found
-                )
+            results = _chunk_outputs(hidden[part], head, targets[part], temperature)
+            for column, result in zip(columns, results, strict=True):
+                column[part] = result
+        logprobs, entropy, sum_squares, lse = columns
         ctx.save_for_backward(hidden, weight, targets, lse, entropy)
-        ctx.temperature, ctx.chunk = temperature, chunk
-        ctx.mark_non_differentiable(squares)
+        ctx.temperature = temperature
+        ctx.chunk = chunk
+        ctx.mark_non_differentiable(sum_squares)
         ctx.set_materialize_grads(False)
-        return logprobs, entropy, squares
+        return logprobs, entropy, sum_squares
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         grad_logprobs, grad_entropy, _ = grads
         hidden, weight, targets, lse, entropy = ctx.saved_tensors
-        wide = upcast_head(weight)
-        grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
-        grad_weight = (
-            torch.zeros_like(weight, dtype=_wide(weight)) if ctx.needs_input_grad[1] else None
-        )
+        head = upcast_head(weight)
+        grad_hidden = None
+        grad_weight = None
+        if ctx.needs_input_grad[0]:
+            grad_hidden = torch.empty_like(hidden)
+        if ctx.needs_input_grad[1]:
+            grad_weight = torch.zeros_like(weight, dtype=_upcast_dtype(weight))
         for start in range(0, len(hidden), ctx.chunk):
             part = slice(start, start + ctx.chunk)
-            by_logprob, by_entropy = (
-                None if x is None else x[part] for x in (grad_logprobs, grad_entropy)
-            )
-            g = _slope(
+            grad_logits = _grad_logits(
                 hidden[part],
-                wide,
+                head,
                 targets[part],
                 lse[part],
                 entropy[part],
-                by_logprob,
-                by_entropy,
+                None if grad_logprobs is None else grad_logprobs[part],
+                None if grad_entropy is None else grad_entropy[part],
                 ctx.temperature,
             )
             if grad_hidden is not None:
-                grad_hidden[part] = g.to(hidden.dtype) @ weight
+                grad_hidden[part] = grad_logits.to(hidden.dtype) @ weight
             if grad_weight is not None:
-                _add_product(grad_weight, g, hidden[part])
-        return (
-            grad_hidden,
-            None if grad_weight is None else grad_weight.to(weight.dtype),
-            None,
-            None,
-            None,
-        )
+                _add_product(grad_weight, grad_logits, hidden[part])
+        if grad_weight is not None:
+            grad_weight = grad_weight.to(weight.dtype)
+        return grad_hidden, grad_weight, None, None, None
 
 
-def _by_kernel(hidden: Tensor) -> bool:
-    """Whether the Triton kernels can be asked: on their device, and not where a pass is only simulated."""
+def _use_triton(hidden: Tensor) -> bool:
+    """Return whether the Triton kernels can run: not where a pass is only simulated."""
     return supports_triton(hidden.device) and type(hidden).__name__ != "FakeTensor"
 
 
-def _slope(
+def _chunk_outputs(
+    hidden: Tensor, head: Tensor, targets: Tensor, temperature: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return log-probs, entropy, sum of squares and log-sum-exp of one chunk, (tokens,) each."""
+    if _use_triton(hidden):
+        from postgrad.model.passes.kernels.logprobs import logprob_forward
+
+        return logprob_forward(upcast_logits(hidden, head).float(), targets, temperature)
+    logits = _scaled_logits(hidden, head, temperature)
+    parts = [_outputs_of(logits[rows], targets[rows]) for rows in cache_sized_slices(logits)]
+    if len(parts) == 1:
+        return parts[0]
+    logprobs, entropy, sum_squares, lse = (torch.cat(column) for column in zip(*parts, strict=True))
+    return logprobs, entropy, sum_squares, lse
+
+
+def _outputs_of(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return log-prob, entropy, sum of squares and log-sum-exp per row; overwrites the logits.
+
+    This takes one exponential per entry. With e = exp(logit - max) and z = sum(e), p = e / z and
+    H = log z - sum(e · (logit - max)) / z.
+    """
+    row_max = logits.amax(-1)
+    target_logits = logits.gather(1, targets[:, None])[:, 0]
+    shifted = logits.sub_(row_max[:, None]).clamp_(min=-1e30)
+    e = shifted.exp()
+    z = e.sum(-1)
+    lse = z.log() + row_max
+    sum_squares = torch.linalg.vector_norm(e, dim=-1).div(z).square()
+    entropy = z.log() - e.mul_(shifted).sum(-1) / z
+    return target_logits - lse, entropy, sum_squares, lse
+
+
+def _grad_logits(
     hidden: Tensor,
-    weight: Tensor,
+    head: Tensor,
     targets: Tensor,
     lse: Tensor,
     entropy: Tensor,
@@ -126,95 +152,90 @@ def _slope(
     grad_entropy: Tensor | None,
     temperature: float,
 ) -> Tensor:
-    """(tokens, vocabulary) gradient of one chunk's logits: in the type of `hidden` where a kernel gives it, else wide."""
-    if _by_kernel(hidden):
+    """Return the (tokens, vocabulary) gradient of one chunk's logits.
+
+    The Triton kernel returns it in the type of `hidden`; the torch path returns float32.
+    """
+    if grad_logprobs is None:
+        grad_logprobs = torch.zeros_like(lse)
+    if _use_triton(hidden):
         from postgrad.model.passes.kernels.logprobs import logprob_backward
 
-        by_logprob = torch.zeros_like(lse) if grad_logprobs is None else grad_logprobs.contiguous()
-        by_entropy = None if grad_entropy is None else grad_entropy.contiguous()
-        logits = upcast_logits(hidden, weight).float()
         return logprob_backward(
-            logits, targets, lse, entropy, by_logprob, by_entropy, temperature, hidden.dtype
+            upcast_logits(hidden, head).float(),
+            targets,
+            lse,
+            entropy,
+            grad_logprobs.contiguous(),
+            None if grad_entropy is None else grad_entropy.contiguous(),
+            temperature,
+            hidden.dtype,
         )
-    out = _logits(hidden, weight, temperature)
-    by_logprob, by_entropy = (
-        torch.zeros_like(lse) if x is None else x / temperature
-        for x in (grad_logprobs, grad_entropy)
-    )
-    for rows in cache_sized_slices(out):
-        log_p, onehot = out[rows].sub_(lse[rows, None]), by_logprob[rows, None]
-        if grad_entropy is None:  # dlogp/dlogit = onehot - p
-            log_p.exp_().mul_(-onehot)
-        else:  # and dH/dlogit = -p (log p + H)
+    logits = _scaled_logits(hidden, head, temperature)
+    for rows in cache_sized_slices(logits):
+        log_p = logits[rows].sub_(lse[rows, None])  # a view: the gradient replaces the logits
+        by_logprob = grad_logprobs[rows, None] / temperature
+        if grad_entropy is None:  # d logp / d logit = onehot - p
+            log_p.exp_().mul_(-by_logprob)
+        else:  # and dH / d logit = -p (log p + H)
+            by_entropy = grad_entropy[rows, None] / temperature
             p = log_p.exp()
-            log_p.clamp_(min=-1e30).add_(entropy[rows, None]).mul_(-by_entropy[rows, None]).sub_(
-                onehot
-            ).mul_(p)
-        log_p.scatter_add_(1, targets[rows, None], onehot)
-    return out
+            log_p.clamp_(min=-1e30).add_(entropy[rows, None]).mul_(-by_entropy)
+            log_p.sub_(by_logprob).mul_(p)
+        log_p.scatter_add_(1, targets[rows, None], by_logprob)
+    return logits
 
 
-def _add_product(total: Tensor, g: Tensor, hidden: Tensor) -> None:
-    """total += g.T @ hidden, with the products that the two have in the type of `hidden` and float32 sums."""
+def _add_product(total: Tensor, grad_logits: Tensor, hidden: Tensor) -> None:
+    """Add grad_logits.T @ hidden to `total`: products in the type of `hidden`, sums in float32."""
     if hidden.dtype != torch.bfloat16 or has_float32_accumulation(hidden.device):
-        total += g.T @ hidden
+        total += grad_logits.T @ hidden
         return
     with _bfloat16_products():
-        total.addmm_(g.T, hidden.float())
+        total.addmm_(grad_logits.T, hidden.float())
 
 
 def cache_sized_slices(logits: Tensor) -> list[slice]:
-    """Rows of the logits, as many at a time as stay in a core's cache while several operations pass over them."""
-    step = (
-        max(1, CACHE_ELEMENTS // logits.shape[-1])
-        if logits.device.type == "cpu"
-        else max(1, len(logits))
-    )
+    """Return slices over the rows of the logits that stay in a CPU core's cache.
+
+    Several operations then read each slice from the cache. Other devices get one slice.
+    """
+    step = max(1, len(logits))
+    if logits.device.type == "cpu":
+        step = max(1, CACHE_ELEMENTS // logits.shape[-1])
     return [slice(start, start + step) for start in range(0, max(1, len(logits)), step)]
 
 
-def _summary(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Log-prob of the targets, entropy, sum of squared probabilities and log-sum-exp; overwrites the logits.
-
-    One exponential an entry: p = e / z with e = exp(logit - largest), z their sum, so H = log z - sum(e (logit - largest)) / z.
-    """
-    top = logits.amax(-1)
-    at_target = logits.gather(1, targets[:, None])[:, 0]
-    below = logits.sub_(top[:, None]).clamp_(min=-1e30)
-    e = below.exp()
-    z = e.sum(-1)
-    lse = z.log() + top
-    squares = torch.linalg.vector_norm(e, dim=-1).div(z).square()
-    entropy = z.log() - e.mul_(below).sum(-1) / z
-    return at_target - lse, entropy, squares, lse
-
-
-def _wide(x: Tensor) -> torch.dtype:
+def _upcast_dtype(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-def _logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
-    logits = upcast_logits(hidden, weight)
+def _scaled_logits(hidden: Tensor, head: Tensor, temperature: float) -> Tensor:
+    logits = upcast_logits(hidden, head)
     return logits if temperature == 1.0 else logits.div_(temperature)
 
 
-def upcast_logits(hidden: Tensor, weight: Tensor) -> Tensor:
-    """hidden @ weight.T with every digit of the products kept: bfloat16 logits of size 20 would be off by up to 0.06 nats.
+def upcast_logits(hidden: Tensor, head: Tensor) -> Tensor:
+    """Return hidden @ head.T with float32 results for bfloat16 inputs.
 
-    `weight` may come widened already (see upcast_head), as an engine does once for many steps.
+    Bfloat16 logits of size 20 would be wrong by up to 0.06 nats. `head` may be the result of
+    upcast_head, which an engine computes once for many steps.
     """
     if hidden.dtype != torch.bfloat16:
-        return hidden @ weight.T
+        return hidden @ head.T
     if has_float32_accumulation(hidden.device):
-        return torch.mm(hidden, weight.T, out_dtype=torch.float32)
+        return torch.mm(hidden, head.T, out_dtype=torch.float32)
     with _bfloat16_products():
-        return hidden.float() @ upcast_head(weight).T
+        return hidden.float() @ upcast_head(head).T
 
 
 @contextmanager
 def _bfloat16_products() -> Iterator[None]:
-    """The CPU has no bfloat16 product with a float32 result; float32 tensors that hold bfloat16 numbers, multiplied at "medium"
-    precision (bfloat16 inside, float32 sums), give exactly it at nearly the speed."""
+    """Multiply float32 tensors that hold bfloat16 numbers at nearly the speed of bfloat16.
+
+    The CPU has no bfloat16 product with a float32 result. At "medium" precision torch multiplies
+    in bfloat16 and sums in float32, which is exactly that product.
+    """
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
     try:
@@ -224,9 +245,7 @@ def _bfloat16_products() -> Iterator[None]:
 
 
 def upcast_head(weight: Tensor) -> Tensor:
-    """The head in the type upcast_logits multiplies in on this device."""
-    return (
-        weight.float()
-        if weight.dtype == torch.bfloat16 and not has_float32_accumulation(weight.device)
-        else weight
-    )
+    """Return the head's weight in the type that upcast_logits multiplies in on this device."""
+    if weight.dtype == torch.bfloat16 and not has_float32_accumulation(weight.device):
+        return weight.float()
+    return weight

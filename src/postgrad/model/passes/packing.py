@@ -1,9 +1,11 @@
-"""Packed passes: tokens lie flat without padding, and the responses of one prompt share its tokens.
+"""Packed passes: tokens of many rows in one sequence without padding.
 
-A bundle is a shared segment (the prompt without its last token) followed by own segments, each the last prompt token and a response.
-A token sees its shared segment and what lies before it in its own segment.
+A bundle is a shared segment (the prompt without its last token), followed by own segments: the
+last prompt token and one response each. A token attends to its bundle's shared segment and to the
+tokens before it in its own segment.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,50 +13,74 @@ from torch import Tensor
 
 from postgrad.model.device import copy_async
 
-BLOCK_M, BLOCK_N = (
-    64,
-    64,
-)  # queries and keys that one step of a kernel looks at; a page of the cache holds BLOCK_N tokens
-CHUNK = 8  # blocks of keys that are weighed together before they join the rest: a decode step divides a long row into them
+# Queries and keys per step of a kernel. A page of the decode cache holds BLOCK_N tokens.
+BLOCK_M = 64
+BLOCK_N = 64
+# Key blocks per chunk. A decode step splits a long row into chunks, and training merges the same
+# chunks, so both round alike.
+CHUNK = 8
+
+# start, end, shared_start, shared_end, and the end of the tokens that attend to this segment
+Segment = tuple[int, int, int, int, int]
 
 
 @dataclass(frozen=True)
 class Packing:
-    """Which tokens of a packed pass see which, as tiles that the kernels walk; int32, on the model's device."""
+    """Which tokens of a packed pass attend to which, as tiles for the kernels.
 
-    query_tiles: Tensor  # (tiles, 5): first and end of the tile, start of its own segment, start and end of its shared segment
-    key_tiles: Tensor  # (tiles, 3): first and end of the tile, end of the tokens that may see it
+    Both tensors are int32 and on the model's device.
+    """
+
+    # (tiles, 5): start and end of the tile, start of its own segment, start and end of its shared
+    # segment
+    query_tiles: Tensor
+    # (tiles, 3): start and end of the tile, end of the tokens that attend to it
+    key_tiles: Tensor
 
     def to(self, device: torch.device) -> "Packing":
         return Packing(copy_async(self.query_tiles, device), copy_async(self.key_tiles, device))
 
 
-def make_packing(segments: list[tuple[int, int, int, int, int]]) -> Packing:
-    """Tiles of segments (start, end, shared_start, shared_end, end of the tokens that see this segment)."""
-    queries, keys = [], []
-    for start, end, shared_start, shared_end, seen_until in segments:
-        queries += [
-            (at, min(at + BLOCK_M, end), start, shared_start, shared_end)
-            for at in range(start, end, BLOCK_M)
-        ]
-        keys += [(at, min(at + BLOCK_N, end), seen_until) for at in range(start, end, BLOCK_N)]
-    # The longest work first: short tiles then fill the gaps at the end.
-    queries.sort(key=lambda tile: -(tile[1] - tile[2] + tile[4] - tile[3]))
-    keys.sort(key=lambda tile: -(tile[2] - tile[0]))
-    return Packing(torch.tensor(queries, dtype=torch.int32), torch.tensor(keys, dtype=torch.int32))
+def make_packing(segments: Sequence[Segment]) -> Packing:
+    """Return the tiles of the segments, longest work first, so short tiles fill the gaps."""
+    query_tiles: list[tuple[int, int, int, int, int]] = []
+    key_tiles: list[tuple[int, int, int]] = []
+    for start, end, shared_start, shared_end, visible_until in segments:
+        for first in range(start, end, BLOCK_M):
+            last = min(first + BLOCK_M, end)
+            query_tiles.append((first, last, start, shared_start, shared_end))
+        for first in range(start, end, BLOCK_N):
+            key_tiles.append((first, min(first + BLOCK_N, end), visible_until))
+    query_tiles.sort(key=_num_keys, reverse=True)
+    key_tiles.sort(key=_num_queries, reverse=True)
+    return Packing(
+        torch.tensor(query_tiles, dtype=torch.int32), torch.tensor(key_tiles, dtype=torch.int32)
+    )
+
+
+def _num_keys(query_tile: tuple[int, int, int, int, int]) -> int:
+    _, end, own_start, shared_start, shared_end = query_tile
+    return end - own_start + shared_end - shared_start
+
+
+def _num_queries(key_tile: tuple[int, int, int]) -> int:
+    start, _, visible_until = key_tile
+    return visible_until - start
 
 
 def num_tiles(tokens: int) -> int:
-    """Tiles of one segment of this length."""
+    """Return the number of tiles of one segment of this length."""
     return -(-tokens // BLOCK_M)
 
 
 def padding_tiles(start: int, end: int, tiles: int, device: torch.device) -> Packing:
-    """As many tiles, of which the first cover start..end with tokens that see nobody beyond their tile, and the others nothing."""
-    first = (start + BLOCK_M * torch.arange(tiles, dtype=torch.int32, device=device)).clamp_(
-        max=end
-    )
-    last, nothing = (first + BLOCK_M).clamp_(max=end), torch.zeros_like(first)
-    return Packing(
-        torch.stack([first, last, first, nothing, nothing], 1), torch.stack([first, last, last], 1)
-    )
+    """Return `tiles` tiles for the padding tokens start..end.
+
+    Padding tokens attend only within their own tile. Tiles that are left over cover no token.
+    """
+    index = torch.arange(tiles, dtype=torch.int32, device=device)
+    first = (start + BLOCK_M * index).clamp_(max=end)
+    last = (first + BLOCK_M).clamp_(max=end)
+    zero = torch.zeros_like(first)
+    query_tiles = torch.stack([first, last, first, zero, zero], 1)
+    return Packing(query_tiles, torch.stack([first, last, last], 1))

@@ -1,9 +1,13 @@
-"""Packed attention without kernels of its own: tokens lie flat for the rest of the model and are spread into short rows for attention.
+"""Packed attention in plain torch: tokens are gathered into short padded rows for attention only.
 
-Each segment of a packing becomes one row of queries, with the keys it sees: those of its shared segment, then its own. Rows of similar
-size are attended to together. Next to one dense mask over a prompt and all its responses this computes a fraction of the pairs.
+Each segment of a packing becomes one row of queries with the keys it attends to: those of its
+shared segment, then its own. Rows of similar size form one call of scaled_dot_product_attention.
+This computes a fraction of the pairs that one dense mask over a prompt and its responses would.
+
+A slot is a place of a padded row; some slots are padding.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,218 +15,283 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-Segment = tuple[
-    int, int, int, int, int
-]  # start, end, shared_start, shared_end, end of the tokens that see it
-LOOSE = 0.75  # rows attended to together are at least this share of the longest
+from postgrad.model.passes.packing import Segment
+
+MIN_FILL = 0.75  # rows of one group are at least this fraction of its longest row
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Rows of one size that are attended to together."""
+class RowGroup:
+    """Padded rows of one size, computed in one attention call."""
 
-    count: int
-    queries: int
-    keys: int
-    mask: Tensor | None  # (count, 1, queries, keys) bool; None: plain causal
+    num_rows: int
+    num_queries: int  # per row
+    num_keys: int  # per row
+    mask: Tensor | None  # (num_rows, 1, num_queries, num_keys) bool; None: plain causal
 
 
 @dataclass(frozen=True)
-class Spread:
-    """Where each token of a packed pass stands among the rows. `*_at` index tokens, one a place; padding points at token 0.
+class PaddedSegments:
+    """Index tables between the tokens of a packed pass and the slots of padded rows.
 
-    `*_of` go back: for each token its place. Padded places receive nothing, so their gradients are nothing too.
+    `*_tokens` hold one token index per slot; padding slots hold 0. `*_slots` hold one slot per
+    token. Nothing is read from padding slots, so their gradients are zero.
     """
 
-    rows: list[Rows]
-    query_at: Tensor  # (query places,)
-    query_pad: Tensor  # (query places,) bool
-    query_of: Tensor  # (tokens,)
-    key_at: Tensor  # (key places,)
-    key_of: Tensor  # (tokens,) its place among the keys of its own segment
-    shared: Tensor  # (shared tokens,) tokens that other segments see, too
-    shared_of: Tensor  # (shared tokens, most segments that see one) their places there; the number of key places where there is none
+    groups: list[RowGroup]
+    query_tokens: Tensor  # (query slots,)
+    query_padding: Tensor  # (query slots,) bool
+    query_slots: Tensor  # (tokens,)
+    key_tokens: Tensor  # (key slots,)
+    key_slots: Tensor  # (tokens,) the slot among the keys of the token's own segment
+    shared_tokens: Tensor  # (shared tokens,) tokens that other segments attend to as well
+    # (shared tokens, most rows that attend to one of them) their slots in those rows; unused
+    # entries hold the number of key slots
+    shared_slots: Tensor
 
-    def to(self, device: torch.device) -> "Spread":
-        """Made where it is used."""
+    def to(self, device: torch.device) -> "PaddedSegments":
+        """Return self: the tables are built on the CPU, where they are used."""
         return self
 
 
-def make_spread(segments: list[Segment]) -> Spread:
-    """Rows of the segments, longest first."""
-    ordered = sorted(segments, key=lambda s: (s[1] - s[0], s[3] - s[2]), reverse=True)
+def make_padded_segments(segments: Sequence[Segment]) -> PaddedSegments:
+    """Return the index tables of the segments, grouped by size, longest first."""
+    tables = _Tables(num_tokens=max(end for _, end, *_ in segments))
+    for group in _group_by_size(segments):
+        tables.add_group(group)
+    return tables.build()
+
+
+def _group_by_size(segments: Sequence[Segment]) -> list[list[Segment]]:
     groups: list[list[Segment]] = []
-    for segment in ordered:
-        if not groups or not _fits(segment, groups[-1][0]):
+    for segment in sorted(segments, key=_lengths, reverse=True):
+        if not groups or not _similar_size(segment, groups[-1][0]):
             groups.append([])
         groups[-1].append(segment)
-    tokens = max(end for _, end, *_ in segments)
-    query_of, key_of = (
-        torch.zeros(tokens, dtype=torch.int64),
-        torch.zeros(tokens, dtype=torch.int64),
-    )
-    seen: dict[
-        int, list[int]
-    ] = {}  # start of a shared segment -> where it begins among the keys of each segment that sees it
-    ends: dict[int, int] = {}
-    rows: list[Rows] = []
-    query_at: list[Tensor] = []
-    query_pad: list[Tensor] = []
-    key_at: list[Tensor] = []
-    queries_before = keys_before = 0
-    for group in groups:
-        starts, stops, shared_starts, shared_stops, _ = torch.tensor(group).T[:, :, None]
-        own, shared = stops - starts, shared_stops - shared_starts
-        width, reach = int(own.max()), int((own + shared).max())
-        q, k = torch.arange(width)[None], torch.arange(reach)[None]
-        query_pad.append((q >= own).flatten())
-        query_at.append(torch.where(q < own, starts + q, 0).flatten())
-        key_at.append(
-            torch.where(
-                k < shared, shared_starts + k, torch.where(k < shared + own, starts + k - shared, 0)
-            ).flatten()
+    return groups
+
+
+def _lengths(segment: Segment) -> tuple[int, int]:
+    start, end, shared_start, shared_end, _ = segment
+    return end - start, shared_end - shared_start
+
+
+def _similar_size(segment: Segment, longest: Segment) -> bool:
+    own, shared = _lengths(segment)
+    longest_own, longest_shared = _lengths(longest)
+    num_keys = own + shared
+    longest_keys = longest_own + longest_shared
+    if (shared == 0) != (longest_shared == 0):
+        return False
+    similar_keys = MIN_FILL * longest_keys <= num_keys <= longest_keys / MIN_FILL
+    return own >= MIN_FILL * longest_own and similar_keys
+
+
+class _Tables:
+    """Builds PaddedSegments group by group."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self.groups: list[RowGroup] = []
+        self.query_tokens: list[Tensor] = []
+        self.query_padding: list[Tensor] = []
+        self.key_tokens: list[Tensor] = []
+        self.query_slots = torch.zeros(num_tokens, dtype=torch.int64)
+        self.key_slots = torch.zeros(num_tokens, dtype=torch.int64)
+        # By (start, end) of a shared segment: its first key slot in each row that attends to it.
+        self.shared_segments: dict[tuple[int, int], list[int]] = {}
+        self.num_query_slots = 0
+        self.num_key_slots = 0
+
+    def add_group(self, group: list[Segment]) -> None:
+        starts, ends, shared_starts, shared_ends, _ = torch.tensor(group).T[:, :, None]
+        own = ends - starts  # (rows, 1)
+        shared = shared_ends - shared_starts
+        num_queries = int(own.max())
+        num_keys = int((own + shared).max())
+        query = torch.arange(num_queries)[None]
+        key = torch.arange(num_keys)[None]
+        self.query_padding.append((query >= own).flatten())
+        self.query_tokens.append(torch.where(query < own, starts + query, 0).flatten())
+        own_key_tokens = torch.where(key < shared + own, starts + key - shared, 0)
+        key_tokens = torch.where(key < shared, shared_starts + key, own_key_tokens)
+        self.key_tokens.append(key_tokens.flatten())
+        for row, segment in enumerate(group):
+            first_query = self.num_query_slots + row * num_queries
+            first_key = self.num_key_slots + row * num_keys
+            self._add_row(segment, first_query, first_key)
+        mask = _attention_mask(query, key, own, shared)
+        self.groups.append(RowGroup(len(group), num_queries, num_keys, mask))
+        self.num_query_slots += len(group) * num_queries
+        self.num_key_slots += len(group) * num_keys
+
+    def _add_row(self, segment: Segment, first_query: int, first_key: int) -> None:
+        start, end, shared_start, shared_end, _ = segment
+        index = torch.arange(end - start)
+        self.query_slots[start:end] = first_query + index
+        self.key_slots[start:end] = first_key + shared_end - shared_start + index
+        if shared_end > shared_start:
+            first_slots = self.shared_segments.setdefault((shared_start, shared_end), [])
+            first_slots.append(first_key)
+
+    def build(self) -> PaddedSegments:
+        shared_tokens = torch.zeros(0, dtype=torch.int64)
+        shared_slots = torch.zeros(0, 0, dtype=torch.int64)
+        if self.shared_segments:
+            shared_tokens = torch.cat([torch.arange(*bounds) for bounds in self.shared_segments])
+            shared_slots = self._shared_slots()
+        return PaddedSegments(
+            self.groups,
+            torch.cat(self.query_tokens),
+            torch.cat(self.query_padding),
+            self.query_slots,
+            torch.cat(self.key_tokens),
+            self.key_slots,
+            shared_tokens,
+            shared_slots,
         )
-        for row, (start, end, shared_start, shared_end, _) in enumerate(group):
-            first = keys_before + row * reach
-            query_of[start:end] = queries_before + row * width + torch.arange(end - start)
-            key_of[start:end] = first + shared_end - shared_start + torch.arange(end - start)
-            if shared_end > shared_start:
-                seen.setdefault(shared_start, []).append(first)
-                ends[shared_start] = shared_end
-        rows.append(Rows(len(group), width, reach, _mask(q, k, own, shared)))
-        queries_before += len(group) * width
-        keys_before += len(group) * reach
-    most = max(map(len, seen.values()), default=0)
-    shared_of = [
-        torch.tensor(firsts + [keys_before] * (most - len(firsts)))[None]
-        + torch.arange(ends[start] - start)[:, None]
-        for start, firsts in seen.items()
-    ]
-    return Spread(
-        rows,
-        torch.cat(query_at),
-        torch.cat(query_pad),
-        query_of,
-        torch.cat(key_at),
-        key_of,
-        torch.cat([torch.arange(start, ends[start]) for start in seen])
-        if seen
-        else torch.zeros(0, dtype=torch.int64),
-        torch.cat(shared_of).clamp_(max=keys_before)
-        if seen
-        else torch.zeros(0, 0, dtype=torch.int64),
-    )
+
+    def _shared_slots(self) -> Tensor:
+        most_rows = max(map(len, self.shared_segments.values()))
+        parts: list[Tensor] = []
+        for (start, end), first_slots in self.shared_segments.items():
+            unused = [self.num_key_slots] * (most_rows - len(first_slots))
+            offsets = torch.arange(end - start)[:, None]
+            parts.append(torch.tensor(first_slots + unused)[None] + offsets)
+        return torch.cat(parts).clamp_(max=self.num_key_slots)
 
 
-def _fits(segment: Segment, longest: Segment) -> bool:
-    own, shared = segment[1] - segment[0], segment[3] - segment[2]
-    longest_own, longest_shared = longest[1] - longest[0], longest[3] - longest[2]
-    close = (
-        own + shared >= LOOSE * (longest_own + longest_shared)
-        and own + shared <= (longest_own + longest_shared) / LOOSE
-    )
-    return own >= LOOSE * longest_own and close and (shared == 0) == (longest_shared == 0)
+def _attention_mask(query: Tensor, key: Tensor, own: Tensor, shared: Tensor) -> Tensor | None:
+    """Return the (rows, 1, queries, keys) mask of a group; None where plain causal order is right.
 
-
-def _mask(q: Tensor, k: Tensor, own: Tensor, shared: Tensor) -> Tensor | None:
+    `query` (1, queries) and `key` (1, keys) count slots; `own` and `shared` (rows, 1) are lengths.
+    """
     if not bool(shared.any()) and bool((own == own[0]).all()):
         return None
-    own, shared, q, k = own[:, :, None], shared[:, :, None], q[:, :, None], k[:, None]
-    visible = (k - shared <= q) & (k < shared + own)  # a shared key is always earlier
-    return (visible | ((q >= own) & (k == 0)))[
-        :, None
-    ]  # a padded query looks at something, or its softmax would be empty
+    own = own[:, :, None]
+    shared = shared[:, :, None]
+    query = query[:, :, None]
+    key = key[:, None]
+    visible = (key - shared <= query) & (key < shared + own)  # shared keys come first
+    # A padding query attends to key 0: the softmax of an empty row would be NaN.
+    padding = (query >= own) & (key == 0)
+    return (visible | padding)[:, None]
 
 
-def spread_attention(
-    query: Tensor, key: Tensor, value: Tensor, spread: Spread, scaling: float | None
+def padded_segment_attention(
+    query: Tensor, key: Tensor, value: Tensor, segments: PaddedSegments, scaling: float | None
 ) -> Tensor:
-    """query (tokens, heads, width), key and value (tokens, key_heads, width); returns (tokens, heads, width)."""
+    """Return (tokens, heads, width) attention outputs of packed tokens.
+
+    query is (tokens, heads, width); key and value are (tokens, key_heads, width).
+    """
     tokens, heads, width = query.shape
     key_heads = key.shape[1]
-    together = (
-        heads // key_heads
-    )  # the query heads of one key head stand in the query axis: keys are never repeated
-    q = _Take.apply(query.reshape(tokens, -1), spread.query_at, spread.query_of, None, None)
+    q = _GatherToSlots.apply(
+        query.reshape(tokens, -1), segments.query_tokens, segments.query_slots, None, None
+    )
     k, v = (
-        _Take.apply(
-            x.reshape(tokens, -1), spread.key_at, spread.key_of, spread.shared, spread.shared_of
+        _GatherToSlots.apply(
+            x.reshape(tokens, -1),
+            segments.key_tokens,
+            segments.key_slots,
+            segments.shared_tokens,
+            segments.shared_slots,
         )
         for x in (key, value)
     )
-    out: list[Tensor] = []
-    first_query = first_key = 0
-    for rows in spread.rows:
-        n, m = rows.count * rows.queries, rows.count * rows.keys
-        part = q[first_query : first_query + n].view(
-            rows.count, rows.queries, key_heads, together, width
-        )
-        part = part.permute(0, 2, 1, 3, 4).reshape(
-            rows.count, key_heads, rows.queries * together, width
-        )
-        keys, values = (
-            x[first_key : first_key + m]
-            .view(rows.count, rows.keys, key_heads, width)
-            .transpose(1, 2)
-            for x in (k, v)
-        )
-        mask = rows.mask
-        if together > 1:
-            mask = (
-                torch.ones(rows.queries, rows.keys, dtype=torch.bool).tril()[None, None]
-                if mask is None
-                else mask
+    outputs: list[Tensor] = []
+    first_query = 0
+    first_key = 0
+    for group in segments.groups:
+        num_queries = group.num_rows * group.num_queries
+        num_keys = group.num_rows * group.num_keys
+        outputs.append(
+            _group_attention(
+                q[first_query : first_query + num_queries].unflatten(-1, (heads, width)),
+                k[first_key : first_key + num_keys].unflatten(-1, (key_heads, width)),
+                v[first_key : first_key + num_keys].unflatten(-1, (key_heads, width)),
+                group,
+                scaling,
             )
-            mask = mask.repeat_interleave(together, dim=2)
-        done = functional.scaled_dot_product_attention(
-            part, keys, values, attn_mask=mask, is_causal=mask is None, scale=scaling
         )
-        done = done.view(rows.count, key_heads, rows.queries, together, width).permute(
-            0, 2, 1, 3, 4
-        )
-        out.append(done.reshape(n, heads * width))
-        first_query, first_key = first_query + n, first_key + m
-    flat = out[0] if len(out) == 1 else torch.cat(out)
-    return _Back.apply(flat, spread.query_of, spread.query_at, spread.query_pad).view(
-        tokens, heads, width
+        first_query += num_queries
+        first_key += num_keys
+    flat = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    out = _GatherFromSlots.apply(
+        flat, segments.query_slots, segments.query_tokens, segments.query_padding
     )
+    return out.view(tokens, heads, width)
 
 
-class _Take(torch.autograd.Function):
-    """Tokens to their places. Backwards each token gathers from its places, in float32 where there are several."""
+def _group_attention(
+    q: Tensor, k: Tensor, v: Tensor, group: RowGroup, scaling: float | None
+) -> Tensor:
+    """Return (query slots, heads · width) outputs of one group; q, k, v are (slots, heads, width).
+
+    The query heads of one key head are stacked along the query axis, so keys are never repeated.
+    """
+    heads, width = q.shape[1:]
+    key_heads = k.shape[1]
+    group_size = heads // key_heads
+    rows, num_queries, num_keys = group.num_rows, group.num_queries, group.num_keys
+    q = q.view(rows, num_queries, key_heads, group_size, width).permute(0, 2, 1, 3, 4)
+    q = q.reshape(rows, key_heads, num_queries * group_size, width)
+    k = k.view(rows, num_keys, key_heads, width).transpose(1, 2)
+    v = v.view(rows, num_keys, key_heads, width).transpose(1, 2)
+    mask = group.mask
+    if group_size > 1:
+        if mask is None:
+            mask = torch.ones(num_queries, num_keys, dtype=torch.bool).tril()[None, None]
+        mask = mask.repeat_interleave(group_size, dim=2)
+    out = functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=mask is None, scale=scaling
+    )
+    out = out.view(rows, key_heads, num_queries, group_size, width).permute(0, 2, 1, 3, 4)
+    return out.reshape(rows * num_queries, heads * width)
+
+
+class _GatherToSlots(torch.autograd.Function):
+    """Copies tokens to their slots.
+
+    The backward pass sums each token's gradient over its slots, in float32 if it has several.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, at: Tensor, of: Tensor, shared: Tensor | None, shared_of: Tensor | None
+        ctx: Any,
+        x: Tensor,
+        tokens: Tensor,
+        slots: Tensor,
+        shared_tokens: Tensor | None,
+        shared_slots: Tensor | None,
     ) -> Tensor:
-        ctx.save_for_backward(of, shared, shared_of)
-        return x.index_select(0, at)
+        ctx.save_for_backward(slots, shared_tokens, shared_slots)
+        return x.index_select(0, tokens)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        of, shared, shared_of = ctx.saved_tensors
-        out = grad.index_select(0, of)
-        if shared is not None and len(shared):
-            padded = torch.cat([grad, torch.zeros_like(grad[:1])])
-            wide = torch.promote_types(grad.dtype, torch.float32)
-            seen = (
-                padded.index_select(0, shared_of.flatten())
-                .view(*shared_of.shape, -1)
-                .sum(1, dtype=wide)
-            )
-            out[shared] = (out[shared].to(wide) + seen).to(out.dtype)
+        slots, shared_tokens, shared_slots = ctx.saved_tensors
+        out = grad.index_select(0, slots)
+        if shared_tokens is not None and len(shared_tokens):
+            # Unused entries of shared_slots point at the row of zeros after the last slot.
+            with_zeros = torch.cat([grad, torch.zeros_like(grad[:1])])
+            sum_dtype = torch.promote_types(grad.dtype, torch.float32)
+            by_slot = with_zeros.index_select(0, shared_slots.flatten())
+            by_row = by_slot.view(*shared_slots.shape, -1).sum(1, dtype=sum_dtype)
+            out[shared_tokens] = (out[shared_tokens].to(sum_dtype) + by_row).to(out.dtype)
         return out, None, None, None, None
 
 
-class _Back(torch.autograd.Function):
-    """Places to their tokens; padded places are left behind."""
+class _GatherFromSlots(torch.autograd.Function):
+    """Copies each token's slot back to the token; padding slots are dropped."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, of: Tensor, at: Tensor, pad: Tensor) -> Tensor:
-        ctx.save_for_backward(at, pad)
-        return x.index_select(0, of)
+    def forward(ctx: Any, x: Tensor, slots: Tensor, tokens: Tensor, padding: Tensor) -> Tensor:
+        ctx.save_for_backward(tokens, padding)
+        return x.index_select(0, slots)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        at, pad = ctx.saved_tensors
-        return grad.index_select(0, at).masked_fill_(pad[:, None], 0.0), None, None, None
+        tokens, padding = ctx.saved_tensors
+        out = grad.index_select(0, tokens).masked_fill_(padding[:, None], 0.0)
+        return out, None, None, None
