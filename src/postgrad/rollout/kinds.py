@@ -7,7 +7,6 @@ imported by the function that builds them.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,11 @@ from postgrad.model.loaded import Loaded
 from postgrad.rollout.engine import Engine
 from postgrad.rollout.http import Address, HttpEngine
 from postgrad.rollout.refresh import HttpRollouts
-from postgrad.verifiers.verifier import load_function
+from postgrad.user_code import is_path, load_object
 
 EXAMPLE_URL = "http://host:8000/v1#model"
 MAX_HTTP_CALLS = 256  # calls to a server at the same time
-PORT = ("generate", "publish", "shares_weights")  # what every engine class has
+ENGINE_MEMBERS = ("generate", "publish", "shares_weights")
 
 # Arguments: the settings; the model (see EngineKind.shares_weights); the folder for new weights of
 # a remote engine, None when nothing is trained.
@@ -110,37 +109,29 @@ ENGINES = {
 def find_engine(name: str) -> EngineKind:
     """Return the kind of a built-in engine's name, or of a class given by its path.
 
+    A user's engine is built as `Class(config, loaded)`; EngineKind describes both arguments.
+
     Raises:
         ConfigError: there is no such engine, module, file or class, or the class is no engine.
     """
     if name in ENGINES:
         return ENGINES[name]
-    place, _, class_name = name.rpartition(":")
-    if not place or not class_name:
+    if not is_path(name):
         raise ConfigError(
             f"rollout.engine={name} is not an engine; {did_you_mean(name, ENGINES)} "
             "Your own: rollout.engine=file.py:Class or package.module:Class"
         )
-    if place.endswith(".py"):
-        place = str(Path(place).expanduser().resolve())
-    return _user_kind(f"{place}:{class_name}")
-
-
-@cache
-def _user_kind(path: str) -> EngineKind:
-    """Load the user's class. It is built as `Class(config, loaded)`, see EngineKind."""
-    engine_class: Any = load_function(path, "engine")
-    missing = [name for name in PORT if not hasattr(engine_class, name)]
-    if not isinstance(engine_class, type) or missing:
-        raise ConfigError(
-            f"rollout.engine={path} is not an engine class: it has no {', '.join(missing)}; "
-            "see postgrad.rollout.engine.Engine"
-        )
+    engine_class = load_object(name, f"rollout.engine={name}", _is_engine, "engine class")
 
     def build(config: EngineConfig, loaded: Loaded, weights_folder: Path | None) -> Engine:
         return engine_class(config, loaded)
 
     return EngineKind(build, shares_weights=bool(engine_class.shares_weights), takes_url=True)
+
+
+def _is_engine(value: Any) -> bool:
+    """Return whether a value is a class with the members of the Engine protocol."""
+    return isinstance(value, type) and all(hasattr(value, name) for name in ENGINE_MEMBERS)
 
 
 def check_engine(config: EngineConfig) -> None:
