@@ -10,7 +10,7 @@ from postgrad.data.thought_spans import (
     Span,
     check_keep,
     draw_share,
-    find,
+    find_ids,
     keep,
     keep_words,
     split_cot,
@@ -47,7 +47,7 @@ def test_markers_of_several_tokens_and_an_opening_in_the_prompt():
     assert split_cot([3, 4, 1, 2, 5], 5, [1, 2], [3, 4]) == Span(4, 5), (
         "a close before the open closes nothing"
     )
-    assert split_cot([], 0, [1], [2]) == Span(0, 0) and find([1, 2], [], 0, 2) == -1
+    assert split_cot([], 0, [1], [2]) == Span(0, 0) and find_ids([1, 2], [], 0, 2) == -1
 
 
 def test_markers_that_share_a_token_with_other_text():

@@ -613,18 +613,22 @@ MUTATIONS = [
     Mutation(
         "thought_spans",
         "split_cot",
-        "find(ids, end, first, length)",
-        "find(ids, end, first, len(ids))",
+        "find_ids(ids, end, first, length)",
+        "find_ids(ids, end, first, len(ids))",
         "thought",
     ),
     Mutation(
-        "thought_spans", "split_cot", "at + len(start) if at >= 0 else 0", "max(at, 0)", "thought"
+        "thought_spans",
+        "split_cot",
+        "start_at + len(start) if start_at >= 0 else 0",
+        "max(start_at, 0)",
+        "thought",
     ),
-    Mutation("thought_spans", "split_cot", "close + len(end)", "close", "thought"),
+    Mutation("thought_spans", "split_cot", "end_at + len(end)", "end_at", "thought"),
     Mutation(
         "thought_spans", "keep", "max(1, int(count * share))", "int(count * share)", "thought"
     ),
-    Mutation("thought_spans", "keep", "end - kept", "end - kept - 1", "thought"),
+    Mutation("thought_spans", "keep", "end - num_kept", "end - num_kept - 1", "thought"),
     Mutation(
         "thought_spans",
         "keep_words",

@@ -1,4 +1,4 @@
-"""A verifier for the tests, run in the pool's children: 1 when algebra alone finds the gold answer equal to itself."""
+"""A test verifier, run in the pool's processes: 1 if algebra alone matches gold with itself."""
 
 from math_verify import verify
 

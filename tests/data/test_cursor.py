@@ -1,4 +1,4 @@
-"""The cursor: each index once an epoch, resumable anywhere, retired indices left out."""
+"""The cursor: each index once per epoch, resumable anywhere, retired indices left out."""
 
 import json
 
@@ -31,7 +31,7 @@ def test_golden_order():
     assert [cursor.take(8), cursor.take(8)] == [[3, 1, 5, 6, 7, 4, 0, 2], [4, 3, 6, 2, 7, 0, 5, 1]]
 
 
-def test_order_follows_from_seed_and_epoch():
+def test_order_depends_on_seed_and_epoch_only():
     orders = [tuple(Cursor(50, seed).take(50)) for seed in (0, 1, 0)]
     assert orders[0] == orders[2] != orders[1]
     cursor = Cursor(50)
@@ -40,7 +40,7 @@ def test_order_follows_from_seed_and_epoch():
 
 @settings(max_examples=60, deadline=None)
 @given(sizes, seeds, st.booleans(), st.lists(st.integers(0, 30), max_size=20))
-def test_each_index_once_an_epoch(size: int, seed: int, shuffle: bool, takes: list[int]):
+def test_each_index_comes_once_per_epoch(size: int, seed: int, shuffle: bool, takes: list[int]):
     cursor = Cursor(size, seed, shuffle)
     taken = [i for n in takes for i in cursor.take(min(n, size))]
     for start in range(0, len(taken) - size + 1, size):
@@ -55,7 +55,7 @@ def test_each_index_once_an_epoch(size: int, seed: int, shuffle: bool, takes: li
 def test_resumes_at_any_point(
     data: st.DataObject, size: int, seed: int, shuffle: bool, takes: list[int]
 ):
-    """Taking, retiring, saving as JSON and going on elsewhere is the same as never stopping."""
+    """A cursor restored from JSON continues exactly as one that was never saved."""
     stop = data.draw(st.integers(0, len(takes)))
     retire_at = data.draw(st.integers(0, len(takes)))
     retired = data.draw(st.sets(st.integers(0, size - 1), max_size=size - 1))
@@ -75,7 +75,7 @@ def test_resumes_at_any_point(
 
 @settings(max_examples=60, deadline=None)
 @given(st.data(), st.integers(2, 30), seeds)
-def test_retired_are_left_out_and_the_others_still_come_once(
+def test_retired_indices_are_left_out_and_the_others_come_once(
     data: st.DataObject, size: int, seed: int
 ):
     retired = data.draw(st.sets(st.integers(0, size - 1), max_size=size - 1))
@@ -87,46 +87,35 @@ def test_retired_are_left_out_and_the_others_still_come_once(
 
 
 def test_too_few_items():
-    with pytest.raises(
-        ConfigError,
-        match=r"6 problems a step wanted, the data hold 5; set training.problems_per_step=5 or less",
-    ):
+    with pytest.raises(ConfigError, match=r"training\.problems_per_step=5"):
         Cursor(5).take(6)
     cursor = Cursor(5)
     cursor.retire([1, 1, 2])
     assert len(cursor.take(3)) == 3
-    with pytest.raises(
-        RunError, match=r"4 problems a step wanted, 3 of 5 are left, the others are retired"
-    ):
+    with pytest.raises(RunError, match="3 of 5"):
         cursor.take(4)
-    with pytest.raises(ConfigError, match="no problems"):
+    with pytest.raises(ConfigError, match=r"data\.train"):
         Cursor(0)
     with pytest.raises(IndexError, match="index 5"):
         cursor.retire([5])
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "key"),
     [
-        (
-            {"num_items": 6},
-            "num_items is 5 here and 6 in the checkpoint.* give data.train as it was",
-        ),
-        ({"seed": 1}, "seed is 0 here and 1 in the checkpoint"),
-        (
-            {"shuffle": False},
-            "shuffle is True here and False in the checkpoint.* give data.shuffle as it was",
-        ),
-        ({"position": 6}, "damaged"),
-        ({"epoch": -1}, "damaged"),
-        ({"retired": [9]}, "damaged"),
-        ({"other": 1}, "differs at 'other'"),
+        ({"num_items": 6}, r"num_items.*data\.train"),
+        ({"seed": 1}, "seed"),
+        ({"shuffle": False}, r"data\.shuffle"),
+        ({"position": 6}, "position 6"),
+        ({"epoch": -1}, "epoch -1"),
+        ({"retired": [9]}, "retired"),
+        ({"other": 1}, "'other'"),
     ],
 )
-def test_refuses_a_state_that_does_not_fit(change: dict[str, object], message: str):
+def test_state_of_other_data_is_refused(change: dict[str, object], key: str):
     cursor = Cursor(5)
     cursor.take(2)
     before = cursor.state()
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=key):
         cursor.load(cursor.state() | change)
     assert cursor.state() == before

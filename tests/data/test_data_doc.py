@@ -1,4 +1,4 @@
-"""docs/data.md names every set, style and common word as they are in the code."""
+"""docs/data.md lists every data set, style and common option as they are in the code."""
 
 from pathlib import Path
 
@@ -9,20 +9,21 @@ from postgrad.data.styles import STYLES
 DOC = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
 
 
-def test_every_set_stands_in_the_table():
+def test_table_has_every_data_set():
     for name, entry in SETS.items():
-        source, repo = entry.data_source or "the rows' own", entry.repo or "–"
-        row = f"| `{name}` | {entry.help} | {', '.join(entry.splits)} | {source} | {entry.style} | {repo} |"
+        source = entry.data_source or "the rows' own"
+        repo = entry.repo or "–"
+        splits = ", ".join(entry.splits)
+        row = f"| `{name}` | {entry.help} | {splits} | {source} | {entry.style} | {repo} |"
         assert row in DOC, row
 
 
-def test_every_style_stands_in_the_table():
+def test_table_has_every_style():
     for name, style in STYLES.items():
-        assert (
-            f"| `{name}` | {style.help} | {'whole text' if style.text else 'messages'} |" in DOC
-        ), name
+        writes = "whole text" if style.text else "messages"
+        assert f"| `{name}` | {style.help} | {writes} |" in DOC, name
 
 
-def test_every_command_and_common_word_is_told():
+def test_every_command_and_common_option_is_documented():
     assert all(f"postgrad data {command}" in DOC for command in COMMANDS)
-    assert all(f"`{word}=" in DOC for word in COMMON)
+    assert all(f"`{option}=" in DOC for option in COMMON)

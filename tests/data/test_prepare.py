@@ -1,4 +1,4 @@
-"""`data prepare`: every set from rows of its real column layout, the same bytes each time, what is dropped and why."""
+"""`data prepare`: every data set in its real column layout, same bytes each time, dropped rows."""
 
 import gzip
 import json
@@ -10,7 +10,9 @@ import pyarrow.parquet as parquet
 import pytest
 
 from postgrad.data.prepare.catalog import SETS
-from postgrad.data.prepare.run import find_files, parse_request, prepare, read_provenance
+from postgrad.data.prepare.output import read_provenance
+from postgrad.data.prepare.request import find_files, parse_request
+from postgrad.data.prepare.run import prepare
 from postgrad.data.problems import load_problems
 from postgrad.data.styles import BOXED, HASHES
 from postgrad.errors import ConfigError
@@ -18,7 +20,7 @@ from postgrad.verifiers.answers import boxed_answer
 
 
 def write(path: Path, *rows: dict[str, Any]) -> Path:
-    """Rows in the format of the file's name."""
+    """Writes rows in the format of the file's extension."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     if path.suffix == ".parquet":
@@ -30,19 +32,20 @@ def write(path: Path, *rows: dict[str, Any]) -> Path:
     return path
 
 
-def made(
-    name: str, place: Path, out: Path, count_tokens: Any = None, **overrides: str
+def prepared_rows(
+    name: str, path: Path, out: Path, count_tokens: Any = None, **overrides: str
 ) -> list[dict[str, Any]]:
     """The rows of the prepared file."""
-    wish = parse_request(name, overrides, count_tokens)
-    files, commit = find_files(wish, str(place))
-    prepare(wish, files, commit, out, overwrite=True)
+    request = parse_request(name, overrides, count_tokens)
+    files, commit = find_files(request, str(path))
+    prepare(request, files, commit, out, overwrite=True)
     return parquet.read_table(out).to_pylist()
 
 
-def refused(name: str, place: Path, out: Path, **overrides: str) -> str:
+def refused(name: str, path: Path, out: Path, **overrides: str) -> str:
+    """The message of the ConfigError; asserts that nothing was written."""
     with pytest.raises(ConfigError) as caught:
-        made(name, place, out, **overrides)
+        prepared_rows(name, path, out, **overrides)
     assert not out.exists() and not list(out.parent.glob(".*.partial"))
     return str(caught.value)
 
@@ -89,7 +92,8 @@ OLYMPIAD = {
     "unit": None,
 }
 
-# set, file as the hub names it, row in the hub's columns, then of the prepared row: data_source, user turn, truth, demonstrations
+# data set, file on the hub, row on the hub, then the fields of the prepared row: data_source,
+# user message, ground truth, demonstrations
 LAYOUTS: list[tuple[str, str, dict[str, Any], str, str, str | None, list[str]]] = [
     (
         "gsm8k",
@@ -253,13 +257,13 @@ LAYOUTS: list[tuple[str, str, dict[str, Any], str, str, str | None, list[str]]] 
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=[layout[0] for layout in LAYOUTS])
-def test_each_set(layout: Any, tmp_path: Path):
+def test_each_data_set(layout: Any, tmp_path: Path):
     name, file, row, source, user, truth, demonstrations = layout
     hub, out = tmp_path / "hub", tmp_path / "out.parquet"
     write(hub / file, row)
     write(hub / "other" / "readme.jsonl", {"not": "this"})
     overrides = {"split": "test"} if "/test-" in file and name == "hendrycks_math" else {}
-    (got,) = made(name, hub, out, **overrides)
+    (got,) = prepared_rows(name, hub, out, **overrides)
     assert list(got)[:7] == [
         "uid",
         "data_source",
@@ -284,7 +288,7 @@ def test_each_set(layout: Any, tmp_path: Path):
     assert problem.demonstrations == tuple(demonstrations)
 
 
-def test_every_set_is_tested():
+def test_every_data_set_is_tested():
     assert {layout[0] for layout in LAYOUTS} | {
         "mmlu",
         "mmlu_sycophancy",
@@ -295,27 +299,27 @@ def test_every_set_is_tested():
     } == set(SETS)
 
 
-def test_the_same_bytes(tmp_path: Path):
+def test_same_input_gives_the_same_bytes(tmp_path: Path):
     source = write(
         tmp_path / "train.jsonl",
         *({"question": f"{i}?", "answer": f"#### {i}"} for i in range(2500)),
     )
-    made("gsm8k", source, tmp_path / "a.parquet")
-    made("gsm8k", source, tmp_path / "b.parquet")
+    prepared_rows("gsm8k", source, tmp_path / "a.parquet")
+    prepared_rows("gsm8k", source, tmp_path / "b.parquet")
     assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
     assert len(load_problems(str(tmp_path / "a.parquet"))) == 2500
 
 
-def test_the_uid_does_not_depend_on_the_style_nor_on_the_files_form(tmp_path: Path):
+def test_uid_does_not_depend_on_the_style_or_the_file_format(tmp_path: Path):
     source = write(tmp_path / "test.jsonl", {"question": "P? ", "answer": "7"})
-    plain = made("minerva", source, tmp_path / "a.parquet")[0]
-    boxed = made("minerva", source, tmp_path / "b.parquet", style="r1_zero")[0]
-    again = made("minerva", tmp_path / "b.parquet", tmp_path / "c.parquet")[0]
+    plain = prepared_rows("minerva", source, tmp_path / "a.parquet")[0]
+    boxed = prepared_rows("minerva", source, tmp_path / "b.parquet", style="r1_zero")[0]
+    again = prepared_rows("minerva", tmp_path / "b.parquet", tmp_path / "c.parquet")[0]
     assert plain["uid"] == boxed["uid"] == again["uid"]
     assert plain["prompt"] == again["prompt"] != boxed["prompt"]
 
 
-def test_what_is_dropped_is_counted_with_its_reason_and_place(tmp_path: Path):
+def test_dropped_rows_are_counted_with_reason_and_location(tmp_path: Path):
     rows = [
         {"question": "a?", "answer": "#### 1"},
         {"question": "b?", "answer": "1"},
@@ -327,8 +331,8 @@ def test_what_is_dropped_is_counted_with_its_reason_and_place(tmp_path: Path):
         {"question": "c?", "answer": None},
         {"question": " ", "answer": "#### 1"},
     )
-    wish = parse_request("gsm8k", {})
-    prepared = prepare(wish, [("train.jsonl", source)], "", tmp_path / "out.parquet")
+    request = parse_request("gsm8k", {})
+    prepared = prepare(request, [("train.jsonl", source)], "", tmp_path / "out.parquet")
     provenance = read_provenance(tmp_path / "out.parquet")
     assert (
         provenance["read"],
@@ -340,64 +344,59 @@ def test_what_is_dropped_is_counted_with_its_reason_and_place(tmp_path: Path):
     assert provenance["dropped"] == {
         "no answer: it does not end in `#### NUMBER`": 1,
         "repeats another problem: the same question and answer": 1,
-        "none of the columns answer, solution; it has question, answer": 1,
+        "none of the columns answer, solution; the row has question, answer": 1,
         "question is empty; fill it or remove the row": 1,
     }
     assert sum(provenance["dropped"].values()) + provenance["kept"] == provenance["read"]
-    assert prepared.first["no answer: it does not end in `#### NUMBER`"] == "train.jsonl: line 2"
-    assert [
-        row["uid"][-2:]
-        for row in made("gsm8k", source, tmp_path / "two.parquet", duplicates="keep")
-    ][1] == "-2"
+    first = prepared.first_dropped["no answer: it does not end in `#### NUMBER`"]
+    assert first == "train.jsonl: line 2"
+    rows = prepared_rows("gsm8k", source, tmp_path / "two.parquet", duplicates="keep")
+    assert rows[1]["uid"].endswith("-2")
 
 
-def test_an_existing_file_is_not_replaced_unasked(tmp_path: Path):
-    source, out = (
-        write(tmp_path / "train.jsonl", {"question": "a?", "answer": "#### 1"}),
-        tmp_path / "out.parquet",
-    )
-    wish, files = parse_request("gsm8k", {}), [("train.jsonl", source)]
-    assert not prepare(wish, files, "", out).unchanged
-    assert prepare(wish, files, "", out).unchanged
+def test_existing_file_is_replaced_only_with_overwrite(tmp_path: Path):
+    source = write(tmp_path / "train.jsonl", {"question": "a?", "answer": "#### 1"})
+    out = tmp_path / "out.parquet"
+    request = parse_request("gsm8k", {})
+    files = [("train.jsonl", source)]
+    assert not prepare(request, files, "", out).unchanged
+    assert prepare(request, files, "", out).unchanged
     before = out.read_bytes()
-    with pytest.raises(
-        ConfigError, match=r"exists with other content; give another out=, or overwrite=true"
-    ):
+    with pytest.raises(ConfigError, match="overwrite=true"):
         prepare(parse_request("gsm8k", {"style": "boxed"}), files, "", out)
     assert out.read_bytes() == before and not list(tmp_path.glob(".*"))
 
 
 @pytest.mark.parametrize(
-    ("name", "overrides", "message"),
+    ("name", "overrides", "key", "suggestion"),
     [
-        ("gsm9k", {}, "no data set gsm9k; did you mean gsm8k?"),
-        ("gsm8k", {"split": "tset"}, "gsm8k has no split tset; did you mean test?"),
-        ("gsm8k", {"stile": "boxed"}, "gsm8k has no option stile; did you mean style?"),
-        ("gsm8k", {"style": "boxd"}, "style=boxd is unknown; did you mean boxed?"),
-        ("gsm8k", {"n": "-1"}, "n=-1 is not a whole number"),
-        ("openr1-math", {"kind": "stf"}, "kind=stf is not one of its values; did you mean sft?"),
-        ("gsm8k", {"kind": "sft"}, "gsm8k has no option kind"),
+        ("gsm9k", {}, "gsm9k", "gsm8k"),
+        ("gsm8k", {"split": "tset"}, "split tset", "test"),
+        ("gsm8k", {"stile": "boxed"}, "option stile", "style"),
+        ("gsm8k", {"style": "boxd"}, "style=boxd", "boxed"),
+        ("gsm8k", {"n": "-1"}, "n=-1", ""),
+        ("openr1-math", {"kind": "stf"}, "kind=stf", "sft"),
+        ("gsm8k", {"kind": "sft"}, "option kind", ""),
     ],
 )
-def test_wrong_words(name: str, overrides: dict[str, str], message: str, tmp_path: Path):
+def test_wrong_options(
+    name: str, overrides: dict[str, str], key: str, suggestion: str, tmp_path: Path
+):
     source = write(tmp_path / "train.jsonl", {"question": "a?", "answer": "#### 1"})
-    assert message in refused(name, source, tmp_path / "out.parquet", **overrides)
+    message = refused(name, source, tmp_path / "out.parquet", **overrides)
+    assert key in message and suggestion in message
 
 
-def test_wrong_places(tmp_path: Path):
+def test_wrong_files(tmp_path: Path):
     out = tmp_path / "out.parquet"
     source = write(tmp_path / "train.jsonl", {"question": "a?", "answer": "1"})
-    assert "no such file; did you mean train.jsonl?" in refused(
-        "gsm8k", tmp_path / "trian.jsonl", out
-    )
-    assert "none of 1 rows can be kept: 1 no answer" in refused("gsm8k", source, out)
+    assert "train.jsonl" in refused("gsm8k", tmp_path / "trian.jsonl", out)
+    assert "1 no answer" in refused("gsm8k", source, out)
     (tmp_path / "empty").mkdir()
-    assert "no file of gsm8k (data files there: none)" in refused("gsm8k", tmp_path / "empty", out)
-    with pytest.raises(
-        ConfigError, match=r"must end in .parquet; `postgrad data export` writes csv"
-    ):
+    assert "from=FILE" in refused("gsm8k", tmp_path / "empty", out)
+    with pytest.raises(ConfigError, match=r"out=.*\.parquet"):
         prepare(parse_request("gsm8k", {}), [], "", tmp_path / "out.csv")
-    with pytest.raises(ConfigError, match=r"no folder .*nowhere; make it first"):
+    with pytest.raises(ConfigError, match=r"out=.* no folder .*nowhere"):
         prepare(parse_request("gsm8k", {}), [], "", tmp_path / "nowhere" / "out.parquet")
 
 
@@ -408,24 +407,19 @@ def test_files_that_hold_several_data_sources(tmp_path: Path):
         {**row, "data_source": "aime"},
         {**row, "data_source": "minerva"},
     )
-    assert (
-        "several data sources: aime (1), minerva (1); say which is minerva with source=NAME"
-        in refused("minerva", source, tmp_path / "o.parquet")
-    )
-    assert [
-        row["data_source"] for row in made("minerva", source, tmp_path / "o.parquet", source="aime")
-    ] == ["minerva"]
-    assert [row["data_source"] for row in made("own", source, tmp_path / "p.parquet")] == [
-        "aime",
-        "minerva",
-    ]
-    assert {
-        row["data_source"]
-        for row in made("own", source, tmp_path / "p.parquet", data_source="mine")
-    } == {"mine"}
+    message = refused("minerva", source, tmp_path / "o.parquet")
+    assert "aime (1), minerva (1)" in message and "source=NAME" in message
+
+    def sources(name: str, file: str, **overrides: str) -> list[str]:
+        rows = prepared_rows(name, tmp_path / "valid.parquet", tmp_path / file, **overrides)
+        return [row["data_source"] for row in rows]
+
+    assert sources("minerva", "o.parquet", source="aime") == ["minerva"]
+    assert sources("own", "p.parquet") == ["aime", "minerva"]
+    assert set(sources("own", "p.parquet", data_source="mine")) == {"mine"}
 
 
-# The hub, from a cache laid out as huggingface_hub does: no network in tests
+# The hub: tests use a cache folder in the layout of huggingface_hub, and no network.
 
 
 @pytest.fixture
@@ -437,7 +431,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def test_from_the_hubs_cache(cache: Path, tmp_path: Path):
+def test_files_from_the_cache_of_the_hub(cache: Path, tmp_path: Path):
     repo, commit = cache / "datasets--openai--gsm8k", "e53f048856ff4f594e959d75785d2c2d37b678ee"
     for split in ("train", "test"):
         write(
@@ -446,42 +440,37 @@ def test_from_the_hubs_cache(cache: Path, tmp_path: Path):
         )
     (repo / "refs").mkdir()
     (repo / "refs" / "main").write_text(commit)
-    wish = parse_request("gsm8k", {"split": "test"})
-    files, found = find_files(wish, "hub")
-    assert (found, [name for name, _ in files]) == (commit, ["main/test-00000-of-00001.parquet"])
-    prepare(wish, files, found, tmp_path / "out.parquet")
+    request = parse_request("gsm8k", {"split": "test"})
+    files, found_commit = find_files(request, "hub")
+    assert found_commit == commit
+    assert [name for name, _ in files] == ["main/test-00000-of-00001.parquet"]
+    prepare(request, files, found_commit, tmp_path / "out.parquet")
     provenance = read_provenance(tmp_path / "out.parquet")
     assert (provenance["repo"], provenance["commit"]) == ("openai/gsm8k", commit)
     assert load_problems(str(tmp_path / "out.parquet"))[0].extra["extra_info"]["question"] == "test"
-    with pytest.raises(
-        ConfigError,
-        match=r"openai/gsm8k has no file like socratic/\* \(data files there: main/test-0",
-    ):
-        find_files(wish, "hub", "socratic/*")
+    with pytest.raises(ConfigError, match=r"openai/gsm8k .* socratic/\* .*main/test-0"):
+        find_files(request, "hub", "socratic/*")
 
 
 def test_no_network_and_nothing_in_the_cache(cache: Path):
-    with pytest.raises(
-        ConfigError,
-        match=r"openai/gsm8k cannot be reached and is not in the cache .* give from=FOLDER",
-    ) as caught:
+    with pytest.raises(ConfigError, match=r"openai/gsm8k .* from=FOLDER") as caught:
         find_files(parse_request("gsm8k", {}), "hub")
     assert "\n" not in str(caught.value)
-    with pytest.raises(ConfigError, match="own is on no hub; give from=FILE"):
+    with pytest.raises(ConfigError, match=r"own .* from=FILE"):
         find_files(parse_request("own", {}), "hub")
 
 
 def test_huggingface_hub_is_not_installed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
-    with pytest.raises(ConfigError, match="from=hub needs the package huggingface_hub"):
+    with pytest.raises(ConfigError, match=r"from=hub .* huggingface_hub"):
         find_files(parse_request("gsm8k", {}), "hub")
 
 
-# Filters and splits of single sets
+# Filters and splits of single data sets.
 
 
-def test_luffys_filters(tmp_path: Path):
-    """Right and complete, then short: the second generation is right but too long for 20 characters."""
+def test_filter_of_openr1_math(tmp_path: Path):
+    """Correct and complete, then short: the second generation is correct but too long."""
     rows = [
         OPENR1,
         {**OPENR1, "problem": "cut?", "is_reasoning_complete": [True, False, False]},
@@ -490,22 +479,24 @@ def test_luffys_filters(tmp_path: Path):
     ]
     source, out = write(tmp_path / "t.parquet", *rows), tmp_path / "out.parquet"
     limit = {"max_tokens": "32"}
-    (train,) = made("openr1-math", source, out, len, **limit)
+    (train,) = prepared_rows("openr1-math", source, out, len, **limit)
     assert train["target"] == [{"role": "assistant", "content": OPENR1["generations"][2]}]
     assert read_provenance(out)["dropped"] == {
-        "no generation is right and complete": 1,
-        "every right generation is longer than 32 tokens": 1,
+        "no generation is correct and complete": 1,
+        "every correct generation is longer than 32 tokens": 1,
         "no answer": 1,
     }
-    (sft,) = made("openr1-math", source, out, len, kind="sft", **limit)
+    (sft,) = prepared_rows("openr1-math", source, out, len, kind="sft", **limit)
     assert sft["target"][0]["content"] == "short</think>\\boxed{2}" and sft["uid"] == train["uid"]
-    rest = made("openr1-math", source, out, len, kind="sft_rl", **limit)
+    rest = prepared_rows("openr1-math", source, out, len, kind="sft_rl", **limit)
     assert [row["extra_info"]["question"] for row in rest] == ["cut?", "long?"]
     assert all(row["target"] is None for row in rest)
-    assert len(made("openr1-math", source, out)) == 2  # without a tokenizer no length counts
+    assert (
+        len(prepared_rows("openr1-math", source, out)) == 2
+    )  # without a tokenizer there is no limit
 
 
-def test_math_holds_rows_of_each_category_out(tmp_path: Path):
+def test_math_holds_out_rows_of_each_category(tmp_path: Path):
     rows = [
         {**MATH, "problem": f"{kind} {i}", "type": kind}
         for kind in ("Algebra", "Geometry")
@@ -513,37 +504,39 @@ def test_math_holds_rows_of_each_category_out(tmp_path: Path):
     ]
     hub, out = tmp_path / "hub", tmp_path / "out.parquet"
     write(hub / "algebra" / "train-00000-of-00001.parquet", *rows)
-    train = made("hendrycks_math", hub, out, held_out="3")
-    held = made("hendrycks_math", hub, out, held_out="3", split="eval")
+    train = prepared_rows("hendrycks_math", hub, out, held_out="3")
+    held = prepared_rows("hendrycks_math", hub, out, held_out="3", split="eval")
     assert len(train) == 14 and len(held) == 6
     assert sorted(row["extra_info"]["type"] for row in held) == ["Algebra"] * 3 + ["Geometry"] * 3
     assert not {row["uid"] for row in train} & {row["uid"] for row in held}
     write(hub / "algebra" / "train-00000-of-00001.parquet", *reversed(rows))
-    assert {row["uid"] for row in made("hendrycks_math", hub, out, held_out="3", split="eval")} == {
-        row["uid"] for row in held
-    }
-    other = made("hendrycks_math", hub, out, held_out="3", split="eval", seed="1")
+    assert {
+        row["uid"] for row in prepared_rows("hendrycks_math", hub, out, held_out="3", split="eval")
+    } == {row["uid"] for row in held}
+    other = prepared_rows("hendrycks_math", hub, out, held_out="3", split="eval", seed="1")
     assert {row["uid"] for row in other} != {row["uid"] for row in held}
 
 
-def test_contests_of_another_year(tmp_path: Path):
+def test_problems_from_another_year_are_dropped(tmp_path: Path):
     rows = [
         {"problem": f"{y}?", "answer": "1", "url": f"https://x/wiki/{y}_AIME_I_Problems"}
         for y in (2022, 2024)
     ]
     source, out = write(tmp_path / "t.jsonl", *rows), tmp_path / "out.parquet"
-    assert [row["extra_info"]["question"] for row in made("aime24", source, out)] == ["2024?"]
-    assert len(made("aime24", source, out, year="all")) == 2
+    assert [row["extra_info"]["question"] for row in prepared_rows("aime24", source, out)] == [
+        "2024?"
+    ]
+    assert len(prepared_rows("aime24", source, out, year="all")) == 2
 
 
-def test_olympiad_problems_that_cannot_be_judged(tmp_path: Path):
+def test_olympiad_problems_without_an_answer_are_dropped(tmp_path: Path):
     rows = [
         OLYMPIAD,
         {**OLYMPIAD, "modality": "Multimodal"},
         {**OLYMPIAD, "question": "Prove.", "final_answer": []},
     ]
     out = tmp_path / "out.parquet"
-    assert len(made("olympiadbench", write(tmp_path / "t.jsonl", *rows), out)) == 1
+    assert len(prepared_rows("olympiadbench", write(tmp_path / "t.jsonl", *rows), out)) == 1
     assert read_provenance(out)["dropped"] == {
         "needs a picture": 1,
         "a proof, which has no answer to compare with": 1,
@@ -558,14 +551,14 @@ MMLU = {
 }
 
 
-def test_mmlu_of_the_hub_and_of_a_csv_file_are_the_same(tmp_path: Path):
-    hub = made(
+def test_mmlu_of_the_hub_and_of_csv_files_give_the_same_problems(tmp_path: Path):
+    hub = prepared_rows(
         "mmlu",
         write(tmp_path / "all" / "test-00000-of-00001.parquet", MMLU),
         tmp_path / "a.parquet",
     )
     (tmp_path / "abstract_algebra_test.csv").write_text("Q?,w,x,y,z,C\n")
-    (csv,) = made("mmlu", tmp_path / "abstract_algebra_test.csv", tmp_path / "b.parquet")
+    (csv,) = prepared_rows("mmlu", tmp_path / "abstract_algebra_test.csv", tmp_path / "b.parquet")
     assert hub[0]["uid"] == csv["uid"] and hub[0]["prompt"] == csv["prompt"]
     assert csv["reward_model"]["ground_truth"] == "C"
     assert csv["prompt"][0]["content"].startswith(
@@ -574,13 +567,13 @@ def test_mmlu_of_the_hub_and_of_a_csv_file_are_the_same(tmp_path: Path):
     assert csv["prompt"][0]["content"].endswith("Question: Q?\nA. w\nB. x\nC. y\nD. z\nAnswer:")
 
 
-def test_a_wrong_hint(tmp_path: Path):
+def test_mmlu_sycophancy_hints_at_a_wrong_option(tmp_path: Path):
     rows = [
         {**MMLU, "question": f"Q{i}?", "answer": i % 4, "subject": f"s{i % 2}"} for i in range(200)
     ]
     source, out = write(tmp_path / "test.jsonl", *rows), tmp_path / "out.parquet"
     parts = {
-        split: made("mmlu_sycophancy", source, out, split=split)
+        split: prepared_rows("mmlu_sycophancy", source, out, split=split)
         for split in ("train", "dev", "test")
     }
     assert {split: len(rows) for split, rows in parts.items()} == {
@@ -601,7 +594,7 @@ def test_a_wrong_hint(tmp_path: Path):
         assert reward["hint_str_for_monitor"] in row["prompt"][0]["content"]
         assert "professor" not in reward["raw_question_for_monitor"]
     assert hinted == set("ABCD")
-    honest = made("mmlu_sycophancy", source, out, truth="actual")
+    honest = prepared_rows("mmlu_sycophancy", source, out, truth="actual")
     assert all(
         row["reward_model"]["ground_truth"] == row["reward_model"]["actual_ground_truth"]
         for row in honest
@@ -609,11 +602,11 @@ def test_a_wrong_hint(tmp_path: Path):
     assert [row["prompt"] for row in honest] == [row["prompt"] for row in parts["train"]]
 
 
-def test_gpqas_options_are_mixed(tmp_path: Path):
+def test_options_of_gpqa_are_shuffled(tmp_path: Path):
     source = write(
         tmp_path / "gpqa_diamond.jsonl", *({**GPQA, "Question": f"{i}?"} for i in range(40))
     )
-    rows = made("gpqa", source, tmp_path / "out.parquet")
+    rows = prepared_rows("gpqa", source, tmp_path / "out.parquet")
     for row in rows:
         assert (
             f"{row['reward_model']['ground_truth']}) right\n" in row["prompt"][0]["content"] + "\n"
@@ -621,7 +614,7 @@ def test_gpqas_options_are_mixed(tmp_path: Path):
     assert {row["reward_model"]["ground_truth"] for row in rows} == set("ABCD")
 
 
-def test_slices_in_the_files_order(tmp_path: Path):
+def test_splits_that_are_slices_of_the_file(tmp_path: Path):
     source = write(tmp_path / "train.jsonl", *({"instruction": f"Do {i}."} for i in range(11_300)))
     out = tmp_path / "out.parquet"
     sizes = {
@@ -632,7 +625,7 @@ def test_slices_in_the_files_order(tmp_path: Path):
         "warmup_dev": (200, 11000),
     }
     for split, (size, first) in sizes.items():
-        rows = made("helpful_instructions", source, out, split=split)
+        rows = prepared_rows("helpful_instructions", source, out, split=split)
         assert (len(rows), rows[0]["extra_info"]["index"]) == (size, first)
         assert (rows[0]["prompt"][0]["role"] == "system") == split.startswith("warmup")
         assert rows[0]["reward_model"]["raw_question_for_monitor"] == f"Do {first}."
@@ -653,7 +646,7 @@ def test_hh_pairs(tmp_path: Path):
         {"chosen": CHOSEN.replace("hi", "ho"), "rejected": REJECTED.replace("hi", "ho")},
     )
     out = tmp_path / "out.parquet"
-    first, second = made("hh_rlhf", tmp_path / "hub", out)
+    first, second = prepared_rows("hh_rlhf", tmp_path / "hub", out)
     assert (first["chosen"], first["rejected"], first["extra_info"]["subset"]) == (
         "Hello!",
         "Go away.",
@@ -668,7 +661,7 @@ def test_hh_pairs(tmp_path: Path):
         "Go away.",
         "",
     )
-    assert len(made("hh_rlhf", tmp_path / "hub", out, subset="helpful-base")) == 1
+    assert len(prepared_rows("hh_rlhf", tmp_path / "hub", out, subset="helpful-base")) == 1
 
 
 HUMANEVAL = {
@@ -697,10 +690,8 @@ SANITIZED = {
 @pytest.mark.parametrize(
     ("name", "row"), [("humaneval", HUMANEVAL), ("mbpp", MBPP), ("mbpp", SANITIZED)]
 )
-def test_code_sets_hold_tests_that_their_solution_passes(
-    name: str, row: dict[str, Any], tmp_path: Path
-):
-    (got,) = made(name, write(tmp_path / "t.jsonl", row), tmp_path / "out.parquet")
+def test_code_solutions_pass_their_tests(name: str, row: dict[str, Any], tmp_path: Path):
+    (got,) = prepared_rows(name, write(tmp_path / "t.jsonl", row), tmp_path / "out.parquet")
     block = got["target"][0]["content"]
     assert block.startswith("```python\n") and block.endswith("\n```")
     program = block.removeprefix("```python\n").removesuffix("\n```")
@@ -711,9 +702,9 @@ def test_code_sets_hold_tests_that_their_solution_passes(
         exec(f"{program.replace('return 1', 'return 2')}\n{tests[0]}", {})
 
 
-def test_the_last_box_is_the_verifiers():
-    """Data and verifiers may not import each other; both must take the same thing for the answer."""
-    from postgrad.data.prepare.maths import last_box
+def test_last_box_agrees_with_the_verifier():
+    """Data and verifiers may not import each other, but must find the same answer."""
+    from postgrad.data.prepare.math import last_box
 
     texts = [
         "\\boxed{1} and \\boxed{\\frac{1}{2}}",

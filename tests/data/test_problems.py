@@ -1,4 +1,4 @@
-"""load_problems: every schema, every file type, every refusal."""
+"""load_problems: every schema, every file type, every error."""
 
 import gzip
 import json
@@ -32,7 +32,7 @@ def jsonl(folder: Path, *rows: Any, name: str = "rows.jsonl") -> str:
 
 
 def refused(source: str) -> str:
-    """The message of the ConfigError that loading raises; always one line that names the file."""
+    """The message of the ConfigError; asserts that it is one line and names the file."""
     with pytest.raises(ConfigError) as caught:
         load_problems(source)
     message = str(caught.value)
@@ -206,16 +206,16 @@ def test_csv_with_a_header(tmp_path: Path):
 # Files and sources
 
 
-def test_json_array_lines_gzip_and_mark(tmp_path: Path):
+def test_json_array_json_lines_gzip_and_byte_order_mark(tmp_path: Path):
     rows = [{"question": "a", "answer": "1"}, {"question": "b", "answer": "2"}]
     (tmp_path / "x.json").write_text(json.dumps(rows, indent=1))
-    wanted = load_problems(str(tmp_path / "x.json"))
-    assert load_problems(jsonl(tmp_path, *rows, name="x.json")) == wanted
-    assert load_problems(jsonl(tmp_path, rows[0], "", rows[1], name="x.jsonl")) == wanted
+    expected = load_problems(str(tmp_path / "x.json"))
+    assert load_problems(jsonl(tmp_path, *rows, name="x.json")) == expected
+    assert load_problems(jsonl(tmp_path, rows[0], "", rows[1], name="x.jsonl")) == expected
     (tmp_path / "x.jsonl.gz").write_bytes(gzip.compress((tmp_path / "x.jsonl").read_bytes()))
-    assert load_problems(str(tmp_path / "x.jsonl.gz")) == wanted
+    assert load_problems(str(tmp_path / "x.jsonl.gz")) == expected
     (tmp_path / "x.jsonl").write_bytes(b"\xef\xbb\xbf" + (tmp_path / "x.jsonl").read_bytes())
-    assert load_problems(str(tmp_path / "x.jsonl")) == wanted
+    assert load_problems(str(tmp_path / "x.jsonl")) == expected
 
 
 def test_folder_and_list(tmp_path: Path):
@@ -240,37 +240,35 @@ def test_levels_that_share_problems_mix():
     assert sum(p.uid.endswith("-2") for p in problems) == len(load_problems("arithmetic:1:boxed"))
 
 
-# Refusals
+# Errors
 
 
-def test_missing_file_names_the_nearest(tmp_path: Path):
+def test_missing_file_suggests_the_closest_name(tmp_path: Path):
     jsonl(tmp_path, {"question": "a", "answer": "1"}, name="train.jsonl")
-    assert "no such file; did you mean train.jsonl?" in refused(str(tmp_path / "trian.jsonl"))
-    assert "has a name like it" in refused(str(tmp_path / "zzz.csv"))
+    assert "train.jsonl" in refused(str(tmp_path / "trian.jsonl"))
+    assert "no such file" in refused(str(tmp_path / "zzz.csv"))
     assert "no folder" in refused(str(tmp_path / "nowhere" / "train.jsonl"))
     assert "no folder" in refused(str(tmp_path / "train.jsonl" / "train.jsonl"))
 
 
 @pytest.mark.parametrize("source", ["", " ", "a.jsonl,", ",".join(["missing.jsonl"] * 1000)])
-def test_sources_that_are_no_sources(source: str):
-    with pytest.raises(ConfigError, match=r"has an empty part|no such file"):
+def test_invalid_sources(source: str):
+    with pytest.raises(ConfigError, match=r"data source|missing\.jsonl"):
         load_problems(source)
 
 
 def test_unknown_extension(tmp_path: Path):
     (tmp_path / "a.txt").write_text("x")
-    assert "unknown extension .txt; data files end in .parquet, .jsonl" in refused(
-        str(tmp_path / "a.txt")
-    )
+    assert "extension .txt" in refused(str(tmp_path / "a.txt"))
     (tmp_path / "b").write_text("x")
-    assert "unknown extension (none)" in refused(str(tmp_path / "b"))
+    assert "extension (none)" in refused(str(tmp_path / "b"))
 
 
 def test_folder_without_data(tmp_path: Path):
-    assert "a folder without data files" in refused(str(tmp_path))
+    assert "no data files" in refused(str(tmp_path))
 
 
-def test_not_parquet(tmp_path: Path):
+def test_text_named_parquet(tmp_path: Path):
     (tmp_path / "a.parquet").write_text("PAR1 not really")
     assert "not a readable parquet file" in refused(str(tmp_path / "a.parquet"))
 
@@ -286,20 +284,19 @@ def test_damaged_parquet(tmp_path: Path):
 
 def test_bad_json_line_has_its_number(tmp_path: Path):
     good = {"question": "a", "answer": "1"}
-    assert "line 3: not JSON (Expecting value at column 14)" in refused(
-        jsonl(tmp_path, good, "", '{"question": }')
-    )
+    message = refused(jsonl(tmp_path, good, "", '{"question": }'))
+    assert "line 3: not JSON" in message and "column 14" in message
     assert "line 2: not JSON" in refused(jsonl(tmp_path, good, "[" * 100_000))
-    assert "line 2: list, not an object" in refused(jsonl(tmp_path, good, "[1]"))
+    assert "line 2: list" in refused(jsonl(tmp_path, good, "[1]"))
     (tmp_path / "a.json").write_text('[{"question": "a"},\n')
     assert "not JSON" in refused(str(tmp_path / "a.json"))
     (tmp_path / "a.json").write_text("[1]")
-    assert "row 1: int, not an object" in refused(str(tmp_path / "a.json"))
+    assert "row 1: int" in refused(str(tmp_path / "a.json"))
 
 
-def test_not_text_and_not_gzip(tmp_path: Path):
+def test_invalid_utf8_and_invalid_gzip(tmp_path: Path):
     (tmp_path / "a.jsonl").write_bytes(b'{"question": "a", "answer": "1"}\n\xff\n')
-    assert "line 2: not UTF-8 text (byte 0xff)" in refused(str(tmp_path / "a.jsonl"))
+    assert "line 2: not UTF-8" in refused(str(tmp_path / "a.jsonl"))
     (tmp_path / "a.jsonl.gz").write_bytes(b"plain")
     assert "not a readable gzip file" in refused(str(tmp_path / "a.jsonl.gz"))
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b"x" * 1000)[:-10])
@@ -308,14 +305,14 @@ def test_not_text_and_not_gzip(tmp_path: Path):
 
 def test_bad_csv(tmp_path: Path):
     (tmp_path / "a.csv").write_text("question,answer\na,1\nb,1,2\n")
-    assert "row 2 (line 3) has 3 fields, not 2; quote" in refused(str(tmp_path / "a.csv"))
+    assert "row 2 (line 3) has 3 fields" in refused(str(tmp_path / "a.csv"))
     (tmp_path / "a.csv").write_text('question,answer\n"a,1\n')
     assert "not csv" in refused(str(tmp_path / "a.csv"))
     (tmp_path / "a.csv").write_text("q,1,2,3,4,A\nq,1,2,3,4,E\n")
-    assert "row 2: answer must be A, B, C or D, not 'E'" in refused(str(tmp_path / "a.csv"))
+    assert "row 2: answer" in refused(str(tmp_path / "a.csv"))
 
 
-def test_a_prompt_alone_and_with_its_truth(tmp_path: Path):
+def test_prompt_with_and_without_ground_truth(tmp_path: Path):
     rows = [
         {"prompt": "1+1", "ground_truth": 2, "level": 1},
         {"prompt": [{"role": "user", "content": "Sing."}]},
@@ -331,26 +328,21 @@ def test_a_prompt_alone_and_with_its_truth(tmp_path: Path):
 
 
 @pytest.mark.parametrize("column", ["answers", "label", "output", "reward_model"])
-def test_an_answer_by_another_name_is_not_left_aside(tmp_path: Path, column: str):
-    assert f"unknown schema with columns prompt, {column}; rename them" in refused(
-        jsonl(tmp_path, {"prompt": "1+1", column: "2"})
-    )
+def test_unread_answer_column_is_an_error(tmp_path: Path, column: str):
+    message = refused(jsonl(tmp_path, {"prompt": "1+1", column: "2"}))
+    assert f"columns prompt, {column};" in message
 
 
-def test_a_csv_with_other_marks_between_its_columns(tmp_path: Path):
+def test_csv_with_semicolons(tmp_path: Path):
     (tmp_path / "a.csv").write_text("question;answer\n1+1;2\n")
-    assert (
-        "one column 'question;answer'; a csv file has commas between its columns, not ';'"
-        in refused(str(tmp_path / "a.csv"))
-    )
+    message = refused(str(tmp_path / "a.csv"))
+    assert "'question;answer'" in message and "not ';'" in message
 
 
 def test_unknown_schema_lists_columns(tmp_path: Path):
     message = refused(jsonl(tmp_path, {"query": "a", "reply": "b"}))
-    assert (
-        "unknown schema with columns query, reply; rename them to one of: prompt, reward_model, data_source (verl)"
-        in message
-    )
+    assert "columns query, reply;" in message
+    assert "prompt, reward_model, data_source (verl)" in message
     assert "messages (chat)" in message
 
 
@@ -371,95 +363,58 @@ def test_empty_parquet(tmp_path: Path):
 @pytest.mark.parametrize("truth", [None, "", float("nan")])
 def test_row_without_ground_truth(tmp_path: Path, truth: Any):
     bad = {**VERL, "reward_model": {"ground_truth": truth}}
-    assert "line 2: no ground truth: reward_model.ground_truth is empty; fill it" in refused(
-        jsonl(tmp_path, VERL, bad)
-    )
+    message = refused(jsonl(tmp_path, VERL, bad))
+    assert "line 2: no ground truth: reward_model.ground_truth" in message
 
 
 def test_gsm8k_and_plain_answers_do_not_mix(tmp_path: Path):
     marked, plain = {"question": "q", "answer": "So.\n#### 1"}, {"question": "q", "answer": "1"}
-    assert "line 2: no ground truth: answer must end in `#### NUMBER`" in refused(
-        jsonl(tmp_path, marked, plain)
-    )
-    assert "line 2: answer ends in `####`" in refused(jsonl(tmp_path, plain, marked))
+    assert "line 2: no ground truth: answer" in refused(jsonl(tmp_path, marked, plain))
+    assert "line 2: answer" in refused(jsonl(tmp_path, plain, marked))
 
 
 @pytest.mark.parametrize(
-    ("row", "message"),
+    ("row", "column", "seen"),
     [
-        ({"question": 5, "answer": "1"}, "question must be a string, not int"),
-        ({"question": "  ", "answer": "1"}, "question is empty; fill it"),
-        (
-            {"question": "\ud800", "answer": "1"},
-            "question holds half a surrogate pair at character 0",
-        ),
-        ({"instruction": "a", "output": None}, "output must be a string, not null"),
-        (
-            {**VERL, "prompt": []},
-            "prompt must be a list of messages {role, content} or a string, not an empty list",
-        ),
-        (
-            {**VERL, "prompt": 3},
-            "prompt must be a list of messages {role, content} or a string, not int",
-        ),
-        ({**VERL, "prompt": ["hi"]}, "prompt[0] must be a message {role, content}, not str"),
-        (
-            {**VERL, "prompt": [USER, {"content": "a"}]},
-            "prompt[1] must be a message {role, content}, not an object without a role",
-        ),
-        ({**VERL, "prompt": [{"role": "user"}]}, "prompt[0] has no content"),
-        (
-            {**VERL, "prompt": [{"role": "user", "content": [1]}]},
-            "prompt[0].content must be a string, not list",
-        ),
-        (
-            {**VERL, "reward_model": "rule"},
-            "reward_model must be an object with ground_truth, not str",
-        ),
-        (
-            {**VERL, "target": "text"},
-            "target must be a list of messages {role, content} or null, not str",
-        ),
-        ({**VERL, "target": [3]}, "target[0].content must be a string, not int"),
-        ({**VERL, "data_source": 3}, "data_source must be a string, not int"),
-        ({"messages": [USER]}, "messages must end in an assistant message"),
-        (
-            {"messages": [{"role": "assistant", "content": "a"}]},
-            "messages must end in an assistant message",
-        ),
-        (
-            {"prompt": "a", "chosen": [USER], "rejected": "b"},
-            "chosen must end in an assistant message, not user",
-        ),
-        ({"prompt": "a", "response": 3}, "response must be a string, not int"),
+        ({"question": 5, "answer": "1"}, "question", "int"),
+        ({"question": "  ", "answer": "1"}, "question", "empty"),
+        ({"question": "\ud800", "answer": "1"}, "question", "surrogate"),
+        ({"instruction": "a", "output": None}, "output", "null"),
+        ({**VERL, "prompt": []}, "prompt", "an empty list"),
+        ({**VERL, "prompt": 3}, "prompt", "int"),
+        ({**VERL, "prompt": ["hi"]}, "prompt[0]", "str"),
+        ({**VERL, "prompt": [USER, {"content": "a"}]}, "prompt[1]", "without a role"),
+        ({**VERL, "prompt": [{"role": "user"}]}, "prompt[0]", "no content"),
+        ({**VERL, "prompt": [{"role": "user", "content": [1]}]}, "prompt[0].content", "list"),
+        ({**VERL, "reward_model": "rule"}, "reward_model", "str"),
+        ({**VERL, "target": "text"}, "target", "str"),
+        ({**VERL, "target": [3]}, "target[0].content", "int"),
+        ({**VERL, "data_source": 3}, "data_source", "int"),
+        ({"messages": [USER]}, "messages", "assistant"),
+        ({"messages": [{"role": "assistant", "content": "a"}]}, "messages", "assistant"),
+        ({"prompt": "a", "chosen": [USER], "rejected": "b"}, "chosen", "user"),
+        ({"prompt": "a", "response": 3}, "response", "int"),
     ],
 )
-def test_wrong_types(tmp_path: Path, row: dict[str, Any], message: str):
-    assert f"line 1: {message}" in refused(jsonl(tmp_path, row))
+def test_wrong_types(tmp_path: Path, row: dict[str, Any], column: str, seen: str):
+    message = refused(jsonl(tmp_path, row))
+    assert f"line 1: {column} " in message and seen in message
 
 
 @pytest.mark.parametrize(
-    ("rows", "message"),
+    ("rows", "key"),
     [
-        (
-            ({"question": "a", "answer": "1"}, {"answer": "1"}),
-            "no column question, which the first row has",
-        ),
-        (({"question": "a", "answer": "1"}, {"question": "a"}), "no ground truth: answer is empty"),
-        ((VERL, {"prompt": "a"}), "reward_model must be an object with ground_truth, not null"),
-        (
-            ({"prompt": "a", "response": "b"}, {"response": "b"}),
-            "prompt must be a list of messages {role, content} or a string, not null",
-        ),
+        (({"question": "a", "answer": "1"}, {"answer": "1"}), "no column question"),
+        (({"question": "a", "answer": "1"}, {"question": "a"}), "no ground truth: answer"),
+        ((VERL, {"prompt": "a"}), "reward_model"),
+        (({"prompt": "a", "response": "b"}, {"response": "b"}), "prompt"),
     ],
 )
-def test_column_missing_in_a_later_row(
-    tmp_path: Path, rows: tuple[dict[str, Any], ...], message: str
-):
-    assert f"line 2: {message}" in refused(jsonl(tmp_path, *rows))
+def test_column_missing_in_a_later_row(tmp_path: Path, rows: tuple[dict[str, Any], ...], key: str):
+    assert f"line 2: {key}" in refused(jsonl(tmp_path, *rows))
 
 
-# Layouts of the hub
+# Column layouts on the hub
 
 
 def test_hub_mmlu(tmp_path: Path):
@@ -483,9 +438,8 @@ def test_hub_mmlu(tmp_path: Path):
 @pytest.mark.parametrize("answer", [4, -1, True, "E", None, 1.0])
 def test_hub_mmlu_answer_that_names_no_option(tmp_path: Path, answer: Any):
     row = {"question": "Q?", "choices": ["w", "x", "y", "z"], "answer": answer}
-    assert "answer must be an index from 0 or a letter of the 4 options" in refused(
-        jsonl(tmp_path, row)
-    )
+    message = refused(jsonl(tmp_path, row))
+    assert "line 1: answer" in message and "4 options" in message
 
 
 def test_arc(tmp_path: Path):
@@ -506,16 +460,12 @@ def test_arc(tmp_path: Path):
     first, second = load_problems(jsonl(tmp_path, *rows))
     assert (first.ground_truth, second.ground_truth, first.data_source) == ("B", "C", "arc_c")
     assert first.messages == ({"role": "user", "content": "Q?\n\nA) u\nB) v\nC) w\n"},)
-    assert "answerKey is '4', the options are 1, 2, 3" in refused(
-        jsonl(tmp_path, {**rows[1], "answerKey": "4"})
-    )
-    assert "choices must be an object with text and label" in refused(
-        jsonl(tmp_path, {**rows[1], "choices": ["u"]})
-    )
+    assert "answerKey is '4'" in refused(jsonl(tmp_path, {**rows[1], "answerKey": "4"}))
+    assert "line 1: choices" in refused(jsonl(tmp_path, {**rows[1], "choices": ["u"]}))
 
 
 def test_hh_transcripts(tmp_path: Path):
-    """Speakers take turns: "Human:" in the human's own words opens no new turn."""
+    """The speakers alternate: "Human:" inside a human turn starts no new turn."""
     start = "\n\nHuman: Say:\n\nHuman: hi\n\nAssistant: hi\n\nHuman: Again\n\nAssistant:"
     (problem,) = load_problems(
         jsonl(tmp_path, {"chosen": f"{start} hi hi", "rejected": f"{start} no"})
@@ -533,28 +483,20 @@ def test_hh_transcripts(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("chosen", "rejected", "message"),
+    ("chosen", "rejected", "key"),
     [
         ("Human: a\n\nAssistant: b", "\n\nHuman: a\n\nAssistant: c", "chosen is no transcript"),
-        (
-            "\n\nHuman: a\n\nAssistant: b",
-            "\n\nHuman: x\n\nAssistant: c",
-            "chosen and rejected differ before the last reply",
-        ),
+        ("\n\nHuman: a\n\nAssistant: b", "\n\nHuman: x\n\nAssistant: c", "chosen and rejected"),
         (
             "\n\nHuman: a\n\nAssistant: b",
             "\n\nHuman: a\n\nAssistant: ",
-            "rejected has an empty turn (number 2, assistant)",
+            "rejected has an empty turn",
         ),
-        (
-            "\n\nHuman: a",
-            "\n\nHuman: a\n\nAssistant: c",
-            "chosen does not end in a reply of the assistant",
-        ),
+        ("\n\nHuman: a", "\n\nHuman: a\n\nAssistant: c", "chosen does not end"),
     ],
 )
-def test_hh_transcripts_that_are_none(tmp_path: Path, chosen: str, rejected: str, message: str):
-    assert message in refused(jsonl(tmp_path, {"chosen": chosen, "rejected": rejected}))
+def test_invalid_hh_transcripts(tmp_path: Path, chosen: str, rejected: str, key: str):
+    assert f"line 1: {key}" in refused(jsonl(tmp_path, {"chosen": chosen, "rejected": rejected}))
 
 
 @pytest.mark.parametrize(
@@ -577,7 +519,7 @@ REPLY = [{"role": "assistant", "content": "2"}]
 
 
 @pytest.mark.parametrize(
-    ("row", "truth", "shown", "extra"),
+    ("row", "truth", "demonstrations", "extra"),
     [
         ({"prompt": "1+1?", "answer": 2}, "2", (), {}),
         ({"prompt": list(QUESTION), "ground_truth": "2", "level": 3}, "2", (), {"level": 3}),
@@ -612,42 +554,31 @@ REPLY = [{"role": "assistant", "content": "2"}]
         ({"prompt": "1+1?", "tests": ["a", "b"]}, "", (), {"tests": ["a", "b"]}),
     ],
 )
-def test_columns_as_other_trainers_and_the_hub_name_them(
-    tmp_path: Path, row: Any, truth: str, shown: Any, extra: Any
+def test_column_names_of_other_trainers_and_the_hub(
+    tmp_path: Path, row: Any, truth: str, demonstrations: Any, extra: Any
 ):
     problem = load_problems(jsonl(tmp_path, row))[0]
-    assert (problem.messages, problem.ground_truth, problem.demonstrations, problem.extra) == (
-        QUESTION,
-        truth,
-        shown,
-        extra,
-    )
+    assert problem.messages == QUESTION
+    assert problem.ground_truth == truth
+    assert problem.demonstrations == demonstrations
+    assert problem.extra == extra
 
 
 @pytest.mark.parametrize(
-    ("row", "message"),
+    ("row", "key"),
     [
-        (
-            {"chosen": [*QUESTION, *REPLY], "rejected": REPLY},
-            "the same messages up to the last reply; or give the question in a column prompt",
-        ),
-        ({"chosen": REPLY, "rejected": REPLY}, "the same messages up to the last reply"),
-        (
-            {"chosen": [*QUESTION, *QUESTION], "rejected": [*QUESTION, *QUESTION]},
-            "chosen must end in an assistant message, not user",
-        ),
-        (
-            {"conversations": [{"from": "human", "value": "1+1?"}]},
-            "conversations must end in an assistant message",
-        ),
+        ({"chosen": [*QUESTION, *REPLY], "rejected": REPLY}, "chosen and rejected"),
+        ({"chosen": REPLY, "rejected": REPLY}, "chosen and rejected"),
+        ({"chosen": [*QUESTION, *QUESTION], "rejected": [*QUESTION, *QUESTION]}, "chosen"),
+        ({"conversations": [{"from": "human", "value": "1+1?"}]}, "conversations"),
         (
             {"conversations": [{"from": "human"}, {"from": "gpt", "value": "2"}]},
-            "conversations[0].content must be a string, not null",
+            "conversations[0].content",
         ),
-        ({"conversations": "1+1?"}, "conversations must be a list of turns {from, value}, not str"),
-        ({"prompt": "1+1?", "answer": None}, "no ground truth: answer is empty"),
-        ({"problem": "1+1?", "answer": "2", "solution": 3}, "solution must be a string, not int"),
+        ({"conversations": "1+1?"}, "conversations"),
+        ({"prompt": "1+1?", "answer": None}, "no ground truth: answer"),
+        ({"problem": "1+1?", "answer": "2", "solution": 3}, "solution"),
     ],
 )
-def test_such_columns_are_checked_too(tmp_path: Path, row: Any, message: str):
-    assert message in refused(jsonl(tmp_path, row))
+def test_wrong_values_in_such_columns(tmp_path: Path, row: Any, key: str):
+    assert f"line 1: {key} " in refused(jsonl(tmp_path, row))

@@ -1,4 +1,4 @@
-"""The files people really have, from ../shared/data beside the repository; skipped, visibly, where they are not."""
+"""Real data files from ../shared/data beside the repository; skipped if they are missing."""
 
 import json
 import os
@@ -9,7 +9,9 @@ from pathlib import Path
 import pyarrow.parquet as parquet
 import pytest
 
-from postgrad.data.prepare.run import find_files, parse_request, prepare, read_provenance
+from postgrad.data.prepare.output import read_provenance
+from postgrad.data.prepare.request import find_files, parse_request
+from postgrad.data.prepare.run import prepare
 from postgrad.data.problems import load_problems, load_problems_with_locations
 from postgrad.evaluation.golds import check, question_key
 from postgrad.verifiers.scorer import Scorer
@@ -17,8 +19,8 @@ from postgrad.verifiers.scorer import Scorer
 DATA = Path(
     os.environ.get("POSTGRAD_REAL_DATA", Path(__file__).parents[2].parent / "shared" / "data")
 )
-# Rows whose gold answer algebra cannot read: they are right when the text is, and only then. `unread` is the part that it stumbles over,
-# `reason` what that is, by a person who read the row and tried the parser on it.
+# Rows whose gold answer the algebra parser cannot read: only the same text is accepted for them.
+# `unread` is the part that it cannot read, `reason` says why, written by a person.
 EXCEPTIONS = [
     json.loads(line)
     for line in (Path(__file__).parent / "gold_exceptions.jsonl").read_text().splitlines()
@@ -43,7 +45,9 @@ FILES = [
 
 
 @pytest.mark.parametrize(("name", "num_rows", "data_source", "truth", "num_distinct"), FILES)
-def test_loads_as_it_is(name: str, num_rows: int, data_source: str, truth: str, num_distinct: int):
+def test_file_loads_without_changes(
+    name: str, num_rows: int, data_source: str, truth: str, num_distinct: int
+):
     problems = load_problems(str(DATA / name))
     assert len(problems) == num_rows == len({p.uid for p in problems})
     assert (problems[0].data_source, problems[0].ground_truth) == (data_source, truth)
@@ -67,14 +71,14 @@ def test_gsm8k_truths_are_numbers():
     assert any("," in p.demonstrations[0].rpartition("####")[2] for p in problems)
 
 
-def test_nothing_is_left_untested():
+def test_every_file_is_tested():
     files = {
         str(p.relative_to(DATA)) for p in DATA.rglob("*") if p.is_file() and p.name != "README.md"
     }
     assert files == {name for name, *_ in FILES} | {"cs336/alpaca_eval.jsonl"}
 
 
-# set, where the rows are, words, problems that are kept, rows that are read
+# data set, location of the rows, overrides, problems kept, rows read
 PREPARED = [
     ("gsm8k", "gsm8k", {}, 7473, 7473),
     ("gsm8k", "gsm8k", {"split": "test"}, 1319, 1319),
@@ -95,13 +99,13 @@ PREPARED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "place", "overrides", "num_kept", "num_read"), PREPARED)
+@pytest.mark.parametrize(("name", "source", "overrides", "num_kept", "num_read"), PREPARED)
 def test_prepared_in_one_schema(
-    name: str, place: str, overrides: dict[str, str], num_kept: int, num_read: int, tmp_path: Path
+    name: str, source: str, overrides: dict[str, str], num_kept: int, num_read: int, tmp_path: Path
 ):
     out = tmp_path / "out.parquet"
-    wish = parse_request(name, overrides)
-    prepare(wish, *find_files(wish, str(DATA / place)), out)
+    request = parse_request(name, overrides)
+    prepare(request, *find_files(request, str(DATA / source)), out)
     provenance = read_provenance(out)
     assert (provenance["kept"], provenance["read"]) == (num_kept, num_read)
     assert provenance["kept"] + sum(provenance["dropped"].values()) == provenance["read"]
@@ -116,41 +120,44 @@ def test_prepared_in_one_schema(
     ]
     problems = load_problems(str(out))
     assert len({problem.uid for problem in problems}) == num_kept
-    assert {problem.data_source for problem in problems} == {wish.data_set.data_source}
+    assert {problem.data_source for problem in problems} == {request.data_set.data_source}
 
 
-def test_one_problem_has_one_uid_wherever_it_came_from(tmp_path: Path):
-    """MATH-500 is there three times, in three layouts."""
+def test_uid_is_the_same_in_every_layout(tmp_path: Path):
+    """Three files hold MATH-500, in three layouts."""
     uids = []
-    for number, (place, overrides) in enumerate(
-        [("bupo", {}), ("cs336", {}), ("luffy/valid.parquet", {"source": "math"})]
-    ):
-        wish = parse_request("math500", overrides)
-        prepare(wish, *find_files(wish, str(DATA / place)), tmp_path / f"{number}.parquet")
-        uids.append({problem.uid for problem in load_problems(str(tmp_path / f"{number}.parquet"))})
+    sources = [("bupo", {}), ("cs336", {}), ("luffy/valid.parquet", {"source": "math"})]
+    for number, (source, overrides) in enumerate(sources):
+        out = tmp_path / f"{number}.parquet"
+        request = parse_request("math500", overrides)
+        prepare(request, *find_files(request, str(DATA / source)), out)
+        uids.append({problem.uid for problem in load_problems(str(out))})
     assert uids[0] == uids[1]
     assert len(uids[0] & uids[2]) >= 490  # LUFFY's file writes some answers differently
 
 
 @pytest.mark.parametrize("name", [name for name, *_ in FILES])
 def test_gold_answers_score_and_near_misses_do_not(name: str):
-    """The gold answer, the near miss and every worked solution of every row, through the verifier that training would take."""
-    problems, places = load_problems_with_locations(str(DATA / name))
+    """Gold answers, near misses and worked solutions, scored by the verifier of training."""
+    problems, locations = load_problems_with_locations(str(DATA / name))
     with Scorer(timeout_s=30) as scorer:
-        findings = check(problems, places, scorer)
+        findings = check(problems, locations, scorer)
     assert findings.checked == len(problems)
     assert not findings.wrong and not findings.accepted and not findings.wrong_demonstrations
     assert findings.near >= {"bupo/deepmath-5k.parquet": 2900}.get(name, len(problems) // 2)
 
 
-def said_otherwise(truth: str) -> str:
-    """The same answer as another hand would write it: other fractions and brackets, spaces, in the middle of a sentence."""
+def rewrite_answer(truth: str) -> str:
+    """The same answer with other fractions, brackets and spaces, in the middle of a sentence."""
     text = truth.replace("\\frac", "\\dfrac").replace("\\left", "").replace("\\right", "")
     text = re.sub(r"(?<=[0-9A-Za-z}])\s*([-+=])\s*(?=[0-9A-Za-z\\])", r" \1 ", text)
-    return f"First I thought of \\boxed{{0.123}}. Then I saw it: the answer is $\\boxed{{ {text} }}$, which is what was asked."
+    return (
+        "First I thought of \\boxed{0.123}. "
+        f"Then I saw it: the answer is $\\boxed{{ {text} }}$, which is what was asked."
+    )
 
 
-OTHERWISE = [
+REWRITTEN = [
     "bupo/math500.parquet",
     "bupo/aime_2024.parquet",
     "bupo/amc2023.parquet",
@@ -159,40 +166,39 @@ OTHERWISE = [
 ]
 
 
-@pytest.mark.parametrize("name", OTHERWISE)
-def test_gold_answers_in_another_hand(name: str):
+@pytest.mark.parametrize("name", REWRITTEN)
+def test_rewritten_gold_answers_score(name: str):
     problems = load_problems(str(DATA / name))
     with Scorer(timeout_s=30) as scorer:
-        scores = scorer.score(
-            problems, [said_otherwise(problem.ground_truth) for problem in problems]
-        )
-    assert [
-        (row, score) for row, score in enumerate(scores, 1) if getattr(score, "value", 0.0) != 1.0
-    ] == []
+        responses = [rewrite_answer(problem.ground_truth) for problem in problems]
+        scores = scorer.score(problems, responses)
+    assert [row for row, score in enumerate(scores, 1) if not is_accepted(score)] == []
+
+
+def is_accepted(score: object) -> bool:
+    return getattr(score, "value", 0.0) == 1.0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OTHERWISE)
+@pytest.mark.parametrize("name", REWRITTEN)
 def test_gold_answers_that_only_text_can_match(name: str):
-    """By algebra alone: the rows where it fails are listed one by one, with the reason, and the part that is to blame fails alone."""
+    """The rows that algebra alone cannot match are exactly the listed ones.
+
+    The part that is listed as unreadable also fails by itself.
+    """
     problems = load_problems(str(DATA / name))
     listed = [row for row in EXCEPTIONS if row["file"] == name]
     parts = [replace(problems[row["row"] - 1], ground_truth=row["unread"]) for row in listed]
     with Scorer(f"{Path(__file__).parent / 'reads_gold.py'}:reads_gold", timeout_s=30) as scorer:
-        scores, of_parts = (scorer.score(asked, [""] * len(asked)) for asked in (problems, parts))
-    read = [getattr(score, "value", 0.0) == 1.0 for score in scores]
-    unread = [
-        (row, p.uid, p.ground_truth)
-        for row, (p, ok) in enumerate(zip(problems, read, strict=True), 1)
-        if not ok
-    ]
+        scores = scorer.score(problems, [""] * len(problems))
+        part_scores = scorer.score(parts, [""] * len(parts))
+    unread = []
+    for row, (problem, score) in enumerate(zip(problems, scores, strict=True), 1):
+        if not is_accepted(score):
+            unread.append((row, problem.uid, problem.ground_truth))
     assert unread == [(row["row"], row["uid"], row["gold"]) for row in listed]
     assert all(row["reason"] and row["unread"] in row["gold"] for row in listed)
-    assert [
-        row
-        for row, score in zip(listed, of_parts, strict=True)
-        if getattr(score, "value", 0.0) == 1.0
-    ] == []
+    assert not any(is_accepted(score) for score in part_scores)
 
 
 def test_no_training_question_is_in_a_test_set():

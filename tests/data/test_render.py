@@ -1,4 +1,4 @@
-"""Prompts, with a character tokenizer made here."""
+"""Prompts, with a character-level tokenizer."""
 
 from dataclasses import replace
 
@@ -12,13 +12,16 @@ from postgrad.problem import Problem
 
 SPECIAL = ["<s>", "</s>", "<|user|>", "<|system|>", "<|assistant|>"]
 BOS, EOS, USER_MARK, SYSTEM_MARK, ASSISTANT_MARK = range(5)
-TURNS = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+TURNS = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
 
 
 def tokenizer(
     single: str = "<s> $A", chat_template: str | None = None, eos: str | None = "</s>"
 ) -> PreTrainedTokenizerFast:
-    """Each character is a token; `single` says which special tokens the tokenizer adds by itself."""
+    """One token per character; `single` says which special tokens the tokenizer adds itself."""
     vocabulary = {token: i for i, token in enumerate([*SPECIAL, *map(chr, range(32, 127)), "\n"])}
     inner = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
     inner.pre_tokenizer = pre_tokenizers.Split("", "isolated")
@@ -41,11 +44,10 @@ def chars(text: str) -> list[int]:
 
 
 def problem(*contents: str, uid: str = "u") -> Problem:
-    """The last content is the user's, those before it the system's."""
+    """A problem whose last content is the user's; those before it are the system's."""
     roles = ["system"] * (len(contents) - 1) + ["user"]
-    return Problem(
-        uid, tuple({"role": r, "content": c} for r, c in zip(roles, contents, strict=True)), "1"
-    )
+    pairs = zip(roles, contents, strict=True)
+    return Problem(uid, tuple({"role": r, "content": c} for r, c in pairs), "1")
 
 
 def test_chat_opens_the_assistants_turn():
@@ -58,7 +60,7 @@ def test_chat_template_that_writes_bos_gets_one_bos():
     assert ids == [BOS, USER_MARK, *chars("hi"), ASSISTANT_MARK]
 
 
-def test_auto_takes_what_there_is():
+def test_auto_uses_the_chat_template_if_there_is_one():
     assert Prompts(tokenizer(chat_template=TURNS)).template == "chat"
     assert Prompts(tokenizer()).template == "plain"
     assert Prompts(tokenizer(chat_template=TURNS), "plain").encode(problem("hi")) == [
@@ -68,20 +70,19 @@ def test_auto_takes_what_there_is():
 
 
 def test_chat_without_a_template():
-    with pytest.raises(ConfigError, match=r"has no chat template; use data.template=plain"):
+    with pytest.raises(ConfigError, match=r"data\.template=plain"):
         Prompts(tokenizer(), "chat")
 
 
-def test_chat_template_that_refuses():
+def test_messages_that_the_chat_template_refuses():
     template = (
-        "{% if messages[0].role == 'system' %}{{ raise_exception('System role\nnot supported') }}{% endif %}"
-        + TURNS
+        "{% if messages[0].role == 'system' %}"
+        "{{ raise_exception('System role\nnot supported') }}{% endif %}" + TURNS
     )
     prompts = Prompts(tokenizer(chat_template=template))
     assert prompts.encode(problem("hi"))
     with pytest.raises(
-        ConfigError,
-        match=r"problem x: the chat template refuses .* roles system, user \(System role not supported\)",
+        ConfigError, match=r"problem x: .* system, user \(System role not supported"
     ):
         prompts.encode(problem("be kind", "hi", uid="x"))
 
@@ -104,12 +105,12 @@ def test_plain_does_not_end_in_an_added_end_token():
 
 
 def test_empty_prompt():
-    with pytest.raises(ConfigError, match="problem u: its prompt has no tokens"):
+    with pytest.raises(ConfigError, match="problem u"):
         Prompts(tokenizer(single="$A"), "plain").encode(problem(""))
 
 
 def test_cache_by_uid_is_used_and_not_confused():
-    """Training and validation data may both number their rows 1, 2, 3; and callers may change the list they got."""
+    """Two data sets may have the same uids; callers may change the list that they got."""
     prompts = Prompts(tokenizer(), "plain")
     first = prompts.encode(problem("a", uid="1"))
     first.append(99)
@@ -131,7 +132,7 @@ def test_encode_response(single: str):
 def test_encode_response_without_an_end_token():
     prompts = Prompts(tokenizer(eos=None))
     assert prompts.encode_response("5", with_end=False) == chars("5")
-    with pytest.raises(ConfigError, match="no end-of-sequence token"):
+    with pytest.raises(ConfigError, match="eos_token"):
         prompts.encode_response("5")
 
 
@@ -140,39 +141,32 @@ def test_decode_skips_special_tokens_and_keeps_spaces():
     assert Prompts(tokenizer()).decode([BOS, *chars(text), EOS]) == text
 
 
-def test_check_keeps_all_that_fit():
+def test_drop_overlong_keeps_prompts_that_fit():
     problems = [problem("a" * n, uid=str(n)) for n in range(1, 6)]
-    assert Prompts(tokenizer(), "plain", max_prompt_tokens=6).drop_overlong(problems) == (
-        problems,
-        0,
-    )
+    prompts = Prompts(tokenizer(), "plain", max_prompt_tokens=6)
+    assert prompts.drop_overlong(problems) == (problems, 0)
 
 
-def test_check_names_count_uid_length_and_fixes():
+def test_overlong_error_names_count_uid_length_and_settings():
     problems = [problem("a" * n, uid=f"u{n}") for n in (1, 7, 9, 8)]
     with pytest.raises(ConfigError) as caught:
         Prompts(tokenizer(), "plain", max_prompt_tokens=6).drop_overlong(problems)
-    assert str(caught.value) == (
-        "3 of 4 prompts are longer than data.max_prompt_tokens=6, the first is u7 with 8 tokens; "
-        "set data.max_prompt_tokens=10 or data.overlong=drop"
-    )
+    message = str(caught.value)
+    for part in ("3 of 4", "u7", "8 tokens", "data.max_prompt_tokens=10", "data.overlong=drop"):
+        assert part in message
 
 
-def test_check_drops_and_counts():
+def test_drop_overlong_drops_and_counts():
     problems = [problem("a" * n, uid=f"u{n}") for n in (1, 7, 2, 8)]
-    kept, dropped = Prompts(
-        tokenizer(), "plain", max_prompt_tokens=6, overlong="drop"
-    ).drop_overlong(problems)
+    prompts = Prompts(tokenizer(), "plain", max_prompt_tokens=6, overlong="drop")
+    kept, dropped = prompts.drop_overlong(problems)
     assert ([p.uid for p in kept], dropped) == (["u1", "u2"], 2)
 
 
-def test_check_refuses_to_drop_all():
-    with pytest.raises(
-        ConfigError, match=r"2 of 2 prompts are longer .*; set data.max_prompt_tokens=5$"
-    ):
-        Prompts(tokenizer(), "plain", max_prompt_tokens=1, overlong="drop").drop_overlong(
-            [problem("aa"), problem("aaaa", uid="v")]
-        )
+def test_drop_overlong_refuses_to_drop_all():
+    prompts = Prompts(tokenizer(), "plain", max_prompt_tokens=1, overlong="drop")
+    with pytest.raises(ConfigError, match=r"2 of 2 .* data\.max_prompt_tokens=5$"):
+        prompts.drop_overlong([problem("aa"), problem("aaaa", uid="v")])
 
 
 def test_demonstrations_that_do_not_fit_are_refused_or_dropped():
@@ -181,10 +175,7 @@ def test_demonstrations_that_do_not_fit_are_refused_or_dropped():
         replace(problem("a", uid=name), demonstrations=texts) for name, texts in given.items()
     )
     careful = Prompts(tokenizer(), "plain", max_prompt_tokens=6)
-    with pytest.raises(
-        ConfigError,
-        match=r"1 of 3 demonstrations are longer than rollout.max_response_tokens=3, the first is l with 5 tokens",
-    ):
+    with pytest.raises(ConfigError, match=r"1 of 3 .* rollout\.max_response_tokens=3.* l with 5"):
         careful.drop_overlong_demonstrations([long, short, none], 3)
     assert careful.drop_overlong_demonstrations([long, short, none], 5) == ([long, short, none], 0)
     kept, dropped = Prompts(tokenizer(), "plain", overlong="drop").drop_overlong_demonstrations(
@@ -194,16 +185,16 @@ def test_demonstrations_that_do_not_fit_are_refused_or_dropped():
 
 
 def test_unknown_settings():
-    with pytest.raises(ConfigError, match=r"data.template=chatt is unknown; did you mean chat"):
+    with pytest.raises(ConfigError, match=r"data\.template=chatt"):
         Prompts(tokenizer(), "chatt")
-    with pytest.raises(ConfigError, match=r"data.overlong=dropp is unknown; did you mean drop"):
+    with pytest.raises(ConfigError, match=r"data\.overlong=dropp"):
         Prompts(tokenizer(), overlong="dropp")
 
 
-def cutting(
-    way: str, limit: int, template: str | None = None, single: str = "$A", **options
+def truncating(
+    side: str, limit: int, template: str | None = None, single: str = "$A", **options
 ) -> Prompts:
-    return Prompts(tokenizer(single, template), max_prompt_tokens=limit, overlong=way, **options)
+    return Prompts(tokenizer(single, template), max_prompt_tokens=limit, overlong=side, **options)
 
 
 @pytest.mark.parametrize(
@@ -218,117 +209,113 @@ def cutting(
         (8, *["abcdefg"] * 3),
     ],
 )
-def test_a_long_prompt_is_cut_to_the_token(limit: int, left: str, middle: str, right: str):
-    """Of an odd limit the middle keeps one more at the end; a limit that the prompt fits leaves it as it is."""
-    for way, text in {"left": left, "middle": middle, "right": right}.items():
-        assert cutting(way, limit).encode(problem("abcdefg")) == chars(text), (way, limit)
+def test_long_prompt_is_truncated_to_the_limit(limit: int, left: str, middle: str, right: str):
+    """With an odd limit, `middle` keeps one more token at the end."""
+    for side, text in {"left": left, "middle": middle, "right": right}.items():
+        assert truncating(side, limit).encode(problem("abcdefg")) == chars(text), (side, limit)
 
 
-def test_a_cut_chat_still_opens_the_assistants_turn():
-    """Left loses the head of the template, and the middle its middle; right loses the end of the question alone."""
+def test_truncated_chat_still_opens_the_assistants_turn():
+    """Left loses the template's head; right loses the end of the question only."""
     ask = problem("be kind", "abcdefg")  # 1 + 7 + 1 + 7 + 1 tokens
-    assert cutting("left", 6, TURNS).encode(ask) == [*chars("cdefg"), ASSISTANT_MARK]
-    assert cutting("left", 10, TURNS).encode(ask) == [
+    assert truncating("left", 6, TURNS).encode(ask) == [*chars("cdefg"), ASSISTANT_MARK]
+    assert truncating("left", 10, TURNS).encode(ask) == [
         *chars("d"),
         USER_MARK,
         *chars("abcdefg"),
         ASSISTANT_MARK,
     ]
-    assert cutting("middle", 7, TURNS).encode(ask) == [
+    assert truncating("middle", 7, TURNS).encode(ask) == [
         SYSTEM_MARK,
         *chars("be"),
         *chars("efg"),
         ASSISTANT_MARK,
     ]
-    assert cutting("right", 12, TURNS).encode(ask) == [
+    assert truncating("right", 12, TURNS).encode(ask) == [
         SYSTEM_MARK,
         *chars("be kind"),
         USER_MARK,
         *chars("ab"),
         ASSISTANT_MARK,
     ]
-    assert cutting("right", 4, TURNS).encode(ask) == [SYSTEM_MARK, *chars("be"), ASSISTANT_MARK]
-    for way in ("left", "middle", "right"):
-        assert cutting(way, 17, TURNS).encode(ask) == Prompts(
+    assert truncating("right", 4, TURNS).encode(ask) == [SYSTEM_MARK, *chars("be"), ASSISTANT_MARK]
+    for side in ("left", "middle", "right"):
+        assert truncating(side, 17, TURNS).encode(ask) == Prompts(
             tokenizer(chat_template=TURNS)
         ).encode(ask)
 
 
-def test_a_cut_keeps_the_first_bos():
-    assert cutting("left", 4, single="<s> $A").encode(problem("abcdefg")) == [BOS, *chars("efg")]
-    assert cutting("left", 4, "{{ bos_token }}" + TURNS).encode(problem("abcdefg")) == [
+def test_truncation_keeps_the_first_bos():
+    assert truncating("left", 4, single="<s> $A").encode(problem("abcdefg")) == [BOS, *chars("efg")]
+    assert truncating("left", 4, "{{ bos_token }}" + TURNS).encode(problem("abcdefg")) == [
         BOS,
         *chars("fg"),
         ASSISTANT_MARK,
     ]
-    marked = cutting("left", 4, TURNS.replace("<|", "<s><|"))  # a mark of every turn is no BOS
+    marked = truncating(
+        "left", 4, TURNS.replace("<|", "<s><|")
+    )  # a token of every turn is not a BOS
     assert marked.encode(problem("abcdefg")) == [*chars("fg"), BOS, ASSISTANT_MARK]
-    assert cutting("middle", 3, single="<s> $A").encode(problem("abcdefg")) == [BOS, *chars("fg")]
-    assert cutting("right", 4, single="<s> $A").encode(problem("abcdefg")) == [BOS, *chars("abc")]
+    assert truncating("middle", 3, single="<s> $A").encode(problem("abcdefg")) == [
+        BOS,
+        *chars("fg"),
+    ]
+    assert truncating("right", 4, single="<s> $A").encode(problem("abcdefg")) == [
+        BOS,
+        *chars("abc"),
+    ]
 
 
-def test_a_cut_from_the_right_keeps_what_the_style_writes_after_the_question():
-    """The form's last words, the opened thought and the template's end stay; the question loses its end."""
+def test_right_truncation_keeps_the_text_after_the_question():
+    """The style's closing text and the opened thought stay; the question loses its end."""
     form = "Question: {question}\nAnswer:"
-    prompts = cutting("right", 20)
+    prompts = truncating("right", 20)
     prompts.style = replace(prompts.style, form=form, text=True)
     assert prompts.decode_raw(prompts.encode(problem("abcdefghi"))) == "Question: ab\nAnswer:"
-    thought = cutting("right", 700, TURNS, style="luffy")
+    thought = truncating("right", 700, TURNS, style="luffy")
     opened = thought.decode_raw(thought.encode(problem("x" * 500)))
-    assert (
-        opened.endswith("xx<|assistant|><think>\n")
-        and len(thought.encode(problem("x" * 500))) == 700
-    )
+    assert opened.endswith("xx<|assistant|><think>\n")
+    assert len(thought.encode(problem("x" * 500))) == 700
     given = replace(problem("x" * 500), demonstrations=("<think>\nso",))
-    assert thought.encode_demonstrations(given) == [[*chars("so"), EOS]], (
-        "the thought is open, as in a whole prompt"
-    )
+    assert thought.encode_demonstrations(given) == [[*chars("so"), EOS]]
 
 
-def test_a_prompt_that_is_begun_is_cut_before_its_beginning():
-    ids = cutting("left", 4, TURNS).encode_prefilled(problem("abcdefg"), "<", "so", ">")
+def test_prefilled_prompt_is_truncated_before_its_prefill():
+    ids = truncating("left", 4, TURNS).encode_prefilled(problem("abcdefg"), "<", "so", ">")
     assert ids == [*chars("efg"), ASSISTANT_MARK, *chars("<so>")]
 
 
 @pytest.mark.parametrize(
-    ("way", "limit", "least"),
+    ("side", "limit", "least"),
     [("left", 3, 4), ("right", 3, 4), ("middle", 4, 5), ("left", 1, 4), ("right", 1, 4)],
 )
-def test_a_limit_without_room_for_the_turns_opening_is_refused(way: str, limit: int, least: int):
-    """A BOS, the two tokens at the end, and one of the question."""
+def test_limit_too_small_for_the_turns_opening_is_refused(side: str, limit: int, least: int):
+    """The least limit keeps BOS, two tokens at the end, and one of the question."""
     template = "{{ bos_token }}" + TURNS + "{{ '>' if add_generation_prompt }}"
     with pytest.raises(ConfigError) as caught:
-        cutting(way, limit, template).encode(problem("abcdefg"))
-    assert str(caught.value) == (
-        f"the prompt of problem u has 11 tokens, data.max_prompt_tokens={limit}: too few to cut it ({way}) around the 2 with which "
-        f"it ends; set data.max_prompt_tokens={least} or more"
-    )
-    assert cutting(way, least, template).encode(problem("abcdefg"))[-2:] == [
-        ASSISTANT_MARK,
-        *chars(">"),
-    ]
+        truncating(side, limit, template).encode(problem("abcdefg"))
+    message = str(caught.value)
+    for part in ("problem u", "11 tokens", f"({side})", f"data.max_prompt_tokens={least} "):
+        assert part in message
+    ids = truncating(side, least, template).encode(problem("abcdefg"))
+    assert ids[-2:] == [ASSISTANT_MARK, *chars(">")]
 
 
-def test_check_lets_cut_prompts_pass_and_counts_them():
+def test_truncated_prompts_fit_and_are_counted():
     problems = [problem("a" * n, uid=f"u{n}") for n in (1, 7, 6, 8)]
-    for way in ("left", "middle", "right"):
-        prompts = cutting(way, 6)
-        assert (
-            prompts.drop_overlong(problems) == (problems, 0)
-            and prompts.num_truncated(problems) == 2
-            and prompts.num_truncated(problems[:1]) == 0
-        )
+    for side in ("left", "middle", "right"):
+        prompts = truncating(side, 6)
+        assert prompts.drop_overlong(problems) == (problems, 0)
+        assert prompts.num_truncated(problems) == 2
+        assert prompts.num_truncated(problems[:1]) == 0
         assert [len(prompts.encode(p)) for p in problems] == [1, 6, 6, 6]
-    assert cutting("drop", 6).num_truncated(problems) == 0
+    assert truncating("drop", 6).num_truncated(problems) == 0
 
 
-def test_demonstrations_are_never_cut():
+def test_demonstrations_are_never_truncated():
     long = replace(problem("a"), demonstrations=("aaaa",))
-    with pytest.raises(
-        ConfigError,
-        match=r"1 of 1 demonstrations are longer than rollout.max_response_tokens=3, .* or data.overlong=drop",
-    ):
-        cutting("left", 6).drop_overlong_demonstrations([long], 3)
+    with pytest.raises(ConfigError, match=r"rollout\.max_response_tokens=3.* data\.overlong=drop"):
+        truncating("left", 6).drop_overlong_demonstrations([long], 3)
 
 
 def test_pairs_that_do_not_fit_are_refused_or_dropped():
@@ -336,26 +323,24 @@ def test_pairs_that_do_not_fit_are_refused_or_dropped():
         replace(problem("a", uid=uid), extra={"chosen": "aa", "rejected": "a" * n})
         for uid, n in (("s", 2), ("l", 3))
     ]
-    with pytest.raises(
-        ConfigError,
-        match=r"1 of 2 pairs are longer than rollout.max_response_tokens=3, the first is l with 4 tokens",
-    ):
-        cutting("right", 6).drop_overlong_demonstrations(pairs, 3)
-    assert cutting("drop", 6).drop_overlong_demonstrations(pairs, 3) == (pairs[:1], 1)
+    with pytest.raises(ConfigError, match=r"1 of 2 .* rollout\.max_response_tokens=3.* l with 4"):
+        truncating("right", 6).drop_overlong_demonstrations(pairs, 3)
+    assert truncating("drop", 6).drop_overlong_demonstrations(pairs, 3) == (pairs[:1], 1)
 
 
-def test_prompts_with_tools_are_not_cut():
-    """Their schemas are part of the prompt."""
+def test_prompts_with_tools_are_not_truncated():
+    """The tools' schemas are part of the prompt."""
     schema = {
         "type": "function",
         "function": {"name": "look", "description": "x", "parameters": {}},
     }
     template = TURNS.replace("<|{{ m.role }}|>", "<|{{ 'user' if m.role == 'tool' else m.role }}|>")
-    for way in ("left", "middle", "right"):
-        prompts = cutting(way, 50, template, tools=[schema])
+    for side in ("left", "middle", "right"):
+        prompts = truncating(side, 50, template, tools=[schema])
         with pytest.raises(
-            ConfigError,
-            match=rf"data\.overlong={way} would cut into the schemas of rollout\.tools; .* data\.overlong=drop$",
+            ConfigError, match=rf"data\.overlong={side} .* rollout\.tools; .* data\.overlong=drop$"
         ):
             prompts.drop_overlong([problem("hi")])
-        assert cutting(way, 5000, template, tools=[schema]).drop_overlong([problem("hi")])[1] == 0
+        assert (
+            truncating(side, 5000, template, tools=[schema]).drop_overlong([problem("hi")])[1] == 0
+        )

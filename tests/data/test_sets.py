@@ -1,4 +1,4 @@
-"""Several data sets in one setting: their names, and how a test set gives itself away."""
+"""Several data sets in one setting: their names, and how a test set is detected."""
 
 import pytest
 
@@ -7,22 +7,22 @@ from postgrad.errors import ConfigError
 from postgrad.problem import Problem
 
 
-def test_names_come_from_files_or_from_you(tmp_path, monkeypatch):
+def test_sets_are_named_after_their_files_unless_named(tmp_path, monkeypatch):
     (tmp_path / "gsm8k").mkdir()
     monkeypatch.chdir(tmp_path)
     assert split_sets(
-        "gsm8k/test.jsonl, math500.parquet,maths=x/y.jsonl.gz,arithmetic:2:digits:test"
+        "gsm8k/test.jsonl, math500.parquet,science=x/y.jsonl.gz,arithmetic:2:digits:test"
     ) == {
         "gsm8k-test": "gsm8k/test.jsonl",
         "math500": "math500.parquet",
-        "maths": "x/y.jsonl.gz",
+        "science": "x/y.jsonl.gz",
         "arithmetic-2-digits-test": "arithmetic:2:digits:test",
     }
     assert split_sets("gsm8k") == {"gsm8k": "gsm8k"}
     assert split_sets("valid.arc_c.parquet") == {"valid.arc_c": "valid.arc_c.parquet"}
 
 
-def test_a_file_that_is_there_is_taken_as_it_is(tmp_path, monkeypatch):
+def test_path_of_an_existing_file_is_not_split(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("a,b.jsonl", "x=1.jsonl"):
         (tmp_path / name).write_text("")
@@ -31,11 +31,11 @@ def test_a_file_that_is_there_is_taken_as_it_is(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
-    [("a/x.jsonl,b/x.jsonl", "two data sets are called x"), ("a.jsonl,,b", "empty part")],
+    ("source", "key"),
+    [("a/x.jsonl,b/x.jsonl", "called x"), ("a.jsonl,,b", "data source 'a.jsonl,,b'")],
 )
-def test_unclear_sets_are_refused(source, said):
-    with pytest.raises(ConfigError, match=said):
+def test_ambiguous_sets_are_refused(source, key):
+    with pytest.raises(ConfigError, match=key):
         split_sets(source)
 
 
@@ -44,10 +44,10 @@ def problem(**extra) -> Problem:
 
 
 @pytest.mark.parametrize(
-    ("source", "extra", "sign"),
+    ("source", "extra", "evidence"),
     [
-        ("gsm8k/test.jsonl", {}, "the name test.jsonl says test"),
-        ("mmlu_algebra_test.csv", {}, "says test"),
+        ("gsm8k/test.jsonl", {}, "test.jsonl"),
+        ("mmlu_algebra_test.csv", {}, "mmlu_algebra_test.csv"),
         ("arithmetic:1:digits:test", {}, "is the split test"),
         ("held_out.parquet", {"extra_info": {"split": "Test"}}, "the split of problem p1 is test"),
         ("held_out.jsonl", {"split": "test"}, "the split of problem p1 is test"),
@@ -57,6 +57,9 @@ def problem(**extra) -> Problem:
         ("latest.jsonl", {"extra_info": None}, ""),
     ],
 )
-def test_how_a_test_set_is_known(source, extra, sign):
-    found = find_test_set_evidence(source, [problem(), problem(**extra)])
-    assert (sign in found) if sign else found == ""
+def test_test_sets_are_detected(source, extra, evidence):
+    detected = find_test_set_evidence(source, [problem(), problem(**extra)])
+    if evidence:
+        assert evidence in detected
+    else:
+        assert detected == ""

@@ -1,4 +1,4 @@
-"""Prompt styles: the exact text of each, that one can replace another, and that training and evaluation render the same bytes."""
+"""Prompt styles: the exact text of each, replacing one by another, the same bytes everywhere."""
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -20,25 +20,26 @@ from postgrad.problem import Problem
 
 QUESTION = "What is {x} if $x^{2}=4$?"
 USER = ({"role": "user", "content": QUESTION},)
-MARKS = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]
-# ChatML with Qwen3's switch: thinking off pre-fills an empty think block.
+SPECIAL = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]
+# ChatML with Qwen3's option: without thinking the prompt has an empty think block.
 QWEN3 = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n"
-    "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+    "{% if enable_thinking is defined and enable_thinking is false %}"
+    "<think>\n\n</think>\n\n{% endif %}{% endif %}"
 )
 OPENS_THINK = QWEN3.replace("assistant\n{%", "assistant\n<think>\n{%")
 
 
 def qwen(template: str | None = QWEN3) -> PreTrainedTokenizerFast:
     vocabulary = {
-        token: i for i, token in enumerate([*MARKS, *map(chr, range(32, 127)), "\n", "?"])
+        token: i for i, token in enumerate([*SPECIAL, *map(chr, range(32, 127)), "\n", "?"])
     }
     inner = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
     inner.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     inner.decoder = decoders.Fuse()
     made = PreTrainedTokenizerFast(
-        tokenizer_object=inner, eos_token=MARKS[2], additional_special_tokens=MARKS[:2]
+        tokenizer_object=inner, eos_token=SPECIAL[2], additional_special_tokens=SPECIAL[:2]
     )
     made.chat_template = template
     return made
@@ -51,7 +52,7 @@ def problem(*messages: dict[str, str]) -> Problem:
 def rendered(
     style: str, template: str | None = QWEN3, *messages: dict[str, str], **options: object
 ) -> str:
-    """The prompt as text, after making sure that its ids say the same."""
+    """The prompt as text; asserts that its ids decode to the same text."""
     prompts = Prompts(qwen(template), style=style, options=options)
     text = prompts.text(problem(*messages))
     decoded = prompts.tokenizer.decode(
@@ -61,28 +62,35 @@ def rendered(
     return text
 
 
+DIALOGUE = (
+    "A User asks a question and an Assistant solves it. The Assistant first works the reasoning "
+    "out in its mind and then gives the User the answer."
+)
+TAGS = (
+    "The reasoning stands between <think> and </think>, the answer between <answer> and "
+    "</answer>, like this: <think> the reasoning </think> <answer> the answer </answer>."
+)
 GOLDEN = {
     "own": f"<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n",
     "bare": f"<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n",
     "boxed": f"<|im_start|>user\n{QUESTION}\n\n{BOXED}<|im_end|>\n<|im_start|>assistant\n",
-    "boxed_system": f"<|im_start|>system\n{BOXED}<|im_end|>\n<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n",
+    "boxed_system": f"<|im_start|>system\n{BOXED}<|im_end|>\n"
+    f"<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n",
     "hash": f"<|im_start|>user\n{QUESTION} {HASHES}<|im_end|>\n<|im_start|>assistant\n",
-    "luffy": f"<|im_start|>system\n{TWO_SECTIONS}<|im_end|>\n<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n<think>\n",
-    "qwen": f"<|im_start|>system\n{BOXED}<|im_end|>\n<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n",
+    "luffy": f"<|im_start|>system\n{TWO_SECTIONS}<|im_end|>\n"
+    f"<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n<think>\n",
+    "qwen": f"<|im_start|>system\n{BOXED}<|im_end|>\n"
+    f"<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n",
     "simplerl": "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
     f"<|im_start|>user\n{QUESTION}\n{BOXED}<|im_end|>\n<|im_start|>assistant\n",
-    "prime": "A User asks a question and an Assistant solves it. The Assistant first works the reasoning out in its mind and then gives "
-    "the User the answer. The reasoning stands between <think> and </think>, the answer between <answer> and </answer>, like this: "
-    "<think> the reasoning </think> <answer> the answer </answer>. Write the final answer in LaTeX, inside \\boxed{}.\n"
+    "prime": f"{DIALOGUE} {TAGS} Write the final answer in LaTeX, inside \\boxed{{}}.\n"
     f"User: {QUESTION}\nAssistant:",
-    "octothinker": "A User asks a question and an Assistant solves it. The Assistant first works the reasoning out in its mind and then "
-    f"gives the User the answer.\nUser: {BOXED}\n{QUESTION}\nAssistant:",
-    "r1_zero": "A User asks a question and an Assistant solves it. The Assistant first works the reasoning out in its mind and then gives "
-    "the User the answer. The reasoning stands between <think> and </think>, the answer between <answer> and </answer>, like this: "
-    f"<think> the reasoning </think> <answer> the answer </answer>.\nUser: {QUESTION}\nAssistant: <think>",
+    "octothinker": f"{DIALOGUE}\nUser: {BOXED}\n{QUESTION}\nAssistant:",
+    "r1_zero": f"{DIALOGUE} {TAGS}\nUser: {QUESTION}\nAssistant: <think>",
     "question_only": QUESTION,
     "no": QUESTION,
-    "alpaca_sft": "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
+    "alpaca_sft": "Below is an instruction that describes a task. "
+    "Write a response that appropriately completes the request.\n\n"
     f"### Instruction:\n{QUESTION}\n\n### Response:\n",
 }
 
@@ -98,12 +106,12 @@ def test_zero_shot_puts_the_query_in_backticks_and_opens_the_answer():
     assert set(STYLES) == {*GOLDEN, "zero_shot"}
 
 
-def test_the_request_is_the_papers():
+def test_boxed_request_is_that_of_the_papers():
     assert BOXED == "Please reason step by step, and put your final answer within \\boxed{}."
 
 
 def test_qwen3_without_thinking_has_an_empty_think_block():
-    start = f"<|im_start|>system\n{BOXED}<|im_end|>\n<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n"
+    start = GOLDEN["boxed_system"]
     assert rendered("boxed_system", enable_thinking=False) == f"{start}<think>\n\n</think>\n\n"
     assert rendered("boxed_system", enable_thinking=True) == start
 
@@ -116,7 +124,7 @@ def test_a_style_replaces_another(first: str, second: str):
     assert question_of(styled(STYLES[first], USER)) == QUESTION
 
 
-def test_a_style_replaces_the_files_system_turn():
+def test_a_style_replaces_the_system_message_of_the_file():
     system = {"role": "system", "content": "Be brief."}
     assert rendered("bare", QWEN3, system, *USER) == GOLDEN["bare"]
     assert "Be brief." in rendered("own", QWEN3, system, *USER)
@@ -125,80 +133,67 @@ def test_a_style_replaces_the_files_system_turn():
 def test_a_dialogue_has_no_single_question():
     turns = [{"role": role, "content": role} for role in ("user", "assistant", "user")]
     with pytest.raises(
-        ConfigError,
-        match=r"problem u: a prompt style needs one question, .* user, assistant, user; use data.prompt_style=own",
+        ConfigError, match=r"problem u: .* user, assistant, user; .* data\.prompt_style=own"
     ):
         rendered("boxed", QWEN3, *turns)
     assert rendered("own", QWEN3, *turns)
 
 
-def test_a_form_of_your_own(tmp_path):
+def test_style_from_a_text_file(tmp_path):
     file = tmp_path / "mine.txt"
     file.write_text("Q: {question}\nA:")
     assert rendered(str(file)) == f"Q: {QUESTION}\nA:"
     file.write_text("{question} {question}")
-    with pytest.raises(ConfigError, match=r"mine.txt has \{question\} 2 times"):
+    with pytest.raises(ConfigError, match=r"mine\.txt .*\{question\} 2"):
         find_style(str(file))
-    with pytest.raises(ConfigError, match=r"data.prompt_style=.*other.txt: no such file"):
+    with pytest.raises(ConfigError, match=r"data\.prompt_style=.*other\.txt"):
         find_style(str(tmp_path / "other.txt"))
     file.write_bytes(b"\xff{question}")
-    with pytest.raises(ConfigError, match="save it as UTF-8"):
+    with pytest.raises(ConfigError, match="UTF-8"):
         find_style(str(file))
 
 
 @pytest.mark.parametrize(
-    ("overrides", "message"),
+    ("overrides", "key"),
     [
-        ({"style": "qwem"}, "data.prompt_style=qwem is unknown; did you mean qwen?"),
-        (
-            {"style": "qwen", "template": "chat"},
-            "writes the whole prompt; remove data.template=chat",
-        ),
+        ({"style": "qwem"}, r"data\.prompt_style=qwem .*qwen"),
+        ({"style": "qwen", "template": "chat"}, r"data\.template=chat"),
         (
             {"options": {"enable_thinkin": 0}},
-            "options.enable_thinkin: the chat template never reads .* did you mean enable_thinking",
+            r"data\.template_options\.enable_thinkin: .*enable_thinking",
         ),
-        ({"options": {"messages": []}}, "data.template_options.messages is set by the framework"),
+        ({"options": {"messages": []}}, r"data\.template_options\.messages"),
         (
             {"options": {"enable_thinking": 0}, "template": "plain"},
-            "is for chat templates, and these prompts use none",
+            r"data\.template_options\.enable_thinking",
         ),
         (
             {"options": {"enable_thinking": 0}, "style": "no"},
-            "is for chat templates, and these prompts use none",
+            r"data\.template_options\.enable_thinking",
         ),
     ],
 )
-def test_wrong_settings(overrides: dict, message: str):
-    with pytest.raises(ConfigError, match=message):
+def test_wrong_settings(overrides: dict, key: str):
+    with pytest.raises(ConfigError, match=key):
         Prompts(qwen(), **overrides)
 
 
-def test_chatml_needs_its_marks():
+def test_chatml_style_needs_its_special_tokens():
     tokenizer = qwen()
     tokenizer._tokenizer = Tokenizer(models.WordLevel({"?": 0}, unk_token="?"))
-    with pytest.raises(
-        ConfigError,
-        match=r"data.prompt_style=qwen writes <\|im_start\|>, for which .* has no token",
-    ):
+    with pytest.raises(ConfigError, match=r"data\.prompt_style=qwen writes <\|im_start\|>"):
         Prompts(tokenizer, style="qwen")
-
-
-# LUFFY T13
 
 
 @pytest.mark.parametrize("template", [QWEN3, OPENS_THINK])
 @pytest.mark.parametrize("trace", ["<think>\nHm. </think>\n2", "Hm. </think>\n2"])
 def test_one_think_opening_in_a_demonstration_row(template: str, trace: str):
-    """The prompt ends in <think> once, whether the model's template opens it or the style does; the trace adds no second."""
-    prompts, row = (
-        Prompts(qwen(template), style="luffy"),
-        Problem("u", USER, "2", demonstrations=(trace,)),
-    )
+    """The prompt ends in one <think>, written by the template or the style; none is added."""
+    prompts = Prompts(qwen(template), style="luffy")
+    row = Problem("u", USER, "2", demonstrations=(trace,))
     prompt = prompts.text(row)
-    assert prompt.endswith("assistant\n<think>\n") and prompt.count(
-        "<think>\n"
-    ) == 1 + TWO_SECTIONS.count("<think>\n")
+    assert prompt.endswith("assistant\n<think>\n")
+    assert prompt.count("<think>\n") == 1 + TWO_SECTIONS.count("<think>\n")
     text = prompts.tokenizer.decode([*prompts.encode(row), *prompts.encode_demonstrations(row)[0]])
     assert text.endswith("<|im_start|>assistant\n<think>\nHm. </think>\n2<|endoftext|>")
 
@@ -222,12 +217,11 @@ def test_a_trace_keeps_its_opening_where_the_prompt_has_none(
 
 @pytest.mark.parametrize("style", STYLES)
 def test_training_and_evaluation_prompts_are_the_same_bytes(style: str):
-    """However the file was prepared, the configuration alone decides the prompt."""
+    """The configuration alone decides the prompt, in whatever style the file was prepared."""
     options = {} if STYLES[style].text else {"enable_thinking": False}
     data = DataConfig(train="", prompt_style=style, template_options=options)
     training, evaluation = make_prompts(qwen(), data), make_prompts(qwen(), data)
-    prepared = Problem(
-        "other", styled(STYLES["hash"] if style != "own" else STYLES["own"], USER), "2"
-    )
+    file_style = STYLES["hash"] if style != "own" else STYLES["own"]
+    prepared = Problem("other", styled(file_style, USER), "2")
     assert training.text(problem()) == evaluation.text(prepared)
     assert training.encode(problem()) == evaluation.encode(prepared)

@@ -44,7 +44,7 @@ def test_golden_values():
     )
 
 
-def test_each_part_counts():
+def test_every_field_changes_the_uid():
     user = [{"role": "user", "content": "q"}]
     uids = {
         content_uid("a", user, "1"),
@@ -56,7 +56,7 @@ def test_each_part_counts():
     assert len(uids) == 5
 
 
-def test_key_order_of_a_message_does_not_count():
+def test_key_order_of_a_message_does_not_change_the_uid():
     assert content_uid("a", [{"role": "user", "content": "q"}], "1") == content_uid(
         "a", [{"content": "q", "role": "user"}], "1"
     )
@@ -70,7 +70,7 @@ def test_copies_are_numbered_in_order():
     assert [p.uid for p in named] == [base, named[1].uid, f"{base}-2", f"{base}-3"]
 
 
-def test_a_made_uid_gives_way_to_a_given_one():
+def test_content_uid_avoids_the_uids_of_the_data():
     base = content_uid("source", question("a").messages, "1")
     named = assign_uids(
         [question("a"), question("z", uid=base), question("y", uid=f"{base}-2")], ["1", "2", "3"]
@@ -102,18 +102,14 @@ def test_uid_column_is_kept(write: Write):
 
 def test_duplicate_in_the_uid_column_names_both_rows(write: Write):
     rows = [{"question": "q", "answer": "1", "uid": uid} for uid in ("a", "b", "a")]
-    with pytest.raises(
-        ConfigError, match=r"line 3: uid 'a' is already that of .*rows\.jsonl: line 1; make"
-    ):
+    with pytest.raises(ConfigError, match=r"line 3: uid 'a'.*rows\.jsonl: line 1"):
         load_problems(str(write(*rows)))
 
 
 def test_duplicate_uid_in_two_files_names_both_files(write: Write):
     row = {"question": "q", "answer": "1", "uid": "a"}
     one, two = write(row, name="one.jsonl"), write(row, name="two.jsonl")
-    with pytest.raises(
-        ConfigError, match=r"two\.jsonl: line 1: uid 'a' is already that of .*one\.jsonl: line 1"
-    ):
+    with pytest.raises(ConfigError, match=r"two\.jsonl: line 1: uid 'a'.*one\.jsonl: line 1"):
         load_problems(f"{one},{two}")
 
 
@@ -121,5 +117,5 @@ def test_duplicate_uid_in_two_files_names_both_files(write: Write):
     ("uid", "seen"), [(None, "null"), ("", "empty"), (1.5, "float"), (True, "bool")]
 )
 def test_bad_uid(write: Write, uid: Any, seen: str):
-    with pytest.raises(ConfigError, match=f"line 1: uid must be a string, not {seen}; fill it"):
+    with pytest.raises(ConfigError, match=f"line 1: uid .* {seen};"):
         load_problems(str(write({"question": "q", "answer": "1", "uid": uid})))

@@ -224,7 +224,7 @@ def test_a_response_of_several_turns_is_what_the_template_writes(template, mine)
         {"role": "tool", "content": "error: there is no tool no; there are: add"},
         {"role": "assistant", "content": said[1]},
     ]
-    whole = prompts._render(messages).removesuffix("\n<|im_start|>assistant\n")
+    whole = prompts.chat_template.render_prompt(messages).removesuffix("\n<|im_start|>assistant\n")
     assert prompts.decode_raw([*prompts.encode(one), *done.tokens]) == whole
     assert [*prompts.encode(one), *done.tokens] == tokenizer(whole)["input_ids"]
     assert prompts.decode(done.own_tokens) == "".join(said)

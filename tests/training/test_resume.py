@@ -372,7 +372,7 @@ def test_resuming_from_a_checkpoint_of_other_data_is_refused(tiny, verifier, tmp
     overrides = (f"data.train={data}", "training.checkpoint_every=1")
     in_process(tiny, verifier, tmp_path, Presses(2), *overrides)
     data.write_text("".join(rows[:7]))
-    with pytest.raises(ConfigError, match=r"num_items is 7 here and 9 in the checkpoint"):
+    with pytest.raises(ConfigError, match=r"num_items is 7 .* data\.train"):
         in_process(tiny, verifier, tmp_path, Reporter(), *overrides)
 
 

@@ -139,7 +139,7 @@ EVERY = "training.validate_every=2"
         ),
         (
             ["data.validation=my_test.jsonl", "training.keep_best=my_test", EVERY],
-            "the name my_test.jsonl says test",
+            "my_test.jsonl",
         ),
         (
             ["data.validation=arithmetic:1:digits:test", "training.keep_best=mean", EVERY],

@@ -145,7 +145,9 @@ def prepare_command(words: list[str]) -> int:
         raise ConfigError(
             f"one data set at a time; got {', '.join(names)} (files are given as from=FILE)"
         )
-    from postgrad.data.prepare.run import describe, find_files, parse_request, prepare
+    from postgrad.data.prepare.output import describe
+    from postgrad.data.prepare.request import find_files, parse_request
+    from postgrad.data.prepare.run import prepare
     from postgrad.data.readers import count_rows
 
     place, out = options.pop("from", "hub"), options.pop("out", "")
@@ -193,7 +195,7 @@ def _tokenizer(model: str) -> Any:
 def show_command(words: list[str]) -> int:
     files, options = _split(words, {"n", "uid", "model", "style", "template", "skip"})
     path = _one_file(files, "show")
-    from postgrad.data.prepare.run import read_provenance
+    from postgrad.data.prepare.output import read_provenance
     from postgrad.data.problems import load_problems
     from postgrad.data.show import describe_problem, describe_provenance
 

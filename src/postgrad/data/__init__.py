@@ -1,9 +1,13 @@
-"""Problems: reading parquet, jsonl and csv, preparing data sets, the arithmetic generator, uids, rendering, the resumable cursor.
+"""Problems: reading data files, preparing data sets, rendering prompts, choosing the next rows.
 
-Owns what a Problem is made from. May touch types, errors and config; knows nothing of models, verifiers or methods.
+Owns everything that turns a data file into `Problem`s and a `Problem` into token ids. May import
+types, errors, config and algorithms. Knows nothing about models, verifiers or methods.
 
-    source ─► readers (rows) ─► schemas (problems) ─► uid ─► problems.load_problems ─► render.Prompts (token ids)
-              arithmetic (problems made in code) ────┘                                cursor.Cursor (which ones next)
+    source ─► readers (rows) ─► schemas (problems) ─► uid ─► problems.load_problems
+              arithmetic (problems made in code) ───┘            │
+                                                                 ├─► render.Prompts (token ids)
+                                                                 └─► feed.Feed (which come next)
 
-    data prepare: hub or files ─► readers ─► catalog (a set's converter) ─► styles (the prompt) ─► prepare (one parquet file)
+    postgrad data prepare:
+    hub or files ─► readers ─► prepare/catalog (converter) ─► styles (prompt) ─► one parquet file
 """

@@ -1,4 +1,4 @@
-"""Which problems come next: a resumable walk over the data, epoch after epoch."""
+"""Which rows come next: a resumable iterator over the data, epoch after epoch."""
 
 import hashlib
 from collections.abc import Iterable
@@ -10,51 +10,57 @@ from postgrad.errors import ConfigError, RunError
 
 
 class Cursor:
-    """Walks over the indices 0 .. num_items-1, each once an epoch, in an order that follows from (seed, epoch) alone.
+    """Iterates over the indices 0 .. num_items-1, each once per epoch.
 
-    A take that crosses into a new epoch may hold an index twice: once from the end of one epoch, once from the start of the next.
+    The order depends on (seed, epoch) only. A `take` that crosses into a new epoch may return an
+    index twice: once from the end of one epoch, once from the start of the next.
 
     Args:
-        num_items: size of the data.
-        seed: of the order.
-        shuffle: a new order each epoch; otherwise the data's own.
+        num_items: number of rows.
+        seed: random seed of the order.
+        shuffle: use a new order in each epoch; otherwise the order of the file.
     """
 
     def __init__(self, num_items: int, seed: int = 0, shuffle: bool = True) -> None:
         if num_items < 1:
-            raise ConfigError(
-                "the data hold no problems; give data.train a source with at least one"
-            )
-        self.num_items, self.seed, self.shuffle = num_items, seed, shuffle
+            raise ConfigError("the data hold no problems; set data.train to a source with some")
+        self.num_items = num_items
+        self.seed = seed
+        self.shuffle = shuffle
         self.retired: set[int] = set()
-        self._epoch, self._position = 0, 0
-        self._order = self._order_of(0)
+        self._epoch = 0
+        self._position = 0
+        self._order = self._epoch_order(0)
 
     @property
     def epoch(self) -> float:
-        """Progress in epochs: 1.5 is half way through the second."""
+        """Progress in epochs: 1.5 is halfway through the second."""
         return self._epoch + self._position / self.num_items
 
     def take(self, n: int) -> list[int]:
-        """The next n indices.
+        """Returns the next n indices.
 
         Raises:
-            ConfigError: the data are smaller than n.
-            RunError: fewer than n are left because the others were retired.
+            ConfigError: the data have fewer than n rows.
+            RunError: fewer than n rows are left because the others were retired.
         """
         if n > self.num_items:
-            fix = f"set training.problems_per_step={self.num_items} or less"
-            raise ConfigError(f"{n} problems a step wanted, the data hold {self.num_items}; {fix}")
-        if n > (left := self.num_items - len(self.retired)):
-            fix = "end here, or start a run on new data"
+            raise ConfigError(
+                f"a step needs {n} problems, but the data hold {self.num_items}; "
+                f"set training.problems_per_step={self.num_items} or less"
+            )
+        num_left = self.num_items - len(self.retired)
+        if n > num_left:
             raise RunError(
-                f"{n} problems a step wanted, {left} of {self.num_items} are left, the others are retired; {fix}"
+                f"a step needs {n} problems, but {num_left} of {self.num_items} are left and the "
+                "others are retired; end the run here, or start a run on new data"
             )
         taken: list[int] = []
         while len(taken) < n:
             if self._position == self.num_items:
-                self._epoch, self._position = self._epoch + 1, 0
-                self._order = self._order_of(self._epoch)
+                self._epoch += 1
+                self._position = 0
+                self._order = self._epoch_order(self._epoch)
             index = self._order[self._position]
             self._position += 1
             if index not in self.retired:
@@ -62,16 +68,17 @@ class Cursor:
         return taken
 
     def retire(self, indices: Iterable[int]) -> None:
-        """Leave these indices out from now on."""
-        indices = {int(i) for i in indices}
-        if wrong := [i for i in indices if not 0 <= i < self.num_items]:
-            raise IndexError(
-                f"cannot retire index {wrong[0]}: the data hold {self.num_items} problems"
-            )
-        self.retired |= indices
+        """Never returns these indices again."""
+        retired = {int(i) for i in indices}
+        for i in retired:
+            if not 0 <= i < self.num_items:
+                raise IndexError(
+                    f"cannot retire index {i}: the data hold {self.num_items} problems"
+                )
+        self.retired |= retired
 
     def state(self) -> dict[str, Any]:
-        """All that `load` needs, as plain JSON values."""
+        """Everything `load` needs, as plain JSON values."""
         return {
             "num_items": self.num_items,
             "seed": self.seed,
@@ -82,44 +89,50 @@ class Cursor:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken.
+        """Continues from a saved `state`.
 
         Raises:
-            ConfigError: the state is of data of another size, another seed or another shuffle.
+            ConfigError: the state is from data of another size, another seed or another shuffle.
         """
-        own = self.state()
-        if odd := sorted(own.keys() ^ state.keys()):
+        current = self.state()
+        unmatched = sorted(current.keys() ^ state.keys())
+        if unmatched:
             raise ConfigError(
-                f"data cursor: the checkpoint's state differs at {odd[0]!r}; use a checkpoint of this version"
+                f"data cursor: only one of this run and the checkpoint has {unmatched[0]!r}; "
+                "use a checkpoint of this version"
             )
-        for name, key in (
-            ("num_items", "data.train"),
-            ("seed", "seed"),
-            ("shuffle", "data.shuffle"),
-        ):
-            if own[name] != state[name]:
+        settings = {"num_items": "data.train", "seed": "seed", "shuffle": "data.shuffle"}
+        for name, key in settings.items():
+            if current[name] != state[name]:
                 raise ConfigError(
-                    f"data cursor: {name} is {own[name]} here and {state[name]} in the checkpoint; "
-                    f"problems would be repeated or missed: give {key} as it was, or start a new run"
+                    f"data cursor: {name} is {current[name]} here and {state[name]} in the "
+                    "checkpoint, so problems would be repeated or skipped; "
+                    f"set {key} as it was, or start a new run"
                 )
-        epoch, position, retired = state["epoch"], state["position"], set(state["retired"])
-        if (
-            epoch < 0
-            or not 0 <= position <= self.num_items
-            or not retired <= set(range(self.num_items))
-        ):
-            seen = f"epoch {epoch}, position {position} of {self.num_items}, {len(retired)} retired"
-            raise ConfigError(
-                f"data cursor: the checkpoint's state is damaged ({seen}); resume from an earlier checkpoint"
-            )
-        self._epoch, self._position, self.retired = epoch, position, retired
-        self._order = self._order_of(epoch)
+        self._check_progress(state)
+        self._epoch = state["epoch"]
+        self._position = state["position"]
+        self.retired = set(state["retired"])
+        self._order = self._epoch_order(self._epoch)
 
-    def _order_of(self, epoch: int) -> list[int]:
+    def _check_progress(self, state: dict[str, Any]) -> None:
+        epoch = state["epoch"]
+        position = state["position"]
+        retired = set(state["retired"])
+        is_valid = (
+            epoch >= 0 and 0 <= position <= self.num_items and retired <= set(range(self.num_items))
+        )
+        if not is_valid:
+            raise ConfigError(
+                f"data cursor: the checkpoint's state is damaged (epoch {epoch}, position "
+                f"{position} of {self.num_items}, {len(retired)} retired); "
+                "resume from an earlier checkpoint"
+            )
+
+    def _epoch_order(self, epoch: int) -> list[int]:
         if not self.shuffle:
             return list(range(self.num_items))
-        digest = hashlib.blake2b(
-            f"{self.seed}:{epoch}".encode(), digest_size=16, person=b"cursor"
-        ).digest()
+        text = f"{self.seed}:{epoch}".encode()
+        digest = hashlib.blake2b(text, digest_size=16, person=b"cursor").digest()
         generator = np.random.Generator(np.random.PCG64(int.from_bytes(digest, "big")))
         return generator.permutation(self.num_items).tolist()

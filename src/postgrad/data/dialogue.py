@@ -1,43 +1,50 @@
-"""HH-RLHF's transcripts: "\\n\\nHuman: ...\\n\\nAssistant: ..." as messages, and a pair of them as a question and two replies."""
+"""Reads HH-RLHF transcripts, "\\n\\nHuman: ...\\n\\nAssistant: ...", as messages.
+
+Two transcripts that differ in the last reply become one dialogue and two replies.
+"""
 
 from postgrad.data.rows import RowError, checked_text
 from postgrad.data.styles import Messages
 
-MARKS = (("user", "\n\nHuman:"), ("assistant", "\n\nAssistant:"))
+SPEAKERS = (("user", "\n\nHuman:"), ("assistant", "\n\nAssistant:"))
 
 
 def read_transcript(value: object, name: str) -> Messages:
-    """The turns of a transcript. Speakers take turns, so "Human:" in the human's own words opens no new turn.
+    """The turns of a transcript.
+
+    The two speakers alternate, so "Human:" inside a human turn does not start a new turn.
 
     Raises:
-        RowError: it does not start with a human turn, or a turn is empty.
+        RowError: the transcript does not start with a human turn, or a turn is empty.
     """
     rest = checked_text(value, name)
-    if not rest.startswith(MARKS[0][1]):
+    first_mark = SPEAKERS[0][1]
+    if not rest.startswith(first_mark):
         raise RowError(f"{name} is no transcript; it must start with two newlines and Human:")
-    rest = rest.removeprefix(MARKS[0][1])
+    rest = rest.removeprefix(first_mark)
     messages: list[dict[str, str]] = []
     while True:
-        role = MARKS[len(messages) % 2][0]
-        mark = MARKS[(len(messages) + 1) % 2][1]
-        turn, found, rest = rest.partition(mark)
+        role = SPEAKERS[len(messages) % 2][0]
+        next_mark = SPEAKERS[(len(messages) + 1) % 2][1]
+        turn, separator, rest = rest.partition(next_mark)
         if not turn.strip():
             raise RowError(f"{name} has an empty turn (number {len(messages) + 1}, {role})")
         messages.append({"role": role, "content": turn.strip()})
-        if not found:
+        if not separator:
             return tuple(messages)
 
 
 def read_pair(chosen: object, rejected: object) -> tuple[Messages, str, str]:
-    """(the dialogue that both share, the chosen reply, the rejected reply).
+    """(messages that both share, chosen reply, rejected reply).
 
     Raises:
-        RowError: a transcript does not end in a reply, or the two differ before it.
+        RowError: a transcript does not end in a reply, or the two differ before the last reply.
     """
-    sides = read_transcript(chosen, "chosen"), read_transcript(rejected, "rejected")
-    for name, side in zip(("chosen", "rejected"), sides, strict=True):
-        if side[-1]["role"] != "assistant":
+    chosen_turns = read_transcript(chosen, "chosen")
+    rejected_turns = read_transcript(rejected, "rejected")
+    for name, turns in (("chosen", chosen_turns), ("rejected", rejected_turns)):
+        if turns[-1]["role"] != "assistant":
             raise RowError(f"{name} does not end in a reply of the assistant")
-    if sides[0][:-1] != sides[1][:-1]:
+    if chosen_turns[:-1] != rejected_turns[:-1]:
         raise RowError("chosen and rejected differ before the last reply")
-    return sides[0][:-1], sides[0][-1]["content"], sides[1][-1]["content"]
+    return chosen_turns[:-1], chosen_turns[-1]["content"], rejected_turns[-1]["content"]

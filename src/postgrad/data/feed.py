@@ -1,4 +1,4 @@
-"""The problems of a run as a step sees them: the next ones, one by its uid, and the ones that need not come again."""
+"""The training problems of a run: the next ones, one by its uid, and those to leave out."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -8,12 +8,12 @@ from postgrad.problem import Problem
 
 
 class Feed:
-    """The training problems and where the run stands in them.
+    """The training problems and the run's position in them.
 
     Args:
-        problems: the data.
-        seed: of the order.
-        shuffle: a new order each epoch; otherwise the data's own.
+        problems: the training data.
+        seed: random seed of the order.
+        shuffle: use a new order in each epoch; otherwise the order of the file.
     """
 
     def __init__(self, problems: Sequence[Problem], seed: int = 0, shuffle: bool = True) -> None:
@@ -22,15 +22,15 @@ class Feed:
         self.index = {problem.uid: i for i, problem in enumerate(problems)}
 
     def draw(self, count: int) -> list[Problem]:
-        """The next problems."""
+        """Returns the next `count` problems."""
         return [self.problems[i] for i in self.cursor.take(count)]
 
     def find(self, uid: str) -> Problem:
-        """The problem of this uid."""
+        """Returns the problem with this uid."""
         return self.problems[self.index[uid]]
 
     def retire(self, uids: Iterable[str]) -> None:
-        """Leave these problems out from now on."""
+        """Never draws these problems again."""
         self.cursor.retire(self.index[uid] for uid in uids)
 
     @property
@@ -40,10 +40,13 @@ class Feed:
 
     @property
     def epoch(self) -> float:
+        """Progress in epochs: 1.5 is halfway through the second."""
         return self.cursor.epoch
 
     def state(self) -> dict[str, Any]:
+        """Everything `load` needs, as plain JSON values."""
         return self.cursor.state()
 
     def load(self, state: dict[str, Any]) -> None:
+        """Continues from a saved `state`."""
         self.cursor.load(state)

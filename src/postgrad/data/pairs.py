@@ -1,4 +1,4 @@
-"""Problems that the data pair with another: `paired_similar_q` and `paired_similar_q_gt`, the question and its answer."""
+"""Problems that the data pair with another one, in `paired_similar_q` and `paired_similar_q_gt`."""
 
 from dataclasses import replace
 
@@ -7,24 +7,29 @@ from postgrad.problem import Problem
 
 
 def paired_problem(problem: Problem) -> Problem:
-    """The problem that the data pair with this one. Raises ConfigError where there is none."""
-    for extra in (
+    """The similar problem that the data give for this one: its question and its ground truth.
+
+    Raises:
+        ConfigError: the problem has no paired one.
+    """
+    sources = (
         problem.extra,
         problem.extra.get("extra_info"),
         problem.extra.get("reward_model"),
-    ):
-        if (
-            isinstance(extra, dict)
-            and extra.get("paired_similar_q")
-            and extra.get("paired_similar_q_gt")
-        ):
-            messages = ({"role": "user", "content": str(extra["paired_similar_q"])},)
+    )
+    for source in sources:
+        if not isinstance(source, dict):
+            continue
+        question = source.get("paired_similar_q")
+        truth = source.get("paired_similar_q_gt")
+        if question and truth:
             return replace(
                 problem,
                 uid=f"{problem.uid}/similar",
-                messages=messages,
-                ground_truth=str(extra["paired_similar_q_gt"]),
+                messages=({"role": "user", "content": str(question)},),
+                ground_truth=str(truth),
             )
     raise ConfigError(
-        f"problem {problem.uid} has no paired_similar_q and paired_similar_q_gt; method.reward_type=help_other_similar_questions needs them"
+        f"problem {problem.uid} has no paired_similar_q and paired_similar_q_gt; "
+        "method.reward_type=help_other_similar_questions needs both columns"
     )

@@ -1,4 +1,4 @@
-"""From the text of `data.train` to a list of problems."""
+"""Loads the problems of a data source such as `data.train`."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,14 +14,15 @@ from postgrad.problem import Problem
 
 
 def load_problems(source: str) -> list[Problem]:
-    """All problems of a source, in file order, each with a uid that is unique and stable.
+    """All problems of a source, in file order, each with a unique and stable uid.
 
     Args:
-        source: a .parquet, .jsonl, .jsonl.gz, .json or .csv file; a folder of such files, taken by name;
-            `arithmetic:LEVEL[:STYLE[:SPLIT]]`; or several of these with commas between.
+        source: a .parquet, .jsonl, .jsonl.gz, .json or .csv file; a folder of such files, read in
+            order of their names; `arithmetic:LEVEL[:STYLE[:SPLIT]]`; or several of these,
+            separated by commas.
 
     Raises:
-        ConfigError: in one line with the file, the row and what to do.
+        ConfigError: one line with the file, the row and what to do.
 
     Examples:
         >>> load_problems("arithmetic:2:digits")[0].data_source
@@ -31,58 +32,63 @@ def load_problems(source: str) -> list[Problem]:
 
 
 def load_problems_with_locations(source: str) -> tuple[list[Problem], list[str]]:
-    """As load_problems, with where each was read: ("file: row 3")."""
+    """(problems, location of each), with locations such as "train.jsonl: line 3"."""
     problems: list[Problem] = []
-    places: list[str] = []
-    for part in _parts(source):
-        for place, problem in _read(part):
+    locations: list[str] = []
+    for part in _split_source(source):
+        for location, problem in _read_part(part):
             problems.append(problem)
-            places.append(place)
-    return assign_uids(problems, places), places
+            locations.append(location)
+    return assign_uids(problems, locations), locations
 
 
-def _parts(source: str) -> list[str]:
+def _split_source(source: str) -> list[str]:
     if "," in source and exists(Path(source).expanduser()):
-        return [source]  # a path may hold a comma itself
+        return [source]  # the path itself holds a comma
     parts = [part.strip() for part in source.split(",")]
     if not all(parts):
         raise ConfigError(
-            f"data source {source!r} has an empty part; give files, folders or arithmetic:LEVEL with commas between"
+            f"data source {source!r} has an empty part; "
+            "give files, folders or arithmetic:LEVEL, separated by commas"
         )
     return parts
 
 
-def _read(part: str) -> Iterator[tuple[str, Problem]]:
+def _read_part(part: str) -> Iterator[tuple[str, Problem]]:
     if part == "arithmetic" or part.startswith("arithmetic:"):
         for i, problem in enumerate(arithmetic_source(part), 1):
-            yield (
-                f"{part}: row {i}",
-                replace(problem, uid=""),
-            )  # named with all others: two levels may hold the same problem
+            # assign_uids names it together with all others: two levels may hold the same problem.
+            yield f"{part}: row {i}", replace(problem, uid="")
         return
     path = Path(part).expanduser()
-    if not (exists(path) and path.is_dir()):
+    if exists(path) and path.is_dir():
+        for file in _files_in(path):
+            yield from _read_file(file)
+    else:
         yield from _read_file(path)
-        return
-    files = sorted(
-        p for p in path.iterdir() if p.is_file() and extension(p) and not p.name.startswith(".")
-    )
+
+
+def _files_in(folder: Path) -> list[Path]:
+    files: list[Path] = []
+    for path in folder.iterdir():
+        if path.is_file() and extension(path) and not path.name.startswith("."):
+            files.append(path)
     if not files:
         raise ConfigError(
-            f"{path}: a folder without data files; give a file, or a folder of .parquet, .jsonl, .json or .csv files"
+            f"{folder}: the folder has no data files; "
+            "give a file, or a folder of .parquet, .jsonl, .json or .csv files"
         )
-    for file in files:
-        yield from _read_file(file)
+    return sorted(files)
 
 
 def _read_file(path: Path) -> Iterator[tuple[str, Problem]]:
     schema = None
     stem = path.name[: -len(extension(path))]
-    for place, row in read_rows(path):
+    for location, row in read_rows(path):
         try:
             schema = schema or recognize(row)
-            yield f"{path}: {place}", schema.convert(row, stem)
+            yield f"{path}: {location}", schema.convert(row, stem)
         except RowError as error:
-            raise ConfigError(f"{path}: {place}: {error}") from error
+            raise ConfigError(f"{path}: {location}: {error}") from error
     if schema is None:
         raise ConfigError(f"{path}: no rows; give a file with at least one problem")

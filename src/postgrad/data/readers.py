@@ -1,4 +1,7 @@
-"""Files as rows. Each reader yields (place, row): where the row stands in its file, and its columns by name."""
+"""Reads data files as rows. Each reader yields (location, row).
+
+The location says where the row is in its file ("line 3"); the row maps column names to values.
+"""
 
 import csv
 import difflib
@@ -6,7 +9,7 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +20,26 @@ from postgrad.errors import ConfigError
 
 Rows = Iterator[tuple[str, dict[str, Any]]]
 
-# A csv file without a header whose sixth field is a letter is MMLU's: question, four options, the right letter.
+# MMLU's csv files have no header. A first line of six fields that ends in a letter is one of them.
 MMLU_COLUMNS = ("question", "A", "B", "C", "D", "answer")
-BATCH = 1000  # rows of a parquet file turned into Python objects at once
+BATCH = 1000  # rows of a parquet file that are Python objects at the same time
+MAX_CSV_FIELD = 1 << 27  # bytes; a worked solution may exceed the csv module's 128 KiB
 
 
 def read_rows(path: Path) -> Rows:
-    """The rows of one file, by its extension.
+    """Yields the rows of one file; its extension says the format.
 
     Raises:
-        ConfigError: the file is missing, has an unknown extension, or is not what its extension says; in one line with the row.
+        ConfigError: the file is missing, has an unknown extension, or is not in the format of its
+            extension. The message is one line and names the row.
     """
     if not exists(path):
-        raise ConfigError(missing(path))
+        raise ConfigError(missing_file_message(path))
     read = READERS.get(extension(path))
     if read is None:
         raise ConfigError(
-            f"{path}: unknown extension {path.suffix or '(none)'}; data files end in {', '.join(READERS)}"
+            f"{path}: unknown extension {path.suffix or '(none)'}; "
+            f"data files end in {', '.join(READERS)}"
         )
     try:
         yield from read(path)
@@ -44,39 +50,38 @@ def read_rows(path: Path) -> Rows:
 
 
 def extension(path: Path) -> str:
-    """`.jsonl.gz` for x.jsonl.gz, `.parquet` for x.v2.parquet."""
+    """The known extension of a file, or "": `.jsonl.gz` for x.jsonl.gz."""
     name = path.name.lower()
     return next((known for known in READERS if name.endswith(known)), "")
 
 
 def exists(path: Path) -> bool:
-    """Whether there is such a file or folder; False, not an error, for what cannot be a path (a long list of sources)."""
+    """Whether a file or folder exists; False for text that cannot be a path (a list of sources)."""
     try:
         return path.exists()
     except (OSError, ValueError):
         return False
 
 
-def missing(path: Path) -> str:
-    """The message for a file that is not there: the nearest name in its folder, or that the folder is missing too."""
+def missing_file_message(path: Path) -> str:
+    """The error message for a missing file, with the closest name in its folder."""
     if not (exists(path.parent) and path.parent.is_dir()):
         return f"{path}: no such file, and no folder {path.parent}; give the path of a data file"
-    neighbors = [p.name for p in path.parent.iterdir() if p.is_dir() or extension(p)]
-    near = difflib.get_close_matches(path.name, neighbors, n=1, cutoff=0.5)
-    hint = (
-        f"did you mean {near[0]}?"
-        if near
-        else f"nothing in {path.parent.absolute()} has a name like it; give a data file"
-    )
-    return f"{path}: no such file; {hint}"
+    candidates = [p.name for p in path.parent.iterdir() if p.is_dir() or extension(p)]
+    closest = difflib.get_close_matches(path.name, candidates, n=1, cutoff=0.5)
+    if closest:
+        return f"{path}: no such file; did you mean {closest[0]}?"
+    folder = path.parent.absolute()
+    return f"{path}: no such file; {folder} has no file of a similar name; give a data file"
 
 
 def one_line(error: Exception) -> str:
+    """An error's message in one line of at most 200 characters."""
     return " ".join(str(error).split())[:200]
 
 
 def _read_parquet(path: Path) -> Rows:
-    """Row by row from one batch after the other: as Python objects a large file would not fit into memory."""
+    """Reads in batches: a large file does not fit into memory as Python objects."""
     number = 0
     try:
         with parquet.ParquetFile(path) as file:
@@ -91,9 +96,11 @@ def _read_parquet(path: Path) -> Rows:
 
 
 def count_rows(path: Path) -> int | None:
-    """The number of rows, where the file says it without being read."""
+    """The number of rows of a parquet file, from its metadata; None for other files."""
+    if extension(path) != ".parquet":
+        return None
     try:
-        return parquet.read_metadata(path).num_rows if extension(path) == ".parquet" else None
+        return parquet.read_metadata(path).num_rows
     except (pa.ArrowException, OSError):
         return None
 
@@ -105,51 +112,53 @@ def _read_text(path: Path) -> str:
             data = gzip.decompress(data)
         except (OSError, EOFError, zlib.error) as error:
             raise ConfigError(
-                f"{path}: not a readable gzip file ({one_line(error)}); compress or download it again"
+                f"{path}: not a readable gzip file ({one_line(error)}); "
+                "compress or download it again"
             ) from error
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise ConfigError(
-            f"{path}: line {line}: not UTF-8 text (byte {data[error.start]:#04x}); save the file as UTF-8"
+            f"{path}: line {line}: not UTF-8 text (byte {data[error.start]:#04x}); "
+            "save the file as UTF-8"
         ) from error
 
 
-def _parse(path: Path, place: str, text: str) -> Any:
+def _parse_json_line(path: Path, location: str, text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        reason = (
-            f"{error.msg} at column {error.colno}"
-            if isinstance(error, json.JSONDecodeError)
-            else one_line(error)
-        )
+        reason = one_line(error)
+        if isinstance(error, json.JSONDecodeError):
+            reason = f"{error.msg} at column {error.colno}"
         raise ConfigError(
-            f"{path}: {place}: not JSON ({reason}); write one JSON object a line"
+            f"{path}: {location}: not JSON ({reason}); write one JSON object per line"
         ) from error
 
 
-def _objects(path: Path, items: Iterator[tuple[str, Any]]) -> Rows:
-    for place, item in items:
+def _check_objects(path: Path, items: Iterable[tuple[str, Any]]) -> Rows:
+    for location, item in items:
         if not isinstance(item, dict):
             raise ConfigError(
-                f"{path}: {place}: {type(item).__name__}, not an object; each row must be an object of columns"
+                f"{path}: {location}: {type(item).__name__}, not an object; "
+                "each row must be an object of columns"
             )
-        yield place, item
+        yield location, item
 
 
 def _read_jsonl(path: Path) -> Rows:
-    lines = (
-        (f"line {i}", line)
-        for i, line in enumerate(io.StringIO(_read_text(path)), 1)
-        if line.strip()
-    )
-    return _objects(path, ((place, _parse(path, place, line)) for place, line in lines))
+    def items() -> Iterator[tuple[str, Any]]:
+        for number, line in enumerate(io.StringIO(_read_text(path)), 1):
+            if line.strip():
+                location = f"line {number}"
+                yield location, _parse_json_line(path, location, line)
+
+    return _check_objects(path, items())
 
 
 def _read_json(path: Path) -> Rows:
-    """One array of objects; or one object a line, which many tools also call .json."""
+    """Reads one array of objects, or one object per line, which many tools also call .json."""
     text = _read_text(path)
     if not text.lstrip().startswith("["):
         return _read_jsonl(path)
@@ -157,13 +166,14 @@ def _read_json(path: Path) -> Rows:
         items = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(
-            f"{path}: not JSON ({one_line(error)}); write one array of objects, or one object a line"
+            f"{path}: not JSON ({one_line(error)}); "
+            "write one array of objects, or one object per line"
         ) from error
-    return _objects(path, ((f"row {i}", item) for i, item in enumerate(items, 1)))
+    return _check_objects(path, ((f"row {i}", item) for i, item in enumerate(items, 1)))
 
 
 def _read_csv(path: Path) -> Rows:
-    csv.field_size_limit(1 << 27)  # a worked solution may be longer than the default of 128 KiB
+    csv.field_size_limit(MAX_CSV_FIELD)
     records = csv.reader(io.StringIO(_read_text(path), newline=""), strict=True)
     columns: list[str] | None = None
     number = 0
@@ -172,26 +182,25 @@ def _read_csv(path: Path) -> Rows:
             if not record:
                 continue
             if columns is None:
-                headless = len(record) == len(MMLU_COLUMNS) and record[-1].strip() in (
-                    "A",
-                    "B",
-                    "C",
-                    "D",
-                )
-                columns = list(MMLU_COLUMNS) if headless else record
-                if not headless:
+                if not _is_mmlu_record(record):
+                    columns = record
                     continue
+                columns = list(MMLU_COLUMNS)
             number += 1
             if len(record) != len(columns):
                 raise ConfigError(
-                    f"{path}: row {number} (line {records.line_num}) has {len(record)} fields, not {len(columns)}; "
-                    "quote fields that hold commas or line breaks"
+                    f"{path}: row {number} (line {records.line_num}) has {len(record)} fields, "
+                    f"not {len(columns)}; quote fields that hold commas or line breaks"
                 )
             yield f"row {number}", dict(zip(columns, record, strict=True))
     except csv.Error as error:
         raise ConfigError(
             f"{path}: line {records.line_num}: not csv ({one_line(error)}); check its quotes"
         ) from error
+
+
+def _is_mmlu_record(record: list[str]) -> bool:
+    return len(record) == len(MMLU_COLUMNS) and record[-1].strip() in ("A", "B", "C", "D")
 
 
 READERS: dict[str, Callable[[Path], Rows]] = {

@@ -1,6 +1,8 @@
-"""Problems as token ids, and token ids as text. The only place that knows chat templates and special tokens."""
+"""Encodes problems as token ids and decodes token ids as text.
 
-import json
+This file and chat_template.py are the only ones that know chat templates and special tokens.
+"""
+
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from jinja2 import TemplateError
 
 from postgrad.config.schema import CUTS, OVERLONG, DataConfig
+from postgrad.data.chat_template import ChatTemplate
 from postgrad.data.styles import THINK, find_style, styled
 from postgrad.data.truncate import min_limit, truncate
 from postgrad.errors import ConfigError, RunError, did_you_mean
@@ -20,34 +23,20 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 TEMPLATES = ("auto", "chat", "plain")
-# What transformers itself hands to a chat template.
-RESERVED = (
-    "messages",
-    "conversation",
-    "add_generation_prompt",
-    "continue_final_message",
-    "tools",
-    "documents",
-    "tokenize",
-)
-
-
-ASSISTANT = (
-    "postgrad-turn"  # stands for what the model said where a template is asked what follows it
-)
-TOOLS_FORM = """You may call tools. These are their schemas, one a line:
-{schemas}
-To call one, write a JSON object between tags and end your turn; the answer comes before your next turn:
-<tool_call>{{"name": "...", "arguments": {{...}}}}</tool_call>"""
 
 
 def make_prompts(
     tokenizer: "PreTrainedTokenizerBase", data: DataConfig, tools: Sequence[dict[str, Any]] = ()
 ) -> "Prompts":
-    """The prompts that a configuration describes: training and evaluation call this, so their prompts are the same bytes."""
-    style, options = data.prompt_style, data.template_options
+    """The Prompts of a configuration. Training and evaluation both use it: same prompts in both."""
     return Prompts(
-        tokenizer, data.template, data.max_prompt_tokens, data.overlong, style, options, tools
+        tokenizer,
+        template=data.template,
+        max_prompt_tokens=data.max_prompt_tokens,
+        overlong=data.overlong,
+        style=data.prompt_style,
+        options=data.template_options,
+        tools=tools,
     )
 
 
@@ -56,17 +45,20 @@ class Prompts:
 
     Args:
         tokenizer: a transformers tokenizer.
-        template: `chat` uses the tokenizer's chat template and opens the assistant's turn; `plain` joins the contents with blank
-            lines; `auto` is chat where there is a chat template, else plain.
+        template: `chat` renders with the tokenizer's chat template and opens the assistant's turn;
+            `plain` joins the contents with blank lines; `auto` is `chat` if the tokenizer has a
+            chat template, else `plain`.
         max_prompt_tokens: longest prompt.
-        overlong: what becomes of longer ones: `check` refuses (`error`) or drops them (`drop`), or `encode` cuts them to
-            the limit: `left`, `middle` or `right` (cut.py).
-        style: a name of styles.STYLES or a .txt file with {question} in it; one that writes whole prompts takes no template.
-        options: values the chat template reads by name, e.g. {"enable_thinking": False}.
-        tools: schemas of what the model may call. A template that knows tools shows them; for another they stand in the system message.
+        overlong: what happens to longer prompts. `drop_overlong` refuses (`error`) or drops them
+            (`drop`); `encode` truncates them on the `left`, in the `middle` or on the `right`.
+        style: a name of styles.STYLES, or a .txt file with {question} in it. A style that writes
+            the whole prompt uses no chat template.
+        options: values that the chat template reads by name, e.g. {"enable_thinking": False}.
+        tools: JSON schemas of the tools that the model may call. A template that does not read
+            `tools` gets them in the system message.
 
     Raises:
-        ConfigError: an unknown template, overlong, style or option; `chat` without a chat template.
+        ConfigError: unknown template, overlong, style or option; `chat` without a chat template.
     """
 
     def __init__(
@@ -89,259 +81,257 @@ class Prompts:
             )
         if template == "chat" and not tokenizer.chat_template:
             raise ConfigError(
-                f"the tokenizer {tokenizer.name_or_path!r} has no chat template; use data.template=plain"
+                f"the tokenizer {tokenizer.name_or_path!r} has no chat template; "
+                "use data.template=plain"
             )
         self.tokenizer = tokenizer
-        self.template = (
-            template if template != "auto" else ("chat" if tokenizer.chat_template else "plain")
-        )
-        self.max_prompt_tokens, self.overlong = max_prompt_tokens, overlong
-        self.style, self.options = find_style(style), dict(options or {})
+        self.max_prompt_tokens = max_prompt_tokens
+        self.overlong = overlong
+        self.style = find_style(style)
         if self.style.text:
             self._check_text_style(style, template)
-            self.template = "plain"
-        self._check_options()
+            template = "plain"
+        elif template == "auto":
+            template = "chat" if tokenizer.chat_template else "plain"
+        self.template = template
         self.tools = list(tools)
-        if self.tools:
-            self._check_tools()
+        self.chat_template: ChatTemplate | None = None
+        if template == "chat":
+            self.chat_template = ChatTemplate(
+                tokenizer, options or {}, self.tools, self.style.opening
+            )
+        else:
+            self._refuse_chat_settings(options or {})
+        # uid -> (messages, token ids, number of ids before truncation)
         self._cache: dict[str, tuple[tuple[dict[str, str], ...], list[int], int]] = {}
-        self._endings: dict[tuple[str, ...], int] = {}
+        # roles of the messages -> number of tokens after the last message's content
+        self._num_end_tokens: dict[tuple[str, ...], int] = {}
 
     def _check_text_style(self, name: str, template: str) -> None:
         if template == "chat":
             raise ConfigError(
-                f"data.prompt_style={name} writes the whole prompt; remove data.template=chat, or use another style"
+                f"data.prompt_style={name} writes the whole prompt; "
+                "remove data.template=chat, or use another style"
             )
         vocabulary = self.tokenizer.get_vocab()
-        if missing := [
-            mark for mark in re.findall(r"<\|\w+\|>", self.style.form) if mark not in vocabulary
-        ]:
-            raise ConfigError(
-                f"data.prompt_style={name} writes {missing[0]}, for which the tokenizer {self.tokenizer.name_or_path!r} "
-                "has no token; use data.prompt_style=own for its own chat template"
-            )
-
-    def _check_options(self) -> None:
-        """A chat template silently ignores a name it does not read, so a wrong one is refused here."""
-        for name in self.options:
-            key = f"data.template_options.{name}"
-            if name in RESERVED:
-                raise ConfigError(f"{key} is set by the framework; remove it")
-            if self.template != "chat":
+        for token in re.findall(r"<\|\w+\|>", self.style.form):
+            if token not in vocabulary:
                 raise ConfigError(
-                    f"{key} is for chat templates, and these prompts use none; remove it"
-                )
-            template = str(self.tokenizer.chat_template)
-            if not re.search(rf"\b{re.escape(name)}\b", template):
-                words = {
-                    word for word in re.findall(r"\b[a-z]\w{3,}\b", template) if "_" in word
-                } - set(RESERVED)
-                raise ConfigError(
-                    f"{key}: the chat template never reads {name}; {did_you_mean(name, words)}"
+                    f"data.prompt_style={name} writes {token}, which is not a token of the "
+                    f"tokenizer {self.tokenizer.name_or_path!r}; "
+                    "use data.prompt_style=own for its own chat template"
                 )
 
-    def _check_tools(self) -> None:
-        if self.template != "chat":
+    def _refuse_chat_settings(self, options: Mapping[str, Any]) -> None:
+        for name in options:
             raise ConfigError(
-                f"rollout.tools needs a chat template, and the prompts of {self.tokenizer.name_or_path!r} use none; remove one of them"
+                f"data.template_options.{name} is for chat templates, and these prompts use none; "
+                "remove it"
             )
+        if self.tools:
+            raise ConfigError(
+                "rollout.tools needs a chat template, and the prompts of "
+                f"{self.tokenizer.name_or_path!r} use none; remove one of them"
+            )
+
+    def text(self, problem: Problem) -> str:
+        """The prompt as text, as `encode` tokenizes it.
+
+        A plain prompt is shown without the special tokens that the tokenizer adds.
+        """
         try:
-            self._after_turn(["answer"])
-        except (TemplateError, ValueError) as error:
+            messages = styled(self.style, problem.messages)
+        except ConfigError as error:
+            raise ConfigError(f"problem {problem.uid}: {error}") from error
+        if self.chat_template is None:
+            return "\n\n".join(message["content"] for message in messages) + self.style.opening
+        try:
+            return self.chat_template.render_prompt(messages)
+        except TemplateError as error:
             reason = " ".join(str(error).split())[:200]
+            roles = ", ".join(message["role"] for message in messages)
             raise ConfigError(
-                f"rollout.tools: the chat template of {self.tokenizer.name_or_path!r} has no place for tools' answers ({reason})"
+                f"problem {problem.uid}: the chat template refuses messages with roles {roles} "
+                f"({reason}); change the messages or use data.template=plain"
             ) from error
 
     def encode(self, problem: Problem) -> list[int]:
-        """The prompt's token ids, with exactly the special tokens the model expects before its response; cut where `overlong` says so."""
-        return list(self._encoded(problem)[0])
+        """The prompt's token ids, truncated if `overlong` says so.
 
-    def _encoded(self, problem: Problem) -> tuple[list[int], int]:
-        """The prompt's ids, and how many there were before it was cut; worked out once."""
-        messages, ids, whole = self._cache.get(problem.uid, (None, [], 0))
-        # Two data sets may number their rows alike, so the uid alone does not say that the text is the same.
-        if messages != problem.messages:
-            ids = self._whole(problem)
-            if not ids:
-                raise ConfigError(
-                    f"problem {problem.uid}: its prompt has no tokens; remove it or use a template that adds some"
-                )
-            whole, ids = len(ids), self._fitted(problem, ids)
-            self._cache[problem.uid] = problem.messages, ids, whole
-        return ids, whole
-
-    def _whole(self, problem: Problem) -> list[int]:
-        return self._chat_ids(problem) if self.template == "chat" else self._plain_ids(problem)
-
-    def _fitted(self, problem: Problem, ids: list[int]) -> list[int]:
-        """The ids, cut to the limit where prompts are cut. A BOS stays, and so does what is written after the last message."""
-        limit, way = self.max_prompt_tokens, self.overlong
-        if way not in CUTS or len(ids) <= limit:
-            return ids
-        seen = f"the prompt of problem {problem.uid} has {len(ids)} tokens, data.max_prompt_tokens={limit}"
-        if self.tools:
-            raise ConfigError(
-                f"{seen}, and data.overlong={way} would cut into the schemas of rollout.tools; raise the limit or use data.overlong=drop"
-            )
-        bos = self.tokenizer.bos_token_id  # of some models it is also what opens every turn
-        start, ending = int(ids[0] == bos and bos not in ids[1:]), self._ending(problem)
-        if limit < (least := min_limit(way, start, ending)):
-            raise ConfigError(
-                f"{seen}: too few to cut it ({way}) around the {ending} with which it ends; set data.max_prompt_tokens={least} or more"
-            )
-        return truncate(ids, limit, way, start, ending)
-
-    def _ending(self, problem: Problem) -> int:
-        """How many tokens follow the words of the last message: as many as two prompts share at their ends that differ in these words."""
-        *before, last = problem.messages
-        roles = tuple(message["role"] for message in problem.messages)
-        if roles not in self._endings:
-            told = [
-                self._whole(replace(problem, messages=(*before, {**last, "content": word})))[::-1]
-                for word in "01"
-            ]
-            self._endings[roles] = next(
-                (i for i, (one, other) in enumerate(zip(*told, strict=False)) if one != other), 0
-            )
-        return self._endings[roles]
-
-    def text(self, problem: Problem) -> str:
-        """The prompt as text: what `encode` turns into ids. A plain prompt is without the special tokens the tokenizer adds."""
-        try:
-            messages = [dict(message) for message in styled(self.style, problem.messages)]
-        except ConfigError as error:
-            raise ConfigError(f"problem {problem.uid}: {error}") from error
-        if self.template == "plain":
-            return "\n\n".join(message["content"] for message in messages) + self.style.opening
-        try:
-            text = self._render(messages)
-        except TemplateError as error:
-            reason, roles = (
-                " ".join(str(error).split())[:200],
-                ", ".join(message["role"] for message in messages),
-            )
-            raise ConfigError(
-                f"problem {problem.uid}: the chat template refuses messages with roles {roles} ({reason}); "
-                "change the messages or use data.template=plain"
-            ) from error
-        return text
-
-    def _render(self, messages: list[dict[str, Any]]) -> str:
-        """The template's text with the assistant's turn opened."""
-        tools: dict[str, Any] = {}
-        if self.tools and re.search(r"\btools\b", str(self.tokenizer.chat_template)):
-            tools = {"tools": self.tools}
-        elif self.tools:
-            told = TOOLS_FORM.format(schemas="\n".join(json.dumps(schema) for schema in self.tools))
-            system = messages[0]["role"] == "system"
-            content = f"{messages[0]['content']}\n\n{told}" if system else told
-            messages = [
-                {"role": "system", "content": content},
-                *(messages[1:] if system else messages),
-            ]
-        text = self.tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=False, **tools, **self.options
-        )
-        opening = self.style.opening  # some models bring a template that opens it already
-        return cast(str, text) if cast(str, text).endswith(opening) else f"{text}{opening}"
-
-    def _after_turn(self, answers: Sequence[str]) -> str:
-        """What the template writes after an assistant's words: its end, the tools' answers, the opening of the next turn."""
-        told = [{"role": "tool", "content": answer} for answer in answers]
-        text = self._render(
-            [{"role": "user", "content": "?"}, {"role": "assistant", "content": ASSISTANT}, *told]
-        )
-        return text[text.index(ASSISTANT) + len(ASSISTANT) :]
-
-    def encode_tool_answers(self, answers: Sequence[str], end: int) -> list[int]:
-        """The ids that come after a turn of the model's that ended with `end`: tools' answers, then the opening of the next turn.
-
-        Nothing that was sampled is encoded anew. Special tokens in an answer are left out of it: it cannot open turns itself.
+        They hold exactly the special tokens that the model expects before its response.
         """
-        marks = [mark for mark in map(str, self.tokenizer.all_special_tokens) if mark]
-        clean = [
-            re.sub("|".join(map(re.escape, marks)), "", answer) if marks else answer
-            for answer in answers
-        ]
-        return self._ids(
-            self._after_turn(clean).removeprefix(self.decode_raw([end])), special=False
-        )
+        return list(self._encode_cached(problem)[0])
 
-    def _chat_ids(self, problem: Problem) -> list[int]:
-        """The template writes all special tokens itself, so transformers adds none: a BOS comes once or not at all."""
-        return self._ids(self.text(problem), special=False)
+    def _encode_cached(self, problem: Problem) -> tuple[list[int], int]:
+        """(the prompt's ids, their number before truncation)."""
+        messages, ids, num_full = self._cache.get(problem.uid, (None, [], 0))
+        # Two data sets may number their rows alike: the same uid may have another text.
+        if messages != problem.messages:
+            full_ids = self._encode_full(problem)
+            if not full_ids:
+                raise ConfigError(
+                    f"problem {problem.uid}: its prompt has no tokens; "
+                    "remove it or use a template that adds some"
+                )
+            ids = self._truncate(problem, full_ids)
+            num_full = len(full_ids)
+            self._cache[problem.uid] = (problem.messages, ids, num_full)
+        return ids, num_full
 
-    def _plain_ids(self, problem: Problem) -> list[int]:
+    def _encode_full(self, problem: Problem) -> list[int]:
         text = self.text(problem)
-        ids = self._ids(text, special=True)
-        bos, eos = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
+        if self.chat_template is None:
+            return self._encode_plain(text)
+        # The template writes all special tokens itself, so the tokenizer must not add a second BOS.
+        return self._tokenize(text, special=False)
+
+    def _encode_plain(self, text: str) -> list[int]:
+        ids = self._tokenize(text, special=True)
+        bos = self.tokenizer.bos_token_id
+        eos = self.tokenizer.eos_token_id
         if bos is not None and ids[:2] == [bos, bos]:
-            ids = ids[1:]  # the text brought its own
-        if eos is not None and ids[-1:] == [eos] and self._ids(text, special=False)[-1:] != [eos]:
-            ids = ids[:-1]  # some tokenizers close every text, but a response is to follow
+            ids = ids[1:]  # the text has its own BOS
+        text_ids = self._tokenize(text, special=False)
+        if eos is not None and ids[-1:] == [eos] and text_ids[-1:] != [eos]:
+            ids = ids[:-1]  # this tokenizer ends every text with EOS, but here a response follows
         return ids
 
-    def _ids(self, text: str, special: bool) -> list[int]:
+    def _tokenize(self, text: str, special: bool) -> list[int]:
         return list(cast(Any, self.tokenizer(text, add_special_tokens=special))["input_ids"])
 
-    def encode_response(self, text: str, with_end: bool = True) -> list[int]:
-        """A demonstration's token ids without special tokens; `with_end` closes it with the end-of-sequence id, once."""
-        ids = self._ids(text, special=False)
-        end = self.tokenizer.eos_token_id
-        if with_end and end is None:
+    def _truncate(self, problem: Problem, ids: list[int]) -> list[int]:
+        """Truncates to max_prompt_tokens if `overlong` is left, middle or right.
+
+        Keeps a BOS token, and the tokens that the template writes after the last message.
+        """
+        limit = self.max_prompt_tokens
+        side = self.overlong
+        if side not in CUTS or len(ids) <= limit:
+            return ids
+        seen = (
+            f"the prompt of problem {problem.uid} has {len(ids)} tokens, "
+            f"data.max_prompt_tokens={limit}"
+        )
+        if self.tools:
             raise ConfigError(
-                f"the tokenizer {self.tokenizer.name_or_path!r} has no end-of-sequence token; set its eos_token"
+                f"{seen}, and data.overlong={side} would remove part of the schemas of "
+                "rollout.tools; raise the limit or use data.overlong=drop"
             )
-        return [*ids, cast(int, end)] if with_end and ids[-1:] != [end] else ids
+        bos = self.tokenizer.bos_token_id
+        # In some models the BOS token also starts every turn: then it is not kept.
+        num_start = int(ids[0] == bos and bos not in ids[1:])
+        num_end = self._count_end_tokens(problem)
+        least = min_limit(side, num_start, num_end)
+        if limit < least:
+            raise ConfigError(
+                f"{seen}: too few to truncate it ({side}) and keep its last {num_end} tokens; "
+                f"set data.max_prompt_tokens={least} or more"
+            )
+        return truncate(ids, limit, side, num_start, num_end)
+
+    def _count_end_tokens(self, problem: Problem) -> int:
+        """Number of tokens after the content of the last message.
+
+        Two prompts that differ in this content only share exactly these tokens at their ends.
+        """
+        roles = tuple(message["role"] for message in problem.messages)
+        if roles not in self._num_end_tokens:
+            *before, last = problem.messages
+            variants: list[list[int]] = []
+            for content in ("0", "1"):
+                messages = (*before, {**last, "content": content})
+                variants.append(self._encode_full(replace(problem, messages=messages)))
+            count = 0
+            for one, other in zip(reversed(variants[0]), reversed(variants[1]), strict=False):
+                if one != other:
+                    break
+                count += 1
+            else:
+                count = 0
+            self._num_end_tokens[roles] = count
+        return self._num_end_tokens[roles]
+
+    def encode_tool_answers(self, answers: Sequence[str], end: int) -> list[int]:
+        """The token ids between a turn of the model and its next turn.
+
+        They hold the tools' answers and open the next turn. Sampled tokens are not encoded again.
+        Special tokens are removed from the answers, so that an answer cannot open a turn itself.
+
+        Args:
+            answers: one per tool call.
+            end: the last token that was sampled.
+        """
+        assert self.chat_template is not None, "tools need a chat template"
+        special_tokens = [str(token) for token in self.tokenizer.all_special_tokens if token]
+        if special_tokens:
+            pattern = "|".join(map(re.escape, special_tokens))
+            answers = [re.sub(pattern, "", answer) for answer in answers]
+        text = self.chat_template.render_after_turn(answers)
+        return self._tokenize(text.removeprefix(self.decode_raw([end])), special=False)
+
+    def encode_response(self, text: str, with_end: bool = True) -> list[int]:
+        """A response's token ids without special tokens; `with_end` adds one EOS at the end."""
+        ids = self._tokenize(text, special=False)
+        if not with_end:
+            return ids
+        eos = self.tokenizer.eos_token_id
+        if eos is None:
+            raise ConfigError(
+                f"the tokenizer {self.tokenizer.name_or_path!r} has no end-of-sequence token; "
+                "set its eos_token"
+            )
+        return ids if ids[-1:] == [eos] else [*ids, cast(int, eos)]
 
     def encode_demonstrations(self, problem: Problem) -> list[list[int]]:
-        """The problem's demonstrations as responses to its prompt, each up to its first end-of-sequence id.
+        """The problem's demonstrations as responses to its prompt, each up to its first EOS.
 
-        Where the rendered prompt ends in an opened thought, a demonstration that opens it again loses that opening.
+        If the prompt ends in `<think>`, a demonstration that starts with it loses that start.
         """
-        prompt, mark = self.text(problem), THINK.strip()
-        opening = THINK if prompt.endswith(THINK) else mark if prompt.endswith(mark) else ""
-        texts = [text.removeprefix(opening) for text in problem.demonstrations]
+        prompt = self.text(problem)
+        opening = ""
+        for candidate in (THINK, THINK.strip()):
+            if prompt.endswith(candidate):
+                opening = candidate
+                break
         end = cast(int, self.tokenizer.eos_token_id)
-        return [ids[: ids.index(end) + 1] for ids in map(self.encode_response, texts)]
+        responses: list[list[int]] = []
+        for demonstration in problem.demonstrations:
+            ids = self.encode_response(demonstration.removeprefix(opening))
+            responses.append(ids[: ids.index(end) + 1])
+        return responses
 
     def encode_prefilled(
         self, problem: Problem, opening: str, text: str, closing: str
     ) -> list[int]:
-        """The prompt with the assistant's turn begun: opening, text and closing, each encoded alone and without special tokens.
+        """The prompt with the assistant's turn prefilled with opening, text and closing.
 
-        A prompt whose template has written the opening already does not get it twice.
+        Each part is encoded by itself and without special tokens. If the template already wrote
+        the opening, it is not added again.
         """
-        prompt = self.encode(problem)
-        tail = self.decode_raw(prompt[-4 * len(opening) - 8 :]).rstrip()
-        parts = (
-            [text, closing]
-            if opening and tail.endswith(opening.strip())
-            else [opening, text, closing]
-        )
-        return [*prompt, *(i for part in parts if part for i in self._ids(part, special=False))]
+        ids = self.encode(problem)
+        tail = self.decode_raw(ids[-4 * len(opening) - 8 :]).rstrip()
+        is_open = bool(opening) and tail.endswith(opening.strip())
+        for part in [text, closing] if is_open else [opening, text, closing]:
+            if part:
+                ids += self._tokenize(part, special=False)
+        return ids
 
     def decode_raw(self, ids: Sequence[int]) -> str:
-        """The text of token ids, special tokens shown."""
-        return cast(
-            str,
-            self.tokenizer.decode(
-                list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
-            ),
-        )
+        """The text of token ids, with special tokens."""
+        return self._decode(ids, skip_special_tokens=False)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of token ids, without special tokens and with spaces as they are."""
-        return cast(
-            str,
-            self.tokenizer.decode(
-                list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
-            ),
+        """The text of token ids, without special tokens and with all spaces as they are."""
+        return self._decode(ids, skip_special_tokens=True)
+
+    def _decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        text = self.tokenizer.decode(
+            list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
+        return cast(str, text)
 
     def save(self, file: Path) -> None:
-        """Write the tokenizer as the one file that tells which text each id stands for, if it has that form and is not there yet.
+        """Writes tokenizer.json, unless the file exists or the tokenizer is not a fast one.
 
         Raises:
             RunError: the file cannot be written.
@@ -354,50 +344,58 @@ class Prompts:
             raise RunError(f"{file} could not be written: {error.strerror}") from error
 
     def drop_overlong(self, problems: Sequence[Problem]) -> tuple[list[Problem], int]:
-        """Encode all prompts and hold them against `max_prompt_tokens`.
+        """Encodes all prompts and compares their lengths with `max_prompt_tokens`.
 
         Returns:
-            (problems that fit, number dropped); none are dropped unless `overlong` is `drop`. Those that `encode` cuts fit.
+            (problems that fit, number dropped). Truncated prompts fit. Problems are dropped only
+            if `overlong` is `drop`.
 
         Raises:
-            ConfigError: some are too long and `overlong` is `error`, all are too long and it is `drop`, or one cannot be cut.
+            ConfigError: a prompt is too long and `overlong` is `error`; all are too long and it is
+                `drop`; or a prompt cannot be truncated.
         """
         lengths = [len(self.encode(problem)) for problem in problems]
-        return self._fitting(
+        return self._drop_longer(
             problems, lengths, "prompts", "data.max_prompt_tokens", self.max_prompt_tokens
         )
 
     def num_truncated(self, problems: Sequence[Problem]) -> int:
-        """How many of the problems have a prompt that was cut."""
-        return sum(len(ids) < whole for ids, whole in map(self._encoded, problems))
+        """How many of the problems have a truncated prompt."""
+        count = 0
+        for problem in problems:
+            ids, num_full = self._encode_cached(problem)
+            count += len(ids) < num_full
+        return count
 
     def drop_overlong_demonstrations(
         self, problems: Sequence[Problem], limit: int
     ) -> tuple[list[Problem], int]:
-        """The same for the longest response and what is learned as one: each problem's first demonstration, else its pair.
+        """As drop_overlong, for the response that a method learns from.
 
-        A response is never cut: its end would be missing. Problems without one fit.
+        That is a problem's first demonstration, or the longer response of its pair. Responses are
+        never truncated, because their end would be missing. Problems without a response fit.
         """
-        texts = [
-            p.demonstrations[:1]
-            or [str(p.extra[name]) for name in ("chosen", "rejected") if name in p.extra]
-            for p in problems
-        ]
-        lengths = [
-            max((len(self.encode_response(text)) for text in own), default=0) for own in texts
-        ]
+        lengths = [self._response_length(problem) for problem in problems]
         what = "demonstrations" if any(p.demonstrations for p in problems) else "pairs"
-        return self._fitting(problems, lengths, what, "rollout.max_response_tokens", limit)
+        return self._drop_longer(problems, lengths, what, "rollout.max_response_tokens", limit)
 
-    def _fitting(
+    def _response_length(self, problem: Problem) -> int:
+        texts = list(problem.demonstrations[:1])
+        if not texts:
+            pair = ("chosen", "rejected")
+            texts = [str(problem.extra[name]) for name in pair if name in problem.extra]
+        return max((len(self.encode_response(text)) for text in texts), default=0)
+
+    def _drop_longer(
         self, problems: Sequence[Problem], lengths: list[int], what: str, key: str, limit: int
     ) -> tuple[list[Problem], int]:
         too_long = [i for i, length in enumerate(lengths) if length > limit]
-        if too_long and (self.overlong != "drop" or len(too_long) == len(problems)):
-            first, longest = too_long[0], max(lengths)
-            fix = f"set {key}={longest}" + (
-                " or data.overlong=drop" if self.overlong != "drop" else ""
-            )
+        dropping = self.overlong == "drop"
+        if too_long and (not dropping or len(too_long) == len(problems)):
+            first = too_long[0]
+            fix = f"set {key}={max(lengths)}"
+            if not dropping:
+                fix += " or data.overlong=drop"
             raise ConfigError(
                 f"{len(too_long)} of {len(problems)} {what} are longer than {key}={limit}, "
                 f"the first is {problems[first].uid} with {lengths[first]} tokens; {fix}"

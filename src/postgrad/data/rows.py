@@ -1,4 +1,4 @@
-"""Columns of a row, checked: what is wrong is a RowError that says how to mend it."""
+"""Checked access to the columns of a row: a wrong value raises RowError with a fix."""
 
 import json
 import math
@@ -8,16 +8,18 @@ Row = dict[str, Any]
 
 
 class RowError(ValueError):
-    """What is wrong with a row and how to mend it; the caller adds the file and the place."""
+    """What is wrong with a row and how to fix it; the caller adds the file and the row number."""
 
 
-def kind_of(value: Any) -> str:
+def type_name(value: Any) -> str:
+    """The type of a value, for error messages: `null` for None."""
     return "null" if value is None else type(value).__name__
 
 
 def checked_text(value: Any, name: str) -> str:
+    """The value, if it is a string that can be encoded as UTF-8; otherwise raises RowError."""
     if not isinstance(value, str):
-        raise RowError(f"{name} must be a string, not {kind_of(value)}")
+        raise RowError(f"{name} must be a string, not {type_name(value)}")
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -28,7 +30,7 @@ def checked_text(value: Any, name: str) -> str:
 
 
 def text_of(row: Row, name: str) -> str:
-    """A column that must be a string and not blank."""
+    """The text of a column; raises RowError if it is missing, not a string, or blank."""
     if name not in row:
         raise RowError(
             f"no column {name}, which the first row has; give every row the same columns"
@@ -39,7 +41,7 @@ def text_of(row: Row, name: str) -> str:
 
 
 def truth_of(value: Any, name: str) -> str:
-    """A ground truth as text: numbers as Python writes them, lists and objects as JSON."""
+    """A ground truth as text: numbers as Python prints them, lists and objects as JSON."""
     if value is None or value == "" or (isinstance(value, float) and math.isnan(value)):
         raise RowError(f"no ground truth: {name} is empty; fill it or remove the row")
     if isinstance(value, int | float):
@@ -50,4 +52,5 @@ def truth_of(value: Any, name: str) -> str:
 
 
 def user_turn(content: str) -> tuple[dict[str, str], ...]:
+    """Messages with one user turn."""
     return ({"role": "user", "content": content},)

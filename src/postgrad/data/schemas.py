@@ -1,7 +1,8 @@
-"""Rows as problems: one table of the schemas that are known, each with the columns that tell it and its converter.
+"""Converts rows to problems: a table of known schemas, each with its columns and its converter.
 
-A converter takes (row, stem of the file's name) and returns a Problem whose uid is the row's own or empty. Columns it does
-not use go into `extra` by their names. `ground_truth` is "" in the schemas that have nothing to check a response against.
+A converter takes (row, file name without extension) and returns a Problem. The problem's uid is
+the row's own or "". Columns that the converter does not use go into `extra`. `ground_truth` is ""
+in schemas without an answer to check a response against.
 """
 
 import re
@@ -12,13 +13,14 @@ from typing import Any
 
 from postgrad.data.choices import plain_prompt, read_choices, sentence_prompt
 from postgrad.data.dialogue import read_pair
-from postgrad.data.rows import Row, RowError, checked_text, kind_of, text_of, truth_of, user_turn
+from postgrad.data.rows import Row, RowError, checked_text, text_of, truth_of, type_name, user_turn
 from postgrad.problem import Problem
 
-GSM8K_TRUTH = re.compile(r"####[ \t]*(\S[^\n]*?)\s*\Z")  # the last line's
+GSM8K_TRUTH = re.compile(r"####[ \t]*(\S[^\n]*?)\s*\Z")  # in the last line of a solution
 
-# Columns by which others call an answer: a row with one of them, and in no schema that reads it, is not a prompt alone; it wants renaming.
-ANSWERS = {
+# Columns that hold an answer under some other name. A row that has one, and fits no schema that
+# reads it, is not a prompt alone: its columns must be renamed.
+ANSWER_COLUMNS = {
     "reward_model",
     "answer",
     "answers",
@@ -30,364 +32,433 @@ ANSWERS = {
     "chosen",
     "rejected",
 }
+SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}  # other names are roles already
 
 
 @dataclass(frozen=True)
 class Schema:
-    """How to tell a file's schema and turn its rows into problems. `says` tells schemas with the same columns apart."""
+    """One known layout of columns.
+
+    Attributes:
+        name: for error messages.
+        columns: columns that a row of this schema has.
+        convert: turns (row, file name without extension) into a problem.
+        matches: tells schemas with the same columns apart.
+    """
 
     name: str
     columns: tuple[str, ...]
     convert: Callable[[Row, str], Problem]
-    says: Callable[[Row], bool] = lambda row: True
+    matches: Callable[[Row], bool] = lambda row: True
 
     def fits(self, row: Row) -> bool:
-        return all(column in row for column in self.columns) and self.says(row)
+        """Whether a row is in this schema."""
+        return all(column in row for column in self.columns) and self.matches(row)
 
 
 def recognize(row: Row) -> Schema:
-    """The schema of a file, from its first row."""
+    """The schema of a file, from its first row.
+
+    Raises:
+        RowError: no schema fits; the message lists the known ones.
+    """
     for schema in SCHEMAS:
         if schema.fits(row):
             return schema
-    if len(row) == 1 and (mark := re.search(r"[;\t|]", str(next(iter(row))))):
-        raise RowError(
-            f"one column {next(iter(row))!r}; a csv file has commas between its columns, not {mark[0]!r}"
-        )
-    known = "; ".join(f"{', '.join(s.columns)} ({s.name})" for s in SCHEMAS)
-    raise RowError(
-        f"unknown schema with columns {', '.join(map(str, row)) or 'none'}; rename them to one of: {known}"
-    )
+    if len(row) == 1:
+        column = str(next(iter(row)))
+        separator = re.search(r"[;\t|]", column)
+        if separator:
+            raise RowError(
+                f"one column {column!r}; "
+                f"a csv file has commas between its columns, not {separator[0]!r}"
+            )
+    columns = ", ".join(map(str, row)) or "none"
+    known = "; ".join(f"{', '.join(schema.columns)} ({schema.name})" for schema in SCHEMAS)
+    raise RowError(f"unknown schema with columns {columns}; rename them to one of: {known}")
 
 
-def _verl(row: Row, stem: str) -> Problem:
+def _read_verl(row: Row, stem: str) -> Problem:
     reward_model = row.get("reward_model")
     if not isinstance(reward_model, dict):
         raise RowError(
-            f"reward_model must be an object with ground_truth, not {kind_of(reward_model)}"
+            f"reward_model must be an object with ground_truth, not {type_name(reward_model)}"
         )
-    demonstrations = _target(row["target"]) if row.get("target") is not None else ()
-    extra = _rest(row, "prompt", "reward_model", "target")
+    extra = _unused_columns(row, "prompt", "reward_model", "target")
     if extra.get("extra_info") is None:
         extra["extra_info"] = {}
     extra["reward_model"] = {
         key: value for key, value in reward_model.items() if key != "ground_truth"
     }
     return Problem(
-        uid=_uid(row),
-        messages=_messages(row, "prompt"),
-        ground_truth=_rule_truth(reward_model),
-        data_source=_source(row, ""),
-        demonstrations=demonstrations,
+        uid=_read_uid(row),
+        messages=_read_messages(row, "prompt"),
+        ground_truth=_verl_truth(reward_model),
+        data_source=_data_source(row, ""),
+        demonstrations=_read_target(row.get("target")),
         extra=extra,
     )
 
 
-def _rule_truth(reward_model: Row) -> str:
-    """A rule needs a truth; a judge (style "model", or a question for a monitor beside it) may have none."""
+def _verl_truth(reward_model: Row) -> str:
+    """The ground truth; "" where a judge scores (style "model", or a question for a monitor)."""
     truth = reward_model.get("ground_truth")
-    if truth is None and (
-        reward_model.get("style") == "model" or reward_model.get("raw_question_for_monitor")
-    ):
+    is_judged = reward_model.get("style") == "model" or bool(
+        reward_model.get("raw_question_for_monitor")
+    )
+    if truth is None and is_judged:
         return ""
     return truth_of(truth, "reward_model.ground_truth")
 
 
-def _preference(row: Row, stem: str) -> Problem:
-    extra = _rest(row, "prompt", "ground_truth") | {
-        name: _reply(row, name) for name in ("chosen", "rejected")
-    }
+def _read_target(value: Any) -> tuple[str, ...]:
+    """LUFFY's `target`: a list of assistant messages, some without content, or of strings."""
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        raise RowError(
+            f"target must be a list of messages {{role, content}} or null, not {type_name(value)}"
+        )
+    texts: list[str] = []
+    for i, item in enumerate(value):
+        content = item.get("content") if isinstance(item, dict) else item
+        if content is not None:
+            texts.append(checked_text(content, f"target[{i}].content"))
+    return tuple(texts)
+
+
+def _read_preference(row: Row, stem: str) -> Problem:
+    """A prompt with a chosen and a rejected reply."""
+    extra = _unused_columns(row, "prompt", "ground_truth")
+    for name in ("chosen", "rejected"):
+        extra[name] = _read_reply(row, name)
     return Problem(
-        _uid(row), _messages(row, "prompt"), _optional_truth(row), _source(row, stem), (), extra
+        uid=_read_uid(row),
+        messages=_read_messages(row, "prompt"),
+        ground_truth=_optional_truth(row),
+        data_source=_data_source(row, stem),
+        extra=extra,
     )
 
 
-def _prompt_response(row: Row, stem: str, response: str = "response") -> Problem:
-    extra = _rest(row, "prompt", response, "ground_truth")
-    messages = _messages(row, "prompt")
+def _read_prompt_response(row: Row, stem: str, response: str = "response") -> Problem:
     return Problem(
-        _uid(row),
-        messages,
-        _optional_truth(row),
-        _source(row, stem),
-        (_reply(row, response),),
-        extra,
+        uid=_read_uid(row),
+        messages=_read_messages(row, "prompt"),
+        ground_truth=_optional_truth(row),
+        data_source=_data_source(row, stem),
+        demonstrations=(_read_reply(row, response),),
+        extra=_unused_columns(row, "prompt", response, "ground_truth"),
     )
 
 
-def _prompt(row: Row, stem: str) -> Problem:
-    """Nothing to imitate: for RL, where a verifier of one's own or a judge may need no truth either, and for `postgrad eval`."""
-    extra = _rest(row, "prompt", "ground_truth")
+def _read_prompt(row: Row, stem: str) -> Problem:
+    """A prompt without a response to imitate: for RL and for `postgrad eval`."""
     return Problem(
-        _uid(row), _messages(row, "prompt"), _optional_truth(row), _source(row, stem), (), extra
+        uid=_read_uid(row),
+        messages=_read_messages(row, "prompt"),
+        ground_truth=_optional_truth(row),
+        data_source=_data_source(row, stem),
+        extra=_unused_columns(row, "prompt", "ground_truth"),
     )
 
 
-def _mmlu(row: Row, stem: str) -> Problem:
+def _read_mmlu(row: Row, stem: str) -> Problem:
     item = read_choices(row, stem)
-    used = ("A", "B", "C", "D", "answer", "answerKey", "choices")
-    extra = _rest(row, *used) | {"subject": item.subject, "options": list(item.options)}
+    extra = _unused_columns(row, "A", "B", "C", "D", "answer", "answerKey", "choices")
+    extra |= {"subject": item.subject, "options": list(item.options)}
     return Problem(
-        _uid(row), user_turn(sentence_prompt(item)), item.letter, _source(row, "mmlu"), (), extra
+        uid=_read_uid(row),
+        messages=user_turn(sentence_prompt(item)),
+        ground_truth=item.letter,
+        data_source=_data_source(row, "mmlu"),
+        extra=extra,
     )
 
 
-def _arc(row: Row, stem: str) -> Problem:
+def _read_arc(row: Row, stem: str) -> Problem:
     item = read_choices(row, stem)
-    extra = _rest(row, "choices", "answerKey") | {"options": list(item.options)}
+    extra = _unused_columns(row, "choices", "answerKey") | {"options": list(item.options)}
     return Problem(
-        _uid(row), user_turn(plain_prompt(item)), item.letter, _source(row, "arc_c"), (), extra
+        uid=_read_uid(row),
+        messages=user_turn(plain_prompt(item)),
+        ground_truth=item.letter,
+        data_source=_data_source(row, "arc_c"),
+        extra=extra,
     )
 
 
-def _transcripts(row: Row, stem: str) -> Problem:
+def _read_transcript_pair(row: Row, stem: str) -> Problem:
+    """HH-RLHF: two transcripts that differ in the last reply."""
     messages, chosen, rejected = read_pair(row["chosen"], row["rejected"])
-    extra = _rest(row) | {"chosen": chosen, "rejected": rejected}
-    return Problem(_uid(row), messages, _optional_truth(row), _source(row, "hh_rlhf"), (), extra)
+    return Problem(
+        uid=_read_uid(row),
+        messages=messages,
+        ground_truth=_optional_truth(row),
+        data_source=_data_source(row, "hh_rlhf"),
+        extra=_unused_columns(row) | {"chosen": chosen, "rejected": rejected},
+    )
 
 
-def _dialogue_pair(row: Row, stem: str) -> Problem:
-    """Two whole dialogues as messages, the same up to the last reply."""
-    sides = {name: _messages(row, name) for name in ("chosen", "rejected")}
-    chosen, rejected = sides.values()
+def _read_dialogue_pair(row: Row, stem: str) -> Problem:
+    """Two lists of messages that are the same up to the last reply."""
+    chosen = _read_messages(row, "chosen")
+    rejected = _read_messages(row, "rejected")
     if len(chosen) < 2 or chosen[:-1] != rejected[:-1]:
         raise RowError(
-            "chosen and rejected must hold the same messages up to the last reply; or give the question in a column prompt"
+            "chosen and rejected must hold the same messages up to the last reply; "
+            "or give the question in a column prompt"
         )
-    extra = _rest(row, "ground_truth") | {name: _reply(row, name) for name in sides}
-    return Problem(_uid(row), chosen[:-1], _optional_truth(row), _source(row, stem), (), extra)
+    extra = _unused_columns(row, "ground_truth")
+    for name in ("chosen", "rejected"):
+        extra[name] = _read_reply(row, name)
+    return Problem(
+        uid=_read_uid(row),
+        messages=chosen[:-1],
+        ground_truth=_optional_truth(row),
+        data_source=_data_source(row, stem),
+        extra=extra,
+    )
 
 
-def _gsm8k(row: Row, stem: str, question: str = "question") -> Problem:
+def _read_gsm8k(row: Row, stem: str, question: str = "question") -> Problem:
     answer = text_of(row, "answer")
     truth = GSM8K_TRUTH.search(answer)
     if truth is None:
         raise RowError(
-            "no ground truth: answer must end in `#### NUMBER`, as the first row's does; add it or remove the row"
+            "no ground truth: answer must end in `#### NUMBER`, as the first row's does; "
+            "add it or remove the row"
         )
-    messages, extra = _asked(row, question), _rest(row, question, "answer")
     return Problem(
-        _uid(row),
-        messages,
-        truth[1].replace(",", ""),
-        _source(row, "openai/gsm8k"),
-        (answer,),
-        extra,
+        uid=_read_uid(row),
+        messages=_read_question(row, question),
+        ground_truth=truth[1].replace(",", ""),
+        data_source=_data_source(row, "openai/gsm8k"),
+        demonstrations=(answer,),
+        extra=_unused_columns(row, question, "answer"),
     )
 
 
-def _question_answer(
+def _read_question_answer(
     row: Row, stem: str, question: str = "question", answer: str = "answer"
 ) -> Problem:
-    """A question and its truth. Beside an answer, a text `solution` is the way to it: a demonstration."""
+    """A question and its ground truth.
+
+    Beside `problem` and an answer, a text column `solution` is a demonstration.
+    """
     truth = truth_of(row.get(answer), answer)
     if GSM8K_TRUTH.search(truth):
         raise RowError(
-            f"{answer} ends in `####` and the truth, but the first row's does not; write all rows one way"
+            f"{answer} ends in `####` and the truth, but the first row's does not; "
+            "write all rows one way"
         )
+    used = [question, answer]
+    demonstrations: tuple[str, ...] = ()
     solution = row.get("solution") if question == "problem" else None
-    shown = (checked_text(solution, "solution"),) if solution else ()
-    used = (question, answer, "solution") if shown else (question, answer)
+    if solution:
+        demonstrations = (checked_text(solution, "solution"),)
+        used.append("solution")
     return Problem(
-        _uid(row), _asked(row, question), truth, _source(row, stem), shown, _rest(row, *used)
+        uid=_read_uid(row),
+        messages=_read_question(row, question),
+        ground_truth=truth,
+        data_source=_data_source(row, stem),
+        demonstrations=demonstrations,
+        extra=_unused_columns(row, *used),
     )
 
 
-def _asked(row: Row, name: str) -> tuple[dict[str, str], ...]:
-    """The question: `prompt` may be messages, other columns are text."""
-    return _messages(row, name) if name == "prompt" else user_turn(text_of(row, name))
+def _read_question(row: Row, name: str) -> tuple[dict[str, str], ...]:
+    """The messages of a question: `prompt` may be a list of messages, other columns are text."""
+    return _read_messages(row, name) if name == "prompt" else user_turn(text_of(row, name))
 
 
-def _instruction(row: Row, stem: str) -> Problem:
-    """The output is both the truth a judge compares with and a demonstration. `input` is Alpaca's optional second part."""
-    content, output = text_of(row, "instruction"), text_of(row, "output")
+def _read_instruction(row: Row, stem: str) -> Problem:
+    """Alpaca: `output` is both the ground truth for a judge and a demonstration.
+
+    The optional column `input` is appended to the instruction.
+    """
+    content = text_of(row, "instruction")
+    output = text_of(row, "output")
     if row.get("input"):
         content = f"{content}\n\n{text_of(row, 'input')}"
-    extra = _rest(row, "instruction", "input", "output")
     return Problem(
-        _uid(row),
-        user_turn(content),
-        truth_of(output, "output"),
-        _source(row, stem),
-        (output,),
-        extra,
+        uid=_read_uid(row),
+        messages=user_turn(content),
+        ground_truth=truth_of(output, "output"),
+        data_source=_data_source(row, stem),
+        demonstrations=(output,),
+        extra=_unused_columns(row, "instruction", "input", "output"),
     )
 
 
-def _chat(row: Row, stem: str, column: str = "messages") -> Problem:
-    messages = _messages(row, column)
+def _read_chat(row: Row, stem: str, column: str = "messages") -> Problem:
+    messages = _read_messages(row, column)
     if len(messages) < 2 or messages[-1]["role"] != "assistant":
         raise RowError(
-            f"{column} must end in an assistant message, which is the demonstration, with at least one message before it"
+            f"{column} must end in an assistant message, which is the demonstration, "
+            "with at least one message before it"
         )
-    demonstrations, extra = (messages[-1]["content"],), _rest(row, column, "ground_truth")
     return Problem(
-        _uid(row), messages[:-1], _optional_truth(row), _source(row, stem), demonstrations, extra
+        uid=_read_uid(row),
+        messages=messages[:-1],
+        ground_truth=_optional_truth(row),
+        data_source=_data_source(row, stem),
+        demonstrations=(messages[-1]["content"],),
+        extra=_unused_columns(row, column, "ground_truth"),
     )
 
 
-def _sharegpt(row: Row, stem: str) -> Problem:
+def _read_sharegpt(row: Row, stem: str) -> Problem:
     turns = row["conversations"]
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         raise RowError(
-            f"conversations must be a list of turns {{from, value}}, not {kind_of(turns)}"
+            f"conversations must be a list of turns {{from, value}}, not {type_name(turns)}"
         )
-    turns = [
-        {"role": SPEAKERS.get(turn["from"], turn["from"]), "content": turn.get("value")}
-        if "from" in turn
-        else turn
-        for turn in turns
-    ]
-    return _chat(row | {"conversations": turns}, stem, "conversations")
+    messages = [_sharegpt_message(turn) for turn in turns]
+    return _read_chat(row | {"conversations": messages}, stem, "conversations")
 
 
-SPEAKERS = {"human": "user", "gpt": "assistant"}  # ShareGPT's words; others are roles already
+def _sharegpt_message(turn: Row) -> Row:
+    if "from" not in turn:
+        return turn
+    speaker = turn["from"]
+    return {"role": SHAREGPT_ROLES.get(speaker, speaker), "content": turn.get("value")}
 
 
-def _ends_in_hashes(row: Row) -> bool:
+def _answer_ends_in_hashes(row: Row) -> bool:
     return GSM8K_TRUTH.search(str(row["answer"])) is not None
 
 
-def _names_no_truth(row: Row) -> bool:
+def _has_no_ground_truth(row: Row) -> bool:
     return "ground_truth" not in row
 
 
-def _names_its_truth_if_any(row: Row) -> bool:
-    return "ground_truth" in row or not ANSWERS & row.keys()
+def _has_ground_truth_or_no_answer(row: Row) -> bool:
+    return "ground_truth" in row or not ANSWER_COLUMNS & row.keys()
 
 
-# The first that fits is taken, so the more particular stand first.
+# The first schema that fits is used, so the more specific ones come first.
 SCHEMAS = (
-    Schema("verl", ("prompt", "reward_model", "data_source"), _verl),
-    Schema("preference pairs", ("prompt", "chosen", "rejected"), _preference),
+    Schema("verl", ("prompt", "reward_model", "data_source"), _read_verl),
+    Schema("preference pairs", ("prompt", "chosen", "rejected"), _read_preference),
     Schema(
         "dialogue pairs",
         ("chosen", "rejected"),
-        _dialogue_pair,
-        says=lambda row: isinstance(row["chosen"], list),
+        _read_dialogue_pair,
+        matches=lambda row: isinstance(row["chosen"], list),
     ),
-    Schema("HH-RLHF", ("chosen", "rejected"), _transcripts),
-    Schema("prompt and response", ("prompt", "response"), _prompt_response),
+    Schema("HH-RLHF", ("chosen", "rejected"), _read_transcript_pair),
+    Schema("prompt and response", ("prompt", "response"), _read_prompt_response),
     Schema(
         "prompt and completion",
         ("prompt", "completion"),
-        partial(_prompt_response, response="completion"),
+        partial(_read_prompt_response, response="completion"),
     ),
-    Schema("MMLU", ("question", "A", "B", "C", "D", "answer"), _mmlu),
-    Schema("MMLU of the hub", ("question", "choices", "answer"), _mmlu),
-    Schema("ARC", ("question", "choices", "answerKey"), _arc),
-    Schema("GSM8K", ("question", "answer"), _gsm8k, says=_ends_in_hashes),
-    Schema("question and answer", ("question", "answer"), _question_answer),
+    Schema("MMLU", ("question", "A", "B", "C", "D", "answer"), _read_mmlu),
+    Schema("MMLU of the hub", ("question", "choices", "answer"), _read_mmlu),
+    Schema("ARC", ("question", "choices", "answerKey"), _read_arc),
+    Schema("GSM8K", ("question", "answer"), _read_gsm8k, matches=_answer_ends_in_hashes),
+    Schema("question and answer", ("question", "answer"), _read_question_answer),
     Schema(
         "GSM8K as prompt",
         ("prompt", "answer"),
-        partial(_gsm8k, question="prompt"),
-        says=_ends_in_hashes,
+        partial(_read_gsm8k, question="prompt"),
+        matches=_answer_ends_in_hashes,
     ),
     Schema(
         "prompt and answer",
         ("prompt", "answer"),
-        partial(_question_answer, question="prompt"),
-        says=_names_no_truth,
+        partial(_read_question_answer, question="prompt"),
+        matches=_has_no_ground_truth,
     ),
     Schema(
         "prompt and solution",
         ("prompt", "solution"),
-        partial(_question_answer, question="prompt", answer="solution"),
-        says=_names_no_truth,
+        partial(_read_question_answer, question="prompt", answer="solution"),
+        matches=_has_no_ground_truth,
     ),
     Schema(
-        "problem and answer", ("problem", "answer"), partial(_question_answer, question="problem")
+        "problem and answer",
+        ("problem", "answer"),
+        partial(_read_question_answer, question="problem"),
     ),
-    Schema("instruction and output", ("instruction", "output"), _instruction),
-    Schema("chat", ("messages",), _chat),
-    Schema("ShareGPT", ("conversations",), _sharegpt),
+    Schema("instruction and output", ("instruction", "output"), _read_instruction),
+    Schema("chat", ("messages",), _read_chat),
+    Schema("ShareGPT", ("conversations",), _read_sharegpt),
     Schema(
         "prompt, with ground_truth if it has one",
         ("prompt",),
-        _prompt,
-        says=_names_its_truth_if_any,
+        _read_prompt,
+        matches=_has_ground_truth_or_no_answer,
     ),
 )
 
 
-def _rest(row: Row, *used: str) -> Row:
-    """The columns no field of Problem took."""
+def _unused_columns(row: Row, *used: str) -> Row:
+    """The columns that no field of Problem holds."""
     return {name: value for name, value in row.items() if name not in (*used, "uid", "data_source")}
 
 
-def _messages(row: Row, name: str) -> tuple[dict[str, str], ...]:
-    """A list of {role, content}, or a string for one user message. Null fields, which parquet adds, are left out."""
+def _read_messages(row: Row, name: str) -> tuple[dict[str, str], ...]:
+    """A list of {role, content}, or a string for one user message.
+
+    Null fields, which parquet adds, are left out.
+    """
     value = row.get(name)
     if isinstance(value, str):
         return user_turn(text_of(row, name))
     if not isinstance(value, list) or not value:
-        seen = "an empty list" if value == [] else kind_of(value)
+        seen = "an empty list" if value == [] else type_name(value)
         raise RowError(
             f"{name} must be a list of messages {{role, content}} or a string, not {seen}"
         )
-    messages: list[dict[str, str]] = []
-    for i, message in enumerate(value):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            seen = "an object without a role" if isinstance(message, dict) else kind_of(message)
-            raise RowError(f"{name}[{i}] must be a message {{role, content}}, not {seen}")
-        if "content" not in message:
-            raise RowError(f"{name}[{i}] has no content; a message is {{role, content}}")
-        kept = {
-            key: checked_text(part, f"{name}[{i}].{key}")
-            for key, part in message.items()
-            if part is not None or key == "content"
-        }
-        messages.append(kept)
-    return tuple(messages)
+    return tuple(_read_message(message, f"{name}[{i}]") for i, message in enumerate(value))
 
 
-def _reply(row: Row, name: str) -> str:
-    """A response: a string, or messages of which the last is the assistant's."""
-    if isinstance(row.get(name), list):
-        last = _messages(row, name)[-1]
-        if last["role"] != "assistant":
-            raise RowError(f"{name} must end in an assistant message, not {last['role']}")
-        return last["content"]
-    return text_of(row, name)
+def _read_message(message: Any, name: str) -> dict[str, str]:
+    if not isinstance(message, dict):
+        raise RowError(f"{name} must be a message {{role, content}}, not {type_name(message)}")
+    if not isinstance(message.get("role"), str):
+        raise RowError(f"{name} must be a message {{role, content}}, not an object without a role")
+    if "content" not in message:
+        raise RowError(f"{name} has no content; a message is {{role, content}}")
+    fields: dict[str, str] = {}
+    for key, value in message.items():
+        if value is not None or key == "content":
+            fields[key] = checked_text(value, f"{name}.{key}")
+    return fields
 
 
-def _target(value: Any) -> tuple[str, ...]:
-    """LUFFY's `target`: a list of assistant messages, of which some may have no content, or of strings."""
-    if not isinstance(value, list):
-        raise RowError(
-            f"target must be a list of messages {{role, content}} or null, not {kind_of(value)}"
-        )
-    contents = [item.get("content") if isinstance(item, dict) else item for item in value]
-    return tuple(
-        checked_text(content, f"target[{i}].content")
-        for i, content in enumerate(contents)
-        if content is not None
-    )
+def _read_reply(row: Row, name: str) -> str:
+    """A response: a string, or messages that end in one of the assistant."""
+    if not isinstance(row.get(name), list):
+        return text_of(row, name)
+    last = _read_messages(row, name)[-1]
+    if last["role"] != "assistant":
+        raise RowError(f"{name} must end in an assistant message, not {last['role']}")
+    return last["content"]
 
 
 def _optional_truth(row: Row) -> str:
-    return (
-        truth_of(row["ground_truth"], "ground_truth") if row.get("ground_truth") is not None else ""
-    )
+    truth = row.get("ground_truth")
+    return "" if truth is None else truth_of(truth, "ground_truth")
 
 
-def _source(row: Row, default: str) -> str:
-    return (
-        checked_text(row["data_source"], "data_source")
-        if row.get("data_source") is not None
-        else default
-    )
+def _data_source(row: Row, default: str) -> str:
+    value = row.get("data_source")
+    return default if value is None else checked_text(value, "data_source")
 
 
-def _uid(row: Row) -> str:
-    """The row's own uid, or "" when the file has no column uid."""
+def _read_uid(row: Row) -> str:
+    """The row's own uid, or "" if the file has no column uid."""
     if "uid" not in row:
         return ""
     uid = row["uid"]
     if isinstance(uid, bool) or not isinstance(uid, str | int) or uid == "":
-        seen = "empty" if uid == "" else kind_of(uid)
+        seen = "empty" if uid == "" else type_name(uid)
         raise RowError(
-            f"uid must be a string, not {seen}; fill it, or remove the column and uids are made from the content"
+            f"uid must be a string, not {seen}; "
+            "fill it, or remove the column and uids are made from the content"
         )
     return checked_text(str(uid), "uid")

@@ -1,65 +1,85 @@
-"""Several data sets in one setting, each with a name: `a.jsonl,b.parquet` or `maths=a.jsonl,science=b.parquet`."""
+"""Several named data sets in one setting: `a.jsonl,b.parquet` or `math=a.jsonl,code=b.jsonl`."""
 
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from postgrad.data.readers import exists, extension
 from postgrad.errors import ConfigError
 from postgrad.problem import Problem
 
 NAMED = re.compile(r"([A-Za-z0-9_.-]+)=(.+)", re.DOTALL)
-# File names that say which part of a set it is but not which set: the folder's name is put before them.
-PARTS = ("train", "test", "valid", "validation", "val", "dev", "data", "problems")
+# File names that say a split but not a data set: the set is named FOLDER-FILE.
+SPLIT_NAMES = ("train", "test", "valid", "validation", "val", "dev", "data", "problems")
 
 
 def split_sets(source: str) -> dict[str, str]:
-    """Name -> source of each set. A set without a name is called after its file; gsm8k/test.jsonl is gsm8k-test.
+    """Name -> source of each set. A set without a name is named after its file.
+
+    The set of gsm8k/test.jsonl is called gsm8k-test.
 
     Raises:
-        ConfigError: a part is empty, or two sets have one name.
+        ConfigError: a part is empty, or two sets have the same name.
     """
     if exists(Path(source).expanduser()):
-        return {_name(source): source}
+        return {_default_name(source): source}
     sets: dict[str, str] = {}
-    for part in (part.strip() for part in source.split(",")):
+    for part in source.split(","):
+        part = part.strip()
         if not part:
             raise ConfigError(
-                f"data source {source!r} has an empty part; give files, folders or arithmetic:LEVEL with commas between"
+                f"data source {source!r} has an empty part; "
+                "give files, folders or arithmetic:LEVEL, separated by commas"
             )
-        named = None if exists(Path(part).expanduser()) else NAMED.fullmatch(part)
-        name, place = (named[1], named[2]) if named else (_name(part), part)
+        name, set_source = _split_name(part)
         if name in sets:
             raise ConfigError(
-                f"two data sets are called {name}; name them yourself: NAME1={sets[name]},NAME2={place}"
+                f"two data sets are called {name}; "
+                f"name them yourself: NAME1={sets[name]},NAME2={set_source}"
             )
-        sets[name] = place
+        sets[name] = set_source
     return sets
 
 
-def _name(part: str) -> str:
+def _split_name(part: str) -> tuple[str, str]:
+    """(name, source) of `NAME=SOURCE` or `SOURCE`."""
+    named = NAMED.fullmatch(part)
+    if named and not exists(Path(part).expanduser()):
+        return named[1], named[2]
+    return _default_name(part), part
+
+
+def _default_name(part: str) -> str:
     if part.split(":")[0] == "arithmetic":
         return part.replace(":", "-")
     path = Path(part).expanduser()
     stem = path.name[: -len(extension(path))] if extension(path) else path.name
     parent = path.absolute().parent.name
-    name = f"{parent}-{stem}" if stem.lower() in PARTS and parent else stem
+    name = f"{parent}-{stem}" if stem.lower() in SPLIT_NAMES and parent else stem
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.") or "data"
 
 
 def find_test_set_evidence(source: str, problems: Sequence[Problem]) -> str:
-    """How one can tell that this is a test set, in words; "" when nothing says so.
+    """Why this looks like a test set, as one clause; "" if nothing says so.
 
-    Looked at are the rows' own `split` (also in `extra_info`), the split of an arithmetic source, and the word `test` in the file's name.
+    Evidence is a row's own `split` (also in `extra_info`), the split of an arithmetic source, or
+    `test` in the file name.
     """
     for problem in problems:
-        info = problem.extra.get("extra_info")
-        split = problem.extra.get("split") or (
-            info.get("split") if isinstance(info, dict) else None
-        )
+        split = _split_of(problem)
         if isinstance(split, str) and split.strip().lower() == "test":
             return f"the split of problem {problem.uid} is test"
-    if source.split(":")[0] == "arithmetic":
-        return f"{source} is the split test" if source.split(":")[3:4] == ["test"] else ""
-    words = re.split(r"[^a-z0-9]+", Path(source).name.lower())
-    return f"the name {Path(source).name} says test" if "test" in words else ""
+    source_parts = source.split(":")
+    if source_parts[0] == "arithmetic":
+        return f"{source} is the split test" if source_parts[3:4] == ["test"] else ""
+    file_name = Path(source).name
+    if "test" in re.split(r"[^a-z0-9]+", file_name.lower()):
+        return f"the file name {file_name} contains test"
+    return ""
+
+
+def _split_of(problem: Problem) -> Any:
+    info = problem.extra.get("extra_info")
+    info_split = info.get("split") if isinstance(info, dict) else None
+    return problem.extra.get("split") or info_split

@@ -1,7 +1,9 @@
-"""Prompt styles: what stands around a question, by name. One table, used when files are prepared and when prompts are rendered.
+"""Prompt styles: the instructions around a question, by name.
 
-A style either rewrites the messages, which then go through the tokenizer's chat template, or writes the whole prompt as text.
-Putting a style on takes off what another style of the table put on before, so a file prepared in one style can be used in any.
+`postgrad data prepare` and prompt rendering use the same table. A style either rewrites the
+messages, which then go through the tokenizer's chat template, or writes the whole prompt as text.
+Applying a style first removes the text that another style of the table added, so a file that was
+prepared in one style can be used in any other.
 """
 
 from collections.abc import Sequence
@@ -17,41 +19,48 @@ THINK = "<think>\n"
 BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
 HASHES = 'Reason step by step, and output the final answer after "####".'
 TWO_SECTIONS = (
-    "Work through the task systematically before you answer: analyze it, explore ideas, verify them and refine them over several "
-    "iterations. Write two sections. Thought: all of your reasoning, as <think>\n ... </think>\n. Solution, after </think>: the final "
-    "answer, derived from the Thought; put a closed-form result or the letter of a multiple choice in \\boxed{}."
+    "Work through the task systematically before you answer: analyze it, explore ideas, verify "
+    "them and refine them over several iterations. Write two sections. "
+    "Thought: all of your reasoning, as <think>\n ... </think>\n. "
+    "Solution, after </think>: the final answer, derived from the Thought; "
+    "put a closed-form result or the letter of a multiple choice in \\boxed{}."
 )
 DIALOGUE = (
-    "A User asks a question and an Assistant solves it. The Assistant first works the reasoning out in its mind and then gives the User "
-    "the answer."
+    "A User asks a question and an Assistant solves it. The Assistant first works the reasoning "
+    "out in its mind and then gives the User the answer."
 )
 TAGS = (
-    f"{DIALOGUE} The reasoning stands between <think> and </think>, the answer between <answer> and </answer>, like this: "
-    "<think> the reasoning </think> <answer> the answer </answer>."
+    f"{DIALOGUE} The reasoning stands between <think> and </think>, the answer between <answer> "
+    "and </answer>, like this: <think> the reasoning </think> <answer> the answer </answer>."
 )
 LATEX_BOX = "Write the final answer in LaTeX, inside \\boxed{}."
 RULES = (
-    "# Instruction\nYou are an AI assistant in conversation with a person. The person's query stands under # Query:, your reply under "
-    "# Answer:. Be helpful: answer what was asked, in full. Be honest: say what you do not know, and that you are an AI. Be safe: do not "
-    "help with what is harmful, illegal or demeaning, and say why."
+    "# Instruction\nYou are an AI assistant in conversation with a person. The person's query "
+    "stands under # Query:, your reply under # Answer:. Be helpful: answer what was asked, in "
+    "full. Be honest: say what you do not know, and that you are an AI. Be safe: do not help with "
+    "what is harmful, illegal or demeaning, and say why."
 )
 
 
 def chatml(system: str, user: str) -> str:
-    """Qwen's turns as text, the assistant's turn open."""
-    return f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n{user}<|im_end|>\n<|im_start|>assistant\n"
+    """A prompt in ChatML, Qwen's format, up to the start of the assistant's turn."""
+    return (
+        f"<|im_start|>system\n{system}<|im_end|>\n"
+        f"<|im_start|>user\n{user}<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
 
 
 @dataclass(frozen=True)
 class Style:
-    """What a style puts around a question.
+    """The text that a style adds to a question.
 
     Attributes:
-        help: one line for people.
-        form: the user's turn, or with `text` the whole prompt, with {question} where the question goes.
-        system: the system turn; empty: none. A style of the table replaces the system turn that was there.
-        text: the form is the whole prompt, and the chat template is not used.
-        opening: what the assistant's turn is opened with.
+        help: one line of help.
+        form: the user's message, or with `text` the whole prompt; {question} marks the question.
+        system: the system message, which replaces one in the data; "" for none.
+        text: `form` is the whole prompt, and the chat template is not used.
+        opening: text that starts the assistant's turn, as part of the prompt.
         stop: strings that end a response in this style.
     """
 
@@ -64,29 +73,33 @@ class Style:
 
     @property
     def before(self) -> str:
+        """The text before the question."""
         return self.form.partition(SLOT)[0]
 
     @property
     def after(self) -> str:
+        """The text after the question."""
         return self.form.partition(SLOT)[2]
 
 
-OWN = Style("the messages as they stand in the file, through the tokenizer's chat template")
+OWN = Style("the messages of the file, through the tokenizer's chat template")
 STYLES: dict[str, Style] = {
     "own": OWN,
-    "bare": Style("the question alone as the user's turn, no system turn"),
+    "bare": Style("the question alone as the user message, no system message"),
     "boxed": Style(
-        "the request to reason and to box the answer after the question", f"{SLOT}\n\n{BOXED}"
+        "asks for reasoning and a boxed answer after the question", f"{SLOT}\n\n{BOXED}"
     ),
-    "boxed_system": Style("the same request as the system turn (BuPO, Qwen)", system=BOXED),
-    "hash": Style("GSM8K's way: the answer after ####", f"{SLOT} {HASHES}"),
+    "boxed_system": Style("the same request as the system message (BuPO, Qwen)", system=BOXED),
+    "hash": Style("asks for the answer after ####, as in GSM8K", f"{SLOT} {HASHES}"),
     "luffy": Style(
-        "a system turn that asks for Thought and Solution; the reply starts inside <think>",
+        "a system message asks for Thought and Solution; the response starts inside <think>",
         system=TWO_SECTIONS,
         opening=THINK,
     ),
     "qwen": Style(
-        "ChatML as text, the request to box as the system turn", chatml(BOXED, SLOT), text=True
+        "ChatML as text, the request for a boxed answer in the system message",
+        chatml(BOXED, SLOT),
+        text=True,
     ),
     "simplerl": Style(
         "ChatML as text, the request after the question",
@@ -104,16 +117,17 @@ STYLES: dict[str, Style] = {
         text=True,
     ),
     "r1_zero": Style(
-        "User/Assistant dialogue with tags, the reply starts inside <think>",
+        "User/Assistant dialogue with tags, the response starts inside <think>",
         f"{TAGS}\nUser: {SLOT}\nAssistant: <think>",
         text=True,
         stop=("</answer>",),
     ),
     "question_only": Style("the question and nothing else, no chat template", text=True),
-    "no": Style("another name of question_only", text=True),
+    "no": Style("another name for question_only", text=True),
     "alpaca_sft": Style(
         "Alpaca's instruction and response blocks",
-        "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
+        "Below is an instruction that describes a task. "
+        "Write a response that appropriately completes the request.\n\n"
         f"### Instruction:\n{SLOT}\n\n### Response:\n",
         text=True,
     ),
@@ -127,10 +141,14 @@ STYLES: dict[str, Style] = {
 
 
 def find_style(name: str, key: str = "data.prompt_style") -> Style:
-    """A style of the table, or a text file of your own with {question} in it, which is the whole prompt.
+    """A style of the table, or the style of a .txt file whose text is the prompt with {question}.
+
+    Args:
+        name: a key of STYLES, or the path of a text file.
+        key: the setting that holds the name, for error messages.
 
     Raises:
-        ConfigError: neither; or the file has no {question}, or has it twice.
+        ConfigError: no such style or file, or the file does not hold {question} exactly once.
     """
     if name in STYLES:
         return STYLES[name]
@@ -142,56 +160,71 @@ def find_style(name: str, key: str = "data.prompt_style") -> Style:
         )
     if not file.is_file():
         raise ConfigError(
-            f"{key}={name}: no such file; give a text file with {SLOT} in it, or one of {', '.join(STYLES)}"
+            f"{key}={name}: no such file; "
+            f"give a text file with {SLOT} in it, or one of {', '.join(STYLES)}"
         )
     try:
         form = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())[:120]
         raise ConfigError(
-            f"{key}={name} cannot be read ({' '.join(str(error).split())[:120]}); save it as UTF-8 text"
+            f"{key}={name} cannot be read ({reason}); save it as UTF-8 text"
         ) from error
     if form.count(SLOT) != 1:
         raise ConfigError(
-            f"{key}={name} has {SLOT} {form.count(SLOT)} times; it must stand there once, where the question goes"
+            f"{key}={name} has {SLOT} {form.count(SLOT)} times; "
+            "write it exactly once, where the question goes"
         )
-    return Style("a form of your own", form, text=True)
+    return Style("a prompt of your own", form, text=True)
 
 
-def stop_strings(given: Sequence[str] | None, style: str) -> list[str]:
-    """The strings that end a response: those given, or the style's own. Raises ConfigError for one that is empty."""
-    found = list(find_style(style).stop if given is None else given)
-    if "" in found:
+def stop_strings(configured: Sequence[str] | None, style: str) -> list[str]:
+    """The strings that end a response: the configured ones, or those of the style.
+
+    Raises:
+        ConfigError: one of them is empty.
+    """
+    stops = list(find_style(style).stop if configured is None else configured)
+    if "" in stops:
         raise ConfigError(
-            f"rollout.stop={found} has an empty string, which would end every response; remove it"
+            f"rollout.stop={stops} has an empty string, which would end every response; remove it"
         )
-    return found
+    return stops
 
 
 def question_of(messages: Sequence[dict[str, str]]) -> str:
-    """The question alone: without system turns and without what a style of the table put around it.
+    """The question alone: without system messages and without the text that a style added.
 
     Raises:
-        ConfigError: the messages are a dialogue of several turns, which no style can take apart.
+        ConfigError: the messages are a dialogue of several turns, which have no one question.
     """
     turns = [message for message in messages if message["role"] != "system"]
     if [turn["role"] for turn in turns] != ["user"]:
         roles = ", ".join(message["role"] for message in messages)
         raise ConfigError(
-            f"a prompt style needs one question, these messages have the roles {roles}; use data.prompt_style=own"
+            f"a prompt style needs one question, these messages have the roles {roles}; "
+            "use data.prompt_style=own"
         )
     content = turns[0]["content"]
     for style in STYLES.values():
-        if not (style.before or style.after):
-            continue
-        inside = len(content) > len(style.before) + len(style.after)
-        if inside and content.startswith(style.before) and content.endswith(style.after):
+        if _is_in_style(content, style):
             return content[len(style.before) : len(content) - len(style.after)]
     return content
 
 
+def _is_in_style(content: str, style: Style) -> bool:
+    if not (style.before or style.after):
+        return False
+    if len(content) <= len(style.before) + len(style.after):
+        return False
+    return content.startswith(style.before) and content.endswith(style.after)
+
+
 def styled(style: Style, messages: Sequence[dict[str, str]]) -> Messages:
-    """The messages in a style. A text style gives one user message that is the whole prompt."""
+    """The messages in a style. With a text style: one user message that is the whole prompt."""
     if style is OWN:
         return tuple(dict(message) for message in messages)
     user = {"role": "user", "content": style.form.replace(SLOT, question_of(messages))}
-    return ({"role": "system", "content": style.system}, user) if style.system else (user,)
+    if style.system:
+        return ({"role": "system", "content": style.system}, user)
+    return (user,)

@@ -1,4 +1,4 @@
-"""Files of rows as they are: with a uid column added, or in another format. Nothing is interpreted."""
+"""Copies data files: with a uid column added, or in another format. Values are not changed."""
 
 import csv
 import json
@@ -20,10 +20,12 @@ FORMATS = (".parquet", ".jsonl", ".csv")
 
 
 def add_uids(path: Path, out: Path) -> int:
-    """Copy a file with a column `uid` as its first: the uids that a run gives its problems. Returns the number of rows.
+    """Copies a file with `uid` as its first column; returns the number of rows.
+
+    The uids are those that a run gives the problems of this file.
 
     Raises:
-        ConfigError: the file has uids already, which are never replaced; or a row is no problem.
+        ConfigError: the file already has uids, which are never replaced; or a row is no problem.
     """
     first = next(iter(read_rows(path)), None)
     if first is not None and "uid" in first[1]:
@@ -31,25 +33,27 @@ def add_uids(path: Path, out: Path) -> int:
             f"{path} has a column uid already, and uids are never replaced; nothing to do"
         )
     uids = [problem.uid for problem in load_problems(str(path))]
-    if (
-        extension(path) == ".parquet" and extension(out) == ".parquet"
-    ):  # keeps the types and what the file says of itself
-        table = parquet.read_table(path)
-        column = pa.array(uids, pa.string())
-        with _new_file(out) as temporary:
-            parquet.write_table(table.add_column(0, "uid", column), temporary, compression="zstd")
+    if extension(path) == ".parquet" and extension(out) == ".parquet":
+        _add_parquet_column(path, out, uids)
     else:
-        write_rows(
-            out, ({"uid": uid, **row} for uid, (_, row) in zip(uids, read_rows(path), strict=True))
-        )
+        rows = (row for _, row in read_rows(path))
+        write_rows(out, ({"uid": uid, **row} for uid, row in zip(uids, rows, strict=True)))
     return len(uids)
 
 
+def _add_parquet_column(path: Path, out: Path, uids: list[str]) -> None:
+    """Copies a parquet file with its column types and its metadata."""
+    table = parquet.read_table(path)
+    with_uids = table.add_column(0, "uid", pa.array(uids, pa.string()))
+    with _new_file(out) as temporary:
+        parquet.write_table(with_uids, temporary, compression="zstd")
+
+
 def export(path: Path, out: Path, columns: list[str] | None = None) -> int:
-    """Write the rows of a file in the format of `out`'s name. Returns their number.
+    """Writes the rows of a file in the format of `out`; returns the number of rows.
 
     Raises:
-        ConfigError: a column is not there, or `out` cannot be written.
+        ConfigError: a column does not exist, or `out` cannot be written.
     """
     known: dict[str, None] = {}
     count = 0
@@ -63,17 +67,17 @@ def export(path: Path, out: Path, columns: list[str] | None = None) -> int:
             raise ConfigError(
                 f"columns: {path} has no column {column}; {did_you_mean(column, known)}"
             )
-    chosen = columns or list(known)
-    write_rows(out, ({name: row.get(name) for name in chosen} for _, row in read_rows(path)))
+    names = columns or list(known)
+    write_rows(out, ({name: row.get(name) for name in names} for _, row in read_rows(path)))
     return count
 
 
 def write_rows(out: Path, rows: Iterable[Row]) -> None:
-    """Rows as parquet, jsonl or csv, by the name's ending. In csv nested values are JSON and null is empty."""
+    """Writes rows as parquet, jsonl or csv. In csv, nested values are JSON and null is empty."""
     writers: dict[str, Callable[[Path, Iterator[Row]], None]] = {
-        ".parquet": _parquet,
-        ".jsonl": _jsonl,
-        ".csv": _csv,
+        ".parquet": _write_parquet,
+        ".jsonl": _write_jsonl,
+        ".csv": _write_csv,
     }
     kind = extension(out)
     if kind not in writers:
@@ -94,30 +98,28 @@ def _new_file(out: Path) -> Iterator[Path]:
         raise ConfigError(f"out={out} cannot be written ({one_line(error)})") from error
 
 
-def _parquet(path: Path, rows: Iterator[Row]) -> None:
+def _write_parquet(path: Path, rows: Iterator[Row]) -> None:
     parquet.write_table(pa.Table.from_pylist(list(rows)), path, compression="zstd")
 
 
-def _jsonl(path: Path, rows: Iterator[Row]) -> None:
+def _write_jsonl(path: Path, rows: Iterator[Row]) -> None:
     with path.open("w", encoding="utf-8") as file:
         for row in rows:
             file.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
 
 
-def _csv(path: Path, rows: Iterator[Row]) -> None:
+def _write_csv(path: Path, rows: Iterator[Row]) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         for number, row in enumerate(rows):
             if number == 0:
                 writer.writerow(row)
-            writer.writerow([_cell(value) for value in row.values()])
+            writer.writerow([_csv_cell(value) for value in row.values()])
 
 
-def _cell(value: Any) -> Any:
+def _csv_cell(value: Any) -> Any:
     if value is None:
         return ""
-    return (
-        json.dumps(value, ensure_ascii=False, default=str)
-        if isinstance(value, list | dict)
-        else value
-    )
+    if isinstance(value, list | dict):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    return value

@@ -1,6 +1,6 @@
-"""The thought of a response (its chain of thought): where it lies among the tokens, and how much of it somebody else gets to see.
+"""Where the thought (chain of thought) of a response is, and which part of it is kept.
 
-Spans are token positions [start, end), so that masks line up with the response; markers themselves belong to no span.
+Spans are token positions [start, end) in the response. The markers belong to no span.
 """
 
 import re
@@ -16,9 +16,15 @@ FIRST_OR_LAST = re.compile(r"(first|last)-(\d+)-tokens")
 
 @dataclass(frozen=True)
 class Span:
-    """The thought is [start, end); the final output begins at `output`, None when the thought was never closed.
+    """The tokens of a thought and the start of the final output.
 
-    `lead` and `tail` are the thought's first and last characters where they share a token with a marker, `rest` the output's first.
+    Attributes:
+        start: first token of the thought.
+        end: end of the thought (exclusive).
+        output: first token of the final output; None if the thought was never closed.
+        lead: first characters of the thought, if they share a token with the start marker.
+        tail: last characters of the thought, if they share a token with the end marker.
+        rest: first characters of the output, if they share a token with the end marker.
     """
 
     start: int
@@ -32,54 +38,72 @@ class Span:
 def split_cot(
     ids: Sequence[int], length: int, start: Sequence[int], end: Sequence[int], opened: bool = False
 ) -> Span:
-    """Cut the thought out of the first `length` token ids by the ids of its markers.
+    """Finds the thought in the first `length` token ids by the ids of its markers.
 
-        open and close     between them                       output after close
-        open, no close     after open, to the end             no output
-        no open, close     from the beginning to close        output after close
+        start and end      between them                       output after end
+        start, no end      after start, to the last token     no output
+        no start, end      from the first token to end        output after end
         neither            everything                         no output
 
-    `opened`: the prompt has opened the thought already, so a start marker in the response is part of it.
+    Args:
+        ids: token ids of the response.
+        length: number of ids to read.
+        start: token ids of the start marker.
+        end: token ids of the end marker.
+        opened: the prompt has opened the thought; a start marker in the response is part of it.
     """
-    at = -1 if opened else find(ids, start, 0, length)
-    first = at + len(start) if at >= 0 else 0
-    close = find(ids, end, first, length)
-    return Span(first, length) if close < 0 else Span(first, close, close + len(end))
+    start_at = -1 if opened else find_ids(ids, start, 0, length)
+    first = start_at + len(start) if start_at >= 0 else 0
+    end_at = find_ids(ids, end, first, length)
+    if end_at < 0:
+        return Span(first, length)
+    return Span(first, end_at, end_at + len(end))
 
 
 def split_text(pieces: Sequence[str], start: str, end: str, opened: bool = False) -> Span:
-    """As split_cot, by the text of each token: for markers whose first or last character shares a token with other text.
+    """As split_cot, by the text of each token: for markers that share a token with other text.
 
-    Tokenizers merge: after "5." a model may write ".</" as one token, which no search for the ids of "</think>" finds.
+    Tokenizers merge characters: after "5" a model may write ".</" as one token, and a search for
+    the ids of "</think>" does not find it.
     """
     text = "".join(pieces)
     ends = list(accumulate(map(len, pieces)))
     starts = [0, *ends[:-1]]
-    at = -1 if opened else text.find(start)
-    begin = at + len(start) if at >= 0 else 0
-    first = sum(place < begin for place in starts)
+    start_at = -1 if opened else text.find(start)
+    begin = start_at + len(start) if start_at >= 0 else 0
+    first = sum(position < begin for position in starts)
     lead = text[begin : ends[first - 1]] if first else ""
-    close = text.find(end, begin)
-    if close < 0:
+    end_at = text.find(end, begin)
+    if end_at < 0:
         return Span(first, len(pieces), None, lead)
-    stop, last = close + len(end), sum(place <= close for place in ends)
-    output = sum(place < stop for place in starts)
-    rest = text[stop : ends[output - 1]]
-    if last < first:  # both markers share a token, and what is between them lies in it
-        return Span(first, first, output, text[begin:close], "", rest)
-    return Span(first, last, output, lead, text[starts[last] : close], rest)
+    output_at = end_at + len(end)
+    last = sum(position <= end_at for position in ends)
+    output = sum(position < output_at for position in starts)
+    rest = text[output_at : ends[output - 1]]
+    if last < first:  # both markers share one token, and the thought is inside it
+        return Span(first, first, output, text[begin:end_at], "", rest)
+    return Span(first, last, output, lead, text[starts[last] : end_at], rest)
 
 
-def find(ids: Sequence[int], wanted: Sequence[int], low: int, high: int) -> int:
-    """Where `wanted` first lies in ids[low:high], or -1. Nothing wanted is found nowhere."""
-    size = len(wanted)
-    places = (i for i in range(low, high - size + 1) if list(ids[i : i + size]) == list(wanted))
-    return next(places, -1) if size else -1
+def find_ids(ids: Sequence[int], pattern: Sequence[int], low: int, high: int) -> int:
+    """The first position of `pattern` in ids[low:high], or -1. An empty pattern is never found."""
+    size = len(pattern)
+    if not size:
+        return -1
+    for i in range(low, high - size + 1):
+        if list(ids[i : i + size]) == list(pattern):
+            return i
+    return -1
 
 
 def check_keep(spec: str, unit: str = "tokens") -> None:
-    """Raises ConfigError unless `spec` is a share above 0 and at most 1, or with the unit tokens also first-K-tokens or last-K-tokens."""
-    if (match := FIRST_OR_LAST.fullmatch(spec)) is not None and int(match[2]) > 0:
+    """Raises ConfigError unless `spec` is a valid method.keep.
+
+    Valid are a share above 0 and at most 1, and with unit `tokens` also first-K-tokens and
+    last-K-tokens.
+    """
+    match = FIRST_OR_LAST.fullmatch(spec)
+    if match is not None and int(match[2]) > 0:
         if unit != "tokens":
             raise ConfigError(
                 f"method.keep={spec} counts tokens; use method.keep_unit=tokens, or a share"
@@ -91,27 +115,34 @@ def check_keep(spec: str, unit: str = "tokens") -> None:
         share = 0.0
     if not 0 < share <= 1:
         raise ConfigError(
-            f"method.keep={spec} is not how much of a thought to keep; give a share such as 0.5 or 1, first-20-tokens or last-20-tokens"
+            f"method.keep={spec} is not a part of a thought; "
+            "give a share such as 0.5 or 1, first-20-tokens or last-20-tokens"
         )
 
 
 def keep(start: int, end: int, spec: str) -> tuple[int, int]:
-    """The part of [start, end) that is kept: a share r keeps the first max(1, int(n·r)) tokens; K is at most n."""
+    """The part of [start, end) that `spec` keeps.
+
+    A share r keeps the first max(1, int(n * r)) of n tokens. K is limited to n.
+    """
     count = end - start
-    if (match := FIRST_OR_LAST.fullmatch(spec)) is not None:
-        kept = min(int(match[2]), count)
-        return (start, start + kept) if match[1] == "first" else (end - kept, end)
+    match = FIRST_OR_LAST.fullmatch(spec)
+    if match is not None:
+        num_kept = min(int(match[2]), count)
+        return (start, start + num_kept) if match[1] == "first" else (end - num_kept, end)
     share = float(spec)
-    return start, end if share == 1 else start + min(count, max(1, int(count * share)))
+    if share == 1:
+        return start, end
+    return start, start + min(count, max(1, int(count * share)))
 
 
 def keep_words(text: str, share: float) -> str:
-    """The first int(n·share) words with the white space after them; all of the text when that would be none."""
+    """The first int(n * share) of n words with the white space after them; all if that is 0."""
     ends = [match.end() for match in re.finditer(r"\S+\s*", text)]
     count = int(len(ends) * share)
     return text[: ends[count - 1]] if count else text
 
 
 def draw_share(random: Random, low: float, high: float) -> float:
-    """How much of one thought random_truncate keeps."""
+    """The share of one thought that random_truncate keeps."""
     return random.uniform(low, high)

@@ -1,4 +1,4 @@
-"""What a data set of the table is made of: where it lies, how a row becomes a problem, what is dropped and why."""
+"""The types of `postgrad data prepare`: a data set, its converter, its options, a dropped row."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from postgrad.errors import ConfigError, did_you_mean
 
 
 class Drop(Exception):
-    """This row is left out on purpose; the text is the reason that is counted and shown."""
+    """Raised to leave a row out on purpose; the text is the reason that is counted and shown."""
 
 
 @dataclass(frozen=True)
@@ -18,15 +18,15 @@ class Draft:
     """One problem before its prompt is written.
 
     Attributes:
-        question: what is asked, without instructions of a prompt style.
-        truth: what the verifier compares with; empty where a judge decides.
+        question: the question without the instructions of a prompt style.
+        truth: the answer that the verifier compares with; "" where a judge scores.
         demonstrations: responses to learn from.
         extra: more columns of extra_info.
-        reward: more columns of reward_model; texts.
+        reward: more columns of reward_model, all of them text.
         columns: more columns of the file.
-        system: a system turn that belongs to the problem, in place of the style's.
-        dialogue: all turns, where the problem is more than one question.
-        data_source: the row's own, where the set has none.
+        system: a system message of the problem itself, used in place of the style's.
+        dialogue: all messages, where the problem is more than one question.
+        data_source: the row's own, where the data set has none.
     """
 
     question: str
@@ -42,13 +42,14 @@ class Draft:
 
 @dataclass(frozen=True)
 class Option:
-    """A setting of one data set. The default's type is the value's."""
+    """An option of one data set. A value has the type of the default."""
 
     default: str | int
     help: str
     choices: tuple[str, ...] = ()
 
     def read(self, name: str, value: str) -> str | int:
+        """The value of `name=value`; raises ConfigError if it is not a valid one."""
         if isinstance(self.default, int):
             if not value.isdigit():
                 raise ConfigError(f"{name}={value} is not a whole number from 0")
@@ -62,41 +63,52 @@ class Option:
 
 @dataclass(frozen=True)
 class Context:
-    """What a converter may know beside the row: the set's options, the split, the row's number from 0 and its file."""
+    """What a converter may read besides the row.
+
+    Attributes:
+        options: the data set's options.
+        split: the split that is prepared.
+        index: number of the row, from 0, over all files.
+        file: the row's file as the hub names it, e.g. main/train-00000-of-00001.parquet.
+        count_tokens: counts the tokens of a text, if a tokenizer was given.
+    """
 
     options: dict[str, Any]
     split: str
     index: int = 0
-    file: str = ""  # as the hub names it, e.g. main/train-00000-of-00001.parquet
+    file: str = ""
     count_tokens: Callable[[str], int] | None = None
 
     @property
     def stem(self) -> str:
+        """The file name without folder and extension."""
         return self.file.rpartition("/")[2].split(".")[0]
 
 
 Convert = Callable[[Row, Context], Draft]
-# From (the questions in order, the group of each, the options, the split) to the numbers of those that belong to the split.
-Divide = Callable[[list[str], list[str], dict[str, Any], str], set[int]]
+# From (questions in order, group of each question, options, split) to the indices of the questions
+# in the split.
+SelectSplit = Callable[[list[str], list[str], dict[str, Any], str], set[int]]
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """One entry of the table.
+    """One data set of the catalog.
 
     Attributes:
-        help: one line for people.
-        repo: its name on the hub; empty: local files only.
+        help: one line of help.
+        repo: its name on the hub; "" for local files only.
         splits: split -> patterns of its files on the hub; the first split is the default.
-        convert: a row as a Draft; raises Drop with the reason, or RowError.
-        data_source: what chooses the verifier; empty: the rows' own.
-        local: patterns of names that such files have elsewhere.
-        style: the prompt style unless another is asked for.
+        convert: turns a row into a Draft; raises Drop with the reason, or RowError.
+        data_source: selects the verifier; "" for the rows' own.
+        local: patterns of the names that such files have on a local disk.
+        style: the default prompt style.
+        ability: the column `ability`.
         judged: `rule` for a verifier, `model` for a judge.
-        options: settings of its own.
-        group: with `divide`, the column of extra_info whose values are divided one by one.
-        divide: which problems belong to a split, where no file says so.
-        note: what everybody should know who uses it.
+        options: the data set's own options.
+        group: with `select_split`, the column of extra_info whose groups are split one by one.
+        select_split: which problems belong to a split, where no file says so.
+        note: printed after the data set was prepared.
     """
 
     help: str
@@ -110,25 +122,29 @@ class DataSet:
     judged: str = "rule"
     options: dict[str, Option] = field(default_factory=dict)
     group: str = ""
-    divide: Divide | None = None
+    select_split: SelectSplit | None = None
     note: str = ""
 
 
 def first_text(row: Row, names: Iterable[str]) -> str:
-    """The first of these columns that the row has; it must be a text and not blank."""
+    """The text of the first of these columns that the row has; raises RowError if it is blank."""
     names = tuple(names)
     for name in names:
         if row.get(name) is not None:
             if not checked_text(row[name], name).strip():
                 raise RowError(f"{name} is empty; fill it or remove the row")
             return row[name]
-    raise RowError(
-        f"none of the columns {', '.join(names)}; it has {', '.join(map(str, row)) or 'none'}"
-    )
+    columns = ", ".join(map(str, row)) or "none"
+    raise RowError(f"none of the columns {', '.join(names)}; the row has {columns}")
 
 
-def sliced(context: Context, slices: dict[str, tuple[int, int]]) -> None:
-    """Drop a row whose number is not in its split's slice of the file's order."""
+def drop_outside_slice(context: Context, slices: dict[str, tuple[int, int]]) -> None:
+    """Drops a row whose index is not in the slice [first, end) of its split."""
     first, end = slices[context.split]
     if not first <= context.index < end:
-        raise Drop(f"outside the rows {first} to {end - 1} that are the split {context.split}")
+        raise Drop(f"not in the rows {first} to {end - 1}, which are the split {context.split}")
+
+
+def select_columns(row: Row, names: Iterable[str]) -> Row:
+    """The named columns that are not null."""
+    return {name: row[name] for name in names if row.get(name) is not None}

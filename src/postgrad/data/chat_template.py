@@ -1,0 +1,135 @@
+"""Renders messages with the tokenizer's chat template: options, tools, the next turn's opening."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from jinja2 import TemplateError
+
+from postgrad.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+# Variables that transformers itself passes to a chat template.
+RESERVED = (
+    "messages",
+    "conversation",
+    "add_generation_prompt",
+    "continue_final_message",
+    "tools",
+    "documents",
+    "tokenize",
+)
+# Stands for the model's response when the text that a template writes after it is looked up.
+PLACEHOLDER = "postgrad-turn"
+# Added to the system message where a chat template does not know tools.
+TOOLS_PROMPT = (
+    "You may call tools. These are their schemas, one per line:\n"
+    "{schemas}\n"
+    "To call one, write a JSON object between tags and end your turn; "
+    "the answer comes before your next turn:\n"
+    '<tool_call>{{"name": "...", "arguments": {{...}}}}</tool_call>'
+)
+
+
+class ChatTemplate:
+    """The chat template of a tokenizer with its options and tools.
+
+    Args:
+        tokenizer: has a chat template.
+        options: values that the template reads by name, e.g. {"enable_thinking": False}.
+        tools: JSON schemas of the tools that the model may call. A template that does not read
+            `tools` gets them in the system message.
+        opening: text that starts the assistant's turn, unless the template already wrote it.
+
+    Raises:
+        ConfigError: the template does not read an option, or cannot render answers of tools.
+    """
+
+    def __init__(
+        self,
+        tokenizer: "PreTrainedTokenizerBase",
+        options: Mapping[str, Any],
+        tools: Sequence[dict[str, Any]] = (),
+        opening: str = "",
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.source = str(tokenizer.chat_template)
+        self.options = dict(options)
+        self.tools = list(tools)
+        self.opening = opening
+        for name in self.options:
+            self._check_option(name)
+        if self.tools:
+            self._check_tool_answers()
+
+    def reads(self, name: str) -> bool:
+        """Whether the template's source mentions a variable."""
+        return re.search(rf"\b{re.escape(name)}\b", self.source) is not None
+
+    def _check_option(self, name: str) -> None:
+        """Refuses a name that the template does not read: Jinja would ignore it silently."""
+        key = f"data.template_options.{name}"
+        if name in RESERVED:
+            raise ConfigError(f"{key} is set by the framework; remove it")
+        if not self.reads(name):
+            words = re.findall(r"\b[a-z]\w{3,}\b", self.source)
+            candidates = {word for word in words if "_" in word} - set(RESERVED)
+            raise ConfigError(
+                f"{key}: the chat template never reads {name}; {did_you_mean(name, candidates)}"
+            )
+
+    def _check_tool_answers(self) -> None:
+        try:
+            self.render_after_turn(["answer"])
+        except (TemplateError, ValueError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise ConfigError(
+                f"rollout.tools: the chat template of {self.tokenizer.name_or_path!r} cannot "
+                f"render the answers of tools ({reason}); "
+                "remove rollout.tools or use a model whose template knows the role tool"
+            ) from error
+
+    def render_prompt(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The text of the messages with the assistant's turn opened.
+
+        Raises:
+            jinja2.TemplateError: the template refuses the messages.
+        """
+        messages = [dict(message) for message in messages]
+        tools: dict[str, Any] = {}
+        if self.tools and self.reads("tools"):
+            tools = {"tools": self.tools}
+        elif self.tools:
+            messages = self._with_tools_prompt(messages)
+        text = cast(
+            str,
+            self.tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, tokenize=False, **tools, **self.options
+            ),
+        )
+        return text if text.endswith(self.opening) else text + self.opening
+
+    def _with_tools_prompt(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        schemas = "\n".join(json.dumps(schema) for schema in self.tools)
+        content = TOOLS_PROMPT.format(schemas=schemas)
+        if messages[0]["role"] == "system":
+            content = f"{messages[0]['content']}\n\n{content}"
+            messages = messages[1:]
+        return [{"role": "system", "content": content}, *messages]
+
+    def render_after_turn(self, answers: Sequence[str]) -> str:
+        """The text after an assistant's response: its end, tools' answers, the next turn's start.
+
+        Args:
+            answers: one per tool call of the response.
+        """
+        messages = [
+            {"role": "user", "content": "?"},
+            {"role": "assistant", "content": PLACEHOLDER},
+            *({"role": "tool", "content": answer} for answer in answers),
+        ]
+        text = self.render_prompt(messages)
+        return text[text.index(PLACEHOLDER) + len(PLACEHOLDER) :]
