@@ -24,7 +24,7 @@ from postgrad.errors import ConfigError, RunError  # noqa: E402
 from postgrad.model.views import after  # noqa: E402
 from postgrad.rollout.engine import Request, Sampling, trajectory_seed  # noqa: E402
 from postgrad.training.driver import train  # noqa: E402
-from postgrad.training.log import is_clock  # noqa: E402
+from postgrad.training.log import is_timing  # noqa: E402
 from postgrad.training.report import Reporter  # noqa: E402
 
 pytestmark = pytest.mark.slow
@@ -113,7 +113,7 @@ def assert_same_trajectory(one: list[dict], two: list[dict], tolerance: float = 
     for mine, other in zip(one, two, strict=True):
         assert mine.keys() == other.keys()
         for name in mine:
-            if not is_clock(name):
+            if not is_timing(name):
                 assert other[name] == pytest.approx(mine[name], rel=tolerance, abs=tolerance), (
                     f"step {mine['step']}: {name}"
                 )

@@ -19,7 +19,7 @@ from postgrad.methods.base import Method
 from postgrad.model.passes.head import TokenOutputs
 from postgrad.model.policy import MetricAccumulator
 from postgrad.training.driver import train
-from postgrad.training.log import is_clock
+from postgrad.training.log import is_timing
 from postgrad.training.report import Reporter
 from postgrad.types import POLICY, Batch, Trajectory
 
@@ -153,4 +153,4 @@ def assert_a_killed_run_ends_the_same(
 
 
 def steady(folder: Path) -> list[dict]:
-    return [{k: v for k, v in line.items() if not is_clock(k)} for line in metrics_of(folder)]
+    return [{k: v for k, v in line.items() if not is_timing(k)} for line in metrics_of(folder)]

@@ -25,7 +25,7 @@ from postgrad.model.policy import LocalPolicy, MetricAccumulator
 from postgrad.model.tiny import make_tiny, tiny_tokenizer
 from postgrad.model.views import FULL, View, after
 from postgrad.training.driver import train
-from postgrad.training.log import is_clock
+from postgrad.training.log import is_timing
 from postgrad.training.report import Reporter
 from postgrad.types import Batch
 
@@ -475,7 +475,7 @@ SMALL_RUN = (
 
 
 def steady(folder: Path) -> list[dict]:
-    return [{k: v for k, v in line.items() if not is_clock(k)} for line in metrics_of(folder)]
+    return [{k: v for k, v in line.items() if not is_timing(k)} for line in metrics_of(folder)]
 
 
 @pytest.fixture(scope="module")
@@ -579,7 +579,7 @@ def test_the_numbers_are_the_same_with_the_model_in_a_process_of_its_own(tiny_un
             seen = []
             for number in (1, 2, 3):
                 b.until(number=number)
-                seen.append({k: v for k, v in b.metrics.items() if not is_clock(k)})
+                seen.append({k: v for k, v in b.metrics.items() if not is_timing(k)})
             told.append((seen, placed.policy.weights()))
     assert told[0][0] == told[1][0] and "internal/divergence" in told[0][0][1]
     assert all(torch.equal(w, told[1][1][name]) for name, w in told[0][1].items())

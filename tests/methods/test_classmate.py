@@ -30,10 +30,10 @@ from postgrad.methods.base import Generator, Ports, Step
 from postgrad.methods.classmate import ESTIMATORS
 from postgrad.rollout.engine import Completion
 from postgrad.rollout.fake import FakeEngine
-from postgrad.training.chain import first_run
 from postgrad.training.driver import train
-from postgrad.training.log import is_clock
+from postgrad.training.log import is_timing
 from postgrad.training.report import Reporter
+from postgrad.training.warmup import warmup_config
 from postgrad.types import Batch, Score, Trajectory
 
 MARKED = (
@@ -456,7 +456,7 @@ def verifier(tmp_path_factory):
 
 def steady(folder):
     return [
-        {k: v for k, v in line.items() if not is_clock(k) and k != "memory_gib"}
+        {k: v for k, v in line.items() if not is_timing(k) and k != "memory_gib"}
         for line in metrics_of(folder)
     ]
 
@@ -578,12 +578,12 @@ def test_a_warm_up_and_then_classmates_are_one_command(tiny, verifier, tmp_path)
         'warmup.overrides=["training.steps=3","optimizer.lr=5e-3"]',
     )
     assert main(["train", "classmate_warmup", *overrides]) == 0
-    first, second = metrics_of(tmp_path / "test-first"), metrics_of(tmp_path / "test")
+    first, second = metrics_of(tmp_path / "test-warmup"), metrics_of(tmp_path / "test")
     assert len(first) == 3 and len(second) == 2
     assert not any("classmate/asked" in line for line in first) and all(
         line["classmate/asked"] > 0 for line in second
     )
-    warm = tmp_path / "test-first" / "checkpoints" / "step-3" / "policy"
+    warm = tmp_path / "test-warmup" / "checkpoints" / "step-3" / "policy"
     assert yaml.safe_load((tmp_path / "test" / "config.yaml").read_text())["model"]["path"] == str(
         warm
     )
@@ -592,7 +592,7 @@ def test_a_warm_up_and_then_classmates_are_one_command(tiny, verifier, tmp_path)
     )
     assert main(["train", "classmate_warmup", *overrides]) == 0
     assert (
-        metrics_of(tmp_path / "test-first") == first and metrics_of(tmp_path / "test") == second
+        metrics_of(tmp_path / "test-warmup") == first and metrics_of(tmp_path / "test") == second
     ), "nothing is left to do"
 
 
@@ -683,7 +683,7 @@ def test_a_language_model_judges_any_method_and_a_monitor_reads_the_thoughts(tin
 def test_a_monitor_stays_with_the_run_that_has_thoughts(tiny):
     overrides = ("reward.judge.monitor='http://a/v1#m'", "reward.timeout_s=3")
     for recipe, monitor in (("sft", ""), ("classmate_warmup", "http://a/v1#m")):
-        first = first_run(config_of("classmate", tiny, *overrides, f"warmup.recipe={recipe}"))
+        first = warmup_config(config_of("classmate", tiny, *overrides, f"warmup.recipe={recipe}"))
         assert (first.reward.judge.monitor, first.reward.timeout_s) == (monitor, 3)
 
 

@@ -7,7 +7,7 @@ from lessons import SMALL, run
 from live import command
 from world import metrics_of
 
-from postgrad.training.log import is_clock
+from postgrad.training.log import is_timing
 
 
 @pytest.mark.slow
@@ -31,7 +31,7 @@ def test_a_run_with_a_served_classmate_is_the_run_with_it_in_this_process(tiny, 
     run("classmate", tiny, tmp_path, *overrides, "method.classmates=['']", "name=here")
     told = [
         [
-            {k: v for k, v in line.items() if not is_clock(k) and k != "memory_gib"}
+            {k: v for k, v in line.items() if not is_timing(k) and k != "memory_gib"}
             for line in metrics_of(tmp_path / name)
         ]
         for name in ("http", "here")

@@ -15,7 +15,7 @@ from world import config_of
 from postgrad.cluster.wire import decode, encode
 from postgrad.errors import ConfigError
 from postgrad.methods.exgrpo import ExGrpo
-from postgrad.training.log import is_clock
+from postgrad.training.log import is_timing
 from postgrad.types import POLICY, REPLAY, Batch
 
 RECORDED = [0.4, 0.2, 0.02, 0.9]
@@ -294,7 +294,7 @@ def test_a_process_of_its_own_gives_the_same_run(tiny, seven, tmp_path):
             "training.steps=6",
             f"cluster.backend={where}",
         )
-        told.append([{k: v for k, v in line.items() if not is_clock(k)} for line in lines])
+        told.append([{k: v for k, v in line.items() if not is_timing(k)} for line in lines])
     assert told[0] == told[1] and told[0][-1]["replay/groups"] > 0
 
 

@@ -15,7 +15,7 @@ from postgrad.errors import RunError
 from postgrad.methods.grpo import Grpo
 from postgrad.model.policy import LocalPolicy, MetricAccumulator, split_updates
 from postgrad.model.views import FULL
-from postgrad.training.log import is_clock
+from postgrad.training.log import is_timing
 from postgrad.types import Batch, Failure
 
 
@@ -639,7 +639,7 @@ def test_reference_and_critic_in_a_child_give_the_same_numbers(tiny):
             for number in (1, 2):
                 batch = b.until(number=number)
                 told.append(
-                    {name: value for name, value in b.metrics.items() if not is_clock(name)}
+                    {name: value for name, value in b.metrics.items() if not is_timing(name)}
                 )
                 told.append(
                     {

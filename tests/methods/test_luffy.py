@@ -27,7 +27,7 @@ from postgrad.errors import ConfigError, RunError
 from postgrad.methods.base import Ports, Step
 from postgrad.methods.luffy import Luffy
 from postgrad.model.tiny import make_tiny
-from postgrad.training.log import is_clock
+from postgrad.training.log import is_timing
 from postgrad.types import DEMONSTRATION, POLICY, Batch, Problem, Trajectory
 
 # T3: a demonstration, and a row of the policy's own whose last token is masked. L = 4.
@@ -530,7 +530,7 @@ def test_a_process_of_its_own_gives_the_same_numbers(tiny):
             for number in (1, 2):
                 batch = b.until(number=number)
                 told += [
-                    {k: v for k, v in b.metrics.items() if not is_clock(k)},
+                    {k: v for k, v in b.metrics.items() if not is_timing(k)},
                     {"a": batch.tokens["advantages"]},
                 ]
             stories.append([*told, placed.policy.weights()])
@@ -701,10 +701,10 @@ def test_sft_then_rl_is_one_command(tiny, tmp_path):
         'warmup.overrides=["training.steps=2","training.problems_per_step=4"]',
     )
     assert main(["train", "luffy_sft_rl", *overrides]) == 0
-    first, second = metrics_of(tmp_path / "test-first"), metrics_of(tmp_path / "test")
+    first, second = metrics_of(tmp_path / "test-warmup"), metrics_of(tmp_path / "test")
     assert all("sft/loss" in line for line in first) and len(first) == len(second) == 2
     assert all(line["off_policy/token_share"] == 0 and "sft/loss" not in line for line in second)
     assert (
-        str(tmp_path / "test-first" / "checkpoints" / "step-2" / "policy")
+        str(tmp_path / "test-warmup" / "checkpoints" / "step-2" / "policy")
         in (tmp_path / "test" / "config.yaml").read_text()
     )

@@ -6,7 +6,7 @@ from world import metrics_of, overrides_of
 
 from postgrad.cli.main import main
 from postgrad.methods import bupo
-from postgrad.training.log import is_clock
+from postgrad.training.log import is_timing
 
 HERE = Path(__file__).parent
 SETTINGS = (
@@ -43,7 +43,7 @@ def train(model: Path, runs: Path, *overrides: str) -> Path:
 def metrics_without_clock(folder: Path) -> list[dict]:
     """Return the metrics of each step without those that measure time or memory."""
     return [
-        {name: value for name, value in line.items() if not is_clock(name)}
+        {name: value for name, value in line.items() if not is_timing(name)}
         for line in metrics_of(folder)
     ]
 

@@ -29,7 +29,7 @@ from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.http import Address, HttpEngine
 from postgrad.rollout.refresh import HttpRollouts
 from postgrad.training.driver import train
-from postgrad.training.engine_gap import check_agreement
+from postgrad.training.engine_gap import check_engine_gap
 from postgrad.training.report import Reporter
 from postgrad.types import Batch, Trajectory
 
@@ -137,7 +137,7 @@ def test_a_real_model_in_bfloat16_agrees_with_the_trainer():
     config = config_of("grpo", SMOLLM2, *SMALL, *overrides, "rollout.max_response_tokens=24")
     host = build_host(config)
     prompts = Prompts(load_tokenizer(config.model), "chat")
-    found = check_agreement(
+    found = check_engine_gap(
         config, Ports(host.policy, host.engine, None, prompts), load_problems(config.data.train)
     )
     assert found is not None and found.bound == 0.1 and 0.0 < found.mean < 0.05

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 from world import config_of
 
+from postgrad.config.schema import TrainingConfig
 from postgrad.errors import RunError
 from postgrad.model.async_writer import AsyncWriter
 from postgrad.training import checkpoint
-from postgrad.training.checkpoint import Saved, Writer
+from postgrad.training.checkpoint import State, Writer
 from postgrad.training.driver import train
 from postgrad.training.report import Reporter
 
@@ -53,30 +54,30 @@ class Model:
         return self.behind.done(wait)
 
 
-def writer_of(folder: Path, model: Model, told: list[Path] | None = None) -> Writer:
-    return Writer(
-        folder, [model], keep=2, behind=True, told=(told if told is not None else []).append
-    )
+def writer_of(folder: Path, model: Model, complete: list[Path] | None = None) -> Writer:
+    """Return a writer that keeps two checkpoints; it appends each complete one to `complete`."""
+    training = TrainingConfig(keep_checkpoints=2, async_save=True)
+    return Writer(folder, [model], training, (complete if complete is not None else []).append)
 
 
-def state(step: int) -> Saved:
-    return Saved(step, {"epoch": 0}, 0, {})
+def state(step: int) -> State:
+    return State(step, {"epoch": 0}, 0, {})
 
 
 def test_latest_moves_when_all_of_it_is_written(tmp_path):
     model, told = Model(), []
     writer = writer_of(tmp_path, model, told)
     writer.save(state(1), None)
-    writer.settle(wait=False)
+    writer.finish(wait=False)
     assert checkpoint.latest(tmp_path) is None and told == [], "a kill now would leave nothing half"
     model.may.set()
-    writer.settle(wait=True)
+    writer.finish(wait=True)
     assert checkpoint.latest(tmp_path) == tmp_path / "checkpoints" / "step-1" and told == [
         tmp_path / "checkpoints" / "step-1"
     ]
     assert (tmp_path / "checkpoints" / "step-1" / "model").read_text() == "weights"
     assert not list((tmp_path / "checkpoints").glob(".step*"))
-    writer.settle(wait=True)
+    writer.finish(wait=True)
     assert len(told) == 1
 
 
@@ -87,7 +88,7 @@ def test_the_next_save_waits_for_the_one_before(tmp_path):
     threading.Timer(0.2, model.may.set).start()
     writer.save(state(2), None)
     assert checkpoint.latest(tmp_path) == tmp_path / "checkpoints" / "step-1"
-    writer.settle(wait=True)
+    writer.finish(wait=True)
     assert checkpoint.latest(tmp_path) == tmp_path / "checkpoints" / "step-2"
 
 
@@ -96,11 +97,11 @@ def test_the_next_save_waits_for_the_one_before(tmp_path):
     [
         (
             OSError(28, "No space left on device"),
-            r"step-2.* could not be written: No space left on device; earlier checkpoints are whole",
+            r"step-2.* could not be written: No space left on device; earlier checkpoints are intact",
         ),
         (
             ValueError("broken tensor"),
-            r"checkpoint .*step-2: writing it failed: broken tensor; earlier checkpoints are whole",
+            r"checkpoint .*step-2: writing it failed: broken tensor; earlier checkpoints are intact",
         ),
     ],
 )
@@ -109,11 +110,11 @@ def test_an_error_of_the_writer_stops_the_run_by_name(tmp_path, error, overrides
     model.may.set()
     writer = writer_of(tmp_path, model)
     writer.save(state(1), None)
-    writer.settle(wait=True)
+    writer.finish(wait=True)
     model.error = error
     writer.save(state(2), None)
     with pytest.raises(RunError, match=overrides):
-        writer.settle(wait=True)
+        writer.finish(wait=True)
     assert checkpoint.latest(tmp_path) == tmp_path / "checkpoints" / "step-1"
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["latest", "step-1"]
 

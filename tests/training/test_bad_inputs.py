@@ -11,9 +11,9 @@ from world import config_of, metrics_of, overrides_of, tree
 
 from postgrad.cli.main import main
 from postgrad.errors import ConfigError, RunError
-from postgrad.training import checkpoint, driver, run
+from postgrad.training import checkpoint, run, setup
 from postgrad.training.driver import train
-from postgrad.training.log import RunLog, is_clock
+from postgrad.training.log import RunLog, is_timing
 from postgrad.training.report import Reporter
 
 SMALL = (
@@ -198,13 +198,14 @@ def test_a_run_folder_in_use_is_refused_and_left_alone(home, capsys, tiny):
 
 
 @pytest.mark.parametrize(
-    ("over", "part"), [(False, "is in use by another process"), (True, "another process has made")]
+    ("over", "part"),
+    [(False, "is in use by another process"), (True, "another process has created")],
 )
 def test_a_run_that_another_process_began_while_the_model_was_loaded_is_left_alone(
     home, capsys, tiny, monkeypatch, over, part
 ):
     """Both found no folder when they looked; the slower one must not write into the other's."""
-    place, before, lock = driver.place, {}, []
+    place, before, lock = setup.place, {}, []
 
     def slow_place(config):
         monkeypatch.undo()
@@ -214,7 +215,7 @@ def test_a_run_that_another_process_began_while_the_model_was_loaded_is_left_alo
             fcntl.flock(lock[0], fcntl.LOCK_EX)
         return place(config)
 
-    monkeypatch.setattr(driver, "place", slow_place)
+    monkeypatch.setattr(setup, "place", slow_place)
     assert (
         main(
             [
@@ -248,18 +249,20 @@ def test_a_run_may_be_renamed_moved_and_made_longer(home, tiny):
 )
 def test_a_run_whose_steps_depend_on_its_length_keeps_it(tmp_path, word):
     overrides = (word, "cluster.backend=process", "cluster.engine_apart=true", f"runs={tmp_path}")
-    run.create(config_of("grpo", Path("tiny"), *SMALL, *overrides))
+    run.create_folder(config_of("grpo", Path("tiny"), *SMALL, *overrides))
     with pytest.raises(ConfigError, match=r"training\.steps was 4, now 9"):
-        run.continued(config_of("grpo", Path("tiny"), *SMALL, *overrides, "training.steps=9"))
+        run.resume_config(config_of("grpo", Path("tiny"), *SMALL, *overrides, "training.steps=9"))
 
 
 def test_the_model_of_a_run_in_a_chain_may_move_with_its_first_run(tmp_path):
     chained = ("warmup.recipe=sft", f"runs={tmp_path}")
-    run.create(config_of("grpo", tmp_path / "here", *SMALL, *chained))
-    run.continued(config_of("grpo", tmp_path / "there", *SMALL, *chained))
-    run.create(config_of("grpo", tmp_path / "here", *SMALL, "name=alone", f"runs={tmp_path}"))
+    run.create_folder(config_of("grpo", tmp_path / "here", *SMALL, *chained))
+    run.resume_config(config_of("grpo", tmp_path / "there", *SMALL, *chained))
+    run.create_folder(
+        config_of("grpo", tmp_path / "here", *SMALL, "name=alone", f"runs={tmp_path}")
+    )
     with pytest.raises(ConfigError, match=r"model\.path was .*here, now .*there"):
-        run.continued(
+        run.resume_config(
             config_of("grpo", tmp_path / "there", *SMALL, "name=alone", f"runs={tmp_path}")
         )
 
@@ -269,7 +272,7 @@ def test_a_damaged_configuration_of_a_run_is_one_line(tmp_path, text):
     (tmp_path / "test").mkdir()
     (tmp_path / "test" / "config.yaml").write_bytes(text.encode("latin-1"))
     with pytest.raises(ConfigError, match=r"test/config\.yaml .*use another name=") as caught:
-        run.continued(config_of("grpo", Path("tiny"), *SMALL, f"runs={tmp_path}"))
+        run.resume_config(config_of("grpo", Path("tiny"), *SMALL, f"runs={tmp_path}"))
     assert "\n" not in str(caught.value)
 
 
@@ -333,7 +336,7 @@ def test_a_run_folder_that_cannot_be_made_is_one_line(home, capsys, tiny):
 
 
 def steady(folder):
-    return [{k: v for k, v in line.items() if not is_clock(k)} for line in metrics_of(folder)]
+    return [{k: v for k, v in line.items() if not is_timing(k)} for line in metrics_of(folder)]
 
 
 def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(home, tiny, monkeypatch, capsys):
@@ -353,7 +356,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(home, tiny, m
     assert (
         err.count("\n") == 1
         and "step-4 could not be written: No space left on device" in err
-        and "earlier checkpoints are whole" in err
+        and "earlier checkpoints are intact" in err
     )
     assert sorted(p.name for p in (home / "runs" / "test" / "checkpoints").iterdir()) == [
         "latest",

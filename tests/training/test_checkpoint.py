@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from postgrad import files
+from postgrad.config.schema import TrainingConfig
 from postgrad.errors import RunError
 from postgrad.training import checkpoint
-from postgrad.training.checkpoint import Saved
+from postgrad.training.checkpoint import State
 
 
 class Policy:
@@ -26,8 +27,8 @@ class Policy:
         self.loaded = (Path(folder) / "weights").read_text()
 
 
-def saved(step: int) -> Saved:
-    return Saved(step, {"position": step}, step % 3, {"pool": torch.arange(step), "phase": "one"})
+def saved(step: int) -> State:
+    return State(step, {"position": step}, step % 3, {"pool": torch.arange(step), "phase": "one"})
 
 
 def names(folder) -> list[str]:
@@ -108,7 +109,7 @@ def test_a_failure_at_any_point_leaves_the_one_before(tmp_path, monkeypatch, bro
         monkeypatch.setattr(files, "fsync_path", fail)
     with pytest.raises(
         RunError,
-        match=r"step-4 could not be written: No space left on device; earlier checkpoints are whole",
+        match=r"step-4 could not be written: No space left on device; earlier checkpoints are intact",
     ):
         checkpoint.save(tmp_path, [policy], saved(4), keep=1)
     monkeypatch.undo()
@@ -130,7 +131,7 @@ def test_a_full_disk_that_safetensors_reports_in_its_own_way(tmp_path, overrides
     policy.save = fail
     with pytest.raises(
         RunError,
-        match=f"step-4 could not be written: {overrides.partition(' (')[0]}; earlier checkpoints are whole",
+        match=f"step-4 could not be written: {overrides.partition(' (')[0]}; earlier checkpoints are intact",
     ):
         checkpoint.save(tmp_path, [policy], saved(4), keep=1)
     assert names(tmp_path) == []
@@ -139,7 +140,7 @@ def test_a_full_disk_that_safetensors_reports_in_its_own_way(tmp_path, overrides
 def test_latest_that_names_what_is_not_there_says_what_to_do(tmp_path):
     checkpoint.save(tmp_path, [Policy()], saved(2), keep=1)
     (tmp_path / "checkpoints" / "latest").write_text("step-7\n")
-    with pytest.raises(RunError, match="names step-7, which is not there"):
+    with pytest.raises(RunError, match="names step-7"):
         checkpoint.latest(tmp_path)
 
 
@@ -163,20 +164,20 @@ def test_without_a_best_there_is_no_pointer(tmp_path):
 
 def test_a_run_goes_on_from_the_newest_that_is_there_when_the_latest_was_removed(tmp_path):
     notes: list[str] = []
-    assert checkpoint.to_continue(tmp_path, notes.append) is None
+    assert checkpoint.find_resumable(tmp_path, notes.append) is None
     for step in (9, 10):
         checkpoint.save(tmp_path, [Policy()], saved(step), keep=3)
-    assert checkpoint.to_continue(tmp_path, notes.append).name == "step-10" and not notes
+    assert checkpoint.find_resumable(tmp_path, notes.append).name == "step-10" and not notes
     (tmp_path / "checkpoints" / "step-mine").mkdir()
     (tmp_path / "checkpoints" / "step-10" / "state.json").unlink()
-    assert checkpoint.to_continue(tmp_path, notes.append).name == "step-9"
+    assert checkpoint.find_resumable(tmp_path, notes.append).name == "step-9"
     assert (
         len(notes) == 1
-        and "latest names step-10, which is not there; going on from step-9" in notes[0]
+        and "latest names step-10, which does not exist; continuing from step-9" in notes[0]
     )
     (tmp_path / "checkpoints" / "step-9" / "state.json").unlink()
-    with pytest.raises(RunError, match="names step-10, which is not there, and there is no other"):
-        checkpoint.to_continue(tmp_path, notes.append)
+    with pytest.raises(RunError, match=r"names step-10, .* no other checkpoint"):
+        checkpoint.find_resumable(tmp_path, notes.append)
 
 
 @pytest.mark.parametrize("file", ["weights", "state.json", "method.bin"])
@@ -199,5 +200,6 @@ def test_what_kills_left_of_checkpoints_is_removed_when_a_run_goes_on(tmp_path):
         checkpoint.save(tmp_path, [Policy()], saved(step), keep=9)
     (tmp_path / "checkpoints" / ".step-5.partial").mkdir()
     (tmp_path / "checkpoints" / "step-mine").mkdir()
-    checkpoint.Writer(tmp_path, [Policy()], 1, False, print).tidy(4, 2)
+    training = TrainingConfig(keep_checkpoints=1, async_save=False)
+    checkpoint.Writer(tmp_path, [Policy()], training, print).remove_leftovers(4, 2)
     assert names(tmp_path) == ["latest", "step-2", "step-4", "step-mine"]

@@ -6,7 +6,7 @@ import torch
 from world import metrics_of, overrides_of, stock_model
 
 from postgrad.cli.main import main
-from postgrad.training.log import is_clock
+from postgrad.training.log import is_timing
 
 METHOD = '''
 """Prices each token by a column that a stage of its own made."""
@@ -108,7 +108,7 @@ def weights(home, name, step=3):
 def steady(folder):
     """The steps' metrics without clocks; what an engine apart was asked before the first step is left out."""
     return [
-        {k: v for k, v in line.items() if not is_clock(k)}
+        {k: v for k, v in line.items() if not is_timing(k)}
         for line in metrics_of(folder)
         if line["step"]
     ]

@@ -51,7 +51,7 @@ class Told:
 def steps(ahead: RolloutPrefetcher, numbers) -> list[float]:
     out = []
     for number in numbers:
-        step, work, stages = ahead.take(number)
+        step, work, stages = ahead.next_step(number)
         for stage in stages:
             work = stage(work, step)
         out.append(step.metrics.get("rollout/staleness", 0.0))
@@ -78,8 +78,8 @@ def test_every_step_trains_on_its_own_problems_by_weights_of_the_right_age(tiny,
 
 def test_sampling_runs_while_the_step_before_is_trained(tiny):
     _, ahead = ahead_of(tiny, 1)
-    _, _, stages = ahead.take(1)
-    assert ahead.flying is not None and ahead.flying.step.number == 2
+    _, _, stages = ahead.next_step(1)
+    assert ahead.in_flight is not None and ahead.in_flight.step.number == 2
     assert [stage.__name__ for stage in stages] == ["score", "update", "rollout", "publish"]
 
 

@@ -6,7 +6,7 @@ import json
 from world import config_of, metrics_of
 
 from postgrad.training.driver import train
-from postgrad.training.log import is_clock
+from postgrad.training.log import is_timing
 from postgrad.training.report import Reporter
 
 SMALL = (
@@ -39,7 +39,7 @@ def test_a_profiled_step_leaves_a_table_and_a_trace_and_computes_the_same(tiny, 
         )
         folder = train(config, heard).folder
         lines[steps] = [
-            {k: v for k, v in line.items() if not is_clock(k)} for line in metrics_of(folder)
+            {k: v for k, v in line.items() if not is_timing(k)} for line in metrics_of(folder)
         ]
         assert (folder / "profile").exists() == bool(heard.notes) == (steps == "[2]")
     assert lines["[]"] == lines["[2]"]

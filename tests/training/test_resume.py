@@ -20,7 +20,7 @@ import pytest
 from world import config_of, metrics_of, overrides_of, postgrad, run_words, tree
 
 from postgrad.training.driver import train
-from postgrad.training.log import is_clock
+from postgrad.training.log import is_timing
 from postgrad.training.report import Reporter
 
 STEPS = 12
@@ -166,7 +166,7 @@ def assert_same_run(folder: Path, reference: Path) -> None:
 
 
 def steady(folder: Path) -> list[dict]:
-    return [{k: v for k, v in line.items() if not is_clock(k)} for line in metrics_of(folder)]
+    return [{k: v for k, v in line.items() if not is_timing(k)} for line in metrics_of(folder)]
 
 
 def finish(server, overrides, runs: Path, reference: Path) -> None:

@@ -10,7 +10,7 @@ from world import config_of, metrics_of
 
 from postgrad.cli.main import main
 from postgrad.errors import RunError
-from postgrad.training import trackers as mirror
+from postgrad.training import trackers
 from postgrad.training.driver import train
 from postgrad.training.report import Reporter
 
@@ -46,7 +46,7 @@ def test_tensorboard_shows_steps_once_when_a_run_was_killed_before_its_first_che
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     for value in (1.0, 2.0):  # the second start has no checkpoint to go on from
-        log, close = mirror.tensorboard(tmp_path, None, 0)  # type: ignore[arg-type]
+        log, close = trackers.tensorboard(tmp_path, None, 0)  # type: ignore[arg-type]
         for step in (0, 1, 2):
             log(step, {"loss": value})
         close()
@@ -144,7 +144,7 @@ def test_wandb_online_is_asked_for_one_run_that_goes_on(tiny, tmp_path, monkeypa
     monkeypatch.setattr(wandb, "init", lambda **given: asked.append(given) or Run())
     for _ in range(2):  # the second time as a run that goes on
         config = config_of("grpo", tiny, f"runs={tmp_path}/runs", "track=wandb")
-        tracker = mirror.wandb(tmp_path / "runs" / "test", config, 0)
+        tracker = trackers.wandb(tmp_path / "runs" / "test", config, 0)
         tracker[0](3, {"reward/mean": 0.5})
         tracker[1]()
     first, second = asked[0], asked[2]
@@ -179,7 +179,7 @@ def test_trackio_gets_every_number(tiny, tmp_path, monkeypatch):
 def test_a_mirror_whose_package_is_missing_is_refused_before_anything_is_written(
     tiny, tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr(mirror.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
     monkeypatch.chdir(tmp_path)
     assert (
         main(
@@ -209,8 +209,10 @@ def test_a_mirror_that_fails_later_does_not_stop_the_run(tiny, tmp_path, monkeyp
     def breaks(number, metrics):
         raise OSError("the network is gone")
 
-    monkeypatch.setitem(mirror.TRACKERS, "tensorboard", lambda *_: (breaks, lambda: None))
-    monkeypatch.setattr(mirror, "check", lambda config: None)
+    monkeypatch.setitem(
+        trackers.TRACKERS, "tensorboard", lambda *_: trackers.Tracker(breaks, lambda: None)
+    )
+    monkeypatch.setattr("postgrad.training.prepare.check_tracker", lambda config: None)
     result = train(
         config_of("grpo", tiny, *SMALL, f"runs={tmp_path}/runs", "track=tensorboard"), Reporter()
     )
@@ -221,8 +223,8 @@ def test_a_mirror_that_cannot_start_stops_the_run_at_once(tiny, tmp_path, monkey
     def refuses(*_):
         raise ValueError("not logged in")
 
-    monkeypatch.setitem(mirror.TRACKERS, "tensorboard", refuses)
-    monkeypatch.setattr(mirror, "check", lambda config: None)
+    monkeypatch.setitem(trackers.TRACKERS, "tensorboard", refuses)
+    monkeypatch.setattr("postgrad.training.prepare.check_tracker", lambda config: None)
     with pytest.raises(RunError, match="track=tensorboard could not start: not logged in"):
         train(
             config_of("grpo", tiny, *SMALL, f"runs={tmp_path}/runs", "track=tensorboard"),

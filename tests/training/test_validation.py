@@ -10,15 +10,15 @@ from world import config_of, metrics_of, tree
 from postgrad.errors import ConfigError, RunError
 from postgrad.training import checkpoint
 from postgrad.training.driver import train
-from postgrad.training.log import is_clock
+from postgrad.training.log import is_timing
 from postgrad.training.report import Reporter
-from postgrad.training.validation import Best, load_sets, validate_sets
+from postgrad.training.validation import BestStep, load_sets, validate_sets
 
 HELD_OUT = "arithmetic:1:digits:validation"
 
 
-def best_of(lines, name="a", num_sets=1) -> Best:
-    return Best(SimpleNamespace(training=SimpleNamespace(keep_best=name)), num_sets, lines)  # type: ignore[arg-type]
+def best_of(lines, name="a", num_sets=1) -> BestStep:
+    return BestStep(SimpleNamespace(training=SimpleNamespace(keep_best=name)), num_sets, lines)  # type: ignore[arg-type]
 
 
 def line(step: int, **values: float) -> dict[str, float]:
@@ -35,9 +35,9 @@ def test_the_highest_accuracy_is_best_and_the_first_of_equals():
         ]
     )
     assert (best.step, best.value) == (6, 0.5), "step 0 has no checkpoint"
-    best.see(9, line(9, accuracy=0.5))
+    best.update(9, line(9, accuracy=0.5))
     assert best.step == 6
-    best.see(12, line(12, accuracy=0.51, loss=9.0))
+    best.update(12, line(12, accuracy=0.51, loss=9.0))
     assert best.step == 12
 
 
@@ -135,7 +135,7 @@ EVERY = "training.validate_every=2"
     [
         (
             ["data.validation=quiz.jsonl", "training.keep_best=quiz", EVERY],
-            "the split of problem .* is test, and a model chosen by",
+            r"training\.keep_best=quiz: the split of problem .* is test",
         ),
         (
             ["data.validation=my_test.jsonl", "training.keep_best=my_test", EVERY],
@@ -148,7 +148,7 @@ EVERY = "training.validate_every=2"
         (["data.validation='held.jsonl,quiz.jsonl'", "training.keep_best=mean", EVERY], "is test"),
         (
             ["data.validation=held.jsonl", "training.keep_best=hold", EVERY],
-            "none of the validation sets; did you mean held",
+            r"training\.keep_best=hold .*did you mean held",
         ),
         (
             ["data.validation=held.jsonl", "training.keep_best=held"],
@@ -269,7 +269,7 @@ def test_a_crash_changes_nothing(finished, tiny, verifier, tmp_path):
 
     def steady(folder: Path) -> list[dict]:
         return [
-            {key: value for key, value in entry.items() if not is_clock(key)}
+            {key: value for key, value in entry.items() if not is_timing(key)}
             for entry in metrics_of(folder)
         ]
 

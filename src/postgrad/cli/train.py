@@ -45,10 +45,10 @@ def run(overrides: list[str]) -> int:
         print(to_yaml(config), end="")
         return 0
     from postgrad.training import checkpoint
-    from postgrad.training.chain import train_chain
-    from postgrad.training.report import make_reporter
+    from postgrad.training.report import make_reporter, print_line
+    from postgrad.training.warmup import train_with_warmup
 
-    result = train_chain(config, make_reporter())
+    result = train_with_warmup(config, make_reporter())
     if result.interrupted and result.step < config.training.steps:
         print(
             f"saved at step {result.step} of {config.training.steps} in {result.folder}; the same command continues",
@@ -56,13 +56,13 @@ def run(overrides: list[str]) -> int:
         )
         return 130
     if result.step == 0:
-        print(
+        print_line(
             f"done: the model reached training.stop_at={config.training.stop_at:g} before the first step; nothing was trained"
         )
         return 0
-    print(
+    print_line(
         f"done: {result.step} steps in {result.folder}; the trained model is {result.folder}/checkpoints/step-{result.step}/policy"
     )
     if best := checkpoint.best(result.folder):
-        print(f"best by {config.training.keep_best}: {best}/policy")
+        print_line(f"best by {config.training.keep_best}: {best}/policy")
     return 0

@@ -22,7 +22,6 @@ from postgrad.cluster.remote_roles import is_elsewhere
 from postgrad.config.schema import Config
 from postgrad.doctor import fit, probe, simulate
 from postgrad.errors import ConfigError
-from postgrad.methods import find_method
 from postgrad.methods.base import Method
 from postgrad.model.device import (
     DTYPES,
@@ -37,7 +36,7 @@ from postgrad.model.device import (
     unusable_gpu_hint,
 )
 from postgrad.model.load import cache_folder, hub_is_reachable, model_config
-from postgrad.training import prepare, run
+from postgrad.training import prepare
 from postgrad.training.report import duration
 
 PROBE_WIDTH = 512  # of the model that threads are probed with; a run probes with its own
@@ -318,9 +317,8 @@ class Foretold:
 
 def estimate(config: Config) -> Foretold:
     """Go the way of `postgrad train` up to where it would load the model, then simulate and measure the rest."""
-    method = find_method(config.method.name)(config)
-    method.check()
-    config = method.config = prepare.resolve(run.continued(config))
+    method = prepare.make_method(config)
+    config = method.config
     inputs = prepare.load_inputs(config, method)
     model = model_config(config.model, config.seed)
     size = simulate.measure(config, model)

@@ -1,4 +1,6 @@
-"""The driver and what it writes: run folder, metrics, rollouts, checkpoints, the live panel.
+"""Training: the driver and everything a run writes.
 
-driver.py reads like the line of stages. May touch everything below it.
+Owns the run folder (config.yaml, metrics, rollouts, checkpoints, events) and the terminal output.
+driver.py calls the stages in order; setup.py opens a run; prepare.py checks the inputs before it.
+May import cluster, methods and every layer below them.
 """

@@ -1,6 +1,7 @@
-"""Checkpoints: written aside, synced, renamed; `latest` moves last. A kill at any moment leaves the one before usable.
+"""Checkpoints: written to a temporary folder, synced, renamed; then `latest` is updated.
 
-checkpoints/step-N/policy/  optimizer.safetensors  method.bin  state.json, and pending.bin where rollouts run ahead
+A kill at any moment leaves the previous checkpoint usable. The files of checkpoints/step-N/:
+policy/, optimizer.safetensors, method.bin, state.json, and pending.bin if rollouts run ahead.
 """
 
 import json
@@ -15,15 +16,16 @@ from typing import Any, Protocol
 from safetensors import SafetensorError
 
 from postgrad.cluster.wire import decode, encode
+from postgrad.config.schema import TrainingConfig
 from postgrad.errors import RunError
 from postgrad.files import atomic_write_text, fsync_path, fsync_tree, temporary_path
 
-# How safetensors tells of a full disk, a quota or a broken one; its error is of a kind of its own.
+# safetensors reports a full disk or an exceeded quota in the text of its own error type.
 IO_ERROR = re.compile(r"I/O error: (.+?) \(os error|(No space left on device)")
 
 
 class Savable(Protocol):
-    """A trained model: writes and reads its own files under a checkpoint folder."""
+    """A trained model that writes and reads its own files in a checkpoint folder."""
 
     def save(self, folder: str) -> None: ...
 
@@ -35,131 +37,198 @@ class Savable(Protocol):
 
 
 @dataclass(frozen=True)
-class Saved:
-    """What a checkpoint holds beside the trained models."""
+class State:
+    """What a checkpoint holds besides the trained models."""
 
     step: int
-    cursor: dict[str, Any]
-    flat_steps: int
+    cursor: dict[str, Any]  # position in the training data
+    flat_steps: int  # consecutive steps without a learning signal
     method: dict[str, Any]
-    pending: list[Any] = field(default_factory=list)  # rollouts sampled ahead of their steps
+    pending: list[Any] = field(default_factory=list)  # rollouts sampled for later steps
+
+
+def checkpoint_due(training: TrainingConfig, number: int) -> bool:
+    """Whether step `number` gets a checkpoint: every checkpoint_every-th and the last."""
+    return number == training.steps or number % training.checkpoint_every == 0
 
 
 def save(
-    folder: Path, models: Sequence[Savable], saved: Saved, keep: int, best: int | None = None
+    folder: Path, models: Sequence[Savable], state: State, keep: int, best: int | None = None
 ) -> Path:
-    """Write checkpoint `saved.step` under the run folder and drop the oldest beyond `keep`, but never the one of step `best`."""
-    final, aside = _places(folder, saved.step)
-    with _whole_or_gone(final, aside):
-        _begin(aside, saved)
+    """Write the checkpoint of `state.step` and return its folder.
+
+    Keeps the newest `keep` checkpoints and the one of step `best`, removes the others.
+    Raises RunError if it cannot be written; earlier checkpoints stay intact.
+    """
+    final = _checkpoint_folder(folder, state.step)
+    temporary = temporary_path(final)
+    with _removed_on_error(final, temporary):
+        _write_state(temporary, state)
         for model in models:
-            model.save(str(aside.resolve()))
-        _finish(final, aside, best)
-    _drop(folder, saved.step, keep, best)
+            model.save(str(temporary.resolve()))
+        _commit(final, temporary, best)
+    _remove_old(folder, state.step, keep, best)
     return final
 
 
 class Writer:
-    """Writes a run's checkpoints: at once, or with `behind` while its next steps run, one at a time.
+    """Writes the checkpoints of a run.
 
-    `latest` moves when all of a checkpoint is on the disk, so a kill in between leaves the one before.
+    With training.async_save the models are written while the next steps run, one checkpoint at
+    a time. `latest` is updated when the whole checkpoint is on the disk.
+    `on_saved` is called with the folder of each complete checkpoint.
     """
 
     def __init__(
         self,
         folder: Path,
         models: Sequence[Savable],
-        keep: int,
-        behind: bool,
-        told: Callable[[Path], None],
+        training: TrainingConfig,
+        on_saved: Callable[[Path], None],
     ) -> None:
-        self.folder, self.models, self.keep, self.behind, self.told = (
-            folder,
-            models,
-            keep,
-            behind,
-            told,
-        )
-        self.open: tuple[int, int | None] | None = None  # step and best of what is being written
+        self.folder = folder
+        self.models = models
+        self.keep = training.keep_checkpoints
+        self.async_save = training.async_save
+        self.on_saved = on_saved
+        self.unfinished: tuple[int, int | None] | None = None  # (step, best step) being written
 
-    def tidy(self, step: int, best: int | None) -> None:
-        """Remove what a kill left of checkpoints: half-written ones, and those that were to go when step's was there."""
-        for aside in (self.folder / "checkpoints").glob(".step-*"):
-            shutil.rmtree(aside, ignore_errors=True)
+    def remove_leftovers(self, step: int, best: int | None) -> None:
+        """Remove what a kill left: unfinished checkpoints, and those that `step` replaced."""
+        for temporary in (self.folder / "checkpoints").glob(".step-*"):
+            shutil.rmtree(temporary, ignore_errors=True)
         if step:
-            _drop(self.folder, step, self.keep, best)
+            _remove_old(self.folder, step, self.keep, best)
 
-    def save(self, saved: Saved, best: int | None) -> None:
-        if not self.behind:
-            self.told(save(self.folder, self.models, saved, self.keep, best))
+    def save(self, state: State, best: int | None) -> None:
+        """Write a checkpoint, or with async_save start to write it."""
+        if not self.async_save:
+            self.on_saved(save(self.folder, self.models, state, self.keep, best))
             return
-        self.settle(wait=True)
-        final, aside = _places(self.folder, saved.step)
-        with _whole_or_gone(final, aside):
-            _begin(aside, saved)
+        self.finish(wait=True)
+        final = _checkpoint_folder(self.folder, state.step)
+        temporary = temporary_path(final)
+        with _removed_on_error(final, temporary):
+            _write_state(temporary, state)
             for model in self.models:
-                model.begin_save(str(aside.resolve()))
-        self.open = saved.step, best
+                model.begin_save(str(temporary.resolve()))
+        self.unfinished = (state.step, best)
 
-    def settle(self, wait: bool) -> None:
-        """Let `latest` name what is written; with `wait` also what is still being written."""
-        if self.open is None:
+    def finish(self, wait: bool) -> None:
+        """Make the unfinished checkpoint the latest once it is written; `wait` waits for that."""
+        if self.unfinished is None:
             return
-        step, best = self.open
-        final, aside = _places(self.folder, step)
-        with _whole_or_gone(final, aside):
+        step, best = self.unfinished
+        final = _checkpoint_folder(self.folder, step)
+        temporary = temporary_path(final)
+        with _removed_on_error(final, temporary):
             if not all(model.saved(wait) for model in self.models):
                 return
-            self.open = None
-            _finish(final, aside, best)
-        _drop(self.folder, step, self.keep, best)
-        self.told(final)
+            self.unfinished = None
+            _commit(final, temporary, best)
+        _remove_old(self.folder, step, self.keep, best)
+        self.on_saved(final)
 
 
-def _places(folder: Path, step: int) -> tuple[Path, Path]:
-    final = folder / "checkpoints" / f"step-{step}"
-    return final, temporary_path(final)
+def latest(folder: Path) -> Path | None:
+    """Return the newest complete checkpoint of a run folder, or None."""
+    return _read_pointer(folder, "latest")
+
+
+def best(folder: Path) -> Path | None:
+    """Return the checkpoint that training.keep_best keeps, or None."""
+    return _read_pointer(folder, "best")
+
+
+def find_resumable(folder: Path, note: Callable[[str], None]) -> Path | None:
+    """Return the checkpoint that a run continues from, or None for a new run.
+
+    This is the latest one. If somebody removed it, it is the newest complete one, with a note.
+    Raises RunError if `latest` names a missing checkpoint and there is no other.
+    """
+    root = folder / "checkpoints"
+    pointer = root / "latest"
+    name = pointer.read_text().strip() if pointer.is_file() else ""
+    if not name:
+        return None
+    complete = [path for path in _checkpoints_by_step(root) if _is_complete(path)]
+    if root / name in complete:
+        return root / name
+    if not complete:
+        raise RunError(
+            f"{pointer} names {name}, which does not exist, and there is no other checkpoint; "
+            f"remove {root} to start again"
+        )
+    newest = complete[-1]
+    note(f"{pointer} names {name}, which does not exist; continuing from {newest.name}")
+    return newest
+
+
+def load(checkpoint: Path, models: Sequence[Savable]) -> State:
+    """Load the models from a checkpoint and return the rest of it. Raises RunError."""
+    try:
+        for model in models:
+            model.load(str(checkpoint.resolve()))
+        state = json.loads((checkpoint / "state.json").read_text())
+        pending = checkpoint / "pending.bin"
+        return State(
+            step=state["step"],
+            cursor=state["cursor"],
+            flat_steps=state["flat_steps"],
+            method=decode((checkpoint / "method.bin").read_bytes()),
+            pending=decode(pending.read_bytes()) if pending.is_file() else [],
+        )
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise RunError(
+            f"checkpoint {checkpoint} cannot be read ({type(error).__name__}: {error}); if it is "
+            "damaged, remove that folder, and the same command continues from the one before"
+        ) from error
+    except RunError as error:  # from a model in another process
+        raise RunError(f"checkpoint {checkpoint} cannot be read: {error}") from error
 
 
 @contextmanager
-def _whole_or_gone(final: Path, aside: Path) -> Iterator[None]:
-    """A checkpoint that cannot be written leaves nothing behind, and its error says so."""
+def _removed_on_error(final: Path, temporary: Path) -> Iterator[None]:
+    """Remove the temporary folder if the block fails; raise RunError for a refused write."""
     try:
         yield
-    except OSError as error:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise RunError(
-            f"checkpoint {final} could not be written: {error.strerror or error}; earlier checkpoints are whole"
-        ) from error
     except Exception as error:
-        shutil.rmtree(aside, ignore_errors=True)
-        if found := IO_ERROR.search(str(error)):
-            raise RunError(
-                f"checkpoint {final} could not be written: {found[1] or found[2]}; earlier checkpoints are whole"
-            ) from error
-        if isinstance(error, RunError):
-            raise RunError(f"checkpoint {final}: {error}; earlier checkpoints are whole") from error
-        raise
+        shutil.rmtree(temporary, ignore_errors=True)
+        if reason := _disk_error(error):
+            message = f"checkpoint {final} could not be written: {reason}"
+        elif isinstance(error, RunError):
+            message = f"checkpoint {final}: {error}"
+        else:
+            raise
+        raise RunError(f"{message}; earlier checkpoints are intact") from error
 
 
-def _begin(aside: Path, saved: Saved) -> None:
-    """What a checkpoint holds beside the models."""
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    (aside / "method.bin").write_bytes(encode(saved.method))
-    if saved.pending:
-        (aside / "pending.bin").write_bytes(encode(saved.pending))
-    state = {"step": saved.step, "cursor": saved.cursor, "flat_steps": saved.flat_steps}
-    (aside / "state.json").write_text(json.dumps(state, indent=1) + "\n")
+def _disk_error(error: Exception) -> str:
+    """Return why the disk refused a write, or "" if the error is of another kind."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    found = IO_ERROR.search(str(error))
+    return (found[1] or found[2]) if found else ""
 
 
-def _finish(final: Path, aside: Path, best: int | None) -> None:
+def _write_state(temporary: Path, state: State) -> None:
+    """Create the temporary folder with everything but the models."""
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    (temporary / "method.bin").write_bytes(encode(state.method))
+    if state.pending:
+        (temporary / "pending.bin").write_bytes(encode(state.pending))
+    values = {"step": state.step, "cursor": state.cursor, "flat_steps": state.flat_steps}
+    (temporary / "state.json").write_text(json.dumps(values, indent=1) + "\n")
+
+
+def _commit(final: Path, temporary: Path, best: int | None) -> None:
+    """Sync and rename the temporary folder, then update `best` and `latest`."""
     root = final.parent
-    fsync_tree(aside)
-    shutil.rmtree(
-        final, ignore_errors=True
-    )  # left by a run that was killed after this rename and went on from an older one
-    aside.rename(final)
+    fsync_tree(temporary)
+    # A run killed after this rename, which then continued from an older checkpoint, left one.
+    shutil.rmtree(final, ignore_errors=True)
+    temporary.rename(final)
     if best is None:
         (root / "best").unlink(missing_ok=True)
     else:
@@ -168,76 +237,45 @@ def _finish(final: Path, aside: Path, best: int | None) -> None:
     fsync_path(root)
 
 
-def _drop(folder: Path, step: int, keep: int, best: int | None) -> None:
+def _remove_old(folder: Path, step: int, keep: int, best: int | None) -> None:
+    """Remove all checkpoints but the newest `keep` up to `step` and the one of step `best`.
+
+    Checkpoints after `step` go too: a run killed before it updated `latest` left them.
+    """
     root = folder / "checkpoints"
-    # A newer one was left by a run that was killed before `latest` moved; it goes too, or it would push out the one just saved.
-    kept = [path for path in _ordered(root) if _number(path) <= step][-keep:]
-    for other in set(_ordered(root)) - {*kept, root / f"step-{best}"}:
-        shutil.rmtree(other, ignore_errors=True)
+    checkpoints = _checkpoints_by_step(root)
+    kept = [path for path in checkpoints if _step_of(path) <= step][-keep:]
+    for path in set(checkpoints) - {*kept, root / f"step-{best}"}:
+        shutil.rmtree(path, ignore_errors=True)
 
 
-def latest(folder: Path) -> Path | None:
-    """The newest whole checkpoint, or None."""
-    return _pointed(folder, "latest")
-
-
-def to_continue(folder: Path, note: Callable[[str], None]) -> Path | None:
-    """The checkpoint a run goes on from: the latest or, where somebody removed that one, the newest that is there."""
-    root = folder / "checkpoints"
-    named = (root / "latest").read_text().strip() if (root / "latest").is_file() else ""
-    whole = [path for path in _ordered(root) if (path / "state.json").is_file()]
-    if not named or root / named in whole:
-        return root / named if named else None
-    if not whole:
-        raise RunError(
-            f"{root}/latest names {named}, which is not there, and there is no other; remove {root} to start again"
-        )
-    note(f"{root}/latest names {named}, which is not there; going on from {whole[-1].name}")
-    return whole[-1]
-
-
-def best(folder: Path) -> Path | None:
-    """The checkpoint that training.keep_best keeps, or None."""
-    return _pointed(folder, "best")
-
-
-def _pointed(folder: Path, name: str) -> Path | None:
+def _read_pointer(folder: Path, name: str) -> Path | None:
+    """Return the checkpoint that the file `latest` or `best` names. Raises RunError."""
     pointer = folder / "checkpoints" / name
     if not pointer.is_file():
         return None
-    found = folder / "checkpoints" / pointer.read_text().strip()
-    if not (found / "state.json").is_file():
+    checkpoint = pointer.parent / pointer.read_text().strip()
+    if not _is_complete(checkpoint):
         raise RunError(
-            f"{pointer} names {found.name}, which is not there; point it at one of the others or remove it to start again"
+            f"{pointer} names {checkpoint.name}, which does not exist; "
+            "write the name of another checkpoint into it, or remove it to start again"
         )
-    return found
+    return checkpoint
 
 
-def load(checkpoint: Path, models: Sequence[Savable]) -> Saved:
-    """Put the models where the checkpoint was and return the rest."""
-    try:
-        for model in models:
-            model.load(str(checkpoint.resolve()))
-        state = json.loads((checkpoint / "state.json").read_text())
-        pending = checkpoint / "pending.bin"
-        ahead = decode(pending.read_bytes()) if pending.is_file() else []
-        method = decode((checkpoint / "method.bin").read_bytes())
-        return Saved(state["step"], state["cursor"], state["flat_steps"], method, ahead)
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise RunError(
-            f"checkpoint {checkpoint} cannot be read ({type(error).__name__}: {error}); if it is damaged, remove that folder, "
-            "and the same command continues from the one before"
-        ) from error
-    except RunError as error:  # of a model in another process
-        raise RunError(f"checkpoint {checkpoint} cannot be read: {error}") from error
+def _checkpoint_folder(folder: Path, step: int) -> Path:
+    return folder / "checkpoints" / f"step-{step}"
 
 
-def _ordered(root: Path) -> list[Path]:
-    return sorted(
-        (path for path in root.glob("step-*") if path.name.removeprefix("step-").isdigit()),
-        key=_number,
-    )
+def _is_complete(checkpoint: Path) -> bool:
+    return (checkpoint / "state.json").is_file()
 
 
-def _number(path: Path) -> int:
-    return int(path.name.removeprefix("step-"))
+def _checkpoints_by_step(root: Path) -> list[Path]:
+    """Return the checkpoint folders, lowest step first; other names are ignored."""
+    paths = [path for path in root.glob("step-*") if path.name.removeprefix("step-").isdigit()]
+    return sorted(paths, key=_step_of)
+
+
+def _step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step-"))

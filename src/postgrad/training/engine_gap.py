@@ -1,7 +1,8 @@
-"""Before the first step: does the engine sample from the policy that is trained?
+"""The check before the first step: does the engine sample from the policy that is trained?
 
-Engines with weights of their own are asked twice: once with one block's weights turned round, to see that weights reach them at all, and
-once with the policy's own, which the trainer then prices.
+Engines with their own copy of the weights sample twice. First with the sign of one block's
+weights changed: the samples must differ, or new weights do not reach the engine. Then with the
+policy's weights: the engine's log-probs must be close to the trainer's.
 """
 
 import re
@@ -14,118 +15,117 @@ from postgrad.config.schema import Config
 from postgrad.errors import RunError
 from postgrad.methods.base import Ports
 from postgrad.rollout.engine import Completion, Request, Sampling, trajectory_seed
-from postgrad.training.log import RunLog
-from postgrad.training.report import Reporter
 from postgrad.types import Batch, Problem, Trajectory
 
-PROBLEMS, SAMPLES, TOKENS = 4, 2, 32
-MAX_GAP = {
-    "float32": 0.01,
-    "bfloat16": 0.1,
-}  # mean |log-prob| gap in nats; vLLM on a CPU has 7e-7 and 0.04
+NUM_PROBLEMS = 4
+NUM_SAMPLES = 2  # per problem
+MAX_TOKENS = 32  # per sample
+
+# Limits of the mean |log-prob gap| in nats. vLLM on a CPU has 7e-7 and 0.04.
+MAX_GAP = {"float32": 0.01, "bfloat16": 0.1}
 
 
 @dataclass(frozen=True)
-class Agreement:
-    """How far the engine's log-probs are from the trainer's on sampled tokens, in nats."""
+class EngineGap:
+    """Distance of the engine's log-probs from the trainer's on sampled tokens, in nats."""
 
     mean: float
     largest: float
-    bound: float
+    limit: float  # of the mean
 
     def __str__(self) -> str:
         return (
-            f"engine and trainer agree: log-probs {self.mean:.2g} nats apart on average, {self.largest:.2g} at most "
-            f"(bound of the mean: {self.bound:g})"
+            f"engine and trainer agree: their log-probs differ by {self.mean:.2g} nats on average "
+            f"(limit {self.limit:g}), by {self.largest:.2g} at most"
         )
 
-
-def agree(
-    config: Config,
-    ports: Ports,
-    problems: Sequence[Problem],
-    reporter: Reporter,
-    log: RunLog | None,
-) -> None:
-    """Check, and say what was found; a new run's log keeps it."""
-    if (found := check_agreement(config, ports, problems)) is not None:
-        reporter.note(str(found))
-        if log is not None:
-            log.write(
-                0, {"engine/start_gap_mean": found.mean, "engine/start_gap_max": found.largest}
-            )
+    def metrics(self) -> dict[str, float]:
+        return {"engine/start_gap_mean": self.mean, "engine/start_gap_max": self.largest}
 
 
-def check_agreement(config: Config, ports: Ports, problems: Sequence[Problem]) -> Agreement | None:
-    """Raises RunError when weights do not reach the engine, or its log-probs are not the trainer's. None where it shares the weights."""
+def check_engine_gap(config: Config, ports: Ports, problems: Sequence[Problem]) -> EngineGap | None:
+    """Return the gap of the engine's log-probs; None if the engine shares the trainer's weights.
+
+    Raises RunError if new weights do not reach the engine, or if the gap is above its limit.
+    """
     if ports.engine.shares_weights:
         return None
-    chosen = problems[:PROBLEMS]
-    requests = [
-        Request(
-            ports.prompts.encode(p),
-            [trajectory_seed(config.seed, 0, f"{p.uid}/agreement", i) for i in range(SAMPLES)],
-        )
-        for p in chosen
-    ]
-    sampling = Sampling(config.rollout.temperature, min(TOKENS, config.rollout.max_response_tokens))
+    problems = problems[:NUM_PROBLEMS]
+    requests = [_request(config, ports, problem) for problem in problems]
+    max_tokens = min(MAX_TOKENS, config.rollout.max_response_tokens)
+    sampling = Sampling(config.rollout.temperature, max_tokens)
     weights = ports.policy.weights()
-    ports.engine.publish(_turned(weights))
-    other = ports.engine.generate(requests, sampling)
+    ports.engine.publish(_with_last_block_negated(weights))
+    from_other_weights = ports.engine.generate(requests, sampling)
     ports.engine.publish(weights)
-    done = ports.engine.generate(requests, sampling)
-    if _told(done) == _told(other):
+    completions = ports.engine.generate(requests, sampling)
+    if _rounded(completions) == _rounded(from_other_weights):
         raise RunError(
-            f"rollout.engine={config.rollout.engine} does not take new weights: what it samples is the same with one block's weights "
-            "turned round; training would go on with old ones"
+            f"rollout.engine={config.rollout.engine} does not take new weights: its samples stay "
+            "the same when one block's weights change, so training would use old weights"
         )
-    found = _gap(config, ports, chosen, requests, done)
-    if not found.mean <= found.bound:
+    gap = _measure_gap(config, ports, problems, requests, completions)
+    if not gap.mean <= gap.limit:  # also true for nan
         raise RunError(
-            f"rollout.engine={config.rollout.engine}: its log-probs are {found.mean:.2g} nats from the trainer's on average "
-            f"(bound {found.bound:g}, rollout.max_gap); it has another model, another type, or log-probs of another temperature "
-            "(vLLM's server needs --logprobs-mode processed_logprobs)"
+            f"rollout.engine={config.rollout.engine}: its log-probs differ from the trainer's by "
+            f"{gap.mean:.2g} nats on average (limit {gap.limit:g}, rollout.max_gap); it has "
+            "another model or data type, or returns log-probs of another temperature "
+            "(start vLLM's server with --logprobs-mode processed_logprobs)"
         )
-    return found
+    return gap
 
 
-def _gap(
+def _request(config: Config, ports: Ports, problem: Problem) -> Request:
+    uid = f"{problem.uid}/agreement"
+    seeds = [trajectory_seed(config.seed, 0, uid, index) for index in range(NUM_SAMPLES)]
+    return Request(ports.prompts.encode(problem), seeds)
+
+
+def _measure_gap(
     config: Config,
     ports: Ports,
     problems: Sequence[Problem],
     requests: Sequence[Request],
-    done: Sequence[Sequence[Completion]],
-) -> Agreement:
-    rows = [
-        Trajectory(
-            problem.uid,
-            request.prompt,
-            one.tokens,
-            group,
-            index,
-            finish=one.finish,
-            behavior_logprobs=one.logprobs,
-        )
-        for group, (problem, request, completions) in enumerate(
-            zip(problems, requests, done, strict=True)
-        )
-        for index, one in enumerate(completions)
-    ]
+    completions: Sequence[Sequence[Completion]],
+) -> EngineGap:
+    """Compare the engine's log-probs of its samples with the policy's."""
+    rows: list[Trajectory] = []
+    for group, samples in enumerate(completions):
+        for index, sample in enumerate(samples):
+            row = Trajectory(
+                problems[group].uid,
+                requests[group].prompt,
+                sample.tokens,
+                group,
+                index,
+                finish=sample.finish,
+                behavior_logprobs=sample.logprobs,
+            )
+            rows.append(row)
     batch = Batch.of(rows)
-    gap = (batch.tokens["behavior_logprobs"] - ports.policy.logprobs(batch)["logprobs"]).abs()
-    bound = config.rollout.max_gap or MAX_GAP[config.model.dtype]
-    return Agreement(float(gap.mean()), float(gap.max()), bound)
+    logprobs = ports.policy.logprobs(batch)["logprobs"]
+    gap = (batch.tokens["behavior_logprobs"] - logprobs).abs()  # (tokens,)
+    limit = config.rollout.max_gap or MAX_GAP[config.model.dtype]
+    return EngineGap(float(gap.mean()), float(gap.max()), limit)
 
 
-def _told(done: Sequence[Sequence[Completion]]) -> list[tuple[list[int], list[float]]]:
-    return [(one.tokens, [round(p, 4) for p in one.logprobs]) for group in done for one in group]
+def _rounded(
+    completions: Sequence[Sequence[Completion]],
+) -> list[tuple[list[int], list[float]]]:
+    """Return (tokens, log-probs rounded to 4 digits) of every sample."""
+    samples = [sample for group in completions for sample in group]
+    return [(s.tokens, [round(logprob, 4) for logprob in s.logprobs]) for s in samples]
 
 
-def _turned(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The weights with the sign of the last block's matrices changed; without blocks, of every matrix."""
-    number = {name: int(found[1]) for name in weights if (found := re.search(r"\.(\d+)\.", name))}
-    last = max(number.values(), default=-1)
-    return {
-        name: -tensor if tensor.dim() == 2 and number.get(name, -1) == last else tensor
-        for name, tensor in weights.items()
-    }
+def _with_last_block_negated(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights with the last block's matrices negated; without blocks, all matrices."""
+    block_of: dict[str, int] = {}
+    for name in weights:
+        if found := re.search(r"\.(\d+)\.", name):
+            block_of[name] = int(found[1])
+    last = max(block_of.values(), default=-1)
+    changed: dict[str, Tensor] = {}
+    for name, tensor in weights.items():
+        in_last = block_of.get(name, -1) == last
+        changed[name] = -tensor if tensor.dim() == 2 and in_last else tensor
+    return changed

@@ -1,6 +1,7 @@
-"""events.jsonl: what happened to a run, a JSON object a line: time, step, event, text. The page tells from it how a run ended.
+"""events.jsonl: what happened to a run, one JSON object per line: time, step, event, text.
 
-started, resumed, checkpoint, note, finished, stopped, failed. A command that finds nothing left to do writes nothing.
+Events: started, resumed, checkpoint, note, finished, stopped, failed. The web page reads from
+them how a run ended. A command that finds a finished run writes nothing.
 """
 
 import json
@@ -16,14 +17,15 @@ from postgrad.types import Batch
 
 
 class Events(Reporter):
-    """A reporter that writes; as a context it also hears of the error that ends the run."""
+    """A reporter that writes events.jsonl; as a context it also writes the error of its block."""
 
     def __init__(self, folder: Path) -> None:
-        self.file, self.number, self.total = folder / "events.jsonl", 0, 0
-        self.opening: tuple[str, int] | None = (
-            None  # the first line waits until something has really happened
-        )
-        self.goal: float | None = None
+        self.file = folder / "events.jsonl"
+        self.number = 0  # of the last step
+        self.total = 0  # number of steps
+        self.goal: float | None = None  # training.stop_at
+        # The "started" or "resumed" line is written only when something else happens.
+        self.first_event: tuple[str, int] | None = None
 
     def __enter__(self) -> "Events":
         return self
@@ -34,26 +36,30 @@ class Events(Reporter):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if error is None or isinstance(error, ConfigError):
+            return
         if isinstance(error, KeyboardInterrupt):
-            self.write(
-                "stopped", "stopped at once; the same command continues from the last checkpoint"
-            )
+            text = "stopped at once; the same command continues from the last checkpoint"
+            self.write("stopped", text)
         elif isinstance(error, RunError):
             self.write("failed", str(error))
-        elif error is not None and not isinstance(error, ConfigError):
-            where = f" ({'; '.join(error.__notes__)})" if getattr(error, "__notes__", None) else ""
+        else:
+            notes = getattr(error, "__notes__", None)
+            where = f" ({'; '.join(notes)})" if notes else ""
             self.write("failed", f"{type(error).__name__}: {error}{where}")
 
     def started(self, folder: Path, config: Config, start: int) -> None:
-        self.number, self.total, self.goal = start, config.training.steps, config.training.stop_at
-        self.opening = ("resumed" if start else "started", start)
+        self.number = start
+        self.total = config.training.steps
+        self.goal = config.training.stop_at
+        self.first_event = ("resumed" if start else "started", start)
 
     def step(self, metrics: dict[str, float], batch: Batch) -> None:
         self.number = int(metrics["step"])
-        self._open()
+        self._write_first_event()
 
     def validated(self, number: int, metrics: dict[str, float]) -> None:
-        self._open()
+        self._write_first_event()
 
     def saved(self, path: Path) -> None:
         self.write("checkpoint", path.name)
@@ -62,44 +68,44 @@ class Events(Reporter):
         self.write("note", text)
 
     def ended(self, reached: bool, interrupted: bool) -> None:
-        """The last step is done, the goal was met, or somebody asked for a stop. Nothing to say when nothing was done since the end."""
-        if self.opening is not None and self._told():
+        if self.first_event is not None and self._finished_before():
             return
         if self.number >= self.total:
             self.write("finished", "")
         elif reached:
-            self.write(
-                "finished",
-                f"reached training.stop_at={self.goal:g}" if self.goal is not None else "",
-            )
+            text = f"reached training.stop_at={self.goal:g}" if self.goal is not None else ""
+            self.write("finished", text)
         elif interrupted:
             self.write("stopped", "stopped on request; the same command continues it")
 
     def write(self, event: str, text: str) -> None:
-        self._open()
-        self._line(event, self.number, text)
+        """Append one line. Raises RunError if it cannot be written, except for the last event."""
+        self._write_first_event()
+        self._append(event, self.number, text)
 
-    def _told(self) -> bool:
-        """Whether the last line tells of an end; a run that was killed after its last checkpoint has none."""
+    def _finished_before(self) -> bool:
+        """Whether the last line says "finished"; a run killed after its last step has none."""
         lines = self.file.read_bytes().splitlines() if self.file.is_file() else []
         return bool(lines) and b'"event": "finished"' in lines[-1]
 
-    def _open(self) -> None:
-        if self.opening is not None:
-            opening, self.opening = self.opening, None
-            self._line(*opening, "")
+    def _write_first_event(self) -> None:
+        if self.first_event is None:
+            return
+        event, step = self.first_event
+        self.first_event = None
+        self._append(event, step, "")
 
-    def _line(self, event: str, step: int, text: str) -> None:
+    def _append(self, event: str, step: int, text: str) -> None:
         line: dict[str, Any] = {"time": time.time(), "step": step, "event": event, "text": text}
         try:
             with self.file.open("a+b") as file:
                 size = file.seek(0, 2)
                 file.seek(max(0, size - 1))
-                whole = file.read(1) in (b"", b"\n")  # a full disk may have cut the line before
-                file.write((b"" if whole else b"\n") + json.dumps(line).encode() + b"\n")
+                # A full disk may have cut the previous line; then this one starts a new line.
+                previous_is_complete = file.read(1) in (b"", b"\n")
+                separator = b"" if previous_is_complete else b"\n"
+                file.write(separator + json.dumps(line).encode() + b"\n")
         except OSError as error:
-            if event not in (
-                "failed",
-                "stopped",
-            ):  # the error that ends the run must not be hidden by this one
-                raise RunError(f"events.jsonl could not be written: {error.strerror}") from error
+            if event in ("failed", "stopped"):
+                return  # the error that ended the run must not be hidden by this one
+            raise RunError(f"{self.file} could not be written: {error.strerror}") from error

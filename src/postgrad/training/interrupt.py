@@ -1,4 +1,4 @@
-"""Ctrl-C: the first one lets the step end and saves, the second one stops at once."""
+"""Ctrl-C: the first one ends the run after the current step, the second one at once."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -6,25 +6,27 @@ from contextlib import contextmanager
 
 
 class Interrupt:
-    """Whether somebody asked the run to stop."""
+    """Whether somebody asked the run to stop, by SIGINT or SIGTERM."""
 
     def __init__(self, note: Callable[[str], None]) -> None:
-        self.asked, self.note = False, note
+        self.requested = False
+        self.note = note
 
     def handle(self, number: int, frame: object) -> None:
-        if self.asked:
+        """The signal handler. Raises KeyboardInterrupt on the second signal."""
+        if self.requested:
             raise KeyboardInterrupt
-        self.asked = True
+        self.requested = True
         self.note("finishing this step, then saving; press Ctrl-C again to stop at once")
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Listen to SIGINT and SIGTERM while the context lasts."""
-        before = {
-            number: signal.signal(number, self.handle) for number in (signal.SIGINT, signal.SIGTERM)
-        }
+    def handling_signals(self) -> Iterator[None]:
+        """Handle SIGINT and SIGTERM inside the block."""
+        previous = {}
+        for number in (signal.SIGINT, signal.SIGTERM):
+            previous[number] = signal.signal(number, self.handle)
         try:
             yield
         finally:
-            for number, handler in before.items():
+            for number, handler in previous.items():
                 signal.signal(number, handler)

@@ -1,8 +1,10 @@
-"""Rollouts that run ahead: while a step is scored and trained, the engine samples for a later one with the weights it has.
+"""Rollouts ahead of training: while a step is scored and trained, the engine samples a later one.
 
-With rollout.staleness=n, step k trains on what was sampled during step k-n, by the weights of that time; the recorded log-probs and the
-method's correction account for the difference. Problems are drawn and groups composed before a step's own stages run, and weights are
-published only when nothing is being sampled, so the result depends on no clock, and a checkpoint holds what was sampled ahead.
+With rollout.staleness=n, step k trains on rollouts sampled during step k-n, with the weights of
+that time. The recorded log-probs and the method's correction account for the difference.
+The result does not depend on timing: problems are drawn and groups composed before a step's own
+stages run, weights are published only while nothing is sampled, and a checkpoint holds the
+rollouts sampled ahead.
 """
 
 import threading
@@ -15,59 +17,74 @@ from postgrad.data.feed import Feed
 from postgrad.methods.base import Method, Stage, Step
 from postgrad.training.log import timed
 
-Rollout = tuple[Step, Any]  # a step on its way, and its batch after sampling
+Rollout = tuple[Step, Any]  # a step and its batch after sampling
 
 
 class RolloutPrefetcher:
-    """Gives out steps with the stages that are left of them: all of them, or those after sampling."""
+    """Returns each step with the stages that remain: all of them, or those after sampling."""
 
     def __init__(self, config: Config, method: Method, feed: Feed) -> None:
-        self.method, self.feed = method, feed
-        self.depth, self.last = config.rollout.staleness, config.training.steps
+        self.method = method
+        self.feed = feed
+        self.staleness = config.rollout.staleness
+        self.num_steps = config.training.steps
         self.ready: deque[Rollout] = deque()
         self.in_flight: InFlight | None = None
 
-    def take(self, number: int) -> tuple[Step, Any, list[Stage]]:
-        """(step, its work so far, the stages left)."""
+    def next_step(self, number: int) -> tuple[Step, Any, list[Stage]]:
+        """Return (step, its work so far, the stages that remain)."""
         stages = self.method.stages()
-        if not self.depth:
+        if not self.staleness:
             return Step(number, self.feed), None, stages
-        while not self.ready or self.ready[-1][0].number < min(
-            number + self.depth - 1, self.last
-        ):  # only at the start of a run
-            self._send(self.ready[-1][0].number + 1 if self.ready else number, number)
-            self._land()
+        self._fill(number)
         step, batch = self.ready.popleft()
-        step.metrics["rollout/staleness"] = float(number - 1) - step.metrics.pop("rollout/weights")
-        if number + self.depth <= self.last:
-            self._send(number + self.depth, number)
-        left, publish = stages[stages.index(self.method.sample) + 1 :], self.method.publish
-        left.insert(left.index(publish) if publish in left else len(left), self.rollout)
-        return step, batch, left
+        weights_step = step.metrics.pop("rollout/weights")
+        step.metrics["rollout/staleness"] = float(number - 1) - weights_step
+        if number + self.staleness <= self.num_steps:
+            self._start(number + self.staleness, number)
+        remaining = stages[stages.index(self.method.sample) + 1 :]
+        publish = self.method.publish
+        at = remaining.index(publish) if publish in remaining else len(remaining)
+        remaining.insert(at, self.rollout)
+        return step, batch, remaining
 
     def rollout(self, batch: Any, step: Step) -> Any:
-        """A stage: wait until what is being sampled is there, before the engine gets other weights."""
-        began = time.perf_counter()
-        self._land()
-        step.metrics["wait/rollout_s"] = time.perf_counter() - began
+        """A stage before publish: wait for the sampling, so the engine's weights do not change."""
+        started = time.perf_counter()
+        self._join()
+        step.metrics["wait/rollout_s"] = time.perf_counter() - started
         return batch
 
     def state(self) -> list[Any]:
-        """What was sampled and not trained on yet; goes into the checkpoint."""
+        """Return the rollouts that no step trained on yet, for the checkpoint."""
         return [
             {"number": step.number, "metrics": step.metrics, "batch": batch}
             for step, batch in self.ready
         ]
 
     def load(self, state: list[Any]) -> None:
-        self.ready = deque(
-            (Step(one["number"], self.feed, one["metrics"]), one["batch"]) for one in state
-        )
+        """Take the rollouts of a checkpoint."""
+        self.ready = deque()
+        for saved in state:
+            step = Step(saved["number"], self.feed, saved["metrics"])
+            self.ready.append((step, saved["batch"]))
 
-    def _send(self, number: int, now: int) -> None:
-        """Compose a step here, and let a thread sample it."""
-        step, work = Step(number, self.feed), None
-        step.metrics["rollout/weights"] = float(now - 1)  # the step whose update the engine has
+    def _fill(self, number: int) -> None:
+        """Sample until step `number` and those before number + staleness are ready.
+
+        Only the first step of a run has something to do here.
+        """
+        last = min(number + self.staleness - 1, self.num_steps)
+        while not self.ready or self.ready[-1][0].number < last:
+            following = self.ready[-1][0].number + 1 if self.ready else number
+            self._start(following, number)
+            self._join()
+
+    def _start(self, number: int, current: int) -> None:
+        """Compose step `number`, then sample it in a thread; `current` is the step in training."""
+        step = Step(number, self.feed)
+        step.metrics["rollout/weights"] = float(current - 1)  # the engine has this step's update
+        work = None
         stages = self.method.stages()
         at = stages.index(self.method.sample)
         for stage in stages[:at]:
@@ -75,17 +92,19 @@ class RolloutPrefetcher:
                 work = stage(work, step)
         self.in_flight = InFlight(step, stages[at], work)
 
-    def _land(self) -> None:
+    def _join(self) -> None:
         if self.in_flight is not None:
             self.ready.append(self.in_flight.join())
             self.in_flight = None
 
 
 class InFlight:
-    """One step being sampled in a thread of its own, which does not keep a stopping process alive."""
+    """One step that a daemon thread samples."""
 
     def __init__(self, step: Step, sample: Stage, work: Any) -> None:
-        self.step, self.sample, self.work = step, sample, work
+        self.step = step
+        self.sample = sample
+        self.work = work
         self.error: BaseException | None = None
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
@@ -98,7 +117,8 @@ class InFlight:
             self.error = error
 
     def join(self) -> Rollout:
-        self.thread.join()  # the engine's calls have time limits of their own
+        """Wait for the thread and return its rollout; raise its error."""
+        self.thread.join()  # no time limit here: the engine's calls have their own
         if self.error is not None:
             raise self.error
         return self.step, self.work

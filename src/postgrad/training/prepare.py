@@ -1,4 +1,4 @@
-"""Everything that can be wrong before a run is looked at here, before anything is written."""
+"""Checks and loads everything a run needs, before anything is written."""
 
 import os
 from dataclasses import dataclass
@@ -6,12 +6,13 @@ from dataclasses import dataclass
 import torch
 
 from postgrad.cluster.engines import engine_config
-from postgrad.config.schema import ClusterConfig, Config
+from postgrad.config.schema import ClusterConfig, Config, ModelConfig
 from postgrad.data.cursor import Cursor
 from postgrad.data.problems import load_problems
 from postgrad.data.render import Prompts, make_prompts
 from postgrad.data.styles import stop_strings
 from postgrad.errors import ConfigError
+from postgrad.methods import find_method
 from postgrad.methods.base import Method
 from postgrad.methods.support.judging import check_judge, check_judge_used, check_references
 from postgrad.model.device import choose_device, choose_dtype, is_gpu, probe_threads
@@ -20,67 +21,89 @@ from postgrad.model.passes.layout import default_token_budget
 from postgrad.rollout.kinds import check_engine
 from postgrad.rollout.tools import open_toolbox
 from postgrad.rollout.turns import Turns
-from postgrad.training import trackers as mirror
+from postgrad.training.run import resume_config
+from postgrad.training.trackers import check_tracker
 from postgrad.training.validation import load_sets
 from postgrad.types import Problem
 from postgrad.verifiers.scorer import Scorer
 
+MAX_ROWS_CPU = 256  # default of rollout.max_rows
+MAX_ROWS_GPU = 2048
+
 
 @dataclass
 class Inputs:
-    """What the driver needs beside the models."""
+    """What the driver needs besides the models."""
 
     train: list[Problem]
     validation: dict[str, list[Problem]]  # sets by name
     prompts: Prompts
     scorer: Scorer
-    too_long: str = (
-        ""  # one line: how many problems were, and what became of them; empty: none were
-    )
-    turns: Turns | None = None  # where the policy may call tools
+    too_long: str = ""  # one line: how many problems were dropped or cut; empty if none
+    turns: Turns | None = None  # None if the policy may not call tools
+
+
+def make_method(config: Config) -> Method:
+    """Return the method with its configuration checked and resolved. Raises ConfigError."""
+    method = find_method(config.method.name)(config)
+    method.check()
+    method.config = resolve(resume_config(config))
+    return method
 
 
 def resolve(config: Config) -> Config:
-    """Replace every auto by what this machine offers; the answers go into config.yaml and are kept on resume."""
+    """Replace every auto by what this machine offers.
+
+    config.yaml keeps the values, and a resumed run uses them. Raises ConfigError.
+    """
     check_cluster(config.cluster)
     if config.training.profile_steps and config.cluster.backend != "local":
         raise ConfigError(
-            f"training.profile_steps sees this process only, and cluster.backend={config.cluster.backend} works in others"
+            f"training.profile_steps profiles this process only, but cluster.backend="
+            f"{config.cluster.backend} runs the models in others; use cluster.backend=local"
         )
     check_engine(engine_config(config))
-    if config.cluster.address and is_gpu(
-        config.model.device
-    ):  # the workers have it; this machine need not
-        device = torch.device(config.model.device)
-        config.model.dtype = "bfloat16" if config.model.dtype == "auto" else config.model.dtype
-    else:
-        device = choose_device(config.model.device)
-    config.model.device = device.type
-    config.model.dtype = choose_dtype(config.model.dtype, device)
+    device = _resolve_device(config)
     if config.model.threads == 0:
-        config.model.threads = probe_threads(
-            model_hidden_size(config.model, config.seed), config.model.dtype
-        )
-        if config.cluster.backend == "ray":  # the workers of one machine share its cores
-            cluster = config.cluster
-            workers = cluster.workers + cluster.engines + sum(cluster.pools.values())
-            config.model.threads = max(
-                1, min(config.model.threads, (os.cpu_count() or 1) // workers)
-            )
-    launched = bool(
-        config.model.lora.rank or config.model.activation_checkpointing
-    )  # see model/passes/captured.py
-    config.training.token_budget = config.training.token_budget or default_token_budget(
-        device, launched
-    )
+        config.model.threads = _choose_threads(config)
+    if config.training.token_budget == 0:
+        # These passes are not captured as CUDA graphs; see model/passes/captured.py.
+        not_captured = bool(config.model.lora.rank or config.model.activation_checkpointing)
+        config.training.token_budget = default_token_budget(device, not_captured)
     if config.rollout.max_rows == 0:
-        config.rollout.max_rows = 256 if device.type == "cpu" else 2048
+        config.rollout.max_rows = MAX_ROWS_CPU if device.type == "cpu" else MAX_ROWS_GPU
     config.rollout.stop = stop_strings(config.rollout.stop, config.data.prompt_style)
     return config
 
 
+def _resolve_device(config: Config) -> torch.device:
+    """Set model.device and model.dtype; return the device."""
+    model: ModelConfig = config.model
+    if config.cluster.address and is_gpu(model.device):
+        # The workers of the Ray cluster have the GPU; this machine need not have one.
+        device = torch.device(model.device)
+        if model.dtype == "auto":
+            model.dtype = "bfloat16"
+    else:
+        device = choose_device(model.device)
+    model.device = device.type
+    model.dtype = choose_dtype(model.dtype, device)
+    return device
+
+
+def _choose_threads(config: Config) -> int:
+    """Return the CPU threads per process; Ray workers share the cores of a machine."""
+    width = model_hidden_size(config.model, config.seed)
+    threads = probe_threads(width, config.model.dtype)
+    cluster = config.cluster
+    if cluster.backend != "ray":
+        return threads
+    num_workers = cluster.workers + cluster.engines + sum(cluster.pools.values())
+    return max(1, min(threads, (os.cpu_count() or 1) // num_workers))
+
+
 def check_cluster(cluster: ClusterConfig) -> None:
-    """Refuse settings of another place than the chosen one. Raises ConfigError."""
+    """Raise ConfigError for settings that the chosen cluster.backend does not have."""
     if cluster.engine_apart and cluster.backend == "local":
         raise ConfigError(
             "cluster.engine_apart=true needs a process for the engine; add cluster.backend=process"
@@ -94,98 +117,112 @@ def check_cluster(cluster: ClusterConfig) -> None:
                     f"cluster.pools.{name}={size} is out of range; it must be at least 1"
                 )
         return
-    only_ray = {
+    ray_settings = {
         "workers": cluster.workers > 1,
-        "engines": cluster.engines,
-        "pools": cluster.pools,
-        "offload": cluster.offload,
-    }
-    only_ray |= {
-        "address": cluster.address,
+        "engines": cluster.engines > 0,
+        "pools": bool(cluster.pools),
+        "offload": bool(cluster.offload),
+        "address": bool(cluster.address),
         "engine_restarts": cluster.engine_restarts != ClusterConfig.engine_restarts,
     }
-    for key, given in only_ray.items():
-        if given:
+    for key, is_set in ray_settings.items():
+        if is_set:
             raise ConfigError(
-                f"cluster.{key} is a setting of Ray, and cluster.backend={cluster.backend}; add cluster=ray"
+                f"cluster.{key} is a setting of Ray, and cluster.backend={cluster.backend}; "
+                "add cluster=ray"
             )
 
 
 def load_inputs(config: Config, method: Method) -> Inputs:
-    """Problems, prompts and verifiers, all checked."""
-    mirror.check(config)
-    train = load_problems(config.data.train)
-    validation = load_sets(config)
+    """Return problems, prompts, tools and the scorer, all checked. Raises ConfigError."""
+    check_tracker(config)
+    loaded_train = load_problems(config.data.train)
+    loaded_validation = load_sets(config)
     tokenizer = load_tokenizer(config.model, config.seed)
     toolbox = open_toolbox(config.rollout)
     prompts = make_prompts(tokenizer, config.data, toolbox.schemas if toolbox else ())
-    turns = Turns(toolbox, prompts, config.rollout.max_turns) if toolbox else None
-    sets = {"data.train": train} | {
-        f"validation set {name}": problems for name, problems in validation.items()
-    }
-    fitting = {name: _fitting(config, method, prompts, problems) for name, problems in sets.items()}
-    train, *others = fitting.values()
-    Cursor(len(train)).take(config.training.problems_per_step)  # refuses data that are too small
-    validation = dict(zip(validation, others, strict=True))
+    train = _fitting(config, method, prompts, loaded_train)
+    validation: dict[str, list[Problem]] = {}
+    for name, problems in loaded_validation.items():
+        validation[name] = _fitting(config, method, prompts, problems)
+    Cursor(len(train)).take(config.training.problems_per_step)  # raises if there are too few
     held_out = [problem for problems in validation.values() for problem in problems]
     method.check_problems(train)
     method.check_held_out(held_out)
     _check_context(config, prompts, [*train, *held_out])
-    reward = config.reward
-    check_judge(reward)
-    check_judge_used(reward)
-    scorer = Scorer(
-        reward.verifier, reward.timeout_s, reward.workers, reward.objective == "minimize"
-    )
-    if method.judges():
-        scorer.check([*train, *held_out])
-        check_references(reward, [*train, *held_out])
+    counts = [_count_overlong(config, prompts, "data.train", loaded_train, train)]
+    for name, problems in loaded_validation.items():
+        label = f"validation set {name}"
+        counts.append(_count_overlong(config, prompts, label, problems, validation[name]))
     return Inputs(
-        train, validation, prompts, scorer, _too_long(config, prompts, sets, fitting), turns
+        train=train,
+        validation=validation,
+        prompts=prompts,
+        scorer=_make_scorer(config, method, [*train, *held_out]),
+        too_long=_describe_overlong(config, [count for count in counts if count]),
+        turns=Turns(toolbox, prompts, config.rollout.max_turns) if toolbox else None,
     )
 
 
 def _fitting(
     config: Config, method: Method, prompts: Prompts, problems: list[Problem]
 ) -> list[Problem]:
-    """The problems whose prompts fit, and whose demonstrations do where those are learned; refuses the others or leaves them out."""
+    """Return the problems whose prompts fit; also the demonstrations if the method trains on them.
+
+    Raises ConfigError for the others unless data.overlong=drop.
+    """
     problems, _ = prompts.drop_overlong(problems)
     if method.learns_demonstrations:
-        problems, _ = prompts.drop_overlong_demonstrations(
-            problems, config.rollout.max_response_tokens
-        )
+        limit = config.rollout.max_response_tokens
+        problems, _ = prompts.drop_overlong_demonstrations(problems, limit)
     return problems
 
 
-def _too_long(
+def _make_scorer(config: Config, method: Method, problems: list[Problem]) -> Scorer:
+    """Return the scorer of reward.*, checked against the problems if the method uses it."""
+    reward = config.reward
+    check_judge(reward)
+    check_judge_used(reward)
+    minimize = reward.objective == "minimize"
+    scorer = Scorer(reward.verifier, reward.timeout_s, reward.workers, minimize)
+    if method.judges():
+        scorer.check(problems)
+        check_references(reward, problems)
+    return scorer
+
+
+def _count_overlong(
     config: Config,
     prompts: Prompts,
-    sets: dict[str, list[Problem]],
-    fitting: dict[str, list[Problem]],
+    label: str,
+    loaded: list[Problem],
+    fitting: list[Problem],
 ) -> str:
-    """How many problems were dropped or cut, and by which setting, in one line."""
+    """Return "3 of 12 in data.train": the problems that were dropped or cut; "" if none."""
+    num_dropped = len(loaded) - len(fitting)
+    count = num_dropped if config.data.overlong == "drop" else prompts.num_truncated(fitting)
+    return f"{count} of {len(loaded)} in {label}" if count else ""
+
+
+def _describe_overlong(config: Config, counts: list[str]) -> str:
+    """Return one line about the problems that were too long; "" if there were none."""
     data = config.data
-    dropping = data.overlong == "drop"
-    counts = {
-        name: len(sets[name]) - len(kept) if dropping else prompts.num_truncated(kept)
-        for name, kept in fitting.items()
-    }
-    told = ", ".join(
-        f"{count} of {len(sets[name])} in {name}" for name, count in counts.items() if count
-    )
-    done = "left out" if dropping else f"cut to data.max_prompt_tokens={data.max_prompt_tokens}"
-    return f"too long: {told}; {done} (data.overlong={data.overlong})" if told else ""
+    if not counts:
+        return ""
+    cut = f"cut to data.max_prompt_tokens={data.max_prompt_tokens}"
+    action = "left out" if data.overlong == "drop" else cut
+    return f"too long: {', '.join(counts)}; {action} (data.overlong={data.overlong})"
 
 
 def _check_context(config: Config, prompts: Prompts, problems: list[Problem]) -> None:
-    """Refuse rows that are longer than the model can read."""
-    context = int(model_config(config.model, config.seed).get_text_config().max_position_embeddings)
-    longest, response = (
-        max(len(prompts.encode(problem)) for problem in problems),
-        config.rollout.max_response_tokens,
-    )
-    if longest + response > context:
+    """Raise ConfigError if a prompt and its response may exceed the model's context."""
+    text_config = model_config(config.model, config.seed).get_text_config()
+    context = int(text_config.max_position_embeddings)
+    prompt = max(len(prompts.encode(problem)) for problem in problems)
+    response = config.rollout.max_response_tokens
+    if prompt + response > context:
         raise ConfigError(
-            f"a prompt of {longest} tokens and rollout.max_response_tokens={response} exceed the model's context of {context}; "
-            "lower rollout.max_response_tokens or data.max_prompt_tokens"
+            f"a prompt of {prompt} tokens and rollout.max_response_tokens={response} exceed the "
+            f"model's context of {context}; lower rollout.max_response_tokens "
+            "or data.max_prompt_tokens"
         )

@@ -1,4 +1,4 @@
-"""Steps seen through torch's profiler: a trace for Perfetto or chrome://tracing, and a table of what took longest."""
+"""Profiles of single steps: a trace for Perfetto or chrome://tracing, and a table of operators."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -7,34 +7,34 @@ from pathlib import Path
 
 from torch.profiler import ProfilerActivity, profile, supported_activities
 
-ROWS = 40
+NUM_ROWS = 40  # of the table
 
 
 @contextmanager
 def profiled(
     folder: Path, number: int, steps: list[int], note: Callable[[str], None]
 ) -> Iterator[None]:
-    """Write profile/step-N.json.gz and step-N.txt of the run when N is among `steps`; stages are named in both."""
+    """Profile the block if `number` is in `steps`.
+
+    Writes profile/step-N.json.gz (the trace) and profile/step-N.txt (the table) in the run
+    folder; both name the stages. A profile that cannot be written is a note, not an error.
+    """
     if number not in steps:
         yield
         return
-    os.environ.setdefault(
-        "KINETO_LOG_LEVEL", "6"
-    )  # else it writes a line about itself before and after
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # no log lines of the profiler
     activities = supported_activities()
-    with profile(activities=activities) as seen:
+    with profile(activities=activities) as profiler:
         yield
-    here = folder / "profile"
-    by = "self_cpu_time_total" if activities == {ProfilerActivity.CPU} else "self_device_time_total"
+    on_cpu_only = activities == {ProfilerActivity.CPU}
+    order = "self_cpu_time_total" if on_cpu_only else "self_device_time_total"
+    trace = folder / "profile" / f"step-{number}.json.gz"
+    table = folder / "profile" / f"step-{number}.txt"
     try:
-        here.mkdir(exist_ok=True)
-        seen.export_chrome_trace(str(here / f"step-{number}.json.gz"))
-        (here / f"step-{number}.txt").write_text(
-            seen.key_averages().table(sort_by=by, row_limit=ROWS)
-        )
+        trace.parent.mkdir(exist_ok=True)
+        profiler.export_chrome_trace(str(trace))
+        table.write_text(profiler.key_averages().table(sort_by=order, row_limit=NUM_ROWS))
     except OSError as error:
         note(f"the profile of step {number} could not be written: {error.strerror}")
         return
-    note(
-        f"profile of step {number}: {here / f'step-{number}.txt'}, and step-{number}.json.gz beside it for ui.perfetto.dev"
-    )
+    note(f"profile of step {number}: {table}; open {trace.name} beside it in ui.perfetto.dev")

@@ -1,102 +1,19 @@
-"""What a person sees while a run goes on: a calm panel in a terminal, plain lines elsewhere."""
+"""What the terminal shows during a run: a panel on a terminal, one line per step elsewhere."""
 
+import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from postgrad.config.schema import Config
 from postgrad.types import Batch
 
 BARS = "▁▂▃▄▅▆▇█"
+PROGRESS_WIDTH = 30
 
-
-class Reporter:
-    """Told of everything a run does; this one says nothing."""
-
-    def started(self, folder: Path, config: Config, start: int) -> None: ...
-
-    def step(self, metrics: dict[str, float], batch: Batch) -> None: ...
-
-    def validated(self, number: int, metrics: dict[str, float]) -> None: ...
-
-    def saved(self, path: Path) -> None: ...
-
-    def note(self, text: str) -> None: ...
-
-    def stopped(self) -> None: ...
-
-
-class MultiReporter(Reporter):
-    """Several reporters as one: each is told in turn."""
-
-    def __init__(self, *voices: Reporter) -> None:
-        self.voices = voices
-
-    def started(self, folder: Path, config: Config, start: int) -> None:
-        for voice in self.voices:
-            voice.started(folder, config, start)
-
-    def step(self, metrics: dict[str, float], batch: Batch) -> None:
-        for voice in self.voices:
-            voice.step(metrics, batch)
-
-    def validated(self, number: int, metrics: dict[str, float]) -> None:
-        for voice in self.voices:
-            voice.validated(number, metrics)
-
-    def saved(self, path: Path) -> None:
-        for voice in self.voices:
-            voice.saved(path)
-
-    def note(self, text: str) -> None:
-        for voice in self.voices:
-            voice.note(text)
-
-    def stopped(self) -> None:
-        for voice in self.voices:
-            voice.stopped()
-
-
-class Plain(Reporter):
-    """One line a step, for logs and pipes."""
-
-    def __init__(self, every_s: float = 0.0) -> None:
-        self.every_s, self.last = every_s, 0.0
-        self.clock = Clock()
-
-    def started(self, folder: Path, config: Config, start: int) -> None:
-        self.clock.start(start, config.training.steps)
-        verb = f"continuing at step {start}" if start else "starting"
-        model = config.model
-        self.note(
-            f"{verb}: {folder} ({config.method.name}, {model.path}, {model.device} {model.dtype}, {model.threads} threads)"
-        )
-
-    def step(self, metrics: dict[str, float], batch: Batch) -> None:
-        self.clock.tick(int(metrics["step"]))
-        final = metrics["step"] == self.clock.total
-        if not final and time.monotonic() - self.last < self.every_s:
-            return
-        self.last = time.monotonic()
-        parts = [f"step {int(metrics['step'])}/{self.clock.total}"]
-        parts += [
-            f"{label} {metrics[name]:{form}}" for name, label, form in SHOWN if name in metrics
-        ]
-        print("  ".join([*parts, f"left {self.clock.left()}"]), flush=True)
-
-    def validated(self, number: int, metrics: dict[str, float]) -> None:
-        print(
-            f"step {number} validation  "
-            + "  ".join(f"{k.removeprefix('validation/')} {v:.3f}" for k, v in metrics.items()),
-            flush=True,
-        )
-
-    def note(self, text: str) -> None:
-        print(text, flush=True)
-
-
-# metric, label, format: the same few numbers in the line and in the panel
-SHOWN = (
+# (metric, label, format) of the numbers that the line and the panel show
+SHOWN_METRICS = (
     ("reward/mean", "reward", ".3f"),
     ("sft/loss", "sft loss", ".4f"),
     ("dpo/accuracy", "preferred", ".3f"),
@@ -106,88 +23,166 @@ SHOWN = (
     ("grad_norm", "grad", ".3g"),
     ("tokens_per_second", "tok/s", ".0f"),
 )
+CURVE_METRICS = ("reward/mean", "sft/loss", "loss")  # the panel draws the first that exists
 
 
-class Clock:
-    """Progress and time left, from the median of the last steps."""
+class Reporter:
+    """Receives what a run does. This one ignores everything."""
+
+    def started(self, folder: Path, config: Config, start: int) -> None:
+        """The run starts after step `start`."""
+
+    def step(self, metrics: dict[str, float], batch: Batch) -> None:
+        """A step is done."""
+
+    def validated(self, number: int, metrics: dict[str, float]) -> None:
+        """The model after step `number` was validated."""
+
+    def saved(self, path: Path) -> None:
+        """A checkpoint is complete."""
+
+    def note(self, text: str) -> None:
+        """Something else happened."""
+
+    def ended(self, reached: bool, interrupted: bool) -> None:
+        """The run ended without an error."""
+
+    def stopped(self) -> None:
+        """Always the last call, also after an error."""
+
+
+class MultiReporter(Reporter):
+    """Passes every call to several reporters, in order."""
+
+    def __init__(self, *reporters: Reporter) -> None:
+        self.reporters = reporters
+
+    def started(self, folder: Path, config: Config, start: int) -> None:
+        for reporter in self.reporters:
+            reporter.started(folder, config, start)
+
+    def step(self, metrics: dict[str, float], batch: Batch) -> None:
+        for reporter in self.reporters:
+            reporter.step(metrics, batch)
+
+    def validated(self, number: int, metrics: dict[str, float]) -> None:
+        for reporter in self.reporters:
+            reporter.validated(number, metrics)
+
+    def saved(self, path: Path) -> None:
+        for reporter in self.reporters:
+            reporter.saved(path)
+
+    def note(self, text: str) -> None:
+        for reporter in self.reporters:
+            reporter.note(text)
+
+    def ended(self, reached: bool, interrupted: bool) -> None:
+        for reporter in self.reporters:
+            reporter.ended(reached, interrupted)
+
+    def stopped(self) -> None:
+        for reporter in self.reporters:
+            reporter.stopped()
+
+
+class LineReporter(Reporter):
+    """Prints one line per step, for logs and pipes; at most one per `every_s` seconds."""
+
+    def __init__(self, every_s: float = 0.0) -> None:
+        self.every_s = every_s
+        self.last_printed = 0.0
+        self.progress = Progress()
+
+    def started(self, folder: Path, config: Config, start: int) -> None:
+        self.progress.start(start, config.training.steps)
+        action = f"continuing at step {start}" if start else "starting"
+        model = config.model
+        print_line(
+            f"{action}: {folder} ({config.method.name}, {model.path}, "
+            f"{model.device} {model.dtype}, {model.threads} threads)"
+        )
+
+    def step(self, metrics: dict[str, float], batch: Batch) -> None:
+        number = int(metrics["step"])
+        self.progress.update(number)
+        now = time.monotonic()
+        if number != self.progress.total and now - self.last_printed < self.every_s:
+            return
+        self.last_printed = now
+        parts = [f"step {number}/{self.progress.total}"]
+        parts += _format_metrics(metrics, SHOWN_METRICS)
+        parts.append(f"left {self.progress.time_left()}")
+        print_line("  ".join(parts))
+
+    def validated(self, number: int, metrics: dict[str, float]) -> None:
+        parts = [
+            f"{name.removeprefix('validation/')} {value:.3f}" for name, value in metrics.items()
+        ]
+        print_line(f"step {number} validation  " + "  ".join(parts))
+
+    def note(self, text: str) -> None:
+        print_line(text)
+
+
+class Progress:
+    """Counts steps and estimates the time left from the median of the last 20 steps."""
 
     def __init__(self) -> None:
-        self.total, self.number, self.marks = 0, 0, [time.monotonic()]
+        self.start(0, 0)
 
     def start(self, number: int, total: int) -> None:
-        self.total, self.number, self.marks = total, number, [time.monotonic()]
-
-    def tick(self, number: int) -> None:
+        self.total = total
         self.number = number
-        self.marks = [*self.marks[-20:], time.monotonic()]
+        self.times = [time.monotonic()]
 
-    def left(self) -> str:
-        gaps = sorted(b - a for a, b in zip(self.marks, self.marks[1:], strict=False))
-        return duration(gaps[len(gaps) // 2] * (self.total - self.number)) if gaps else "?"
+    def update(self, number: int) -> None:
+        self.number = number
+        self.times = [*self.times[-20:], time.monotonic()]
 
-
-def duration(seconds: float) -> str:
-    """1h02m, 3m05s or 12s."""
-    whole = round(seconds)
-    hours, minutes = divmod(whole // 60, 60)
-    return (
-        f"{hours}h{minutes:02d}m"
-        if hours
-        else f"{minutes}m{whole % 60:02d}s"
-        if minutes
-        else f"{whole}s"
-    )
+    def time_left(self) -> str:
+        """Return the time left, such as 3m05s, or "?" before the first step."""
+        pairs = zip(self.times, self.times[1:], strict=False)
+        durations = sorted(end - begin for begin, end in pairs)
+        if not durations:
+            return "?"
+        median = durations[len(durations) // 2]
+        return duration(median * (self.total - self.number))
 
 
-def sparkline(values: list[float], width: int = 48) -> str:
-    """Values as a row of bars, newest at the right; each bar is the mean of its share."""
-    if not values:
-        return ""
-    share = max(1, -(-len(values) // width))
-    means = [
-        sum(values[i : i + share]) / len(values[i : i + share])
-        for i in range(0, len(values), share)
-    ]
-    low, high = min(means), max(means)
-    return "".join(
-        BARS[round((v - low) / (high - low) * 7)] if high > low else BARS[0] for v in means
-    )
-
-
-class Panel(Reporter):
-    """A steady panel: the reward's curve, the numbers that matter, two sampled responses with their scores."""
+class PanelReporter(Reporter):
+    """A live panel: the reward's curve, a few metrics, two sampled responses with rewards."""
 
     def __init__(self, title: str = "") -> None:
         from rich.console import Console
         from rich.live import Live
 
-        self.title, self.clock = title, Clock()
+        self.title = title
+        self.progress = Progress()
         self.metrics: dict[str, float] = {}
         self.curve: list[float] = []
-        self.validation: list[tuple[int, dict[str, float]]] = []
+        self.validations: list[tuple[int, dict[str, float]]] = []
         self.samples: list[tuple[str, float, int]] = []
         self.message = ""
         self.live = Live(console=Console(stderr=False), refresh_per_second=4, transient=False)
 
     def started(self, folder: Path, config: Config, start: int) -> None:
-        self.clock.start(start, config.training.steps)
+        self.progress.start(start, config.training.steps)
         self.title = self.title or str(folder)
         self.message = f"continuing at step {start}" if start else ""
         self.live.start()
         self.draw()
 
     def step(self, metrics: dict[str, float], batch: Batch) -> None:
-        self.clock.tick(int(metrics["step"]))
+        self.progress.update(int(metrics["step"]))
         self.metrics = metrics
-        name = next(
-            (name for name in ("reward/mean", "sft/loss", "loss") if name in metrics), ""
-        )  # dpo has the plain loss alone
+        name = next((name for name in CURVE_METRICS if name in metrics), "")
         self.curve.append(metrics.get(name, 0.0))
         self.samples = pick_samples(batch)
         self.draw()
 
     def validated(self, number: int, metrics: dict[str, float]) -> None:
-        self.validation.append((number, metrics))
+        self.validations.append((number, metrics))
         self.draw()
 
     def saved(self, path: Path) -> None:
@@ -202,59 +197,121 @@ class Panel(Reporter):
         self.live.stop()
 
     def draw(self) -> None:
-        from rich.panel import Panel as Box
+        """Draw the panel again."""
+        from rich.panel import Panel
         from rich.text import Text
 
         text = Text()
-        m = self.metrics
-        label = "reward" if "reward/mean" in m or not m else "loss"
-        text.append(f"{label:<8}", style="bold")
-        text.append(f"{self.curve[-1]:.3f} " if self.curve else "      ")
-        text.append(sparkline(self.curve) + "\n", style="green")
-        numbers = [f"{label} {m[name]:{form}}" for name, label, form in SHOWN[2:] if name in m]
-        text.append("   ".join(numbers) + "\n", style="dim")
-        for number, values in (
-            [self.validation[0], self.validation[-1]][: len(self.validation)]
-            if self.validation
-            else []
-        ):
-            shown = "   ".join(
-                f"{k.removeprefix('validation/').replace('_', ' ')} {v:.3f}"
-                for k, v in values.items()
-            )
-            text.append(f"held out, step {number:<5} {shown}\n")
+        self._add_curve(text)
+        self._add_validations(text)
         for response, reward, length in self.samples:
             text.append(f"{reward:+.2f} ", style="green" if reward > 0 else "red")
             text.append(f"{one_line(response, 90)} ({length} tokens)\n", style="dim")
-        done = self.clock.number / max(1, self.clock.total)
+        done = self.progress.number / max(1, self.progress.total)
+        bar = "━" * round(PROGRESS_WIDTH * done)
         text.append(
-            f"step {self.clock.number}/{self.clock.total} [{'━' * round(30 * done):<30}] left {self.clock.left()}   {self.message}"
+            f"step {self.progress.number}/{self.progress.total} [{bar:<{PROGRESS_WIDTH}}] "
+            f"left {self.progress.time_left()}   {self.message}"
         )
-        self.live.update(Box(text, title=self.title, title_align="left"))
+        self.live.update(Panel(text, title=self.title, title_align="left"))
+
+    def _add_curve(self, text: Any) -> None:
+        is_reward = "reward/mean" in self.metrics or not self.metrics
+        text.append(f"{'reward' if is_reward else 'loss':<8}", style="bold")
+        text.append(f"{self.curve[-1]:.3f} " if self.curve else "      ")
+        text.append(sparkline(self.curve) + "\n", style="green")
+        numbers = _format_metrics(self.metrics, SHOWN_METRICS[2:])
+        text.append("   ".join(numbers) + "\n", style="dim")
+
+    def _add_validations(self, text: Any) -> None:
+        """Add the first and the last validation."""
+        shown = self.validations[:1]
+        if len(self.validations) > 1:
+            shown = [*shown, self.validations[-1]]
+        for number, metrics in shown:
+            parts = []
+            for name, value in metrics.items():
+                label = name.removeprefix("validation/").replace("_", " ")
+                parts.append(f"{label} {value:.3f}")
+            text.append(f"held out, step {number:<5} {'   '.join(parts)}\n")
+
+
+def make_reporter(title: str = "") -> Reporter:
+    """Return the panel if stdout is a terminal, otherwise one line per step."""
+    return PanelReporter(title) if sys.stdout.isatty() else LineReporter()
+
+
+def print_line(text: str) -> None:
+    """Print a line. If the reader of the pipe has gone, as in `| head -1`, discard the output."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        _discard_output()
+
+
+def _discard_output() -> None:
+    """Send stdout to /dev/null, and stderr too if it goes to the same pipe."""
+    closed_pipe = os.fstat(sys.stdout.fileno())
+    null = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        if os.path.samestat(os.fstat(stream.fileno()), closed_pipe):
+            os.dup2(null, stream.fileno())
+    os.close(null)
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as 1h02m, 3m05s or 12s."""
+    total = round(seconds)
+    hours, minutes = divmod(total // 60, 60)
+    if hours:
+        return f"{hours}h{minutes:02d}m"
+    if minutes:
+        return f"{minutes}m{total % 60:02d}s"
+    return f"{total}s"
+
+
+def sparkline(values: list[float], width: int = 48) -> str:
+    """Return values as a row of at most `width` bars, newest at the right.
+
+    A bar is the mean of equally many consecutive values.
+    """
+    if not values:
+        return ""
+    share = -(-len(values) // width)  # values per bar, rounded up
+    means = []
+    for start in range(0, len(values), share):
+        chunk = values[start : start + share]
+        means.append(sum(chunk) / len(chunk))
+    low = min(means)
+    high = max(means)
+    if high == low:
+        return BARS[0] * len(means)
+    return "".join(BARS[round((mean - low) / (high - low) * 7)] for mean in means)
 
 
 def pick_samples(batch: Batch) -> list[tuple[str, float, int]]:
-    """Two responses with their scores: the best and the worst of the step's first group."""
+    """Return (text, reward, tokens) of the best and the worst response of the first group."""
     if "text" not in batch.rows or not len(batch):
         return []
-    first = batch.rows["group"] == batch.rows["group"][0]
-    rows = sorted(
-        (i for i in range(len(batch)) if first[i]), key=lambda i: -float(batch.rows["reward"][i])
-    )
+    in_first_group = batch.rows["group"] == batch.rows["group"][0]
+    rewards = batch.rows["reward"]
+    rows = [row for row in range(len(batch)) if in_first_group[row]]
+    rows.sort(key=lambda row: -float(rewards[row]))
     question = one_line(batch.rows["question"][rows[0]], 30)
-    picked = dict.fromkeys([rows[0], rows[-1]])
-    texts = [f"{question} ▸ {batch.rows['text'][i]}" for i in picked]
-    return [
-        (text, float(batch.rows["reward"][i]), int(batch.response.lengths[i]))
-        for text, i in zip(texts, picked, strict=True)
-    ]
+    samples = []
+    for row in dict.fromkeys([rows[0], rows[-1]]):  # one sample if the group has one row
+        text = f"{question} ▸ {batch.rows['text'][row]}"
+        samples.append((text, float(rewards[row]), int(batch.response.lengths[row])))
+    return samples
 
 
 def one_line(text: str, width: int) -> str:
+    """Return the text on one line of at most `width` characters."""
     flat = " ".join(text.split())
     return flat if len(flat) <= width else flat[: width - 1] + "…"
 
 
-def make_reporter(title: str = "") -> Reporter:
-    """The panel on a terminal, plain lines elsewhere."""
-    return Panel(title) if sys.stdout.isatty() else Plain()
+def _format_metrics(
+    metrics: dict[str, float], shown: tuple[tuple[str, str, str], ...]
+) -> list[str]:
+    return [f"{label} {metrics[name]:{form}}" for name, label, form in shown if name in metrics]

@@ -1,6 +1,7 @@
-"""The run folder: opening it, locking it, and deciding whether a command continues it.
+"""The run folder: creating it, locking it, and whether a command continues the run in it.
 
-runs/NAME/config.yaml  metrics.jsonl  events.jsonl  tokenizer.json  rollouts/  checkpoints/  eval/  (profile/)
+runs/NAME/ holds config.yaml, metrics.jsonl, events.jsonl, tokenizer.json, rollouts/,
+checkpoints/, eval/, and profile/ for profiled steps.
 """
 
 import dataclasses
@@ -17,7 +18,7 @@ from postgrad.config.schema import Config
 from postgrad.errors import ConfigError
 from postgrad.files import acquire_lock, atomic_write_text
 
-# Settings that may change when a run goes on: they do not change what a step computes.
+# Settings that a resumed run may change: they do not change what a step computes.
 MAY_CHANGE = {
     "name",
     "runs",
@@ -42,7 +43,7 @@ MAY_CHANGE = {
     "cluster.wait_s",
 }
 
-# Settings whose value here means: what this machine offers.
+# (section, key, value): with this value a new run takes what the machine offers.
 AUTO = (
     ("model", "device", "auto"),
     ("model", "dtype", "auto"),
@@ -52,7 +53,7 @@ AUTO = (
     ("training", "token_budget", 0),
 )
 
-# A process that only tests whether the run is alive holds its lock for a moment too.
+# A process that tests whether the run is alive holds the lock for a moment.
 LOCK_WAIT_S = 0.2
 
 
@@ -60,61 +61,43 @@ def run_folder(config: Config) -> Path:
     return Path(config.runs) / config.name
 
 
-def continued(config: Config) -> Config:
-    """The configuration to run: the stored one with what may change, when the folder holds a run; else the given one.
+def resume_config(config: Config) -> Config:
+    """Return the configuration to run, checked against the run that the folder holds, if any.
 
-    `auto` settings take what the run probed at its start, so that it goes on computing the same bits.
+    Settings with the value auto become what the run probed at its start, so that a resumed run
+    computes the same bits. Raises ConfigError if another setting differs from the stored one.
     """
     file = run_folder(config) / "config.yaml"
     if not file.is_file():
         return config
     defaults = dataclasses.asdict(type(config)(method=type(config.method)()))
-    stored = _completed(_stored(file), defaults)
-    wanted = dataclasses.asdict(config)
+    stored = _with_defaults(_read_config(file), defaults)
     for section, key, auto in AUTO:
-        if wanted[section][key] == auto:
-            wanted[section][key] = stored[section][key]
-            setattr(getattr(config, section), key, wanted[section][key])
-    may = MAY_CHANGE | _may_here(config)
-    inside = tuple(f"{key}." for key in may)  # of settings that are dictionaries
-    changed = [
-        key for key in differences(stored, wanted) if key not in may and not key.startswith(inside)
-    ]
-    if changed:
-        key = changed[0]
-        raise ConfigError(
-            f"{run_folder(config)} holds a run with other settings ({key} was {_at(stored, key)}, now {_at(wanted, key)}"
-            f"{f', and {len(changed) - 1} more' if len(changed) > 1 else ''}); use another name=..., or the same settings to continue it"
-        )
+        settings = getattr(config, section)
+        if getattr(settings, key) == auto:
+            setattr(settings, key, stored[section][key])
+    _check_unchanged(config, stored)
     return config
 
 
-def _may_here(config: Config) -> set[str]:
-    """Settings that change nothing in this run: its length where no step depends on it, and the place of the model that its `first` run
-    left, which compares its own settings."""
-    steps = config.optimizer.schedule == "constant" and not config.rollout.staleness
-    return ({"training.steps"} if steps else set()) | (
-        {"model.path"} if config.warmup.recipe else set()
-    )
-
-
-def create(config: Config) -> Path:
-    """Make the folder and write the resolved configuration."""
+def create_folder(config: Config) -> Path:
+    """Create the run folder and write the resolved configuration. Raises ConfigError."""
     folder = run_folder(config)
     try:
         for name in ("rollouts", "checkpoints", "eval"):
             (folder / name).mkdir(parents=True, exist_ok=True)
         atomic_write_text(folder / "config.yaml", to_yaml(config))
     except OSError as error:
-        raise ConfigError(
-            f"the run folder {folder} cannot be written: {error.strerror}; choose another with runs=FOLDER"
-        ) from error
+        raise _not_writable(folder, error) from error
     return folder
 
 
 @contextmanager
-def locked(folder: Path, new: bool = False) -> Iterator[None]:
-    """Hold the folder; the lock goes with the process, however it ends. A `new` one must not have become another's run meanwhile."""
+def locked_folder(folder: Path, new: bool = False) -> Iterator[None]:
+    """Hold the lock of the run folder; it ends with the process, also after a kill.
+
+    Raises ConfigError if another process holds it, or if a `new` folder got a run meanwhile.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = acquire_lock(folder / ".lock", LOCK_WAIT_S)
@@ -123,25 +106,59 @@ def locked(folder: Path, new: bool = False) -> Iterator[None]:
             f"{folder} is in use by another process; wait for it, or use another name=..."
         ) from error
     except OSError as error:
-        raise ConfigError(
-            f"the run folder {folder} cannot be written: {error.strerror}; choose another with runs=FOLDER"
-        ) from error
+        raise _not_writable(folder, error) from error
     with lock:
         if new and (folder / "config.yaml").exists():
             raise ConfigError(
-                f"another process has made {folder} meanwhile; the same command continues its run"
+                f"another process has created {folder} meanwhile; the same command continues it"
             )
         yield
 
 
-def _stored(file: Path) -> dict[str, Any]:
-    """The settings a run began with."""
+def _not_writable(folder: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"the run folder {folder} cannot be written: {error.strerror}; "
+        "choose another with runs=FOLDER"
+    )
+
+
+def _check_unchanged(config: Config, stored: dict[str, Any]) -> None:
+    """Raise ConfigError if a setting that changes what a step computes has another value."""
+    given = dataclasses.asdict(config)
+    allowed = MAY_CHANGE | _changeable_in(config)
+    prefixes = tuple(f"{key}." for key in allowed)  # keys inside settings that are dictionaries
+    changed = []
+    for key in differences(stored, given):
+        if key not in allowed and not key.startswith(prefixes):
+            changed.append(key)
+    if not changed:
+        return
+    key = changed[0]
+    others = f", and {len(changed) - 1} more" if len(changed) > 1 else ""
+    raise ConfigError(
+        f"{run_folder(config)} holds a run with other settings ({key} was {_value(stored, key)}, "
+        f"now {_value(given, key)}{others}); use another name=..., "
+        "or the same settings to continue it"
+    )
+
+
+def _changeable_in(config: Config) -> set[str]:
+    """Return the settings that this run may change besides MAY_CHANGE."""
+    keys = set()
+    if config.optimizer.schedule == "constant" and not config.rollout.staleness:
+        keys.add("training.steps")  # no step depends on the number of steps
+    if config.warmup.recipe:
+        keys.add("model.path")  # the warm-up run, which checks its own settings, wrote the model
+    return keys
+
+
+def _read_config(file: Path) -> dict[str, Any]:
+    """Return the settings that a run started with. Raises ConfigError."""
     try:
         stored: Any = OmegaConf.to_container(OmegaConf.load(file))
     except (OSError, ValueError, YAMLError) as error:
-        raise ConfigError(
-            f"{file} cannot be read: {' '.join(str(error).split())[:200]}; use another name=..."
-        ) from error
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(f"{file} cannot be read: {reason}; use another name=...") from error
     sections = {section for section, _, _ in AUTO}
     if not isinstance(stored, dict) or not all(
         isinstance(stored.get(section), dict) for section in sections
@@ -150,20 +167,21 @@ def _stored(file: Path) -> dict[str, Any]:
     return stored
 
 
-def _completed(stored: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    """A run of an older version does not know every key: it ran as with the default of those that came since."""
-    out = dict(stored)
+def _with_defaults(stored: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    """Add the default of every key that the version which started the run did not have."""
+    completed = dict(stored)
     for key, value in defaults.items():
-        if isinstance(value, dict) and isinstance(out.get(key), dict):
-            out[key] = _completed(out[key], value)
+        if isinstance(value, dict) and isinstance(completed.get(key), dict):
+            completed[key] = _with_defaults(completed[key], value)
         else:
-            out.setdefault(key, value)
-    return out
+            completed.setdefault(key, value)
+    return completed
 
 
-def _at(values: Any, key: str) -> Any:
+def _value(values: Any, key: str) -> Any:
+    """Return the value of a dotted key, or "not set"."""
     for part in key.split("."):
         if not isinstance(values, dict) or part not in values:
-            return "not there"
+            return "not set"
         values = values[part]
     return values

@@ -1,34 +1,47 @@
-"""`track=wandb|tensorboard|trackio`: the metrics of a run once more, where a team already looks. The run folder stays the truth."""
+"""`track=wandb|tensorboard|trackio`: sends the metrics of a run to a tracker as well.
+
+The run folder stays the source of truth.
+"""
 
 import dataclasses
 import hashlib
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from postgrad.config.schema import Config
 from postgrad.errors import ConfigError, RunError
-from postgrad.training.report import Reporter
+from postgrad.training.report import Reporter, print_line
 from postgrad.types import Batch
 
-# What a mirror does with one step's metrics, and how it ends.
-Tracker = tuple[Callable[[int, dict[str, float]], None], Callable[[], None]]
+
+class Tracker(NamedTuple):
+    """A started tracker."""
+
+    log: Callable[[int, dict[str, float]], None]  # (step, metrics)
+    finish: Callable[[], None]
 
 
-def check(config: Config) -> None:
-    """Refuse a mirror whose package is not there, before anything is written."""
+def check_tracker(config: Config) -> None:
+    """Raise ConfigError if the package of the tracker is not installed."""
     if config.track and importlib.util.find_spec(config.track) is None:
         raise ConfigError(
-            f"track={config.track} needs the package {config.track}; pip install {config.track}, or pip install 'postgrad[track]'"
+            f"track={config.track} needs the package {config.track}; "
+            f"pip install {config.track}, or pip install 'postgrad[track]'"
         )
 
 
-def mirrors(config: Config) -> list[Reporter]:
-    return [Mirror(config.track)] if config.track else []
+def tracker_reporters(config: Config) -> list[Reporter]:
+    """Return the reporter of `track`, or none."""
+    return [TrackerReporter(config.track)] if config.track else []
 
 
-class Mirror(Reporter):
-    """Passes numbers on. One that cannot start stops the run at once; one that fails later is left out, and the run goes on."""
+class TrackerReporter(Reporter):
+    """Sends metrics to a tracker.
+
+    A tracker that cannot start stops the run. One that fails later is dropped, and the run goes on.
+    """
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -37,50 +50,52 @@ class Mirror(Reporter):
     def started(self, folder: Path, config: Config, start: int) -> None:
         try:
             self.tracker = TRACKERS[self.kind](folder.resolve(), config, start)
-        except Exception as error:  # each package has errors of its own
-            raise RunError(
-                f"track={self.kind} could not start: {' '.join(str(error).split())[:300]}"
-            ) from error
+        except Exception as error:  # each package has its own error types
+            reason = " ".join(str(error).split())[:300]
+            raise RunError(f"track={self.kind} could not start: {reason}") from error
 
     def step(self, metrics: dict[str, float], batch: Batch) -> None:
-        self._pass_on(
-            int(metrics["step"]), {k: v for k, v in metrics.items() if k not in ("step", "time")}
-        )
+        values = {name: value for name, value in metrics.items() if name not in ("step", "time")}
+        self._send(int(metrics["step"]), values)
 
     def validated(self, number: int, metrics: dict[str, float]) -> None:
-        self._pass_on(number, metrics)
+        self._send(number, metrics)
 
     def stopped(self) -> None:
         if self.tracker is not None:
-            self._guarded(self.tracker[1])
+            self._call(self.tracker.finish)
 
-    def _pass_on(self, number: int, metrics: dict[str, float]) -> None:
+    def _send(self, number: int, metrics: dict[str, float]) -> None:
         if self.tracker is not None:
-            log = self.tracker[0]
-            self._guarded(lambda: log(number, {k: float(v) for k, v in metrics.items()}))
+            log = self.tracker.log
+            values = {name: float(value) for name, value in metrics.items()}
+            self._call(lambda: log(number, values))
 
-    def _guarded(self, work: Callable[[], None]) -> None:
+    def _call(self, function: Callable[[], None]) -> None:
+        """Call the tracker; drop it if it raises."""
         try:
-            work()
+            function()
         except Exception as error:
             self.tracker = None
-            print(
-                f"track={self.kind} failed and is left out from now on ({type(error).__name__}: {error}); the run goes on",
-                flush=True,
+            print_line(
+                f"track={self.kind} failed and gets no more metrics "
+                f"({type(error).__name__}: {error}); the run goes on"
             )
 
 
 def wandb(folder: Path, config: Config, start: int) -> Tracker:
-    """Online, or offline under runs/NAME/wandb with WANDB_MODE=offline; `wandb sync` sends such a folder later."""
+    """Start Weights & Biases.
+
+    WANDB_MODE=offline writes to runs/NAME/wandb; `wandb sync` sends that folder later.
+    """
     import wandb
 
-    identity = hashlib.blake2b(
-        str(folder).encode(), digest_size=8
-    ).hexdigest()  # a run that goes on is the same run there
+    # A resumed run has the same id, so it continues the same run there.
+    run_id = hashlib.blake2b(str(folder).encode(), digest_size=8).hexdigest()
     run = wandb.init(
         project="postgrad",
         name=config.name,
-        id=identity,
+        id=run_id,
         resume="allow",
         dir=str(folder),
         config=dataclasses.asdict(config),
@@ -88,19 +103,23 @@ def wandb(folder: Path, config: Config, start: int) -> Tracker:
     )
     run.define_metric("*", step_metric="step")
 
+    def log(number: int, metrics: dict[str, float]) -> None:
+        run.log({"step": number, **metrics})
+
     def finish() -> None:
         run.finish()
-        if run.offline:  # nothing was sent: say how
-            print(
-                f"to send this run to Weights & Biases: wandb sync {Path(run.dir).parent}",
-                flush=True,
-            )
+        if run.offline:
+            files = Path(run.dir).parent
+            print_line(f"to send this run to Weights & Biases: wandb sync {files}")
 
-    return (lambda number, metrics: run.log({"step": number, **metrics})), finish
+    return Tracker(log, finish)
 
 
 def tensorboard(folder: Path, config: Config, start: int) -> Tracker:
-    """Event files under runs/NAME/tensorboard; what a killed run wrote after its checkpoint is purged."""
+    """Start TensorBoard: event files in runs/NAME/tensorboard.
+
+    Steps that a killed run wrote after its last checkpoint are purged.
+    """
     from torch.utils.tensorboard import SummaryWriter
 
     writer = SummaryWriter(str(folder / "tensorboard"), purge_step=start + 1 if start else 0)
@@ -110,11 +129,11 @@ def tensorboard(folder: Path, config: Config, start: int) -> Tracker:
             writer.add_scalar(name, value, number)
         writer.flush()
 
-    return log, writer.close
+    return Tracker(log, writer.close)
 
 
 def trackio(folder: Path, config: Config, start: int) -> Tracker:
-    """Trackio's own store on this machine (TRACKIO_DIR moves it); `trackio show` opens it."""
+    """Start Trackio: its store on this machine (TRACKIO_DIR); `trackio show` opens it."""
     import trackio
 
     trackio.init(
@@ -124,7 +143,11 @@ def trackio(folder: Path, config: Config, start: int) -> Tracker:
         resume="allow",
         embed=False,
     )
-    return (lambda number, metrics: trackio.log(metrics, step=number)), trackio.finish
+
+    def log(number: int, metrics: dict[str, float]) -> None:
+        trackio.log(metrics, step=number)
+
+    return Tracker(log, trackio.finish)
 
 
 TRACKERS: dict[str, Callable[[Path, Config, int], Tracker]] = {

@@ -1,0 +1,85 @@
+"""Opening a run: its folder, its lock, its models and its reporters."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from postgrad.cluster import place
+from postgrad.config.schema import Config
+from postgrad.methods.base import Method, Ports
+from postgrad.methods.support.judging import connect_scorer
+from postgrad.training import run
+from postgrad.training.engine_gap import check_engine_gap
+from postgrad.training.events import Events
+from postgrad.training.log import RunLog, missing_steps
+from postgrad.training.prepare import Inputs
+from postgrad.training.report import MultiReporter, Reporter
+from postgrad.training.trackers import tracker_reporters
+
+
+@dataclass
+class OpenRun:
+    """A locked run folder and a method that is connected to its models."""
+
+    config: Config
+    method: Method
+    inputs: Inputs
+    folder: Path
+    reporter: Reporter
+
+
+@contextmanager
+def open_run(method: Method, inputs: Inputs, reporter: Reporter) -> Iterator[OpenRun]:
+    """Yield the run of `method.config`: folder locked, models loaded, reporters connected.
+
+    A new run folder is created only after the models have loaded, so a run that cannot start
+    writes nothing. Raises ConfigError.
+    """
+    config = method.config
+    folder = run.run_folder(config)
+    with ExitStack() as stack:
+        exists = folder.is_dir()
+        if exists:
+            stack.enter_context(run.locked_folder(folder))
+        scorer = stack.enter_context(inputs.scorer)
+        placed = stack.enter_context(place(config))
+        if not exists:
+            stack.enter_context(run.locked_folder(folder, new=True))
+        run.create_folder(config)
+        inputs.prompts.save(folder / "tokenizer.json")
+        events = stack.enter_context(Events(folder))
+        connect_scorer(config, scorer, placed.models, folder)
+        ports = Ports(
+            placed.policy, placed.engine, scorer, inputs.prompts, placed.models, inputs.turns
+        )
+        method.bind(ports)
+        reporters = MultiReporter(events, reporter, *tracker_reporters(config))
+        yield OpenRun(config, method, inputs, folder, reporters)
+
+
+@contextmanager
+def announced(opened: OpenRun, log: RunLog, start: int) -> Iterator[None]:
+    """Report the start after step `start`, check the engine, and close the log at the end.
+
+    Raises RunError if the engine does not sample from the policy that is trained.
+    """
+    reporter = opened.reporter
+    with closing(log):
+        reporter.started(opened.folder, opened.config, start)
+        try:
+            if start == 0 and opened.inputs.too_long:
+                reporter.note(opened.inputs.too_long)
+            if missing := missing_steps(opened.folder, start):
+                reporter.note(
+                    f"metrics.jsonl has no line for {len(missing)} of the {start} steps so far; "
+                    f"the first is step {missing[0]}"
+                )
+            gap = check_engine_gap(opened.config, opened.method.ports, opened.inputs.train)
+            if gap is not None:
+                reporter.note(str(gap))
+                if start == 0:
+                    log.write(0, gap.metrics())
+            yield
+        finally:
+            reporter.stopped()

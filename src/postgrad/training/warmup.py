@@ -1,0 +1,66 @@
+"""A run with a warm-up run before it: one command, two run folders, both resumable.
+
+`warmup.recipe` names the recipe of the warm-up run, for example sft. The main run starts from
+the model that the warm-up run trained.
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from postgrad.config.compose import compose
+from postgrad.config.schema import Config, JudgeConfig
+from postgrad.methods import find_method
+from postgrad.training.driver import Result, train
+from postgrad.training.report import Reporter
+from postgrad.verifiers.scorer import LLM_JUDGE
+
+SHARED_SECTIONS = ("model", "data", "reward", "cluster")  # the warm-up run takes these over
+
+
+def train_with_warmup(config: Config, reporter: Reporter) -> Result:
+    """Train the warm-up run if the configuration has one, then this run from its model."""
+    if not config.warmup.recipe:
+        return train(config, reporter)
+    warmup = warmup_config(config)
+    result = train_with_warmup(warmup, reporter)
+    if result.interrupted and result.step < warmup.training.steps:
+        return result
+    if result.step == 0:  # the model reached training.stop_at before the first step
+        model = warmup.model
+    else:
+        checkpoint = result.folder / "checkpoints" / f"step-{result.step}"
+        model = dataclasses.replace(config.model, path=str(checkpoint / "policy"))
+    return train(dataclasses.replace(config, model=model), reporter)
+
+
+def warmup_config(config: Config) -> Config:
+    """Return the configuration of the warm-up run: its own recipe on this run's model and data."""
+    shared = {name: dataclasses.asdict(getattr(config, name)) for name in SHARED_SECTIONS}
+    shared["rollout"] = {"max_response_tokens": config.rollout.max_response_tokens}
+    overrides = [f"{key}={json.dumps(value)}" for key, value in _leaves(shared, "")]
+    overrides += [
+        f"seed={config.seed}",
+        f"runs={json.dumps(config.runs)}",
+        f"name={json.dumps(config.name + '-warmup')}",
+    ]
+    warmup = compose(
+        config.warmup.recipe,
+        [*overrides, *config.warmup.overrides],
+        lambda name: find_method(name).Settings,
+    )
+    if not find_method(warmup.method.name).has_thoughts:
+        warmup.reward.judge.monitor = ""  # only the main run has thoughts to monitor
+    if warmup.reward.verifier != LLM_JUDGE:  # the other judge settings are the main run's
+        warmup.reward.judge = JudgeConfig(monitor=warmup.reward.judge.monitor)
+    return warmup
+
+
+def _leaves(values: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    """Yield (dotted key, value) of every leaf of nested dictionaries."""
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

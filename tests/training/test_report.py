@@ -1,0 +1,75 @@
+"""What the terminal shows: lines, the panel's parts, and a pipe whose reader has gone."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from world import metrics_of, overrides_of
+
+from postgrad.training import report
+from postgrad.training.report import duration, one_line, print_line, sparkline
+
+SMALL = (
+    "training.steps=3",
+    "training.problems_per_step=2",
+    "rollout.samples=2",
+    "rollout.max_response_tokens=4",
+    "reward.workers=1",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stderr", [subprocess.PIPE, subprocess.STDOUT], ids=["apart", "same pipe"])
+def test_run_goes_on_when_the_reader_of_its_output_has_gone(tiny, tmp_path, stderr):
+    """As in `postgrad train ... | head -1`."""
+    words = overrides_of(tiny, *SMALL, f"runs={tmp_path}")
+    command = [sys.executable, "-m", "postgrad.cli.main", "train", "grpo", *words]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() != ""
+    process.stdout.close()
+    errors = process.stderr.read() if process.stderr is not None else ""
+    assert process.wait(300) == 0 and "Broken" not in errors
+    assert [line["step"] for line in metrics_of(tmp_path / "test")] == [1, 2, 3]
+    assert (tmp_path / "test" / "checkpoints" / "latest").read_text() == "step-3\n"
+
+
+@pytest.mark.parametrize("same_pipe", [False, True])
+def test_lines_for_a_closed_pipe_are_discarded(monkeypatch, tmp_path, same_pipe):
+    reading, writing = os.pipe()
+    errors = tmp_path / "errors"
+    error_stream = os.fdopen(os.dup(writing), "w") if same_pipe else errors.open("w")
+    with os.fdopen(writing, "w") as stream, error_stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        monkeypatch.setattr(sys, "stderr", error_stream)
+        print_line("before")
+        assert os.read(reading, 100) == b"before\n"
+        os.close(reading)
+        print_line("after")
+        print("a plain print", flush=True)
+        print("an error", file=sys.stderr, flush=True)
+        monkeypatch.undo()
+    assert same_pipe or errors.read_text() == "an error\n"
+
+
+def test_duration_in_hours_minutes_or_seconds():
+    assert [duration(s) for s in (0.4, 12, 185, 3720)] == ["0s", "12s", "3m05s", "1h02m"]
+
+
+def test_sparkline_shows_means_of_equal_shares():
+    assert sparkline([]) == ""
+    assert sparkline([2.0, 2.0]) == "▁▁"
+    assert sparkline([0.0, 1.0]) == "▁█"
+    assert sparkline([0.0, 0.0, 0.5, 0.5, 1.0, 1.0], width=3) == "▁▅█"
+
+
+def test_one_line_cuts_long_texts():
+    assert one_line("a\n b", 9) == "a b"
+    assert one_line("abcdef", 4) == "abc…"
+
+
+def test_stdout_that_is_no_terminal_gets_lines(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", Path(os.devnull).open("w"))  # noqa: SIM115
+    assert isinstance(report.make_reporter(), report.LineReporter)
