@@ -13,7 +13,7 @@ from postgrad.data.prepare.output import read_provenance
 from postgrad.data.prepare.request import find_files, parse_request
 from postgrad.data.prepare.run import prepare
 from postgrad.data.problems import load_problems, load_problems_with_locations
-from postgrad.evaluation.golds import check, question_key
+from postgrad.evaluation.data_check import check_data, question_key
 from postgrad.verifiers.scorer import Scorer
 
 DATA = Path(
@@ -141,10 +141,14 @@ def test_gold_answers_score_and_near_misses_do_not(name: str):
     """Gold answers, near misses and worked solutions, scored by the verifier of training."""
     problems, locations = load_problems_with_locations(str(DATA / name))
     with Scorer(timeout_s=30) as scorer:
-        findings = check(problems, locations, scorer)
-    assert findings.checked == len(problems)
-    assert not findings.wrong and not findings.accepted and not findings.wrong_demonstrations
-    assert findings.near >= {"bupo/deepmath-5k.parquet": 2900}.get(name, len(problems) // 2)
+        findings = check_data(problems, locations, scorer)
+    assert findings.num_checked == len(problems)
+    assert not findings.rejected_golds
+    assert not findings.accepted_near_misses
+    assert not findings.rejected_demonstrations
+    assert findings.num_near_misses >= {"bupo/deepmath-5k.parquet": 2900}.get(
+        name, len(problems) // 2
+    )
 
 
 def rewrite_answer(truth: str) -> str:

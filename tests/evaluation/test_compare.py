@@ -1,4 +1,4 @@
-"""The paired comparison: intervals and tests against cases worked out by hand, and what it refuses."""
+"""Paired comparison of two evaluations: hand-computed cases and refused input."""
 
 import json
 
@@ -10,12 +10,13 @@ from postgrad.errors import ConfigError
 from postgrad.evaluation.compare import bootstrap_interval, compare_set, sign_test
 
 
-def sides(a: str, b: str) -> tuple[dict, dict]:
-    return tuple({f"p{i}": [c == "1"] for i, c in enumerate(side)} for side in (a, b))
+def values(digits: str) -> dict[str, list[bool]]:
+    """Returns one sample per problem, right where the digit is 1."""
+    return {f"p{i}": [digit == "1"] for i, digit in enumerate(digits)}
 
 
 def test_counts_and_difference():
-    result = compare_set(*sides("1100110011", "1110000000"))
+    result = compare_set(values("1100110011"), values("1110000000"))
     assert (result["a"], result["b"]) == (0.6, 0.3)
     assert (result["a_right_b_wrong"], result["b_right_a_wrong"]) == (4, 1)
     gap = result["difference"]
@@ -23,94 +24,79 @@ def test_counts_and_difference():
     assert result["sign_test"] == pytest.approx(2 * (1 + 5) / 32)
 
 
-def test_the_same_result_twice_has_no_difference():
-    result = compare_set(*sides("1010", "1010"))
-    assert (
-        result["difference"] == {"value": 0.0, "low": 0.0, "high": 0.0}
-        and result["sign_test"] == 1.0
-    )
+def test_equal_results_have_no_difference():
+    result = compare_set(values("1010"), values("1010"))
+    assert result["difference"] == {"value": 0.0, "low": 0.0, "high": 0.0}
+    assert result["sign_test"] == 1.0
 
 
 @pytest.mark.parametrize(
-    ("ahead", "behind", "p"), [(0, 0, 1.0), (5, 5, 1.0), (6, 0, 2 / 64), (1, 9, 22 / 1024)]
+    ("num_a", "num_b", "p"), [(0, 0, 1.0), (5, 5, 1.0), (6, 0, 2 / 64), (1, 9, 22 / 1024)]
 )
-def test_the_sign_test_is_exact(ahead, behind, p):
-    assert sign_test(ahead, behind) == pytest.approx(p)
+def test_sign_test_is_exact(num_a, num_b, p):
+    assert sign_test(num_a, num_b) == pytest.approx(p)
 
 
-def test_the_bootstrap_is_near_the_closed_form():
-    """Many problems: the mean plus and minus 1.96 standard errors, and the same in every call."""
-    values = np.random.default_rng(1).choice([-1.0, 0.0, 1.0], 1500, p=[0.1, 0.6, 0.3])
-    low, high = bootstrap_interval(values)
-    error = 1.96 * values.std() / np.sqrt(len(values))
-    assert low == pytest.approx(values.mean() - error, abs=0.003) and high == pytest.approx(
-        values.mean() + error, abs=0.003
-    )
-    assert (low, high) == bootstrap_interval(values)
+def test_bootstrap_interval_is_near_the_normal_interval():
+    """With many problems it is the mean ± 1.96 standard errors; every call gives the same."""
+    differences = np.random.default_rng(1).choice([-1.0, 0.0, 1.0], 1500, p=[0.1, 0.6, 0.3])
+    low, high = bootstrap_interval(differences)
+    error = 1.96 * differences.std() / np.sqrt(len(differences))
+    assert low == pytest.approx(differences.mean() - error, abs=0.003)
+    assert high == pytest.approx(differences.mean() + error, abs=0.003)
+    assert (low, high) == bootstrap_interval(differences)
 
 
-def test_only_shared_problems_are_paired():
-    a, b = sides("10", "11")
-    result = compare_set({**a, "only": [True]}, b)
-    assert (result["problems"], result["only_a"], result["only_b"], result["b_right_a_wrong"]) == (
-        2,
-        1,
-        0,
-        1,
-    )
-    with pytest.raises(ConfigError, match="no problem in common"):
+def test_only_shared_problems_are_compared():
+    result = compare_set({**values("10"), "only": [True]}, values("11"))
+    assert result["problems"] == 2
+    assert (result["only_a"], result["only_b"]) == (1, 0)
+    assert result["b_right_a_wrong"] == 1
+    with pytest.raises(ConfigError, match="set"):
         compare_set({"x": [True]}, {"y": [True]})
 
 
-def folder(path, temperature: float, **sets: list[bool]):
+def write_folder(path, temperature: float, **sets: list[bool]):
     path.mkdir()
-    (path / "settings.json").write_text(
-        json.dumps(
-            {
-                "model": {"path": path.name, "dtype": "float32"},
-                "rollout": {"temperature": temperature},
-            }
-        )
-    )
+    settings = {
+        "model": {"path": path.name, "dtype": "float32"},
+        "rollout": {"temperature": temperature},
+    }
+    (path / "settings.json").write_text(json.dumps(settings))
     for name, rights in sets.items():
-        lines = [
-            json.dumps({"uid": f"p{i}", "right": right}) + "\n" for i, right in enumerate(rights)
-        ]
-        (path / f"{name}.jsonl").write_text("".join(lines))
+        rows = [{"uid": f"p{i}", "right": right} for i, right in enumerate(rights)]
+        (path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
-def test_the_command(tmp_path, capsys):
-    a = folder(tmp_path / "a", 0.0, gsm=[True, False, False], arc=[True])
-    b = folder(tmp_path / "b", 1.0, gsm=[True, True, True], other=[True])
+def test_compare_command(tmp_path, capsys):
+    a = write_folder(tmp_path / "a", 0.0, gsm=[True, False, False], arc=[True])
+    b = write_folder(tmp_path / "b", 1.0, gsm=[True, True, True], other=[True])
     assert main(["eval", "compare", str(a), str(b), f"out={tmp_path}/c.json"]) == 0
     shown = capsys.readouterr().out
-    assert (
-        "+66.7 [+0.0, +100.0]" in shown
-        and "paired bootstrap" in shown
-        and "more than the model: rollout.temperature." in shown
-        and "arc" not in shown
-    )
+    assert "+66.7 [+0.0, +100.0]" in shown
+    assert "paired bootstrap" in shown
+    assert "rollout.temperature" in shown
+    assert "arc" not in shown
     assert json.loads((tmp_path / "c.json").read_text())["sets"]["gsm"]["b_right_a_wrong"] == 2
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
-        (["a"], "compare wants two folders"),
+        (["a"], "compare"),
         (
             ["a", "bb"],
-            "bb is no folder of an evaluation (it has no settings.json); did you mean b?",
+            "did you mean b?",
         ),
-        (["a", "b"], "no set in common: x and y"),
-        (["a", "b", "seed=3"], "compare wants two folders"),
+        (["a", "b"], "x and y"),
+        (["a", "b", "seed=3"], "compare"),
     ],
 )
-def test_what_cannot_be_compared_is_said_in_one_line(
-    overrides, said, tmp_path, capsys, monkeypatch
-):
-    folder(tmp_path / "a", 0.0, x=[True]), folder(tmp_path / "b", 0.0, y=[True])
+def test_bad_input_gives_one_line(overrides, message, tmp_path, capsys, monkeypatch):
+    write_folder(tmp_path / "a", 0.0, x=[True])
+    write_folder(tmp_path / "b", 0.0, y=[True])
     monkeypatch.chdir(tmp_path)
     assert main(["eval", "compare", *overrides]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("postgrad: ") and error.count("\n") == 1 and said in error
+    assert error.startswith("postgrad: ") and error.count("\n") == 1 and message in error

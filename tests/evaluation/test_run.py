@@ -1,4 +1,4 @@
-"""`postgrad eval` from the command line: what it writes, that it writes the same again, and what it refuses."""
+"""`postgrad eval` from the command line: its files, continuation after a kill, refused input."""
 
 import dataclasses
 import json
@@ -14,7 +14,7 @@ from world import config_of, run_words, tree
 from postgrad.cli.main import main
 from postgrad.data.problems import load_problems
 from postgrad.data.render import Prompts
-from postgrad.evaluation.folder import opened, stored_settings
+from postgrad.evaluation.folder import locked_folder, stored_settings
 from postgrad.evaluation.model import find_model, weights_fingerprint
 from postgrad.evaluation.settings import EvalConfig, full_key, read_settings
 from postgrad.model.load import load_tokenizer
@@ -28,12 +28,25 @@ SMALL = ("n=4", "limit=10", "max_response_tokens=5", "threads=1", "device=cpu")
 
 @pytest.fixture(scope="module")
 def verifier(tmp_path_factory) -> str:
-    """Right for about half of what the tiny model writes; the pause lets a test kill a process between two batches."""
+    """Returns a file with two verifiers; `odd` accepts about half of the tiny model's responses.
+
+    Its pause lets a test kill the process between two batches.
+    """
     file = tmp_path_factory.mktemp("verifier") / "odd.py"
     file.write_text(
-        "import time\n\n\ndef odd(response, problem):\n    time.sleep(0.003)\n    last = response[-1:]\n"
-        "    return {'score': float(last in '13579+-'), 'format': float(response[:1] in '02468')}\n\n\n"
-        "def broken(response, problem):\n    raise ValueError('no')\n"
+        """
+import time
+
+
+def odd(response, problem):
+    time.sleep(0.003)
+    has_format = response[:1] in '02468'
+    return {'score': float(response[-1:] in '13579+-'), 'format': float(has_format)}
+
+
+def broken(response, problem):
+    raise ValueError('no')
+"""
     )
     return str(file)
 
@@ -53,93 +66,89 @@ def overrides_for(model: Path, verifier: str, out: Path, *more: str) -> list[str
 
 @pytest.fixture(scope="module")
 def reference(tiny, verifier, tmp_path_factory) -> Path:
-    """An evaluation that nobody disturbed, three problems a batch."""
+    """Returns the folder of an undisturbed evaluation with three problems per batch."""
     out = tmp_path_factory.mktemp("eval") / "reference"
     assert main(overrides_for(tiny, verifier, out, "batch=3")) == 0
     return out
 
 
-def lines(file: Path) -> list[dict]:
+def read_lines(file: Path) -> list[dict]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def steady(folder: Path) -> dict:
-    """The summary without what the clock says."""
+def summary_without_speed(folder: Path) -> dict:
     summary = json.loads((folder / "summary.json").read_text())
     assert set(summary.pop("speed")) == {"tokens", "seconds", "tokens_per_second"}
     return summary
 
 
-def test_one_line_a_response(reference, tiny):
-    rows = lines(reference / "one.jsonl")
+def test_result_file_has_one_line_per_response(reference, tiny):
+    rows = read_lines(reference / "one.jsonl")
     problems = load_problems("arithmetic:1:digits:train")[:10]
     assert [(row["uid"], row["sample"]) for row in rows] == [
         (p.uid, i) for p in problems for i in range(4)
     ]
     tokenizer = load_tokenizer(config_of("grpo", tiny).model)
     for row, problem in zip(rows[::4], problems, strict=True):
-        assert (
-            row["prompt"] == problem.messages[0]["content"]
-            and row["ground_truth"] == problem.ground_truth
-        )
-        assert (
-            row["seed"] == trajectory_seed(0, 0, problem.uid, 0)
-            and row["length"] == len(row["tokens"]) <= 5
-        )
+        assert row["prompt"] == problem.messages[0]["content"]
+        assert row["ground_truth"] == problem.ground_truth
+        assert row["seed"] == trajectory_seed(0, 0, problem.uid, 0)
+        assert row["length"] == len(row["tokens"]) <= 5
         assert row["response"] == tokenizer.decode(row["tokens"], skip_special_tokens=True)
         assert row["finish"] == (
             "stop" if row["tokens"][-1] == tokenizer.eos_token_id else "length"
         )
-        assert (
-            row["right"] == (row["score"] == 1.0)
-            and set(row["parts"]) == {"format"}
-            and row["failure"] is None
-        )
+        assert row["right"] == (row["score"] == 1.0)
+        assert set(row["parts"]) == {"format"}
+        assert row["failure"] is None
     assert len({json.dumps(row["tokens"]) for row in rows}) > 20, "samples must differ"
 
 
-def test_the_summary_says_what_the_lines_say(reference):
-    summary = steady(reference)
+def test_summary_agrees_with_the_result_files(reference):
+    summary = summary_without_speed(reference)
     assert set(summary["sets"]) == {"one", "two"} and "Wilson" in summary["interval"]
     for name, result in summary["sets"].items():
-        rows = lines(reference / f"{name}.jsonl")
-        share = sum(row["right"] for row in rows) / len(rows)
-        assert 0.1 < share < 0.9 and result["avg"]["value"] == pytest.approx(share)
+        rows = read_lines(reference / f"{name}.jsonl")
+        accuracy = sum(row["right"] for row in rows) / len(rows)
+        assert 0.1 < accuracy < 0.9
+        assert result["avg"]["value"] == pytest.approx(accuracy)
         solved = {row["uid"] for row in rows if row["right"]}
-        assert result["pass"]["4"]["value"] == len(solved) / 10 and list(result["pass"]) == [
+        assert result["pass"]["4"]["value"] == len(solved) / 10
+        assert list(result["pass"]) == [
             "1",
             "2",
             "4",
         ]
-        assert sum(result["classes"].values()) == 40 and result["maj"] is None, (
-            "a verifier of one's own names no answers"
-        )
+        assert sum(result["classes"].values()) == 40
+        assert result["maj"] is None, "answers of a user's verifier cannot vote"
         assert result["truncated"] == sum(row["finish"] == "length" for row in rows) / 40
     report = (reference / "report.md").read_text()
     assert "| one | 10 |" in report and "temperature 1" in report and "tok/s" not in report
 
 
 @pytest.mark.parametrize("more", [("batch=1",), ("batch=7", "max_rows=3"), ("max_rows=64",)])
-def test_the_same_bytes_whatever_the_batch(reference, tiny, verifier, tmp_path, more):
+def test_results_do_not_depend_on_the_batch_size(reference, tiny, verifier, tmp_path, more):
     assert main(overrides_for(tiny, verifier, tmp_path / "out", *more)) == 0
     for name in ("one.jsonl", "two.jsonl"):
         assert (tmp_path / "out" / name).read_bytes() == (reference / name).read_bytes()
-    assert steady(tmp_path / "out")["sets"] == steady(reference)["sets"]
+    assert (
+        summary_without_speed(tmp_path / "out")["sets"] == summary_without_speed(reference)["sets"]
+    )
 
 
-def test_another_seed_gives_other_answers(reference, tiny, verifier, tmp_path):
+def test_another_seed_gives_other_responses(reference, tiny, verifier, tmp_path):
     assert main(overrides_for(tiny, verifier, tmp_path / "out", "seed=1")) == 0
     assert (tmp_path / "out" / "one.jsonl").read_bytes() != (reference / "one.jsonl").read_bytes()
 
 
 @pytest.mark.slow
-def test_in_a_process_of_its_own_it_is_the_same(reference, tiny, verifier, tmp_path):
+def test_child_process_gives_the_same_results(reference, tiny, verifier, tmp_path):
     assert main(overrides_for(tiny, verifier, tmp_path / "out", "cluster.backend=process")) == 0
     assert (tmp_path / "out" / "one.jsonl").read_bytes() == (reference / "one.jsonl").read_bytes()
 
 
 @pytest.fixture(scope="module")
-def server():
+def forkserver():
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
         [
@@ -154,29 +163,31 @@ def server():
 
 
 @pytest.mark.slow
-def test_kill_9_and_the_same_command(server, reference, tiny, verifier, tmp_path):
-    """Killed in the first set, in the second, and while it loads: in the end every byte is as if nothing had happened."""
+def test_evaluation_continues_after_kill_9(forkserver, reference, tiny, verifier, tmp_path):
+    """Killed after loading, in the first set and in the second; the files are equal in the end."""
     out = tmp_path / "out"
     overrides = overrides_for(tiny, verifier, out, "batch=3")
-    size = {name: (reference / f"{name}.jsonl").stat().st_size for name in ("one", "two")}
+    sizes = {name: (reference / f"{name}.jsonl").stat().st_size for name in ("one", "two")}
 
-    def written(name: str) -> int:
+    def written_bytes(name: str) -> int:
         file = out / f"{name}.jsonl"
         return file.stat().st_size if file.is_file() else 0
 
-    moments = (
+    kill_conditions = (
         lambda: (out / "settings.json").is_file(),
-        lambda: written("one") > size["one"] // 3,
-        lambda: written("two") > 0,
+        lambda: written_bytes("one") > sizes["one"] // 3,
+        lambda: written_bytes("two") > 0,
     )
-    killed = 0
-    for moment in moments:
-        process = server.Process(target=run_words, args=(overrides, str(tmp_path / "output.txt")))
+    num_killed = 0
+    for should_kill in kill_conditions:
+        process = forkserver.Process(
+            target=run_words, args=(overrides, str(tmp_path / "output.txt"))
+        )
         process.start()
         limit = time.monotonic() + 60
-        while process.is_alive() and not moment():
+        while process.is_alive() and not should_kill():
             assert time.monotonic() < limit, "the evaluation hangs"
-        killed += process.is_alive()
+        num_killed += process.is_alive()
         for kill in (lambda pid=process.pid: os.killpg(pid, signal.SIGKILL), process.kill):
             try:
                 kill()
@@ -184,47 +195,43 @@ def test_kill_9_and_the_same_command(server, reference, tiny, verifier, tmp_path
                 continue
         process.join(60)
         assert not (out / "summary.json").is_file()
-    assert killed == 3, (tmp_path / "output.txt").read_text()
+    assert num_killed == 3, (tmp_path / "output.txt").read_text()
     assert main(overrides) == 0
     assert {p.name for p in out.iterdir()} == {p.name for p in reference.iterdir()}
     for name in ("one.jsonl", "two.jsonl", "report.md", "settings.json"):
         assert (out / name).read_bytes() == (reference / name).read_bytes()
-    assert steady(out) == steady(reference)
+    assert summary_without_speed(out) == summary_without_speed(reference)
 
 
-@pytest.mark.parametrize(("cut", "left"), [(1, 0), (200, 0), (0.84, 6), (-40, 9)])
-def test_a_file_cut_anywhere_is_mended(reference, tiny, verifier, tmp_path, cut, left, capsys):
-    """Of three problems a batch only whole batches stay: 0.84 of the file are eight problems and a bit."""
+@pytest.mark.parametrize(("cut", "num_kept"), [(1, 0), (200, 0), (0.84, 6), (-40, 9)])
+def test_truncated_result_file_is_completed(
+    reference, tiny, verifier, tmp_path, cut, num_kept, capsys
+):
+    """Only complete batches of three problems are kept; 0.84 of the file is eight problems."""
     out = tmp_path / "out"
     out.mkdir()
     for name in ("settings.json", "one.jsonl", "two.jsonl"):
         (out / name).write_bytes((reference / name).read_bytes())
-    whole = (reference / "two.jsonl").read_bytes()
-    (out / "two.jsonl").write_bytes(
-        whole[: round(cut * len(whole)) if isinstance(cut, float) else cut]
-    )
+    complete = (reference / "two.jsonl").read_bytes()
+    end = round(cut * len(complete)) if isinstance(cut, float) else cut
+    (out / "two.jsonl").write_bytes(complete[:end])
     assert main(overrides_for(tiny, verifier, out, "batch=3")) == 0
-    assert (out / "two.jsonl").read_bytes() == whole and steady(out) == steady(reference)
-    said = capsys.readouterr().out
-    assert (
-        (f"two: {left} of 10 problems are answered already" in said)
-        if left
-        else "two: 0 of" not in said
-    )
+    assert (out / "two.jsonl").read_bytes() == complete and summary_without_speed(
+        out
+    ) == summary_without_speed(reference)
+    assert (f"two: {num_kept} of 10" in capsys.readouterr().out) == (num_kept > 0)
 
 
-def test_a_folder_that_a_kill_left_before_its_settings_were_there_is_taken(tmp_path):
+def test_folder_without_settings_after_a_kill_is_used(tmp_path):
     (tmp_path / ".lock").touch()
     (tmp_path / ".settings.json.partial").write_text('{"half')
     assert stored_settings(tmp_path) is None
-    with opened(tmp_path, {"seed": 1}):
+    with locked_folder(tmp_path, {"seed": 1}):
         assert stored_settings(tmp_path) == {"seed": 1}
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "settings.json"]
 
 
-def test_a_finished_evaluation_is_only_summed_up_again(
-    reference, tiny, verifier, capsys, monkeypatch
-):
+def test_finished_evaluation_loads_no_model(reference, tiny, verifier, capsys, monkeypatch):
     before = tree(reference)
     monkeypatch.setattr(
         "postgrad.evaluation.run.place_engine",
@@ -235,24 +242,24 @@ def test_a_finished_evaluation_is_only_summed_up_again(
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         (
             ["temperature=0.5"],
-            "holds an evaluation with other settings (rollout.temperature was 1.0, now 0.5); choose another out=",
+            "rollout.temperature was 1.0, now 0.5",
         ),
-        (["batch=3", "seed=2", "top_p=0.9"], "(rollout.top_p was 1.0, now 0.9, and 1 more)"),
+        (["batch=3", "seed=2", "top_p=0.9"], "rollout.top_p was 1.0, now 0.9, and 1 more"),
         (["limit=9"], "data.limit was 10, now 9"),
     ],
 )
-def test_settings_do_not_mix(reference, tiny, verifier, capsys, more, said):
+def test_other_settings_are_refused(reference, tiny, verifier, capsys, more, message):
     before = tree(reference)
     assert main(overrides_for(tiny, verifier, reference, *more)) == 2
     error = capsys.readouterr().err
-    assert said in error and error.count("\n") == 1 and tree(reference) == before
+    assert message in error and error.count("\n") == 1 and tree(reference) == before
 
 
-def test_weights_that_changed_do_not_mix(reference, tiny, verifier, tmp_path, capsys):
+def test_fingerprint_changes_with_the_weights(reference, tiny, verifier, tmp_path, capsys):
     from safetensors.torch import load_file, save_file
 
     model = tmp_path / "model"
@@ -270,99 +277,79 @@ def test_weights_that_changed_do_not_mix(reference, tiny, verifier, tmp_path, ca
     assert weights_fingerprint(str(model), 0) != same
 
 
-def test_workers_and_place_may_change(reference, tiny, verifier, tmp_path):
-    assert (
-        main(overrides_for(tiny, verifier, reference, "batch=3", "workers=2", "cluster.wait_s=99"))
-        == 0
-    )
+def test_workers_and_cluster_settings_may_change(reference, tiny, verifier, tmp_path):
+    more = ("batch=3", "workers=2", "cluster.wait_s=99")
+    assert main(overrides_for(tiny, verifier, reference, *more)) == 0
 
 
-def test_a_file_of_other_answers_is_refused(reference, tiny, verifier, tmp_path, capsys):
+def test_result_file_of_another_set_is_refused(reference, tiny, verifier, tmp_path, capsys):
     out = tmp_path / "out"
     out.mkdir()
     (out / "settings.json").write_bytes((reference / "settings.json").read_bytes())
     (out / "one.jsonl").write_bytes((reference / "two.jsonl").read_bytes())
     assert main(overrides_for(tiny, verifier, out, "batch=3")) == 2
-    assert "one.jsonl: line 1 is not the answer that belongs there" in capsys.readouterr().err
+    assert "one.jsonl: line 1" in capsys.readouterr().err
     (out / "one.jsonl").write_text("{broken\n" + (reference / "one.jsonl").read_text())
     assert main(overrides_for(tiny, verifier, out, "batch=3")) == 2
-    assert "one.jsonl: line 1 is damaged" in capsys.readouterr().err
+    assert "one.jsonl: line 1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
-        (["data=missing.jsonl"], "missing.jsonl: no such file"),
-        (
-            ["data=arithmetic:1", "tempreture=1"],
-            "unknown key tempreture; did you mean rollout.temperature?",
-        ),
-        (
-            ["data=arithmetic:1", "rollout.temprature=1"],
-            "unknown key rollout.temprature; did you mean rollout.temperature?",
-        ),
-        (["data=arithmetic:1", "temperature=-1"], "rollout.temperature=-1.0 is out of range"),
+        (["data=missing.jsonl"], "missing.jsonl"),
+        (["data=arithmetic:1", "tempreture=1"], "rollout.temperature?"),
+        (["data=arithmetic:1", "rollout.temprature=1"], "rollout.temperature?"),
+        (["data=arithmetic:1", "temperature=-1"], "rollout.temperature=-1.0"),
         (["data=arithmetic:1", "n=4", "greedy=true"], "n=4 with temperature=0"),
         (["data=arithmetic:1", "n=many"], "rollout.samples"),
         (["data=arithmetic:1", "engine=magic"], "rollout.engine=magic"),
         (
             ["data=arithmetic:1", "max_response_tokens=600"],
-            "leaves no room for a prompt in the context of 512",
+            "rollout.max_response_tokens=600",
         ),
-        (["data=arithmetic:1", "max_prompt_tokens=2"], "set data.max_prompt_tokens="),
-        (
-            ["data=arithmetic:1", "verifier=gsm9k"],
-            "reward.verifier=gsm9k is not a verifier; did you mean gsm8k?",
-        ),
-        (["data=arithmetic:1", "template=chat"], "has no chat template"),
-        (["data=arithmetic:1", "model.path=x"], "the model is the first word"),
-        (
-            ["data=arithmetic:1", "out=plain.txt"],
-            "out=plain.txt is there already and is no evaluation",
-        ),
-        (["data=arithmetic:1,arithmetic:1"], "two data sets are called arithmetic-1"),
-        (["data=arithmetic:1", "cluster.workers=4"], "cluster.workers is a setting of Ray"),
-        (["data=arithmetic:1", "model.lora.rank=4"], "model.lora.rank=4 is for training runs"),
-        (["data=arithmetic:1", "rollout.staleness=2"], "rollout.staleness=2 is for training runs"),
-        (
-            ["data=arithmetic:1", "reward.judge.monitor=tiny"],
-            "reward.judge.monitor=tiny is for training runs",
-        ),
-        (
-            ["data=arithmetic:1", "reward.judge.model=tiny"],
-            "is asked by reward.verifier=llm_judge only",
-        ),
-        (["n=4"], "which problems? postgrad eval MODEL data=FILE"),
-        (["data"], "expected key=value, got 'data.sets'"),
+        (["data=arithmetic:1", "max_prompt_tokens=2"], "data.max_prompt_tokens="),
+        (["data=arithmetic:1", "verifier=gsm9k"], "did you mean gsm8k?"),
+        (["data=arithmetic:1", "template=chat"], "chat template"),
+        (["data=arithmetic:1", "model.path=x"], "model.path=x"),
+        (["data=arithmetic:1", "out=plain.txt"], "out=plain.txt"),
+        (["data=arithmetic:1,arithmetic:1"], "arithmetic-1"),
+        (["data=arithmetic:1", "cluster.workers=4"], "cluster.workers"),
+        (["data=arithmetic:1", "model.lora.rank=4"], "model.lora.rank=4"),
+        (["data=arithmetic:1", "rollout.staleness=2"], "rollout.staleness=2"),
+        (["data=arithmetic:1", "reward.judge.monitor=tiny"], "reward.judge.monitor=tiny"),
+        (["data=arithmetic:1", "reward.judge.model=tiny"], "reward.verifier=llm_judge"),
+        (["n=4"], "data=FILE"),
+        (["data"], "data.sets"),
     ],
 )
-def test_wrong_input_is_said_in_one_line(overrides, said, tiny, tmp_path, capsys, monkeypatch):
+def test_bad_input_gives_one_line(overrides, message, tiny, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "plain.txt").write_text("mine")
+    (tmp_path / "plain.txt").write_text("text")
     before = tree(tmp_path)
     assert main(["eval", str(tiny), *overrides]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("postgrad: ") and error.count("\n") == 1 and said in error, error
+    assert error.startswith("postgrad: ") and error.count("\n") == 1 and message in error, error
     assert tree(tmp_path) == before and len(list(tmp_path.iterdir())) == 1, "nothing is written"
 
 
 @pytest.mark.parametrize(
-    ("model", "said"),
+    ("model", "message"),
     [
-        ("./nothing", "no such folder"),
-        ("no/such-model", "cannot be loaded"),
-        ("x.gguf", "no such file"),
-        ("data=y", "which model?"),
+        ("./nothing", "nothing"),
+        ("no/such-model", "no/such-model"),
+        ("x.gguf", "x.gguf"),
+        ("data=y", "postgrad eval MODEL"),
     ],
 )
-def test_an_unknown_model_is_said_in_one_line(model, said, tmp_path, capsys, monkeypatch):
+def test_unknown_model_gives_one_line(model, message, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["eval", model, "data=arithmetic:1"]) == 2
     error = capsys.readouterr().err
-    assert error.count("\n") == 1 and said in error and not list(tmp_path.iterdir())
+    assert error.count("\n") == 1 and message in error and not list(tmp_path.iterdir())
 
 
-def test_a_verifier_that_fails_stops_the_evaluation(tiny, verifier, tmp_path, capsys):
+def test_failing_verifier_stops_the_evaluation(tiny, verifier, tmp_path, capsys):
     overrides = [
         "eval",
         str(tiny),
@@ -374,26 +361,27 @@ def test_a_verifier_that_fails_stops_the_evaluation(tiny, verifier, tmp_path, ca
     ]
     assert main(overrides) == 1
     error = capsys.readouterr().err
-    assert "100% of the responses could not be judged" in error and "error: ValueError: no" in error
-    assert main([*overrides, "max_failure_rate=1"]) == 2, "other settings, so another folder"
+    assert "reward.max_failure_rate" in error
+    assert "ValueError: no" in error
+    assert main([*overrides, "max_failure_rate=1"]) == 2, "other settings need another folder"
     assert (
         main([*overrides[:-2], f"out={tmp_path}/all", *overrides[-2:], "max_failure_rate=1"]) == 0
     )
-    result = steady(tmp_path / "all")["sets"]["arithmetic-1"]
+    result = summary_without_speed(tmp_path / "all")["sets"]["arithmetic-1"]
     assert result["failures"] == {"error": 40} and result["avg"]["value"] == 0.0
-    assert lines(tmp_path / "all" / "arithmetic-1.jsonl")[0]["failure"] == {
+    assert read_lines(tmp_path / "all" / "arithmetic-1.jsonl")[0]["failure"] == {
         "kind": "error",
         "reason": "ValueError: no",
     }
 
 
-def test_one_evaluation_at_a_time_in_a_folder(reference, tiny, verifier, capsys):
+def test_locked_folder_is_refused(reference, tiny, verifier, capsys):
     import fcntl
 
     with (reference / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert main(overrides_for(tiny, verifier, reference, "batch=3")) == 2
-    assert "in use by another process" in capsys.readouterr().err
+    assert str(reference) in capsys.readouterr().err
 
 
 # ---- models
@@ -401,7 +389,7 @@ def test_one_evaluation_at_a_time_in_a_folder(reference, tiny, verifier, capsys)
 
 @pytest.fixture(scope="module")
 def run_folder(tiny, tmp_path_factory) -> Path:
-    """A short run with a template and a length of its own, and a validation."""
+    """Returns a short run with its own template and response length, and a validation set."""
     runs = tmp_path_factory.mktemp("runs")
     overrides = (
         "training.steps=4",
@@ -420,46 +408,34 @@ def run_folder(tiny, tmp_path_factory) -> Path:
     return runs / "test"
 
 
-def test_a_run_folder_means_its_newest_checkpoint(run_folder, capsys):
+def test_run_folder_means_its_latest_checkpoint(run_folder, capsys):
     target = find_model(str(run_folder))
-    assert (
-        target.path == f"{run_folder}/checkpoints/step-4/policy" and target.label == "test-step-4"
-    )
+    assert target.path == f"{run_folder}/checkpoints/step-4/policy"
+    assert target.label == "test-step-4"
     for name in ("checkpoints/step-4", "checkpoints/step-4/policy", "checkpoints/latest"):
         assert find_model(f"{run_folder}/{name}") == target
     assert find_model(f"{run_folder}/checkpoints/step-2").label == "test-step-2"
     config = read_settings(target.path, ["data=arithmetic:1"], target.config)
-    assert (config.rollout.max_response_tokens, config.data.template) == (6, "plain"), (
-        "as it was trained"
-    )
-    assert (
-        read_settings(
-            target.path, ["data=x", "max_response_tokens=9"], target.config
-        ).rollout.max_response_tokens
-        == 9
-    )
-    assert (
-        main(
-            ["eval", str(run_folder), "data=arithmetic:1:digits:validation", "limit=2", "threads=1"]
-        )
-        == 0
-    )
+    assert config.rollout.max_response_tokens == 6, "the run's own setting"
+    assert config.data.template == "plain"
+    config = read_settings(target.path, ["data=x", "max_response_tokens=9"], target.config)
+    assert config.rollout.max_response_tokens == 9
+    overrides = ("data=arithmetic:1:digits:validation", "limit=2", "threads=1")
+    assert main(["eval", str(run_folder), *overrides]) == 0
     (result,) = (run_folder / "eval").iterdir()
     assert result.name.startswith("test-step-4-") and (result / "report.md").is_file()
 
 
-def test_a_run_without_a_checkpoint_is_refused(tmp_path, capsys):
+def test_run_without_a_checkpoint_is_refused(tmp_path, capsys):
     (tmp_path / "config.yaml").write_text("seed: 0\n")
     (tmp_path / "checkpoints").mkdir()
     assert main(["eval", str(tmp_path), "data=arithmetic:1"]) == 2
-    assert "is a run without a checkpoint" in capsys.readouterr().err
+    assert str(tmp_path) in capsys.readouterr().err
 
 
-def test_validation_in_training_is_the_same_evaluation(run_folder, tmp_path):
-    """The last validation's numbers are those of `postgrad eval` on the checkpoint, greedy and sampled."""
-    last = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()][
-        -1
-    ]
+def test_validation_in_training_equals_the_evaluation(run_folder, tmp_path):
+    """`postgrad eval` on the last checkpoint gives the last validation's numbers."""
+    last = read_lines(run_folder / "metrics.jsonl")[-1]
     common = [
         "eval",
         str(run_folder),
@@ -471,13 +447,15 @@ def test_validation_in_training_is_the_same_evaluation(run_folder, tmp_path):
     for name, more in (("accuracy", "greedy=true"), ("sampled_accuracy", "temperature=1")):
         assert main([*common, more, f"out={tmp_path}/{name}"]) == 0
         assert (
-            steady(tmp_path / name)["sets"]["arithmetic-1-digits-validation"]["score"]
+            summary_without_speed(tmp_path / name)["sets"]["arithmetic-1-digits-validation"][
+                "score"
+            ]
             == last[f"validation/{name}"]
         )
 
 
-def test_prompts_are_those_of_training(tiny, tmp_path):
-    """Chat and plain: the tokens the engine gets are the ones Prompts gives the trainer."""
+def test_prompts_equal_those_of_training(tiny, tmp_path):
+    """For each template, the engine gets the tokens that training uses."""
     from transformers import AutoTokenizer
 
     from postgrad.evaluation.plan import make_plan
@@ -487,10 +465,13 @@ def test_prompts_are_those_of_training(tiny, tmp_path):
     for file in tiny.iterdir():
         (model / file.name).write_bytes(file.read_bytes())
     tokenizer = AutoTokenizer.from_pretrained(model)
-    tokenizer.chat_template = "{% for m in messages %}({{ m.content }}){% endfor %}{% if add_generation_prompt %}={% endif %}"
+    tokenizer.chat_template = (
+        "{% for m in messages %}({{ m.content }}){% endfor %}"
+        "{% if add_generation_prompt %}={% endif %}"
+    )
     tokenizer.save_pretrained(model)
     problems = load_problems("arithmetic:1")[:3]
-    seen = {}
+    texts = {}
     for template in ("auto", "chat", "plain"):
         config = config_of("grpo", model, f"data.template={template}")
         training = Prompts(load_tokenizer(config.model), template)
@@ -499,64 +480,55 @@ def test_prompts_are_those_of_training(tiny, tmp_path):
             find_model(str(model)),
         )
         assert [plan.prompts.encode(p) for p in problems] == [training.encode(p) for p in problems]
-        seen[template] = plan.prompts.decode(plan.prompts.encode(problems[0]))
+        texts[template] = plan.prompts.decode(plan.prompts.encode(problems[0]))
     question = problems[0].messages[0]["content"]
-    assert seen == {"auto": f"({question})=", "chat": f"({question})=", "plain": question}
+    assert texts == {"auto": f"({question})=", "chat": f"({question})=", "plain": question}
 
 
 # ---- settings
 
 
-def test_keys_may_be_written_without_their_section():
-    assert [
-        full_key(key)
-        for key in (
-            "n",
-            "data",
-            "temperature",
-            "verifier",
-            "dtype",
-            "limit",
-            "out",
-            "rollout.top_p",
-            "odd",
-        )
-    ] == [
-        *(
-            "rollout.samples",
-            "data.sets",
-            "rollout.temperature",
-            "reward.verifier",
-            "model.dtype",
-            "data.limit",
-            "out",
-        ),
-        *("rollout.top_p", "odd"),
-    ]
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("n", "rollout.samples"),
+        ("data", "data.sets"),
+        ("temperature", "rollout.temperature"),
+        ("verifier", "reward.verifier"),
+        ("dtype", "model.dtype"),
+        ("limit", "data.limit"),
+        ("out", "out"),
+        ("rollout.top_p", "rollout.top_p"),
+        ("odd", "odd"),
+    ],
+)
+def test_keys_without_section_are_completed(key, expected):
+    assert full_key(key) == expected
 
 
-def test_temperature_follows_the_number_of_samples():
+def test_default_temperature_depends_on_the_number_of_samples():
     def temperature(*overrides):
         return read_settings("m", ["data=x", *overrides]).rollout.temperature
 
-    assert (
-        temperature(),
-        temperature("n=2"),
-        temperature("temperature=0.6"),
-        temperature("greedy=true"),
-    ) == (0.0, 1.0, 0.6, 0.0)
-    assert read_settings("m", ["data=a,b c=d,e"]).data.sets == "a,b c=d,e", (
-        "paths are taken as they are"
-    )
+    assert temperature() == 0.0
+    assert temperature("n=2") == 1.0
+    assert temperature("temperature=0.6") == 0.6
+    assert temperature("greedy=true") == 0.0
 
 
-def test_every_key_of_its_own_is_read():
-    """Sections are training's, whose keys have a test of their own; these are the ones that evaluation adds."""
-    import postgrad.evaluation as room
+def test_data_paths_are_not_parsed():
+    assert read_settings("m", ["data=a,b c=d,e"]).data.sets == "a,b c=d,e"
+
+
+def test_every_key_of_evaluation_is_read():
+    """Checks the keys that evaluation adds to the sections of training."""
+    import postgrad.evaluation
     from postgrad.config.schema import ModelConfig, RewardConfig, RolloutConfig
 
     source = "".join(
-        p.read_text() for p in Path(room.__file__).parent.glob("*.py") if p.name != "settings.py"
+        p.read_text()
+        for p in Path(postgrad.evaluation.__file__).parent.glob("*.py")
+        if p.name != "settings.py"
     )
     for section, base in (
         ("model", ModelConfig),
@@ -565,10 +537,8 @@ def test_every_key_of_its_own_is_read():
         ("data", None),
     ):
         kind = EvalConfig.__dataclass_fields__[section].type
-        own = {f.name for f in dataclasses.fields(kind)} - (
-            {f.name for f in dataclasses.fields(base)} if base else set()
-        )
-        for key in own:
-            assert f"{section}.{key}" in source, f"nobody reads {section}.{key}"
+        inherited = {f.name for f in dataclasses.fields(base)} if base else set()
+        for key in {f.name for f in dataclasses.fields(kind)} - inherited:
+            assert f"{section}.{key}" in source, f"no code reads {section}.{key}"
         assert all(f.metadata.get("help") for f in dataclasses.fields(kind))
     assert "config.out" in source and "config.seed" in source

@@ -1,8 +1,8 @@
-"""What a response votes for: one vote for one answer, however it is written."""
+"""Votes for maj@k: equal answers give equal votes, however they are written."""
 
 import pytest
 
-from postgrad.evaluation.votes import FINDERS, can_vote, vote
+from postgrad.evaluation.votes import EXTRACTORS, can_vote, vote
 from postgrad.problem import Problem
 from postgrad.verifiers.table import VERIFIERS
 
@@ -29,27 +29,19 @@ def problem(truth: str) -> Problem:
         ("numeric", "3", ["about 3", "1, 2, 3."], "3"),
     ],
 )
-def test_one_answer_is_one_vote(verifier, truth, responses, expected):
-    assert [vote(verifier, response, problem(truth)) for response in responses] == [expected] * len(
-        responses
-    )
+def test_equal_answers_give_equal_votes(verifier, truth, responses, expected):
+    for response in responses:
+        assert vote(verifier, response, problem(truth)) == expected
 
 
-@pytest.mark.parametrize("verifier", FINDERS)
-def test_no_answer_no_vote(verifier):
-    assert (
-        vote(
-            verifier,
-            "" if verifier == "exact" else "I do not know",
-            problem("A" if verifier == "choice" else "1"),
-        )
-        is None
-    )
+@pytest.mark.parametrize("verifier", EXTRACTORS)
+def test_response_without_answer_has_no_vote(verifier):
+    response = "" if verifier == "exact" else "I do not know"
+    truth = "A" if verifier == "choice" else "1"
+    assert vote(verifier, response, problem(truth)) is None
 
 
-def test_verifiers_are_known_by_name():
-    assert (
-        set(FINDERS) <= set(VERIFIERS)
-        and not can_vote("mine.py:score")
-        and vote("mine.py:score", "7", problem("7")) is None
-    )
+def test_extractors_are_named_after_verifiers():
+    assert set(EXTRACTORS) <= set(VERIFIERS)
+    assert not can_vote("mine.py:score")
+    assert vote("mine.py:score", "7", problem("7")) is None

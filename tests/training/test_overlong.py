@@ -175,12 +175,13 @@ def test_evaluation_cuts_alike_and_says_how_many(
         prompts.decode_raw(truncate(prompts.encode(problem), LIMIT, way))
         for problem in load_problems(data)
     ]
-    assert json.loads((out / "summary.json").read_text())["sets"]["sums"]["prompts_cut"] == 9
+    assert json.loads((out / "summary.json").read_text())["sets"]["sums"]["prompts_truncated"] == 9
     assert (
-        "- answered with prompts that were cut, because they are too long: 9 problems"
+        "- answered with a truncated prompt because it is too long: 9 problems"
         in (out / "report.md").read_text()
     )
     printed = capsys.readouterr()
     assert (
-        f"sums: 9 of 12 prompts were too long and cut (overlong={way})" in printed.out + printed.err
+        f"sums: 9 of 12 prompts were too long and truncated (overlong={way})"
+        in printed.out + printed.err
     )

@@ -177,7 +177,7 @@ def write_evaluation(folder: Path, right: int) -> None:
             if number == 7 and sample
             else None,
             "answer": None,
-            "votes": False,
+            "can_vote": False,
             "finish": "length" if number == 6 else "stop",
             "length": 3 + number,
         }

@@ -235,7 +235,7 @@ def check_command(words: list[str]) -> int:
     if not files:
         raise ConfigError("which file? postgrad data check FILE ... [against=TEST]")
     from postgrad.data.problems import load_problems, load_problems_with_locations
-    from postgrad.evaluation.golds import check
+    from postgrad.evaluation.data_check import check_data
     from postgrad.verifiers.scorer import Scorer
 
     problems, places = load_problems_with_locations(",".join(files))
@@ -247,30 +247,30 @@ def check_command(words: list[str]) -> int:
         Scorer(options.get("verifier", "auto"), float(limit)) as scorer,
         progress("judging gold answers", len(problems)) as told,
     ):
-        findings = check(problems, places, scorer, against, told)
+        report = check_data(problems, places, scorer, against, told)
     shown = _number(options, "show", 10)
-    print(f"{findings.problems} problems, {findings.checked} gold answers judged")
-    for why, count in findings.unchecked.items():
+    print(f"{report.num_problems} problems, {report.num_checked} gold answers judged")
+    for why, count in report.unchecked.items():
         print(f"  not judged {count}: {why}")
-    _print_rows("gold answers that the verifier does not accept", findings.wrong, shown)
+    _print_rows("gold answers that the verifier does not accept", report.rejected_golds, shown)
     _print_rows(
-        f"wrong answers that the verifier accepts, of {findings.near} near misses",
-        findings.accepted,
+        f"wrong answers that the verifier accepts, of {report.num_near_misses} near misses",
+        report.accepted_near_misses,
         shown,
     )
     _print_rows(
-        "demonstrations that the verifier does not accept", findings.wrong_demonstrations, shown
+        "demonstrations that the verifier does not accept", report.rejected_demonstrations, shown
     )
-    _print_rows("questions that are asked more than once", findings.repeated, shown)
+    _print_rows("questions that are asked more than once", report.duplicates, shown)
     if "against" in options:
-        _print_rows(f"questions that are also in {options['against']}", findings.shared, shown)
-    return 1 if findings.wrong or findings.accepted else 0
+        _print_rows(f"questions that are also in {options['against']}", report.in_test_set, shown)
+    return 1 if report.rejected_golds or report.accepted_near_misses else 0
 
 
 def _print_rows(heading: str, rows: "list[Any]", shown: int) -> None:
     print(f"{heading}: {len(rows) or 'none'}")
     for row in rows[:shown]:
-        print(f"  {row.place} (uid {row.uid}): {row.reason}")
+        print(f"  {row.location} (uid {row.uid}): {row.reason}")
     if len(rows) > shown:
         print(f"  ... and {len(rows) - shown} more; show={len(rows)} lists all")
 

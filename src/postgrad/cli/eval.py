@@ -35,14 +35,14 @@ def run(overrides: list[str]) -> int:
     from postgrad.evaluation.model import find_model
     from postgrad.evaluation.plan import make_plan
     from postgrad.evaluation.progress import make_progress
-    from postgrad.evaluation.report import hints, table
+    from postgrad.evaluation.report import table, warnings
     from postgrad.evaluation.run import evaluate
     from postgrad.evaluation.settings import read_settings
 
     target = find_model(overrides[0])
     plan = make_plan(read_settings(target.path, overrides[1:], target.config), target)
     summary = evaluate(plan, make_progress())
-    print("\n".join([table(summary), *hints(summary)]))
+    print("\n".join([table(summary), *warnings(summary)]))
     if summary["speed"].get("tokens_per_second"):
         print(
             f"{summary['speed']['tokens']} tokens, {summary['speed']['tokens_per_second']:g} a second"

@@ -1,8 +1,19 @@
-"""Evaluation: a model answers problems, verifiers judge, and what comes out can be put into a paper.
+"""Evaluation: a model answers problems, verifiers score the responses, and a report is written.
 
-settings.py are the keys of `postgrad eval`; model.py finds the model; plan.py looks at everything before anything is written;
-folder.py is the result's folder and how it is continued; run.py does the work; metrics.py, winrate.py (two answers compared), compare.py
-(two models) and report.py say what it means; alpaca.py writes answers as AlpacaEval's tool reads them.
-May touch training and below; nothing but the command line and the page imports it. Validation during training uses
-rollout/respond.py, as run.py does.
+May import training and everything below it. Only the command line, the web page and
+postgrad.analysis import it. Validation during training shares rollout/respond.py with run.py.
+
+    settings     the settings of `postgrad eval`
+    model        finds the model: run folder, checkpoint, model folder, hub id
+    plan         checks everything before anything is written
+    folder       the result folder, and how an interrupted evaluation continues
+    run          generates, scores and writes batch by batch
+    metrics      avg@k, pass@k, maj@k with confidence intervals
+    votes        extracts the answer that a response votes for in maj@k
+    winrate      win rates of pairwise comparisons, raw and length-controlled
+    compare      the paired difference of two evaluations
+    report       tables and report.md
+    progress     progress in the terminal
+    alpaca       writes responses in the format of AlpacaEval
+    data_check   `postgrad data check`: does the verifier accept the gold answers?
 """

@@ -1,4 +1,4 @@
-"""Answers in the form of AlpacaEval's own tool: one JSON array of {instruction, output, generator, dataset}."""
+"""Responses as AlpacaEval reads them: a JSON array of instruction, output, generator, dataset."""
 
 import json
 from collections.abc import Sequence
@@ -11,8 +11,11 @@ from postgrad.problem import Problem
 
 
 def is_alpaca(problems: Sequence[Problem]) -> bool:
-    """Whether every problem was a row of such a file, whose output is the reference's answer."""
-    return all({"generator", "dataset"} <= _facts(problem).keys() for problem in problems)
+    """Returns whether every problem is a row of an AlpacaEval file.
+
+    The output of such a row is the reference's answer.
+    """
+    return all({"generator", "dataset"} <= _row_fields(problem).keys() for problem in problems)
 
 
 def write_answers(
@@ -22,24 +25,27 @@ def write_answers(
     generator: str,
     name: str,
 ) -> None:
-    """The first response to each problem; `generator` names the model, `name` stands where a problem has no `dataset`.
+    """Writes the first response to each problem.
 
-    The file is a set itself: its outputs are then the reference that another model is compared with.
+    `generator` names the model. `name` is the dataset of problems that have none. Another
+    evaluation can use the file as its set; these outputs are then its reference answers.
     """
     first = {row["uid"]: row["response"] for row in rows if row["sample"] == 0}
-    answers = [
-        {
-            "instruction": _facts(problem).get("instruction") or question_of(problem),
-            "output": first[problem.uid],
-            "generator": generator,
-            "dataset": _facts(problem).get("dataset", name),
-        }
-        for problem in problems
-    ]
+    answers: list[dict[str, Any]] = []
+    for problem in problems:
+        fields = _row_fields(problem)
+        answers.append(
+            {
+                "instruction": fields.get("instruction") or question_of(problem),
+                "output": first[problem.uid],
+                "generator": generator,
+                "dataset": fields.get("dataset", name),
+            }
+        )
     write(file, json.dumps(answers, indent=1, ensure_ascii=False) + "\n")
 
 
-def _facts(problem: Problem) -> dict[str, Any]:
-    """What a row says beside question and truth; a prepared file has it one level deeper."""
+def _row_fields(problem: Problem) -> dict[str, Any]:
+    """Returns the row's extra fields; a prepared file has them in `extra_info`."""
     info = problem.extra.get("extra_info")
     return problem.extra | (info if isinstance(info, dict) else {})

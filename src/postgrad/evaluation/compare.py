@@ -1,4 +1,4 @@
-"""Two results on the same problems: the paired difference with its interval, and who was right where the other was wrong."""
+"""Compares two evaluations on the same problems: paired difference, interval, sign test."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,170 +11,181 @@ import numpy as np
 from postgrad.config.compose import differences
 from postgrad.errors import ConfigError, did_you_mean
 from postgrad.evaluation.folder import read_rows, set_names
-from postgrad.evaluation.report import aligned
+from postgrad.evaluation.report import align, percent
 
-DRAWS, SEED = 10_000, 20_000
+NUM_DRAWS = 10_000
+SEED = 20_000
+MAX_NUMBERS = 4_000_000  # numbers drawn at once, to limit memory
 METHOD = (
-    f"95 % percentile interval of a paired bootstrap over problems ({DRAWS} draws with replacement, fixed seed); "
-    "sign test: two-sided, exact, on the problems that differ"
+    f"95% percentile interval of a paired bootstrap over problems ({NUM_DRAWS} draws with "
+    "replacement, fixed seed); sign test: two-sided, exact, on the problems that differ"
 )
+# Settings that differ between any two evaluations worth comparing.
+MODEL_KEYS = ("model.path", "model.weights", "data.sets.")
+HEADER = [
+    "set",
+    "problems",
+    "A",
+    "B",
+    "B - A",
+    "A right, B wrong",
+    "B right, A wrong",
+    "sign test p",
+]
+
+Values = dict[str, list[float]]  # uid -> one value per sample
 
 
 def compare(first: Path, second: Path) -> dict[str, Any]:
-    """Per set: both means, second minus first with its interval, and counts. Only problems that both have answered are used.
+    """Returns per set both means, the difference second - first with its interval, and counts.
+
+    Only problems that both evaluations have are used.
 
     Raises:
-        ConfigError: a folder is no evaluation, or the two have no set or no problem in common.
+        ConfigError: a folder is not an evaluation, or the two share no set or no problem.
     """
-    settings = _settings(first), _settings(second)
-    names = [set_names(folder) for folder in (first, second)]
-    shared = [name for name in names[0] if name in names[1]]
+    changed = differences(_settings(first), _settings(second))
+    first_names = set_names(first)
+    second_names = set_names(second)
+    shared = [name for name in first_names if name in second_names]
     if not shared:
         raise ConfigError(
-            f"{first} and {second} have no set in common: {', '.join(names[0]) or 'none'} and {', '.join(names[1]) or 'none'}"
+            f"{first} and {second} have no set in common: the sets are "
+            f"{', '.join(first_names) or 'none'} and {', '.join(second_names) or 'none'}"
         )
-    model = ("model.path", "model.weights", "data.sets.")
-    apart = [key for key in differences(*settings) if not key.startswith(model)]
-    sets = {name: _compare_files(name, first, second) for name in shared}
     return {
         "a": str(first),
         "b": str(second),
         "method": METHOD,
-        "other_settings": apart,
-        "sets": sets,
+        "other_settings": [key for key in changed if not key.startswith(MODEL_KEYS)],
+        "sets": {name: _compare_files(name, first, second) for name in shared},
     }
 
 
 def compare_set(
     a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]], name: str = "set"
 ) -> dict[str, Any]:
-    """Uid -> whether each sample was right, of both, or what it won. A problem's value is the mean of its samples."""
+    """Returns the paired comparison of two mappings from uid to one value per sample.
+
+    A value is 1 for a right response and 0 for a wrong one, or the response's win rate.
+    A problem's value is the mean of its samples.
+
+    Raises: ConfigError when they share no problem.
+    """
     uids = [uid for uid in a if uid in b]
     if not uids:
-        raise ConfigError(
-            f"set {name}: the two evaluations have no problem in common, so nothing can be paired"
-        )
-    left, right = (np.array([sum(side[uid]) / len(side[uid]) for uid in uids]) for side in (a, b))
-    difference = right - left
+        raise ConfigError(f"set {name}: the two evaluations have no problem in common")
+    a_means = np.array([sum(a[uid]) / len(a[uid]) for uid in uids])
+    b_means = np.array([sum(b[uid]) / len(b[uid]) for uid in uids])
+    difference = b_means - a_means
     low, high = bootstrap_interval(difference)
-    a_ahead, b_ahead = int((difference < 0).sum()), int((difference > 0).sum())
+    a_better = int((difference < 0).sum())
+    b_better = int((difference > 0).sum())
     return {
         "problems": len(uids),
         "only_a": len(a) - len(uids),
         "only_b": len(b) - len(uids),
-        "a": float(left.mean()),
-        "b": float(right.mean()),
+        "a": float(a_means.mean()),
+        "b": float(b_means.mean()),
         "difference": {"value": float(difference.mean()), "low": low, "high": high},
-        "a_right_b_wrong": a_ahead,
-        "b_right_a_wrong": b_ahead,
-        "sign_test": sign_test(a_ahead, b_ahead),
+        "a_right_b_wrong": a_better,
+        "b_right_a_wrong": b_better,
+        "sign_test": sign_test(a_better, b_better),
     }
 
 
 def bootstrap_interval(difference: np.ndarray) -> tuple[float, float]:
-    """95 % percentile interval of the mean, problems drawn with replacement."""
+    """Returns the 95% percentile interval of the mean; draws problems with replacement."""
     random = np.random.Generator(np.random.Philox(key=SEED))
     size = len(difference)
-    step = max(1, 4_000_000 // size)  # numbers held at once
-    counts = [min(step, DRAWS - start) for start in range(0, DRAWS, step)]
-    means = np.concatenate(
-        [difference[random.integers(0, size, (count, size))].mean(1) for count in counts]
-    )
-    low, high = np.quantile(means, (0.025, 0.975))
+    chunk = max(1, MAX_NUMBERS // size)
+    means: list[np.ndarray] = []
+    for start in range(0, NUM_DRAWS, chunk):
+        count = min(chunk, NUM_DRAWS - start)
+        means.append(difference[random.integers(0, size, (count, size))].mean(1))
+    low, high = np.quantile(np.concatenate(means), (0.025, 0.975))
     return float(low), float(high)
 
 
-def sign_test(ahead: int, behind: int) -> float:
-    """Two-sided exact p-value of a fair coin showing a split at least as uneven as this one."""
-    total, few = ahead + behind, min(ahead, behind)
-    return min(1.0, 2 * sum(comb(total, i) for i in range(few + 1)) / 2**total)
+def sign_test(num_a: int, num_b: int) -> float:
+    """Returns the two-sided exact p-value that a fair coin gives a split this uneven."""
+    total = num_a + num_b
+    smaller = min(num_a, num_b)
+    return min(1.0, 2 * sum(comb(total, i) for i in range(smaller + 1)) / 2**total)
 
 
 def table(result: dict[str, Any]) -> str:
-    """The comparison for people."""
-    rows = [
-        [
-            "set",
-            "problems",
-            "A",
-            "B",
-            "B - A",
-            "A right, B wrong",
-            "B right, A wrong",
-            "sign test p",
-        ]
-    ]
-    for name, one in result["sets"].items():
-        gap = one["difference"]
-        shown = f"{100 * gap['value']:+.1f} [{100 * gap['low']:+.1f}, {100 * gap['high']:+.1f}]"
-        counts = [
-            str(one["a_right_b_wrong"]),
-            str(one["b_right_a_wrong"]),
-            f"{one['sign_test']:.3g}",
-        ]
-        rows.append(
-            [
-                name,
-                str(one["problems"]),
-                f"{100 * one['a']:.1f}%",
-                f"{100 * one['b']:.1f}%",
-                shown,
-                *counts,
-            ]
-        )
+    """Returns the comparison as text: a table of the sets and notes."""
+    rows = [HEADER, *(_table_row(name, one) for name, one in result["sets"].items())]
     lines = [
         f"A  {result['a']}",
         f"B  {result['b']}",
         "",
-        aligned(rows),
+        align(rows),
         "",
-        f"B - A in points: {result['method']}.",
+        f"B - A in percentage points: {result['method']}.",
+        "With several samples per problem, right means: a larger fraction of them is right.",
     ]
-    lines.append(
-        "With several samples, right means: more of a problem's samples right than the other's."
-    )
-    if won := [name for name, one in result["sets"].items() if one["win_rates"]]:
+    with_win_rates = [name for name, one in result["sets"].items() if one["win_rates"]]
+    if with_win_rates:
         lines.append(
-            f"A and B are win rates against the reference, and right means: ahead of the other there, in {', '.join(won)}."
+            "A and B are win rates against the reference, and right means: the higher win rate, "
+            f"in {', '.join(with_win_rates)}."
         )
     for name, one in result["sets"].items():
         if one["only_a"] or one["only_b"]:
             lines.append(
-                f"{name}: {one['only_a']} problems only in A and {one['only_b']} only in B are left out."
+                f"{name}: {one['only_a']} problems only in A and {one['only_b']} only in B "
+                "are not compared."
             )
     if result["other_settings"]:
-        lines.append(
-            f"The two differ in more than the model: {', '.join(result['other_settings'][:6])}."
-        )
+        keys = ", ".join(result["other_settings"][:6])
+        lines.append(f"Warning: other settings differ too: {keys}.")
     return "\n".join(lines)
+
+
+def _table_row(name: str, result: dict[str, Any]) -> list[str]:
+    gap = result["difference"]
+    return [
+        name,
+        str(result["problems"]),
+        percent(result["a"]),
+        percent(result["b"]),
+        f"{100 * gap['value']:+.1f} [{100 * gap['low']:+.1f}, {100 * gap['high']:+.1f}]",
+        str(result["a_right_b_wrong"]),
+        str(result["b_right_a_wrong"]),
+        f"{result['sign_test']:.3g}",
+    ]
 
 
 def _settings(folder: Path) -> dict[str, Any]:
     file = folder / "settings.json"
     if not file.is_file():
-        beside = (
-            [path.name for path in folder.parent.iterdir() if (path / "settings.json").is_file()]
-            if folder.parent.is_dir()
-            else []
-        )
+        siblings = folder.parent.iterdir() if folder.parent.is_dir() else ()
+        evaluations = [path.name for path in siblings if (path / "settings.json").is_file()]
         raise ConfigError(
-            f"{folder} is no folder of an evaluation (it has no settings.json); {did_you_mean(folder.name, beside)}"
+            f"{folder} is not the folder of an evaluation (it has no settings.json); "
+            f"{did_you_mean(folder.name, evaluations)}"
         )
     return json.loads(file.read_text())
 
 
-def _compare_files(name: str, *folders: Path) -> dict[str, Any]:
-    """By what was won, where a judge compared both sides with a reference, and else by what was right."""
-    sides = [_values(folder / f"{name}.jsonl") for folder in folders]
-    won = all(wins for _, wins in sides)
-    a, b = (wins if won else rights for rights, wins in sides)
-    return compare_set(a, b, name) | {"win_rates": won}
+def _compare_files(name: str, first: Path, second: Path) -> dict[str, Any]:
+    """Compares win rates if both evaluations have them, otherwise right and wrong responses."""
+    first_rights, first_wins = _read_values(first / f"{name}.jsonl")
+    second_rights, second_wins = _read_values(second / f"{name}.jsonl")
+    if first_wins and second_wins:
+        return compare_set(first_wins, second_wins, name) | {"win_rates": True}
+    return compare_set(first_rights, second_rights, name) | {"win_rates": False}
 
 
-def _values(file: Path) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Uid -> whether each response was right, and uid -> what each won; one without a verdict has neither won nor lost."""
-    rights: dict[str, list[float]] = {}
-    wins: dict[str, list[float]] = {}
+def _read_values(file: Path) -> tuple[Values, Values]:
+    """Returns whether each response was right, and each response's win rate.
+
+    A response without a verdict of the judge has no win rate.
+    """
+    rights: Values = {}
+    wins: Values = {}
     for _, row in read_rows(file):
         rights.setdefault(row["uid"], []).append(float(row["right"]))
         if "win" in row.get("parts", {}):

@@ -1,7 +1,8 @@
-"""The folder of a result: OUT/settings.json, SET.jsonl of each set, summary.json, report.md.
+"""The result folder of an evaluation: settings.json, SET.jsonl per set, summary.json, report.md.
 
-A result file grows batch by batch in the order of the problems. What a kill left of the last batch is dropped, and the batch is answered
-again from its start, so the engine sees the same batches as without the kill.
+A result file grows batch by batch, in the order of the problems. After a kill, the incomplete
+last batch is removed and generated again, so the engine gets the same batches as without the
+kill.
 """
 
 import json
@@ -16,30 +17,28 @@ from postgrad.files import acquire_lock, append_bytes, atomic_write_text
 from postgrad.judge.llm import RATINGS_STEM
 from postgrad.problem import Problem
 
+# (section, key, value that means "choose for this machine")
 AUTO = (
     ("model", "device", "auto"),
     ("model", "dtype", "auto"),
     ("model", "threads", 0),
     ("rollout", "batch", 0),
 )
+# Files that a folder may have before settings.json is written.
+UNFINISHED = (".lock", ".settings.json.partial")
 
 
 def stored_settings(folder: Path) -> dict[str, Any] | None:
-    """What the folder's results depend on; None where there is no such folder yet.
+    """Returns the settings the folder's results depend on; None if the folder is new or empty.
 
     Raises:
-        ConfigError: the folder is something else.
+        ConfigError: the folder is not an evaluation.
     """
     file = folder / "settings.json"
     if not file.is_file():
-        if folder.exists() and (
-            not folder.is_dir()
-            or any(
-                path.name not in (".lock", ".settings.json.partial") for path in folder.iterdir()
-            )
-        ):
+        if folder.exists() and not _is_unused(folder):
             raise ConfigError(
-                f"out={folder} is there already and is no evaluation; choose another out=FOLDER"
+                f"out={folder} exists and is not an evaluation; choose another out=FOLDER"
             )
         return None
     try:
@@ -50,28 +49,46 @@ def stored_settings(folder: Path) -> dict[str, Any] | None:
         ) from error
 
 
-def take_over(stored: dict[str, Any], settings: Any) -> None:
-    """Let `auto` settings be what they were when the folder's results began."""
-    for section, key, auto in AUTO:
-        if getattr(getattr(settings, section), key) == auto:
-            setattr(getattr(settings, section), key, stored.get(section, {}).get(key, auto))
+def _is_unused(folder: Path) -> bool:
+    return folder.is_dir() and all(path.name in UNFINISHED for path in folder.iterdir())
 
 
-def check_same(folder: Path, stored: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Refuse to put results of two settings into one folder."""
-    changed = differences(stored, json.loads(json.dumps(wanted)))
+def restore_auto_settings(stored: dict[str, Any], settings: Any) -> None:
+    """Replaces each `auto` setting by the value the folder's results began with."""
+    for section_name, key, auto in AUTO:
+        section = getattr(settings, section_name)
+        if getattr(section, key) == auto:
+            setattr(section, key, stored.get(section_name, {}).get(key, auto))
+
+
+def check_same_settings(folder: Path, stored: dict[str, Any], current: dict[str, Any]) -> None:
+    """Raises ConfigError if the current settings differ from those of the folder's results."""
+    changed = differences(stored, json.loads(json.dumps(current)))
     if changed:
-        more = f", and {len(changed) - 1} more" if len(changed) > 1 else ""
         key = changed[0]
+        more = f", and {len(changed) - 1} more" if len(changed) > 1 else ""
+        change = f"{key} was {_value_at(stored, key)}, now {_value_at(current, key)}{more}"
         raise ConfigError(
-            f"{folder} holds an evaluation with other settings ({key} was {_at(stored, key)}, now {_at(wanted, key)}{more}); "
+            f"{folder} has results of other settings ({change}); "
             "choose another out=FOLDER, or use the same settings to continue it"
         )
 
 
+def _value_at(values: dict[str, Any], key: str) -> Any:
+    value: Any = values
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
+
+
 @contextmanager
-def opened(folder: Path, identity: dict[str, Any]) -> Iterator[None]:
-    """Make and hold the folder; the lock goes with the process, however it ends."""
+def locked_folder(folder: Path, identity: dict[str, Any]) -> Iterator[None]:
+    """Creates the folder with its settings.json and locks it until the block ends.
+
+    The system frees the lock when the process ends, even by a kill.
+
+    Raises: ConfigError if another process has the lock or the folder cannot be written.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = acquire_lock(folder / ".lock")
@@ -90,7 +107,7 @@ def opened(folder: Path, identity: dict[str, Any]) -> Iterator[None]:
 
 
 def write(file: Path, text: str) -> None:
-    """Write the file atomically. Raises RunError."""
+    """Writes the file atomically. Raises RunError."""
     try:
         atomic_write_text(file, text)
     except OSError as error:
@@ -98,21 +115,21 @@ def write(file: Path, text: str) -> None:
 
 
 def append(file: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Add a batch's lines and see them on the disk."""
+    """Appends one line per row and waits for the disk. Raises RunError."""
     lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     try:
         append_bytes(file, lines.encode())
     except OSError as error:
         raise RunError(
-            f"{file} could not be written: {error.strerror}; the same command continues"
+            f"{file} could not be written: {error.strerror}; run the same command to continue"
         ) from error
 
 
 def read_rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(where the line ends, the line) of a result file; ends at a line that a kill cut short.
+    """Yields (byte offset of the line's end, row) per line; stops at an incomplete last line.
 
     Raises:
-        ConfigError: a line that is not the last is broken.
+        ConfigError: a complete line is not JSON.
     """
     end = 0
     with file.open("rb") as stream:
@@ -124,45 +141,42 @@ def read_rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 row = json.loads(line)
             except ValueError as error:
                 raise ConfigError(
-                    f"{file}: line {number} is damaged; remove the file, and its set is answered again"
+                    f"{file}: line {number} is not JSON; remove the file to evaluate its set again"
                 ) from error
             yield end, row
 
 
 def set_names(folder: Path) -> list[str]:
-    """The sets that a folder holds results of."""
+    """Returns the sets of which the folder has results."""
     return sorted(path.stem for path in folder.glob("*.jsonl") if path.stem != RATINGS_STEM)
 
 
 def resume(file: Path, problems: Sequence[Problem], samples: int, batch: int) -> int:
-    """The number of problems that are answered already; cuts the file back to whole batches.
+    """Truncates the file after its last complete batch; returns the number of problems in it.
 
     Raises:
-        ConfigError: the file's lines are not these problems'.
+        ConfigError: a line is not the response expected at its position.
     """
     if not file.is_file():
         return 0
-    whole, keep = 0, 0
+    num_complete = 0
+    complete_bytes = 0
     for line, (end, row) in enumerate(read_rows(file)):
         index, sample = divmod(line, samples)
-        if index >= len(problems) or (row.get("uid"), row.get("sample")) != (
-            problems[index].uid,
-            sample,
-        ):
+        if index >= len(problems) or not _is_response(row, problems[index], sample):
             raise ConfigError(
-                f"{file}: line {line + 1} is not the answer that belongs there; remove the file to answer its set again"
+                f"{file}: line {line + 1} is not the expected response; "
+                "remove the file to evaluate its set again"
             )
         answered = index + 1
         if sample == samples - 1 and (answered % batch == 0 or answered == len(problems)):
-            whole, keep = answered, end
-    if keep < file.stat().st_size:
+            num_complete = answered
+            complete_bytes = end
+    if complete_bytes < file.stat().st_size:
         with file.open("r+b") as stream:
-            stream.truncate(keep)
-    return whole
+            stream.truncate(complete_bytes)
+    return num_complete
 
 
-def _at(values: dict[str, Any], key: str) -> Any:
-    found: Any = values
-    for part in key.split("."):
-        found = found.get(part) if isinstance(found, dict) else None
-    return found
+def _is_response(row: dict[str, Any], problem: Problem, sample: int) -> bool:
+    return row.get("uid") == problem.uid and row.get("sample") == sample

@@ -1,4 +1,7 @@
-"""From judged responses to numbers: avg@k, pass@k, maj@k, their intervals, classes, lengths. Pure; rows are lines of a result file."""
+"""Metrics of scored responses: avg@k, pass@k, maj@k with confidence intervals, lengths, failures.
+
+Pure functions. A row is one line of a result file.
+"""
 
 import math
 import statistics
@@ -8,21 +11,22 @@ from typing import Any
 
 from postgrad.algorithms.passk import pass_at_k
 
-Z = 1.959963984540054  # of the normal distribution, for 95 %
+Z = 1.959963984540054  # quantile of the normal distribution for 95%
 INTERVAL = (
-    "95 % Wilson score interval over problems; several samples of a problem count as the number of independent answers "
-    "that their spread between problems is worth, at most all of them"
+    "95% Wilson score interval over problems; with several samples per problem, the number of "
+    "trials is p(1 - p) / variance of the mean, at most the number of responses"
 )
 
 Row = dict[str, Any]
 
 
 def interval(values: Sequence[float], samples: int = 1) -> tuple[float, float]:
-    """95 % interval of the mean of per-problem values in [0, 1], each from `samples` responses.
+    """Returns the 95% confidence interval of the mean of per-problem values in [0, 1].
 
-    Wilson's score interval with p(1 - p) / variance of the mean in the place of the number of trials: for right-or-wrong values that is
-    the number of problems, and the interval is Wilson's own, also sensible at 0 and 1; less spread between problems is worth
-    more trials, up to the number of responses.
+    Each value is the mean of `samples` responses. This is the Wilson score interval with
+    p(1 - p) / variance of the mean as the number of trials. If all values are 0 or 1, that is
+    the number of problems, so the interval is the usual one. A smaller variance between
+    problems gives more trials, at most one per response.
     """
     count = len(values)
     p = sum(values) / count
@@ -32,75 +36,73 @@ def interval(values: Sequence[float], samples: int = 1) -> tuple[float, float]:
         trials = min(trials, p * (1 - p) / variance)
     elif p in (0.0, 1.0):
         trials = float(count)
-    middle = (p + Z * Z / (2 * trials)) / (1 + Z * Z / trials)
-    half = (
-        Z / (1 + Z * Z / trials) * math.sqrt(p * (1 - p) / trials + Z * Z / (4 * trials * trials))
-    )
-    return max(0.0, min(p, middle - half)), min(1.0, max(p, middle + half))
+    scale = 1 + Z * Z / trials
+    center = (p + Z * Z / (2 * trials)) / scale
+    half_width = Z / scale * math.sqrt(p * (1 - p) / trials + Z * Z / (4 * trials * trials))
+    return max(0.0, min(p, center - half_width)), min(1.0, max(p, center + half_width))
 
 
 def majority(votes: Sequence[str | None], right: Sequence[bool]) -> float:
-    """Whether the most frequent answer is right; where several are most frequent, the share of them that is: a fair draw's mean.
+    """Returns whether the most frequent answer is right, 0 or 1; 0 without votes.
 
-    An answer's own correctness is the share of its responses that were judged right. Without any vote it is 0.
+    With ties, it is the mean over the most frequent answers. If responses with the same answer
+    were scored differently, the answer counts with the fraction that was right.
     """
     counts = Counter(answer for answer in votes if answer is not None)
     if not counts:
         return 0.0
     most = max(counts.values())
     winners = [answer for answer, count in counts.items() if count == most]
-    share = sum(ok for answer, ok in zip(votes, right, strict=True) if answer in winners) / most
-    return share / len(winners)
+    num_right = sum(ok for answer, ok in zip(votes, right, strict=True) if answer in winners)
+    return num_right / most / len(winners)
 
 
 def maj_at_k(votes: Sequence[str | None], right: Sequence[bool], k: int) -> float:
-    """The mean of `majority` over the n // k blocks of k samples in their order: samples are exchangeable, so it has no bias."""
-    blocks = range(0, len(votes) - k + 1, k)
-    return sum(majority(votes[i : i + k], right[i : i + k]) for i in blocks) / len(blocks)
+    """Returns the mean of `majority` over the n // k consecutive blocks of k samples.
+
+    The samples are exchangeable, so the estimate is unbiased.
+    """
+    starts = range(0, len(votes) - k + 1, k)
+    return sum(majority(votes[i : i + k], right[i : i + k]) for i in starts) / len(starts)
 
 
-def ladder(samples: int) -> list[int]:
-    """k = 1, 2, 4, ... up to the number of samples, which is always there."""
+def powers_of_two(samples: int) -> list[int]:
+    """Returns the values of k to report: 1, 2, 4, ... and the number of samples itself."""
     return sorted({*(1 << i for i in range(samples.bit_length())), samples})
 
 
 def summarize(rows: Sequence[Row]) -> dict[str, Any]:
-    """Everything a set's result says. Rows stand problem by problem; each problem has the same number of samples.
+    """Returns all metrics of a set. Every problem has the same number of samples.
 
-    What could not be judged counts as wrong, and is counted in `failures`.
+    A response that could not be scored counts as wrong, and is counted in `failures`.
     """
-    groups = groups_of(rows)
+    groups = group_by_problem(rows)
     samples = len(groups[0])
     rights = [[bool(row["right"]) for row in group] for group in groups]
-    out: dict[str, Any] = {"problems": len(groups), "samples": samples}
-    out["avg"] = mean_with_interval([sum(right) / samples for right in rights], samples)
-    out["pass"] = {
-        str(k): mean_with_interval([pass_at_k(samples, sum(right), k) for right in rights], samples)
-        for k in ladder(samples)
-    }
-    out["maj"] = _majorities(groups, rights, samples)
-    out["score"] = sum(row["score"] or 0.0 for row in rows) / len(rows)
-    out["parts"] = _parts(rows)
-    out["classes"] = _classes(rows)
-    out["length"] = _lengths(rows)
-    out["truncated"] = sum(row["finish"] == "length" for row in rows) / len(rows)
-    out["failures"] = dict(
-        sorted(Counter(row["failure"]["kind"] for row in rows if row["failure"]).items())
-    )
-    sources = sorted({row["data_source"] for row in rows})
+    summary: dict[str, Any] = {"problems": len(groups), "samples": samples}
+    summary["avg"] = mean_with_interval([sum(right) / samples for right in rights], samples)
+    summary["pass"] = {}
+    for k in powers_of_two(samples):
+        values = [pass_at_k(samples, sum(right), k) for right in rights]
+        summary["pass"][str(k)] = mean_with_interval(values, samples)
+    summary["maj"] = _majorities(groups, rights, samples)
+    summary["score"] = sum(row["score"] or 0.0 for row in rows) / len(rows)
+    summary["parts"] = _parts(rows)
+    summary["classes"] = _classes(rows)
+    summary["length"] = _lengths(rows)
+    summary["truncated"] = sum(row["finish"] == "length" for row in rows) / len(rows)
+    failures = Counter(row["failure"]["kind"] for row in rows if row["failure"])
+    summary["failures"] = dict(sorted(failures.items()))
+    sources = _sources(groups)
     if len(sources) > 1:
-        out["sources"] = {
-            name: _source([group for group in groups if group[0]["data_source"] == name])
-            for name in sources
-        }
-        out["mean_of_sources"] = sum(
-            source["avg"]["value"] for source in out["sources"].values()
-        ) / len(sources)
-    return out
+        averages = [source["avg"]["value"] for source in sources.values()]
+        summary["sources"] = sources
+        summary["mean_of_sources"] = sum(averages) / len(averages)
+    return summary
 
 
-def groups_of(rows: Sequence[Row]) -> list[list[Row]]:
-    """The rows of each problem."""
+def group_by_problem(rows: Sequence[Row]) -> list[list[Row]]:
+    """Returns one list of rows per problem, in the order of first appearance."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(row["uid"], []).append(row)
@@ -108,65 +110,73 @@ def groups_of(rows: Sequence[Row]) -> list[list[Row]]:
 
 
 def mean_with_interval(values: Sequence[float], samples: int) -> dict[str, float]:
-    """value, low and high, as the summary writes a share."""
+    """Returns the mean as `value` and its interval as `low` and `high`."""
     low, high = interval(values, samples)
     return {"value": sum(values) / len(values), "low": low, "high": high}
 
 
-def _source(groups: Sequence[list[Row]]) -> dict[str, Any]:
-    samples = len(groups[0])
-    return {
-        "problems": len(groups),
-        "avg": mean_with_interval(
-            [sum(row["right"] for row in group) / samples for group in groups], samples
-        ),
-    }
+def _sources(groups: Sequence[list[Row]]) -> dict[str, Any]:
+    """Returns the number of problems and avg@k of each data source."""
+    by_source: dict[str, list[list[Row]]] = {}
+    for group in groups:
+        by_source.setdefault(group[0]["data_source"], []).append(group)
+    sources: dict[str, Any] = {}
+    for name in sorted(by_source):
+        samples = len(by_source[name][0])
+        rates = [sum(row["right"] for row in group) / samples for group in by_source[name]]
+        sources[name] = {"problems": len(rates), "avg": mean_with_interval(rates, samples)}
+    return sources
 
 
 def _majorities(
     groups: Sequence[list[Row]], rights: Sequence[list[bool]], samples: int
 ) -> dict[str, Any] | None:
-    if samples == 1 or not all(row["votes"] for group in groups for row in group):
+    """Returns maj@k per k > 1; None if the verifier's answers cannot vote."""
+    if samples == 1 or not all(row["can_vote"] for group in groups for row in group):
         return None
     votes = [[row["answer"] for row in group] for group in groups]
-    ks = [k for k in ladder(samples) if k > 1]
-    return {
-        str(k): mean_with_interval(
-            [maj_at_k(v, r, k) for v, r in zip(votes, rights, strict=True)], samples // k
-        )
-        for k in ks
-    }
+    majorities: dict[str, Any] = {}
+    for k in powers_of_two(samples)[1:]:
+        values = [maj_at_k(v, r, k) for v, r in zip(votes, rights, strict=True)]
+        majorities[str(k)] = mean_with_interval(values, samples // k)
+    return majorities
 
 
 def _parts(rows: Sequence[Row]) -> dict[str, float]:
-    names = sorted({name for row in rows for name in row["parts"]})
-    return {
-        name: statistics.fmean(row["parts"][name] for row in rows if name in row["parts"])
-        for name in names
-    }
+    """Returns the mean of each part of the score, over the rows that have it."""
+    values: dict[str, list[float]] = {}
+    for row in rows:
+        for name, value in row["parts"].items():
+            values.setdefault(name, []).append(value)
+    return {name: statistics.fmean(values[name]) for name in sorted(values)}
 
 
 def _classes(rows: Sequence[Row]) -> dict[str, int] | None:
-    """Responses by (format, answer): 11 both right, 10 the form alone, 01 the answer alone, 00 neither; None without a part `format`."""
-    judged = [row for row in rows if "format" in row["parts"]]
-    if not judged:
+    """Returns the number of responses per class; None if the verifier has no part `format`.
+
+    The first digit of a class says whether the format is right, the second the answer.
+    """
+    counts: Counter[str] = Counter()
+    for row in rows:
+        if "format" in row["parts"]:
+            has_format = row["parts"]["format"] > 0
+            has_answer = row["parts"].get("answer", row["right"]) > 0
+            counts[f"{int(has_format)}{int(has_answer)}"] += 1
+    if not counts:
         return None
-    counts = Counter(
-        f"{int(row['parts']['format'] > 0)}{int(row['parts'].get('answer', row['right']) > 0)}"
-        for row in judged
-    )
     return {name: counts[name] for name in ("11", "10", "01", "00")}
 
 
 def _lengths(rows: Sequence[Row]) -> dict[str, float | None]:
-    def mean(lengths: Sequence[int]) -> float | None:
-        return statistics.fmean(lengths) if lengths else None
-
     lengths = [row["length"] for row in rows]
     return {
-        "mean": mean(lengths),
+        "mean": _mean(lengths),
         "median": statistics.median(lengths),
         "max": max(lengths),
-        "right": mean([row["length"] for row in rows if row["right"]]),
-        "wrong": mean([row["length"] for row in rows if not row["right"]]),
+        "right": _mean([row["length"] for row in rows if row["right"]]),
+        "wrong": _mean([row["length"] for row in rows if not row["right"]]),
     }
+
+
+def _mean(values: Sequence[int]) -> float | None:
+    return statistics.fmean(values) if values else None

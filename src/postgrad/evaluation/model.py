@@ -1,4 +1,4 @@
-"""Which model is meant: a run folder, a checkpoint, a model folder, a GGUF file, a hub id, tiny or smollm2."""
+"""Finds a model: run folder, checkpoint, model folder, GGUF file, hub id, tiny or smollm2."""
 
 import hashlib
 from dataclasses import dataclass
@@ -13,13 +13,14 @@ from postgrad.errors import ConfigError
 from postgrad.model.load import resolve_path
 from postgrad.training import checkpoint
 
-SAMPLE = 1 << 16  # bytes looked at, at each of
-PLACES = 16  # so many places of a weight file
+SAMPLE_BYTES = 1 << 16
+NUM_SAMPLES = 16  # per weight file
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf")
 
 
 @dataclass(frozen=True)
 class Target:
-    """A model to evaluate. `run` is the folder of the run it comes from, `config` that run's configuration."""
+    """A model to evaluate. `run` is its run folder, `config` that run's configuration."""
 
     path: str
     label: str
@@ -28,7 +29,10 @@ class Target:
 
 
 def find_model(text: str) -> Target:
-    """The model a word names; of a run folder its newest checkpoint, of checkpoints/best or /latest the one it points at.
+    """Returns the model that a command-line argument names.
+
+    A run folder means its latest checkpoint; checkpoints/best and checkpoints/latest mean the
+    checkpoint they point to.
 
     Raises:
         ConfigError: a run folder without a checkpoint.
@@ -37,20 +41,23 @@ def find_model(text: str) -> Target:
     if path.is_file() and path.name in ("latest", "best") and path.parent.name == "checkpoints":
         path = path.parent / path.read_text().strip()
     if (path / "config.yaml").is_file() and (path / "checkpoints").is_dir():
-        found = checkpoint.latest(path)
-        if found is None:
+        latest = checkpoint.latest(path)
+        if latest is None:
             raise ConfigError(
-                f"{path} is a run without a checkpoint; train it first, or evaluate the model it starts from"
+                f"{path} is a run without a checkpoint; train it first, "
+                "or give the model it starts from"
             )
-        return _of_checkpoint(found)
+        return _checkpoint_target(latest)
     if (path / "state.json").is_file() and (path / "policy").is_dir():
-        return _of_checkpoint(path)
+        return _checkpoint_target(path)
     if path.name == "policy" and (path.parent / "state.json").is_file():
-        return _of_checkpoint(path.parent)
-    return Target(text, Path(text).stem if text.endswith(".gguf") else Path(text).name or text)
+        return _checkpoint_target(path.parent)
+    if text.endswith(".gguf"):
+        return Target(text, Path(text).stem)
+    return Target(text, Path(text).name or text)
 
 
-def _of_checkpoint(folder: Path) -> Target:
+def _checkpoint_target(folder: Path) -> Target:
     folder = folder.absolute()
     run = folder.parent.parent
     file = run / "config.yaml"
@@ -59,21 +66,21 @@ def _of_checkpoint(folder: Path) -> Target:
     try:
         config: Any = OmegaConf.to_container(OmegaConf.load(file))
     except (OmegaConfBaseException, YAMLError, OSError) as error:
-        raise ConfigError(f"{file} cannot be read: {' '.join(str(error).split())[:200]}") from error
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(f"{file} cannot be read: {reason}") from error
     return Target(f"{folder}/policy", f"{run.name}-{folder.name}", run, config)
 
 
 def weights_fingerprint(path: str, seed: int) -> str:
-    """A hash that tells weights apart: names and sizes of the files, and bytes from places all over them. "" for a hub id.
+    """Returns a hash of the model's weights; "" for a hub id.
 
-    Training changes every number of a model a little, so a sample of the bytes is enough, and costs no time.
+    It covers the names and sizes of the weight files and samples of their bytes. Training
+    changes every weight a little, so samples are enough, and they are fast to read.
     """
-    place = Path(resolve_path(path, seed))
-    files = (
-        [place]
-        if place.is_file()
-        else sorted(p for p in place.glob("*") if p.suffix in (".safetensors", ".bin", ".gguf"))
-    )
+    folder = Path(resolve_path(path, seed))
+    files = sorted(file for file in folder.glob("*") if file.suffix in WEIGHT_SUFFIXES)
+    if folder.is_file():
+        files = [folder]
     if not files:
         return ""
     digest = hashlib.blake2b(digest_size=8)
@@ -81,7 +88,7 @@ def weights_fingerprint(path: str, seed: int) -> str:
         size = file.stat().st_size
         digest.update(f"{file.name} {size} ".encode())
         with file.open("rb") as stream:
-            for i in range(PLACES):
-                stream.seek(max(0, (size - SAMPLE) * i // (PLACES - 1)))
-                digest.update(stream.read(SAMPLE))
+            for i in range(NUM_SAMPLES):
+                stream.seek(max(0, (size - SAMPLE_BYTES) * i // (NUM_SAMPLES - 1)))
+                digest.update(stream.read(SAMPLE_BYTES))
     return digest.hexdigest()

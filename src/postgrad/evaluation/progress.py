@@ -1,4 +1,4 @@
-"""What a person sees while a model answers: a bar in a terminal, a line now and then elsewhere."""
+"""Progress of an evaluation: a bar per set in a terminal, a line every few seconds elsewhere."""
 
 import sys
 import time
@@ -7,65 +7,77 @@ from typing import Any
 from postgrad.evaluation.plan import Plan
 from postgrad.training.report import duration
 
-EVERY_S = 10.0  # between two lines where there is no terminal
+INTERVAL_S = 10.0  # between two lines when stdout is not a terminal
 
 
 class Progress:
-    """Told of everything an evaluation does; this one says nothing. A context that lasts while problems are answered."""
+    """Receives the progress of an evaluation; this base class shows nothing.
+
+    Use it as a context manager around the generation.
+    """
 
     def __enter__(self) -> "Progress":
         return self
 
     def __exit__(self, *_: object) -> None: ...
 
-    def loading(self, plan: Plan) -> None: ...
+    def loading(self, plan: Plan) -> None:
+        """The model is about to be loaded."""
 
-    def begin(self, name: str, total: int, done: int) -> None: ...
+    def begin(self, name: str, total: int, done: int) -> None:
+        """A set of `total` problems begins; `done` of them have results already."""
 
-    def advance(self, name: str, done: int, right: float, rate: float) -> None: ...
+    def advance(self, name: str, done: int, accuracy: float, tokens_per_second: float) -> None:
+        """`done` problems of the set have results; `accuracy` is the fraction right so far."""
 
 
 def describe(plan: Plan) -> str:
-    """The evaluation in one line."""
+    """Returns the evaluation in one line."""
     config = plan.config
-    count = sum(len(problems) for problems in plan.sets.values())
-    how = (
-        "greedy"
-        if not config.rollout.temperature
-        else f"{config.rollout.samples} at temperature {config.rollout.temperature:g}"
-    )
     model = config.model
-    return f"{model.path}: {count} problems, {how}, {config.rollout.engine} on {model.device} {model.dtype} -> {plan.folder}"
+    num_problems = sum(len(problems) for problems in plan.sets.values())
+    sampling = "greedy"
+    if config.rollout.temperature:
+        sampling = f"{config.rollout.samples} samples at temperature {config.rollout.temperature:g}"
+    engine = f"{config.rollout.engine} on {model.device} {model.dtype}"
+    return f"{model.path}: {num_problems} problems, {sampling}, {engine} -> {plan.folder}"
 
 
-class Plain(Progress):
-    """Lines for logs and pipes."""
+class PlainProgress(Progress):
+    """Prints lines, for logs and pipes."""
 
     def __init__(self) -> None:
-        self.total, self.first, self.began, self.last = 0, 0, 0.0, 0.0
+        self.total = 0
+        self.num_before = 0
+        self.began = 0.0
+        self.last_line = 0.0
 
     def loading(self, plan: Plan) -> None:
         print(describe(plan), flush=True)
 
     def begin(self, name: str, total: int, done: int) -> None:
-        self.total, self.first, self.began = total, done, time.monotonic()
+        self.total = total
+        self.num_before = done
+        self.began = time.monotonic()
         if done:
-            print(f"{name}: {done} of {total} problems are answered already", flush=True)
+            print(f"{name}: {done} of {total} problems already done", flush=True)
 
-    def advance(self, name: str, done: int, right: float, rate: float) -> None:
+    def advance(self, name: str, done: int, accuracy: float, tokens_per_second: float) -> None:
         now = time.monotonic()
-        if done < self.total and now - self.last < EVERY_S:
+        if done < self.total and now - self.last_line < INTERVAL_S:
             return
-        self.last = now
-        left = (now - self.began) / (done - self.first) * (self.total - done)
+        self.last_line = now
+        seconds_per_problem = (now - self.began) / (done - self.num_before)
+        remaining = duration(seconds_per_problem * (self.total - done))
         print(
-            f"{name}: {done}/{self.total}  right {right:.3f}  {rate:.0f} tok/s  left {duration(left)}",
+            f"{name}: {done}/{self.total}  right {accuracy:.3f}  {tokens_per_second:.0f} tok/s  "
+            f"{remaining} left",
             flush=True,
         )
 
 
-class Bar(Progress):
-    """One bar a set."""
+class BarProgress(Progress):
+    """Shows one bar per set."""
 
     def __init__(self) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -75,12 +87,12 @@ class Bar(Progress):
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[said]}"),
+            TextColumn("{task.fields[status]}"),
             TimeRemainingColumn(),
         )
         self.tasks: dict[str, Any] = {}
 
-    def __enter__(self) -> "Bar":
+    def __enter__(self) -> "BarProgress":
         self.bars.start()
         return self
 
@@ -91,13 +103,13 @@ class Bar(Progress):
         self.bars.console.print(describe(plan), highlight=False, markup=False)
 
     def begin(self, name: str, total: int, done: int) -> None:
-        self.tasks[name] = self.bars.add_task(name, total=total, completed=done, said="")
+        self.tasks[name] = self.bars.add_task(name, total=total, completed=done, status="")
 
-    def advance(self, name: str, done: int, right: float, rate: float) -> None:
-        self.bars.update(
-            self.tasks[name], completed=done, said=f"right {right:.3f}  {rate:.0f} tok/s"
-        )
+    def advance(self, name: str, done: int, accuracy: float, tokens_per_second: float) -> None:
+        status = f"right {accuracy:.3f}  {tokens_per_second:.0f} tok/s"
+        self.bars.update(self.tasks[name], completed=done, status=status)
 
 
 def make_progress() -> Progress:
-    return Bar() if sys.stdout.isatty() else Plain()
+    """Returns bars if stdout is a terminal, otherwise lines."""
+    return BarProgress() if sys.stdout.isatty() else PlainProgress()

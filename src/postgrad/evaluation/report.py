@@ -1,192 +1,197 @@
-"""A summary for people: a table for the terminal, and report.md, which says nothing that the clock decides."""
+"""Tables for the terminal and report.md, from the summary of an evaluation.
+
+report.md contains no times, so that repeating an evaluation gives the same file.
+"""
 
 from typing import Any
 
-MANY_CUT_OFF = 0.1
+MAX_TRUNCATED = 0.1  # fraction of truncated responses above which a warning is shown
 CLASS_NAMES = {
-    "11": "form and answer right",
-    "10": "form alone",
-    "01": "answer alone",
-    "00": "neither",
+    "11": "format and answer right",
+    "10": "format right, answer wrong",
+    "01": "answer right, format wrong",
+    "00": "both wrong",
 }
 
 
 def table(summary: dict[str, Any]) -> str:
-    """Aligned columns, one set a line."""
-    return aligned(_columns(summary))
+    """Returns the summary as aligned columns, one line per set."""
+    return align(_table_rows(summary))
 
 
-def hints(summary: dict[str, Any]) -> list[str]:
-    """What a reader of the table should know before believing it."""
-    limit, way = (
-        summary["settings"]["rollout"]["max_response_tokens"],
-        summary["settings"]["data"]["overlong"],
-    )
-    told = [
-        f"{name}: {result['prompts_cut']} of {result['problems']} prompts were too long and cut (overlong={way})"
-        for name, result in summary["sets"].items()
-        if result.get("prompts_cut")
-    ]
-    return told + [
-        f"{name}: {_percent(result['truncated'])} of the responses were cut off at max_response_tokens={limit}; raise it to let them end"
-        for name, result in summary["sets"].items()
-        if result["truncated"] > MANY_CUT_OFF
-    ]
+def warnings(summary: dict[str, Any]) -> list[str]:
+    """Returns one line per problem of the evaluation that makes its numbers misleading."""
+    settings = summary["settings"]
+    limit = settings["rollout"]["max_response_tokens"]
+    overlong = settings["data"]["overlong"]
+    lines: list[str] = []
+    for name, result in summary["sets"].items():
+        if result.get("prompts_truncated"):
+            lines.append(
+                f"{name}: {result['prompts_truncated']} of {result['problems']} prompts were "
+                f"too long and truncated (overlong={overlong})"
+            )
+    for name, result in summary["sets"].items():
+        if result["truncated"] > MAX_TRUNCATED:
+            lines.append(
+                f"{name}: {percent(result['truncated'])} of the responses were truncated at "
+                f"max_response_tokens={limit}; raise it"
+            )
+    return lines
 
 
-def aligned(rows: list[list[str]]) -> str:
-    """Text columns: the first to the left, the others to the right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
-    return "\n".join(line.rstrip() for line in lines)
+def align(rows: list[list[str]]) -> str:
+    """Returns rows as text columns: the first column left-aligned, the others right-aligned."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines: list[str] = []
+    for first, *others in rows:
+        cells = [first.ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
 
 
 def markdown(summary: dict[str, Any]) -> str:
-    """report.md"""
+    """Returns the text of report.md."""
     settings = summary["settings"]
-    rollout, model = settings["rollout"], settings["model"]
-    how = (
-        "greedy"
-        if not rollout["temperature"]
-        else f"temperature {rollout['temperature']:g}, top_p {rollout['top_p']:g}"
-    )
+    rollout = settings["rollout"]
+    model = settings["model"]
+    sampling = "greedy"
+    if rollout["temperature"]:
+        sampling = f"temperature {rollout['temperature']:g}, top_p {rollout['top_p']:g}"
+    plural = "s" if rollout["samples"] > 1 else ""
     lines = [
         f"# Evaluation of {summary['model']}",
         "",
-        f"Model `{model['path']}` ({model['dtype']} on {model['device']}), engine {rollout['engine']}, {how}, "
-        f"{rollout['samples']} sample{'s' if rollout['samples'] > 1 else ''} of at most {rollout['max_response_tokens']} tokens "
-        f"for each problem, seed {settings['seed']}, verifier {settings['reward']['verifier']}.",
+        f"Model `{model['path']}` ({model['dtype']} on {model['device']}), "
+        f"engine {rollout['engine']}, {sampling}, {rollout['samples']} sample{plural} per problem "
+        f"of at most {rollout['max_response_tokens']} tokens, seed {settings['seed']}, "
+        f"verifier {settings['reward']['verifier']}.",
         "",
-        *_markdown_table(_columns(summary)),
+        *_markdown_table(_table_rows(summary)),
         "",
-        f"In brackets: {summary['interval']}. Responses that could not be judged count as wrong; in a win rate they do not count.",
+        f"In brackets: {summary['interval']}. Responses that could not be scored count as wrong; "
+        "a win rate leaves them out.",
     ]
     for name, result in summary["sets"].items():
         lines += ["", f"## {name}", "", *_details(result)]
     return "\n".join(lines) + "\n"
 
 
-def _columns(summary: dict[str, Any]) -> list[list[str]]:
+def _table_rows(summary: dict[str, Any]) -> list[list[str]]:
+    """Returns the header and one row per set."""
     results = summary["sets"]
-    ks = sorted({int(k) for result in results.values() for k in result["pass"]} - {1})
-    with_majority = [k for k in ks if any(result["maj"] for result in results.values())]
+    pass_ks = sorted({int(k) for result in results.values() for k in result["pass"]} - {1})
+    has_majority = any(result["maj"] for result in results.values())
+    maj_ks = pass_ks[-1:] if has_majority else []
     samples = max(result["samples"] for result in results.values())
-    compared = all("win" in result for result in results.values())  # an evaluation has one verifier
-    rows = [
-        [
-            "set",
-            "problems",
-            *(("win rate", "length-controlled") if compared else (f"avg@{samples}",)),
-        ]
-    ]
-    rows[0] += [
-        *(f"pass@{k}" for k in ks),
-        *(f"maj@{k}" for k in with_majority[-1:]),
-        "length",
-        "cut off",
-        "failed",
-    ]
+    is_pairwise = all("win" in result for result in results.values())
+    header = ["set", "problems"]
+    header += ["win rate", "length-controlled"] if is_pairwise else [f"avg@{samples}"]
+    header += [f"pass@{k}" for k in pass_ks]
+    header += [f"maj@{k}" for k in maj_ks]
+    header += ["length", "truncated", "failed"]
+    rows = [header]
     for name, result in results.items():
-        means = (
-            [result["win"][key] for key in ("rate", "length_controlled")]
-            if compared
-            else [result["avg"]]
-        )
-        row = [
-            name,
-            str(result["problems"]),
-            *(_bracketed(mean) if mean else "-" for mean in means),
-        ]
-        row += [_percent(result["pass"][str(k)]["value"]) for k in ks]
-        row += [
-            _percent(result["maj"][str(k)]["value"]) if result["maj"] else "-"
-            for k in with_majority[-1:]
-        ]
-        row += [
-            f"{result['length']['mean']:.0f}",
-            _percent(result["truncated"]),
-            str(sum(result["failures"].values())),
-        ]
+        row = [name, str(result["problems"])]
+        if is_pairwise:
+            row.append(_with_interval(result["win"]["rate"]))
+            row.append(_with_interval(result["win"]["length_controlled"]))
+        else:
+            row.append(_with_interval(result["avg"]))
+        row += [percent(result["pass"][str(k)]["value"]) for k in pass_ks]
+        for k in maj_ks:
+            row.append(percent(result["maj"][str(k)]["value"]) if result["maj"] else "-")
+        row.append(f"{result['length']['mean']:.0f}")
+        row.append(percent(result["truncated"]))
+        row.append(str(sum(result["failures"].values())))
         rows.append(row)
     return rows
 
 
 def _details(result: dict[str, Any]) -> list[str]:
-    passed = {k: value for k, value in result["pass"].items() if k != "1" or "win" not in result}
-    lines = [f"- pass@{k}: {_bracketed(value)}" for k, value in passed.items()]
-    lines += [f"- maj@{k}: {_bracketed(value)}" for k, value in (result["maj"] or {}).items()]
+    """Returns the list items of one set in report.md."""
+    lines: list[str] = []
+    for k, value in result["pass"].items():
+        if k != "1" or "win" not in result:
+            lines.append(f"- pass@{k}: {_with_interval(value)}")
+    for k, value in (result["maj"] or {}).items():
+        lines.append(f"- maj@{k}: {_with_interval(value)}")
     if result["classes"]:
         total = sum(result["classes"].values())
-        lines += [
-            f"- {CLASS_NAMES[name]} ({name}): {n} of {total}, {_percent(n / total)}"
-            for name, n in result["classes"].items()
-        ]
-    lines += _win_details(result["win"], result["parts"]) if "win" in result else []
-    length = result["length"]
-    shown = {"all": length["mean"], "right": length["right"], "wrong": length["wrong"]}
-    means = ", ".join(f"{name} {value:.1f}" for name, value in shown.items() if value is not None)
-    spread = f"median {length['median']:g}, longest {length['max']}"
-    lines.append(
-        f"- tokens of a response: {means}; {spread}; cut off {_percent(result['truncated'])}"
-    )
+        for name, count in result["classes"].items():
+            share = percent(count / total)
+            lines.append(f"- {CLASS_NAMES[name]} ({name}): {count} of {total}, {share}")
+    if "win" in result:
+        lines += _win_details(result["win"], result["parts"])
+    lines.append(_length_details(result))
     if result["failures"]:
-        lines.append(
-            "- could not be judged: "
-            + ", ".join(f"{n} {kind}" for kind, n in result["failures"].items())
-        )
+        counts = ", ".join(f"{count} {kind}" for kind, count in result["failures"].items())
+        lines.append(f"- could not be scored: {counts}")
     if result.get("dropped"):
-        lines.append(f"- left out because their prompts are too long: {result['dropped']} problems")
-    if result.get("prompts_cut"):
+        lines.append(f"- dropped because the prompt is too long: {result['dropped']} problems")
+    if result.get("prompts_truncated"):
         lines.append(
-            f"- answered with prompts that were cut, because they are too long: {result['prompts_cut']} problems"
+            "- answered with a truncated prompt because it is too long: "
+            f"{result['prompts_truncated']} problems"
         )
     for name, source in result.get("sources", {}).items():
-        lines.append(f"- of {name}: {_bracketed(source['avg'])} ({source['problems']} problems)")
+        avg = _with_interval(source["avg"])
+        lines.append(f"- source {name}: {avg} ({source['problems']} problems)")
     if "mean_of_sources" in result:
-        lines.append(f"- mean of the sources, unweighted: {_percent(result['mean_of_sources'])}")
+        lines.append(f"- unweighted mean of the sources: {percent(result['mean_of_sources'])}")
     return lines
 
 
+def _length_details(result: dict[str, Any]) -> str:
+    length = result["length"]
+    means = {"all": length["mean"], "right": length["right"], "wrong": length["wrong"]}
+    shown = [f"{name} {value:.1f}" for name, value in means.items() if value is not None]
+    return (
+        f"- tokens per response: {', '.join(shown)}; median {length['median']:g}, "
+        f"maximum {length['max']}; truncated {percent(result['truncated'])}"
+    )
+
+
 def _win_details(win: dict[str, Any], parts: dict[str, float]) -> list[str]:
-    """Against the reference's answers. The official tool writes a preference of 1 where the reference is better, 2 where ours is."""
     lines = [
-        f"- against the reference: {win['won']} won, {win['tied']} tied, {win['lost']} lost, {win['failed']} without a verdict"
+        f"- against the reference: {win['won']} won, {win['tied']} tied, {win['lost']} lost, "
+        f"{win['failed']} without a verdict"
     ]
     if win["rate"]:
         lines.append(
-            f"- win rate: {_bracketed(win['rate'])} over {win['problems']} problems; a tie is half a win"
+            f"- win rate: {_with_interval(win['rate'])} over {win['problems']} problems; "
+            "a tie is half a win"
         )
-        controlled = (
-            _bracketed(win["length_controlled"])
-            if win["length_controlled"]
-            else "cannot be told from these lengths"
-        )
+        if win["length_controlled"]:
+            controlled = _with_interval(win["length_controlled"])
+        else:
+            controlled = "undetermined, all length differences are equal"
         lines.append(f"- length-controlled win rate: {controlled}")
-        own, reference = win["characters"]["own"], win["characters"]["reference"]
-        lines.append(f"- characters of an answer: {own:.0f}, of the reference's {reference:.0f}")
+        own = win["characters"]["own"]
+        reference = win["characters"]["reference"]
+        lines.append(f"- characters per answer: {own:.0f}, of the reference {reference:.0f}")
     if "chose_first" in parts:
         lines.append(
-            f"- the judge preferred the answer that it saw first in {_percent(parts['chose_first'])} of its verdicts"
+            "- the judge preferred the answer it was shown first in "
+            f"{percent(parts['chose_first'])} of its verdicts"
         )
     return lines
 
 
 def _markdown_table(rows: list[list[str]]) -> list[str]:
-    head, *body = rows
-    return [
-        "| " + " | ".join(row) + " |" for row in (head, ["---", *["---:"] * (len(head) - 1)], *body)
-    ]
+    header, *body = rows
+    alignment = ["---", *["---:"] * (len(header) - 1)]
+    return ["| " + " | ".join(row) + " |" for row in (header, alignment, *body)]
 
 
-def _percent(value: float) -> str:
+def percent(value: float) -> str:
+    """Returns a fraction as a percentage with one decimal."""
     return f"{100 * value:.1f}%"
 
 
-def _bracketed(value: dict[str, float]) -> str:
-    return f"{_percent(value['value'])} [{100 * value['low']:.1f}, {100 * value['high']:.1f}]"
+def _with_interval(mean: dict[str, float] | None) -> str:
+    """Returns a mean with its interval in brackets; "-" if there is none."""
+    if not mean:
+        return "-"
+    return f"{percent(mean['value'])} [{100 * mean['low']:.1f}, {100 * mean['high']:.1f}]"

@@ -63,16 +63,16 @@ def evaluate(plan: Plan, progress: Progress) -> dict[str, Any]:
     config, folder = plan.config, plan.folder
     stored = files.stored_settings(folder)
     if stored is not None:
-        files.take_over(stored, config)
+        files.restore_auto_settings(stored, config)
     settle(plan)
     if stored is not None:
-        files.check_same(folder, stored, plan.identity)
+        files.check_same_settings(folder, stored, plan.identity)
     with ExitStack() as stack:
         scorer = stack.enter_context(plan.scorer)
         if (
             stored is not None
         ):  # held before it is looked at; a new folder is made only once the model is loaded
-            stack.enter_context(files.opened(folder, plan.identity))
+            stack.enter_context(files.locked_folder(folder, plan.identity))
         samples, batch = config.rollout.samples, config.rollout.batch
         done = {
             name: files.resume(folder / f"{name}.jsonl", problems, samples, batch)
@@ -94,7 +94,7 @@ def evaluate(plan: Plan, progress: Progress) -> dict[str, Any]:
                     judge_config.concurrency,
                 )
             if stored is None:
-                stack.enter_context(files.opened(folder, plan.identity))
+                stack.enter_context(files.locked_folder(folder, plan.identity))
             connect_scorer(config, scorer, models, folder)
             stack.enter_context(progress)
             for name in plan.sets:
@@ -173,7 +173,7 @@ def _row(plan: Plan, answer: Answer) -> dict[str, Any]:
         if isinstance(verdict, Failure)
         else None,
         "answer": vote(verifier, answer.text, problem),
-        "votes": can_vote(verifier),
+        "can_vote": can_vote(verifier),
         "finish": answer.finish,
         "length": len(answer.tokens),
         "seed": answer.seed,
@@ -193,7 +193,7 @@ def _result(plan: Plan, name: str) -> dict[str, Any]:
         [row for _, row in files.read_rows(plan.folder / f"{name}.jsonl")],
         plan.sets[name],
     )
-    result = summarize(rows) | {"dropped": plan.dropped[name], "prompts_cut": plan.cut[name]}
+    result = summarize(rows) | {"dropped": plan.dropped[name], "prompts_truncated": plan.cut[name]}
     if not plan.pairwise and not is_alpaca(problems):
         return result
     answers = [

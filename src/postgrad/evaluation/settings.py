@@ -1,4 +1,4 @@
-"""The settings of `postgrad eval`: training's own keys, where an evaluation has use for them, and a few more."""
+"""Settings of `postgrad eval`: the keys of training that an evaluation uses, and a few more."""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -22,60 +22,62 @@ from postgrad.errors import ConfigError
 class EvalModel(ModelConfig):
     dtype: str = setting(
         "auto",
-        "compute type; auto: float32 on a CPU, else bfloat16",
+        "compute dtype; auto: float32 on a CPU, otherwise bfloat16",
         choices=("auto", "float32", "bfloat16"),
     )
-    threads: int = setting(0, "CPU threads of torch; 0: torch's own choice", at_least=0)
+    threads: int = setting(0, "CPU threads of torch; 0: torch's default", at_least=0)
 
 
 @dataclass
 class EvalData:
     sets: str = setting(
-        MISSING, "problem files with commas between, each a set of its own; NAME=FILE names one"
+        MISSING, "problem files separated by commas; each is one set; NAME=FILE names a set"
     )
-    limit: int = setting(0, "first problems of each set; 0: all", at_least=0)
+    limit: int = setting(0, "use only the first problems of each set; 0: all", at_least=0)
     template: str = setting(
         "auto", "how messages become a prompt", choices=("auto", "chat", "plain")
     )
     template_options: dict[str, Any] = setting(
-        {}, "values the chat template reads, e.g. data.template_options.enable_thinking=false"
+        {}, "variables of the chat template, e.g. data.template_options.enable_thinking=false"
     )
     prompt_style: str = setting(
-        "own", "what stands around the question, as in training; docs/data.md has the table"
+        "own", "text around the question, as in training; docs/data.md has the list"
     )
     max_prompt_tokens: int | None = setting(
-        None, "longest prompt; null: what the model's context has room for", at_least=1
+        None, "maximum prompt length; null: the model's context minus the response", at_least=1
     )
     overlong: str = setting(
         "error",
-        "longer prompts: refuse, drop, or cut left, right or in the middle, as in training",
+        "prompts that are too long: refuse, drop, or truncate left, right or in the middle",
         choices=OVERLONG,
     )
 
 
 @dataclass
 class EvalRollout(RolloutConfig):
-    samples: int = setting(1, "responses to each problem", at_least=1)
+    samples: int = setting(1, "responses per problem", at_least=1)
     temperature: float | None = setting(  # type: ignore[assignment]
         None, "0 is greedy; null: 0 for one sample, 1 for more", at_least=0.0
     )
     batch: int = setting(
-        0, "problems handed to the engine at once; 0: 32 responses' worth on a CPU, 1024 elsewhere; a killed evaluation repeats one batch",
+        0,
+        "problems per call of the engine; 0: enough for 32 responses on a CPU, 1024 elsewhere; "
+        "an evaluation that continues after a kill repeats at most one batch",
         at_least=0,
-    )  # fmt: skip
+    )
 
 
 @dataclass
 class EvalReward(RewardConfig):
-    pass_score: float = setting(1.0, "a response counts as right from this score on")
+    pass_score: float = setting(1.0, "minimum score of a response that counts as right")
 
 
 @dataclass
 class EvalConfig:
-    """One evaluation: a model, its sets, how it answers and how it is judged."""
+    """The settings of one evaluation."""
 
-    out: str = setting("", "folder of the results; empty: a name from the model and the settings")
-    seed: int = setting(0, "everything random follows from it", at_least=0)
+    out: str = setting("", "output folder; empty: a name from the model and the settings")
+    seed: int = setting(0, "random seed", at_least=0)
     model: EvalModel = field(default_factory=EvalModel)
     data: EvalData = field(default_factory=EvalData)
     rollout: EvalRollout = field(default_factory=EvalRollout)
@@ -86,9 +88,9 @@ class EvalConfig:
 SECTIONS = {
     f.name: f.type for f in dataclasses.fields(EvalConfig) if dataclasses.is_dataclass(f.type)
 }
-SHORT = {"n": "rollout.samples", "data": "data.sets", "workers": "reward.workers"}
-# What a run's own configuration says about these holds for its evaluation, unless a word says otherwise.
-FROM_RUN = (
+SHORT_KEYS = {"n": "rollout.samples", "data": "data.sets", "workers": "reward.workers"}
+# Defaults for the model of a run: these keys are read from the run's configuration.
+DEFAULTS_FROM_RUN = (
     "data.template",
     "data.template_options",
     "data.prompt_style",
@@ -103,49 +105,79 @@ FROM_RUN = (
 )
 
 
-def read_settings(path: str, overrides: list[str], run: dict[str, Any] | None = None) -> EvalConfig:
-    """The checked settings of `postgrad eval MODEL key=value ...`; `path` is the model's, `run` the configuration it was trained with."""
-    base: dict[str, Any] = {}
-    for key in FROM_RUN if run else ():
-        section, leaf = key.split(".")
-        if run is not None and leaf in run.get(section, {}):
-            base.setdefault(section, {})[leaf] = run[section][leaf]
-    base.setdefault("model", {})["path"] = path
-    plain: list[str] = []
-    for word in overrides:
-        key, equals, value = word.partition("=")
-        full = full_key(key)
-        if full in ("data.sets", "out") and equals:  # paths are taken as they are, commas and all
-            section, _, leaf = full.rpartition(".")
-            (base.setdefault(section, {}) if section else base)[leaf] = value
-        elif full == "greedy" and value.lower() == "true":
-            plain.append("rollout.temperature=0")
-        elif full == "model.path":
-            raise ConfigError(f"{word}: the model is the first word: postgrad eval MODEL data=FILE")
+def read_settings(
+    model_path: str, overrides: list[str], run_config: dict[str, Any] | None = None
+) -> EvalConfig:
+    """Returns the checked settings of `postgrad eval MODEL key=value ...`.
+
+    `run_config` is the configuration the model was trained with, or None. It sets the defaults
+    of prompts, tools and verifier; `overrides` (key=value) take precedence.
+
+    Raises: ConfigError for an unknown key, a bad value or no data.
+    """
+    base = _run_defaults(run_config or {})
+    base.setdefault("model", {})["path"] = model_path
+    remaining: list[str] = []
+    keys: list[str] = []
+    for override in overrides:
+        short_key, equals, value = override.partition("=")
+        key = full_key(short_key)
+        keys.append(key)
+        if key == "data.sets" and equals:  # paths are not parsed: they may contain commas
+            base.setdefault("data", {})["sets"] = value
+        elif key == "out" and equals:
+            base["out"] = value
+        elif key == "greedy" and value.lower() == "true":
+            remaining.append("rollout.temperature=0")
+        elif key == "model.path":
+            raise ConfigError(
+                f"{override}: the model is the first argument: postgrad eval MODEL data=FILE"
+            )
         else:
-            plain.append(f"{full}{equals}{value}")
-    if "data.sets" not in [full_key(word.partition("=")[0]) for word in overrides]:
+            remaining.append(f"{key}{equals}{value}")
+    if "data.sets" not in keys:
         raise ConfigError(
-            "which problems? postgrad eval MODEL data=FILE; several with commas between, or arithmetic:LEVEL"
+            "no data; type postgrad eval MODEL data=FILE, with several files separated by commas, "
+            "or data=arithmetic:LEVEL"
         )
-    config: EvalConfig = read_words(EvalConfig, plain, base)
-    if config.rollout.temperature is None:
-        config.rollout.temperature = 0.0 if config.rollout.samples == 1 else 1.0
-    if config.rollout.temperature == 0.0 and config.rollout.samples > 1:
-        raise ConfigError(
-            f"n={config.rollout.samples} with temperature=0 would give each answer {config.rollout.samples} times; "
-            "use n=1, or a temperature above 0"
-        )
+    config: EvalConfig = read_words(EvalConfig, remaining, base)
+    _set_temperature(config.rollout)
     return config
 
 
+def _run_defaults(run_config: dict[str, Any]) -> dict[str, Any]:
+    """Returns the settings of the run that also hold for its evaluation, by section."""
+    defaults: dict[str, Any] = {}
+    for key in DEFAULTS_FROM_RUN:
+        section, leaf = key.split(".")
+        if leaf in run_config.get(section, {}):
+            defaults.setdefault(section, {})[leaf] = run_config[section][leaf]
+    return defaults
+
+
+def _set_temperature(rollout: EvalRollout) -> None:
+    """Replaces a temperature of null; refuses several samples at temperature 0."""
+    if rollout.temperature is None:
+        rollout.temperature = 0.0 if rollout.samples == 1 else 1.0
+    if rollout.temperature == 0.0 and rollout.samples > 1:
+        raise ConfigError(
+            f"n={rollout.samples} with temperature=0 would give {rollout.samples} equal responses; "
+            "use n=1, or a temperature above 0"
+        )
+
+
 def full_key(key: str) -> str:
-    """A key with its section: temperature is rollout.temperature, n is rollout.samples. Others are returned as they are."""
-    if key in SHORT:
-        return SHORT[key]
-    if "." in key or key in {f.name for f in dataclasses.fields(EvalConfig)}:
+    """Returns a key with its section: rollout.temperature for temperature, rollout.samples for n.
+
+    Unknown and ambiguous keys are returned unchanged.
+    """
+    if key in SHORT_KEYS:
+        return SHORT_KEYS[key]
+    if "." in key or key in _field_names(EvalConfig):
         return key
-    owners = [
-        name for name, kind in SECTIONS.items() if key in {f.name for f in dataclasses.fields(kind)}
-    ]  # type: ignore[arg-type]
-    return f"{owners[0]}.{key}" if len(owners) == 1 else key
+    sections = [name for name, section in SECTIONS.items() if key in _field_names(section)]
+    return f"{sections[0]}.{key}" if len(sections) == 1 else key
+
+
+def _field_names(section: Any) -> set[str]:
+    return {leaf.name for leaf in dataclasses.fields(section)}

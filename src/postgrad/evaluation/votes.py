@@ -1,4 +1,4 @@
-"""The answer a response votes for in a majority: found as its verifier finds it, in one spelling."""
+"""The answer that a response votes for in maj@k, extracted as its verifier does and normalized."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ from postgrad.verifiers.answers import (
 )
 from postgrad.verifiers.equality import MAX_ANSWER, normalize, number, split_unit
 
-Find = Callable[[str, Problem], str | None]
+Extractor = Callable[[str, Problem], str | None]
 
 
 def _after_thinking(response: str, problem: Problem) -> str | None:
@@ -22,8 +22,8 @@ def _after_thinking(response: str, problem: Problem) -> str | None:
     return final_answer(after[0]) if after else None
 
 
-# Verifiers of other names judge what only they can find, so their sets have no majority.
-FINDERS: dict[str, Find] = {
+# The answers of other verifiers cannot be extracted here, so their sets have no maj@k.
+EXTRACTORS: dict[str, Extractor] = {
     "exact": lambda response, problem: response.strip() or None,
     "numeric": lambda response, problem: last_number(response),
     "boxed": lambda response, problem: boxed_answer(response),
@@ -41,16 +41,23 @@ FINDERS: dict[str, Find] = {
 
 
 def vote(verifier: str, response: str, problem: Problem) -> str | None:
-    """The answer in one spelling: 1,234.0 and 1234 are one vote, so are \\dfrac12 and 1/2. None: no answer, no vote."""
-    find = FINDERS.get(verifier)
-    found = find(response, problem) if find else None
-    if not found or verifier == "exact" or len(found) > MAX_ANSWER:
-        return found or None
-    bare = split_unit(found)[0]
-    value = number(bare)
-    return str(value) if value is not None else normalize(bare) or found
+    """Returns the normalized answer of a response, or None if it has none.
+
+    Equal answers become equal strings: 1,234.0 and 1234, or \\dfrac12 and 1/2.
+    """
+    extract = EXTRACTORS.get(verifier)
+    answer = extract(response, problem) if extract else None
+    if not answer:
+        return None
+    if verifier == "exact" or len(answer) > MAX_ANSWER:
+        return answer
+    without_unit = split_unit(answer)[0]
+    value = number(without_unit)
+    if value is not None:
+        return str(value)
+    return normalize(without_unit) or answer
 
 
 def can_vote(verifier: str) -> bool:
-    """Whether the answers of this verifier's responses can be told apart."""
-    return verifier in FINDERS
+    """Returns whether the answers of this verifier's responses can be extracted."""
+    return verifier in EXTRACTORS

@@ -1,4 +1,7 @@
-"""Two answers to each instruction, ours and a reference's: how often ours is preferred, also with the length of the answers held equal."""
+"""Win rates: how often a judge prefers the model's answer to a reference answer.
+
+The length-controlled win rate estimates the rate for answers as long as the reference's.
+"""
 
 import math
 import statistics
@@ -7,97 +10,109 @@ from typing import Any
 
 import numpy as np
 
-from postgrad.evaluation.metrics import Row, Z, groups_of, mean_with_interval
+from postgrad.evaluation.metrics import Row, Z, group_by_problem, mean_with_interval
 
-RIDGE = 0.1  # weight of the squared coefficients; without it a judge that follows length alone would have no finite fit
-MOST_STEPS, LONGEST_STEP, CLOSE = 200, 2.0, 1e-10
+# Without a ridge penalty, a judge that prefers by length alone would have no finite fit.
+RIDGE = 0.1
+MAX_STEPS = 200
+MAX_STEP_SIZE = 2.0
+CONVERGED = 1e-10
 
 
 def win_rates(rows: Sequence[Row]) -> dict[str, Any]:
-    """What lines of a result file say that a judge of two answers has scored.
+    """Returns the win rates of rows that a pairwise judge has scored.
 
-    A tie is half a win. A response without a verdict is neither won nor lost: it is counted in `failed` and left out of all else. A problem
-    counts once, with the mean of its samples. Lengths are in characters.
+    A tie is half a win. A response without a verdict is counted in `failed` and nowhere else.
+    A problem's value is the mean of its samples. Lengths are in characters.
     """
     judged = [row for row in rows if not row["failure"]]
-    out: dict[str, Any] = {
+    wins = [row["parts"]["win"] for row in judged]
+    result: dict[str, Any] = {
         "failed": len(rows) - len(judged),
         "rate": None,
         "length_controlled": None,
         "problems": 0,
-    }
-    wins = [row["parts"]["win"] for row in judged]
-    out |= {
-        "won": sum(w > 0.5 for w in wins),
+        "won": sum(win > 0.5 for win in wins),
         "tied": wins.count(0.5),
-        "lost": sum(w < 0.5 for w in wins),
+        "lost": sum(win < 0.5 for win in wins),
     }
     if not judged:
-        return out
-    groups = groups_of(judged)
-    out["problems"] = len(groups)
-    shares = [statistics.fmean(row["parts"]["win"] for row in group) for group in groups]
-    out["rate"] = mean_with_interval(shares, max(map(len, groups)))
-    out["length_controlled"] = length_controlled(
-        shares,
-        [
-            statistics.fmean(len(row["response"]) - len(row["ground_truth"]) for row in group)
-            for group in groups
-        ],
-    )
-    out["characters"] = {
+        return result
+    groups = group_by_problem(judged)
+    rates: list[float] = []
+    length_differences: list[float] = []
+    for group in groups:
+        rates.append(statistics.fmean(row["parts"]["win"] for row in group))
+        differences = [len(row["response"]) - len(row["ground_truth"]) for row in group]
+        length_differences.append(statistics.fmean(differences))
+    result["problems"] = len(groups)
+    result["rate"] = mean_with_interval(rates, max(map(len, groups)))
+    result["length_controlled"] = length_controlled(rates, length_differences)
+    result["characters"] = {
         "own": statistics.fmean(len(row["response"]) for row in judged),
         "reference": statistics.fmean(len(row["ground_truth"]) for row in judged),
     }
-    return out
+    return result
 
 
 def length_controlled(
-    shares: Sequence[float], differences: Sequence[float]
+    rates: Sequence[float], length_differences: Sequence[float]
 ) -> dict[str, float] | None:
-    """The win rate that answers as long as the reference's would have, with its 95 % interval; None where the data cannot tell.
+    """Returns the win rate at equal lengths with its 95% interval, or None if it is undetermined.
 
-    A logistic regression of the preference on a constant and on tanh(difference / its standard deviation), read off at difference zero:
-    the logistic of the constant. AlpacaEval 2's own figure has these two terms, also with lengths in characters. Its third one, how hard
-    each instruction is, was estimated from the many models of its leaderboard and cannot be had from one comparison. It also adds
-    comparisons with answers that were made longer and shorter on purpose, and chooses an L1 penalty by cross-validation where this has a
-    weak ridge. So the two are not the same number: for a place on the leaderboard give the answers to their tool.
+    A logistic regression predicts the preference from a constant and from
+    tanh(length difference / its standard deviation). At difference zero the prediction is the
+    logistic of the constant.
+
+    This is not the number of the AlpacaEval 2 leaderboard. AlpacaEval has the same two terms,
+    also with lengths in characters, and a third one: the difficulty of each instruction, which
+    it estimates from all models of its leaderboard. It also adds comparisons with answers made
+    longer and shorter on purpose, and chooses an L1 penalty by cross-validation where this
+    function has a weak ridge. For the leaderboard, give the answers to AlpacaEval.
 
     Args:
-        shares: (problems,) 1 where ours was preferred, 0 where the reference was, 0.5 for a tie.
-        differences: (problems,) length of ours minus length of the reference's.
+        rates: (problems,) 1 if the model's answer was preferred, 0 if not, 0.5 for a tie.
+        length_differences: (problems,) length of the answer minus length of the reference.
 
     Returns:
-        value, low and high. None with one problem, or where all answers are longer or shorter by the same amount.
+        value, low and high. None for a single problem, or if all differences are equal and
+        not zero.
     """
-    gaps, wanted = np.asarray(differences, dtype=float), np.asarray(shares, dtype=float)
-    if len(gaps) < 2 or (gaps[0] != 0 and np.all(gaps == gaps[0])):
+    differences = np.asarray(length_differences, dtype=float)
+    targets = np.asarray(rates, dtype=float)
+    if len(differences) < 2:
         return None
-    features = np.stack(
-        [np.ones_like(gaps), np.tanh(gaps / (gaps.std(ddof=1) or 1.0))], axis=1
-    )  # (problems, 2)
-    (constant, _), covariance = _logistic_fit(features, wanted)
+    if differences[0] != 0 and np.all(differences == differences[0]):
+        return None
+    scale = differences.std(ddof=1) or 1.0
+    features = np.stack([np.ones_like(differences), np.tanh(differences / scale)], axis=1)
+    (constant, _), covariance = _fit_logistic(features, targets)  # features: (problems, 2)
     margin = Z * math.sqrt(covariance[0, 0])
-    value, low, high = (
-        float(_logistic(np.asarray(at))) for at in (constant, constant - margin, constant + margin)
-    )
-    return {"value": value, "low": low, "high": high}
+    return {
+        "value": float(_logistic(constant)),
+        "low": float(_logistic(constant - margin)),
+        "high": float(_logistic(constant + margin)),
+    }
 
 
-def _logistic_fit(features: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(coefficients, their covariance) of a logistic regression with a ridge, by Newton's method with bounded steps."""
+def _fit_logistic(features: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns coefficients and covariance of a logistic regression with a ridge penalty.
+
+    Newton's method with bounded steps.
+    """
     weights = np.zeros(features.shape[1])
+    penalty = RIDGE * np.eye(len(weights))
     inverse = np.eye(len(weights))
-    for _ in range(MOST_STEPS):
+    for _ in range(MAX_STEPS):
         predicted = _logistic(features @ weights)
-        slope = features.T @ (wanted - predicted) - RIDGE * weights
-        curvature = (
-            features * (predicted * (1 - predicted))[:, None]
-        ).T @ features + RIDGE * np.eye(len(weights))
-        inverse = np.linalg.inv(curvature)
-        step = inverse @ slope
-        weights = weights + step * min(1.0, LONGEST_STEP / max(np.abs(step).max(), CLOSE))
-        if np.abs(step).max() < CLOSE:
+        variance = predicted * (1 - predicted)
+        gradient = features.T @ (targets - predicted) - RIDGE * weights
+        hessian = (features * variance[:, None]).T @ features + penalty
+        inverse = np.linalg.inv(hessian)
+        step = inverse @ gradient
+        size = np.abs(step).max()
+        weights = weights + step * min(1.0, MAX_STEP_SIZE / max(size, CONVERGED))
+        if size < CONVERGED:
             break
     return weights, inverse
 
