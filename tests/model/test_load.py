@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from world import config_of, random_batch, stock_model, stock_row
+from world import config_of, random_batch, stock_model
 
 from postgrad.cluster.host import build_host
 from postgrad.config.schema import ModelConfig
-from postgrad.errors import ConfigError, RunError
+from postgrad.errors import ConfigError
 from postgrad.model.load import (
     hub_is_reachable,
     load,
@@ -20,7 +20,6 @@ from postgrad.model.load import (
     resolve_path,
     stop_ids,
 )
-from postgrad.types import Batch, Trajectory
 
 CPU = torch.device("cpu")
 
@@ -212,78 +211,3 @@ def test_a_saved_checkpoint_is_a_stock_folder_with_equal_logits(folder, request,
             stock_model(source, torch.float32)(input_ids=ids).logits, mine, atol=1e-3
         ), "the update must show"
     assert AutoTokenizer.from_pretrained(tmp_path / "policy").decode([3, 10, 4]) == "3+4"
-
-
-def build_odd(kind: str, folder):
-    """Tiny models with something our head or our attention does not do."""
-    import transformers as t
-
-    from postgrad.model.tiny import tiny_tokenizer
-
-    shape = {
-        "vocab_size": 18,
-        "hidden_size": 32,
-        "intermediate_size": 32,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-    }
-    shape |= {
-        "num_key_value_heads": 2,
-        "eos_token_id": 17,
-        "pad_token_id": 16,
-        "bos_token_id": None,
-    }
-    torch.manual_seed(0)
-    makers = {
-        "softcap": lambda: t.Gemma2ForCausalLM(
-            t.Gemma2Config(
-                **shape, head_dim=16, final_logit_softcapping=2.0, attn_logit_softcapping=None
-            )
-        ),
-        "scale": lambda: t.GraniteForCausalLM(t.GraniteConfig(**shape, logits_scaling=8.0)),
-        "capped scores": lambda: t.Gemma2ForCausalLM(
-            t.Gemma2Config(**shape, head_dim=16, final_logit_softcapping=None)
-        ),
-        "sinks": lambda: t.GptOssForCausalLM(
-            t.GptOssConfig(**shape, head_dim=16, num_local_experts=2, num_experts_per_tok=1)
-        ),
-        "window": lambda: t.MistralForCausalLM(t.MistralConfig(**shape, sliding_window=8)),
-    }
-    model = makers[kind]()
-    with torch.no_grad():
-        for p in model.parameters():
-            p.mul_(8 if p.dim() == 2 else 1)
-    model.save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
-
-
-@pytest.mark.parametrize("kind", ["softcap", "scale"])
-def test_a_model_that_changes_its_logits_after_the_head_is_refused(kind, tmp_path):
-    build_odd(kind, tmp_path)
-    with pytest.raises(ConfigError, match="changes its logits after the head"):
-        load(settings(tmp_path), CPU)
-
-
-@pytest.mark.parametrize("kind", ["capped scores", "sinks"])
-def test_a_model_whose_attention_does_more_than_ours_is_refused(kind, tmp_path):
-    build_odd(kind, tmp_path)
-    with pytest.raises(ConfigError, match="not supported"):
-        load(settings(tmp_path), CPU)
-
-
-def test_a_sliding_window_is_fine_until_a_row_is_longer_than_it(tmp_path):
-    build_odd("window", tmp_path)
-    policy = build_host(config_of("grpo", tmp_path)).policy
-    short, long = (
-        Trajectory("a", [1, 2, 3], [4, 5, 6, 7]),
-        Trajectory("a", [1, 2, 3], list(range(9))),
-    )
-    ours = policy.logprobs(Batch.of([short]))["logprobs"]
-    torch.testing.assert_close(
-        ours.double(),
-        stock_row(stock_model(tmp_path), short.prompt, short.response)[0],
-        rtol=1e-4,
-        atol=1e-4,
-    )
-    with pytest.raises(RunError, match="sliding window of 8"):
-        policy.logprobs(Batch.of([long]))

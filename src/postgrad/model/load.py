@@ -19,6 +19,7 @@ from postgrad.config.schema import ModelConfig
 from postgrad.errors import ConfigError, did_you_mean
 from postgrad.files import create_folder_once
 from postgrad.model.device import DTYPES, supports_triton
+from postgrad.model.gate import Gate
 from postgrad.model.loaded import Loaded
 from postgrad.model.lora import base_model_config, is_adapter, merge_adapter
 from postgrad.model.passes.attention import register_attention
@@ -57,7 +58,6 @@ def load(config: ModelConfig, device: torch.device, seed: int = 0) -> Loaded:
         base,
         seed,
         dtype=DTYPES[config.dtype],
-        attn_implementation=register_attention(),
     )
     for folder in reversed(adapters):
         model = merge_adapter(model, folder)
@@ -117,34 +117,27 @@ def stop_ids(loaded: Loaded) -> list[int]:
 def _prepare_for_training(model: nn.Module, config: ModelConfig, device: torch.device) -> None:
     model.to(device)
     model.train()
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0  # trainer and engine must compute the same policy
+    disable_dropout(model)
+    register_attention()
+    gate = Gate(model, cache_folder())
+    gate.measure()
     if config.activation_checkpointing:
         model.gradient_checkpointing_enable()  # type: ignore[operator]
     if supports_triton(device):
         from postgrad.model.passes.kernels.install import install_kernels
 
         install_kernels(model)
-    _check_head(model, device)
+    gate.decide()
 
 
-@torch.no_grad()
-def _check_head(model: Any, device: torch.device) -> None:
-    """Check that hidden @ head.T gives the model's own logits.
-
-    Raises: ConfigError for models that cap, scale or bias their logits.
-    """
-    ids = torch.arange(1, 5, device=device)[None]
-    expected = model(input_ids=ids, use_cache=False).logits.float()
-    hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-    actual = (hidden @ model.get_output_embeddings().weight.T).float()
-    difference = (actual - expected).abs().max().item()
-    if not difference <= 1e-3 * max(1.0, expected.abs().max().item()):
-        raise ConfigError(
-            f"model.path: {type(model).__name__} changes its logits after the head (they differ "
-            f"by {difference:.3g}), which is not supported; choose another model"
-        )
+def disable_dropout(model: nn.Module) -> None:
+    """Set every dropout rate to 0: trainer and engine must compute the same policy."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name, value in vars(module).items():
+            if "dropout" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
 
 
 # ---- saving

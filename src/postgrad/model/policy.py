@@ -29,6 +29,7 @@ from postgrad.model.optimizer import Optimizer, learning_rate
 from postgrad.model.passes.captured import GraphCache, compute_hidden_states
 from postgrad.model.passes.head import TokenOutputs, token_outputs
 from postgrad.model.passes.layout import MicroBatch, make_micro_batches
+from postgrad.model.passes.support import support_of
 from postgrad.model.views import FULL, View, unused_parameters
 from postgrad.types import Batch
 
@@ -248,6 +249,7 @@ class FrozenPolicy:
             self.model.get_output_embeddings().weight,
             targets,
             self.config.rollout.temperature,
+            transform=support_of(self.model).transform,
         )
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from postgrad.errors import ConfigError
 from postgrad.model.passes.packing import Packing
 from postgrad.model.passes.row_attention import PaddedSegments
+from postgrad.model.passes.support import has_window
 
 REQUIRED_CHILDREN = ("embed_tokens", "layers", "norm", "rotary_emb")
 
@@ -41,25 +42,30 @@ def hidden_states(
     mask: Tensor | None,
     view: View,
     packing: Packing | PaddedSegments | None = None,
+    stock: bool = False,
 ) -> Tensor:
     """Return the (batch, length, width) states of the viewed policy that the head reads.
 
     `mask` is a boolean (batch, 1, length, length) attention mask, or None for causal order. For
-    one row of packed tokens a `packing` replaces the mask.
+    one row of packed tokens a `packing` replaces the mask. `stock` runs the model's own forward
+    pass with its own masks; each row then holds one trajectory, padded on the right.
     """
+    decoder: Any = model.base_model
+    if stock and view.num_blocks is None:
+        return decoder(input_ids=ids, use_cache=False).last_hidden_state
     if packing is not None:
         mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device)
     elif mask is None:
         mask = _causal_mask(ids)
     # transformers passes a boolean 4-D mask on unchanged, so every architecture sees the same one.
     if view.num_blocks is None:
-        decoder: Any = model.base_model
         return decoder(
             input_ids=ids,
             position_ids=positions,
             attention_mask=mask,
             use_cache=False,
             **_packing_argument(packing),
+            **({"token_positions": positions} if has_window(model) else {}),
         ).last_hidden_state
     hidden, cos, sin = embed(model, ids, positions)
     return run_blocks(model, hidden, (cos, sin), view, packing, mask, positions)

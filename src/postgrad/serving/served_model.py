@@ -125,6 +125,11 @@ def load_served(
     loaded = load(config, device, seed)
     loaded.model.requires_grad_(False)
     engine = NativeEngine(loaded, RolloutConfig())
+    if engine.stock_engine is not None:
+        raise ConfigError(
+            f"model {config.path} cannot be served by the native engine, whose cache holds keys and "
+            "values only; serve it with --engine vllm"
+        )
     if context > engine.max_context:
         raise ConfigError(f"--context {context} is more than the model's {engine.max_context}")
     context = context or engine.max_context

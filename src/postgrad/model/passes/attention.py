@@ -29,17 +29,30 @@ def attention(
     s_aux: Tensor | None = None,
     sliding_window: int | None = None,
     packing: Packing | PaddedSegments | None = None,
+    token_positions: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Return (batch, length, heads, width) attention outputs.
 
     query is (batch, heads, length, width); key and value are (batch, key_heads, keys, width). With
-    a `packing` the batch is one row of packed tokens, and the mask is ignored.
+    a `packing` the batch is one row of packed tokens, and the mask is ignored. `token_positions`
+    (batch, length) are the positions of the queries; a sliding window needs them where a row is
+    longer than the window. `softcap` caps the scores; `s_aux` (heads,) are attention sinks.
 
-    Raises: ConfigError for capped scores and attention sinks, RunError for rows longer than a
-    sliding window. Without these checks the result would silently be wrong.
+    Raises: ConfigError or RunError for what it would otherwise compute wrongly in silence.
     """
-    _refuse_unsupported(module, key.shape[2], softcap, s_aux, sliding_window)
+    if packing is not None:
+        _refuse_in_packed(module, key.shape[2], softcap, s_aux, sliding_window)
+    elif sliding_window is not None and key.shape[2] > sliding_window:
+        if token_positions is None:
+            raise RunError(
+                f"{type(module).__name__} got a row of {key.shape[2]} tokens and no positions for "
+                f"its sliding window of {sliding_window}"
+            )
+        attention_mask = in_window(attention_mask, token_positions, key.shape[2], sliding_window)
+    if softcap is not None or s_aux is not None:
+        out = explicit_attention(query, key, value, attention_mask, scaling, softcap, s_aux)
+        return out.transpose(1, 2).contiguous(), None
     if packing is not None:
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
         return _attend_packed(q, k, v, packing, scaling)[None], None
@@ -67,24 +80,69 @@ def attention(
     return out.transpose(1, 2).contiguous(), None
 
 
-def _refuse_unsupported(
+def _refuse_in_packed(
     module: nn.Module,
-    row_length: int,
+    num_tokens: int,
     softcap: float | None,
     s_aux: Tensor | None,
     sliding_window: int | None,
 ) -> None:
     if softcap is not None or s_aux is not None:
         raise ConfigError(
-            f"model.path: {type(module).__name__} uses soft-capped attention scores or attention "
-            "sinks, which are not supported; choose another model"
+            f"{type(module).__name__} has soft-capped attention scores or attention sinks; packed "
+            "attention supports neither"
         )
-    if sliding_window is not None and row_length > sliding_window:
+    if sliding_window is not None and num_tokens > sliding_window:
         raise RunError(
-            f"a row of {row_length} tokens is longer than the model's sliding window of "
-            f"{sliding_window}, which is not supported; lower data.max_prompt_tokens or "
-            "rollout.max_response_tokens"
+            f"{type(module).__name__} has a sliding window of {sliding_window}; packed attention "
+            "does not support it"
         )
+
+
+def in_window(mask: Tensor | None, positions: Tensor, num_keys: int, window: int) -> Tensor:
+    """Return the boolean mask restricted to keys less than `window` positions before the query.
+
+    In a decode step (one query) keys are stored by position; otherwise keys are the queries' tokens.
+    """
+    key_positions = positions
+    if positions.shape[1] == 1:
+        key_positions = torch.arange(num_keys, device=positions.device)[None]
+    distance = positions[:, None, :, None] - key_positions[:, None, None, :]
+    visible = (distance >= 0) & (distance < window)
+    return visible if mask is None else mask & visible
+
+
+def explicit_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Return (batch, heads, length, width) with the scores written out, for caps and sinks.
+
+    A sink is one more score per head that takes part in the softmax and carries no value.
+    """
+    heads = query.shape[1]
+    key, value = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (key, value))
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    scores = (query @ key.transpose(2, 3)).float() * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if mask is None:
+        length, num_keys = scores.shape[-2:]
+        order = torch.ones(length, num_keys, dtype=torch.bool, device=scores.device)
+        mask = order.tril(num_keys - length)
+    scores = scores.masked_fill(~mask, -torch.inf)
+    if sinks is not None:
+        column = sinks.float().reshape(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
+        scores = torch.cat([scores, column], -1)
+    weights = scores.softmax(-1)
+    if sinks is not None:
+        weights = weights[..., :-1]
+    return weights.to(value.dtype) @ value
 
 
 def _attend_packed(

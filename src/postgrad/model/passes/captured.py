@@ -218,7 +218,9 @@ def compute_hidden_states(
     """
     if graph_cache.accepts(micro):
         return graph_cache.hidden_states(micro, view)
-    return hidden_states(model, micro.ids, micro.positions, micro.mask, view, micro.packing)
+    return hidden_states(
+        model, micro.ids, micro.positions, micro.mask, view, micro.packing, micro.stock
+    )
 
 
 def supports_capture(model: Any) -> bool:

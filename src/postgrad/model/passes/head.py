@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from postgrad.model.device import has_float32_accumulation, has_own_memory, supports_triton
+from postgrad.model.passes.support import NO_TRANSFORM, LogitTransform
 
 CACHE_ELEMENTS = 1 << 19  # 2 MiB in float32: what the cache of one CPU core holds
 # Logits held at once: 64 MiB in float32, and 512 MiB on accelerators with their own memory.
@@ -38,36 +39,49 @@ def token_outputs(
     targets: Tensor,
     temperature: float = 1.0,
     chunk: int | None = None,
+    transform: LogitTransform = NO_TRANSFORM,
 ) -> TokenOutputs:
     """Return log-probs, entropy and sum of squares of the targets.
 
     hidden is (tokens, width), weight (vocabulary, width), targets (tokens,). Log-probs and entropy
     are differentiable; `sum_squares` is not. `chunk` is the number of tokens computed at a time.
+    `transform` is what the model does to its logits.
     """
     if chunk is None:
         large = has_own_memory(hidden.device)
         elements = LARGE_CHUNK_ELEMENTS if large else CHUNK_ELEMENTS
         chunk = max(1, elements // weight.shape[0])
-    return TokenOutputs(*_TokenOutputs.apply(hidden, weight, targets, temperature, chunk))  # type: ignore[misc]
+    # The scale is folded into the temperature and the cap: both then apply to hidden @ weight.T.
+    temperature = temperature / transform.scale
+    softcap = None if transform.softcap is None else transform.softcap / transform.scale
+    outputs: Any = _TokenOutputs.apply(hidden, weight, targets, temperature, chunk, softcap)
+    return TokenOutputs(*outputs)
 
 
 class _TokenOutputs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        temperature: float,
+        chunk: int,
+        softcap: float | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         head = upcast_head(weight)
         dtype = _upcast_dtype(hidden)
         columns = [torch.empty(len(hidden), dtype=dtype, device=hidden.device) for _ in range(4)]
         for start in range(0, len(hidden), chunk):
             part = slice(start, start + chunk)
-            results = _chunk_outputs(hidden[part], head, targets[part], temperature)
+            results = _chunk_outputs(hidden[part], head, targets[part], temperature, softcap)
             for column, result in zip(columns, results, strict=True):
                 column[part] = result
         logprobs, entropy, sum_squares, lse = columns
         ctx.save_for_backward(hidden, weight, targets, lse, entropy)
         ctx.temperature = temperature
         ctx.chunk = chunk
+        ctx.softcap = softcap
         ctx.mark_non_differentiable(sum_squares)
         ctx.set_materialize_grads(False)
         return logprobs, entropy, sum_squares
@@ -94,6 +108,7 @@ class _TokenOutputs(torch.autograd.Function):
                 None if grad_logprobs is None else grad_logprobs[part],
                 None if grad_entropy is None else grad_entropy[part],
                 ctx.temperature,
+                ctx.softcap,
             )
             if grad_hidden is not None:
                 grad_hidden[part] = grad_logits.to(hidden.dtype) @ weight
@@ -101,7 +116,7 @@ class _TokenOutputs(torch.autograd.Function):
                 _add_product(grad_weight, grad_logits, hidden[part])
         if grad_weight is not None:
             grad_weight = grad_weight.to(weight.dtype)
-        return grad_hidden, grad_weight, None, None, None
+        return grad_hidden, grad_weight, None, None, None, None
 
 
 def _use_triton(hidden: Tensor) -> bool:
@@ -110,14 +125,15 @@ def _use_triton(hidden: Tensor) -> bool:
 
 
 def _chunk_outputs(
-    hidden: Tensor, head: Tensor, targets: Tensor, temperature: float
+    hidden: Tensor, head: Tensor, targets: Tensor, temperature: float, softcap: float | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return log-probs, entropy, sum of squares and log-sum-exp of one chunk, (tokens,) each."""
     if _use_triton(hidden):
         from postgrad.model.passes.kernels.logprobs import logprob_forward
 
-        return logprob_forward(upcast_logits(hidden, head).float(), targets, temperature)
-    logits = _scaled_logits(hidden, head, temperature)
+        logits = capped_logits(hidden, head, softcap).float()
+        return logprob_forward(logits, targets, temperature)
+    logits = _scaled_logits(hidden, head, temperature, softcap)
     parts = [_outputs_of(logits[rows], targets[rows]) for rows in cache_sized_slices(logits)]
     if len(parts) == 1:
         return parts[0]
@@ -151,8 +167,9 @@ def _grad_logits(
     grad_logprobs: Tensor | None,
     grad_entropy: Tensor | None,
     temperature: float,
+    softcap: float | None,
 ) -> Tensor:
-    """Return the (tokens, vocabulary) gradient of one chunk's logits.
+    """Return the (tokens, vocabulary) gradient of hidden @ head.T for one chunk.
 
     The Triton kernel returns it in the type of `hidden`; the torch path returns float32.
     """
@@ -161,8 +178,9 @@ def _grad_logits(
     if _use_triton(hidden):
         from postgrad.model.passes.kernels.logprobs import logprob_backward
 
-        return logprob_backward(
-            upcast_logits(hidden, head).float(),
+        capped = capped_logits(hidden, head, softcap).float()
+        grad = logprob_backward(
+            capped,
             targets,
             lse,
             entropy,
@@ -171,7 +189,11 @@ def _grad_logits(
             temperature,
             hidden.dtype,
         )
-    logits = _scaled_logits(hidden, head, temperature)
+        if softcap is not None:
+            grad = (grad * _cap_derivative(capped, softcap)).to(hidden.dtype)
+        return grad
+    logits = _scaled_logits(hidden, head, temperature, softcap)
+    derivative = None if softcap is None else _cap_derivative(logits * temperature, softcap)
     for rows in cache_sized_slices(logits):
         log_p = logits[rows].sub_(lse[rows, None])  # a view: the gradient replaces the logits
         by_logprob = grad_logprobs[rows, None] / temperature
@@ -183,7 +205,7 @@ def _grad_logits(
             log_p.clamp_(min=-1e30).add_(entropy[rows, None]).mul_(-by_entropy)
             log_p.sub_(by_logprob).mul_(p)
         log_p.scatter_add_(1, targets[rows, None], by_logprob)
-    return logits
+    return logits if derivative is None else logits.mul_(derivative)
 
 
 def _add_product(total: Tensor, grad_logits: Tensor, hidden: Tensor) -> None:
@@ -210,9 +232,22 @@ def _upcast_dtype(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-def _scaled_logits(hidden: Tensor, head: Tensor, temperature: float) -> Tensor:
-    logits = upcast_logits(hidden, head)
+def _scaled_logits(
+    hidden: Tensor, head: Tensor, temperature: float, softcap: float | None
+) -> Tensor:
+    logits = capped_logits(hidden, head, softcap)
     return logits if temperature == 1.0 else logits.div_(temperature)
+
+
+def capped_logits(hidden: Tensor, head: Tensor, softcap: float | None) -> Tensor:
+    """Return softcap · tanh(x / softcap) of x = hidden @ head.T; x itself without a cap."""
+    logits = upcast_logits(hidden, head)
+    return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
+
+
+def _cap_derivative(capped: Tensor, softcap: float) -> Tensor:
+    """Return d capped / d x, computed from the capped logits."""
+    return 1 - (capped / softcap).square()
 
 
 def upcast_logits(hidden: Tensor, head: Tensor) -> Tensor:

@@ -17,9 +17,8 @@ from torch import Tensor
 from postgrad.model.device import copy_async, has_own_memory, supports_triton
 from postgrad.model.passes.packing import Packing, Segment, make_packing
 from postgrad.model.passes.row_attention import PaddedSegments, make_padded_segments
+from postgrad.model.passes.support import PassKind, support_of
 from postgrad.types import Batch
-
-PACKED_FAMILIES = ("llama", "qwen2", "qwen3")
 
 Prompt = tuple[int, ...]  # token ids
 Bundle = list[int]  # row numbers
@@ -40,6 +39,7 @@ class MicroBatch:
     mask: Tensor | None  # (bundles, 1, length, length) bool; None: plain causal
     gather: Tensor  # (response tokens of rows,)
     packing: Packing | PaddedSegments | None = None  # for one row of packed tokens
+    stock: bool = False  # one trajectory per row, through the stock forward pass
 
     def to(self, device: torch.device) -> "MicroBatch":
         return MicroBatch(
@@ -49,6 +49,7 @@ class MicroBatch:
             None if self.mask is None else copy_async(self.mask, device),
             copy_async(self.gather, device),
             None if self.packing is None else self.packing.to(device),
+            self.stock,
         )
 
     @property
@@ -64,20 +65,36 @@ def make_micro_batches(
     row_groups: Sequence[int] | None = None,
     device: torch.device | None = None,
 ) -> list[MicroBatch]:
-    """Return micro-batches that cover the batch, packed if device and model support it.
+    """Return micro-batches of the kind that the model supports, covering every row once.
 
     `device` is where the passes run; by default the device of the model's parameters.
+    """
+    kind = support_of(model).passes
+    return make_micro_batches_of_kind(kind, batch, token_budget, model, row_groups, device)
+
+
+def make_micro_batches_of_kind(
+    kind: PassKind,
+    batch: Batch,
+    token_budget: int,
+    model: Any,
+    row_groups: Sequence[int] | None = None,
+    device: torch.device | None = None,
+) -> list[MicroBatch]:
+    """Return micro-batches of one kind (see passes/support.py).
+
+    Packed ones need Triton or a CPU; on other devices they are padded with shared prompts.
     """
     if device is None:
         device = next(model.parameters()).device
     assert device is not None
     budget = token_budget or default_token_budget(device)
-    if supports_packing(model) and supports_triton(device):
+    if kind == "packed" and supports_triton(device):
         return make_packed_micro_batches(batch, budget, row_groups, make_packing)
-    if supports_packing(model) and device.type == "cpu":
+    if kind == "packed" and device.type == "cpu":
         return make_packed_micro_batches(batch, budget, row_groups, make_padded_segments)
     width = int(model.config.get_text_config().hidden_size)
-    return make_padded_micro_batches(batch, budget, width, row_groups)
+    return make_padded_micro_batches(batch, budget, width, row_groups, share=kind != "rows")
 
 
 def default_token_budget(device: torch.device, eager: bool = False) -> int:
@@ -89,41 +106,49 @@ def default_token_budget(device: torch.device, eager: bool = False) -> int:
 
 
 def supports_packing(model: Any) -> bool:
-    """Return whether the model's attention accepts a packing (see kernels/install.py)."""
-    config = model.config.get_text_config()
-    return config.model_type in PACKED_FAMILIES and not getattr(config, "use_sliding_window", False)
+    """Return whether the model's passes are packed (see passes/support.py)."""
+    return support_of(model).passes == "packed"
 
 
 # ---- padded micro-batches
 
 
 def make_padded_micro_batches(
-    batch: Batch, token_budget: int, width: int, row_groups: Sequence[int] | None = None
+    batch: Batch,
+    token_budget: int,
+    width: int,
+    row_groups: Sequence[int] | None = None,
+    share: bool = True,
 ) -> list[MicroBatch]:
     """Return padded micro-batches that cover every row with a response once.
 
     `width` is the model's hidden size; it weighs the cost of attention against the rest.
     `row_groups` has one number per row. Rows with equal numbers, such as the two sides of a
-    preference pair, are placed in the same micro-batch.
+    preference pair, are placed in the same micro-batch. Without `share` each row is alone, for the
+    stock forward pass.
     """
-    bundles = _make_bundles(batch, token_budget, width)
+    if share:
+        bundles = _make_bundles(batch, token_budget, width)
+    else:
+        lengths = batch.response.lengths.tolist()
+        bundles = [[row] for row, length in enumerate(lengths) if length]
     units = _join_by_row_group(bundles, row_groups)
-    lengths = [max(_bundle_length(batch, bundle) for bundle in unit) for unit in units]
-    order = sorted(range(len(units)), key=lambda i: -lengths[i])
+    unit_lengths = [max(_bundle_length(batch, bundle) for bundle in unit) for unit in units]
+    order = sorted(range(len(units)), key=lambda i: -unit_lengths[i])
     micro_batches: list[MicroBatch] = []
     current: list[Bundle] = []
     longest = 0
     for index in order:
         unit = units[index]
-        padded_length = max(longest, lengths[index])
+        padded_length = max(longest, unit_lengths[index])
         if current and padded_length * (len(current) + len(unit)) > token_budget:
-            micro_batches.append(_pad_bundles(batch, current))
+            micro_batches.append(_pad_bundles(batch, current, stock=not share))
             current = []
             longest = 0
         current.extend(unit)
-        longest = max(longest, lengths[index])
+        longest = max(longest, unit_lengths[index])
     if current:
-        micro_batches.append(_pad_bundles(batch, current))
+        micro_batches.append(_pad_bundles(batch, current, stock=not share))
     return micro_batches
 
 
@@ -189,7 +214,7 @@ def _bundle_length(batch: Batch, bundle: Bundle) -> int:
     return prompt + sum(int(batch.response.lengths[row]) - 1 for row in bundle)
 
 
-def _pad_bundles(batch: Batch, bundles: list[Bundle]) -> MicroBatch:
+def _pad_bundles(batch: Batch, bundles: list[Bundle], stock: bool) -> MicroBatch:
     """Lay the bundles out as padded rows.
 
     The last response token is never an input, because nothing is predicted from it.
@@ -220,7 +245,7 @@ def _pad_bundles(batch: Batch, bundles: list[Bundle]) -> MicroBatch:
     rows = [row for bundle in bundles for row in bundle]
     is_shared = any(len(bundle) > 1 for bundle in bundles)
     mask = _bundle_mask(part) if is_shared else None
-    return MicroBatch(rows, ids, positions, mask, torch.cat(gather))
+    return MicroBatch(rows, ids, positions, mask, torch.cat(gather), stock=stock)
 
 
 def _bundle_mask(part: Tensor) -> Tensor:

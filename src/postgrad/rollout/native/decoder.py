@@ -22,9 +22,9 @@ from postgrad.model.passes.head import upcast_logits
 from postgrad.model.passes.kernels import NO_FP_FUSION
 from postgrad.model.passes.kernels.packed_attention import LOG2E, warp_config
 from postgrad.model.passes.kernels.swiglu import swiglu_forward
-from postgrad.model.passes.layout import PACKED_FAMILIES
 from postgrad.model.passes.packing import BLOCK_N as PAGE
 from postgrad.model.passes.packing import CHUNK
+from postgrad.model.passes.support import PACKED_FAMILIES, support_of
 from postgrad.rollout.native import kernels
 
 STATIC_ROTARY = ("default", "linear", "llama3", "yarn")
@@ -35,6 +35,8 @@ FIELDS = 7  # token, own, shared, blocks, slot, limit, alive
 def refusal(model: Any) -> str:
     """Why this decoder cannot run the model; empty when it can."""
     config = model.config.get_text_config()
+    if support_of(model).passes != "packed":
+        return "; ".join(support_of(model).reasons) or "its passes are not packed"
     if config.model_type not in PACKED_FAMILIES:
         return f"model type {config.model_type} is not one of {', '.join(PACKED_FAMILIES)}"
     if getattr(config, "use_sliding_window", False):

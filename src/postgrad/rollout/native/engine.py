@@ -17,7 +17,9 @@ from postgrad.model.load import stop_ids
 from postgrad.model.loaded import Loaded
 from postgrad.model.passes.attention import prompt_mask
 from postgrad.model.passes.head import upcast_head, upcast_logits
+from postgrad.model.passes.support import has_window, support_of
 from postgrad.rollout.engine import Completion, Request, Sampling, limit_of
+from postgrad.rollout.hf import HfEngine
 from postgrad.rollout.native.cache import Prefill, Slots
 from postgrad.rollout.native.sampling import BLOCK, RowRandom, pick_mixed
 from postgrad.rollout.stops import StopStrings
@@ -92,7 +94,23 @@ class NativeEngine:
         self.max_rows, self.cache_gib = config.max_rows or 256, config.cache_gib
         self.stop = torch.tensor(stop_ids(loaded), device=self.device)
         self.max_context = int(self.model.config.get_text_config().max_position_embeddings)
+        self.transform = support_of(self.model).transform
         self.decoder = self._decoder() if supports_triton(self.device) else None
+        self.stock_engine: HfEngine | None = None
+        if reason := self._decode_problem(loaded):
+            print(
+                f"rollouts use transformers' generate, which is slower: {reason}", file=sys.stderr
+            )
+            self.stock_engine = HfEngine(loaded, config)
+
+    def _decode_problem(self, loaded: Loaded) -> str:
+        """Return why the cache of this engine cannot decode the model; empty when it can."""
+        from postgrad.rollout.native.gate import decode_problem
+
+        if support_of(self.model).passes == "rows":
+            family = self.model.config.get_text_config().model_type
+            return f"{family} has layers that are not attention over keys and values"
+        return decode_problem(loaded, self)
 
     def _decoder(self) -> "Decoder | None":
         """The captured decode step; models of another family take the plain path, and that is said once."""
@@ -113,6 +131,8 @@ class NativeEngine:
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
         if not any(r.seeds for r in requests):
             return [[] for _ in requests]
+        if self.stock_engine is not None:
+            return self.stock_engine.generate(requests, sampling)
         worst = max(requests, key=lambda r: len(r.prompt) + limit_of(r, sampling))
         longest = len(worst.prompt) + limit_of(worst, sampling)
         if longest > self.max_context:
@@ -193,12 +213,24 @@ class Run:
             attention_mask=self.slots.mask(),
             past_key_values=self.slots,
             use_cache=True,
+            **self.positions_for_window(where[:, None]),
         ).last_hidden_state[:, 0]
         self.lengths[:n] += 1
         return self.head(hidden)[:n]
 
     def head(self, hidden: Tensor) -> Tensor:
-        return upcast_logits(hidden, self.head_weight).float()
+        """Return the model's logits for the states (rows, width)."""
+        transform = self.engine.transform
+        logits = upcast_logits(hidden, self.head_weight).float()
+        if transform.scale != 1.0:
+            logits = logits * transform.scale
+        if transform.softcap is not None:
+            logits = transform.softcap * torch.tanh(logits / transform.softcap)
+        return logits
+
+    def positions_for_window(self, positions: Tensor) -> dict[str, Tensor]:
+        """Return the argument that attention needs where the model has a sliding window."""
+        return {"token_positions": positions} if has_window(self.engine.model) else {}
 
     def sample(
         self, logits: Tensor, first: int = 0
@@ -295,12 +327,14 @@ class Run:
             ids[row, : lengths[row]] = torch.tensor(job.request.prompt)
         device = self.engine.device
         cache = Prefill()
+        positions = torch.arange(ids.shape[1], device=device)[None].expand(len(chosen), -1)
         hidden = self.engine.model.base_model(
             input_ids=ids.to(device),
-            position_ids=torch.arange(ids.shape[1], device=device)[None].expand(len(chosen), -1),
+            position_ids=positions,
             attention_mask=prompt_mask(lengths, ids.shape[1]).to(device),
             past_key_values=cache,
             use_cache=True,
+            **self.positions_for_window(positions),
         ).last_hidden_state
         logits = self.head(
             hidden[torch.arange(len(chosen), device=device), (lengths - 1).to(device)]

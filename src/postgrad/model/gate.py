@@ -1,0 +1,248 @@
+"""The numeric gate: which of our forward passes give the numbers of the stock model.
+
+When a model is loaded, a few short rows go through the stock transformers forward pass, one row at
+a time. Each of our passes computes the log-probs of the same tokens. The fastest kind that agrees
+within rounding is used. A model with no kind left is refused with one line. The verdict is cached
+by architecture, device, type and version.
+"""
+
+import hashlib
+import json
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from postgrad.errors import ConfigError, RunError
+from postgrad.files import atomic_write_text
+from postgrad.model.passes import attention
+from postgrad.model.passes.head import token_outputs
+from postgrad.model.passes.layout import make_micro_batches_of_kind
+from postgrad.model.passes.support import (
+    PASS_KINDS,
+    PassKind,
+    Support,
+    in_packed_family,
+    set_support,
+    transform_of,
+)
+from postgrad.model.views import FULL, hidden_states
+from postgrad.types import Batch, Trajectory
+
+# Largest difference in nats that counts as rounding, by compute type. Measured between two stock
+# attention kernels: 3e-6 in float32 and 0.06 in bfloat16 (SmolLM2-135M, Qwen2.5-Coder-1.5B).
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.3}
+MEAN_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05}
+LONGEST_WINDOW = 1024  # a row beyond a longer sliding window would take too long here
+# Layer types that see other tokens through the attention mask only, or not at all.
+MASKED_LAYERS = {"full_attention", "sliding_attention", "mlp", "moe", "dense", "sparse"}
+PROMPTS = (5, 11)  # tokens per prompt
+RESPONSES = ((4, 7, 1), (9, 2))  # tokens per response, by prompt
+
+
+def probe_rows(model: Any) -> Batch:
+    """Rows that share prompts, of several lengths, one beyond the sliding window if there is one."""
+    config = model.config.get_text_config()
+    vocabulary = int(config.vocab_size)
+    rng = random.Random(0)
+
+    def tokens(count: int) -> list[int]:
+        return [rng.randrange(vocabulary) for _ in range(count)]
+
+    rows: list[Trajectory] = []
+    for group, (length, responses) in enumerate(zip(PROMPTS, RESPONSES, strict=True)):
+        prompt = tokens(length)
+        for index, response in enumerate(responses):
+            rows.append(Trajectory(f"p{group}", prompt, tokens(response), group, index))
+    window = getattr(config, "sliding_window", None) or 0
+    if 0 < window <= LONGEST_WINDOW:
+        prompt = tokens(window)
+        for index in range(2):
+            rows.append(Trajectory("window", prompt, tokens(6 + index), len(PROMPTS), index))
+    return Batch.of(rows)
+
+
+@torch.no_grad()
+def stock_logprobs(model: Any, batch: Batch) -> Tensor:
+    """(tokens,) log-probs by the stock forward pass, one row at a time, without padding or cache."""
+    device = next(model.parameters()).device
+    columns: list[Tensor] = []
+    for prompt, response in zip(batch.prompt.split(), batch.response.split(), strict=True):
+        ids = torch.cat([prompt, response]).to(device)[None]
+        logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
+        logprobs = torch.log_softmax(logits, -1)
+        columns.append(logprobs.gather(1, response.to(device)[:, None])[:, 0].cpu())
+    return torch.cat(columns)
+
+
+@torch.no_grad()
+def our_logprobs(model: Any, batch: Batch, kind: PassKind) -> Tensor:
+    """(tokens,) log-probs by our passes of one kind."""
+    device = next(model.parameters()).device
+    weight = model.get_output_embeddings().weight
+    out = torch.zeros(batch.num_tokens)
+    for micro in make_micro_batches_of_kind(kind, batch, 4096, model):
+        micro = micro.to(device)
+        where = batch.response.positions(torch.tensor(micro.rows, dtype=torch.int64))
+        states = hidden_states(
+            model, micro.ids, micro.positions, micro.mask, FULL, micro.packing, micro.stock
+        )
+        targets = batch.response.values[where].to(device)
+        picked = states.flatten(0, 1)[micro.gather]
+        outputs = token_outputs(picked, weight, targets, transform=transform_of(model))
+        out[where] = outputs.logprobs.float().cpu()
+    return out
+
+
+def disagreement(ours: Tensor, stock: Tensor, dtype: torch.dtype) -> str:
+    """Return how far two columns are apart when it is more than rounding; empty when it is not."""
+    gap = (ours - stock).abs()
+    largest = gap.max().item()
+    mean = gap.mean().item()
+    bound = TOLERANCE.get(dtype, TOLERANCE[torch.bfloat16])
+    mean_bound = MEAN_TOLERANCE.get(dtype, MEAN_TOLERANCE[torch.bfloat16])
+    if largest <= bound and mean <= mean_bound:
+        return ""
+    return f"log-probs differ from the stock model's by up to {largest:.2g} nats"
+
+
+class Gate:
+    """Decides how the passes of one model are run.
+
+    `measure` is called on the stock model, before its attention and kernels are replaced, `decide`
+    after.
+    """
+
+    def __init__(self, model: Any, cache: Path) -> None:
+        self.model = model
+        if getattr(model.config.get_text_config(), "attn_logit_softcapping", None):
+            model.set_attn_implementation("eager")  # the fused kernels leave the cap out
+        self.stock_attention = model.config._attn_implementation
+        self.dtype = next(model.parameters()).dtype
+        self.file = cache / "gate" / f"{fingerprint(model)}.json"
+        self.verdict = read_verdict(self.file)
+        self.batch: Batch | None = None
+        self.stock = torch.empty(0)
+
+    def measure(self) -> None:
+        """Run the stock forward pass on the probe rows, unless the verdict is cached."""
+        if self.verdict is None:
+            self.batch = probe_rows(self.model)
+            with eval_mode(self.model):
+                self.stock = stock_logprobs(self.model, self.batch)
+
+    def decide(self) -> Support:
+        """Choose the kind of pass, leave the model with the attention it needs, and note it.
+
+        Raises ConfigError when no kind gives the stock model's numbers.
+        """
+        if self.verdict is None:
+            self.verdict = self._compare()
+            with suppress(OSError):  # without a cache the next load measures again
+                self.file.parent.mkdir(parents=True, exist_ok=True)
+                atomic_write_text(self.file, json.dumps(self.verdict))
+        passes, reasons = self.verdict
+        if passes is None:
+            raise ConfigError(
+                f"{type(self.model).__name__} is not supported: {'; '.join(reasons)}; "
+                "train a model of another family"
+            )
+        kind: PassKind = passes
+        self.model.set_attn_implementation(self._attention(kind))
+        support = Support(kind, transform_of(self.model), tuple(reasons))
+        set_support(self.model, support)
+        return support
+
+    def _attention(self, kind: PassKind) -> str:
+        return self.stock_attention if kind == "rows" else attention.NAME
+
+    def _compare(self) -> tuple[PassKind | None, list[str]]:
+        assert self.batch is not None
+        reasons: list[str] = []
+        for kind in PASS_KINDS:
+            reason = self._reason_against(kind, self.batch)
+            if not reason:
+                return kind, reasons
+            reasons.append(f"{kind}: {reason}")
+        return None, reasons
+
+    def _reason_against(self, kind: PassKind, batch: Batch) -> str:
+        """Return why passes of this kind cannot be used; empty when they can."""
+        if kind == "packed" and not in_packed_family(self.model):
+            family = self.model.config.get_text_config().model_type
+            return f"packed attention does not know {family}"
+        if kind == "shared" and (layers := unusual_layers(self.model)):
+            return f"a mask cannot express {layers}"
+        self.model.set_attn_implementation(self._attention(kind))
+        try:
+            with eval_mode(self.model):
+                ours = our_logprobs(self.model, batch, kind)
+        except (
+            ConfigError,
+            RunError,
+            TypeError,
+            ValueError,
+            RuntimeError,
+            AttributeError,
+        ) as error:
+            return str(error).strip().split("\n")[0][:200] or type(error).__name__
+        return disagreement(ours, self.stock, self.dtype)
+
+
+def unusual_layers(model: Any) -> str:
+    """Name what makes some layer depend on more than a mask and a sliding window."""
+    config = model.config.get_text_config()
+    for name in ("attention_chunk_size", "index_topk"):
+        if getattr(config, name, None):
+            return name
+    kinds = set(getattr(config, "layer_types", None) or ())
+    return ", ".join(sorted(kinds - MASKED_LAYERS))
+
+
+@contextmanager
+def eval_mode(model: Any) -> Iterator[None]:
+    """Switch off what only training does (activation checkpointing, router noise)."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
+
+
+def fingerprint(model: Any, more_sources: Sequence[Path] = ()) -> str:
+    """Hash of what a verdict depends on: configuration, type, device, versions and our sources."""
+    import transformers
+
+    config = {k: v for k, v in model.config.to_dict().items() if k != "_name_or_path"}
+    parameter = next(model.parameters())
+    sources = [
+        *sorted(Path(attention.__file__).parent.rglob("*.py")),
+        Path(__file__),
+        *more_sources,
+    ]
+    parts: Sequence[str] = (
+        type(model).__name__,
+        json.dumps(config, sort_keys=True, default=str),
+        str(parameter.dtype),
+        parameter.device.type,
+        torch.__version__,
+        transformers.__version__,
+        *(hashlib.sha256(file.read_bytes()).hexdigest() for file in sources),
+    )
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
+
+
+def read_verdict(file: Path) -> tuple[PassKind | None, list[str]] | None:
+    """Return the cached verdict; None where there is none that can be read."""
+    try:
+        passes, reasons = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return None
+    if passes is not None and passes not in PASS_KINDS:
+        return None
+    return passes, reasons

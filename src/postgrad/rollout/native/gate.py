@@ -1,0 +1,64 @@
+"""The numeric gate of decoding: does the engine give its tokens the log-probs of the trainer?
+
+A few prompts are continued by the engine; the trainer's passes, which `model/gate.py` has held
+against the stock model, compute the log-probs of the same tokens. An engine that disagrees by more
+than rounding is not used: the stock generate of transformers samples instead.
+"""
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+from postgrad.errors import ConfigError, RunError
+from postgrad.files import atomic_write_text
+from postgrad.model.gate import disagreement, eval_mode, fingerprint, our_logprobs, probe_rows
+from postgrad.model.load import cache_folder
+from postgrad.model.loaded import Loaded
+from postgrad.model.passes.support import support_of
+from postgrad.rollout.engine import Completion, Request, Sampling
+from postgrad.types import Batch, Trajectory
+
+NEW_TOKENS = 6
+
+
+class Sampler(Protocol):
+    def generate(
+        self, requests: Sequence[Request], sampling: Sampling
+    ) -> list[list[Completion]]: ...
+
+
+def decode_problem(loaded: Loaded, engine: Sampler) -> str:
+    """Return why this engine cannot sample from the model; empty when it can. Cached on disk."""
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    file = cache_folder() / "gate" / f"{fingerprint(loaded.model, sources)}-decode.json"
+    with suppress(OSError, ValueError):
+        return str(json.loads(file.read_text()))
+    problem = _compare(loaded, engine)
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write_text(file, json.dumps(problem))
+    return problem
+
+
+def _compare(loaded: Loaded, engine: Sampler) -> str:
+    prompts = list(
+        dict.fromkeys(tuple(p.tolist()) for p in probe_rows(loaded.model).prompt.split())
+    )
+    requests = [Request(list(prompt), [2 * i, 2 * i + 1]) for i, prompt in enumerate(prompts)]
+    try:
+        groups = engine.generate(requests, Sampling(1.0, NEW_TOKENS))
+    except (ConfigError, RunError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        return str(error).strip().split("\n")[0][:200] or type(error).__name__
+    rows: list[Trajectory] = []
+    sampled: list[float] = []
+    for number, (prompt, completions) in enumerate(zip(prompts, groups, strict=True)):
+        for index, completion in enumerate(completions):
+            rows.append(Trajectory(f"p{number}", list(prompt), completion.tokens, number, index))
+            sampled += completion.logprobs
+    batch = Batch.of(rows)
+    with eval_mode(loaded.model):
+        trained = our_logprobs(loaded.model, batch, support_of(loaded.model).passes)
+    dtype = next(loaded.model.parameters()).dtype
+    return disagreement(trained.new_tensor(sampled), trained, dtype)

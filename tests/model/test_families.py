@@ -1,0 +1,246 @@
+"""Every architecture: our passes, gradients and decoding give the numbers of the stock model."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from families import FAMILIES, make_family, save_family
+from transformers import AutoModelForCausalLM
+from world import config_of
+
+from postgrad.config.schema import ModelConfig, RolloutConfig
+from postgrad.errors import ConfigError
+from postgrad.model import gate as gate_module
+from postgrad.model.gate import Gate, stock_logprobs
+from postgrad.model.load import load
+from postgrad.model.loaded import Loaded
+from postgrad.model.passes.attention import NAME, register_attention
+from postgrad.model.passes.support import support_of
+from postgrad.model.policy import FrozenPolicy, LocalPolicy
+from postgrad.rollout.engine import Request, Sampling
+from postgrad.rollout.native.engine import NativeEngine
+from postgrad.training.driver import train
+from postgrad.training.report import Reporter
+from postgrad.types import Batch, Trajectory
+
+CPU = torch.device("cpu")
+PACKED = {"llama", "qwen2", "qwen3"}
+RECURRENT = {
+    "qwen3_5_text",
+    "qwen3_next",
+    "nemotron_h",
+    "lfm2",
+    "falcon_h1",
+    "granitemoehybrid",
+    "mamba2",
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Model folders by type, each written once."""
+    made: dict[str, Path] = {}
+    root = tmp_path_factory.mktemp("families")
+
+    def folder(model_type):
+        if model_type not in made:
+            made[model_type] = save_family(root / model_type, model_type)
+        return made[model_type]
+
+    return folder
+
+
+def load_folder(folder: Path) -> Loaded:
+    return load(ModelConfig(path=str(folder), device="cpu", dtype="float32"), CPU)
+
+
+def stock_model(folder: Path):
+    """Load the model as transformers does, with the attention that computes all of its terms."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    if getattr(model.config, "attn_logit_softcapping", None):
+        model.set_attn_implementation("eager")
+    return model.eval()
+
+
+def shared_rows(seed: int = 0, num_groups: int = 3) -> Batch:
+    """Groups that share prompts; many rows exceed a window of 8 tokens."""
+    rng = random.Random(seed)
+    rows: list[Trajectory] = []
+    for group in range(num_groups):
+        prompt = [rng.randrange(16) for _ in range(rng.randint(1, 14))]
+        for index in range(3):
+            response = [rng.randrange(16) for _ in range(rng.randint(1, 15))]
+            advantages = {"advantages": [rng.uniform(-1, 1)] * len(response)}
+            rows.append(Trajectory(f"p{group}", prompt, response, group, index, tokens=advantages))
+    return Batch.of(rows)
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_passes_give_the_log_probs_of_the_stock_model(model_type, folders):
+    loaded = load_folder(folders(model_type))
+    config = config_of("grpo", folders(model_type), "training.token_budget=64")
+    batch = shared_rows()
+    ours = FrozenPolicy(config, loaded).logprobs(batch)["logprobs"]
+    torch.testing.assert_close(
+        ours, stock_logprobs(stock_model(folders(model_type)), batch), atol=1e-4, rtol=0
+    )
+    expected = "packed" if model_type in PACKED else "shared"
+    assert support_of(loaded.model).passes == ("rows" if model_type in RECURRENT else expected)
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_gradients_are_those_of_the_stock_model(model_type, folders):
+    batch = shared_rows(seed=1)
+    loaded = load_folder(folders(model_type))
+
+    class Objective:
+        """The weighted sum of log-probs: its gradient is easy to compute in the stock model."""
+
+        def view(self, step):
+            from postgrad.model.views import FULL
+
+            return FULL
+
+        def lr_scales(self, names):
+            return {}
+
+        def row_groups(self, batch):
+            return None
+
+        def prepare(self, batch):
+            return batch
+
+        def loss(self, batch, current, metrics):
+            return (current.logprobs * batch.tokens["advantages"]).sum()
+
+    from postgrad.model.policy import MetricAccumulator
+    from postgrad.model.views import FULL
+
+    config = config_of("grpo", folders(model_type), "training.token_budget=64")
+    policy = LocalPolicy(config, loaded, Objective())
+    policy.accumulate(batch, FULL, MetricAccumulator())
+    ours = {name: p.grad for name, p in loaded.model.named_parameters()}
+    stock = stock_model(folders(model_type))
+    loss = torch.zeros(())
+    rows = zip(
+        batch.prompt.split(),
+        batch.response.split(),
+        batch.tokens["advantages"].split(batch.response.lengths.tolist()),
+        strict=True,
+    )
+    for prompt, response, advantages in rows:
+        logits = stock(input_ids=torch.cat([prompt, response])[None], use_cache=False).logits[0]
+        logprobs = torch.log_softmax(logits[len(prompt) - 1 : -1], -1)
+        loss = loss + (logprobs.gather(1, response[:, None])[:, 0] * advantages).sum()
+    loss.backward()
+    largest = max(float(p.grad.abs().max()) for p in stock.parameters() if p.grad is not None)
+    for name, parameter in stock.named_parameters():
+        mine = ours[name]
+        theirs = parameter.grad
+        if theirs is None:
+            assert mine is None or float(mine.abs().max()) == 0, name
+            continue
+        assert mine is not None, name
+        torch.testing.assert_close(mine, theirs, atol=1e-4 * largest, rtol=1e-3, msg=name)
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_the_engine_samples_from_the_stock_model(model_type, folders):
+    loaded = load_folder(folders(model_type))
+    engine = NativeEngine(loaded, RolloutConfig(max_rows=3))
+    requests = [Request([5, 6, 7, 8, 9, 10, 11], [1, 2]), Request([9, 9, 3], [3, 4, 5])]
+    groups = engine.generate(requests, Sampling(1.0, 20))
+    rows: list[Trajectory] = []
+    sampled: list[float] = []
+    for number, (request, completions) in enumerate(zip(requests, groups, strict=True)):
+        for index, done in enumerate(completions):
+            rows.append(Trajectory(f"p{number}", request.prompt, done.tokens, number, index))
+            sampled += done.logprobs
+    stock = stock_logprobs(stock_model(folders(model_type)), Batch.of(rows))
+    torch.testing.assert_close(torch.tensor(sampled), stock, atol=1e-4, rtol=0)
+    assert len(sampled) > 10
+
+
+@pytest.mark.parametrize("recipe", ["sft", "dpo", "grpo"])
+@pytest.mark.parametrize("model_type", ["qwen3_5_text", "gemma3_text", "gpt_oss", "nemotron_h"])
+def test_training_changes_the_model(recipe, model_type, folders, tmp_path):
+    pairs = [
+        {"prompt": f"{a}+{b}=", "chosen": str(a + b), "rejected": str(a)}
+        for a in range(1, 5)
+        for b in range(1, 3)
+    ]
+    import json
+
+    data = tmp_path / "pairs.jsonl"
+    data.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    sizes = [
+        "training.steps=2",
+        "training.problems_per_step=4",
+        "rollout.max_response_tokens=6",
+        "optimizer.lr=1e-3",
+        f"runs={tmp_path}",
+    ]
+    if recipe == "dpo":
+        sizes.append(f"data.train={data}")
+    if recipe == "grpo":
+        reward = tmp_path / "reward.py"
+        reward.write_text("def score(response, problem):\n    return float(len(response) % 3)\n")
+        sizes += ["rollout.samples=4", f"reward.verifier={reward}:score"]
+    result = train(config_of(recipe, folders(model_type), *sizes), Reporter())
+    assert result.step == 2
+    policy = tmp_path / "test" / "checkpoints" / "step-2" / "policy"
+    trained = dict(stock_model(policy).named_parameters())
+    before = dict(stock_model(folders(model_type)).named_parameters())
+    assert any(not torch.equal(trained[name], before[name]) for name in before)
+
+
+def test_a_broken_mask_is_caught_by_the_gate(folders, monkeypatch, tmp_path):
+    """A mask that lets a response see its neighbors must not reach training."""
+    from postgrad.model.passes import layout
+
+    monkeypatch.setenv("POSTGRAD_CACHE", str(tmp_path))
+    assert support_of(load_folder(folders("phi3")).model).passes == "shared"
+    monkeypatch.setenv("POSTGRAD_CACHE", str(tmp_path / "second"))
+    causal = lambda part: torch.ones(part.shape[1], part.shape[1]).bool().tril()[None, None]  # noqa: E731
+    monkeypatch.setattr(layout, "_bundle_mask", causal)
+    support = support_of(load_folder(folders("phi3")).model)
+    assert support.passes == "rows" and "nats" in support.reasons[-1]
+
+
+def test_a_model_that_no_pass_reproduces_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr(gate_module, "our_logprobs", lambda model, batch, kind: torch.zeros(999))
+    monkeypatch.setattr(gate_module, "disagreement", lambda ours, stock, dtype: "far apart")
+    register_attention()
+    gate = Gate(make_family("llama"), tmp_path)
+    gate.measure()
+    with pytest.raises(ConfigError, match="LlamaForCausalLM"):
+        gate.decide()
+
+
+def test_the_verdict_is_cached_by_architecture(monkeypatch, tmp_path):
+    register_attention()
+    first = Gate(make_family("qwen3"), tmp_path)
+    first.measure()
+    first.decide()
+    monkeypatch.setattr(gate_module, "stock_logprobs", lambda *_: pytest.fail("measured again"))
+    again = Gate(make_family("qwen3", seed=1), tmp_path)
+    again.measure()
+    assert again.decide() == support_of(first.model)
+    other = Gate(make_family("qwen3", num_hidden_layers=1), tmp_path)
+    assert other.verdict is None
+
+
+@pytest.mark.parametrize("window", [4, 8, 64])
+def test_windows_of_any_length_are_applied(window):
+    register_attention()
+    stock = make_family("mistral", sliding_window=window).eval()
+    batch = shared_rows(seed=2)
+    expected = stock_logprobs(stock, batch)
+    model = make_family("mistral", sliding_window=window)
+    model.set_attn_implementation(NAME)
+    ours = gate_module.our_logprobs(model, batch, "shared")
+    torch.testing.assert_close(ours, expected, atol=1e-4, rtol=0)
+    if window < 64:
+        wrong = make_family("mistral", sliding_window=window + 1).eval()
+        assert (stock_logprobs(wrong, batch) - expected).abs().max() > 1e-3
