@@ -16,7 +16,7 @@ import uvicorn
 from starlette.requests import ClientDisconnect, Request
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from postgrad.errors import ConfigError, did_you_mean
+from postgrad.errors import ConfigError
 
 HEADERS_S = 20.0  # for a request's first line and headers to arrive
 
@@ -151,36 +151,6 @@ def settle(future: "asyncio.Future[Any]", result: Any, error: BaseException | No
         future.exception()  # looked at, so that a client who left causes no complaint
     else:
         future.set_result(result)
-
-
-def read_options(
-    words: list[str], known: dict[str, str], command: str
-) -> tuple[list[str], dict[str, str]]:
-    """The plain words and the options with their defaults; both --port 80 and --port=80 are understood."""
-    plain: list[str] = []
-    options, waiting = dict(known), list(words)
-    while waiting:
-        word = waiting.pop(0)
-        key, equals, value = word.partition("=")
-        if not word.startswith("-"):
-            plain.append(word)
-            continue
-        if key not in known:
-            raise ConfigError(f"{command} does not know {key}; {did_you_mean(key, known)}")
-        if not equals:
-            if not waiting:
-                raise ConfigError(f"{key} needs a value")
-            value = waiting.pop(0)
-        options[key] = value
-    return plain, options
-
-
-def number(options: dict[str, str], key: str, least: int, most: int) -> int:
-    """An option that is a whole number within bounds. Raises ConfigError."""
-    value = options[key]
-    if not (value.isascii() and value.isdigit()) or not least <= int(value) <= most:
-        raise ConfigError(f"{key} {value} is not a number from {least} to {most}")
-    return int(value)
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -384,7 +384,7 @@ def test_evaluation_results_are_read(no_figures, tiny, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["entropy"], "postgrad analyze entropy MODEL"),
+        (["entropy"], "MODEL"),
         (["entrpy", "tiny"], "entropy?"),
         (["entropy", "MODEL"], "data"),
         (["entropy", "MODEL", "data=nothing.parquet"], "nothing.parquet"),

@@ -1,4 +1,4 @@
-"""`postgrad data ...` as a person uses it: what is printed, the exit codes, and that bad input writes nothing."""
+"""`postgrad data ...`: its output, its exit codes, and that bad input writes nothing."""
 
 import csv
 import json
@@ -22,13 +22,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(capsys: pytest.CaptureFixture[str], *overrides: str) -> tuple[int, str, str]:
-    code = main(["data", *overrides])
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Returns the exit code, standard output and standard error of `postgrad data ...`."""
+    code = main(["data", *arguments])
     output = capsys.readouterr()
     return code, output.out, output.err
 
 
-def test_from_rows_to_a_checked_file(folder: Path, capsys: pytest.CaptureFixture[str]):
+def test_prepare_then_check_accepts_every_gold_answer(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
     code, out, _ = run(capsys, "prepare", "gsm8k", "from=train.jsonl")
     assert code == 0
     assert out.startswith(
@@ -38,11 +41,11 @@ def test_from_rows_to_a_checked_file(folder: Path, capsys: pytest.CaptureFixture
     code, out, _ = run(capsys, "check", "gsm8k-train.parquet")
     assert code == 0
     assert out == (
-        "5 problems, 5 gold answers judged\n"
-        "gold answers that the verifier does not accept: none\n"
+        "5 problems, 5 gold answers scored\n"
+        "gold answers that the verifier rejects: none\n"
         "wrong answers that the verifier accepts, of 5 near misses: none\n"
-        "demonstrations that the verifier does not accept: none\n"
-        "questions that are asked more than once: none\n"
+        "demonstrations that the verifier rejects: none\n"
+        "duplicate questions: none\n"
     )
 
 
@@ -54,21 +57,22 @@ def test_check_fails_on_wrong_golds_and_lists_them(
     )
     code, out, _ = run(capsys, "check", "bad.jsonl", "train.jsonl", "against=train.jsonl")
     assert code == 1
-    assert "gold answers that the verifier does not accept: 1\n  bad.jsonl: line 1 (uid " in out
+    assert "gold answers that the verifier rejects: 1\n  bad.jsonl: line 1 (uid " in out
     assert "questions that are also in train.jsonl: 5\n" in out
 
 
-def test_show(folder: Path, tiny: Path, capsys: pytest.CaptureFixture[str]):
+def test_show_prints_problems_and_the_prompt_of_a_model(
+    folder: Path, tiny: Path, capsys: pytest.CaptureFixture[str]
+):
     run(capsys, "prepare", "gsm8k", "from=train.jsonl", "style=bare")
     code, out, _ = run(capsys, "show", "gsm8k-train.parquet", "n=1", "skip=1")
     assert code == 0
     assert out.startswith(
         "prepared: gsm8k train, style bare, 5 of 5 rows\n\n── gsm8k-train.parquet: row 2 · uid "
     )
-    assert (
-        "user:\n    What is 1+1?\nground truth: 2\ndemonstration 1 (15 characters):\n    It is 2.\n    #### 2\n"
-        in out
-    )
+    problem = "user:\n    What is 1+1?\nground truth: 2\n"
+    demonstration = "demonstration 1 (15 characters):\n    It is 2.\n    #### 2\n"
+    assert problem + demonstration in out
     assert out.endswith("5 problems in gsm8k-train.parquet\n") and "row 3" not in out
     uid = load_problems("gsm8k-train.parquet")[4].uid
     assert "row 5" in run(capsys, "show", "gsm8k-train.parquet", f"uid={uid}")[1]
@@ -78,25 +82,28 @@ def test_show(folder: Path, tiny: Path, capsys: pytest.CaptureFixture[str]):
     assert code == 0 and "prompt, " in out and " tokens:\n    What is 0+1?\n" in out
 
 
-def test_add_uid_keeps_what_a_run_would_give(folder: Path, capsys: pytest.CaptureFixture[str]):
-    wanted = [problem.uid for problem in load_problems("train.jsonl")]
+def test_add_uid_writes_the_uids_of_a_run_and_never_replaces_them(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    uids = [problem.uid for problem in load_problems("train.jsonl")]
     code, out, _ = run(capsys, "add-uid", "train.jsonl")
     assert (code, out) == (0, "5 rows with uids: train.uid.jsonl\n")
     rows = [json.loads(line) for line in (folder / "train.uid.jsonl").read_text().splitlines()]
-    assert [row["uid"] for row in rows] == wanted and rows[0]["answer"] == ROWS[0]["answer"]
+    assert [row["uid"] for row in rows] == uids and rows[0]["answer"] == ROWS[0]["answer"]
     before = (folder / "train.uid.jsonl").read_bytes()
     code, _, err = run(capsys, "add-uid", "train.uid.jsonl")
-    assert code == 2 and "has a column uid already, and uids are never replaced" in err
+    assert code == 2
+    assert "uid" in err
     assert (folder / "train.uid.jsonl").read_bytes() == before and not (
         folder / "train.uid.uid.jsonl"
     ).exists()
     run(capsys, "export", "train.jsonl", "out=plain.parquet")
     run(capsys, "add-uid", "plain.parquet", "out=named.parquet")
     assert parquet.read_table("named.parquet").column_names == ["uid", "question", "answer"]
-    assert [problem.uid for problem in load_problems("named.parquet")] == wanted
+    assert [problem.uid for problem in load_problems("named.parquet")] == uids
 
 
-def test_export(folder: Path, capsys: pytest.CaptureFixture[str]):
+def test_export_converts_between_formats(folder: Path, capsys: pytest.CaptureFixture[str]):
     run(capsys, "prepare", "gsm8k", "from=train.jsonl")
     code, out, _ = run(capsys, "export", "gsm8k-train.parquet", "out=rows.csv")
     assert (code, out) == (0, "5 rows: rows.csv\n")
@@ -110,56 +117,44 @@ def test_export(folder: Path, capsys: pytest.CaptureFixture[str]):
     assert (folder / "two.csv").read_text().splitlines()[0] == "uid,data_source"
 
 
-def test_lists_and_help(folder: Path, capsys: pytest.CaptureFixture[str]):
+def test_help_and_the_list_of_data_sets(folder: Path, capsys: pytest.CaptureFixture[str]):
     assert "postgrad data COMMAND" in run(capsys)[1]
     assert "  gsm8k " in run(capsys, "prepare")[1]
     assert "duplicates=" in run(capsys, "prepare", "--help")[1]
-    assert "add-uid FILE" in run(capsys, "check", "--help")[1]
+    assert "postgrad data check FILE" in run(capsys, "check", "--help")[1]
 
 
 @pytest.mark.parametrize(
-    ("overrides", "message"),
+    ("arguments", "key"),
     [
-        (["prepar"], "data has no command prepar; did you mean prepare?"),
-        (["prepare", "gsm8k", "from=nowhere.jsonl"], "nowhere.jsonl: no such file"),
-        (["prepare", "gsm8k", "mmlu"], "one data set at a time; got gsm8k, mmlu"),
-        (["prepare", "split=test"], "which data set?"),
-        (["prepare", "gsm8k", "from=train.jsonl", "out=x.csv"], "must end in .parquet"),
-        (
-            ["prepare", "gsm8k", "from=train.jsonl", "overwrite=yes"],
-            "overwrite=yes must be true or false",
-        ),
-        (
-            ["prepare", "openr1-math", "from=train.jsonl", "max_tokens=9"],
-            "max_tokens= needs a tokenizer",
-        ),
-        (["prepare", "gsm8k", "from="], "from= has no value"),
-        (["show"], "which file?"),
-        (["show", "train.jsonl", "m=3"], "unknown word 'm=3'; known: model, n, skip"),
-        (["show", "train.jsonl", "n=x"], "n=x is not a whole number"),
-        (["show", "train.jsonl", "uid=x"], "train.jsonl has no problem with uid x"),
-        (
-            ["show", "train.jsonl", "style=qwen"],
-            "style= shows the text that a model sees; add model=MODEL",
-        ),
-        (["check"], "which file?"),
-        (
-            ["check", "train.jsonl", "verifier=gsm9k"],
-            "reward.verifier=gsm9k is not a verifier; did you mean gsm8k?",
-        ),
-        (["check", "train.jsonl", "timeout_s=x"], "timeout_s=x is not a number"),
-        (["export", "train.jsonl"], "where to?"),
-        (["export", "train.jsonl", "out=x.xml"], "must end in .parquet, .jsonl, .csv"),
-        (
-            ["export", "train.jsonl", "out=x.csv", "columns=questio"],
-            "has no column questio; did you mean question?",
-        ),
-        (["add-uid", "train.jsonl", "out=no/x.jsonl"], "no folder no; make it first"),
+        (["prepar"], "did you mean prepare?"),
+        (["prepare", "gsm8k", "from=nowhere.jsonl"], "nowhere.jsonl"),
+        (["prepare", "gsm8k", "mmlu"], "mmlu"),
+        (["prepare", "split=test"], "data set is missing"),
+        (["prepare", "gsm8k", "from=train.jsonl", "out=x.csv"], "out=x.csv"),
+        (["prepare", "gsm8k", "from=train.jsonl", "overwrite=yes"], "overwrite: yes"),
+        (["prepare", "openr1-math", "from=train.jsonl", "max_tokens=9"], "add tokenizer=MODEL"),
+        (["prepare", "gsm8k", "from="], "from="),
+        (["prepare", "gsm8k", "split="], "split="),
+        (["show"], "FILE"),
+        (["show", "train.jsonl", "m=3"], "m=3"),
+        (["show", "train.jsonl", "n=x"], "n: x"),
+        (["show", "train.jsonl", "uid=x"], "uid x"),
+        (["show", "train.jsonl", "style=qwen"], "add model=MODEL"),
+        (["check"], "FILE"),
+        (["check", "train.jsonl", "verifier=gsm9k"], "reward.verifier=gsm9k"),
+        (["check", "train.jsonl", "timeout_s=x"], "timeout_s: x"),
+        (["export", "train.jsonl"], "out="),
+        (["export", "train.jsonl", "out=x.xml"], "out=x.xml"),
+        (["export", "train.jsonl", "out=x.csv", "columns=questio"], "did you mean question?"),
+        (["add-uid", "train.jsonl", "out=no/x.jsonl"], "out=no/x.jsonl"),
     ],
 )
 def test_bad_input_is_one_line_and_writes_nothing(
-    folder: Path, capsys: pytest.CaptureFixture[str], overrides: list[str], message: str
+    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], key: str
 ):
-    code, _, err = run(capsys, *overrides)
-    assert code == 2 and message in err and err.count("\n") == 1
+    code, _, err = run(capsys, *arguments)
+    assert code == 2
+    assert key in err
+    assert err.count("\n") == 1
     assert [path.name for path in folder.iterdir()] == ["train.jsonl"]

@@ -1,4 +1,4 @@
-"""`postgrad init`: what it writes works as it is written, and it never writes over anything."""
+"""`postgrad init`: its files pass their own test, and it never overwrites a file."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ from postgrad.cli.main import main
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("overrides", "use"),
+    ("arguments", "command"),
     [
         (
             ["my_method"],
@@ -20,63 +20,65 @@ from postgrad.cli.main import main
         ),
         (
             ["my_verifier", "--verifier"],
-            "postgrad train grpo reward.verifier=my_verifier.py:my_verifier model.path=MODEL data.train=FILE",
+            "postgrad train grpo reward.verifier=my_verifier.py:my_verifier "
+            "model.path=MODEL data.train=FILE",
         ),
     ],
 )
-def test_what_it_writes_passes_its_own_test_as_written(
-    overrides, use, tmp_path, monkeypatch, capsys
-):
+def test_the_written_files_pass_their_own_test(arguments, command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["init", *overrides]) == 0
+    assert main(["init", *arguments]) == 0
     out = capsys.readouterr().out
-    name = overrides[0]
+    name = arguments[0]
     assert sorted(tree(tmp_path)) == [f"{name}.py", f"test_{name}.py"]
-    assert use in out and f"python -m pytest test_{name}.py" in out
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"test_{name}.py"]
+    assert command in out
+    assert f"python -m pytest test_{name}.py" in out
+    pytest_command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, cwd=tmp_path, env={**os.environ}
+        [*pytest_command, f"test_{name}.py"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=tmp_path,
+        env={**os.environ},
     )
     assert done.returncode == 0, done.stdout + done.stderr
     lint = subprocess.run(
-        [sys.executable, "-m", "ruff", "check", "--isolated", "--line-length=140", "--select=E,F,W,B,UP", "."],
+        [sys.executable, "-m", "ruff", "check", "--isolated", "--line-length=100", "--select=E,F,W,B,UP", "."],
         capture_output=True, text=True, cwd=tmp_path,
     )  # fmt: skip
     assert lint.returncode == 0, lint.stdout + lint.stderr
 
 
 @pytest.mark.parametrize(
-    ("overrides", "message"),
+    ("arguments", "key"),
     [
-        (["there"], "there.py is there already; choose another name, or move it away"),
-        (["half"], "test_half.py is there already"),
-        (["there", "--verifier"], "there.py is there already"),
-        (
-            ["my-method"],
-            "my-method cannot be the name of a Python file; use letters, digits and _, e.g. my_method",
-        ),
-        (["class"], "class cannot be the name of a Python file"),
-        (["../up"], "cannot be the name of a Python file"),
-        (
-            ["torch"],
-            "torch is the name of an installed module, which torch.py would hide; choose another, e.g. my_torch",
-        ),
-        (["a", "b"], "init wants one name, and --verifier if you like; it got a b"),
-        (["--verifyer", "a"], "init wants one name"),
-        (["--verifier"], "init wants one name, and --verifier if you like; it got none"),
+        (["there"], "there.py"),
+        (["half"], "test_half.py"),
+        (["there", "--verifier"], "there.py"),
+        (["my-method"], "my-method"),
+        (["class"], "class"),
+        (["../up"], "../up"),
+        (["torch"], "my_torch"),
+        (["a", "b"], "unexpected argument b"),
+        (["--verifyer", "a"], "did you mean --verifier?"),
+        (["--verifier"], "NAME"),
     ],
 )
-def test_wrong_names_are_one_line_and_nothing_is_written(
-    overrides, message, tmp_path, monkeypatch, capsys
+def test_a_wrong_name_is_one_line_and_nothing_is_written(
+    arguments, key, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there.py").write_text("mine = 1\n")
     (tmp_path / "test_half.py").write_text("mine = 1\n")
     before = tree(tmp_path)
-    assert main(["init", *overrides]) == 2
+    assert main(["init", *arguments]) == 2
     error = capsys.readouterr().err.strip()
-    assert message in error and "\n" not in error and tree(tmp_path) == before
+    assert key in error
+    assert "\n" not in error
+    assert tree(tmp_path) == before
 
 
-def test_help(capsys):
-    assert main(["init"]) == 0 and "--verifier" in capsys.readouterr().out
+def test_without_arguments_it_prints_the_help(capsys):
+    assert main(["init"]) == 0
+    assert "--verifier" in capsys.readouterr().out

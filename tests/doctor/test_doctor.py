@@ -206,8 +206,8 @@ def test_fit_of_sft_samples_nothing(
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
-        (["doctor", "fit"], "doctor does not know fit"),
-        (["doctor", "--fit"], "which recipe?"),
+        (["doctor", "fit"], "unexpected argument fit"),
+        (["doctor", "--fit"], "--fit: "),
         (["doctor", "--fit", "grpoo"], "did you mean grpo?"),
         ([*FIT, "model.path=/no/such/folder"], "no such folder"),
         ([*FIT, "model.path=tiny", "training.stepz=3"], "did you mean training.steps?"),

@@ -90,7 +90,7 @@ def test_compare_command(tmp_path, capsys):
             "did you mean b?",
         ),
         (["a", "b"], "x and y"),
-        (["a", "b", "seed=3"], "compare"),
+        (["a", "b", "seed=3"], "seed=3"),
     ],
 )
 def test_bad_input_gives_one_line(overrides, message, tmp_path, capsys, monkeypatch):

@@ -33,11 +33,11 @@ def test_plot_draws_one_run_several_and_a_poster(runs, tmp_path, capsys):
     for words, part in (
         (["nowhere"], "no run folder nowhere"),
         ([str(tmp_path)], "has no metrics.jsonl"),
-        ([str(one), "x.gif"], "pictures are written as"),
-        ([str(one), "--smoothing", "2"], "--smoothing 2 is out of range"),
+        ([str(one), "x.gif"], "x.gif"),
+        ([str(one), "--smoothing", "2"], "--smoothing: 2"),
         ([str(one), str(other), "--poster"], "--poster shows one run"),
         ([str(one), "--postr"], "did you mean --poster?"),
-        ([str(one), "--title", "mine"], "--title goes with --poster"),
+        ([str(one), "--title", "mine"], "--title needs --poster"),
     ):
         assert main(["plot", *words]) == 2
         err = capsys.readouterr().err

@@ -3,71 +3,92 @@
 import sys
 import time
 
+from postgrad.cli.arguments import Parser
 from postgrad.errors import ConfigError, did_you_mean
 
-HELP = """usage: postgrad analyze entropy MODEL data=DATA [key=value ...]
+DESCRIPTION = """Measures the entropy of a model's internal policies: after every block, and of what attention and
+FFN add to the residual stream. Reports the boundary layer, the last layer whose FFN raises the
+entropy. BuPO trains that layer's policy first (method.num_blocks)."""
 
-Entropy of the policies inside a model: after every block, and of what attention and FFN write. Says at which layer the FFN stops exploring,
-which is where BuPO trains first (method.num_blocks).
+EPILOG = """data= is a run folder (its rollouts), a parquet file of rollouts, a folder or .jsonl file of
+postgrad eval, or problems as training reads them. The model first answers problems; the token
+ids are stored.
 
-  MODEL       a run folder (its newest checkpoint), a checkpoint, a model folder, a GGUF file, a hub id, smollm2 or tiny
-  data=       a run folder (its rollouts), a parquet of rollouts, a folder or .jsonl of postgrad eval,
-              or problems as training reads them: then the model answers them first, and the token ids are stored
+settings and their defaults:
   rows=64 step=0 tolerance=0.05 token_budget=4096 dtype=float32 device=auto out=FOLDER
-  samples=1 temperature=1 max_response_tokens=1024 template=auto template_options.enable_thinking=false prompt_style=own seed=0
-              for problems; a run's model takes its run's own
+  for problems: samples=1 temperature=1 max_response_tokens=1024 template=auto prompt_style=own
+                template_options.enable_thinking=false seed=0
+  The model of a run takes these from its run.
 
-Writes entropy.json and five figures, each as PNG and PDF, into RUN/eval/entropy or entropy-MODEL."""
+Writes entropy.json and five figures (PNG and PDF) to RUN/eval/entropy or entropy-MODEL."""
+
+TERMINAL_S = 0.2  # seconds between two progress updates on a terminal
+LOG_S = 10.0  # the same where the output is a file
 
 
-def run(overrides: list[str]) -> int:
-    if not overrides or "--help" in overrides or "-h" in overrides:
-        print(HELP)
-        return 0
-    if overrides[0] != "entropy":
-        raise ConfigError(
-            f"analyze does not know {overrides[0]}; {did_you_mean(overrides[0], ['entropy'])}"
-        )
-    if len(overrides) < 2 or "=" in overrides[1]:
-        raise ConfigError("which model? postgrad analyze entropy MODEL data=...")
+def make_parser() -> Parser:
+    parser = Parser("analyze entropy MODEL data=DATA [key=value ...]", DESCRIPTION, EPILOG)
+    parser.add_argument("analysis", metavar="entropy")
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="run folder (its newest checkpoint), checkpoint, model folder, GGUF file, "
+        "hub id, smollm2 or tiny",
+    )
+    parser.add_overrides("settings, see below")
+    return parser
+
+
+def run(words: list[str]) -> int:
+    if words and not words[0].startswith("-") and words[0] != "entropy":
+        raise ConfigError(f"unknown analysis {words[0]}; {did_you_mean(words[0], ['entropy'])}")
+    arguments = make_parser().parse(words, help_if_empty=True)
+    if "=" in arguments.model:
+        raise ConfigError("the model is missing; write postgrad analyze entropy MODEL data=...")
+    from postgrad.analysis.run import analyze_entropy
     from postgrad.analysis.settings import read_settings
     from postgrad.evaluation.model import find_model
 
-    target = find_model(overrides[1])
-    config = read_settings(target.path, overrides[2:], target.config)
-    from postgrad.analysis.run import analyze_entropy
-
-    report, folder, figures = analyze_entropy(config, target, Teller())
-    layer, depth = report["boundary_layer"], report["num_layers"]
+    target = find_model(arguments.model)
+    config = read_settings(target.path, arguments.overrides, target.config)
+    report, folder, figures = analyze_entropy(config, target, ProgressLine())
+    entropy = report["full_policy"]["mean"]
     print(
-        f"{report['tokens']} tokens of {report['rows']} responses; the full policy's entropy is {report['full_policy']['mean']:.3f} nats"
+        f"{report['tokens']} tokens of {report['rows']} responses; "
+        f"mean entropy of the full policy: {entropy:.3f} nats"
     )
+    layer = report["boundary_layer"]
     if layer is None:
-        least = report["boundary_threshold"]
         print(
-            f"no boundary layer: no FFN raises the entropy by more than {least:.3g} nats (tolerance={config.tolerance:g})"
+            "no boundary layer: no FFN raises the entropy by more than "
+            f"{report['boundary_threshold']:.3g} nats (tolerance={config.tolerance:g})"
         )
     else:
         print(
-            f"boundary layer: {layer} of {depth}; postgrad train bupo model.path={overrides[1]} method.num_blocks={layer} ..."
+            f"boundary layer: {layer} of {report['num_layers']}; postgrad train bupo "
+            f"model.path={arguments.model} method.num_blocks={layer} ..."
         )
-    print(
-        f"results: {folder}/entropy.json and {', '.join(file.name for file in figures if file.suffix == '.png')} (PDF too)"
-    )
+    pictures = [file.name for file in figures if file.suffix == ".png"]
+    print(f"results: {folder}/entropy.json and {', '.join(pictures)} (also as PDF)")
     return 0
 
 
-class Teller:
-    """Shows how far it is: one line that grows in a terminal, a line now and then elsewhere."""
+class ProgressLine:
+    """Prints progress: one line that is rewritten on a terminal, a line every 10 s elsewhere."""
 
     def __init__(self) -> None:
-        self.last, self.terminal = 0.0, sys.stdout.isatty()
+        self.printed_at = 0.0
+        self.terminal = sys.stdout.isatty()
 
-    def __call__(self, what: str, done: int, total: int) -> None:
-        now, finished = time.monotonic(), done == total
-        if total and not finished and now - self.last < (0.2 if self.terminal else 10.0):
+    def __call__(self, task: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        finished = done == total
+        pause_s = TERMINAL_S if self.terminal else LOG_S
+        if total and not finished and now - self.printed_at < pause_s:
             return
-        self.last = now
-        text = f"{what}: {done}/{total} tokens" if total else f"{what} ..."
-        end = "\n" if finished or not self.terminal else ""
-        print(f"\r{text:<60}" if self.terminal else text, end=end, flush=True)
+        self.printed_at = now
+        text = f"{task}: {done}/{total} tokens" if total else f"{task} ..."
+        if self.terminal:
+            print(f"\r{text:<60}", end="\n" if finished else "", flush=True)
+        else:
+            print(text, flush=True)

@@ -1,112 +1,70 @@
 """`postgrad data prepare|show|check|add-uid|export ...`"""
 
+import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from postgrad.cli.arguments import Parser, positive_number, true_or_false, whole_number
 from postgrad.errors import ConfigError, did_you_mean
 
 HELP = """usage: postgrad data COMMAND ...
 
   prepare NAME [from=hub|FOLDER|FILE,...] [out=FILE.parquet] [key=value ...]
-          a data set in one schema, with what was dropped and why; without NAME: the sets there are
+          convert a data set to Postgrad's schema and count the dropped rows by reason;
+          without NAME: list the data sets
   show FILE [n=3] [uid=UID] [model=MODEL] [style=STYLE]
-          rows as a person reads them; with a model, as it sees them
+          print problems; with a model, the prompt it sees
   check FILE ... [against=TEST] [verifier=NAME]
-          gold answers and near misses through the verifier, duplicates, overlap with a test set; exit code 1 when the verifier errs
-  add-uid FILE [out=FILE]         a column with the uid that follows each problem through a run
+          score gold answers and near misses with the verifier, find duplicates and overlap with a
+          test set; exit code 1 if the verifier is wrong on one of them
+  add-uid FILE [out=FILE]
+          add a column with the uid that follows each problem through a run
   export FILE out=FILE.csv|.jsonl|.parquet [columns=a,b]
+          convert between file formats
 
-postgrad data COMMAND --help tells more."""
+postgrad data COMMAND --help shows the settings of a command."""
 
-PREPARE_HELP = """usage: postgrad data prepare NAME [from=hub|FOLDER|FILE,...] [out=FILE.parquet] [key=value ...]
-
-  from=       hub (the default): downloads the set's files, or takes them from the cache; or a folder or files that you have
-  out=        NAME-SPLIT.parquet unless given; the same input gives the same bytes
-  overwrite=true   replace a file with other content
-  repo= files= revision=   another repository, other files in it (patterns), a commit
-  tokenizer=MODEL          counts tokens for sets that limit them
-{common}
-"""
+PREPARE_DESCRIPTION = (
+    """Converts a data set to Postgrad's schema. The same input gives the same bytes."""
+)
 
 
 def run(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(HELP)
         return 0
-    name, rest = words[0], words[1:]
+    name = words[0]
     if name not in COMMANDS:
-        raise ConfigError(f"data has no command {name}; {did_you_mean(name, COMMANDS)}")
-    if any(word in ("-h", "--help") for word in rest):
-        print(_help(name))
-        return 0
-    return COMMANDS[name](rest)
+        raise ConfigError(f"unknown command data {name}; {did_you_mean(name, COMMANDS)}")
+    return COMMANDS[name](words[1:])
 
 
-def _help(name: str) -> str:
-    if name != "prepare":
-        return HELP
-    from postgrad.data.prepare.catalog import COMMON
-
-    return (
-        PREPARE_HELP.format(
-            common="\n".join(f"  {key + '=':<12}{option.help}" for key, option in COMMON.items())
-        )
-        + "\n"
-        + _sets()
-    )
-
-
-def _sets() -> str:
+def _data_sets() -> str:
+    """Returns the list of data sets with their splits, prompt styles and options."""
     from postgrad.data.prepare.catalog import SETS
 
     lines = ["data sets (splits; prompt style):"]
     for name, entry in SETS.items():
         lines.append(f"  {name:<22}{entry.help} ({', '.join(entry.splits)}; {entry.style})")
-        lines += [
-            f"  {'':<22}  {key}={option.default}: {option.help}"
-            for key, option in entry.options.items()
-        ]
+        for key, option in entry.options.items():
+            lines.append(f"  {'':<22}  {key}={option.default}: {option.help}")
     return "\n".join(lines)
 
 
-def _split(words: list[str], known: set[str] | None) -> tuple[list[str], dict[str, str]]:
-    """Words without = are files, the others options. `known` None lets any key pass."""
-    files: list[str] = []
-    options: dict[str, str] = {}
-    for word in words:
-        key, equals, value = word.partition("=")
-        if not equals or "/" in key:
-            files.append(word)
-        elif known is not None and key not in known:
-            raise ConfigError(f"unknown word {word!r}; {did_you_mean(key, known)}")
-        elif not value:
-            raise ConfigError(f"{key}= has no value")
-        else:
-            options[key] = value
-    return files, options
+def _common_options() -> str:
+    """Returns the options that all data sets have."""
+    from postgrad.data.prepare.catalog import COMMON
 
-
-def _one_file(files: list[str], command: str) -> Path:
-    if len(files) != 1:
-        raise ConfigError(
-            f"which file? postgrad data {command} FILE ...{f'; got {len(files)} files' if files else ''}"
-        )
-    return Path(files[0]).expanduser()
-
-
-def _number(options: dict[str, str], key: str, default: int) -> int:
-    value = options.get(key, str(default))
-    if not value.isdigit():
-        raise ConfigError(f"{key}={value} is not a whole number from 0")
-    return int(value)
+    lines = [f"  {key + '=':<12}{option.help}" for key, option in COMMON.items()]
+    return "\n".join(["options of all data sets:", *lines])
 
 
 @contextmanager
 def progress(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal, nothing elsewhere; gives the function that is told of progress."""
+    """Shows a progress bar on a terminal; yields the function that advances it by a count."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -132,60 +90,109 @@ def progress(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
         yield lambda count: bar.advance(task, count)
 
 
+def _prepare_parser(epilog: str) -> Parser:
+    parser = Parser(
+        "data prepare NAME [from=hub|FOLDER|FILE,...] [out=FILE.parquet] [key=value ...]",
+        PREPARE_DESCRIPTION,
+        epilog,
+    )
+    parser.add_argument("name", nargs="?", metavar="NAME", help="the data set")
+    parser.add_overrides("options of the data set, see below")
+    parser.add_setting(
+        "from",
+        dest="source",
+        default="hub",
+        metavar="hub|FOLDER|FILE,...",
+        help="hub (default) downloads the files or takes them from the cache; or your own files",
+    )
+    parser.add_setting("out", metavar="FILE.parquet", help="default: NAME-SPLIT.parquet")
+    parser.add_setting(
+        "overwrite",
+        type=true_or_false,
+        default=False,
+        metavar="true|false",
+        help="replace a file that has other content",
+    )
+    parser.add_setting("repo", help="another repository on the hub")
+    parser.add_setting("files", default="", metavar="PATTERNS", help="other files in it")
+    parser.add_setting("revision", metavar="COMMIT", help="a commit of the repository")
+    parser.add_setting(
+        "tokenizer", metavar="MODEL", help="counts tokens for data sets that limit them"
+    )
+    return parser
+
+
 def prepare_command(words: list[str]) -> int:
-    names, options = _split(words, None)
-    if not names:
-        if options:
-            raise ConfigError(
-                "which data set? postgrad data prepare NAME ...; postgrad data prepare lists them"
-            )
-        print(_sets())
+    asks_help = "-h" in words or "--help" in words
+    parser = _prepare_parser(f"{_common_options()}\n\n{_data_sets()}" if asks_help else "")
+    arguments = parser.parse(words)
+    if not words:
+        print(_data_sets())
         return 0
-    if len(names) > 1:
-        raise ConfigError(
-            f"one data set at a time; got {', '.join(names)} (files are given as from=FILE)"
-        )
+    options = _data_set_options(arguments)
     from postgrad.data.prepare.output import describe
     from postgrad.data.prepare.request import find_files, parse_request
     from postgrad.data.prepare.run import prepare
     from postgrad.data.readers import count_rows
 
-    place, out = options.pop("from", "hub"), options.pop("out", "")
-    elsewhere = {key: options.pop(key) for key in ("repo", "revision") if key in options}
-    patterns, overwrite, tokenizer = (
-        options.pop("files", ""),
-        options.pop("overwrite", "false"),
-        options.pop("tokenizer", ""),
-    )
-    if overwrite not in ("true", "false"):
-        raise ConfigError(f"overwrite={overwrite} must be true or false")
-    request = parse_request(names[0], options, _counter(tokenizer) if tokenizer else None)
-    if "max_tokens" in options and not tokenizer:
-        raise ConfigError("max_tokens= needs a tokenizer to count with; add tokenizer=MODEL")
-    files, commit = find_files(request, place, patterns, **elsewhere)
-    sizes = [count_rows(path) for _, path in files]
-    total = sum(size for size in sizes if size) if all(sizes) else None
-    path = Path(out or f"{request.name}-{request.split}.parquet").expanduser()
-    with progress(f"reading {request.name}", total) as told:
-        prepared = prepare(request, files, commit, path, overwrite == "true", told)
+    count_tokens = _token_counter(arguments.tokenizer) if arguments.tokenizer else None
+    request = parse_request(arguments.name, options, count_tokens)
+    if "max_tokens" in options and count_tokens is None:
+        raise ConfigError("max_tokens= needs a tokenizer; add tokenizer=MODEL")
+    other_source = {
+        key: getattr(arguments, key) for key in ("repo", "revision") if getattr(arguments, key)
+    }
+    files, commit = find_files(request, arguments.source, arguments.files, **other_source)
+    out = Path(arguments.out or f"{request.name}-{request.split}.parquet").expanduser()
+    total = _sum_if_known([count_rows(path) for _, path in files])
+    with progress(f"reading {request.name}", total) as advance:
+        prepared = prepare(request, files, commit, out, arguments.overwrite, advance)
     print("\n".join(describe(prepared)))
     if request.data_set.note:
         print(f"note: {request.data_set.note}")
-    if "max_tokens" in request.options and not tokenizer:
-        print("note: the length of generations was not limited; give tokenizer=MODEL for that")
+    if "max_tokens" in request.options and count_tokens is None:
+        print("note: generations of any length were kept; tokenizer=MODEL limits them")
     if request.style.text:
         print(
-            "note: the prompts are whole texts; train with data.template=plain, or give style=bare here and data.prompt_style there"
+            "note: the prompts are complete texts; train with data.template=plain, "
+            "or prepare with style=bare and train with data.prompt_style"
         )
     return 0
 
 
-def _counter(model: str) -> Callable[[str], int]:
-    tokenizer = _tokenizer(model)
+def _data_set_options(arguments: argparse.Namespace) -> dict[str, str]:
+    """Returns the options of the data set, from `key=value` words. Raises ConfigError."""
+    if arguments.name is None or "=" in arguments.name:
+        raise ConfigError(
+            "the data set is missing; write postgrad data prepare NAME ...; "
+            "postgrad data prepare lists the names"
+        )
+    options: dict[str, str] = {}
+    for word in arguments.overrides:
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise ConfigError(
+                f"unexpected argument {word}; prepare one data set at a time, "
+                "and give files as from=FILE"
+            )
+        if not value:
+            raise ConfigError(f"{key}= has no value; write {key}=VALUE")
+        options[key] = value
+    return options
+
+
+def _sum_if_known(counts: Sequence[int | None]) -> int | None:
+    """Returns the sum of the counts, None if one of them is unknown."""
+    known = [count for count in counts if count]
+    return sum(known) if len(known) == len(counts) else None
+
+
+def _token_counter(model: str) -> Callable[[str], int]:
+    tokenizer = _load_tokenizer(model)
     return lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def _tokenizer(model: str) -> Any:
+def _load_tokenizer(model: str) -> Any:
     from postgrad.config.schema import ModelConfig
     from postgrad.model.load import load_tokenizer
 
@@ -193,116 +200,155 @@ def _tokenizer(model: str) -> Any:
 
 
 def show_command(words: list[str]) -> int:
-    files, options = _split(words, {"n", "uid", "model", "style", "template", "skip"})
-    path = _one_file(files, "show")
+    parser = Parser(
+        "data show FILE [n=3] [skip=0] [uid=UID] [model=MODEL] [style=STYLE] [template=auto]",
+        "Prints problems of a file; with a model, the prompt it sees.",
+    )
+    parser.add_argument("file", type=Path, metavar="FILE", help="any problem file")
+    parser.add_setting("n", type=whole_number(0), default=3, metavar="3", help="problems to print")
+    parser.add_setting(
+        "skip", type=whole_number(0), default=0, metavar="0", help="problems to skip first"
+    )
+    parser.add_setting("uid", help="print only the problem with this uid")
+    parser.add_setting("model", help="print the prompt that this model sees")
+    parser.add_setting("style", help="prompt style, as data.prompt_style; needs model=")
+    parser.add_setting("template", help="as data.template; needs model=")
+    arguments = parser.parse(words)
     from postgrad.data.prepare.output import read_provenance
     from postgrad.data.problems import load_problems
     from postgrad.data.show import describe_problem, describe_provenance
 
+    path = arguments.file.expanduser()
     problems = load_problems(str(path))
     chosen = list(enumerate(problems, 1))
-    if "uid" in options:
-        chosen = [(row, problem) for row, problem in chosen if problem.uid == options["uid"]]
+    if arguments.uid:
+        chosen = [(row, problem) for row, problem in chosen if problem.uid == arguments.uid]
         if not chosen:
-            raise ConfigError(f"{path} has no problem with uid {options['uid']}")
-    skip = _number(options, "skip", 0)
-    prompts = _prompts(options)
+            raise ConfigError(f"{path} has no problem with uid {arguments.uid}")
+    prompts = _prompts(arguments)
     lines = describe_provenance(read_provenance(path) if path.is_file() else {})
-    for row, problem in chosen[skip : skip + _number(options, "n", 3)]:
+    for row, problem in chosen[arguments.skip : arguments.skip + arguments.n]:
         lines += ["", *describe_problem(problem, f"{path.name}: row {row}", prompts)]
     print("\n".join(lines).strip("\n"))
     print(f"\n{len(problems)} problems in {path}")
     return 0
 
 
-def _prompts(options: dict[str, str]) -> Any:
-    """What turns problems into the text a model sees; None where no model was named."""
-    if "model" not in options:
-        if wrong := [key for key in ("style", "template") if key in options]:
-            raise ConfigError(f"{wrong[0]}= shows the text that a model sees; add model=MODEL")
+def _prompts(arguments: argparse.Namespace) -> Any:
+    """Returns the object that renders prompts for `model=`, None without a model."""
+    if not arguments.model:
+        for key in ("style", "template"):
+            if getattr(arguments, key):
+                raise ConfigError(f"{key}= needs a model to render prompts for; add model=MODEL")
         return None
     from postgrad.data.render import Prompts
 
     return Prompts(
-        _tokenizer(options["model"]),
-        options.get("template", "auto"),
-        style=options.get("style", "own"),
+        _load_tokenizer(arguments.model),
+        arguments.template or "auto",
+        style=arguments.style or "own",
     )
 
 
 def check_command(words: list[str]) -> int:
-    files, options = _split(words, {"against", "verifier", "timeout_s", "show"})
-    if not files:
-        raise ConfigError("which file? postgrad data check FILE ... [against=TEST]")
+    parser = Parser(
+        "data check FILE ... [against=TEST] [verifier=auto] [timeout_s=10] [show=10]",
+        "Scores gold answers and near misses with the verifier, and finds duplicates and overlap "
+        "with a test set.\nExit code 1 if the verifier rejects a gold answer or accepts a near "
+        "miss.",
+    )
+    parser.add_argument("files", nargs="+", metavar="FILE", help="any problem file")
+    parser.add_setting("against", metavar="TEST", help="test set that must not overlap")
+    parser.add_setting("verifier", default="auto", help="as reward.verifier (default auto)")
+    parser.add_setting(
+        "timeout_s",
+        type=positive_number,
+        default=10.0,
+        metavar="10",
+        help="time limit per answer, in seconds",
+    )
+    parser.add_setting(
+        "show", type=whole_number(0), default=10, metavar="10", help="rows to print per finding"
+    )
+    arguments = parser.parse(words)
     from postgrad.data.problems import load_problems, load_problems_with_locations
     from postgrad.evaluation.data_check import check_data
     from postgrad.verifiers.scorer import Scorer
 
-    problems, places = load_problems_with_locations(",".join(files))
-    against = load_problems(options["against"]) if "against" in options else []
-    limit = options.get("timeout_s", "10")
-    if not limit.replace(".", "", 1).isdigit():
-        raise ConfigError(f"timeout_s={limit} is not a number of seconds")
+    problems, locations = load_problems_with_locations(",".join(arguments.files))
+    against = load_problems(arguments.against) if arguments.against else []
     with (
-        Scorer(options.get("verifier", "auto"), float(limit)) as scorer,
-        progress("judging gold answers", len(problems)) as told,
+        Scorer(arguments.verifier, arguments.timeout_s) as scorer,
+        progress("scoring gold answers", len(problems)) as advance,
     ):
-        report = check_data(problems, places, scorer, against, told)
-    shown = _number(options, "show", 10)
-    print(f"{report.num_problems} problems, {report.num_checked} gold answers judged")
-    for why, count in report.unchecked.items():
-        print(f"  not judged {count}: {why}")
-    _print_rows("gold answers that the verifier does not accept", report.rejected_golds, shown)
-    _print_rows(
-        f"wrong answers that the verifier accepts, of {report.num_near_misses} near misses",
-        report.accepted_near_misses,
-        shown,
-    )
-    _print_rows(
-        "demonstrations that the verifier does not accept", report.rejected_demonstrations, shown
-    )
-    _print_rows("questions that are asked more than once", report.duplicates, shown)
-    if "against" in options:
-        _print_rows(f"questions that are also in {options['against']}", report.in_test_set, shown)
+        report = check_data(problems, locations, scorer, against, advance)
+    _print_report(report, arguments.against, arguments.show)
     return 1 if report.rejected_golds or report.accepted_near_misses else 0
 
 
-def _print_rows(heading: str, rows: "list[Any]", shown: int) -> None:
+def _print_report(report: Any, against: str | None, limit: int) -> None:
+    print(f"{report.num_problems} problems, {report.num_checked} gold answers scored")
+    for reason, count in report.unchecked.items():
+        print(f"  not scored {count}: {reason}")
+    _print_rows("gold answers that the verifier rejects", report.rejected_golds, limit)
+    _print_rows(
+        f"wrong answers that the verifier accepts, of {report.num_near_misses} near misses",
+        report.accepted_near_misses,
+        limit,
+    )
+    _print_rows("demonstrations that the verifier rejects", report.rejected_demonstrations, limit)
+    _print_rows("duplicate questions", report.duplicates, limit)
+    if against:
+        _print_rows(f"questions that are also in {against}", report.in_test_set, limit)
+
+
+def _print_rows(heading: str, rows: Sequence[Any], limit: int) -> None:
     print(f"{heading}: {len(rows) or 'none'}")
-    for row in rows[:shown]:
+    for row in rows[:limit]:
         print(f"  {row.location} (uid {row.uid}): {row.reason}")
-    if len(rows) > shown:
-        print(f"  ... and {len(rows) - shown} more; show={len(rows)} lists all")
+    if len(rows) > limit:
+        print(f"  ... and {len(rows) - limit} more; show={len(rows)} lists all")
 
 
 def add_uid_command(words: list[str]) -> int:
-    files, options = _split(words, {"out"})
-    path = _one_file(files, "add-uid")
+    parser = Parser(
+        "data add-uid FILE [out=FILE]",
+        "Adds a column with the uid that follows each problem through a run.",
+    )
+    parser.add_argument("file", type=Path, metavar="FILE", help="any problem file")
+    parser.add_setting("out", type=Path, metavar="FILE", help="default: NAME.uid.SUFFIX")
+    arguments = parser.parse(words)
     from postgrad.data.readers import extension
     from postgrad.data.tables import add_uids
 
-    kind = extension(path) if extension(path) in (".parquet", ".jsonl") else ".parquet"
-    out = Path(
-        options.get("out") or path.with_name(path.name[: -len(extension(path))] + f".uid{kind}")
-    ).expanduser()
+    path = arguments.file.expanduser()
+    out = arguments.out
+    if out is None:
+        suffix = extension(path)
+        stem = path.name[: -len(suffix)]
+        new_suffix = suffix if suffix in (".parquet", ".jsonl") else ".parquet"
+        out = path.with_name(f"{stem}.uid{new_suffix}")
+    out = out.expanduser()
     print(f"{add_uids(path, out)} rows with uids: {out}")
     return 0
 
 
 def export_command(words: list[str]) -> int:
-    files, options = _split(words, {"out", "columns"})
-    path = _one_file(files, "export")
-    if "out" not in options:
-        raise ConfigError(
-            f"where to? postgrad data export {path} out=FILE.csv (or .jsonl, .parquet)"
-        )
+    parser = Parser(
+        "data export FILE out=FILE.csv|.jsonl|.parquet [columns=a,b]",
+        "Converts a problem file to another format, by the suffix of out=.",
+    )
+    parser.add_argument("file", type=Path, metavar="FILE", help="any problem file")
+    parser.add_setting("out", type=Path, required=True, metavar="FILE", help="file to write")
+    parser.add_setting("columns", metavar="a,b", help="columns to write; default: all")
+    arguments = parser.parse(words)
     from postgrad.data.tables import export
 
-    columns = (
-        [name.strip() for name in options["columns"].split(",")] if "columns" in options else None
-    )
-    out = Path(options["out"]).expanduser()
-    print(f"{export(path, out, columns)} rows: {out}")
+    columns = None
+    if arguments.columns:
+        columns = [name.strip() for name in arguments.columns.split(",")]
+    out = arguments.out.expanduser()
+    print(f"{export(arguments.file.expanduser(), out, columns)} rows: {out}")
     return 0
 
 

@@ -1,43 +1,42 @@
-"""`postgrad demo`: a model learns in front of your eyes. SFT leaves it poor at a task, GRPO makes it good at it."""
+"""`postgrad demo`: SFT teaches a small model a task badly, then GRPO makes it good at the task."""
 
 import json
 import time
 from pathlib import Path
+from typing import Any
 
+from postgrad.cli.arguments import Parser, whole_number
 from postgrad.config.compose import compose
-from postgrad.errors import ConfigError, did_you_mean
+from postgrad.errors import ConfigError
 
-HELP = """usage: postgrad demo [model=tiny|smollm2] [seed=N] [runs=FOLDER]
+DESCRIPTION = """Fine-tunes a model on two-digit addition with SFT until it is right sometimes, then trains it with
+GRPO. The same command continues an interrupted demo."""
 
-tiny     a 0.3M-parameter transformer made in code learns two-digit addition: two to three minutes on a CPU, no download
-smollm2  a real language model, SmolLM2-135M-Instruct, learns two-digit addition with a boxed answer: see the README for times
-
-An interrupted demo goes on with the same command."""
+EPILOG = """models:
+  tiny     a 0.3M-parameter transformer made in code; two to three minutes on a CPU, no download
+  smollm2  SmolLM2-135M-Instruct, which learns to box its answers; the README has times"""
 
 # model -> the two recipes it runs
 MODELS = {"tiny": ("demo_sft", "demo_grpo"), "smollm2": ("demo_smollm2_sft", "demo_smollm2_grpo")}
+MAX_DEMOS = 1000
 
 
-def run(overrides: list[str]) -> int:
-    if overrides and overrides[0] in ("-h", "--help"):
-        print(HELP)
-        return 0
-    options = {"model": "tiny", "seed": "0", "runs": "runs"}
-    for word in overrides:
-        key, equals, value = word.partition("=")
-        if key not in options or not equals:
-            raise ConfigError(f"unknown demo setting {word!r}; {did_you_mean(key, options)}")
-        options[key] = value
-    if options["model"] not in MODELS:
-        raise ConfigError(
-            f"model={options['model']} is no demo; {did_you_mean(options['model'], MODELS)}"
-        )
-    if not options["seed"].isdigit():
-        raise ConfigError(f"seed={options['seed']} is not a whole number")
-    return _demo(options["model"], options["seed"], options["runs"])
+def run(words: list[str]) -> int:
+    parser = Parser("demo [model=tiny|smollm2] [seed=N] [runs=FOLDER]", DESCRIPTION, EPILOG)
+    parser.add_setting(
+        "model", choices=tuple(MODELS), default="tiny", metavar="tiny|smollm2", help="see below"
+    )
+    parser.add_setting(
+        "seed", type=whole_number(0), default=0, metavar="N", help="random seed (default 0)"
+    )
+    parser.add_setting(
+        "runs", default="runs", metavar="FOLDER", help="folder of the runs (default: runs)"
+    )
+    arguments = parser.parse(words)
+    return _demo(arguments.model, arguments.seed, arguments.runs)
 
 
-def _demo(model: str, seed: str, runs: str) -> int:
+def _demo(model: str, seed: int, runs: str) -> int:
     print("loading torch and transformers ...", flush=True)
     from postgrad.methods import find_method
     from postgrad.training import checkpoint
@@ -45,18 +44,21 @@ def _demo(model: str, seed: str, runs: str) -> int:
     from postgrad.training.report import make_reporter
     from postgrad.view.picture import draw_poster
 
-    began = time.monotonic()
-    name = _fresh_name(Path(runs), f"demo-{model}-{seed}")
-    sft, grpo = MODELS[model]
+    start = time.monotonic()
+    name = _run_name(Path(runs), f"demo-{model}-{seed}")
+    sft_recipe, grpo_recipe = MODELS[model]
     common = [f"seed={seed}", f"runs={runs}"]
-    first = compose(sft, [*common, f"name={name}/1-sft"], lambda m: find_method(m).Settings)
-    result = train(first, make_reporter("1 of 2: SFT, until the model is a poor pupil"))
+    sft = compose(sft_recipe, [*common, f"name={name}/1-sft"], lambda m: find_method(m).Settings)
+    result = train(sft, make_reporter("1 of 2: SFT, until the model is right sometimes"))
     if result.interrupted:
         return _interrupted(name)
-    poor = checkpoint.latest(result.folder)
-    overrides = [*common, f"name={name}/2-grpo", f"model.path={poor}/policy"]
-    second = compose(grpo, overrides, lambda m: find_method(m).Settings)
-    result = train(second, make_reporter("2 of 2: GRPO, rewarded for right answers only"))
+    overrides = [
+        *common,
+        f"name={name}/2-grpo",
+        f"model.path={checkpoint.latest(result.folder)}/policy",
+    ]
+    grpo = compose(grpo_recipe, overrides, lambda m: find_method(m).Settings)
+    result = train(grpo, make_reporter("2 of 2: GRPO, with a reward for right answers only"))
     if result.interrupted:
         return _interrupted(name)
     picture = draw_poster(
@@ -64,69 +66,77 @@ def _demo(model: str, seed: str, runs: str) -> int:
         result.folder.parent / "demo.png",
         "postgrad demo: GRPO on two-digit addition",
     )
-    _finish(model, result.folder, picture, time.monotonic() - began)
+    _print_accuracy(result.folder, time.monotonic() - start)
+    _print_answers(result.folder)
+    _print_next_steps(model, result.folder, picture)
     return 0
 
 
 def _interrupted(name: str) -> int:
-    print(f"saved in {name}; the same command goes on")
+    print(f"saved in {name}; the same command continues")
     return 130
 
 
-def _fresh_name(runs: Path, name: str) -> str:
-    """The demo's folder: the last one if it was interrupted, a new one if it was finished."""
-    for number in range(1, 1000):
+def _run_name(runs: Path, name: str) -> str:
+    """Returns the name of the last demo if it was interrupted, otherwise a new name."""
+    for number in range(1, MAX_DEMOS):
         candidate = name if number == 1 else f"{name}-{number}"
         if not (runs / candidate / "demo.png").is_file():
             return candidate
-    raise ConfigError(f"{runs} holds a thousand demos; remove some")
+    raise ConfigError(f"{runs} has {MAX_DEMOS - 1} demos with this seed; remove some")
 
 
-def _finish(model: str, folder: Path, picture: Path, seconds: float) -> None:
+def _print_accuracy(folder: Path, seconds: float) -> None:
+    """Prints accuracy and reward before and after GRPO."""
     from rich.console import Console
     from rich.table import Table
 
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    held_out = [line for line in lines if "validation/accuracy" in line]
+    validations = [line for line in lines if "validation/accuracy" in line]
     rewards = [line["reward/mean"] for line in lines if "reward/mean" in line]
-    table = Table(title=f"held-out problems, {seconds:.0f} s in all")
-    for heading in ("", "before GRPO", "after GRPO"):
-        table.add_column(heading, justify="left" if not heading else "right")
-    for label, key in (
-        ("right, greedy", "validation/accuracy"),
-        ("right, sampled", "validation/sampled_accuracy"),
-    ):
-        table.add_row(label, f"{held_out[0][key]:.1%}", f"{held_out[-1][key]:.1%}")
+    table = Table(title=f"held-out problems, {seconds:.0f} s in total")
+    table.add_column("", justify="left")
+    table.add_column("before GRPO", justify="right")
+    table.add_column("after GRPO", justify="right")
+    _add_accuracy(table, "accuracy, greedy", validations, "validation/accuracy")
+    _add_accuracy(table, "accuracy, sampled", validations, "validation/sampled_accuracy")
     table.add_row("reward of training samples", f"{rewards[0]:.3f}", f"{rewards[-1]:.3f}")
-    console = Console()
-    console.print(table)
+    Console().print(table)
+
+
+def _add_accuracy(table: Any, label: str, validations: list[dict[str, float]], key: str) -> None:
+    table.add_row(label, f"{validations[0][key]:.1%}", f"{validations[-1][key]:.1%}")
+
+
+def _print_answers(folder: Path) -> None:
+    """Prints sample answers of the first and the last step, wrong ones in red."""
+    from rich.console import Console
+
     from postgrad.view.picture import read_sample_answers
 
+    console = Console()
     for heading, rows in read_sample_answers(folder):
         console.print(heading, style="bold")
         for text, reward in rows:
+            label = "right" if reward > 0 else "wrong"
             style = "green" if reward > 0 else "red"
-            console.print(
-                f"  {'right' if reward > 0 else 'wrong'}  {text}",
-                style=style,
-                markup=False,
-                highlight=False,
-            )
-    print(
-        f"\npicture: {picture}\nmodel:   {folder}/checkpoints/latest names the newest checkpoint, a stock Hugging Face folder\n\ntry next:"
-    )
-    print(
-        f"  postgrad view {folder.parent.parent}                 see it in a browser: curves, every answer token by token"
-    )
+            console.print(f"  {label}  {text}", style=style, markup=False, highlight=False)
+
+
+def _print_next_steps(model: str, folder: Path, picture: Path) -> None:
+    print(f"\npicture: {picture}")
+    print(f"model:   {folder}/checkpoints/latest names the newest checkpoint")
+    print("\ntry next:")
+    print(f"  postgrad view {folder.parent.parent}    see the curves and every answer in a browser")
     if model == "tiny":
-        print(
-            "  postgrad demo model=smollm2                      the same with a real language model"
-        )
+        print("  postgrad demo model=smollm2    the same with a language model")
     else:
-        print(f"  postgrad serve {folder}    ask it yourself, through any OpenAI client")
+        print(f"  postgrad serve {folder}    ask the model through any OpenAI client")
     print(
-        "  postgrad train demo_grpo warmup.recipe=demo_sft rollout.samples=16 name=mine    change a setting, keep the rest"
+        "  postgrad train demo_grpo warmup.recipe=demo_sft rollout.samples=16 name=mine"
+        "    change a setting"
     )
     print(
-        "  postgrad doctor --fit grpo model.path=smollm2 data.train=arithmetic:2:boxed    will it fit, how long"
+        "  postgrad doctor --fit grpo model.path=smollm2 data.train=arithmetic:2:boxed"
+        "    estimate memory and time"
     )

@@ -3,35 +3,42 @@
 import sys
 from typing import TYPE_CHECKING
 
+from postgrad.cli.arguments import Parser
 from postgrad.errors import ConfigError
 
 if TYPE_CHECKING:
     from postgrad.doctor.machine import Report
 
-HELP = """usage: postgrad doctor
-       postgrad doctor --fit RECIPE [key=value ...]
-
-Alone: what this machine offers and what a run would use: device, compute type, threads, memory, engines, packages.
-With --fit: whether the run that `postgrad train RECIPE key=value ...` would start fits into memory and on the disk, and how
-long it takes; measured in under half a minute, without loading the weights and without writing a run."""
+DESCRIPTION = """Without arguments: shows what this machine offers and what a run would use: device, compute type,
+threads, memory, engines, packages.
+With --fit: estimates whether a run fits into memory and on the disk, and how long it takes. It
+measures for less than half a minute, loads no weights and writes no run."""
 
 
-def run(overrides: list[str]) -> int:
-    if "--help" in overrides or "-h" in overrides:
-        print(HELP)
-        return 0
-    if overrides and overrides[0] != "--fit":
-        raise ConfigError(
-            f"doctor does not know {overrides[0]}; write postgrad doctor, or postgrad doctor --fit RECIPE key=value ..."
-        )
-    if not overrides:
+def make_parser() -> Parser:
+    parser = Parser("doctor [--fit RECIPE [key=value ...]]", DESCRIPTION)
+    parser.add_argument(
+        "--fit", metavar="RECIPE", help="estimate the run of `postgrad train RECIPE key=value ...`"
+    )
+    parser.add_overrides("settings of that run")
+    return parser
+
+
+def run(words: list[str]) -> int:
+    arguments = make_parser().parse(words)
+    if arguments.fit is None:
+        if arguments.overrides:
+            raise ConfigError(
+                f"unexpected argument {arguments.overrides[0]}; write postgrad doctor, "
+                "or postgrad doctor --fit RECIPE key=value ..."
+            )
         from postgrad.doctor.machine import examine
 
         show(examine())
         return 0
     from postgrad.cli.train import compose_words
 
-    config = compose_words(overrides[1:])
+    config = compose_words([arguments.fit, *arguments.overrides])
     from postgrad.doctor.machine import describe, estimate
 
     show(describe(estimate(config)))
@@ -39,24 +46,28 @@ def run(overrides: list[str]) -> int:
 
 
 def show(report: "Report") -> None:
-    """A table on a terminal, aligned lines elsewhere; the problems below."""
+    """Prints the report: a table on a terminal, aligned lines elsewhere; problems come last."""
     if sys.stdout.isatty():
-        from rich.console import Console
-        from rich.markup import escape
-        from rich.table import Table
-
-        table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-        table.add_column(style="bold", no_wrap=True)
-        table.add_column()
-        for name, value in report.rows:
-            table.add_row(escape(name), escape(value))
-        console = Console()
-        console.print(table)
-        for problem in report.problems:
-            console.print(f"[yellow]problem[/yellow]  {escape(problem)}", highlight=False)
+        _show_table(report)
         return
     width = max(len(name) for name, _ in report.rows) + 2
     for name, value in report.rows:
         print(f"{name:<{width}}{value}")
     for problem in report.problems:
         print(f"{'problem':<{width}}{problem}")
+
+
+def _show_table(report: "Report") -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for name, value in report.rows:
+        table.add_row(escape(name), escape(value))
+    console = Console()
+    console.print(table)
+    for problem in report.problems:
+        console.print(f"[yellow]problem[/yellow]  {escape(problem)}", highlight=False)

@@ -2,35 +2,52 @@
 
 from pathlib import Path
 
+from postgrad.cli.arguments import Parser
 from postgrad.errors import ConfigError
 
-HELP = """usage: postgrad eval MODEL data=SET[,SET ...] [n=16] [key=value ...]
-       postgrad eval compare A B [out=FILE.json]
+DESCRIPTION = """Samples answers of a model to problems and scores them with a verifier. The same command continues
+an evaluation that was stopped, and gives the same files.
+postgrad eval compare A B [out=FILE.json] compares two results."""
 
-Lets a model answer problems and judges the answers. The same command continues an evaluation that was stopped, and gives the same files.
-
-  MODEL       a run folder (its newest checkpoint), a checkpoint, a model folder, a GGUF file, a hub id, smollm2 or tiny
-  data=       problem files in any form training reads, each a set of its own; NAME=FILE names one
-  n=16        samples for each problem: gives avg@16, pass@1 2 4 8 16 and maj@2 4 8 16
-  temperature=0.6 top_p=0.95 max_response_tokens=2048 limit=40 verifier=math template=chat seed=1 dtype=float32 engine=native out=FOLDER
-              greedy without n; training's keys (rollout.temperature ...) can be written without their section
+EPILOG = """settings:
+  data=SET[,SET ...]  problem files in any format that training reads, one set per file;
+                      NAME=FILE gives a set a name
+  n=16                samples per problem; reports avg@16, pass@1 2 4 8 16 and maj@2 4 8 16;
+                      without n, decoding is greedy
+  temperature=0.6 top_p=0.95 max_response_tokens=2048 limit=40 verifier=math template=chat seed=1
+  dtype=float32 engine=native out=FOLDER
+                      the keys of training (rollout.temperature ...) work without their section
   verifier=llm_judge reward.judge.model=URL#NAME reward.judge.template=pairwise
-              a judge compares each answer with the row's own: win rate, raw and length-controlled (AlpacaEval; docs/verifiers.md)
+                      a language model compares each answer with the row's own answer:
+                      win rate, raw and length-controlled (AlpacaEval; docs/verifiers.md)
 
-compare gives the paired difference of two such results (their folders), set by set, with its interval.
+Results: SET.jsonl (one line per response), summary.json and report.md,
+in RUN/eval/ for a run, otherwise in eval/."""
 
-Results: SET.jsonl (one line a response), summary.json, report.md; in RUN/eval/ for a run, else in eval/."""
+COMPARE_DESCRIPTION = (
+    """Prints the paired difference of two evaluations, set by set, with its confidence interval."""
+)
 
 
-def run(overrides: list[str]) -> int:
-    if not overrides or "--help" in overrides or "-h" in overrides:
-        print(HELP)
-        return 0
-    if overrides[0] == "compare":
-        return _compare(overrides[1:])
-    if "=" in overrides[0] and not Path(overrides[0]).exists():
+def make_parser() -> Parser:
+    parser = Parser("eval MODEL data=SET[,SET ...] [n=16] [key=value ...]", DESCRIPTION, EPILOG)
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="run folder (its newest checkpoint), checkpoint, model folder, GGUF file, "
+        "hub id, smollm2 or tiny",
+    )
+    parser.add_overrides("settings, see below")
+    return parser
+
+
+def run(words: list[str]) -> int:
+    if words and words[0] == "compare":
+        return _compare(words[1:])
+    arguments = make_parser().parse(words, help_if_empty=True)
+    if "=" in arguments.model and not Path(arguments.model).exists():
         raise ConfigError(
-            f"which model? postgrad eval MODEL data=FILE ...; the first word was {overrides[0]}"
+            f"the model is missing before {arguments.model}; write postgrad eval MODEL data=FILE ..."
         )
     from postgrad.evaluation.model import find_model
     from postgrad.evaluation.plan import make_plan
@@ -39,36 +56,32 @@ def run(overrides: list[str]) -> int:
     from postgrad.evaluation.run import evaluate
     from postgrad.evaluation.settings import read_settings
 
-    target = find_model(overrides[0])
-    plan = make_plan(read_settings(target.path, overrides[1:], target.config), target)
+    target = find_model(arguments.model)
+    settings = read_settings(target.path, arguments.overrides, target.config)
+    plan = make_plan(settings, target)
     summary = evaluate(plan, make_progress())
     print("\n".join([table(summary), *warnings(summary)]))
-    if summary["speed"].get("tokens_per_second"):
-        print(
-            f"{summary['speed']['tokens']} tokens, {summary['speed']['tokens_per_second']:g} a second"
-        )
-    print(
-        f"results: {plan.folder}/report.md, summary.json and {', '.join(f'{name}.jsonl' for name in plan.sets)}"
-    )
+    speed = summary["speed"]
+    if speed.get("tokens_per_second"):
+        print(f"{speed['tokens']} tokens, {speed['tokens_per_second']:g} tokens per second")
+    sets = ", ".join(f"{name}.jsonl" for name in plan.sets)
+    print(f"results: {plan.folder}/report.md, summary.json and {sets}")
     return 0
 
 
-def _compare(overrides: list[str]) -> int:
-    folders = [word for word in overrides if "=" not in word or Path(word).exists()]
-    others = [word for word in overrides if word not in folders]
-    if len(folders) != 2 or any(not word.startswith("out=") for word in others) or len(others) > 1:
-        raise ConfigError(
-            f"compare wants two folders of evaluations, and out=FILE.json if you like; it got {' '.join(overrides) or 'nothing'}"
-        )
+def _compare(words: list[str]) -> int:
+    parser = Parser("eval compare A B [out=FILE.json]", COMPARE_DESCRIPTION)
+    parser.add_argument("first", metavar="A", help="folder of an evaluation")
+    parser.add_argument("second", metavar="B", help="folder of another evaluation")
+    parser.add_setting("out", metavar="FILE.json", help="also write the result to this file")
+    arguments = parser.parse(words)
     import json
 
     from postgrad.evaluation.compare import compare, table
     from postgrad.evaluation.folder import write
 
-    result = compare(*(Path(folder).expanduser() for folder in folders))
-    if others:
-        write(
-            Path(others[0].removeprefix("out=")).expanduser(), json.dumps(result, indent=1) + "\n"
-        )
+    result = compare(Path(arguments.first).expanduser(), Path(arguments.second).expanduser())
+    if arguments.out:
+        write(Path(arguments.out).expanduser(), json.dumps(result, indent=1) + "\n")
     print(table(result))
     return 0

@@ -1,6 +1,7 @@
-"""`postgrad COMMAND ...`: finds the command's file and turns errors into one line and an exit code.
+"""`postgrad COMMAND ...`: finds the command's module and turns errors into one line and an exit code.
 
-0 done · 1 the run could not go on · 2 wrong input, nothing was written · 130 interrupted, resumable.
+Exit codes: 0 success, 1 the run failed, 2 wrong input and nothing was written,
+130 interrupted and resumable.
 """
 
 import importlib
@@ -9,63 +10,36 @@ import signal
 import sys
 
 from postgrad import __version__
+from postgrad.cli.arguments import HelpPrinted
 from postgrad.errors import ConfigError, RunError, did_you_mean
 
-# name -> (module with run(arguments) -> exit code, what it does)
+# name -> (module with run(words) -> exit code, one-line description)
 COMMANDS = {
-    "demo": ("postgrad.cli.demo", "learn arithmetic in front of your eyes, on a CPU, no download"),
-    "train": (
-        "postgrad.cli.train",
-        "train RECIPE key=value ...: run a recipe, or continue its run",
-    ),
-    "eval": (
-        "postgrad.cli.eval",
-        "eval MODEL data=SET n=16 ...: answers, avg@k, pass@k, maj@k with intervals; compare A B",
-    ),
+    "demo": ("postgrad.cli.demo", "train a tiny model on addition, on a CPU, no download"),
+    "train": ("postgrad.cli.train", "train RECIPE key=value ...: start a run, or continue it"),
+    "eval": ("postgrad.cli.eval", "eval MODEL data=SET n=16 ...: avg@k, pass@k and maj@k"),
     "analyze": (
         "postgrad.cli.analyze",
-        "analyze entropy MODEL data=...: entropy of the policies inside a model, figures and JSON",
+        "analyze entropy MODEL data=...: entropy after every block",
     ),
-    "doctor": (
-        "postgrad.cli.doctor",
-        "what this machine offers and what will be used; --fit RECIPE ...: will it fit, how long",
-    ),
+    "doctor": ("postgrad.cli.doctor", "show the machine; --fit RECIPE: estimate memory and time"),
     "recipes": (
         "postgrad.cli.recipes",
-        "list the recipes, or show one with every setting: recipes [NAME]",
+        "recipes [NAME]: list the recipes, or one recipe's settings",
     ),
-    "view": (
-        "postgrad.cli.view",
-        "the page over runs, rollouts and evaluations, live: view [RUNS]",
-    ),
-    "data": ("postgrad.cli.data", "prepare, show, check and export data sets: data prepare gsm8k"),
-    "serve": (
-        "postgrad.cli.serve",
-        "models behind OpenAI's HTTP interface: serve MODEL [MODEL ...] --port 8000",
-    ),
-    "sandbox": (
-        "postgrad.cli.sandbox",
-        "the code sandbox over HTTP, for verifiers on other machines",
-    ),
-    "plot": ("postgrad.cli.plot", "the same charts as a picture: plot RUN [RUN ...] [FILE.png]"),
-    "export": (
-        "postgrad.cli.export",
-        "export RUN|VERL_FOLDER OUT: a stock Hugging Face folder from a checkpoint or verl's shards",
-    ),
-    "push": (
-        "postgrad.cli.push",
-        "push FOLDER|RUN user/name: publish a model on a hub, with a card written from the run",
-    ),
-    "init": (
-        "postgrad.cli.init",
-        "a method or verifier of your own, with its test: init NAME [--verifier]",
-    ),
+    "view": ("postgrad.cli.view", "view [RUNS]: web page with curves, rollouts and evaluations"),
+    "data": ("postgrad.cli.data", "data prepare gsm8k: prepare, show, check and export data sets"),
+    "serve": ("postgrad.cli.serve", "serve MODEL ...: an OpenAI-compatible model server"),
+    "sandbox": ("postgrad.cli.sandbox", "serve the code sandbox over HTTP"),
+    "plot": ("postgrad.cli.plot", "plot RUN [RUN ...] [FILE.png]: training curves as a picture"),
+    "export": ("postgrad.cli.export", "export SOURCE OUT: write a Hugging Face model folder"),
+    "push": ("postgrad.cli.push", "push FOLDER|RUN user/name: upload a model with a model card"),
+    "init": ("postgrad.cli.init", "init NAME [--verifier]: start a method or verifier of your own"),
 }
 
-
-# What a command that was stopped at once says of its next start.
+# What an interrupted command says about its next start.
 FROM_CHECKPOINT = "; the same command continues from the last checkpoint"
-CONTINUES = {
+HOW_TO_CONTINUE = {
     "train": FROM_CHECKPOINT,
     "demo": FROM_CHECKPOINT,
     "eval": "; the same command continues",
@@ -73,38 +47,45 @@ CONTINUES = {
 
 
 def usage() -> str:
+    """Returns the help text of `postgrad` itself."""
+    commands = [f"  {name:<10}{help_line}" for name, (_, help_line) in COMMANDS.items()]
     lines = [
         f"postgrad {__version__}: RL post-training for language models",
         "",
         "usage: postgrad COMMAND ...",
         "",
-    ]
-    lines += [f"  {name:<10}{help_line}" for name, (_, help_line) in COMMANDS.items()]
-    lines += [
+        *commands,
         "",
-        "postgrad COMMAND --help tells more. Settings are key=value words: postgrad recipes grpo shows them all.",
+        "postgrad COMMAND --help shows the arguments of a command.",
+        "Settings are written key=value; postgrad recipes grpo lists all of them.",
     ]
     return "\n".join(lines)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """A command by its words; without words the program itself, which SIGTERM stops as Ctrl-C does."""
-    if arguments is not None:
-        return run(arguments)
+def main(words: list[str] | None = None) -> int:
+    """Runs a command and returns its exit code.
+
+    Without `words` this is the program itself: it reads sys.argv, and SIGTERM acts as Ctrl-C.
+    """
+    if words is not None:
+        return run(words)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    code = run(sys.argv[1:], alone=True)
-    _turn_deaf()
+    code = run(sys.argv[1:], ends_process=True)
+    _ignore_signals()
     return code
 
 
-def _turn_deaf() -> None:
-    """An impatient second Ctrl-C must not end in a traceback of the interpreter's end."""
+def _ignore_signals() -> None:
+    """A second Ctrl-C must not print a traceback while the interpreter shuts down."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-def run(words: list[str], alone: bool = False) -> int:
-    """Find the command and run it; errors become one line and an exit code. `alone`: the process ends with it."""
+def run(words: list[str], ends_process: bool = False) -> int:
+    """Finds the command and runs it; an error becomes one line and an exit code.
+
+    `ends_process` says that the process ends after this call.
+    """
     if len(words) == 2 and words[0] == "help" and words[1] in COMMANDS:
         words = [words[1], "--help"]
     if not words or words[0] in ("-h", "--help", "help"):
@@ -113,12 +94,15 @@ def run(words: list[str], alone: bool = False) -> int:
     if words[0] in ("-V", "--version", "version"):
         print(__version__)
         return 0
-    # oneDNN keeps nearly a megabyte of code for each shape it met, a thousand shapes by default. Read when torch loads.
+    # oneDNN caches almost 1 MB of code per tensor shape, for 1024 shapes by default.
+    # It reads this variable when torch is imported.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
     try:
         if words[0] not in COMMANDS:
             raise ConfigError(f"unknown command {words[0]}; {did_you_mean(words[0], COMMANDS)}")
         return importlib.import_module(COMMANDS[words[0]][0]).run(words[1:])
+    except HelpPrinted:
+        return 0
     except ConfigError as error:
         print(f"postgrad: {error}", file=sys.stderr)
         return 2
@@ -126,9 +110,9 @@ def run(words: list[str], alone: bool = False) -> int:
         print(f"postgrad: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        if alone:
-            _turn_deaf()
-        print(f"postgrad: stopped{CONTINUES.get(words[0], '')}", file=sys.stderr)
+        if ends_process:
+            _ignore_signals()
+        print(f"postgrad: stopped{HOW_TO_CONTINUE.get(words[0], '')}", file=sys.stderr)
         return 130
     except BrokenPipeError:
         return 1

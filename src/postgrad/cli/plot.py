@@ -1,72 +1,82 @@
-"""`postgrad plot RUN [RUN ...] [FILE]`: the page's charts as a picture."""
+"""`postgrad plot RUN [RUN ...] [FILE]`: the charts of `postgrad view` as a picture."""
 
+import argparse
 from pathlib import Path
 
-from postgrad.errors import ConfigError, did_you_mean
+from postgrad.cli.arguments import Parser
+from postgrad.errors import ConfigError
 
-HELP = """usage: postgrad plot RUN [RUN ...] [FILE] [--poster] [--title WORDS] [--smoothing 0.6]
+DESCRIPTION = """Draws the charts of `postgrad view` into one picture, for one run or for several runs overlaid.
+FILE is curves.png in the first run folder unless given; its suffix chooses the format: .png,
+.svg or .pdf."""
 
-Draws the charts that postgrad view shows of a run, of several runs over each other, into one picture. FILE is curves.png in the
-(first) run folder unless given; its ending chooses the format: .png, .svg or .pdf.
+SUFFIXES = (".png", ".svg", ".pdf")
 
-  --poster          one picture for people instead: the reward, what was held out, answers of the first and the last step
-  --title WORDS     what stands over the poster; the run's name, method and data unless given
-  --smoothing 0.6   how much the lines are smoothed, from 0 to below 1"""
 
-ENDINGS = (".png", ".svg", ".pdf")
+def make_parser() -> Parser:
+    parser = Parser(
+        "plot RUN [RUN ...] [FILE] [--poster] [--title TITLE] [--smoothing 0.6]", DESCRIPTION
+    )
+    parser.add_argument("paths", nargs="+", type=Path, metavar="RUN", help="run folder")
+    parser.add_argument(
+        "--poster",
+        action="store_true",
+        help="one summary picture instead: reward, validation accuracy, and answers of the first "
+        "and the last step",
+    )
+    parser.add_argument(
+        "--title",
+        default="",
+        help="title of the poster; default: the run's name, method and data",
+    )
+    parser.add_argument(
+        "--smoothing",
+        type=smoothing_weight,
+        default=0.6,
+        help="weight of the exponential moving average, from 0 to below 1 (default 0.6)",
+    )
+    return parser
+
+
+def smoothing_weight(text: str) -> float:
+    """An argparse type: a number from 0 to below 1."""
+    try:
+        weight = float(text)
+    except ValueError:
+        weight = -1.0
+    if not 0 <= weight < 1:
+        raise argparse.ArgumentTypeError(f"{text} must be at least 0 and below 1")
+    return weight
 
 
 def run(words: list[str]) -> int:
-    if not words or "-h" in words or "--help" in words:
-        print(HELP)
-        return 0
-    paths, poster, smoothing, title = read(words)
-    file = paths.pop() if paths and paths[-1].suffix in ENDINGS and not paths[-1].is_dir() else None
-    if not paths:
-        raise ConfigError("which run? postgrad plot RUN [RUN ...] [FILE]")
-    for path in paths:
-        if not path.is_dir():
-            wrong = path.suffix and path == paths[-1] and len(paths) > 1
-            raise ConfigError(
-                f"{path}: pictures are written as .png, .svg or .pdf"
-                if wrong
-                else f"no run folder {path}"
-            )
-    if poster and len(paths) > 1:
-        raise ConfigError("--poster shows one run; leave the others out, or --poster")
+    arguments = make_parser().parse(words, help_if_empty=True)
+    if arguments.title and not arguments.poster:
+        raise ConfigError("--title needs --poster; the other charts have their own titles")
+    runs, file = split_paths(arguments.paths)
+    if arguments.poster and len(runs) > 1:
+        raise ConfigError("--poster shows one run; name one run, or leave --poster out")
     from postgrad.view.picture import draw_panels, draw_poster
 
-    file = file or paths[0] / "curves.png"
-    print(draw_poster(paths[0], file, title) if poster else draw_panels(paths, file, smoothing))
+    if arguments.poster:
+        print(draw_poster(runs[0], file, arguments.title))
+    else:
+        print(draw_panels(runs, file, arguments.smoothing))
     return 0
 
 
-def read(words: list[str]) -> tuple[list[Path], bool, float, str]:
-    paths: list[Path] = []
-    poster, smoothing, title, waiting = False, 0.6, "", list(words)
-    while waiting:
-        word = waiting.pop(0)
-        key, _, value = word.partition("=")
-        if key == "--poster":
-            poster = True
-        elif key == "--title":
-            title = value or (waiting.pop(0) if waiting else "")
-        elif key == "--smoothing":
-            value = value or (waiting.pop(0) if waiting else "")
-            try:
-                smoothing = float(value)
-            except ValueError:
-                smoothing = -1.0
-            if not 0 <= smoothing < 1:
-                raise ConfigError(
-                    f"--smoothing {value} is out of range; it must be at least 0 and below 1"
-                )
-        elif word.startswith("-"):
-            raise ConfigError(
-                f"plot does not know {key}; {did_you_mean(key, ('--poster', '--smoothing', '--title'))}"
-            )
-        else:
-            paths.append(Path(word))
-    if title and not poster:
-        raise ConfigError("--title goes with --poster; the other charts have their own titles")
-    return paths, poster, smoothing, title
+def split_paths(paths: list[Path]) -> tuple[list[Path], Path]:
+    """Returns the run folders and the picture file. Raises ConfigError."""
+    runs = list(paths)
+    file = None
+    if runs[-1].suffix in SUFFIXES and not runs[-1].is_dir():
+        file = runs.pop()
+    if not runs:
+        raise ConfigError("the run is missing; write postgrad plot RUN [RUN ...] [FILE]")
+    for path in runs:
+        if path.is_dir():
+            continue
+        if path.suffix and path == runs[-1] and len(runs) > 1:
+            raise ConfigError(f"{path}: a picture's name must end in .png, .svg or .pdf")
+        raise ConfigError(f"no run folder {path}")
+    return runs, file or runs[0] / "curves.png"

@@ -1,24 +1,26 @@
-"""`postgrad recipes [NAME]`: what there is, and every setting of one."""
+"""`postgrad recipes [NAME]`: lists the recipes, or every setting of one recipe."""
 
 import dataclasses
 from typing import Any
 
+from postgrad.cli.arguments import Parser
 from postgrad.config.compose import RECIPES, compose, recipe_names
 from postgrad.errors import ConfigError, did_you_mean
 
+DESCRIPTION = (
+    "Lists the recipes, or shows one recipe: its origin, and every setting with its value."
+)
+
 
 def run(words: list[str]) -> int:
-    if words and words[0] in ("-h", "--help"):
-        print(
-            "usage: postgrad recipes [NAME]\n\nLists the recipes, or shows one: its origin and every setting with value and meaning."
-        )
-        return 0
-    if not words:
+    parser = Parser("recipes [NAME]", DESCRIPTION)
+    parser.add_argument("name", nargs="?", metavar="NAME", help="the recipe to show")
+    name = parser.parse(words).name
+    if name is None:
         width = max(map(len, recipe_names())) + 2
-        for name in recipe_names():
-            print(f"  {name:<{width}}{_comment(name)[0]}")
+        for known in recipe_names():
+            print(f"  {known:<{width}}{_comment(known)[0]}")
         return 0
-    name = words[0]
     if name not in recipe_names():
         raise ConfigError(f"unknown recipe {name}; {did_you_mean(name, recipe_names())}")
     from postgrad.methods import find_method
@@ -33,16 +35,18 @@ def run(words: list[str]) -> int:
 
 
 def _show(spec: Any, value: Any, prefix: str) -> None:
+    """Prints `key=value` and the help text; for a section, all of its settings."""
     if dataclasses.is_dataclass(value):
         for inner in dataclasses.fields(value):
             _show(inner, getattr(value, inner.name), f"{prefix}{spec.name}.")
         return
-    choices = spec.metadata.get("choices", ())
-    print(
-        f"{f'{prefix}{spec.name}={value}':<44} {spec.metadata.get('help', '')}{f' ({chr(44).join(choices)})' if choices else ''}"
-    )
+    text = spec.metadata.get("help", "")
+    if choices := spec.metadata.get("choices", ()):
+        text = f"{text} ({', '.join(choice or 'empty' for choice in choices)})"
+    print(f"{f'{prefix}{spec.name}={value}':<44} {text}")
 
 
 def _comment(name: str) -> list[str]:
+    """Returns the comment lines of a recipe's file."""
     lines = (RECIPES / f"{name}.yaml").read_text().splitlines()
     return [line.removeprefix("# ") for line in lines if line.startswith("#")] or [""]

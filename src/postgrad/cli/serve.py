@@ -1,167 +1,208 @@
-"""`postgrad serve MODEL ...`: models behind OpenAI's HTTP interface."""
+"""`postgrad serve MODEL ...`: an OpenAI-compatible model server."""
 
 import contextlib
 import secrets
+import socket
 from pathlib import Path
 from typing import Any
 
+from postgrad.cli.arguments import Parser, port_number, whole_number
 from postgrad.errors import ConfigError, RunError
+from postgrad.serving.options import ServeOptions
 
-HELP = """usage: postgrad serve MODEL [MODEL ...] [--port PORT] [--host HOST] [--engine auto|native|vllm] [--option VALUE ...]
+DESCRIPTION = """Serves models over HTTP with OpenAI's interface: /v1/completions, /v1/chat/completions (both with
+streaming, log-probs and token ids), /v1/models and /health. docs/serve.md has examples."""
 
-Serves models over HTTP as OpenAI does: /v1/completions, /v1/chat/completions (both with streaming, log-probs and token ids), /v1/models
-and /health. Clients, classmates, judges and other trainers can use it; docs/serve.md has examples.
+MAX_CONTEXT = 1 << 24  # tokens
+MIN_TOKEN_LENGTH = 8  # characters
 
-  MODEL              a run folder (its newest checkpoint), a checkpoint, a model folder, a hub id, smollm2 or tiny
-  --engine ENGINE    auto (unless given): vllm, vLLM's own server, where it is installed and can run the model here, else native
-  --host HOST        address to listen on, 127.0.0.1 unless given; any other than loopback asks for a token
-  --port PORT        port to listen on, 8000 unless given; 0 takes a free one
-  --token-file FILE  every request must say Authorization: Bearer TOKEN with the token in this file; made and printed where one is needed
-  --name NAMES       names that requests call the models by, with commas between; the words given as MODEL unless said
-  --servers FILE     write the models into this mapping file, for method.classmates=FILE#NAME; several servers may share it
-  --reload-below DIR allow POST /v1/reload {"folder": ...} to load new weights from safetensors folders below DIR
-  --queue N          completions that may wait beside those that decode, 1024 unless given; more are turned away with 429
-  --rows N           completions decoded at once; 64 on a CPU, 256 elsewhere unless given
-  --context N        longest prompt and answer together, in tokens; the model's own unless given
-  --time-limit S     longest time for one answer, 600 seconds unless given
-  --grace S          time for running requests when the server is stopped, 10 seconds unless given
-  --device, --dtype, --threads   as model.device, model.dtype and model.threads of a run"""
 
-OPTIONS = {
-    "--engine": "auto",
-    "--host": "127.0.0.1",
-    "--port": "8000",
-    "--token-file": "",
-    "--name": "",
-    "--servers": "",
-    "--reload-below": "",
-    "--queue": "1024",
-    "--rows": "0",
-    "--context": "0",
-    "--time-limit": "600",
-    "--grace": "10",
-    "--device": "auto",
-    "--dtype": "auto",
-    "--threads": "0",
-}
-ENGINES = ("auto", "native", "vllm")
-CHOICES = {"--engine": ENGINES, "--dtype": ("auto", "float32", "bfloat16")}
-LONGEST = 1 << 24  # tokens
+def make_parser() -> Parser:
+    parser = Parser(
+        "serve MODEL [MODEL ...] [--port PORT] [--host HOST] [--engine auto|native|vllm] ...",
+        DESCRIPTION,
+    )
+    parser.set_defaults(**vars(ServeOptions()))
+    parser.add_argument(
+        "models",
+        nargs="+",
+        metavar="MODEL",
+        help="run folder (its newest checkpoint), checkpoint, model folder, hub id, smollm2 or tiny",
+    )
+    parser.add_argument(
+        "--engine",
+        choices=("auto", "native", "vllm"),
+        help="auto (default): vLLM's server if it is installed and can run the model on this "
+        "machine, otherwise native",
+    )
+    parser.add_argument(
+        "--host", help="address to listen on (default 127.0.0.1); any other requires a token"
+    )
+    parser.add_argument(
+        "--port", type=port_number, help="port to listen on (default 8000); 0 takes a free one"
+    )
+    parser.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help="file with the token that requests must send as `Authorization: Bearer TOKEN`; "
+        "without it a token is made and printed where one is needed",
+    )
+    parser.add_argument(
+        "--name",
+        metavar="NAMES",
+        help="names of the models in requests, separated by commas; default: as given in MODEL",
+    )
+    parser.add_argument(
+        "--servers",
+        metavar="FILE",
+        help="add the models to this file, for method.classmates=FILE#NAME; servers may share it",
+    )
+    parser.add_argument(
+        "--reload-below",
+        metavar="FOLDER",
+        help='allow POST /v1/reload {"folder": ...} to load safetensors weights below FOLDER',
+    )
+    parser.add_argument(
+        "--queue",
+        type=whole_number(0, 100_000),
+        metavar="N",
+        help="completions that may wait (default 1024); more are rejected with status 429",
+    )
+    parser.add_argument(
+        "--rows",
+        type=whole_number(0, 4096),
+        metavar="N",
+        help="completions decoded at the same time; default: 64 on a CPU, 256 elsewhere",
+    )
+    parser.add_argument(
+        "--context",
+        type=whole_number(0, MAX_CONTEXT),
+        metavar="N",
+        help="longest prompt plus response, in tokens; default: the model's limit",
+    )
+    parser.add_argument(
+        "--time-limit",
+        type=whole_number(1, 86_400),
+        metavar="S",
+        help="longest time per request, in seconds (default 600)",
+    )
+    parser.add_argument(
+        "--grace",
+        type=whole_number(0, 3600),
+        metavar="S",
+        help="seconds for running requests when the server stops (default 10)",
+    )
+    parser.add_argument("--device", help="as model.device of a run")
+    parser.add_argument(
+        "--dtype", choices=("auto", "float32", "bfloat16"), help="as model.dtype of a run"
+    )
+    parser.add_argument(
+        "--threads", type=whole_number(0, 1024), metavar="N", help="as model.threads of a run"
+    )
+    return parser
 
 
 def run(words: list[str]) -> int:
-    if not words or "--help" in words or "-h" in words:
-        print(HELP)
-        return 0
+    arguments = vars(make_parser().parse(words, help_if_empty=True))
+    models = arguments.pop("models")
+    options = ServeOptions(**arguments)
+    names = check(models, options)
     from postgrad import web
 
-    models, options = web.read_options(words, OPTIONS, "serve")
-    names = check(models, options)
-    host, port = options["--host"], web.number(options, "--port", 0, 65535)
-    token = read_token(options["--token-file"])
-    if not token and not web.is_loopback(host):
+    token = read_token(options.token_file)
+    if not token and not web.is_loopback(options.host):
         token = secrets.token_urlsafe(24)
         print(f"token: {token}", flush=True)
-    found = paths(models)
-    engine, why = choose_engine(found, options)
+    paths = find_paths(models)
+    engine, reason = choose_engine(paths, options)
     if engine == "vllm":
         from postgrad.model.load import resolve_path
         from postgrad.serving.vllm_server import NotReady, serve_vllm
 
-        print(f"engine: vllm ({why})", flush=True)
+        print(f"engine: vllm ({reason})", flush=True)
+        resolved = {name: resolve_path(path, 0) for name, path in zip(names, paths, strict=True)}
         try:
-            return serve_vllm(
-                dict(zip(names, (resolve_path(path, 0) for path in found), strict=True)),
-                host,
-                port,
-                token,
-                options,
-            )
+            return serve_vllm(resolved, token, options)
         except NotReady as error:
-            if options["--engine"] != "auto":
+            if options.engine != "auto":
                 raise
-            why = str(error)
-    with web.listen(host, port) as listener:
-        print(f"engine: native ({why})", flush=True)
-        serve(names, found, listener, token, options)
+            reason = str(error)
+    with web.listen(options.host, options.port) as listener:
+        print(f"engine: native ({reason})", flush=True)
+        serve(names, paths, listener, token, options)
     return 0
 
 
-def choose_engine(models: list[str], options: dict[str, str]) -> tuple[str, str]:
-    """native or vllm, and why."""
-    if options["--engine"] != "auto":
-        return options["--engine"], f"--engine {options['--engine']}"
+def choose_engine(models: list[str], options: ServeOptions) -> tuple[str, str]:
+    """Returns native or vllm, and the reason for the choice."""
+    if options.engine != "auto":
+        return options.engine, f"--engine {options.engine}"
     from postgrad.serving.vllm_server import why_not
 
-    reason = why_not(models, options, OPTIONS)
-    return ("native", reason) if reason else ("vllm", "installed, and it can run this model here")
+    reason = why_not(models, options)
+    if reason:
+        return "native", reason
+    return "vllm", "installed, and it can run this model on this machine"
 
 
-def check(models: list[str], options: dict[str, str]) -> list[str]:
-    """The models' names; everything that can be wrong with the words is looked at before a model is loaded. Raises ConfigError."""
-    from postgrad import web
-    from postgrad.errors import did_you_mean
-    from postgrad.serving import mapping
-    from postgrad.serving import vllm_server as handover
+def check(models: list[str], options: ServeOptions) -> list[str]:
+    """Returns the models' names. Raises ConfigError for wrong options, before a model is loaded."""
+    from postgrad.serving import mapping, vllm_server
 
-    if not models:
-        raise ConfigError("which model? postgrad serve MODEL [--port PORT]")
-    for key, known in CHOICES.items():
-        if options[key] not in known:
-            raise ConfigError(
-                f"{key} {options[key]} is unknown; {did_you_mean(options[key], known)}"
-            )
-    if options["--engine"] == "vllm" and (key := handover.only_native(options, OPTIONS)):
+    if options.engine == "vllm" and (option := vllm_server.only_native(options)):
         raise ConfigError(
-            f"{key} is for --engine native, vLLM's server has no such option; leave one of them away"
+            f"{option} works with --engine native only; leave out {option} or --engine vllm"
         )
-    bounds = {
-        "--queue": (0, 100_000),
-        "--rows": (0, 4096),
-        "--context": (0, LONGEST),
-        "--time-limit": (1, 86_400),
-    }
-    for key, (least, most) in (bounds | {"--grace": (0, 3600), "--threads": (0, 1024)}).items():
-        web.number(options, key, least, most)
-    names = options["--name"].split(",") if options["--name"] else models
+    names = options.name.split(",") if options.name else models
     if len(names) != len(models) or len(set(names)) != len(names) or not all(names):
         raise ConfigError(
-            f"{len(models)} models need as many different names, got {', '.join(names)}; say --name A,B"
+            f"--name: {len(models)} models need {len(models)} different names, "
+            f"got {', '.join(names)}; write --name A,B"
         )
-    if options["--servers"]:
-        mapping.read(Path(options["--servers"]).expanduser())
-    if options["--reload-below"] and not Path(options["--reload-below"]).expanduser().is_dir():
-        raise ConfigError(f"--reload-below {options['--reload-below']}: no such folder")
+    if options.servers:
+        mapping.read(Path(options.servers).expanduser())
+    if options.reload_below and not Path(options.reload_below).expanduser().is_dir():
+        raise ConfigError(f"--reload-below {options.reload_below}: no such folder")
     return names
 
 
 def read_token(file: str) -> str:
+    """Returns the token in the file, "" if `file` is empty. Raises ConfigError."""
     if not file:
         return ""
     try:
         token = Path(file).expanduser().read_text().strip()
     except (OSError, ValueError) as error:
         raise ConfigError(f"--token-file {file} cannot be read: {error}") from error
-    if len(token) < 8 or not token.isascii() or any(c.isspace() for c in token):
-        raise ConfigError(f"--token-file {file} must hold one word of at least 8 plain characters")
+    has_space = any(character.isspace() for character in token)
+    if len(token) < MIN_TOKEN_LENGTH or not token.isascii() or has_space:
+        raise ConfigError(
+            f"--token-file {file} must hold one token of at least {MIN_TOKEN_LENGTH} ASCII "
+            "characters, without spaces"
+        )
     return token
 
 
-def paths(models: list[str]) -> list[str]:
-    """Where each model is: of a run its newest checkpoint, folders as whole paths."""
+def find_paths(models: list[str]) -> list[str]:
+    """Returns the path of each model: of a run its newest checkpoint, folders as absolute paths."""
     from postgrad.evaluation.model import find_model
 
-    found = [find_model(word).path for word in models]
-    return [
-        str(Path(path).expanduser().absolute()) if Path(path).expanduser().exists() else path
-        for path in found
-    ]
+    paths: list[str] = []
+    for model in models:
+        path = find_model(model).path
+        local = Path(path).expanduser()
+        paths.append(str(local.absolute()) if local.exists() else path)
+    return paths
 
 
 def serve(
-    names: list[str], models: list[str], listener: Any, token: str, options: dict[str, str]
+    names: list[str],
+    models: list[str],
+    listener: socket.socket,
+    token: str,
+    options: ServeOptions,
 ) -> None:
-    """Load the models, answer until Ctrl-C or SIGTERM, then let running requests end."""
+    """Loads the models and serves them until Ctrl-C or SIGTERM, then finishes running requests."""
     from postgrad import web
     from postgrad.config.schema import ModelConfig
     from postgrad.model.device import set_threads
@@ -169,39 +210,45 @@ def serve(
     from postgrad.serving.app import make_app
     from postgrad.serving.served_model import load_served
 
-    number = {
-        key: int(options[key])
-        for key in ("--rows", "--context", "--queue", "--time-limit", "--grace", "--threads")
-    }
-    if number["--threads"]:
-        set_threads(number["--threads"])
+    if options.threads:
+        set_threads(options.threads)
     server: Any = None
     served = [
         load_served(
-            name, ModelConfig(path=path, device=options["--device"], dtype=options["--dtype"]),
-            number["--rows"], number["--context"], number["--queue"], lambda: server.should_exit, share=len(models),
+            name,
+            ModelConfig(path=path, device=options.device, dtype=options.dtype),
+            options.rows,
+            options.context,
+            options.queue,
+            lambda: server.should_exit,
+            share=len(models),
         )
         for name, path in zip(names, models, strict=True)
-    ]  # fmt: skip
-    below = Path(options["--reload-below"]).expanduser() if options["--reload-below"] else None
-    app = make_app(served, options["--host"], token, below, number["--time-limit"])
-    server = web.make_server(app, number["--grace"], connections=number["--queue"] + 1000)
-    file = Path(options["--servers"]).expanduser() if options["--servers"] else None
+    ]
+    below = Path(options.reload_below).expanduser() if options.reload_below else None
+    app = make_app(served, options.host, token, below, options.time_limit)
+    server = web.make_server(app, options.grace, connections=options.queue + 1000)
+    file = Path(options.servers).expanduser() if options.servers else None
     host, port = listener.getsockname()[:2]
-    entries = {m.name: mapping.entry(host, port, m.name, i, m.source) for i, m in enumerate(served)}
-    # Signals from here on: whoever reads the mapping may stop us before the first request.
+    entries = {
+        model.name: mapping.entry(host, port, model.name, index, model.source)
+        for index, model in enumerate(served)
+    }
+    # Signals are handled from here on: a process that reads the file may stop this server
+    # before the first request.
     with (
         contextlib.suppress(KeyboardInterrupt),
         web.signals_as_interrupt(),
         mapping.named(file, entries),
     ):
-        for m in served:
+        for model in served:
             print(
-                f"{m.name}: {m.worker.capacity} rows of {m.context} tokens, {m.worker.queue} may wait",
+                f"{model.name}: {model.worker.capacity} rows of {model.context} tokens, "
+                f"{model.worker.queue} may wait",
                 flush=True,
             )
         print(f"{web.address_of(listener)}/v1\nCtrl-C ends it", flush=True)
         web.run(server, listener)
-    ended = [m.worker.end() for m in served]
+    ended = [model.worker.end() for model in served]
     if not all(ended):
-        raise RunError("a decode step did not end within 10 s of the server's end")
+        raise RunError("a decode step was still running 10 s after the server stopped")

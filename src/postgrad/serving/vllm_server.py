@@ -17,6 +17,7 @@ from pathlib import Path
 from postgrad import web
 from postgrad.errors import ConfigError, RunError
 from postgrad.serving import mapping
+from postgrad.serving.options import ServeOptions
 
 START_S = 900.0  # for vLLM to load a model, compile and answer
 CLEAN_S = 3.0  # for the processes of a server that has ended
@@ -36,13 +37,13 @@ class NotReady(RunError):
     """A server of vLLM that did not come up."""
 
 
-def why_not(models: Sequence[str], options: dict[str, str], defaults: dict[str, str]) -> str:
+def why_not(models: Sequence[str], options: ServeOptions) -> str:
     """Why vLLM's server cannot take these models (paths) with these words; empty when it should. Looks at the cheap reasons first."""
     if importlib.util.find_spec("vllm") is None:
         return "vLLM is not installed"
     if len(models) > 1:
         return "several models share one port"
-    if key := only_native(options, defaults):
+    if key := only_native(options):
         return f"vLLM's server has no {key}"
     from postgrad.config.schema import ModelConfig
     from postgrad.model.device import choose_device
@@ -52,7 +53,7 @@ def why_not(models: Sequence[str], options: dict[str, str], defaults: dict[str, 
     (path,) = models
     if path.endswith(".gguf") or is_adapter(path):
         return f"vLLM reads model folders, and this is {'a GGUF file' if path.endswith('.gguf') else 'an adapter'}"
-    device = choose_device(options["--device"]).type
+    device = choose_device(options.device).type
     wanted = model_config(ModelConfig(path=path)).architectures or []
     runs_on, known = ask_vllm()
     if runs_on != device:
@@ -62,9 +63,9 @@ def why_not(models: Sequence[str], options: dict[str, str], defaults: dict[str, 
     return ""
 
 
-def only_native(options: dict[str, str], defaults: dict[str, str]) -> str:
-    """An option that was given and that vLLM's server has not; empty when there is none."""
-    return next((key for key in OURS if options[key] != defaults[key]), "")
+def only_native(options: ServeOptions) -> str:
+    """Returns a changed option that vLLM's server does not have, "" if there is none."""
+    return next((option for option in options.changed() if option in OURS), "")
 
 
 def ask_vllm() -> tuple[str, list[str]]:
@@ -80,9 +81,7 @@ def ask_vllm() -> tuple[str, list[str]]:
     return str(device), list(known)
 
 
-def serve_vllm(
-    models: dict[str, str], host: str, port: int, token: str, options: dict[str, str]
-) -> int:
+def serve_vllm(models: dict[str, str], token: str, options: ServeOptions) -> int:
     """Run a vLLM server for each model (name to path) until Ctrl-C or SIGTERM. Several take consecutive ports.
 
     Raises:
@@ -94,6 +93,8 @@ def serve_vllm(
         raise ConfigError(
             "--engine vllm needs vLLM, which is not installed: pip install vllm, or leave --engine away"
         )
+    host = options.host
+    port = options.port
     ports = [free_port(host, port + i if port else 0) for i in range(len(models))]
     children: list[subprocess.Popen[bytes]] = []
     try:
@@ -110,7 +111,7 @@ def serve_vllm(
                 children.append(subprocess.Popen(words, env=environment, start_new_session=True))
             for child, name, own in zip(children, models, ports, strict=True):
                 _until_ready(child, name, host, own)
-            file = Path(options["--servers"]).expanduser() if options["--servers"] else None
+            file = Path(options.servers).expanduser() if options.servers else None
             items = enumerate(zip(models.items(), ports, strict=True))
             entries = {
                 name: mapping.entry(host, own, name, i, path) for i, ((name, path), own) in items
@@ -124,7 +125,7 @@ def serve_vllm(
         pass
     finally:
         for child in children:
-            end(child, int(options["--grace"]))
+            end(child, options.grace)
     return 0
 
 
@@ -137,9 +138,7 @@ def entry(path: str) -> list[str]:
     return ["vllm.entrypoints.cli.main", "serve", path]
 
 
-def arguments(
-    name: str, host: str, port: int, options: dict[str, str], num_models: int
-) -> list[str]:
+def arguments(name: str, host: str, port: int, options: ServeOptions, num_models: int) -> list[str]:
     """The words of `vllm serve`. The model's generation settings stay out: what a request does not say has OpenAI's default."""
     words = ["--served-model-name", name, "--host", host, "--port", str(port)]
     words += [
@@ -152,9 +151,9 @@ def arguments(
     if num_models > 1:
         words += ["--gpu-memory-utilization", f"{MEMORY / num_models:.3f}"]
     given = {
-        "--dtype": options["--dtype"],
-        "--max-model-len": options["--context"],
-        "--max-num-seqs": options["--rows"],
+        "--dtype": options.dtype,
+        "--max-model-len": str(options.context),
+        "--max-num-seqs": str(options.rows),
     }
     return words + [
         word for key, value in given.items() if value not in ("auto", "0") for word in (key, value)
