@@ -18,7 +18,7 @@ from postgrad.errors import ConfigError, RunError
 from postgrad.evaluation.settings import read_settings
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.http import Address, HttpEngine
-from postgrad.training.prepare import resolve_path
+from postgrad.training.prepare import resolve
 
 REQUESTS = [Request([1, 10, 2, 15], list(range(12))), Request([7, 15], [3, 4], 6)]
 FREE = Sampling(1.0, 12)
@@ -162,7 +162,7 @@ def test_the_paged_engine_ends_at_the_same_token(tiny, stops):
 
 def test_a_style_brings_its_own_strings_unless_others_are_given(tiny):
     def resolved(*overrides):
-        return resolve_path(config_of("grpo", tiny, *overrides)).rollout.stop
+        return resolve(config_of("grpo", tiny, *overrides)).rollout.stop
 
     assert resolved() == [] and resolved("data.prompt_style=r1_zero") == ["</answer>"]
     assert resolved("data.prompt_style=zero_shot") == ["# Query:"]

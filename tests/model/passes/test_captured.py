@@ -1,8 +1,9 @@
-"""Recorded passes without a GPU: Triton's interpreter runs the kernels, and a recording is played by calling what it recorded.
+"""Captured passes without a GPU: Triton's interpreter runs the kernels, replaying calls the passes.
 
-What is left to tests/gpu/test_graphs.py is whether a CUDA graph plays the same.
+tests/gpu/test_graphs.py checks that a CUDA graph gives the same results.
 """
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -20,97 +21,100 @@ import torch
 sys.path.insert(0, sys.argv[2])
 from world import config_of, random_batch
 from postgrad.config.schema import ModelConfig
-from postgrad.model.passes import captured as recorded
+from postgrad.methods import find_method
+from postgrad.model.load import load
+from postgrad.model.passes import captured
 from postgrad.model.passes.kernels.install import install_kernels
 from postgrad.model.passes.layout import make_packed_micro_batches
-from postgrad.model.load import load
 from postgrad.model.policy import LocalPolicy
 from postgrad.model.views import FULL, after
 
-class Played:
-    def __init__(self, work):
-        self.work = work
+class FakeGraph:
+    def __init__(self, step):
+        self.step = step
     def replay(self):
         with torch.enable_grad():
-            self.work()
+            self.step()
     def pool(self):
         return None
 
-def capture_graphs(works, pool):
-    for work in works:  # the trial run
-        work()
-    return [Played(work) for work in works]
+def capture_graphs(steps, pool):
+    for step in steps:  # the warm-up run
+        step()
+    return [FakeGraph(step) for step in steps]
 
-recorded.capture_graphs = capture_graphs
-recorded.padded_size = lambda tokens: -(-tokens // 8) * 8  # little padding: the interpreter is slow
-from postgrad.methods import find_method
-found = []
-for played in (False, True):
+captured.capture_graphs = capture_graphs
+captured.padded_size = lambda tokens: -(-tokens // 8) * 8  # little padding: the interpreter is slow
+results = []
+for use_graphs in (False, True):
     loaded = load(ModelConfig(path=sys.argv[1], dtype="float32"), torch.device("cpu"))
     install_kernels(loaded.model)
     config = config_of("grpo", sys.argv[1])
     policy = LocalPolicy(config, loaded, find_method("grpo")(config))
-    graph_cache = policy.graph_cache
-    if played:
-        recorded.supports_capture = lambda model: True
-        graph_cache = policy.graph_cache = recorded.GraphCache(policy.model, policy.optimizer.masters_by_id())
-    numbers = []
+    if use_graphs:
+        captured.supports_capture = lambda model: True
+        masters = policy.optimizer.masters_by_id()
+        policy.graph_cache = captured.GraphCache(policy.model, masters)
+    tensors = []
     for view, seed in ((FULL, 1), (after(1), 3), (FULL, 1)):
         policy._freeze_unused(view)
         batch = random_batch(seed, groups=2, samples=2, longest_prompt=3, longest=4)
         for micro in make_packed_micro_batches(batch, 12):
-            assert graph_cache.accepts(micro) == played
+            assert policy.graph_cache.accepts(micro) == use_graphs
             targets = batch.response.values[batch.response.positions(torch.tensor(micro.rows))]
-            if len(numbers) == 0:
+            if len(tensors) == 0:
                 with torch.no_grad():
-                    numbers.append(policy.forward(micro, targets, view).logprobs)
-            told = policy.forward(micro, targets, view)
-            (told.logprobs * torch.arange(1.0, 1 + len(targets))).sum().backward()
+                    tensors.append(policy.forward(micro, targets, view).logprobs)
+            outputs = policy.forward(micro, targets, view)
+            (outputs.logprobs * torch.arange(1.0, 1 + len(targets))).sum().backward()
         grads = {name: m.grad for name, m in policy.optimizer.masters.items()}
-        numbers += [grads[name].clone() for name in sorted(grads) if grads[name] is not None]
+        tensors += [grads[name].clone() for name in sorted(grads) if grads[name] is not None]
         assert any(g is None for g in grads.values()) == (view != FULL)
         policy.optimizer.adam.zero_grad(set_to_none=True)
-    found.append(numbers)
-    if played:
-        assert len(graph_cache.captured) >= 3
-assert len(found[0]) == len(found[1])
-for a, b in zip(*found, strict=True):
+    results.append(tensors)
+    if use_graphs:
+        assert len(policy.graph_cache.captured) >= 3
+assert len(results[0]) == len(results[1])
+for a, b in zip(*results, strict=True):
     torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
-assert max(float(a.abs().max()) for a in found[0]) > 1e-2
+assert max(float(a.abs().max()) for a in results[0]) > 1e-2
 print("same")
 """
 
 
 @pytest.mark.slow
-def test_played_passes_give_the_gradients_of_plain_ones(tiny):
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+def test_captured_passes_give_the_gradients_of_eager_passes(tiny):
     tests = str(Path(__file__).parents[2])
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", PROGRAM, str(tiny), tests],
         capture_output=True,
         text=True,
         env={**os.environ, "TRITON_INTERPRET": "1"},
         timeout=600,
     )
-    assert done.stdout.strip() == "same", done.stderr[-3000:]
+    assert process.stdout.strip() == "same", process.stderr[-3000:]
 
 
-def test_padding_is_covered_once_and_sees_only_its_own_tile():
+def test_padding_tiles_cover_each_token_once_and_attend_to_their_own_tile():
     packing = padding_tiles(100, 300, 6, torch.device("cpu"))
-    covered = [at for first, end, *_ in packing.query_tiles.tolist() for at in range(first, end)]
+    query_tiles = packing.query_tiles.tolist()
+    covered = [token for start, end, *_ in query_tiles for token in range(start, end)]
     assert covered == list(range(100, 300))
-    for first, end, own, shared, shared_end in packing.query_tiles.tolist():
-        assert own == first and shared == shared_end and end - first <= 64
-    assert packing.key_tiles.tolist() == [
-        [first, end, end] for first, end, *_ in packing.query_tiles.tolist()
-    ]
+    for start, end, own_start, shared_start, shared_end in query_tiles:
+        assert own_start == start
+        assert shared_start == shared_end
+        assert end - start <= 64
+    assert packing.key_tiles.tolist() == [[start, end, end] for start, end, *_ in query_tiles]
 
 
-def test_sizes_leave_little_padding_and_are_few():
-    sizes = [padded_size(n) for n in range(1, 20_000)]
-    assert all(
-        n <= size and size - n < (max(256, n) if n <= 4096 else n // 4)
-        for n, size in enumerate(sizes, 1)
-    )
-    assert padded_size(8192) == 8192 and padded_size(16384) == 16384
-    assert len(set(sizes[:8192])) == 9 and all(size % 64 == 0 for size in sizes)
-    assert [num_tiles(n) for n in (0, 1, 64, 65)] == [0, 1, 1, 2]
+def test_padded_sizes_are_few_and_add_little_padding():
+    sizes = [padded_size(tokens) for tokens in range(1, 20_000)]
+    for tokens, size in enumerate(sizes, 1):
+        max_padding = max(256, tokens) if tokens <= 4096 else tokens // 4
+        assert 0 <= size - tokens < max_padding
+    assert padded_size(8192) == 8192
+    assert padded_size(16384) == 16384
+    assert len(set(sizes[:8192])) == 9
+    assert all(size % 64 == 0 for size in sizes)
+    assert [num_tiles(tokens) for tokens in (0, 1, 64, 65)] == [0, 1, 1, 2]
