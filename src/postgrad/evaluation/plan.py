@@ -1,4 +1,4 @@
-"""Everything that can be wrong with an evaluation is looked at here, before anything is written."""
+"""Checks everything about an evaluation before anything is written."""
 
 import dataclasses
 import hashlib
@@ -34,7 +34,9 @@ from postgrad.training.prepare import check_cluster
 from postgrad.verifiers.scorer import LLM_JUDGE, Scorer
 
 Section = TypeVar("Section")
-CPU_RESPONSES, OTHER_RESPONSES = 32, 1024  # of one batch
+# Responses per batch if rollout.batch is 0.
+CPU_RESPONSES = 32
+GPU_RESPONSES = 1024
 PACKAGES = ("torch", "transformers", "math-verify")
 TRAINING_ONLY = (
     "model.lora.rank",
@@ -43,23 +45,26 @@ TRAINING_ONLY = (
     "rollout.max_gap",
     "reward.judge.monitor",
 )
-# Settings that change nothing in the result files.
-FREE = ("out", "reward.workers", "cluster")
 
 
 @dataclass
 class Plan:
-    """An evaluation that can start."""
+    """An evaluation that passed all checks.
+
+    `dropped` and `truncated_prompts` count the problems whose prompts are too long, per set.
+    `identity` are the settings and versions that the results depend on; a result folder has
+    results of one identity only.
+    """
 
     config: EvalConfig
     target: Target
     folder: Path
     sets: dict[str, list[Problem]]
     dropped: dict[str, int]
-    cut: dict[str, int]
+    truncated_prompts: dict[str, int]
     prompts: Prompts
     scorer: Scorer
-    identity: dict[str, Any]  # what the result depends on; a folder holds results of one
+    identity: dict[str, Any]
     turns: Turns | None = None
 
     @property
@@ -67,175 +72,191 @@ class Plan:
         return sampling_of(self.config.rollout, self.config.rollout.temperature or 0.0)
 
     @property
-    def pairwise(self) -> bool:
-        """Whether a language model compares each response with the problem's reference."""
-        return self.config.reward.verifier == LLM_JUDGE and is_pairwise(self.config.reward.judge)
+    def is_judged(self) -> bool:
+        """Whether a language model scores the responses."""
+        return self.config.reward.verifier == LLM_JUDGE
+
+    @property
+    def is_pairwise(self) -> bool:
+        """Whether a language model compares each response with the problem's reference answer."""
+        return self.is_judged and is_pairwise(self.config.reward.judge)
 
 
 def make_plan(config: EvalConfig, target: Target) -> Plan:
-    """Problems, prompts, verifiers and the folder, all checked. `auto` settings stay for `settle`."""
-    _check_used(config)
+    """Returns the checked plan; `auto` settings remain until `resolve_auto_settings`.
+
+    Raises: ConfigError for any setting, file or problem that cannot be evaluated.
+    """
+    _check_settings(config)
     config.rollout.stop = stop_strings(config.rollout.stop, config.data.prompt_style)
-    places = split_sets(config.data.sets)
-    sets = {
-        name: load_problems(place)[: config.data.limit or None] for name, place in places.items()
-    }
+    sets: dict[str, list[Problem]] = {}
+    for name, path in split_sets(config.data.sets).items():
+        sets[name] = load_problems(path)[: config.data.limit or None]
+    toolbox = open_toolbox(config.rollout)
+    prompts = _make_prompts(config, toolbox.schemas if toolbox else ())
+    dropped: dict[str, int] = {}
+    truncated_prompts: dict[str, int] = {}
+    for name in sets:
+        sets[name], dropped[name] = prompts.drop_overlong(sets[name])
+        truncated_prompts[name] = prompts.num_truncated(sets[name])
+    problems = [problem for problems in sets.values() for problem in problems]
+    if config.reward.verifier == LLM_JUDGE:
+        _check_judge(config, problems, list(sets))
+    scorer = Scorer(config.reward.verifier, config.reward.timeout_s, config.reward.workers)
+    scorer.check(problems)
+    identity = _identity(config, sets)
+    return Plan(
+        config=config,
+        target=target,
+        folder=_output_folder(config, target, identity),
+        sets=sets,
+        dropped=dropped,
+        truncated_prompts=truncated_prompts,
+        prompts=prompts,
+        scorer=scorer,
+        identity=identity,
+        turns=Turns(toolbox, prompts, config.rollout.max_turns) if toolbox else None,
+    )
+
+
+def _make_prompts(config: EvalConfig, tool_schemas: Any) -> Prompts:
+    """Returns the prompts of the model; they must fit its context beside the response."""
     tokenizer = load_tokenizer(config.model, config.seed)
     context = int(model_config(config.model, config.seed).get_text_config().max_position_embeddings)
-    room = context - config.rollout.max_response_tokens
-    if room < 1:
+    max_tokens = context - config.rollout.max_response_tokens
+    if max_tokens < 1:
         raise ConfigError(
-            f"rollout.max_response_tokens={config.rollout.max_response_tokens} leaves no room for a prompt in the context of {context}"
+            f"rollout.max_response_tokens={config.rollout.max_response_tokens} leaves no tokens "
+            f"for a prompt in the model's context of {context}; lower it"
         )
-    longest = (
-        room if config.data.max_prompt_tokens is None else min(room, config.data.max_prompt_tokens)
-    )
+    if config.data.max_prompt_tokens is not None:
+        max_tokens = min(max_tokens, config.data.max_prompt_tokens)
     data = config.data
-    toolbox = open_toolbox(config.rollout)
-    tools = toolbox.schemas if toolbox else ()
-    prompts = Prompts(
+    return Prompts(
         tokenizer,
         data.template,
-        longest,
+        max_tokens,
         data.overlong,
         data.prompt_style,
         data.template_options,
-        tools,
+        tool_schemas,
     )
-    dropped: dict[str, int] = {}
-    for name in sets:
-        sets[name], dropped[name] = prompts.drop_overlong(sets[name])
-    cut = {name: prompts.num_truncated(problems) for name, problems in sets.items()}
-    if config.reward.verifier == LLM_JUDGE:
-        _check_judged(
-            config, [problem for problems in sets.values() for problem in problems], list(sets)
-        )
+
+
+def _check_settings(config: EvalConfig) -> None:
+    """Raises ConfigError for settings that an evaluation does not use."""
+    check_cluster(config.cluster)
+    defaults = EvalConfig()
+    for key in TRAINING_ONLY:
+        value = _value_at(config, key)
+        if value != _value_at(defaults, key):
+            raise ConfigError(f"{key}={value} is for training only; remove it")
     if config.reward.objective != "maximize":
         raise ConfigError(
-            f"reward.objective={config.reward.objective} is for training runs; an evaluation counts what the verifier finds right"
+            f"reward.objective={config.reward.objective} is for training only; remove it"
         )
-    scorer = Scorer(config.reward.verifier, config.reward.timeout_s, config.reward.workers)
-    scorer.check(problem for problems in sets.values() for problem in problems)
-    identity = _identity(config, sets)
-    turns = Turns(toolbox, prompts, config.rollout.max_turns) if toolbox else None
-    return Plan(
-        config,
-        target,
-        _folder(config, target, identity),
-        sets,
-        dropped,
-        cut,
-        prompts,
-        scorer,
-        identity,
-        turns,
-    )
-
-
-def _check_used(config: EvalConfig) -> None:
-    """Refuse settings that an evaluation has no use for. Raises ConfigError."""
-    check_cluster(config.cluster)
-    for key in TRAINING_ONLY:
-        section, leaf = key.rsplit(".", 1)
-        given, plain = config, EvalConfig()
-        for part in section.split("."):
-            given, plain = getattr(given, part), getattr(plain, part)
-        if (value := getattr(given, leaf)) != getattr(plain, leaf):
-            raise ConfigError(
-                f"{key}={value} is for training runs; an evaluation has no use for it: remove it"
-            )
     check_judge(config.reward)
     check_judge_used(config.reward)
 
 
-def _check_judged(config: EvalConfig, problems: list[Problem], names: list[str]) -> None:
-    """Refuse what a language model cannot judge to any purpose. Raises ConfigError."""
+def _value_at(config: EvalConfig, key: str) -> Any:
+    value: Any = config
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _check_judge(config: EvalConfig, problems: list[Problem], set_names: list[str]) -> None:
+    """Raises ConfigError for settings and problems that a judge cannot score usefully."""
     reward = config.reward
-    lowest, usual = (
-        (0, 1) if is_pairwise(reward.judge) else (reward.judge.lowest, reward.judge.highest - 2)
-    )
+    lowest = reward.judge.lowest
+    suggestion = reward.judge.highest - 2
+    if is_pairwise(reward.judge):
+        lowest = 0
+        suggestion = 1
     if reward.pass_score <= lowest:
         raise ConfigError(
-            f"every rating of a judge reaches reward.pass_score={reward.pass_score:g}; say from which rating on a response "
-            f"counts as right, e.g. reward.pass_score={usual}"
+            f"reward.pass_score={reward.pass_score:g} counts every response as right, because the "
+            f"judge's lowest rating is {lowest}; try reward.pass_score={suggestion}"
         )
-    if RATINGS_STEM in names:
+    if RATINGS_STEM in set_names:
         raise ConfigError(
-            f"a set cannot be called {RATINGS_STEM}: {RATINGS_STEM}.jsonl holds the judge's ratings; name it: data=NAME=FILE"
+            f"a set cannot be named {RATINGS_STEM}, because {RATINGS_STEM}.jsonl has the judge's "
+            "ratings; give another name with data=NAME=FILE"
         )
     check_references(reward, problems)
 
 
-def settle(plan: Plan) -> None:
-    """Replace every auto by what this machine offers; unlike training's, the choice never depends on a measured time."""
-    model, rollout = plan.config.model, plan.config.rollout
+def resolve_auto_settings(plan: Plan) -> None:
+    """Replaces `auto` settings by values for this machine.
+
+    Unlike in training, no value depends on a measured time, so that results can be repeated.
+    """
+    model = plan.config.model
+    rollout = plan.config.rollout
     check_engine(engine_config(plan.config))
     device = choose_device(model.device)
+    is_cpu = device.type == "cpu"
     model.device = device.type
-    model.dtype = (
-        "float32"
-        if model.dtype == "auto" and device.type == "cpu"
-        else choose_dtype(model.dtype, device)
-    )
+    if model.dtype == "auto" and is_cpu:
+        model.dtype = "float32"
+    model.dtype = choose_dtype(model.dtype, device)
     model.threads = model.threads or torch.get_num_threads()
-    rollout.batch = rollout.batch or -(
-        -(CPU_RESPONSES if device.type == "cpu" else OTHER_RESPONSES) // rollout.samples
-    )
+    num_responses = CPU_RESPONSES if is_cpu else GPU_RESPONSES
+    rollout.batch = rollout.batch or -(-num_responses // rollout.samples)
     plan.identity = _identity(plan.config, plan.sets)
 
 
 def engine_config(config: EvalConfig) -> EngineConfig:
-    """Return the settings that the engine of an evaluation is built from."""
-    rollout = _as(RolloutConfig, config.rollout)
+    """Returns the settings that the engine of an evaluation is built from."""
+    rollout = _base_section(RolloutConfig, config.rollout)
     rollout.temperature = 1.0  # unused: each call of the engine names its own, which may be 0
-    settings = EngineConfig(config.seed, _as(ModelConfig, config.model), rollout, config.cluster)
+    model = _base_section(ModelConfig, config.model)
+    settings = EngineConfig(config.seed, model, rollout, config.cluster)
     if config.data.max_prompt_tokens is not None:
         settings.max_prompt_tokens = config.data.max_prompt_tokens
     return settings
 
 
-def _as(kind: type[Section], section: Any) -> Section:
-    """A section without what evaluation added to it."""
-    return kind(**{f.name: getattr(section, f.name) for f in dataclasses.fields(kind)})  # type: ignore[arg-type]
+def _base_section(kind: type[Section], section: Any) -> Section:
+    """Returns a section of training without the keys that evaluation adds."""
+    values = {f.name: getattr(section, f.name) for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    return kind(**values)
 
 
 def _identity(config: EvalConfig, sets: dict[str, list[Problem]]) -> dict[str, Any]:
-    """What the result files depend on. Sets are named by their content, so that a moved file is the same set."""
+    """Returns the settings and versions that the result files depend on.
+
+    Sets are identified by their content, so a file may be moved.
+    """
     values = dataclasses.asdict(config)
-    for key in FREE:
-        section, _, leaf = key.rpartition(".")
-        del (values[section] if section else values)[leaf]
+    del values["out"]
+    del values["cluster"]
+    del values["reward"]["workers"]
     values["data"]["sets"] = {
-        name: {"problems": len(problems), "content": _content(problems)}
+        name: {"problems": len(problems), "content": _content_hash(problems)}
         for name, problems in sets.items()
     }
     values["model"]["weights"] = weights_fingerprint(config.model.path, config.seed)
-    values["versions"] = {"postgrad": __version__} | {
-        name: importlib.metadata.version(name) for name in PACKAGES
-    }
+    values["versions"] = {"postgrad": __version__}
+    for name in PACKAGES:
+        values["versions"][name] = importlib.metadata.version(name)
     return values
 
 
-def _content(problems: list[Problem]) -> str:
+def _content_hash(problems: list[Problem]) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for problem in problems:
-        digest.update(
-            json.dumps(
-                [problem.uid, problem.data_source, list(problem.messages), problem.ground_truth]
-            ).encode()
-        )
+        fields = [problem.uid, problem.data_source, list(problem.messages), problem.ground_truth]
+        digest.update(json.dumps(fields).encode())
     return digest.hexdigest()
 
 
-def _folder(config: EvalConfig, target: Target, identity: dict[str, Any]) -> Path:
+def _output_folder(config: EvalConfig, target: Target, identity: dict[str, Any]) -> Path:
+    """Returns `out`; if empty, eval/LABEL-HASH in the model's run folder or in this folder."""
     if config.out:
         return Path(config.out).expanduser()
-    digest = hashlib.blake2b(
-        json.dumps(identity, sort_keys=True).encode(), digest_size=4
-    ).hexdigest()
+    text = json.dumps(identity, sort_keys=True)
+    digest = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
     label = re.sub(r"[^A-Za-z0-9_.-]+", "-", target.label)
-    return (
-        target.run / "eval" / f"{label}-{digest}"
-        if target.run
-        else Path("eval") / f"{label}-{digest}"
-    )
+    return (target.run or Path()) / "eval" / f"{label}-{digest}"

@@ -1,8 +1,8 @@
-"""The work of an evaluation: batch after batch is answered, judged and written; then the summary of all that is there."""
+"""Runs an evaluation: generates, scores and writes batch by batch, then writes the summary."""
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -14,22 +14,21 @@ from postgrad.errors import RunError
 from postgrad.evaluation import folder as files
 from postgrad.evaluation.alpaca import is_alpaca, write_answers
 from postgrad.evaluation.metrics import INTERVAL, summarize
-from postgrad.evaluation.plan import Plan, engine_config, settle
+from postgrad.evaluation.plan import Plan, engine_config, resolve_auto_settings
 from postgrad.evaluation.progress import Progress
 from postgrad.evaluation.report import markdown
 from postgrad.evaluation.votes import can_vote, vote
 from postgrad.evaluation.winrate import win_rates
 from postgrad.judge.pairwise import answer_of
 from postgrad.methods.support.judging import connect_scorer
-from postgrad.problem import Failure, Problem, Score
+from postgrad.problem import Failure, Problem
 from postgrad.rollout.engine import Completion, Engine, Request, Sampling
 from postgrad.rollout.respond import Answer, respond
-from postgrad.verifiers.scorer import LLM_JUDGE
 
 
 @dataclass
-class Timed:
-    """An engine whose tokens and seconds are counted."""
+class TimedEngine:
+    """An engine that counts its tokens and seconds."""
 
     engine: Engine
     tokens: int = 0
@@ -43,7 +42,7 @@ class Timed:
         self.engine.publish(weights)
 
     def speed(self) -> dict[str, Any]:
-        """Of this process alone; what an earlier one had answered is not in it."""
+        """Returns tokens, seconds and tokens per second of this process."""
         return {
             "tokens": self.tokens,
             "seconds": round(self.seconds, 3),
@@ -52,126 +51,138 @@ class Timed:
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
         began = time.perf_counter()
-        out = self.engine.generate(requests, sampling)
+        groups = self.engine.generate(requests, sampling)
         self.seconds += time.perf_counter() - began
-        self.tokens += sum(len(done.tokens) for group in out for done in group)
-        return out
+        for group in groups:
+            self.tokens += sum(len(completion.tokens) for completion in group)
+        return groups
 
 
 def evaluate(plan: Plan, progress: Progress) -> dict[str, Any]:
-    """Answer what is not answered yet; returns the summary, which is in the folder too."""
-    config, folder = plan.config, plan.folder
+    """Generates and scores the missing responses; returns the summary and writes it to the folder.
+
+    Raises:
+        ConfigError: the folder has results of other settings, or is in use.
+        RunError: too many responses could not be scored, or a file could not be written.
+    """
+    config = plan.config
+    folder = plan.folder
     stored = files.stored_settings(folder)
     if stored is not None:
         files.restore_auto_settings(stored, config)
-    settle(plan)
+    resolve_auto_settings(plan)
     if stored is not None:
         files.check_same_settings(folder, stored, plan.identity)
     with ExitStack() as stack:
         scorer = stack.enter_context(plan.scorer)
-        if (
-            stored is not None
-        ):  # held before it is looked at; a new folder is made only once the model is loaded
+        # An existing folder is locked before it is read. A new one is created only after the
+        # model is loaded, so that a model that cannot be loaded leaves no folder.
+        if stored is not None:
             stack.enter_context(files.locked_folder(folder, plan.identity))
-        samples, batch = config.rollout.samples, config.rollout.batch
-        done = {
-            name: files.resume(folder / f"{name}.jsonl", problems, samples, batch)
-            for name, problems in plan.sets.items()
-        }
+        num_done = {name: _resume(plan, name) for name in plan.sets}
         speed: dict[str, Any] = {}
-        if any(done[name] < len(problems) for name, problems in plan.sets.items()):
+        if any(num_done[name] < len(problems) for name, problems in plan.sets.items()):
             progress.loading(plan)
-            settings = engine_config(config)
-            engine = Timed(stack.enter_context(place_engine(settings)))
-            models: dict[str, Any] = {}
-            if _is_marked(plan):
-                judge_config = config.reward.judge
-                models["judge"] = place_chat(
-                    settings,
-                    judge_config.model,
-                    engine.engine,
-                    config.data.template,
-                    judge_config.concurrency,
-                )
+            engine = TimedEngine(stack.enter_context(place_engine(engine_config(config))))
+            models = {"judge": _open_judge(plan, engine.engine)} if plan.is_judged else {}
             if stored is None:
                 stack.enter_context(files.locked_folder(folder, plan.identity))
             connect_scorer(config, scorer, models, folder)
             stack.enter_context(progress)
             for name in plan.sets:
-                _answer_set(plan, name, done[name], engine, progress)
+                _evaluate_set(plan, name, num_done[name], engine, progress)
             speed = engine.speed()
         scorer.close()
-        return _conclude(plan, speed)
+        return _write_summary(plan, speed)
 
 
-def _is_marked(plan: Plan) -> bool:
-    """Whether a language model judges."""
-    return plan.config.reward.verifier == LLM_JUDGE
-
-
-def _answer_set(plan: Plan, name: str, done: int, engine: Timed, progress: Progress) -> None:
-    config, problems = plan.config, plan.sets[name]
+def _resume(plan: Plan, name: str) -> int:
+    """Returns how many problems of the set have results already."""
+    rollout = plan.config.rollout
     file = plan.folder / f"{name}.jsonl"
-    rows = [row for _, row in files.read_rows(file)] if done else []
-    right, failed, total = (
-        sum(row["right"] for row in rows),
-        sum(bool(row["failure"]) for row in rows),
-        len(rows),
-    )
-    progress.begin(name, len(problems), done)
-    for start in range(done, len(problems), config.rollout.batch):
-        chosen = problems[start : start + config.rollout.batch]
+    return files.resume(file, plan.sets[name], rollout.samples, rollout.batch)
+
+
+def _open_judge(plan: Plan, engine: Engine) -> Any:
+    judge = plan.config.reward.judge
+    settings = engine_config(plan.config)
+    return place_chat(settings, judge.model, engine, plan.config.data.template, judge.concurrency)
+
+
+def _evaluate_set(
+    plan: Plan, name: str, num_done: int, engine: TimedEngine, progress: Progress
+) -> None:
+    """Generates, scores and appends the responses of a set, batch by batch."""
+    config = plan.config
+    problems = plan.sets[name]
+    file = plan.folder / f"{name}.jsonl"
+    rows = [row for _, row in files.read_rows(file)] if num_done else []
+    num_right = sum(row["right"] for row in rows)
+    num_failed = sum(bool(row["failure"]) for row in rows)
+    num_responses = len(rows)
+    progress.begin(name, len(problems), num_done)
+    for start in range(num_done, len(problems), config.rollout.batch):
+        chunk = problems[start : start + config.rollout.batch]
         answers = respond(
             engine,
             plan.scorer,
             plan.prompts,
-            chosen,
+            chunk,
             plan.sampling,
             config.rollout.samples,
             config.seed,
             plan.turns,
         )
-        batch = [_row(plan, answer) for answer in answers]
-        failed += sum(bool(row["failure"]) for row in batch)
-        total += len(batch)
-        _check_failures(plan, name, batch, failed / total)
+        batch = [_result_row(plan, answer) for answer in answers]
+        num_failed += sum(bool(row["failure"]) for row in batch)
+        num_responses += len(batch)
+        _check_failure_rate(plan, name, batch, num_failed / num_responses)
         files.append(file, batch)
-        right += sum(row["right"] for row in batch)
-        progress.advance(
-            name, start + len(chosen), right / total, engine.tokens / max(engine.seconds, 1e-9)
-        )
+        num_right += sum(row["right"] for row in batch)
+        tokens_per_second = engine.tokens / max(engine.seconds, 1e-9)
+        progress.advance(name, start + len(chunk), num_right / num_responses, tokens_per_second)
 
 
-def _check_failures(plan: Plan, name: str, batch: list[dict[str, Any]], share: float) -> None:
+def _check_failure_rate(
+    plan: Plan, name: str, batch: list[dict[str, Any]], failure_rate: float
+) -> None:
+    """Raises RunError if more responses than reward.max_failure_rate could not be scored."""
     limit = plan.config.reward.max_failure_rate
-    if share > limit:
-        first = next(row["failure"] for row in batch if row["failure"])
+    if failure_rate > limit:
+        failure = next(row["failure"] for row in batch if row["failure"])
         raise RunError(
-            f"set {name}: {share:.0%} of the responses could not be judged (reward.max_failure_rate={limit:g}); "
-            f"the first of the last batch: {first['kind']}: {first['reason']}"
+            f"set {name}: {failure_rate:.0%} of the responses could not be scored "
+            f"(reward.max_failure_rate={limit:g}); first failure of the last batch: "
+            f"{failure['kind']}: {failure['reason']}"
         )
 
 
-def _row(plan: Plan, answer: Answer) -> dict[str, Any]:
-    """One line of a result file. Nothing in it depends on the clock."""
-    problem, verdict = answer.problem, answer.verdict
+def _result_row(plan: Plan, answer: Answer) -> dict[str, Any]:
+    """Returns one line of a result file. It contains no times, so that results can be repeated."""
+    problem = answer.problem
+    verdict = answer.verdict
     verifier = plan.scorer.name_for(problem)
-    score = verdict.value if isinstance(verdict, Score) else None
+    score: float | None = None
+    parts: Mapping[str, float] = {}
+    failure: dict[str, str] | None = None
+    if isinstance(verdict, Failure):
+        failure = {"kind": verdict.kind, "reason": verdict.reason}
+    else:
+        score = verdict.value
+        parts = verdict.parts
     return {
         "uid": problem.uid,
         "sample": answer.sample,
         "data_source": problem.data_source,
-        "prompt": _prompt(plan, problem),
+        "prompt": _prompt_text(plan, problem),
         "response": answer.text,
         "tokens": answer.tokens,
         "ground_truth": problem.ground_truth,
         "verifier": verifier,
         "score": score,
         "right": score is not None and score >= plan.config.reward.pass_score,
-        "parts": verdict.parts if isinstance(verdict, Score) else {},
-        "failure": {"kind": verdict.kind, "reason": verdict.reason}
-        if isinstance(verdict, Failure)
-        else None,
+        "parts": parts,
+        "failure": failure,
         "answer": vote(verifier, answer.text, problem),
         "can_vote": can_vote(verifier),
         "finish": answer.finish,
@@ -180,35 +191,34 @@ def _row(plan: Plan, answer: Answer) -> dict[str, Any]:
     }
 
 
-def _prompt(plan: Plan, problem: Problem) -> str:
-    """The prompt as the model sees it, special tokens written out."""
-    return plan.prompts.tokenizer.decode(
-        plan.prompts.encode(problem), clean_up_tokenization_spaces=False
-    )  # type: ignore[return-value]
+def _prompt_text(plan: Plan, problem: Problem) -> str:
+    """Returns the prompt as the model gets it, special tokens included."""
+    ids = plan.prompts.encode(problem)
+    return plan.prompts.tokenizer.decode(ids, clean_up_tokenization_spaces=False)  # type: ignore[return-value]
 
 
-def _result(plan: Plan, name: str) -> dict[str, Any]:
-    """What a set's result file says; the answers also as AlpacaEval's tool reads them, where that is their kind."""
-    rows, problems = (
-        [row for _, row in files.read_rows(plan.folder / f"{name}.jsonl")],
-        plan.sets[name],
-    )
-    result = summarize(rows) | {"dropped": plan.dropped[name], "prompts_truncated": plan.cut[name]}
-    if not plan.pairwise and not is_alpaca(problems):
+def _summarize_set(plan: Plan, name: str) -> dict[str, Any]:
+    """Returns the metrics of a set; writes SET.outputs.json for AlpacaEval and pairwise judges."""
+    problems = plan.sets[name]
+    rows = [row for _, row in files.read_rows(plan.folder / f"{name}.jsonl")]
+    result = summarize(rows)
+    result["dropped"] = plan.dropped[name]
+    result["prompts_truncated"] = plan.truncated_prompts[name]
+    if not plan.is_pairwise and not is_alpaca(problems):
         return result
-    answers = [
-        row | {"response": answer_of(row["response"], plan.config.rollout.stop or ())}
-        for row in rows
-    ]
+    stop = plan.config.rollout.stop or ()
+    answers = [row | {"response": answer_of(row["response"], stop)} for row in rows]
     write_answers(plan.folder / f"{name}.outputs.json", problems, answers, plan.target.label, name)
-    return result | {"win": win_rates(answers)} if plan.pairwise else result
+    if plan.is_pairwise:
+        result["win"] = win_rates(answers)
+    return result
 
 
-def _conclude(plan: Plan, speed: dict[str, Any]) -> dict[str, Any]:
-    """summary.json and report.md from the result files. What the clock says stands under `speed`, apart from all else."""
-    sets = {name: _result(plan, name) for name in plan.sets}
+def _write_summary(plan: Plan, speed: dict[str, Any]) -> dict[str, Any]:
+    """Writes summary.json and report.md from the result files. Only `speed` contains times."""
+    sets = {name: _summarize_set(plan, name) for name in plan.sets}
     file = plan.folder / "summary.json"
-    if not speed and file.is_file():  # nothing was left to do: what the clock said then still holds
+    if not speed and file.is_file():  # nothing was generated now: keep the stored speed
         speed = json.loads(file.read_text()).get("speed", {})
     summary = {
         "model": plan.target.label,
