@@ -89,7 +89,7 @@ def test_engine_and_trainer_agree_with_adapters(tiny, dtype):
         batch.tokens["advantages"] = batch.expand(torch.linspace(-1, 1, len(batch)))
         assert host.policy.update(batch, number)["grad_norm"] > 0
         seen.append(ours.mean().item())
-        assert bool(host.policy.seen()["entropy"].isfinite().any())
+        assert bool(host.policy.token_stats()["entropy"].isfinite().any())
     assert abs(seen[0] - seen[-1]) > 1e-3, "the policy that samples has moved"
 
 
