@@ -1,6 +1,7 @@
 """Loads a user's own class or function, given as `file.py:name` or `package.module:name`.
 
-Methods, losses, advantages, verifiers and tools are found this way. Nothing registers itself at import.
+Methods, losses, advantages, verifiers, tools and engines are found this way. Nothing registers
+itself at import.
 """
 
 import hashlib

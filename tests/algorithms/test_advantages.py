@@ -317,7 +317,7 @@ def test_classmate_identities(b, by_std, shift):
     same = classmate.separated(b.rewards, constant, *arguments, normalize_by_std=by_std).advantages
     near(same[b.mask & grouped], main[b.rows][b.mask & grouped])
     spread = classmate.separated(
-        b.rewards, other, *arguments, normalize_by_std=by_std, spread="all"
+        b.rewards, other, *arguments, normalize_by_std=by_std, classmate_tokens="all"
     ).advantages
     near(spread[b.mask], u[b.rows][b.mask])
 
@@ -348,14 +348,14 @@ def test_whiten_has_mean_zero_and_unit_variance(b):
         near(out[b.mask].var(), 1.0, 1e-3)
 
 
-def test_estimators_declare_what_they_read():
-    for name, estimator in ADVANTAGES.items():
-        parameters = inspect.signature(estimator.function).parameters
-        without_default = {
-            p.name for p in parameters.values() if p.default is inspect.Parameter.empty
-        }
-        assert without_default <= set(estimator.columns) <= set(parameters), name
-        assert (estimator.level == "token") == ("rows" in estimator.columns), name
+@pytest.mark.parametrize("name", ADVANTAGES)
+def test_advantage_declares_its_columns_and_options(name):
+    advantage = ADVANTAGES[name]
+    parameters = inspect.signature(advantage.function).parameters
+    required = {p.name for p in parameters.values() if p.default is inspect.Parameter.empty}
+    assert required <= set(advantage.reads) <= set(parameters)
+    assert set(advantage.options) <= set(parameters)
+    assert (advantage.level == "token") == ("rows" in advantage.reads)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
@@ -393,7 +393,7 @@ def test_every_estimator_runs_from_its_columns(name, dtype):
             "cot_mask": b.mask,
         }
         estimator = ADVANTAGES[name]
-        out = estimator.function(**{column: columns[column] for column in estimator.columns})
+        out = estimator.function(**{column: columns[column] for column in estimator.reads})
         for values, size in (
             [(out, b.num_rows)] if estimator.level == "row" else [(v, len(b.mask)) for v in out]
         ):
@@ -436,7 +436,13 @@ def test_gdpo_refuses_what_it_cannot_mean():
         gdpo({"a": column(1)}, same_group(1), {"b": 1.0}, whiten_over="rows")
     with pytest.raises(ValueError, match="lengths"):
         gdpo({"a": column(1, 2)}, same_group(2))
-    with pytest.raises(ValueError, match="spread"):
+    with pytest.raises(ValueError, match="classmate_tokens"):
         classmate.separated(
-            column(1), column(1), same_group(1), trues(1), trues(1), row_index(1), spread="none"
+            column(1),
+            column(1),
+            same_group(1),
+            trues(1),
+            trues(1),
+            row_index(1),
+            classmate_tokens="none",
         )  # type: ignore[arg-type]

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from postgrad.algorithms.advantages import drgrpo
 from postgrad.algorithms.aggregation import AGGREGATIONS, token_weights
-from postgrad.algorithms.losses import LOSSES, cov_selection, gspo, policy_gradient, ppo_clip
+from postgrad.algorithms.covariance import cov_selection
+from postgrad.algorithms.losses import LOSSES, gspo, policy_gradient, ppo_clip
 from postgrad.errors import ConfigError
 
 from .batches import Ragged, examples, ragged
@@ -35,7 +36,7 @@ def columns_of(b: Ragged, old=None, advantages=None) -> dict:
 
 def values_of(name: str, logprobs, columns: dict):
     spec = LOSSES[name]
-    read = {key: columns[key] for key in spec.columns if key != "logprobs"}
+    read = {key: columns[key] for key in spec.reads if key != "logprobs"}
     return spec.function(logprobs=logprobs, **read, **SETTINGS.get(name, {}))
 
 
@@ -255,17 +256,29 @@ def test_zero_signal_rows_have_zero_gradient():
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_losses_declare_what_they_read(name):
-    spec = LOSSES[name]
-    parameters = inspect.signature(spec.function).parameters.values()
-    empty = inspect.Parameter.empty
-    assert spec.columns == tuple(
-        p.name for p in parameters if p.default is empty and p.kind is p.POSITIONAL_OR_KEYWORD
-    )
-    assert spec.required == tuple(
-        p.name for p in parameters if p.default is empty and p.kind is p.KEYWORD_ONLY
-    )
-    assert spec.aggregation is None or spec.aggregation in AGGREGATIONS
+def test_loss_declares_its_columns_and_options(name):
+    loss = LOSSES[name]
+    parameters = inspect.signature(loss.function).parameters.values()
+    options = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
+    assert loss.reads == tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
+    assert set(loss.options) == {p.name for p in options}
+    assert loss.required == tuple(p.name for p in options if p.default is inspect.Parameter.empty)
+    assert loss.aggregation is None or loss.aggregation in AGGREGATIONS
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_only_losses_that_need_all_rows_act_without_advantage(name):
+    """The gradient on a row whose advantages are all zero, after the policy has moved."""
+    columns = {
+        "old_logprobs": column(-1, -2),
+        "advantages": column(0, 0),
+        "mask": trues(2),
+        "rows": row_index(2),
+        "num_rows": 1,
+        "cov_selected": trues(2),
+    }
+    grad = gradient(lambda x: values_of(name, x, columns).values.sum(), column(-1.5, -1.2))
+    assert bool((grad != 0).any()) == LOSSES[name].needs_all_rows
 
 
 @examples

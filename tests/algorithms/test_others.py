@@ -22,8 +22,7 @@ from postgrad.algorithms.correction import (
 from postgrad.algorithms.entropy import entropy, selective_log_softmax, sum_probs_squared
 from postgrad.algorithms.kl import (
     KL_ESTIMATORS,
-    AdaptiveKl,
-    FixedKl,
+    adapt_kl_coef,
     kl_in_reward,
     kl_penalty,
     mean_kl,
@@ -83,19 +82,9 @@ def test_kl_gradcheck():
         )
 
 
-def test_controllers_keep_their_state():
-    adaptive = AdaptiveKl(0.01)
-    adaptive.update(5.0, 100)
-    resumed = AdaptiveKl(0.01)
-    resumed.load(adaptive.state())
-    assert resumed.coefficient == adaptive.coefficient == pytest.approx(0.01 * 1.002)
-    adaptive.update(0.1, 100)  # on target: stays
-    assert resumed.coefficient == adaptive.coefficient
-    fixed = FixedKl(0.3)
-    fixed.update(5.0, 100)
-    other = FixedKl()
-    other.load(fixed.state())
-    assert other.coefficient == 0.3
+def test_adapted_kl_coefficient_is_bounded_and_stays_on_target():
+    assert adapt_kl_coef(0.01, 5.0, 100, target=0.1) == pytest.approx(0.01 * 1.002)
+    assert adapt_kl_coef(0.01, 0.1, 100, target=0.1) == 0.01
 
 
 @examples
@@ -471,7 +460,7 @@ def test_unknown_kl_names_are_refused():
     with pytest.raises(ConfigError, match="known: "):
         kl_penalty(column(0), column(0), "full")
     with pytest.raises(ConfigError, match="target"):
-        AdaptiveKl(target=0.0)
+        adapt_kl_coef(0.01, 0.1, 100, target=0.0)
 
 
 # the room

@@ -225,7 +225,9 @@ def check_classmate_std_off(a):
         close(out[LAST], main)
     z = cm.gdpo(MAIN, CLASSMATE, PAIR, CM_MASK, CM_COT, CM_ROWS).advantages
     close(z[FIRST], [0.408248, 0, 0, -0.408248, 1.632993, -1.632993, -0.816496, 0.816496])
-    weighed = cm.separated(MAIN, CLASSMATE, PAIR, CM_MASK, CM_COT, CM_ROWS, weight=0.1).advantages
+    weighed = cm.separated(
+        MAIN, CLASSMATE, PAIR, CM_MASK, CM_COT, CM_ROWS, classmate_weight=0.1
+    ).advantages
     close(weighed[FIRST], [0.55, -0.45, 0.45, -0.55, 2.2, -2.2, -0.2, 0.2])
 
 
@@ -250,10 +252,12 @@ def check_classmate_gdpo_tokens(a):
     close(out[4:7], [0, -0.866024, -0.866024])
     close(out[23:27], [-0.568527, -0.568527, 0, 0])
     everywhere = a.classmate_advantages.gdpo(
-        *arguments, normalize_by_std=True, spread="all"
+        *arguments, normalize_by_std=True, classmate_tokens="all"
     ).advantages
     close(everywhere[:4], [1.137053] * 4)
-    weighed = a.classmate_advantages.gdpo(*arguments, normalize_by_std=True, weight=0.1).advantages
+    weighed = a.classmate_advantages.gdpo(
+        *arguments, normalize_by_std=True, classmate_weight=0.1
+    ).advantages
     close(
         weighed[FIRST], [0.9898, -0.8098, 0.8098, -0.9898, 1.3625, -1.3625, -0.09, 0.09], digits=4
     )

@@ -163,14 +163,14 @@ def check_geo_mean(a):
 
 
 def check_kl_cov(a):
-    selected = a.losses.cov_selection(NEW, ADV, MASK, share=0.4)
+    selected = a.covariance.cov_selection(NEW, ADV, MASK, share=0.4)
     assert selected.tolist() == [True, False, False, True, False]
     close(t5(a, "kl_cov", extra=(selected,), coefficient=0.1)[0], 0.255769)
 
 
 def check_token_covariance(a):
     """A - mean = [.8 x3, -1.2 x2]; mean log-prob of [e, 1, 1, 1, 1/e] is 0."""
-    close(a.losses.token_covariance(column(1, 0, 0, 0, -1), ADV, MASK), [0.8, 0, 0, 0, 1.2])
+    close(a.covariance.token_covariance(column(1, 0, 0, 0, -1), ADV, MASK), [0.8, 0, 0, 0, 1.2])
 
 
 def check_clip_cov(a):
@@ -179,12 +179,12 @@ def check_clip_cov(a):
     close(out.values, [0, -1.2, -0.7, 0.8, 0])
     close(out.metrics["selected_fraction"].mean(), 0.4)
     # Candidates are the tokens with 1 < cov < 5: here the last one only.
-    picked = a.losses.cov_selection(
+    picked = a.covariance.cov_selection(
         column(1, 0, 0, 0, -1), ADV, MASK, share=1.0, band=(1.0, 5.0), uniforms=torch.zeros(5)
     )
     assert picked.tolist() == [False, False, False, False, True]
     flat = column(9, 9, 9, -9, -9, 9, -9)
-    picked = a.losses.cov_selection(
+    picked = a.covariance.cov_selection(
         flat,
         column(1, 1, 1, -1, -1, 1, -1) / 4,
         trues(7),

@@ -261,7 +261,7 @@ def test_helping_others_pairs_problems_and_is_judged_by_theirs(tiny):
 
 def test_similar_questions_come_from_the_data(tiny):
     s = made(tiny, FOUR, "method.reward_type=help_other_similar_questions")
-    for check in (s.method.check_problems, s.method.check_held_out):
+    for check in (s.method.check_problems, s.method.check_validation_problems):
         with pytest.raises(ConfigError, match="has no paired_similar_q"):
             check(s.problems)
     pairs = [

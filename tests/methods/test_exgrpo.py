@@ -107,11 +107,11 @@ def lesson(tiny):
 def test_warm_up_lasts_until_a_step_has_more_than_the_share_and_never_comes_back(lesson):
     """6 of 16 rows are 37.5%; 5 are 31%. Nothing is stored in the warm-up, the step that ends it included."""
     batch = lesson.go(1, 2, 3, 0, 0)
-    assert not lesson.ex.mixed and not batch.rows["mixed"].any() and len(lesson.ex.pool) == 0
+    assert not lesson.ex.is_mixed and not batch.rows["mixed"].any() and len(lesson.ex.pool) == 0
     lesson.feed.cursor._position = 0
     batch = lesson.go(2, 2, 4, 0, 0)
     assert (
-        lesson.ex.mixed
+        lesson.ex.is_mixed
         and not batch.rows["mixed"].any()
         and len(lesson.ex.pool) == 0
         and lesson.metrics["replay/mixed"] == 0.0
@@ -119,17 +119,17 @@ def test_warm_up_lasts_until_a_step_has_more_than_the_share_and_never_comes_back
     assert lesson.feed.left == len(lesson.problems), "solved groups of the warm-up are not retired"
     batch = lesson.go(3)
     assert (
-        lesson.ex.mixed
+        lesson.ex.is_mixed
         and bool(batch.rows["mixed"].all())
         and lesson.metrics["replay/solved"] == 0.0
     )
     lesson.until("collect", 4)
-    assert lesson.ex.mixed
+    assert lesson.ex.is_mixed
 
 
 def mixed(model, *overrides: str) -> Lesson:
     lesson = Lesson(model, *overrides)
-    lesson.ex.mixed = True
+    lesson.ex.is_mixed = True
     return lesson
 
 
@@ -232,7 +232,7 @@ def test_the_state_crosses_a_checkpoint_unchanged(tiny):
     lesson.go(1, 1, 2, 3, 1)
     other = Lesson(tiny)
     other.ex.load(decode(encode(lesson.ex.state())))
-    assert encode(other.ex.state()) == encode(lesson.ex.state()) and other.ex.mixed
+    assert encode(other.ex.state()) == encode(lesson.ex.state()) and other.ex.is_mixed
     other.feed.load(lesson.feed.state())
     other.plan = lesson.plan
     one, two = lesson.go(2), other.go(2)

@@ -25,14 +25,6 @@ from postgrad.types import DEMONSTRATION, Batch, Trajectory
 BUDGETS = (1, 40, 10_000)  # every row alone, a few together, all at once
 
 
-@pytest.fixture(scope="module")
-def loaded(tiny):
-    """A float64 model to copy."""
-    model = load(config_of("grpo", tiny).model, torch.device("cpu"))
-    model.model.double()
-    return model
-
-
 def policy_of(recipe: str, folder, loaded, *overrides: str) -> LocalPolicy:
     config = config_of(
         recipe, folder, *SMALL, *overrides_for(recipe), "rollout.temperature=0.9", *overrides

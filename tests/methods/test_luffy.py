@@ -208,7 +208,7 @@ def composed(model, *overrides: str, problems: list[Problem] | None = None, numb
 
 def starts(model, *overrides: str, **options) -> list[int]:
     groups, _ = composed(model, *overrides, **options)
-    return [len(start) for start in groups[0].starts]
+    return [len(start) for start in groups[0].prefixes]
 
 
 @pytest.mark.parametrize(
@@ -223,18 +223,18 @@ def test_the_cut_counts_the_end_and_rounds_down(size, share, given, tiny):
     )
     (group,), _ = composed(tiny, *overrides, problems=[problem("1" * (size - 1))])
     if given == size:
-        (row,) = group.given
+        (row,) = group.given_rows
         assert (
             len(row.response) == size
             and row.response[-1] == END
-            and not group.starts
+            and not group.prefixes
             and group.num_samples == 3
         )
     else:
         assert (
-            [len(start) for start in group.starts] == [given]
+            [len(start) for start in group.prefixes] == [given]
             and group.num_samples == 4
-            and END not in group.starts[0]
+            and END not in group.prefixes[0]
         )
 
 
@@ -285,7 +285,7 @@ def test_a_continued_row_starts_with_the_demonstration_and_fits_the_limit(tiny):
 def test_a_trace_ends_at_its_first_end(tiny):
     """T8: what follows an end inside the text is not part of the response."""
     (group,), _ = composed(tiny, problems=[problem("12<end>34")])
-    assert group.given[0].response == [1, 2, END]
+    assert group.given_rows[0].response == [1, 2, END]
 
 
 def test_the_strategies_draw_as_they_should(tiny):
@@ -328,7 +328,7 @@ def test_no_demonstration_means_a_group_of_the_policy_s_own(tiny):
     bare = Problem("bare", ({"role": "user", "content": "1+1="},), "20", "arithmetic/digits")
     long = problem("1" * 40, uid="long")
     groups, step = composed(tiny, problems=[bare, problem(), long])
-    assert [(len(g.given), g.num_samples) for g in groups] == [(0, 4), (1, 3), (0, 4)]
+    assert [(len(g.given_rows), g.num_samples) for g in groups] == [(0, 4), (1, 3), (0, 4)]
     assert step.metrics["demonstration/dropped"] == 1
     with pytest.raises(
         RunError,
@@ -336,7 +336,7 @@ def test_no_demonstration_means_a_group_of_the_policy_s_own(tiny):
     ):
         composed(tiny, "method.overlong_demonstrations=error", problems=[long])
     shown = [
-        len(composed(tiny, "method.demonstration_share=0.5", number=n)[0][0].given)
+        len(composed(tiny, "method.demonstration_share=0.5", number=n)[0][0].given_rows)
         for n in range(1, 41)
     ]
     assert 8 < sum(shown) < 32
@@ -345,7 +345,7 @@ def test_no_demonstration_means_a_group_of_the_policy_s_own(tiny):
 def test_probabilities_of_the_author_come_from_the_data(tiny):
     overrides = ("method.demonstration_probs=probs",)
     (group,), _ = composed(tiny, *overrides, problems=[problem("12", probs=[0.5, 0.25, 1.0])])
-    assert group.given[0].behavior_logprobs == pytest.approx(
+    assert group.given_rows[0].behavior_logprobs == pytest.approx(
         [math.log(0.5 + 1e-6), math.log(0.25 + 1e-6), math.log(1 + 1e-6)]
     )
     with pytest.raises(RunError, match=r"2 numbers in probs .* for 3 tokens with the end"):

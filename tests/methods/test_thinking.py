@@ -25,7 +25,7 @@ class Short(Thinking):
     """GRPO on the outputs; the thoughts, as far as they are shown, also learn to be short."""
 
     def enrich(self, batch: Batch, step: Step) -> Batch:
-        self.show(batch, self.cut(batch, step), step, drawn=False)
+        self.shown_thoughts(batch, self.split_thoughts(batch, step), step, random_share=False)
         return batch
 
     def score(self, batch: Batch, step: Step) -> Batch:

@@ -1,16 +1,20 @@
-"""The mathematics: advantages, losses, aggregation, KL, corrections, as pure functions over flat columns.
+"""The mathematics of training: pure functions over flat tensors.
 
-Imports torch and nothing of ours but types and errors. Every function has hand-computed numbers in its tests, and every formula a
-mutation that makes them fail.
+Owns formulas only. Anything with state, settings or models belongs to methods/. May import torch,
+postgrad.types and postgrad.errors, and nothing else of the package. Every function is tested with
+hand-computed numbers, and every formula with a mutation that makes those tests fail.
 
-Columns are flat: `rows` (tokens,) says which row each token belongs to, `num_rows` how many rows there are, `mask` (tokens,) which
-tokens the loss may see, `groups` (rows,) which rows answer the same problem. Nothing is padded.
+Columns are flat and never padded. `rows` (tokens,) is the row of each token, `num_rows` the number
+of rows, `mask` (tokens,) the tokens that the loss may use, `groups` (rows,) the group of each row:
+rows with the same problem.
 
-    advantages            one number a row: grpo and its family; the table ADVANTAGES and its one rule for odd groups
-    token_advantages      one number a token: gae, reinforce_pp, remax, optimal token baselines; outcome_rewards
+    advantages            one number per row: grpo and its family; the table ADVANTAGES
+    token_advantages      one number per token: gae, reinforce_pp, remax, optimal token baselines
     classmate_advantages  two rewards on two sets of tokens
-    losses                one number a token: ppo_clip and its family; the table LOSSES
+    classmate_rewards     from the classmates' scores to one reward per row
+    losses                one number per token: ppo_clip and its family; the table LOSSES
     aggregation           from token losses to one number, with global denominators
-    kl, value, preference, correction, shaping, entropy, passk
-    groups, masked        what the others are made of
+    covariance            the tokens that clip_cov and kl_cov select
+    kl, value, preference, correction, shaping, prefixes, replay, entropy, passk
+    groups, masked        helpers of the others
 """

@@ -1,12 +1,13 @@
-"""From a loss a token to one number: the weight of each token in the optimizer step.
+"""From one loss per token to one number: the weight of each token in the optimizer step.
 
-The rule is one global denominator. The weights are computed ONCE over all rows of the optimizer step; the step's loss is
+There is one global denominator. The weights are computed once over all rows of the optimizer step,
+and the loss of the step is
 
     loss = sum over all tokens of (token loss · weight)
 
-so a micro-batch contributes the sum over its own tokens and nothing else. How rows are split into micro-batches, packed,
-accumulated or spread over ranks cannot change the gradient (ranks must SUM gradients; where a backend averages them, scale the
-loss by the number of ranks).
+A micro-batch contributes the sum over its own tokens and nothing else. The gradient is the same
+however rows are split into micro-batches, packed, accumulated or sharded over ranks. Ranks must sum
+gradients; if a backend averages them, multiply the loss by the number of ranks.
 """
 
 import torch
@@ -32,35 +33,38 @@ def token_weights(
     *,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """(tokens,) weights w such that the aggregated loss of the whole optimizer batch is sum(loss · w).
+    """(tokens,) weights w such that the loss of the whole optimizer step is sum(loss · w).
 
-    With m the mask, N = sum(m), L_i the unmasked tokens of row i and B the rows that have at least one:
+    With m the mask, N = sum(m), L_i the unmasked tokens of row i, B the rows that have one or more:
 
         token-mean               m / N
         token-sum                m
         seq-mean-token-sum       m / B
         seq-mean-token-mean      m / (L_i · B)
-        seq-mean-token-sum-norm  m / (length · B)      Dr. GRPO; `length` is a constant, e.g. the longest response allowed
+        seq-mean-token-sum-norm  m / (length · B)      Dr. GRPO; `length` is a constant
 
     Args:
         mode: one of AGGREGATIONS.
-        mask: (tokens,) bool, the tokens the loss may see.
-        rows: (tokens,) int64, the row of each token; num_rows: how many rows there are.
-        length: the constant of seq-mean-token-sum-norm; other modes ignore it.
+        mask: (tokens,) bool, the tokens that the loss may use.
+        rows: (tokens,) int64, the row of each token.
+        num_rows: the number of rows.
+        length: the constant of seq-mean-token-sum-norm, such as the longest response allowed. Other
+            modes ignore it.
 
-    A fully masked row has no weight and is not counted in B, so rejecting or padding rows never shrinks the gradient of the others
-    (verl 0.9.1 counts them). An empty selection gives zeros. verl before 0.9 and LUFFY do not divide seq-mean-token-sum-norm by B.
+    A fully masked row has no weight and is not counted in B, so that rejected rows never shrink the
+    gradient of the others (verl 0.9.1 counts them). An empty selection gives zeros. verl before 0.9
+    and LUFFY do not divide seq-mean-token-sum-norm by B.
 
-    Raises: ConfigError for an unknown mode, or for seq-mean-token-sum-norm without a positive length.
+    Raises:
+        ConfigError: unknown mode, or seq-mean-token-sum-norm without a positive length.
     """
     if mode not in AGGREGATIONS:
         raise ConfigError(f"unknown loss aggregation {mode!r}; {did_you_mean(mode, AGGREGATIONS)}")
     weights = mask.to(dtype)
     if mode == "token-sum":
         return weights
-    counts = torch.zeros(num_rows, dtype=dtype, device=mask.device).index_add(
-        0, rows, weights
-    )  # (rows,) L_i
+    counts = torch.zeros(num_rows, dtype=dtype, device=mask.device)
+    counts = counts.index_add(0, rows, weights)  # (rows,) L_i
     if mode == "token-mean":
         return weights / counts.sum().clamp(min=1)
     weights = weights / (counts > 0).sum().clamp(min=1)
@@ -69,7 +73,8 @@ def token_weights(
     if mode == "seq-mean-token-sum-norm":
         if length is None or not length > 0:
             raise ConfigError(
-                f"loss aggregation {mode} divides by a length; got {length}, set it to e.g. the response limit"
+                f"loss aggregation {mode} divides by a length; got {length}, "
+                "use a positive number such as the longest response allowed"
             )
         return weights / length
     return weights

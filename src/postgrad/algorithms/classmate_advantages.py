@@ -1,17 +1,21 @@
-"""Advantages of Classmate-CoT: the main reward on the whole response, the classmate's on the tokens of the thought.
+"""Advantages of Classmate-CoT: main reward on the whole response, classmates' on the thought.
 
-`main_rewards` m and `classmate_rewards` c are (rows,), `mask` R is (tokens,) the trainable tokens, `cot_mask` C is (tokens,) the
-tokens of the thought the classmate saw (only C and R together counts), `rows` (tokens,). N is group normalization as in
-advantages.grpo; the default, as in the reference, is without the standard deviation. With a = N(m), b = N(c), w = `weight`:
+`main_rewards` m and `classmate_rewards` c are (rows,). `mask` R is (tokens,), the trainable tokens.
+`cot_mask` C is (tokens,), the tokens of the thought that the classmates saw; only tokens in both C
+and R count. `rows` is (tokens,). N is group normalization as in advantages.grpo, by default without
+the standard deviation, as in the original code. With a = N(m), b = N(c), w = `classmate_weight`:
 
     separated        (a + w·b) on C,         a on the rest        also known as gdpo_wo_bn
     non_neg          (a + w·max(b, 0)) on C, a on the rest
     with_classmate   N(m + w·c) on C,        a on the rest
-    gdpo             z on C,                 a on the rest        z = (a + w·b) normalized over all rows of the batch
+    gdpo             z on C,                 a on the rest        z = normalize_rows(a + w·b)
 
-`spread="all"` puts the C value on every trainable token. The weight comes AFTER the normalization (the published order of GDPO);
-the reference weighs before it, so its weight cancels when the standard deviation is on. The gate on c is the caller's. Equal
-rewards give exactly 0; a group of one keeps its reward (groups.py); gdpo of a single row is 0 where the reference gives NaN.
+`classmate_tokens="all"` puts the value of C on every trainable token. The weight comes after the
+normalization, as in the GDPO paper; the original code weighs before it, so that its weight cancels
+when it divides by the standard deviation. The caller has applied the condition on c already.
+
+Equal rewards give exactly 0; a group of one keeps its reward (groups.py); gdpo of a single row is 0
+where the original code gives NaN.
 """
 
 from typing import Literal
@@ -22,25 +26,34 @@ from torch import Tensor
 from postgrad.algorithms.groups import STD_EPS, Groups, centered, finite, normalize_rows
 from postgrad.algorithms.token_advantages import TokenAdvantages
 
-Spread = Literal["cot", "all"]
+ClassmateTokens = Literal["cot", "all"]
 
 
 def _normalize(name: str, rewards: Tensor, groups: Tensor, by_std: bool) -> Tensor:
+    """(rows,) N of the notation above. `name` is used in error messages."""
     rewards = finite(name, rewards)
     offset, std = centered(rewards, Groups.of(groups, rewards.device))
     return offset / (std + STD_EPS) if by_std else offset
 
 
-def _place(
-    on_cot: Tensor, elsewhere: Tensor, mask: Tensor, cot_mask: Tensor, rows: Tensor, spread: Spread
+def _to_tokens(
+    on_cot: Tensor,
+    on_rest: Tensor,
+    mask: Tensor,
+    cot_mask: Tensor,
+    rows: Tensor,
+    classmate_tokens: ClassmateTokens,
 ) -> TokenAdvantages:
-    """(rows,) values onto (tokens,): `on_cot` on the thought (or everywhere), `elsewhere` on the other trainable tokens."""
-    if spread not in ("cot", "all"):
+    """Row values onto tokens: `on_cot` on the thought (or on all), `on_rest` on the others."""
+    if classmate_tokens not in ("cot", "all"):
         raise ValueError(
-            f"spread is {spread!r}; it is 'cot' (the thought's tokens) or 'all' (every trainable token)"
+            f"classmate_tokens={classmate_tokens!r} is unknown; "
+            "use 'cot' (tokens of the thought) or 'all' (every trainable token)"
         )
-    thought = cot_mask.bool() if spread == "cot" else torch.ones_like(mask, dtype=torch.bool)
-    tokens = torch.where(thought, on_cot[rows], elsewhere[rows])
+    thought = torch.ones_like(mask, dtype=torch.bool)
+    if classmate_tokens == "cot":
+        thought = cot_mask.bool()
+    tokens = torch.where(thought, on_cot[rows], on_rest[rows])
     advantages = torch.where(mask.bool(), tokens, 0.0)
     return TokenAdvantages(advantages, advantages)
 
@@ -53,14 +66,19 @@ def separated(
     cot_mask: Tensor,
     rows: Tensor,
     *,
-    weight: float = 1.0,
+    classmate_weight: float = 1.0,
     normalize_by_std: bool = False,
-    spread: Spread = "cot",
+    classmate_tokens: ClassmateTokens = "cot",
 ) -> TokenAdvantages:
-    """(tokens,) a·R + weight·b·C: each reward normalized alone (grpo_main_classmate_separated, the same as gdpo_wo_bn)."""
+    """(tokens,) a·R + w·b·C: each reward is normalized by itself.
+
+    The original code calls it grpo_main_classmate_separated, and also gdpo_wo_bn.
+    """
     main = _normalize("main_rewards", main_rewards, groups, normalize_by_std)
     classmate = _normalize("classmate_rewards", classmate_rewards, groups, normalize_by_std)
-    return _place(main + weight * classmate, main, mask, cot_mask, rows, spread)
+    return _to_tokens(
+        main + classmate_weight * classmate, main, mask, cot_mask, rows, classmate_tokens
+    )
 
 
 def non_neg(
@@ -71,16 +89,17 @@ def non_neg(
     cot_mask: Tensor,
     rows: Tensor,
     *,
-    weight: float = 1.0,
+    classmate_weight: float = 1.0,
     normalize_by_std: bool = False,
-    spread: Spread = "cot",
+    classmate_tokens: ClassmateTokens = "cot",
 ) -> TokenAdvantages:
-    """(tokens,) a·R + weight·max(b, 0)·C: the classmate may praise a thought, never punish it."""
+    """(tokens,) a·R + w·max(b, 0)·C: classmates can raise an advantage but never lower it."""
     main = _normalize("main_rewards", main_rewards, groups, normalize_by_std)
-    classmate = _normalize("classmate_rewards", classmate_rewards, groups, normalize_by_std).clamp(
-        min=0
+    classmate = _normalize("classmate_rewards", classmate_rewards, groups, normalize_by_std)
+    praise = classmate.clamp(min=0)
+    return _to_tokens(
+        main + classmate_weight * praise, main, mask, cot_mask, rows, classmate_tokens
     )
-    return _place(main + weight * classmate, main, mask, cot_mask, rows, spread)
 
 
 def with_classmate(
@@ -91,18 +110,19 @@ def with_classmate(
     cot_mask: Tensor,
     rows: Tensor,
     *,
-    weight: float = 1.0,
+    classmate_weight: float = 1.0,
     normalize_by_std: bool = False,
-    spread: Spread = "cot",
+    classmate_tokens: ClassmateTokens = "cot",
 ) -> TokenAdvantages:
-    """(tokens,) N(m + weight·c) on the thought, N(m) on the rest (grpo_w_classmate, the form of the published runs)."""
+    """(tokens,) N(m + w·c) on the thought, N(m) on the rest.
+
+    The form of the published runs; the original code calls it grpo_w_classmate.
+    """
     main = _normalize("main_rewards", main_rewards, groups, normalize_by_std)
-    both = finite("main_rewards", main_rewards) + weight * finite(
-        "classmate_rewards", classmate_rewards
-    )
-    return _place(
-        _normalize("rewards", both, groups, normalize_by_std), main, mask, cot_mask, rows, spread
-    )
+    classmate = finite("classmate_rewards", classmate_rewards)
+    both = finite("main_rewards", main_rewards) + classmate_weight * classmate
+    on_cot = _normalize("rewards", both, groups, normalize_by_std)
+    return _to_tokens(on_cot, main, mask, cot_mask, rows, classmate_tokens)
 
 
 def gdpo(
@@ -113,16 +133,18 @@ def gdpo(
     cot_mask: Tensor,
     rows: Tensor,
     *,
-    weight: float = 1.0,
+    classmate_weight: float = 1.0,
     normalize_by_std: bool = False,
-    spread: Spread = "cot",
+    classmate_tokens: ClassmateTokens = "cot",
     normalize_answer: bool = False,
 ) -> TokenAdvantages:
-    """(tokens,) z on the thought, a on the rest; z = a + weight·b normalized over the batch's rows.
+    """(tokens,) z on the thought, a on the rest; z = a + w·b normalized over the batch's rows.
 
-    In the reference the thought then has unit variance and the answer has not; `normalize_answer` normalizes a over the rows too.
+    Only the thought's advantages have unit variance then. `normalize_answer` normalizes a over the
+    rows too.
     """
     main = _normalize("main_rewards", main_rewards, groups, normalize_by_std)
     classmate = _normalize("classmate_rewards", classmate_rewards, groups, normalize_by_std)
     answer = normalize_rows(main) if normalize_answer else main
-    return _place(normalize_rows(main + weight * classmate), answer, mask, cot_mask, rows, spread)
+    on_cot = normalize_rows(main + classmate_weight * classmate)
+    return _to_tokens(on_cot, answer, mask, cot_mask, rows, classmate_tokens)

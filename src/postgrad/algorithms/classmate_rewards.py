@@ -1,4 +1,7 @@
-"""Rewards of Classmate-CoT before they become advantages: several classmates and samples into one number, the gate, the pairing."""
+"""Rewards of Classmate-CoT before they become advantages.
+
+Averages scores over classmates and samples, applies the condition, and pairs problems.
+"""
 
 from collections.abc import Sequence
 from random import Random
@@ -17,53 +20,59 @@ CONDITIONS = (
 
 
 def combine(scores: Tensor, weights: Sequence[float], no_output_score: float = 0.0) -> Tensor:
-    """(rows,) sum over classmates k of w_k · mean over samples of the score.
+    """(rows,) weighted mean over classmates of the mean score over samples.
 
-    `scores` is (rows, classmates, samples), NaN where there was no continuation: it counts as `no_output_score`. Empty `weights` are equal
-    ones; others are taken as shares of their sum.
+    `scores` is (rows, classmates, samples). NaN means that there was no continuation and counts as
+    `no_output_score`. Empty `weights` are equal weights; others are divided by their sum.
     """
-    each = torch.where(scores.isnan(), no_output_score, scores).mean(-1)
+    per_classmate = torch.where(scores.isnan(), no_output_score, scores).mean(-1)
     share = torch.tensor(list(weights) or [1.0] * scores.shape[1], dtype=scores.dtype)
-    return each @ (share / share.sum())
+    return per_classmate @ (share / share.sum())
 
 
 def gate(main: Tensor, classmate: Tensor, condition: str) -> Tensor:
-    """(rows,) what of the classmate's reward counts, by whether the main reward is above 0.
+    """(rows,) the part of the classmates' reward that counts.
+
+    always: all of it. no_classmate: nothing. The other conditions keep it where the main reward is
+    above 0; elsewhere it becomes 0 (no_...) or is negated (neg_...).
 
     Raises: ValueError for an unknown condition.
     """
     if condition not in CONDITIONS:
-        raise ValueError(f"unknown condition {condition!r}; there are: {', '.join(CONDITIONS)}")
+        raise ValueError(f"unknown condition {condition!r}; known: {', '.join(CONDITIONS)}")
     if condition == "no_classmate":
         return torch.zeros_like(classmate)
     if condition == "always":
         return classmate
-    otherwise = (
-        -classmate
-        if condition == "neg_classmate_when_main_incorrect"
-        else torch.zeros_like(classmate)
-    )
+    otherwise = torch.zeros_like(classmate)
+    if condition == "neg_classmate_when_main_incorrect":
+        otherwise = -classmate
     return torch.where(main > 0, classmate, otherwise)
 
 
 def pair(names: Sequence[str], random: Random) -> dict[str, str]:
-    """Each name's partner: a permutation of the distinct names that is one cycle, so that only a name that is alone is its own."""
-    order = sorted(
-        sorted(set(names)), key=lambda _: random.random()
-    )  # only random() is the same in every Python version
+    """The partner of each name: one random cycle through all distinct names.
+
+    Only a single name is its own partner.
+    """
+    # Sorted by random(), because shuffle() differs between Python versions.
+    order = sorted(sorted(set(names)), key=lambda _: random.random())
     return dict(zip(order, [*order[1:], order[0]], strict=True))
 
 
 def correlation(a: Tensor, b: Tensor) -> float:
-    """Pearson's correlation; 0 where one side does not vary."""
-    a, b = a.double() - a.double().mean(), b.double() - b.double().mean()
+    """Pearson's correlation; 0 if one side does not vary."""
+    a = a.double() - a.double().mean()
+    b = b.double() - b.double().mean()
     scale = a.norm() * b.norm()
     return float((a @ b) / scale) if scale > 0 else 0.0
 
 
 def channel_metrics(main: Tensor, classmate: Tensor, groups: Tensor) -> dict[str, float]:
-    """How the two rewards go together, and the share of groups in which each is the same for all."""
+    """Metrics: correlation of the two rewards, and the share of groups where each is constant."""
     index = Groups.of(groups, main.device)
-    flat = {"main": index.all_equal(main), "classmate": index.all_equal(classmate)}
-    shares = {f"groups/flat_{name}": float(column.double().mean()) for name, column in flat.items()}
-    return shares | {"classmate/correlation": correlation(main, classmate)}
+    return {
+        "groups/flat_main": float(index.all_equal(main).double().mean()),
+        "groups/flat_classmate": float(index.all_equal(classmate).double().mean()),
+        "classmate/correlation": correlation(main, classmate),
+    }

@@ -1,8 +1,9 @@
-"""Rollout correction: what to do when the engine that sampled and the trainer that learns give a token different probabilities.
+"""Rollout correction: for tokens whose probability differs between the engine and the trainer.
 
-Everything is a function of rho = pi_train / pi_rollout, log rho = train_logprobs - rollout_logprobs clamped to +-20 (verl calls the
-trainer's log-probs "old"). `importance_weights` weighs, `reject` throws out, `mismatch_metrics` measures, all detached. Bounds
-are meant the way they are written, on rho: "0.5_1.2" keeps 0.5 <= rho <= 1.2. (verl 0.9.1 applies them to 1 / rho.)
+Everything is a function of rho = pi_train / pi_rollout, with log rho = train_logprobs -
+rollout_logprobs clamped to +-20 (verl calls the trainer's log-probs "old"). `importance_weights`
+weighs tokens, `reject` masks them, `mismatch_metrics` measures the difference; all are detached.
+Bounds are on rho: "0.5_1.2" keeps 0.5 <= rho <= 1.2. (verl 0.9.1 applies them to 1 / rho.)
 """
 
 from collections.abc import Mapping
@@ -30,13 +31,14 @@ class Weights(NamedTuple):
 
 
 class Rejection(NamedTuple):
-    """`keep` (tokens,) is the loss mask that is left; `metrics` are scalars: the share each rule threw out."""
+    """`keep` (tokens,) is the remaining loss mask; `metrics` has the share masked per rule."""
 
     keep: Tensor
     metrics: dict[str, Tensor]
 
 
 def _interval(text: str) -> tuple[float, float]:
+    """("0.5_2") -> (0.5, 2.0). Raises ConfigError."""
     low, separator, high = text.partition("_")
     try:
         bounds = (float(low), float(high)) if separator else (0.0, 0.0)
@@ -50,13 +52,14 @@ def _interval(text: str) -> tuple[float, float]:
 
 
 def ratio_bounds(bounds: float | str) -> tuple[float, float]:
-    """("0.5_2") -> (0.5, 2.0); a single number u > 1 means 1/u to u. Raises: ConfigError for anything else."""
+    """("0.5_2") -> (0.5, 2.0); a single number u > 1 means 1/u to u. Raises ConfigError."""
     if isinstance(bounds, str) and "_" in bounds:
         return _interval(bounds)
     upper = _number(bounds)
     if not upper > 1:
         raise ConfigError(
-            f'ratio bound {bounds!r} means 1/u to u and needs u > 1; for other intervals write "low_high"'
+            f"ratio bound {bounds!r} means 1/u to u and needs u > 1; "
+            'for other intervals write "low_high"'
         )
     return 1 / upper, upper
 
@@ -79,7 +82,10 @@ def log_rho(train_logprobs: Tensor, rollout_logprobs: Tensor) -> Tensor:
 def _log_product(
     train_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, rows: Tensor, num_rows: int
 ) -> Tensor:
-    """(rows,) log of the product of rho over unmasked tokens. The sum is clamped to +-20, its terms are not: they may cancel."""
+    """(rows,) log of the product of rho over unmasked tokens, clamped to +-20.
+
+    The terms of the sum are not clamped, because they may cancel.
+    """
     log_ratio = (train_logprobs - rollout_logprobs).detach()
     return row_sum(log_ratio, mask, rows, num_rows).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
@@ -95,15 +101,23 @@ def importance_weights(
     threshold: float | str = 2.0,
     normalize: bool = False,
 ) -> Weights:
-    """Importance weights of the rollout, truncated or masked.
+    """(tokens,) importance weights of the rollout, truncated or masked.
+
+    `level` selects the weight of a token:
 
         token      rho_t
-        sequence   product of rho over the row's unmasked tokens (its log clamped to +-20), on each of them
-        geometric  the row's geometric mean of rho, on each of them
+        sequence   product of rho over the row's unmasked tokens, its log clamped to +-20
+        geometric  geometric mean of rho over the row's unmasked tokens
 
-    threshold C, a number: min(w, C), truncated importance sampling. "lo_hi": w becomes 0 outside [lo, hi] (IcePop).
-    normalize divides by the batch mean (over tokens for level token, over rows otherwise), so the mean weight is 1.
-    Raises: ConfigError for an unknown level or a malformed threshold. Metrics as in `weight_metrics`.
+    Args:
+        threshold: a number C truncates weights at C (truncated importance sampling). "lo_hi" sets
+            weights outside [lo, hi] to 0 (IcePop).
+        normalize: divide by the batch mean (over tokens for level token, over rows otherwise), so
+            that the mean weight is 1.
+
+    Metrics are those of weight_metrics.
+
+    Raises: ConfigError for an unknown level or a malformed threshold.
     """
     if level not in LEVELS:
         raise ConfigError(f"unknown importance level {level!r}; {did_you_mean(level, LEVELS)}")
@@ -132,14 +146,18 @@ def importance_weights(
 
 
 def weight_metrics(weights: Tensor, mask: Tensor, rows: Tensor, num_rows: int) -> dict[str, Tensor]:
-    """Scalars over unmasked tokens: mean, std, max, min, effective_sample_size = 1 / E[(w / mean)^2] in (0, 1]; over rows' mean
-    weights: seq_mean, seq_std, seq_max, seq_min. Standard deviations divide by n. Nothing unmasked: no metrics.
+    """Statistics of the weights, as scalars. An empty dict if all tokens are masked.
+
+    Over unmasked tokens: mean, std, max, min, and effective_sample_size = 1 / E[(w / mean)^2], in
+    (0, 1]. Over the mean weights of rows: seq_mean, seq_std, seq_max, seq_min. Standard deviations
+    divide by n.
     """
     mask = mask.bool()
     kept = weights[mask]
     if kept.numel() == 0:
         return {}
-    mean, square = kept.mean(), kept.square().mean()
+    mean = kept.mean()
+    square = kept.square().mean()
     by_row = row_mean(weights, mask, rows, num_rows)[_present(mask, rows, num_rows)]
     return {
         "mean": mean,
@@ -162,14 +180,19 @@ def reject(
     num_rows: int,
     rules: Mapping[str, float | str],
 ) -> Rejection:
-    """Keep the tokens (or whole rows) that pass every rule; the mask must then be used for the loss AND its denominators.
+    """The loss mask of the tokens, or whole rows, that pass every rule.
 
-    Per token: k1 = log rho, k2 = (log rho)^2 / 2, k3 = rho - 1 - log rho. Rules (name -> bound):
-        token_k*     each token alone
+    Use the mask for the loss and for its denominators. Per token k1 = log rho, k2 = (log rho)^2 / 2
+    and k3 = rho - 1 - log rho. `rules` maps these names to bounds:
+
+        token_k*     the token's own value
         seq_sum_k*   the row's sum over unmasked tokens (k1: the product of rho)
         seq_mean_k*  the row's mean (k1: the geometric mean of rho)
-        seq_max_k*   the row's largest, k2 and k3 only
-    k2 and k3 take one upper bound. k1 takes bounds of the RATIO, "low_high" or a number u for 1/u to u (`ratio_bounds`); inclusive.
+        seq_max_k*   the row's largest value; k2 and k3 only
+
+    k2 and k3 take one upper bound. k1 takes bounds of rho, inclusive: "low_high", or a number u for
+    1/u to u (ratio_bounds).
+
     Raises: ConfigError for an unknown rule or a malformed bound.
     """
     mask = mask.bool()
@@ -179,7 +202,8 @@ def reject(
         "k2": log_ratio.square() / 2,
         "k3": log_ratio.exp() - 1 - log_ratio,
     }
-    keep, metrics = mask, {}
+    keep = mask
+    metrics: dict[str, Tensor] = {}
     for rule, bound in rules.items():
         if rule not in RULES:
             raise ConfigError(f"unknown rejection rule {rule!r}; {did_you_mean(rule, RULES)}")
@@ -187,8 +211,9 @@ def reject(
         measure = _over_rows(scope, measures[kind], mask, rows, num_rows)
         if kind == "k1":
             low, high = ratio_bounds(bound)
-            # Compared as ratios, so that a bound which equals rho is inside.
-            passed = (measure.exp() >= low) & (measure.exp() <= high)
+            # Compared as ratios: their logs would round, and a bound equal to rho must pass.
+            ratio = measure.exp()
+            passed = (ratio >= low) & (ratio <= high)
         else:
             passed = measure <= _number(bound)
         if bool(mask.any()):
@@ -219,11 +244,17 @@ def _present(mask: Tensor, rows: Tensor, num_rows: int) -> Tensor:
 def mismatch_metrics(
     train_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, rows: Tensor, num_rows: int
 ) -> dict[str, Tensor]:
-    """How far engine and trainer are apart, as scalars over unmasked tokens (rows without any are left out; none at all: {}).
+    """Measures of the difference between engine and trainer, as scalars over unmasked tokens.
 
-    kl = E[-log rho] and k3_kl = E[rho - 1 - log rho], both of KL(rollout || train); chi2_token = E[rho^2] - 1, chi2_seq the same
-    over rows with the product of rho; training_ppl, rollout_ppl: mean over rows of exp(-mean log-prob), log_ppl_* their logs before
-    averaging, ppl_ratio = mean over rows of training / rollout; probs_diff_*: |p_train - p_rollout|; probs_pearson where defined.
+        kl, k3_kl                   E[-log rho], E[rho - 1 - log rho]: KL(rollout || train)
+        chi2_token, chi2_seq        E[rho^2] - 1 over tokens; over rows, with the product of rho
+        training_ppl, rollout_ppl   mean over rows of exp(-mean log-prob)
+        *_log_ppl, log_ppl_*        means and differences of the rows' log perplexities
+        ppl_ratio                   mean over rows of training / rollout perplexity
+        probs_diff_*                statistics of |p_train - p_rollout|
+        probs_pearson               correlation of p_train and p_rollout, if defined
+
+    Rows without an unmasked token do not count. An empty dict if all tokens are masked.
     """
     mask = mask.bool()
     if not bool(mask.any()):
@@ -235,7 +266,8 @@ def mismatch_metrics(
     train = -row_mean(train_logprobs.detach(), mask, rows, num_rows)[present]
     rollout = -row_mean(rollout_logprobs, mask, rows, num_rows)[present]
     probs = torch.stack([train_logprobs.detach()[mask].exp(), rollout_logprobs[mask].exp()])
-    gap = (probs[0] - probs[1]).abs()
+    probs_diff = (probs[0] - probs[1]).abs()
+    log_ppl_diff = train - rollout
     metrics = {
         "kl": -kept.mean(),
         "k3_kl": (kept.exp() - 1 - kept).mean(),
@@ -245,14 +277,14 @@ def mismatch_metrics(
         "rollout_ppl": rollout.exp().mean(),
         "training_log_ppl": train.mean(),
         "rollout_log_ppl": rollout.mean(),
-        "log_ppl_diff": (train - rollout).mean(),
-        "log_ppl_abs_diff": (train - rollout).abs().mean(),
-        "log_ppl_diff_max": (train - rollout).max(),
-        "log_ppl_diff_min": (train - rollout).min(),
-        "ppl_ratio": (train - rollout).exp().mean(),
-        "probs_diff_mean": gap.mean(),
-        "probs_diff_max": gap.max(),
-        "probs_diff_std": gap.std(correction=0),
+        "log_ppl_diff": log_ppl_diff.mean(),
+        "log_ppl_abs_diff": log_ppl_diff.abs().mean(),
+        "log_ppl_diff_max": log_ppl_diff.max(),
+        "log_ppl_diff_min": log_ppl_diff.min(),
+        "ppl_ratio": log_ppl_diff.exp().mean(),
+        "probs_diff_mean": probs_diff.mean(),
+        "probs_diff_max": probs_diff.max(),
+        "probs_diff_std": probs_diff.std(correction=0),
     }
     if bool((probs.std(dim=1, correction=0) > 0).all()):
         metrics["probs_pearson"] = torch.corrcoef(probs)[0, 1]

@@ -1,8 +1,9 @@
-"""Numbers read off logits, slice by slice: log-probs of given tokens, entropy, sum of squared probabilities.
+"""Log-probs of given tokens, entropy and sums of squared probabilities, from logits.
 
-Logits are (..., vocabulary) of any dtype; arithmetic is float32 (float64 stays float64), in slices of `chunk` positions, so that
-no second tensor of the logits' size is alive at once. With gradients each slice is recomputed in the backward pass, not kept.
-Results never depend on `chunk`. A logit of -inf is a token that cannot occur.
+Logits are (..., vocabulary) of any dtype. Arithmetic is float32 (float64 stays float64), in slices
+of `chunk` positions, so that no second tensor of the logits' size is needed. With gradients each
+slice is recomputed in the backward pass. Results do not depend on `chunk`. A logit of -inf is a
+token that cannot occur.
 """
 
 from collections.abc import Callable
@@ -17,14 +18,11 @@ CHUNK = 128
 def selective_log_softmax(
     logits: Tensor, index: Tensor, *, temperature: float = 1.0, chunk: int = CHUNK
 ) -> Tensor:
-    """(...,) log-softmax of `logits` / temperature, (..., vocabulary), taken at the token ids `index`, (...,)."""
+    """(...,) log-softmax of `logits` / temperature at the token ids `index` (...,)."""
 
-    def pick(part: Tensor, at: Tensor) -> Tensor:
-        return (
-            torch.log_softmax(_wide(part) / temperature, -1)
-            .gather(-1, at.unsqueeze(-1))
-            .squeeze(-1)
-        )
+    def pick(part: Tensor, ids: Tensor) -> Tensor:
+        logprobs = torch.log_softmax(_wide(part) / temperature, -1)
+        return logprobs.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
 
     return _by_slice(pick, logits, chunk, index)
 
@@ -42,12 +40,15 @@ def entropy(logits: Tensor, *, temperature: float = 1.0, chunk: int = CHUNK) -> 
 
 def sum_probs_squared(logits: Tensor, *, temperature: float = 1.0, chunk: int = CHUNK) -> Tensor:
     """(...,) sum_v p_v^2, which optimal_token_baseline reads."""
-    return _by_slice(
-        lambda part: torch.softmax(_wide(part) / temperature, -1).square().sum(-1), logits, chunk
-    )
+
+    def measure(part: Tensor) -> Tensor:
+        return torch.softmax(_wide(part) / temperature, -1).square().sum(-1)
+
+    return _by_slice(measure, logits, chunk)
 
 
 def _wide(part: Tensor) -> Tensor:
+    """float64 unchanged, every other dtype as float32."""
     return part if part.dtype == torch.float64 else part.float()
 
 
@@ -56,13 +57,13 @@ def _by_slice(
 ) -> Tensor:
     """`function` over slices of the flattened leading dimensions of `logits` and of `others`."""
     if chunk < 1:
-        raise ValueError(f"chunk is {chunk}; a slice has at least one position")
+        raise ValueError(f"chunk={chunk} is too small; a slice has at least one position")
     shape = logits.shape[:-1]
     flat = [
         logits.flatten(0, -2) if logits.dim() > 1 else logits.unsqueeze(0),
         *(other.reshape(-1) for other in others),
     ]
-    # split, not slicing: its backward joins the parts once instead of padding each to full size.
+    # Not by slicing: the backward of split joins the parts once, slicing pads each to full size.
     parts = list(zip(*(tensor.split(chunk) for tensor in flat), strict=True))
     if len(parts) > 1 and torch.is_grad_enabled() and logits.requires_grad:
         outputs = [

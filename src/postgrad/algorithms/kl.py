@@ -1,16 +1,14 @@
-"""KL to a reference policy: per-token estimators, the penalty inside the reward, and the controllers of its coefficient.
+"""KL to a reference policy: estimators per token, the penalty in the reward, its coefficient.
 
 With x = logprobs - reference_logprobs on tokens sampled from the policy:
 
-    k1   x                       unbiased, its gradient has mean 0: fine in a reward, no signal as a loss
-    k2   x^2 / 2                 biased value, its mean gradient is exactly that of KL(policy || reference)
-    k3   exp(-x) - 1 + x         unbiased, never negative; its mean gradient is that of KL(reference || policy), the other way round
+    k1   x                       unbiased; mean gradient 0, so for rewards only
+    k2   x^2 / 2                 biased; mean gradient is that of KL(policy || reference)
+    k3   exp(-x) - 1 + x         unbiased, at least 0; mean gradient of KL(reference || policy)
     abs  |x|
 
 A `+` after a name keeps the value and takes the gradient of k2 (straight through).
 """
-
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -24,9 +22,9 @@ MAX_K3 = 10.0
 
 
 def kl_penalty(logprobs: Tensor, reference_logprobs: Tensor, estimator: str) -> Tensor:
-    """(tokens,) the estimate named by `estimator`, one of KL_ESTIMATORS. No gradient reaches the reference.
+    """(tokens,) the KL by `estimator`, one of KL_ESTIMATORS. No gradient reaches the reference.
 
-    k3 clamps -x to +-20 and its value to +-10, as verl does. Raises: ConfigError for an unknown name.
+    k3 clamps -x to +-20 and its value to +-10, as verl does. Raises ConfigError for another name.
     """
     if estimator not in KL_ESTIMATORS:
         raise ConfigError(
@@ -48,7 +46,10 @@ def kl_penalty(logprobs: Tensor, reference_logprobs: Tensor, estimator: str) -> 
 
 
 def mean_kl(kl: Tensor, mask: Tensor, rows: Tensor, num_rows: int) -> Tensor:
-    """Scalar: the mean over rows with an unmasked token of the row's mean KL, for AdaptiveKl. 0 for an empty batch."""
+    """Scalar: the mean over rows of the row's mean KL, for adapt_kl_coef.
+
+    Rows without an unmasked token do not count. An empty batch gives 0.
+    """
     present = torch.zeros(num_rows, dtype=torch.bool, device=mask.device)
     present[rows[mask.bool()]] = True
     return row_mean(kl, mask, rows, num_rows).sum() / present.sum().clamp(min=1)
@@ -59,57 +60,36 @@ def kl_in_reward(
     old_logprobs: Tensor,
     reference_logprobs: Tensor,
     mask: Tensor,
-    coefficient: float,
+    coef: float,
     *,
     estimator: str = "k1",
 ) -> tuple[Tensor, Tensor]:
-    """((tokens,) r_t - coefficient · kl_t on unmasked tokens, (tokens,) kl_t): KL as a part of the reward. Both detached."""
+    """Token rewards with the KL penalty, r_t - coef · kl_t, and kl_t itself.
+
+    Both are (tokens,) and detached. Masked tokens have no penalty.
+    """
     kl = kl_penalty(old_logprobs, reference_logprobs, estimator).detach()
     kl = torch.where(mask.bool(), kl, 0.0)
-    return token_rewards - coefficient * kl, kl
+    return token_rewards - coef * kl, kl
 
 
-@dataclass
-class FixedKl:
-    """A coefficient that stays."""
+def adapt_kl_coef(
+    coef: float, kl: float, num_rows: int, *, target: float, horizon: float = 10000.0
+) -> float:
+    """The coefficient of the KL penalty for the next step, steered towards a KL of `target`.
 
-    coefficient: float = 0.001
+        coef · (1 + clip(kl / target - 1, -0.2, 0.2) · num_rows / horizon)
 
-    def update(self, kl: float, num_rows: int) -> None:
-        """Nothing to learn."""
+    Args:
+        coef: the coefficient of this step.
+        kl: the KL of this step, as mean_kl measures it.
+        num_rows: the rows of this step.
 
-    def state(self) -> dict[str, float]:
-        return {"coefficient": self.coefficient}
-
-    def load(self, state: dict[str, float]) -> None:
-        self.coefficient = state["coefficient"]
-
-
-@dataclass
-class AdaptiveKl:
-    """A coefficient that steers the measured KL towards `target`.
-
-    After each step: coefficient *= 1 + clip(KL / target - 1, -0.2, 0.2) · num_rows / horizon, KL as in mean_kl. `state` belongs in
-    the checkpoint (verl forgets it, so its coefficient starts over on resume).
+    Raises: ConfigError unless target and horizon are positive.
     """
-
-    coefficient: float = 0.001
-    target: float = 0.1
-    horizon: float = 10000.0
-
-    def __post_init__(self) -> None:
-        if not (self.target > 0 and self.horizon > 0):
-            raise ConfigError(
-                f"adaptive KL needs a positive target and horizon; got target {self.target}, horizon {self.horizon}"
-            )
-
-    def update(self, kl: float, num_rows: int) -> None:
-        """One step's measured KL over `num_rows` rows."""
-        error = min(max(kl / self.target - 1, -0.2), 0.2)
-        self.coefficient *= 1 + error * num_rows / self.horizon
-
-    def state(self) -> dict[str, float]:
-        return {"coefficient": self.coefficient}
-
-    def load(self, state: dict[str, float]) -> None:
-        self.coefficient = state["coefficient"]
+    if not (target > 0 and horizon > 0):
+        raise ConfigError(
+            f"adaptive KL needs a positive target and horizon; got {target} and {horizon}"
+        )
+    error = min(max(kl / target - 1, -0.2), 0.2)
+    return coef * (1 + error * num_rows / horizon)

@@ -1,10 +1,11 @@
-"""Preference losses over pairs: DPO and its relatives, from log-probs of whole responses.
+"""Preference losses over pairs, DPO and its relatives, from log-probs of whole responses.
 
-A pair is (chosen, rejected); columns are (pairs,). Use `row_logprobs` to add up token log-probs. With
-h = (chosen - rejected) - (reference_chosen - reference_rejected), the reference terms 0 when reference-free:
+A pair is (chosen, rejected); columns are (pairs,). `row_logprobs` adds up token log-probs. With
+h = (chosen - rejected) - (reference_chosen - reference_rejected), the reference terms 0 if
+reference-free, and s = label_smoothing, the share of pairs with a wrong label:
 
-    sigmoid   -(1 - s) · log σ(beta·h) - s · log σ(-beta·h)      s = label_smoothing, the share of pairs labeled wrongly
-    ipo       (h - 1 / (2 beta))^2                               meant for MEAN log-probs a token: row_logprobs(average=True)
+    sigmoid   -(1 - s) · log σ(beta·h) - s · log σ(-beta·h)
+    ipo       (h - 1 / (2 beta))^2      for mean log-probs per token: row_logprobs(average=True)
     hinge     max(0, 1 - beta·h)
 """
 
@@ -44,48 +45,51 @@ def dpo(
     loss: str = "sigmoid",
     label_smoothing: float = 0.0,
 ) -> PairLoss:
-    """(pairs,) the loss named by `loss`, one of PREFERENCE_LOSSES. Without references it is reference-free; they carry no gradient.
+    """(pairs,) the loss named by `loss`, one of PREFERENCE_LOSSES.
 
-    Metrics: reward_chosen = beta·(chosen - reference), reward_rejected, margin = their difference, accuracy (margin > 0).
-    Raises: ConfigError for an unknown loss, beta <= 0, smoothing outside [0, 0.5) or with another loss; ValueError for one
-    reference without the other.
+    Without reference columns it is reference-free. No gradient reaches the reference.
+
+    Metrics: reward_chosen = beta·(chosen - reference), reward_rejected, margin = their difference,
+    accuracy (margin > 0).
+
+    Raises:
+        ConfigError: unknown loss, beta <= 0, label_smoothing outside [0, 0.5) or not with sigmoid.
+        ValueError: one reference column without the other.
     """
     if loss not in PREFERENCE_LOSSES:
         raise ConfigError(
             f"unknown preference loss {loss!r}; {did_you_mean(loss, PREFERENCE_LOSSES)}"
         )
     if not beta > 0:
-        raise ConfigError(
-            f"beta is {beta}; preference losses divide by it or scale with it and need beta > 0"
-        )
+        raise ConfigError(f"beta={beta} is out of range; preference losses need beta > 0")
     if not 0 <= label_smoothing < 0.5 or (label_smoothing and loss != "sigmoid"):
         raise ConfigError(
-            f"label_smoothing is {label_smoothing} with loss {loss}; it is in [0, 0.5) and for sigmoid only"
+            f"label_smoothing={label_smoothing} with loss {loss} is out of range; "
+            "it must be in [0, 0.5), and 0 unless the loss is sigmoid"
         )
     if (reference_chosen is None) != (reference_rejected is None):
-        raise ValueError(
-            "one reference column without the other; give both, or none for the reference-free loss"
-        )
-    gain_chosen = chosen if reference_chosen is None else chosen - reference_chosen.detach()
-    gain_rejected = (
-        rejected if reference_rejected is None else rejected - reference_rejected.detach()
-    )
+        raise ValueError("one reference column is missing; give both, or none (reference-free)")
+    gain_chosen = _subtract(chosen, reference_chosen)
+    gain_rejected = _subtract(rejected, reference_rejected)
     h = gain_chosen - gain_rejected
     if loss == "sigmoid":
-        values = -(1 - label_smoothing) * logsigmoid(beta * h) - label_smoothing * logsigmoid(
-            -beta * h
-        )
+        correct_label = -(1 - label_smoothing) * logsigmoid(beta * h)
+        wrong_label = -label_smoothing * logsigmoid(-beta * h)
+        values = correct_label + wrong_label
     elif loss == "ipo":
         values = (h - 1 / (2 * beta)).square()
     else:
         values = torch.relu(1 - beta * h)
     margin = beta * h.detach()
-    return PairLoss(
-        values,
-        {
-            "reward_chosen": beta * gain_chosen.detach(),
-            "reward_rejected": beta * gain_rejected.detach(),
-            "margin": margin,
-            "accuracy": (margin > 0).to(margin.dtype),
-        },
-    )
+    metrics = {
+        "reward_chosen": beta * gain_chosen.detach(),
+        "reward_rejected": beta * gain_rejected.detach(),
+        "margin": margin,
+        "accuracy": (margin > 0).to(margin.dtype),
+    }
+    return PairLoss(values, metrics)
+
+
+def _subtract(logprobs: Tensor, reference: Tensor | None) -> Tensor:
+    """`logprobs` minus those of the reference, if there is one."""
+    return logprobs if reference is None else logprobs - reference.detach()

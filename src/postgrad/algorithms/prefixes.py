@@ -1,15 +1,15 @@
-"""How much of a demonstration a row starts with: the share of its tokens, by strategy (LUFFY). Numbers only, no tensors."""
+"""LUFFY's prefixes: the share of a demonstration's tokens that a row starts with."""
 
 STRATEGIES = ("random", "linear", "linear_max", "reverse_linear", "fixed")
 NUM_WINDOWS = 10
-DRAWN = ("peak", "steps", "shared")
-# What each strategy reads of the settings; `shared`: whether the copies of a group share their draw.
+_WINDOWED = ("peak", "steps", "shared")
+# The settings method.prefix_NAME that each strategy reads.
 READS = {
     "random": ("min", "max", "shared"),
     "fixed": ("min", "max"),
     "linear": ("peak", "steps"),
-    "linear_max": DRAWN,
-    "reverse_linear": DRAWN,
+    "linear_max": _WINDOWED,
+    "reverse_linear": _WINDOWED,
 }
 
 
@@ -35,18 +35,19 @@ def prefix_ratio(
 
     Args:
         strategy: one of STRATEGIES.
-        uniform: a draw from [0, 1); linear and fixed do not read it.
-        step: of the run, from 1. copy: which of the group's `num_copies` rows with a demonstration, from 0.
+        uniform: a random number in [0, 1); linear and fixed do not read it.
+        step: the step of the run, from 1.
+        copy: the number of this row, from 0, among the `num_copies` rows with a demonstration.
     """
-    done = step - 1
+    steps_done = step - 1
     if strategy == "random":
         return low + (high - low) * uniform
     if strategy == "fixed":
         return low + (high - low) * copy / max(num_copies - 1, 1)
     if strategy == "linear":
-        return peak * (1 - min(done / steps, 1.0))
-    window = min(
-        max(-(-done * NUM_WINDOWS // steps) - 1, 0), NUM_WINDOWS - 1
-    )  # a window ends with its last step, not before it
+        return peak * (1 - min(steps_done / steps, 1.0))
+    # Rounded up: a window includes its last step.
+    windows_begun = -(-steps_done * NUM_WINDOWS // steps)
+    window = min(max(windows_begun - 1, 0), NUM_WINDOWS - 1)
     bound = window + 1 if strategy == "reverse_linear" else NUM_WINDOWS - window
     return uniform * peak * bound / NUM_WINDOWS

@@ -10,17 +10,20 @@ BUCKET_WEIGHTS = ("normal", "linear", "sqrt", "linear_clip", "none")
 
 
 def bucket_weight(kind: str, successes: int, samples: int) -> float:
-    """The weight of the bucket of problems that had `successes` of `samples`; only ratios between buckets matter.
+    """The weight of the bucket of problems with `successes` successes among `samples` responses.
 
-    normal       exp(-(successes - samples / 2)^2 / 2): problems solved half of the time come most
-    linear       successes / samples
-    sqrt         sqrt(successes / samples)
-    linear_clip  min(successes / samples, 1 / 2)
+        normal       exp(-(successes - samples / 2)^2 / 2), largest at half of the samples
+        linear       successes / samples
+        sqrt         sqrt(successes / samples)
+        linear_clip  min(successes / samples, 1 / 2)
+
+    Only ratios between buckets matter.
     """
     share = successes / samples
     if kind == "normal":
         return math.exp(-((successes - samples / 2) ** 2) / 2)
-    return {"linear": share, "sqrt": math.sqrt(share), "linear_clip": min(share, 0.5)}[kind]
+    weights = {"linear": share, "sqrt": math.sqrt(share), "linear_clip": min(share, 0.5)}
+    return weights[kind]
 
 
 def draw_from_buckets(
@@ -29,21 +32,32 @@ def draw_from_buckets(
     num: int,
     uniform: Callable[[], float],
 ) -> list[str]:
-    """`num` different names (fewer when there are not as many): first a bucket by weight, whatever its size, then one of it, all alike.
+    """Draws `num` different names, or all if there are fewer: a bucket by weight, then a name.
 
-    A bucket that is used up leaves the draw. Its share then falls to the others by their weights, which has the distribution of
-    multinomial counts whose excess over a bucket's size is drawn again. `uniform` gives numbers of [0, 1).
+    A bucket's chance depends on its weight, not on its size. Names within a bucket are equally
+    likely. An empty bucket leaves the draw, and its share goes to the others by their weights.
+
+    Args:
+        buckets: names by bucket.
+        weights: the weight of each bucket.
+        uniform: returns the next random number in [0, 1).
     """
-    left = {key: list(names) for key, names in sorted(buckets.items()) if names}
+    remaining = {key: list(names) for key, names in sorted(buckets.items()) if names}
     drawn: list[str] = []
-    while left and len(drawn) < num:
-        keys, point = list(left), uniform() * sum(weights[key] for key in left)
-        while (
-            len(keys) > 1 and point >= weights[keys[0]]
-        ):  # the last one also takes what rounding leaves over
-            point -= weights[keys.pop(0)]
-        names = left[keys[0]]
+    while remaining and len(drawn) < num:
+        key = _draw_bucket(list(remaining), weights, uniform())
+        names = remaining[key]
         drawn.append(names.pop(int(uniform() * len(names))))
         if not names:
-            del left[keys[0]]
+            del remaining[key]
     return drawn
+
+
+def _draw_bucket(keys: list[int], weights: Mapping[int, float], uniform: float) -> int:
+    """The key whose interval of the summed weights contains `uniform` times the sum."""
+    point = uniform * sum(weights[key] for key in keys)
+    for key in keys[:-1]:
+        if point < weights[key]:
+            return key
+        point -= weights[key]
+    return keys[-1]  # also for what rounding leaves over

@@ -1,7 +1,8 @@
-"""Shaped rewards and shaped ratios: DAPO's overlong penalty, LUFFY's off-policy shaping and on-policy reshaping.
+"""Shaped rewards and ratios: DAPO's overlong penalty, LUFFY's off-policy and on-policy shaping.
 
-LUFFY's off-policy loss is -A · off_policy_shape(log_ratio), where the log-ratio of a demonstration is its log-prob (its author's
-probability counts as 1) and that of a replay is logprobs - recorded log-probs (ExGRPO). On-policy: -A · on_policy_reshape(...).
+LUFFY's off-policy loss is -A · off_policy_shape(log_ratio). The log-ratio of a demonstration is its
+log-prob (its author's probability counts as 1); that of a replay is logprobs - recorded log-probs
+(ExGRPO). The on-policy loss is -A · on_policy_reshape(...).
 """
 
 import math
@@ -18,7 +19,7 @@ DEFAULTS = {"gamma": 0.1, "weight": 0.1, "exponent": 0.5}
 ON_OPTIONS = tuple(DEFAULTS)
 BOUNDS = ("min_value", "max_value")
 OFF_OPTIONS = (*ON_OPTIONS, *BOUNDS)
-# What each shape reads of them. LUFFY weighs its `logp` off-policy only.
+# The options that each shape reads. LUFFY weighs its `logp` off-policy only.
 ON_READS: dict[str, tuple[str, ...]] = dict.fromkeys(SHAPES, ()) | {
     "p_div_p": ("gamma",),
     "p_logp": ("weight",),
@@ -33,10 +34,13 @@ MAX_LOG_RATIO = 20.0
 def overlong_penalty(
     lengths: Tensor, *, max_length: int, buffer: int, factor: float = 1.0
 ) -> Tensor:
-    """(rows,) 0 up to max_length - buffer tokens, then falling linearly to -factor at max_length and beyond (DAPO)."""
+    """(rows,) DAPO's penalty: 0 up to max_length - buffer tokens, -factor at max_length and beyond.
+
+    It falls linearly in between. Raises ConfigError unless 0 < buffer <= max_length.
+    """
     if not 0 < buffer <= max_length:
         raise ConfigError(
-            f"overlong buffer is {buffer} for responses of at most {max_length}; it is at least 1 and at most that"
+            f"overlong buffer {buffer} is out of range; use 1 to max_length={max_length}"
         )
     lengths = lengths if lengths.is_floating_point() else lengths.to(torch.get_default_dtype())
     exceeded = lengths - (max_length - buffer)
@@ -44,6 +48,7 @@ def overlong_penalty(
 
 
 def _check(shape: str, gamma: float) -> None:
+    """Raises ConfigError for an unknown shape or gamma <= 0."""
     if shape not in SHAPES:
         raise ConfigError(f"unknown shaping {shape!r}; {did_you_mean(shape, SHAPES)}")
     if shape == "p_div_p" and not gamma > 0:
@@ -51,26 +56,30 @@ def _check(shape: str, gamma: float) -> None:
 
 
 def check_options(
-    key: str, options: Mapping[str, float], known: Sequence[str], read: Sequence[str], beside: str
+    key: str, options: Mapping[str, float], known: Sequence[str], read: Sequence[str], reason: str
 ) -> None:
-    """Refuse the numbers of the setting `key` that no shape takes, and those that are not `read` `beside` what is chosen.
+    """Raises ConfigError for shape options that are unknown, out of range or without effect.
 
-    A number at its default may stand where nothing reads it. Raises ConfigError.
+    Args:
+        key: the setting that holds the options, for error messages.
+        options: the options by name.
+        known: the names that shapes take.
+        read: the names that the chosen shape reads. An unread option may keep its default.
+        reason: why the others have no effect, such as `method.off_shape=none`.
     """
     for name in options:
         if name not in known:
-            raise ConfigError(
-                f"{key}.{name}: a shape takes no such number; {did_you_mean(name, known)}"
-            )
+            raise ConfigError(f"{key}.{name} is unknown; {did_you_mean(name, known)}")
     if not options.get("gamma", 1.0) > 0:
         raise ConfigError(f"{key}.gamma={options['gamma']} is out of range; it must be above 0")
     if not options.get("min_value", -math.inf) < options.get("max_value", math.inf):
         raise ConfigError(
-            f"{key}.min_value={options['min_value']} is not below {key}.max_value={options['max_value']}; lower it"
+            f"{key}.min_value={options['min_value']} is not below "
+            f"{key}.max_value={options['max_value']}; lower it"
         )
     for name, value in options.items():
         if name not in read and value != DEFAULTS.get(name):
-            raise ConfigError(f"{key}.{name}={value:g} has no effect with {beside}; remove it")
+            raise ConfigError(f"{key}.{name}={value:g} has no effect with {reason}; remove it")
 
 
 def off_policy_shape(
@@ -83,18 +92,25 @@ def off_policy_shape(
     min_value: float | None = None,
     max_value: float | None = None,
 ) -> Tensor:
-    """(tokens,) g(p), p = exp(log_ratio), with gradient:
+    """(tokens,) g(p) with gradient, for p = exp(log_ratio):
 
-        none p    p_div_p p / (p + gamma)    logp weight · log p    p_logp p + weight · log p    square_root √p    pow p^exponent
+        none         p
+        p_div_p      p / (p + gamma)
+        logp         weight · log p
+        p_logp       p + weight · log p
+        square_root  √p
+        pow          p^exponent
 
-    d g / d log p of p_div_p is p·gamma / (p + gamma)^2, largest (1/4) at p = gamma: a demonstration's unlikely tokens teach most.
-    min_value and max_value clamp g; outside them the gradient is 0. Any gamma, where LUFFY offers 0.1, 0.3 and 0.5.
+    The derivative of p_div_p by log p is p·gamma / (p + gamma)^2. It is largest (1/4) at p = gamma,
+    so that unlikely tokens of a demonstration have the largest gradient. LUFFY offers gamma 0.1,
+    0.3 and 0.5. min_value and max_value clamp g; outside them the gradient is 0.
+
     Raises: ConfigError for an unknown shape or gamma <= 0.
     """
     _check(shape, gamma)
     bounded = log_ratio.clamp(max=MAX_LOG_RATIO)
     if shape == "p_div_p":
-        # p / (p + gamma) is a sigmoid, which overflows for no log-ratio.
+        # p / (p + gamma) is a sigmoid of log p, which cannot overflow.
         value = torch.sigmoid(log_ratio - torch.log(torch.full_like(log_ratio, gamma)))
     elif shape == "logp":
         value = weight * log_ratio
@@ -103,8 +119,11 @@ def off_policy_shape(
     elif shape == "none":
         value = bounded.exp()
     else:
-        value = ((0.5 if shape == "square_root" else exponent) * bounded).exp()
-    return value if min_value is None and max_value is None else value.clamp(min_value, max_value)
+        power = 0.5 if shape == "square_root" else exponent
+        value = (power * bounded).exp()
+    if min_value is None and max_value is None:
+        return value
+    return value.clamp(min_value, max_value)
 
 
 def on_policy_reshape(
@@ -116,21 +135,30 @@ def on_policy_reshape(
     weight: float = DEFAULTS["weight"],
     exponent: float = DEFAULTS["exponent"],
 ) -> Tensor:
-    """(tokens,) what stands for the ratio r = exp(logprobs - old_logprobs) on the policy's own tokens, with gradient:
+    """(tokens,) the shaped ratio of the policy's own tokens, with gradient.
 
-        none r    p_div_p f(p) / f(p_old)    logp d    p_logp r + weight · d    square_root √r    pow r^exponent
+    With r = exp(logprobs - old_logprobs), d = log r and f(p) = p / (p + gamma):
 
-    with f(p) = p / (p + gamma), d = log r clamped to +-20 before exp. LUFFY does not weigh its `logp` row here, so neither do we.
+        none         r
+        p_div_p      f(p) / f(p_old)
+        logp         d
+        p_logp       r + weight · d
+        square_root  √r
+        pow          r^exponent
+
+    d is clamped to +-20 before exp. `logp` has no weight here, as in LUFFY.
+
     Raises: ConfigError for an unknown shape or gamma <= 0.
     """
     _check(shape, gamma)
     delta = logprobs - old_logprobs.detach()
     ratio = delta.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     if shape == "p_div_p":
-        # Both f are sigmoids; their quotient is bounded as r is, so that its slope ends with it and does not turn round.
-        at = math.log(gamma)
-        quotient = logsigmoid(logprobs - at) - logsigmoid(old_logprobs.detach() - at)
-        return quotient.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+        # Both f are sigmoids of log p. Their log-quotient is clamped as d is.
+        log_gamma = math.log(gamma)
+        log_f = logsigmoid(logprobs - log_gamma)
+        log_f_old = logsigmoid(old_logprobs.detach() - log_gamma)
+        return (log_f - log_f_old).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     if shape == "logp":
         return delta
     if shape == "p_logp":
@@ -150,13 +178,18 @@ def reshaped_loss(
     clip_high: float = math.inf,
     **options: float,
 ) -> Tensor:
-    """(tokens,) max(-A v, -A clip(v, 1 - clip_low, 1 + clip_high)), v = on_policy_reshape(...): PPO's loss on a reshaped ratio."""
+    """(tokens,) PPO's loss on a reshaped ratio: max(-A v, -A clip(v, 1 - clip_low, 1 + clip_high)).
+
+    v is on_policy_reshape of the same arguments.
+    """
     value = on_policy_reshape(logprobs, old_logprobs, shape, **options)
-    return torch.maximum(
-        -advantages * value, -advantages * value.clamp(1 - clip_low, 1 + clip_high)
-    )
+    clipped = value.clamp(1 - clip_low, 1 + clip_high)
+    return torch.maximum(-advantages * value, -advantages * clipped)
 
 
 def drop_confident(logprobs: Tensor, mask: Tensor, max_probability: float) -> Tensor:
-    """(tokens,) bool: `mask` without the tokens whose current probability is above `max_probability` (LUFFY's all_max_clip)."""
+    """(tokens,) bool: `mask` without tokens of a probability above `max_probability`.
+
+    LUFFY calls it all_max_clip.
+    """
     return mask.bool() & (logprobs.detach().exp() <= max_probability)

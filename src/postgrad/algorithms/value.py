@@ -13,7 +13,8 @@ def value_loss(
 
     Only `values` carry a gradient. Metrics: clip_fraction (the clipped branch is strictly larger).
     """
-    target, old_values = returns.detach(), old_values.detach()
+    target = returns.detach()
+    old_values = old_values.detach()
     squared = (values - target).square()
     if clip is None:
         return TokenLoss(0.5 * squared, {"clip_fraction": torch.zeros_like(target)})
@@ -25,9 +26,13 @@ def value_loss(
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
-    """Scalar 1 - var(G - v) / (var(G) + 1e-5) over unmasked tokens, variances with n - 1. NaN for fewer than two tokens."""
+    """Scalar 1 - var(G - v) / (var(G) + 1e-5) over unmasked tokens, variances with n - 1.
+
+    NaN for fewer than two tokens.
+    """
     kept = mask.bool()
-    target, error = returns[kept], (returns - values.detach())[kept]
+    target = returns[kept]
+    error = (returns - values.detach())[kept]
     if target.numel() < 2:
         return torch.full((), torch.nan, dtype=returns.dtype, device=returns.device)
     return 1 - error.var() / (target.var() + 1e-5)

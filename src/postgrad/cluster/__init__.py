@@ -44,7 +44,7 @@ class Placed(NamedTuple):
 @contextmanager
 def place(config: Config) -> Iterator[Placed]:
     """The models of a run, wherever cluster.* says they live; gone when the context ends."""
-    roles = find_method(config.method.name)(config).models_wanted()
+    roles = find_method(config.method.name)(config).all_roles()
     if config.cluster.backend == "local":
         from postgrad.cluster.host import build_host
 

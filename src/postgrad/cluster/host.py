@@ -39,9 +39,7 @@ def build_host(config: Config) -> Host:
     method = find_method(config.method.name)(config)
     loaded = load_policy(config, method)
     engine = None if is_remote(config) else build_engine(config, loaded)
-    roles = {
-        name: role for name, role in method.models_wanted().items() if not is_elsewhere(role.path)
-    }
+    roles = {name: role for name, role in method.all_roles().items() if not is_elsewhere(role.path)}
     models = {name: build_role(config, method, name, role, loaded) for name, role in roles.items()}
     return Host(LocalPolicy(config, loaded, method), engine, models)
 

@@ -114,7 +114,7 @@ def _speakers(config: Any, hosts: list[str]) -> Ports:
     from postgrad.methods import find_method
 
     method = find_method(config.method.name)(config)
-    roles = method.models_wanted()
+    roles = method.all_roles()
     return {
         name: (roles[name].kind, build_role(config, method, name, roles[name])) for name in hosts
     }
@@ -134,7 +134,7 @@ def _trained(config: Any, hosts: list[str], ranks: Any) -> Ports:
     from postgrad.model.sharded import ShardedBaseModel, ShardedCritic, ShardedFrozen, ShardedPolicy
 
     method = find_method(config.method.name)(config)
-    roles = method.models_wanted()
+    roles = method.all_roles()
     ports: Ports = {}
     if POLICY in hosts:
         loaded = load_policy(config, method, device="cpu")  # a device then gets its shards only

@@ -97,7 +97,7 @@ def _build_run(text: str) -> Ports:
 
     config = from_yaml(text, lambda name: find_method(name).Settings)
     host = build_host(config)
-    roles = find_method(config.method.name)(config).models_wanted()
+    roles = find_method(config.method.name)(config).all_roles()
     ports: Ports = {name: (roles[name].kind, model) for name, model in host.models.items()}
     return ports | {"policy": ("policy", host.policy), "engine": ("engine", host.engine)}
 

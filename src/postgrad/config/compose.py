@@ -379,7 +379,8 @@ def _check_limits(section: Any, prefix: str) -> None:
             _check_limits(value, f"{key}.")
             continue
         limits = spec.metadata
-        if limits.get("choices") and value not in limits["choices"]:
+        is_path = limits.get("or_path") and ":" in str(value)
+        if limits.get("choices") and value not in limits["choices"] and not is_path:
             raise ConfigError(
                 f"{key}={value} is not one of its values; {did_you_mean(str(value), limits['choices'])}"
             )

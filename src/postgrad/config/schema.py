@@ -20,6 +20,7 @@ def setting(
     at_least: float | None = None,
     above: float | None = None,
     at_most: float | None = None,
+    or_path: bool = False,
 ) -> Any:
     """A dataclass field with help text and limits, in a list those of each number. A list or dict default is copied for each instance."""
     limits = {
@@ -28,6 +29,7 @@ def setting(
         "at_least": at_least,
         "above": above,
         "at_most": at_most,
+        "or_path": or_path,  # besides the choices, file.py:NAME or package.module:NAME
     }
     if isinstance(default, list | dict):
         factory: Callable[[], Any] = lambda: default.copy()  # noqa: E731

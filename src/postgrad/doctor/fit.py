@@ -132,14 +132,14 @@ def read_load(config: Config, method: Method, inputs: Inputs) -> Load:
     groups = [
         Group(
             len(inputs.prompts.encode(g.problem)),
-            tuple(len(t.response) for t in g.given),
+            tuple(len(t.response) for t in g.given_rows),
             g.num_samples,
         )
         for g in composed
     ]
     held_out = [problem for problems in inputs.validation.values() for problem in problems]
     longest = max(len(inputs.prompts.encode(problem)) for problem in [*inputs.train, *held_out])
-    return Load(groups, longest, len(held_out) if method.judges() else 0)
+    return Load(groups, longest, len(held_out) if method.needs_verifier() else 0)
 
 
 def check_context(plan: Plan, size: Size) -> None:
@@ -340,8 +340,8 @@ def foretell_step(plan: Plan, stages: list[str], layout: Layout, rates: Rates) -
         out["sample"] = generate_s(
             layout.sampled, layout.prompt_tokens, layout.sampled_tokens, rates
         )
-    if "greedy" in stages:
-        out["greedy"] = generate_s(
+    if "sample_greedy" in stages:
+        out["sample_greedy"] = generate_s(
             len(plan.load.groups), layout.prompt_tokens, layout.sampled_tokens, rates
         )
     if "compute_old_logprobs" in stages:

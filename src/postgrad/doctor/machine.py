@@ -347,9 +347,7 @@ def estimate(config: Config) -> Foretold:
 
 def _roles(config: Config, method: Method) -> dict[str, tuple[str, Any]]:
     """The models that are loaded beside the policy: kind and transformers configuration."""
-    roles = {
-        name: role for name, role in method.models_wanted().items() if not is_elsewhere(role.path)
-    }
+    roles = {name: role for name, role in method.all_roles().items() if not is_elsewhere(role.path)}
     paths = {
         name: replace(config.model, path=role.path or config.model.path)
         for name, role in roles.items()

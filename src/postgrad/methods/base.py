@@ -1,8 +1,12 @@
-"""The stages that methods share. A method is a subclass that replaces or inserts some of them.
+"""The base class of methods: the stages of a step and what they are given.
 
-On the driver run the stages: draw, compose, sample, enrich, score, estimate, update, publish; each takes what the stage before
-returned, and the step. Beside the model run view, prepare and loss: they may use only the configuration, because a worker elsewhere
-builds the same method from the same configuration.
+A method is a subclass of Method that replaces or inserts stages. These run on the driver, in order:
+draw, compose, sample, enrich, score, estimate, update, publish. Each takes the result of the stage
+before and the Step.
+
+These run beside the model: view, prepare, loss, lr_scales, row_groups. They may use the
+configuration only, because a worker on another machine builds the same method from the same
+configuration.
 """
 
 from collections import Counter
@@ -21,10 +25,10 @@ from postgrad.errors import RunError
 from postgrad.methods.support.checks import (
     check_monitor,
     check_numbers,
-    check_read,
     check_sampling,
     check_staleness,
     check_tools,
+    check_unread,
 )
 from postgrad.model.critic import Critic
 from postgrad.model.passes.head import TokenOutputs
@@ -45,17 +49,21 @@ from postgrad.rollout.turns import Turns, run_turns
 from postgrad.types import DEMONSTRATION, POLICY, TOOL, Batch, Failure, Problem, Score, Trajectory
 from postgrad.verifiers.scorer import LLM_JUDGE
 
-LIVE = "policy:live"  # the path of a role that is the run's own engine
+LIVE = "policy:live"  # the path of a role that is the engine of this run
 
 
 @dataclass(frozen=True)
 class Role:
-    """A model a method wants beside the policy.
+    """A model that a method needs besides the policy.
 
-    `kind`: frozen answers with log-probs and never learns; critic is trained on values; engine continues prompts (its port is a
-    Speaker); chat answers messages (its port is a Chat). `path` is what model.path is for the policy, which is also where an empty one
-    starts from. An engine or a chat may also be `policy:live`, the very engine that samples this run's rollouts, a server's model
-    (`http://host:8000/v1#model`), one of a mapping file (`servers.json#model`), or `fake:TEXT`, which always says TEXT. `lr` is a critic's.
+    Args:
+        kind: `frozen` gives log-probs and is never trained. `critic` is trained on values. `engine`
+            continues prompts; its port is a Generator. `chat` answers messages; its port is a Chat.
+        path: where the model is, as in model.path. Empty: the policy's starting model. An engine or
+            a chat may also be `policy:live` (the engine that samples the rollouts of this run), a
+            model of a server (`http://host:8000/v1#model`), an entry of a file of servers
+            (`servers.json#model`), or `fake:TEXT`, which always answers TEXT.
+        lr: the learning rate of a critic.
     """
 
     kind: str
@@ -65,14 +73,17 @@ class Role:
 
 @dataclass
 class Ports:
-    """Everything a method may talk to. It cannot tell where any of it lives. `models` are the roles it asked for, by name."""
+    """The models and services that a method may call, wherever they run.
+
+    `models` has the method's roles by name. `turns` is set if the policy may call tools.
+    """
 
     policy: Policy
     engine: Engine
     scorer: Scorer
     prompts: Prompts
     models: dict[str, Any] = field(default_factory=dict)
-    turns: Turns | None = None  # where the policy may call tools
+    turns: Turns | None = None
 
     @property
     def reference(self) -> Policy:
@@ -85,10 +96,14 @@ class Ports:
 
 @dataclass
 class Step:
-    """One step of a run: its number (from 1), the data it draws from, the metrics it collects, the rows it had to leave out."""
+    """One step of a run.
+
+    `number` starts at 1; a validation is step 0. `data` is where problems are drawn from. `metrics`
+    are logged at the end of the step. `failed` has the rows that could not be scored.
+    """
 
     number: int
-    data: Feed = None  # type: ignore[assignment]  # there in every step of a run
+    data: Feed = None  # type: ignore[assignment]  # set in every step of a run
     metrics: dict[str, float] = field(default_factory=dict)
     failed: list[Batch] = field(default_factory=list)
 
@@ -99,23 +114,25 @@ class Step:
 
 @dataclass
 class Group:
-    """What one problem's group will hold: rows given from outside, and how many to sample.
+    """The plan for one problem's group: rows that are given, and how many to sample.
 
-    `starts` are the first tokens of the first sampled rows, written by somebody else; the engine goes on from there.
+    `prefixes` are first tokens for the first sampled rows; the engine continues them.
     """
 
     problem: Problem
     num_samples: int
-    given: list[Trajectory] = field(default_factory=list)
-    starts: list[list[int]] = field(default_factory=list)
+    given_rows: list[Trajectory] = field(default_factory=list)
+    prefixes: list[list[int]] = field(default_factory=list)
 
 
 @dataclass
 class MethodSettings:
-    """Settings every method has. A method's own stand in its file, in a subclass of this."""
+    """Settings of every method. A method adds its own in a subclass."""
 
     name: str = setting(
-        "", "the method, or your own as package.module:Class; method=NAME is short for it"
+        "",
+        "the method, or your own as package.module:Class or file.py:Class; "
+        "method=NAME is short for method.name=NAME",
     )
     aggregation: str = setting(
         "token-mean", "how token losses become one number", choices=AGGREGATIONS
@@ -126,69 +143,79 @@ Stage = Callable[[Any, Step], Any]
 
 
 class Method:
-    """One algorithm. Subclasses set `Settings` and replace stages."""
+    """One training algorithm. Subclasses set `Settings` and replace stages."""
 
     Settings: ClassVar[type[MethodSettings]] = MethodSettings
-    trains_on_samples: ClassVar[bool] = True  # the loss prices what the engine sampled
-    learns_demonstrations: ClassVar[bool] = (
-        False  # every problem's demonstration is a row, so it must fit
-    )
-    has_thoughts: ClassVar[bool] = (
-        False  # responses are cut into thought and output, so a monitor can read the thoughts
-    )
-    takes_tools: ClassVar[bool] = False  # its loss and its rows bear tokens that tools wrote
-    no_output_score: float = 0.0  # score of a response in which there is nothing to judge
+    # The loss uses log-probs of what the engine sampled.
+    trains_on_samples: ClassVar[bool] = True
+    # Every problem's demonstration becomes a row, so each must fit into max_response_tokens.
+    trains_on_demonstrations: ClassVar[bool] = False
+    # Responses are split into thought and output, so that a monitor can read the thoughts.
+    has_thoughts: ClassVar[bool] = False
+    # Rows may contain tokens that tools wrote.
+    supports_tools: ClassVar[bool] = False
+    # Score of a response without an output to score.
+    no_output_score: float = 0.0
     ports: Ports
 
     def __init__(self, config: Config) -> None:
         self.config = config
         self.settings: Any = config.method
 
+    # ---- checks; all raise ConfigError, before anything is written
+
     def check(self) -> None:
-        """Refuse settings that cannot work, before anything is written."""
+        """Refuses settings that cannot work."""
         check_sampling(self)
         check_monitor(self)
-        self.check_used()
+        self.check_unread()
         check_tools(self)
         check_staleness(self)
         check_numbers(self.config)
 
-    def check_used(self) -> None:
-        """Refuse settings that nothing would read beside the others: who writes one believes that it works."""
-        check_read(self.config)
+    def check_unread(self) -> None:
+        """Refuses settings that have no effect with the others."""
+        check_unread(self.config)
 
     def check_problems(self, problems: Sequence[Problem]) -> None:
-        """Refuse data this method cannot learn from, before anything is written."""
+        """Refuses training data that this method cannot use."""
 
-    def check_held_out(self, problems: Sequence[Problem]) -> None:
-        """Refuse data this method cannot be validated on, before anything is written."""
+    def check_validation_problems(self, problems: Sequence[Problem]) -> None:
+        """Refuses validation data that this method cannot use."""
 
     def check_model(self, model: Any) -> None:
-        """Refuse a model this method cannot train, once it is loaded and before anything is written."""
+        """Refuses a model that this method cannot train. Called once the model is loaded."""
+
+    # ---- models
 
     def roles(self) -> dict[str, Role]:
-        """Models beside the policy, by name."""
+        """Models that the method needs besides the policy, by name."""
         return {}
 
-    def models_wanted(self) -> dict[str, Role]:
-        """The method's roles, and those that the reward asks for whatever the method."""
+    def all_roles(self) -> dict[str, Role]:
+        """The method's roles, and the judge and the monitor of the reward settings."""
+        roles = self.roles()
         judge = self.config.reward.judge
-        wanted = (
-            {"judge": judge.model}
-            if self.config.reward.verifier == LLM_JUDGE and self.judges()
-            else {}
-        )
-        wanted |= {"monitor": judge.monitor} if judge.monitor else {}
-        return self.roles() | {name: Role("chat", path) for name, path in wanted.items()}
+        if self.config.reward.verifier == LLM_JUDGE and self.needs_verifier():
+            roles["judge"] = Role("chat", judge.model)
+        if judge.monitor:
+            roles["monitor"] = Role("chat", judge.monitor)
+        return roles
 
-    def judges(self) -> bool:
-        """Whether this run needs a verifier for its problems."""
+    def needs_verifier(self) -> bool:
+        """Whether this run scores responses."""
         return True
 
     def bind(self, ports: Ports) -> None:
+        """Gives the method its models and services."""
         self.ports = ports
 
-    # ---- on the driver: the stages of a step
+    def trained_models(self) -> list[Any]:
+        """The models that a checkpoint holds: the policy, and every critic."""
+        critics = [name for name, role in self.roles().items() if role.kind == "critic"]
+        return [self.ports.policy, *(self.ports.models[name] for name in critics)]
+
+    # ---- the stages of a step, on the driver
 
     def stages(self) -> list[Stage]:
         return [
@@ -203,127 +230,103 @@ class Method:
         ]
 
     def draw(self, _: Any, step: Step) -> list[Problem]:
-        """Take this step's problems from the data."""
+        """The problems of this step."""
         return step.data.draw(self.config.training.problems_per_step)
 
     def compose(self, problems: Sequence[Problem], step: Step) -> list[Group]:
-        """What each problem's group will hold."""
+        """The plan of each problem's group."""
         return [Group(problem, self.config.rollout.samples) for problem in problems]
 
     def sample(self, groups: Sequence[Group], step: Step) -> Batch:
-        """Let the engine continue the prompts; given rows and sampled rows become one table."""
+        """Samples responses. The given rows and the sampled rows become one batch."""
         sampling = sampling_of(self.config.rollout)
-        sampled = self.generate(
-            [(g.problem, range(g.num_samples), g.starts) for g in groups], sampling, step.number
-        )
+        requests = [(group.problem, range(group.num_samples), group.prefixes) for group in groups]
+        sampled = self.generate(requests, sampling, step.number)
         if self.ports.turns is not None:
-            done = [completion for completions in sampled for completion in completions]
+            completions = [one for group in sampled for one in group]
             for name in ("turns", "calls", "errors"):
-                step.metrics[f"tools/{name}"] = sum(getattr(one, name) for one in done) / max(
-                    1, len(done)
-                )
+                total = sum(getattr(completion, name) for completion in completions)
+                step.metrics[f"tools/{name}"] = total / max(1, len(completions))
         return self.assemble(groups, sampled)
 
     def assemble(self, groups: Sequence[Group], sampled: Sequence[Sequence[Completion]]) -> Batch:
-        """The table of the groups: given rows, then the sampled ones."""
-        trajectories: list[Trajectory] = []
+        """The batch of the groups: per group the given rows, then the sampled ones."""
+        rows: list[Trajectory] = []
         for number, (group, completions) in enumerate(zip(groups, sampled, strict=True)):
-            for trajectory in group.given:
-                trajectory.group = number
-                trajectories.append(trajectory)
+            for row in group.given_rows:
+                row.group = number
+                rows.append(row)
             prompt = self.ports.prompts.encode(group.problem)
-            for index, done in enumerate(completions):
-                start = group.starts[index] if index < len(group.starts) else []
-                written = [True] * len(done.tokens) if done.written is None else done.written
-                trajectories.append(
-                    Trajectory(
-                        group.problem.uid,
-                        prompt,
-                        [*start, *done.tokens],
-                        number,
-                        index,
-                        POLICY,
-                        done.finish,
-                        behavior_logprobs=[*[0.0] * len(start), *done.logprobs],
-                        loss_mask=None if all(written) else [*[True] * len(start), *written],
-                        token_source=[
-                            *[DEMONSTRATION] * len(start),
-                            *[POLICY if own else TOOL for own in written],
-                        ],
-                    )
-                )
-        return Batch.of(trajectories)
+            for index, completion in enumerate(completions):
+                prefix = group.prefixes[index] if index < len(group.prefixes) else []
+                row = sampled_row(group.problem, prompt, prefix, completion)
+                row.group = number
+                row.index = index
+                rows.append(row)
+        return Batch.of(rows)
 
     def enrich(self, batch: Batch, step: Step) -> Batch:
-        """Add columns before scoring: what other models or tools make of the rows."""
+        """Adds columns before scoring, such as continuations by other models."""
         return batch
 
     def score(self, batch: Batch, step: Step) -> Batch:
-        """Score every row. Rows that could not be scored are recorded and leave the batch."""
+        """Scores every row. Rows that could not be scored are recorded and leave the batch."""
         problems = step.problems(batch)
         batch.rows["text"] = [
             self.ports.prompts.decode(ids.tolist()) for ids in batch.response.split()
         ]
         batch.rows["question"] = [problem.messages[-1]["content"] for problem in problems]
-        verdicts = self.verdicts(problems, self.judged_texts(batch))
-        batch.rows["failure"] = [
-            f"{v.kind}: {v.reason}" if isinstance(v, Failure) else "" for v in verdicts
-        ]
-        batch.rows["reward"] = torch.tensor(
-            [v.value if isinstance(v, Score) else float("nan") for v in verdicts]
-        )
-        parts = sorted({name for v in verdicts if isinstance(v, Score) for name in v.parts})
-        for name in parts:
-            values = [
-                v.parts.get(name, float("nan")) if isinstance(v, Score) else float("nan")
-                for v in verdicts
-            ]
-            batch.rows[f"reward/{name}"] = torch.tensor(values)
-        return self.leave_out_failures(batch, step)
+        add_scores(batch, self.score_texts(problems, self.texts_to_score(batch)))
+        return self.drop_failures(batch, step)
 
-    def judged_texts(self, batch: Batch) -> Sequence[str | None]:
-        """What of each response the verifier sees, all that the policy wrote; None where there is nothing to judge."""
+    def texts_to_score(self, batch: Batch) -> Sequence[str | None]:
+        """What the policy wrote in each row, without tool output; None if there is nothing."""
         own = batch.tokens["token_source"] != TOOL
         if bool(own.all()):
             return batch.rows["text"]
         rows = zip(batch.response.split(), own.split(batch.response.lengths.tolist()), strict=True)
         return [self.ports.prompts.decode(ids[keep].tolist()) for ids, keep in rows]
 
-    def verdicts(
+    def score_texts(
         self, problems: Sequence[Problem], texts: Sequence[str | None]
     ) -> list[Score | Failure]:
-        """The verifier's word on each text; `self.no_output_score` where there is none."""
-        there = [(i, text) for i, text in enumerate(texts) if text is not None]
-        judged = self.ports.scorer.score(
-            [problems[i] for i, _ in there], [text for _, text in there]
+        """The verifier's result per text; `no_output_score` where the text is None."""
+        indices = [i for i, text in enumerate(texts) if text is not None]
+        results = self.ports.scorer.score(
+            [problems[i] for i in indices], [text for text in texts if text is not None]
         )
-        found = {i: verdict for (i, _), verdict in zip(there, judged, strict=True)}
-        return [found.get(i, Score(self.no_output_score)) for i in range(len(texts))]
+        scores: list[Score | Failure] = [Score(self.no_output_score) for _ in texts]
+        for i, result in zip(indices, results, strict=True):
+            scores[i] = result
+        return scores
 
-    def leave_out_failures(self, batch: Batch, step: Step) -> Batch:
-        """The rows without a `failure`; the others are recorded in the step and counted. Too many of them end the run."""
-        bad = torch.tensor([bool(reason) for reason in batch.rows["failure"]])
-        step.metrics["reward/failures"] = step.metrics.get("reward/failures", 0.0) + float(
-            bad.sum()
-        )
-        share = float(bad.float().mean()) if len(bad) else 0.0
+    def drop_failures(self, batch: Batch, step: Step) -> Batch:
+        """The rows without a `failure`. The others are recorded in the step and counted.
+
+        Raises: RunError if all failed, or more than reward.max_failure_rate.
+        """
+        failed = torch.tensor([bool(reason) for reason in batch.rows["failure"]])
+        before = step.metrics.get("reward/failures", 0.0)
+        step.metrics["reward/failures"] = before + float(failed.sum())
+        if not bool(failed.any()):
+            return batch
+        rate = float(failed.float().mean())
         limit = self.config.reward.max_failure_rate
-        if share > limit or (len(bad) and bool(bad.all())):
+        if rate > limit or bool(failed.all()):
             example = next(reason for reason in batch.rows["failure"] if reason)
             raise RunError(
-                f"{share:.0%} of the responses could not be judged (reward.max_failure_rate={limit:g}); the first: {example}"
+                f"{rate:.0%} of the responses could not be scored "
+                f"(reward.max_failure_rate={limit:g}); the first: {example}"
             )
-        if bool(bad.any()):
-            step.failed.append(batch.select(torch.nonzero(bad)[:, 0]))
-            batch = batch.select(torch.nonzero(~bad)[:, 0])
-        return batch
+        step.failed.append(batch.select(torch.nonzero(failed)[:, 0]))
+        return batch.select(torch.nonzero(~failed)[:, 0])
 
     def estimate(self, batch: Batch, step: Step) -> Batch:
-        """Set the token column `advantages`."""
+        """Sets the token column `advantages`."""
         return batch
 
     def update(self, batch: Batch, step: Step) -> Batch:
-        """Train beside the model. What its passes saw of the tokens goes into the rollouts; nobody computes it for that alone."""
+        """Trains the policy. Per-token statistics of its passes become columns of the rollouts."""
         step.metrics.update(self.ports.policy.update(batch, step.number))
         for name, column in self.ports.policy.token_stats().items():
             if name not in batch.tokens:
@@ -331,7 +334,7 @@ class Method:
         return batch
 
     def publish(self, batch: Batch, step: Step) -> Batch:
-        """Hand the new weights to engines that keep their own."""
+        """Sends the new weights to an engine that has its own."""
         self.sync_weights()
         return batch
 
@@ -342,11 +345,14 @@ class Method:
     # ---- beside the model
 
     def view(self, step: int) -> View:
-        """Which policy the log-probs mean at this step."""
+        """The view of the policy that is trained at this step."""
         return FULL
 
     def prepare(self, batch: Batch) -> Batch:
-        """See one optimizer step's whole batch once: set `loss_weight` by global counts, leave out rows that cannot matter."""
+        """Sees the whole batch of one optimizer step once, before it is split.
+
+        Sets `loss_weight` from global counts. May drop rows without gradient.
+        """
         batch.tokens["loss_weight"] = token_weights(
             self.settings.aggregation,
             batch.tokens["loss_mask"],
@@ -357,110 +363,138 @@ class Method:
         return batch
 
     def lr_scales(self, names: Sequence[str]) -> dict[str, float]:
-        """Shares of the learning rate, by parameter name; 1 for those not named."""
+        """Factors of the learning rate by parameter name; 1 for names that are absent."""
         return {}
 
     def row_groups(self, batch: Batch) -> Sequence[int] | None:
-        """Units of rows that one loss reads together; None when every row stands alone."""
+        """Ids of rows that one loss reads jointly; None if the loss reads each row alone."""
         return None
 
     def loss(self, batch: Batch, current: TokenOutputs, metrics: MetricAccumulator) -> Tensor:
-        """The weighted sum over a micro-batch's tokens. Additive: any split of the rows gives the same total."""
+        """The weighted sum of token losses over a micro-batch, a scalar.
+
+        Micro-batches add up: any split of the rows gives the same total.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no loss")
 
-    # ---- shared helpers
-
-    def generate(
-        self,
-        wanted: Sequence[tuple[Problem, Sequence[int], Sequence[list[int]]]],
-        sampling: Sampling,
-        step: int,
-    ) -> list[list[Completion]]:
-        """Completions of (problem, indices, starts of the first of them); each index of a problem has its own seed.
-
-        A problem that is wanted twice, as at the turn of an epoch, is another group with other seeds.
-        """
-        requests: list[Request] = []
-        owners: list[int] = []
-        times: Counter[str] = Counter()
-        for owner, (problem, indices, starts) in enumerate(wanted):
-            name = f"{problem.uid}#{times[problem.uid]}" if times[problem.uid] else problem.uid
-            times[problem.uid] += 1
-            prompt = self.ports.prompts.encode(problem)
-            seeds = [trajectory_seed(self.config.seed, step, name, i) for i in indices]
-            for start, seed in zip(starts, seeds, strict=False):
-                requests.append(
-                    Request([*prompt, *start], [seed], sampling.max_new_tokens - len(start))
-                )
-                owners.append(owner)
-            if len(seeds) > len(starts):
-                requests.append(Request(prompt, seeds[len(starts) :]))
-                owners.append(owner)
-        out: list[list[Completion]] = [[] for _ in wanted]
-        problems = [wanted[owner][0] for owner in owners]
-        found = run_turns(self.ports.engine, requests, problems, sampling, self.ports.turns)
-        for owner, completions in zip(owners, found, strict=True):
-            out[owner] += completions
-        return out
-
-    def random(self, step: Step, use: str, index: int = 0) -> Random:
-        """Numbers that follow from run, step, use and index alone, so that a resumed run draws the same."""
-        return Random(trajectory_seed(self.config.seed, step.number, use, index))
-
-    def demonstration(self, problem: Problem, number: int = 0) -> Trajectory:
-        """A problem's demonstration as a row of the group."""
-        tokens = self.ports.prompts.encode_demonstrations(problem)[number]
-        limit = self.config.rollout.max_response_tokens
-        if len(tokens) > limit:
-            raise RunError(
-                f"the demonstration of problem {problem.uid} has {len(tokens)} tokens; raise rollout.max_response_tokens (now {limit})"
-            )
-        return Trajectory(
-            problem.uid,
-            self.ports.prompts.encode(problem),
-            tokens,
-            source=DEMONSTRATION,
-            finish="given",
-        )
+    # ---- validation and state
 
     def validate(self, problems: Sequence[Problem]) -> dict[str, float]:
         """Accuracy on held-out problems: greedy, and of one sample at the rollout temperature."""
         rollout = self.config.rollout
-        out: dict[str, float] = {}
+        ports = self.ports
+        metrics: dict[str, float] = {}
+        num_failures = 0
         for name, temperature in (("accuracy", 0.0), ("sampled_accuracy", rollout.temperature)):
-            sampling = sampling_of(rollout, temperature)
-            ports = self.ports
             answers = respond(
                 ports.engine,
                 ports.scorer,
                 ports.prompts,
                 problems,
-                sampling,
+                sampling_of(rollout, temperature),
                 1,
                 self.config.seed,
                 ports.turns,
             )
-            out[f"validation/{name}"] = sum(answer.score for answer in answers) / len(answers)
-            if failures := sum(
-                isinstance(answer.verdict, Failure) for answer in answers
-            ):  # they count 0 above
-                out["validation/failures"] = out.get("validation/failures", 0.0) + failures
-        return out
-
-    def trained(self) -> list[Any]:
-        """The models a checkpoint holds: the policy, and every role that learns."""
-        return [
-            self.ports.policy,
-            *(
-                self.ports.models[name]
-                for name, role in self.roles().items()
-                if role.kind == "critic"
-            ),
-        ]
+            # A failure counts as score 0.
+            metrics[f"validation/{name}"] = sum(one.score for one in answers) / len(answers)
+            num_failures += sum(isinstance(one.verdict, Failure) for one in answers)
+        if num_failures:
+            metrics["validation/failures"] = float(num_failures)
+        return metrics
 
     def state(self) -> dict[str, Any]:
-        """What the method remembers between steps; goes into the checkpoint."""
+        """What the method keeps between steps; a checkpoint holds it."""
         return {}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Continue from state()."""
+        """Continues from the result of state()."""
+
+    # ---- helpers
+
+    def generate(
+        self,
+        requests: Sequence[tuple[Problem, Sequence[int], Sequence[list[int]]]],
+        sampling: Sampling,
+        step: int,
+    ) -> list[list[Completion]]:
+        """Completions per request.
+
+        A request is a problem, the indices of its samples, and prefixes for the first of them. The
+        seed of a sample follows from run, step, problem and index. A problem that occurs twice, as
+        at the end of an epoch, has other seeds the second time.
+        """
+        engine_requests: list[Request] = []
+        owners: list[int] = []
+        counts: Counter[str] = Counter()
+        for owner, (problem, indices, prefixes) in enumerate(requests):
+            uid = problem.uid
+            name = f"{uid}#{counts[uid]}" if counts[uid] else uid
+            counts[uid] += 1
+            prompt = self.ports.prompts.encode(problem)
+            seeds = [trajectory_seed(self.config.seed, step, name, i) for i in indices]
+            for prefix, seed in zip(prefixes, seeds, strict=False):
+                limit = sampling.max_new_tokens - len(prefix)
+                engine_requests.append(Request([*prompt, *prefix], [seed], limit))
+                owners.append(owner)
+            if len(seeds) > len(prefixes):
+                engine_requests.append(Request(prompt, seeds[len(prefixes) :]))
+                owners.append(owner)
+        problems = [requests[owner][0] for owner in owners]
+        engine, turns = self.ports.engine, self.ports.turns
+        completions = run_turns(engine, engine_requests, problems, sampling, turns)
+        per_request: list[list[Completion]] = [[] for _ in requests]
+        for owner, some in zip(owners, completions, strict=True):
+            per_request[owner] += some
+        return per_request
+
+    def rng(self, step: Step, purpose: str, index: int = 0) -> Random:
+        """A random generator seeded by run, step, purpose and index, so that resumed runs agree."""
+        return Random(trajectory_seed(self.config.seed, step.number, purpose, index))
+
+    def demonstration_row(self, problem: Problem, number: int = 0) -> Trajectory:
+        """A problem's demonstration as a row. Raises RunError if it is too long."""
+        tokens = self.ports.prompts.encode_demonstrations(problem)[number]
+        limit = self.config.rollout.max_response_tokens
+        if len(tokens) > limit:
+            raise RunError(
+                f"the demonstration of problem {problem.uid} has {len(tokens)} tokens; "
+                f"raise rollout.max_response_tokens (now {limit})"
+            )
+        prompt = self.ports.prompts.encode(problem)
+        return Trajectory(problem.uid, prompt, tokens, source=DEMONSTRATION, finish="given")
+
+
+def sampled_row(
+    problem: Problem, prompt: list[int], prefix: list[int], completion: Completion
+) -> Trajectory:
+    """A sampled response as a row. Its prefix, if any, counts as a demonstration."""
+    num_sampled = len(completion.tokens)
+    written = [True] * num_sampled if completion.written is None else completion.written
+    sampled_source = [POLICY if own else TOOL for own in written]
+    loss_mask = None if all(written) else [*[True] * len(prefix), *written]
+    return Trajectory(
+        problem.uid,
+        prompt,
+        [*prefix, *completion.tokens],
+        source=POLICY,
+        finish=completion.finish,
+        behavior_logprobs=[*[0.0] * len(prefix), *completion.logprobs],
+        loss_mask=loss_mask,
+        token_source=[*[DEMONSTRATION] * len(prefix), *sampled_source],
+    )
+
+
+def add_scores(batch: Batch, results: Sequence[Score | Failure]) -> None:
+    """Sets the row columns `reward`, `reward/PART` and `failure`; NaN where there is no number."""
+    nan = float("nan")
+    batch.rows["failure"] = [
+        f"{one.kind}: {one.reason}" if isinstance(one, Failure) else "" for one in results
+    ]
+    batch.rows["reward"] = torch.tensor(
+        [one.value if isinstance(one, Score) else nan for one in results]
+    )
+    scores = [one for one in results if isinstance(one, Score)]
+    for name in sorted({name for score in scores for name in score.parts}):
+        parts = [one.parts.get(name, nan) if isinstance(one, Score) else nan for one in results]
+        batch.rows[f"reward/{name}"] = torch.tensor(parts)

@@ -1,9 +1,12 @@
-"""BuPO (bottom-up policy optimization): first GRPO on the policy inside the model, then GRPO on the whole of it.
+"""BuPO (bottom-up policy optimization): GRPO on a policy inside the model, then on the full policy.
 
-Steps 1..phase_one_steps train the internal policy after `num_blocks` blocks, softmax(states @ head): the blocks above do not run and do
-not move. Sampling is always the full policy's. Old and new log-probs, the reference's and the entropy bonus all mean the policy being
-trained; what concerns the engine (its gap, the correction of one apart) is held against the full policy. The phase follows from the step
-alone. `lr_scale_above` and `lr_scale_below` are the controls: layer-wise learning rates and frozen blocks.
+Steps 1..phase_one_steps train the internal policy after `num_blocks` blocks, softmax(states @
+head). The blocks above neither run nor change. Sampling always uses the full policy. Old, new and
+reference log-probs and the entropy bonus are those of the policy being trained; the engine's gap
+and its correction compare with the full policy. The phase depends on the step number alone.
+
+`lr_scale_above` and `lr_scale_below` are the paper's controls: layer-wise learning rates and frozen
+blocks.
 """
 
 import re
@@ -32,13 +35,11 @@ from postgrad.types import POLICY, Batch
 class BupoSettings(GrpoSettings):
     num_blocks: int = setting(
         MISSING,
-        "blocks of the internal policy, 1 to all (the original's internal_layer plus one)",
+        "blocks of the internal policy, from 1 to all (the original's internal_layer plus one)",
         at_least=1,
     )
     phase_one_steps: int = setting(
-        30,
-        "steps that train the internal policy; 0 is GRPO, training.steps never trains the full one",
-        at_least=0,
+        30, "steps that train the internal policy; 0 is GRPO, training.steps is all", at_least=0
     )
     internal_norm: str = setting(
         "none",
@@ -46,14 +47,10 @@ class BupoSettings(GrpoSettings):
         choices=("none", "final"),
     )
     lr_scale_above: float = setting(
-        1.0,
-        "share of the learning rate, in the whole run, above num_blocks; 0: frozen",
-        at_least=0.0,
+        1.0, "learning rate factor of the blocks above num_blocks; 0: frozen", at_least=0.0
     )
     lr_scale_below: float = setting(
-        1.0,
-        "share of the learning rate, in the whole run, of blocks 1..num_blocks; 0: frozen",
-        at_least=0.0,
+        1.0, "learning rate factor of blocks 1..num_blocks; 0: frozen", at_least=0.0
     )
 
 
@@ -62,41 +59,44 @@ class Bupo(Grpo):
 
     def check(self) -> None:
         super().check()
-        settings, steps = self.settings, self.config.training.steps
-        if settings.phase_one_steps > steps:
+        phase_one = self.settings.phase_one_steps
+        steps = self.config.training.steps
+        if phase_one > steps:
             raise ConfigError(
-                f"method.phase_one_steps={settings.phase_one_steps} exceeds training.steps={steps}; "
+                f"method.phase_one_steps={phase_one} exceeds training.steps={steps}; "
                 f"lower it, or set it to {steps} to train the internal policy only"
             )
-        if settings.phase_one_steps and settings.lr_scale_below == 0.0:
+        if phase_one and self.settings.lr_scale_below == 0.0:
             raise ConfigError(
-                "method.lr_scale_below=0 freezes the blocks that phase 1 trains; add method.phase_one_steps=0"
+                "method.lr_scale_below=0 freezes the blocks that phase 1 trains; "
+                "add method.phase_one_steps=0"
             )
 
-    def check_used(self) -> None:
-        super().check_used()
+    def check_unread(self) -> None:
+        super().check_unread()
         if not self.settings.phase_one_steps:
-            refuse_unread(
-                "method", self.settings, ["internal_norm"], "with method.phase_one_steps=0"
-            )
+            reason = "with method.phase_one_steps=0"
+            refuse_unread("method", self.settings, ["internal_norm"], reason)
 
     def check_model(self, model: Any) -> None:
-        wanted, there = self.settings.num_blocks, model.config.get_text_config().num_hidden_layers
-        if wanted > there:
+        num_blocks = self.settings.num_blocks
+        num_layers = model.config.get_text_config().num_hidden_layers
+        if num_blocks > num_layers:
             raise ConfigError(
-                f"method.num_blocks={wanted} is out of range; {self.config.model.path} has blocks 1..{there}"
+                f"method.num_blocks={num_blocks} is out of range; "
+                f"{self.config.model.path} has blocks 1..{num_layers}"
             )
-        check_blocks(model, after(wanted, self.settings.internal_norm))
+        check_blocks(model, after(num_blocks, self.settings.internal_norm))
 
     @cached_property
     def num_layers(self) -> int:
-        return int(
-            model_config(self.config.model, self.config.seed).get_text_config().num_hidden_layers
-        )
+        config = model_config(self.config.model, self.config.seed)
+        return int(config.get_text_config().num_hidden_layers)
 
-    # ---- on the driver
+    # ---- stages, on the driver
 
     def stages(self) -> list[Stage]:
+        """`measure` runs before the first stage that reads its columns."""
         stages = super().stages()
         readers = (
             self.compute_old_logprobs,
@@ -104,92 +104,77 @@ class Bupo(Grpo):
             self.correct,
             self.estimate,
         )
-        stages.insert(
-            min(stages.index(reader) for reader in readers if reader in stages), self.measure
-        )
+        first = min(stages.index(reader) for reader in readers if reader in stages)
+        stages.insert(first, self.measure)
         return stages
 
     def measure(self, batch: Batch, step: Step) -> Batch:
-        """Say which policy is trained, and in phase 1 look at the full one where the engine may have left it.
+        """Records the phase; in phase 1 also compares the engine with the full policy.
 
-        An engine with weights of its own is corrected at every step. One that shares the trainer's is looked at once, at the first step,
-        so that the guard sees a broken one at once; after that no block above runs until phase 2.
+        An engine with its own weights is compared at every step. One with the trainer's weights is
+        compared at the first step only, so that the guard detects a broken engine at once. After
+        that no block above runs until phase 2.
         """
         view = self.view(step.number)
-        batch.rows["phase"] = [2 if view == FULL else 1] * len(batch)
-        sampled = batch.tokens["token_source"] == POLICY
+        phase = 2 if view == FULL else 1
+        batch.rows["phase"] = [phase] * len(batch)
         metrics = MetricAccumulator()
-        metrics.mean(
-            "full/entropy", -batch.tokens["behavior_logprobs"], sampled
-        )  # estimated from the tokens that were sampled
-        if view != FULL and (step.number == 1 or correction_on(self.settings, self.ports.engine)):
+        sampled = batch.tokens["token_source"] == POLICY
+        metrics.mean("full/entropy", -batch.tokens["behavior_logprobs"], sampled)
+        has_to_compare = step.number == 1 or correction_on(self.settings, self.ports.engine)
+        if phase == 1 and has_to_compare:
             batch.tokens["full_logprobs"] = self.ports.policy.logprobs(batch)["logprobs"]
             log_engine_gap(batch, batch.tokens["full_logprobs"], metrics)
-        depth = 1.0 if view == FULL else self.settings.num_blocks / self.num_layers
-        step.metrics |= {
-            "phase": float(batch.rows["phase"][0]),
-            "blocks_run": depth,
-            **metrics.result(),
-        }
+        blocks_run = 1.0 if phase == 2 else self.settings.num_blocks / self.num_layers
+        step.metrics |= {"phase": float(phase), "blocks_run": blocks_run, **metrics.result()}
         return batch
 
     def correct(self, batch: Batch, step: Step) -> Batch:
-        """The engine samples from the full policy, so the full policy's log-probs say how far it is off, whichever policy is trained."""
+        """Corrects by the full policy's log-probs: the engine samples from the full policy."""
         if "full_logprobs" not in batch.tokens:
             return super().correct(batch, step)
-        trained, batch.tokens["old_logprobs"] = (
-            batch.tokens["old_logprobs"],
-            batch.tokens["full_logprobs"],
-        )
+        trained_logprobs = batch.tokens["old_logprobs"]
+        batch.tokens["old_logprobs"] = batch.tokens["full_logprobs"]
         batch = super().correct(batch, step)
-        batch.tokens["old_logprobs"] = trained
+        batch.tokens["old_logprobs"] = trained_logprobs
         return batch
 
-    # ---- beside the model, but for log_gap, which both sides use
+    # ---- beside the model; log_gap runs on both sides
 
     def view(self, step: int) -> View:
-        settings = self.settings
-        return (
-            after(settings.num_blocks, settings.internal_norm)
-            if step <= settings.phase_one_steps
-            else FULL
-        )
+        if step > self.settings.phase_one_steps:
+            return FULL
+        return after(self.settings.num_blocks, self.settings.internal_norm)
 
     def log_gap(self, batch: Batch, logprobs: Tensor, metrics: MetricAccumulator) -> None:
-        """In phase 1 the distance to the sampler is not the engine's fault but the divergence of the internal from the full policy.
+        """In phase 1 logs the divergence of the internal policy from the full one instead.
 
-        internal/divergence is the mean of log pi - log pi_internal over sampled tokens: the k1 estimate of KL(full, internal).
+        internal/divergence is the mean of log pi - log pi_internal over sampled tokens: the k1
+        estimate of KL(full, internal).
         """
-        if not _internal(batch):
+        if not _is_phase_one(batch):
             return super().log_gap(batch, logprobs, metrics)
-        full = batch.tokens[
-            "full_logprobs" if "full_logprobs" in batch.tokens else "behavior_logprobs"
-        ]
-        metrics.mean(
-            "internal/divergence", full - logprobs.detach(), batch.tokens["token_source"] == POLICY
-        )
+        name = "full_logprobs" if "full_logprobs" in batch.tokens else "behavior_logprobs"
+        divergence = batch.tokens[name] - logprobs.detach()
+        metrics.mean("internal/divergence", divergence, batch.tokens["token_source"] == POLICY)
 
     def loss(self, batch: Batch, current: TokenOutputs, metrics: MetricAccumulator) -> Tensor:
-        if _internal(batch):
+        if _is_phase_one(batch):
             metrics.mean("internal/entropy", current.entropy, batch.tokens["loss_mask"])
         return super().loss(batch, current, metrics)
 
     def lr_scales(self, names: Sequence[str]) -> dict[str, float]:
-        """Blocks by their number; the final norm lies above unless the internal policy is the whole model."""
-        settings, out = self.settings, {}
+        """Factors of blocks by their number. The final norm counts as a block above."""
+        scales: dict[str, float] = {}
         for name in names:
             block = re.search(r"\blayers\.(\d+)\.", name)
-            if block:
-                out[name] = (
-                    settings.lr_scale_below
-                    if int(block[1]) < settings.num_blocks
-                    else settings.lr_scale_above
-                )
-            elif re.search(r"(^|\.)norm\.", name):
-                out[name] = settings.lr_scale_above
-        return out
+            if block and int(block[1]) < self.settings.num_blocks:
+                scales[name] = self.settings.lr_scale_below
+            elif block or re.search(r"(^|\.)norm\.", name):
+                scales[name] = self.settings.lr_scale_above
+        return scales
 
 
-def _internal(batch: Batch) -> bool:
-    """Whether the batch trains the internal policy; `measure` wrote it into the rows, so that a worker elsewhere knows too."""
+def _is_phase_one(batch: Batch) -> bool:
+    """Whether the batch trains the internal policy. `measure` sets it, so that workers know it."""
     return "phase" in batch.rows and batch.rows["phase"][0] == 1

@@ -1,4 +1,7 @@
-"""DPO: learn from pairs of a chosen and a rejected response. Both are given rows of one group; a pair is never cut apart."""
+"""DPO: learn from pairs of a chosen and a rejected response.
+
+Both responses of a pair are given rows of one group, and one loss reads them jointly.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,53 +22,53 @@ from postgrad.types import DEMONSTRATION, Batch, Problem, Trajectory
 class DpoSettings(MethodSettings):
     loss: str = setting(
         "sigmoid",
-        "sigmoid is DPO; ipo works on mean log-probs; hinge is SLiC's",
+        "sigmoid is DPO; ipo uses mean log-probs; hinge is SLiC's",
         choices=PREFERENCE_LOSSES,
     )
-    beta: float = setting(0.1, "strength of the tie to the reference", above=0.0)
+    beta: float = setting(0.1, "strength of the KL constraint to the reference", above=0.0)
     label_smoothing: float = setting(
-        0.0, "share of pairs taken to be labeled wrongly (sigmoid only)", at_least=0.0, at_most=0.5
+        0.0, "assumed share of pairs with a wrong label (sigmoid only)", at_least=0.0, at_most=0.5
     )
-    reference_free: bool = setting(
-        False, "compare with a uniform reference instead of the starting model"
-    )
+    reference_free: bool = setting(False, "use a uniform reference instead of the starting model")
 
 
 class Dpo(Method):
     Settings = DpoSettings
     trains_on_samples = False
-    learns_demonstrations = True
+    trains_on_demonstrations = True
 
     def check(self) -> None:
         super().check()
-        if self.settings.label_smoothing and self.settings.loss != "sigmoid":
+        settings = self.settings
+        key = f"method.label_smoothing={settings.label_smoothing}"
+        if settings.label_smoothing and settings.loss != "sigmoid":
+            raise ConfigError(f"{key} works with method.loss=sigmoid only; remove it")
+        if settings.label_smoothing >= 0.5:
+            raise ConfigError(f"{key} is out of range; it must be below 0.5")
+        if settings.aggregation != MethodSettings.aggregation:
             raise ConfigError(
-                f"method.label_smoothing={self.settings.label_smoothing} is for method.loss=sigmoid only"
-            )
-        if self.settings.aggregation != MethodSettings.aggregation:
-            raise ConfigError(
-                f"method.aggregation={self.settings.aggregation} has no effect: dpo weighs all pairs alike; remove it"
-            )
-        if self.settings.label_smoothing >= 0.5:
-            raise ConfigError(
-                f"method.label_smoothing={self.settings.label_smoothing} must be below 0.5"
+                f"method.aggregation={settings.aggregation} has no effect: dpo weighs all pairs "
+                "equally; remove it"
             )
 
     def check_problems(self, problems: Sequence[Problem], key: str = "data.train") -> None:
         for problem in problems:
             if not {"chosen", "rejected"} <= problem.extra.keys():
                 raise ConfigError(
-                    f"problem {problem.uid} has no chosen and rejected response; dpo needs both in every row of {key}"
+                    f"problem {problem.uid} has no chosen and rejected response; "
+                    f"dpo needs both in every row of {key}"
                 )
 
-    def check_held_out(self, problems: Sequence[Problem]) -> None:
+    def check_validation_problems(self, problems: Sequence[Problem]) -> None:
         self.check_problems(problems, "data.validation")
 
-    def judges(self) -> bool:
+    def needs_verifier(self) -> bool:
         return False
 
     def roles(self) -> dict[str, Role]:
         return {} if self.settings.reference_free else {"reference": Role("frozen")}
+
+    # ---- stages, on the driver
 
     def stages(self) -> list[Stage]:
         return [
@@ -78,23 +81,23 @@ class Dpo(Method):
         ]
 
     def compose(self, problems: Sequence[Problem], step: Step) -> list[Group]:
-        return [Group(problem, num_samples=0, given=self.pair(problem)) for problem in problems]
+        return [Group(problem, 0, self.pair_rows(problem)) for problem in problems]
 
-    def pair(self, problem: Problem) -> list[Trajectory]:
+    def pair_rows(self, problem: Problem) -> list[Trajectory]:
         """The chosen row, then the rejected one."""
-        prompt, limit = self.ports.prompts.encode(problem), self.config.rollout.max_response_tokens
-        rows = []
+        prompt = self.ports.prompts.encode(problem)
+        limit = self.config.rollout.max_response_tokens
+        rows: list[Trajectory] = []
         for index, name in enumerate(("chosen", "rejected")):
             tokens = self.ports.prompts.encode_response(str(problem.extra[name]))
             if len(tokens) > limit:
                 raise RunError(
-                    f"problem {problem.uid}: its {name} response has {len(tokens)} tokens; raise rollout.max_response_tokens"
+                    f"the {name} response of problem {problem.uid} has {len(tokens)} tokens; "
+                    f"raise rollout.max_response_tokens (now {limit})"
                 )
-            rows.append(
-                Trajectory(
-                    problem.uid, prompt, tokens, index=index, source=DEMONSTRATION, finish="given"
-                )
-            )
+            row = Trajectory(problem.uid, prompt, tokens, source=DEMONSTRATION, finish="given")
+            row.index = index
+            rows.append(row)
         return rows
 
     def compute_reference_logprobs(self, batch: Batch, step: Step) -> Batch:
@@ -102,7 +105,10 @@ class Dpo(Method):
             batch.tokens["reference_logprobs"] = self.ports.reference.logprobs(batch)["logprobs"]
         return batch
 
+    # ---- beside the model
+
     def prepare(self, batch: Batch) -> Batch:
+        """Sets the weight of a pair: 1 / number of pairs of the optimizer step."""
         batch.rows["pair_weight"] = torch.full((len(batch),), 2.0 / max(1, len(batch)))
         return batch
 
@@ -110,36 +116,39 @@ class Dpo(Method):
         return batch.rows["group"].tolist()
 
     def loss(self, batch: Batch, current: TokenOutputs, metrics: MetricAccumulator) -> Tensor:
-        pairs = self.pairs(batch, current.logprobs)
         settings = self.settings
-        out = dpo(
-            *pairs, beta=settings.beta, loss=settings.loss, label_smoothing=settings.label_smoothing
+        result = dpo(
+            *self.pair_logprobs(batch, current.logprobs),
+            beta=settings.beta,
+            loss=settings.loss,
+            label_smoothing=settings.label_smoothing,
         )
-        for name, column in out.metrics.items():
+        for name, column in result.metrics.items():
             metrics.mean(f"dpo/{name}", column)
-        return (out.values * batch.rows["pair_weight"][: len(out.values)]).sum()
+        num_pairs = len(result.values)
+        return (result.values * batch.rows["pair_weight"][:num_pairs]).sum()
 
-    def pairs(self, batch: Batch, logprobs: Tensor) -> list[Tensor]:
-        """(pairs,) log-probs of the chosen and the rejected responses, then the reference's."""
+    def pair_logprobs(self, batch: Batch, logprobs: Tensor) -> list[Tensor]:
+        """(pairs,) log-probs of chosen and rejected responses; then the reference's, if any."""
         order = torch.argsort(batch.rows["group"] * 2 + batch.rows["index"])
-        columns = [logprobs] + (
-            [batch.tokens["reference_logprobs"]] if "reference_logprobs" in batch.tokens else []
-        )
-        out = []
+        columns = [logprobs]
+        if "reference_logprobs" in batch.tokens:
+            columns.append(batch.tokens["reference_logprobs"])
+        mask = batch.tokens["loss_mask"]
+        average = self.settings.loss == "ipo"
+        pairs: list[Tensor] = []
         for column in columns:
-            place = (batch.tokens["loss_mask"], batch.row_index, len(batch))
-            rows = row_logprobs(column, *place, average=self.settings.loss == "ipo")[order]
-            out += [rows[0::2], rows[1::2]]
-        return out
+            rows = row_logprobs(column, mask, batch.row_index, len(batch), average=average)[order]
+            pairs += [rows[0::2], rows[1::2]]
+        return pairs
 
     def validate(self, problems: Sequence[Problem]) -> dict[str, float]:
-        """Accuracy: how often the policy prefers the chosen response more than the reference does; and the margin."""
-        groups = [Group(problem, 0, self.pair(problem)) for problem in problems]
+        """How often the policy prefers the chosen response more than the reference does."""
+        groups = [Group(problem, 0, self.pair_rows(problem)) for problem in problems]
         batch = self.compute_reference_logprobs(self.sample(groups, Step(0)), Step(0))
-        out = dpo(
-            *self.pairs(batch, self.ports.policy.logprobs(batch)["logprobs"]),
-            beta=self.settings.beta,
-        )
+        logprobs = self.ports.policy.logprobs(batch)["logprobs"]
+        metrics = dpo(*self.pair_logprobs(batch, logprobs), beta=self.settings.beta).metrics
         return {
-            f"validation/{name}": float(out.metrics[name].mean()) for name in ("accuracy", "margin")
+            "validation/accuracy": float(metrics["accuracy"].mean()),
+            "validation/margin": float(metrics["margin"].mean()),
         }

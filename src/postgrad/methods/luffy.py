@@ -1,155 +1,114 @@
-"""LUFFY: demonstrations sit in the group as rows of their own, or as the first tokens of rows that the policy continues.
+"""LUFFY: demonstrations are rows of the group, or prefixes of rows that the policy continues.
 
-This file says what a group holds; mixed.py, shared with ExGRPO, prices it. As published one row of eight is a whole demonstration and its
-tokens' loss is -A · p / (p + 0.1). `num_demonstrations=0` is the on-policy baseline.
+This file decides what a group contains; support/mixed_policy.py has the loss. As published, one row
+of eight is a whole demonstration, and the loss of its tokens is -A · p / (p + 0.1). With
+`num_demonstrations=0` it is the on-policy baseline.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from postgrad.algorithms.prefixes import READS, STRATEGIES, prefix_ratio
+from postgrad.algorithms.prefixes import STRATEGIES, prefix_ratio
 from postgrad.config.schema import setting
-from postgrad.errors import ConfigError, RunError
+from postgrad.errors import RunError
 from postgrad.methods.base import Group, Step
-from postgrad.methods.support.checks import refuse_unread
-from postgrad.methods.support.mixed import Mixed, MixedSettings, off_policy
+from postgrad.methods.support import luffy_checks
+from postgrad.methods.support.mixed_policy import MixedPolicy, MixedPolicySettings, off_policy
 from postgrad.types import DEMONSTRATION, Batch, Problem, Trajectory
 
 
 @dataclass
-class LuffySettings(MixedSettings):
+class LuffySettings(MixedPolicySettings):
     num_demonstrations: int = setting(
-        1, "rows of a group that are, or start with, a demonstration; -1: all of them", at_least=-1
+        1, "rows per group that are, or start with, a demonstration; -1: all", at_least=-1
     )
     demonstration_share: float = setting(
-        1.0, "share of the problems that show theirs, drawn each step", at_least=0.0, at_most=1.0
+        1.0, "share of problems that use theirs, drawn per step", at_least=0.0, at_most=1.0
     )
     prefix_strategy: str = setting(
-        "random", "how much of a demonstration a row is given", choices=STRATEGIES
+        "random", "which share of a demonstration's tokens a row gets", choices=STRATEGIES
     )
-    prefix_shared: bool = setting(False, "one draw for all rows of a group")
+    prefix_shared: bool = setting(False, "draw that share once per group")
     prefix_min: float = setting(
-        1.0, "least share of its tokens (random, fixed); 1 is all of it", at_least=0.0, at_most=1.0
+        1.0, "smallest share (random, fixed); 1 is all of it", at_least=0.0, at_most=1.0
     )
     prefix_max: float = setting(
-        1.0, "largest share of its tokens (random, fixed)", at_least=0.0, at_most=1.0
+        1.0, "largest share (random, fixed); 1 is all of it", at_least=0.0, at_most=1.0
     )
     prefix_peak: float = setting(
         0.8, "largest share (linear, linear_max, reverse_linear)", at_least=0.0, at_most=1.0
     )
-    prefix_steps: int = setting(1000, "steps over which that share falls or rises", at_least=1)
+    prefix_steps: int = setting(1000, "steps over which prefix_peak falls or rises", at_least=1)
     overlong_demonstrations: str = setting(
-        "drop", "those beyond rollout.max_response_tokens", choices=("drop", "error")
+        "drop", "those longer than rollout.max_response_tokens", choices=("drop", "error")
     )
     wrong_demonstrations: str = setting(
         "keep",
-        "where the row earns nothing: train, or mask what was given",
+        "tokens of others in rows without reward: train on them, or mask them",
         choices=("keep", "mask"),
     )
     demonstration_probs: str = setting(
-        "", "column of the data with the author's probability of each token and of the end"
+        "", "data column with the author's probability of each token, including the end token"
     )
 
 
-class Luffy(Mixed):
+class Luffy(MixedPolicy):
     Settings = LuffySettings
 
     def check(self) -> None:
         super().check()
-        settings, samples = self.settings, self.config.rollout.samples
-        if settings.num_demonstrations > samples:
-            fix = f"set it to at most {samples}"
-            raise ConfigError(
-                f"method.num_demonstrations={settings.num_demonstrations} exceeds rollout.samples={samples}; {fix}"
-            )
-        if settings.prefix_min > settings.prefix_max:
-            raise ConfigError(
-                f"method.prefix_min={settings.prefix_min} exceeds method.prefix_max={settings.prefix_max}; lower it"
-            )
-        partly = settings.prefix_strategy != "random" or settings.prefix_min < 1
-        if settings.demonstration_probs and (partly or settings.sft_coef):
-            raise ConfigError(
-                "method.demonstration_probs needs whole demonstrations (method.prefix_min=1) and method.sft_coef=0"
-            )
+        luffy_checks.check(self)
 
-    def check_used(self) -> None:
-        """Settings of another way to give demonstrations than the chosen one, or of any where none are given."""
-        super().check_used()
-        settings, prefixes = (
-            self.settings,
-            ("prefix_min", "prefix_max", "prefix_peak", "prefix_steps", "prefix_shared"),
-        )
-        if not settings.num_demonstrations:
-            own = [
-                "demonstration_share",
-                "overlong_demonstrations",
-                "wrong_demonstrations",
-                "demonstration_probs",
-            ]
-            shapes = ["off_shape", "off_advantage_scale", "prefix_advantage", "prefix_strategy"]
-            refuse_unread(
-                "method", settings, [*own, *prefixes, *shapes], "with method.num_demonstrations=0"
-            )
-        unread = [
-            name
-            for name in prefixes
-            if name.removeprefix("prefix_") not in READS[settings.prefix_strategy]
-        ]
-        refuse_unread(
-            "method", settings, unread, f"with method.prefix_strategy={settings.prefix_strategy}"
-        )
-        if settings.demonstration_probs:
-            refuse_unread(
-                "method",
-                settings,
-                ["off_shape"],
-                "with method.demonstration_probs, whose ratio is exact",
-            )
+    def check_unread(self) -> None:
+        super().check_unread()
+        luffy_checks.check_unread(self.settings)
 
     def check_problems(self, problems: Sequence[Problem]) -> None:
-        if self.settings.num_demonstrations and not any(
-            problem.demonstrations for problem in problems
-        ):
-            fix = "add a column target or set method.num_demonstrations=0"
-            raise ConfigError(
-                f"no problem of data.train={self.config.data.train} has a demonstration; {fix}"
-            )
+        luffy_checks.check_problems(self, problems)
+
+    # ---- stages, on the driver
 
     def compose(self, problems: Sequence[Problem], step: Step) -> list[Group]:
-        """Demonstrations come first: whole ones are rows already, a part of one is what a sampled row starts with."""
+        """Whole demonstrations are given rows; parts of one are prefixes of sampled rows."""
         step.metrics.setdefault("demonstration/dropped", 0.0)
-        groups = [Group(problem, self.config.rollout.samples) for problem in problems]
+        groups = super().compose(problems, step)
         for group in groups:
             self.add_demonstrations(group, step)
         return groups
 
     def add_demonstrations(self, group: Group, step: Step) -> None:
-        problem, number = group.problem, self.settings.num_demonstrations
-        copies = group.num_samples if number < 0 else number
-        shown = copies > 0 and self.uniform(problem, step, -1) < self.settings.demonstration_share
-        traces = self.traces(problem, step) if shown else []
-        for copy in range(copies if traces else 0):
+        problem = group.problem
+        num_copies = self.settings.num_demonstrations
+        if num_copies < 0:
+            num_copies = group.num_samples
+        is_shown = self.uniform(problem, step, -1) < self.settings.demonstration_share
+        traces = self.traces(problem, step) if num_copies and is_shown else []
+        if not traces:
+            return
+        for copy in range(num_copies):
             trace = traces[copy % len(traces)]
-            given = int(len(trace) * self.ratio(problem, step, copy, copies))
-            if given == len(trace):
-                group.given.append(self.whole(problem, trace))
+            num_given = int(len(trace) * self.prefix_ratio(problem, step, copy, num_copies))
+            if num_given == len(trace):
+                group.given_rows.append(self.whole_demonstration(problem, trace))
                 group.num_samples -= 1
-            elif given:
-                group.starts.append(trace[:given])
+            elif num_given:
+                group.prefixes.append(trace[:num_given])
 
     def uniform(self, problem: Problem, step: Step, copy: int) -> float:
-        """A number of [0, 1) that follows from run, step, problem and copy alone."""
-        return self.random(step, f"prefix of {problem.uid}", copy).random()
+        """A random number in [0, 1), determined by run, step, problem and copy."""
+        return self.rng(step, f"prefix of {problem.uid}", copy).random()
 
-    def ratio(self, problem: Problem, step: Step, copy: int, copies: int) -> float:
+    def prefix_ratio(self, problem: Problem, step: Step, copy: int, num_copies: int) -> float:
+        """The share of the demonstration's tokens that this copy gets."""
         settings = self.settings
+        drawn_copy = 0 if settings.prefix_shared else copy
         return prefix_ratio(
             settings.prefix_strategy,
-            self.uniform(problem, step, 0 if settings.prefix_shared else copy),
+            self.uniform(problem, step, drawn_copy),
             step=step.number,
             copy=copy,
-            num_copies=copies,
+            num_copies=num_copies,
             low=settings.prefix_min,
             high=settings.prefix_max,
             peak=settings.prefix_peak,
@@ -157,48 +116,52 @@ class Luffy(Mixed):
         )
 
     def traces(self, problem: Problem, step: Step) -> list[list[int]]:
-        """The problem's demonstrations as tokens; those that are too long are counted and left out, or refused."""
-        limit, traces = (
-            self.config.rollout.max_response_tokens,
-            self.ports.prompts.encode_demonstrations(problem),
-        )
-        overlong = [len(ids) for ids in traces if len(ids) > limit]
-        if overlong and self.settings.overlong_demonstrations == "error":
-            fix = f"raise rollout.max_response_tokens (now {limit}) or set method.overlong_demonstrations=drop"
+        """The problem's demonstrations as tokens. Overlong ones are dropped, or raise RunError."""
+        limit = self.config.rollout.max_response_tokens
+        traces = self.ports.prompts.encode_demonstrations(problem)
+        lengths = [len(trace) for trace in traces if len(trace) > limit]
+        if lengths and self.settings.overlong_demonstrations == "error":
             raise RunError(
-                f"the demonstration of problem {problem.uid} has {overlong[0]} tokens; {fix}"
+                f"the demonstration of problem {problem.uid} has {lengths[0]} tokens; raise "
+                f"rollout.max_response_tokens (now {limit}) or set "
+                "method.overlong_demonstrations=drop"
             )
-        step.metrics["demonstration/dropped"] += len(overlong)
-        return [ids for ids in traces if len(ids) <= limit]
+        step.metrics["demonstration/dropped"] += len(lengths)
+        return [trace for trace in traces if len(trace) <= limit]
 
-    def whole(self, problem: Problem, trace: list[int]) -> Trajectory:
-        """A whole demonstration. Its behavior is what its author gave each token: probability 1 where nobody recorded it."""
-        logprobs, prompt = None, self.ports.prompts.encode(problem)
-        if name := self.settings.demonstration_probs:
-            probs = problem.extra.get(name) or []
-            if len(probs) != len(trace):
-                seen = f"{len(probs)} numbers in {name} (method.demonstration_probs)"
-                raise RunError(
-                    f"problem {problem.uid} has {seen} for {len(trace)} tokens with the end; mend the data"
-                )
-            logprobs = [math.log(p + 1e-6) for p in probs]
+    def whole_demonstration(self, problem: Problem, trace: list[int]) -> Trajectory:
+        """A demonstration as a row. Its behavior log-probs are its author's, 0 if not recorded."""
+        logprobs = None
+        if self.settings.demonstration_probs:
+            logprobs = [math.log(p + 1e-6) for p in self.author_probs(problem, len(trace))]
         return Trajectory(
             problem.uid,
-            prompt,
+            self.ports.prompts.encode(problem),
             trace,
             source=DEMONSTRATION,
             finish="given",
             behavior_logprobs=logprobs,
         )
 
+    def author_probs(self, problem: Problem, num_tokens: int) -> list[float]:
+        """The author's probability of each token. Raises RunError if their number is wrong."""
+        name = self.settings.demonstration_probs
+        probs = problem.extra.get(name) or []
+        if len(probs) != num_tokens:
+            raise RunError(
+                f"problem {problem.uid} has {len(probs)} numbers in the column {name} "
+                f"(method.demonstration_probs) for {num_tokens} tokens, with the end token; "
+                "correct the data"
+            )
+        return probs
+
     def score(self, batch: Batch, step: Step) -> Batch:
         batch = super().score(batch, step)
         if self.settings.wrong_demonstrations == "mask":
-            batch.tokens["loss_mask"] = batch.tokens["loss_mask"] & ~(
-                off_policy(batch) & batch.expand(batch.rows["reward"] <= 0)
-            )
+            wrong = off_policy(batch) & batch.expand(batch.rows["reward"] <= 0)
+            batch.tokens["loss_mask"] = batch.tokens["loss_mask"] & ~wrong
         return batch
 
     def off_shape(self) -> str:
-        """Where the author's probabilities are known the ratio is exact and keeps its shape; its bounds hold."""
+        """With the author's probabilities the ratio is exact and is not shaped."""
         return "none" if self.settings.demonstration_probs else super().off_shape()

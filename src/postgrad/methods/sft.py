@@ -1,6 +1,6 @@
-"""Supervised fine-tuning: the demonstrations are the rows, the loss is the negative log-prob of their tokens.
+"""Supervised fine-tuning: rows are demonstrations, the loss is their negative log-prob.
 
-Several rows share a forward pass up to the token budget; only response tokens are priced, and the mean is over all of them.
+Only response tokens count, and the mean is over all of them.
 """
 
 from collections.abc import Sequence
@@ -19,50 +19,45 @@ from postgrad.types import Batch, Problem
 
 @dataclass
 class SftSettings(MethodSettings):
-    validate_accuracy: bool = setting(False, "also answer the validation problems and judge them")
+    validate_accuracy: bool = setting(
+        False, "also generate responses to the validation problems and score them"
+    )
 
 
 class Sft(Method):
     Settings = SftSettings
     trains_on_samples = False
-    learns_demonstrations = True
+    trains_on_demonstrations = True
 
-    def judges(self) -> bool:
+    def needs_verifier(self) -> bool:
         return self.settings.validate_accuracy
 
-    def check_used(self) -> None:
-        super().check_used()
-        if (
-            goal := self.config.training.stop_at
-        ) is not None and not self.settings.validate_accuracy:
+    def check_unread(self) -> None:
+        super().check_unread()
+        stop_at = self.config.training.stop_at
+        if stop_at is not None and not self.settings.validate_accuracy:
             raise ConfigError(
-                f"training.stop_at={goal:g} waits for validation accuracy; add method.validate_accuracy=true"
+                f"training.stop_at={stop_at:g} needs validation accuracy; "
+                "add method.validate_accuracy=true"
             )
         if not self.config.data.validation:
-            refuse_unread(
-                "method",
-                self.settings,
-                ["validate_accuracy"],
-                "without problems to answer",
-                "add data.validation=FILE",
-            )
-
-    def stages(self) -> list[Stage]:
-        return [self.draw, self.compose, self.sample, self.update, self.publish]
+            names = ["validate_accuracy"]
+            reason = "without validation problems"
+            refuse_unread("method", self.settings, names, reason, "add data.validation=FILE")
 
     def check_problems(self, problems: Sequence[Problem]) -> None:
         for problem in problems:
             if not problem.demonstrations:
-                fix = "sft needs a response for every row of data.train"
                 raise ConfigError(
-                    f"problem {problem.uid} has no demonstration to learn from; {fix}"
+                    f"problem {problem.uid} has no demonstration; "
+                    "sft needs a response for every row of data.train"
                 )
 
+    def stages(self) -> list[Stage]:
+        return [self.draw, self.compose, self.sample, self.update, self.publish]
+
     def compose(self, problems: Sequence[Problem], step: Step) -> list[Group]:
-        return [
-            Group(problem, num_samples=0, given=[self.demonstration(problem)])
-            for problem in problems
-        ]
+        return [Group(problem, 0, [self.demonstration_row(problem)]) for problem in problems]
 
     def loss(self, batch: Batch, current: TokenOutputs, metrics: MetricAccumulator) -> Tensor:
         metrics.mean("sft/loss", -current.logprobs, batch.tokens["loss_mask"])
@@ -70,13 +65,13 @@ class Sft(Method):
         return -(current.logprobs * batch.tokens["loss_weight"]).sum()
 
     def validate(self, problems: Sequence[Problem]) -> dict[str, float]:
-        """Loss on the demonstrations of held-out problems; accuracy too when asked for."""
-        out: dict[str, float] = {}
-        rows = [self.demonstration(problem) for problem in problems if problem.demonstrations]
+        """The loss on held-out demonstrations, and the accuracy if method.validate_accuracy."""
+        metrics: dict[str, float] = {}
+        rows = [self.demonstration_row(problem) for problem in problems if problem.demonstrations]
         if rows:
             batch = Batch.of(rows)
-            logprobs = self.ports.policy.logprobs(batch)["logprobs"]
-            out["validation/loss"] = -float(logprobs.double()[batch.tokens["loss_mask"]].mean())
+            logprobs = self.ports.policy.logprobs(batch)["logprobs"].double()
+            metrics["validation/loss"] = -float(logprobs[batch.tokens["loss_mask"]].mean())
         if self.settings.validate_accuracy:
-            out.update(super().validate(problems))
-        return out
+            metrics |= super().validate(problems)
+        return metrics

@@ -60,7 +60,7 @@ class Driver:
         self.guard = Guard(self.config)
         self.prefetcher = RolloutPrefetcher(self.config, self.method, self.feed)
         self.writer = checkpoint.Writer(
-            self.folder, self.method.trained(), self.config.training, self.reporter.saved
+            self.folder, self.method.trained_models(), self.config.training, self.reporter.saved
         )
         self.start = self.restore()
         self.log = RunLog(self.folder, self.start)
@@ -130,7 +130,7 @@ class Driver:
         found = checkpoint.find_resumable(self.folder, self.reporter.note)
         if found is None:
             return 0
-        state = checkpoint.load(found, self.method.trained())
+        state = checkpoint.load(found, self.method.trained_models())
         self.feed.load(state.cursor)
         self.method.load(state.method)
         self.guard.flat_steps = state.flat_steps

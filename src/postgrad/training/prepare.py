@@ -148,7 +148,7 @@ def load_inputs(config: Config, method: Method) -> Inputs:
     Cursor(len(train)).take(config.training.problems_per_step)  # raises if there are too few
     held_out = [problem for problems in validation.values() for problem in problems]
     method.check_problems(train)
-    method.check_held_out(held_out)
+    method.check_validation_problems(held_out)
     _check_context(config, prompts, [*train, *held_out])
     counts = [_count_overlong(config, prompts, "data.train", loaded_train, train)]
     for name, problems in loaded_validation.items():
@@ -172,7 +172,7 @@ def _fitting(
     Raises ConfigError for the others unless data.overlong=drop.
     """
     problems, _ = prompts.drop_overlong(problems)
-    if method.learns_demonstrations:
+    if method.trains_on_demonstrations:
         limit = config.rollout.max_response_tokens
         problems, _ = prompts.drop_overlong_demonstrations(problems, limit)
     return problems
@@ -185,7 +185,7 @@ def _make_scorer(config: Config, method: Method, problems: list[Problem]) -> Sco
     check_judge_used(reward)
     minimize = reward.objective == "minimize"
     scorer = Scorer(reward.verifier, reward.timeout_s, reward.workers, minimize)
-    if method.judges():
+    if method.needs_verifier():
         scorer.check(problems)
         check_references(reward, problems)
     return scorer

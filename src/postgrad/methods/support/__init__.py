@@ -1,1 +1,16 @@
-"""Code that several methods share. Nothing here is a method by itself."""
+"""Code that several methods share. Nothing here is a method by itself.
+
+    checks, grpo_checks   settings that are refused before a run writes anything
+    grpo_settings         settings of GRPO and of the methods that extend it
+    declarations          losses and advantages by name or path
+    advantage_columns     the columns that advantages read
+    correction            importance weights for an engine with its own weights
+    dynamic_sampling      DAPO's replacement of groups without signal
+    greedy_baseline       ReMax's baseline
+    mixed_policy          rows with tokens of others: the base of LUFFY and ExGRPO
+    replay_pool           ExGRPO's stored responses
+    thinking              responses with a thought before the output: the base of Classmate-CoT
+    judging               language models as judge and monitor
+
+May import what methods may import.
+"""

@@ -1,4 +1,4 @@
-"""Settings that cannot work, whatever the method: refused in one line, before anything is written. All raise ConfigError."""
+"""Checks of settings for every method, before a run writes anything. All raise ConfigError."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -11,35 +11,49 @@ from postgrad.rollout.kinds import find_engine
 
 
 def refuse_unread(
-    section: str, settings: Any, names: Sequence[str], why: str, fix: str = ""
+    section: str, settings: Any, names: Sequence[str], reason: str, fix: str = ""
 ) -> None:
-    """Refuse the first of these settings that somebody wrote and that is not at its default: `why` it has no effect, what to change.
+    """Refuses the first setting that the user changed and that nothing reads.
 
-    What a recipe of the package sets may be switched off as a whole, e.g. reinforce_pp with method.kl=none.
+    Values that a recipe of the package sets are accepted, so that a recipe can be changed by one
+    setting, such as reinforce_pp with method.kl=none.
+
+    Args:
+        section: where the settings are, such as `method`.
+        settings: the dataclass of the section.
+        names: the settings that nothing reads.
+        reason: why, such as `with method.kl=none`.
+        fix: another setting that would give it an effect.
     """
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
-        default = (
-            field.default
-            if field.default_factory is dataclasses.MISSING
-            else field.default_factory()
-        )
-        if field.name in names and value != default and written(settings, field.name):
-            leave = f"leave it at {_word(default)}"
+        default = _default(field)
+        is_changed = value != default and written(settings, field.name)
+        if field.name in names and is_changed:
+            remove = f"leave it at {_format(default)}"
+            advice = f"{fix}, or {remove}" if fix else remove
             raise ConfigError(
-                f"{section}.{field.name}={_word(value)} has no effect {why}; {f'{fix}, or {leave}' if fix else leave}"
+                f"{section}.{field.name}={_format(value)} has no effect {reason}; {advice}"
             )
 
 
-def _word(value: Any) -> str:
-    """A value as it is written behind a key."""
+def _default(field: dataclasses.Field) -> Any:
+    if field.default_factory is dataclasses.MISSING:
+        return field.default
+    return field.default_factory()
+
+
+def _format(value: Any) -> str:
+    """A value as a user types it after `key=`."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    return f"{value:g}" if isinstance(value, float) else str(value) or "''"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value) or "''"
 
 
 def engine_apart(config: Config) -> bool:
-    """Whether the engine keeps weights of its own."""
+    """Whether the engine has its own copy of the weights."""
     cluster = config.cluster
     if cluster.engine_apart or cluster.engines > 0:
         return True
@@ -47,45 +61,50 @@ def engine_apart(config: Config) -> bool:
 
 
 def check_sampling(method: Any) -> None:
-    """Refuse what would make the sampled policy another than the one that the loss prices."""
-    rollout = method.config.rollout
-    filters = {
-        "rollout.top_p": rollout.top_p != 1.0,
-        "rollout.top_k": rollout.top_k != 0,
-        "rollout.min_p": rollout.min_p != 0.0,
-    }
-    for key, on in filters.items():
-        if on and method.trains_on_samples:
-            raise ConfigError(
-                f"{key} changes what is sampled but not the log-probs the loss uses, so {method.settings.name} refuses it; remove {key}"
-            )
+    """Refuses settings that make the sampled policy another than the trained one."""
     dropout = method.config.model.lora.dropout
     if not 0 <= dropout < 1:
         raise ConfigError(
-            f"model.lora.dropout={dropout} is no share; use a number of at least 0 and below 1"
+            f"model.lora.dropout={dropout} is out of range; it must be at least 0 and below 1"
         )
-    if dropout and method.trains_on_samples:
+    if not method.trains_on_samples:
+        return
+    rollout = method.config.rollout
+    filters = {
+        "top_p": rollout.top_p != 1.0,
+        "top_k": rollout.top_k != 0,
+        "min_p": rollout.min_p != 0.0,
+    }
+    for name, is_on in filters.items():
+        if is_on:
+            raise ConfigError(
+                f"rollout.{name} changes what is sampled but not the log-probs of the loss; "
+                f"{method.settings.name} cannot use it: remove rollout.{name}"
+            )
+    if dropout:
         raise ConfigError(
-            f"model.lora.dropout={dropout} makes the policy that is trained another than the one that sampled, "
-            f"so {method.settings.name} refuses it; remove it"
+            f"model.lora.dropout={dropout} makes the trained policy differ from the sampled one; "
+            f"{method.settings.name} cannot use it: remove it"
         )
 
 
 def check_monitor(method: Any) -> None:
-    """Refuse a monitor of thoughts where there are none."""
-    if (monitor := method.config.reward.judge.monitor) and not method.has_thoughts:
+    """Refuses a monitor of thoughts for methods without thoughts."""
+    monitor = method.config.reward.judge.monitor
+    if monitor and not method.has_thoughts:
         raise ConfigError(
-            f"reward.judge.monitor={monitor} foretells scores from thoughts, and {method.settings.name} knows none; remove it, "
-            "or use method=classmate"
+            f"reward.judge.monitor={monitor} predicts scores from thoughts, and "
+            f"{method.settings.name} has none; remove it, or use method=classmate"
         )
 
 
 def check_tools(method: Any) -> None:
-    """Refuse tools where nobody would call them, and their settings without them."""
+    """Refuses tools for methods that do not support them, and tool settings without tools."""
     rollout = method.config.rollout
-    if rollout.tools and not method.takes_tools:
+    if rollout.tools and not method.supports_tools:
         raise ConfigError(
-            f"rollout.tools={list(rollout.tools)}: {method.settings.name} has no turns with tools; remove it, or use grpo"
+            f"rollout.tools={list(rollout.tools)}: {method.settings.name} does not support tools; "
+            "remove it, or use grpo"
         )
     if not rollout.tools:
         names = ["max_turns", "tool_timeout_s", "tool_chars"]
@@ -93,70 +112,69 @@ def check_tools(method: Any) -> None:
 
 
 def check_staleness(method: Any) -> None:
-    """Refuse rollouts that run ahead where nobody samples, where they cannot, or where nothing corrects for the older weights."""
-    stale, cluster = method.config.rollout.staleness, method.config.cluster
-    if not stale:
+    """Refuses rollouts of older weights where nothing samples them, or nothing corrects them."""
+    key = f"rollout.staleness={method.config.rollout.staleness}"
+    cluster = method.config.cluster
+    if not method.config.rollout.staleness:
         return
     if not method.trains_on_samples:
-        raise ConfigError(
-            f"rollout.staleness={stale}: {method.settings.name} trains on nothing it samples; remove it"
-        )
+        raise ConfigError(f"{key}: {method.settings.name} trains on no samples; remove it")
     remote = find_engine(method.config.rollout.engine).remote
     if not (cluster.engine_apart or cluster.engines or remote):
         raise ConfigError(
-            f"rollout.staleness={stale} samples while the policy is trained; add cluster.engine_apart=true with cluster.backend=process, "
-            "or cluster.engines=1 with cluster=ray"
+            f"{key} samples while the policy is trained, which needs an engine of its own; add "
+            "cluster.engine_apart=true with cluster.backend=process, or cluster.engines=1 with "
+            "cluster=ray"
         )
     if getattr(method.settings, "correction", "none") == "none":
         raise ConfigError(
-            f"rollout.staleness={stale} trains on rows of older weights; method.correction=none would leave that uncorrected: remove it"
+            f"{key} trains on rows of older weights, and method.correction=none does not correct "
+            "them; remove method.correction"
         )
 
 
 def check_numbers(config: Config) -> None:
-    """Refuse numbers that do not fit each other."""
+    """Refuses numbers that do not fit together."""
     betas = config.optimizer.betas
     if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
         raise ConfigError(
-            f"optimizer.betas={betas} cannot be used; AdamW wants two numbers of at least 0 and below 1, e.g. [0.9,0.999]"
+            f"optimizer.betas={betas} is out of range; use two numbers of at least 0 and below 1, "
+            "such as [0.9,0.999]"
         )
-    training = config.training
-    if training.updates_per_step > training.problems_per_step:
+    updates = config.training.updates_per_step
+    problems = config.training.problems_per_step
+    if updates > problems:
         raise ConfigError(
-            f"training.updates_per_step={training.updates_per_step} exceeds training.problems_per_step={training.problems_per_step}; "
+            f"training.updates_per_step={updates} exceeds training.problems_per_step={problems}; "
             "an update needs at least one problem"
         )
 
 
-def check_read(config: Config) -> None:
-    """Refuse settings that nothing would read beside the others: who writes one believes that it works."""
-    lora = config.model.lora
+def check_unread(config: Config) -> None:
+    """Refuses settings outside the method's section that have no effect with the others."""
     if not engine_apart(config):
-        refuse_unread(
-            "rollout",
-            config.rollout,
-            ["max_gap"],
-            "on an engine that samples from the trainer's own weights",
-        )
-    if not lora.rank and (
-        lora.alpha != LoraConfig.alpha or lora.targets != LoraConfig.targets or lora.dropout
-    ):
+        reason = "with an engine that samples from the trainer's own weights"
+        refuse_unread("rollout", config.rollout, ["max_gap"], reason)
+    lora = config.model.lora
+    is_default = lora.alpha == LoraConfig.alpha and lora.targets == LoraConfig.targets
+    if not lora.rank and (not is_default or lora.dropout):
         raise ConfigError(
-            "model.lora.* has no effect with model.lora.rank=0, which trains the model itself; add model.lora.rank=16"
+            "model.lora.* has no effect with model.lora.rank=0, which trains the whole model; "
+            "add model.lora.rank=16"
         )
-    if config.optimizer.schedule == "constant" and config.optimizer.final_lr_ratio:
+    optimizer = config.optimizer
+    if optimizer.schedule == "constant" and optimizer.final_lr_ratio:
         raise ConfigError(
-            f"optimizer.final_lr_ratio={config.optimizer.final_lr_ratio:g} has no effect with optimizer.schedule=constant; "
-            "use linear or cosine"
+            f"optimizer.final_lr_ratio={optimizer.final_lr_ratio:g} has no effect with "
+            "optimizer.schedule=constant; use linear or cosine"
         )
     if config.warmup.overrides and not config.warmup.recipe:
         raise ConfigError(
-            "warmup.overrides are of the run before this one, and warmup.recipe names none; add it, e.g. warmup.recipe=sft"
+            "warmup.overrides has no effect without warmup.recipe; add e.g. warmup.recipe=sft"
         )
-    if (goal := config.training.stop_at) is not None and not (
-        config.data.validation and config.training.validate_every
-    ):
+    validates = config.data.validation and config.training.validate_every
+    if config.training.stop_at is not None and not validates:
         missing = "training.validate_every=N" if config.data.validation else "data.validation=FILE"
         raise ConfigError(
-            f"training.stop_at={goal:g} waits for the accuracy of a validation; add {missing}"
+            f"training.stop_at={config.training.stop_at:g} needs validation accuracy; add {missing}"
         )

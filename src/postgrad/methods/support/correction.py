@@ -1,7 +1,8 @@
-"""Rollout correction: what to do when the engine that sampled is not exactly the policy that learns.
+"""Rollout correction: importance weights where engine and trainer give different probabilities.
 
-The log-probs of the engine (`behavior_logprobs`) are held against the trainer's (`old_logprobs`): weights multiply the loss, rules mask
-tokens or rows whose ratio is out of bounds. Absent when the engine samples from the trainer's own parameters.
+Compares the engine's log-probs (`behavior_logprobs`) with the trainer's (`old_logprobs`). Weights
+multiply the loss; rules mask tokens or rows whose ratio is out of bounds. It is off by default if
+the engine samples from the trainer's own weights.
 """
 
 from typing import Any
@@ -26,79 +27,92 @@ CORRECTIONS = ("auto", "none", "token", "sequence", "geometric", "rejection")
 
 
 def correction_on(settings: Any, engine: Engine) -> bool:
-    """Whether this run corrects: when asked to, or by default when the engine keeps weights of its own."""
-    return settings.correction not in ("auto", "none") or (
-        settings.correction == "auto" and not engine.shares_weights
-    )
+    """Whether this run corrects: if set, or with `auto` if the engine has its own weights."""
+    if settings.correction == "auto":
+        return not engine.shares_weights
+    return settings.correction != "none"
 
 
 def check_correction(config: Any) -> None:
-    """Refuse bounds and rules that cannot be read, and those that nothing would apply. Raises ConfigError."""
+    """Refuses malformed bounds and rules, and settings without effect. Raises ConfigError."""
     settings = config.method
-    if settings.correction == "none" and settings.rejection:
-        raise ConfigError(
-            "method.correction=none switches method.rejection off too; use method.correction=rejection for rules without weights"
-        )
     if settings.correction == "none":
+        if settings.rejection:
+            raise ConfigError(
+                "method.rejection has no effect with method.correction=none; "
+                "use method.correction=rejection for rules without weights"
+            )
         refuse_unread("method", settings, ["correction_bound"], "with method.correction=none")
-    if settings.correction == "rejection" and not settings.rejection:
-        raise ConfigError(
-            "method.correction=rejection has no rules; add one, e.g. method.rejection.seq_mean_k1=0.999_1.001"
-        )
-    if settings.correction == "rejection" and settings.correction_bound != "2.0":
-        raise ConfigError(
-            f"method.correction_bound={settings.correction_bound} bounds weights, and method.correction=rejection has none; remove it"
-        )
-    nothing = (
-        torch.zeros(0),
-        torch.zeros(0),
-        torch.zeros(0, dtype=torch.bool),
-        torch.zeros(0, dtype=torch.int64),
-        0,
-    )
+    if settings.correction == "rejection":
+        if not settings.rejection:
+            raise ConfigError(
+                "method.correction=rejection has no rules; "
+                "add one, e.g. method.rejection.seq_mean_k1=0.999_1.001"
+            )
+        if settings.correction_bound != "2.0":
+            raise ConfigError(
+                f"method.correction_bound={settings.correction_bound} has no effect with "
+                "method.correction=rejection, which has no weights; remove it"
+            )
+    _check_bounds(settings)
+    if settings.correction == "auto" and not engine_apart(config):
+        _refuse_without_correction(settings)
+
+
+def _check_bounds(settings: Any) -> None:
+    """Parses the bounds on an empty batch. Raises ConfigError."""
+    numbers = torch.zeros(0)
+    mask = torch.zeros(0, dtype=torch.bool)
+    rows = torch.zeros(0, dtype=torch.int64)
     try:
-        importance_weights(*nothing, threshold=settings.correction_bound)
+        importance_weights(numbers, numbers, mask, rows, 0, threshold=settings.correction_bound)
     except ConfigError as error:
         raise ConfigError(f"method.correction_bound: {error}") from error
     try:
-        reject(*nothing, dict(settings.rejection))
+        reject(numbers, numbers, mask, rows, 0, dict(settings.rejection))
     except ConfigError as error:
         raise ConfigError(f"method.rejection: {error}") from error
-    if settings.correction == "auto" and not engine_apart(config):
-        for key, given in (
-            ("rejection", settings.rejection),
-            ("correction_bound", settings.correction_bound != "2.0"),
-        ):
-            if given:
-                raise ConfigError(
-                    f"method.{key} has no effect: the engine samples from the trainer's own weights, and method.correction=auto "
-                    "corrects nothing then; remove it, or add method.correction=token"
-                )
+
+
+def _refuse_without_correction(settings: Any) -> None:
+    is_set = {
+        "rejection": bool(settings.rejection),
+        "correction_bound": settings.correction_bound != "2.0",
+    }
+    for name, value in is_set.items():
+        if value:
+            raise ConfigError(
+                f"method.{name} has no effect with method.correction=auto and an engine that "
+                "samples from the trainer's own weights; remove it, or add method.correction=token"
+            )
 
 
 def correct(settings: Any, batch: Batch, step: Step) -> Batch:
-    """Set `rollout_weights`, narrow `loss_mask` by the rejection rules, log how far engine and trainer are apart."""
+    """Sets `rollout_weights`, masks rejected tokens, and logs `correction/...` metrics."""
     level = "token" if settings.correction == "auto" else settings.correction
     sampled = batch.tokens["loss_mask"] & (batch.tokens["token_source"] == POLICY)
-    place = (sampled, batch.row_index, len(batch))
-    train, rollout = batch.tokens["old_logprobs"], batch.tokens["behavior_logprobs"]
-    metrics = mismatch_metrics(train, rollout, *place)
+    train = batch.tokens["old_logprobs"]
+    rollout = batch.tokens["behavior_logprobs"]
+    shape = (sampled, batch.row_index, len(batch))
+    metrics = mismatch_metrics(train, rollout, *shape)
     if level != "rejection":
-        weights = importance_weights(
-            train, rollout, *place, level=level, threshold=settings.correction_bound
-        ).values
-        metrics = {**metrics, **weight_metrics(weights, *place)}
+        bound = settings.correction_bound
+        weights = importance_weights(train, rollout, *shape, level=level, threshold=bound).values
+        metrics |= weight_metrics(weights, *shape)
         batch.tokens["rollout_weights"] = weights.where(sampled, 1.0)
     if settings.rejection:
-        rejection = reject(train, rollout, *place, dict(settings.rejection))
+        rejection = reject(train, rollout, *shape, dict(settings.rejection))
         batch.tokens["loss_mask"] = batch.tokens["loss_mask"] & (rejection.keep | ~sampled)
-        metrics = {**metrics, **rejection.metrics}
+        metrics |= rejection.metrics
     step.metrics |= {f"correction/{name}": float(value) for name, value in metrics.items()}
     return batch
 
 
 def log_engine_gap(batch: Batch, logprobs: Tensor, metrics: MetricAccumulator) -> None:
-    """How far the engine's log-probs are from the trainer's on sampled tokens: kl/engine estimates KL(engine, trainer)."""
+    """Logs the difference of the engine's and the trainer's log-probs on sampled tokens.
+
+    kl/engine estimates KL(engine, trainer).
+    """
     sampled = batch.tokens["token_source"] == POLICY
     gap = batch.tokens["behavior_logprobs"] - logprobs.detach()
     metrics.mean("kl/engine", gap, sampled)

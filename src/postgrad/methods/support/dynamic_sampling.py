@@ -1,4 +1,4 @@
-"""DAPO's dynamic sampling: groups whose rewards are all equal teach nothing, so others are sampled in their place."""
+"""DAPO's dynamic sampling: groups whose rewards are all equal are replaced by other groups."""
 
 import torch
 
@@ -7,37 +7,44 @@ from postgrad.types import Batch
 
 
 def refill(method: Method, batch: Batch, step: Step) -> Batch:
-    """Sample more problems until the batch is full of groups that teach something, at most method.max_refills times.
+    """Samples more problems until the step has enough groups with different rewards.
 
-    Where none does, the rows are returned as they are: there is nothing to learn, and the guard counts such steps.
+    Tries at most method.max_refills times. If no group has different rewards, all rows are
+    returned; the driver's guard counts such steps.
     """
-    wanted, tries, kept = method.config.training.problems_per_step, 0, _informative(batch)
-    while (found := _num_groups(kept)) < wanted and tries < method.settings.max_refills:
-        tries += 1
-        fresh = method.sample(method.compose(step.data.draw(wanted - found), step), step)
+    num_groups = method.config.training.problems_per_step
+    num_refills = 0
+    kept = _informative_rows(batch)
+    while _count_groups(kept) < num_groups and num_refills < method.settings.max_refills:
+        num_refills += 1
+        problems = step.data.draw(num_groups - _count_groups(kept))
+        fresh = method.sample(method.compose(problems, step), step)
         fresh = method.score(method.enrich(fresh, step), step)
-        fresh.rows["group"] += (tries + 1) * wanted
+        fresh.rows["group"] += (num_refills + 1) * num_groups
         batch = Batch.concat(_with_equal_parts([batch, fresh]))
-        kept = _informative(batch)
-    step.metrics |= {"refill/times": float(tries), "refill/groups": float(_num_groups(kept))}
+        kept = _informative_rows(batch)
+    step.metrics["refill/times"] = float(num_refills)
+    step.metrics["refill/groups"] = float(_count_groups(kept))
     return kept if len(kept) else batch
 
 
-def _num_groups(batch: Batch) -> int:
+def _count_groups(batch: Batch) -> int:
     return len(batch.rows["group"].unique())
 
 
-def _informative(batch: Batch) -> Batch:
-    """Rows of groups whose rewards differ."""
+def _informative_rows(batch: Batch) -> Batch:
+    """The rows of groups whose rewards differ."""
     _, group = batch.rows["group"].unique(return_inverse=True)
-    rewards, count = batch.rows["reward"], int(group.max()) + 1
-    low = torch.full((count,), torch.inf).scatter_reduce(0, group, rewards, "amin")
-    high = torch.full((count,), -torch.inf).scatter_reduce(0, group, rewards, "amax")
-    return batch.select(torch.nonzero((high > low)[group])[:, 0])
+    rewards = batch.rows["reward"]
+    num_groups = int(group.max()) + 1
+    lowest = torch.full((num_groups,), torch.inf).scatter_reduce(0, group, rewards, "amin")
+    highest = torch.full((num_groups,), -torch.inf).scatter_reduce(0, group, rewards, "amax")
+    differs = (highest > lowest)[group]
+    return batch.select(torch.nonzero(differs)[:, 0])
 
 
 def _with_equal_parts(batches: list[Batch]) -> list[Batch]:
-    """A part of the reward that the verifier named in only some of the batches is not a number in the others."""
+    """Adds the reward parts that only some of the batches have, as NaN, to the others."""
     names = {name for batch in batches for name in batch.rows if name.startswith("reward/")}
     for batch in batches:
         for name in names - set(batch.rows):

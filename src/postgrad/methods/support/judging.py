@@ -1,4 +1,4 @@
-"""Where a language model that judges meets the models of a run: llm_judge for any method, and the monitor of thoughts."""
+"""Language models that judge: llm_judge as a verifier, and the monitor of thoughts."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ from postgrad.rollout.generator import Chat
 from postgrad.types import Batch, Failure
 from postgrad.verifiers.scorer import LLM_JUDGE, Scorer
 
-AGAIN = 0.7  # temperature of a question that is asked again; the first time it is 0
+RETRY_TEMPERATURE = 0.7  # of a question that is asked again; the first time it is 0
 
 
 class JudgeSettings(Protocol):
@@ -36,103 +36,108 @@ class JudgeSettings(Protocol):
 
 
 def check_judge(reward: RewardConfig) -> None:
-    """Refuse a judge that cannot be asked. Raises ConfigError."""
-    if reward.verifier == LLM_JUDGE and not reward.judge.model:
+    """Raises ConfigError for a missing judge, or for settings that its template does not use."""
+    judge = reward.judge
+    if reward.verifier == LLM_JUDGE and not judge.model:
         raise ConfigError(
-            "reward.verifier=llm_judge needs a judge; add reward.judge.model=http://host:8000/v1#model or a model path"
+            "reward.verifier=llm_judge needs a judge; "
+            "add reward.judge.model=http://host:8000/v1#model or a model path"
         )
-    judge, plain = reward.judge, JudgeConfig()
-    pairwise = is_pairwise(judge)
-    unused = ("lowest", "highest", "monitor") if pairwise else ("both_orders",)
+    if is_pairwise(judge):
+        unused: tuple[str, ...] = ("lowest", "highest", "monitor")
+        reason = "compares two answers and gives no ratings"
+    else:
+        unused = ("both_orders",)
+        reason = "shows one answer at a time"
+    default = JudgeConfig()
     for key in unused:
-        if getattr(judge, key) != getattr(plain, key):
-            kind = (
-                "compares two answers and gives no ratings"
-                if pairwise
-                else "shows one answer at a time"
-            )
+        value = getattr(judge, key)
+        if value != getattr(default, key):
             raise ConfigError(
-                f"reward.judge.{key}={getattr(judge, key)} has no use: reward.judge.template={judge.template} {kind}; remove it"
+                f"reward.judge.{key}={value} has no effect: reward.judge.template={judge.template} "
+                f"{reason}; remove it"
             )
 
 
 def check_references(reward: RewardConfig, problems: Iterable[Problem]) -> None:
-    """Refuse problems without the answer that a judge of two answers compares with. Raises ConfigError."""
+    """Refuses problems without the reference answer that a pairwise judge needs.
+
+    Raises ConfigError.
+    """
     if reward.verifier != LLM_JUDGE or not is_pairwise(reward.judge):
         return
     for problem in problems:
         if not problem.ground_truth:
             raise ConfigError(
-                f"reward.judge.template={reward.judge.template} compares with a reference answer, and problem {problem.uid} has none; "
-                "give it as the row's output, answer or ground_truth"
+                f"reward.judge.template={reward.judge.template} compares with a reference answer, "
+                f"and problem {problem.uid} has none; add a column output, answer or ground_truth"
             )
 
 
 def check_judge_used(reward: RewardConfig) -> None:
-    """Refuse a judge that nobody would ask. Raises ConfigError."""
-    if reward.judge.model and reward.verifier != LLM_JUDGE:
+    """Refuses settings of a judge that is never asked. Raises ConfigError."""
+    judge = reward.judge
+    if reward.verifier == LLM_JUDGE:
+        return
+    if judge.model:
         raise ConfigError(
-            f"reward.judge.model={reward.judge.model} is asked by reward.verifier=llm_judge only, and reward.verifier={reward.verifier}; "
-            "change one of them"
+            f"reward.judge.model={judge.model} has no effect with "
+            f"reward.verifier={reward.verifier}; use reward.verifier=llm_judge, or remove it"
         )
-    if reward.verifier != LLM_JUDGE and not reward.judge.monitor:
-        names = [field.name for field in dataclasses.fields(reward.judge)]
-        refuse_unread(
-            "reward.judge",
-            reward.judge,
-            names,
-            f"with reward.verifier={reward.verifier} and no monitor: nobody is asked",
-        )
+    if not judge.monitor:
+        names = [field.name for field in dataclasses.fields(judge)]
+        reason = f"with reward.verifier={reward.verifier} and no monitor"
+        refuse_unread("reward.judge", judge, names, reason)
 
 
 def connect_scorer(
     config: JudgeSettings, scorer: Scorer, models: dict[str, Any], folder: Path
 ) -> None:
-    """Give the score stage its model, where the verifier is one, and its verifiers, where they live elsewhere."""
+    """Gives the score stage its judge, and its verifier pool if that runs elsewhere."""
     if "verifier" in models:
         scorer.backend = models["verifier"]
     if "judge" in models:
-        scorer.judge = _asked(
-            config,
-            models["judge"],
-            template_text(config.reward.judge),
-            folder,
-            config.reward.judge.model,
+        judge = config.reward.judge
+        scorer.judge = _build_judge(
+            config, models["judge"], template_text(judge), folder, judge.model
         )
 
 
 def monitor(config: Config, chat: Chat, batch: Batch, step: Step, sign: float) -> dict[str, float]:
-    """Return `monitor/...`: how well scores are predicted from question and thought alone. `sign` turns rewards into ratings."""
-    scale, binary = config.reward.judge, config.reward.verifier != LLM_JUDGE
-    low, high = (0, 1) if binary else (scale.lowest, scale.highest)
-    asked = _asked(config, chat, monitor_text(scale, binary), None, scale.monitor)
+    """Metrics `monitor/...`: how well a model predicts the scores from question and thought.
+
+    `sign` turns rewards into scores: -1 if the objective is to minimize them.
+    """
+    judge = config.reward.judge
+    is_binary = config.reward.verifier != LLM_JUDGE
+    low, high = (0, 1) if is_binary else (judge.lowest, judge.highest)
+    predictor = _build_judge(config, chat, monitor_text(judge, is_binary), None, judge.monitor)
     questions = [question_of(problem) for problem in step.problems(batch)]
-    guesses = asked.rate(questions, batch.rows["cot"], low, high)
-    ratings = (sign * batch.rows["reward"]).tolist()
-    given = [
-        None if text is None else rating
-        for text, rating in zip(batch.rows["output"], ratings, strict=True)
-    ]
+    guesses = predictor.rate(questions, batch.rows["cot"], low, high)
     predicted = [None if isinstance(guess, Failure) else float(guess) for guess in guesses]
-    return {
-        f"monitor/{name}": value
-        for name, value in monitor_metrics(predicted, given, binary).items()
-    }
+    scores: list[float | None] = (sign * batch.rows["reward"]).tolist()
+    for i, output in enumerate(batch.rows["output"]):
+        if output is None:
+            scores[i] = None
+    metrics = monitor_metrics(predicted, scores, is_binary)
+    return {f"monitor/{name}": value for name, value in metrics.items()}
 
 
-def _asked(
-    config: JudgeSettings, chat: Chat, template: str, folder: Path | None, who: str
+def _build_judge(
+    config: JudgeSettings, chat: Chat, template: str, folder: Path | None, model_name: str
 ) -> LlmJudge:
+    """A judge that asks `chat`. Its ratings are kept in `folder` if reward.judge.keep_ratings."""
     judge = config.reward.judge
 
     def ask(questions: Sequence[str], attempt: int) -> list[str | Failure]:
-        sampling = Sampling(AGAIN if attempt else 0.0, judge.max_tokens)
+        temperature = RETRY_TEMPERATURE if attempt else 0.0
+        sampling = Sampling(temperature, judge.max_tokens)
         seeds = [trajectory_seed(config.seed, attempt, question, 0) for question in questions]
-        return chat.reply(
-            [[{"role": "user", "content": question}] for question in questions], sampling, seeds
-        )
+        messages = [[{"role": "user", "content": question}] for question in questions]
+        return chat.reply(messages, sampling, seeds)
 
     file = folder / f"{RATINGS_STEM}.jsonl" if folder is not None and judge.keep_ratings else None
     if is_pairwise(judge):
-        return PairJudge(judge, template, ask, file, who, config.seed, config.rollout.stop or ())
-    return LlmJudge(judge, template, ask, file, who)
+        stop = config.rollout.stop or ()
+        return PairJudge(judge, template, ask, file, model_name, config.seed, stop)
+    return LlmJudge(judge, template, ask, file, model_name)

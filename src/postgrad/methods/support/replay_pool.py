@@ -1,4 +1,4 @@
-"""The replay pool of ExGRPO: successful responses of problems that the policy solves only sometimes."""
+"""The replay pool of ExGRPO: successful responses of problems that are solved sometimes."""
 
 import math
 from collections.abc import Callable
@@ -17,7 +17,7 @@ PICK_BY = ("entropy", "perplexity", "random")
 
 @dataclass(frozen=True)
 class Experience:
-    """A success: its tokens with the log-probs, and the mean entropy, of the policy that wrote it."""
+    """A successful response, with log-probs and mean entropy of the policy that wrote it."""
 
     tokens: Tensor  # (tokens,) int32
     logprobs: Tensor  # (tokens,) float32
@@ -30,26 +30,26 @@ class Experience:
 
 @dataclass
 class Entry:
-    """A problem of the pool: its latest number of successes, its different successes."""
+    """A problem of the pool: its latest number of successes, and its distinct responses."""
 
     successes: int
     experiences: list[Experience] = field(default_factory=list)
 
 
-class Pool:
+class ReplayPool:
     """Problems that were solved sometimes, by uid, the oldest first."""
 
     def __init__(self) -> None:
         self.entries: dict[str, Entry] = {}
 
     def add(self, uid: str, successes: int, new: Experience) -> None:
-        """Store a success of a problem, unless it is there already."""
+        """Stores a response of a problem, unless the same tokens are stored already."""
         entry = self.entries.setdefault(uid, Entry(successes))
         if not any(torch.equal(old.tokens, new.tokens) for old in entry.experiences):
             entry.experiences.append(new)
 
-    def note(self, uid: str, successes: int) -> None:
-        """The latest number of successes of a problem, if it is in the pool; without any it keeps its bucket."""
+    def set_successes(self, uid: str, successes: int) -> None:
+        """Sets the latest number of successes of a problem in the pool; 0 changes nothing."""
         if successes and uid in self.entries:
             self.entries[uid].successes = successes
 
@@ -57,27 +57,35 @@ class Pool:
         self.entries.pop(uid, None)
 
     def choose(
-        self, num: int, samples: int, kind: str, part: str, uniform: Callable[[], float]
+        self, num: int, samples: int, weighting: str, pool_range: str, uniform: Callable[[], float]
     ) -> list[str]:
-        """Up to `num` different problems: of all or of the older or younger half, by the weights of their buckets (none: all alike)."""
+        """Draws up to `num` different problems by the weights of their buckets.
+
+        Args:
+            samples: responses per group.
+            weighting: a name of algorithms.replay.BUCKET_WEIGHTS; `none` weighs all equally.
+            pool_range: one of POOL_RANGES; first_half has the older problems.
+            uniform: returns the next random number in [0, 1).
+        """
         uids = list(self.entries)
         half = len(uids) // 2
+        ranges = {"all": uids, "first_half": uids[:half], "last_half": uids[half:]}
         buckets: dict[int, list[str]] = {}
-        for uid in {"all": uids, "first_half": uids[:half], "last_half": uids[half:]}[part]:
-            buckets.setdefault(0 if kind == "none" else self.entries[uid].successes, []).append(uid)
-        weights = {
-            key: 1.0 if kind == "none" else bucket_weight(kind, key, samples) for key in buckets
-        }
+        for uid in ranges[pool_range]:
+            bucket = 0 if weighting == "none" else self.entries[uid].successes
+            buckets.setdefault(bucket, []).append(uid)
+        weights = dict.fromkeys(buckets, 1.0)
+        if weighting != "none":
+            weights = {key: bucket_weight(weighting, key, samples) for key in buckets}
         return draw_from_buckets(buckets, weights, num, uniform)
 
     def pick(self, uid: str, by: str, largest: bool, uniform: Callable[[], float]) -> Experience:
-        """One success of a problem: of the least (or largest) entropy or perplexity when it was stored, or any."""
+        """One stored response: of the smallest or largest entropy or perplexity, or any."""
         stored = self.entries[uid].experiences
         if by == "random":
             return stored[int(uniform() * len(stored))]
-        return (max if largest else min)(
-            stored, key=lambda e: e.entropy if by == "entropy" else e.perplexity
-        )
+        choose = max if largest else min
+        return choose(stored, key=lambda one: one.entropy if by == "entropy" else one.perplexity)
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -87,26 +95,26 @@ class Pool:
         return sum(len(entry.experiences) for entry in self.entries.values())
 
     def state(self) -> dict[str, Any]:
-        """All that `load` needs, as plain values and flat tensors."""
-        stored = [
-            (uid, entry.successes, e)
-            for uid, entry in self.entries.items()
-            for e in entry.experiences
-        ]
-        rows = [[uid, successes, e.entropy] for uid, successes, e in stored]
-        lengths = torch.tensor([len(e.tokens) for _, _, e in stored], dtype=torch.int64)
-        tokens = torch.cat([torch.zeros(0, dtype=torch.int32), *(e.tokens for _, _, e in stored)])
-        logprobs = torch.cat([torch.zeros(0), *(e.logprobs for _, _, e in stored)])
+        """The content of the pool as plain values and flat tensors."""
+        rows: list[list[Any]] = []
+        tokens = [torch.zeros(0, dtype=torch.int32)]
+        logprobs = [torch.zeros(0)]
+        for uid, entry in self.entries.items():
+            for experience in entry.experiences:
+                rows.append([uid, entry.successes, experience.entropy])
+                tokens.append(experience.tokens)
+                logprobs.append(experience.logprobs)
+        lengths = torch.tensor([len(column) for column in tokens[1:]], dtype=torch.int64)
         return {
             "rows": rows,
-            "tokens": Ragged(tokens, lengths),
-            "logprobs": Ragged(logprobs, lengths),
+            "tokens": Ragged(torch.cat(tokens), lengths),
+            "logprobs": Ragged(torch.cat(logprobs), lengths),
         }
 
     def load(self, state: dict[str, Any]) -> None:
+        """Continues from the result of state()."""
         self.entries = {}
         parts = zip(state["rows"], state["tokens"].split(), state["logprobs"].split(), strict=True)
         for (uid, successes, entropy), tokens, logprobs in parts:
-            self.entries.setdefault(uid, Entry(successes)).experiences.append(
-                Experience(tokens, logprobs, entropy)
-            )
+            entry = self.entries.setdefault(uid, Entry(successes))
+            entry.experiences.append(Experience(tokens, logprobs, entropy))

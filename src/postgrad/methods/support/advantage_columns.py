@@ -1,0 +1,70 @@
+"""The columns that advantages read: rewards, the KL penalty in them, and the shape of the batch."""
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from postgrad.algorithms.kl import adapt_kl_coef, kl_in_reward, mean_kl
+from postgrad.algorithms.token_advantages import outcome_rewards
+from postgrad.errors import RunError, did_you_mean
+from postgrad.methods.base import Step
+from postgrad.types import POLICY, Batch
+
+if TYPE_CHECKING:
+    from postgrad.methods.grpo import Grpo
+
+
+def advantage_columns(method: "Grpo", batch: Batch, step: Step) -> dict[str, Any]:
+    """All token columns of the batch, and what algorithms.advantages.Advantage lists, by name."""
+    mask = batch.tokens["loss_mask"]
+    outcome = outcome_rewards(batch.rows["reward"], mask, batch.row_index, len(batch))
+    token_rewards = outcome
+    if method.settings.kl == "reward":
+        token_rewards = _subtract_kl(method, outcome, batch, step)
+    # Not the sum of token_rewards: a row whose tokens are all masked keeps its reward.
+    rewards: Any = batch.rows["reward"] + batch.sum_tokens(token_rewards - outcome)
+    if "named_rewards" in method.advantage.needs:
+        rewards = {name: _reward_part(batch, name) for name in method.settings.reward_weights}
+    return {
+        **dict(batch.tokens),
+        "rewards": rewards,
+        "token_rewards": token_rewards,
+        "groups": batch.rows["group"],
+        "lengths": batch.sum_tokens(mask.long()),
+        "on_policy": batch.rows["source"] == POLICY,
+        "greedy_rewards": batch.rows.get("greedy_reward"),
+        "mask": mask,
+        "rows": batch.row_index,
+        "num_rows": len(batch),
+    }
+
+
+def _subtract_kl(method: "Grpo", token_rewards: Tensor, batch: Batch, step: Step) -> Tensor:
+    """(tokens,) rewards with the KL penalty. Adapts the coefficient for the next step."""
+    mask = batch.tokens["loss_mask"]
+    token_rewards, kl = kl_in_reward(
+        token_rewards,
+        batch.tokens["old_logprobs"],
+        batch.tokens["reference_logprobs"],
+        mask,
+        method.kl_coef,
+        estimator=method.settings.kl_estimator,
+    )
+    measured = float(mean_kl(kl, mask, batch.row_index, len(batch)))
+    step.metrics |= {"kl/reference": measured, "kl/coef": method.kl_coef}
+    target = method.settings.kl_target
+    if target is not None:
+        method.kl_coef = adapt_kl_coef(method.kl_coef, measured, len(batch), target=target)
+    return token_rewards
+
+
+def _reward_part(batch: Batch, name: str) -> Tensor:
+    """(rows,) one named part of the reward. Raises RunError if the verifier gave none."""
+    if f"reward/{name}" not in batch.rows:
+        prefix = "reward/"
+        parts = [key.removeprefix(prefix) for key in batch.rows if key.startswith(prefix)]
+        raise RunError(
+            f"method.reward_weights.{name}: the verifier reports no such part; "
+            f"{did_you_mean(name, parts)}"
+        )
+    return batch.rows[f"reward/{name}"]

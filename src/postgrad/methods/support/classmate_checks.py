@@ -1,0 +1,66 @@
+"""Checks of Classmate-CoT's settings, before a run writes anything. All raise ConfigError."""
+
+from typing import TYPE_CHECKING, Any
+
+from postgrad.errors import ConfigError
+from postgrad.methods.support.checks import refuse_unread
+from postgrad.verifiers.scorer import LLM_JUDGE
+
+if TYPE_CHECKING:
+    from postgrad.methods.classmate import Classmate
+
+HELP_OTHER = "help_other_questions"
+HELP_SIMILAR = "help_other_similar_questions"
+# Settings with one entry per classmate, or none.
+PER_CLASSMATE = ("classmate_shares", "classmate_cot_start", "classmate_cot_end")
+# Settings without effect if no classmate is asked.
+CLASSMATE_SETTINGS = (
+    *PER_CLASSMATE,
+    "classmate_samples",
+    "classmate_temperature",
+    "classmate_top_p",
+    "classmate_weight",
+    "classmate_tokens",
+    "consistency_weight",
+)
+
+
+def check(method: "Classmate") -> None:
+    """Refuses settings that do not fit together."""
+    settings = method.settings
+    count = len(settings.classmates)
+    if not count:
+        raise ConfigError(
+            "method.classmates is empty; name at least one, or use method.condition=no_classmate"
+        )
+    for key in PER_CLASSMATE:
+        num_entries = len(getattr(settings, key))
+        if num_entries not in (0, count):
+            raise ConfigError(
+                f"method.{key} has {num_entries} entries for {count} classmates; "
+                "give one per classmate, or none"
+            )
+    if settings.consistency_weight and method.config.reward.verifier == LLM_JUDGE:
+        raise ConfigError(
+            "method.consistency_weight compares answers, which reward.verifier=llm_judge does "
+            "not; set it to 0"
+        )
+    needs_partners = settings.reward_type == HELP_OTHER
+    if needs_partners and (method.config.training.problems_per_step < 2 or settings.max_refills):
+        raise ConfigError(
+            f"method.reward_type={HELP_OTHER} pairs the problems of a step; it needs "
+            "training.problems_per_step of at least 2, and method.max_refills=0"
+        )
+
+
+def check_unread(settings: Any) -> None:
+    """Refuses settings that the chosen advantage, condition and temperature do not read."""
+    if settings.advantage != "classmate_gdpo":
+        reason = f"with method.advantage={settings.advantage}"
+        refuse_unread("method", settings, ["normalize_answer"], reason)
+    if settings.condition == "no_classmate":
+        reason = "with method.condition=no_classmate, which asks no classmate"
+        refuse_unread("method", settings, CLASSMATE_SETTINGS, reason)
+    if not settings.classmate_temperature:
+        reason = "with method.classmate_temperature=0"
+        refuse_unread("method", settings, ["classmate_top_p"], reason)

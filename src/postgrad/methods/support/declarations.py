@@ -1,0 +1,149 @@
+"""Losses and advantages by name or by path, and the calls of their functions.
+
+A user's own function is declared in its file, in the words of algorithms.losses.Loss and
+algorithms.advantages.Advantage:
+
+    def soft(logprobs, advantages, *, tau=1.0):
+        return TokenLoss(-advantages * torch.sigmoid(tau * logprobs), {})
+
+    soft_loss = Loss(soft, reads=("logprobs", "advantages"), options=("tau",))
+
+Both method.loss=mine.py:soft and method.loss=mine.py:soft_loss select it.
+"""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from postgrad.algorithms.advantages import ADVANTAGES, Advantage
+from postgrad.algorithms.losses import LOSSES, Loss, TokenLoss
+from postgrad.algorithms.token_advantages import TokenAdvantages
+from postgrad.errors import ConfigError, RunError, did_you_mean
+from postgrad.types import Batch
+from postgrad.user_code import load_module
+
+Declaration = TypeVar("Declaration", Loss, Advantage)
+
+
+def find_loss(name: str) -> Loss:
+    """The loss of a name of LOSSES, of `file.py:NAME` or of `package.module:NAME`.
+
+    Raises: ConfigError if there is none, or if its function cannot be called as declared.
+    """
+    return LOSSES[name] if name in LOSSES else _load(name, "method.loss", Loss)
+
+
+def find_advantage(name: str) -> Advantage:
+    """The advantage of a name of ADVANTAGES, of `file.py:NAME` or of `package.module:NAME`.
+
+    Raises: ConfigError if there is none, or if its function cannot be called as declared.
+    """
+    if name in ADVANTAGES:
+        return ADVANTAGES[name]
+    return _load(name, "method.advantage", Advantage)
+
+
+def _load(path: str, key: str, kind: type[Declaration]) -> Declaration:
+    label = f"{key}={path}"
+    place, _, name = path.rpartition(":")
+    module = load_module(place, label)
+    value = vars(module).get(name)
+    declaration = value if isinstance(value, kind) else _declaration_of(module, value, kind)
+    if declaration is None:
+        raise ConfigError(f"{label}: {_missing(module, place, name, kind)}")
+    _check_call(declaration, label)
+    return declaration
+
+
+def _declaration_of(
+    module: ModuleType, function: Any, kind: type[Declaration]
+) -> Declaration | None:
+    """The declaration of a function in its module; None if there is none."""
+    for value in vars(module).values():
+        if isinstance(value, kind) and value.function is function:
+            return value
+    return None
+
+
+def _missing(module: ModuleType, place: str, name: str, kind: type) -> str:
+    """Why a module has no declaration of that name, and what to write instead."""
+    if callable(vars(module).get(name)):
+        example = f"{kind.__name__}({name}, reads=(...))"
+        return f"{name} is not declared; add NAME = {example} to {place}"
+    declared = [key for key, value in vars(module).items() if isinstance(value, kind)]
+    return f"{place} has no function {name}; {did_you_mean(name, declared)}"
+
+
+def _check_call(declaration: Loss | Advantage, label: str) -> None:
+    """Raises ConfigError if the function does not take what the declaration says."""
+    arguments = dict.fromkeys([*declaration.reads, *declaration.options])
+    try:
+        signature = inspect.signature(declaration.function)
+        signature.bind(**arguments)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{label}: the function cannot be called with its declared reads and options "
+            f"({error}); name its arguments in reads=(...) and options=(...)"
+        ) from error
+
+
+def call_loss(
+    loss: Loss, key: str, columns: Mapping[str, Any], options: Mapping[str, float]
+) -> TokenLoss:
+    """Calls a loss with its columns and options. `key` starts error messages.
+
+    Raises: RunError for an absent column or for a result that is not one number per token.
+    """
+    result = loss.function(**_select(columns, loss.reads, key), **options)
+    if not isinstance(result, TokenLoss):
+        raise RunError(f"{key} returned {type(result).__name__}; return TokenLoss(values, metrics)")
+    _check_shape(result.values, columns["logprobs"].numel(), "token", key)
+    return result
+
+
+def call_advantage(
+    advantage: Advantage,
+    key: str,
+    batch: Batch,
+    columns: Mapping[str, Any],
+    options: Mapping[str, Any],
+) -> TokenAdvantages:
+    """Advantages and returns per token. `key` starts error messages.
+
+    An advantage per row is repeated over the row's trainable tokens; its returns are the same.
+
+    Raises: RunError for an absent column or for a result of another shape than declared.
+    """
+    result = advantage.function(**_select(columns, advantage.reads, key), **options)
+    if advantage.level == "row":
+        _check_shape(result, len(batch), "row", key)
+        values = batch.expand(result) * batch.tokens["loss_mask"]
+        return TokenAdvantages(values, values)
+    if not isinstance(result, TokenAdvantages):
+        raise RunError(
+            f"{key} returned {type(result).__name__}; return TokenAdvantages(advantages, returns), "
+            'or declare level="row"'
+        )
+    _check_shape(result.advantages, batch.num_tokens, "token", key)
+    _check_shape(result.returns, batch.num_tokens, "token", key)
+    return result
+
+
+def _select(columns: Mapping[str, Any], names: Sequence[str], key: str) -> dict[str, Any]:
+    for name in names:
+        if columns.get(name) is None:
+            there = [known for known, column in columns.items() if column is not None]
+            raise RunError(
+                f"{key} reads the column {name}, which this run does not have; "
+                f"{did_you_mean(name, there)}"
+            )
+    return {name: columns[name] for name in names}
+
+
+def _check_shape(values: Any, size: int, unit: str, key: str) -> None:
+    if not isinstance(values, Tensor) or values.shape != (size,):
+        seen = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        raise RunError(f"{key} returned {seen}; it must return one number per {unit}: ({size},)")

@@ -1,0 +1,110 @@
+"""Checks of the settings of GRPO, before a run writes anything. All raise ConfigError."""
+
+from typing import TYPE_CHECKING
+
+from postgrad.errors import ConfigError
+from postgrad.methods.support.checks import refuse_unread
+
+if TYPE_CHECKING:
+    from postgrad.methods.grpo import Grpo
+
+CLIPS = ("clip_low", "clip_high", "dual_clip")
+
+
+def check_advantage(method: "Grpo") -> None:
+    """Refuses an advantage whose needs or options the method does not have."""
+    settings = method.settings
+    advantage = method.advantage
+    key = f"method.advantage={settings.advantage}"
+    for need in advantage.needs:
+        if need not in method.offers or (need == "critic" and "critic" not in method.roles()):
+            fix = "use the recipe ppo" if need == "critic" else "use the recipe made for it"
+            raise ConfigError(f"{key} needs a {need}; {settings.name} has none: {fix}")
+    for option in advantage.options:
+        if not hasattr(settings, option):
+            raise ConfigError(
+                f"{key} reads method.{option}; {settings.name} has no such setting: "
+                "remove it from options=(...)"
+            )
+    samples = method.config.rollout.samples
+    if samples < 2 and "groups" in advantage.reads:
+        raise ConfigError(
+            f"rollout.samples={samples}: {settings.advantage} compares the responses of a group; "
+            "use rollout.samples=8"
+        )
+    if "named_rewards" in advantage.needs and not settings.reward_weights:
+        raise ConfigError(
+            f"{key} needs reward parts by name; add e.g. method.reward_weights.answer=1.0"
+        )
+
+
+def check_kl(method: "Grpo") -> None:
+    """Refuses KL settings that do not go together."""
+    settings = method.settings
+    if settings.kl_target is not None and settings.kl != "reward":
+        raise ConfigError(
+            f"method.kl_target={settings.kl_target} adapts the penalty in the reward; "
+            "add method.kl=reward, or remove it"
+        )
+    if settings.kl != "reward":
+        return
+    if settings.kl_estimator.endswith("+"):
+        raise ConfigError(
+            f"method.kl_estimator={settings.kl_estimator} differs from "
+            f"{settings.kl_estimator[:-1]} in its gradient only, and a reward has none; "
+            "use k1, k2, k3 or abs"
+        )
+    reads_one_reward = not {"rewards", "token_rewards"}.isdisjoint(method.advantage.reads)
+    if not reads_one_reward or "named_rewards" in method.advantage.needs:
+        raise ConfigError(
+            f"method.kl=reward needs a single reward, and method.advantage={settings.advantage} "
+            "reads several; use method.kl=loss"
+        )
+
+
+def check_loss_options(method: "Grpo") -> None:
+    """Refuses options that the loss does not have, and required options that are missing."""
+    settings = method.settings
+    loss = method.policy_loss
+    key = f"method.loss={settings.loss}"
+    clips = [name for name in CLIPS if getattr(settings, name) is not None]
+    for name in [*settings.loss_options, *clips]:
+        if name not in loss.options:
+            known = ", ".join(loss.options) or "none"
+            raise ConfigError(f"{key} has no option {name}; its options: {known}")
+    for name in loss.required:
+        if name not in settings.loss_options:
+            raise ConfigError(f"{key} needs method.loss_options.{name}=NUMBER")
+
+
+def check_overlong_buffer(method: "Grpo") -> None:
+    buffer = method.settings.overlong_buffer
+    limit = method.config.rollout.max_response_tokens
+    if buffer > limit:
+        raise ConfigError(
+            f"method.overlong_buffer={buffer} exceeds rollout.max_response_tokens={limit}; "
+            f"use at most {limit}"
+        )
+
+
+def check_unread(method: "Grpo") -> None:
+    """Refuses settings that the chosen KL and advantage do not read."""
+    settings = method.settings
+    options = method.advantage.options
+    if settings.kl == "none":
+        names = ["kl_coef", "kl_estimator"]
+        refuse_unread("method", settings, names, "with method.kl=none", "add method.kl=loss")
+    if "normalize_by_std" not in options:
+        reason = f"with method.advantage={settings.advantage}, which does not divide by it"
+        refuse_unread("method", settings, ["normalize_by_std"], reason)
+    if settings.gamma != 1.0 and "gamma" not in options:
+        raise ConfigError(
+            f"method.gamma={settings.gamma:g} has no effect with "
+            f"method.advantage={settings.advantage}, which does not discount; remove it"
+        )
+    if settings.reward_weights and "reward_weights" not in options:
+        raise ConfigError(
+            f"method.reward_weights has no effect with method.advantage={settings.advantage}; "
+            "use method.advantage=gdpo, or weigh the parts in the verifier: "
+            'reward.verifier="math + 0.1*format"'
+        )

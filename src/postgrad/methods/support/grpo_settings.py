@@ -1,0 +1,83 @@
+"""Settings of GRPO and of every method that extends it."""
+
+from dataclasses import dataclass, field
+
+from postgrad.algorithms.advantages import ADVANTAGES
+from postgrad.algorithms.kl import KL_ESTIMATORS
+from postgrad.algorithms.losses import LOSSES
+from postgrad.config.schema import setting
+from postgrad.methods.base import MethodSettings
+from postgrad.methods.support.correction import CORRECTIONS
+
+
+@dataclass
+class GrpoSettings(MethodSettings):
+    advantage: str = setting(
+        "grpo",
+        "advantage estimator: a name of docs/algorithms.md, file.py:NAME or package.module:NAME",
+        choices=tuple(ADVANTAGES),
+        or_path=True,
+    )
+    normalize_by_std: bool = setting(
+        True, "divide a group's advantages by its standard deviation; false is Dr. GRPO"
+    )
+    gamma: float = setting(1.0, "discount of token-level estimators", above=0.0, at_most=1.0)
+    reward_weights: dict[str, float] = field(
+        default_factory=dict, metadata={"help": "gdpo: weights of the named reward parts"}
+    )
+    loss: str = setting(
+        "ppo_clip",
+        "policy loss: a name of docs/algorithms.md, file.py:NAME or package.module:NAME",
+        choices=tuple(LOSSES),
+        or_path=True,
+    )
+    clip_low: float | None = setting(
+        None, "clip the ratio below 1 - this; null: the loss's default; inf: no clip", at_least=0.0
+    )
+    clip_high: float | None = setting(
+        None, "clip the ratio above 1 + this; null: the loss's default; inf: no clip", at_least=0.0
+    )
+    dual_clip: float | None = setting(
+        None,
+        "bound of the ratio where the advantage is negative; null: the loss's default",
+        above=1.0,
+    )
+    loss_options: dict[str, float] = field(
+        default_factory=dict, metadata={"help": "more options of the loss, by name"}
+    )
+    kl: str = setting(
+        "none",
+        "KL penalty to the reference: none, in the loss, or in the reward",
+        choices=("none", "loss", "reward"),
+    )
+    kl_estimator: str = setting("k3", "estimator of the KL penalty", choices=KL_ESTIMATORS)
+    kl_coef: float = setting(
+        0.001, "coefficient of the KL penalty; its start if kl_target is set", at_least=0.0
+    )
+    kl_target: float | None = setting(
+        None, "adapt the coefficient to this KL (method.kl=reward only); null: fixed", above=0.0
+    )
+    entropy_coef: float = setting(0.0, "coefficient of the entropy bonus", at_least=0.0)
+    overlong_buffer: int = setting(
+        0,
+        "DAPO: tokens before the limit over which the length penalty grows from 0 to 1; 0 is off",
+        at_least=0,
+    )
+    max_refills: int = setting(
+        0,
+        "DAPO: times per step that groups with equal rewards are replaced by new ones; 0 is off",
+        at_least=0,
+    )
+    correction: str = setting(
+        "auto",
+        "importance weights for an engine with its own weights; auto: token for such an engine; "
+        "rejection: only the rules of method.rejection",
+        choices=CORRECTIONS,
+    )
+    correction_bound: str = setting(
+        "2.0", "C truncates the weights at C; lo_hi sets weights outside to zero"
+    )
+    rejection: dict[str, str] = field(
+        default_factory=dict,
+        metadata={"help": "rules that mask tokens or rows, e.g. token_k1: 0.5_2.0"},
+    )

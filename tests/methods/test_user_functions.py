@@ -1,0 +1,213 @@
+"""Losses and advantages of a user: from a file or a module, declared, checked before the run."""
+
+import sys
+
+import pytest
+import torch
+from lessons import SMALL, VERIFIERS, bound, flat_weights
+from world import config_of, metrics_of, overrides_of
+
+from postgrad.cli.main import main
+from postgrad.errors import ConfigError, RunError
+from postgrad.methods.support.declarations import find_advantage, find_loss
+from postgrad.training.driver import train
+from postgrad.training.log import is_clock
+from postgrad.training.report import Reporter
+
+FUNCTIONS = """
+import torch
+
+from postgrad.algorithms.advantages import Advantage
+from postgrad.algorithms.losses import Loss, TokenLoss, ppo_clip
+from postgrad.algorithms.token_advantages import TokenAdvantages
+
+
+def clipped(logprobs, old_logprobs, advantages, *, clip_low=0.2, clip_high=0.2):
+    return ppo_clip(logprobs, old_logprobs, advantages, clip_low=clip_low, clip_high=clip_high)
+
+
+clipped_loss = Loss(
+    clipped, reads=("logprobs", "old_logprobs", "advantages"), options=("clip_low", "clip_high")
+)
+
+
+def pull(logprobs, advantages, *, strength):
+    # Raises the log-prob of every token, also where the advantage is zero.
+    return TokenLoss(-advantages * logprobs - strength * logprobs, {"pull": logprobs.detach()})
+
+
+pull_all = Loss(
+    pull, ("logprobs", "advantages"), ("strength",), required=("strength",), needs_all_rows=True
+)
+pull_some = Loss(pull, ("logprobs", "advantages"), ("strength",), required=("strength",))
+
+
+def centered(rewards, groups, *, normalize_by_std):
+    values = rewards - rewards.mean()
+    return values / (values.std() + 1e-6) if normalize_by_std else values
+
+
+centered_advantage = Advantage(centered, ("rewards", "groups"), options=("normalize_by_std",))
+
+
+def nothing(rewards):
+    return torch.zeros_like(rewards)
+
+
+no_advantage = Advantage(nothing, ("rewards",))
+
+
+def by_token(token_rewards, mask):
+    return TokenAdvantages(token_rewards * mask, token_rewards * mask)
+
+
+token_advantage = Advantage(by_token, ("token_rewards", "mask"), level="token")
+
+
+def undeclared(logprobs, advantages):
+    return TokenLoss(-advantages * logprobs, {})
+
+
+def short(logprobs):
+    return TokenLoss(logprobs[:1], {})
+
+
+short_loss = Loss(short, ("logprobs",))
+plain_tensor = Loss(lambda logprobs: logprobs, ("logprobs",))
+unknown_column = Loss(lambda logprobs, shade: None, ("logprobs", "shade"))
+wrong_arguments = Loss(short, ("logprobs", "old_logprobs", "advantages"))
+long_advantage = Advantage(lambda rewards: rewards.repeat(2), ("rewards",))
+unknown_option = Advantage(lambda rewards, *, shade: rewards, ("rewards",), options=("shade",))
+"""
+
+
+@pytest.fixture
+def functions(tmp_path, monkeypatch):
+    """The folder with the user's functions.py, as current folder."""
+    (tmp_path / "functions.py").write_text(FUNCTIONS)
+    (tmp_path / "verifiers.py").write_text(VERIFIERS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return tmp_path
+
+
+def steady_metrics(folder):
+    return [{k: v for k, v in line.items() if not is_clock(k)} for line in metrics_of(folder)]
+
+
+def test_user_loss_from_a_file_trains_as_the_built_in_one(tiny, functions):
+    runs = {}
+    for name, loss in (("own", "functions.py:clipped"), ("built_in", "ppo_clip")):
+        overrides = (
+            f"method.loss={loss}",
+            "method.clip_high=0.1",
+            "training.updates_per_step=2",
+            "reward.verifier=verifiers.py:graded",
+        )
+        config = config_of("grpo", tiny, *SMALL, *overrides, f"runs={functions}", f"name={name}")
+        runs[name] = steady_metrics(train(config, Reporter()).folder)
+    assert runs["own"] == runs["built_in"]
+    assert all(line["grad_norm"] > 0 for line in runs["own"])
+
+
+@pytest.mark.parametrize("path", ["functions.py:centered", "functions:centered_advantage"])
+def test_user_advantage_from_a_file_or_module_is_used(path, tiny, functions):
+    b = bound("grpo", tiny, f"method.advantage={path}", "method.normalize_by_std=false")
+    batch = b.until("estimate")
+    rewards = batch.rows["reward"]
+    expected = batch.expand(rewards - rewards.mean()) * batch.tokens["loss_mask"]
+    torch.testing.assert_close(batch.tokens["advantages"], expected)
+
+
+def test_user_advantage_per_token_is_used_by_ppo(tiny, functions):
+    b = bound("ppo", tiny, "method.advantage=functions.py:by_token")
+    batch = b.until("update")
+    assert torch.equal(batch.tokens["advantages"], batch.tokens["returns"])
+    assert b.metrics["grad_norm"] > 0
+
+
+@pytest.mark.parametrize(("loss", "moves"), [("pull_all", True), ("pull_some", False)])
+def test_loss_that_needs_all_rows_keeps_rows_without_advantage(loss, moves, tiny, functions):
+    overrides = (
+        f"method.loss=functions.py:{loss}",
+        "method.loss_options.strength=0.5",
+        "method.advantage=functions.py:nothing",
+    )
+    b = bound("grpo", tiny, *overrides)
+    before = flat_weights(b.host.policy)
+    batch = b.until("estimate")
+    assert len(b.method.prepare(batch)) == (len(batch) if moves else 0)
+    b.until("update")
+    assert torch.equal(flat_weights(b.host.policy), before) != moves
+
+
+def test_worker_process_finds_the_user_file(tiny, functions):
+    overrides = (
+        "method.loss=functions.py:pull_all",
+        "method.loss_options.strength=0.5",
+        "method.advantage=functions.py:centered",
+        "cluster.backend=process",
+        "training.steps=1",
+        f"runs={functions}",
+    )
+    (line,) = metrics_of(train(config_of("grpo", tiny, *SMALL, *overrides), Reporter()).folder)
+    assert line["grad_norm"] > 0 and "policy/pull" in line
+
+
+REFUSED = {
+    "method.loss=no_file.py:f": "method.loss=no_file.py:f",
+    "method.loss=no_package.module:f": "no_package",
+    "method.loss=functions.py:no_function": "no_function",
+    "method.loss=functions.py:undeclared": "not declared",
+    "method.loss=functions.py:wrong_arguments": "old_logprobs",
+    "method.loss=functions.py:centered_advantage": "centered_advantage",
+    "method.loss=ppo_clop": "method.loss=ppo_clop",
+    "method.loss=functions.py:pull_all": "method.loss_options.strength",
+    "method.loss=functions.py:clipped method.loss_options.tau=1": "clip_low, clip_high",
+    "method.advantage=functions.py:no_function": "no_function",
+    "method.advantage=functions.py:unknown_option": "method.shade",
+    "method.advantage=functions.py:nothing method.gamma=0.9": "method.gamma=0.9",
+    "method.advantage=functions.py:centered rollout.samples=1": "rollout.samples=1",
+    "method=ppo method.advantage=functions.py:centered": 'level="token"',
+    "method=luffy method.loss=functions.py:clipped": "method.loss=functions.py:clipped",
+}
+
+
+@pytest.mark.parametrize("overrides", REFUSED)
+def test_mistake_in_a_user_function_is_one_line_with_exit_code_2(
+    overrides, tiny, functions, capsys
+):
+    runs = functions / "runs"
+    words = overrides_of(tiny, *SMALL, *overrides.split(), f"runs={runs}")
+    assert main(["train", "grpo", *words]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and REFUSED[overrides] in error
+    assert not runs.exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        ("method.loss=functions.py:short_loss", r"method\.loss"),
+        ("method.loss=functions.py:plain_tensor", r"TokenLoss"),
+        ("method.loss=functions.py:unknown_column", r"shade"),
+        ("method.advantage=functions.py:long_advantage", r"method\.advantage"),
+    ],
+)
+def test_wrong_result_or_absent_column_stops_the_run_with_its_key(overrides, key, tiny, functions):
+    with pytest.raises(RunError, match=key):
+        bound("grpo", tiny, *overrides.split()).until("update")
+
+
+def test_changed_file_is_loaded_again(functions):
+    assert find_loss("functions.py:pull").needs_all_rows
+    file = functions / "functions.py"
+    file.write_text(FUNCTIONS.replace("needs_all_rows=True", "needs_all_rows=False"))
+    assert not find_loss("functions.py:pull").needs_all_rows
+
+
+def test_name_or_function_selects_the_same_declaration(functions):
+    assert find_loss("functions.py:clipped") is find_loss("functions.py:clipped_loss")
+    assert find_advantage("functions.py:centered").options == ("normalize_by_std",)
+    with pytest.raises(ConfigError, match=r"method\.advantage"):
+        find_advantage("functions.py:clipped")
