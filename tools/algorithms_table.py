@@ -1,7 +1,7 @@
-"""Writes docs/algorithms.md from the code's own tables, docstrings and recipes, so that the page cannot say anything else than they do.
+"""Writes docs/algorithms.md from the code's tables, docstrings and recipes.
 
 python tools/algorithms_table.py            writes the page
-python tools/algorithms_table.py --check    says whether it is up to date (exit code 1 when not); a test does the same
+python tools/algorithms_table.py --check    exit code 1 if the page is out of date
 """
 
 import dataclasses
@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.algorithms import aggregation, correction, kl, preference
-from postgrad.algorithms.advantages import ADVANTAGES
-from postgrad.algorithms.losses import LOSSES
+from postgrad.algorithms.advantages import ADVANTAGES, Advantage
+from postgrad.algorithms.losses import LOSSES, Loss
 from postgrad.config.compose import RECIPES, compose, recipe_names
 from postgrad.config.schema import Config
 from postgrad.methods import find_method
 from postgrad.methods.support.correction import CORRECTIONS
 
 PAGE = Path(__file__).parent.parent / "docs" / "algorithms.md"
-# What of a recipe's other sections belongs in its row when it differs from the default.
+# Settings outside method.* that a recipe's row shows if they differ from the defaults.
 SHOWN = (
     "rollout.samples",
     "training.updates_per_step",
@@ -32,21 +32,35 @@ SHOWN = (
 
 HEAD = """# Algorithms
 
-<!-- Written by tools/algorithms_table.py from the code and the recipes; a test compares. Do not edit. -->
+<!-- Written by tools/algorithms_table.py from the code and the recipes; a test compares. -->
 
-`postgrad train RECIPE` takes a row of the last table; `method.advantage=NAME`, `method.loss=NAME` and `method.aggregation=NAME` change
-one part of it. `postgrad recipes NAME` shows every setting. What cannot work together is refused before the run starts.
+`postgrad train RECIPE` takes a recipe of the last table. `method.advantage=NAME`,
+`method.loss=NAME` and `method.aggregation=NAME` change one part of it. `postgrad recipes NAME`
+shows every setting. Settings that cannot work together are refused before the run starts.
 
-R is the reward of a row (one response), g its group, r the ratio exp(log-prob - old log-prob), d its log, A the advantage, sg(x) x
-without gradient. One rule for all estimators: a baseline needs two members, a group of one has baseline 0 and standard deviation 1;
-a group whose rewards are all equal gives exactly 0; the reward of a response sits on its last trainable token. Settings of a recipe are
-those that differ from the defaults.
+`method.advantage` and `method.loss` also take your own function, as `file.py:NAME` or
+`package.module:NAME`. Declare it in its file with what it reads; `Loss` is in
+`postgrad.algorithms.losses`, `Advantage` in `postgrad.algorithms.advantages`:
+
+    def soft(logprobs, advantages, *, tau=1.0):
+        return TokenLoss(-advantages * torch.sigmoid(tau * logprobs), {})
+
+    soft_loss = Loss(soft, reads=("logprobs", "advantages"), options=("tau",))
+
+Then `method.loss=mine.py:soft method.loss_options.tau=2` uses it. A loss that is not 0 where all
+advantages of a row are 0 needs `needs_all_rows=True`; such rows are skipped otherwise.
+
+Notation: R is the reward of a row (one response), g its group, r the ratio exp(log-prob - old
+log-prob), d its log, A the advantage, sg(x) is x without gradient. One rule for all estimators: a
+group of one has baseline 0 and standard deviation 1; a group whose rewards are all equal gives
+exactly 0; the reward of a response is on its last trainable token. Settings of a recipe are those
+that differ from the defaults.
 """
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """A recipe as its file and the composed configuration tell it."""
+    """A recipe: the comment of its file, and its composed configuration."""
 
     name: str
     source: str  # "CISPO (MiniMax-M1, 2025)"
@@ -82,13 +96,13 @@ def render() -> str:
         (
             "Advantages (`method.advantage`)",
             "",
-            ("name", "what", "of a", "needs", "options", "source", "recipes"),
+            ("name", "formula", "per", "needs", "options", "source", "recipes"),
             advantages(own),
         ),
         (
             "Policy losses (`method.loss`)",
             "",
-            ("name", "what", "settings", "meant for", "source", "recipes"),
+            ("name", "formula", "options", "aggregation", "source", "recipes"),
             losses(own),
         ),
         (
@@ -122,40 +136,41 @@ def render() -> str:
             [recipe_row(recipe) for recipe in recipes],
         ),
     ]
-    return HEAD + "".join(
-        f"\n## {title}\n\n{f'{intro}{chr(10)}{chr(10)}' if intro else ''}{table(columns, rows)}"
-        for title, intro, columns, rows in sections
-    )
+    page = HEAD
+    for title, intro, columns, rows in sections:
+        page += f"\n## {title}\n\n"
+        if intro:
+            page += f"{intro}\n\n"
+        page += table(columns, rows)
+    return page
 
 
 # ---- sections
 
 
 def advantages(recipes: list[Recipe]) -> Iterable[list[str]]:
-    for name, estimator in ADVANTAGES.items():
-        users = [r for r in recipes if r.setting("advantage") == name]
-        needs = ", ".join(estimator.needs) or "-"
-        what = describe(estimator.function)
+    for name, advantage in ADVANTAGES.items():
+        users = [recipe for recipe in recipes if recipe.setting("advantage") == name]
         yield [
             code(name),
-            what,
-            estimator.level,
-            needs,
-            options(estimator.function),
+            describe(advantage.function),
+            advantage.level,
+            ", ".join(advantage.needs) or "-",
+            options(advantage),
             source_of(name, users),
             names(name, users),
         ]
 
 
 def losses(recipes: list[Recipe]) -> Iterable[list[str]]:
-    for name, spec in LOSSES.items():
-        users = [r for r in recipes if r.setting("loss") == name and r.setting("advantage")]
-        what = describe(spec.function)
+    rl_recipes = [recipe for recipe in recipes if recipe.setting("advantage")]
+    for name, loss in LOSSES.items():
+        users = [recipe for recipe in rl_recipes if recipe.setting("loss") == name]
         yield [
             code(name),
-            what,
-            options(spec.function),
-            spec.aggregation or "any",
+            describe(loss.function),
+            options(loss),
+            loss.aggregation or "any",
             source_of(name, users),
             names(name, users),
         ]
@@ -168,33 +183,27 @@ def preferences() -> Iterable[list[str]]:
 
 
 def aggregations(recipes: list[Recipe]) -> Iterable[list[str]]:
+    aggregating = [recipe for recipe in recipes if recipe.config.method.name != "dpo"]
     for name in aggregation.AGGREGATIONS:
-        users = [
-            r for r in recipes if r.setting("aggregation") == name and r.config.method.name != "dpo"
-        ]  # dpo weighs pairs
+        users = [recipe for recipe in aggregating if recipe.setting("aggregation") == name]
         formula, notes = listed(aggregation.token_weights, name)
         yield [code(name), code(formula), notes, names("", users)]
 
 
 def kl_estimators(recipes: list[Recipe]) -> Iterable[list[str]]:
+    with_kl = [recipe for recipe in recipes if recipe.setting("kl") not in ("none", "")]
     for name in kl.KL_ESTIMATORS:
-        users = [
-            r
-            for r in recipes
-            if r.setting("kl_estimator") == name and r.setting("kl") not in ("none", "")
-        ]
+        users = [recipe for recipe in with_kl if recipe.setting("kl_estimator") == name]
         if name.endswith("+"):
-            formula, notes = (
-                f"value of {name[:-1]}, gradient of k2",
-                "straight through; not in a reward",
-            )
+            formula = f"value of {name[:-1]}, gradient of k2"
+            notes = "straight through; not in a reward"
         else:
             formula, notes = listed(kl, name)
         yield [code(name), code(formula), notes, names("", users)]
 
 
 PLAIN_CORRECTIONS = {
-    "auto": "token when the engine has weights of its own, else none",
+    "auto": "token if the engine has its own weights, else none",
     "none": "1",
     "rejection": "1; only the rules of method.rejection apply",
 }
@@ -215,7 +224,7 @@ def recipe_row(recipe: Recipe) -> list[str]:
     changed += [
         f"{key}={value}" for key, value in _differences(recipe.config, Config()) if key in SHOWN
     ]
-    settings = "<br>".join(code(text) for text in [f"method={method.name}", *changed])
+    settings = "<br>".join(code(text) for text in (f"method={method.name}", *changed))
     return [code(recipe.name), recipe.source, recipe.about, settings, recipe.expect or "-"]
 
 
@@ -232,51 +241,51 @@ def _differences(ours: Any, default: Any, prefix: str = "") -> Iterable[tuple[st
 
 
 def describe(function: Callable[..., Any]) -> str:
-    """A docstring's first paragraph, and the lines of formulas that follow it."""
+    """A docstring's first paragraph without the shape, and the formulas that follow it."""
     first, *others = inspect.cleandoc(function.__doc__ or "").split("\n\n")
-    out = [
-        re.sub(r"^\((rows|tokens),\) ", "", " ".join(first.split()))
-    ]  # the shape is the code's business
+    cell = [re.sub(r"^\((rows|tokens),\) ", "", " ".join(first.split()))]
     for paragraph in others:
         lines = paragraph.splitlines()
-        if all(line.startswith("    ") for line in lines) or all(" = " in line for line in lines):
-            out += [code(re.sub(r"\s{3,}", "   ", line.strip())) for line in lines]
-    return "<br>".join(out)
+        is_indented = all(line.startswith("    ") for line in lines)
+        if is_indented or all(" = " in line for line in lines):
+            cell += [code(re.sub(r"\s{3,}", "   ", line.strip())) for line in lines]
+    return "<br>".join(cell)
 
 
 def listed(thing: Any, name: str) -> tuple[str, str]:
-    """The entry `name   formula   notes` of a list in a docstring. Raises KeyError when it is not there."""
+    """Formula and notes of the line `name   formula   notes` of a docstring. Raises KeyError."""
     text = inspect.cleandoc(thing.__doc__ or "")
-    found = re.search(rf"^ +{re.escape(name)} {{2,}}(.+)$", text, re.MULTILINE)
-    if found is None:
+    match = re.search(rf"^ +{re.escape(name)} {{2,}}(.+)$", text, re.MULTILINE)
+    if match is None:
         raise KeyError(f"the docstring of {thing.__name__} has no line for {name}")
-    formula, *notes = re.split(r"\s{3,}", found[1].strip())
+    formula, *notes = re.split(r"\s{3,}", match[1].strip())
     return formula, " ".join(notes) or "-"
 
 
 def terms(thing: Any) -> str:
-    """The sentence of a docstring that says what its formulas' letters mean: "With x = ...:"."""
-    found = re.search(r"\b(With\s.+?):\n\n", inspect.cleandoc(thing.__doc__ or ""), re.DOTALL)
-    if found is None:
-        raise KeyError(f"the docstring of {thing.__name__} does not say what its letters mean")
-    return " ".join(found[1].split()) + "."
+    """The sentence "With x = ...:" of a docstring, which defines its symbols. Raises KeyError."""
+    text = inspect.cleandoc(thing.__doc__ or "")
+    match = re.search(r"\b(With\s.+?):\n\n", text, re.DOTALL)
+    if match is None:
+        raise KeyError(f"the docstring of {thing.__name__} does not define its symbols")
+    return " ".join(match[1].split()) + "."
 
 
-def options(function: Callable[..., Any]) -> str:
-    """Keyword settings with their defaults."""
-    parameters = [
-        p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY
-    ]
-    shown = [f"{p.name}" if p.default is p.empty else f"{p.name}={p.default}" for p in parameters]
-    return ", ".join(code(text) for text in shown) or "-"
+def options(declaration: Advantage | Loss) -> str:
+    """The declared options with their defaults."""
+    parameters = inspect.signature(declaration.function).parameters
+    shown: list[str] = []
+    for name in declaration.options:
+        default = parameters[name].default
+        shown.append(code(name if default is inspect.Parameter.empty else f"{name}={default}"))
+    return ", ".join(shown) or "-"
 
 
 def source_of(name: str, users: list[Recipe]) -> str:
-    """Who it comes from, by the recipe of its name, or the only one that uses it."""
-    named = [recipe for recipe in users if recipe.name == name] or (
-        users if len(users) == 1 else []
-    )
-    return named[0].source if named else "-"
+    """The paper: from the recipe of the same name, or from the only recipe that uses it."""
+    same_name = [recipe for recipe in users if recipe.name == name]
+    candidates = same_name or users
+    return candidates[0].source if len(candidates) == 1 else "-"
 
 
 def names(name: str, users: list[Recipe]) -> str:
@@ -289,24 +298,22 @@ def code(text: str) -> str:
 
 
 def table(columns: Iterable[str], rows: Iterable[list[str]]) -> str:
-    columns = list(columns)
-    lines = [
-        columns,
-        ["---"] * len(columns),
-        *([cell.replace("|", "\\|") for cell in row] for row in rows),
-    ]
+    """A Markdown table."""
+    header = list(columns)
+    lines = [header, ["---"] * len(header)]
+    for row in rows:
+        lines.append([cell.replace("|", "\\|") for cell in row])
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
-def main(words: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     text = render()
-    if words == ["--check"]:
-        fresh = PAGE.is_file() and PAGE.read_text() == text
-        print(
-            f"{PAGE} is {'up to date' if fresh else 'out of date; run python tools/algorithms_table.py'}"
-        )
-        return 0 if fresh else 1
-    if words:
+    if arguments == ["--check"]:
+        is_current = PAGE.is_file() and PAGE.read_text() == text
+        advice = "out of date; run python tools/algorithms_table.py"
+        print(f"{PAGE} is {'up to date' if is_current else advice}")
+        return 0 if is_current else 1
+    if arguments:
         print(__doc__)
         return 2
     PAGE.parent.mkdir(exist_ok=True)

@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 
 import postgrad
+from postgrad.algorithms.advantages import ADVANTAGES
+from postgrad.algorithms.losses import LOSSES
 from postgrad.config.schema import Config
 from postgrad.methods import METHODS, find_method
+from postgrad.methods.grpo import Grpo
 from postgrad.training.run import MAY_CHANGE
 
 SOURCE = Path(postgrad.__file__).parent
@@ -119,6 +122,10 @@ def in_methods(value) -> bool:
     return inspect.isfunction(value) and value.__module__.startswith("postgrad.methods")
 
 
+def in_methods_package(value) -> bool:
+    return inspect.ismodule(value) and value.__name__.startswith("postgrad.methods")
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_every_setting_of_a_method_is_read_by_it(name, reads):
     method = find_method(name)
@@ -133,8 +140,12 @@ def test_every_setting_of_a_method_is_read_by_it(name, reads):
         for f in vars(m).values()
         if callable(f) and in_methods(f)
     }
+    helpers |= {f for m in modules for f in vars(m).values() if in_methods_package(f)}
     own = {Path(module.__file__) for module in modules | helpers}
     read_here = {leaf for section, leaf in reads_of(iter(own)) if section == "settings"}
+    if issubclass(method, Grpo):  # advantages and losses declare the settings that they read
+        read_here |= {option for one in ADVANTAGES.values() for option in one.options}
+        read_here |= {option for one in LOSSES.values() for option in one.options}
     for field in dataclasses.fields(method.Settings):
         assert field.name in read_here, f"method {name} never reads settings.{field.name}"
 

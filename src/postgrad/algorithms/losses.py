@@ -157,7 +157,7 @@ def sapo(
 ) -> TokenLoss:
     """SAPO: -A · (4 / tau) · sigmoid(tau · (r - 1)), with one tau for A > 0 and one for A <= 0.
 
-    A soft gate whose derivative at r = 1 is 1. The paper uses the aggregation seq-mean-token-mean.
+    A soft gate whose derivative at ratio 1 is 1. The paper aggregates by seq-mean-token-mean.
     """
     ratio = log_ratio(logprobs, old_logprobs).exp()
     positive = ratio.new_tensor(temperature_positive)
