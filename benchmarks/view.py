@@ -1,7 +1,11 @@
-"""How the page holds up: a synthetic run of many steps and trajectories, every answer timed over HTTP, the server's memory watched,
-and, where Chromium is installed, every page timed in the browser from the first byte asked for to the thing people came for.
+"""Measures the page on a synthetic run with many trajectories: response times and memory.
 
-python benchmarks/view.py --steps 1000 --rows 500 [--folder FOLDER]   makes the run once, about 2 GB for 1,000 x 500
+Every request is timed over HTTP. If Chromium is installed, every page is also timed in the browser,
+from the start of the navigation until its main content is drawn.
+
+    python benchmarks/view.py --steps 1000 --rows 500 [--folder FOLDER]
+
+The run is made once; 1,000 steps of 500 rows take about 2 GB.
 """
 
 import argparse
@@ -19,11 +23,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-GROUP, LENGTH = 8, 256
+GROUP = 8
+LENGTH = 256
+ADDRESS = "http://127.0.0.1:8899"
 
 
 def make_run(folder: Path, steps: int, rows: int) -> None:
-    """Rollouts in the form a run writes: 256 tokens a response, groups of 8, texts of about 1,000 characters."""
+    """Writes rollouts as a run does: 256 tokens per response, groups of 8, 1,000 characters."""
     (folder / "rollouts").mkdir(parents=True)
     (folder / "config.yaml").write_text(
         f"method: {{name: grpo}}\nmodel: {{path: synthetic}}\ntraining: {{steps: {steps}}}\n"
@@ -67,13 +73,12 @@ def make_run(folder: Path, steps: int, rows: int) -> None:
 
 
 def memory_mib(pid: int) -> tuple[float, float]:
-    """Resident memory now and at its highest."""
-    fields = dict(
-        line.split(":", 1)
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines()
-        if ":" in line
-    )
-    return tuple(int(fields[name].split()[0]) / 1024 for name in ("VmRSS", "VmHWM"))  # type: ignore[return-value]
+    """(current, highest) resident memory."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    fields = dict(line.split(":", 1) for line in lines if ":" in line)
+    current = int(fields["VmRSS"].split()[0]) / 1024
+    highest = int(fields["VmHWM"].split()[0]) / 1024
+    return current, highest
 
 
 def main() -> None:
@@ -81,15 +86,16 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--rows", type=int, default=500)
     parser.add_argument("--folder", type=Path)
-    wanted = parser.parse_args()
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        root = wanted.folder or Path(scratch)
+        root = arguments.folder or Path(scratch)
         if not (root / "big" / "metrics.jsonl").is_file():
-            make_run(root / "big", wanted.steps, wanted.rows)
-        measure(root, wanted.steps, wanted.rows)
+            make_run(root / "big", arguments.steps, arguments.rows)
+        measure(root, arguments.steps, arguments.rows)
 
 
 def measure(root: Path, steps: int, rows: int) -> None:
+    """Starts the server, times the requests and the pages, and prints the results."""
     command = [
         sys.executable,
         "-m",
@@ -106,48 +112,49 @@ def measure(root: Path, steps: int, rows: int) -> None:
         while "Ctrl-C" not in server.stdout.readline():
             pass
         time.sleep(1)
+        idle_mib = memory_mib(server.pid)[0]
         print(
-            f"{steps:,} steps, {steps * rows:,} trajectories of {LENGTH} tokens; server at rest {memory_mib(server.pid)[0]:.0f} MiB"
+            f"{steps:,} steps, {steps * rows:,} trajectories of {LENGTH} tokens; "
+            f"idle server {idle_mib:.0f} MiB"
         )
-        questions = [
+        requests = [
             ("list of runs", "runs"),
             ("a run opens: overview", "run?run=big"),
             ("a run opens: all metrics", "metrics?run=big"),
             ("a step's groups", f"groups?run=big&step={steps // 2}"),
             (
                 "the same step, filtered",
-                f"groups?run=big&step={steps // 2}&keep=right&sort=longest",
+                f"groups?run=big&step={steps // 2}&filter=correct&sort=longest",
             ),
             ("a group with its tokens", f"group?run=big&step={steps // 2}&group=3"),
-            ("follow a problem, first answer", "follow?run=big&uid=00000000000003d1"),
-            ("search, first answer", "search?run=big&words=nowhere"),
+            ("one problem, first response", "problem?run=big&uid=00000000000003d1"),
+            ("search, first response", "search?run=big&search=nowhere"),
         ]
-        for label, path in questions:
+        for label, path in requests:
             began = time.perf_counter()
-            with urllib.request.urlopen(f"http://127.0.0.1:8899/api/{path}") as answer:
+            with urllib.request.urlopen(f"{ADDRESS}/api/{path}") as answer:
                 size = len(answer.read())
-            print(
-                f"{label:<34}{(time.perf_counter() - began) * 1000:8.0f} ms {size / 1024:10.0f} KiB"
-            )
+            elapsed_ms = (time.perf_counter() - began) * 1000
+            print(f"{label:<34}{elapsed_ms:8.0f} ms {size / 1024:10.0f} KiB")
         began = time.perf_counter()
         while True:
-            with urllib.request.urlopen(
-                "http://127.0.0.1:8899/api/follow?run=big&uid=00000000000003d1"
-            ) as answer:
-                found = json.load(answer)
-            if found["looked"] >= found["steps"]:
+            path = "problem?run=big&uid=00000000000003d1"
+            with urllib.request.urlopen(f"{ADDRESS}/api/{path}") as response:
+                problem = json.load(response)
+            if problem["indexed"] >= problem["steps"]:
                 break
-        print(
-            f"{'follow, the whole run indexed':<34}{(time.perf_counter() - began) * 1000:8.0f} ms more, {len(found['visits'])} visits"
-        )
-        in_the_browser(steps)
-        print("memory now {:.0f} MiB, highest {:.0f} MiB".format(*memory_mib(server.pid)))
+        elapsed_ms = (time.perf_counter() - began) * 1000
+        num_visits = len(problem["visits"])
+        print(f"{'one problem, run indexed':<34}{elapsed_ms:8.0f} ms more, {num_visits} visits")
+        measure_in_browser(steps)
+        current, highest = memory_mib(server.pid)
+        print(f"memory now {current:.0f} MiB, highest {highest:.0f} MiB")
     finally:
         server.terminate()
         server.wait(10)
 
 
-# Notes when something is first drawn: found by an observer, counted when the frame after it is.
+# Sets window.drawn to the time of the second frame after the selector first matches.
 WATCH = """
 window.drawn = null;
 new MutationObserver(() => {
@@ -160,28 +167,26 @@ new MutationObserver(() => {
 PAINT = "return (performance.getEntriesByName('first-contentful-paint')[0] || {}).startTime"
 
 
-def in_the_browser(steps: int) -> None:
-    """Milliseconds from the start of the navigation, each page opened afresh in a new tab of a running browser."""
-    chromium, driver = (
-        shutil.which("chromium") or shutil.which("google-chrome"),
-        shutil.which("chromedriver"),
-    )
+def measure_in_browser(steps: int) -> None:
+    """Prints milliseconds from the start of the navigation; a running browser opens each page."""
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    driver = shutil.which("chromedriver")
     if not (chromium and driver):
-        print("no Chromium with chromedriver here: the browser was not measured")
+        print("no Chromium with chromedriver: the pages were not timed in a browser")
         return
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
 
     options = webdriver.ChromeOptions()
     options.binary_location = chromium
-    for word in (
+    for argument in (
         "--headless=new",
         "--no-sandbox",
         "--disable-gpu",
         "--disable-dev-shm-usage",
         "--window-size=1280,900",
     ):
-        options.add_argument(word)
+        options.add_argument(argument)
     pages = [
         ("runs: the table", "#/runs", "table.runs tbody tr"),
         ("a run: the curves", "#/run/big/curves", "figure.chart svg.plot path.line"),
@@ -193,24 +198,26 @@ def in_the_browser(steps: int) -> None:
     ]
     browser = webdriver.Chrome(options=options, service=Service(driver))
     try:
-        for label, place, selector in pages:
-            times = [_open(browser, place, selector) for _ in range(3)]
+        for label, page, selector in pages:
+            times = [_time_page(browser, page, selector) for _ in range(3)]
             painted, drawn = (sorted(column)[1] for column in zip(*times, strict=True))
             print(
-                f"{'browser, ' + label:<42}first paint {painted:5.0f} ms, there after {drawn:5.0f} ms (median of 3)"
+                f"{'browser, ' + label:<42}first paint {painted:5.0f} ms, "
+                f"content after {drawn:5.0f} ms (median of 3)"
             )
     finally:
         browser.quit()
 
 
-def _open(browser: Any, place: str, selector: str) -> tuple[float, float]:
+def _time_page(browser: Any, page: str, selector: str) -> tuple[float, float]:
+    """(first paint, content drawn) of one page, in milliseconds."""
     script = WATCH.replace("SELECTOR", json.dumps(selector))
     added = browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": script})
     browser.get("about:blank")
-    browser.get(f"http://127.0.0.1:8899/{place}")
+    browser.get(f"{ADDRESS}/{page}")
     end = time.monotonic() + 30
     while not (drawn := browser.execute_script("return window.drawn")):
-        assert time.monotonic() < end, f"{selector} never came"
+        assert time.monotonic() < end, f"{selector} did not appear within 30 s"
         time.sleep(0.02)
     browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
     return float(browser.execute_script(PAINT) or 0.0), float(drawn)

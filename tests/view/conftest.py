@@ -1,4 +1,4 @@
-"""Fixtures of the page's tests; what they are made of is in view_world.py."""
+"""Fixtures of the page's tests; view_world.py makes them."""
 
 from view_world import runs as runs
 from view_world import server as server

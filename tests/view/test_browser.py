@@ -1,6 +1,7 @@
-"""The page in a real Chromium. One browser for all tests; skipped, visibly, where there is none.
+"""The page in a real Chromium. One browser for all tests; they are skipped if there is none.
 
-`pytest tests/view/test_browser.py --screenshots docs/view --screenshot-runs RUNS` also photographs the main views of RUNS.
+`pytest tests/view/test_browser.py --screenshots docs/view --screenshot-runs RUNS` also takes
+screenshots of the main pages of RUNS.
 """
 
 import shutil
@@ -11,7 +12,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from view_world import HOSTILE, Server, Written, serving
+from view_world import HOSTILE, Server, WrittenRun, serving
 
 selenium = pytest.importorskip(
     "selenium", reason="selenium is not installed (it is in the extra dev)"
@@ -32,18 +33,22 @@ pytestmark = pytest.mark.skipif(
     reason="no Chromium with chromedriver on this machine (apt install chromium chromium-driver)",
 )
 
-# Nodes a screen reader would meet without a name.
-NAMELESS = """
-const named = (e) => (e.getAttribute('aria-label') || e.title || e.textContent || e.placeholder || e.alt || '').trim()
-  || [...(e.labels || [])].map((l) => l.textContent).join('').trim() || [...e.querySelectorAll('img[alt]')].map((i) => i.alt).join('');
-const wanted = 'a[href], button, input, select, summary, progress, [role=img], [role=group], table, section, [tabindex="0"]';
-return [...document.querySelectorAll(wanted)]
-  .filter((e) => e.checkVisibility() && !named(e)).map((e) => e.outerHTML.slice(0, 200));
+# Returns the visible elements that have no name for a screen reader.
+FIND_UNNAMED = """
+const ownName = (e) =>
+  (e.getAttribute('aria-label') || e.title || e.textContent || e.placeholder || e.alt || '').trim();
+const labels = (e) => [...(e.labels || [])].map((l) => l.textContent).join('').trim();
+const images = (e) => [...e.querySelectorAll('img[alt]')].map((i) => i.alt).join('');
+const selector = 'a[href], button, input, select, summary, progress, [role=img], [role=group], '
+  + 'table, section, [tabindex="0"]';
+return [...document.querySelectorAll(selector)]
+  .filter((e) => e.checkVisibility() && !(ownName(e) || labels(e) || images(e)))
+  .map((e) => e.outerHTML.slice(0, 200));
 """
 
 
-class Eyes:
-    """A browser with a few words for what the tests do."""
+class Browser:
+    """A browser with the few actions that the tests need."""
 
     def __init__(self, driver, server: Server) -> None:
         self.driver, self.server = driver, server
@@ -59,15 +64,17 @@ class Eyes:
         return self.until(lambda: next(iter(self.all(css)), None), css)
 
     def until(self, condition, what: str = "", limit_s: float = 60):
-        """Whatever the condition gives, once it is true; the page may be drawing meanwhile."""
+        """Waits for the condition and returns its value; the page may redraw meanwhile."""
         end = time.monotonic() + limit_s
         while True:
             try:
-                if found := condition():
-                    return found
+                if value := condition():
+                    return value
             except selenium.common.exceptions.StaleElementReferenceException:
                 pass
-            assert time.monotonic() < end, f"waited for {what}; the page says: {self.text()[:1500]}"
+            assert time.monotonic() < end, (
+                f"waited for {what}; the page shows: {self.text()[:1500]}"
+            )
             time.sleep(0.05)
 
     def text(self, css: str = "main") -> str:
@@ -75,44 +82,36 @@ class Eyes:
             "const e = document.querySelector(arguments[0]); return e ? e.innerText : ''", css
         )
 
-    def says(self, words: str, css: str = "main") -> None:
-        self.until(lambda: words in self.text(css), words)
+    def wait_for(self, text: str, css: str = "main") -> None:
+        self.until(lambda: text in self.text(css), text)
 
     def run(self, script: str, *values):
         return self.driver.execute_script(script, *values)
 
-    def click(self, css: str, words: str = "") -> None:
-        self.until(lambda: [e for e in self.all(css) if words in e.text], f"{css} {words}")[
-            0
-        ].click()
+    def click(self, css: str, text: str = "") -> None:
+        matches = self.until(lambda: [e for e in self.all(css) if text in e.text], f"{css} {text}")
+        matches[0].click()
 
     def chart(self, title: str):
-        return self.until(
-            lambda: next(
-                (
-                    c
-                    for c in self.all("figure.chart")
-                    if c.find_element(By.TAG_NAME, "h3").text == title
-                ),
-                None,
-            ),
-            title,
-        )
+        def find():
+            for chart in self.all("figure.chart"):
+                if chart.find_element(By.TAG_NAME, "h3").text == title:
+                    return chart
+            return None
 
-    def complaints(self) -> list[str]:
-        """What the browser's console has to say, failed loads and refused scripts included."""
-        return [
-            entry["message"]
-            for entry in self.driver.get_log("browser")
-            if entry["level"] in ("SEVERE", "WARNING")
-        ]
+        return self.until(find, title)
+
+    def console_errors(self) -> list[str]:
+        """Errors and warnings of the console, with failed loads and refused scripts."""
+        entries = self.driver.get_log("browser")
+        return [e["message"] for e in entries if e["level"] in ("SEVERE", "WARNING")]
 
 
 @pytest.fixture(scope="session")
-def eyes(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Eyes]:
+def browser(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM
-    for word in (
+    for argument in (
         "--headless=new",
         "--no-sandbox",
         "--disable-gpu",
@@ -120,7 +119,7 @@ def eyes(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[E
         "--hide-scrollbars",
         "--window-size=1280,900",
     ):
-        options.add_argument(word)
+        options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     downloads = tmp_path_factory.mktemp("downloads")
     options.add_experimental_option(
@@ -131,87 +130,85 @@ def eyes(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[E
         },
     )
     driver = webdriver.Chrome(options=options, service=Service(DRIVER))
-    eyes = Eyes(driver, server)
-    eyes.downloads = downloads
-    yield eyes
+    browser = Browser(driver, server)
+    browser.downloads = downloads
+    yield browser
     driver.quit()
 
 
 @pytest.fixture(autouse=True)
-def quiet(eyes: Eyes):
-    """Every test ends without a complaint of the browser: no error, no refused script, no missing file."""
-    eyes.complaints()
+def no_console_errors(browser: Browser):
+    """Every test ends without a console error: no exception, refused script or missing file."""
+    browser.console_errors()
     yield
-    assert eyes.complaints() == []
+    assert browser.console_errors() == []
 
 
 @pytest.mark.slow
-def test_a_live_run_is_seen_moving_and_keeps_its_zoom(eyes, tmp_path):
+def test_a_live_run_updates_and_keeps_its_zoom(browser, tmp_path):
     import fcntl
 
-    written = Written(tmp_path / "live", steps=40).steps(12)
+    written = WrittenRun(tmp_path / "live", steps=40).steps(12)
     with serving(tmp_path) as server:
         with (written.folder / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            eyes.open("#/run/live/curves", server)
-            eyes.says("step 12 of 40")
-            eyes.says("running", ".runhead")
-            plot = eyes.chart("Reward").find_element(By.CSS_SELECTOR, "svg.plot")
-            eyes.until(lambda: plot.get_attribute("data-to") == "12", "the first drawing")
-            ActionChains(eyes.driver).move_to_element_with_offset(
+            browser.open("#/run/live/curves", server)
+            browser.wait_for("step 12 of 40")
+            browser.wait_for("running", ".runhead")
+            plot = browser.chart("Reward").find_element(By.CSS_SELECTOR, "svg.plot")
+            browser.until(lambda: plot.get_attribute("data-to") == "12", "the first drawing")
+            ActionChains(browser.driver).move_to_element_with_offset(
                 plot, -60, 0
             ).click_and_hold().move_by_offset(90, 10).release().perform()
-            eyes.until(lambda: plot.get_attribute("data-from") not in ("0", "1"), "the zoom")
+            browser.until(lambda: plot.get_attribute("data-from") not in ("0", "1"), "the zoom")
             zoom = plot.get_attribute("data-from"), plot.get_attribute("data-to")
-            eyes.run("window.here = 'the same page'")
+            browser.run("window.here = 'the same page'")
             written.steps(6)
-            eyes.says("step 18 of 40")
-            eyes.says("0.46", ".facts")
-            eyes.says("18", ".tabs")
-            assert (plot.get_attribute("data-from"), plot.get_attribute("data-to")) == zoom, (
-                "new steps must not move what one looks at"
-            )
-            assert eyes.run("return window.here") == "the same page"
-            eyes.click("button", "Show everything")
-            eyes.until(lambda: plot.get_attribute("data-to") == "18", "everything again")
-            assert "about" in eyes.text(".facts") and len(eyes.all(".mark.checkpoint")) >= 3
+            browser.wait_for("step 18 of 40")
+            browser.wait_for("0.46", ".facts")
+            browser.wait_for("18", ".tabs")
+            assert (plot.get_attribute("data-from"), plot.get_attribute("data-to")) == zoom
+            assert browser.run("return window.here") == "the same page"
+            browser.click("button", "Reset zoom")
+            browser.until(lambda: plot.get_attribute("data-to") == "18", "the zoom reset")
+            assert "about" in browser.text(".facts") and len(browser.all(".mark.checkpoint")) >= 3
             written.events.number = 18
             written.events.write("failed", "step 19, stage update: out of memory")
-        eyes.says("failed", ".runhead")
-        eyes.says("out of memory", ".runhead")
-        eyes.driver.get("about:blank")
+        browser.wait_for("failed", ".runhead")
+        browser.wait_for("out of memory", ".runhead")
+        browser.driver.get("about:blank")
 
 
-def test_a_chart_tells_its_values_to_mouse_keyboard_and_reader(eyes):
-    eyes.open("#/run/finished/curves")
-    chart = eyes.chart("Response length (tokens)")
+def test_chart_values_by_mouse_keyboard_and_screen_reader(browser):
+    browser.open("#/run/finished/curves")
+    chart = browser.chart("Response length (tokens)")
     plot = chart.find_element(By.CSS_SELECTOR, "svg.plot")
-    eyes.until(lambda: plot.get_attribute("data-points") == "20", "the curve")
-    ActionChains(eyes.driver).move_to_element(plot).perform()
-    eyes.until(lambda: "at step" in chart.text, "the hovered step")
-    assert "at step" in eyes.chart("Loss").text, "all charts show the same step"
+    browser.until(lambda: plot.get_attribute("data-points") == "20", "the curve")
+    ActionChains(browser.driver).move_to_element(plot).perform()
+    browser.until(lambda: "at step" in chart.text, "the hovered step")
+    assert "at step" in browser.chart("Loss").text, "all charts show the same step"
     assert "from 31 to 50" in plot.accessible_name
     plot.send_keys(Keys.ARROW_LEFT, Keys.ARROW_LEFT, Keys.ARROW_LEFT)
-    eyes.until(lambda: eyes.text("#said").startswith("Step "), "what the reader hears")
+    browser.until(lambda: browser.text("#announcement").startswith("Step "), "the announcement")
     plot.send_keys("+")
-    eyes.until(lambda: float(plot.get_attribute("data-from")) > 1, "the zoom by key")
+    browser.until(lambda: float(plot.get_attribute("data-from")) > 1, "the zoom by keyboard")
     plot.send_keys(Keys.ESCAPE)
-    eyes.until(lambda: plot.get_attribute("data-from") == "1", "everything")
-    eyes.click(".choice button", "time")
-    eyes.until(lambda: plot.get_attribute("data-from") == "0", "the time axis")
-    assert eyes.chart("Time of a step by stage (s)").find_elements(By.CSS_SELECTOR, "path.area")
+    browser.until(lambda: plot.get_attribute("data-from") == "1", "the zoom reset")
+    browser.click(".choice button", "time")
+    browser.until(lambda: plot.get_attribute("data-from") == "0", "the time axis")
+    assert browser.chart("Step time by stage (s)").find_elements(By.CSS_SELECTOR, "path.area")
 
 
-def test_charts_and_tables_can_be_saved(eyes):
-    eyes.open("#/run/finished/curves")
-    chart = eyes.chart("Reward")
+def test_charts_and_tables_can_be_saved(browser):
+    browser.open("#/run/finished/curves")
+    chart = browser.chart("Reward")
     for kind in ("SVG", "PNG", "CSV"):
-        eyes.run(
+        browser.run(
             "arguments[0].click()",
             chart.find_element(By.CSS_SELECTOR, f"button[aria-label$='as {kind}']"),
         )
-    files = [eyes.downloads / f"finished-Reward.{kind}" for kind in ("svg", "png", "csv")]
-    eyes.until(lambda: all(file.is_file() for file in files), "the saved files")
+    files = [browser.downloads / f"finished-Reward.{kind}" for kind in ("svg", "png", "csv")]
+    browser.until(lambda: all(file.is_file() for file in files), "the saved files")
     tree = ElementTree.fromstring(files[0].read_text())
     lines = [
         e
@@ -221,100 +218,96 @@ def test_charts_and_tables_can_be_saved(eyes):
     assert lines and "Reward" in "".join(tree.itertext())
     assert files[1].read_bytes().startswith(b"\x89PNG") and files[1].stat().st_size > 3000
     rows = files[2].read_text().splitlines()
-    assert rows[0] == "series,step,seconds,value" and len(rows) == 1 + 2 * 20, (
-        "reward and its one part that differs"
-    )
-    eyes.open("#/runs")
-    eyes.click("button[aria-label^='Save the table']")
-    table = eyes.downloads / "runs.csv"
-    eyes.until(table.is_file, "the saved table")
+    assert rows[0] == "series,step,seconds,value"
+    assert len(rows) == 1 + 2 * 20, "the reward, and the one part that differs from it"
+    browser.open("#/runs")
+    browser.click("button[aria-label^='Save the table']")
+    table = browser.downloads / "runs.csv"
+    browser.until(table.is_file, "the saved table")
     assert table.read_text().startswith("Run,State,") and "group/failed" in table.read_text()
 
 
-def test_the_list_filters_sorts_and_compares(eyes):
-    eyes.open("#/runs")
-    eyes.says("group/failed")
-    assert "90% could not be judged" in eyes.text("table.runs")
-    eyes.one("input[type=search]").send_keys("failed")
-    eyes.until(lambda: len(eyes.all("table.runs tbody tr")) == 1, "one run")
-    eyes.one("input[type=search]").send_keys(Keys.CONTROL, "a")
-    eyes.one("input[type=search]").send_keys(Keys.DELETE)
-    eyes.until(lambda: len(eyes.all("table.runs tbody tr")) >= 5, "all runs")
-    eyes.click("th button.sort", "Step")
-    eyes.until(
-        lambda: eyes.all("table.runs tbody tr")[0].text.startswith("finished"),
+def test_list_filters_sorts_and_compares(browser):
+    browser.open("#/runs")
+    browser.wait_for("group/failed")
+    assert "90% could not be judged" in browser.text("table.runs")
+    browser.one("input[type=search]").send_keys("failed")
+    browser.until(lambda: len(browser.all("table.runs tbody tr")) == 1, "one run")
+    browser.one("input[type=search]").send_keys(Keys.CONTROL, "a")
+    browser.one("input[type=search]").send_keys(Keys.DELETE)
+    browser.until(lambda: len(browser.all("table.runs tbody tr")) >= 5, "all runs")
+    browser.click("th button.sort", "Step")
+    browser.until(
+        lambda: browser.all("table.runs tbody tr")[0].text.startswith("finished"),
         "the longest run first",
     )
     for name in ("finished", "group/failed"):
-        eyes.one(f"input[aria-label='Compare {name}']").click()
-    eyes.click("a.button.primary", "Compare 2 runs")
-    eyes.says("2 runs")
-    chart = eyes.chart("Reward: mean")
-    eyes.until(
+        browser.one(f"input[aria-label='Compare {name}']").click()
+    browser.click("a.button.primary", "Compare 2 runs")
+    browser.wait_for("2 runs")
+    chart = browser.chart("Reward: mean")
+    browser.until(
         lambda: len(chart.find_elements(By.CSS_SELECTOR, "path.line:not(.faint)")) == 2, "two lines"
     )
     assert "group/failed" in chart.text and "finished" in chart.text
     rows = {
         row.find_element(By.TAG_NAME, "th").text: row.text
-        for row in eyes.all("table.differences tbody tr")
+        for row in browser.all("table.differences tbody tr")
     }
-    assert (
-        list(rows) == ["optimizer.lr"]
-        and "0.001" in rows["optimizer.lr"]
-        and "0.003" in rows["optimizer.lr"]
-    )
-    eyes.click("label.field", "also those that are equal")
-    eyes.until(lambda: len(eyes.all("table.differences tbody tr")) > 4, "all settings")
+    assert list(rows) == ["optimizer.lr"]
+    assert "0.001" in rows["optimizer.lr"] and "0.003" in rows["optimizer.lr"]
+    browser.click("label.field", "show equal settings too")
+    browser.until(lambda: len(browser.all("table.differences tbody tr")) > 4, "all settings")
 
 
-def colors(eyes) -> list[str]:
-    return eyes.run(
-        "return [...document.querySelectorAll('.card .t')].map((e) => getComputedStyle(e).backgroundColor)"
+def colors(browser) -> list[str]:
+    return browser.run(
+        "return [...document.querySelectorAll('.card .t')]"
+        ".map((e) => getComputedStyle(e).backgroundColor)"
     )
 
 
-def test_a_rollout_is_opened_colored_and_explained(eyes):
-    eyes.open("#/run/finished/rollouts?step=4&group=1")
-    eyes.says("Problem 2 of 3")
-    assert len(eyes.all("article.card")) == 3
-    by_logprob = colors(eyes)
+def test_tokens_of_a_rollout_are_colored_and_described(browser):
+    browser.open("#/run/finished/rollouts?step=4&group=1")
+    browser.wait_for("Problem 2 of 3")
+    assert len(browser.all("article.card")) == 3
+    by_logprob = colors(browser)
     assert len(set(by_logprob)) > 4, "tokens have different shades"
     shades = [float(c.rstrip(")").split("/")[-1].split(",")[-1]) for c in by_logprob[:5]]
     assert shades == sorted(shades), "each token here is less likely than the one before"
-    picker = Select(eyes.one(".detail .controls select"))
+    picker = Select(browser.one(".detail .controls select"))
     assert [o.text for o in picker.options] == [
         "log-prob",
         "advantage",
         "entropy",
-        "who wrote it",
-        "nothing",
+        "token source",
+        "none",
     ]
     picker.select_by_visible_text("advantage")
-    eyes.until(lambda: colors(eyes) != by_logprob, "other colors")
-    assert eyes.all(".gradient.signed")
-    Select(eyes.one(".detail .controls select")).select_by_visible_text("who wrote it")
-    eyes.until(lambda: len(eyes.all(".tokens .from-tool")) > 3, "tool tokens")
-    assert (
-        len(eyes.all(".tokens .from-demonstration")) > 3 and len(eyes.all(".tokens .masked")) == 3
-    )
-    text = eyes.text(".detail")
-    for words in (
-        "Not judged: timeout: 5 s were not enough",
-        "cut at the length limit",
+    browser.until(lambda: colors(browser) != by_logprob, "other colors")
+    assert browser.all(".gradient.signed")
+    Select(browser.one(".detail .controls select")).select_by_visible_text("token source")
+    browser.until(lambda: len(browser.all(".tokens .from-tool")) > 3, "tool tokens")
+    assert len(browser.all(".tokens .from-demonstration")) > 3
+    assert len(browser.all(".tokens .masked")) == 3
+    text = browser.text(".detail")
+    for part in (
+        "Not scored: timeout: 5 s were not enough",
+        "truncated at the length limit",
         "given, not sampled",
         "not in the loss",
         "then 7 it is",
         "format",
     ):
-        assert words in text, words
-    block = eyes.one(".tokens")
+        assert part in text, part
+    block = browser.one(".tokens")
     block.send_keys(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
-    eyes.says("token 2, id 2", ".tip")
-    assert "not in the loss" in eyes.text(".tip") and "-0.4" in eyes.text(".tip")
+    browser.wait_for("token 2, id 2", ".tip")
+    assert "not in the loss" in browser.text(".tip") and "-0.4" in browser.text(".tip")
 
 
-def real_run(tmp_path: Path, recipe: str, *words: str) -> Path:
-    """A step of a real run on a tiny model that is paid for threes; its folder of runs."""
+def real_run(tmp_path: Path, recipe: str, *overrides: str) -> Path:
+    """Trains a tiny model for one step, with a reward for threes; returns the folder of runs."""
     from world import config_of
 
     from postgrad.model.tiny import make_tiny
@@ -335,175 +328,159 @@ def real_run(tmp_path: Path, recipe: str, *words: str) -> Path:
         f"reward.verifier={tmp_path / 'mine.py'}:threes",
         f"runs={tmp_path / 'runs'}",
     )
-    train(
-        config_of(
-            recipe, make_tiny(tmp_path / "model", seed=0, layers=2, width=32), *small, *own, *words
-        ),
-        Reporter(),
-    )
+    model = make_tiny(tmp_path / "model", seed=0, layers=2, width=32)
+    train(config_of(recipe, model, *small, *own, *overrides), Reporter())
     return tmp_path / "runs"
 
 
 @pytest.mark.parametrize(
-    "updates", [1, 2], ids=["by the update's own passes", "by the pass before it"]
+    "updates", [1, 2], ids=["entropy of the update", "entropy of the pass before it"]
 )
-def test_a_real_run_is_colored_by_entropy(eyes, tmp_path, updates):
+def test_a_real_run_is_colored_by_entropy(browser, tmp_path, updates):
     with serving(real_run(tmp_path, "grpo", f"training.updates_per_step={updates}")) as server:
-        eyes.open("#/run/test/rollouts?step=1&sort=advantage", server)
-        Select(eyes.one(".detail .controls select")).select_by_visible_text("entropy")
-        eyes.until(lambda: eyes.all(".gradient.amount"), "the scale of entropy")
-        assert any(color not in ("rgba(0, 0, 0, 0)", "transparent") for color in colors(eyes))
-        eyes.driver.get("about:blank")
+        browser.open("#/run/test/rollouts?step=1&sort=advantage", server)
+        Select(browser.one(".detail .controls select")).select_by_visible_text("entropy")
+        browser.until(lambda: browser.all(".gradient.amount"), "the scale of entropy")
+        assert any(color not in ("rgba(0, 0, 0, 0)", "transparent") for color in colors(browser))
+        browser.driver.get("about:blank")
 
 
-def test_classmates_continue_under_the_thought_they_were_shown(eyes, tmp_path):
+def test_continuations_of_classmates_are_shown_with_their_thought(browser, tmp_path):
     import pyarrow.parquet as pq
 
-    words = (
+    overrides = (
         "method.classmates=['fake:37','fake:5']",
         "method.keep_unit=tokens",
         "method.condition=always",
     )
-    runs = real_run(tmp_path, "classmate", *words)
+    runs = real_run(tmp_path, "classmate", *overrides)
     table = pq.read_table(runs / "test" / "rollouts" / "step-000001.parquet").to_pylist()
     row = next(i for i, line in enumerate(table) if line["classmate_texts"] == ["37", "5"])
     group = table[row]["group"]
     with serving(runs) as server:
-        eyes.open(f"#/run/test/rollouts?step=1&group={group}", server)
-        eyes.says("Continued by classmates from this thought", ".detail")
+        browser.open(f"#/run/test/rollouts?step=1&group={group}", server)
+        browser.wait_for("Continued by classmates from this thought", ".detail")
         inside = [line for line in table if line["group"] == group]
-        card = eyes.all(".detail article.card")[[id(line) for line in inside].index(id(table[row]))]
-        found = card.find_elements(By.CSS_SELECTOR, ".continuation")
-        assert [one.find_element(By.CSS_SELECTOR, ".said").text for one in found] == ["37", "5"]
+        card = browser.all(".detail article.card")[
+            [id(line) for line in inside].index(id(table[row]))
+        ]
+        cards = card.find_elements(By.CSS_SELECTOR, ".continuation")
+        texts = [one.find_element(By.CSS_SELECTOR, ".continued").text for one in cards]
+        assert texts == ["37", "5"]
         tokens = card.find_elements(By.CSS_SELECTOR, ".tokens .t")
-        shown = "".join(
-            t.text for t, seen in zip(tokens, table[row]["cot_mask"], strict=True) if seen
-        )
-        assert shown and all(
-            one.find_element(By.CSS_SELECTOR, ".thought").text == shown for one in found
-        )
-        assert (
-            "continuation 1, ✓ score 0.333" in found[0].text
-            and "continuation 2, ✕ score 0" in found[1].text
-        )
+        pairs = zip(tokens, table[row]["cot_mask"], strict=True)
+        thought = "".join(token.text for token, is_thought in pairs if is_thought)
+        assert thought
+        for one in cards:
+            assert one.find_element(By.CSS_SELECTOR, ".thought").text == thought
+        assert "continuation 1, ✓ score 0.333" in cards[0].text
+        assert "continuation 2, ✕ score 0" in cards[1].text
         assert [e.text for e in card.find_elements(By.CSS_SELECTOR, ".others summary")] == [
             "More about this response"
         ]
-        assert eyes.run(NAMELESS) == []
-        eyes.driver.get("about:blank")
+        assert browser.run(FIND_UNNAMED) == []
+        browser.driver.get("about:blank")
 
 
-def test_rollouts_are_filtered_searched_and_followed(eyes):
-    eyes.open("#/run/finished/rollouts?step=4")
-    eyes.says("3 problems, 9 of 9 responses")
-    eyes.click(".choice button", "wrong 5")
-    eyes.says("5 of 9 responses")
-    eyes.run("document.activeElement.blur()")
-    eyes.one("body").send_keys("]")
-    eyes.until(lambda: "step=5" in eyes.driver.current_url, "the next step by key")
-    eyes.says("Problem 1 of 3")
-    eyes.one("body").send_keys("j")
-    eyes.says("Problem 2 of 3")
-    eyes.click("a.button", "Follow this problem")
-    eyes.says("One problem over the run")
-    eyes.until(lambda: "Looked through" not in eyes.text(".grouplist"), "the whole run")
-    eyes.says("Visited 12 times.", ".grouplist")
-    assert eyes.chart("Reward at each visit")
-    eyes.open("#/run/finished/rollouts?step=4")
-    eyes.one("input[aria-label='Search the responses of this step']").send_keys("2 + 17?")
-    eyes.says("Nothing passes the filter.")
-    eyes.click("button", "search all steps")
-    eyes.says("3 responses", ".detail")
-    eyes.click(".hits a.group")
-    eyes.until(
-        lambda: "step=17" in eyes.driver.current_url and "Problem 3 of 3" in eyes.text(),
+def test_rollouts_are_filtered_searched_and_followed_over_steps(browser):
+    browser.open("#/run/finished/rollouts?step=4")
+    browser.wait_for("3 problems, 9 of 9 responses")
+    browser.click(".choice button", "wrong 5")
+    browser.wait_for("5 of 9 responses")
+    browser.run("document.activeElement.blur()")
+    browser.one("body").send_keys("]")
+    browser.until(lambda: "step=5" in browser.driver.current_url, "the next step by keyboard")
+    browser.wait_for("Problem 1 of 3")
+    browser.one("body").send_keys("j")
+    browser.wait_for("Problem 2 of 3")
+    browser.click("a.button", "Follow this problem")
+    browser.wait_for("One problem over all steps")
+    browser.until(lambda: "Indexed" not in browser.text(".grouplist"), "the whole run")
+    browser.wait_for("Sampled in 12 groups.", ".grouplist")
+    assert browser.chart("Reward of this problem by step")
+    browser.open("#/run/finished/rollouts?step=4")
+    browser.one("input[aria-label='Search the responses of this step']").send_keys("2 + 17?")
+    browser.wait_for("No response matches the filter.")
+    browser.click("button", "search all steps")
+    browser.wait_for("3 responses", ".detail")
+    browser.click(".hits a.group")
+    browser.until(
+        lambda: "step=17" in browser.driver.current_url and "Problem 3 of 3" in browser.text(),
         "the hit's group",
     )
 
 
-def test_an_evaluation_is_filtered_and_two_are_laid_side_by_side(eyes):
-    eyes.open("#/evaluations")
-    eyes.says("75.0%")
-    eyes.says("25.0%")
-    eyes.open("#/run/finished/evaluations")
-    eyes.click("table a", "before")
-    eyes.says("8 problems")
-    eyes.click(".choice button", "wrong 6")
-    eyes.says("6 problems")
-    Select(
-        eyes.until(
-            lambda: [e for e in eyes.all("select") if "nothing beside it" in e.text],
-            "the choice of B",
-        )[0]
-    ).select_by_index(1)
-    eyes.says("two models")
-    eyes.says("B is 50.0 points ahead")
-    eyes.click(".choice button", "B better than A 4")
-    eyes.says("4 problems of 8 that both answered")
-    assert len(eyes.all(".grouplist a.group")) == 4
-    assert len(eyes.all(".two .card.wrong")) == 2 and len(eyes.all(".two .card.right")) == 2
-    assert "read as" not in eyes.text(".two") and "form" in eyes.text(".two")
-
-
-def test_the_entropy_flow_of_several_analyzes_is_drawn(eyes):
-    eyes.open("#/entropy")
-    eyes.says("Entropy flow")
-    flow = eyes.chart("Entropy through the depth (nats)").find_element(By.CSS_SELECTOR, "svg.plot")
-    eyes.until(lambda: flow.get_attribute("data-points") == "13", "3 L + 1 points")
-    assert "to 0.7" in flow.accessible_name, "the last point is the full policy's"
-    change = eyes.chart("Change by FFN (nats)")
-    assert (
-        len(change.find_elements(By.CSS_SELECTOR, "path.line")) == 2
-        and "group/failed" in change.text
+def test_evaluations_are_filtered_and_compared(browser):
+    browser.open("#/evaluations")
+    browser.wait_for("75.0%")
+    browser.wait_for("25.0%")
+    browser.open("#/run/finished/evaluations")
+    browser.click("table a", "before")
+    browser.wait_for("8 problems")
+    browser.click(".choice button", "wrong 6")
+    browser.wait_for("6 problems")
+    pickers = browser.until(
+        lambda: [e for e in browser.all("select") if e.text.startswith("none")], "the choice of B"
     )
+    Select(pickers[0]).select_by_index(1)
+    browser.wait_for("comparison")
+    browser.wait_for("B is 50.0 points higher")
+    browser.click(".choice button", "B better than A 4")
+    browser.wait_for("4 problems of 8 that both answered")
+    assert len(browser.all(".grouplist a.group")) == 4
+    assert len(browser.all(".two .card.wrong")) == 2 and len(browser.all(".two .card.right")) == 2
+    assert "parsed answer" not in browser.text(".two") and "format" in browser.text(".two")
+
+
+def test_entropy_flow_of_several_analyses_is_drawn(browser):
+    browser.open("#/entropy")
+    browser.wait_for("Entropy flow")
+    flow = browser.chart("Entropy by layer (nats)").find_element(By.CSS_SELECTOR, "svg.plot")
+    browser.until(lambda: flow.get_attribute("data-points") == "13", "3 L + 1 points")
+    assert "to 0.7" in flow.accessible_name, "the last point is the full policy"
+    change = browser.chart("Change by FFN (nats)")
+    assert len(change.find_elements(By.CSS_SELECTOR, "path.line")) == 2
+    assert "group/failed" in change.text
 
 
 @pytest.mark.slow
-def test_hostile_words_do_nothing_anywhere(eyes):
-    places = [
+def test_hostile_text_is_never_run(browser):
+    pages = [
         "#/runs",
         "#/run/hostile/curves",
         "#/run/hostile/rollouts?step=1&group=2",
         "#/run/group%2Ffailed/events",
         "#/entropy",
         "#/evaluations/responses?a=finished%2Feval%2Fafter&set=sums",
-        f"#/run/hostile/rollouts?words={quote('script')}",
+        f"#/run/hostile/rollouts?find={quote('script')}",
         f"#/run/{quote(HOSTILE, safe='')}/curves",
         f"#/{quote(HOSTILE, safe='')}",
         f"#/run/hostile/rollouts?uid={quote(HOSTILE, safe='')}",
     ]
-    for place in places:
-        eyes.open(place)
-        eyes.until(lambda: "Loading" not in eyes.text() and len(eyes.text()) > 10, place)
-        if "rollouts?step" in place:
-            eyes.says("<script>window.pwned=1</script>", ".card .tokens")
-            eyes.says(HOSTILE, ".others")
-            ActionChains(eyes.driver).move_to_element(eyes.all(".tokens .t")[6]).perform()
+    for page in pages:
+        browser.open(page)
+        browser.until(lambda: "Loading" not in browser.text() and len(browser.text()) > 10, page)
+        if "rollouts?step" in page:
+            browser.wait_for("<script>window.pwned=1</script>", ".card .tokens")
+            browser.wait_for(HOSTILE, ".others")
+            ActionChains(browser.driver).move_to_element(browser.all(".tokens .t")[6]).perform()
         time.sleep(0.1)
-        assert eyes.run("return window.pwned") is None, place
-        assert (
-            eyes.run(
-                "return document.querySelectorAll('main script, main img, main iframe, main b:empty').length"
-            )
-            == 0
-        ), place
-        assert not [
-            link
-            for link in eyes.run("return [...document.links].map((a) => a.getAttribute('href'))")
-            if link.startswith("javascript")
-        ]
-    complaints = eyes.complaints()
-    assert all("404" in words for words in complaints), (
-        "only the run that is not there may be complained of"
-    )
+        assert browser.run("return window.pwned") is None, page
+        markup = "main script, main img, main iframe, main b:empty"
+        count = browser.run("return document.querySelectorAll(arguments[0]).length", markup)
+        assert count == 0, page
+        links = browser.run("return [...document.links].map((a) => a.getAttribute('href'))")
+        assert not any(link.startswith("javascript") for link in links)
+    errors = browser.console_errors()
+    assert all("404" in error for error in errors), "the only error is the missing run"
     with pytest.raises(selenium.common.exceptions.JavascriptException, match="TrustedHTML"):
-        eyes.run("document.querySelector('main').innerHTML = '<p>markup from a string</p>'")
-    eyes.complaints()
+        browser.run("document.querySelector('main').innerHTML = '<p>markup from a string</p>'")
+    browser.console_errors()
 
 
 @pytest.mark.slow
-def test_every_control_has_a_name_and_nothing_is_wider_than_a_phone(eyes):
-    places = [
+def test_every_control_has_a_name_and_pages_fit_a_phone(browser):
+    pages = [
         "#/runs",
         "#/run/finished/curves",
         "#/run/finished/rollouts?step=4&group=1",
@@ -517,66 +494,64 @@ def test_every_control_has_a_name_and_nothing_is_wider_than_a_phone(eyes):
 
     def width(pixels: int) -> None:
         size = {"width": pixels, "height": 844, "deviceScaleFactor": 1, "mobile": pixels < 500}
-        eyes.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
 
-    for place in places:
+    for page in pages:
         width(1280)
-        eyes.open(place)
-        eyes.until(lambda: "Loading" not in eyes.text() and len(eyes.text()) > 20, place)
-        assert eyes.run("return document.querySelectorAll('h1').length") >= 1, place
+        browser.open(page)
+        browser.until(lambda: "Loading" not in browser.text() and len(browser.text()) > 20, page)
+        assert browser.run("return document.querySelectorAll('h1').length") >= 1, page
         for pixels in (1280, 390):
             width(pixels)
-            assert eyes.run(NAMELESS) == [], (place, pixels)
-            eyes.until(
-                lambda p=pixels: eyes.run("return document.documentElement.scrollWidth") <= p,
-                f"{place} to fit {pixels}",
+            assert browser.run(FIND_UNNAMED) == [], (page, pixels)
+            browser.until(
+                lambda p=pixels: browser.run("return document.documentElement.scrollWidth") <= p,
+                f"{page} to fit {pixels}",
                 3,
             )
-    eyes.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-def test_empty_and_missing_things_say_so(eyes, tmp_path):
+def test_messages_for_empty_and_missing_things(browser, tmp_path):
     with serving(tmp_path) as server:
-        eyes.open("#/runs", server)
-        eyes.says("No runs here yet.")
-        eyes.open("#/evaluations", server)
-        eyes.says("No evaluations here yet.")
-        eyes.open("#/entropy", server)
-        eyes.says("No analysis here yet.")
-        eyes.open("#/nonsense", server)
-        eyes.says("There is no such page.")
-    eyes.open("#/run/broken/rollouts")
-    eyes.says("could not be read")
-    eyes.open("#/run/broken/settings")
-    eyes.says("no config.yaml that can be read")
-    eyes.complaints()
+        browser.open("#/runs", server)
+        browser.wait_for("No runs yet.")
+        browser.open("#/evaluations", server)
+        browser.wait_for("No evaluations yet.")
+        browser.open("#/entropy", server)
+        browser.wait_for("No entropy analyses yet.")
+        browser.open("#/nonsense", server)
+        browser.wait_for("This page does not exist.")
+    browser.open("#/run/broken/rollouts")
+    browser.wait_for("could not be read")
+    browser.open("#/run/broken/settings")
+    browser.wait_for("no readable config.yaml")
+    browser.console_errors()
 
 
-def test_screenshots(eyes, request):
-    """Photographs of the main views, when asked for."""
-    target, runs = (
-        request.config.getoption("--screenshots"),
-        request.config.getoption("--screenshot-runs"),
-    )
+def test_screenshots(browser, request):
+    """Takes screenshots of the main pages if --screenshots is given."""
+    target = request.config.getoption("--screenshots")
+    runs = request.config.getoption("--screenshot-runs")
     if not target:
         pytest.skip("only with --screenshots FOLDER")
-    with serving(Path(runs) if runs else eyes.server.root) as server:
-        photograph(eyes, server, Path(target))
+    with serving(Path(runs) if runs else browser.server.root) as server:
+        take_screenshots(browser, server, Path(target))
 
 
-def photograph(eyes: Eyes, server: Server, target: Path) -> None:
+def take_screenshots(browser: Browser, server: Server, target: Path) -> None:
     target.mkdir(exist_ok=True)
     runs = server.json("/api/runs")["runs"]
     last = max(
-        (run for run in runs if run["main"] == "reward/mean"),
+        (run for run in runs if run["metric"] == "reward/mean"),
         key=lambda run: (run["step"], run["name"]),
     )
     name, middle = quote(last["name"], safe=""), last["step"] * 4 // 7
-    others = [
-        run["name"]
-        for run in runs
-        if run["main"] == "reward/mean" and run["steps"] == last["steps"]
-    ][:2]
+    others = []
+    for run in runs:
+        if run["metric"] == "reward/mean" and run["steps"] == last["steps"]:
+            others.append(run["name"])
+    others = others[:2]
     pairs = server.json("/api/evaluations")["evaluations"]
     shots = [
         ("runs", "light", (1280, 560), "#/runs"),
@@ -597,7 +572,7 @@ def photograph(eyes: Eyes, server: Server, target: Path) -> None:
                 "evaluations",
                 "light",
                 (1280, 720),
-                f"#/evaluations/responses?a={a}&b={b}&set={quote(pairs[0]['sets'][0])}&keep=b",
+                f"#/evaluations/responses?a={a}&b={b}&set={quote(pairs[0]['sets'][0])}&filter=b",
             )
         )
     if server.json("/api/entropies")["entropies"]:
@@ -611,22 +586,22 @@ def photograph(eyes: Eyes, server: Server, target: Path) -> None:
                 f"#/run/{quote(mates[0]['name'], safe='')}/rollouts?sort=advantage",
             )
         )
-    for shot, theme, (width, height), place in shots:
+    for shot, theme, (width, height), page in shots:
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
-        eyes.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-        eyes.open("", server)
-        eyes.run("localStorage.setItem('theme', arguments[0])", theme)
-        eyes.open(place, server)
+        browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        browser.open("", server)
+        browser.run("localStorage.setItem('theme', arguments[0])", theme)
+        browser.open(page, server)
         time.sleep(1.5)
         if shot == "rollouts":
-            picker = Select(eyes.one(".detail .controls select"))
+            picker = Select(browser.one(".detail .controls select"))
             if "entropy" in [option.text for option in picker.options]:
                 picker.select_by_visible_text("entropy")
         if shot == "classmates":
-            eyes.run(
+            browser.run(
                 "scrollTo(0, document.querySelector('.side').getBoundingClientRect().top - 70)"
             )
-        eyes.run("document.getElementById('folder').textContent = 'runs'")
-        eyes.driver.save_screenshot(str(target / f"{shot}.png"))
-    eyes.run("localStorage.removeItem('theme')")
-    eyes.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        browser.run("document.getElementById('folder').textContent = 'runs'")
+        browser.driver.save_screenshot(str(target / f"{shot}.png"))
+    browser.run("localStorage.removeItem('theme')")
+    browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})

@@ -1,36 +1,34 @@
-"""Pictures without a browser, and token ids as texts."""
+"""Charts as image files, and decoding of single tokens."""
 
-import functools
 import json
-import operator
 import re
 
 import pytest
 from view_world import WORDS
 
 from postgrad.cli.main import main
-from postgrad.view.picture import arrange, smoothed
+from postgrad.view.picture import arrange, smooth
 from postgrad.view.server import ASSETS
-from postgrad.view.tokens import load
+from postgrad.view.tokens import load_decoder
 
 
-def test_plot_draws_one_run_several_and_a_poster(runs, tmp_path, capsys):
+def test_plot_draws_one_run_several_runs_and_a_poster(runs, tmp_path, capsys):
     one, other = runs / "finished", runs / "group" / "failed"
     assert main(["plot", str(one), str(tmp_path / "one.svg"), "--smoothing", "0"]) == 0
     svg = (tmp_path / "one.svg").read_text()
-    assert svg.count("<!-- Reward -->") == 1 and "Time of a step by stage (s)" in svg
+    assert svg.count("<!-- Reward -->") == 1 and "Step time by stage (s)" in svg
     assert main(["plot", str(one), str(other), str(tmp_path / "two.svg")]) == 0
     assert "group/failed" in (tmp_path / "two.svg").read_text()
     assert main(["plot", "--poster", str(one), str(tmp_path / "poster.png")]) == 0
     assert (tmp_path / "poster.png").read_bytes().startswith(b"\x89PNG")
-    for words, title in (
+    for arguments, title in (
         ([], "finished: grpo on arithmetic:1"),
         (["--title", "my words"], "my words"),
     ):
-        assert main(["plot", "--poster", *words, str(one), str(tmp_path / "poster.svg")]) == 0
+        assert main(["plot", "--poster", *arguments, str(one), str(tmp_path / "poster.svg")]) == 0
         assert f"<!-- {title} -->" in (tmp_path / "poster.svg").read_text()
     capsys.readouterr()
-    for words, part in (
+    for arguments, part in (
         (["nowhere"], "no run folder nowhere"),
         ([str(tmp_path)], "has no metrics.jsonl"),
         ([str(one), "x.gif"], "x.gif"),
@@ -39,12 +37,12 @@ def test_plot_draws_one_run_several_and_a_poster(runs, tmp_path, capsys):
         ([str(one), "--postr"], "did you mean --poster?"),
         ([str(one), "--title", "mine"], "--title needs --poster"),
     ):
-        assert main(["plot", *words]) == 2
+        assert main(["plot", *arguments]) == 2
         err = capsys.readouterr().err
         assert part in err and err.count("\n") == 1, err
 
 
-def test_each_metric_is_in_one_panel_and_parts_stay_in_order():
+def test_each_metric_is_in_one_panel_and_order_is_kept():
     names = [
         "reward/failures",
         "reward/mean",
@@ -56,23 +54,20 @@ def test_each_metric_is_in_one_panel_and_parts_stay_in_order():
         "loss",
         "own/thing",
     ]
-    taken = {panel["title"]: found for panel, found in arrange(names)}
-    assert taken["Reward"] == ["reward/mean", "reward/b", "reward/a"] and taken["Loss"] == [
-        "loss",
-        "validation/loss",
-    ]
-    assert taken["Truncated and failed"] == [
-        "reward/failures"
-    ] and "own/thing" not in functools.reduce(operator.iadd, taken.values(), [])
+    panels = {panel["title"]: panel_names for panel, panel_names in arrange(names)}
+    assert panels["Reward"] == ["reward/mean", "reward/b", "reward/a"]
+    assert panels["Loss"] == ["loss", "validation/loss"]
+    assert panels["Truncated and not scored"] == ["reward/failures"]
+    assert not any("own/thing" in panel_names for panel_names in panels.values())
 
 
 def test_smoothing_by_hand():
-    assert smoothed([1.0, 3.0, 5.0], 0.5) == pytest.approx(
+    assert smooth([1.0, 3.0, 5.0], 0.5) == pytest.approx(
         [1.0, (0.25 + 1.5) / 0.75, (0.125 + 0.75 + 2.5) / 0.875]
     )
 
 
-def test_texts_of_tokens_joined_are_the_text_also_when_a_character_is_spread_over_tokens(tmp_path):
+def test_token_texts_join_to_the_text_even_if_a_character_has_several_tokens(tmp_path):
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = {letter: i for i, letter in enumerate(pre_tokenizers.ByteLevel.alphabet())}
@@ -81,17 +76,18 @@ def test_texts_of_tokens_joined_are_the_text_also_when_a_character_is_spread_ove
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<|end|>"])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    pieces, text = load(tmp_path / "tokenizer.json"), "né 日本🙂\n<b>"
+    decoder = load_decoder(tmp_path / "tokenizer.json")
+    text = "né 日本🙂\n<b>"
     ids = tokenizer.encode(text).ids
-    texts = pieces.split([*ids, len(alphabet)])
+    texts = decoder.decode_each([*ids, len(alphabet)])
     assert "".join(texts) == text + "<|end|>" and len(texts) == len(ids) + 1
-    assert texts[1:3] == ["", "é"], "the token that completes a character carries it"
-    assert pieces.split([10**6]) == ["⟨1000000⟩"]
+    assert texts[1:3] == ["", "é"], "the last token of a character has its text"
+    assert decoder.decode_each([10**6]) == ["⟨1000000⟩"]
 
 
-def test_texts_of_other_tokenizers(runs):
-    pieces = load(runs / "finished" / "tokenizer.json")
-    assert pieces.split([1, 2, 3, 7, 8]) == [WORDS[i] for i in (1, 2, 3, 7, 8)]
+def test_token_texts_of_other_tokenizers(runs):
+    decoder = load_decoder(runs / "finished" / "tokenizer.json")
+    assert decoder.decode_each([1, 2, 3, 7, 8]) == [WORDS[i] for i in (1, 2, 3, 7, 8)]
 
 
 def luminance(color: str) -> float:
@@ -101,19 +97,19 @@ def luminance(color: str) -> float:
 
 
 @pytest.mark.parametrize("theme", [0, 2], ids=["light", "dark"])
-def test_words_stand_out_from_what_is_behind_them(theme):
-    """WCAG AA: 4.5 to 1 for text, in both palettes."""
+def test_text_contrast_meets_wcag_aa(theme):
+    """WCAG AA asks for 4.5 to 1 for text; checked in both palettes."""
     css = (ASSETS / "style.css").read_text()
     blocks = [
         dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", block))
         for block in re.findall(r"\{([^{}]*--paper:[^{}]*)\}", css)
     ]
-    assert len(blocks) == 3 and blocks[1] == blocks[2], "the two ways into the dark are one palette"
+    assert len(blocks) == 3 and blocks[1] == blocks[2], "both dark rules have the same palette"
     palette = blocks[theme]
     pairs = [
-        (word, ground)
-        for word in ("ink", "dim", "accent", "right", "wrong", "warn")
-        for ground in ("paper", "card", "faint")
+        (text, background)
+        for text in ("ink", "dim", "accent", "right", "wrong", "warn")
+        for background in ("paper", "card", "faint")
     ]
     pairs += [
         ("right", "right-soft"),
@@ -122,11 +118,11 @@ def test_words_stand_out_from_what_is_behind_them(theme):
         ("accent", "accent-soft"),
         ("dim", "quiet-soft"),
     ]
-    for word, ground in pairs:
-        low, high = sorted((luminance(palette[word]), luminance(palette[ground])))
-        assert (high + 0.05) / (low + 0.05) >= 4.5, (word, ground)
+    for text, background in pairs:
+        low, high = sorted((luminance(palette[text]), luminance(palette[background])))
+        assert (high + 0.05) / (low + 0.05) >= 4.5, (text, background)
 
 
-def test_the_pages_panels_are_whole():
+def test_every_panel_has_a_title_and_metrics():
     for panel in json.loads((ASSETS / "panels.json").read_text()):
         assert panel["title"] and panel["metrics"]

@@ -1,4 +1,4 @@
-"""The page's server: what it says of folders, and whom it lets in."""
+"""The page's server: its responses about folders, and which requests it rejects."""
 
 import contextlib
 import fcntl
@@ -13,11 +13,11 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from view_world import HOSTILE, Server, Written, serving
+from view_world import HOSTILE, Server, WrittenRun, serving
 
 from postgrad.view import metrics as metrics_module
 from postgrad.view.folder import Folder, NotFound
-from postgrad.view.metrics import Metrics, glance
+from postgrad.view.metrics import Metrics, read_sample
 from postgrad.view.runs import Runs
 
 
@@ -25,24 +25,19 @@ def overviews(server: Server) -> dict[str, dict]:
     return {run["name"]: run for run in server.json("/api/runs")["runs"]}
 
 
-def test_every_end_of_a_run_is_told_from_its_folder(server):
-    found = overviews(server)
-    assert found["finished"]["state"] == "finished" and found["finished"]["step"] == 20
-    assert (
-        found["group/failed"]["state"] == "failed"
-        and "90% could not be judged" in found["group/failed"]["why"]
-    )
-    assert (
-        found["killed/run"]["state"] == "stopped" and "without a word" in found["killed/run"]["why"]
-    )
-    assert (
-        found["finished"]["last"] == pytest.approx(0.5)
-        and len(found["finished"]["sparkline"]) == 20
-    )
-    assert found["finished"]["accuracy"] == pytest.approx(0.6)
+def test_state_of_a_run_is_read_from_its_folder(server):
+    runs = overviews(server)
+    finished = runs["finished"]
+    assert finished["state"] == "finished" and finished["step"] == 20
+    assert runs["group/failed"]["state"] == "failed"
+    assert "90% could not be judged" in runs["group/failed"]["reason"]
+    assert runs["killed/run"]["state"] == "stopped"
+    assert "without an event" in runs["killed/run"]["reason"]
+    assert finished["last"] == pytest.approx(0.5) and len(finished["sparkline"]) == 20
+    assert finished["accuracy"] == pytest.approx(0.6)
 
 
-def test_a_held_lock_means_running_and_looking_does_not_take_it(runs, server):
+def test_a_held_lock_means_running_and_reading_does_not_take_it(runs, server):
     lock = runs / "killed" / "run" / ".lock"
     lock.touch()
     with lock.open("w") as file:
@@ -51,12 +46,12 @@ def test_a_held_lock_means_running_and_looking_does_not_take_it(runs, server):
         old = time.time() - 3600
         for name in ("metrics.jsonl", "events.jsonl", "config.yaml"):
             os.utime(lock.parent / name, (old, old))
-        assert "no news for 60 min" in overviews(server)["killed/run"]["why"]
+        assert "60 min" in overviews(server)["killed/run"]["reason"]
     assert overviews(server)["killed/run"]["state"] == "stopped"
 
 
-def test_a_run_without_events_is_finished_when_its_last_step_or_its_goal_is_there(tmp_path):
-    for name, steps, goal in (("whole", 2, "null"), ("short", 9, "null"), ("goal", 9, "0.5")):
+def test_a_run_without_events_is_finished_at_its_last_step_or_its_goal(tmp_path):
+    for name, steps, goal in (("complete", 2, "null"), ("short", 9, "null"), ("goal", 9, "0.5")):
         folder = tmp_path / name
         folder.mkdir()
         (folder / "config.yaml").write_text(f"training: {{steps: {steps}, stop_at: {goal}}}\n")
@@ -66,35 +61,33 @@ def test_a_run_without_events_is_finished_when_its_last_step_or_its_goal_is_ther
             {"step": 2, "validation/accuracy": 0.5},
         ]
         (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    states = {run["name"]: (run["state"], run["why"]) for run in Runs(Folder(tmp_path)).all()}
-    assert states["whole"] == ("finished", "") and states["goal"] == (
-        "finished",
-        "reached training.stop_at=0.5",
-    )
+    states = {run["name"]: (run["state"], run["reason"]) for run in Runs(Folder(tmp_path)).all()}
+    assert states["complete"] == ("finished", "")
+    assert states["goal"] == ("finished", "reached training.stop_at=0.5")
     assert states["short"][0] == "stopped"
 
 
-def test_broken_files_are_shown_for_what_they_are(server):
-    found = overviews(server)["broken"]
-    assert found["step"] == 2 and found["method"] == ""
+def test_broken_files_do_not_break_the_page(server):
+    overview = overviews(server)["broken"]
+    assert overview["step"] == 2 and overview["method"] == ""
     columns = server.json("/api/metrics?run=broken")["columns"]
-    assert columns["step"] == [1, 2] and columns["loss"] == [None, None], (
-        "NaN and infinity are no JSON"
-    )
+    assert columns["step"] == [1, 2]
+    assert columns["loss"] == [None, None], "JSON has no NaN and no infinity"
     status, _, body = server.get("/api/groups?run=broken&step=1")
-    assert status == 503 and "could not be read" in json.loads(body)["error"]
+    assert status == 503 and json.loads(body)["error"]
 
 
-def test_settings_that_differ_are_named(server):
-    found = server.json("/api/compare?run=finished&run=group/failed")
-    assert "optimizer.lr" in found["different"] and "model.path" not in found["different"]
-    assert found["values"]["finished"]["optimizer.lr"] == 0.001
+def test_different_settings_are_listed(server):
+    comparison = server.json("/api/compare?run=finished&run=group/failed")
+    assert "optimizer.lr" in comparison["different"]
+    assert "model.path" not in comparison["different"]
+    assert comparison["values"]["finished"]["optimizer.lr"] == 0.001
 
 
-# ---- metrics
+# Metrics
 
 
-def test_metrics_are_read_on_from_where_they_ended_and_anew_when_replaced(tmp_path):
+def test_metrics_are_read_incrementally_and_again_if_replaced(tmp_path):
     file = tmp_path / "metrics.jsonl"
     file.write_text('{"step": 1, "a": 1}\n{"step": 2, "b": 5}\n{"step": 3, "a"')
     metrics = Metrics(file).refresh()
@@ -102,16 +95,19 @@ def test_metrics_are_read_on_from_where_they_ended_and_anew_when_replaced(tmp_pa
     with file.open("a") as opened:
         opened.write(': 7}\n{"step": 4, "a": 8}\n')
     assert json.loads(metrics.refresh().json(2)) == {
-        "generation": 0, "from": 2, "count": 4, "columns": {"step": [3, 4], "a": [7, 8], "b": [None, None]},
-    }  # fmt: skip
+        "generation": 0,
+        "from": 2,
+        "count": 4,
+        "columns": {"step": [3, 4], "a": [7, 8], "b": [None, None]},
+    }
     other = tmp_path / "new"
     other.write_text('{"step": 1, "a": 1}\n')
     other.rename(file)
     assert metrics.refresh().generation == 1 and metrics.num_lines == 1
 
 
-def test_metrics_of_an_endless_run_stay_bounded_and_keep_validations(tmp_path, monkeypatch):
-    monkeypatch.setattr(metrics_module, "MOST_LINES", 100)
+def test_metrics_of_a_long_run_stay_bounded_and_keep_validations(tmp_path, monkeypatch):
+    monkeypatch.setattr(metrics_module, "MAX_LINES", 100)
     file = tmp_path / "metrics.jsonl"
     lines = [
         {"step": n, "a": n, **({"validation/accuracy": 0.5} if n % 97 == 0 else {})}
@@ -120,105 +116,87 @@ def test_metrics_of_an_endless_run_stay_bounded_and_keep_validations(tmp_path, m
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     metrics = Metrics(file).refresh()
     steps, values = metrics.series("a")
-    assert (
-        metrics.num_lines < 100 and steps == values and steps[-1] > 4800 and steps == sorted(steps)
-    )
+    assert metrics.num_lines < 100
+    assert steps == values == sorted(steps) and steps[-1] > 4800
     assert metrics.generation > 0
 
 
-def test_a_glance_at_a_large_file_reads_little_of_it_and_has_its_ends(tmp_path):
+def test_sample_of_a_large_file_has_its_first_and_last_lines(tmp_path):
     file = tmp_path / "metrics.jsonl"
     with file.open("w") as opened:
         for n in range(1, 20001):
-            opened.write(
-                json.dumps({"step": n, "time": n, "reward/mean": n / 20000, "filler": "x" * 100})
-                + "\n"
-            )
-    seen = glance(file)
-    assert seen[0]["step"] == 1 and seen[-1]["step"] == 20000 and 40 <= len(seen) <= 60
+            line = {"step": n, "time": n, "reward/mean": n / 20000, "filler": "x" * 100}
+            opened.write(json.dumps(line) + "\n")
+    lines = read_sample(file)
+    assert lines[0]["step"] == 1 and lines[-1]["step"] == 20000
+    assert 40 <= len(lines) <= 60
 
 
-# ---- rollouts
+# Rollouts
 
 
 def test_rows_are_filtered_sorted_and_searched(server):
     base = "/api/groups?run=finished&step=4"
-    found = server.json(base)
-    assert found["total"] == 3 and found["rows"] == 9
-    assert found["counts"] == {
+    groups = server.json(base)
+    assert groups["total"] == 3 and groups["rows"] == 9
+    assert groups["counts"] == {
         "all": 9,
-        "right": 3,
+        "correct": 3,
         "wrong": 5,
         "truncated": 3,
         "failed": 1,
         "given": 3,
     }
-    wrong = server.json(f"{base}&keep=wrong")["groups"][0]["rows"]
-    assert [row["passes"] for row in wrong] == [False, True, True], (
-        "the others of the group stay in sight"
-    )
+    wrong = server.json(f"{base}&filter=wrong")["groups"][0]["rows"]
+    assert [row["passes"] for row in wrong] == [False, True, True], "the others are still listed"
     assert [g["group"] for g in server.json(f"{base}&sort=longest")["groups"]] == [2, 1, 0]
     assert server.json(f"{base}&search={quote('1 + 4')}")["passing"] == 3
     assert server.json(f"{base}&search=problem-1")["passing"] == 3
     assert server.json(f"{base}&search=nowhere")["total"] == 0
 
 
-def test_a_group_has_its_tokens_with_every_column(server):
-    found = server.json("/api/group?run=finished&step=4&group=1")
-    rows = found["rows"]
-    assert (
-        len(rows) == 3
-        and found["position"] == [2, 3]
-        and (found["before"], found["after"]) == (0, 2)
-    )
-    assert found["prompt"]["texts"] == ["so", " the", " answer", " is"]
+def test_a_group_has_its_tokens_with_all_columns(server):
+    group = server.json("/api/group?run=finished&step=4&group=1")
+    rows = group["rows"]
+    assert len(rows) == 3
+    assert group["position"] == [2, 3] and (group["before"], group["after"]) == (0, 2)
+    assert group["prompt"]["texts"] == ["so", " the", " answer", " is"]
     assert rows[0]["texts"][:6] == ["so", " the", " answer", " is", " 8", "\n"]
-    assert (
-        rows[0]["tokens"]["behavior_logprobs"][:2] == [-0.2, -0.4]
-        and rows[1]["tokens"]["advantages"][0] == -0.5
-    )
+    assert rows[0]["tokens"]["behavior_logprobs"][:2] == [-0.2, -0.4]
+    assert rows[1]["tokens"]["advantages"][0] == -0.5
     assert rows[0]["tokens"]["loss_mask"][:3] == [1, 0, 1] and rows[2]["source"] == "demonstration"
-    assert rows[0]["parts"] == {
-        "answer": None if rows[0]["reward"] is None else rows[0]["reward"],
-        "format": 0.5,
-    }
+    assert rows[0]["parts"] == {"answer": rows[0]["reward"], "format": 0.5}
     assert rows[1]["failure"].startswith("timeout") and rows[1]["reward"] is None
     assert rows[0]["others"]["classmate_continuations"] == ["then 7 it is", "or 8"]
 
 
-def test_one_problem_is_followed_over_the_run(server):
+def test_groups_of_one_problem_over_the_run(server):
     for _ in range(50):
-        found = server.json("/api/follow?run=finished&uid=problem-1")
-        if found["looked"] == found["steps"]:
+        problem = server.json("/api/problem?run=finished&uid=problem-1")
+        if problem["indexed"] == problem["steps"]:
             break
-    assert [visit["step"] for visit in found["visits"]] == [
-        s for s in range(1, 21) for g in range(3) if (s + g) % 5 == 1
-    ]
-    assert found["visits"][0]["group"] == 0 and found["visits"][0]["reward"] == pytest.approx(
-        1 / 3, abs=1e-5
-    )
+    visits = problem["visits"]
+    expected = [step for step in range(1, 21) for group in range(3) if (step + group) % 5 == 1]
+    assert [visit["step"] for visit in visits] == expected
+    assert visits[0]["group"] == 0 and visits[0]["reward"] == pytest.approx(1 / 3, abs=1e-5)
 
 
-def test_words_are_found_anywhere_in_the_run(server):
-    found = server.json(f"/api/search?run=finished&words={quote('2 + 17?')}")
-    assert [(hit["step"], hit["group"]) for hit in found["hits"]] == [(17, 2)] * 3 and found[
-        "next"
-    ] is None
+def test_search_over_the_whole_run(server):
+    result = server.json(f"/api/search?run=finished&search={quote('2 + 17?')}")
+    assert [(hit["step"], hit["group"]) for hit in result["hits"]] == [(17, 2)] * 3
+    assert result["next"] is None
 
 
-def test_without_a_tokenizer_the_ids_are_given(runs, tmp_path):
-    Written(tmp_path / "bare").steps(1)
+def test_without_a_tokenizer_the_ids_are_returned(runs, tmp_path):
+    WrittenRun(tmp_path / "bare").steps(1)
     (tmp_path / "bare" / "tokenizer.json").unlink()
     with serving(tmp_path) as server:
         row = server.json("/api/group?run=bare&step=1&group=0")["rows"][0]
-        assert (
-            row["texts"] is None
-            and row["ids"][:3] == [1, 2, 3]
-            and row["text"].startswith("so the")
-        )
+        assert row["texts"] is None and row["ids"][:3] == [1, 2, 3]
+        assert row["text"].startswith("so the")
 
 
-# ---- who is let in, and how far
+# Access
 
 
 @pytest.mark.parametrize(
@@ -238,24 +216,25 @@ def test_without_a_tokenizer_the_ids_are_given(runs, tmp_path):
         ".",
     ],
 )
-def test_nothing_outside_is_read(runs, server, name, tmp_path_factory):
+def test_nothing_outside_the_folder_is_read(runs, server, name, tmp_path_factory):
     outside = tmp_path_factory.getbasetemp() / "outside"
     if not outside.exists():
-        Written(outside).steps(1)
+        WrittenRun(outside).steps(1)
         (runs / "link").symlink_to(outside, target_is_directory=True)
-    for path in ("run", "metrics", "groups", "group", "follow", "search"):
-        status, _, body = server.get(f"/api/{path}?run={quote(name)}&step=1&group=0&uid=x&words=x")
+    for path in ("run", "metrics", "groups", "group", "problem", "search"):
+        query = f"run={quote(name)}&step=1&group=0&uid=x&search=x"
+        status, _, body = server.get(f"/api/{path}?{query}")
         assert status == 404 and json.loads(body) == {"error": "not found"}
     assert server.get(f"/api/live?run={quote(name)}")[0] == 404
     assert server.get(f"/api/responses?eval={quote(name)}&set=sums")[0] == 404
     assert "link" not in overviews(server)
 
 
-def test_files_of_a_run_that_are_links_to_elsewhere_are_not_there(tmp_path):
+def test_links_out_of_the_folder_are_treated_as_missing(tmp_path):
     secret = tmp_path / "secret.jsonl"
     secret.write_text('{"step": 1, "key": 42}\n')
     root = tmp_path / "root"
-    run = Written(root / "run").steps(1)
+    written = WrittenRun(root / "run").steps(1)
     for name in (
         "metrics.jsonl",
         "config.yaml",
@@ -263,18 +242,18 @@ def test_files_of_a_run_that_are_links_to_elsewhere_are_not_there(tmp_path):
         "tokenizer.json",
         "rollouts/step-000001.parquet",
     ):
-        (run.folder / name).unlink()
-        (run.folder / name).symlink_to(secret)
+        (written.folder / name).unlink()
+        (written.folder / name).symlink_to(secret)
     with serving(root) as server:
         assert server.get("/api/metrics?run=run")[0] == 404
         assert server.get("/api/groups?run=run&step=1")[0] == 404
-        found = server.json("/api/run?run=run")
-        assert found["events"] == [] and found["config"] == {} and "42" not in json.dumps(found)
+        run = server.json("/api/run?run=run")
+        assert run["events"] == [] and run["config"] == {} and "42" not in json.dumps(run)
     with pytest.raises(NotFound):
-        Folder(root).inside("run/metrics.jsonl")
+        Folder(root).resolve("run/metrics.jsonl")
 
 
-def test_assets_are_named_files_only(server):
+def test_only_files_of_the_assets_folder_are_served(server):
     assert server.get("/assets/app.js")[1]["content-type"].startswith("text/javascript")
     for path in (
         "/assets/../server.py",
@@ -301,23 +280,18 @@ def test_other_hosts_origins_sites_and_methods_are_refused(server):
         assert server.get("/api/runs", method=method)[0] == 405
 
 
-def test_every_answer_carries_a_strict_policy(server):
+def test_every_response_has_a_strict_content_security_policy(server):
     for path in ("/", "/assets/app.js", "/api/runs", "/api/run?run=nowhere", "/nothing"):
         _, headers, _ = server.get(path)
         policy = headers["content-security-policy"]
-        assert (
-            "default-src 'none'" in policy
-            and "script-src 'self';" in policy
-            and "unsafe" not in policy
-        )
-        assert (
-            headers["x-content-type-options"] == "nosniff"
-            and headers["cross-origin-resource-policy"] == "same-origin"
-        )
+        assert "default-src 'none'" in policy and "script-src 'self';" in policy
+        assert "unsafe" not in policy
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["cross-origin-resource-policy"] == "same-origin"
         assert "access-control-allow-origin" not in headers
 
 
-def test_the_page_loads_nothing_from_elsewhere_and_makes_no_markup_from_strings():
+def test_page_loads_nothing_from_other_hosts_and_parses_no_markup():
     import postgrad.view.server as server_module
 
     for file in server_module.ASSETS.iterdir():
@@ -335,7 +309,7 @@ def test_the_page_loads_nothing_from_elsewhere_and_makes_no_markup_from_strings(
             assert word not in text, (file.name, word)
 
 
-def test_beyond_loopback_a_token_is_needed(runs):
+def test_a_token_is_needed_beyond_loopback(runs):
     with pytest.raises(ValueError, match="token"), serving(runs, host="0.0.0.0"):
         pass
     with serving(runs, host="0.0.0.0", token="secret-token") as server:
@@ -361,16 +335,16 @@ def test_beyond_loopback_a_token_is_needed(runs):
         )
 
 
-@pytest.mark.parametrize("query", ["step=x", "step=", "step=1&keep=odd", "step=1&sort=odd", ""])
-def test_questions_without_sense_get_a_sentence(server, query):
+@pytest.mark.parametrize("query", ["step=x", "step=", "step=1&filter=odd", "step=1&sort=odd", ""])
+def test_bad_parameters_get_an_error_message(server, query):
     status, _, body = server.get(f"/api/groups?run=finished&{query}")
     assert status == 400 and json.loads(body)["error"]
 
 
-def test_the_live_stream_tells_of_new_lines(runs, tmp_path):
+def test_live_stream_sends_new_lines(runs, tmp_path):
     import http.client
 
-    written = Written(tmp_path / "live").steps(2)
+    written = WrittenRun(tmp_path / "live").steps(2)
     with serving(tmp_path) as server:
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
         connection.request("GET", "/api/live?run=live&from=2&generation=0")
@@ -386,16 +360,16 @@ def test_the_live_stream_tells_of_new_lines(runs, tmp_path):
         connection.close()
 
 
-def test_hostile_words_are_only_data_in_the_answers(server):
+def test_hostile_text_is_only_data_in_responses(server):
     _, headers, body = server.get("/api/group?run=hostile&step=1&group=0")
     assert headers["content-type"] == "application/json" and HOSTILE in json.loads(body)["question"]
 
 
-def test_the_command_names_what_is_wrong(tmp_path, capsys, monkeypatch):
+def test_command_names_the_wrong_argument(tmp_path, capsys, monkeypatch):
     from postgrad.cli.main import main
 
     monkeypatch.chdir(tmp_path)
-    for words, part in (
+    for arguments, part in (
         (["nowhere"], "no folder nowhere"),
         ([], "no folder runs"),
         (["--prot", "1"], "did you mean --port?"),
@@ -404,14 +378,14 @@ def test_the_command_names_what_is_wrong(tmp_path, capsys, monkeypatch):
         (["a", "b"], "unexpected argument b"),
         ([".", "--host", "no.such.host.invalid"], "--host no.such.host.invalid"),
     ):
-        assert main(["view", *words]) == 2
+        assert main(["view", *arguments]) == 2
         err = capsys.readouterr().err
         assert part in err and err.count("\n") == 1, err
     assert list(Path().iterdir()) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_and_sigterm_end_it_without_a_word(runs, number):
+def test_ctrl_c_and_sigterm_end_it_without_output(runs, number):
     command = [
         sys.executable,
         "-m",

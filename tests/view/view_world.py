@@ -1,4 +1,4 @@
-"""A folder as the page meets it: runs that ended in every way, a hostile rollout, evaluations, an analysis; and a server over it."""
+"""A folder of runs that ended in every way, with evaluations and an analysis; a server for it."""
 
 import http.client
 import json
@@ -19,7 +19,11 @@ from postgrad.training.events import Events
 from postgrad.training.log import RunLog
 from postgrad.types import Batch, Trajectory
 
-HOSTILE = "<script>window.pwned=1</script><img src=x onerror='window.pwned=2'>\"';--><svg onload=window.pwned=3>"
+# Text of a model that would run as a script if the page parsed it as markup.
+HOSTILE = (
+    "<script>window.pwned=1</script><img src=x onerror='window.pwned=2'>"
+    "\"';--><svg onload=window.pwned=3>"
+)
 WORDS = [
     "<end>",
     "so",
@@ -76,7 +80,7 @@ def trajectory(step: int, group: int, index: int, response: list[int]) -> Trajec
 
 
 def batch_of(step: int, hostile: bool = False) -> Batch:
-    """Three groups of three rows; the first has one that says hostile things and one that could not be judged."""
+    """Three groups of three rows; one row could not be scored; hostile text on request."""
     rows = [
         trajectory(
             step,
@@ -123,8 +127,8 @@ def metrics_of(step: int, lift: float = 0.0) -> dict[str, float]:
     }
 
 
-class Written:
-    """A run folder that grows by the product's own writers."""
+class WrittenRun:
+    """A run folder that the product's own writers extend step by step."""
 
     def __init__(self, folder: Path, steps: int = 20, lr: float = 1e-3) -> None:
         self.folder = folder
@@ -151,14 +155,14 @@ class Written:
             self.events.saved(self.folder / "checkpoints" / f"step-{self.number}")
         self.events.step(line, batch_of(self.number))
 
-    def steps(self, count: int, **options: Any) -> "Written":
+    def steps(self, count: int, **options: Any) -> "WrittenRun":
         for _ in range(count):
             self.step(**options)
         return self
 
 
-def write_evaluation(folder: Path, right: int) -> None:
-    """Two samples to each of 8 problems of one set; the first `right` problems are right."""
+def write_evaluation(folder: Path, num_correct: int) -> None:
+    """Two samples per problem, 8 problems; the first `num_correct` problems are correct."""
     folder.mkdir(parents=True)
     lines = [
         {
@@ -166,13 +170,13 @@ def write_evaluation(folder: Path, right: int) -> None:
             "sample": sample,
             "data_source": "sums",
             "prompt": f"Question {number}?",
-            "response": f"I say {number if number < right else 'nothing'}. {HOSTILE}",
+            "response": f"I say {number if number < num_correct else 'nothing'}. {HOSTILE}",
             "tokens": [1, 2, 3],
             "ground_truth": str(number),
             "verifier": "exact",
-            "score": 1.0 if number < right else 0.0,
-            "right": number < right,
-            "parts": {"format": 1.0, "answer": 1.0 if number < right else 0.0},
+            "score": 1.0 if number < num_correct else 0.0,
+            "right": number < num_correct,
+            "parts": {"format": 1.0, "answer": 1.0 if number < num_correct else 0.0},
             "failure": {"kind": "timeout", "reason": "too slow"}
             if number == 7 and sample
             else None,
@@ -193,7 +197,7 @@ def write_evaluation(folder: Path, right: int) -> None:
 
 
 def write_entropy(folder: Path, lift: float) -> None:
-    """An analysis of four layers in the form of postgrad analyze entropy."""
+    """The entropy.json of `postgrad analyze entropy` for four layers."""
 
     def stats(value: float) -> dict[str, float]:
         return dict.fromkeys(("mean", "std", "min", "max", "median"), value)
@@ -231,16 +235,16 @@ def write_entropy(folder: Path, lift: float) -> None:
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("runs")
-    done = Written(root / "finished").steps(20)
+    done = WrittenRun(root / "finished").steps(20)
     done.events.ended(reached=False, interrupted=False)
-    failed = Written(root / "group" / "failed", lr=3e-3).steps(7, lift=0.2)
+    failed = WrittenRun(root / "group" / "failed", lr=3e-3).steps(7, lift=0.2)
     failed.events.number = 7
     failed.events.write("failed", f"step 8, stage score: 90% could not be judged {HOSTILE}")
-    Written(root / "hostile", steps=3).steps(3, hostile=True)
+    WrittenRun(root / "hostile", steps=3).steps(3, hostile=True)
     (root / "killed").mkdir()
-    Written(root / "killed" / "run").steps(2)
-    write_evaluation(root / "finished" / "eval" / "before", right=2)
-    write_evaluation(root / "finished" / "eval" / "after", right=6)
+    WrittenRun(root / "killed" / "run").steps(2)
+    write_evaluation(root / "finished" / "eval" / "before", num_correct=2)
+    write_evaluation(root / "finished" / "eval" / "after", num_correct=6)
     write_entropy(root / "finished" / "eval" / "entropy", 0.0)
     write_entropy(root / "group" / "failed" / "eval" / "entropy", 0.1)
     (root / "broken").mkdir()
@@ -262,7 +266,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass
 class Server:
-    """A server of the page in a thread."""
+    """The page's server, running in a thread."""
 
     root: Path
     port: int

@@ -1,6 +1,7 @@
-"""The web page over run folders, and the same pictures without a browser.
+"""The web page over run folders, and the same charts as image files.
 
-Owns everything that is only looked at: it reads run and evaluation folders, writes nothing into them, and imports no torch; of the
-other rooms it uses only how two evaluations are compared. `assets/` is the page: plain ES modules, one stylesheet, no build step,
-nothing from elsewhere.
+Owns everything that only displays runs. Reads run and evaluation folders and writes nothing into
+them. Imports no torch; from other folders it uses errors, web, and evaluation's comparison of two
+evaluations. `assets/` is the page: plain ES modules and one stylesheet, no build step, no files
+from other hosts.
 """

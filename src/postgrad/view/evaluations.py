@@ -1,9 +1,9 @@
-"""Results of `postgrad eval` and of the entropy analysis: summaries, responses, two models side by side."""
+"""Results of `postgrad eval` and of the entropy analysis: summaries, responses, comparisons."""
 
 import json
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,20 +12,19 @@ from postgrad.evaluation.compare import compare_set
 from postgrad.evaluation.folder import set_names
 from postgrad.view.folder import Folder, NotFound
 
-MOST_SUMMARY = 1 << 24
-MOST_TEXT = 200_000
-SNIPPET = 240
-PAGE = 50
-KEPT = 6
-RIGHT = 1.0  # a score from which a response counts as right, where neither its line nor the summary says
+MAX_JSON_BYTES = 1 << 24
+MAX_TEXT = 200_000  # characters of one text
+MAX_QUESTION = 1200  # characters
+MAX_RESPONSES = 64  # to one problem
+SNIPPET = 240  # characters of a question in lists
+PAGE = 50  # problems per request
+MAX_CACHED = 6
+# The score from which a response counts as correct, if neither its line nor the summary says so.
+DEFAULT_PASS_SCORE = 1.0
 
-CLASSES = {
-    "11": "form and answer right",
-    "10": "form right, answer wrong",
-    "01": "answer right, form wrong",
-    "00": "neither",
-}
-KEEP: dict[str, Callable[[float, float], bool]] = {
+# Classes of responses by (format correct, answer correct).
+CLASSES = ("11", "10", "01", "00")
+PAIR_FILTERS: dict[str, Callable[[float, float], bool]] = {
     "all": lambda a, b: True,
     "a": lambda a, b: a > b,
     "b": lambda a, b: b > a,
@@ -35,22 +34,48 @@ KEEP: dict[str, Callable[[float, float], bool]] = {
 
 
 @dataclass
-class Problem:
-    """What the lists need of one problem's responses; the lines themselves stay in the file."""
+class EvaluatedProblem:
+    """What lists show about the responses to one problem; the lines themselves stay in the file.
+
+    Attributes:
+        uid: the problem's uid.
+        question: the question.
+        offsets: byte offset of each response's line in the file.
+        correct: whether each response is correct.
+        failures: number of responses that could not be scored.
+        truncated: number of responses that reached the length limit.
+        length: tokens of all responses together.
+        classes: the classes of its responses, if the verifier scores format and answer.
+    """
 
     uid: str
     question: str
     offsets: list[int] = field(default_factory=list)
-    scores: list[float | None] = field(default_factory=list)
+    correct: list[bool] = field(default_factory=list)
     failures: int = 0
     truncated: int = 0
-    rights: list[bool] = field(default_factory=list)
     length: int = 0
     classes: set[str] = field(default_factory=set)
 
     @property
-    def share(self) -> float:
-        return sum(self.rights) / len(self.rights)
+    def accuracy(self) -> float:
+        """Share of correct responses."""
+        return sum(self.correct) / len(self.correct)
+
+
+def _has_class(name: str) -> Callable[[EvaluatedProblem], bool]:
+    return lambda problem: name in problem.classes
+
+
+FILTERS: dict[str, Callable[[EvaluatedProblem], bool]] = {
+    "all": lambda problem: True,
+    "correct": lambda problem: problem.accuracy == 1,
+    "mixed": lambda problem: 0 < problem.accuracy < 1,
+    "wrong": lambda problem: problem.accuracy == 0,
+    "failed": lambda problem: problem.failures > 0,
+    "truncated": lambda problem: problem.truncated > 0,
+    **{name: _has_class(name) for name in CLASSES},
+}
 
 
 class Evaluations:
@@ -58,188 +83,182 @@ class Evaluations:
 
     def __init__(self, folder: Folder) -> None:
         self.folder = folder
-        self._sets: dict[Path, tuple[tuple[int, int], dict[str, Problem]]] = {}
+        self._sets: dict[Path, tuple[tuple[int, int], dict[str, EvaluatedProblem]]] = {}
         self._lock = threading.Lock()
 
     def all(self) -> dict[str, Any]:
-        """Every evaluation with its summary, its sets and the run it belongs to."""
-        found = self.folder.found()
-        out: list[dict[str, Any]] = []
-        for name in found.evaluations:
+        """Every evaluation with its summary, its data sets and the run that it belongs to."""
+        contents = self.folder.contents()
+        evaluations: list[dict[str, Any]] = []
+        for name in contents.evaluations:
             summary = read_json(self.folder, f"{name}/summary.json")
             sets = self.sets(name)
             if not sets and not isinstance((summary or {}).get("sets"), dict):
                 continue
-            owner = max(
-                (
-                    run
-                    for run in found.runs
-                    if run == "." or name == run or name.startswith(f"{run}/")
-                ),
-                key=len,
-                default="",
-            )
-            out.append(
+            evaluations.append(
                 {
                     "name": name,
-                    "run": owner,
+                    "run": _owning_run(name, contents.runs),
                     "summary": summary or {},
                     "sets": sets,
-                    "done": summary is not None,
+                    "finished": summary is not None,
                 }
             )
-        return {"evaluations": out}
+        return {"evaluations": evaluations}
 
     def sets(self, name: str) -> list[str]:
+        """The data sets of an evaluation."""
         try:
-            return set_names(self.folder.inside(name))
+            return set_names(self.folder.resolve(name))
         except NotFound:
             return []
 
     def file(self, name: str, set_name: str) -> Path:
-        if name not in self.folder.found().evaluations or set_name not in self.sets(name):
+        """The file of one data set; raises NotFound."""
+        if name not in self.folder.contents().evaluations or set_name not in self.sets(name):
             raise NotFound(name)
-        return self.folder.inside(f"{name}/{set_name}.jsonl")
+        return self.folder.resolve(f"{name}/{set_name}.jsonl")
 
-    def index(self, name: str, set_name: str) -> dict[str, Problem]:
-        """The problems of a set by uid; read once, again when the file has changed."""
+    def index(self, name: str, set_name: str) -> dict[str, EvaluatedProblem]:
+        """The problems of a data set by uid; read again only if the file has changed."""
         file = self.file(name, set_name)
         stamp = (file.stat().st_mtime_ns, file.stat().st_size)
         summary = read_json(self.folder, f"{name}/summary.json") or {}
         with self._lock:
-            kept = self._sets.pop(file, None)
-            if kept is None or kept[0] != stamp:
-                kept = (stamp, read_index(file, _pass_score(summary)))
-            while len(self._sets) >= KEPT:
+            cached = self._sets.pop(file, None)
+            if cached is None or cached[0] != stamp:
+                cached = (stamp, read_index(file, _pass_score(summary)))
+            while len(self._sets) >= MAX_CACHED:
                 self._sets.pop(next(iter(self._sets)))
-            self._sets[file] = kept
-        return kept[1]
+            self._sets[file] = cached
+        return cached[1]
 
     def responses(
-        self, name: str, set_name: str, keep: str, search: str, start: int
+        self, name: str, set_name: str, filter_name: str, query: str, start: int
     ) -> dict[str, Any]:
-        """Problems of one evaluation: all, right (every response), mixed, wrong, failed, truncated, or with a response of a class."""
-        tests: dict[str, Callable[[Problem], bool]] = {
-            "all": lambda p: True,
-            "right": lambda p: p.share == 1,
-            "mixed": lambda p: 0 < p.share < 1,
-            "wrong": lambda p: p.share == 0,
-            "failed": lambda p: p.failures > 0,
-            "truncated": lambda p: p.truncated > 0,
-            **{key: (lambda p, key=key: key in p.classes) for key in CLASSES},
-        }
+        """The problems of one evaluation that pass a filter and contain the query."""
         problems = self.index(name, set_name).values()
-        passing = [p for p in problems if tests.get(keep, tests["all"])(p) and _has(p, search)]
+        passes = FILTERS.get(filter_name, FILTERS["all"])
+        passing = [problem for problem in problems if passes(problem) and _matches(problem, query)]
         return {
             "total": len(passing),
-            "counts": {key: sum(map(test, problems)) for key, test in tests.items()},
-            "problems": [_line(p) for p in passing[start : start + PAGE]],
+            "counts": {key: sum(map(test, problems)) for key, test in FILTERS.items()},
+            "problems": [_list_entry(problem) for problem in passing[start : start + PAGE]],
         }
 
     def pairs(
-        self, a: str, b: str, set_name: str, keep: str, search: str, start: int
+        self, a: str, b: str, set_name: str, filter_name: str, query: str, start: int
     ) -> dict[str, Any]:
-        """Problems that both evaluations answered."""
-        first, second = self.index(a, set_name), self.index(b, set_name)
-        both = [(p, second[uid]) for uid, p in first.items() if uid in second]
-        passing = [
-            (p, q)
-            for p, q in both
-            if KEEP.get(keep, KEEP["all"])(p.share, q.share) and _has(p, search)
-        ]
+        """The problems that both evaluations answered, with a comparison of the two."""
+        index_a = self.index(a, set_name)
+        index_b = self.index(b, set_name)
+        shared = [(p, index_b[uid]) for uid, p in index_a.items() if uid in index_b]
+        passes = PAIR_FILTERS.get(filter_name, PAIR_FILTERS["all"])
+        passing: list[tuple[EvaluatedProblem, EvaluatedProblem]] = []
+        for p, q in shared:
+            if passes(p.accuracy, q.accuracy) and _matches(p, query):
+                passing.append((p, q))
+        comparison = None
+        if shared:
+            correct_a = {p.uid: p.correct for p, _ in shared}
+            correct_b = {q.uid: q.correct for _, q in shared}
+            comparison = compare_set(correct_a, correct_b)
+        counts = {
+            key: sum(test(p.accuracy, q.accuracy) for p, q in shared)
+            for key, test in PAIR_FILTERS.items()
+        }
+        page = passing[start : start + PAGE]
         return {
             "total": len(passing),
-            "shared": len(both),
-            "samples": max((len(p.rights) for pair in both for p in pair), default=1),
-            "comparison": compare_set(
-                {p.uid: p.rights for p, _ in both}, {q.uid: q.rights for _, q in both}
-            )
-            if both
-            else None,
-            "counts": {
-                key: sum(test(p.share, q.share) for p, q in both) for key, test in KEEP.items()
-            },
-            "problems": [{**_line(p), "other": _line(q)} for p, q in passing[start : start + PAGE]],
+            "shared": len(shared),
+            "samples": max((len(p.correct) for pair in shared for p in pair), default=1),
+            "comparison": comparison,
+            "counts": counts,
+            "problems": [{**_list_entry(p), "other": _list_entry(q)} for p, q in page],
         }
 
     def response(self, name: str, set_name: str, uid: str) -> dict[str, Any]:
-        """All responses to one problem, as they were written."""
+        """All responses to one problem, without their token ids."""
         problem = self.index(name, set_name).get(uid)
         if problem is None:
             raise NotFound(uid)
-        out: list[dict[str, Any]] = []
-        with self.file(name, set_name).open("rb") as opened:
-            for offset in problem.offsets[:64]:
-                opened.seek(offset)
-                out.append(_cut(json.loads(opened.readline())))
-        return {"uid": uid, "question": problem.question, "responses": out}
+        responses: list[dict[str, Any]] = []
+        with self.file(name, set_name).open("rb") as stream:
+            for offset in problem.offsets[:MAX_RESPONSES]:
+                stream.seek(offset)
+                responses.append(_shorten(json.loads(stream.readline())))
+        return {"uid": uid, "question": problem.question, "responses": responses}
 
     def entropies(self) -> dict[str, Any]:
-        """Every entropy analysis below the root, with the run it belongs to."""
-        found = self.folder.found()
-        out: list[dict[str, Any]] = []
-        for name in found.entropies:
+        """Every entropy analysis below the root, with the run that it belongs to."""
+        contents = self.folder.contents()
+        entropies: list[dict[str, Any]] = []
+        for name in contents.entropies:
             data = read_json(self.folder, name)
             if data is not None:
-                owner = max(
-                    (run for run in found.runs if name.startswith(f"{run}/")), key=len, default=""
-                )
-                out.append({"name": name, "run": owner, "data": data})
-        return {"entropies": out}
+                run = _owning_run(name, contents.runs)
+                entropies.append({"name": name, "run": run, "data": data})
+        return {"entropies": entropies}
 
 
-def read_index(file: Path, pass_score: float) -> dict[str, Problem]:
-    out: dict[str, Problem] = {}
-    with file.open("rb") as opened:
-        offset = 0
-        for raw in opened:
+def _owning_run(name: str, runs: Sequence[str]) -> str:
+    """The innermost run whose folder holds this name, or ""."""
+    owners = [run for run in runs if run == "." or name == run or name.startswith(f"{run}/")]
+    return max(owners, key=len, default="")
+
+
+def read_index(file: Path, pass_score: float) -> dict[str, EvaluatedProblem]:
+    """The problems of a file by uid; a response is correct from `pass_score` on."""
+    problems: dict[str, EvaluatedProblem] = {}
+    offset = 0
+    with file.open("rb") as stream:
+        for raw in stream:
             try:
                 line = json.loads(raw)
             except ValueError:
                 line = None
             if isinstance(line, dict):
                 uid = str(line.get("uid", offset))
-                problem = out.setdefault(uid, Problem(uid, question_of(line)))
-                score = line.get("score")
-                score = (
-                    float(score)
-                    if isinstance(score, int | float) and math.isfinite(score)
-                    else None
-                )
-                problem.offsets.append(offset)
-                problem.scores.append(score)
-                right = line.get("right")
-                problem.rights.append(
-                    right if isinstance(right, bool) else score is not None and score >= pass_score
-                )
-                parts = line.get("parts")
-                if isinstance(parts, dict) and isinstance(parts.get("format"), int | float):
-                    answer = parts.get("answer", problem.rights[-1])
-                    problem.classes.add(
-                        f"{int(parts['format'] > 0)}{int(isinstance(answer, int | float) and answer > 0)}"
-                    )
-                problem.failures += bool(line.get("failure"))
-                problem.truncated += line.get("finish") == "length"
-                problem.length += (
-                    int(line["length"]) if isinstance(line.get("length"), int | float) else 0
-                )
+                problem = problems.setdefault(uid, EvaluatedProblem(uid, question_of(line)))
+                _add_response(problem, line, offset, pass_score)
             offset += len(raw)
-    return out
+    return problems
+
+
+def _add_response(
+    problem: EvaluatedProblem, line: dict[str, Any], offset: int, pass_score: float
+) -> None:
+    score = line.get("score")
+    correct = line.get("right")
+    if not isinstance(correct, bool):
+        correct = isinstance(score, int | float) and pass_score <= score < math.inf
+    problem.offsets.append(offset)
+    problem.correct.append(correct)
+    problem.failures += bool(line.get("failure"))
+    problem.truncated += line.get("finish") == "length"
+    length = line.get("length")
+    problem.length += int(length) if isinstance(length, int | float) else 0
+    parts = line.get("parts")
+    if isinstance(parts, dict) and isinstance(parts.get("format"), int | float):
+        answer = parts.get("answer", correct)
+        has_answer = isinstance(answer, int | float) and answer > 0
+        problem.classes.add(f"{int(parts['format'] > 0)}{int(has_answer)}")
 
 
 def question_of(line: dict[str, Any]) -> str:
-    """What was asked: a text, or the last of some messages."""
+    """The question: a text, or the last of several messages."""
     prompt = line.get("question") or line.get("prompt") or line.get("messages") or ""
     if isinstance(prompt, list):
-        prompt = prompt[-1].get("content", "") if prompt and isinstance(prompt[-1], dict) else ""
-    return str(prompt)[-1200:]
+        last = prompt[-1]
+        prompt = last.get("content", "") if isinstance(last, dict) else ""
+    return str(prompt)[-MAX_QUESTION:]
 
 
 def read_json(folder: Folder, name: str) -> dict[str, Any] | None:
-    """An object from a file, or None when it is not there, too large or not one."""
+    """An object from a file, or None if the file is missing, too large or no JSON object."""
     try:
-        file = folder.inside(name)
-        if file.stat().st_size > MOST_SUMMARY:
+        file = folder.resolve(name)
+        if file.stat().st_size > MAX_JSON_BYTES:
             return None
         loaded = json.loads(file.read_bytes())
     except (NotFound, OSError, ValueError):
@@ -248,39 +267,34 @@ def read_json(folder: Folder, name: str) -> dict[str, Any] | None:
 
 
 def _pass_score(summary: dict[str, Any]) -> float:
-    found = summary
+    value: Any = summary
     for key in ("settings", "reward", "pass_score"):
-        found = found.get(key) if isinstance(found, dict) else None
-    return float(found) if isinstance(found, int | float) else RIGHT
+        value = value.get(key) if isinstance(value, dict) else None
+    return float(value) if isinstance(value, int | float) else DEFAULT_PASS_SCORE
 
 
-def _has(problem: Problem, search: str) -> bool:
-    return (
-        not search
-        or search.lower() in problem.question.lower()
-        or search.lower() in problem.uid.lower()
-    )
+def _matches(problem: EvaluatedProblem, query: str) -> bool:
+    query = query.lower()
+    return query in problem.question.lower() or query in problem.uid.lower()
 
 
-def _line(problem: Problem) -> dict[str, Any]:
+def _list_entry(problem: EvaluatedProblem) -> dict[str, Any]:
     return {
         "uid": problem.uid,
         "question": problem.question[-SNIPPET:],
-        "right": sum(problem.rights),
-        "responses": len(problem.scores),
+        "correct": sum(problem.correct),
+        "responses": len(problem.correct),
         "failures": problem.failures,
         "truncated": problem.truncated,
-        "length": round(problem.length / len(problem.scores), 1),
+        "length": round(problem.length / len(problem.correct), 1),
     }
 
 
-def _cut(line: dict[str, Any]) -> dict[str, Any]:
-    """One response without its token ids; texts cut to what a page can hold."""
-    kept = {
-        key: value
-        for key, value in line.items()
-        if not (isinstance(value, list) and value and isinstance(value[0], int | float))
-    }
-    return {
-        key: value[:MOST_TEXT] if isinstance(value, str) else value for key, value in kept.items()
-    }
+def _shorten(line: dict[str, Any]) -> dict[str, Any]:
+    """One response without its token ids, long texts shortened."""
+    shortened: dict[str, Any] = {}
+    for key, value in line.items():
+        if isinstance(value, list) and value and isinstance(value[0], int | float):
+            continue
+        shortened[key] = value[:MAX_TEXT] if isinstance(value, str) else value
+    return shortened

@@ -1,4 +1,4 @@
-"""The one folder the page may read: what lies in it, and a door that nothing outside passes."""
+"""The one folder that the page may read: what it holds, and paths that cannot leave it."""
 
 import os
 import threading
@@ -9,19 +9,19 @@ from pathlib import Path
 
 from postgrad.errors import ConfigError
 
-DEPTH = 5  # how far below the given folder runs and evaluations are looked for
-MOST_FOLDERS = 20_000
+MAX_DEPTH = 5  # levels below the folder that are searched for runs and evaluations
+MAX_FOLDERS = 20_000
 SKIPPED = {"rollouts", "checkpoints"}
 RESCAN_S = 2.0
 
 
 class NotFound(Exception):
-    """A name that is not there, or that leads out of the folder; the page answers 404 to both alike."""
+    """A name that does not exist or leads out of the folder; the server answers 404 to both."""
 
 
 @dataclass
-class Found:
-    """Folders below the root by what they hold, as relative names."""
+class FolderContents:
+    """Names relative to the root, by what they hold."""
 
     runs: list[str] = field(default_factory=list)
     evaluations: list[str] = field(default_factory=list)
@@ -29,7 +29,7 @@ class Found:
 
 
 class Folder:
-    """Everything below `root`. Links that lead out of it are as if they were not there."""
+    """Everything below `root`. Links that lead out of it are treated as missing."""
 
     def __init__(self, root: Path) -> None:
         if not root.is_dir():
@@ -38,20 +38,22 @@ class Folder:
             )
         self.root = root.resolve()
         self._lock = threading.Lock()
-        self._found, self._looked = Found(), 0.0
+        self._contents = FolderContents()
+        self._scanned_at = 0.0
 
-    def inside(self, name: str) -> Path:
+    def resolve(self, name: str) -> Path:
         """The real path of a name below the root.
 
         Raises:
-            Outside: the name is absolute, climbs, is a link to elsewhere, or is not there.
+            NotFound: the name is absolute, contains `..`, is a link that leads out of the root, or
+                does not exist.
         """
         if "\0" in name or "\\" in name or name.startswith(("/", "~")) or ".." in name.split("/"):
             raise NotFound(name)
-        return self.checked(self.root / name)
+        return self.check(self.root / name)
 
-    def checked(self, path: Path) -> Path:
-        """The same for a path that was put together here: a link in it may still lead out."""
+    def check(self, path: Path) -> Path:
+        """The real path of a path made by this package; a link in it may still lead out."""
         try:
             real = path.resolve(strict=True)
         except (OSError, RuntimeError, ValueError) as error:
@@ -60,44 +62,44 @@ class Folder:
             raise NotFound(str(path))
         return real
 
-    def found(self) -> Found:
-        """Runs and evaluations; the tree is walked again when the last walk is old."""
+    def contents(self) -> FolderContents:
+        """The runs and evaluations; scans again if the last scan is older than RESCAN_S."""
         with self._lock:
-            if time.monotonic() - self._looked > RESCAN_S:
-                self._found, self._looked = self._walk(), time.monotonic()
-            return self._found
+            if time.monotonic() - self._scanned_at > RESCAN_S:
+                self._contents = self._scan()
+                self._scanned_at = time.monotonic()
+            return self._contents
 
-    def _walk(self) -> Found:
-        out = Found()
-        for path, files, folders in walk(self.root, DEPTH):
+    def _scan(self) -> FolderContents:
+        contents = FolderContents()
+        for path, files, folders in walk(self.root, MAX_DEPTH):
             name = path.relative_to(self.root).as_posix()
             if "metrics.jsonl" in files or ("config.yaml" in files and "checkpoints" in folders):
-                out.runs.append(name)
-            if "summary.json" in files or (
-                "settings.json" in files and any(file.endswith(".jsonl") for file in files)
-            ):
-                out.evaluations.append(name)
+                contents.runs.append(name)
+            has_lines = any(file.endswith(".jsonl") for file in files)
+            if "summary.json" in files or ("settings.json" in files and has_lines):
+                contents.evaluations.append(name)
             if "entropy.json" in files:
-                out.entropies.append(f"{name}/entropy.json" if name != "." else "entropy.json")
-        return out
+                file = "entropy.json" if name == "." else f"{name}/entropy.json"
+                contents.entropies.append(file)
+        return contents
 
 
-def walk(root: Path, depth: int) -> Iterator[tuple[Path, set[str], set[str]]]:
-    """(folder, file names, folder names), top down, without following links to folders."""
-    waiting = [(root, 0)]
-    for _ in range(MOST_FOLDERS):
-        if not waiting:
+def walk(root: Path, max_depth: int) -> Iterator[tuple[Path, set[str], set[str]]]:
+    """Yields (folder, file names, folder names), top down; does not follow links to folders."""
+    queue = [(root, 0)]
+    for _ in range(MAX_FOLDERS):
+        if not queue:
             return
-        path, level = waiting.pop(0)
+        path, depth = queue.pop(0)
         try:
             entries = list(os.scandir(path))
         except OSError:
             continue
-        folders = {e.name for e in entries if e.is_dir(follow_symlinks=False)}
-        yield path, {e.name for e in entries if e.is_file()}, folders
-        if level < depth:
-            waiting += [
-                (path / name, level + 1)
-                for name in sorted(folders - SKIPPED)
-                if not name.startswith(".")
-            ]
+        files = {entry.name for entry in entries if entry.is_file()}
+        folders = {entry.name for entry in entries if entry.is_dir(follow_symlinks=False)}
+        yield path, files, folders
+        if depth < max_depth:
+            for name in sorted(folders - SKIPPED):
+                if not name.startswith("."):
+                    queue.append((path / name, depth + 1))

@@ -1,4 +1,4 @@
-"""metrics.jsonl, read on from where the last reading ended, as columns of numbers."""
+"""Reads metrics.jsonl incrementally into columns of numbers."""
 
 import json
 import math
@@ -8,12 +8,19 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-MOST_LINES = 20_000  # beyond it every second line is dropped, again and again: memory stays bounded for any run
+# When a file has this many lines, every second one is dropped, which bounds the memory of any run.
+MAX_LINES = 20_000
+CHUNK_BYTES = 1 << 22
+SMALL_FILE_BYTES = 1 << 20  # read_sample reads smaller files whole
+MAX_LINE_BYTES = 1 << 16
 NAN = float("nan")
 
 
 class Metrics:
-    """The columns of one file. `generation` changes when lines already given out are no longer true: ask for all again."""
+    """The columns of one file.
+
+    `generation` grows when lines that were already returned have changed: read all again.
+    """
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -23,10 +30,17 @@ class Metrics:
 
     def _reset(self) -> None:
         self.columns: dict[str, array[float]] = {}
-        self.num_lines, self.offset, self.stride, self.inode = 0, 0, 1, None
+        self.num_lines = 0
+        self.offset = 0
+        self.stride = 1
+        self.inode = None
 
     def refresh(self) -> "Metrics":
-        """Read what was appended. A file that was replaced (a run that went on from a checkpoint) is read anew."""
+        """Reads the appended lines.
+
+        A file that was replaced, as by a run that resumed from a checkpoint, is read from its
+        start.
+        """
         with self._lock:
             try:
                 stat = self.file.stat()
@@ -40,121 +54,144 @@ class Metrics:
                 self._reset()
             self.inode = stat.st_ino
             if stat.st_size > self.offset:
-                with self.file.open("rb") as file:
-                    file.seek(self.offset)
-                    while chunk := file.read(1 << 22):
-                        whole = chunk.rfind(b"\n") + 1
-                        if not whole:
-                            break  # a line that is being written, or longer than the chunk
-                        self._take(chunk[:whole].splitlines())
-                        self.offset += whole
-                        file.seek(self.offset)
+                self._read_appended()
         return self
 
-    def _take(self, lines: Iterable[bytes]) -> None:
+    def _read_appended(self) -> None:
+        with self.file.open("rb") as file:
+            file.seek(self.offset)
+            while chunk := file.read(CHUNK_BYTES):
+                complete = chunk.rfind(b"\n") + 1
+                if not complete:
+                    break  # the line is still being written, or is longer than the chunk
+                self._add_lines(chunk[:complete].splitlines())
+                self.offset += complete
+                file.seek(self.offset)
+
+    def _add_lines(self, lines: Iterable[bytes]) -> None:
         for raw in lines:
-            line = parse(raw)
-            if line is None or (
-                self.stride > 1 and int(line["step"]) % self.stride and not is_validation(line)
-            ):
+            line = parse_line(raw)
+            if line is None or self._is_skipped(line):
                 continue
             for name, value in line.items():
                 if isinstance(value, bool) or not isinstance(value, int | float):
                     continue
                 column = self.columns.setdefault(name, array("d"))
-                column.extend([NAN] * (self.num_lines - len(column)))
+                self._pad(column)
                 column.append(value)
             self.num_lines += 1
-            if self.num_lines >= MOST_LINES:
-                self._thin()
+            if self.num_lines >= MAX_LINES:
+                self._drop_every_second_line()
 
-    def _thin(self) -> None:
+    def _is_skipped(self, line: dict[str, Any]) -> bool:
+        if self.stride == 1 or is_validation(line):
+            return False
+        return int(line["step"]) % self.stride != 0
+
+    def _pad(self, column: "array[float]") -> None:
+        column.extend([NAN] * (self.num_lines - len(column)))
+
+    def _drop_every_second_line(self) -> None:
         self.generation += 1
         self.stride *= 2
         for name, column in self.columns.items():
-            column.extend([NAN] * (self.num_lines - len(column)))
+            self._pad(column)
             self.columns[name] = column[::2]
         self.num_lines = (self.num_lines + 1) // 2
 
     def json(self, start: int = 0) -> str:
-        """{"generation", "from", "count", "columns": {name: [...]}} of the lines from `start` on; null where a line has no such value."""
+        """{"generation", "from", "count", "columns": {name: [...]}} of the lines from `start` on.
+
+        A value is null where a line does not have it.
+        """
         with self._lock:
-            parts = [
-                f"{json.dumps(name)}:{_numbers(column, start, self.num_lines, exact=name in ('time', 'step'))}"
-                for name, column in self.columns.items()
-            ]
-            return f'{{"generation":{self.generation},"from":{start},"count":{self.num_lines},"columns":{{{",".join(parts)}}}}}'
+            parts: list[str] = []
+            for name, column in self.columns.items():
+                exact = name in ("time", "step")
+                numbers = _format_numbers(column, start, self.num_lines, exact)
+                parts.append(f"{json.dumps(name)}:{numbers}")
+            columns = ",".join(parts)
+            return (
+                f'{{"generation":{self.generation},"from":{start},"count":{self.num_lines},'
+                f'"columns":{{{columns}}}}}'
+            )
 
     def last(self, name: str) -> float | None:
         """The newest value of a column."""
         with self._lock:
-            return next(
-                (v for v in reversed(self.columns.get(name, ())) if not math.isnan(v)), None
-            )
+            for value in reversed(self.columns.get(name, ())):
+                if not math.isnan(value):
+                    return value
+            return None
 
     def series(self, name: str) -> tuple[list[float], list[float]]:
-        """Steps and values of a column, without the lines that lack it."""
+        """(steps, values) of a column, without the lines that lack it."""
+        steps: list[float] = []
+        values: list[float] = []
         with self._lock:
-            pairs = [
-                (s, v)
-                for s, v in zip(
-                    self.columns.get("step", ()), self.columns.get(name, ()), strict=False
-                )
-                if not math.isnan(v)
-            ]
-        return [p[0] for p in pairs], [p[1] for p in pairs]
+            columns = self.columns.get("step", ()), self.columns.get(name, ())
+            for step, value in zip(*columns, strict=False):
+                if not math.isnan(value):
+                    steps.append(step)
+                    values.append(value)
+        return steps, values
 
 
-def parse(raw: bytes) -> dict[str, Any] | None:
-    """A line with a step, or None for anything else."""
+def parse_line(raw: bytes) -> dict[str, Any] | None:
+    """A line with a finite step, or None for anything else."""
     try:
         line = json.loads(raw)
     except (ValueError, RecursionError):
         return None
-    good = (
-        isinstance(line, dict)
-        and isinstance(line.get("step"), int | float)
-        and math.isfinite(line["step"])
-    )
-    return line if good else None
+    if not isinstance(line, dict):
+        return None
+    step = line.get("step")
+    return line if isinstance(step, int | float) and math.isfinite(step) else None
 
 
 def is_validation(line: dict[str, Any]) -> bool:
+    """Whether a line holds validation metrics."""
     return any(name.startswith("validation/") for name in line)
 
 
-def _numbers(column: "array[float]", start: int, end: int, exact: bool) -> str:
-    form = "%.12g" if exact else "%.6g"
-    shown = [form % v if math.isfinite(v) else "null" for v in column[start:end]]
-    shown += ["null"] * (end - max(start, len(column)))
-    return f"[{','.join(shown)}]"
+def _format_numbers(column: "array[float]", start: int, end: int, exact: bool) -> str:
+    template = "%.12g" if exact else "%.6g"
+    texts = [template % value if math.isfinite(value) else "null" for value in column[start:end]]
+    texts += ["null"] * (end - max(start, len(column)))
+    return f"[{','.join(texts)}]"
 
 
-def glance(file: Path, count: int = 48) -> list[dict[str, Any]]:
-    """All lines of a small file; of a large one about `count`, spread evenly, and its last ones: enough for a sparkline."""
+def read_sample(file: Path, count: int = 48) -> list[dict[str, Any]]:
+    """About `count` evenly spaced lines and the last ones: enough for a sparkline.
+
+    A small file is read whole.
+    """
     try:
         size = file.stat().st_size
-        with file.open("rb") as opened:
-            if size <= 1 << 20:
-                picked = opened.read().splitlines()
+        with file.open("rb") as stream:
+            if size <= SMALL_FILE_BYTES:
+                raw_lines = stream.read().splitlines()
             else:
-                picked = [_line_at(opened, size * i // count) for i in range(count)] + _tail(
-                    opened, size
-                )
+                raw_lines = [_read_line_at(stream, size * i // count) for i in range(count)]
+                raw_lines += _read_tail(stream, size)
     except OSError:
         return []
-    parsed = [line for raw in picked if (line := parse(raw)) is not None]
-    unique = {(line["step"], line.get("time")): line for line in parsed}
+    unique: dict[tuple[Any, Any], dict[str, Any]] = {}
+    for raw in raw_lines:
+        line = parse_line(raw)
+        if line is not None:
+            unique[line["step"], line.get("time")] = line
     return sorted(unique.values(), key=lambda line: line["step"])
 
 
-def _line_at(opened: Any, offset: int) -> bytes:
-    opened.seek(offset)
+def _read_line_at(stream: Any, offset: int) -> bytes:
+    """The first line that starts after `offset`."""
+    stream.seek(offset)
     if offset:
-        opened.readline(1 << 16)
-    return opened.readline(1 << 16)
+        stream.readline(MAX_LINE_BYTES)
+    return stream.readline(MAX_LINE_BYTES)
 
 
-def _tail(opened: Any, size: int) -> list[bytes]:
-    opened.seek(max(0, size - (1 << 14)))
-    return opened.read().splitlines()[-4:]
+def _read_tail(stream: Any, size: int) -> list[bytes]:
+    stream.seek(max(0, size - (1 << 14)))
+    return stream.read().splitlines()[-4:]

@@ -1,4 +1,4 @@
-"""Runs as pictures, without a browser: the page's panels, or one poster with answers. Reads the run folders alone."""
+"""Runs as image files: the page's charts, or one poster with sampled answers."""
 
 import fnmatch
 import json
@@ -13,40 +13,50 @@ from postgrad.errors import ConfigError
 from postgrad.view.metrics import Metrics
 
 PANELS = Path(__file__).parent / "assets" / "panels.json"
-# The page's palette, so that a run has the same color in both.
+# The page's palette: a run has the same color on the page and in an image.
 COLORS = ("#3356c4", "#d9762b", "#2a8f6a", "#b0418f", "#7a6a1e", "#2a93b5", "#8a5cd0", "#6b7280")
-POSTER = (
+POSTER_CURVES = (
     ("reward/mean", "reward of samples"),
     ("sft/loss", "SFT loss"),
-    ("validation/accuracy", "held out, greedy"),
-    ("validation/sampled_accuracy", "held out, sampled"),
-    ("validation/loss", "held out, loss"),
+    ("validation/accuracy", "validation accuracy, greedy"),
+    ("validation/sampled_accuracy", "validation accuracy, sampled"),
+    ("validation/loss", "validation loss"),
 )
-SIDE = (
+POSTER_SIDE = (
     ("entropy", "entropy (nats)"),
     ("response/length", "response length (tokens)"),
     ("grad_norm", "gradient norm"),
 )
+MIN_SMOOTHED = 9  # points
+MAX_MARKED = 40  # points that are drawn with markers
+
+# (label, steps, values) of each curve of a chart.
+Series = list[tuple[str, list[float], list[float]]]
+# (heading, [(question and answer, reward)])
+Answers = list[tuple[str, list[tuple[str, float | None]]]]
 
 
 def draw_panels(folders: Sequence[Path], file: Path, smoothing: float = 0.6) -> Path:
-    """The page's charts of one run, or of several runs over each other, in one picture; the file's ending says its form."""
-    runs = {_label(folder, folders): metrics_of(folder) for folder in folders}
-    names = [
-        n
-        for n in dict.fromkeys(n for m in runs.values() for n in m.columns)
-        if n not in ("step", "time", "epoch")
-    ]
-    charts = _alone(next(iter(runs.values())), names) if len(runs) == 1 else _compared(runs, names)
-    plt = _pyplot()
-    rows = math.ceil(len(charts) / 3)
+    """Draws the page's charts of one run or of several runs; the extension says the format."""
+    runs = {_run_label(folder, folders): read_metrics(folder) for folder in folders}
+    names: dict[str, None] = {}
+    for metrics in runs.values():
+        names.update(dict.fromkeys(metrics.columns))
+    for name in ("step", "time", "epoch"):
+        names.pop(name, None)
+    charts = _charts_of_several(runs, list(names))
+    if len(runs) == 1:
+        charts = _charts_of_one(next(iter(runs.values())), list(names))
+    plt = _import_pyplot()
+    num_rows = math.ceil(len(charts) / 3)
     figure, axes = plt.subplots(
-        rows, 3, figsize=(15, 3.1 * rows), layout="constrained", squeeze=False
+        num_rows, 3, figsize=(15, 3.1 * num_rows), layout="constrained", squeeze=False
     )
     for axis, (title, kind, series) in zip(axes.flat, charts, strict=False):
         axis.set_title(title, fontsize=10, loc="left", fontweight="bold")
         axis.grid(alpha=0.3)
-        (_draw_band if kind == "band" else _draw_lines)(axis, series, smoothing)
+        draw = _draw_band if kind == "band" else _draw_lines
+        draw(axis, series, smoothing)
         axis.legend(frameon=False, fontsize=8)
     for axis in list(axes.flat)[len(charts) :]:
         axis.axis("off")
@@ -56,141 +66,148 @@ def draw_panels(folders: Sequence[Path], file: Path, smoothing: float = 0.6) -> 
     return file
 
 
-Series = list[tuple[str, list[float], list[float]]]
+def _charts_of_one(metrics: Metrics, names: Sequence[str]) -> list[tuple[str, str, Series]]:
+    """(title, kind, series) of each chart of one run."""
+    charts: list[tuple[str, str, Series]] = []
+    for panel, panel_names in arrange(names):
+        kind = panel.get("kind", "line")
+        series: Series = [(label(name), *metrics.series(name)) for name in panel_names]
+        if kind != "band":
+            series = _without_copies_of_the_first(series)
+        charts.append((panel["title"], kind, series))
+    return charts
 
 
-def _alone(metrics: Metrics, names: Sequence[str]) -> list[tuple[str, str, Series]]:
-    out: list[tuple[str, str, Series]] = []
-    for panel, taken in arrange(names):
-        series = [(label(name), *metrics.series(name)) for name in taken]
-        if (
-            panel.get("kind") != "band"
-        ):  # a part that is the whole (a single verifier's) would only hide it
-            series = [one for i, one in enumerate(series) if not i or one[1:] != series[0][1:]]
-        out.append((panel["title"], panel.get("kind", "line"), series))
-    return out
+def _without_copies_of_the_first(series: Series) -> Series:
+    """Drops curves that equal the first one and would hide it, as the reward of one verifier."""
+    first = series[0]
+    return [first, *(curve for curve in series[1:] if curve[1:] != first[1:])]
 
 
-def _compared(runs: dict[str, Metrics], names: Sequence[str]) -> list[tuple[str, str, Series]]:
-    """One chart a metric, one line a run; bands would hide each other, so their sum is drawn."""
-    out: list[tuple[str, str, Series]] = []
-    for panel, taken in arrange(names):
-        band = panel.get("kind") == "band"
-        for name in ["step_s"] if band else taken:
-            title = (
-                "Time of a step (s)"
-                if band
-                else panel["title"]
-                if len(taken) == 1
-                else f"{panel['title']}: {label(name)}"
-            )
-            series = [(run, *metrics.series(name)) for run, metrics in runs.items()]
+def _charts_of_several(
+    runs: dict[str, Metrics], names: Sequence[str]
+) -> list[tuple[str, str, Series]]:
+    """One chart per metric, one line per run; of stacked bands the sum, which is the step time."""
+    charts: list[tuple[str, str, Series]] = []
+    for panel, panel_names in arrange(names):
+        is_band = panel.get("kind") == "band"
+        for name in ["step_s"] if is_band else panel_names:
+            title = panel["title"]
+            if is_band:
+                title = "Step time (s)"
+            elif len(panel_names) > 1:
+                title = f"{title}: {label(name)}"
+            series: Series = [(run, *metrics.series(name)) for run, metrics in runs.items()]
             if any(steps for _, steps, _ in series):
-                out.append((title, "line", series))
-    return out
+                charts.append((title, "line", series))
+    return charts
 
 
 def arrange(names: Sequence[str]) -> list[tuple[dict[str, Any], list[str]]]:
-    """Each metric goes to the first panel that wants it, as on the page."""
-    left, out = list(names), []
+    """(panel, metrics) pairs; each metric goes to the first panel that matches, as on the page."""
+    remaining = list(names)
+    arranged: list[tuple[dict[str, Any], list[str]]] = []
     for panel in json.loads(PANELS.read_text()):
-        taken: list[str] = []
+        panel_names: list[str] = []
         for pattern in panel["metrics"]:
-            fits = [n for n in left if fnmatch.fnmatchcase(n, pattern) and not _excepted(n, panel)]
-            taken += fits
-            left = [n for n in left if n not in fits]
-        if taken:
-            out.append((panel, taken))
-    return out
+            matches = [
+                name
+                for name in remaining
+                if fnmatch.fnmatchcase(name, pattern) and not _is_excluded(name, panel)
+            ]
+            panel_names += matches
+            remaining = [name for name in remaining if name not in matches]
+        if panel_names:
+            arranged.append((panel, panel_names))
+    return arranged
 
 
-def _excepted(name: str, panel: dict[str, Any]) -> bool:
+def _is_excluded(name: str, panel: dict[str, Any]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in panel.get("except", ()))
 
 
 def label(name: str) -> str:
+    """A metric's name in a legend: without its group and its unit."""
     return (name.partition("/")[2] or name).removesuffix("_s").replace("_", " ")
 
 
-def smoothed(values: Sequence[float], weight: float) -> list[float]:
-    """Exponential moving average, corrected for its start."""
-    total, mass, out = 0.0, 0.0, []
+def smooth(values: Sequence[float], weight: float) -> list[float]:
+    """Exponential moving average with bias correction."""
+    total = 0.0
+    mass = 0.0
+    averages: list[float] = []
     for value in values:
-        total, mass = total * weight + value * (1 - weight), mass * weight + 1 - weight
-        out.append(total / mass)
-    return out
+        total = total * weight + value * (1 - weight)
+        mass = mass * weight + 1 - weight
+        averages.append(total / mass)
+    return averages
 
 
 def _draw_lines(axis: Any, series: Series, smoothing: float) -> None:
     for i, (name, steps, values) in enumerate(series):
-        color, smooth = COLORS[i % len(COLORS)], smoothing > 0 and len(steps) > 8
-        if smooth:
+        color = COLORS[i % len(COLORS)]
+        curve = values
+        if smoothing > 0 and len(steps) >= MIN_SMOOTHED:
             axis.plot(steps, values, color=color, alpha=0.25, linewidth=0.8)
-        shown = smoothed(values, smoothing) if smooth else values
-        axis.plot(
-            steps,
-            shown,
-            "o-" if len(steps) <= 40 else "-",
-            color=color,
-            label=name,
-            linewidth=1.5,
-            markersize=3,
-        )
+            curve = smooth(values, smoothing)
+        style = "o-" if len(steps) <= MAX_MARKED else "-"
+        axis.plot(steps, curve, style, color=color, label=name, linewidth=1.5, markersize=3)
 
 
 def _draw_band(axis: Any, series: Series, smoothing: float) -> None:
     steps = series[0][1]
-    rows = [(name, values) for name, xs, values in series if xs == steps]
-    heights = [
-        smoothed(values, smoothing) if smoothing > 0 and len(steps) > 8 else values
-        for _, values in rows
-    ]
-    axis.stackplot(steps, heights, labels=[name for name, _ in rows], colors=COLORS, alpha=0.85)
+    complete = [(name, values) for name, own_steps, values in series if own_steps == steps]
+    heights = [values for _, values in complete]
+    if smoothing > 0 and len(steps) >= MIN_SMOOTHED:
+        heights = [smooth(values, smoothing) for values in heights]
+    labels = [name for name, _ in complete]
+    axis.stackplot(steps, heights, labels=labels, colors=COLORS, alpha=0.85)
 
 
 def draw_poster(folder: Path, file: Path, title: str = "") -> Path:
-    """One picture for people: the reward and what was held out, three small curves, answers of the first and the last step."""
-    metrics = metrics_of(folder)
-    samples = read_sample_answers(folder) if (folder / "rollouts").is_dir() else []
-    plt = _pyplot()
+    """Draws one image of a run: rewards, three small curves, answers of its first and last step."""
+    metrics = read_metrics(folder)
+    answers = read_sample_answers(folder) if (folder / "rollouts").is_dir() else []
+    plt = _import_pyplot()
+    mosaic = [["main"] * 3, ["side0", "side1", "side2"]]
+    heights = [3, 1.4]
+    if answers:
+        mosaic.append(["text"] * 3)
+        heights.append(1.9)
     figure, axes = plt.subplot_mosaic(
-        [
-            ["main", "main", "main"],
-            ["side0", "side1", "side2"],
-            *([["text"] * 3] if samples else []),
-        ],
-        figsize=(10, 8.4 if samples else 6),
-        height_ratios=[3, 1.4, *([1.9] if samples else [])],
+        mosaic,
+        figsize=(10, 8.4 if answers else 6),
+        height_ratios=heights,
         layout="constrained",
     )
-    for name, text in POSTER:
-        xs, ys = metrics.series(name)
-        if xs:
-            faint = name == "reward/mean"
-            axes["main"].plot(
-                xs,
-                ys,
-                "-" if faint else "o-",
-                label=text,
-                alpha=0.7 if faint else 1.0,
-                markersize=4,
-            )
-    axes["main"].set(title=title or _title(folder), xlabel="step")
-    axes["main"].legend(frameon=False)
-    axes["main"].grid(alpha=0.3)
-    for i, (name, text) in enumerate(SIDE):
+    _draw_main_curves(axes["main"], metrics)
+    axes["main"].set(title=title or _poster_title(folder), xlabel="step")
+    for i, (name, text) in enumerate(POSTER_SIDE):
         axes[f"side{i}"].plot(*metrics.series(name), color="tab:gray")
         axes[f"side{i}"].set_title(text, fontsize=9)
         axes[f"side{i}"].grid(alpha=0.3)
-    if samples:
-        _draw_samples(axes["text"], samples)
+    if answers:
+        _draw_answers(axes["text"], answers)
     figure.savefig(file, dpi=110)
     plt.close(figure)
     return file
 
 
-def _title(folder: Path) -> str:
-    """The run's name with its method and data, as far as its configuration can be read."""
+def _draw_main_curves(axis: Any, metrics: Metrics) -> None:
+    for name, text in POSTER_CURVES:
+        steps, values = metrics.series(name)
+        if not steps:
+            continue
+        if name == "reward/mean":
+            axis.plot(steps, values, "-", label=text, alpha=0.7, markersize=4)
+        else:
+            axis.plot(steps, values, "o-", label=text, markersize=4)
+    axis.legend(frameon=False)
+    axis.grid(alpha=0.3)
+
+
+def _poster_title(folder: Path) -> str:
+    """The run's name with its method and data, if its configuration can be read."""
     try:
         config = yaml.safe_load((folder / "config.yaml").read_text())
         return f"{folder.resolve().name}: {config['method']['name']} on {config['data']['train']}"
@@ -198,7 +215,8 @@ def _title(folder: Path) -> str:
         return folder.resolve().name
 
 
-def metrics_of(folder: Path) -> Metrics:
+def read_metrics(folder: Path) -> Metrics:
+    """The metrics of a run folder; raises ConfigError if it has none."""
     metrics = Metrics(folder / "metrics.jsonl").refresh()
     if not metrics.num_lines:
         raise ConfigError(
@@ -207,71 +225,65 @@ def metrics_of(folder: Path) -> Metrics:
     return metrics
 
 
-def read_sample_answers(folder: Path, count: int = 6) -> list[tuple[str, list[tuple[str, float]]]]:
-    """A few sampled answers of the first and of the last step with their rewards: [(heading, [(text, reward)])]."""
+def read_sample_answers(folder: Path, count: int = 6) -> Answers:
+    """Sampled answers of the first and the last step: [(heading, [(text, reward)])]."""
     import pyarrow.parquet as pq
 
     files = sorted((folder / "rollouts").glob("step-*.parquet"))
-    out: list[tuple[str, list[tuple[str, float]]]] = []
-    for file in dict.fromkeys([files[0], files[-1]]) if files else []:
+    if not files:
+        return []
+    answers: Answers = []
+    for file in dict.fromkeys([files[0], files[-1]]):
         table = pq.read_table(file)
         if "text" not in table.column_names:
             return []
         rows = table.select(["group", "question", "text", "reward"]).to_pylist()
-        firsts = {row["group"]: row for row in reversed(rows)}
-        picked = [firsts[g] for g in sorted(firsts)][:count]
-        heading = f"sampled at step {int(file.stem.removeprefix('step-'))}"
-        out.append(
-            (
-                heading,
-                [
-                    (f"{one_line(row['question'], 30)} {one_line(row['text'], 34)}", row["reward"])
-                    for row in picked
-                ],
-            )
-        )
-    return out
+        first_of_group = {row["group"]: row for row in reversed(rows)}
+        picked = [first_of_group[group] for group in sorted(first_of_group)][:count]
+        texts: list[tuple[str, float | None]] = []
+        for row in picked:
+            question = one_line(row["question"], 30)
+            answer = one_line(row["text"], 34)
+            texts.append((f"{question} {answer}", row["reward"]))
+        step = int(file.stem.removeprefix("step-"))
+        answers.append((f"sampled at step {step}", texts))
+    return answers
 
 
-def _draw_samples(axis: Any, samples: list[tuple[str, list[tuple[str, float]]]]) -> None:
+def _draw_answers(axis: Any, answers: Answers) -> None:
     axis.axis("off")
-    for column, (heading, rows) in enumerate(samples):
+    for column, (heading, rows) in enumerate(answers):
         x = 0.02 + 0.5 * column
-        axis.text(
-            x, 0.97, heading, fontsize=10, fontweight="bold", va="top", transform=axis.transAxes
-        )
+        place = {"va": "top", "transform": axis.transAxes}
+        axis.text(x, 0.97, heading, fontsize=10, fontweight="bold", **place)
         for i, (text, reward) in enumerate(rows):
-            right = reward is not None and reward > 0
-            line = f"{'right' if right else 'wrong'}   {text}".replace("$", r"\$")
-            color = "tab:green" if right else "tab:red"
-            axis.text(
-                x,
-                0.82 - 0.14 * i,
-                line,
-                fontsize=9,
-                family="monospace",
-                color=color,
-                va="top",
-                transform=axis.transAxes,
-            )
+            is_correct = reward is not None and reward > 0
+            verdict = "correct" if is_correct else "wrong  "
+            line = f"{verdict}   {text}".replace("$", r"\$")
+            color = "tab:green" if is_correct else "tab:red"
+            y = 0.82 - 0.14 * i
+            axis.text(x, y, line, fontsize=9, family="monospace", color=color, **place)
 
 
 def one_line(text: str, width: int) -> str:
+    """The text in one line of at most `width` characters."""
     flat = " ".join(text.split())
     return flat if len(flat) <= width else flat[: width - 1] + "…"
 
 
-def _label(folder: Path, folders: Sequence[Path]) -> str:
-    """The folder's name, or as much of its path as tells it from the others."""
-    parts = [path.resolve().parts for path in folders]
+def _run_label(folder: Path, folders: Sequence[Path]) -> str:
+    """The folder's name, or the part of its path that distinguishes it from the others."""
+    if len(folders) == 1:
+        return folder.name
+    all_parts = [path.resolve().parts for path in folders]
     own = folder.resolve().parts
     shared = 0
-    while all(len(p) > shared + 1 and p[shared] == own[shared] for p in parts):
+    while all(len(parts) > shared + 1 and parts[shared] == own[shared] for parts in all_parts):
         shared += 1
-    return "/".join(own[shared:]) if len(folders) > 1 else folder.name
+    return "/".join(own[shared:])
 
 
-def _pyplot() -> Any:
+def _import_pyplot() -> Any:
     import matplotlib
 
     matplotlib.use("Agg")

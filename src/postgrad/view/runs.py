@@ -1,6 +1,8 @@
-"""A run as the list shows it: state, settings, last values, sparkline, events. From the folder alone."""
+"""Runs as the list shows them: state, settings, last values, sparkline, events."""
 
+import fcntl
 import json
+import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,64 +10,66 @@ from typing import Any
 
 import yaml
 
-from postgrad.files import is_locked
 from postgrad.view.folder import Folder, NotFound
-from postgrad.view.metrics import Metrics, glance
+from postgrad.view.metrics import Metrics, read_sample
 
-MAIN = (
-    "reward/mean",
-    "sft/loss",
-    "dpo/accuracy",
-    "loss",
-)  # the value a run is known by: the first of these it has
-QUIET_S = 600.0  # a held lock without a new line for so long is said to be quiet
-MOST_EVENTS = 2000
+# The metric that a run is listed with: the first of these that it has.
+MAIN_METRICS = ("reward/mean", "sft/loss", "dpo/accuracy", "loss")
+QUIET_S = 600.0  # a running run that has written nothing for so long is reported as quiet
+MAX_EVENTS = 2000
+MAX_EVENT_BYTES = 1 << 20
+END_EVENTS = ("finished", "stopped", "failed")
+RUN_FILES = ("metrics.jsonl", "events.jsonl", "config.yaml")
 
 
 @dataclass(frozen=True)
 class State:
-    """`name` is running, finished, stopped or failed; `why` is a sentence where there is something to say."""
+    """`name` is running, finished, stopped or failed; `reason` is a sentence or ""."""
 
     name: str
-    why: str = ""
+    reason: str = ""
 
 
 class Run:
     """One run folder."""
 
     def __init__(self, folder: Folder, name: str) -> None:
-        self.folder, self.name = folder, name
-        self.path = folder.inside(name)
+        self.folder = folder
+        self.name = name
+        self.path = folder.resolve(name)
 
     def file(self, *parts: str) -> Path | None:
-        """A file of the run, or None when it is not there or lies elsewhere."""
+        """A file of the run, or None if it does not exist or is a link out of the folder."""
         try:
-            return self.folder.checked(self.path.joinpath(*parts))
+            return self.folder.check(self.path.joinpath(*parts))
         except NotFound:
             return None
 
     def config(self) -> dict[str, Any]:
+        """The content of config.yaml; empty if it cannot be read."""
         file = self.file("config.yaml")
         if file is None:
             return {}
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         try:
-            loaded = yaml.load(
-                file.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-            )
+            loaded = yaml.load(file.read_text(), Loader=loader)
         except (yaml.YAMLError, OSError, UnicodeDecodeError):
             return {}
         return loaded if isinstance(loaded, dict) else {}
 
     def events(self) -> list[dict[str, Any]]:
-        """What happened, oldest first: started, resumed, checkpoint, note, finished, stopped, failed."""
+        """The last events, oldest first.
+
+        Kinds are started, resumed, checkpoint, note, finished, stopped and failed.
+        """
         file = self.file("events.jsonl")
         if file is None:
             return []
-        with file.open("rb") as opened:
-            size = opened.seek(0, 2)
-            opened.seek(max(0, size - (1 << 20)))
-            lines = opened.read().splitlines()[-MOST_EVENTS:]
-        out: list[dict[str, Any]] = []
+        with file.open("rb") as stream:
+            size = stream.seek(0, 2)
+            stream.seek(max(0, size - MAX_EVENT_BYTES))
+            lines = stream.read().splitlines()[-MAX_EVENTS:]
+        events: list[dict[str, Any]] = []
         for raw in lines:
             try:
                 line = json.loads(raw)
@@ -73,24 +77,24 @@ class Run:
                 continue
             if isinstance(line, dict) and isinstance(line.get("event"), str):
                 step = line.get("step")
-                out.append(
-                    {
-                        **line,
-                        "step": step if isinstance(step, int | float) else 0,
-                        "text": str(line.get("text", "")),
-                    }
-                )
-        return out
+                line["step"] = step if isinstance(step, int | float) else 0
+                line["text"] = str(line.get("text", ""))
+                events.append(line)
+        return events
 
-    def held(self) -> bool:
+    def is_locked(self) -> bool:
         """Whether a living process holds the run's lock."""
         file = self.file(".lock")
         if file is None:
             return False
         try:
-            return is_locked(file)
+            with file.open("rb") as stream:
+                fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
         except OSError:
             return False
+        return False
 
     def state(
         self,
@@ -99,69 +103,67 @@ class Run:
         events: list[dict[str, Any]],
         config: dict[str, Any],
     ) -> State:
-        """What the folder says: the lock tells running, the last event tells how it ended."""
-        if self.held():
-            quiet = time.time() - self.changed()
-            return State(
-                "running", f"no news for {round(quiet / 60)} min" if quiet > QUIET_S else ""
-            )
-        ends = [
-            e
-            for e in events
-            if e["event"] in ("started", "resumed", "finished", "stopped", "failed")
-        ]
-        if ends and ends[-1]["event"] in ("finished", "stopped", "failed"):
-            return State(ends[-1]["event"], ends[-1]["text"])
-        total = _at(config, "training", "steps")
+        """The run's state: a held lock means running, the last event says how it ended.
+
+        Args:
+            step: the last step.
+            accuracy: the last validation accuracy.
+            events: from events().
+            config: from config().
+        """
+        if self.is_locked():
+            quiet_s = time.time() - self.changed()
+            if quiet_s > QUIET_S:
+                return State("running", f"nothing written for {round(quiet_s / 60)} min")
+            return State("running")
+        starts_and_ends = [e for e in events if e["event"] in ("started", "resumed", *END_EVENTS)]
+        if starts_and_ends and starts_and_ends[-1]["event"] in END_EVENTS:
+            return State(starts_and_ends[-1]["event"], starts_and_ends[-1]["text"])
+        total = _nested_value(config, "training", "steps")
         if isinstance(total, int | float) and step >= total:
             return State("finished")
-        goal = _at(config, "training", "stop_at")
+        goal = _nested_value(config, "training", "stop_at")
         if isinstance(goal, int | float) and accuracy is not None and accuracy >= goal:
             return State("finished", f"reached training.stop_at={goal:g}")
-        if ends:
+        if starts_and_ends:
             return State(
                 "stopped",
-                "its process ended without a word (killed, or the machine went down); the same command continues it",
+                "its process ended without an event (killed, or the machine stopped); "
+                "run the same command to resume",
             )
-        return State("stopped", "it has not reached its last step, and no process works on it")
+        return State("stopped", "it has not reached its last step, and no process is running it")
 
     def changed(self) -> float:
-        """When the run last wrote something."""
-        files = [self.file(name) for name in ("metrics.jsonl", "events.jsonl", "config.yaml")]
+        """Time of the run's last write, in seconds since the epoch."""
+        files = [self.file(name) for name in RUN_FILES]
         return max((file.stat().st_mtime for file in files if file), default=0.0)
 
     def overview(self) -> dict[str, Any]:
-        """Everything the list shows of this run."""
+        """Everything that the list shows about this run."""
         file = self.file("metrics.jsonl")
-        lines = glance(file) if file else []
-        config, events = self.config(), self.events()
+        lines = read_sample(file) if file else []
+        config = self.config()
         step = max((line["step"] for line in lines), default=0)
-        main = next((name for name in MAIN if any(name in line for line in lines)), "")
-        values = [
-            line[name]
-            for line in lines
-            if (name := main) and isinstance(line.get(name), int | float)
-        ]
-        accuracy = [
-            line["validation/accuracy"]
-            for line in lines
-            if isinstance(line.get("validation/accuracy"), int | float)
-        ]
-        state = self.state(step, accuracy[-1] if accuracy else None, events, config)
-        times = [line["time"] for line in lines if isinstance(line.get("time"), int | float)]
+        metric = next((name for name in MAIN_METRICS if any(name in line for line in lines)), "")
+        values = _numbers(lines, metric)
+        accuracies = _numbers(lines, "validation/accuracy")
+        times = _numbers(lines, "time")
+        accuracy = accuracies[-1] if accuracies else None
+        state = self.state(step, accuracy, self.events(), config)
+        rounded = [_round(value) for value in thin_out(values)]
         return {
             "name": self.name,
             "state": state.name,
-            "why": state.why,
-            "method": _at(config, "method", "name") or "",
-            "model": str(_at(config, "model", "path") or ""),
-            "data": str(_at(config, "data", "train") or ""),
+            "reason": state.reason,
+            "method": _nested_value(config, "method", "name") or "",
+            "model": str(_nested_value(config, "model", "path") or ""),
+            "data": str(_nested_value(config, "data", "train") or ""),
             "step": step,
-            "steps": _at(config, "training", "steps"),
-            "main": main,
-            "last": _finite(values[-1]) if values else None,
-            "accuracy": _finite(accuracy[-1]) if accuracy else None,
-            "sparkline": [v for v in map(_finite, thinned(values)) if v is not None],
+            "steps": _nested_value(config, "training", "steps"),
+            "metric": metric,
+            "last": _round(values[-1]) if values else None,
+            "accuracy": _round(accuracy),
+            "sparkline": [value for value in rounded if value is not None],
             "started": min(times, default=None),
             "changed": self.changed(),
             "rollouts": self.file("rollouts") is not None,
@@ -169,9 +171,9 @@ class Run:
 
 
 class Runs:
-    """All runs of a folder; overviews and metrics are kept while their files stay the same."""
+    """All runs of a folder; caches overviews and metrics while their files do not change."""
 
-    MOST_METRICS = 12
+    MAX_METRICS = 12
 
     def __init__(self, folder: Folder) -> None:
         self.folder = folder
@@ -179,91 +181,98 @@ class Runs:
         self._metrics: dict[str, Metrics] = {}
 
     def get(self, name: str) -> Run:
-        """The run of that name; raises Outside for anything that is not one."""
-        if name not in self.folder.found().runs:
+        """The run of this name; raises NotFound for anything else."""
+        if name not in self.folder.contents().runs:
             raise NotFound(name)
         return Run(self.folder, name)
 
     def all(self) -> list[dict[str, Any]]:
-        names = self.folder.found().runs
-        self._overviews = {name: kept for name, kept in self._overviews.items() if name in names}
-        out: list[dict[str, Any]] = []
+        """The overviews of all runs."""
+        names = self.folder.contents().runs
+        self._overviews = {name: entry for name, entry in self._overviews.items() if name in names}
+        overviews: list[dict[str, Any]] = []
         for name in names:
             try:
-                out.append(self.overview(name))
+                overviews.append(self.overview(name))
             except (OSError, NotFound):
                 continue
-        return out
+        return overviews
 
     def overview(self, name: str) -> dict[str, Any]:
+        """The overview of one run; a running one is read again each time."""
         run = Run(self.folder, name)
-        stamp = (
-            run.held(),
-            *(_stamp(run.file(part)) for part in ("metrics.jsonl", "events.jsonl", "config.yaml")),
-        )
-        kept = self._overviews.get(name)
-        if kept is None or kept[0] != stamp or stamp[0]:
-            kept = self._overviews[name] = (stamp, run.overview())
-        return kept[1]
+        is_running = run.is_locked()
+        stamp = (is_running, *(_file_stamp(run.file(part)) for part in RUN_FILES))
+        cached = self._overviews.get(name)
+        if cached is None or cached[0] != stamp or is_running:
+            cached = (stamp, run.overview())
+            self._overviews[name] = cached
+        return cached[1]
 
     def metrics(self, name: str) -> Metrics:
+        """The metrics of one run, up to date."""
         run = self.get(name)
         metrics = self._metrics.pop(name, None) or Metrics(run.path / "metrics.jsonl")
-        while len(self._metrics) >= self.MOST_METRICS:
+        while len(self._metrics) >= self.MAX_METRICS:
             self._metrics.pop(next(iter(self._metrics)), None)
         self._metrics[name] = metrics
         if run.file("metrics.jsonl") is None and metrics.file.exists():
             raise NotFound(name)
         return metrics.refresh()
 
-    def differences(self, names: list[str]) -> dict[str, Any]:
-        """Every setting of the given runs: {"keys": [...], "values": {run: {key: value}}, "different": [...]}."""
-        flat = {name: flatten(self.get(name).config()) for name in names}
-        keys = list(dict.fromkeys(key for values in flat.values() for key in values))
-        different = [
-            key
-            for key in keys
-            if len({json.dumps(values.get(key), default=str) for values in flat.values()}) > 1
-        ]
-        return {"keys": keys, "different": different, "values": flat}
+    def compare_settings(self, names: list[str]) -> dict[str, Any]:
+        """The settings of several runs.
+
+        Returns:
+            {"keys": [...], "values": {run: {key: value}}, "different": [keys that differ]}.
+        """
+        values = {name: flatten(self.get(name).config()) for name in names}
+        keys = list(dict.fromkeys(key for settings in values.values() for key in settings))
+        different: list[str] = []
+        for key in keys:
+            texts = {json.dumps(settings.get(key), default=str) for settings in values.values()}
+            if len(texts) > 1:
+                different.append(key)
+        return {"keys": keys, "different": different, "values": values}
 
 
-def thinned(values: list[float], count: int = 60) -> list[float]:
-    """About `count` of the values, the last one among them."""
-    stride = -(-len(values) // count) or 1
+def thin_out(values: list[float], count: int = 60) -> list[float]:
+    """About `count` evenly spaced values, the last one among them."""
+    stride = math.ceil(len(values) / count) or 1
     return values[(len(values) - 1) % stride :: stride]
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A nested configuration by dotted keys; lists stay values, an empty section is one, too."""
-    out: dict[str, Any] = {}
+    """A nested configuration by dotted keys. Lists and empty sections are JSON text."""
+    flat: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, dict) and value:
-            out.update(flatten(value, f"{prefix}{key}."))
+            flat.update(flatten(value, f"{prefix}{key}."))
+        elif isinstance(value, str | int | float | bool | None):
+            flat[f"{prefix}{key}"] = value
         else:
-            out[f"{prefix}{key}"] = (
-                value
-                if isinstance(value, str | int | float | bool | None)
-                else json.dumps(value, default=str)
-            )
-    return out
+            flat[f"{prefix}{key}"] = json.dumps(value, default=str)
+    return flat
 
 
-def _at(values: Any, *keys: str) -> Any:
+def _numbers(lines: list[dict[str, Any]], name: str) -> list[float]:
+    return [line[name] for line in lines if name and isinstance(line.get(name), int | float)]
+
+
+def _nested_value(values: Any, *keys: str) -> Any:
     for key in keys:
         values = values.get(key) if isinstance(values, dict) else None
     return values
 
 
-def _finite(value: Any) -> float | None:
-    return (
-        float(f"{value:.6g}")
-        if isinstance(value, int | float) and abs(value) < 1e300 and value == value
-        else None
-    )
+def _round(value: Any) -> float | None:
+    """Six significant digits; None for anything that is not a finite number."""
+    if not isinstance(value, int | float) or value != value or abs(value) >= 1e300:
+        return None
+    return float(f"{value:.6g}")
 
 
-def _stamp(file: Path | None) -> tuple[int, int, int] | None:
+def _file_stamp(file: Path | None) -> tuple[int, int, int] | None:
     if file is None:
         return None
     stat = file.stat()

@@ -1,11 +1,11 @@
-"""The page's server: a few read-only JSON answers, two live streams, the assets. Guarded at the door."""
+"""The page's server: read-only JSON requests, two live streams, and the page's files."""
 
 import asyncio
 import hmac
 import json
 import math
 import mimetypes
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +26,37 @@ from starlette.responses import (
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from postgrad.view import rollouts as rollout_files
 from postgrad.view.evaluations import Evaluations
 from postgrad.view.folder import Folder, NotFound
-from postgrad.view.rollouts import Rollouts
+from postgrad.view.rollouts import FILTERS, SORTS, Rollouts
 from postgrad.view.runs import Runs
-from postgrad.view.tokens import Tokens
+from postgrad.view.tokens import TokenizerCache
 from postgrad.web import is_loopback, reject_reason
 
 ASSETS = Path(__file__).parent / "assets"
 COOKIE = "postgrad_token"
-POLL_S = 0.5  # how often a stream looks at the files
-MOST_COMPARED = 12
-# Model output is hostile: nothing but our own files runs, no markup is made from strings, nobody frames the page.
+POLL_S = 0.5  # time between two looks of a stream at the files
+MAX_COMPARED = 12  # runs
+GROUPS_PER_PAGE = 40
+MAX_QUERY = 200  # characters
+# Model output is untrusted. Only our own files may run as scripts, no markup may be made from
+# strings, and no other page may frame this one.
+CONTENT_SECURITY_POLICY = "; ".join(
+    [
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self' blob: data:",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    ]
+)
 HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'",
+    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -50,15 +65,17 @@ HEADERS = {
 }
 
 
-class Bad(Exception):
-    """A question that makes no sense; the page answers 400 with the sentence."""
+class BadRequest(Exception):
+    """A request with a wrong parameter; the server answers 400 with this message."""
 
 
-class Guard:
-    """Lets in requests for this host, from this page, with the token if there is one; reading only."""
+class AuthMiddleware:
+    """Rejects requests for other hosts, from other sites, that write, or without the token."""
 
     def __init__(self, app: ASGIApp, host: str, token: str) -> None:
-        self.app, self.host, self.token = app, host, token
+        self.app = app
+        self.host = host
+        self.token = token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -69,60 +86,66 @@ class Guard:
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                own = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
-                message["headers"] = [*message.get("headers", []), *own]
+                added = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+                message["headers"] = [*message.get("headers", []), *added]
             await send(message)
 
-        answer = self.refusal(request) or self.welcome(request)
-        await (answer or self.app)(scope, receive, send_with_headers)
+        response = self.reject(request) or self.authenticate(request)
+        await (response or self.app)(scope, receive, send_with_headers)
 
-    def refusal(self, request: Request) -> Response | None:
-        """None, or why not: an unknown host name (a site that points its name here), another origin, a writing method."""
+    def reject(self, request: Request) -> Response | None:
+        """None, or the refusal: unknown host name, another origin, or a method that writes."""
         if request.method not in ("GET", "HEAD"):
-            return PlainTextResponse("this page only reads", 405)
-        opened = request.headers.get("sec-fetch-mode") == "navigate" and request.url.path == "/"
-        reason = reject_reason(request, self.host, opened)
+            return PlainTextResponse("this page is read-only", 405)
+        is_page = request.headers.get("sec-fetch-mode") == "navigate" and request.url.path == "/"
+        reason = reject_reason(request, self.host, is_page)
         return PlainTextResponse(reason, 403) if reason else None
 
-    def welcome(self, request: Request) -> Response | None:
-        """None with the right token; the first visit brings it in the address and leaves with a cookie."""
+    def authenticate(self, request: Request) -> Response | None:
+        """None with the right token. The first visit has it in the address and gets a cookie."""
         if not self.token:
             return None
-        given = request.query_params.get("token")
-        if given is not None and request.url.path == "/" and self.is_right(given):
-            answer = RedirectResponse("/", 303)
-            answer.set_cookie(self.cookie(request), self.token, httponly=True, samesite="strict")
-            return answer
+        token = request.query_params.get("token")
+        if token is not None and request.url.path == "/" and self._is_token(token):
+            response = RedirectResponse("/", 303)
+            response.set_cookie(
+                self._cookie_name(request), self.token, httponly=True, samesite="strict"
+            )
+            return response
+        cookie = request.cookies.get(self._cookie_name(request), "")
         header = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if self.is_right(request.cookies.get(self.cookie(request), "")) or self.is_right(header):
+        if self._is_token(cookie) or self._is_token(header):
             return None
-        return PlainTextResponse(
-            "a token is needed: open the address that postgrad view printed\n", 401
-        )
+        message = "a token is needed; open the address that postgrad view printed\n"
+        return PlainTextResponse(message, 401)
 
-    def cookie(self, request: Request) -> str:
-        """Cookies do not know ports; two pages on one machine must not take each other's."""
+    def _cookie_name(self, request: Request) -> str:
+        """The name with the port: browsers share cookies between the ports of one host."""
         return f"{COOKIE}_{request.url.port or 80}"
 
-    def is_right(self, given: str) -> bool:
-        return hmac.compare_digest(given.encode(), self.token.encode())
+    def _is_token(self, text: str) -> bool:
+        return hmac.compare_digest(text.encode(), self.token.encode())
 
 
 class Page:
-    """The answers."""
+    """The responses to all requests of the page.
 
-    def __init__(self, folder: Folder, stopping: Callable[[], bool] = lambda: False) -> None:
-        self.stopping = stopping
-        self.folder, self.runs, self.rollouts, self.tokens = (
-            folder,
-            Runs(folder),
-            Rollouts(),
-            Tokens(),
-        )
+    Args:
+        folder: the folder that the page may read.
+        is_stopping: whether the server is shutting down; streams then end.
+    """
+
+    def __init__(self, folder: Folder, is_stopping: Callable[[], bool] = lambda: False) -> None:
+        self.folder = folder
+        self.is_stopping = is_stopping
+        self.runs = Runs(folder)
+        self.rollouts = Rollouts()
+        self.tokenizers = TokenizerCache()
         self.evaluations = Evaluations(folder)
 
     def routes(self) -> list[Route]:
-        answers: dict[str, Callable[[Request], Any]] = {
+        """The page, its files, the stream, and one route per kind of request."""
+        handlers: dict[str, Callable[[Request], Any]] = {
             "about": lambda _: {"folder": str(self.folder.root)},
             "runs": self.all_runs,
             "run": self.one_run,
@@ -130,7 +153,7 @@ class Page:
             "compare": self.compare,
             "groups": self.groups,
             "group": self.group,
-            "follow": self.follow,
+            "problem": self.problem,
             "search": self.search,
             "evaluations": lambda _: self.evaluations.all(),
             "responses": self.responses,
@@ -142,149 +165,163 @@ class Page:
             Route("/", self.index),
             Route("/assets/{name}", self.asset),
             Route("/api/live", self.live),
-            *(Route(f"/api/{name}", _answer(ask)) for name, ask in answers.items()),
+            *(Route(f"/api/{name}", _endpoint(handle)) for name, handle in handlers.items()),
         ]
 
     async def index(self, _: Request) -> Response:
+        """The HTML page."""
         return Response((ASSETS / "index.html").read_bytes(), media_type="text/html; charset=utf-8")
 
     async def asset(self, request: Request) -> Response:
+        """A file of the assets folder."""
         name = request.path_params["name"]
         if name not in {path.name for path in ASSETS.iterdir()}:
             return PlainTextResponse("not found", 404)
-        kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
-        return Response(
-            (ASSETS / name).read_bytes(),
-            media_type="text/javascript" if name.endswith(".js") else kind,
-        )
+        media_type = mimetypes.guess_type(name)[0] or "application/octet-stream"
+        if name.endswith(".js"):
+            media_type = "text/javascript"
+        return Response((ASSETS / name).read_bytes(), media_type=media_type)
 
-    # ---- runs
+    # Runs
 
     def all_runs(self, _: Request) -> Any:
+        """The overviews of all runs."""
         return {"runs": self.runs.all()}
 
     def one_run(self, request: Request) -> Any:
+        """One run: overview, events, settings, steps with rollouts, evaluations."""
         name = _text(request, "run")
         run = self.runs.get(name)
-        steps = self.rollouts.steps(run)
+        evaluations = self.evaluations.all()["evaluations"]
         return {
-            "overview": self.runs.overview(name),
-            "events": run.events(),
-            "config": self.runs.differences([name])["values"][name],
-            "steps": steps,
-            "evaluations": [e for e in self.evaluations.all()["evaluations"] if e["run"] == name],
+            **self._status(name),
+            "config": self.runs.compare_settings([run.name])["values"][name],
+            "evaluations": [one for one in evaluations if one["run"] == name],
         }
 
     def metrics(self, request: Request) -> Any:
-        return Response(
-            self.runs.metrics(_text(request, "run")).json(), media_type="application/json"
-        )
+        """All metrics of one run."""
+        metrics = self.runs.metrics(_text(request, "run"))
+        return Response(metrics.json(), media_type="application/json")
 
     def compare(self, request: Request) -> Any:
-        names = request.query_params.getlist("run")[:MOST_COMPARED]
-        return self.runs.differences(names) | {
-            "overviews": [self.runs.overview(name) for name in names]
-        }
+        """The settings and overviews of several runs."""
+        names = request.query_params.getlist("run")[:MAX_COMPARED]
+        overviews = [self.runs.overview(name) for name in names]
+        return self.runs.compare_settings(names) | {"overviews": overviews}
 
-    # ---- rollouts
+    # Rollouts
 
     def groups(self, request: Request) -> Any:
+        """The groups of one step."""
         run = self.runs.get(_text(request, "run"))
-        keep = _one_of(request, "keep", rollout_files.FILTERS)
-        sort = _one_of(request, "sort", rollout_files.SORTS)
-        start, search = _whole(request, "start", 0), request.query_params.get("search", "")[:200]
         return self.rollouts.groups(
-            run, _whole(request, "step"), keep, sort, search, start, 40, self.tokens.of(run)
+            run,
+            _integer(request, "step"),
+            _one_of(request, "filter", FILTERS),
+            _one_of(request, "sort", SORTS),
+            _query(request),
+            _integer(request, "start", 0),
+            GROUPS_PER_PAGE,
+            self.tokenizers.get(run),
         )
 
     def group(self, request: Request) -> Any:
+        """One group with its tokens."""
         run = self.runs.get(_text(request, "run"))
+        step = _integer(request, "step")
+        group = _integer(request, "group")
         full = request.query_params.get("full") == "1"
-        return self.rollouts.group(
-            run, _whole(request, "step"), _whole(request, "group"), self.tokens.of(run), full
-        )
+        return self.rollouts.group(run, step, group, self.tokenizers.get(run), full)
 
-    def follow(self, request: Request) -> Any:
-        return self.rollouts.follow(self.runs.get(_text(request, "run")), _text(request, "uid"))
+    def problem(self, request: Request) -> Any:
+        """All groups of one problem over the run."""
+        return self.rollouts.problem(self.runs.get(_text(request, "run")), _text(request, "uid"))
 
     def search(self, request: Request) -> Any:
+        """Rows of the whole run that contain a text."""
         run = self.runs.get(_text(request, "run"))
-        return self.rollouts.search(run, _text(request, "words")[:200], _whole(request, "start", 0))
+        query = _text(request, "search")[:MAX_QUERY]
+        return self.rollouts.search(run, query, _integer(request, "start", 0))
 
-    # ---- evaluations
+    # Evaluations
 
     def responses(self, request: Request) -> Any:
-        keep, search = (
-            request.query_params.get("keep", "all"),
-            request.query_params.get("search", "")[:200],
-        )
+        """The problems of one evaluation."""
         return self.evaluations.responses(
-            _text(request, "eval"), _text(request, "set"), keep, search, _whole(request, "start", 0)
+            _text(request, "eval"),
+            _text(request, "set"),
+            request.query_params.get("filter", "all"),
+            _query(request),
+            _integer(request, "start", 0),
         )
 
     def pairs(self, request: Request) -> Any:
-        a, b, name = _text(request, "a"), _text(request, "b"), _text(request, "set")
-        keep, search = (
-            request.query_params.get("keep", "all"),
-            request.query_params.get("search", "")[:200],
+        """The problems that two evaluations share."""
+        return self.evaluations.pairs(
+            _text(request, "a"),
+            _text(request, "b"),
+            _text(request, "set"),
+            request.query_params.get("filter", "all"),
+            _query(request),
+            _integer(request, "start", 0),
         )
-        return self.evaluations.pairs(a, b, name, keep, search, _whole(request, "start", 0))
 
     def response(self, request: Request) -> Any:
+        """All responses of an evaluation to one problem."""
         return self.evaluations.response(
             _text(request, "eval"), _text(request, "set"), _text(request, "uid")
         )
 
-    # ---- live
+    # Live streams
 
     async def live(self, request: Request) -> Response:
-        """Server-sent events: of one run its new metric lines and its state, without a run the list."""
+        """Server-sent events: new metrics and state of one run, or without a run the list."""
         name = request.query_params.get("run")
-        if name is not None:
+        if name is None:
+            stream = self._stream_list(request)
+        else:
             try:
                 await run_in_threadpool(self.runs.get, name)
             except NotFound:
                 return PlainTextResponse("not found", 404)
-        start, generation = _whole(request, "from", 0), _whole(request, "generation", 0)
-        stream = (
-            self.live_list(request)
-            if name is None
-            else self.live_run(request, name, start, generation)
-        )
-        return StreamingResponse(
-            stream, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"}
-        )
+            start = _integer(request, "from", 0)
+            generation = _integer(request, "generation", 0)
+            stream = self._stream_run(request, name, start, generation)
+        headers = {"X-Accel-Buffering": "no"}
+        return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
 
-    async def live_list(self, request: Request) -> AsyncIterator[str]:
-        before = ""
-        while not (self.stopping() or await request.is_disconnected()):
-            now = dump(await run_in_threadpool(self.all_runs, request))
-            yield event("runs", now) if now != before else ": still here\n\n"
-            before = now
+    async def _stream_list(self, request: Request) -> AsyncIterator[str]:
+        last = ""
+        while not (self.is_stopping() or await request.is_disconnected()):
+            runs = dump_json(await run_in_threadpool(self.all_runs, request))
+            yield format_event("runs", runs) if runs != last else KEEP_ALIVE
+            last = runs
             await asyncio.sleep(POLL_S)
 
-    async def live_run(
+    async def _stream_run(
         self, request: Request, name: str, start: int, generation: int
     ) -> AsyncIterator[str]:
-        before = ""
-        while not (self.stopping() or await request.is_disconnected()):
+        last = ""
+        while not (self.is_stopping() or await request.is_disconnected()):
             try:
                 metrics = await run_in_threadpool(self.runs.metrics, name)
-                now = dump(await run_in_threadpool(self._status, name))
+                status = dump_json(await run_in_threadpool(self._status, name))
             except (NotFound, OSError):
-                yield event("gone", "{}")
+                yield format_event("deleted", "{}")
                 return
             if metrics.generation != generation:
-                start, generation = 0, metrics.generation
+                start = 0
+                generation = metrics.generation
             if metrics.num_lines > start:
-                count = metrics.num_lines
-                yield event("metrics", metrics.json(start))
-                start = count
-            yield event("status", now) if now != before else ": still here\n\n"
-            before = now
+                end = metrics.num_lines
+                yield format_event("metrics", metrics.json(start))
+                start = end
+            yield format_event("status", status) if status != last else KEEP_ALIVE
+            last = status
             await asyncio.sleep(POLL_S)
 
-    def _status(self, name: str) -> Any:
+    def _status(self, name: str) -> dict[str, Any]:
         run = self.runs.get(name)
         return {
             "overview": self.runs.overview(name),
@@ -294,15 +331,21 @@ class Page:
 
 
 def make_server(folder: Folder, host: str = "127.0.0.1", token: str = "") -> uvicorn.Server:
-    """The server, to be run on a listening socket; `token` may be empty only on loopback. Open streams end when it stops."""
+    """The server, to be run on a listening socket. Open streams end when it stops.
+
+    Args:
+        folder: the folder that the page may read.
+        host: the host name that requests may use.
+        token: may be empty on loopback only.
+    """
     if not token and not is_loopback(host):
         raise ValueError(f"{host} is not loopback: a token is needed")
     page = Page(folder, lambda: server.should_exit)
-    layers = [
-        Middleware(Guard, host=host, token=token),
+    middleware = [
+        Middleware(AuthMiddleware, host=host, token=token),
         Middleware(GZipMiddleware, minimum_size=2000, compresslevel=3),
     ]
-    app = Starlette(routes=page.routes(), middleware=layers)
+    app = Starlette(routes=page.routes(), middleware=middleware)
     config = uvicorn.Config(
         app, log_level="warning", timeout_graceful_shutdown=3, access_log=False, server_header=False
     )
@@ -310,72 +353,74 @@ def make_server(folder: Folder, host: str = "127.0.0.1", token: str = "") -> uvi
     return server
 
 
-def _answer(ask: Callable[[Request], Any]) -> Callable[[Request], Any]:
+def _endpoint(handle: Callable[[Request], Any]) -> Callable[[Request], Response]:
     def endpoint(request: Request) -> Response:
         try:
-            found = ask(request)
+            result = handle(request)
         except NotFound:
             return JSONResponse({"error": "not found"}, 404)
-        except Bad as error:
+        except BadRequest as error:
             return JSONResponse({"error": str(error)}, 400)
         except OSError as error:
-            return JSONResponse(
-                {"error": f"a file could not be read: {error.strerror or type(error).__name__}"},
-                503,
-            )
+            reason = error.strerror or type(error).__name__
+            return JSONResponse({"error": f"a file could not be read: {reason}"}, 503)
         except ArrowException:
-            return JSONResponse(
-                {"error": "a file could not be read: it is no parquet file, or not a whole one"},
-                503,
-            )
-        return (
-            found
-            if isinstance(found, Response)
-            else Response(dump(found), media_type="application/json")
-        )
+            reason = "it is not a parquet file, or not a complete one"
+            return JSONResponse({"error": f"a file could not be read: {reason}"}, 503)
+        if isinstance(result, Response):
+            return result
+        return Response(dump_json(result), media_type="application/json")
 
     return endpoint
 
 
-def dump(value: Any) -> str:
-    """JSON that every browser reads: no NaN, no infinity."""
+def dump_json(value: Any) -> str:
+    """JSON that every browser reads: NaN and infinity become null."""
     try:
         return json.dumps(value, allow_nan=False, separators=(",", ":"))
     except ValueError:
-        return json.dumps(_finite(value), allow_nan=False, separators=(",", ":"))
+        return json.dumps(_replace_nonfinite(value), allow_nan=False, separators=(",", ":"))
 
 
-def _finite(value: Any) -> Any:
+def _replace_nonfinite(value: Any) -> Any:
     if isinstance(value, dict):
-        return {str(k): _finite(v) for k, v in value.items()}
+        return {str(key): _replace_nonfinite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(v) for v in value]
+        return [_replace_nonfinite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def event(name: str, data: str) -> str:
+KEEP_ALIVE = ": keep-alive\n\n"
+
+
+def format_event(name: str, data: str) -> str:
+    """One server-sent event."""
     return f"event: {name}\ndata: {data}\n\n"
 
 
 def _text(request: Request, name: str) -> str:
     value = request.query_params.get(name)
     if not value:
-        raise Bad(f"{name} is missing")
+        raise BadRequest(f"the parameter {name} is missing")
     return value
 
 
-def _whole(request: Request, name: str, default: int | None = None) -> int:
+def _query(request: Request) -> str:
+    return request.query_params.get("search", "")[:MAX_QUERY]
+
+
+def _integer(request: Request, name: str, default: int | None = None) -> int:
     value = request.query_params.get(name)
     if value is None and default is not None:
         return default
     try:
         return int(value or "")
     except ValueError as error:
-        raise Bad(f"{name} is not a whole number") from error
+        raise BadRequest(f"{name}={value or ''} is not an integer") from error
 
 
-def _one_of(request: Request, name: str, known: Any) -> str:
+def _one_of(request: Request, name: str, known: Mapping[str, Any]) -> str:
     value = request.query_params.get(name) or next(iter(known))
     if value not in known:
-        raise Bad(f"{name}={value} is unknown; known: {', '.join(known)}")
+        raise BadRequest(f"{name}={value} is unknown; use one of {', '.join(known)}")
     return value

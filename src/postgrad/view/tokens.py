@@ -1,4 +1,4 @@
-"""Token ids as the strings they stand for, with the run's own tokenizer.json. No torch, no transformers."""
+"""Decodes token ids with a run's own tokenizer.json. Imports no torch and no transformers."""
 
 import codecs
 import json
@@ -10,113 +10,129 @@ from typing import Any
 from postgrad.view.folder import NotFound
 from postgrad.view.runs import Run
 
-MOST_BYTES = 1 << 26
-KEPT = 3
+MAX_BYTES = 1 << 26  # of a tokenizer.json
+MAX_CACHED = 3
+UNKNOWN_BYTE = ord("?")
 
 
-class Tokens:
-    """The few tokenizers in use, loaded once each."""
+class TokenizerCache:
+    """The last few tokenizers in use, each loaded once."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[str, int], Pieces | None] = {}
+        self._decoders: dict[tuple[str, int], TokenDecoder | None] = {}
         self._lock = threading.Lock()
 
-    def of(self, run: Run) -> "Pieces | None":
-        """The run's tokenizer, or None when it has none below the folder: the page then shows ids."""
-        file = tokenizer_file(run)
+    def get(self, run: Run) -> "TokenDecoder | None":
+        """The run's tokenizer, or None if it has none below the folder: the page then shows ids."""
+        file = find_tokenizer_file(run)
         if file is None:
             return None
         key = (str(file), file.stat().st_mtime_ns)
         with self._lock:
-            if key not in self._kept:
-                while len(self._kept) >= KEPT:
-                    self._kept.pop(next(iter(self._kept)))
-                self._kept[key] = load(file)
-            return self._kept[key]
+            if key not in self._decoders:
+                while len(self._decoders) >= MAX_CACHED:
+                    self._decoders.pop(next(iter(self._decoders)))
+                self._decoders[key] = load_decoder(file)
+            return self._decoders[key]
 
 
-def tokenizer_file(run: Run) -> Path | None:
-    """In the newest checkpoint, in the run folder, or in the model the run started from, if that lies below the folder, too."""
-    found, pointer = None, run.file("checkpoints", "latest")
-    if pointer is not None and pointer.is_file():
-        name = pointer.read_text()[:200].strip()
-        found = (
-            run.file("checkpoints", name, "policy", "tokenizer.json") if "/" not in name else None
-        )
-    found = found or run.file("tokenizer.json")
-    if found is not None:
-        return found
+def find_tokenizer_file(run: Run) -> Path | None:
+    """The tokenizer.json of the newest checkpoint, of the run folder, or of the initial model.
+
+    The initial model counts only if it lies below the page's folder.
+    """
+    file = None
+    latest = run.file("checkpoints", "latest")
+    if latest is not None and latest.is_file():
+        name = latest.read_text()[:200].strip()
+        if "/" not in name:
+            file = run.file("checkpoints", name, "policy", "tokenizer.json")
+    file = file or run.file("tokenizer.json")
+    if file is not None:
+        return file
     model = run.config().get("model")
     path = model.get("path") if isinstance(model, dict) else None
     if isinstance(path, str) and path:
         try:
-            return run.folder.checked(Path(path) / "tokenizer.json")
+            return run.folder.check(Path(path) / "tokenizer.json")
         except NotFound:
             return None
     return None
 
 
-def load(file: Path) -> "Pieces | None":
-    """A tokenizer that splits ids into texts; None when the file is not one."""
+def load_decoder(file: Path) -> "TokenDecoder | None":
+    """The decoder of a tokenizer.json; None if the file is not one, or is too large."""
     from tokenizers import Tokenizer
 
-    if file.stat().st_size > MOST_BYTES:
+    if file.stat().st_size > MAX_BYTES:
         return None
     try:
-        return Pieces(Tokenizer.from_file(str(file)), json.loads(file.read_bytes()))
-    except Exception:  # the library raises plain Exception for a file it cannot read
+        return TokenDecoder(Tokenizer.from_file(str(file)), json.loads(file.read_bytes()))
+    except Exception:  # the library raises plain Exception for a file that it cannot read
         return None
 
 
-class Pieces:
-    """Splits a sequence of ids into one text per token, so that the texts joined are the decoded whole."""
+class TokenDecoder:
+    """Decodes each token to its own text, so that the joined texts are the decoded sequence.
+
+    Args:
+        tokenizer: a tokenizers.Tokenizer.
+        spec: the content of its tokenizer.json.
+    """
 
     def __init__(self, tokenizer: Any, spec: dict[str, Any]) -> None:
         self.tokenizer = tokenizer
         self.added = {int(t["id"]): str(t["content"]) for t in spec.get("added_tokens") or []}
-        self.by_bytes = "ByteLevel" in json.dumps(spec.get("decoder") or {})
-        self.table = byte_table() if self.by_bytes else {}
+        self.is_byte_level = "ByteLevel" in json.dumps(spec.get("decoder") or {})
+        self.byte_of = byte_table() if self.is_byte_level else {}
 
-    def split(self, ids: Sequence[int]) -> list[str]:
-        """A character whose bytes are spread over tokens belongs to the token that completes it."""
-        return self._split_bytes(ids) if self.by_bytes else self._split_windows(ids)
+    def decode_each(self, ids: Sequence[int]) -> list[str]:
+        """One text per token. A character of several tokens belongs to the last of them."""
+        return self._decode_bytes(ids) if self.is_byte_level else self._decode_windows(ids)
 
-    def _split_bytes(self, ids: Sequence[int]) -> list[str]:
+    def _decode_bytes(self, ids: Sequence[int]) -> list[str]:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        out: list[str] = []
-        for number in ids:
-            if number in self.added:
-                out.append(decoder.decode(b"", final=True) + self.added[number])
+        texts: list[str] = []
+        for token_id in ids:
+            if token_id in self.added:
+                texts.append(decoder.decode(b"", final=True) + self.added[token_id])
                 decoder.reset()
                 continue
-            token = self.tokenizer.id_to_token(number)
-            out.append(
-                f"⟨{number}⟩"
-                if token is None
-                else decoder.decode(bytes(self.table.get(c, 63) for c in token))
-            )
-        if out:
-            out[-1] += decoder.decode(b"", final=True)
-        return out
-
-    def _split_windows(self, ids: Sequence[int]) -> list[str]:
-        """Decode a short window with and without the token: right also where a decoder joins pieces with spaces."""
-        out: list[str] = []
-        start, before = 0, ""
-        for i in range(len(ids)):
-            after = self.tokenizer.decode(list(ids[start : i + 1]), skip_special_tokens=False)
-            if after.endswith("�") and i + 1 < len(ids):
-                out.append("")
+            token = self.tokenizer.id_to_token(token_id)
+            if token is None:
+                texts.append(f"⟨{token_id}⟩")
                 continue
-            out.append(after[len(before) :] if after.startswith(before) else after)
+            data = bytes(self.byte_of.get(character, UNKNOWN_BYTE) for character in token)
+            texts.append(decoder.decode(data))
+        if texts:
+            texts[-1] += decoder.decode(b"", final=True)
+        return texts
+
+    def _decode_windows(self, ids: Sequence[int]) -> list[str]:
+        """Decodes a short window with and without each token; some decoders add spaces."""
+        texts: list[str] = []
+        start = 0
+        before = ""
+        for i in range(len(ids)):
+            after = self._decode(ids[start : i + 1])
+            if after.endswith("�") and i + 1 < len(ids):
+                texts.append("")
+                continue
+            texts.append(after[len(before) :] if after.startswith(before) else after)
             start = max(start, i - 3)
-            before = self.tokenizer.decode(list(ids[start : i + 1]), skip_special_tokens=False)
-        return out
+            before = self._decode(ids[start : i + 1])
+        return texts
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self.tokenizer.decode(list(ids), skip_special_tokens=False)
 
 
 def byte_table() -> dict[str, int]:
-    """Byte-level BPE writes each byte as a printable character: those that are printable as themselves, the rest from 256 on."""
-    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    table = {chr(b): b for b in plain}
-    others = [b for b in range(256) if b not in set(plain)]
-    return table | {chr(256 + i): b for i, b in enumerate(others)}
+    """Character -> byte of byte-level BPE.
+
+    Printable bytes are written as themselves, the others as characters from 256 on.
+    """
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    table = {chr(byte): byte for byte in printable}
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return table | {chr(256 + i): byte for i, byte in enumerate(others)}

@@ -1,5 +1,5 @@
-// The door: which page the address means, the theme, the keys.
-import { ask } from "./api.js";
+// Shows the page of the address; theme and keyboard shortcuts.
+import { request } from "./api.js";
 import { fill, h } from "./dom.js";
 import { showCompare } from "./compare.js";
 import { showEntropy } from "./entropy.js";
@@ -7,13 +7,19 @@ import { showEvaluations } from "./evaluations.js";
 import { showRun } from "./run.js";
 import { showRuns } from "./runs.js";
 
-const PAGES = { runs: showRuns, run: showRun, compare: showCompare, evaluations: showEvaluations, entropy: showEntropy };
+const PAGES = {
+  runs: showRuns,
+  run: showRun,
+  compare: showCompare,
+  evaluations: showEvaluations,
+  entropy: showEntropy,
+};
 const main = document.getElementById("main");
-let leaving = new AbortController();
+let controller = new AbortController();
 let current = { page: null, path: null };
 
-/** #/page/part/part?key=value as {page, path: [...], params}. */
-export function where() {
+/** The address #/page/part/part?key=value as {page, path: [...], params}. */
+export function parseRoute() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
   const [page, ...rest] = path.split("/").map(decode);
   return { page: page || "runs", path: rest, params: new URLSearchParams(query || "") };
@@ -27,40 +33,50 @@ function decode(text) {
   }
 }
 
-/** Show the page; one that knows how to follow a change of its own address is not drawn anew. */
-async function go() {
-  const place = where();
-  if (current.page === place.page && current.follow && current.follow(place)) return;
-  leaving.abort();
-  leaving = new AbortController();
-  const signal = leaving.signal;
-  const show = PAGES[place.page];
+/** Shows the page of the address. A page with an `update` function draws its own changes. */
+async function showPage() {
+  const route = parseRoute();
+  if (current.page === route.page && current.update && current.update(route)) return;
+  controller.abort();
+  controller = new AbortController();
+  const signal = controller.signal;
+  const show = PAGES[route.page];
   for (const link of document.querySelectorAll("nav [data-page]")) {
-    const on = link.dataset.page === place.page || (["run", "compare"].includes(place.page) && link.dataset.page === "runs");
+    const on =
+      link.dataset.page === route.page ||
+      (["run", "compare"].includes(route.page) && link.dataset.page === "runs");
     if (on) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  current = { page: place.page };
-  const holder = h("div", { class: `page ${place.page}` });
-  fill(main, holder);
+  current = { page: route.page };
+  const container = h("div", { class: `page ${route.page}` });
+  fill(main, container);
   scrollTo(0, 0);
   try {
-    if (!show) throw new Error("There is no such page.");
-    const follow = await show(holder, place, signal);
-    if (!signal.aborted) current.follow = follow;
+    if (!show) throw new Error("This page does not exist.");
+    const update = await show(container, route, signal);
+    if (!signal.aborted) current.update = update;
   } catch (error) {
-    if (!signal.aborted) trouble(holder, error);
+    if (!signal.aborted) showError(container, error);
   }
 }
 
-function trouble(holder, error) {
-  fill(holder, h("div", { class: "trouble", role: "alert" }, h("h1", {}, "This did not work"), h("p", {}, error.message),
-    h("p", {}, h("a", { href: "#/runs" }, "Back to the runs"))));
+function showError(container, error) {
+  fill(
+    container,
+    h(
+      "div",
+      { class: "error", role: "alert" },
+      h("h1", {}, "This page could not be loaded"),
+      h("p", {}, error.message),
+      h("p", {}, h("a", { href: "#/runs" }, "Back to all runs")),
+    ),
+  );
 }
 
-addEventListener("hashchange", go);
+addEventListener("hashchange", showPage);
 
-// ---- theme: what the system says, unless chosen
+// Theme: that of the system, unless one is chosen
 
 const THEMES = ["system", "light", "dark"];
 const themeButton = document.getElementById("theme");
@@ -80,18 +96,35 @@ themeButton.addEventListener("click", () => {
   useTheme();
 });
 
-// ---- keys
+// Keyboard shortcuts
 
 const KEYS = [
-  ["/", "search or filter"], ["j  k", "next, previous problem of a step"], ["[  ]", "previous, next step"],
-  ["← →", "in a chart: read values; in a response: token by token"], ["+ −", "in a chart: zoom"], ["Esc", "show the whole chart, close a window"],
-  ["Enter", "in a chart: go to the rollouts of that step"], ["?", "this list"],
+  ["/", "search or filter"],
+  ["j  k", "next or previous problem of a step"],
+  ["[  ]", "previous or next step"],
+  ["← →", "in a chart: move the cursor; in a response: move by token"],
+  ["+ −", "in a chart: zoom"],
+  ["Esc", "in a chart: reset the zoom; close a window"],
+  ["Enter", "in a chart: open the rollouts of the step"],
+  ["?", "show this list"],
 ];
 
 function help() {
-  const box = h("dialog", { class: "help", "aria-label": "Keys" }, h("h2", {}, "Keys"),
-    h("dl", {}, KEYS.flatMap(([key, text]) => [h("dt", {}, key), h("dd", {}, text)])),
-    h("form", { method: "dialog" }, h("button", { type: "button", on: { click: () => box.close() } }, "Close")));
+  const box = h(
+    "dialog",
+    { class: "help", "aria-label": "Keyboard shortcuts" },
+    h("h2", {}, "Keyboard shortcuts"),
+    h(
+      "dl",
+      {},
+      KEYS.flatMap(([key, text]) => [h("dt", {}, key), h("dd", {}, text)]),
+    ),
+    h(
+      "form",
+      { method: "dialog" },
+      h("button", { type: "button", on: { click: () => box.close() } }, "Close"),
+    ),
+  );
   box.addEventListener("close", () => box.remove());
   box.addEventListener("click", (event) => event.target === box && box.close());
   document.body.append(box);
@@ -101,7 +134,13 @@ function help() {
 document.getElementById("help").addEventListener("click", help);
 
 addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)) return;
+  if (
+    event.ctrlKey ||
+    event.metaKey ||
+    event.altKey ||
+    /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)
+  )
+    return;
   if (event.key === "?") help();
   else if (event.key === "/") {
     const box = main.querySelector("input[type=search]");
@@ -112,8 +151,11 @@ addEventListener("keydown", (event) => {
 });
 
 useTheme();
-go();
-ask("about").then(({ folder }) => {
-  document.getElementById("folder").textContent = folder;
-  document.getElementById("folder").title = folder;
-}, () => {});
+showPage();
+request("about").then(
+  ({ folder }) => {
+    document.getElementById("folder").textContent = folder;
+    document.getElementById("folder").title = folder;
+  },
+  () => {},
+);

@@ -1,73 +1,190 @@
-// BuPO's entropy flow: how sure the model is after each part of each layer; several analyses over each other.
-import { ask } from "./api.js";
+// BuPO's entropy flow: the entropy of the next token after each part of each layer.
+import { request } from "./api.js";
 import { Axis, Chart } from "./chart.js";
 import { shortNames } from "./compare.js";
 import { fill, h, select } from "./dom.js";
 import { number } from "./format.js";
 import { Table } from "./table.js";
 
-const MODULES = [["layer", "Layer in and out"], ["attention", "Attention"], ["ffn", "FFN"]];
+const MODULES = [
+  ["layer", "Layer input and output"],
+  ["attention", "Attention"],
+  ["ffn", "FFN"],
+];
 
-export async function showEntropy(holder, place, signal) {
+export async function showEntropy(container, route, signal) {
   document.title = "Entropy · Postgrad";
-  const { entropies } = await ask("entropies", {}, signal);
-  const usable = entropies.filter((one) => Array.isArray(one.data.layers) && one.data.layers.length);
+  const { entropies } = await request("entropies", {}, signal);
+  const usable = entropies.filter(
+    (one) => Array.isArray(one.data.layers) && one.data.layers.length,
+  );
   if (!usable.length) {
-    fill(holder, h("div", { class: "heading" }, h("h1", {}, "Entropy flow")), h("div", { class: "empty" }, h("p", {}, "No analysis here yet."), h("pre", {}, "postgrad analyze entropy RUNS/NAME data=RUNS/NAME")));
+    fill(
+      container,
+      h("div", { class: "heading" }, h("h1", {}, "Entropy flow")),
+      h(
+        "div",
+        { class: "empty" },
+        h("p", {}, "No entropy analyses yet."),
+        h("pre", {}, "postgrad analyze entropy RUNS/NAME data=RUNS/NAME"),
+      ),
+    );
     return () => true;
   }
   const short = shortNames(usable.map((one) => one.name.replace(/\/[^/]*$/, "")));
   const charts = [];
-  const make = (title, unit) => {
+  const addChart = (title, unit) => {
     const axis = new Axis();
     const chart = new Chart(axis, { title, unit, name: "entropy" });
     charts.push(chart);
     return chart;
   };
-  const flow = make("Entropy through the depth (nats)", "layer");
-  const changes = MODULES.map(([key, label]) => [key, make(`Change by ${key === "ffn" ? "FFN" : key} (nats)`, "layer")]);
-  let shown = Math.min(usable.length - 1, Math.max(0, usable.findIndex((one) => one.name === place.params.get("of"))));
-  const drawFlow = () => flow.set(flowOf(usable[shown].data));
-  const table = new Table([
-    { key: "name", label: "Analysis", header: true, value: (row) => row.name, cell: (row) => h("span", { title: row.name }, short[row.i]) },
-    { key: "model", label: "Model", value: (row) => String(row.data.model ?? "") },
-    { key: "rows", label: "Responses", numeric: true, value: (row) => row.data.rows ?? null, cell: (row) => number(row.data.rows) },
-    { key: "tokens", label: "Tokens", numeric: true, value: (row) => row.data.tokens ?? null, cell: (row) => number(row.data.tokens) },
-    { key: "mean", label: "Full policy, mean", numeric: true, value: (row) => row.data.full_policy?.mean ?? null, cell: (row) => number(row.data.full_policy?.mean) },
-    { key: "std", label: "Std", numeric: true, value: (row) => row.data.full_policy?.std ?? null, cell: (row) => number(row.data.full_policy?.std) },
-    { key: "boundary", label: "Boundary layer", numeric: true, value: (row) => row.data.boundary_layer ?? null, cell: (row) => (row.data.boundary_layer ?? "none") },
-    { key: "ceiling", label: "Ceiling", numeric: true, value: (row) => row.data.ceiling ?? null, cell: (row) => number(row.data.ceiling) },
-  ], { label: "Entropy analyses", name: "entropy", class: "cards" });
+  const flow = addChart("Entropy by layer (nats)", "layer");
+  const changes = MODULES.map(([key, label]) => [
+    key,
+    addChart(`Change by ${key === "ffn" ? "FFN" : key} (nats)`, "layer"),
+  ]);
+  let selected = Math.min(
+    usable.length - 1,
+    Math.max(
+      0,
+      usable.findIndex((one) => one.name === route.params.get("of")),
+    ),
+  );
+  const drawFlow = () => flow.set(flowSeries(usable[selected].data));
+  const table = new Table(
+    [
+      {
+        key: "name",
+        label: "Analysis",
+        header: true,
+        value: (row) => row.name,
+        cell: (row) => h("span", { title: row.name }, short[row.i]),
+      },
+      { key: "model", label: "Model", value: (row) => String(row.data.model ?? "") },
+      {
+        key: "rows",
+        label: "Responses",
+        numeric: true,
+        value: (row) => row.data.rows ?? null,
+        cell: (row) => number(row.data.rows),
+      },
+      {
+        key: "tokens",
+        label: "Tokens",
+        numeric: true,
+        value: (row) => row.data.tokens ?? null,
+        cell: (row) => number(row.data.tokens),
+      },
+      {
+        key: "mean",
+        label: "Full policy (mean)",
+        numeric: true,
+        value: (row) => row.data.full_policy?.mean ?? null,
+        cell: (row) => number(row.data.full_policy?.mean),
+      },
+      {
+        key: "std",
+        label: "Std",
+        numeric: true,
+        value: (row) => row.data.full_policy?.std ?? null,
+        cell: (row) => number(row.data.full_policy?.std),
+      },
+      {
+        key: "boundary",
+        label: "Boundary layer",
+        numeric: true,
+        value: (row) => row.data.boundary_layer ?? null,
+        cell: (row) => row.data.boundary_layer ?? "none",
+      },
+      {
+        key: "ceiling",
+        label: "Ceiling",
+        numeric: true,
+        value: (row) => row.data.ceiling ?? null,
+        cell: (row) => number(row.data.ceiling),
+      },
+    ],
+    { label: "Entropy analyses", name: "entropy", class: "cards" },
+  );
   table.set(usable.map((one, i) => ({ ...one, i })));
-  fill(holder, h("div", { class: "heading" }, h("h1", {}, "Entropy flow"), h("span", { class: "grow" }), table.button()),
-    h("p", { class: "dim note" }, "How open the next token still is when the model's head is put after each part of each layer. Layers count from 1; the last point is the whole model's own policy."),
-    usable.length > 1 ? h("div", { class: "controls" }, select("Flow of", usable.map((one, i) => [String(i), short[i]]), String(shown), (value) => { shown = Number(value); drawFlow(); })) : null,
-    flow.element, h("div", { class: "grid gap" }, changes.map(([, chart]) => chart.element)), h("div", { class: "gap" }, table.element));
+  fill(
+    container,
+    h(
+      "div",
+      { class: "heading" },
+      h("h1", {}, "Entropy flow"),
+      h("span", { class: "grow" }),
+      table.button(),
+    ),
+    h(
+      "p",
+      { class: "dim note" },
+      "Entropy of the next token when the model's output head is applied after each part of each " +
+        "layer. Layers count from 1. The last point is the full policy.",
+    ),
+    usable.length > 1
+      ? h(
+          "div",
+          { class: "controls" },
+          select(
+            "Analysis",
+            usable.map((one, i) => [String(i), short[i]]),
+            String(selected),
+            (value) => {
+              selected = Number(value);
+              drawFlow();
+            },
+          ),
+        )
+      : null,
+    flow.element,
+    h(
+      "div",
+      { class: "grid gap" },
+      changes.map(([, chart]) => chart.element),
+    ),
+    h("div", { class: "gap" }, table.element),
+  );
   drawFlow();
   for (const [key, chart] of changes) {
-    chart.set(usable.map((one, i) => {
-      const layers = one.data.layers.filter((layer) => Number.isFinite(layer[key]?.change?.mean));
-      const x = layers.map((layer) => layer.number);
-      return { name: one.name, label: usable.length > 1 ? short[i] : "mean", color: i, x: { step: x, time: x }, y: layers.map((layer) => layer[key].change.mean) };
-    }));
+    chart.set(
+      usable.map((one, i) => {
+        const layers = one.data.layers.filter((layer) => Number.isFinite(layer[key]?.change?.mean));
+        const x = layers.map((layer) => layer.number);
+        return {
+          name: one.name,
+          label: usable.length > 1 ? short[i] : "mean",
+          color: i,
+          x: { step: x, time: x },
+          y: layers.map((layer) => layer[key].change.mean),
+        };
+      }),
+    );
   }
   signal.addEventListener("abort", () => charts.forEach((chart) => chart.remove()));
   return () => true;
 }
 
-/** Points by kind: a layer's input at its number less one, attention and FFN within it, the full policy at the end. */
-function flowOf(report) {
-  const made = Object.fromEntries(MODULES.map(([key]) => [key, { x: [], y: [] }]));
-  const put = (key, x, y) => {
+/** One series per module. Layer n spans x = n - 1 to n; the full policy is the last point. */
+function flowSeries(report) {
+  const points = Object.fromEntries(MODULES.map(([key]) => [key, { x: [], y: [] }]));
+  const addPoint = (key, x, y) => {
     if (!Number.isFinite(y)) return;
-    made[key].x.push(Number(x.toFixed(2)));
-    made[key].y.push(y);
+    points[key].x.push(Number(x.toFixed(2)));
+    points[key].y.push(y);
   };
   for (const layer of report.layers) {
-    put("layer", layer.number - 1, layer.layer?.input?.mean);
-    put("attention", layer.number - 2 / 3, layer.attention?.output?.mean);
-    put("ffn", layer.number - 1 / 3, layer.ffn?.output?.mean);
+    addPoint("layer", layer.number - 1, layer.layer?.input?.mean);
+    addPoint("attention", layer.number - 2 / 3, layer.attention?.output?.mean);
+    addPoint("ffn", layer.number - 1 / 3, layer.ffn?.output?.mean);
   }
-  put("layer", report.layers.length, report.full_policy?.mean);
-  return MODULES.map(([key, label], i) => ({ name: key, label, color: [4, 1, 0][i], x: { step: made[key].x, time: made[key].x }, y: made[key].y }));
+  addPoint("layer", report.layers.length, report.full_policy?.mean);
+  return MODULES.map(([key, label], i) => ({
+    name: key,
+    label,
+    color: [4, 1, 0][i],
+    x: { step: points[key].x, time: points[key].x },
+    y: points[key].y,
+  }));
 }

@@ -1,6 +1,6 @@
-// Numbers and times as a person reads them.
+// Formats numbers, times and paths.
 
-/** At most four significant digits, no noise. */
+/** At most four significant digits. */
 export function number(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   const size = Math.abs(value);
@@ -19,19 +19,27 @@ export function percent(value, digits = 1) {
 export function duration(seconds) {
   if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return "–";
   const whole = Math.max(0, Math.round(seconds));
-  const days = Math.floor(whole / 86400), hours = Math.floor(whole / 3600) % 24, minutes = Math.floor(whole / 60) % 60;
+  const days = Math.floor(whole / 86400),
+    hours = Math.floor(whole / 3600) % 24,
+    minutes = Math.floor(whole / 60) % 60;
   if (days) return `${days} d ${hours} h`;
   if (hours) return `${hours} h ${String(minutes).padStart(2, "0")} min`;
   if (minutes) return `${minutes} min ${String(whole % 60).padStart(2, "0")} s`;
-  return seconds < 10 && seconds > 0 && !Number.isInteger(seconds) ? `${seconds.toFixed(1)} s` : `${whole} s`;
+  return seconds < 10 && seconds > 0 && !Number.isInteger(seconds)
+    ? `${seconds.toFixed(1)} s`
+    : `${whole} s`;
 }
 
-/** How long ago, in words. */
+/** The time since a moment, such as "3 minutes ago". */
 export function age(time) {
   if (!time) return "–";
   const seconds = Date.now() / 1000 - time;
   if (seconds < 60) return "just now";
-  for (const [size, word] of [[86400, "day"], [3600, "hour"], [60, "minute"]]) {
+  for (const [size, word] of [
+    [86400, "day"],
+    [3600, "hour"],
+    [60, "minute"],
+  ]) {
     const count = Math.floor(seconds / size);
     if (count) return `${count} ${word}${count > 1 ? "s" : ""} ago`;
   }
@@ -39,10 +47,12 @@ export function age(time) {
 }
 
 export function moment(time) {
-  return time ? new Date(time * 1000).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" }) : "–";
+  return time
+    ? new Date(time * 1000).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" })
+    : "–";
 }
 
-/** The last parts of a path: enough to know it by. */
+/** The last parts of an absolute path. */
 export function shortPath(path) {
   const parts = path.split("/").filter(Boolean);
   const useful = parts.filter((part) => part !== "policy" && part !== "checkpoints");

@@ -1,100 +1,269 @@
 // The list of runs.
-import { ask, listen } from "./api.js";
+import { request, listen } from "./api.js";
 import { sparkline } from "./chart.js";
-import { choice, fill, h, later } from "./dom.js";
+import { choice, fill, h, debounce } from "./dom.js";
 import { age, moment, number, percent, shortPath } from "./format.js";
 import { Table } from "./table.js";
 
-export const STATES = { running: "running", finished: "finished", stopped: "stopped", failed: "failed" };
+export const STATES = {
+  running: "running",
+  finished: "finished",
+  stopped: "stopped",
+  failed: "failed",
+};
 
 export function runLink(name, tab = "curves", params = {}) {
   const query = new URLSearchParams(params).toString();
   return `#/run/${encodeURIComponent(name)}/${tab}${query ? `?${query}` : ""}`;
 }
 
-/** The state as a word with a sign, and why where there is something to say. */
+/** The state of a run as a symbol and a word. */
 export function badge(state) {
   const sign = { running: "●", finished: "✓", stopped: "‖", failed: "✕" }[state] || "";
-  return h("span", { class: `badge ${state}` }, h("span", { "aria-hidden": "true" }, `${sign} `), STATES[state] || state);
+  return h(
+    "span",
+    { class: `badge ${state}` },
+    h("span", { "aria-hidden": "true" }, `${sign} `),
+    STATES[state] || state,
+  );
 }
 
 export function progress(run) {
   if (!run.steps) return h("span", {}, `${run.step}`);
-  return h("span", { class: "steps" }, h("progress", { max: run.steps, value: run.step, "aria-label": `step ${run.step} of ${run.steps}` }),
-    h("span", {}, `${run.step}/${run.steps}`));
+  return h(
+    "span",
+    { class: "steps" },
+    h("progress", {
+      max: run.steps,
+      value: run.step,
+      "aria-label": `step ${run.step} of ${run.steps}`,
+    }),
+    h("span", {}, `${run.step}/${run.steps}`),
+  );
 }
 
-const NAMES = { "reward/mean": "reward", "sft/loss": "SFT loss", "dpo/accuracy": "preference accuracy", loss: "loss" };
+const METRIC_NAMES = {
+  "reward/mean": "reward",
+  "sft/loss": "SFT loss",
+  "dpo/accuracy": "preference accuracy",
+  loss: "loss",
+};
 
-export async function showRuns(holder, place, signal) {
+export async function showRuns(container, route, signal) {
   document.title = "Runs · Postgrad";
-  const chosen = new Set();
-  let runs = [], state = "all", words = "";
+  const selected = new Set();
+  let runs = [],
+    state = "all",
+    query = "";
   const columns = [
-    { key: "chosen", label: "Compare", plain: true, hideLabel: true, skip: true, cell: (run) => box(run) },
-    { key: "name", label: "Run", header: true, value: (run) => run.name, cell: (run) => h("a", { href: runLink(run.name), title: run.name }, run.name) },
-    { key: "state", label: "State", value: (run) => run.state,
-      cell: (run) => h("span", { title: run.why || null }, badge(run.state), run.why ? h("span", { class: "why" }, run.why) : null) },
+    {
+      key: "chosen",
+      label: "Compare",
+      plain: true,
+      hideLabel: true,
+      skip: true,
+      cell: (run) => box(run),
+    },
+    {
+      key: "name",
+      label: "Run",
+      header: true,
+      value: (run) => run.name,
+      cell: (run) => h("a", { href: runLink(run.name), title: run.name }, run.name),
+    },
+    {
+      key: "state",
+      label: "State",
+      value: (run) => run.state,
+      cell: (run) =>
+        h(
+          "span",
+          { title: run.reason || null },
+          badge(run.state),
+          run.reason ? h("span", { class: "reason" }, run.reason) : null,
+        ),
+    },
     { key: "method", label: "Method", value: (run) => run.method },
-    { key: "model", label: "Model", value: (run) => run.model, cell: (run) => h("span", { class: "path", title: run.model }, shortPath(run.model) || "–") },
+    {
+      key: "model",
+      label: "Model",
+      value: (run) => run.model,
+      cell: (run) => h("span", { class: "path", title: run.model }, shortPath(run.model) || "–"),
+    },
     { key: "step", label: "Step", numeric: true, value: (run) => run.step, cell: progress },
-    { key: "last", label: "Last value", numeric: true, value: (run) => run.last,
-      cell: (run) => run.main ? h("span", {}, number(run.last), " ", h("span", { class: "dim" }, NAMES[run.main] || run.main)) : "–" },
-    { key: "spark", label: "Curve", plain: true, skip: true,
-      cell: (run) => sparkline(run.sparkline, run.sparkline.length ? `${NAMES[run.main] || run.main} from ${number(run.sparkline[0])} to ${number(run.last)}` : "no values") },
-    { key: "accuracy", label: "Held out", numeric: true, value: (run) => run.accuracy, cell: (run) => percent(run.accuracy) },
-    { key: "changed", label: "Changed", numeric: true, value: (run) => run.changed, cell: (run) => h("span", { title: moment(run.changed) }, age(run.changed)) },
+    {
+      key: "last",
+      label: "Last value",
+      numeric: true,
+      value: (run) => run.last,
+      cell: (run) =>
+        run.metric
+          ? h(
+              "span",
+              {},
+              number(run.last),
+              " ",
+              h("span", { class: "dim" }, METRIC_NAMES[run.metric] || run.metric),
+            )
+          : "–",
+    },
+    {
+      key: "spark",
+      label: "Trend",
+      plain: true,
+      skip: true,
+      cell: (run) =>
+        sparkline(
+          run.sparkline,
+          run.sparkline.length
+            ? `${METRIC_NAMES[run.metric] || run.metric} from ${number(run.sparkline[0])} to ${number(run.last)}`
+            : "no values",
+        ),
+    },
+    {
+      key: "accuracy",
+      label: "Validation accuracy",
+      numeric: true,
+      value: (run) => run.accuracy,
+      cell: (run) => percent(run.accuracy),
+    },
+    {
+      key: "changed",
+      label: "Last update",
+      numeric: true,
+      value: (run) => run.changed,
+      cell: (run) => h("span", { title: moment(run.changed) }, age(run.changed)),
+    },
   ];
-  const table = new Table(columns, { label: "Runs", name: "runs", class: "runs cards", sort: ["changed", true] });
-  const compare = h("a", { class: "button primary", role: "link", "aria-disabled": "true" }, "Compare");
+  const table = new Table(columns, {
+    label: "Runs",
+    name: "runs",
+    class: "runs cards",
+    sort: ["changed", true],
+  });
+  const compare = h(
+    "a",
+    { class: "button primary", role: "link", "aria-disabled": "true" },
+    "Compare",
+  );
   const count = h("span", { class: "dim" });
   const states = h("div");
-  const search = h("input", { type: "search", placeholder: "Filter by name, method, model …", "aria-label": "Filter the runs",
-    on: { input: later(() => { words = search.value; draw(); }, 120) } });
+  const search = h("input", {
+    type: "search",
+    placeholder: "Filter by name, method, model …",
+    "aria-label": "Filter the runs",
+    on: {
+      input: debounce(() => {
+        query = search.value;
+        draw();
+      }, 120),
+    },
+  });
   const empty = h("div", { class: "empty" });
-  fill(holder, h("div", { class: "heading" }, h("h1", {}, "Runs"), count, h("span", { class: "grow" }), table.button(), compare),
-    h("div", { class: "controls" }, search, states), table.element, empty);
+  fill(
+    container,
+    h(
+      "div",
+      { class: "heading" },
+      h("h1", {}, "Runs"),
+      count,
+      h("span", { class: "grow" }),
+      table.button(),
+      compare,
+    ),
+    h("div", { class: "controls" }, search, states),
+    table.element,
+    empty,
+  );
 
   function box(run) {
-    return h("input", { type: "checkbox", checked: chosen.has(run.name), "aria-label": `Compare ${run.name}`,
-      on: { change: (event) => { event.target.checked ? chosen.add(run.name) : chosen.delete(run.name); link(); } } });
+    return h("input", {
+      type: "checkbox",
+      checked: selected.has(run.name),
+      "aria-label": `Compare ${run.name}`,
+      on: {
+        change: (event) => {
+          event.target.checked ? selected.add(run.name) : selected.delete(run.name);
+          updateCompareLink();
+        },
+      },
+    });
   }
 
-  function link() {
-    const names = [...chosen].filter((name) => runs.some((run) => run.name === name));
-    compare.textContent = names.length ? `Compare ${names.length} run${names.length > 1 ? "s" : ""}` : "Compare";
+  function updateCompareLink() {
+    const names = [...selected].filter((name) => runs.some((run) => run.name === name));
+    compare.textContent = names.length
+      ? `Compare ${names.length} run${names.length > 1 ? "s" : ""}`
+      : "Compare";
     compare.setAttribute("aria-disabled", String(names.length < 2));
-    compare.title = names.length < 2 ? "Tick two runs or more" : "";
+    compare.title = names.length < 2 ? "Select at least two runs" : "";
     if (names.length < 2) compare.removeAttribute("href");
-    else compare.href = `#/compare?${names.map((name) => `run=${encodeURIComponent(name)}`).join("&")}`;
+    else
+      compare.href = `#/compare?${names.map((name) => `run=${encodeURIComponent(name)}`).join("&")}`;
   }
 
   function draw() {
-    const wanted = words.toLowerCase().split(/\s+/).filter(Boolean);
-    const text = (run) => `${run.name} ${run.method} ${run.model} ${run.data} ${run.state}`.toLowerCase();
-    const shown = runs.filter((run) => (state === "all" || run.state === state) && wanted.every((word) => text(run).includes(word)));
-    const focused = document.activeElement && table.element.contains(document.activeElement) ? document.activeElement.getAttribute("aria-label") : null;
+    const terms = query.toLowerCase().split(/\s+/).filter(Boolean);
+    const text = (run) =>
+      `${run.name} ${run.method} ${run.model} ${run.data} ${run.state}`.toLowerCase();
+    const shown = runs.filter(
+      (run) =>
+        (state === "all" || run.state === state) && terms.every((word) => text(run).includes(word)),
+    );
+    const focused =
+      document.activeElement && table.element.contains(document.activeElement)
+        ? document.activeElement.getAttribute("aria-label")
+        : null;
     table.set(shown);
-    if (focused) [...table.element.querySelectorAll("[aria-label]")].find((node) => node.getAttribute("aria-label") === focused)?.focus();
-    count.textContent = runs.length === shown.length ? `${runs.length}` : `${shown.length} of ${runs.length}`;
+    if (focused)
+      [...table.element.querySelectorAll("[aria-label]")]
+        .find((node) => node.getAttribute("aria-label") === focused)
+        ?.focus();
+    count.textContent =
+      runs.length === shown.length ? `${runs.length}` : `${shown.length} of ${runs.length}`;
     table.element.hidden = !shown.length;
-    fill(empty, shown.length ? null : runs.length ? "No run passes the filter." : [
-      h("p", {}, "No runs here yet."), h("p", {}, "Start one, and it appears by itself:"), h("pre", {}, "postgrad demo\npostgrad train grpo model.path=… data.train=…")]);
-    link();
+    fill(
+      empty,
+      shown.length
+        ? null
+        : runs.length
+          ? "No run matches the filter."
+          : [
+              h("p", {}, "No runs yet."),
+              h("p", {}, "Start one and it appears here:"),
+              h("pre", {}, "postgrad demo\npostgrad train grpo model.path=… data.train=…"),
+            ],
+    );
+    updateCompareLink();
   }
 
-  function take(answer) {
-    runs = answer.runs;
-    const counts = Object.keys(STATES).map((key) => [key, runs.filter((run) => run.state === key).length]).filter(([, n]) => n);
+  function update(response) {
+    runs = response.runs;
+    const counts = Object.keys(STATES)
+      .map((key) => [key, runs.filter((run) => run.state === key).length])
+      .filter(([, n]) => n);
     const key = JSON.stringify(counts);
     if (states.dataset.key !== key) {
       states.dataset.key = key;
-      fill(states, counts.length > 1 ? choice("State", [["all", "all"], ...counts.map(([name, n]) => [name, `${name} ${n}`])], state, (value) => { state = value; draw(); }) : null);
+      fill(
+        states,
+        counts.length > 1
+          ? choice(
+              "State",
+              [["all", "all"], ...counts.map(([name, n]) => [name, `${name} ${n}`])],
+              state,
+              (value) => {
+                state = value;
+                draw();
+              },
+            )
+          : null,
+      );
     }
     draw();
   }
 
-  take(await ask("runs", {}, signal));
-  listen(() => ({}), { runs: take }, signal);
+  update(await request("runs", {}, signal));
+  listen(() => ({}), { runs: update }, signal);
   return () => true;
 }

@@ -1,15 +1,15 @@
-// The metric lines of a run as columns, growing by the live stream.
+// The metrics of a run as columns; the live stream appends to them.
 
 export class Store {
   constructor() {
     this.columns = {};
     this.count = 0;
     this.generation = -1;
-    this.made = new Map();
+    this.cache = new Map();
   }
 
-  /** Take an answer: all lines, or those from `from` on. */
-  take(message) {
+  /** Adds the lines of a response: all lines, or those from `from` on. */
+  add(message) {
     if (message.from === 0) this.columns = {};
     this.generation = message.generation;
     for (const name of new Set([...Object.keys(this.columns), ...Object.keys(message.columns)])) {
@@ -17,34 +17,36 @@ export class Store {
       while (column.length < message.from) column.push(null);
       column.length = message.from;
       const fresh = message.columns[name];
-      for (let i = message.from; i < message.count; i++) column.push(fresh ? fresh[i - message.from] : null);
+      for (let i = message.from; i < message.count; i++)
+        column.push(fresh ? fresh[i - message.from] : null);
     }
     this.count = message.count;
-    this.made.clear();
+    this.cache.clear();
   }
 
   names() {
     return Object.keys(this.columns).filter((name) => name !== "step" && name !== "time");
   }
 
-  get began() {
+  get startTime() {
     return this.columns.time ? this.columns.time.find((t) => t !== null) || 0 : 0;
   }
 
   /** {x: {step, time}, y} of one metric, without the lines that lack it. */
   series(name) {
-    if (!this.made.has(name)) {
-      const { step = [], time = [] } = this.columns, began = this.began;
+    if (!this.cache.has(name)) {
+      const { step = [], time = [] } = this.columns,
+        startTime = this.startTime;
       const out = { x: { step: [], time: [] }, y: [] };
       (this.columns[name] || []).forEach((value, i) => {
         if (value === null || step[i] === null) return;
         out.x.step.push(step[i]);
-        out.x.time.push((time[i] || began) - began);
+        out.x.time.push((time[i] || startTime) - startTime);
         out.y.push(value);
       });
-      this.made.set(name, out);
+      this.cache.set(name, out);
     }
-    return this.made.get(name);
+    return this.cache.get(name);
   }
 
   last(name) {
@@ -52,11 +54,15 @@ export class Store {
     return y.length ? y[y.length - 1] : null;
   }
 
-  /** Seconds until `steps`, from the median of the last steps; null when it cannot be known. */
-  left(steps) {
+  /** Seconds until step `steps`, from the median of the last steps; null if unknown. */
+  secondsLeft(steps) {
     const series = this.series("step_s").y.length ? this.series("step_s") : this.series("loss");
-    const times = series.x.time.slice(-21), done = series.x.step[series.x.step.length - 1];
-    const gaps = times.slice(1).map((t, i) => t - times[i]).sort((a, b) => a - b);
-    return gaps.length && steps ? gaps[gaps.length >> 1] * Math.max(0, steps - done) : null;
+    const times = series.x.time.slice(-21),
+      lastStep = series.x.step[series.x.step.length - 1];
+    const gaps = times
+      .slice(1)
+      .map((t, i) => t - times[i])
+      .sort((a, b) => a - b);
+    return gaps.length && steps ? gaps[gaps.length >> 1] * Math.max(0, steps - lastStep) : null;
   }
 }

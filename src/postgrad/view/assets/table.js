@@ -2,7 +2,8 @@
 import { download, h, fill } from "./dom.js";
 
 /**
- * columns: [{key, label, value(row) -> number|string for sorting and CSV, cell(row) -> node|text, numeric, plain (not sortable)}]
+ * columns: [{key, label, value(row) -> number|string for sorting and CSV, cell(row) -> node|text,
+ *   numeric, plain (not sortable), skip (not in the CSV)}]
  * options: {label, sort: [key, descending], name (file), rowClass(row)}
  */
 export class Table {
@@ -13,19 +14,47 @@ export class Table {
     [this.sortKey, this.descending] = options.sort || [null, false];
     this.head = h("tr");
     this.body = h("tbody");
-    this.element = h("div", { class: "scroll" },
-      h("table", { class: options.class || "", "aria-label": options.label }, h("thead", {}, this.head), this.body));
+    this.element = h(
+      "div",
+      { class: "scroll" },
+      h(
+        "table",
+        { class: options.class || "", "aria-label": options.label },
+        h("thead", {}, this.head),
+        this.body,
+      ),
+    );
     this.drawHead();
   }
 
   drawHead() {
-    fill(this.head, this.columns.map((column) => {
-      const on = this.sortKey === column.key;
-      const label = column.plain ? h("span", { class: column.hideLabel ? "unseen" : "" }, column.label)
-        : h("button", { type: "button", class: "sort", on: { click: () => this.sort(column.key) } },
-          column.label, h("span", { class: "arrow", "aria-hidden": "true" }, on ? (this.descending ? "↓" : "↑") : ""));
-      return h("th", { scope: "col", class: column.numeric ? "n" : "", "aria-sort": on ? (this.descending ? "descending" : "ascending") : null }, label);
-    }));
+    fill(
+      this.head,
+      this.columns.map((column) => {
+        const on = this.sortKey === column.key;
+        const label = column.plain
+          ? h("span", { class: column.hideLabel ? "visually-hidden" : "" }, column.label)
+          : h(
+              "button",
+              { type: "button", class: "sort", on: { click: () => this.sort(column.key) } },
+              column.label,
+              h(
+                "span",
+                { class: "arrow", "aria-hidden": "true" },
+                on ? (this.descending ? "↓" : "↑") : "",
+              ),
+            );
+        return h(
+          "th",
+          {
+            scope: "col",
+            class: column.numeric ? "n" : "",
+            "aria-sort": on ? (this.descending ? "descending" : "ascending") : null,
+          },
+          label,
+        );
+      }),
+    );
   }
 
   sort(key) {
@@ -49,41 +78,74 @@ export class Table {
 
   set(rows) {
     this.rows = rows;
-    fill(this.body, this.ordered().map((row) =>
-      h("tr", { class: this.options.rowClass ? this.options.rowClass(row) : null },
-        this.columns.map((column) => {
-          const made = column.cell ? column.cell(row) : column.value(row);
-          const props = { class: column.numeric ? "n" : column.class || null, "data-label": column.hideLabel ? null : column.label };
-          return column.header ? h("th", { scope: "row", ...props }, made) : h("td", props, made);
-        }))));
+    fill(
+      this.body,
+      this.ordered().map((row) =>
+        h(
+          "tr",
+          { class: this.options.rowClass ? this.options.rowClass(row) : null },
+          this.columns.map((column) => {
+            const content = column.cell ? column.cell(row) : column.value(row);
+            const props = {
+              class: column.numeric ? "n" : column.class || null,
+              "data-label": column.hideLabel ? null : column.label,
+            };
+            return column.header
+              ? h("th", { scope: "row", ...props }, content)
+              : h("td", props, content);
+          }),
+        ),
+      ),
+    );
   }
 
   csv() {
-    const kept = this.columns.filter((c) => !c.skip);
-    const lines = [kept.map((c) => c.label), ...this.ordered().map((row) => kept.map((c) => c.value(row)))];
+    const exported = this.columns.filter((c) => !c.skip);
+    const lines = [
+      exported.map((c) => c.label),
+      ...this.ordered().map((row) => exported.map((c) => c.value(row))),
+    ];
     return toCsv(lines);
   }
 
   button() {
-    return h("button", { type: "button", class: "quiet", "aria-label": `Save the table ${this.options.label} as CSV`,
-      on: { click: () => download(`${this.options.name || "table"}.csv`, this.csv(), "text/csv") } }, "CSV");
+    return h(
+      "button",
+      {
+        type: "button",
+        class: "quiet",
+        "aria-label": `Save the table ${this.options.label} as CSV`,
+        on: {
+          click: () => download(`${this.options.name || "table"}.csv`, this.csv(), "text/csv"),
+        },
+      },
+      "CSV",
+    );
   }
 }
 
-/** Lines of values as CSV; a text that a spreadsheet would take for a formula gets an apostrophe before it. */
+/** Rows of values as CSV. Texts that a spreadsheet would read as formulas get an apostrophe. */
 export function toCsv(lines) {
   return lines.map((line) => line.map(quoted).join(",")).join("\r\n") + "\r\n";
 }
 
 function quoted(value) {
-  if (value === null || value === undefined || (typeof value === "number" && !Number.isFinite(value))) return "";
+  if (
+    value === null ||
+    value === undefined ||
+    (typeof value === "number" && !Number.isFinite(value))
+  )
+    return "";
   if (typeof value === "number") return String(value);
   const text = /^[=+\-@\t\r]/.test(value) ? `'${value}` : String(value);
   return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 }
 
 function compare(a, b) {
-  const emptyA = a === null || a === undefined || a === "", emptyB = b === null || b === undefined || b === "";
+  const emptyA = a === null || a === undefined || a === "",
+    emptyB = b === null || b === undefined || b === "";
   if (emptyA || emptyB) return emptyA - emptyB;
-  return typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), "en", { numeric: true });
+  return typeof a === "number" && typeof b === "number"
+    ? a - b
+    : String(a).localeCompare(String(b), "en", { numeric: true });
 }

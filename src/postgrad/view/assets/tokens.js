@@ -1,57 +1,101 @@
-// A response token by token: colored by one of its columns, masked tokens marked, every value on demand.
+// The tokens of a response: colored by one column, masked tokens marked, values in a tooltip.
 import { fill, h } from "./dom.js";
 import { number } from "./format.js";
 
-export const SOURCE_CLASSES = ["policy", "demonstration", "replay", "classmate", "tool"];
-const TITLES = { behavior_logprobs: "log-prob", old_logprobs: "log-prob of the trainer", advantages: "advantage", entropy: "entropy", token_source: "who wrote it" };
+export const SOURCES = ["policy", "demonstration", "replay", "classmate", "tool"];
+const TITLES = {
+  behavior_logprobs: "log-prob",
+  old_logprobs: "old log-prob",
+  advantages: "advantage",
+  entropy: "entropy",
+  token_source: "token source",
+};
 const ORDER = ["behavior_logprobs", "advantages", "entropy", "token_source"];
 
 export function columnTitle(name) {
   return TITLES[name] || name.replaceAll("_", " ");
 }
 
-/** Columns a response can be colored by, the known ones first. */
+/** Columns that can color the tokens, the standard ones first. */
 export function colorings(rows) {
-  const names = [...new Set(rows.flatMap((row) => Object.keys(row.tokens)))].filter((name) => name !== "loss_mask");
-  return [...ORDER.filter((name) => names.includes(name)), ...names.filter((name) => !ORDER.includes(name)).sort()];
+  const names = [...new Set(rows.flatMap((row) => Object.keys(row.tokens)))].filter(
+    (name) => name !== "loss_mask",
+  );
+  return [
+    ...ORDER.filter((name) => names.includes(name)),
+    ...names.filter((name) => !ORDER.includes(name)).sort(),
+  ];
 }
 
-/** How one column becomes a background: {color(value) -> css or "", kind, low, high}. Ranges are those of the whole group. */
+/**
+ * The color scale of one column: {color(value) -> css or "", kind, low, high}. The range is that of
+ * the whole group.
+ */
 export function scale(name, rows) {
   if (name === "token_source") return { kind: "sources", color: () => "" };
-  let low = Infinity, high = -Infinity;
-  for (const row of rows) for (const value of row.tokens[name] || []) {
-    if (value === null) continue;
-    if (value < low) low = value;
-    if (value > high) high = value;
-  }
+  let low = Infinity,
+    high = -Infinity;
+  for (const row of rows)
+    for (const value of row.tokens[name] || []) {
+      if (value === null) continue;
+      if (value < low) low = value;
+      if (value > high) high = value;
+    }
   if (!(low <= high)) return { kind: "none", low: 0, high: 0, color: () => "" };
   if (name.endsWith("logprobs")) {
-    const deepest = Math.min(-0.5, low);
-    return { kind: "surprise", low: deepest, high: 0, color: (v) => tint("--surprise", Math.sqrt(Math.min(1, v / deepest))) };
+    const lowest = Math.min(-0.5, low);
+    return {
+      kind: "surprise",
+      low: lowest,
+      high: 0,
+      color: (v) => tint("--surprise", Math.sqrt(Math.min(1, v / lowest))),
+    };
   }
   if (name.includes("advantage") || low < 0) {
-    const most = Math.max(Math.abs(low), Math.abs(high)) || 1;
-    return { kind: "signed", low: -most, high: most, color: (v) => tint(v < 0 ? "--minus" : "--plus", Math.abs(v) / most) };
+    const largest = Math.max(Math.abs(low), Math.abs(high)) || 1;
+    return {
+      kind: "signed",
+      low: -largest,
+      high: largest,
+      color: (v) => tint(v < 0 ? "--minus" : "--plus", Math.abs(v) / largest),
+    };
   }
-  return { kind: "amount", low: Math.min(0, low), high, color: (v) => tint("--amount", high > 0 ? v / high : 0) };
+  return {
+    kind: "amount",
+    low: Math.min(0, low),
+    high,
+    color: (v) => tint("--amount", high > 0 ? v / high : 0),
+  };
 }
 
 function tint(variable, share) {
-  return share > 0.01 ? `color-mix(in srgb, var(${variable}) ${Math.round(Math.min(1, share) * 70)}%, transparent)` : "";
+  return share > 0.01
+    ? `color-mix(in srgb, var(${variable}) ${Math.round(Math.min(1, share) * 70)}%, transparent)`
+    : "";
 }
 
-/** The scale as a legend. */
-export function legend(name, made) {
-  if (made.kind === "none") return h("span", { class: "dim" }, "no values");
-  if (made.kind === "sources") return h("span", { class: "sources" }, SOURCE_CLASSES.map((one) => h("span", { class: `t from-${one}` }, one)));
-  return h("span", { class: "ramp" }, h("span", {}, number(made.low)), h("span", { class: `gradient ${made.kind}`, "aria-hidden": "true" }), h("span", {}, number(made.high)));
+/** The legend of a color scale. */
+export function legend(name, colorScale) {
+  if (colorScale.kind === "none") return h("span", { class: "dim" }, "no values");
+  if (colorScale.kind === "sources")
+    return h(
+      "span",
+      { class: "sources" },
+      SOURCES.map((one) => h("span", { class: `t from-${one}` }, one)),
+    );
+  return h(
+    "span",
+    { class: "ramp" },
+    h("span", {}, number(colorScale.low)),
+    h("span", { class: `gradient ${colorScale.kind}`, "aria-hidden": "true" }),
+    h("span", {}, number(colorScale.high)),
+  );
 }
 
 let tip = null;
 
-/** The tokens of a row as a block that can be read with the arrow keys. */
-export function tokenBlock(row, name, made, label) {
+/** The tokens of a row in a block; arrow keys move from token to token. */
+export function tokenBlock(row, name, colorScale, label) {
   const texts = row.texts || row.ids.map((id) => `⟨${id}⟩ `);
   const values = row.tokens[name] || [];
   const mask = row.tokens.loss_mask || [];
@@ -61,8 +105,10 @@ export function tokenBlock(row, name, made, label) {
     const span = document.createElement("span");
     span.className = "t";
     if (mask[i] === 0) span.className += " masked";
-    if (made.kind === "sources" && sources[i] !== undefined) span.className += ` from-${SOURCE_CLASSES[sources[i]] || "tool"}`;
-    else if (values[i] !== null && values[i] !== undefined) span.style.backgroundColor = made.color(values[i]);
+    if (colorScale.kind === "sources" && sources[i] !== undefined)
+      span.className += ` from-${SOURCES[sources[i]] || "tool"}`;
+    else if (values[i] !== null && values[i] !== undefined)
+      span.style.backgroundColor = colorScale.color(values[i]);
     span.textContent = text === "\n" ? "⏎\n" : text;
     span.dataset.i = i;
     return span;
@@ -75,12 +121,18 @@ export function tokenBlock(row, name, made, label) {
     return showTip(spans[i], row, i, texts[i]);
   };
   let at = null;
-  block.addEventListener("pointerover", (event) => event.target.dataset.i && show(Number(event.target.dataset.i)));
+  block.addEventListener(
+    "pointerover",
+    (event) => event.target.dataset.i && show(Number(event.target.dataset.i)),
+  );
   block.addEventListener("pointerleave", () => show(null));
-  block.addEventListener("blur", () => { at = null; show(null); });
+  block.addEventListener("blur", () => {
+    at = null;
+    show(null);
+  });
   block.addEventListener("keydown", (event) => {
     const move = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (event.key === "Escape") show(at = null);
+    if (event.key === "Escape") show((at = null));
     if (!move || !spans.length) return;
     at = Math.max(0, Math.min(spans.length - 1, at === null ? 0 : at + move));
     show(at);
@@ -94,12 +146,30 @@ function showTip(span, row, i, text) {
   tip ||= h("div", { class: "tip", role: "status" });
   const lines = Object.entries(row.tokens).map(([name, values]) => {
     const value = values[i];
-    const shown = name === "token_source" ? SOURCE_CLASSES[value] || value : name === "loss_mask" ? (value ? "in the loss" : "not in the loss") : number(value);
-    return h("div", {}, h("dt", {}, name === "loss_mask" ? "loss" : columnTitle(name)), h("dd", {}, shown));
+    const shown =
+      name === "token_source"
+        ? SOURCES[value] || value
+        : name === "loss_mask"
+          ? value
+            ? "in the loss"
+            : "not in the loss"
+          : number(value);
+    return h(
+      "div",
+      {},
+      h("dt", {}, name === "loss_mask" ? "loss" : columnTitle(name)),
+      h("dd", {}, shown),
+    );
   });
-  fill(tip, h("code", {}, JSON.stringify(text)), h("span", { class: "dim" }, ` token ${i + 1}, id ${row.ids[i]}`), h("dl", {}, lines));
+  fill(
+    tip,
+    h("code", {}, JSON.stringify(text)),
+    h("span", { class: "dim" }, ` token ${i + 1}, id ${row.ids[i]}`),
+    h("dl", {}, lines),
+  );
   document.body.append(tip);
-  const box = span.getBoundingClientRect(), own = tip.getBoundingClientRect();
+  const box = span.getBoundingClientRect(),
+    own = tip.getBoundingClientRect();
   const left = Math.max(8, Math.min(box.left, innerWidth - own.width - 8));
   const above = box.bottom + own.height + 10 > innerHeight;
   tip.style.left = `${left + scrollX}px`;
