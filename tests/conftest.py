@@ -119,6 +119,9 @@ def children() -> Callable[..., list[int]]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
+        "--write-docs", action="store_true", help="write the tables of docs/ that tests compare"
+    )
+    parser.addoption(
         "--screenshots",
         default="",
         help="folder that tests/view/test_browser.py writes pictures of the page into",

@@ -1,5 +1,6 @@
 """Every architecture: our passes, gradients and decoding give the numbers of the stock model."""
 
+import json
 import random
 from pathlib import Path
 
@@ -15,9 +16,11 @@ from postgrad.model import gate as gate_module
 from postgrad.model.gate import Gate, stock_logprobs
 from postgrad.model.load import load
 from postgrad.model.loaded import Loaded
+from postgrad.model.lora import adapter_parameters, add_adapters
 from postgrad.model.passes.attention import NAME, register_attention
 from postgrad.model.passes.support import support_of
-from postgrad.model.policy import FrozenPolicy, LocalPolicy
+from postgrad.model.policy import FrozenPolicy, LocalPolicy, MetricAccumulator
+from postgrad.model.views import FULL
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.native.engine import NativeEngine
 from postgrad.training.driver import train
@@ -89,36 +92,32 @@ def test_passes_give_the_log_probs_of_the_stock_model(model_type, folders):
     assert support_of(loaded.model).passes == ("rows" if model_type in RECURRENT else expected)
 
 
+class SumOfLogprobs:
+    """The weighted sum of log-probs: its gradient is easy to compute in the stock model."""
+
+    def view(self, step):
+        return FULL
+
+    def lr_scales(self, names):
+        return {}
+
+    def row_groups(self, batch):
+        return None
+
+    def prepare(self, batch):
+        return batch
+
+    def loss(self, batch, current, metrics):
+        return (current.logprobs * batch.tokens["advantages"]).sum()
+
+
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_gradients_are_those_of_the_stock_model(model_type, folders):
     batch = shared_rows(seed=1)
     loaded = load_folder(folders(model_type))
 
-    class Objective:
-        """The weighted sum of log-probs: its gradient is easy to compute in the stock model."""
-
-        def view(self, step):
-            from postgrad.model.views import FULL
-
-            return FULL
-
-        def lr_scales(self, names):
-            return {}
-
-        def row_groups(self, batch):
-            return None
-
-        def prepare(self, batch):
-            return batch
-
-        def loss(self, batch, current, metrics):
-            return (current.logprobs * batch.tokens["advantages"]).sum()
-
-    from postgrad.model.policy import MetricAccumulator
-    from postgrad.model.views import FULL
-
     config = config_of("grpo", folders(model_type), "training.token_budget=64")
-    policy = LocalPolicy(config, loaded, Objective())
+    policy = LocalPolicy(config, loaded, SumOfLogprobs())
     policy.accumulate(batch, FULL, MetricAccumulator())
     ours = {name: p.grad for name, p in loaded.model.named_parameters()}
     stock = stock_model(folders(model_type))
@@ -170,8 +169,6 @@ def test_training_changes_the_model(recipe, model_type, folders, tmp_path):
         for a in range(1, 5)
         for b in range(1, 3)
     ]
-    import json
-
     data = tmp_path / "pairs.jsonl"
     data.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     sizes = [
@@ -244,3 +241,57 @@ def test_windows_of_any_length_are_applied(window):
     if window < 64:
         wrong = make_family("mistral", sliding_window=window + 1).eval()
         assert (stock_logprobs(wrong, batch) - expected).abs().max() > 1e-3
+
+
+# ---- the table of docs/models.md
+
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+BEGIN = "<!-- families: written by tests/model/test_families.py -->\n"
+END_MARK = "<!-- end of families -->"
+
+
+def lora_works(folder: Path) -> bool:
+    """Return whether adapters leave the log-probs as they are and get a gradient."""
+    loaded = load_folder(folder)
+    batch = shared_rows(seed=3)
+    config = config_of("grpo", folder, "model.lora.rank=2")
+    before = FrozenPolicy(config, loaded).logprobs(batch)["logprobs"]
+    try:
+        add_adapters(loaded.model, config.model.lora, seed=0)
+    except (ConfigError, ValueError, TypeError, AttributeError):
+        return False
+    policy = LocalPolicy(config, loaded, SumOfLogprobs())
+    after = policy.logprobs(batch)["logprobs"]
+    policy.accumulate(batch, FULL, MetricAccumulator())
+    adapters = adapter_parameters(loaded.model).values()
+    learns = any(p.grad is not None and bool(p.grad.abs().max() > 0) for p in adapters)
+    return learns and bool(torch.allclose(before, after, atol=1e-5))
+
+
+def families_table(folders) -> str:
+    """Return the table of docs/models.md, from what load() and the engine choose."""
+    lines = [
+        "| model type | training passes | decoding on a CPU | decoding on CUDA | LoRA |",
+        "|---|---|---|---|---|",
+    ]
+    for model_type in sorted(FAMILIES):
+        loaded = load_folder(folders(model_type))
+        passes = support_of(loaded.model).passes
+        engine = NativeEngine(loaded, RolloutConfig(max_rows=3))
+        decoding = "native" if engine.stock_engine is None else "transformers"
+        cuda = "native, captured graphs" if passes == "packed" else decoding
+        lora = "yes" if lora_works(folders(model_type)) else "no"
+        lines.append(f"| `{model_type}` | {passes} | {decoding} | {cuda} | {lora} |")
+    return "\n".join(lines) + "\n"
+
+
+def test_the_table_of_the_docs_is_what_the_code_does(folders, request):
+    """Run with --write-docs to write the table."""
+    page = PAGE.read_text()
+    head, rest = page.split(BEGIN)
+    written, tail = rest.split(END_MARK)
+    table = families_table(folders)
+    if request.config.getoption("--write-docs"):
+        PAGE.write_text(head + BEGIN + table + END_MARK + tail)
+        return
+    assert written == table
