@@ -109,7 +109,7 @@ def _sandbox() -> str:
     try:
         if not (url := os.environ.get("POSTGRAD_SANDBOX", "")):
             return str(probe())
-        there = remote_sandbox(url, os.environ.get("POSTGRAD_SANDBOX_TOKEN", ""), patience_s=2.0)
+        there = remote_sandbox(url, os.environ.get("POSTGRAD_SANDBOX_TOKEN", ""), retry_s=2.0)
         there.run("")
         return f"{url} runs programs ({there.kind})"
     except (SandboxError, ConfigError) as error:

@@ -1,4 +1,12 @@
-"""Running untrusted programs: locally under bubblewrap, or on a sandbox server over HTTP.
+"""Running untrusted programs: on this machine under bubblewrap, or on a server over HTTP.
 
-Imports no torch and nothing of ours except errors and web.
+- local.py: Sandbox, which runs and tests programs under bubblewrap, and the probe that proves it.
+- bubblewrap.py, seccomp.py: bubblewrap's arguments and the filter for system calls.
+- inside/: the code that runs inside the sandbox.
+- outcome.py: limits, how a program ended, the result of one test.
+- suites.py: the tests of one program, one after the other; the same rules for every sandbox.
+- client.py, fusion.py, http_client.py: sandboxes of other machines.
+- server.py, request_models.py: `postgrad sandbox`, the sandbox as a server.
+
+Imports no torch, and of Postgrad only errors and web.
 """

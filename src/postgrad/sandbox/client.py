@@ -1,28 +1,37 @@
-"""The sandbox of another machine: the same calls as sandbox.Sandbox, over HTTP to `postgrad sandbox` or to a Sandbox Fusion server."""
+"""The sandbox of another machine, over HTTP: `postgrad sandbox` or a Sandbox Fusion server.
+
+It has the same methods as local.Sandbox.
+"""
 
 from collections.abc import Sequence
 from typing import Any
 
 from postgrad.sandbox.fusion import RUN_CODE, FusionSandbox
-from postgrad.sandbox.http_client import reason_in
+from postgrad.sandbox.http_client import error_reason
 from postgrad.sandbox.outcome import Limits, Result, SandboxError
 
 
 def remote_sandbox(
-    url: str, token: str = "", limits: Limits | None = None, patience_s: float = 30.0
+    url: str, token: str = "", limits: Limits | None = None, retry_s: float = 30.0
 ) -> FusionSandbox:
-    """The client for an address: one that ends in /run_code is a Sandbox Fusion server's, any other that of `postgrad sandbox`.
+    """Return the client for an address.
+
+    An address that ends in /run_code is a Sandbox Fusion server's, any other one that of
+    `postgrad sandbox`.
 
     Raises:
-        ConfigError: it is no address.
+        ConfigError: it is not an address.
     """
-    return (FusionSandbox if url.rstrip("/").endswith(RUN_CODE) else RemoteSandbox)(
-        url, token, limits, patience_s
-    )
+    is_fusion = url.rstrip("/").endswith(RUN_CODE)
+    client = FusionSandbox if is_fusion else RemoteSandbox
+    return client(url, token, limits, retry_s)
 
 
 class RemoteSandbox(FusionSandbox):
-    """Asks the `postgrad sandbox` at `url`, which answers /run_code as Fusion does and has routes of its own for tests."""
+    """Runs and tests programs on a `postgrad sandbox` server.
+
+    The server has /run_code as Sandbox Fusion has it, and routes of its own for tests.
+    """
 
     kind = "postgrad sandbox"
     route = RUN_CODE
@@ -41,34 +50,38 @@ class RemoteSandbox(FusionSandbox):
             "setup": setup,
             "entry_point": entry_point,
         }
-        return self._ask("/test_program", body, total_s)
+        return self._post("/test_program", body, total_s)
 
     def test_stdio(
         self, program: str, tests: Sequence[dict[str, str]], total_s: float = 60.0
     ) -> list[Result]:
-        return self._ask("/test_program_stdio", {"program": program, "tests": list(tests)}, total_s)
+        body = {"program": program, "tests": list(tests)}
+        return self._post("/test_program_stdio", body, total_s)
 
-    def _ask(self, path: str, body: dict[str, Any], total_s: float) -> list[Result]:
-        status, answer = self.line.ask(
-            path, body | {"max_execution_time": self.limits.time_s}, total_s
-        )
+    def _post(self, path: str, body: dict[str, Any], total_s: float) -> list[Result]:
+        body["max_execution_time"] = self.limits.time_s
+        status, reply = self.http.post(path, body, total_s)
         if status == 422:
-            return [Result(False, reason=reason_in(answer), unsupported=True)]
+            return [Result(False, reason=error_reason(reply), unsupported=True)]
         if status in (404, 405):
-            raise self.line.silent(
-                f"{status}, no POST {path} there; a Sandbox Fusion server's address ends in {RUN_CODE}"
+            raise self.http.error(
+                f"{status}, it has no POST {path}; "
+                f"the address of a Sandbox Fusion server ends in {RUN_CODE}"
             )
         if status != 200:
-            raise self.line.silent(f"{status} {reason_in(answer)}")
-        return _results(answer, len(body["tests"]))
+            raise self.http.error(f"{status} {error_reason(reply)}")
+        return _parse_results(reply, len(body["tests"]))
 
 
-def _results(answer: dict[str, Any], num_tests: int) -> list[Result]:
-    results, runtimes, reasons = (answer.get(name) for name in ("results", "runtimes", "reasons"))
-    if not isinstance(results, list) or len(results) != num_tests or not isinstance(runtimes, list):
-        raise SandboxError("the sandbox's answer has not one result for each test")
-    reasons = reasons if isinstance(reasons, list) else [""] * num_tests
+def _parse_results(reply: dict[str, Any], num_tests: int) -> list[Result]:
+    passed = reply.get("results")
+    runtimes = reply.get("runtimes")
+    reasons = reply.get("reasons")
+    if not isinstance(passed, list) or not isinstance(runtimes, list) or len(passed) != num_tests:
+        raise SandboxError("the sandbox's reply does not have one result per test")
+    if not isinstance(reasons, list):
+        reasons = [""] * num_tests
     return [
-        Result(bool(r), float(s), str(why))
-        for r, s, why in zip(results, runtimes, reasons, strict=True)
+        Result(bool(one_passed), float(seconds), str(reason))
+        for one_passed, seconds, reason in zip(passed, runtimes, reasons, strict=True)
     ]

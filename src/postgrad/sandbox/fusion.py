@@ -1,11 +1,13 @@
-"""Programs on a Sandbox Fusion server (the sandbox that verl uses): POST /run_code runs one program and answers with how it ended.
+"""Programs on a Sandbox Fusion server (the sandbox that verl uses), by POST /run_code.
 
-What the program prints is compared here. Asserts go there with the folder inside/: one process judges and asks the other, which has
-the program, for values; inside/alone.py. The walls around both are Fusion's, not ours.
+Such a server runs one program per request and returns how it ended. Outputs are compared in this
+process. For asserts the folder inside/ is sent along: one process there runs the tests, another one
+the program (inside/single_sandbox.py). The isolation of both is the server's, not ours.
 """
 
 import base64
 import json
+import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,46 +15,50 @@ from functools import cache
 from typing import Any
 
 from postgrad.sandbox.bubblewrap import INSIDE
-from postgrad.sandbox.http_client import HttpClient, reason_in
-from postgrad.sandbox.outcome import Limits, Outcome, Result, SandboxError, verdict_of
+from postgrad.sandbox.http_client import HttpClient, error_reason
+from postgrad.sandbox.outcome import Limits, Outcome, Result, SandboxError, parse_result
 from postgrad.sandbox.suites import assert_results, stdio_results
 
 RUN_CODE = "/run_code"
-START_S = 1.0  # Fusion's clock runs while the interpreter starts, ours when it has
-SLACK_S = 4.0  # more of that for asserts, where an alarm inside keeps each test's time
-MANY = 1 << 20  # threads: Fusion's users share a number of processes
+START_S = 1.0  # the server's clock also counts the start of the interpreter, ours does not
+TESTS_START_S = 4.0  # the same for asserts, where two interpreters start
+MANY_THREADS = 1 << 20  # the limit counts all processes of the server's user
+MAIN_PROGRAM = "from inside.single_sandbox import main\nmain()\n"
 
 
 class FusionSandbox:
-    """Asks the server whose address ends in /run_code. One that is busy or not there is asked again while `patience_s` lasts.
+    """Runs and tests programs on the server whose address ends in /run_code.
 
-    Raises (from every call):
-        SandboxError: the server gave no verdict; its reason.
+    Args:
+        retry_s: how long a server that is busy or not reachable is asked again.
+
+    Raises (every method):
+        SandboxError: the server gave no result.
     """
 
     kind = "Sandbox Fusion"
     route = ""  # from the address to /run_code
 
     def __init__(
-        self, url: str, token: str = "", limits: Limits | None = None, patience_s: float = 30.0
+        self, url: str, token: str = "", limits: Limits | None = None, retry_s: float = 30.0
     ) -> None:
-        self.line, self.limits = HttpClient(url, token, patience_s), limits or Limits()
+        self.http = HttpClient(url, token, retry_s)
+        self.limits = limits or Limits()
 
     def run(self, program: str, stdin: str = "") -> Outcome:
         """Run a program with this input."""
-        return run_code(self.line, self.route, program, stdin, self.limits, self.limits.time_s)
+        return run_code(self.http, self.route, program, stdin, self.limits, self.limits.time_s)
 
     def test_stdio(
         self, program: str, tests: Sequence[dict[str, str]], total_s: float = 60.0
     ) -> list[Result]:
-        """As Sandbox.test_stdio; of `total_s` the program uses what it runs, not what it waits for the server."""
-        turns = _Turns(self.line, total_s)
-        return stdio_results(
-            lambda stdin: turns.run(program, stdin, self.limits, self.limits.time_s, {}),
-            tests,
-            total_s,
-            lambda: turns.used_s,
-        )
+        """Test as Sandbox.test_stdio does; waiting for the server does not count in `total_s`."""
+        budget = _TimeBudget(self.http, total_s)
+
+        def run(stdin: str) -> Outcome:
+            return budget.run(program, stdin, self.limits, self.limits.time_s, {})
+
+        return stdio_results(run, tests, total_s, budget.clock)
 
     def test_asserts(
         self,
@@ -62,145 +68,169 @@ class FusionSandbox:
         entry_point: str = "",
         total_s: float = 60.0,
     ) -> list[Result]:
-        """As Sandbox.test_asserts; `total_s` as above."""
-        turns = _Turns(self.line, total_s)
-        limits = replace(self.limits, threads=MANY)
+        """Test as Sandbox.test_asserts does; waiting for the server does not count in `total_s`."""
+        budget = _TimeBudget(self.http, total_s)
+        limits = replace(self.limits, threads=MANY_THREADS)
+        suite = {"tests": list(tests), "setup": setup, "entry_point": entry_point}
 
-        def judge(run: list[int]) -> dict[int, Result] | str:
-            settings = limits.settings(uid=0, num_tests=len(run)) | {"test_s": limits.time_s}
-            given = {"tests": list(tests), "setup": setup, "entry_point": entry_point, "run": run}
-            seconds = min(limits.time_s * len(run), total_s - turns.used_s) + SLACK_S
-            stdin = json.dumps({"settings": settings, "program": program, "given": given})
-            outcome = turns.run(
-                "from inside.alone import main\nmain()\n", stdin, limits, seconds, _inside()
-            )
-            return _verdicts(outcome, run)
+        def run_tests(indices: list[int]) -> dict[int, Result] | str:
+            key = secrets.token_hex(16)
+            settings = limits.settings(uid=0, num_tests=len(indices))
+            message = {
+                "settings": settings | {"test_s": limits.time_s, "key": key},
+                "program": program,
+                "suite": suite | {"run": indices},
+            }
+            left_s = total_s - budget.used_s
+            run_s = min(limits.time_s * len(indices), left_s) + TESTS_START_S
+            outcome = budget.run(MAIN_PROGRAM, json.dumps(message), limits, run_s, _inside_files())
+            return _parse_results(outcome, indices, key)
 
-        return assert_results(judge, len(tests), total_s, lambda: turns.used_s)
+        return assert_results(run_tests, len(tests), total_s, budget.clock)
 
 
-class _Turns:
-    """The requests of one program, which share its time: what it ran, and what all of it may take by the clock on the wall."""
+class _TimeBudget:
+    """The time that the requests for one program share.
 
-    def __init__(self, line: HttpClient, total_s: float) -> None:
-        self.line, self.used_s, self.end = line, 0.0, time.monotonic() + total_s + line.patience_s
+    `used_s` is the time that the program ran. The requests together, with all waiting, end with an
+    error at `end`.
+    """
+
+    def __init__(self, http: HttpClient, total_s: float) -> None:
+        self.http = http
+        self.used_s = 0.0
+        self.end = time.monotonic() + total_s + http.retry_s
+
+    def clock(self) -> float:
+        return self.used_s
 
     def run(
-        self, code: str, stdin: str, limits: Limits, seconds: float, files: dict[str, str]
+        self, code: str, stdin: str, limits: Limits, run_s: float, files: dict[str, str]
     ) -> Outcome:
         left_s = self.end - time.monotonic()
         if left_s <= 0:
-            raise self.line.silent(f"it is too slow, {self.used_s:.1f} s of tests took it too long")
-        outcome = run_code(
-            self.line, "", code, stdin, limits, seconds, min(left_s, self.line.patience_s), files
-        )
+            raise self.http.error(f"it is too slow: the tests themselves took {self.used_s:.1f} s")
+        retry_s = min(left_s, self.http.retry_s)
+        outcome = run_code(self.http, "", code, stdin, limits, run_s, retry_s, files)
         self.used_s += outcome.seconds
         return outcome
 
 
 def run_code(
-    line: HttpClient,
+    http: HttpClient,
     path: str,
     code: str,
     stdin: str,
     limits: Limits,
-    seconds: float,
-    patience_s: float | None = None,
+    run_s: float,
+    retry_s: float | None = None,
     files: dict[str, str] | None = None,
 ) -> Outcome:
-    """One program within `limits` and `seconds`, with `files` (base64 by name) beside it.
+    """Run one program on the server.
+
+    Args:
+        run_s: the program's time limit.
+        files: files in the program's folder, in base64 by name.
 
     Raises:
         SandboxError: the server did not run it.
     """
-    seconds += START_S
+    server_s = run_s + START_S
     body = {
         "code": code,
         "language": "python",
         "stdin": stdin,
-        "compile_timeout": seconds,
-        "run_timeout": seconds,
+        "compile_timeout": server_s,
+        "run_timeout": server_s,
+        "memory_limit_MB": limits.memory_mb,
+        "files": files or {},
+        "fetch_files": [],
     }
-    body |= {"memory_limit_MB": limits.memory_mb, "files": files or {}, "fetch_files": []}
-    status, answer = line.ask(path, body, seconds, patience_s)
+    status, reply = http.post(path, body, server_s, retry_s)
     if status in (404, 405):
-        raise line.silent(
-            f"{status}, no POST {RUN_CODE} there; is it the address of a Sandbox Fusion server?"
+        raise http.error(
+            f"{status}, it has no POST {RUN_CODE}; is it the address of a Sandbox Fusion server?"
         )
     if status != 200:
-        raise line.silent(f"{status} {reason_in(answer)}")
+        raise http.error(f"{status} {error_reason(reply)}")
     try:
-        return outcome_of(answer)
+        return parse_outcome(reply)
     except ValueError as error:
-        raise line.silent(str(error)) from error
+        raise http.error(str(error)) from error
 
 
-def outcome_of(answer: dict[str, Any]) -> Outcome:
-    """How the program ended, by Fusion's answer to /run_code.
+def parse_outcome(reply: dict[str, Any]) -> Outcome:
+    """Return how the program ended, from the reply to /run_code.
 
     Raises:
-        ValueError: the answer does not say; the sandbox failed, or it is not Fusion's.
+        ValueError: the sandbox failed, or the reply is not Sandbox Fusion's.
     """
-    status = answer.get("status")
+    status = reply.get("status")
     if status == "SandboxError":
-        raise ValueError(f"SandboxError {answer.get('message')}")
-    steps = [
-        answer[name]
-        for name in ("compile_result", "run_result")
-        if isinstance(answer.get(name), dict)
-    ]
-    if status not in ("Success", "Failed") or not steps:
-        raise ValueError(
-            f"the answer is not Sandbox Fusion's: {reason_in(answer) if 'error' in answer else json.dumps(answer)[:80]}"
-        )
-    ended = steps[-1]  # a program that does not compile is not run
-    code, how = ended.get("return_code"), ended.get("status")
-    output, errors = (str(ended.get(name) or "") for name in ("stdout", "stderr"))
-    taken = ended.get("execution_time")
-    seconds = float(taken) if isinstance(taken, int | float) else 0.0
-    if how == "TimeLimitExceeded" and status == "Failed":
+        raise ValueError(f"SandboxError {reply.get('message')}")
+    compile_result = reply.get("compile_result")
+    run_result = reply.get("run_result")
+    if isinstance(run_result, dict):
+        last = run_result
+        did_run = True
+    elif isinstance(compile_result, dict):  # a program that does not compile is not run
+        last = compile_result
+        did_run = False
+    else:
+        raise _not_fusion(reply)
+    if status not in ("Success", "Failed"):
+        raise _not_fusion(reply)
+    code = last.get("return_code")
+    ended = last.get("status")
+    output = str(last.get("stdout") or "") if did_run else ""
+    errors = str(last.get("stderr") or "")
+    execution_time = last.get("execution_time")
+    seconds = float(execution_time) if isinstance(execution_time, int | float) else 0.0
+    if ended == "TimeLimitExceeded" and status == "Failed":
         return Outcome(-9, output, errors, seconds, stopped="time")
-    compiled = ended is answer.get("compile_result")
-    if (
-        how != "Finished"
-        or not isinstance(code, int)
-        or (code == 0) != (status == "Success")
-        or (compiled and code == 0)
-    ):
-        raise ValueError(
-            f"{status} with a program that ended as {how}, code {code} {errors[-80:]}".strip()
-        )
-    return Outcome(code, "" if compiled else output, errors, seconds)
-
-
-def _verdicts(outcome: Outcome, run: list[int]) -> dict[int, Result] | str:
-    """What the judging side printed on the tests `run`, or why the program does not load."""
-    try:
-        _ready, *messages = map(json.loads, outcome.output.splitlines())
-        found = {message["test"]: verdict_of(message) for message in messages if "test" in message}
-        broken = next((message["broken"] for message in messages if "broken" in message), None)
-    except (ValueError, LookupError, TypeError) as error:
-        last = (
-            outcome.errors.strip().splitlines()[-1:]
-            or outcome.output.splitlines()[-1:]
-            or [outcome.stopped]
-        )
-        raise SandboxError(
-            f"the tests do not start in that sandbox: code {outcome.code} {last[0][-100:]}"
-        ) from error
-    if broken is not None:
-        return f"does not load: {broken}"
-    late = next((index for index in run if index not in found), None)
-    return (
-        found
-        if late is None
-        else found | {late: Result(False, reason="took too long, or ended the tests")}
+    contradiction = ValueError(
+        f"{status} with a program that ended as {ended}, code {code} {errors[-80:]}".strip()
     )
+    if ended != "Finished" or not isinstance(code, int):
+        raise contradiction
+    if (code == 0) != (status == "Success") or (code == 0 and not did_run):
+        raise contradiction
+    return Outcome(code, output, errors, seconds)
+
+
+def _not_fusion(reply: dict[str, Any]) -> ValueError:
+    shown = error_reason(reply) if "error" in reply else json.dumps(reply)[:80]
+    return ValueError(f"the reply is not Sandbox Fusion's: {shown}")
+
+
+def _parse_results(outcome: Outcome, indices: list[int], key: str) -> dict[int, Result] | str:
+    """Return the results that the test runner printed, or why the program does not load."""
+    try:
+        messages = [json.loads(line) for line in outcome.output.splitlines()]
+        if not messages or any(message["key"] != key for message in messages):
+            raise ValueError("not the test runner's output")
+        broken = [message["broken"] for message in messages if "broken" in message]
+        results = {
+            message["test"]: parse_result(message) for message in messages if "test" in message
+        }
+    except (ValueError, LookupError, TypeError) as error:
+        lines = outcome.errors.strip().splitlines() or outcome.output.splitlines()
+        last_line = lines[-1] if lines else outcome.stopped
+        raise SandboxError(
+            f"the tests do not start in that sandbox: code {outcome.code} {last_line[-100:]}"
+        ) from error
+    if broken:
+        return f"does not load: {broken[0]}"
+    for index in indices:
+        if index not in results:
+            late = Result(False, reason="took too long, or ended the tests")
+            return results | {index: late}
+    return results
 
 
 @cache
-def _inside() -> dict[str, str]:
-    """The folder inside/ as /run_code takes files."""
+def _inside_files() -> dict[str, str]:
+    """Return the folder inside/ as /run_code takes files."""
     return {
         f"inside/{file.name}": base64.b64encode(file.read_bytes()).decode()
         for file in sorted(INSIDE.glob("*.py"))

@@ -1,99 +1,118 @@
-"""JSON over HTTP to a sandbox elsewhere, with patience: a server that is busy, broken or not there is asked again, with growing pauses."""
+"""JSON over HTTP to a sandbox server, with retries.
 
-import http.client
+A server that is busy (429), fails (5xx) or cannot be reached is asked again, with growing pauses.
+"""
+
 import json
 import time
-import urllib.error
-import urllib.request
 from typing import Any
-from urllib.parse import urlsplit
+
+import httpx
 
 from postgrad.errors import ConfigError
 from postgrad.sandbox.outcome import SandboxError
 
+FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 4.0
+MAX_REPLY_BYTES = 64 << 20
+NO_CONNECTION = 0  # instead of an HTTP status
 
 
 class HttpClient:
-    """The way to the server at `url`.
+    """A client for the server at `url`. Threads may share it.
+
+    Args:
+        token: sent as a Bearer token, if it is not empty.
+        retry_s: how long a request is repeated.
 
     Raises:
-        ConfigError: `url` is no address.
+        ConfigError: `url` is not an http address, or contains a password.
     """
 
-    def __init__(self, url: str, token: str, patience_s: float) -> None:
-        try:
-            parts = urlsplit(url)
-            right = (
-                parts.scheme in ("http", "https")
-                and bool(parts.hostname)
-                and parts.port != 0
-                and "@" not in parts.netloc
-            )
-        except ValueError:  # a port that is no number
-            right = False
-        if not right:
+    def __init__(self, url: str, token: str, retry_s: float) -> None:
+        if not _is_address(url):
             raise ConfigError(
-                f"POSTGRAD_SANDBOX={url} is not an address such as http://host:1234; a token is given in POSTGRAD_SANDBOX_TOKEN"
+                f"POSTGRAD_SANDBOX={url} is not an address such as http://host:1234; "
+                "a token is given in POSTGRAD_SANDBOX_TOKEN"
             )
-        self.url, self.token, self.patience_s = url.rstrip("/"), token, patience_s
+        self.url = url.rstrip("/")
+        self.retry_s = retry_s
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self.client = httpx.Client(headers=headers)
 
-    def ask(
-        self, path: str, body: dict[str, Any], seconds: float, patience_s: float | None = None
+    def post(
+        self, path: str, body: dict[str, Any], server_s: float, retry_s: float | None = None
     ) -> tuple[int, dict[str, Any]]:
-        """Status and answer of a server that needs about `seconds` for it. Status 429, 5xx and no connection are tried again.
+        """Send JSON and return the status and the JSON object of the reply.
+
+        Args:
+            server_s: how long the server needs, about.
+            retry_s: how long the request is repeated; default: that of the client.
 
         Raises:
-            SandboxError: there was none while the patience lasted.
+            SandboxError: there was no reply within that time.
         """
-        patience_s = self.patience_s if patience_s is None else patience_s
-        content = json.dumps(body).encode()
-        end, pause = time.monotonic() + patience_s, 0.25
+        retry_s = self.retry_s if retry_s is None else retry_s
+        end = time.monotonic() + retry_s
+        pause_s = FIRST_PAUSE_S
         while True:
-            status, answer = self._post(path, content, seconds + patience_s)
-            if 0 < status < 500 and status != 429:
-                return status, answer
-            if time.monotonic() + pause > end:
-                raise self.silent(f"{status or ''} {reason_in(answer)}".strip())
-            time.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE_S)
+            status, reply = self._post_once(path, body, server_s + retry_s)
+            must_retry = status in (NO_CONNECTION, 429) or status >= 500
+            if not must_retry:
+                return status, reply
+            if time.monotonic() + pause_s > end:
+                raise self.error(f"{status or ''} {error_reason(reply)}".strip())
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
-    def silent(self, reason: str) -> SandboxError:
-        """The error that says that nothing was judged."""
-        return SandboxError(f"the sandbox at {self.url} gave no verdict: {reason}")
+    def error(self, reason: str) -> SandboxError:
+        """Return the error that says that the program was not tested."""
+        return SandboxError(f"the sandbox at {self.url} gave no result: {reason}")
 
-    def _post(self, path: str, content: bytes, timeout_s: float) -> tuple[int, dict[str, Any]]:
-        """Status and answer; status 0: no connection."""
-        headers = {"Content-Type": "application/json"} | (
-            {"Authorization": f"Bearer {self.token}"} if self.token else {}
-        )
-        request = urllib.request.Request(self.url + path, content, headers)
+    def _post_once(
+        self, path: str, body: dict[str, Any], timeout_s: float
+    ) -> tuple[int, dict[str, Any]]:
+        deadline = time.monotonic() + timeout_s
+        content = bytearray()
         try:
-            with urllib.request.urlopen(request, timeout=timeout_s) as reply:
-                return reply.status, _object(reply.read())
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, _object(error.read(10_000))
-        except (OSError, http.client.HTTPException) as error:
-            return 0, {"error": f"{type(error).__name__} {error}"}
+            with self.client.stream(
+                "POST", self.url + path, json=body, timeout=timeout_s
+            ) as response:
+                for piece in response.iter_bytes():
+                    content += piece
+                    if len(content) > MAX_REPLY_BYTES:
+                        return NO_CONNECTION, {"error": "the reply is too large"}
+                    if time.monotonic() > deadline:
+                        return NO_CONNECTION, {"error": "the reply takes too long"}
+                return response.status_code, _parse_object(bytes(content))
+        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+            return NO_CONNECTION, {"error": f"{type(error).__name__} {error}"}
 
 
-def _object(text: bytes) -> dict[str, Any]:
-    """The JSON object of an answer; what is none is kept as the error that it is."""
+def _is_address(url: str) -> bool:
     try:
-        found = json.loads(text)
+        parsed = httpx.URL(url)
+    except (httpx.InvalidURL, ValueError):  # a port that is not a number, for instance
+        return False
+    has_password = bool(parsed.userinfo) or "@" in url.partition("://")[2].partition("/")[0]
+    return parsed.scheme in ("http", "https") and bool(parsed.host) and not has_password
+
+
+def _parse_object(content: bytes) -> dict[str, Any]:
+    """Return the JSON object in a reply; anything else becomes an `error`."""
+    try:
+        reply = json.loads(content)
     except (ValueError, RecursionError):
-        found = None
-    return (
-        found
-        if isinstance(found, dict)
-        else {"error": f"no JSON object but {text[:60].decode(errors='replace')!r}"}
-    )
+        reply = None
+    if isinstance(reply, dict):
+        return reply
+    start = content[:60].decode(errors="replace")
+    return {"error": f"the reply is no JSON object but {start!r}"}
 
 
-def reason_in(answer: dict[str, Any]) -> str:
-    """What a server says went wrong: our `error`, or the `detail` of FastAPI, which Sandbox Fusion is made with."""
-    detail = answer.get("error") or answer.get("detail")
-    if isinstance(detail, list) and detail and isinstance(detail[0], dict):
-        detail = detail[0].get("msg")
-    return str(detail)
+def error_reason(reply: dict[str, Any]) -> str:
+    """Return what a server says went wrong: our `error`, or `detail` as Sandbox Fusion has it."""
+    reason = reply.get("error") or reply.get("detail")
+    if isinstance(reason, list) and reason and isinstance(reason[0], dict):
+        reason = reason[0].get("msg")
+    return str(reason)

@@ -1,13 +1,18 @@
-"""Untrusted programs under bubblewrap: no network, no environment, a read-only minimal system, hard limits; and tests of them.
+"""Runs and tests untrusted programs under bubblewrap.
 
-`Sandbox()` first proves by running a probe that every wall stands; where one does not, it refuses to work (SandboxError). There is no
-weaker mode. A program's verdict never comes from the program's own process: outputs are compared here, asserts are evaluated in a
-second sandbox that asks the first one for values (see inside/).
+A program has no network, no environment, a read-only minimal system and hard limits. `Sandbox()`
+first runs a probe that tries to break out; where one protection does not hold, it refuses to work
+(SandboxError). There is no weaker mode.
+
+A test's result never comes from the program's own process. Outputs are compared in this process.
+Asserts run in a second sandbox that asks the first one for values (inside/). What a test cannot
+check this way is listed in docs/verifiers.md.
 """
 
 import contextlib
 import json
 import os
+import secrets
 import selectors
 import socket
 import subprocess
@@ -22,20 +27,20 @@ from postgrad.sandbox.bubblewrap import (
     START_LIMIT_S,
     Level,
     SandboxProcess,
-    bubblewrap,
-    filled,
-    started,
+    find_bubblewrap,
+    readable_file,
+    wait_until_ready,
 )
-from postgrad.sandbox.outcome import Limits, Outcome, Result, SandboxError, verdict_of
+from postgrad.sandbox.outcome import Limits, Outcome, Result, SandboxError, parse_result
 from postgrad.sandbox.seccomp import seccomp_filter
 from postgrad.sandbox.suites import assert_results, stdio_results
 
 
 class Sandbox:
-    """Runs and tests programs within `limits`. Every call is independent, so that threads may share one.
+    """Runs and tests programs within `limits`. Calls are independent, so threads may share one.
 
     Raises:
-        SandboxError: bubblewrap is missing, or a wall does not stand on this machine.
+        SandboxError: bubblewrap is missing, or a protection does not hold on this machine.
     """
 
     def __init__(self, limits: Limits | None = None) -> None:
@@ -46,7 +51,7 @@ class Sandbox:
         """Run a program as `python program.py` with this input.
 
         Raises:
-            SandboxError: the interpreter inside did not start.
+            SandboxError: the interpreter in the sandbox does not start.
         """
         return _run(self.level, program, stdin, limits or self.limits)
 
@@ -57,7 +62,10 @@ class Sandbox:
         limits: Limits | None = None,
         total_s: float = 60.0,
     ) -> list[Result]:
-        """Run the program once for each test's `input` and compare what it prints with `output`; suites.py has the rules."""
+        """Run the program with each test's `input` and compare its output with `output`.
+
+        suites.stdio_results has the rules.
+        """
         return stdio_results(lambda stdin: self.run(program, stdin, limits), tests, total_s)
 
     def test_asserts(
@@ -69,152 +77,183 @@ class Sandbox:
         limits: Limits | None = None,
         total_s: float = 60.0,
     ) -> list[Result]:
-        """Run each test (asserts, or code that raises when the program is wrong) against a freshly loaded program.
+        """Run each test: asserts, or other code that raises if the program is wrong.
+
+        suites.assert_results has the rules.
 
         Args:
-            setup: code that runs before each test, imports for instance.
-            entry_point: the function the tests are about, needed only where its name is one of Python's own.
+            setup: code that runs before each test, such as imports. Names that it defines are the
+                test's own, and the program gets its classes.
+            entry_point: the function that the tests are about.
         """
-        given = {"tests": list(tests), "setup": setup, "entry_point": entry_point}
-        return assert_results(
-            lambda run: _judge(self.level, program, given | {"run": run}, limits or self.limits),
-            len(tests),
-            total_s,
-        )
+        suite = {"tests": list(tests), "setup": setup, "entry_point": entry_point}
+
+        def run_tests(indices: list[int]) -> dict[int, Result] | str:
+            return _run_tests(self.level, program, suite | {"run": indices}, limits or self.limits)
+
+        return assert_results(run_tests, len(tests), total_s)
 
 
 def _run(level: Level, program: str, stdin: str, limits: Limits) -> Outcome:
-    ready, theirs = os.pipe()
+    ready, child_ready = os.pipe()
     with (
         os.fdopen(ready, "rb"),
-        filled(program.encode("utf-8", "surrogatepass")) as source,
-        filled(stdin.encode("utf-8", "surrogatepass")) as given,
+        readable_file(program.encode("utf-8", "surrogatepass")) as source,
+        readable_file(stdin.encode("utf-8", "surrogatepass")) as stdin_file,
     ):
-        settings = {"program": source.fileno(), "ready": theirs, "peer": None}
         try:
-            inside = SandboxProcess(
+            sandboxed = SandboxProcess(
                 level,
                 limits,
-                "program",
-                settings,
-                [source.fileno(), theirs],
-                given,
+                "program_runner",
+                {"program": source.fileno(), "ready": child_ready, "peer": None},
+                [source.fileno(), child_ready],
+                stdin_file,
                 subprocess.PIPE,
             )
         finally:
-            os.close(theirs)
+            os.close(child_ready)
+        process = sandboxed.process
         with (
-            inside,
-            inside.process.stdout or contextlib.nullcontext(),
-            inside.process.stderr or contextlib.nullcontext(),
+            sandboxed,
+            process.stdout or contextlib.nullcontext(),
+            process.stderr or contextlib.nullcontext(),
         ):
-            started(inside.process, ready)
+            wait_until_ready(process, ready)
             start = time.monotonic()
-            output, errors, stopped = _collect(
-                inside.process, start + limits.time_s, limits.output_kb << 10
+            output, errors, stopped = _read_output(
+                process, start + limits.time_s, limits.output_kb << 10
             )
             seconds = time.monotonic() - start
             if stopped:
-                inside.process.kill()
-            code = inside.process.wait()
+                process.kill()
+            code = process.wait()
         return Outcome(
             code, output.decode(errors="replace"), errors.decode(errors="replace"), seconds, stopped
         )
 
 
-def _collect(
-    process: subprocess.Popen[bytes], deadline: float, limit: int
+def _read_output(
+    process: subprocess.Popen[bytes], deadline: float, max_bytes: int
 ) -> tuple[bytes, bytes, str]:
-    """What it prints until it ends, the time is up or the limit is reached."""
-    texts: dict[Any, bytearray] = {process.stdout: bytearray(), process.stderr: bytearray()}
+    """Read stdout and stderr until the process ends or reaches a limit.
+
+    Returns:
+        stdout, stderr, and the limit that was reached: "time", "output" or "".
+    """
+    outputs: dict[Any, bytearray] = {process.stdout: bytearray(), process.stderr: bytearray()}
+    stopped = ""
     with selectors.DefaultSelector() as selector:
-        for stream in texts:
+        for stream in outputs:
             selector.register(stream, selectors.EVENT_READ)
-        stopped = ""
         while selector.get_map() and not stopped:
-            left = deadline - time.monotonic()
-            events = selector.select(max(0.0, left)) if left > 0 else []
+            left_s = deadline - time.monotonic()
+            events = selector.select(left_s) if left_s > 0 else []
             if not events:
                 stopped = "time"
             for key, _ in events:
                 data = os.read(key.fd, 1 << 16)
-                texts[key.fileobj] += data
+                outputs[key.fileobj] += data
                 if not data:
                     selector.unregister(key.fileobj)
-                elif len(texts[key.fileobj]) > limit:
+                elif len(outputs[key.fileobj]) > max_bytes:
                     stopped = "output"
-        if not stopped:
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                stopped = "time"
-    return bytes(texts[process.stdout]), bytes(texts[process.stderr]), stopped
+    if not stopped:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            stopped = "time"
+    return bytes(outputs[process.stdout]), bytes(outputs[process.stderr]), stopped
 
 
-def _judge(
-    level: Level, program: str, given: dict[str, Any], limits: Limits
+def _run_tests(
+    level: Level, program: str, suite: dict[str, Any], limits: Limits
 ) -> dict[int, Result] | str:
-    """One program and its tests, each in a sandbox of its own, until a test fails; or why the program does not load."""
-    ready, theirs = os.pipe()
-    says, says_theirs = os.pipe()
-    judging, judged = socket.socketpair()
+    """Run tests until one fails, with the program and the tests each in a sandbox of their own.
+
+    Returns:
+        The results by number, or why the program does not load.
+    """
+    ready, program_ready = os.pipe()
+    results, test_results = os.pipe()
+    test_socket, program_socket = socket.socketpair()
+    key = secrets.token_hex(16)
     with (
         os.fdopen(ready, "rb"),
-        os.fdopen(says, "rb") as control,
-        filled(program.encode("utf-8", "surrogatepass")) as source,
-        filled(json.dumps(given).encode()) as tests,
+        os.fdopen(results, "rb") as results_pipe,
+        readable_file(program.encode("utf-8", "surrogatepass")) as source,
+        readable_file(json.dumps(suite).encode()) as suite_file,
         contextlib.ExitStack() as stack,
     ):
-        number = {"num_tests": len(given["run"])}
         try:
-            settings = {
-                "tests": tests.fileno(),
-                "control": says_theirs,
-                "peer": judging.fileno(),
-            } | number
-            judge = SandboxProcess(
-                level, limits, "tests", settings, [tests.fileno(), says_theirs, judging.fileno()]
-            )
-            stack.enter_context(judge)
-            settings = {
+            test_fds = {
+                "tests": suite_file.fileno(),
+                "control": test_results,
+                "peer": test_socket.fileno(),
+            }
+            program_fds = {
                 "program": source.fileno(),
-                "ready": theirs,
-                "peer": judged.fileno(),
-            } | number
+                "ready": program_ready,
+                "peer": program_socket.fileno(),
+            }
+            tests = SandboxProcess(
+                level,
+                limits,
+                "test_runner",
+                test_fds | {"key": key},
+                list(test_fds.values()),
+                num_tests=len(suite["run"]),
+            )
+            stack.enter_context(tests)
             sandboxed = SandboxProcess(
-                level, limits, "program", settings, [source.fileno(), theirs, judged.fileno()]
+                level,
+                limits,
+                "program_runner",
+                program_fds,
+                list(program_fds.values()),
+                num_tests=len(suite["run"]),
             )
             stack.enter_context(sandboxed)
         finally:
-            os.close(theirs)
-            os.close(says_theirs)
-            judging.close()
-            judged.close()
-        started(sandboxed.process, ready)
-        return _verdicts(control, given["run"], limits.time_s)
+            os.close(program_ready)
+            os.close(test_results)
+            test_socket.close()
+            program_socket.close()
+        wait_until_ready(sandboxed.process, ready)
+        return _read_results(results_pipe, suite["run"], limits.time_s, key)
 
 
-def _verdicts(control: IO[bytes], run: list[int], time_s: float) -> dict[int, Result] | str:
-    """Read the judging side's messages; every test has `time_s` seconds, the first one also for loading the program."""
+def _read_results(
+    pipe: IO[bytes], indices: list[int], time_s: float, key: str
+) -> dict[int, Result] | str:
+    """Read the test runner's messages.
+
+    Every test has `time_s` seconds; the first one shares them with the loading of the program.
+    """
     results: dict[int, Result] = {}
-    ready, buffer, deadline = False, b"", time.monotonic() + START_LIMIT_S
+    is_ready = False
+    buffer = b""
+    deadline = time.monotonic() + START_LIMIT_S
     with selectors.DefaultSelector() as selector:
-        selector.register(control, selectors.EVENT_READ)
-        while len(results) < len(run):
+        selector.register(pipe, selectors.EVENT_READ)
+        while len(results) < len(indices):
             in_time = bool(selector.select(max(0.0, deadline - time.monotonic())))
-            data = os.read(control.fileno(), 1 << 16) if in_time else b""
-            if not data and not ready:
+            data = os.read(pipe.fileno(), 1 << 16) if in_time else b""
+            if not data and not is_ready:
                 raise SandboxError("the sandbox of the tests does not start")
             if not data:
-                reason = "the tests ended before their verdict" if in_time else "took too long"
-                return results | {run[len(results)]: Result(False, reason=reason)}
+                reason = "the tests ended without a result" if in_time else "took too long"
+                return results | {indices[len(results)]: Result(False, reason=reason)}
             *lines, buffer = (buffer + data).split(b"\n")
             for message in map(json.loads, lines):
-                ready, deadline = True, time.monotonic() + time_s
+                if message["key"] != key:
+                    raise SandboxError("a message among the results is not the test runner's")
+                is_ready = True
+                deadline = time.monotonic() + time_s
                 if "broken" in message:
                     return f"does not load: {message['broken']}"
                 if "test" in message:
-                    results[message["test"]] = verdict_of(message)
+                    results[message["test"]] = parse_result(message)
                     if not message["passed"]:
                         return results
     return results
@@ -224,74 +263,78 @@ def _verdicts(control: IO[bytes], run: list[int], time_s: float) -> dict[int, Re
 
 _PROBE = """
 import json, os, socket, sys, threading
-found = {"environment": sorted(os.environ), "root": sorted(os.listdir("/")), "uid": os.getuid(), "parent": os.getppid()}
-def tries(name, action):
+found = {"environment": sorted(os.environ), "root": sorted(os.listdir("/"))}
+def attempt(name, action):
     try:
         found[name] = repr(action())
     except BaseException as error:
         found[name] = "refused"
-        found[name + "_error"] = type(error).__name__ + ": " + str(error)
-marker = input()
-tries("fork", lambda: os.fork() or os._exit(0))
-tries("network", lambda: socket.create_connection(("127.0.0.1", int(input())), 2))
-tries("secret", lambda: open(marker).read())
-tries("write_root", lambda: open("/written", "w"))
-tries("write_inside", lambda: open("/inside/program.py", "a"))
-tries("write_library", lambda: open(os.__file__, "a"))
-tries("memory", lambda: len(bytes(2 << 30)))
-tries("become_root", lambda: os.setuid(0) if os.getuid() else "was root")
-tries("kill_parent", lambda: os.kill(1, 9))
-tries("kernel", lambda: os.listdir("/proc") or os.listdir("/sys"))
+def write_large_file():
+    with open("/tmp/large", "wb") as file:
+        file.write(bytes(1 << 20))
+        file.flush()
+        file.write(bytes(64 << 20))
+        file.flush()
+secret = input()
+attempt("fork", lambda: os.fork() or os._exit(0))
+attempt("network", lambda: socket.create_connection(("127.0.0.1", int(input())), 2))
+attempt("secret", lambda: open(secret).read())
+attempt("write_root", lambda: open("/written", "w"))
+attempt("write_inside", lambda: open("/inside/program_runner.py", "a"))
+attempt("write_library", lambda: open(os.__file__, "a"))
+attempt("memory", lambda: len(bytes(2 << 30)))
+attempt("become_root", lambda: os.setuid(0) if os.getuid() else "was root")
+attempt("kernel", lambda: os.listdir("/proc") or os.listdir("/sys"))
 open("/tmp/mine", "w").write("x")
-threading.Thread(target=lambda: found.update(thread=True)).start()
-tries("file", lambda: [open("/tmp/large", "wb").write(bytes(1 << 20)) for _ in [0]] and open("/tmp/large", "ab").write(bytes(64 << 20)))
+thread = threading.Thread(target=lambda: found.update(thread=True))
+thread.start()
+thread.join()
+attempt("file", write_large_file)
 print(json.dumps(found))
 """
-# What must be refused inside, and the words for a person.
-_WALLS = {
-    "network": "the network is in reach",
+# What must be refused inside, and what it means if it is not.
+_PROTECTIONS = {
+    "network": "the network can be reached",
     "secret": "files of this system can be read",
     "write_root": "the root folder can be written",
-    "write_inside": "its own helper can be written",
+    "write_inside": "the runner's own code can be written",
     "write_library": "Python's library can be written",
     "memory": "memory is not limited",
-    "become_root": "root can be had back",
-    "kernel": "/proc or /sys is there",
+    "become_root": "a program can become root",
+    "kernel": "/proc or /sys is visible",
     "file": "file size is not limited",
 }
+_ENVIRONMENT_NAMES = {"PATH", "HOME", "LANG", "PYTHONHASHSEED", "PWD", "LC_CTYPE"}
 
 
 @cache
 def probe() -> Level:
-    """The level that holds on this machine, shown by an attempt to break out; remembered for the life of the process.
+    """Return the level of isolation that holds on this machine; cached per process.
 
     Raises:
-        SandboxError: none does; the message says which wall fell, or why bubblewrap does not start, and what to do.
+        SandboxError: none holds. The message says which protection failed and what to do.
     """
     version = _version()
     filtered = seccomp_filter() is not None
-    ways = [
-        Level(version, own_user, filtered)
-        for own_user in ((True, False) if os.geteuid() == 0 else (False,))
-    ]
-    reasons = []
-    for level in ways:
+    ways = (True, False) if os.geteuid() == 0 else (False,)
+    reasons: list[str] = []
+    for own_user in ways:
+        level = Level(version, own_user, filtered)
         try:
-            fallen = _fallen(level)
+            failures = failed_protections(level)
         except SandboxError as error:
-            fallen = [str(error)]
-        if not fallen:
+            failures = [str(error)]
+        if not failures:
             return level
-        reasons.append("; ".join(fallen))
-    raise SandboxError(
-        f"no safe sandbox on this machine ({' / '.join(dict.fromkeys(reasons))}): {INSTALL}"
-    )
+        reasons.append("; ".join(failures))
+    all_reasons = " / ".join(dict.fromkeys(reasons))
+    raise SandboxError(f"no safe sandbox on this machine ({all_reasons}): {INSTALL}")
 
 
 def _version() -> str:
     try:
-        done = subprocess.run(
-            [bubblewrap(), "--version"],
+        process = subprocess.run(
+            [find_bubblewrap(), "--version"],
             capture_output=True,
             text=True,
             timeout=START_LIMIT_S,
@@ -299,11 +342,11 @@ def _version() -> str:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SandboxError(f"bubblewrap does not run ({error}): {INSTALL}") from error
-    return done.stdout.strip()
+    return process.stdout.strip()
 
 
-def _fallen(level: Level) -> list[str]:
-    """The walls that do not stand, as words; every one is run against."""
+def failed_protections(level: Level) -> list[str]:
+    """Try to break out, and return what succeeded, in words. Raises SandboxError."""
     limits = Limits(time_s=10.0, memory_mb=256, file_mb=4)
     with (
         tempfile.NamedTemporaryFile("w") as secret,
@@ -311,16 +354,18 @@ def _fallen(level: Level) -> list[str]:
     ):
         secret.write("secret")
         secret.flush()
-        outcome = _run(level, _PROBE, f"{secret.name}\n{server.getsockname()[1]}\n", limits)
+        port = server.getsockname()[1]
+        outcome = _run(level, _PROBE, f"{secret.name}\n{port}\n", limits)
     try:
         found = json.loads(outcome.output)
     except ValueError:
         return [f"the probe ended with code {outcome.code} {outcome.errors.strip()[-200:]}"]
-    fallen = [words for name, words in _WALLS.items() if found.get(name) != "refused"]
-    if found["fork"] != "refused" and (level.filtered or not level.own_user):
-        fallen.append("processes are not limited")
-    if set(found["environment"]) - {"PATH", "HOME", "LANG", "PYTHONHASHSEED", "PWD", "LC_CTYPE"}:
-        fallen.append("the environment is not empty")
+    failures = [meaning for name, meaning in _PROTECTIONS.items() if found.get(name) != "refused"]
+    forks_are_refused = level.filtered or not level.own_user
+    if found["fork"] != "refused" and forks_are_refused:
+        failures.append("processes are not limited")
+    if set(found["environment"]) - _ENVIRONMENT_NAMES:
+        failures.append("the environment is not empty")
     if not found.get("thread"):
-        fallen.append("threads do not start")
-    return fallen
+        failures.append("threads do not start")
+    return failures

@@ -1,4 +1,4 @@
-"""What a program may use, how it ended, and whether that passes a test: the words of every sandbox, here or elsewhere."""
+"""What a program may use, how it ended, and whether it passes a test; shared by all sandboxes."""
 
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
@@ -6,35 +6,37 @@ from typing import Any
 
 
 class SandboxError(Exception):
-    """The sandbox itself does not work: nothing was judged."""
+    """The sandbox does not work, so the program was not tested."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one program may use. `time_s` is for one test, and starts when the interpreter inside is ready."""
+    """What one program may use.
+
+    `time_s` is the time of one test. It starts when the interpreter in the sandbox is ready.
+    """
 
     time_s: float = 4.0
     memory_mb: int = 512
     threads: int = 32
-    file_mb: int = 16
-    disk_mb: int = 64  # of its private /tmp
+    file_mb: int = 16  # the size of one file
+    disk_mb: int = 64  # all files in its private /tmp
     output_kb: int = 1024
 
-    def settings(self, uid: int, num_tests: int = 1) -> dict[str, int]:
-        """What inside/confine.py wants."""
-        cpu_s = int(self.time_s * num_tests) + 2
+    def settings(self, uid: int, num_tests: int = 1) -> dict[str, Any]:
+        """Return the settings for inside/limits.py."""
         return {
             "memory_mb": self.memory_mb,
             "file_mb": self.file_mb,
             "threads": self.threads,
-            "cpu_s": cpu_s,
+            "cpu_s": int(self.time_s * num_tests) + 2,
             "uid": uid,
         }
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a program ended. `stopped` is "", or the limit that ended it: time or output."""
+    """How a program ended. `stopped` is the limit that ended it, "time" or "output", or ""."""
 
     code: int
     output: str
@@ -45,7 +47,13 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Result:
-    """One test. `seconds` is -1.0 where it did not pass; `unsupported`: the test itself cannot be run this way."""
+    """The result of one test.
+
+    Attributes:
+        seconds: how long the test took; -1.0 if it did not pass.
+        reason: why it did not pass.
+        unsupported: the test itself cannot be run this way, so it says nothing about the program.
+    """
 
     passed: bool
     seconds: float = -1.0
@@ -53,48 +61,58 @@ class Result:
     unsupported: bool = False
 
 
-def judged(outcome: Outcome, wanted: str) -> Result:
-    """A program's run against the output that a test wants."""
-    passed = not outcome.stopped and outcome.code == 0 and same_output(outcome.output, wanted)
-    return Result(True, outcome.seconds) if passed else Result(False, reason=_why(outcome))
+def stdio_result(outcome: Outcome, expected: str) -> Result:
+    """Return the result of a test that compares a program's output with the expected one."""
+    if outcome.stopped or outcome.code != 0 or not same_output(outcome.output, expected):
+        return Result(False, reason=_failure_reason(outcome))
+    return Result(True, outcome.seconds)
 
 
-def verdict_of(message: dict[str, Any]) -> Result:
-    """The judging side's words on one test of asserts (inside/tests.py)."""
+def parse_result(message: dict[str, Any]) -> Result:
+    """Return the result in a message of inside/test_runner.py."""
     if message["passed"]:
         return Result(True, message["seconds"])
-    reason = message.get("unsupported") or message.get("reason", "")
-    return Result(False, reason=reason, unsupported="unsupported" in message)
+    if "unsupported" in message:
+        return Result(False, reason=message["unsupported"], unsupported=True)
+    return Result(False, reason=message.get("reason", ""))
 
 
-def same_output(given: str, wanted: str) -> bool:
-    """Equal line by line without the white space around each line, or word by word as decimal numbers (2.0 is 2)."""
-    lines, wanted_lines = (
-        [line.strip() for line in text.strip().splitlines()] for text in (given, wanted)
-    )
-    if len(lines) != len(wanted_lines):
+def same_output(output: str, expected: str) -> bool:
+    """Return whether two outputs are equal line by line.
+
+    White space around lines does not count. Two lines are also equal if their words are equal as
+    decimal numbers: 2.0 is 2.
+    """
+    lines = [line.strip() for line in output.strip().splitlines()]
+    expected_lines = [line.strip() for line in expected.strip().splitlines()]
+    if len(lines) != len(expected_lines):
         return False
-    return all(
-        one == other or _same_decimals(one.split(), other.split())
-        for one, other in zip(lines, wanted_lines, strict=True)
-    )
+    return all(map(_same_line, lines, expected_lines))
 
 
-def _same_decimals(one: list[str], other: list[str]) -> bool:
-    if len(one) != len(other):
+def _same_line(line: str, expected: str) -> bool:
+    if line == expected:
+        return True
+    words = line.split()
+    expected_words = expected.split()
+    if len(words) != len(expected_words):
         return False
     try:
-        return all(a == b or Decimal(a) == Decimal(b) for a, b in zip(one, other, strict=True))
-    except InvalidOperation:
+        return all(map(_same_word, words, expected_words))
+    except InvalidOperation:  # not a number
         return False
 
 
-def _why(outcome: Outcome) -> str:
+def _same_word(word: str, expected: str) -> bool:
+    return word == expected or Decimal(word) == Decimal(expected)
+
+
+def _failure_reason(outcome: Outcome) -> str:
     if outcome.stopped == "time":
         return "took too long"
     if outcome.stopped == "output":
         return "printed too much"
     if outcome.code:
-        last = outcome.errors.strip().splitlines()[-1:] or [""]
-        return f"ended with code {outcome.code} {last[0]}".strip()[:300]
-    return "printed something else"
+        last_line = outcome.errors.strip().splitlines()[-1:] or [""]
+        return f"ended with code {outcome.code} {last_line[0]}".strip()[:300]
+    return "wrong output"

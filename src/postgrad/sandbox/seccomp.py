@@ -1,14 +1,15 @@
-"""A filter for the kernel's calls, as the kernel reads it: what no honest program needs is refused, new processes above all.
+"""A seccomp filter: refuses system calls that no honest program needs, above all new processes.
 
-A program is one process, with threads if it likes: that makes its memory limit exact and a fork bomb impossible. The filter is
-a list of refusals on top of the namespaces; it keeps rarely used parts of the kernel out of reach.
+A program is one process, with threads. That makes its memory limit exact and a fork bomb impossible.
+The filter is a list of refusals on top of the namespaces; it keeps rarely used parts of the kernel
+out of reach.
 """
 
 import errno
 import platform
 import struct
 
-# call -> its number on (x86_64, aarch64); None: the machine does not have it
+# system call -> its number on (x86_64, aarch64); None: the machine does not have it
 REFUSED: dict[str, tuple[int | None, int | None]] = {
     "fork": (57, None),
     "vfork": (58, None),
@@ -38,7 +39,8 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
     "delete_module": (176, 106),
     "name_to_handle_at": (303, 264),
     "open_by_handle_at": (304, 265),
-    "memfd_create": (319, 279),  # memory outside the process's own limit, as the next three
+    # These four allocate memory that the process's own limit does not count.
+    "memfd_create": (319, 279),
     "shmget": (29, 194),
     "msgget": (68, 186),
     "semget": (64, 190),
@@ -55,40 +57,54 @@ CLONE = (56, 220)
 CLONE3 = (435, 435)
 CLONE_THREAD = 0x10000
 
+# machine -> (column in the tables above, the kernel's AUDIT_ARCH number)
 ARCHITECTURES = {
     "x86_64": (0, 0xC000003E),
     "aarch64": (1, 0xC00000B7),
-}  # column above, the kernel's name for it
+}
+X32_BIT = 0x40000000  # system calls of the x32 ABI have numbers from here on
 
-LOAD, JUMP_EQUAL, JUMP_AT_LEAST, JUMP_BITS, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
-NUMBER_AT, ARCHITECTURE_AT, FIRST_ARGUMENT_AT = 0, 4, 16  # in the kernel's struct seccomp_data
+# BPF instructions: (code, jump if true, jump if false, operand).
+LOAD = 0x20
+JUMP_EQUAL = 0x15
+JUMP_AT_LEAST = 0x35
+JUMP_BITS = 0x45
+RETURN = 0x06
+# What a filter can return.
+ALLOW = 0x7FFF0000
+KILL = 0x80000000
+ERRNO = 0x00050000
+# Offsets in the kernel's struct seccomp_data.
+NUMBER_AT = 0
+ARCHITECTURE_AT = 4
+FIRST_ARGUMENT_AT = 16
 
 
 def seccomp_filter(machine: str | None = None) -> bytes | None:
-    """The program for `bwrap --seccomp`, or None on a machine whose numbers are not known here."""
+    """Return the BPF program for `bwrap --seccomp`, or None on other processors than these two."""
     machine = machine or platform.machine()
     if machine not in ARCHITECTURES:
         return None
     column, architecture = ARCHITECTURES[machine]
-    lines = [
+    instructions = [
         (LOAD, 0, 0, ARCHITECTURE_AT),
         (JUMP_EQUAL, 1, 0, architecture),
         (RETURN, 0, 0, KILL),
         (LOAD, 0, 0, NUMBER_AT),
     ]
-    if machine == "x86_64":  # the other set of numbers on the same machine would pass the list by
-        lines += [(JUMP_AT_LEAST, 0, 1, 0x40000000), (RETURN, 0, 0, KILL)]
-    # A C library that is told "no such call" uses clone, whose flags can be looked at.
-    lines += [(JUMP_EQUAL, 0, 1, CLONE3[column]), (RETURN, 0, 0, ERRNO | errno.ENOSYS)]
+    if machine == "x86_64":  # the x32 numbers of the same calls would bypass the list
+        instructions += [(JUMP_AT_LEAST, 0, 1, X32_BIT), (RETURN, 0, 0, KILL)]
+    # After ENOSYS for clone3 the C library uses clone, whose flags a filter can read.
+    instructions += [(JUMP_EQUAL, 0, 1, CLONE3[column]), (RETURN, 0, 0, ERRNO | errno.ENOSYS)]
     for numbers in REFUSED.values():
-        if (number := numbers[column]) is not None:
-            lines += [(JUMP_EQUAL, 0, 1, number), (RETURN, 0, 0, ERRNO | errno.EPERM)]
-    lines += [
+        number = numbers[column]
+        if number is not None:
+            instructions += [(JUMP_EQUAL, 0, 1, number), (RETURN, 0, 0, ERRNO | errno.EPERM)]
+    instructions += [
         (JUMP_EQUAL, 0, 3, CLONE[column]),
         (LOAD, 0, 0, FIRST_ARGUMENT_AT),
         (JUMP_BITS, 1, 0, CLONE_THREAD),
         (RETURN, 0, 0, ERRNO | errno.EPERM),
         (RETURN, 0, 0, ALLOW),
     ]
-    return b"".join(struct.pack("<HBBI", *line) for line in lines)
+    return b"".join(struct.pack("<HBBI", *instruction) for instruction in instructions)

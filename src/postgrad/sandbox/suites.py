@@ -1,9 +1,9 @@
-"""The tests of one program, one after the other: the same rules for every sandbox, here or elsewhere."""
+"""The tests of one program, one after the other: the same rules for every sandbox."""
 
 import time
 from collections.abc import Callable, Sequence
 
-from postgrad.sandbox.outcome import Outcome, Result, judged
+from postgrad.sandbox.outcome import Outcome, Result, stdio_result
 
 Clock = Callable[[], float]
 
@@ -14,51 +14,56 @@ def stdio_results(
     total_s: float,
     clock: Clock = time.monotonic,
 ) -> list[Result]:
-    """Run the program with each test's `input` and compare what it prints with `output`, which it never sees.
+    """Run the program with each test's `input` and compare what it prints with `output`.
 
-    Tests that do not get their turn within `total_s` seconds of `clock` count as not passed.
+    Tests that cannot start within `total_s` seconds of `clock` do not pass.
     """
-    end, results = clock() + total_s, []
+    end = clock() + total_s
+    results: list[Result] = []
     for test in tests:
-        results.append(
-            judged(run(test["input"]), test["output"]) if clock() < end else _used_up(total_s)
-        )
+        if clock() < end:
+            results.append(stdio_result(run(test["input"]), test["output"]))
+        else:
+            results.append(_out_of_time(total_s))
     return results
 
 
 def assert_results(
-    judge: Callable[[list[int]], dict[int, Result] | str],
+    run_tests: Callable[[list[int]], dict[int, Result] | str],
     num_tests: int,
     total_s: float,
     clock: Clock = time.monotonic,
 ) -> list[Result]:
-    """Have the tests judged by their numbers, in turn, on a program that they share while they pass.
+    """Run the tests in order; they share one loaded program as long as they pass.
 
-    One that fails is run again on a fresh one before it counts, so that what an earlier test left behind decides nothing.
+    A test that fails is run again on a freshly loaded program before it counts, so that the state
+    that an earlier test left cannot make it fail.
 
     Args:
-        judge: runs these tests on a freshly loaded program, at least until one fails; or says why it does not load.
+        run_tests: runs tests, given by their numbers, on a freshly loaded program, at least until
+            one fails; returns why the program does not load if it does not.
     """
     results: dict[int, Result] = {}
     end = clock() + total_s
-    waiting = list(range(num_tests))
-    while waiting:
+    pending = list(range(num_tests))
+    while pending:
         if clock() >= end:
-            return [results.get(index, _used_up(total_s)) for index in range(num_tests)]
-        found = judge(waiting)
-        if isinstance(found, str):  # it does not even load: no test can pass
-            return [results.get(index, Result(False, reason=found)) for index in range(num_tests)]
-        fresh = waiting[0]
-        for index in list(waiting):
-            result = found.get(index)
-            if result is None or not (result.passed or index == fresh):
+            return [results.get(index, _out_of_time(total_s)) for index in range(num_tests)]
+        new_results = run_tests(pending)
+        if isinstance(new_results, str):  # it does not load: no test can pass
+            failed = Result(False, reason=new_results)
+            return [results.get(index, failed) for index in range(num_tests)]
+        first = pending[0]
+        for index in list(pending):
+            result = new_results.get(index)
+            if result is None or not (result.passed or index == first):
                 break
             results[index] = result
-            waiting.remove(index)
+            pending.remove(index)
             if not result.passed:
                 break
     return [results[index] for index in range(num_tests)]
 
 
-def _used_up(total_s: float) -> Result:
-    return Result(False, reason=f"the program's {total_s:g} s for all tests are used up")
+def _out_of_time(total_s: float) -> Result:
+    return Result(False, reason=f"the {total_s:g} s for all tests are used up")

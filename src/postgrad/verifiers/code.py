@@ -1,12 +1,26 @@
 """Programs against tests, in the sandbox. Only the pool's child processes import this.
 
-The program is the last fenced block of the response. The tests come with the problem, in any of the shapes that data sets use:
+The program is the last fenced block of the response. The tests come with the problem, in one of the
+forms that data sets use:
 
-- `tests` in extra, or the ground truth as JSON: a list of asserts, or of {"input", "output"}, or {"inputs", "outputs"} with or
-  without `fn_name`;
+- `tests` in extra, or the ground truth as JSON: a list of asserts, or of {"input", "output"}, or
+  {"inputs", "outputs"} with or without `fn_name`;
 - MBPP: `test_list`, with `test_setup_code` or `test_imports`;
-- HumanEval: `test`, which defines check(candidate), `entry_point`, and `prompt`, which a response may continue;
-- otherwise the ground truth is taken as asserts, if it holds any.
+- HumanEval: `test`, which defines check(candidate), `entry_point`, and `prompt`, which a response
+  may continue;
+- otherwise the ground truth is taken as asserts, if it has any.
+
+The asserts run in another process than the program and get plain values only (sandbox/inside/).
+Some tests can still be passed without a right program:
+
+- A test with few possible answers can be guessed.
+- `assert 41 in f(1)` passes with a result that contains everything, and
+  `assert set(f(1)) <= {1, 2}` with an empty one.
+- `assert f(1) > 40 and f(1) < 42` passes with a function that returns something else each time.
+- `assert f(x) == sorted(x)` passes with a function that empties `x`.
+- The operators of a class that the program defines and the test uses are the program's own.
+
+docs/verifiers.md has the complete list.
 """
 
 import ast
@@ -24,19 +38,25 @@ from postgrad.sandbox.outcome import Limits
 from postgrad.verifiers.answers import unusable
 
 LIMITS = Limits()
-TOTAL_S = 40.0  # for all tests of one program; the pool's limit for this verifier (verifier.py) is above it
+TOTAL_S = 40.0  # for all tests of one program; this verifier's limit in table.py is above it
 
 _FENCE = re.compile(r"^[ \t]{0,3}```[ \t]*([\w+-]*)[^\n]*$", re.MULTILINE)
-# For tests that call a function by name with JSON arguments: tuples count as lists, and a method of class Solution as the function.
-_BY_NAME = """
-def _plain(value):
-    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+# For tests that call a function by name with JSON arguments: tuples count as lists.
+_TUPLES_TO_LISTS = """
+def _as_lists(value):
+    return [_as_lists(item) for item in value] if isinstance(value, (list, tuple)) else value
 """
 
 
 @dataclass(frozen=True)
 class Suite:
-    """A problem's tests: asserts, or inputs with outputs."""
+    """A problem's tests: asserts, or inputs with outputs.
+
+    Attributes:
+        setup: code that runs before each assert, in the tests' process.
+        entry_point: the function that the asserts are about, or "".
+        prompt: the beginning of the program, which a response may continue.
+    """
 
     asserts: tuple[str, ...] = ()
     stdio: tuple[dict[str, str], ...] = ()
@@ -46,162 +66,192 @@ class Suite:
 
 
 def code(response: str, problem: Problem) -> Score | Failure:
-    """1 when the program in the response passes all tests. `passed`: the share it passes; `format`: it stands in a closed fence."""
+    """1 if the program in the response passes all tests.
+
+    Parts: `passed` is the share of tests that pass; `format` is 1 if the program is in a closed
+    fence.
+    """
     suite = suite_of(problem)
     if suite is None:
         return unusable(problem, "a list of tests")
-    program, fenced = program_of(response)
+    program, fenced = find_program(response)
     if not program:
-        return _scored(0.0, fenced)
+        return _score(0.0, fenced)
     if suite.asserts:
-        program = _completed(program, suite)
+        program = _complete(program, suite)
         results = sandbox().test_asserts(
             program, suite.asserts, suite.setup, suite.entry_point, total_s=TOTAL_S
         )
     else:
         results = sandbox().test_stdio(program, suite.stdio, total_s=TOTAL_S)
-    if unsupported := next((result.reason for result in results if result.unsupported), ""):
-        return Failure("unsupported", f"a test of problem {problem.uid}: {unsupported}")
-    return _scored(sum(result.passed for result in results) / len(results), fenced)
+    for result in results:
+        if result.unsupported:
+            return Failure("unsupported", f"a test of problem {problem.uid}: {result.reason}")
+    return _score(sum(result.passed for result in results) / len(results), fenced)
 
 
-def _scored(share: float, fenced: bool) -> Score:
+def _score(share: float, fenced: bool) -> Score:
     right = float(share == 1.0)
     return Score(right, {"answer": right, "passed": share, "format": float(fenced)})
 
 
 @cache
 def sandbox() -> Sandbox | FusionSandbox:
-    """This machine's, or the one whose address POSTGRAD_SANDBOX holds (its token in POSTGRAD_SANDBOX_TOKEN).
+    """Return the sandbox of this machine, or the client for the server POSTGRAD_SANDBOX.
+
+    The server's token is in POSTGRAD_SANDBOX_TOKEN.
 
     Raises:
-        SandboxError: this machine has none.
-        ConfigError: that is no address.
+        SandboxError: this machine has no safe sandbox.
+        ConfigError: POSTGRAD_SANDBOX is not an address.
     """
     url = os.environ.get("POSTGRAD_SANDBOX", "")
-    return (
-        remote_sandbox(url, os.environ.get("POSTGRAD_SANDBOX_TOKEN", ""), LIMITS)
-        if url
-        else Sandbox(LIMITS)
-    )
+    if not url:
+        return Sandbox(LIMITS)
+    return remote_sandbox(url, os.environ.get("POSTGRAD_SANDBOX_TOKEN", ""), LIMITS)
 
 
-def program_of(response: str) -> tuple[str, bool]:
-    """The last fenced block, and whether its fence is closed. Without a fence the response itself, if it is Python."""
+def find_program(response: str) -> tuple[str, bool]:
+    """Return the last fenced block and whether its fence is closed.
+
+    Without a fence, it is the response itself if that is Python, else "".
+    """
     fences = list(_FENCE.finditer(response))
-    if fences:
-        closed = len(fences) % 2 == 0
-        start = fences[-2] if closed else fences[-1]
-        return response[start.end() : fences[-1].start() if closed else len(response)].strip(
-            "\n"
-        ), closed
+    if not fences:
+        return (response if _is_program(response) else ""), False
+    if len(fences) % 2 == 0:
+        return response[fences[-2].end() : fences[-1].start()].strip("\n"), True
+    return response[fences[-1].end() :].strip("\n"), False
+
+
+def _is_program(text: str) -> bool:
+    """Return whether a text is Python and does something: a word or a number alone does not."""
     try:
-        lines = ast.parse(response).body
+        statements = ast.parse(text).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return "", False
-    # A word or a number is Python, too, but no program.
-    return (
-        (response, False)
-        if any(not isinstance(line, ast.Expr) or isinstance(line.value, ast.Call) for line in lines)
-        else ("", False)
+        return False
+    return any(
+        not isinstance(statement, ast.Expr) or isinstance(statement.value, ast.Call)
+        for statement in statements
     )
 
 
-def _completed(program: str, suite: Suite) -> str:
-    """HumanEval's prompt before a response that continues it; a response that defines the function itself stands alone."""
-    if not suite.prompt or re.search(
-        rf"^(?:async )?def {re.escape(suite.entry_point)}\b", program, re.MULTILINE
-    ):
-        # Helpers and imports of the prompt may be used without being repeated.
-        return program if not suite.prompt else f"{_head(suite)}\n{program}"
-    return suite.prompt + ("" if suite.prompt.endswith("\n") else "\n") + program
+def _complete(program: str, suite: Suite) -> str:
+    """Return the program with HumanEval's prompt before it.
+
+    If the program defines the function itself, only the prompt's imports and helpers are added.
+    """
+    if not suite.prompt:
+        return program
+    definition = rf"^(?:async )?def {re.escape(suite.entry_point)}\b"
+    if re.search(definition, program, re.MULTILINE):
+        return f"{_prompt_head(suite.prompt, suite.entry_point)}\n{program}"
+    return suite.prompt.removesuffix("\n") + "\n" + program
 
 
-def _head(suite: Suite) -> str:
-    """What stands in the prompt before the function that is asked for."""
-    found = re.search(rf"^def {re.escape(suite.entry_point)}\b", suite.prompt, re.MULTILINE)
-    return suite.prompt[: found.start()] if found else ""
+def _prompt_head(prompt: str, entry_point: str) -> str:
+    """Return the imports and helpers of a prompt: what is before the function to write."""
+    definition = re.search(rf"^def {re.escape(entry_point)}\b", prompt, re.MULTILINE)
+    return prompt[: definition.start()] if definition else ""
 
 
 def suite_of(problem: Problem) -> Suite | None:
-    """The problem's tests, or None when it has none that can be read."""
+    """Return the problem's tests, or None if it has none in a known form."""
     extra = {
-        **_maybe(problem.extra.get("extra_info")),
-        **_maybe(problem.extra.get("reward_model")),
+        **_dict_or_empty(problem.extra.get("extra_info")),
+        **_dict_or_empty(problem.extra.get("reward_model")),
         **problem.extra,
     }
+    entry_point = str(extra.get("entry_point") or "")
     if extra.get("test_list"):
-        setup = "\n".join(
-            [str(extra.get("test_setup_code") or ""), *map(str, extra.get("test_imports") or ())]
-        )
-        return Suite(
-            tuple(map(str, extra["test_list"])),
-            setup=setup,
-            entry_point=str(extra.get("entry_point") or ""),
-        )
-    if extra.get("test") and extra.get("entry_point"):
-        prompt = extra.get("prompt")
-        test = f"{extra['test']}\ncheck({extra['entry_point']})"
-        return Suite(
-            (test,),
-            entry_point=str(extra["entry_point"]),
-            prompt=prompt if isinstance(prompt, str) else "",
-        )
+        setup = [
+            str(extra.get("test_setup_code") or ""),
+            *map(str, extra.get("test_imports") or ()),
+        ]
+        asserts = tuple(map(str, extra["test_list"]))
+        return Suite(asserts, setup="\n".join(setup), entry_point=entry_point)
+    if extra.get("test") and entry_point:
+        return _humaneval_suite(str(extra["test"]), entry_point, extra.get("prompt"))
     tests = extra.get("tests") or problem.ground_truth
     if isinstance(tests, str):
-        tests = _json(tests)
-    suite = _listed(tests, str(extra.get("entry_point") or ""))
+        tests = _parse_json(tests)
+    suite = _listed_suite(tests, entry_point)
     if suite is None and re.search(r"^\s*assert\b", problem.ground_truth, re.MULTILINE):
-        return Suite((problem.ground_truth,), entry_point=str(extra.get("entry_point") or ""))
+        return Suite((problem.ground_truth,), entry_point=entry_point)
     return suite
 
 
-def _maybe(value: Any) -> dict[str, Any]:
+def _humaneval_suite(test: str, entry_point: str, prompt: Any) -> Suite:
+    """Return a suite with one test, check(entry_point).
+
+    The prompt's helpers are the test's own too: a program that redefines `poly`, which the test of
+    find_zero calls, must not change what the test checks.
+    """
+    prompt = prompt if isinstance(prompt, str) else ""
+    return Suite(
+        (f"{test}\ncheck({entry_point})",),
+        setup=_prompt_head(prompt, entry_point),
+        entry_point=entry_point,
+        prompt=prompt,
+    )
+
+
+def _dict_or_empty(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _json(text: str) -> Any:
+def _parse_json(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
         return None
 
 
-def _listed(tests: Any, entry_point: str) -> Suite | None:
-    if (
-        isinstance(tests, dict)
-        and isinstance(tests.get("inputs"), list)
-        and isinstance(tests.get("outputs"), list)
-    ):
-        pairs = list(zip(tests["inputs"], tests["outputs"], strict=False))
-        if tests.get("fn_name"):
-            return Suite(
-                tuple(_call(tests["fn_name"], given, wanted) for given, wanted in pairs),
-                setup=_BY_NAME,
-            )
-        tests = [{"input": _lines(given), "output": _lines(wanted)} for given, wanted in pairs]
+def _listed_suite(tests: Any, entry_point: str) -> Suite | None:
+    """Return the suite of a list of tests, or of {"inputs": list, "outputs": list}."""
+    if isinstance(tests, dict):
+        return _paired_suite(tests)
     if not isinstance(tests, list) or not tests:
         return None
     if all(isinstance(test, str) for test in tests):
         return Suite(tuple(tests), entry_point=entry_point)
     if all(isinstance(test, dict) and "input" in test and "output" in test for test in tests):
-        return Suite(
-            stdio=tuple(
-                {"input": _lines(test["input"]), "output": _lines(test["output"])} for test in tests
-            )
-        )
+        return _stdio_suite([(test["input"], test["output"]) for test in tests])
     return None
 
 
-def _lines(value: Any) -> str:
+def _paired_suite(tests: dict[str, Any]) -> Suite | None:
+    inputs = tests.get("inputs")
+    outputs = tests.get("outputs")
+    if not isinstance(inputs, list) or not isinstance(outputs, list):
+        return None
+    pairs = list(zip(inputs, outputs, strict=False))
+    if not pairs:
+        return None
+    if not tests.get("fn_name"):
+        return _stdio_suite(pairs)
+    asserts = [_call_test(tests["fn_name"], given, expected) for given, expected in pairs]
+    return Suite(tuple(asserts), setup=_TUPLES_TO_LISTS)
+
+
+def _stdio_suite(pairs: list[tuple[Any, Any]]) -> Suite:
+    tests = [{"input": _as_text(given), "output": _as_text(expected)} for given, expected in pairs]
+    return Suite(stdio=tuple(tests))
+
+
+def _as_text(value: Any) -> str:
     return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _call(name: str, given: Any, wanted: Any) -> str:
-    """A test that calls the function with a list of JSON arguments; an output that is wrapped in a list counts as well."""
+def _call_test(name: str, given: Any, expected: Any) -> str:
+    """Return a test that calls a function, or a method of class Solution, with JSON arguments.
+
+    An expected value that is wrapped in a list counts as well.
+    """
     arguments = given if isinstance(given, list) else [given]
     return (
         f"try:\n    _function = Solution().{name}\nexcept NameError:\n    _function = {name}\n"
-        f"_value, _wanted = _plain(_function(*{arguments!r})), {wanted!r}\n"
-        "assert _value == _wanted or [_value] == _wanted\n"
+        f"_value = _as_lists(_function(*{arguments!r}))\n"
+        f"_expected = {expected!r}\n"
+        "assert _value == _expected or [_value] == _expected\n"
     )

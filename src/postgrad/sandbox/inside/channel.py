@@ -1,0 +1,192 @@
+"""Requests and replies over a socket, as JSON lines.
+
+Each end may ask the other one to do something, and serves the other end's requests while it waits
+for its reply. Every request has a random id that its reply repeats. What an end does for the other
+end is decided by `perform` of the subclass, and what becomes of a value that is not plain by
+`encode_other` and `decode_other`.
+"""
+
+import builtins
+import json
+import os
+import socket
+from collections import deque
+from typing import Any
+
+from . import plain
+
+MAX_LINE = 32 << 20  # bytes of one message
+
+
+class ChannelClosed(BaseException):
+    """The other end has closed the socket. Not an Exception: `except Exception` must not catch it."""
+
+
+class Unsupported(BaseException):
+    """A value of the tests cannot be sent to the program, so the test says nothing about it."""
+
+
+class Channel:
+    """One end of the connection between the test runner and the program runner."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.reader = connection.makefile("rb")
+
+    # ---- messages
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send one message. Raises ChannelClosed."""
+        try:
+            self.connection.sendall(json.dumps(message).encode() + b"\n")
+        except OSError as error:
+            raise ChannelClosed from error
+
+    def receive(self) -> dict[str, Any]:
+        """Wait for the next message and return it.
+
+        Raises:
+            ChannelClosed: there is none.
+            ValueError: it is not a JSON object.
+        """
+        try:
+            line = self.reader.readline(MAX_LINE)
+        except OSError as error:
+            raise ChannelClosed from error
+        if not line.endswith(b"\n"):
+            raise ChannelClosed
+        message = json.loads(line)
+        if not isinstance(message, dict):
+            raise ValueError("the message is not an object")
+        return message
+
+    def ask(self, operation: str, *arguments: Any, **keywords: Any) -> Any:
+        """Have the other end perform an operation and return its result.
+
+        Lists, dicts and other mutable arguments that the other end changed are changed here too.
+        What it raised is raised here.
+        """
+        request_id = os.urandom(8).hex()
+        self.send(
+            {
+                "do": operation,
+                "id": request_id,
+                "arguments": [self.encode(value) for value in arguments],
+                "keywords": {name: self.encode(value) for name, value in keywords.items()},
+            }
+        )
+        message = self.receive()
+        while "do" in message:
+            self.serve(message)
+            message = self.receive()
+        return self.read_reply(message, request_id, arguments)
+
+    def read_reply(
+        self, message: dict[str, Any], request_id: str, arguments: tuple[Any, ...]
+    ) -> Any:
+        """Return the value of a reply; raises what the other end raised."""
+        if message.get("reply") != request_id:
+            raise ValueError("this is not the reply to the last request")
+        if "raised" in message:
+            raise self.decode_error(message["raised"])
+        for index, changed in message["changed"]:
+            plain.rewrite(arguments[index], self.decode(changed))
+        return self.decode(message["value"])
+
+    def serve(self, request: dict[str, Any]) -> None:
+        """Perform what the other end asks for, and reply, whatever it raises."""
+        try:
+            arguments = [self.decode(value) for value in request["arguments"]]
+            keywords = {name: self.decode(value) for name, value in request["keywords"].items()}
+            value = self.perform(request["do"], arguments, keywords)
+            reply = {
+                "value": self.encode(value),
+                "changed": self.changed_arguments(request["arguments"], arguments),
+            }
+        except (ChannelClosed, Unsupported):
+            raise
+        except BaseException as error:  # SystemExit too: the program must not end its test this way
+            reply = {"raised": self.encode_error(error)}
+        self.send({"reply": request["id"]} | reply)
+
+    def changed_arguments(self, encoded: list[Any], arguments: list[Any]) -> list[Any]:
+        """Return [index, content] for each mutable argument that the operation changed."""
+        changed = []
+        for index, argument in enumerate(arguments):
+            if not self.is_mutable(argument):
+                continue
+            content = self.encode(argument)
+            if content != encoded[index]:
+                changed.append([index, content])
+        return changed
+
+    def is_mutable(self, value: Any) -> bool:
+        """Return whether changes of an argument are reported to the other end."""
+        if isinstance(value, (list, dict, set, bytearray, deque)):
+            return True
+        return type(value).__name__ == "ndarray"
+
+    def perform(self, operation: str, arguments: list[Any], keywords: dict[str, Any]) -> Any:
+        raise NotImplementedError
+
+    # ---- values
+
+    def encode(self, value: Any) -> Any:
+        """Return a value as JSON."""
+        if value is None or value is True or value is False:
+            return value
+        if type(value) in plain.CODECS:
+            return plain.write(value, type(value), self.encode)
+        data = plain.write_other(value, self.encode)
+        return self.encode_other(value) if data is None else data
+
+    def decode(self, data: Any) -> Any:
+        """Rebuild a value from JSON."""
+        if isinstance(data, list):
+            return [self.decode(item) for item in data]
+        if not isinstance(data, dict):
+            return data
+        kind = data["type"]
+        if kind in plain.READERS or kind in ("builtin", "ndarray", "scalar"):
+            return plain.read(kind, data["value"], self.decode)
+        return self.decode_other(kind, data)
+
+    def encode_other(self, value: Any) -> Any:
+        raise NotImplementedError
+
+    def decode_other(self, kind: str, data: dict[str, Any]) -> Any:
+        raise NotImplementedError
+
+    # ---- exceptions
+
+    def encode_error(self, error: BaseException) -> list[Any]:
+        """Return the names of an exception's classes, the most special one first, and its text."""
+        return [[kind.__name__ for kind in type(error).__mro__], error_text(error)]
+
+    def decode_error(self, data: Any) -> BaseException:
+        """Return the exception to raise for one that the other end raised."""
+        names, text = data
+        return built_in_error(names, str(text))
+
+
+def built_in_error(names: list[str], text: str) -> BaseException:
+    """Return an instance of the first built-in exception among `names`, with this text."""
+    for name in names:
+        kind = vars(builtins).get(name)
+        if not isinstance(kind, type) or not issubclass(kind, BaseException):
+            continue
+        if kind in (BaseException, GeneratorExit):
+            break
+        try:
+            return kind(text)
+        except TypeError:  # UnicodeDecodeError and others need more arguments
+            break
+    return RuntimeError(f"{names[0]}: {text}")
+
+
+def error_text(error: BaseException) -> str:
+    """Return an exception's message, at most 500 characters."""
+    try:
+        return str(error)[:500]
+    except Exception:  # __str__ of an exception may raise
+        return ""
