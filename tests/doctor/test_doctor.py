@@ -272,9 +272,7 @@ def test_the_sandbox_level_is_shown_or_the_refusal(monkeypatch: pytest.MonkeyPat
     )
 
     monkeypatch.setenv("POSTGRAD_SANDBOX", "http://127.0.0.1:9/run_code")
-    assert (
-        "refused: the sandbox at http://127.0.0.1:9/run_code gave no result" in doctor._sandbox()
-    )
+    assert "refused: the sandbox at http://127.0.0.1:9/run_code gave no result" in doctor._sandbox()
     monkeypatch.setattr(sandbox_client.FusionSandbox, "run", lambda self, program: None)
     assert doctor._sandbox() == "http://127.0.0.1:9/run_code runs programs (Sandbox Fusion)"
     monkeypatch.setenv("POSTGRAD_SANDBOX", "nowhere")
