@@ -540,13 +540,14 @@ def test_only_engines_for_an_evaluation(overrides):
 # ---- deaths, last: each costs processes that the tests before could share
 
 
-def test_an_engine_that_dies_is_started_anew_and_repeats_its_share(overrides, capsys):
+def test_an_engine_that_dies_is_started_anew_and_repeats_its_share(overrides, capsys, monkeypatch):
+    monkeypatch.setattr(ray_place, "ENGINE_RESTARTS", 1)
     with place(
         overrides(
             "grpo",
             "engine",
             "method.kl=none",
-            *on_ray(1, "cluster.engines=2", "cluster.engine_restarts=1"),
+            *on_ray(1, "cluster.engines=2"),
         )
     ) as placed:
         placed.policy.update(random_batch(32), 1)
@@ -564,7 +565,7 @@ def test_an_engine_that_dies_is_started_anew_and_repeats_its_share(overrides, ca
         ray.get(engines.members[0].handle.die_at.remote("engine", "generate"))
         with pytest.raises(
             RunError,
-            match=r"the engine 0 worker died .* no restart is left \(cluster\.engine_restarts=1\)",
+            match=r"the engine 0 worker died .* after 1 restarts",
         ):
             placed.engine.generate(REQUESTS, Sampling(1.0, 10))
 

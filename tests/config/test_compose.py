@@ -164,7 +164,7 @@ def test_impossible_combinations_are_refused_by_the_methods_check(word, part):
         ("grpo", "model.lora.alpha=16", r"model\.lora\.\* has no effect with model\.lora\.rank=0"),
         ("sft", "model.lora.dropout=0.1", r"model\.lora\.\* has no effect"),
         ("grpo", "optimizer.final_lr_ratio=0.1", r"optimizer\.final_lr_ratio=0\.1 has no effect"),
-        ("grpo", "warmup.overrides=[training.steps=3]", r"first\.recipe names none"),
+        ("grpo", "warmup.overrides=[training.steps=3]", r"warmup\.recipe"),
         ("grpo", "training.stop_at=0.5", r"training\.stop_at=0\.5 .* add data\.validation=FILE"),
         ("grpo", "training.stop_at=0.5 data.validation=a.jsonl", r"add training\.validate_every=N"),
         (

@@ -101,8 +101,8 @@ def failing(home, capsys, model, *overrides, recipe="grpo") -> tuple[int, str]:
         ),
         (["training.profile_steps=[0]"], ["training.profile_steps", "at least 1"]),
         (
-            ["cluster.engine_restarts=1"],
-            ["cluster.engine_restarts is a setting of Ray", "add cluster=ray"],
+            ["cluster.offload=true"],
+            ["cluster.offload", "add cluster=ray"],
         ),
         (["rollout.max_gap=0.5"], ["rollout.max_gap=0.5 has no effect", "leave it at 0"]),
         (

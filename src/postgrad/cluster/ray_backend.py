@@ -43,6 +43,7 @@ from postgrad.model.device import is_gpu
 
 GRACE_S = 5.0  # after one rank has failed the others get this long to answer, too
 ANSWER_S = 5.0  # a cluster that is to be joined must take a connection within this
+ENGINE_RESTARTS = 3  # times per run that a lost engine is started again
 TOKENS = "postgrad-ray-"  # begins the names of the folders that hold them
 VERIFIER = "verifier"  # the one pool that is not a model's
 
@@ -420,7 +421,8 @@ class Engines(Actors):
         hosts: Sequence[str],
     ) -> None:
         super().__init__(ray, config, label, size, hosts)
-        self.left, self.weights = config.cluster.engine_restarts, None
+        self.left = ENGINE_RESTARTS
+        self.weights = None
         try:
             self._all({m: self._start(m) for m in self.members}, "start", START_S)
         except WorkerLost as lost:
@@ -475,8 +477,7 @@ class Engines(Actors):
         self.ray.kill(member.handle)
         if self.left == 0:
             raise RunError(
-                f"{lost}, and no restart is left (cluster.engine_restarts={self.config.cluster.engine_restarts}); "
-                "the same command continues the run"
+                f"{lost}, after {ENGINE_RESTARTS} restarts; the same command continues the run"
             ) from lost
         self.left -= 1
         print(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from jinja2 import TemplateError
 
-from postgrad.config.schema import CUTS, OVERLONG, DataConfig
+from postgrad.config.schema import OVERLONG, TRUNCATION_SIDES, DataConfig
 from postgrad.data.chat_template import ChatTemplate
 from postgrad.data.styles import THINK, find_style, styled
 from postgrad.data.truncate import min_limit, truncate
@@ -206,7 +206,7 @@ class Prompts:
         """
         limit = self.max_prompt_tokens
         side = self.overlong
-        if side not in CUTS or len(ids) <= limit:
+        if side not in TRUNCATION_SIDES or len(ids) <= limit:
             return ids
         seen = (
             f"the prompt of problem {problem.uid} has {len(ids)} tokens, "

@@ -123,7 +123,6 @@ def check_cluster(cluster: ClusterConfig) -> None:
         "pools": bool(cluster.pools),
         "offload": bool(cluster.offload),
         "address": bool(cluster.address),
-        "engine_restarts": cluster.engine_restarts != ClusterConfig.engine_restarts,
     }
     for key, is_set in ray_settings.items():
         if is_set:

@@ -38,7 +38,6 @@ MAY_CHANGE = {
     "cluster.pools",
     "cluster.offload",
     "cluster.address",
-    "cluster.engine_restarts",
     "cluster.engine_apart",
     "cluster.wait_s",
 }

@@ -136,7 +136,7 @@ def _build_judge(
         messages = [[{"role": "user", "content": question}] for question in questions]
         return chat.reply(messages, sampling, seeds)
 
-    file = folder / f"{RATINGS_STEM}.jsonl" if folder is not None and judge.keep_ratings else None
+    file = folder / f"{RATINGS_STEM}.jsonl" if folder is not None else None
     if is_pairwise(judge):
         stop = config.rollout.stop or ()
         return PairJudge(judge, template, ask, file, model_name, config.seed, stop)
