@@ -6,15 +6,16 @@ in schemas without an answer to check a response against.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from postgrad.data.choices import plain_prompt, read_choices, sentence_prompt
 from postgrad.data.dialogue import read_pair
+from postgrad.data.messages import read_messages, read_tools
 from postgrad.data.rows import Row, RowError, checked_text, text_of, truth_of, type_name, user_turn
-from postgrad.problem import Problem
+from postgrad.problem import Conversation, Message, Problem
 
 GSM8K_TRUTH = re.compile(r"####[ \t]*(\S[^\n]*?)\s*\Z")  # in the last line of a solution
 
@@ -92,7 +93,7 @@ def _read_verl(row: Row, stem: str) -> Problem:
     }
     return Problem(
         uid=_read_uid(row),
-        messages=_read_messages(row, "prompt"),
+        messages=read_messages(row, "prompt"),
         ground_truth=_verl_truth(reward_model),
         data_source=_data_source(row, ""),
         demonstrations=_read_target(row.get("target")),
@@ -129,12 +130,13 @@ def _read_target(value: Any) -> tuple[str, ...]:
 
 def _read_preference(row: Row, stem: str) -> Problem:
     """A prompt with a chosen and a rejected reply."""
+    messages = read_messages(row, "prompt")
     extra = _unused_columns(row, "prompt", "ground_truth")
     for name in ("chosen", "rejected"):
-        extra[name] = _read_reply(row, name)
+        extra[name] = _read_reply(row, name, messages)
     return Problem(
         uid=_read_uid(row),
-        messages=_read_messages(row, "prompt"),
+        messages=messages,
         ground_truth=_optional_truth(row),
         data_source=_data_source(row, stem),
         extra=extra,
@@ -142,21 +144,47 @@ def _read_preference(row: Row, stem: str) -> Problem:
 
 
 def _read_prompt_response(row: Row, stem: str, response: str = "response") -> Problem:
+    """A prompt and a response: a text, or TRL's list of messages, which is read whole.
+
+    A response of several messages is no demonstration, which is one text.
+    """
+    prompt = read_messages(row, "prompt")
+    tools = read_tools(row)
+    conversation = None
+    if isinstance(row.get(response), list):
+        completion = read_messages(row, response)
+        _check_last_is_assistant(completion, response)
+        conversation = Conversation((*prompt, *completion), tools, num_prompt=len(prompt))
+        demonstrations = _text_of_only_message(completion)
+    else:
+        text = text_of(row, response)
+        demonstrations = (text,)
+        if tools:
+            completion = ({"role": "assistant", "content": text},)
+            conversation = Conversation((*prompt, *completion), tools, num_prompt=len(prompt))
     return Problem(
         uid=_read_uid(row),
-        messages=_read_messages(row, "prompt"),
+        messages=prompt,
         ground_truth=_optional_truth(row),
         data_source=_data_source(row, stem),
-        demonstrations=(_read_reply(row, response),),
-        extra=_unused_columns(row, "prompt", response, "ground_truth"),
+        demonstrations=demonstrations,
+        extra=_unused_columns(row, "prompt", response, "ground_truth", "tools"),
+        conversation=conversation,
     )
+
+
+def _text_of_only_message(messages: Sequence[Message]) -> tuple[str, ...]:
+    """The content, if there is one message and it is a text without tool calls."""
+    if len(messages) > 1 or "tool_calls" in messages[0]:
+        return ()
+    return (messages[0]["content"],)
 
 
 def _read_prompt(row: Row, stem: str) -> Problem:
     """A prompt without a response to imitate: for RL and for `postgrad eval`."""
     return Problem(
         uid=_read_uid(row),
-        messages=_read_messages(row, "prompt"),
+        messages=read_messages(row, "prompt"),
         ground_truth=_optional_truth(row),
         data_source=_data_source(row, stem),
         extra=_unused_columns(row, "prompt", "ground_truth"),
@@ -202,8 +230,8 @@ def _read_transcript_pair(row: Row, stem: str) -> Problem:
 
 def _read_dialogue_pair(row: Row, stem: str) -> Problem:
     """Two lists of messages that are the same up to the last reply."""
-    chosen = _read_messages(row, "chosen")
-    rejected = _read_messages(row, "rejected")
+    chosen = read_messages(row, "chosen")
+    rejected = read_messages(row, "rejected")
     if len(chosen) < 2 or chosen[:-1] != rejected[:-1]:
         raise RowError(
             "chosen and rejected must hold the same messages up to the last reply; "
@@ -211,7 +239,7 @@ def _read_dialogue_pair(row: Row, stem: str) -> Problem:
         )
     extra = _unused_columns(row, "ground_truth")
     for name in ("chosen", "rejected"):
-        extra[name] = _read_reply(row, name)
+        extra[name] = _read_reply(row, name, chosen[:-1])
     return Problem(
         uid=_read_uid(row),
         messages=chosen[:-1],
@@ -268,9 +296,9 @@ def _read_question_answer(
     )
 
 
-def _read_question(row: Row, name: str) -> tuple[dict[str, str], ...]:
+def _read_question(row: Row, name: str) -> tuple[Message, ...]:
     """The messages of a question: `prompt` may be a list of messages, other columns are text."""
-    return _read_messages(row, name) if name == "prompt" else user_turn(text_of(row, name))
+    return read_messages(row, name) if name == "prompt" else user_turn(text_of(row, name))
 
 
 def _read_instruction(row: Row, stem: str) -> Problem:
@@ -293,20 +321,26 @@ def _read_instruction(row: Row, stem: str) -> Problem:
 
 
 def _read_chat(row: Row, stem: str, column: str = "messages") -> Problem:
-    messages = _read_messages(row, column)
-    if len(messages) < 2 or messages[-1]["role"] != "assistant":
-        raise RowError(
-            f"{column} must end in an assistant message, which is the demonstration, "
-            "with at least one message before it"
-        )
+    """A conversation: SFT trains on its assistant messages; RL answers the last of them."""
+    messages = read_messages(row, column)
+    _check_last_is_assistant(messages, column)
+    if len(messages) < 2:
+        raise RowError(f"{column} must hold at least one message before the assistant's")
     return Problem(
         uid=_read_uid(row),
         messages=messages[:-1],
         ground_truth=_optional_truth(row),
         data_source=_data_source(row, stem),
-        demonstrations=(messages[-1]["content"],),
-        extra=_unused_columns(row, column, "ground_truth"),
+        demonstrations=_text_of_only_message(messages[-1:]),
+        extra=_unused_columns(row, column, "ground_truth", "tools"),
+        conversation=Conversation(messages, read_tools(row)),
     )
+
+
+def _check_last_is_assistant(messages: tuple[Message, ...], name: str) -> None:
+    role = messages[-1]["role"]
+    if role != "assistant":
+        raise RowError(f"{name} must end in an assistant message, not {role}")
 
 
 def _read_sharegpt(row: Row, stem: str) -> Problem:
@@ -323,7 +357,9 @@ def _sharegpt_message(turn: Row) -> Row:
     if "from" not in turn:
         return turn
     speaker = turn["from"]
-    return {"role": SHAREGPT_ROLES.get(speaker, speaker), "content": turn.get("value")}
+    message = {key: value for key, value in turn.items() if key not in ("from", "value")}
+    role = SHAREGPT_ROLES.get(speaker, speaker)
+    return {"role": role, "content": turn.get("value"), **message}
 
 
 def _answer_ends_in_hashes(row: Row) -> bool:
@@ -400,44 +436,24 @@ def _unused_columns(row: Row, *used: str) -> Row:
     return {name: value for name, value in row.items() if name not in (*used, "uid", "data_source")}
 
 
-def _read_messages(row: Row, name: str) -> tuple[dict[str, str], ...]:
-    """A list of {role, content}, or a string for one user message.
+def _read_reply(row: Row, name: str, prompt: tuple[Message, ...]) -> str:
+    """One reply of the assistant: a text, or a list of messages.
 
-    Null fields, which parquet adds, are left out.
+    The list may start with the messages of the prompt; one assistant message must follow.
     """
-    value = row.get(name)
-    if isinstance(value, str):
-        return user_turn(text_of(row, name))
-    if not isinstance(value, list) or not value:
-        seen = "an empty list" if value == [] else type_name(value)
-        raise RowError(
-            f"{name} must be a list of messages {{role, content}} or a string, not {seen}"
-        )
-    return tuple(_read_message(message, f"{name}[{i}]") for i, message in enumerate(value))
-
-
-def _read_message(message: Any, name: str) -> dict[str, str]:
-    if not isinstance(message, dict):
-        raise RowError(f"{name} must be a message {{role, content}}, not {type_name(message)}")
-    if not isinstance(message.get("role"), str):
-        raise RowError(f"{name} must be a message {{role, content}}, not an object without a role")
-    if "content" not in message:
-        raise RowError(f"{name} has no content; a message is {{role, content}}")
-    fields: dict[str, str] = {}
-    for key, value in message.items():
-        if value is not None or key == "content":
-            fields[key] = checked_text(value, f"{name}.{key}")
-    return fields
-
-
-def _read_reply(row: Row, name: str) -> str:
-    """A response: a string, or messages that end in one of the assistant."""
     if not isinstance(row.get(name), list):
         return text_of(row, name)
-    last = _read_messages(row, name)[-1]
-    if last["role"] != "assistant":
-        raise RowError(f"{name} must end in an assistant message, not {last['role']}")
-    return last["content"]
+    messages = read_messages(row, name)
+    if messages[: len(prompt)] == prompt:
+        messages = messages[len(prompt) :] or messages
+    _check_last_is_assistant(messages, name)
+    text = _text_of_only_message(messages)
+    if not text:
+        raise RowError(
+            f"{name} must be one assistant message without tool calls, not {len(messages)} "
+            "messages; move the others to the column prompt"
+        )
+    return text[0]
 
 
 def _optional_truth(row: Row) -> str:

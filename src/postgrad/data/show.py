@@ -22,7 +22,11 @@ def describe_problem(
     lines = [f"── {location} · uid {problem.uid} · {source} ──"]
     if prompts is None:
         for message in problem.messages:
-            lines += [f"{message['role']}:", *_indented(message["content"])]
+            lines.append(f"{message['role']}:")
+            if message["content"] is not None:
+                lines += _indented(message["content"])
+            for call in message.get("tool_calls", ()):
+                lines += _indented(f"tool call: {_as_text(call)}")
     else:
         lines.append(f"prompt, {len(prompts.encode(problem))} tokens:")
         lines += _indented(prompts.text(problem))

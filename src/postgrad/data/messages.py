@@ -1,0 +1,113 @@
+"""Reads messages, tool calls and tool schemas from a row, and checks them."""
+
+import json
+from typing import Any
+
+from postgrad.data.rows import Row, RowError, checked_text, text_of, type_name, user_turn
+from postgrad.problem import Message
+
+
+def read_messages(row: Row, name: str) -> tuple[Message, ...]:
+    """A list of {role, content}, or a string for one user message.
+
+    Null fields, which parquet adds, are left out, except the content of a message that calls tools.
+
+    Raises:
+        RowError: the column is neither of them, or a message is not valid.
+    """
+    value = row.get(name)
+    if isinstance(value, str):
+        return user_turn(text_of(row, name))
+    if not isinstance(value, list) or not value:
+        seen = "an empty list" if value == [] else type_name(value)
+        raise RowError(
+            f"{name} must be a list of messages {{role, content}} or a string, not {seen}"
+        )
+    return tuple(_read_message(message, f"{name}[{i}]") for i, message in enumerate(value))
+
+
+def read_tools(row: Row) -> tuple[dict[str, Any], ...]:
+    """The column `tools`: a list of JSON schemas, each an object or JSON text; or all as JSON text.
+
+    Null fields, which parquet adds, are left out of objects; JSON text is kept as it is.
+    """
+    value = row.get("tools")
+    if value is None or value == "":
+        return ()
+    if isinstance(value, str):
+        value = _parse_json(value, "tools")
+    if not isinstance(value, list):
+        raise RowError(f"tools must be a list of JSON schemas, not {type_name(value)}")
+    return tuple(_read_object(tool, f"tools[{i}]") for i, tool in enumerate(value))
+
+
+def _read_message(message: Any, name: str) -> Message:
+    if not isinstance(message, dict):
+        raise RowError(f"{name} must be a message {{role, content}}, not {type_name(message)}")
+    if not isinstance(message.get("role"), str):
+        raise RowError(f"{name} must be a message {{role, content}}, not an object without a role")
+    fields: Message = {}
+    for key, value in message.items():
+        if key == "tool_calls":
+            if value:
+                fields[key] = _read_tool_calls(value, f"{name}.{key}")
+        elif value is not None:
+            fields[key] = checked_text(value, f"{name}.{key}")
+    if "content" not in fields:
+        if "tool_calls" in fields:
+            fields["content"] = None
+        elif "content" in message:
+            raise RowError(f"{name}.content must be a string, not null")
+        else:
+            raise RowError(f"{name} has no content; a message is {{role, content}}")
+    return fields
+
+
+def _read_tool_calls(value: Any, name: str) -> list[dict[str, Any]]:
+    """OpenAI's format: a list of {type, function: {name, arguments}}, or of {name, arguments}.
+
+    Arguments that are JSON text become objects: chat templates write them as JSON themselves.
+    """
+    if not isinstance(value, list):
+        raise RowError(f"{name} must be a list of tool calls, not {type_name(value)}")
+    calls: list[dict[str, Any]] = []
+    for i, item in enumerate(value):
+        call = _read_object(item, f"{name}[{i}]")
+        function = call.get("function", call)
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise RowError(
+                f"{name}[{i}] must be a tool call {{function: {{name, arguments}}}} with a name"
+            )
+        arguments = function.get("arguments", {})
+        if isinstance(arguments, str):
+            arguments = _parse_json(arguments or "{}", f"{name}[{i}].arguments")
+        if not isinstance(arguments, dict):
+            raise RowError(
+                f"{name}[{i}].arguments must be an object or JSON text, not {type_name(arguments)}"
+            )
+        function = {**function, "arguments": arguments}
+        calls.append({**call, "function": function} if "function" in call else function)
+    return calls
+
+
+def _read_object(value: Any, name: str) -> dict[str, Any]:
+    value = _parse_json(value, name) if isinstance(value, str) else _without_nulls(value)
+    if not isinstance(value, dict):
+        raise RowError(f"{name} must be an object, not {type_name(value)}")
+    return value
+
+
+def _parse_json(text: str, name: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RowError(f"{name} is not JSON ({str(error)[:100]}); write an object") from error
+
+
+def _without_nulls(value: Any) -> Any:
+    """Leaves out null fields: parquet gives every object the fields of all others."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
+    return value

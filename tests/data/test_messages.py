@@ -1,0 +1,115 @@
+"""Conversations in data files: several turns, tool calls, tool schemas, null contents."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+
+from postgrad.data.problems import load_problems
+from postgrad.errors import ConfigError
+from postgrad.problem import Conversation
+
+USER = {"role": "user", "content": "Weather in Rome?"}
+CALL = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Rome"}}}
+CALLING = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+RESULT = {"role": "tool", "content": "sunny"}
+ANSWER = {"role": "assistant", "content": "It is sunny."}
+TOOL = {
+    "type": "function",
+    "function": {"name": "weather", "parameters": {"properties": {"city": {"type": "string"}}}},
+}
+
+
+def load(tmp_path: Path, row: dict[str, Any]) -> Any:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    return load_problems(str(path))[0]
+
+
+def refused(tmp_path: Path, row: dict[str, Any]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, row)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("column", ["completion", "response"])
+def test_completion_of_several_messages_is_read_whole(tmp_path: Path, column: str):
+    problem = load(tmp_path, {"prompt": [USER], column: [CALLING, RESULT, ANSWER]})
+    assert problem.messages == (USER,)
+    assert problem.conversation == Conversation((USER, CALLING, RESULT, ANSWER), (), num_prompt=1)
+    assert problem.demonstrations == (), "a demonstration is one text"
+
+
+def test_completion_of_one_message_is_also_a_demonstration(tmp_path: Path):
+    problem = load(tmp_path, {"prompt": [USER], "completion": [ANSWER]})
+    assert problem.demonstrations == ("It is sunny.",)
+    assert problem.conversation == Conversation((USER, ANSWER), (), num_prompt=1)
+
+
+def test_chat_keeps_all_turns(tmp_path: Path):
+    messages = [USER, ANSWER, USER, ANSWER]
+    problem = load(tmp_path, {"messages": messages})
+    assert problem.messages == tuple(messages[:-1])
+    assert problem.demonstrations == ("It is sunny.",)
+    assert problem.conversation == Conversation(tuple(messages), (), num_prompt=0)
+
+
+@pytest.mark.parametrize(
+    "tools", [[TOOL], json.dumps([TOOL]), [json.dumps(TOOL)]], ids=["objects", "text", "texts"]
+)
+def test_tools_column(tmp_path: Path, tools: Any):
+    problem = load(tmp_path, {"messages": [USER, CALLING, RESULT, ANSWER], "tools": tools})
+    assert problem.conversation.tools == (TOOL,)
+    assert problem.extra == {}
+
+
+def test_arguments_as_json_text_become_an_object(tmp_path: Path):
+    call = {"function": {"name": "weather", "arguments": '{"city": "Rome", "day": null}'}}
+    calling = {"role": "assistant", "tool_calls": [call]}
+    problem = load(tmp_path, {"messages": [USER, calling, RESULT, ANSWER]})
+    message = problem.conversation.messages[1]
+    assert message["content"] is None
+    assert message["tool_calls"][0]["function"]["arguments"] == {"city": "Rome", "day": None}
+
+
+def test_null_fields_of_parquet_are_left_out(tmp_path: Path):
+    """Parquet gives every message and every call the fields of all others."""
+    other = {"type": "function", "function": {"name": "time", "arguments": {"zone": "CET"}}}
+    messages = [USER, {**CALLING, "tool_calls": [CALL, other]}, RESULT, ANSWER]
+    path = tmp_path / "rows.parquet"
+    parquet.write_table(pa.Table.from_pylist([{"messages": messages}]), path)
+    problem = load_problems(str(path))[0]
+    assert problem.conversation.messages == tuple(messages)
+
+
+@pytest.mark.parametrize(
+    ("row", "key"),
+    [
+        ({"messages": [USER, {"role": "assistant", "content": None}]}, "messages[1].content"),
+        ({"messages": [USER, {"role": "assistant"}]}, "messages[1]"),
+        ({"messages": [USER, {**CALLING, "tool_calls": "x"}]}, "messages[1].tool_calls"),
+        ({"messages": [USER, {**CALLING, "tool_calls": [{}]}]}, "messages[1].tool_calls[0]"),
+        (
+            {"messages": [USER, {**CALLING, "tool_calls": [{"name": "a", "arguments": "["}]}]},
+            "messages[1].tool_calls[0].arguments",
+        ),
+        ({"messages": [USER, ANSWER], "tools": 3}, "tools"),
+        ({"messages": [USER, ANSWER], "tools": ["["]}, "tools[0]"),
+        ({"prompt": [USER], "completion": [ANSWER, USER]}, "completion"),
+        ({"prompt": [USER], "completion": []}, "completion"),
+        (
+            {"prompt": [USER], "chosen": [CALLING, RESULT, ANSWER], "rejected": [ANSWER]},
+            "chosen",
+        ),
+    ],
+)
+def test_invalid_conversations(tmp_path: Path, row: dict[str, Any], key: str):
+    assert f"line 1: {key} " in refused(tmp_path, row)
+
+
+def test_pair_may_repeat_its_prompt(tmp_path: Path):
+    problem = load(tmp_path, {"prompt": [USER], "chosen": [USER, ANSWER], "rejected": [ANSWER]})
+    assert problem.extra["chosen"] == problem.extra["rejected"] == "It is sunny."
