@@ -22,7 +22,9 @@ MAX_DEMOS = 1000
 
 
 def run(words: list[str]) -> int:
-    parser = Parser("demo [model=tiny|smollm2] [seed=N] [runs=FOLDER]", DESCRIPTION, EPILOG)
+    parser = Parser(
+        "demo [model=tiny|smollm2] [seed=N] [runs=FOLDER] [steps=N]", DESCRIPTION, EPILOG
+    )
     parser.add_setting(
         "model", choices=tuple(MODELS), default="tiny", metavar="tiny|smollm2", help="see below"
     )
@@ -32,11 +34,17 @@ def run(words: list[str]) -> int:
     parser.add_setting(
         "runs", default="runs", metavar="FOLDER", help="folder of the runs (default: runs)"
     )
+    parser.add_setting(
+        "steps",
+        type=whole_number(1),
+        metavar="N",
+        help="steps of SFT and of GRPO, to try the installation; the model does not learn in a few",
+    )
     arguments = parser.parse(words)
-    return _demo(arguments.model, arguments.seed, arguments.runs)
+    return _demo(arguments.model, arguments.seed, arguments.runs, arguments.steps)
 
 
-def _demo(model: str, seed: int, runs: str) -> int:
+def _demo(model: str, seed: int, runs: str, steps: int | None) -> int:
     print("loading torch and transformers ...", flush=True)
     from postgrad.methods import find_method
     from postgrad.training import checkpoint
@@ -48,6 +56,8 @@ def _demo(model: str, seed: int, runs: str) -> int:
     name = _run_name(Path(runs), f"demo-{model}-{seed}")
     sft_recipe, grpo_recipe = MODELS[model]
     common = [f"seed={seed}", f"runs={runs}"]
+    if steps is not None:
+        common.append(f"training.steps={steps}")
     sft = compose(sft_recipe, [*common, f"name={name}/1-sft"], lambda m: find_method(m).Settings)
     result = train(sft, make_reporter("1 of 2: SFT, until the model is right sometimes"))
     if result.interrupted:
