@@ -1,7 +1,4 @@
-"""The same code on a GPU: engine, trainer and a whole run. Skipped, visibly, where there is none.
-
-python -m pytest -m gpu
-"""
+"""Engine, trainer and a complete run on a GPU. Run with: python -m pytest -m gpu"""
 
 import subprocess
 import sys
@@ -23,7 +20,7 @@ pytestmark = [
 ]
 
 
-def made(tiny, *overrides):
+def make_config(tiny, *overrides):
     common = [
         f"model.path={tiny}",
         "data.train=arithmetic:2:digits",
@@ -37,7 +34,7 @@ def made(tiny, *overrides):
     )
 
 
-def bound(config):
+def build_method(config):
     from postgrad.data.render import Prompts
     from postgrad.verifiers.scorer import Scorer
 
@@ -52,7 +49,7 @@ def bound(config):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_engine_and_trainer_agree_on_the_gpu(tiny, dtype):
-    host, method = bound(made(tiny, "model.device=cuda", f"model.dtype={dtype}"))
+    host, method = build_method(make_config(tiny, "model.device=cuda", f"model.dtype={dtype}"))
     problems = load_problems("arithmetic:2:digits")[:16]
     step = Step(1, Feed(problems))
     batch = method.sample(method.compose(problems, step), step)
@@ -64,40 +61,33 @@ def test_engine_and_trainer_agree_on_the_gpu(tiny, dtype):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_engine_and_trainer_agree_with_adapters(tiny, dtype):
-    """LoRA: the captured decode step and the packed pass have what the adapters add, before and after they have moved."""
+    """The captured decode step and the packed pass add the adapters' outputs, trained or not."""
     pytest.importorskip("peft")
-    host, method = bound(
-        made(
-            tiny,
-            "model.device=cuda",
-            f"model.dtype={dtype}",
-            "model.lora.rank=4",
-            "optimizer.lr=2e-2",
-        )
-    )
-    assert host.engine.decoder is not None, "the fast path"
+    lora = ("model.lora.rank=4", "optimizer.lr=2e-2")
+    config = make_config(tiny, "model.device=cuda", f"model.dtype={dtype}", *lora)
+    host, method = build_method(config)
+    assert host.engine.decoder is not None, "the paged decoder runs"
     problems = load_problems("arithmetic:2:digits")[:16]
-    seen = []
+    mean_logprobs = []
     for number in (1, 2, 3):
         step = Step(number, Feed(problems))
         batch = method.sample(method.compose(problems, step), step)
         ours = host.policy.logprobs(batch)["logprobs"]
         gap = (ours - batch.tokens["behavior_logprobs"]).abs()
-        assert gap.max() < (1e-3 if dtype == "float32" else 0.2) and gap.mean() < (
-            1e-4 if dtype == "float32" else 0.02
-        ), number
+        assert gap.max() < (1e-3 if dtype == "float32" else 0.2), number
+        assert gap.mean() < (1e-4 if dtype == "float32" else 0.02), number
         batch.tokens["advantages"] = batch.expand(torch.linspace(-1, 1, len(batch)))
         assert host.policy.update(batch, number)["grad_norm"] > 0
-        seen.append(ours.mean().item())
+        mean_logprobs.append(ours.mean().item())
         assert bool(host.policy.token_stats()["entropy"].isfinite().any())
-    assert abs(seen[0] - seen[-1]) > 1e-3, "the policy that samples has moved"
+    assert abs(mean_logprobs[0] - mean_logprobs[-1]) > 1e-3, "the sampled policy has changed"
 
 
 def test_greedy_on_the_gpu_equals_the_cpu_and_transformers(tiny):
     prompts = [[3, 7, 10, 5, 8, 15], [1, 2, 10, 9, 9, 15], [4, 4, 10, 0, 1, 15]]
     requests = [Request(p, [trajectory_seed(0, 1, str(i), 0)]) for i, p in enumerate(prompts)]
-    gpu, _ = bound(made(tiny, "model.device=cuda", "model.dtype=float32"))
-    cpu, _ = bound(made(tiny, "model.device=cpu", "model.dtype=float32"))
+    gpu, _ = build_method(make_config(tiny, "model.device=cuda", "model.dtype=float32"))
+    cpu, _ = build_method(make_config(tiny, "model.device=cpu", "model.dtype=float32"))
     sampling = Sampling(temperature=0.0, max_new_tokens=8)
     on_gpu = [c[0].tokens for c in gpu.engine.generate(requests, sampling)]
     assert on_gpu == [c[0].tokens for c in cpu.engine.generate(requests, sampling)]
@@ -109,11 +99,11 @@ def test_greedy_on_the_gpu_equals_the_cpu_and_transformers(tiny):
         assert stock[0, len(prompt) :].tolist() == tokens
 
 
-def test_the_update_on_the_gpu_is_the_update_on_the_cpu(tiny):
+def test_the_update_on_the_gpu_equals_the_update_on_the_cpu(tiny):
     weights = {}
     for device in ("cpu", "cuda"):
-        host, method = bound(
-            made(tiny, f"model.device={device}", "model.dtype=float32", "optimizer.lr=1e-3")
+        host, method = build_method(
+            make_config(tiny, f"model.device={device}", "model.dtype=float32", "optimizer.lr=1e-3")
         )
         if device == "cpu":
             problems = load_problems("arithmetic:2:digits")[:16]
@@ -126,7 +116,7 @@ def test_the_update_on_the_gpu_is_the_update_on_the_cpu(tiny):
         torch.testing.assert_close(weights["cuda"][name], cpu, atol=2e-4, rtol=1e-3)
 
 
-def test_a_whole_run_on_the_gpu(tiny, tmp_path):
+def test_a_complete_run_on_the_gpu_writes_a_checkpoint(tiny, tmp_path):
     overrides = [
         f"model.path={tiny}",
         "data.train=arithmetic:2:digits",
@@ -143,8 +133,8 @@ def test_a_whole_run_on_the_gpu(tiny, tmp_path):
         "model.device=cuda",
         "training.steps=3",
     ]
-    done = subprocess.run(
+    process = subprocess.run(
         [*command, f"runs={tmp_path}", "name=x"], capture_output=True, text=True, timeout=300
     )
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
     assert (tmp_path / "x" / "checkpoints" / "step-3" / "policy" / "model.safetensors").is_file()

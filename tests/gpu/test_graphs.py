@@ -1,4 +1,4 @@
-"""Recorded passes against the same passes launched one kernel at a time, on a GPU."""
+"""Captured passes against the same passes launched kernel by kernel, on a GPU."""
 
 import pytest
 import torch
@@ -59,14 +59,14 @@ BUPO = ("bupo", "method.num_blocks=2", "method.phase_one_steps=2")
     "recipe", [("grpo", "method.entropy_coef=0.01"), BUPO], ids=["grpo", "bupo"]
 )
 @pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-4), ("bfloat16", 0.03)])
-def test_gradients_are_those_of_passes_that_are_not_recorded(folder, recipe, dtype, bound):
-    """Over three updates: the sums start anew, sizes vary, BuPO's view and its trained parameters change."""
-    played, plain = (make_policy(folder, recipe[0], dtype, *recipe[1:]) for _ in range(2))
-    assert played.graph_cache.enabled
-    plain.graph_cache.enabled = False
+def test_captured_passes_give_the_gradients_of_eager_passes(folder, recipe, dtype, bound):
+    """Three updates of several sizes: buffers are cleared, BuPO's view and parameters change."""
+    captured, eager = (make_policy(folder, recipe[0], dtype, *recipe[1:]) for _ in range(2))
+    assert captured.graph_cache.enabled
+    eager.graph_cache.enabled = False
     for step in (1, 2, 3):
         grads = []
-        for policy in (played, plain):
+        for policy in (captured, eager):
             view = policy.objective.view(step)
             policy._freeze_unused(view)
             from postgrad.model.policy import MetricAccumulator
@@ -82,29 +82,31 @@ def test_gradients_are_those_of_passes_that_are_not_recorded(folder, recipe, dty
             assert (ours is None) == (theirs is None), name
             if theirs is not None:
                 assert (ours - theirs).norm() <= bound * theirs.norm(), name
-    assert len(played.graph_cache.captured) > 1
+    assert len(captured.graph_cache.captured) > 1
 
 
-def test_log_probs_are_equal_to_the_last_bit(folder):
-    played, plain = (make_policy(folder, "grpo", "bfloat16") for _ in range(2))
-    plain.graph_cache.enabled = False
+def test_captured_log_probs_equal_eager_ones_bit_for_bit(folder):
+    captured, eager = (make_policy(folder, "grpo", "bfloat16") for _ in range(2))
+    eager.graph_cache.enabled = False
     for seed in (1, 2, 1):
         batch = make_batch(seed)
-        ours, theirs = played.logprobs(batch), plain.logprobs(batch)
+        ours, theirs = captured.logprobs(batch), eager.logprobs(batch)
         for name in ours:
             assert torch.equal(ours[name], theirs[name]), name
 
 
-def test_training_goes_the_same_way(folder):
-    played, plain = (make_policy(folder, "grpo", "float32", "optimizer.lr=1e-3") for _ in range(2))
-    plain.graph_cache.enabled = False
+def test_captured_and_eager_updates_have_equal_losses(folder):
+    captured, eager = (
+        make_policy(folder, "grpo", "float32", "optimizer.lr=1e-3") for _ in range(2)
+    )
+    eager.graph_cache.enabled = False
     for step in range(1, 6):
-        ours, theirs = (policy.update(make_batch(step), step) for policy in (played, plain))
+        ours, theirs = (policy.update(make_batch(step), step) for policy in (captured, eager))
         assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-4)
         assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-3)
 
 
-def test_a_backward_pass_out_of_turn_is_refused(folder):
+def test_backward_after_the_next_forward_is_refused(folder):
     from postgrad.errors import RunError
     from postgrad.model.views import FULL
 

@@ -13,34 +13,30 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
 
-BUNDLES = [
-    (70, (5, 80)),
-    (0, (30,)),
-    (3, (66, 1)),
-    (200, (129, 64, 65)),
-    (530, (600, 20)),
-]  # shared tokens, own tokens of each row
+# (shared tokens, own tokens of each row)
+BUNDLES = [(70, (5, 80)), (0, (30,)), (3, (66, 1)), (200, (129, 64, 65)), (530, (600, 20))]
 
 
-def packed():
-    """A packing of BUNDLES with the mask that says the same."""
+def make_packing_and_mask():
+    """Return a packing of BUNDLES and the equivalent dense mask."""
     from postgrad.model.passes.packing import make_packing
 
-    segments, at = [], 0
+    segments = []
+    begin = 0
     for shared, owns in BUNDLES:
-        begin, end = at, at + shared + sum(owns)
+        shared_start = begin
+        shared_end = begin + shared
         if shared:
-            segments.append((begin, begin + shared, 0, 0, end))
-        at += shared
+            segments.append((shared_start, shared_end, 0, 0, shared_end + sum(owns)))
+        begin = shared_end
         for own in owns:
-            segments.append((at, at + own, begin, begin + shared, at + own))
-            at += own
-    mask = torch.zeros(at, at, dtype=torch.bool, device="cuda")
+            segments.append((begin, begin + own, shared_start, shared_end, begin + own))
+            begin += own
+    mask = torch.zeros(begin, begin, dtype=torch.bool, device="cuda")
     for start, end, shared_start, shared_end, _ in segments:
+        length = end - start
         mask[start:end, shared_start:shared_end] = True
-        mask[start:end, start:end] = (
-            torch.ones(end - start, end - start, device="cuda").tril().bool()
-        )
+        mask[start:end, start:end] = torch.ones(length, length, device="cuda").tril().bool()
     return make_packing(segments).to(torch.device("cuda")), mask
 
 
@@ -53,33 +49,32 @@ def packed():
         (torch.bfloat16, 128, 12, 2, 1.2e-2),
     ],
 )
-def test_packed_attention_and_its_gradients(dtype, width, heads, key_heads, bound):
+def test_packed_attention_and_its_gradients_equal_a_dense_mask(
+    dtype, width, heads, key_heads, bound
+):
     from postgrad.model.passes.kernels.packed_attention import packed_attention
 
     torch.manual_seed(0)
-    packing, mask = packed()
+    packing, mask = make_packing_and_mask()
     q, k, v = (
         torch.randn(len(mask), h, width, device="cuda", dtype=dtype, requires_grad=True)
         for h in (heads, key_heads, key_heads)
     )
     out = packed_attention(q, k, v, packing, width**-0.5)
-    grad_logits = torch.randn_like(out)
-    grads = torch.autograd.grad(out, (q, k, v), grad_logits)
+    grad_out = torch.randn_like(out)
+    grads = torch.autograd.grad(out, (q, k, v), grad_out)
     Q, K, V = (x.detach().double().requires_grad_() for x in (q, k, v))
-    repeated = (x.repeat_interleave(heads // key_heads, 1) for x in (K, V))
-    keys, values = repeated
+    keys, values = (x.repeat_interleave(heads // key_heads, 1) for x in (K, V))
     scores = torch.einsum("qhd,khd->hqk", Q, keys) * width**-0.5
-    slow = torch.einsum("hqk,khd->qhd", scores.masked_fill(~mask, -torch.inf).softmax(-1), values)
-    for ours, theirs in zip(
-        (out, *grads),
-        (slow, *torch.autograd.grad(slow, (Q, K, V), grad_logits.double())),
-        strict=True,
-    ):
-        assert (ours - theirs).abs().max() / theirs.abs().max() < bound
+    weights = scores.masked_fill(~mask, -torch.inf).softmax(-1)
+    expected = torch.einsum("hqk,khd->qhd", weights, values)
+    expected_grads = torch.autograd.grad(expected, (Q, K, V), grad_out.double())
+    for a, b in zip((out, *grads), (expected, *expected_grads), strict=True):
+        assert (a - b).abs().max() / b.abs().max() < bound
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.bfloat16, 8e-3)])
-def test_norm_gate_and_rotary_with_their_gradients(dtype, bound):
+def test_rms_norm_swiglu_and_rotary_and_their_gradients_equal_plain_torch(dtype, bound):
     from postgrad.model.passes.kernels.rms_norm import rms_norm
     from postgrad.model.passes.kernels.rotary import rotary
     from postgrad.model.passes.kernels.swiglu import swiglu
@@ -89,11 +84,11 @@ def test_norm_gate_and_rotary_with_their_gradients(dtype, bound):
     def new(*shape):
         return torch.randn(*shape, device="cuda", dtype=dtype, requires_grad=True)
 
-    def near(ours, theirs, inputs, doubles):
-        grad_logits = torch.randn_like(ours)
+    def assert_close(ours, theirs, inputs, doubles):
+        grad_out = torch.randn_like(ours)
         pairs = zip(
-            (ours, *torch.autograd.grad(ours, inputs, grad_logits)),
-            (theirs, *torch.autograd.grad(theirs, doubles, grad_logits.double())),
+            (ours, *torch.autograd.grad(ours, inputs, grad_out)),
+            (theirs, *torch.autograd.grad(theirs, doubles, grad_out.double())),
             strict=True,
         )
         for a, b in pairs:
@@ -101,20 +96,20 @@ def test_norm_gate_and_rotary_with_their_gradients(dtype, bound):
 
     x, w, u = new(300, 576), new(576), new(300, 576)
     X, W, U = (t.detach().double().requires_grad_() for t in (x, w, u))
-    near(
+    assert_close(
         rms_norm(x, w, 1e-5),
         X * torch.rsqrt(X.square().mean(-1, keepdim=True) + 1e-5) * W,
         (x, w),
         (X, W),
     )
-    near(swiglu(torch.cat([x, u], 1)), torch.nn.functional.silu(X) * U, (x, u), (X, U))
+    assert_close(swiglu(torch.cat([x, u], 1)), torch.nn.functional.silu(X) * U, (x, u), (X, U))
     q, k = new(50, 9, 64), new(50, 3, 64)
     angle = torch.rand(50, 32, device="cuda").repeat(1, 2) * 6
     cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
     for number, x in enumerate((q, k)):
         X = x.detach().double().requires_grad_()
         half = torch.cat([-X[..., 32:], X[..., :32]], -1)
-        near(
+        assert_close(
             rotary(q, k, cos, sin)[number],
             X * cos.double()[:, None] + half * sin.double()[:, None],
             (x,),
@@ -124,7 +119,7 @@ def test_norm_gate_and_rotary_with_their_gradients(dtype, bound):
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return make_llama(tmp_path_factory.mktemp("llama") / "llama", sharpened=3.0)
+    return make_llama(tmp_path_factory.mktemp("llama") / "llama", weight_scale=3.0)
 
 
 def load(folder, dtype):
@@ -143,54 +138,56 @@ def requests(samples=8):
     ]
 
 
-def within_noise(model, request, index, tokens, others, temperature):
-    """Whether the first token in which two rows differ was decided by the last digits of float32: the row's number lies on the border."""
-    at = next(i for i, (a, b) in enumerate(zip(tokens, others, strict=False)) if a != b)
+def differs_by_rounding(model, request, index, tokens, others, temperature):
+    """Return whether the first difference of two rows is due to float32 rounding.
+
+    It is if the row's random number is within rounding of a boundary between the two tokens.
+    """
+    pairs = enumerate(zip(tokens, others, strict=False))
+    at = next(i for i, (a, b) in pairs if a != b)
     low, high = sorted((tokens[at], others[at]))
     with torch.no_grad():
         ids = torch.tensor([request.prompt + tokens[:at]], device="cuda")
         logits = model(ids).logits[0, -1].double()
     if temperature == 0.0:
         return float(logits.max() - logits[[low, high]].min()) < 1e-4
-    shares = (logits / temperature).softmax(-1).cumsum(-1)[low:high]  # the borders between the two
+    boundaries = (logits / temperature).softmax(-1).cumsum(-1)[low:high]  # between the two tokens
     number = RowRandom(request.seeds[index]).numbers(at + 1)[at]
-    return float((shares - number).abs().max()) < 1e-5
+    return float((boundaries - number).abs().max()) < 1e-5
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8, 1.0])
-def test_the_paged_engine_samples_what_the_plain_one_samples(model, temperature):
-    """Token for token, except where a row's random number meets the border of two tokens within float32's noise."""
+def test_the_paged_engine_samples_the_tokens_of_the_plain_engine(model, temperature):
+    """Token for token, except where a random number is at a boundary within float32 rounding."""
     from postgrad.rollout.native.engine import NativeEngine
 
     loaded = load(model, "float32")
     engine = NativeEngine(loaded, RolloutConfig(max_rows=1024))
     sampling = Sampling(temperature, 70)
     paged = engine.generate(requests(), sampling)
-    few = NativeEngine(
-        load(model, "float32"),
-        RolloutConfig(max_rows=8, cache_gib=30 * engine.decoder.page_bytes() / 2**30),
-    )
-    short = few.generate(requests(), sampling)  # rows wait for places and pages, some start again
+    # Rows wait for slots and pages, and some start again.
+    small_cache = RolloutConfig(max_rows=8, cache_gib=30 * engine.decoder.page_bytes() / 2**30)
+    small_engine = NativeEngine(load(model, "float32"), small_cache)
+    with_small_cache = small_engine.generate(requests(), sampling)
     engine.decoder = None
     plain = engine.generate(requests(), sampling)
-    on_borders = 0
-    for request, *rows in zip(requests(), plain, paged, short, strict=True):
+    num_differences = 0
+    for request, *rows in zip(requests(), plain, paged, with_small_cache, strict=True):
         for index, (x, *same) in enumerate(zip(*rows, strict=True)):
             for y in same:
                 if x.tokens == y.tokens:
-                    assert x.finish == y.finish and y.logprobs == pytest.approx(
-                        x.logprobs, abs=2e-4
-                    )
+                    assert x.finish == y.finish
+                    assert y.logprobs == pytest.approx(x.logprobs, abs=2e-4)
                 else:
-                    assert within_noise(
+                    assert differs_by_rounding(
                         loaded.model, request, index, x.tokens, y.tokens, temperature
                     )
-                    on_borders += 1
-    assert on_borders <= 4, "of 160 comparisons"
+                    num_differences += 1
+    assert num_differences <= 4, "of 160 comparisons"
 
 
 def gap_of_engine_and_trainer(folder, rows, asked, tokens):
-    """(tokens,) how far the sampled tokens' log-probs are from the trainer's, in bfloat16."""
+    """Return (tokens,) |engine log-prob - trainer log-prob| of sampled tokens, in bfloat16."""
     from postgrad.config.compose import compose
     from postgrad.methods import find_method
     from postgrad.model.policy import LocalPolicy
@@ -219,8 +216,8 @@ def gap_of_engine_and_trainer(folder, rows, asked, tokens):
 
 
 @pytest.mark.parametrize(("rows", "prompt", "tokens"), [(8, 0, 70), (1024, 0, 70), (64, 600, 700)])
-def test_engine_and_trainer_agree_to_the_last_bits_in_bfloat16(model, rows, prompt, tokens):
-    """Short rows and long ones, whose keys a decode step divides into chunks."""
+def test_engine_and_trainer_log_probs_are_almost_equal_in_bfloat16(model, rows, prompt, tokens):
+    """Short rows, and long ones whose keys a decode step divides into chunks."""
     asked = [
         Request(
             list(range(20, 20 + prompt)) + r.prompt, r.seeds, None if prompt else r.max_new_tokens
@@ -232,29 +229,41 @@ def test_engine_and_trainer_agree_to_the_last_bits_in_bfloat16(model, rows, prom
 
 
 @pytest.mark.parametrize("family", ["Qwen2", "Qwen3"])
-def test_wide_heads_biases_and_norms_of_heads_agree_as_well(tmp_path, family):
+def test_engine_and_trainer_agree_with_wide_heads_biases_and_head_norms(tmp_path, family):
     import transformers
 
     from postgrad.model.tiny import make_tiny
 
     folder = make_tiny(tmp_path / family, seed=0)
     torch.manual_seed(0)
-    shape = getattr(transformers, f"{family}Config")(
-        vocab_size=2048, hidden_size=512, intermediate_size=768, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=128, max_position_embeddings=2048, tie_word_embeddings=True, bos_token_id=0, eos_token_id=17,
-    )  # fmt: skip
-    made = getattr(transformers, f"{family}ForCausalLM")(shape)
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=2048,
+        hidden_size=512,
+        intermediate_size=768,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=128,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        bos_token_id=0,
+        eos_token_id=17,
+    )
+    random_model = getattr(transformers, f"{family}ForCausalLM")(config)
     with torch.no_grad():
-        for p in made.parameters():
-            p.mul_(3) if p.dim() == 2 else p.add_(0.1 * torch.randn_like(p))
-    made.save_pretrained(folder)
+        for p in random_model.parameters():
+            if p.dim() == 2:
+                p.mul_(3)
+            else:
+                p.add_(0.1 * torch.randn_like(p))
+    random_model.save_pretrained(folder)
     for rows, prompt, tokens in ((64, 0, 70), (64, 600, 600)):
         asked = [Request(list(range(20, 20 + prompt)) + r.prompt, r.seeds[:2]) for r in requests()]
         gap = gap_of_engine_and_trainer(folder, rows, asked, tokens)
         assert gap.max() < 1e-3 and gap.mean() < 1e-5, (gap.mean(), gap.max())
 
 
-def test_packed_and_padded_passes_give_one_gradient(model, monkeypatch):
+def test_packed_and_padded_passes_give_the_same_gradient(model, monkeypatch):
     from postgrad.config.compose import compose
     from postgrad.methods import find_method
     from postgrad.model.passes import layout
@@ -301,7 +310,7 @@ def test_packed_and_padded_passes_give_one_gradient(model, monkeypatch):
 
 
 def test_sampled_tokens_follow_their_probabilities(model):
-    """Chi-square over the likeliest tokens of one prompt: 40,000 first tokens against the model's own distribution."""
+    """Chi-square test of 40,000 first tokens against the model's distribution."""
     from postgrad.rollout.native.engine import NativeEngine
 
     loaded = load(model, "float32")
@@ -311,17 +320,12 @@ def test_sampled_tokens_follow_their_probabilities(model):
     )[0]
     counts = torch.bincount(torch.tensor([c.tokens[0] for c in done]), minlength=2048).double()
     with torch.no_grad():
-        p = (
-            loaded.model(torch.tensor([prompt], device="cuda"))
-            .logits[0, -1]
-            .double()
-            .softmax(-1)
-            .cpu()
-        )
+        logits = loaded.model(torch.tensor([prompt], device="cuda")).logits[0, -1]
+        p = logits.double().softmax(-1).cpu()
     expected = p * len(done)
     common = expected > 20
     observed = torch.cat([counts[common], counts[~common].sum()[None]])
-    wanted = torch.cat([expected[common], expected[~common].sum()[None]])
-    chi = ((observed - wanted).square() / wanted).sum()
-    freedom = len(wanted) - 1
-    assert abs(chi - freedom) < 5 * (2 * freedom) ** 0.5, (chi, freedom)
+    expected_counts = torch.cat([expected[common], expected[~common].sum()[None]])
+    chi_square = ((observed - expected_counts).square() / expected_counts).sum()
+    freedom = len(expected_counts) - 1
+    assert abs(chi_square - freedom) < 5 * (2 * freedom) ** 0.5, (chi_square, freedom)

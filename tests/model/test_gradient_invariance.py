@@ -1,6 +1,7 @@
-"""THE property: one optimizer step's gradient does not depend on budget, bundling or order, and equals a slow row-by-row reference.
+"""One optimizer step's gradient does not depend on token budget, layout or row order.
 
-The model computes in float64, so that what is left is the float32 in which gradients accumulate.
+It equals a slow row-by-row reference. The model computes in float64, so the only rounding left is
+that of the float32 gradient accumulation.
 """
 
 import pytest
@@ -23,7 +24,7 @@ STATE: dict = {}
 
 
 def policy_of(folder, method: str) -> LocalPolicy:
-    """One float64 policy a method, for all examples."""
+    """Return one float64 policy per method, shared by all examples."""
     if method not in STATE:
         config = config_of(
             method, folder, f"rollout.max_response_tokens={LENGTH}", "rollout.temperature=0.9"
@@ -41,47 +42,58 @@ def gradient(
     budget: int = 8192,
     width: int | None = None,
 ) -> torch.Tensor:
-    """All gradients of one optimizer step, flat."""
+    """Return all gradients of one optimizer step, flattened.
+
+    Passes are packed; with a `width` they are padded, and prompts are shared as for that width.
+    """
     policy.config.training.token_budget = budget
     policy.config.method.aggregation = aggregation
-    own = policy.width
-    policy.width = width or own
-    try:
-        policy.accumulate(
-            policy.objective.prepare(batch.select(range(len(batch)))), FULL, MetricAccumulator()
-        )
-    finally:
-        policy.width = own
-    masters = policy.optimizer.masters
-    flat = torch.cat(
-        [(torch.zeros_like(m) if m.grad is None else m.grad).flatten() for m in masters.values()]
-    )
+    prepared = policy.objective.prepare(batch.select(range(len(batch))))
+    with pytest.MonkeyPatch.context() as patch:
+        if width is not None:
+            patch.setattr(
+                policy,
+                "micro_batches",
+                lambda rows, row_groups: layout.make_padded_micro_batches(
+                    rows, budget, width, row_groups
+                ),
+            )
+        policy.accumulate(prepared, FULL, MetricAccumulator())
+    return collect_gradients(policy)
+
+
+def collect_gradients(policy: LocalPolicy) -> torch.Tensor:
+    """Return all accumulated gradients, flattened, and clear them."""
+    gradients = []
+    for master in policy.optimizer.masters.values():
+        gradient = torch.zeros_like(master) if master.grad is None else master.grad
+        gradients.append(gradient.flatten())
     policy.optimizer.adam.zero_grad(set_to_none=True)
-    return flat
+    return torch.cat(gradients)
 
 
 def weights_by_hand(aggregation: str, batch: Batch) -> torch.Tensor:
-    """The weight of every token, from the modes' definitions, in plain Python."""
+    """Return the loss weight of every token by the definitions of the aggregations."""
     masks = [
         mask.tolist() for mask in batch.tokens["loss_mask"].split(batch.response.lengths.tolist())
     ]
-    total, rows = sum(map(sum, masks)), sum(any(mask) for mask in masks)
-    share = {
+    total = sum(map(sum, masks))
+    rows = sum(any(mask) for mask in masks)
+    weight = {
         "token-mean": lambda count: 1 / max(1, total),
         "token-sum": lambda count: 1.0,
         "seq-mean-token-sum": lambda count: 1 / max(1, rows),
         "seq-mean-token-mean": lambda count: 1 / (max(1, rows) * max(1, count)),
         "seq-mean-token-sum-norm": lambda count: 1 / (max(1, rows) * LENGTH),
     }[aggregation]
-    return torch.tensor(
-        [seen * share(sum(mask)) for mask in masks for seen in mask], dtype=torch.float64
-    )
+    weights = [is_trained * weight(sum(mask)) for mask in masks for is_trained in mask]
+    return torch.tensor(weights, dtype=torch.float64)
 
 
 def reference(
     folder, method: str, names: list[str], batch: Batch, aggregation: str
 ) -> torch.Tensor:
-    """Row by row through the stock model in float64, with the losses written out."""
+    """Return the gradients row by row through the stock model in float64."""
     if "stock" not in STATE:
         STATE["stock"] = stock_model(folder)
     model = STATE["stock"]
@@ -107,8 +119,9 @@ def reference(
 
 
 def assert_same(one: torch.Tensor, two: torch.Tensor) -> None:
-    gap, scale = float((one.double() - two.double()).abs().max()), float(two.abs().max())
-    assert gap <= 1e-6 * scale, f"gradients differ by {gap:.3g}, their largest entry is {scale:.3g}"
+    difference = float((one.double() - two.double()).abs().max())
+    largest = float(two.abs().max())
+    assert difference <= 1e-6 * largest, f"they differ by {difference:.3g} of {largest:.3g}"
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
@@ -127,20 +140,20 @@ def test_the_gradient_equals_the_row_by_row_reference(tiny, method, aggregation)
 @pytest.mark.parametrize("method", METHODS)
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
-def test_budget_order_and_bundling_do_not_change_the_gradient(tiny, method, data):
+def test_budget_order_and_layout_do_not_change_the_gradient(tiny, method, data):
     policy = policy_of(tiny, method)
     batch = random_batch(data.draw(st.integers(0, 10**6), "batch"), groups=4, samples=4)
     aggregation = data.draw(st.sampled_from(AGGREGATIONS), "aggregation")
     order = data.draw(st.permutations(range(len(batch))), "order")
     budget = data.draw(st.sampled_from([1, 8, 13, 30, 64, 8192]), "budget")
-    width = data.draw(st.sampled_from([1, 32, 10**6]), "width: from never share a prompt to always")
+    # None: packed. Padded: a width of 1 never shares a prompt, one of 10**6 always does.
+    width = data.draw(st.sampled_from([None, 1, 32, 10**6]), "width")
     one = gradient(policy, batch, aggregation)
     two = gradient(policy, batch.select(order), aggregation, budget, width)
     assert_same(two, one)
 
 
-def test_the_examples_really_differ_in_their_layout(tiny):
-    """The property would be empty if all settings gave one layout."""
+def test_the_examples_above_have_different_layouts(tiny):
     batch = random_batch(101, groups=4, samples=4)
     shapes = {
         tuple(tuple(m.ids.shape) for m in layout.make_padded_micro_batches(batch, budget, width))
@@ -150,18 +163,15 @@ def test_the_examples_really_differ_in_their_layout(tiny):
     assert len(shapes) >= 4
 
 
-def test_rows_of_one_update_may_be_computed_in_any_number_of_calls(tiny):
-    """Ranks and accumulation: parts that carry the global weights add up to the whole."""
+def test_gradients_of_parts_add_up_to_that_of_the_batch(tiny):
+    """Ranks and accumulation rely on it: the parts carry the global loss weights."""
     policy = policy_of(tiny, "sft")
     batch = random_batch(7, groups=5)
-    whole = gradient(policy, batch, "seq-mean-token-mean")
+    expected = gradient(policy, batch, "seq-mean-token-mean")
     prepared = policy.objective.prepare(batch)
     for row in range(len(prepared)):
         policy.accumulate(prepared.select([row]), FULL, MetricAccumulator())
-    masters = policy.optimizer.masters
-    parts = torch.cat([m.grad.flatten() for m in masters.values()])
-    policy.optimizer.adam.zero_grad(set_to_none=True)
-    assert_same(parts, whole)
+    assert_same(collect_gradients(policy), expected)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -170,7 +180,8 @@ def test_metrics_are_means_over_tokens_whatever_the_budget(tiny, method):
     batch = random_batch(9, groups=5)
     results = []
     for budget in (1, 40, 8192):
-        policy.config.training.token_budget, policy.config.method.aggregation = budget, "token-mean"
+        policy.config.training.token_budget = budget
+        policy.config.method.aggregation = "token-mean"
         metrics = MetricAccumulator()
         policy.accumulate(policy.objective.prepare(batch.select(range(len(batch)))), FULL, metrics)
         policy.optimizer.adam.zero_grad(set_to_none=True)
@@ -182,14 +193,12 @@ def test_metrics_are_means_over_tokens_whatever_the_budget(tiny, method):
 
 
 def test_rows_without_an_advantage_count_in_the_denominator(tiny):
-    """GRPO does not compute them, but leaving them out of the batch would change the mean."""
+    """GRPO does not compute them, but dropping them from the batch would change the mean."""
     policy = policy_of(tiny, "grpo")
     batch = random_batch(12, groups=4, samples=4)
-    silent = batch.sum_tokens(batch.tokens["advantages"].abs()) == 0
-    assert bool(silent.any()) and len(
-        policy.objective.prepare(batch.select(range(len(batch))))
-    ) < len(batch)
-    assert_same(
-        gradient(policy, batch, "token-mean"),
-        reference(tiny, "grpo", list(policy.optimizer.masters), batch, "token-mean"),
-    )
+    has_no_advantage = batch.sum_tokens(batch.tokens["advantages"].abs()) == 0
+    assert bool(has_no_advantage.any())
+    assert len(policy.objective.prepare(batch.select(range(len(batch))))) < len(batch)
+    names = list(policy.optimizer.masters)
+    expected = reference(tiny, "grpo", names, batch, "token-mean")
+    assert_same(gradient(policy, batch, "token-mean"), expected)

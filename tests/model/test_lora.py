@@ -1,4 +1,4 @@
-"""LoRA: only adapters learn, everybody sees one policy, and what leaves the process is a stock model."""
+"""LoRA: only adapters are trained, all ports see one policy, and files hold a stock model."""
 
 import dataclasses
 import json
@@ -27,55 +27,52 @@ LORA = ("model.lora.rank=4", "optimizer.lr=2e-2")
 CPU = torch.device("cpu")
 
 
-def moved(host, batch, steps: int = 2):
-    """The host after a few updates, with its weights from before."""
+def train_steps(host, batch, steps: int = 2):
+    """Take a few updates; return the weights from before."""
     before = {name: p.detach().clone() for name, p in host.policy.model.named_parameters()}
     for step in range(1, steps + 1):
         host.policy.update(batch, step)
     return before
 
 
-def test_only_adapters_learn_and_fresh_ones_change_nothing(tiny):
+def test_only_adapters_are_trained_and_new_ones_change_nothing(tiny):
     batch = random_batch(3)
     config = config_of("grpo", tiny, *LORA)
     plain = FrozenPolicy(config, load(config.model, CPU)).logprobs(batch)["logprobs"]
     host = build_host(config)
     assert torch.equal(host.policy.logprobs(batch)["logprobs"], plain)
-    before = moved(host, batch)
-    own = set(adapter_parameters(host.policy.model))
-    assert len(own) == 2 * 7 * 2, "two matrices for each of seven linear layers of two blocks"
-    assert set(host.policy.optimizer.masters) == own
+    before = train_steps(host, batch)
+    adapters = set(adapter_parameters(host.policy.model))
+    assert len(adapters) == 2 * 7 * 2, "two matrices for each of seven linear layers of two blocks"
+    assert set(host.policy.optimizer.masters) == adapters
     for name, p in host.policy.model.named_parameters():
-        assert torch.equal(p, before[name]) != (name in own), name
-        assert p.requires_grad == (name in own), name
+        assert torch.equal(p, before[name]) != (name in adapters), name
+        assert p.requires_grad == (name in adapters), name
     assert not torch.allclose(host.policy.logprobs(batch)["logprobs"], plain, atol=1e-3)
 
 
 def test_the_same_seed_draws_the_same_adapters(tiny):
-    found = []
+    drawn = []
     for seed in (1, 1, 2):
         loaded = load(config_of("grpo", tiny).model, CPU)
         add_adapters(loaded.model, config_of("grpo", tiny, *LORA).model.lora, seed)
-        found.append(
-            torch.cat(
-                [
-                    p.detach().flatten()
-                    for n, p in adapter_parameters(loaded.model).items()
-                    if ".lora_A." in n
-                ]
-            )
-        )
-    assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
-    assert found[0].abs().max().item() <= 1 / 32**0.5 and found[0].std().item() > 0.05
+        parameters = adapter_parameters(loaded.model).items()
+        first_matrices = [p.detach().flatten() for name, p in parameters if ".lora_A." in name]
+        drawn.append(torch.cat(first_matrices))
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+    assert drawn[0].abs().max().item() <= 1 / 32**0.5
+    assert drawn[0].std().item() > 0.05
 
 
 @pytest.mark.parametrize("kind", ["tiny", "tiny_untied"])
-def test_merged_is_unmerged_for_everybody(request, tmp_path, kind):
-    """The checkpoint by stock transformers, the adapter by stock peft, an engine that is handed the weights, and our own loading."""
-    model, batch = request.getfixturevalue(kind), random_batch(3)
+def test_merged_and_unmerged_weights_give_the_same_log_probs(request, tmp_path, kind):
+    """Read by stock transformers, by stock peft, by an engine that gets the weights, and by us."""
+    model = request.getfixturevalue(kind)
+    batch = random_batch(3)
     config = config_of("grpo", model, *LORA)
     host = build_host(config)
-    moved(host, batch)
+    train_steps(host, batch)
     ours = host.policy.logprobs(batch)["logprobs"]
     host.policy.save(str(tmp_path))
     with torch.no_grad():
@@ -106,17 +103,18 @@ def test_merged_is_unmerged_for_everybody(request, tmp_path, kind):
 
 def test_the_engine_samples_from_the_adapted_policy(tiny):
     config = config_of("grpo", tiny, *LORA)
-    host, batch = build_host(config), random_batch(3)
-    asked = [Request([1, 2, 3], [7, 8, 9]), Request([4, 15], [10])]
-    fresh = host.engine.generate(asked, Sampling(1.0, 8))
-    moved(host, batch, steps=4)
-    sampled = host.engine.generate(asked, Sampling(1.0, 8))
-    assert [c.logprobs for g in fresh for c in g] != [c.logprobs for g in sampled for c in g]
+    host = build_host(config)
+    batch = random_batch(3)
+    requests = [Request([1, 2, 3], [7, 8, 9]), Request([4, 15], [10])]
+    before = host.engine.generate(requests, Sampling(1.0, 8))
+    train_steps(host, batch, steps=4)
+    sampled = host.engine.generate(requests, Sampling(1.0, 8))
+    assert [c.logprobs for g in before for c in g] != [c.logprobs for g in sampled for c in g]
     from postgrad.types import Batch, Trajectory
 
     rows = [
         Trajectory("u", r.prompt, c.tokens, 0, 0)
-        for r, group in zip(asked, sampled, strict=True)
+        for r, group in zip(requests, sampled, strict=True)
         for c in group
     ]
     trainer = host.policy.logprobs(Batch.of(rows))["logprobs"]
@@ -124,17 +122,18 @@ def test_the_engine_samples_from_the_adapted_policy(tiny):
     torch.testing.assert_close(engine, trainer, rtol=0, atol=1e-5)
 
 
-def test_the_reference_is_the_policys_own_base(tiny):
+def test_the_reference_is_the_policys_base_model(tiny):
     config = config_of("grpo", tiny, *LORA, "method.kl=loss")
-    host, batch = build_host(config), random_batch(3)
+    host = build_host(config)
+    batch = random_batch(3)
     reference = host.models["reference"]
     assert reference.model is host.policy.model, "no second copy"
     before = reference.logprobs(batch)["logprobs"]
     batch.tokens["reference_logprobs"] = before
-    moved(host, batch)
+    train_steps(host, batch)
     assert torch.equal(reference.logprobs(batch)["logprobs"], before)
     assert not torch.allclose(host.policy.logprobs(batch)["logprobs"], before, atol=1e-3), (
-        "the adapters are on again"
+        "the adapters are enabled again"
     )
     assert all(p.requires_grad for p in adapter_parameters(host.policy.model).values())
 
@@ -148,7 +147,8 @@ def test_an_internal_policy_trains_the_adapters_below_it(tiny_untied):
     config = config_of("grpo", tiny_untied, *LORA)
     loaded = load(config.model, CPU)
     add_adapters(loaded.model, config.model.lora, 0)
-    policy, batch = LocalPolicy(config, loaded, OneBlock(config)), random_batch(4)
+    policy = LocalPolicy(config, loaded, OneBlock(config))
+    batch = random_batch(4)
     start = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
     policy.update(batch, 1)
     changed = {
@@ -164,26 +164,24 @@ def test_an_internal_policy_trains_the_adapters_below_it(tiny_untied):
     assert changed == set(adapter_parameters(policy.model)), (
         "the full policy trains all adapters, and nothing else"
     )
-    still = [
+    with_gradient = {
         name for name, p in policy.model.named_parameters() if p.requires_grad or p.grad is not None
-    ]
-    assert set(still) == changed, (
-        "the model itself never gets a gradient, not after a change of views either"
-    )
+    }
+    assert with_gradient == changed, "base weights get no gradient, even after a change of views"
 
 
-def test_load_goes_back_to_the_saved_bits(tiny, tmp_path):
+def test_load_restores_the_saved_bits(tiny, tmp_path):
     host, batch = build_host(config_of("grpo", tiny, *LORA)), random_batch(3)
-    moved(host, batch)
+    train_steps(host, batch)
     host.policy.save(str(tmp_path))
     saved = host.policy.logprobs(batch)["logprobs"]
     host.policy.update(batch, 3)
-    further = {name: w.clone() for name, w in host.policy.weights().items()}
+    expected = {name: w.clone() for name, w in host.policy.weights().items()}
     other = build_host(config_of("grpo", tiny, *LORA))
     other.policy.load(str(tmp_path))
     assert torch.equal(other.policy.logprobs(batch)["logprobs"], saved)
     other.policy.update(batch, 3)
-    assert all(torch.equal(w, further[name]) for name, w in other.policy.weights().items())
+    assert all(torch.equal(w, expected[name]) for name, w in other.policy.weights().items())
 
 
 @pytest.mark.slow
@@ -215,57 +213,47 @@ def test_grpo_with_adapters_learns(tiny, tmp_path):
     assert kept["base_model_name_or_path"] == str(tiny) and kept["r"] == 8
 
 
-def test_supervised_training_may_drop_inputs_and_repeats_them(tiny):
+def test_sft_accepts_lora_dropout_and_repeats_it(tiny):
     overrides = (*LORA, "model.lora.dropout=0.5")
     config = config_of("sft", tiny, *overrides)
     find_method("sft")(config).check()
-    ends = []
+    results = []
     for _ in range(2):
         host = build_host(config)
-        moved(host, random_batch(3))
-        ends.append(host.policy.weights())
-    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+        train_steps(host, random_batch(3))
+        results.append(host.policy.weights())
+    assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
     host = build_host(config_of("sft", tiny, *LORA))
-    moved(host, random_batch(3))
-    assert any(not torch.equal(ends[0][name], w) for name, w in host.policy.weights().items()), (
-        "dropout does something"
+    train_steps(host, random_batch(3))
+    assert any(not torch.equal(results[0][name], w) for name, w in host.policy.weights().items()), (
+        "dropout changes the result"
     )
-    with pytest.raises(ConfigError, match=r"model.lora.dropout=0.5 .* grpo refuses it"):
+    with pytest.raises(ConfigError, match=r"model\.lora\.dropout=0\.5"):
         find_method("grpo")(config_of("grpo", tiny, *overrides)).check()
 
 
 @pytest.mark.parametrize(
-    ("targets", "overrides"),
-    [
-        (
-            "q_porj,v_proj",
-            "'q_porj' is not a linear layer inside the model's blocks; did you mean q_proj?",
-        ),
-        ("lm_head", "'lm_head' is not a linear layer"),
-        ("embed_tokens", "'embed_tokens' is not a linear layer"),
-    ],
+    ("targets", "named"),
+    [("q_porj,v_proj", "did you mean q_proj"), ("lm_head", "lm_head"), ("embed_tokens", "embed")],
 )
-def test_targets_that_cannot_be_adapted_are_named(tiny_untied, targets, overrides):
-    with pytest.raises(ConfigError, match=f"model.lora.targets={targets}") as caught:
+def test_targets_that_cannot_be_adapted_are_refused_by_name(tiny_untied, targets, named):
+    with pytest.raises(ConfigError, match=rf"model\.lora\.targets={targets}.*{named}"):
         build_host(config_of("grpo", tiny_untied, *LORA, f"model.lora.targets='{targets}'"))
-    assert overrides in str(caught.value)
 
 
-def test_named_targets_only(tiny):
+def test_only_named_targets_are_adapted(tiny):
     host = build_host(config_of("grpo", tiny, *LORA, "model.lora.targets='q_proj, v_proj'"))
-    assert {name.split(".")[4] for name in adapter_parameters(host.policy.model)} == {
-        "q_proj",
-        "v_proj",
-    }
+    layers = {name.split(".")[4] for name in adapter_parameters(host.policy.model)}
+    assert layers == {"q_proj", "v_proj"}
 
 
-def test_without_peft_one_line_says_what_to_install(tiny, monkeypatch):
+def test_without_peft_the_error_names_the_install_command(tiny, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'postgrad\[lora\]'"):
         build_host(config_of("grpo", tiny, *LORA))
 
 
-def test_an_adapter_folder_is_a_model_path(tiny, tmp_path):
+def test_an_adapter_folder_loads_as_a_model(tiny, tmp_path):
     host = build_host(config_of("grpo", tiny, *LORA))
     host.policy.save(str(tmp_path))
     config = dataclasses.replace(config_of("grpo", tiny).model, path=str(tmp_path / "adapter"))
@@ -275,20 +263,21 @@ def test_an_adapter_folder_is_a_model_path(tiny, tmp_path):
     with pytest.raises(ConfigError, match="/no/such/model"):
         load(config, CPU)
     file.write_text("{}")
-    with pytest.raises(ConfigError, match="names no model"):
+    with pytest.raises(ConfigError, match="base_model_name_or_path"):
         load(config, CPU)
     file.write_text("{")
     with pytest.raises(ConfigError, match="cannot be read"):
         load(config, CPU)
 
 
-def test_the_foretold_memory_knows_adapters(tiny):
-    whole, small = (config_of("grpo", tiny, *overrides) for overrides in ((), LORA))
-    sizes = [simulate.measure(config, model_config(config.model)) for config in (whole, small)]
-    host = build_host(small)
-    assert sizes[0].trained == sizes[0].parameters
-    assert sizes[1].trained == sum(
-        p.numel() for p in adapter_parameters(host.policy.model).values()
-    )
-    assert sizes[1].parameters == sizes[0].parameters + sizes[1].trained
-    assert fit.state_bytes(small, sizes[1])["optimizer state"] == 8 * sizes[1].trained
+def test_the_memory_estimate_counts_adapters(tiny):
+    config = config_of("grpo", tiny)
+    lora_config = config_of("grpo", tiny, *LORA)
+    sizes = simulate.measure(config, model_config(config.model))
+    lora_sizes = simulate.measure(lora_config, model_config(lora_config.model))
+    host = build_host(lora_config)
+    num_adapter_weights = sum(p.numel() for p in adapter_parameters(host.policy.model).values())
+    assert sizes.trained == sizes.parameters
+    assert lora_sizes.trained == num_adapter_weights
+    assert lora_sizes.parameters == sizes.parameters + num_adapter_weights
+    assert fit.state_bytes(lora_config, lora_sizes)["optimizer state"] == 8 * num_adapter_weights

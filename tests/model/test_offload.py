@@ -1,4 +1,4 @@
-"""AdamW with its state in host memory, and the other kinds: bit for bit torch's AdamW with clipping, masters, groups, resume."""
+"""AdamW with its state in host memory, and the other kinds, against torch's AdamW bit for bit."""
 
 import importlib.util
 import mmap
@@ -20,11 +20,11 @@ from postgrad.model.optimizer import Optimizer
 KINDS = ["adamw", "adamw_offloaded", "adamw_fused"]
 if importlib.util.find_spec("bitsandbytes"):
     KINDS.append("adamw_8bit")
-NUMBERS = {"lr": 1e-2, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1}
+OPTIONS = {"lr": 1e-2, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1}
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
-def needs(device: str) -> None:
+def skip_without(device: str) -> None:
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device")
 
@@ -57,12 +57,12 @@ def same(one: nn.Module, two: nn.Module) -> bool:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_twenty_steps_are_bit_equal_to_torch(device, monkeypatch):
-    """float32 weights against torch.optim.AdamW itself on the same device; slices smaller than the weights and across them."""
-    needs(device)
+    """Float32 weights, torch.optim.AdamW on the same device, slices that cut across weights."""
+    skip_without(device)
     monkeypatch.setattr(offload, "SLICE_ELEMENTS", 16)
     ours, theirs = net(device=device), net(device=device)
-    one = OffloadedAdamW(ours.parameters(), **NUMBERS)
-    two = torch.optim.AdamW(theirs.parameters(), **NUMBERS, foreach=False)
+    one = OffloadedAdamW(ours.parameters(), **OPTIONS)
+    two = torch.optim.AdamW(theirs.parameters(), **OPTIONS, foreach=False)
     for step in range(1, 21):
         for model, adam in ((ours, one), (theirs, two)):
             backward(model, step)
@@ -79,9 +79,9 @@ def test_twenty_steps_are_bit_equal_to_torch(device, monkeypatch):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("max_grad_norm", [0.0, 0.5])
-def test_offloading_changes_no_bit_of_a_training(dtype, device, max_grad_norm, monkeypatch):
-    """The whole optimizer, two backward passes a step, clipping, masters, two learning rates: as kind=adamw."""
-    needs(device)
+def test_offloading_changes_no_bit_of_a_run(dtype, device, max_grad_norm, monkeypatch):
+    """Two backward passes per step, clipping, masters and two learning rates, as kind=adamw."""
+    skip_without(device)
     monkeypatch.setattr(offload, "SLICE_ELEMENTS", 50)
     scale = {"0.weight": 0.5, "3.bias": 2.0}
     models = {kind: net(dtype, device) for kind in ("adamw", "adamw_offloaded")}
@@ -89,7 +89,7 @@ def test_offloading_changes_no_bit_of_a_training(dtype, device, max_grad_norm, m
         kind: Optimizer(model, config(kind, max_grad_norm=max_grad_norm), scale)
         for kind, model in models.items()
     }
-    if device == "cuda":  # torch's default there is another order of the same operations
+    if device == "cuda":  # torch's default there orders the operations differently
         for group in optimizers["adamw"].adam.param_groups:
             group["foreach"] = False
     for step in range(1, 21):
@@ -110,8 +110,8 @@ def test_offloading_changes_no_bit_of_a_training(dtype, device, max_grad_norm, m
             )
 
 
-def test_a_tied_model_gives_the_same_bits_with_every_place_of_the_state(tiny):
-    """Tied weights get two gradients in one backward pass; both kinds add them up in the same way."""
+def test_a_tied_model_gives_the_same_bits_with_offloaded_state(tiny):
+    """Tied weights get two gradients per backward pass; both kinds add them in the same order."""
     overrides = ("model.dtype=bfloat16", "optimizer.lr=1e-2", "training.updates_per_step=2")
     plain = build_host(config_of("grpo", tiny, *overrides)).policy
     host = build_host(config_of("grpo", tiny, *overrides, "optimizer.kind=adamw_offloaded")).policy
@@ -124,7 +124,10 @@ def test_a_tied_model_gives_the_same_bits_with_every_place_of_the_state(tiny):
 
 
 def test_bfloat16_steps_below_the_spacing_add_up_in_the_master():
-    """cs336 section 5: weight 0.02, rate 5e-6, 200 unit gradients: pure bfloat16 never moves, float32 reaches 0.019."""
+    """Weight 0.02, lr 5e-6, 200 unit gradients: bfloat16 alone never changes, float32 does.
+
+    The numbers are those of the CS336 assignment, section 5.
+    """
     model = nn.Linear(1, 1, bias=False).to(torch.bfloat16)
     with torch.no_grad():
         model.weight.fill_(0.02)
@@ -137,8 +140,8 @@ def test_bfloat16_steps_below_the_spacing_add_up_in_the_master():
     assert model.weight.item() == torch.tensor(start - 200 * 5e-6).bfloat16().item() < start
 
 
-def test_epsilon_stands_outside_the_bias_correction_as_in_torch():
-    """One step by hand with eps = 1: m^ = v^ = 1, so the weight moves by lr · 1 / (1 + eps)."""
+def test_epsilon_is_added_after_the_bias_correction_as_in_torch():
+    """One step by hand with eps = 1: m^ = v^ = 1, so the weight changes by lr · 1 / (1 + eps)."""
     p = nn.Parameter(torch.tensor([2.0]))
     p.grad = torch.tensor([1.0])
     OffloadedAdamW([p], lr=0.1, eps=1.0, weight_decay=0.5).step()
@@ -173,7 +176,7 @@ def test_parameters_without_gradient_are_left_alone(kind, dtype):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_saved_optimizer_continues_bit_for_bit(kind, dtype, device, tmp_path):
-    needs(device)
+    skip_without(device)
     one = big_net(dtype, device)
     first = Optimizer(one, config(kind), {"0.bias": 0.1})
     for step in (1, 2, 3):
@@ -195,14 +198,14 @@ def test_a_saved_optimizer_continues_bit_for_bit(kind, dtype, device, tmp_path):
 
 
 def big_net(dtype: torch.dtype, device: str) -> nn.Module:
-    """Weights of more than 4,096 entries: smaller ones keep float32 state in the 8-bit optimizer."""
+    """Weights of more than 4,096 entries: below, the 8-bit optimizer keeps float32 state."""
     torch.manual_seed(1)
     return nn.Sequential(nn.Linear(7, 700), nn.Tanh(), nn.Linear(700, 9)).to(device, dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("saved_by", ["adamw", "adamw_offloaded"])
-def test_the_kinds_read_each_others_files(saved_by, dtype, tmp_path):
+def test_adamw_and_adamw_offloaded_read_each_others_files(saved_by, dtype, tmp_path):
     one = net(dtype)
     first = Optimizer(one, config(saved_by))
     for step in (1, 2):
@@ -211,9 +214,8 @@ def test_the_kinds_read_each_others_files(saved_by, dtype, tmp_path):
     first.save(tmp_path / "o.safetensors")
     two = net(dtype)
     two.load_state_dict(one.state_dict())
-    second = Optimizer(
-        two, config({"adamw": "adamw_offloaded", "adamw_offloaded": "adamw"}[saved_by])
-    )
+    loaded_by = "adamw" if saved_by == "adamw_offloaded" else "adamw_offloaded"
+    second = Optimizer(two, config(loaded_by))
     second.load(tmp_path / "o.safetensors")
     for model, optimizer in ((one, first), (two, second)):
         backward(model, 3)
@@ -222,8 +224,8 @@ def test_the_kinds_read_each_others_files(saved_by, dtype, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["adamw", "adamw_offloaded"])
-def test_load_forgets_what_happened_meanwhile_and_takes_the_present_weights(kind, tmp_path):
-    """A parameter without saved state has the master that the model holds now, not the one of before."""
+def test_load_discards_newer_state_and_uses_the_models_weights(kind, tmp_path):
+    """The master of a parameter without saved state is the model's current weight."""
     Optimizer(net(), config("adamw")).save(tmp_path / "empty.safetensors")
     model = net(torch.bfloat16)
     optimizer = Optimizer(model, config(kind))
@@ -236,30 +238,27 @@ def test_load_forgets_what_happened_meanwhile_and_takes_the_present_weights(kind
     )
 
 
-def test_another_kind_of_state_is_refused(tmp_path):
+def test_state_of_another_kind_is_refused(tmp_path):
     from safetensors.torch import save_file
 
     model = net()
-    state = {f"{key}/0.bias": torch.zeros(11) for key in ("state1", "state2")} | {
-        "step/0.bias": torch.tensor(3)
-    }
+    state = {f"{key}/0.bias": torch.zeros(11) for key in ("state1", "state2")}
+    state["step/0.bias"] = torch.tensor(3)
     save_file(state, tmp_path / "o.safetensors")
-    with pytest.raises(RunError, match=r"not of optimizer\.kind=adamw_offloaded"):
+    with pytest.raises(RunError, match=r"optimizer\.kind=adamw_offloaded"):
         Optimizer(model, config("adamw_offloaded")).load(tmp_path / "o.safetensors")
 
 
 def test_state_dict_keeps_float32_on_the_host():
     """torch's own load_state_dict would cast the moments to bfloat16."""
     one, two = net(torch.bfloat16), net(torch.bfloat16)
-    first, second = (
-        OffloadedAdamW(one.parameters(), **NUMBERS),
-        OffloadedAdamW(two.parameters(), **NUMBERS),
-    )
+    first = OffloadedAdamW(one.parameters(), **OPTIONS)
+    second = OffloadedAdamW(two.parameters(), **OPTIONS)
     backward(one, 1)
     first.step()
     two.load_state_dict(one.state_dict())
     second.load_state_dict(first.state_dict())
-    first.load_state_dict(first.state_dict())  # from itself: nothing may be lost on the way
+    first.load_state_dict(first.state_dict())  # from itself: nothing may be lost
     for p, q in zip(one.parameters(), two.parameters(), strict=True):
         assert int(second.state[q]["step"]) == 1
         for key in ("exp_avg", "exp_avg_sq", "master"):
@@ -273,14 +272,15 @@ def test_state_dict_keeps_float32_on_the_host():
     assert same(one, two)
 
 
-def test_state_survives_loading_from_itself_on_a_shelf():
-    """State views that share the shelf's memory are copied onto themselves, not wiped first."""
+def test_state_in_a_host_buffer_survives_loading_from_itself():
+    """State views that share the buffer's memory are copied onto themselves, not cleared first."""
     p = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
-    adam, shelf = OffloadedAdamW([p]), offload._Shelf([p])
-    for value, tensor in enumerate(shelf.tensors(p).values(), start=2):
+    adam = OffloadedAdamW([p])
+    buffer = offload._HostBuffer([p])
+    for value, tensor in enumerate(buffer.tensors(p).values(), start=2):
         tensor.fill_(value)
-    saved = {"step": torch.tensor(4.0), **shelf.tensors(p)}
-    adam._shelves.append(shelf)
+    saved = {"step": torch.tensor(4.0), **buffer.tensors(p)}
+    adam._host_buffers.append(buffer)
     adam.restore(p, saved)
     assert {key: value.mean().item() for key, value in adam.state[p].items()} == {
         "step": 4.0,
@@ -293,16 +293,17 @@ def test_state_survives_loading_from_itself_on_a_shelf():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("slice_size", [1, 7, 16, 1000])
 def test_slices_cover_every_element_once(dtype, slice_size, monkeypatch):
-    """What the CUDA path does, with plain copies for the bus: any slice size, a frozen parameter in the middle."""
+    """As on a CUDA device but with plain copies: any slice size, one parameter frozen."""
     monkeypatch.setattr(offload, "SLICE_ELEMENTS", slice_size)
     ours, theirs = net(dtype), net(dtype)
     frozen = ours[2].weight
     params = list(ours.parameters())
-    shelf, adam = offload._Shelf(params), OffloadedAdamW(theirs.parameters(), **NUMBERS)
+    buffer = offload._HostBuffer(params)
+    adam = OffloadedAdamW(theirs.parameters(), **OPTIONS)
     group = adam.param_groups[0]
     states = {p: {"step": torch.tensor(0.0)} for p in params}
     for p in params if dtype == torch.bfloat16 else []:
-        shelf.tensors(p)["master"].copy_(p.detach())
+        buffer.tensors(p)["master"].copy_(p.detach())
     for step in (1, 2, 3):
         backward(ours, step)
         backward(theirs, step)
@@ -312,27 +313,27 @@ def test_slices_cover_every_element_once(dtype, slice_size, monkeypatch):
         with torch.no_grad():
             for p in active:
                 states[p]["step"] += 1
-            for part in shelf.slices:
-                rows = shelf.host[:, part.start : part.stop].clone()
-                shelf._update(part, rows, active, states)
-                shelf.host[:, part.start : part.stop] = rows
+            for part in buffer.slices:
+                rows = buffer.host[:, part.start : part.stop].clone()
+                buffer._update(part, rows, active, states)
+                buffer.host[:, part.start : part.stop] = rows
         ours.zero_grad()
         theirs.zero_grad()
         assert same(ours, theirs), step
     for p, q in zip(params, theirs.parameters(), strict=True):
         assert all(
-            torch.equal(shelf.tensors(p)[key], value)
+            torch.equal(buffer.tensors(p)[key], value)
             for key, value in adam.state[q].items()
             if key != "step"
         )
-    assert sum(part.stop - part.start for part in shelf.slices) == sum(p.numel() for p in params)
-    assert not shelf.tensors(frozen)["exp_avg"].any()
-    assert shelf.host.data_ptr() % mmap.PAGESIZE == 0
+    assert sum(part.stop - part.start for part in buffer.slices) == sum(p.numel() for p in params)
+    assert not buffer.tensors(frozen)["exp_avg"].any()
+    assert buffer.host.data_ptr() % mmap.PAGESIZE == 0
 
 
 @pytest.mark.gpu
 def test_host_state_is_page_locked_and_not_larger_than_needed():
-    needs("cuda")
+    skip_without("cuda")
     before = torch.cuda.memory_allocated()
     p = nn.Parameter(torch.randn(5_000_001, device="cuda", dtype=torch.bfloat16))
     adam = OffloadedAdamW([p])
@@ -341,18 +342,19 @@ def test_host_state_is_page_locked_and_not_larger_than_needed():
     assert all(adam.state[p][key].is_pinned() for key in ("master", "exp_avg", "exp_avg_sq"))
     assert adam.state[p]["master"].untyped_storage().nbytes() == 3 * 4 * 5_000_001
     p.grad = None
-    assert (
-        torch.cuda.memory_allocated() - before < 3 * p.numel()
-    )  # the weight alone: 2 bytes an element
+    # The weight alone takes 2 bytes per element.
+    assert torch.cuda.memory_allocated() - before < 3 * p.numel()
 
 
-def test_offloading_refuses_what_it_cannot_stream():
-    for bad in (nn.Parameter(torch.ones(3, 4).T), nn.Parameter(torch.ones(3, device="meta"))):
+def test_parameters_that_cannot_be_streamed_are_refused():
+    not_contiguous = nn.Parameter(torch.ones(3, 4).T)
+    not_on_cpu_or_gpu = nn.Parameter(torch.ones(3, device="meta"))
+    for bad in (not_contiguous, not_on_cpu_or_gpu):
         with pytest.raises(ConfigError, match=r"use optimizer\.kind=adamw"):
             OffloadedAdamW([bad])
 
 
-def test_a_missing_package_is_one_clear_line(monkeypatch):
+def test_a_missing_package_is_named_with_its_install_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     monkeypatch.setitem(sys.modules, "bitsandbytes.optim", None)
     with pytest.raises(ConfigError, match="pip install bitsandbytes"):

@@ -1,4 +1,4 @@
-"""AdamW with clipping, float32 masters and schedules: against torch and numbers worked out by hand."""
+"""AdamW with clipping, float32 masters and schedules, against torch and hand-computed numbers."""
 
 import dataclasses
 import math
@@ -20,15 +20,13 @@ def small_net(dtype=torch.float32) -> nn.Module:
 
 
 def data(seed: int) -> torch.Tensor:
-    return torch.randn(5, 4, generator=torch.Generator().manual_seed(seed)) * (
-        3 if seed % 2 else 0.1
-    )
+    scale = 3 if seed % 2 else 0.1
+    return torch.randn(5, 4, generator=torch.Generator().manual_seed(seed)) * scale
 
 
 (KIND,) = (field for field in dataclasses.fields(OptimizerConfig) if field.name == "kind")
-KINDS = [
-    kind for kind in KIND.metadata["choices"] if kind != "adamw_8bit"
-]  # that one needs another package
+# adamw_8bit needs another package.
+KINDS = [kind for kind in KIND.metadata["choices"] if kind != "adamw_8bit"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -63,7 +61,7 @@ def test_steps_equal_torch_adamw_with_clipping(max_grad_norm, kind):
             assert p.grad is None
 
 
-def test_groups_may_have_their_own_share_of_the_rate():
+def test_parameters_may_have_their_own_learning_rate_scale():
     net = small_net()
     before = [p.detach().clone() for p in net.parameters()]
     optimizer = Optimizer(
@@ -73,16 +71,14 @@ def test_groups_may_have_their_own_share_of_the_rate():
     )
     net(data(1)).sum().backward()
     optimizer.step(1e-2)
-    moved = [(p - q).abs().max().item() for p, q in zip(net.parameters(), before, strict=True)]
-    assert (
-        moved[0] == 0.0
-        and moved[1] == pytest.approx(1e-2, rel=1e-3)
-        and moved[2] == pytest.approx(1e-1, rel=1e-3)
-    )
+    changes = [(p - q).abs().max().item() for p, q in zip(net.parameters(), before, strict=True)]
+    assert changes[0] == 0.0
+    assert changes[1] == pytest.approx(1e-2, rel=1e-3)
+    assert changes[2] == pytest.approx(1e-1, rel=1e-3)
 
 
 def test_bfloat16_weights_follow_float32_masters():
-    """Steps far below the spacing of bfloat16 add up in the master and show in the weights once they are large enough."""
+    """Steps far below bfloat16's spacing add up in the master and then change the weights."""
     net = nn.Linear(1, 1, bias=False).to(torch.bfloat16)
     with torch.no_grad():
         net.weight.fill_(1.0)
@@ -117,7 +113,7 @@ def test_frozen_parameters_are_left_alone():
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_gradient_that_is_not_finite_stops_the_run_and_changes_nothing(bad):
+def test_a_gradient_that_is_not_finite_raises_and_changes_nothing(bad):
     net = small_net()
     before = [p.detach().clone() for p in net.parameters()]
     optimizer = Optimizer(net, OptimizerConfig(lr=0.1))
@@ -138,7 +134,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run_and_changes_nothing(bad):
         ("cosine", 4, 0.1, [0.2, 0.4, 0.6, 0.8, 1.0, 0.93971143, 0.775, 0.55, 0.325, 0.16028857]),
     ],
 )
-def test_schedules_by_hand(schedule, warmup, final, rates):
+def test_learning_rate_schedules_equal_hand_computed_rates(schedule, warmup, final, rates):
     config = OptimizerConfig(lr=2.0, schedule=schedule, warmup_steps=warmup, final_lr_ratio=final)
     assert [learning_rate(config, step, 10) for step in range(1, 11)] == pytest.approx(
         [2.0 * rate for rate in rates], abs=1e-7
@@ -154,7 +150,7 @@ def test_the_update_uses_the_schedule(tiny):
     assert policy.update(random_batch(1), 2)["lr"] == pytest.approx(4e-4)
 
 
-def test_updates_per_step_cuts_by_group_and_steps_once_for_each(tiny):
+def test_updates_per_step_splits_by_group_and_takes_one_optimizer_step_each(tiny):
     from postgrad.model.policy import split_updates
 
     batch = random_batch(2, groups=5, samples=3)
@@ -197,7 +193,7 @@ def test_a_saved_policy_continues_bit_for_bit(tiny, tmp_path, dtype, kind):
             assert torch.equal(value, two.optimizer.adam.state[two.optimizer.masters[name]][key])
 
 
-def test_load_forgets_what_the_optimizer_did_meanwhile(tiny, tmp_path):
+def test_load_discards_newer_optimizer_state(tiny, tmp_path):
     config = config_of("grpo", tiny, "optimizer.lr=1e-2")
     policy = build_host(config).policy
     policy.save(str(tmp_path))  # before any step: no moments yet

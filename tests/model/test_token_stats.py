@@ -1,4 +1,4 @@
-"""What an update's own forward passes saw of the tokens: entropy at the right rows, whatever the method leaves out or reorders."""
+"""Per-token statistics of an update: entropy at the right rows, whatever rows a method drops."""
 
 import pytest
 import torch
@@ -10,47 +10,43 @@ from postgrad.model.policy import LocalPolicy
 from postgrad.types import Batch
 
 
-class Backwards(Grpo):
+class ReversedRows(Grpo):
     def prepare(self, batch: Batch) -> Batch:
         batch = super().prepare(batch)
         return batch.select(range(len(batch) - 1, -1, -1))
 
 
-def policy_of(model, method, *overrides: str) -> LocalPolicy:
+def make_policy(model, method, *overrides: str) -> LocalPolicy:
     config = config_of("grpo", model, "optimizer.lr=1e-2", *overrides)
     return LocalPolicy(config, load(config.model, torch.device("cpu")), method(config))
 
 
-@pytest.mark.parametrize("method", [Grpo, Backwards])
+@pytest.mark.parametrize("method", [Grpo, ReversedRows])
 @pytest.mark.parametrize("budget", [0, 24])
-def test_the_entropy_of_an_update_is_that_of_the_policy_before_it(tiny, method, budget):
-    policy, batch = (
-        policy_of(tiny, method, f"training.token_budget={budget}"),
-        random_batch(5, groups=6),
-    )
+def test_entropy_of_an_update_is_that_of_the_policy_before_it(tiny, method, budget):
+    policy = make_policy(tiny, method, f"training.token_budget={budget}")
+    batch = random_batch(5, groups=6)
     assert policy.token_stats() == {}
     before = policy.logprobs(batch)["entropy"]
     policy.update(batch, 1)
     entropy = policy.token_stats()["entropy"]
-    moved = batch.expand(
-        batch.sum_tokens((batch.tokens["advantages"] * batch.tokens["loss_mask"]).abs()) > 0
-    )
-    assert bool(moved.any()) and not bool(moved.all()), "the batch has rows of both kinds"
-    torch.testing.assert_close(entropy[moved], before[moved], rtol=1e-5, atol=1e-5)
-    assert bool(entropy[~moved].isnan().all()), "rows that move nothing were not computed"
-    assert "row_number" not in batch.rows and "entropy" not in batch.tokens
+    trained = (batch.tokens["advantages"] * batch.tokens["loss_mask"]).abs()
+    is_computed = batch.expand(batch.sum_tokens(trained) > 0)
+    assert bool(is_computed.any())
+    assert not bool(is_computed.all())
+    torch.testing.assert_close(entropy[is_computed], before[is_computed], rtol=1e-5, atol=1e-5)
+    assert bool(entropy[~is_computed].isnan().all())
+    assert "row_number" not in batch.rows
+    assert "entropy" not in batch.tokens
 
 
-def test_rows_of_a_later_optimizer_step_show_the_policy_they_met(tiny):
-    policy, batch = (
-        policy_of(tiny, Grpo, "training.updates_per_step=2", "method.entropy_coef=0.01"),
-        random_batch(5, groups=6),
-    )
+def test_rows_of_a_later_optimizer_step_have_the_entropy_of_the_updated_policy(tiny):
+    policy = make_policy(tiny, Grpo, "training.updates_per_step=2", "method.entropy_coef=0.01")
+    batch = random_batch(5, groups=6)
     before = policy.logprobs(batch)["entropy"]
     policy.update(batch, 1)
     entropy = policy.token_stats()["entropy"]
-    early = batch.expand(batch.rows["group"] < 3)
-    torch.testing.assert_close(entropy[early], before[early], rtol=1e-5, atol=1e-5)
-    assert bool(entropy.isfinite().all()) and not torch.allclose(
-        entropy[~early], before[~early], atol=1e-4
-    )
+    in_first_step = batch.expand(batch.rows["group"] < 3)
+    torch.testing.assert_close(entropy[in_first_step], before[in_first_step], rtol=1e-5, atol=1e-5)
+    assert bool(entropy.isfinite().all())
+    assert not torch.allclose(entropy[~in_first_step], before[~in_first_step], atol=1e-4)

@@ -1,4 +1,4 @@
-"""The policy after some of the model's blocks: equal to the stock model's hidden states through the head."""
+"""The policy after some blocks equals the stock model's hidden states through the head."""
 
 import pytest
 import torch
@@ -19,8 +19,8 @@ def policy(tiny_untied) -> LocalPolicy:
     return build_host(config_of("grpo", tiny_untied, "rollout.temperature=0.7")).policy
 
 
-def inside(model, batch, num_blocks: int, norm: str = "none") -> torch.Tensor:
-    """Log-probs from the stock model's own hidden_states[num_blocks], row by row."""
+def internal_logprobs(model, batch, num_blocks: int, norm: str = "none") -> torch.Tensor:
+    """Return log-probs of the stock model's hidden_states[num_blocks], row by row."""
     out = []
     for prompt, response in rows_of(batch):
         states = model(
@@ -37,12 +37,12 @@ def inside(model, batch, num_blocks: int, norm: str = "none") -> torch.Tensor:
 
 @pytest.mark.parametrize("norm", ["none", "final"])
 @pytest.mark.parametrize("num_blocks", range(1, LAYERS))
-def test_a_view_is_the_hidden_state_through_the_head(policy, tiny_untied, num_blocks, norm):
+def test_a_view_equals_the_hidden_state_through_the_head(policy, tiny_untied, num_blocks, norm):
     batch = random_batch(21, groups=4, samples=3)
     ours = policy.logprobs(batch, after(num_blocks, norm))["logprobs"]
     torch.testing.assert_close(
         ours.double(),
-        inside(stock_model(tiny_untied), batch, num_blocks, norm),
+        internal_logprobs(stock_model(tiny_untied), batch, num_blocks, norm),
         rtol=1e-4,
         atol=1e-4,
     )
@@ -67,7 +67,7 @@ def test_a_model_of_another_layout_is_refused():
     import transformers
 
     config = transformers.GPT2Config(vocab_size=18, n_embd=8, n_layer=1, n_head=2)
-    with pytest.raises(ConfigError, match="GPT2LMHeadModel has no embed_tokens"):
+    with pytest.raises(ConfigError, match=r"model\.path: GPT2LMHeadModel has no embed_tokens"):
         check_view(transformers.GPT2LMHeadModel(config), after(1))
 
 
@@ -89,16 +89,14 @@ def test_blocks_above_the_view_do_not_run(policy, num_blocks):
 
 @pytest.mark.parametrize("num_blocks", [1, 2, 3, None])
 @pytest.mark.parametrize("norm", ["none", "final"])
-def test_upper_parameters_are_those_the_view_does_not_use(policy, num_blocks, norm):
-    upper = {id(p) for p in unused_parameters(policy.model, View(num_blocks, norm))}
-    names = {name for name, p in policy.model.named_parameters() if id(p) in upper}
-    last = num_blocks in (None, LAYERS)
-    expected = {
-        name
-        for name, _ in policy.model.named_parameters()
-        if any(name.startswith(f"model.layers.{i}.") for i in range(num_blocks or LAYERS, LAYERS))
-        or (name == "model.norm.weight" and not last and norm == "none")
-    }
+def test_unused_parameters_are_the_blocks_above_and_the_norm(policy, num_blocks, norm):
+    unused = {id(p) for p in unused_parameters(policy.model, View(num_blocks, norm))}
+    names = {name for name, p in policy.model.named_parameters() if id(p) in unused}
+    blocks_above = range(num_blocks or LAYERS, LAYERS)
+    prefixes = tuple(f"model.layers.{block}." for block in blocks_above)
+    if num_blocks not in (None, LAYERS) and norm == "none":
+        prefixes += ("model.norm.",)
+    expected = {name for name, _ in policy.model.named_parameters() if name.startswith(prefixes)}
     assert names == expected
 
 
@@ -107,22 +105,19 @@ class TwoPhases(Grpo):
         return after(1) if step == 1 else FULL
 
 
-def test_an_update_of_a_view_leaves_what_is_above_bit_for_bit_alone(tiny_untied):
+def test_an_update_of_a_view_changes_no_bit_above_it(tiny_untied):
     config = config_of("grpo", tiny_untied, "optimizer.lr=1e-2", "optimizer.weight_decay=0.5")
     policy = LocalPolicy(config, load(config.model, torch.device("cpu")), TwoPhases(config))
     batch = random_batch(4)
     start = {name: w.clone() for name, w in policy.weights().items()}
     policy.update(batch.select(range(len(batch))), 1)
     first = {name: w.clone() for name, w in policy.weights().items()}
-    moved = {name for name in start if not torch.equal(start[name], first[name])}
-    assert (
-        "model.layers.0.mlp.up_proj.weight" in moved
-        and "lm_head.weight" in moved
-        and "model.embed_tokens.weight" in moved
-    )
-    assert not any(
-        name.startswith(("model.layers.1.", "model.layers.2.", "model.norm")) for name in moved
-    )
+    changed = {name for name in start if not torch.equal(start[name], first[name])}
+    assert "model.layers.0.mlp.up_proj.weight" in changed
+    assert "lm_head.weight" in changed
+    assert "model.embed_tokens.weight" in changed
+    above = ("model.layers.1.", "model.layers.2.", "model.norm")
+    assert not any(name.startswith(above) for name in changed)
     policy.update(batch.select(range(len(batch))), 2)
     second = policy.weights()
     assert all(not torch.equal(first[name], second[name]) for name in first), (

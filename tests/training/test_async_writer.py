@@ -26,14 +26,14 @@ SMALL = (
 class SlowFile:
     """A file whose writing waits until it may."""
 
-    def __init__(self, place: Path, may: threading.Event, error: Exception | None = None) -> None:
-        self.place, self.may, self.error = place, may, error
+    def __init__(self, path: Path, may: threading.Event, error: Exception | None = None) -> None:
+        self.path, self.may, self.error = path, may, error
 
     def write(self) -> None:
         assert self.may.wait(60)
         if self.error is not None:
             raise self.error
-        self.place.write_text("weights")
+        self.path.write_text("weights")
 
 
 class Model:
@@ -101,7 +101,7 @@ def test_the_next_save_waits_for_the_one_before(tmp_path):
         ),
         (
             ValueError("broken tensor"),
-            r"checkpoint .*step-2: writing it failed: broken tensor; earlier checkpoints are intact",
+            r"checkpoint .*step-2: writing failed: broken tensor; earlier checkpoints are intact",
         ),
     ],
 )

@@ -1,4 +1,9 @@
-"""A trainable model: loading and saving, the chunked head, views, packing, the optimizer and the update.
+"""Trainable models: loading and saving, the policy with its views, critic, optimizer, sharding.
 
-Owns the only set of weights. May touch types, errors, config and algorithms; is told the loss by a method, knows none by name.
+This folder owns the weights of a run. `policy` and `critic` train in this process, `sharded` on
+several ranks with FSDP2; `passes/` computes forward and backward passes. A method passes its loss
+as an `Objective`; nothing here knows a loss by name.
+
+May import `postgrad.types`, `postgrad.errors`, `postgrad.files`, `postgrad.config` and
+`postgrad.algorithms`.
 """

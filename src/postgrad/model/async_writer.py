@@ -1,4 +1,7 @@
-"""Writing while the run goes on: what is to be written lies in host memory already, and a thread puts it on the disk."""
+"""Writes checkpoints in a thread while training continues.
+
+The tensors are copied to host memory first, so later steps do not change what is written.
+"""
 
 import threading
 from collections.abc import Sequence
@@ -22,77 +25,80 @@ class WeightsFile:
 
     loaded: Loaded
     weights: dict[str, Tensor]
-    place: Path
+    path: Path
 
     def write(self) -> None:
-        save_weights(self.loaded, self.weights, self.place)
+        save_weights(self.loaded, self.weights, self.path)
 
 
 @dataclass
 class TensorsFile:
-    """One file of tensors."""
+    """One safetensors file."""
 
     tensors: dict[str, Tensor]
-    place: Path
+    path: Path
 
     def write(self) -> None:
-        self.place.parent.mkdir(parents=True, exist_ok=True)
-        save_file(self.tensors, self.place)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(self.tensors, self.path)
 
 
 @dataclass
 class AdapterFile:
-    """An adapter in peft's format."""
+    """An adapter folder in peft's format."""
 
     loaded: Loaded
     weights: dict[str, Tensor]
-    place: Path
+    path: Path
 
     def write(self) -> None:
-        save_adapter(self.loaded.model, self.place, self.weights)
+        save_adapter(self.loaded.model, self.path, self.weights)
 
 
 File = WeightsFile | TensorsFile | AdapterFile
 
 
 def copy_to_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copies that no later step changes."""
+    """Return copies in host memory that no later step changes."""
     return {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
 
 
 class AsyncWriter:
-    """Writes one checkpoint's files at a time."""
+    """Writes the files of one checkpoint at a time."""
 
     def __init__(self) -> None:
         self.thread: threading.Thread | None = None
         self.error: Exception | None = None
 
     def start(self, files: Sequence[File]) -> None:
-        """Begin; what was begun before must be done."""
+        """Start writing; waits for an earlier call's files first."""
         self.done(wait=True)
         self.thread = threading.Thread(target=self._write, args=(list(files),), daemon=True)
         self.thread.start()
 
     def done(self, wait: bool) -> bool:
-        """Whether nothing is being written any more. Raises RunError with what stopped it."""
+        """Return whether everything is written. Raises RunError if the writing failed."""
         if self.thread is not None:
             self.thread.join(None if wait else 0.0)
             if self.thread.is_alive():
                 return False
             self.thread = None
         if self.error is not None:
-            error, self.error = self.error, None
-            text = error.strerror or str(error) if isinstance(error, OSError) else str(error)
-            raise RunError(f"writing it failed: {text}") from error
+            error = self.error
+            self.error = None
+            reason = str(error)
+            if isinstance(error, OSError) and error.strerror:
+                reason = error.strerror
+            raise RunError(f"writing failed: {reason}") from error
         return True
 
     def _write(self, files: list[File]) -> None:
         try:
             with torch.no_grad():
                 while files:
-                    place = files[0].place
-                    files.pop(0).write()  # its memory goes as soon as it is on the disk
-                    for path in sorted(place.rglob("*")) if place.is_dir() else [place]:
-                        fsync_path(path)
-        except Exception as error:  # raised again by done(), where somebody listens
+                    path = files[0].path
+                    files.pop(0).write()  # its memory is freed as soon as it is on disk
+                    for written in sorted(path.rglob("*")) if path.is_dir() else [path]:
+                        fsync_path(written)
+        except Exception as error:  # done() raises it in the caller's thread
             self.error = error

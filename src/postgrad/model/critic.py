@@ -1,6 +1,7 @@
-"""The critic: a model of its own that says how much reward is still to come, token by token.
+"""The critic: a separate model that estimates the reward still to come, per token.
 
-The value of a response token is read where that token is predicted, so it judges the state before it. The value head starts at zero.
+The value of a response token is read at the position that predicts it, so it is the value of the
+state before the token. The value head starts at zero.
 """
 
 import dataclasses
@@ -24,14 +25,14 @@ from postgrad.types import Batch
 
 
 class Critic(Protocol):
-    """A value model, wherever it lives."""
+    """A value model, in this process or another one. Saving works as in Policy."""
 
     def values(self, batch: Batch) -> Tensor:
-        """(tokens,) value before each response token, without gradient."""
+        """Return (tokens,) the value before each response token, without gradient."""
         ...
 
     def update(self, batch: Batch, step: int) -> dict[str, float]:
-        """Train towards the batch's returns. Returns metrics."""
+        """Train towards the batch's returns; return metrics."""
         ...
 
     def save(self, folder: str) -> None: ...
@@ -44,7 +45,7 @@ class Critic(Protocol):
 
 
 class ValueObjective(Protocol):
-    """What a method with a critic decides beside it."""
+    """What a method with a critic decides in the critic's process."""
 
     def prepare_values(self, batch: Batch) -> Batch: ...
 
@@ -57,95 +58,91 @@ class LocalCritic:
     def __init__(
         self, config: Config, loaded: Loaded, objective: ValueObjective, lr: float
     ) -> None:
-        self.config, self.loaded, self.objective = config, loaded, objective
+        self.config = config
+        self.loaded = loaded
+        self.objective = objective
         self.device = next(loaded.model.parameters()).device
         self.width = int(loaded.model.config.get_text_config().hidden_size)
-        self.head = nn.Linear(
-            self.width, 1, device=self.device
-        )  # float32, whatever the body computes in
+        # The head is float32, whatever the model's compute type is.
+        self.head = nn.Linear(self.width, 1, device=self.device)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
-        body = nn.ModuleDict({"body": loaded.model.base_model, "value_head": self.head})
         self.optimizer_config = dataclasses.replace(config.optimizer, lr=lr)
         self.graph_cache = GraphCache(loaded.model)
-        self.optimizer = self.make_optimizer(body)
+        modules = nn.ModuleDict({"body": loaded.model.base_model, "value_head": self.head})
+        self.optimizer = self.make_optimizer(modules)
         self.graph_cache = GraphCache(loaded.model, self.optimizer.masters_by_id())
         self.writer = AsyncWriter()
 
-    def make_optimizer(self, body: nn.Module) -> Optimizer:
-        return Optimizer(body, self.optimizer_config)
+    def make_optimizer(self, modules: nn.Module) -> Optimizer:
+        return Optimizer(modules, self.optimizer_config)
 
     def micro_batches(self, batch: Batch) -> list[MicroBatch]:
-        """The forward passes that cover the rows this process computes: here all of them."""
+        """Return the forward passes over the rows that this process computes: here all rows."""
         return make_micro_batches(batch, self.config.training.token_budget, self.loaded.model)
 
     def gather(self, columns: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Columns of which this process filled in its own rows, filled in for all rows."""
+        """All-gather columns across ranks; here there is one rank, so nothing changes."""
         return columns
 
     def gather_metrics(self, metrics: MetricAccumulator) -> MetricAccumulator:
-        """A tally of the rows this process computed, as one of all rows."""
+        """Merge the ranks' metrics; here there is one rank, so nothing changes."""
         return metrics
 
     def forward(self, micro: MicroBatch) -> Tensor:
+        """Return the values of the micro-batch's response tokens, in the order of its rows."""
         hidden = compute_hidden_states(self.loaded.model, micro, FULL, self.graph_cache)
         return self.head(hidden.flatten(0, 1)[micro.gather].float())[:, 0]
 
     @torch.no_grad()
     def values(self, batch: Batch) -> Tensor:
-        out = torch.zeros(batch.num_tokens)
+        values = torch.zeros(batch.num_tokens)
         for micro in self.micro_batches(batch):
-            where = batch.response.positions(torch.tensor(micro.rows, dtype=torch.int64))
-            out[where] = self.forward(micro.to(self.device)).cpu()
-        return self.gather({"values": out})["values"]
+            positions = batch.response.positions(torch.tensor(micro.rows, dtype=torch.int64))
+            values[positions] = self.forward(micro.to(self.device)).cpu()
+        return self.gather({"values": values})["values"]
 
     def update(self, batch: Batch, step: int) -> dict[str, float]:
-        metrics, steps = MetricAccumulator(), MetricAccumulator()
         lr = learning_rate(self.optimizer_config, step, self.config.training.steps)
+        metrics = MetricAccumulator()
+        step_metrics = MetricAccumulator()
         for part in split_updates(batch, self.config.training.updates_per_step):
-            part = self.objective.prepare_values(part)
-            for micro in self.micro_batches(part):
-                values = self.forward(micro.to(self.device))
-                if (
-                    not micro.rows
-                ):  # others compute: this process only takes part in what they exchange
-                    values.sum().backward()
-                    continue
-                loss = self.objective.value_loss(
-                    part.select(micro.rows).to(self.device), values, metrics
-                )
-                loss.backward()
-                metrics.total("critic/loss", float(loss.detach()))
-                del loss, values  # see LocalPolicy.accumulate
+            self.accumulate(self.objective.prepare_values(part), metrics)
             if self.optimizer.has_gradients():
-                steps.mean("critic/grad_norm", torch.tensor([self.optimizer.step(lr)]))
-        return {**self.gather_metrics(metrics).result(), **steps.result()}
+                grad_norm = self.optimizer.step(lr)
+                step_metrics.mean("critic/grad_norm", torch.tensor([grad_norm]))
+        return {**self.gather_metrics(metrics).result(), **step_metrics.result()}
+
+    def accumulate(self, batch: Batch, metrics: MetricAccumulator) -> None:
+        """Add the gradient of one optimizer step's batch."""
+        for micro in self.micro_batches(batch):
+            values = self.forward(micro.to(self.device))
+            if not micro.rows:  # an idle pass: only the collectives of other ranks need this one
+                values.sum().backward()
+                continue
+            rows = batch.select(micro.rows).to(self.device)
+            loss = self.objective.value_loss(rows, values, metrics)
+            loss.backward()
+            metrics.total("critic/loss", float(loss.detach()))
+            del loss, values  # see LocalPolicy.accumulate
 
     def save(self, folder: str) -> None:
         save(self.loaded, Path(folder) / "critic")
-        save_file(
-            {name: p.detach().cpu() for name, p in self.head.named_parameters()},
-            Path(folder) / "critic" / "value_head.safetensors",
-        )
+        head = {name: p.detach().cpu() for name, p in self.head.named_parameters()}
+        save_file(head, Path(folder) / "critic" / "value_head.safetensors")
         self.optimizer.save(Path(folder) / "critic_optimizer.safetensors")
 
     def begin_save(self, folder: str) -> None:
-        files = [
-            WeightsFile(
-                self.loaded,
-                copy_to_host(dict(self.loaded.model.named_parameters())),
-                Path(folder) / "critic",
-            ),
-            TensorsFile(
-                copy_to_host(dict(self.head.named_parameters())),
-                Path(folder) / "critic" / "value_head.safetensors",
-            ),
-            TensorsFile(
-                copy_to_host(self.optimizer.tensors()),
-                Path(folder) / "critic_optimizer.safetensors",
-            ),
-        ]
-        self.writer.start(files)
+        weights = copy_to_host(dict(self.loaded.model.named_parameters()))
+        head = copy_to_host(dict(self.head.named_parameters()))
+        optimizer = copy_to_host(self.optimizer.tensors())
+        self.writer.start(
+            [
+                WeightsFile(self.loaded, weights, Path(folder) / "critic"),
+                TensorsFile(head, Path(folder) / "critic" / "value_head.safetensors"),
+                TensorsFile(optimizer, Path(folder) / "critic_optimizer.safetensors"),
+            ]
+        )
 
     def saved(self, wait: bool) -> bool:
         return self.writer.done(wait)

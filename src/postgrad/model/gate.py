@@ -45,7 +45,7 @@ RESPONSES = ((4, 7, 1), (9, 2))  # tokens per response, by prompt
 
 
 def probe_rows(model: Any) -> Batch:
-    """Rows that share prompts, of several lengths, one beyond the sliding window if there is one."""
+    """Return rows that share prompts, of several lengths, some beyond the sliding window."""
     config = model.config.get_text_config()
     vocabulary = int(config.vocab_size)
     rng = random.Random(0)
@@ -68,7 +68,7 @@ def probe_rows(model: Any) -> Batch:
 
 @torch.no_grad()
 def stock_logprobs(model: Any, batch: Batch) -> Tensor:
-    """(tokens,) log-probs by the stock forward pass, one row at a time, without padding or cache."""
+    """Return (tokens,) log-probs of the stock forward pass, one row at a time, unpadded."""
     device = next(model.parameters()).device
     columns: list[Tensor] = []
     for prompt, response in zip(batch.prompt.split(), batch.response.split(), strict=True):

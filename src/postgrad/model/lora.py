@@ -1,8 +1,9 @@
-"""LoRA through peft: small matrices beside the linear layers are trained, the model itself stands still.
+"""LoRA through peft: small matrices beside the linear layers are trained, the model is frozen.
 
-peft's layers are put into the stock model in place, so blocks, views, engine and trainer reach it as before, and all of them compute with
-base and adapter side by side. Outside it is a stock model: `merged_weights` has the base model's names, and a checkpoint holds merged
-weights in `policy/` and the adapter in peft's own format in `adapter/`, from which a run goes on bit for bit.
+peft's layers replace the model's linear layers in place, so blocks, views, engine and trainer use
+the model as before. Outside it looks like a stock model: `merged_weights` has the base model's
+names. A checkpoint holds merged weights in `policy/` and the adapter, in peft's format, in
+`adapter/`; a run resumes from the latter bit for bit.
 """
 
 import dataclasses
@@ -22,26 +23,26 @@ from postgrad.config.schema import LoraConfig, ModelConfig
 from postgrad.errors import ConfigError, did_you_mean
 from postgrad.model.loaded import Loaded
 
-ADAPTER_NAME = "default"  # peft's word for the one adapter there is
-FILE_PREFIX = "base_model.model."  # how peft begins the names in its files
-BASE_SUFFIX = ".base_layer.weight"  # how the names of adapted weights end in the model
-CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+ADAPTER_NAME = "default"  # peft's name for a model's only adapter
+FILE_PREFIX = "base_model.model."  # prefix of all parameter names in peft's files
+BASE_SUFFIX = ".base_layer.weight"  # suffix of adapted weights' names in the model
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
 
 
 def add_adapters(model: Any, config: LoraConfig, seed: int, base: str = "") -> None:
-    """Put fresh adapters into the model; only they can be trained from now on. `base` is written into the adapter's files.
+    """Add new adapters to the model and freeze everything else.
 
-    The first matrices come from the seed alone, the second are zero: wherever it is made, the model answers as it did before.
+    The first matrices are drawn from the seed, the second are zero, so the model's outputs do not
+    change yet. `base` is the base model's name for the adapter's files.
 
-    Raises: ConfigError for targets the model does not have, or that the head reads past.
+    Raises: ConfigError for targets that the model does not have or that are the LM head.
     """
     peft = import_peft()
-    targets: Any = (
-        config.targets
-        if config.targets == "all-linear"
-        else [name.strip() for name in config.targets.split(",")]
-    )
-    _check_targets(model, targets)
+    targets: Any = config.targets
+    if targets != "all-linear":
+        targets = [name.strip() for name in config.targets.split(",")]
+        _check_targets(model, targets)
     settings = peft.LoraConfig(
         r=config.rank,
         lora_alpha=config.alpha,
@@ -51,49 +52,57 @@ def add_adapters(model: Any, config: LoraConfig, seed: int, base: str = "") -> N
     )
     settings.base_model_name_or_path = base or None
     peft.inject_adapter_in_model(settings, model, adapter_name=ADAPTER_NAME)
-    settings.target_modules = sorted(
-        settings.target_modules
-    )  # peft makes a set of them, and its files would differ from run to run
+    # peft turns the list into a set, whose order would differ from run to run in its files.
+    settings.target_modules = sorted(settings.target_modules)
     generator = torch.Generator().manual_seed(seed)
     for name, p in adapter_parameters(model).items():
         if ".lora_A." in name and p.device.type != "meta":
-            bound = math.sqrt(1 / p.shape[1])  # as peft and torch draw a linear layer
-            drawn = torch.rand(p.shape, generator=generator, device="cpu") * 2 * bound - bound
-            with torch.no_grad():
-                p.copy_(drawn)
+            _draw_uniform(p, generator)
+
+
+@torch.no_grad()
+def _draw_uniform(p: Tensor, generator: torch.Generator) -> None:
+    """Initialize a matrix as peft and torch initialize a linear layer."""
+    bound = math.sqrt(1 / p.shape[1])
+    p.copy_(torch.rand(p.shape, generator=generator, device="cpu") * 2 * bound - bound)
 
 
 def import_peft() -> Any:
+    """Return the module peft. Raises ConfigError if it is not installed."""
     if importlib.util.find_spec("peft") is None:
-        raise ConfigError("LoRA adapters need one more package: pip install 'postgrad[lora]'")
+        raise ConfigError(
+            "model.lora.rank and adapter folders need one more package: "
+            "pip install 'postgrad[lora]'"
+        )
     import peft
 
     return peft
 
 
-def _check_targets(model: Any, targets: Any) -> None:
-    if targets == "all-linear":
-        return
-    ends = {
-        name.rsplit(".", 1)[-1]
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear)
-    }
-    ends -= {
-        name.rsplit(".", 1)[-1]
-        for name, module in model.named_modules()
-        if module is model.get_output_embeddings()
-    }
+def _check_targets(model: Any, targets: list[str]) -> None:
+    head = model.get_output_embeddings()
+    layer_names: set[str] = set()
+    head_names: set[str] = set()
+    for name, module in model.named_modules():
+        last_part = name.rsplit(".", 1)[-1]
+        if module is head:
+            head_names.add(last_part)
+        elif isinstance(module, nn.Linear):
+            layer_names.add(last_part)
+    layer_names -= head_names
     for target in targets:
-        if target not in ends:
+        if target not in layer_names:
             raise ConfigError(
-                f"model.lora.targets={','.join(targets)}: {target!r} is not a linear layer inside the model's blocks; "
-                f"{did_you_mean(target, sorted(ends))}"
+                f"model.lora.targets={','.join(targets)}: {target!r} is not a linear layer of the "
+                f"model's blocks; {did_you_mean(target, sorted(layer_names))}"
             )
 
 
+# ---- the model's layers
+
+
 def adapted_modules(model: nn.Module) -> dict[str, Any]:
-    """peft's layers in the model, by name; none where there are no adapters."""
+    """Return peft's layers in the model, by name; empty without adapters."""
     return {
         name: module
         for name, module in model.named_modules()
@@ -102,81 +111,54 @@ def adapted_modules(model: nn.Module) -> dict[str, Any]:
 
 
 def adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The adapters' weights, by their names in the model."""
+    """Return the adapters' weights, by their names in the model."""
     return {
         name: p for name, p in model.named_parameters() if ".lora_A." in name or ".lora_B." in name
     }
 
 
-def stock_name(name: str) -> str:
-    """A parameter's name in the stock model."""
-    return name.replace(".base_layer.", ".")
-
-
-@torch.no_grad()
-def merged_weights(model: nn.Module, buffers: bool = False) -> dict[str, Tensor]:
-    """All weights under the stock model's names, adapters added in float32 and rounded once; a tied head is there once.
-
-    `buffers` adds what a stock save would write beside the weights.
-    """
-    modules, own = adapted_modules(model), adapter_parameters(model)
-    held = {name: p.detach() for name, p in model.named_parameters()}
-    held |= model.state_dict() if buffers else {}
-    out: dict[str, Tensor] = {}
-    for name, p in held.items():
-        if name in own:
-            continue
-        module = modules.get(name.removesuffix(BASE_SUFFIX)) if name.endswith(BASE_SUFFIX) else None
-        out[stock_name(name)] = p if module is None else merge(p, module, *lora_matrices(module))
-    return out
-
-
 def lora_matrices(module: Any) -> tuple[nn.Parameter, nn.Parameter]:
-    """(rank, in) and (out, rank): the two matrices of a layer's adapter."""
+    """Return the two matrices of a layer's adapter, (rank, in) and (out, rank)."""
     return module.lora_A[ADAPTER_NAME].weight, module.lora_B[ADAPTER_NAME].weight
 
 
-def merge(weight: Tensor, module: Any, first: Tensor, second: Tensor) -> Tensor:
-    """(out, in) a layer's weight with what its adapter, given as its two matrices, adds; in float32, rounded once."""
-    return (weight.float() + (second.float() @ first.float()) * module.scaling[ADAPTER_NAME]).to(
-        weight.dtype
-    )
-
-
 def base_layer(module: Any) -> Any:
-    """The plain linear layer inside, or the module itself."""
+    """Return the plain linear layer inside an adapted one, or the module itself."""
     return module.base_layer if hasattr(module, "base_layer") else module
 
 
 def lora_output(module: Any, x: Tensor) -> Tensor | None:
-    """What the layer's adapter adds to its output for `x`, rounded as peft's own forward does; None where it has none, or it is off."""
+    """Return what the layer's adapter adds to its output for x, rounded as in peft's forward.
+
+    Returns None without an adapter, or if it is disabled.
+    """
     if not hasattr(module, "base_layer") or module.disable_adapters:
         return None
-    return (
-        module.lora_B[ADAPTER_NAME](
-            module.lora_A[ADAPTER_NAME](module.lora_dropout[ADAPTER_NAME](x))
-        )
-        * module.scaling[ADAPTER_NAME]
-    )
+    dropped = module.lora_dropout[ADAPTER_NAME](x)
+    out = module.lora_B[ADAPTER_NAME](module.lora_A[ADAPTER_NAME](dropped))
+    return out * module.scaling[ADAPTER_NAME]
 
 
 def add_lora_outputs(out: Tensor, modules: list[Any], x: Tensor) -> Tensor:
-    """`out` (tokens, widths side by side), the modules' plain products of `x`, plus what their adapters add."""
-    added = [lora_output(module, x) for module in modules]
-    if all(one is None for one in added):
+    """Return `out` plus the outputs of the modules' adapters for x.
+
+    `out` is (tokens, sum of widths): the modules' plain outputs, concatenated.
+    """
+    additions = [lora_output(module, x) for module in modules]
+    if all(addition is None for addition in additions):
         return out
-    parts = out.split([base_layer(module).out_features for module in modules], dim=-1)
-    return torch.cat(
-        [part if one is None else part + one for part, one in zip(parts, added, strict=True)],
-        dim=-1,
-    )
+    widths = [base_layer(module).out_features for module in modules]
+    parts: list[Tensor] = []
+    for part, addition in zip(out.split(widths, dim=-1), additions, strict=True):
+        parts.append(part if addition is None else part + addition)
+    return torch.cat(parts, dim=-1)
 
 
 @contextmanager
 def adapters_disabled(model: nn.Module) -> Iterator[None]:
-    """Inside, the model answers as its base does: what a reference needs no second copy for."""
+    """Let the model compute as its base model, so a reference needs no second copy."""
     modules = adapted_modules(model).values()
-    trained = {p: p.requires_grad for p in adapter_parameters(model).values()}
+    requires_grad = {p: p.requires_grad for p in adapter_parameters(model).values()}
     for module in modules:
         module.enable_adapters(False)
     try:
@@ -184,59 +166,96 @@ def adapters_disabled(model: nn.Module) -> Iterator[None]:
     finally:
         for module in modules:
             module.enable_adapters(True)
-        for (
-            p,
-            on,
-        ) in (
-            trained.items()
-        ):  # peft makes all of them trainable again, a method may want some still
-            p.requires_grad_(on)
+        # peft makes all adapters trainable again, but a method may have frozen some.
+        for p, before in requires_grad.items():
+            p.requires_grad_(before)
+
+
+# ---- merged weights
+
+
+def stock_name(name: str) -> str:
+    """Return a parameter's name in the stock model."""
+    return name.replace(".base_layer.", ".")
+
+
+@torch.no_grad()
+def merged_weights(model: nn.Module, buffers: bool = False) -> dict[str, Tensor]:
+    """Return all weights under the stock model's names, with the adapters merged.
+
+    Adapters are added in float32 and rounded once. A tied head is listed once. `buffers` adds what
+    a stock save would write besides the weights.
+    """
+    modules = adapted_modules(model)
+    adapter_names = adapter_parameters(model).keys()
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    if buffers:
+        weights |= model.state_dict()
+    merged: dict[str, Tensor] = {}
+    for name, weight in weights.items():
+        if name in adapter_names:
+            continue
+        module = modules.get(name.removesuffix(BASE_SUFFIX)) if name.endswith(BASE_SUFFIX) else None
+        if module is not None:
+            weight = merge(weight, module, *lora_matrices(module))
+        merged[stock_name(name)] = weight
+    return merged
+
+
+def merge(weight: Tensor, module: Any, first: Tensor, second: Tensor) -> Tensor:
+    """Return a layer's (out, in) weight with its adapter added in float32 and rounded once.
+
+    `first` is (rank, in) and `second` (out, rank).
+    """
+    delta = (second.float() @ first.float()) * module.scaling[ADAPTER_NAME]
+    return (weight.float() + delta).to(weight.dtype)
 
 
 # ---- files
 
 
 def save_adapter(model: Any, folder: Path, weights: dict[str, Tensor] | None = None) -> None:
-    """The adapter in peft's own format: PeftModel.from_pretrained reads it. `weights` are given where the model has only parts of them."""
+    """Write the adapter in peft's format, which PeftModel.from_pretrained reads.
+
+    `weights` are the adapter's weights if the model itself holds only shards of them.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    held = (
-        {name: p.detach() for name, p in adapter_parameters(model).items()}
-        if weights is None
-        else weights
-    )
-    save_file(
-        {_in_file(name): t.contiguous().cpu() for name, t in held.items()},
-        folder / WEIGHTS_FILE,
-        {"format": "pt"},
-    )
+    if weights is None:
+        weights = {name: p.detach() for name, p in adapter_parameters(model).items()}
+    tensors = {_file_name(name): t.contiguous().cpu() for name, t in weights.items()}
+    save_file(tensors, folder / WEIGHTS_FILE, {"format": "pt"})
     model.peft_config[ADAPTER_NAME].save_pretrained(str(folder))
 
 
 @torch.no_grad()
 def load_adapter(model: nn.Module, folder: Path) -> None:
-    """Copy a saved adapter into the model's own."""
+    """Copy a saved adapter into the model's adapter."""
     for name, tensor in read_adapter(model, folder).items():
         model.get_parameter(name).copy_(tensor)
 
 
 def read_adapter(model: nn.Module, folder: Path) -> dict[str, Tensor]:
-    """A saved adapter, by the names of its weights in the model."""
+    """Return a saved adapter's weights, by their names in the model."""
     tensors = load_file(folder / WEIGHTS_FILE)
-    return {name: tensors[_in_file(name)] for name in adapter_parameters(model)}
+    return {name: tensors[_file_name(name)] for name in adapter_parameters(model)}
 
 
-def _in_file(name: str) -> str:
+def _file_name(name: str) -> str:
+    """Return a parameter's name in peft's files."""
     return f"{FILE_PREFIX}{name.replace(f'.{ADAPTER_NAME}.', '.')}"
 
 
 def is_adapter(path: str) -> bool:
-    """Whether a folder holds an adapter and no model of its own."""
+    """Return whether a folder holds an adapter and no full model."""
     folder = Path(path)
     return (folder / CONFIG_FILE).is_file() and not (folder / "config.json").is_file()
 
 
 def base_model_config(config: ModelConfig, folder: str) -> ModelConfig:
-    """Where the model of an adapter folder is. Raises ConfigError."""
+    """Return the configuration with the path of an adapter folder's base model.
+
+    Raises: ConfigError if the folder does not name one.
+    """
     try:
         base = json.loads((Path(folder) / CONFIG_FILE).read_text()).get("base_model_name_or_path")
     except (OSError, ValueError, AttributeError) as error:
@@ -245,23 +264,28 @@ def base_model_config(config: ModelConfig, folder: str) -> ModelConfig:
         ) from error
     if not base:
         raise ConfigError(
-            f"model.path={config.path} is an adapter that names no model; write base_model_name_or_path into its {CONFIG_FILE}"
+            f"model.path={config.path} is an adapter without a base model; write "
+            f"base_model_name_or_path into its {CONFIG_FILE}"
         )
     return dataclasses.replace(config, path=str(base))
 
 
 def merge_adapter(model: Any, folder: str) -> Any:
-    """The model with the adapter of a folder merged into it: a stock model again. Raises ConfigError."""
+    """Return the model with the folder's adapter merged into it: a stock model again.
+
+    Raises: ConfigError if the adapter does not fit.
+    """
     peft = import_peft()
     try:
         return peft.PeftModel.from_pretrained(model, folder).merge_and_unload()
     except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
+        reason = str(error).splitlines()[0][:200]
         raise ConfigError(
-            f"model.path={folder}: the adapter does not fit its model: {str(error).splitlines()[0][:200]}"
+            f"model.path={folder}: the adapter does not fit its base model: {reason}"
         ) from error
 
 
 def save_merged(loaded: Loaded, folder: Path) -> None:
-    """A stock Hugging Face folder with the adapters merged."""
+    """Write a stock Hugging Face folder with the adapters merged."""
     loaded.model.save_pretrained(folder, state_dict=merged_weights(loaded.model, buffers=True))
     loaded.tokenizer.save_pretrained(folder)

@@ -1,10 +1,10 @@
-"""AdamW whose moments and float32 masters live in host memory; the weights stay on the model's device.
+"""AdamW whose moments and float32 masters are in host memory; weights stay on the model's device.
 
-On a CUDA device the state travels through the device in slices: while one slice is updated, the next one is on its way up and the
-one before on its way down, so that a step costs one crossing of the bus instead of the two of swapping the whole state in and out,
-and the device holds three slices of state instead of all of it. The host memory is page-locked. On a CPU the state is where it is
-needed already, and a step is torch's own. The arithmetic is torch.optim.AdamW's (its plain, one-tensor-at-a-time form) on every
-device, so offloading never changes a bit of the result.
+On a CUDA device the state streams through the device in slices. While one slice is updated, the
+next one is copied to the device and the previous one back. So a step moves the state once each way
+at the same time, and the device holds three slices of state. The host memory is page-locked. On a
+CPU a step is torch's own. The arithmetic is that of torch.optim.AdamW (its single-tensor form) on
+every device, so offloading never changes a bit of the result.
 """
 
 import mmap
@@ -20,20 +20,23 @@ from torch.optim.adamw import adamw
 from postgrad.errors import ConfigError, RunError
 from postgrad.model.device import device_module, lock_pages, supports_state_streaming, unlock_pages
 
-SLICE_ELEMENTS = 1 << 22  # elements that travel together: 16 MiB of each moment
-NUM_SLOTS = 3  # slices on the device at once: one going up, one being updated, one going down
+SLICE_ELEMENTS = 1 << 22  # elements per slice: 16 MiB of each moment
+NUM_SLOTS = 3  # slices on the device at once: one copied in, one updated, one copied out
 
-MASTER, MOMENTS = "master", ("exp_avg", "exp_avg_sq")
+MASTER = "master"
+MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class OffloadedAdamW(torch.optim.Optimizer):
-    """AdamW for parameters on the CPU or a CUDA device, in any floating type; state is float32 in host memory.
+    """AdamW for parameters on the CPU or a CUDA device, of any floating-point type.
 
-    `state[p]` holds `step`, `exp_avg`, `exp_avg_sq` and, unless the parameter itself is float32, `master`. Parameters without a
-    gradient are left alone: no decay, no state. Gradients may be float32 while the parameter is not (`p.grad_dtype = None`).
-    When step() returns the state can be read.
+    The state is float32 in host memory: `state[p]` holds `step`, `exp_avg`, `exp_avg_sq` and,
+    unless the parameter itself is float32, `master`. Parameters without a gradient are left alone:
+    no decay, no state. Gradients may be float32 while the parameter is not
+    (`p.grad_dtype = None`). The state can be read when step() has returned.
 
-    Raises: ConfigError for parameters that cannot be streamed; RunError when the host cannot lock the memory.
+    Raises: ConfigError for parameters that cannot be streamed; RunError if the host cannot lock
+    the memory.
     """
 
     def __init__(
@@ -44,19 +47,16 @@ class OffloadedAdamW(torch.optim.Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
     ) -> None:
-        super().__init__(
-            params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        )
-        self._shelves: list[_Shelf] = []
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, defaults)
+        self._host_buffers: list[_HostBuffer] = []
         for p in self._params():
-            if (
-                not (p.device.type == "cpu" or supports_state_streaming(p.device))
-                or not p.is_contiguous()
-                or not p.is_floating_point()
-            ):
+            on_supported_device = p.device.type == "cpu" or supports_state_streaming(p.device)
+            if not on_supported_device or not p.is_contiguous() or not p.is_floating_point():
                 raise ConfigError(
-                    f"adamw_offloaded wants contiguous floating-point weights on a CPU or a CUDA device, not {p.dtype} on "
-                    f"{p.device.type}; use optimizer.kind=adamw"
+                    "optimizer.kind=adamw_offloaded needs contiguous floating-point weights on a "
+                    f"CPU or a CUDA device, but a weight is {p.dtype} on {p.device.type}; use "
+                    "optimizer.kind=adamw"
                 )
 
     def _params(self) -> list[Tensor]:
@@ -64,31 +64,36 @@ class OffloadedAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """One update of every parameter that has a gradient. Returns what `closure` returns, if there is one."""
+        """Update every parameter that has a gradient; return the result of `closure`, if given."""
         result = None
         if closure is not None:
             with torch.enable_grad():
                 result = closure()
-        groups = {
-            p: group for group in self.param_groups for p in group["params"] if p.grad is not None
-        }
+        groups: dict[Tensor, dict[str, Any]] = {}
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    groups[p] = group
         for p, group in groups.items():
             if p not in self.state:
                 self.state[p] = self._new_state(p, {})
             self.state[p]["step"] += 1
             if p.device.type == "cpu":
                 _step_on_host(group, p, self.state[p])
-        for shelf in self._shelves:
-            shelf.step(groups, self.state)
+        for buffer in self._host_buffers:
+            buffer.step(groups, self.state)
         return result
 
     def _new_state(self, p: Tensor, saved: dict[str, Any]) -> dict[str, Tensor]:
-        """Room for the state of one parameter, filled with what was saved; a master starts as the parameter, moments as 0."""
+        """Allocate one parameter's state and fill it with saved values.
+
+        Without a saved value a master starts as the parameter, a moment as 0.
+        """
         if p.device.type == "cpu":
-            names = MOMENTS if p.dtype == torch.float32 else (MASTER, *MOMENTS)
+            names = _state_names(p)
             tensors = {name: torch.empty_like(p, dtype=torch.float32) for name in names}
         else:
-            tensors = self._shelf_of(p).tensors(p)
+            tensors = self._buffer_of(p).tensors(p)
         for name, tensor in tensors.items():
             if name in saved or name == MASTER:
                 tensor.copy_(saved.get(name, p))
@@ -96,29 +101,32 @@ class OffloadedAdamW(torch.optim.Optimizer):
                 tensor.zero_()
         return {"step": torch.tensor(float(saved.get("step", 0.0))), **tensors}
 
-    def _shelf_of(self, p: Tensor) -> "_Shelf":
-        for shelf in self._shelves:
-            if p in shelf.starts:
-                return shelf
-        shelved = {q for shelf in self._shelves for q in shelf.starts}
-        kind = (p.device, p.dtype == torch.float32)
-        new = [
-            q
-            for q in self._params()
-            if q not in shelved and (q.device, q.dtype == torch.float32) == kind
-        ]
-        shelf = _Shelf(new)
-        _lock_pages(shelf, shelf.host)
-        self._shelves.append(shelf)
-        return shelf
+    def _buffer_of(self, p: Tensor) -> "_HostBuffer":
+        """Return the parameter's buffer; create one for all parameters of its kind if needed."""
+        for buffer in self._host_buffers:
+            if p in buffer.offsets:
+                return buffer
+        in_buffers = {q for buffer in self._host_buffers for q in buffer.offsets}
+        new_params: list[Tensor] = []
+        for q in self._params():
+            same_kind = q.device == p.device and _state_names(q) == _state_names(p)
+            if same_kind and q not in in_buffers:
+                new_params.append(q)
+        buffer = _HostBuffer(new_params)
+        _lock_pages(buffer, buffer.host)
+        self._host_buffers.append(buffer)
+        return buffer
 
     @torch.no_grad()
     def restore(self, p: Tensor, tensors: dict[str, Tensor]) -> None:
-        """Take over saved state of one parameter; without a `master` the parameter's own value is taken."""
+        """Set one parameter's state from saved tensors; without a `master` it is the parameter."""
         self.state[p] = self._new_state(p, tensors)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from state_dict(). The base class would cast the state to the type and the device of the parameters."""
+        """Continue from state_dict().
+
+        The base class would cast the state to the type and device of the parameters.
+        """
         super().load_state_dict({**state_dict, "state": {}})
         keys = [key for group in state_dict["param_groups"] for key in group["params"]]
         for key, p in zip(keys, self._params(), strict=True):
@@ -126,15 +134,19 @@ class OffloadedAdamW(torch.optim.Optimizer):
                 self.restore(p, state_dict["state"][key])
 
 
+def _state_names(p: Tensor) -> tuple[str, ...]:
+    return MOMENTS if p.dtype == torch.float32 else (MASTER, *MOMENTS)
+
+
 def _step_on_host(group: dict[str, Any], p: Tensor, state: dict[str, Tensor]) -> None:
     master = state.get(MASTER, p)
     if p.grad is not None:
-        _update(group, master, p.grad, state["exp_avg"], state["exp_avg_sq"], state["step"])
+        _adamw_update(group, master, p.grad, state["exp_avg"], state["exp_avg_sq"], state["step"])
     if master is not p:
         p.copy_(master)
 
 
-def _update(
+def _adamw_update(
     group: dict[str, Any],
     master: Tensor,
     grad: Tensor,
@@ -142,7 +154,7 @@ def _update(
     exp_avg_sq: Tensor,
     step: Tensor,
 ) -> None:
-    """torch's AdamW in place on a parameter, or on a slice of one. `step` counts this update already."""
+    """Apply torch's AdamW in place to a parameter or a slice of one; `step` counts this update."""
     beta1, beta2 = group["betas"]
     adamw(
         [master],
@@ -150,7 +162,7 @@ def _update(
         [exp_avg],
         [exp_avg_sq],
         [],
-        [step - 1],  # torch counts up itself, and would once for each slice
+        [step - 1],  # torch adds 1 itself, and would do so once per slice
         foreach=False,
         fused=False,
         amsgrad=False,
@@ -163,90 +175,107 @@ def _update(
     )
 
 
+class _Span(NamedTuple):
+    """Elements `begin` to `end` of one parameter, flattened."""
+
+    p: Tensor
+    begin: int
+    end: int
+
+
 class _Slice(NamedTuple):
-    """Columns `start` to `stop` of a shelf; `shares`: (parameter, from, to), which flat elements of which parameters they hold."""
+    """Columns `start` to `stop` of a buffer, and the elements of parameters they hold."""
 
     start: int
     stop: int
-    shares: list[tuple[Tensor, int, int]]
+    spans: list[_Span]
 
 
 class _Slot:
-    """Room for one slice on the device, and the events that pass it from the way up to the update and to the way down."""
+    """Device memory for one slice, and the events that order copy in, update and copy out."""
 
     def __init__(self, rows: int, size: int, device: torch.device) -> None:
         self.rows = torch.empty(rows, size, device=device)
         event = device_module(device).Event
-        self.filled, self.updated, self.drained = event(), event(), event()
+        self.copied_in = event()
+        self.updated = event()
+        self.copied_out = event()
 
 
-class _Shelf:
+class _HostBuffer:
     """The state of many parameters of one CUDA device in one block of page-locked host memory.
 
-    Each row of `host` (master where there is one, exp_avg, exp_avg_sq) holds all parameters one after the other.
+    Each row of `host` (master if there is one, exp_avg, exp_avg_sq) holds all parameters one after
+    the other.
     """
 
     def __init__(self, params: Sequence[Tensor]) -> None:
-        self.names = MOMENTS if params[0].dtype == torch.float32 else (MASTER, *MOMENTS)
-        self.starts: dict[Tensor, int] = {}
+        self.names = _state_names(params[0])
+        self.offsets: dict[Tensor, int] = {}  # each parameter's first column
         self.size = 0
         for p in params:
-            self.starts[p] = self.size
+            self.offsets[p] = self.size
             self.size += p.numel()
         self.slices = [
-            self._slice(start, min(start + SLICE_ELEMENTS, self.size))
+            self._make_slice(start, min(start + SLICE_ELEMENTS, self.size))
             for start in range(0, self.size, SLICE_ELEMENTS)
         ]
         self.device = params[0].device
-        self.host = _whole_pages(len(self.names), self.size)
+        self.host = _allocate_pages(len(self.names), self.size)
 
     def tensors(self, p: Tensor) -> dict[str, Tensor]:
-        """The state of one parameter, in the parameter's shape."""
-        start = self.starts[p]
+        """Return the state of one parameter, in the parameter's shape."""
+        start = self.offsets[p]
         return {
             name: row[start : start + p.numel()].view_as(p)
             for name, row in zip(self.names, self.host, strict=True)
         }
 
-    def _slice(self, start: int, stop: int) -> "_Slice":
-        spans = [
-            (p, max(start, at) - at, min(stop, at + p.numel()) - at)
-            for p, at in self.starts.items()
-        ]
-        return _Slice(start, stop, [(p, begin, end) for p, begin, end in spans if begin < end])
+    def _make_slice(self, start: int, stop: int) -> _Slice:
+        spans: list[_Span] = []
+        for p, offset in self.offsets.items():
+            begin = max(start, offset) - offset
+            end = min(stop, offset + p.numel()) - offset
+            if begin < end:
+                spans.append(_Span(p, begin, end))
+        return _Slice(start, stop, spans)
 
     def step(
         self, groups: dict[Tensor, dict[str, Any]], states: dict[Tensor, dict[str, Tensor]]
     ) -> None:
-        """Update the parameters of this shelf that are in `groups`; ends when the state is back in host memory."""
-        slices = [part for part in self.slices if any(p in groups for p, _, _ in part.shares)]
+        """Update this buffer's parameters that are in `groups`.
+
+        Returns when the state is back in host memory.
+        """
+        slices = [part for part in self.slices if any(span.p in groups for span in part.spans)]
         if not slices:
             return
         streams = device_module(self.device)
+        slot_size = min(SLICE_ELEMENTS, self.size)
         with streams.device(self.device):
-            slots = [
-                _Slot(len(self.names), min(SLICE_ELEMENTS, self.size), self.device)
-                for _ in range(NUM_SLOTS)
-            ]
-            current, up, down = streams.current_stream(), streams.Stream(), streams.Stream()
-            up.wait_stream(current)
+            slots = [_Slot(len(self.names), slot_size, self.device) for _ in range(NUM_SLOTS)]
+            current = streams.current_stream()
+            copy_in = streams.Stream()
+            copy_out = streams.Stream()
+            copy_in.wait_stream(current)
             for number, part in enumerate(slices):
-                slot, size = slots[number % NUM_SLOTS], part.stop - part.start
-                with streams.stream(up):
+                slot = slots[number % NUM_SLOTS]
+                size = part.stop - part.start
+                with streams.stream(copy_in):
                     if number >= NUM_SLOTS:
-                        up.wait_event(slot.drained)
+                        copy_in.wait_event(slot.copied_out)
                     for row, host in zip(slot.rows, self.host, strict=True):
                         row[:size].copy_(host[part.start : part.stop], non_blocking=True)
-                    slot.filled.record(up)
-                current.wait_event(slot.filled)
+                    slot.copied_in.record(copy_in)
+                current.wait_event(slot.copied_in)
                 self._update(part, slot.rows, groups, states)
                 slot.updated.record(current)
-                with streams.stream(down):
-                    down.wait_event(slot.updated)
+                with streams.stream(copy_out):
+                    copy_out.wait_event(slot.updated)
                     for row, host in zip(slot.rows, self.host, strict=True):
                         host[part.start : part.stop].copy_(row[:size], non_blocking=True)
-                    slot.drained.record(down)
-            down.synchronize()
+                    slot.copied_out.record(copy_out)
+            copy_out.synchronize()
 
     def _update(
         self,
@@ -255,37 +284,39 @@ class _Shelf:
         groups: dict[Tensor, dict[str, Any]],
         states: dict[Tensor, dict[str, Tensor]],
     ) -> None:
-        for p, begin, end in part.shares:
+        for p, begin, end in part.spans:
             if p not in groups or p.grad is None:
                 continue
-            at = self.starts[p] + begin - part.start
-            room = rows[:, at : at + end - begin]
-            weights, grad = p.view(-1)[begin:end], p.grad.reshape(-1)[begin:end]
-            master = room[0] if MASTER in self.names else weights
-            _update(groups[p], master, grad, room[-2], room[-1], states[p]["step"])
+            first = self.offsets[p] + begin - part.start
+            state = rows[:, first : first + end - begin]
+            weights = p.view(-1)[begin:end]
+            grad = p.grad.reshape(-1)[begin:end]
+            master = state[0] if MASTER in self.names else weights
+            _adamw_update(groups[p], master, grad, state[-2], state[-1], states[p]["step"])
             if master is not weights:
                 weights.copy_(master)
 
 
-def _whole_pages(rows: int, columns: int) -> Tensor:
-    """(rows, columns) float32 zeros in memory pages of their own, so that they can be locked."""
-    pages = mmap.mmap(-1, max(4 * rows * columns, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+def _allocate_pages(rows: int, columns: int) -> Tensor:
+    """Return (rows, columns) float32 zeros in their own memory pages, so they can be locked."""
+    num_bytes = 4 * rows * columns
+    pages = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if sys.platform == "linux":
         pages.madvise(mmap.MADV_HUGEPAGE)
-    block = torch.frombuffer(
-        pages, dtype=torch.uint8
-    ).zero_()  # on all threads: locking large pages that exist is 6 times faster
-    return block[: 4 * rows * columns].view(torch.float32).view(rows, columns)
+    # Writing zeros on all threads first: locking huge pages that exist is 6 times faster.
+    block = torch.frombuffer(pages, dtype=torch.uint8).zero_()
+    return block[:num_bytes].view(torch.float32).view(rows, columns)
 
 
 def _lock_pages(owner: object, host: Tensor) -> None:
-    """Page-lock `host` for as long as `owner` lives. (torch would round pinned memory up to a power of two.)"""
+    """Page-lock `host` while `owner` lives. (torch would round the size up to a power of two.)"""
     if not host.numel():
         return
     code = lock_pages(host.data_ptr(), host.nbytes)
     if code != 0:
         raise RunError(
-            f"{host.nbytes / 2**30:.1f} GiB of host memory for the optimizer's state cannot be page-locked (CUDA error {code}); "
-            "use optimizer.kind=adamw, or a machine with more memory"
+            f"optimizer.kind=adamw_offloaded: {host.nbytes / 2**30:.1f} GiB of host memory cannot "
+            f"be page-locked (CUDA error {code}); use optimizer.kind=adamw, or a machine with more "
+            "memory"
         )
     weakref.finalize(owner, unlock_pages(), host.data_ptr()).atexit = False

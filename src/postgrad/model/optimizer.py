@@ -1,8 +1,9 @@
-"""AdamW with float32 masters, gradient accumulation in float32, clipping and the learning-rate schedule.
+"""AdamW with float32 masters, float32 gradient accumulation, clipping and a learning-rate schedule.
 
-When the model computes in bfloat16 the optimizer holds float32 copies of the weights and writes the rounded ones back after each
-step. Parameters that got no gradient (frozen ones) are left alone: no decay, no state. `optimizer.kind` says where and how the
-state is kept; what is accumulated, clipped, scheduled and saved is the same for all kinds.
+If the model computes in bfloat16, the optimizer holds float32 copies of the weights and writes the
+rounded values back after each step. Parameters without a gradient (frozen ones) are left alone: no
+decay, no state. `optimizer.kind` says where and how the state is kept. Accumulation, clipping,
+schedule and saved files are the same for all kinds.
 """
 
 import math
@@ -20,43 +21,46 @@ from postgrad.model.offload import OffloadedAdamW
 
 
 def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float:
-    """The rate at a step counted from 1: linear warm-up over `warmup_steps`, then constant, linear or cosine to the final ratio."""
+    """Return the learning rate at a step counted from 1.
+
+    Linear warm-up over `warmup_steps`, then constant, or linear or cosine decay to
+    lr · final_lr_ratio.
+    """
     if step <= config.warmup_steps:
         return config.lr * step / (config.warmup_steps + 1)
     if config.schedule == "constant":
         return config.lr
-    progress = min(
-        1.0, (step - config.warmup_steps - 1) / max(1, total_steps - config.warmup_steps)
-    )
-    falling = (
-        1 - progress if config.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
-    )
-    return config.lr * (config.final_lr_ratio + (1 - config.final_lr_ratio) * falling)
+    decay_steps = max(1, total_steps - config.warmup_steps)
+    progress = min(1.0, (step - config.warmup_steps - 1) / decay_steps)
+    remaining = 1 - progress
+    if config.schedule == "cosine":
+        remaining = 0.5 * (1 + math.cos(math.pi * progress))
+    return config.lr * (config.final_lr_ratio + (1 - config.final_lr_ratio) * remaining)
 
 
 def make_adamw(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.Optimizer:
-    """The AdamW that `optimizer.kind` names. Raises ConfigError when this machine cannot run it."""
+    """Return the AdamW of `optimizer.kind`. Raises ConfigError if this machine cannot run it."""
     beta1, beta2 = config.betas
-    numbers: dict[str, Any] = {
+    options: dict[str, Any] = {
         "lr": config.lr,
         "betas": (beta1, beta2),
         "eps": config.eps,
         "weight_decay": config.weight_decay,
     }
     if config.kind == "adamw_offloaded":
-        return OffloadedAdamW(groups, **numbers)
+        return OffloadedAdamW(groups, **options)
     if config.kind == "adamw_8bit":
         try:
             from bitsandbytes.optim import AdamW8bit  # type: ignore[import-not-found]
         except ImportError as error:
             raise ConfigError(
-                "optimizer.kind=adamw_8bit needs one more package: pip install bitsandbytes; without it adamw_offloaded saves more"
+                "optimizer.kind=adamw_8bit needs one more package: pip install bitsandbytes; "
+                "optimizer.kind=adamw_offloaded needs none and saves more memory"
             ) from error
-        return AdamW8bit(groups, **numbers)
+        return AdamW8bit(groups, **options)
+    fused = True if config.kind == "adamw_fused" else None
     try:
-        return torch.optim.AdamW(
-            groups, **numbers, fused=True if config.kind == "adamw_fused" else None
-        )
+        return torch.optim.AdamW(groups, **options, fused=fused)
     except RuntimeError as error:
         raise ConfigError(
             f"optimizer.kind={config.kind} does not run here ({error}); use optimizer.kind=adamw"
@@ -64,10 +68,11 @@ def make_adamw(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.o
 
 
 class Optimizer:
-    """One AdamW over the model's trainable parameters, in groups that may have their own share of the learning rate.
+    """One AdamW over the model's trainable parameters, with a learning-rate scale per parameter.
 
-    `masters` are the tensors in whose `.grad` the gradients add up, float32 and on the model's device: the parameter itself where
-    it is float32 or its master lives in host memory, else the float32 copy.
+    Gradients accumulate in float32 in the `.grad` of `masters`, on the model's device. A master is
+    the parameter itself if that is float32 or its float32 copy is in host memory; otherwise it is
+    the float32 copy.
     """
 
     def __init__(
@@ -75,70 +80,62 @@ class Optimizer:
     ) -> None:
         self.config = config
         self.params = self.own_params(model)
-        offloaded = config.kind == "adamw_offloaded"
-        self.masters = {
-            name: p if offloaded or p.dtype == torch.float32 else p.detach().float().clone()
-            for name, p in self.params.items()
-        }
-        scales = {name: (lr_scale or {}).get(name, 1.0) for name in self.params}
-        groups = [
-            {"params": [self.masters[n] for n in scales if scales[n] == s], "scale": s}
-            for s in sorted(set(scales.values()))
-        ]
-        self.adam = make_adamw(groups, config)
+        self.masters = {name: self._make_master(p) for name, p in self.params.items()}
+        self.adam = make_adamw(self._parameter_groups(lr_scale or {}), config)
         for name, p in self.params.items():
             if p.dtype != torch.float32:
-                p.register_post_accumulate_grad_hook(self._accumulate_wide(p, self.masters[name]))
+                hook = _float32_accumulation_hook(p, self.masters[name])
+                p.register_post_accumulate_grad_hook(hook)
 
     def own_params(self, model: nn.Module) -> dict[str, Tensor]:
-        """What this process steps: the trainable parameters."""
+        """Return the parameters that this process updates: the trainable ones."""
         return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
+    def _make_master(self, p: Tensor) -> Tensor:
+        if self.config.kind == "adamw_offloaded" or p.dtype == torch.float32:
+            return p
+        return p.detach().float().clone()
+
+    def _parameter_groups(self, lr_scale: dict[str, float]) -> list[dict[str, Any]]:
+        by_scale: dict[float, list[Tensor]] = {}
+        for name, master in self.masters.items():
+            by_scale.setdefault(lr_scale.get(name, 1.0), []).append(master)
+        return [{"params": by_scale[scale], "scale": scale} for scale in sorted(by_scale)]
+
     def masters_by_id(self) -> dict[int, Tensor]:
-        """By the parameter's id, the tensor in whose `.grad` its gradients add up."""
+        """Return the masters by the id of their parameter."""
         return {id(p): self.masters[name] for name, p in self.params.items()}
 
     def has_gradients(self) -> bool:
-        """Whether anything was added up since the last step."""
+        """Return whether any gradient was accumulated since the last step."""
         return any(master.grad is not None for master in self.masters.values())
 
     def norm(self, gradients: list[Tensor]) -> Tensor:
-        """The norm of the whole gradient."""
+        """Return the global norm of the gradients."""
         return torch.stack(torch._foreach_norm(gradients)).norm()  # pyright: ignore[reportPrivateImportUsage]
 
-    @staticmethod
-    def _accumulate_wide(p: Tensor, master: Tensor) -> Callable[[Tensor], None]:
-        def onto_itself(p: Tensor) -> None:
-            if p.grad is not None and p.grad.dtype != torch.float32:
-                p.grad = p.grad.float()  # later gradients are added to it in place
-
-        def onto_master(p: Tensor) -> None:
-            if p.grad is None:
-                return
-            master.grad = p.grad.float() if master.grad is None else master.grad.add_(p.grad)
-            p.grad = None
-
-        if p is master:
-            p.grad_dtype = None  # its gradient may have another type than the parameter
-            return onto_itself
-        return onto_master
-
     def step(self, lr: float) -> float:
-        """Clip, step, clear. Returns the gradient's norm before clipping; one that is not finite stops the run, or is skipped if asked."""
+        """Clip, update and clear the gradients; return their norm before clipping.
+
+        If the norm exceeds `optimizer.skip_grad_norm`, the update is skipped.
+
+        Raises: RunError if the norm is not finite and skip_grad_norm is not set.
+        """
         gradients = [m.grad for m in self.masters.values() if m.grad is not None]
         norm = self.norm(gradients)
-        bound = self.config.skip_grad_norm
-        if bound is not None and not norm <= bound:
+        max_norm = self.config.skip_grad_norm
+        if max_norm is not None and not norm <= max_norm:
             self.adam.zero_grad(set_to_none=True)
             return norm.item()
         if not torch.isfinite(norm):
             self.adam.zero_grad(set_to_none=True)
             raise RunError(
-                f"the gradient norm is {norm.item()}; lower optimizer.lr, or look at the last rollouts for broken rewards"
+                f"the gradient norm is {norm.item()}; lower optimizer.lr, or look for broken "
+                "rewards in the last rollouts"
             )
         if self.config.max_grad_norm > 0:
-            share = (self.config.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
-            torch._foreach_mul_(gradients, share)  # pyright: ignore[reportPrivateImportUsage]
+            scale = (self.config.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+            torch._foreach_mul_(gradients, scale)  # pyright: ignore[reportPrivateImportUsage]
         for group in self.adam.param_groups:
             group["lr"] = lr * group["scale"]
         self.adam.step()
@@ -148,38 +145,47 @@ class Optimizer:
 
     @torch.no_grad()
     def write_back(self) -> None:
-        """Round the masters into the model."""
-        rounded = {name: p for name, p in self.params.items() if p is not self.masters[name]}
-        if rounded:
-            torch._foreach_copy_(list(rounded.values()), [self.masters[name] for name in rounded])  # pyright: ignore[reportPrivateImportUsage]
+        """Copy the masters into the model's parameters, rounded to their type."""
+        params: list[Tensor] = []
+        masters: list[Tensor] = []
+        for name, p in self.params.items():
+            if p is not self.masters[name]:
+                params.append(p)
+                masters.append(self.masters[name])
+        if params:
+            torch._foreach_copy_(params, masters)  # pyright: ignore[reportPrivateImportUsage]
 
     def save(self, file: Path) -> None:
-        """Masters and state as `key/parameter`: the same names for all kinds but the 8-bit one, whose state is its own."""
+        """Write masters and state as tensors named `key/parameter`.
+
+        The keys are the same for all kinds except adamw_8bit, whose state has its own.
+        """
         save_file(self.tensors(), file)
 
     def tensors(self) -> dict[str, Tensor]:
-        """What save() writes, by name."""
-        tensors = {
-            f"master/{n}": m.detach() for n, m in self.masters.items() if m is not self.params[n]
-        }
+        """Return what save() writes, by name."""
+        tensors: dict[str, Tensor] = {}
+        for name, master in self.masters.items():
+            if master is not self.params[name]:
+                tensors[f"master/{name}"] = master.detach()
         for name, master in self.masters.items():
             for key, value in self.adam.state.get(master, {}).items():
-                # bitsandbytes gives all parameters one code table, and safetensors wants each memory once.
-                tensors[f"{key}/{name}"] = (
-                    value.clone() if key.startswith("qmap") else torch.as_tensor(value)
-                )
+                # In bitsandbytes all parameters share one code table; safetensors refuses shared
+                # memory.
+                is_shared = key.startswith("qmap")
+                tensors[f"{key}/{name}"] = value.clone() if is_shared else torch.as_tensor(value)
         return {name: t.contiguous() for name, t in tensors.items()}
 
     def read(self, file: Path) -> dict[str, Tensor]:
-        """What save() wrote, as this process needs it."""
+        """Return what save() wrote, or this process's part of it."""
         return load_file(file)
 
     @torch.no_grad()
     def load(self, file: Path) -> None:
-        """Continue from save(). Parameters without saved state start afresh from their present value."""
+        """Continue from save(). Parameters without saved state start from their current value."""
         states: dict[str, dict[str, Tensor]] = {}
-        for place, tensor in self.read(file).items():
-            key, _, name = place.partition("/")
+        for tensor_name, tensor in self.read(file).items():
+            key, _, name = tensor_name.partition("/")
             states.setdefault(name, {})[key] = tensor
         self.adam.state.clear()
         for name, master in self.masters.items():
@@ -187,23 +193,49 @@ class Optimizer:
         self.write_back()
 
     def _restore(self, name: str, master: Tensor, saved: dict[str, Tensor]) -> None:
+        kind = self.config.kind
         if master is not self.params[name]:
             master.copy_(saved.get("master", self.params[name]))
         if "step" not in saved:
             return
-        if ("state1" in saved) != (self.config.kind == "adamw_8bit"):
+        if ("state1" in saved) != (kind == "adamw_8bit"):
             raise RunError(
-                f"the saved optimizer is not of optimizer.kind={self.config.kind}; continue with the kind that saved it"
+                f"optimizer.kind={kind} cannot read the saved optimizer, which is of another kind; "
+                "continue with the kind that saved it"
             )
         if isinstance(self.adam, OffloadedAdamW):
             self.adam.restore(master, saved)
             self.params[name].copy_(self.adam.state[master].get("master", master))
             return
-        state: dict[str, Any] = {
-            key: t.to(master.device) for key, t in saved.items() if key not in ("master", "step")
-        }
-        if self.config.kind == "adamw_8bit":
-            step: Any = int(saved["step"])
-        else:  # the fused kernel reads the step on the device
-            step = saved["step"].to(master.device if self.config.kind == "adamw_fused" else "cpu")
+        state: dict[str, Any] = {}
+        for key, tensor in saved.items():
+            if key not in ("master", "step"):
+                state[key] = tensor.to(master.device)
+        step: Any = saved["step"].to("cpu")
+        if kind == "adamw_8bit":
+            step = int(step)
+        elif kind == "adamw_fused":  # the fused kernel reads the step on the device
+            step = step.to(master.device)
         self.adam.state[master] = {"step": step, **state}
+
+
+def _float32_accumulation_hook(p: Tensor, master: Tensor) -> Callable[[Tensor], None]:
+    """Return a hook that accumulates the gradients of a bfloat16 parameter in float32."""
+
+    def convert_own_gradient(p: Tensor) -> None:
+        if p.grad is not None and p.grad.dtype != torch.float32:
+            p.grad = p.grad.float()  # later gradients are added to it in place
+
+    def add_to_master(p: Tensor) -> None:
+        if p.grad is None:
+            return
+        if master.grad is None:
+            master.grad = p.grad.float()
+        else:
+            master.grad.add_(p.grad)
+        p.grad = None
+
+    if p is master:
+        p.grad_dtype = None  # lets its gradient have another type than the parameter
+        return convert_own_gradient
+    return add_to_master

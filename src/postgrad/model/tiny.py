@@ -1,6 +1,6 @@
-"""A tiny transformers model made in code: Qwen3 blocks, random weights, a tokenizer of sixteen characters.
+"""A tiny transformers model made in code: Qwen3 blocks, random weights, a 16-character tokenizer.
 
-It needs no download and learns arithmetic in a minute on a CPU: the demo and the tests train it.
+It needs no download and learns arithmetic in a minute on a CPU. The demo and the tests train it.
 """
 
 from pathlib import Path
@@ -13,13 +13,15 @@ from tokenizers.pre_tokenizers import Split
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 CHARACTERS = "0123456789+-*()="
-PAD, END = "<pad>", "<end>"
+PAD = "<pad>"
+END = "<end>"
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a character, then padding and end."""
-    words = [*CHARACTERS, PAD, END]
-    tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token=PAD))
+    """Return a tokenizer with one token per character, then padding and end."""
+    tokens = [*CHARACTERS, PAD, END]
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token=PAD))
     tokenizer.pre_tokenizer = Split("", "isolated")  # type: ignore[assignment]
     tokenizer.decoder = Fuse()  # type: ignore[assignment]
     return PreTrainedTokenizerFast(
@@ -30,9 +32,9 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 def make_tiny(
     folder: Path, seed: int, layers: int = 2, width: int = 128, heads: int = 4, tied: bool = True
 ) -> Path:
-    """Write the model as a stock Hugging Face folder and return it."""
+    """Write the model as a stock Hugging Face folder; return the folder."""
     tokenizer = tiny_tokenizer()
-    pad, end = (tokenizer.get_vocab()[word] for word in (PAD, END))
+    vocabulary = tokenizer.get_vocab()
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=width,
@@ -43,8 +45,8 @@ def make_tiny(
         head_dim=width // heads,
         max_position_embeddings=512,
         tie_word_embeddings=tied,
-        pad_token_id=pad,
-        eos_token_id=end,
+        pad_token_id=vocabulary[PAD],
+        eos_token_id=vocabulary[END],
         bos_token_id=None,
     )
     with torch.random.fork_rng(devices=[]):

@@ -1,9 +1,11 @@
-"""Weights by name that stay on disk until they are read, and a stock Hugging Face folder written from them file by file.
+"""Weights that stay on disk until they are read, and Hugging Face folders written from them.
 
-Nothing here holds more than one file's weights at a time, so a model larger than the memory can be converted.
+At most one file's weights are in memory at a time, so a model larger than the memory can be
+converted.
 """
 
 import json
+import math
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,51 +19,54 @@ from torch import Tensor
 
 from postgrad.errors import ConfigError
 
-KINDS = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-BESIDE = (
-    ".json",
-    ".txt",
-    ".jinja",
-    ".model",
-    ".py",
-)  # what a model folder has beside its weights: settings, tokenizer, own code
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+# The other files of a model folder: settings, tokenizer, its own code.
+OTHER_SUFFIXES = (".json", ".txt", ".jinja", ".model", ".py")
 INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True)
 class LazyTensor:
-    """One weight: its shape and type are known, `read` gets it."""
+    """One weight with known shape and type; `read` loads it."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     read: Callable[[], Tensor]
 
     def nbytes(self, dtype: torch.dtype | None) -> int:
-        size = 1
-        for length in self.shape:
-            size *= length
-        return size * (dtype or self.dtype).itemsize
+        """Return the size in bytes in `dtype`; None means the weight's own type."""
+        return math.prod(self.shape) * (dtype or self.dtype).itemsize
 
 
 def read_lazy_weights(folder: Path) -> dict[str, LazyTensor]:
-    """The weights of a stock folder. Raises ConfigError."""
-    out: dict[str, LazyTensor] = {}
+    """Return the weights of a stock folder, by name.
+
+    Raises: ConfigError if there are none, or a file cannot be read.
+    """
+    weights: dict[str, LazyTensor] = {}
     for file in sorted(folder.glob("model*.safetensors")):
         try:
-            with safe_open(file, "pt") as opened:
-                for name in opened.keys():  # noqa: SIM118  (not a dict)
-                    part = opened.get_slice(name)
-                    kind = KINDS.get(part.get_dtype())
-                    if kind is None:
-                        raise ConfigError(
-                            f"{file}: {name} is {part.get_dtype()}; only floating-point weights can be exported"
-                        )
-                    out[name] = LazyTensor(tuple(part.get_shape()), kind, _reader(file, name))
+            weights |= _read_lazy_file(file)
         except (SafetensorError, OSError) as error:
             raise ConfigError(f"{file} cannot be read: {error}") from error
-    if not out:
-        raise ConfigError(f"{folder} has no model*.safetensors")
-    return out
+    if not weights:
+        raise ConfigError(f"{folder} has no model*.safetensors; give a folder with model weights")
+    return weights
+
+
+def _read_lazy_file(file: Path) -> dict[str, LazyTensor]:
+    weights: dict[str, LazyTensor] = {}
+    with safe_open(file, "pt") as opened:
+        for name in opened.keys():  # noqa: SIM118  (not a dict)
+            tensor = opened.get_slice(name)
+            dtype = DTYPES.get(tensor.get_dtype())
+            if dtype is None:
+                raise ConfigError(
+                    f"{file}: {name} is {tensor.get_dtype()}; "
+                    "only floating-point weights can be exported"
+                )
+            weights[name] = LazyTensor(tuple(tensor.get_shape()), dtype, _reader(file, name))
+    return weights
 
 
 def _reader(file: Path, name: str) -> Callable[[], Tensor]:
@@ -73,68 +78,73 @@ def _reader(file: Path, name: str) -> Callable[[], Tensor]:
 
 
 def plan_shards(
-    weights: Mapping[str, LazyTensor], dtype: torch.dtype | None, most: int
+    weights: Mapping[str, LazyTensor], dtype: torch.dtype | None, max_bytes: int
 ) -> list[list[str]]:
-    """Names by file, in order: a file is full when one more weight would exceed `most` bytes."""
+    """Return the names of each file's weights, in order.
+
+    A file is full when one more weight would make it larger than `max_bytes`.
+    """
     files: list[list[str]] = [[]]
     size = 0
     for name, weight in weights.items():
-        own = weight.nbytes(dtype)
-        if files[-1] and size + own > most:
+        nbytes = weight.nbytes(dtype)
+        if files[-1] and size + nbytes > max_bytes:
             files.append([])
             size = 0
         files[-1].append(name)
-        size += own
+        size += nbytes
     return files
 
 
 def write_weights(
     weights: Mapping[str, LazyTensor],
-    out: Path,
+    folder: Path,
     dtype: torch.dtype | None,
-    most: int,
-    progress: Callable[[str], None],
+    max_bytes: int,
+    on_progress: Callable[[str], None],
 ) -> None:
-    """Write the weights as safetensors, with an index when there are several files. `dtype` None keeps each weight's type."""
-    files = plan_shards(weights, dtype, most)
-    where: dict[str, str] = {}
+    """Write the weights as safetensors, with an index if there are several files.
+
+    `dtype` None keeps each weight's type. `on_progress` gets one line per file.
+    """
+    files = plan_shards(weights, dtype, max_bytes)
+    file_of: dict[str, str] = {}
     for number, names in enumerate(files, 1):
-        file = (
-            "model.safetensors"
-            if len(files) == 1
-            else f"model-{number:05d}-of-{len(files):05d}.safetensors"
-        )
+        file = "model.safetensors"
+        if len(files) > 1:
+            file = f"model-{number:05d}-of-{len(files):05d}.safetensors"
         tensors: dict[str, Tensor] = {}
         for name in names:
             tensor = weights[name].read()
-            tensors[name] = tensor.to(dtype or tensor.dtype).clone(
-                memory_format=torch.contiguous_format
-            )
-            where[name] = file
-        save_file(tensors, out / file, metadata={"format": "pt"})
-        progress(
-            f"{file}: {len(names)} weights, {sum(t.nbytes for t in tensors.values()) / 2**30:.2f} GiB"
-        )
+            tensor = tensor.to(dtype or tensor.dtype)
+            tensors[name] = tensor.clone(memory_format=torch.contiguous_format)
+            file_of[name] = file
+        save_file(tensors, folder / file, metadata={"format": "pt"})
+        size_gib = sum(t.nbytes for t in tensors.values()) / 2**30
+        on_progress(f"{file}: {len(names)} weights, {size_gib:.2f} GiB")
     if len(files) > 1:
-        total = sum(weight.nbytes(dtype) for weight in weights.values())
-        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
-        (out / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+        total_size = sum(weight.nbytes(dtype) for weight in weights.values())
+        index = {
+            "metadata": {"total_size": total_size},
+            "weight_map": dict(sorted(file_of.items())),
+        }
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
 
-def copy_model_files(source: Path, out: Path, dtype: torch.dtype | None) -> None:
-    """Configuration, tokenizer and the rest of a model folder; a chosen type is written into config.json."""
+def copy_model_files(source: Path, folder: Path, dtype: torch.dtype | None) -> None:
+    """Copy a model folder's files except its weights; write `dtype` into config.json if given."""
     for file in sorted(source.iterdir()):
-        if (
-            file.is_file()
-            and file.suffix in BESIDE
-            and file.name != INDEX
-            and not file.name.startswith("adapter_")
-        ):
-            shutil.copyfile(file, out / file.name)
-    file = out / "config.json"
-    if dtype is not None and file.is_file():
-        settings: dict[str, Any] = json.loads(file.read_text())
-        settings.pop("torch_dtype", None)
-        file.write_text(
-            json.dumps(settings | {"dtype": str(dtype).removeprefix("torch.")}, indent=2) + "\n"
-        )
+        if _is_model_file(file):
+            shutil.copyfile(file, folder / file.name)
+    config_file = folder / "config.json"
+    if dtype is not None and config_file.is_file():
+        config: dict[str, Any] = json.loads(config_file.read_text())
+        config.pop("torch_dtype", None)
+        config["dtype"] = str(dtype).removeprefix("torch.")
+        config_file.write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _is_model_file(file: Path) -> bool:
+    if not file.is_file() or file.suffix not in OTHER_SUFFIXES:
+        return False
+    return file.name != INDEX and not file.name.startswith("adapter_")

@@ -1,4 +1,4 @@
-"""The chunked head against plain log_softmax in float64: values, gradients, and that the full logits never exist."""
+"""The chunked head against plain log_softmax in float64, without the full logits."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def inputs(dtype=torch.float64, tokens=TOKENS, width=WIDTH, vocabulary=VOCABULAR
     return hidden, weight, targets
 
 
-def plain(hidden, weight, targets, temperature):
+def plain_outputs(hidden, weight, targets, temperature):
     distribution = torch.distributions.Categorical(logits=hidden @ weight.T / temperature)
     return (
         distribution.log_prob(targets),
@@ -37,17 +37,18 @@ def plain(hidden, weight, targets, temperature):
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
 @pytest.mark.parametrize("chunk", [1, 3, 4, 7, 100, None])
-def test_values_equal_the_plain_ones_for_any_chunk(chunk, temperature):
+def test_values_equal_log_softmax_for_any_chunk(chunk, temperature):
     hidden, weight, targets = inputs()
     ours = token_outputs(hidden, weight, targets, temperature, chunk)
-    for mine, theirs in zip(ours, plain(hidden, weight, targets, temperature), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+    expected = plain_outputs(hidden, weight, targets, temperature)
+    for a, b in zip(ours, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @pytest.mark.parametrize("chunk", [1, 3, 100])
 @pytest.mark.parametrize("uses", ["logprobs", "entropy", "both"])
-def test_gradients_equal_the_plain_ones_for_any_chunk(chunk, temperature, uses):
+def test_gradients_equal_those_of_log_softmax_for_any_chunk(chunk, temperature, uses):
     hidden, weight, targets = inputs(seed=1)
     share = torch.randn(2, TOKENS, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     share = share * torch.tensor([[uses != "entropy"], [uses != "logprobs"]])
@@ -59,11 +60,9 @@ def test_gradients_equal_the_plain_ones_for_any_chunk(chunk, temperature, uses):
         return torch.autograd.grad(sum(terms), (hidden, weight))
 
     ours = token_outputs(hidden, weight, targets, temperature, chunk)
-    mine, theirs = (
-        gradients(ours.logprobs, ours.entropy),
-        gradients(*plain(hidden, weight, targets, temperature)[:2]),
-    )
-    for a, b in zip(mine, theirs, strict=True):
+    actual = gradients(ours.logprobs, ours.entropy)
+    expected = gradients(*plain_outputs(hidden, weight, targets, temperature)[:2])
+    for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-12)
 
 
@@ -87,7 +86,7 @@ def test_sum_squares_carries_no_gradient():
     assert not token_outputs(*inputs()).sum_squares.requires_grad
 
 
-def test_no_tokens_is_no_trouble():
+def test_no_tokens_give_empty_outputs_and_zero_gradients():
     hidden, weight, targets = inputs(tokens=0)
     ours = token_outputs(hidden, weight, targets)
     assert ours.logprobs.shape == (0,)
@@ -95,57 +94,54 @@ def test_no_tokens_is_no_trouble():
     assert weight.grad is not None and float(weight.grad.abs().sum()) == 0.0
 
 
-def test_a_token_that_is_impossible_does_not_poison_the_entropy():
+def test_a_token_of_probability_zero_gives_a_finite_entropy():
     hidden = torch.tensor([[1e4, 0.0]], requires_grad=True)
     weight = torch.eye(2).requires_grad_()
     ours = token_outputs(hidden, weight, torch.tensor([0]))
     (ours.logprobs + ours.entropy).sum().backward()
-    assert (
-        ours.entropy.item() == 0.0
-        and torch.isfinite(hidden.grad).all()
-        and torch.isfinite(weight.grad).all()
-    )
+    assert ours.entropy.item() == 0.0
+    assert torch.isfinite(hidden.grad).all()
+    assert torch.isfinite(weight.grad).all()
 
 
-def test_bfloat16_states_give_float32_outputs_near_the_truth():
+def test_bfloat16_states_give_float32_outputs_close_to_float64():
     hidden, weight, targets = inputs(torch.bfloat16)
     ours = token_outputs(hidden, weight, targets)
-    truth = plain(hidden.double(), weight.double(), targets, 1.0)
+    truth = plain_outputs(hidden.double(), weight.double(), targets, 1.0)
     assert ours.logprobs.dtype == ours.entropy.dtype == torch.float32
     torch.testing.assert_close(ours.logprobs.double(), truth[0], rtol=0, atol=1e-4)
     ours.logprobs.sum().backward()
     assert hidden.grad.dtype == weight.grad.dtype == torch.bfloat16
 
 
-class Largest(TorchDispatchMode):
-    """Remembers the size of the largest tensor any operation returned, and of the largest with a vocabulary axis."""
+class LargestTensor(TorchDispatchMode):
+    """Records the largest tensor that any operation returned, and the most rows of logits."""
 
     def __init__(self, vocabulary: int) -> None:
         super().__init__()
-        self.vocabulary, self.rows, self.elements = vocabulary, 0, 0
+        self.vocabulary = vocabulary
+        self.rows = 0
+        self.elements = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         for tensor in out if isinstance(out, tuple | list) else (out,):
             if isinstance(tensor, torch.Tensor):
                 self.elements = max(self.elements, tensor.numel())
-                if (
-                    tensor.dim() == 2
-                    and tensor.shape[1] == self.vocabulary
-                    and tensor.shape[0] != WIDTH
-                ):
+                is_logits = tensor.dim() == 2 and tensor.shape[1] == self.vocabulary
+                if is_logits and tensor.shape[0] != WIDTH:
                     self.rows = max(self.rows, tensor.shape[0])
         return out
 
 
-def test_the_full_logits_never_exist_forward_or_backward():
+def test_full_logits_never_exist_in_forward_or_backward():
     tokens, vocabulary, chunk = 96, 4001, 8
     hidden, weight, targets = inputs(torch.float32, tokens=tokens, vocabulary=vocabulary)
-    with Largest(vocabulary) as seen:
+    with LargestTensor(vocabulary) as chunked:
         ours = token_outputs(hidden, weight, targets, 0.9, chunk)
         (ours.logprobs.sum() + ours.entropy.sum()).backward()
-    assert seen.rows == chunk
-    assert seen.elements == max(chunk * vocabulary, vocabulary * WIDTH)
-    with Largest(vocabulary) as plainly:  # the watch itself sees full logits where there are some
-        plain(hidden, weight, targets, 0.9)
-    assert plainly.rows == tokens
+    assert chunked.rows == chunk
+    assert chunked.elements == max(chunk * vocabulary, vocabulary * WIDTH)
+    with LargestTensor(vocabulary) as plain:  # the mode does see full logits
+        plain_outputs(hidden, weight, targets, 0.9)
+    assert plain.rows == tokens

@@ -1,4 +1,4 @@
-"""Micro-batches and bundles: they change how much is computed, never what comes out."""
+"""Micro-batches and bundles change how much is computed, never the results."""
 
 import random
 
@@ -15,11 +15,11 @@ from postgrad.model.passes.layout import make_padded_micro_batches
 from postgrad.model.policy import LocalPolicy
 from postgrad.types import Batch, Trajectory
 
-WIDE = 10**6  # a model so wide that sharing a prompt always pays
+WIDE = 10**6  # at this width sharing a prompt always costs less
 
 
 def tiny_llama(folder, kind: str, tied: bool):
-    """A random Llama or Qwen2 with grouped heads, beside the tiny tokenizer."""
+    """Write a random Llama or Qwen2 with grouped heads and the tiny tokenizer."""
     import transformers
 
     from postgrad.model.tiny import tiny_tokenizer
@@ -44,7 +44,7 @@ def tiny_llama(folder, kind: str, tied: bool):
     with torch.no_grad():
         for name, p in model.named_parameters():
             if name.endswith("bias"):
-                p.normal_(std=0.2)  # they start at zero, which would hide a lost one
+                p.normal_(std=0.2)  # they start at zero, which would hide a missing bias
             elif p.dim() == 2:
                 p.mul_(8)
     model.save_pretrained(folder)
@@ -66,22 +66,22 @@ def policy_of(folder, *overrides) -> LocalPolicy:
     return build_host(config_of("grpo", folder, *overrides)).policy
 
 
-def test_log_probs_and_entropy_equal_the_stock_models_own(model_folder):
+def test_log_probs_and_entropy_equal_those_of_the_stock_model(model_folder):
     batch = random_batch(5, groups=5, samples=4)
     ours = policy_of(model_folder, "rollout.temperature=0.8").logprobs(batch)
     logprobs, entropy = stock_outputs(stock_model(model_folder), batch, 0.8)
     torch.testing.assert_close(ours["logprobs"].double(), logprobs, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(ours["entropy"].double(), entropy, rtol=1e-5, atol=1e-5)
-    bundled = [m for m in make_padded_micro_batches(batch, 8192, 32) if m.mask is not None]
-    assert bundled, "the test must see bundles"
+    micro_batches = make_padded_micro_batches(batch, 8192, 32)
+    assert any(micro.mask is not None for micro in micro_batches), "some rows share a prompt"
 
 
 @pytest.mark.parametrize("budget", [1, 9, 23, 64, 10**6])
 def test_any_token_budget_gives_the_same_log_probs(tiny, budget):
     batch = random_batch(7, groups=5, samples=4)
     alone = [policy_logprobs(tiny, batch.select([i])) for i in range(len(batch))]
-    row_groups = policy_logprobs(tiny, batch, f"training.token_budget={budget}")
-    torch.testing.assert_close(row_groups, torch.cat(alone), rtol=1e-5, atol=1e-5)
+    batched = policy_logprobs(tiny, batch, f"training.token_budget={budget}")
+    torch.testing.assert_close(batched, torch.cat(alone), rtol=1e-5, atol=1e-5)
 
 
 CACHE: dict = {}
@@ -94,7 +94,7 @@ def policy_logprobs(folder, batch, *overrides):
     return CACHE[key].logprobs(batch)["logprobs"]
 
 
-def test_neighbors_in_a_bundle_do_not_see_each_other(tiny):
+def test_responses_of_one_bundle_do_not_attend_to_each_other(tiny):
     prompt = [1, 2, 3, 4, 5, 6]
     first = Trajectory("a", prompt, [7, 8, 9, 10])
     with_one = Batch.of(
@@ -121,7 +121,7 @@ def test_later_tokens_do_not_change_earlier_log_probs(tiny):
     torch.testing.assert_close(values[0], values[2], rtol=0, atol=1e-6)
 
 
-def test_empty_responses_are_left_out_and_cost_nothing(tiny):
+def test_rows_with_empty_responses_are_left_out(tiny):
     batch = Batch.of(
         [Trajectory("a", [1, 2], []), Trajectory("b", [1, 2], [3, 4]), Trajectory("c", [5], [])]
     )
@@ -132,29 +132,30 @@ def test_empty_responses_are_left_out_and_cost_nothing(tiny):
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 80), st.sampled_from([1, 32, WIDE]), st.booleans())
-def test_every_row_once_within_the_budget_and_units_in_one_piece(seed, budget, width, paired):
+def test_each_row_is_computed_once_within_the_budget_and_row_groups_stay_together(
+    seed, budget, width, paired
+):
     batch = random_batch(seed, groups=5, samples=4)
     draw = random.Random(seed)
     row_groups = [draw.randrange(4) for _ in range(len(batch))] if paired else None
     micros = make_padded_micro_batches(batch, budget, width, row_groups)
     assert sorted(row for m in micros for row in m.rows) == list(range(len(batch)))
     for micro in micros:
-        units = {row_groups[row] for row in micro.rows} if row_groups else set()
-        single = (
-            len(micro.ids) == 1
-            if row_groups is None
-            else len(joined(batch, micro.rows, row_groups, micros)) == 1
-        )
-        assert micro.num_tokens <= budget or single, "over the budget with more than one unit"
-        for unit in units:
-            assert {row for row in range(len(batch)) if row_groups[row] == unit} <= set(micro.rows)
+        if row_groups is None:
+            assert micro.num_tokens <= budget or len(micro.ids) == 1
+            continue
+        num_joined = len(joined_groups(batch, micro.rows, row_groups))
+        assert micro.num_tokens <= budget or num_joined == 1
+        for group in {row_groups[row] for row in micro.rows}:
+            rows_of_group = {row for row in range(len(batch)) if row_groups[row] == group}
+            assert rows_of_group <= set(micro.rows)
     if row_groups is None and budget >= 80 and width == WIDE:
         prompts = {tuple(prompt) for prompt, _ in rows_of(batch)}
         assert sum(len(m.ids) for m in micros) == len(prompts)  # every prompt once
 
 
-def joined(batch, rows, row_groups, micros):
-    """Units of a micro-batch, where units that share a bundle count as one."""
+def joined_groups(batch, rows, row_groups):
+    """Return the row groups of a micro-batch; those that share a bundle count as one."""
     groups = {row: {row_groups[row]} for row in rows}
     prompts = [tuple(p.tolist()) for p in batch.prompt.split()]
     changed = True
@@ -168,7 +169,7 @@ def joined(batch, rows, row_groups, micros):
     return {frozenset(units) for units in groups.values()}
 
 
-def test_sharing_is_refused_where_it_would_cost_more_than_it_saves():
+def test_a_prompt_is_shared_only_where_that_costs_less():
     short_prompt = Batch.of([Trajectory("a", [1], list(range(1, 400)), index=i) for i in range(3)])
     long_prompt = Batch.of(
         [Trajectory("a", list(range(400)), [1, 2, 3], index=i) for i in range(3)]
@@ -199,8 +200,8 @@ def test_activation_checkpointing_changes_neither_log_probs_nor_gradients(tiny):
         torch.testing.assert_close(gradient, results[1][1][name])
 
 
-def test_the_models_own_head_never_runs(tiny_untied):
-    """It would make the full logits: asking, training and sampling go through the chunked head or one row at a time."""
+def test_the_models_own_head_is_never_called(tiny_untied):
+    """It would compute the full logits of all tokens at once."""
     from postgrad.model.policy import MetricAccumulator
     from postgrad.model.views import FULL
     from postgrad.rollout.engine import Request, Sampling
@@ -215,6 +216,6 @@ def test_the_models_own_head_never_runs(tiny_untied):
     assert calls == []
 
 
-def test_load_puts_the_kernel_into_the_model(tiny):
+def test_a_loaded_model_uses_our_attention(tiny):
     loaded = load(ModelConfig(path=str(tiny), dtype="float32"), torch.device("cpu"))
     assert loaded.model.config._attn_implementation == "postgrad"

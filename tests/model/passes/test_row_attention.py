@@ -1,4 +1,4 @@
-"""Attention over packed tokens without kernels, against one dense mask: values, gradients, and what shares a key's gradient."""
+"""Packed attention in plain torch against one dense mask: values and gradients."""
 
 import pytest
 import torch
@@ -6,21 +6,23 @@ import torch
 from postgrad.model.passes.row_attention import make_padded_segments, padded_segment_attention
 
 
-def segments_of(bundles):
-    """Segments as layout.make_packed_micro_batches lays them out: (shared length, own lengths) of each bundle."""
-    out, at = [], 0
+def make_segments(bundles):
+    """Return the segments and the number of tokens of (shared length, own lengths) bundles."""
+    segments = []
+    begin = 0
     for shared, owns in bundles:
-        begin, end = at, at + shared + sum(owns)
+        shared_start = begin
+        shared_end = begin + shared
         if shared:
-            out.append((begin, begin + shared, 0, 0, end))
-        at += shared
+            segments.append((shared_start, shared_end, 0, 0, shared_end + sum(owns)))
+        begin = shared_end
         for own in owns:
-            out.append((at, at + own, begin, begin + shared, at + own))
-            at += own
-    return out, at
+            segments.append((begin, begin + own, shared_start, shared_end, begin + own))
+            begin += own
+    return segments, begin
 
 
-def visible(segments, tokens):
+def dense_mask(segments, tokens):
     mask = torch.zeros(tokens, tokens, dtype=torch.bool)
     for start, end, shared_start, shared_end, _ in segments:
         mask[start:end, start:end] = torch.ones(end - start, end - start, dtype=torch.bool).tril()
@@ -28,7 +30,7 @@ def visible(segments, tokens):
     return mask
 
 
-def dense(q, k, v, mask):
+def dense_attention(q, k, v, mask):
     k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q, k) * q.shape[-1] ** -0.5
     return torch.einsum("hqk,khd->qhd", scores.masked_fill(~mask, -torch.inf).softmax(-1), v)
@@ -45,39 +47,37 @@ SHAPES = {
 @pytest.mark.parametrize("heads", [2, 6])
 @pytest.mark.parametrize("bundles", SHAPES.values(), ids=SHAPES)
 def test_values_and_gradients_equal_a_dense_mask(bundles, heads):
-    segments, tokens = segments_of(bundles)
+    segments, tokens = make_segments(bundles)
     generator = torch.Generator().manual_seed(0)
-    inputs = [
-        torch.randn(tokens, h, 4, generator=generator, dtype=torch.float64).requires_grad_()
-        for h in (heads, 2, 2)
-    ]
-    share = torch.randn(tokens, heads, 4, generator=generator, dtype=torch.float64)
-    ours, theirs = (
-        padded_segment_attention(*inputs, make_padded_segments(segments), None),
-        dense(*inputs, visible(segments, tokens)),
-    )
-    torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
-    mine = torch.autograd.grad((ours * share).sum(), inputs)
-    for a, b in zip(mine, torch.autograd.grad((theirs * share).sum(), inputs), strict=True):
+
+    def draw(num_heads):
+        return torch.randn(tokens, num_heads, 4, generator=generator, dtype=torch.float64)
+
+    inputs = [draw(num_heads).requires_grad_() for num_heads in (heads, 2, 2)]
+    grad_out = draw(heads)
+    actual = padded_segment_attention(*inputs, make_padded_segments(segments), None)
+    expected = dense_attention(*inputs, dense_mask(segments, tokens))
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
+    actual_grads = torch.autograd.grad((actual * grad_out).sum(), inputs)
+    expected_grads = torch.autograd.grad((expected * grad_out).sum(), inputs)
+    for a, b in zip(actual_grads, expected_grads, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
 def test_rows_of_different_lengths_are_in_separate_groups():
-    segments, tokens = segments_of([(0, [100]), (0, [10]), (0, [9]), (0, [9])])
+    segments, tokens = make_segments([(0, [100]), (0, [10]), (0, [9]), (0, [9])])
     padded = make_padded_segments(segments)
     assert [(group.num_rows, group.num_queries) for group in padded.groups] == [(1, 100), (3, 10)]
     assert len(padded.query_tokens) < 1.1 * tokens + 3
 
 
 def test_a_shared_key_sums_its_gradient_in_float32():
-    """256 responses each add one: bfloat16 sums would stop growing at 256 ulps of a half."""
-    segments, tokens = segments_of([(1, [1] * 300)])
+    """Each of 300 responses adds a half; bfloat16 sums would stop growing at 128."""
+    segments, tokens = make_segments([(1, [1] * 300)])
     key, query = torch.zeros(2, tokens, 1, 16, dtype=torch.bfloat16)
     value = torch.zeros(tokens, 1, 16, dtype=torch.bfloat16).requires_grad_()
-    padded_segment_attention(
-        query, key, value, make_padded_segments(segments), None
-    ).sum().backward()
-    # The prompt sees itself once (1); each response looks at the prompt and itself in equal parts.
-    torch.testing.assert_close(
-        value.grad[0], torch.full((1, 16), 1 + 300 / 2, dtype=torch.bfloat16)
-    )
+    out = padded_segment_attention(query, key, value, make_padded_segments(segments), None)
+    out.sum().backward()
+    # The prompt attends to itself (1); each response weighs the prompt and itself equally.
+    expected = torch.full((1, 16), 1 + 300 / 2, dtype=torch.bfloat16)
+    torch.testing.assert_close(value.grad[0], expected)

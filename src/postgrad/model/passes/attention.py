@@ -102,7 +102,8 @@ def _refuse_in_packed(
 def in_window(mask: Tensor | None, positions: Tensor, num_keys: int, window: int) -> Tensor:
     """Return the boolean mask restricted to keys less than `window` positions before the query.
 
-    In a decode step (one query) keys are stored by position; otherwise keys are the queries' tokens.
+    In a decode step (one query) keys are stored by position; otherwise they are the queries'
+    tokens.
     """
     key_positions = positions
     if positions.shape[1] == 1:

@@ -56,7 +56,7 @@ class GraphCache:
         return bool(self.masters) or not torch.is_grad_enabled()
 
     def hidden_states(self, micro: MicroBatch, view: View) -> Tensor:
-        """Return what views.hidden_states returns, followed by padding. Valid until the next pass."""
+        """Return views.hidden_states of the pass, then padding. Valid until the next pass."""
         assert isinstance(micro.packing, Packing)
         captured = self.captured_pass(micro.num_tokens, len(micro.packing.query_tiles), view)
         hidden, cos, sin = embed(self.model, micro.ids, micro.positions)

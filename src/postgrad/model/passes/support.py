@@ -13,7 +13,7 @@ PACKED_FAMILIES = ("llama", "qwen2", "qwen3")
 
 @dataclass(frozen=True)
 class LogitTransform:
-    """What a model does to hidden @ head.T before the softmax: softcap * tanh(scale * x / softcap)."""
+    """How a model changes its logits before the softmax: softcap * tanh(scale * x / softcap)."""
 
     scale: float = 1.0
     softcap: float | None = None
