@@ -1,14 +1,12 @@
-"""The estimate of `postgrad doctor --fit`, against numbers worked out by hand, against real tensors and against a real run."""
+"""The estimate of `postgrad doctor --fit`: by hand, against real tensors, against a real run."""
 
 import dataclasses
 import json
 import os
 import re
-import statistics
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -38,11 +36,11 @@ def configured(model: Path, *overrides: str) -> Config:
 
 def uniform(
     groups: int, prompt: int, samples: int, given: tuple[int, ...] = (), num_validation: int = 0
-) -> fit.Load:
-    return fit.Load([fit.Group(prompt, given, samples)] * groups, prompt, num_validation)
+) -> fit.Workload:
+    return fit.Workload([fit.GroupLengths(prompt, given, samples)] * groups, prompt, num_validation)
 
 
-def planned(load: fit.Load, model: Path, *overrides: str) -> fit.Plan:
+def planned(load: fit.Workload, model: Path, *overrides: str) -> fit.Plan:
     config = configured(model, *overrides)
     return fit.Plan(config, model_config(config.model), load)
 
@@ -57,7 +55,7 @@ RATES = fit.Rates(
 
 def test_parameters_are_those_of_the_model(tiny: Path) -> None:
     config = configured(tiny)
-    size = simulate.measure(config, model_config(config.model))
+    size = simulate.measure_size(config, model_config(config.model))
     # Width 32, vocabulary 18 (tied), heads 4 and key heads 2 of 8: q 32x32, k and v 32x16, o 32x32, mlp 3 x 32x64,
     # norms 32 + 32 + 8 + 8 a block, 32 at the end.
     block = 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64 + 2 * 32 + 2 * 8
@@ -72,7 +70,7 @@ def test_parameters_are_those_of_the_model(tiny: Path) -> None:
 
 def test_tied_heads_count_once(tiny: Path, tiny_untied: Path) -> None:
     sizes = [
-        simulate.measure(configured(path), model_config(configured(path).model))
+        simulate.measure_size(configured(path), model_config(configured(path).model))
         for path in (tiny, tiny_untied)
     ]
     block = (sizes[0].parameters - 18 * 32 - 32) // 2
@@ -80,34 +78,34 @@ def test_tied_heads_count_once(tiny: Path, tiny_untied: Path) -> None:
 
 
 def test_layout_counts_prompts_once_for_a_bundle(tiny: Path) -> None:
-    layout = fit.lay_out(
+    layout = fit.lay_out_step(
         planned(uniform(2, 10, 3), tiny, "training.token_budget=1000"), response_tokens=5
     )
     # One pass of two bundles: the prompt, and of each response all but the last token.
-    assert layout.biggest.ids.shape == (2, 10 + 3 * 4)
-    assert (layout.rows, layout.sampled, layout.num_passes) == (6, 6, 1)
+    assert layout.largest_pass.ids.shape == (2, 10 + 3 * 4)
+    assert (layout.num_rows, layout.num_sampled, layout.num_passes) == (6, 6, 1)
     assert (layout.tokens, layout.prompt_tokens, layout.padded_tokens) == (6 * 15, 20, 44)
 
 
 def test_layout_of_a_large_step_is_scaled_from_its_first_groups(tiny: Path) -> None:
     load = uniform(400, 10, 2)
-    layout = fit.lay_out(planned(load, tiny, "training.token_budget=100"), response_tokens=5)
-    exact = fit.lay_out(planned(load, tiny, "training.token_budget=10000"), response_tokens=5)
-    assert layout.rows == exact.rows == 800
+    layout = fit.lay_out_step(planned(load, tiny, "training.token_budget=100"), response_tokens=5)
+    exact = fit.lay_out_step(planned(load, tiny, "training.token_budget=10000"), response_tokens=5)
+    assert layout.num_rows == exact.num_rows == 800
     assert layout.tokens == exact.tokens == 800 * 15
     assert layout.padded_tokens == exact.padded_tokens
-    assert layout.biggest.num_tokens <= 100
+    assert layout.largest_pass.num_tokens <= 100
 
 
 def test_step_time_is_the_sum_of_its_parts(tiny: Path) -> None:
     plan = planned(
         uniform(4, 10, 4), tiny, "training.updates_per_step=2", "training.token_budget=1000"
     )
-    layout = fit.lay_out(plan, response_tokens=5)
-    step = fit.foretell_step(
+    layout = fit.lay_out_step(plan, response_tokens=5)
+    step = fit.estimate_step(
         plan, ["draw", "compose", "sample", "compute_old_logprobs", "update"], layout, RATES
     )
-    padded, parameters = 4 * (10 + 4 * 4), simulate.measure(plan.config, plan.model).parameters
+    padded, parameters = 4 * (10 + 4 * 4), simulate.measure_size(plan.config, plan.model).parameters
     assert layout.padded_tokens == padded
     assert step == pytest.approx(
         {
@@ -126,13 +124,13 @@ def test_other_models_take_memory_time_and_disk(tiny: Path) -> None:
         alone, roles={"reference": ("frozen", alone.model), "critic": ("critic", alone.model)}
     )
     layout, p = (
-        fit.lay_out(plan, response_tokens=5),
-        simulate.measure(plan.config, plan.model).parameters,
+        fit.lay_out_step(plan, response_tokens=5),
+        simulate.measure_size(plan.config, plan.model).parameters,
     )
-    step = fit.foretell_step(plan, ["sample", "update"], layout, RATES)
+    step = fit.estimate_step(plan, ["sample", "update"], layout, RATES)
     assert step["reference"] == pytest.approx(layout.padded_tokens * 0.001)
     assert step["critic"] == pytest.approx(layout.padded_tokens * (0.001 + 0.003) + p * 1e-6)
-    more, less = (fit.foretell_memory(which, process=0) for which in (plan, alone))
+    more, less = (fit.estimate_memory(which, process=0) for which in (plan, alone))
     assert sum(more.held.values()) - sum(less.held.values()) == 4 * p + (4 + 8) * p
     assert more.phases["critic's update"]["gradients"] == 4 * p
     assert fit.checkpoint_bytes(plan) == 2 * fit.checkpoint_bytes(alone)
@@ -140,9 +138,9 @@ def test_other_models_take_memory_time_and_disk(tiny: Path) -> None:
 
 def test_a_step_that_samples_nothing_has_no_sample_time(tiny: Path) -> None:
     plan = planned(uniform(4, 10, 0, given=(7,)), tiny)
-    layout = fit.lay_out(plan, 5)
+    layout = fit.lay_out_step(plan, 5)
     assert list(
-        fit.foretell_step(plan, ["draw", "compose", "sample", "update"], layout, RATES)
+        fit.estimate_step(plan, ["draw", "compose", "sample", "update"], layout, RATES)
     ) == ["update"]
     assert layout.tokens == 4 * 17
 
@@ -150,10 +148,10 @@ def test_a_step_that_samples_nothing_has_no_sample_time(tiny: Path) -> None:
 def test_validations_are_counted_before_after_and_between(tiny: Path) -> None:
     overrides = ["training.steps=10", "training.validate_every=5", "rollout.max_response_tokens=4"]
     one = 16 * 10 * 0.001 + 2 * 4 * 0.02
-    assert fit.foretell_validations(
+    assert fit.estimate_validations(
         planned(uniform(1, 10, 2, num_validation=16), tiny, *overrides), RATES
     ) == pytest.approx(3 * 2 * one)
-    assert fit.foretell_validations(planned(uniform(1, 10, 2), tiny, *overrides), RATES) == 0.0
+    assert fit.estimate_validations(planned(uniform(1, 10, 2), tiny, *overrides), RATES) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -168,9 +166,9 @@ def test_validations_are_counted_before_after_and_between(tiny: Path) -> None:
 def test_checkpoint_and_disk(tiny: Path, overrides: list[str], each: int) -> None:
     steps = ["training.steps=100", "training.checkpoint_every=10", "training.keep_checkpoints=2"]
     plan = planned(uniform(2, 10, 2), tiny, *overrides, *steps)
-    one = each * simulate.measure(plan.config, plan.model).parameters
+    one = each * simulate.measure_size(plan.config, plan.model).parameters
     assert fit.checkpoint_bytes(plan) == one
-    layout = fit.lay_out(plan, 5)
+    layout = fit.lay_out_step(plan, 5)
     rollouts = 100 * layout.tokens * fit.ROLLOUT_BYTES
     assert fit.disk_bytes(plan, layout) == 3 * one + rollouts
     plan.config.training.keep_best, plan.config.training.validate_every = "held", 50
@@ -184,7 +182,7 @@ def test_checkpoint_and_disk(tiny: Path, overrides: list[str], each: int) -> Non
 
 def test_rows_longer_than_the_context_are_refused(tiny: Path) -> None:
     plan = planned(uniform(1, 10, 2), tiny, "rollout.max_response_tokens=502")
-    size = simulate.measure(plan.config, plan.model)
+    size = simulate.measure_size(plan.config, plan.model)
     fit.check_context(plan, size)
     plan.config.rollout.max_response_tokens = 503
     with pytest.raises(ConfigError, match="context of 512"):
@@ -259,7 +257,7 @@ def test_checkpointing_and_a_smaller_budget_take_less(tiny_untied: Path) -> None
     peaks = {}
     for overrides in ((), ("model.activation_checkpointing=true",), ("training.token_budget=100",)):
         plan = planned(uniform(8, 20, 4), tiny_untied, "rollout.max_response_tokens=20", *overrides)
-        peaks[overrides] = fit.foretell_memory(plan, process=0).phases["update"]["activations"]
+        peaks[overrides] = fit.estimate_memory(plan, process=0).phases["update"]["activations"]
     assert peaks[("model.activation_checkpointing=true",)] < 0.5 * peaks[()]
     assert peaks[("training.token_budget=100",)] < 0.25 * peaks[()]
 
@@ -272,8 +270,8 @@ def test_memory_by_hand(tiny: Path) -> None:
         "training.steps=1",
     ]
     plan = planned(uniform(2, 10, 4), tiny, *overrides)
-    memory = fit.foretell_memory(plan, process=5000, kernel=7)
-    p = simulate.measure(plan.config, plan.model).parameters
+    memory = fit.estimate_memory(plan, process=5000, kernel=7)
+    p = simulate.measure_size(plan.config, plan.model).parameters
     state = {"process": 5000, "weights": 2 * p, "optimizer state": 8 * p, "float32 masters": 4 * p}
     assert {name: memory.held[name] for name in state} == state
     # Matrices of five shapes (embedding; q and o; k and v; gate and up; down), six row counts and one pass of three products.
@@ -292,7 +290,7 @@ def test_an_engine_apart_counts_its_own_weights(tiny: Path) -> None:
         planned(uniform(2, 10, 4), tiny, *overrides, "rollout.max_response_tokens=20")
         for overrides in ([], apart)
     ]
-    one, two = (fit.foretell_memory(plan, process=10**6) for plan in plans)
+    one, two = (fit.estimate_memory(plan, process=10**6) for plan in plans)
     rollout = sum(n for name, n in one.phases["rollout"].items() if name != "heap slack")
     assert two.held["engine process"] == 10**6 + one.held["weights"] + rollout
     assert two.held["driver process"] == 10**6
@@ -306,7 +304,7 @@ def test_remedies_come_in_the_order_of_effect(tiny_untied: Path) -> None:
         "rollout.max_response_tokens=50",
         "training.token_budget=4096",
     )
-    found = fit.remedies(plan, process=0)
+    found = fit.suggest_settings(plan, process=0)
     savings = [saved for _, saved in found]
     assert savings == sorted(savings, reverse=True)
     assert savings[-1] > 0
@@ -318,27 +316,24 @@ def test_remedies_come_in_the_order_of_effect(tiny_untied: Path) -> None:
 # ---- against a real run
 
 
-def postgrad(*overrides: str) -> str:
-    command = [sys.executable, "-m", "postgrad.cli.main", *overrides]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+def postgrad(*words: str) -> str:
+    """Run the command in its own process with one thread; return what it prints."""
+    command = [sys.executable, "-m", "postgrad.cli.main", *words]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def number(text: str, pattern: str) -> float:
-    found = re.search(pattern, text)
+def gib_of(name: str, text: str) -> float:
+    """Return the GiB in the row `name` of the printed report."""
+    found = re.search(rf"{name} +([\d.]+) GiB", text)
     assert found, text
     return float(found[1])
 
 
-def wordy_model(folder: Path) -> Path:
-    """19 million parameters and a vocabulary in which the end is rare, so that responses run to their full length."""
+def model_that_rarely_stops(folder: Path) -> Path:
+    """19M parameters and a vocabulary of 1024: the end is rare, so responses have full length."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from postgrad.model.tiny import make_tiny
@@ -352,49 +347,33 @@ def wordy_model(folder: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "auto"])
-def test_the_estimate_holds_against_a_real_run(tmp_path: Path, dtype: str) -> None:
-    (tmp_path / "coin.py").write_text(
+def test_estimated_memory_and_disk_are_those_of_a_real_run(tmp_path: Path, dtype: str) -> None:
+    """The estimated time depends on the load of the machine: see benchmarks/fit.py."""
+    verifier = tmp_path / "coin.py"
+    verifier.write_text(
         "def coin(response, problem):\n    return float(sum(map(ord, response)) % 2)\n"
     )
-    model = wordy_model(tmp_path / "model")
-    overrides = [
+    words = [
         "grpo",
-        f"model.path={model}",
+        f"model.path={model_that_rarely_stops(tmp_path / 'model')}",
         f"model.dtype={dtype}",
+        "model.threads=1",
         "data.train=arithmetic:2",
         "data.template=plain",
-    ]
-    overrides += [
-        f"reward.verifier={tmp_path}/coin.py:coin",
+        f"reward.verifier={verifier}:coin",
         "rollout.max_response_tokens=24",
         "training.problems_per_step=16",
+        "training.steps=5",
+        f"runs={tmp_path}/runs",
+        "name=real",
     ]
-    overrides += ["training.steps=5", f"runs={tmp_path}/runs", "name=real", "model.threads=1"]
-
-    foretold = [postgrad("doctor", "--fit", *overrides)]
+    estimate = postgrad("doctor", "--fit", *words)
     assert not (tmp_path / "runs").exists()
-    postgrad("train", *overrides)
-    foretold.append(
-        postgrad("doctor", "--fit", *overrides)
-    )  # the machine may be busier after than before
-
-    lines: list[dict[str, Any]] = [
-        json.loads(line) for line in (tmp_path / "runs/real/metrics.jsonl").read_text().splitlines()
-    ]
-    memory = max(line["memory_gib"] for line in lines)
-    step = statistics.median(line["step_s"] for line in lines[1:])
-    peaks = [number(text, r"peak memory +([\d.]+) GiB") for text in foretold]
-    steps = [number(text, r"time a step +([\d.]+) s") for text in foretold]
-    print(
-        f"{dtype}: memory {peaks} GiB foretold, {memory:.2f} measured; step {steps} s foretold, {step:.2f} measured"
-    )
-    for peak in peaks:
-        assert memory / 1.5 < peak < memory * 1.5
-    assert step / 3 < statistics.geometric_mean(steps) < step * 3
-
-    saved = sum(
-        file.stat().st_size
-        for file in (tmp_path / "runs/real/checkpoints/step-5").rglob("*")
-        if file.is_file()
-    )
-    assert number(foretold[0], r"checkpoint +([\d.]+) GiB") * GIB == pytest.approx(saved, rel=0.1)
+    postgrad("train", *words)
+    run = tmp_path / "runs" / "real"
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    peak = max(line["memory_gib"] for line in lines)
+    assert peak / 1.5 < gib_of("peak memory", estimate) < peak * 1.5
+    files = [file for file in (run / "checkpoints" / "step-5").rglob("*") if file.is_file()]
+    saved = sum(file.stat().st_size for file in files)
+    assert gib_of("checkpoint", estimate) * GIB == pytest.approx(saved, rel=0.1)

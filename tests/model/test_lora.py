@@ -273,8 +273,8 @@ def test_an_adapter_folder_loads_as_a_model(tiny, tmp_path):
 def test_the_memory_estimate_counts_adapters(tiny):
     config = config_of("grpo", tiny)
     lora_config = config_of("grpo", tiny, *LORA)
-    sizes = simulate.measure(config, model_config(config.model))
-    lora_sizes = simulate.measure(lora_config, model_config(lora_config.model))
+    sizes = simulate.measure_size(config, model_config(config.model))
+    lora_sizes = simulate.measure_size(lora_config, model_config(lora_config.model))
     host = build_host(lora_config)
     num_adapter_weights = sum(p.numel() for p in adapter_parameters(host.policy.model).values())
     assert sizes.trained == sizes.parameters

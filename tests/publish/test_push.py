@@ -32,7 +32,7 @@ def hub(monkeypatch, tmp_path):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no token here"))
-    monkeypatch.setattr(pushing, "WAITS_S", (0.01, 0.02))
+    monkeypatch.setattr(pushing, "PAUSES_S", (0.01, 0.02))
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     with serving_hub() as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.address)
@@ -147,7 +147,7 @@ def test_a_hub_that_stays_away_loses_nothing_and_the_same_command_goes_on(
         code == 1
         and said.count("\n") == 1
         and "the hub answered 500" in said
-        and "the same command goes on" in said
+        and "repeat the same command" in said
     ), said
     assert hub.files("me/counts") == {} and hub.calls["upload"] == 1
     assert pushed(capsys, run_of, "me/counts")[0] == 0
@@ -163,18 +163,18 @@ def test_refusals_are_one_line(hub: Hub, run_of, capsys, monkeypatch):
         assert code == 2 and said.count("\n") == 1, (code, said)
         return said
 
-    assert "no name on a hub" in refused(run_of, "counts")
-    assert "no name on a hub" in refused(run_of, "me/a b")
+    assert "'counts' is not a name" in refused(run_of, "counts")
+    assert "'me/a b' is not a name" in refused(run_of, "me/a b")
     assert "may not write to stranger/counts (403)" in refused(run_of, "stranger/counts")
     assert "did you mean private?" in refused(run_of, "me/counts", "privat=true")
     assert "private: maybe" in refused(run_of, "me/counts", "private=maybe")
     assert "user/name" in refused(run_of)
     assert "no such folder" in refused("/no/such", "me/counts")
     assert "has no checkpoint step=7; it has steps 6" in refused(run_of, "me/counts", "step=7")
-    assert "is no run, checkpoint or model folder" in refused(run_of.parent, "me/counts")
+    assert "is not a run, a checkpoint or a model folder" in refused(run_of.parent, "me/counts")
     assert hub.repos == {} and hub.calls["upload"] == 0
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
-    assert "does not know the token (401)" in refused(run_of, "me/counts")
+    assert "the token (401)" in refused(run_of, "me/counts")
     monkeypatch.delenv("HF_TOKEN")
     assert "set HF_TOKEN, or run: hf auth login" in refused(run_of, "me/counts")
     monkeypatch.setenv("HF_TOKEN", TOKEN)

@@ -238,9 +238,7 @@ def test_a_device_that_vllm_does_not_run_on_is_one_line(model, tmp_path, capsys,
 
 
 def test_doctor_shows_what_vllm_runs_on():
-    line = next(
-        line for _, line in doctor._packages("engines", doctor.ENGINES) if line.startswith("vllm: ")
-    )
+    line = next(line for _, line in doctor.engine_rows() if line.startswith("vllm: "))
     assert line.startswith("vllm: 0.") and "runs on cpu (no sleep mode there" in line
 
 

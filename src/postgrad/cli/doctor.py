@@ -7,7 +7,7 @@ from postgrad.cli.arguments import Parser
 from postgrad.errors import ConfigError
 
 if TYPE_CHECKING:
-    from postgrad.doctor.machine import Report
+    from postgrad.doctor.report import Report
 
 DESCRIPTION = """Without arguments: shows what this machine offers and what a run would use: device, compute type,
 threads, memory, engines, packages.
@@ -39,7 +39,7 @@ def run(words: list[str]) -> int:
     from postgrad.cli.train import compose_words
 
     config = compose_words([arguments.fit, *arguments.overrides])
-    from postgrad.doctor.machine import describe, estimate
+    from postgrad.doctor.estimate import describe, estimate
 
     show(describe(estimate(config)))
     return 0

@@ -49,9 +49,9 @@ def make_parser() -> Parser:
 
 def run(words: list[str]) -> int:
     arguments = make_parser().parse(words, help_if_empty=True)
-    from postgrad.publish.export import Wanted, export
+    from postgrad.publish.export import ExportRequest, export
 
-    wanted = Wanted(
+    request = ExportRequest(
         arguments.source,
         Path(arguments.out),
         arguments.step,
@@ -59,5 +59,5 @@ def run(words: list[str]) -> int:
         arguments.shard_gib,
         arguments.lora,
     )
-    print(f"written: {export(wanted, print)}")
+    print(f"written: {export(request, print)}")
     return 0

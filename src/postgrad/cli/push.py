@@ -49,9 +49,9 @@ def make_parser() -> Parser:
 def run(words: list[str]) -> int:
     arguments = make_parser().parse(words, help_if_empty=True)
     from postgrad.publish.card import model_card
-    from postgrad.publish.push import find_parcel, push
+    from postgrad.publish.push import find_upload, push
 
-    upload = find_parcel(arguments.source, arguments.step, arguments.lora)
+    upload = find_upload(arguments.source, arguments.step, arguments.lora)
     if arguments.card:
         print(model_card(arguments.name, upload.run, upload.step))
         return 0

@@ -1,4 +1,6 @@
-"""What this machine has, what a run will use, and whether the run fits in memory and time.
+"""`postgrad doctor`: what this machine offers, and whether a run fits and how long it takes.
 
-Owns `postgrad doctor`. May import training and everything below it.
+machine.py describes the machine. estimate.py combines fit.py (arithmetic), simulate.py (memory of
+the model's own code without weights) and probe.py (short measurements). report.py holds the result.
+May import training and every layer below it.
 """

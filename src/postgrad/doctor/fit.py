@@ -1,7 +1,8 @@
-"""Will it fit, how long: what a run needs, foretold from its configuration and the model's, before a weight is loaded.
+"""The arithmetic of `postgrad doctor --fit`: memory, time and disk of a run, before it starts.
 
-Memory is counted by what holds it; the activations come from simulate.py. Time is arithmetic over the rates that probe.py measures.
-Responses are taken at their longest, so both are upper bounds for models that stop earlier.
+Memory is counted by what holds it; simulate.py gives the activations. Time is counted with the
+rates that probe.py measures. Responses are assumed to have their maximum length, so both are
+upper bounds for models that stop earlier.
 """
 
 import dataclasses
@@ -14,7 +15,7 @@ import torch
 
 from postgrad.config.schema import Config
 from postgrad.data.feed import Feed
-from postgrad.doctor.simulate import Size, cache_bytes, measure, simulate_update
+from postgrad.doctor.simulate import ModelSize, cache_bytes, measure_size, simulate_update
 from postgrad.errors import ConfigError, RunError
 from postgrad.methods.base import Method, Ports, Step
 from postgrad.model.device import supports_state_streaming
@@ -23,220 +24,283 @@ from postgrad.model.passes.layout import MicroBatch, make_padded_micro_batches
 from postgrad.training.prepare import Inputs
 from postgrad.types import Batch, Trajectory
 
-ROLLOUT_BYTES = 10  # of rollouts/ a token: parquet, compressed; measured 8 to 9
-KEPT_KERNELS = 1024  # matrix shapes whose kernels oneDNN keeps
-HEAP_SLACK = 0.25  # what the CPU's heap loses to gaps between tensors of changing sizes; measured 0.1 to 0.3 of a phase
+ROLLOUT_BYTES = 10  # of rollouts/ per token: compressed parquet; measured 8 to 9
+MAX_KERNELS = 1024  # matrix shapes whose kernels oneDNN keeps
+# Share of a phase that the CPU heap loses to gaps between tensors; measured 0.1 to 0.3.
+HEAP_SLACK = 0.25
+DEFAULT_MAX_ROWS = 256
+DEFAULT_TOKEN_BUDGET = 8192
 
 
 @dataclass(frozen=True)
-class Group:
-    """One problem's group as lengths in tokens: its prompt, the rows given to it, how many are sampled."""
+class GroupLengths:
+    """The group of one problem as numbers of tokens."""
 
     prompt: int
-    given: tuple[int, ...]
+    given: tuple[int, ...]  # responses that are not sampled, such as demonstrations
     num_samples: int
+
+    def responses(self, response_tokens: int) -> list[int]:
+        """Return the length of every response if sampled ones have `response_tokens` tokens."""
+        return [*self.given, *[response_tokens] * self.num_samples]
 
 
 @dataclass(frozen=True)
-class Load:
-    """What the data bring: the first step's groups, the longest prompt of all, the problems answered in a validation."""
+class Workload:
+    """The data of a run as lengths: the groups of its first step, and what bounds the others."""
 
-    groups: list[Group]
+    groups: list[GroupLengths]
     longest_prompt: int
-    num_validation: int = 0
+    num_validation: int = 0  # problems that one validation answers
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is foretold of: a resolved configuration, the transformers configurations of its models, its data as lengths."""
+    """A run to estimate: its resolved configuration, its models and its data as lengths."""
 
     config: Config
-    model: Any
-    load: Load
-    roles: dict[str, tuple[str, Any]] = dataclasses.field(
-        default_factory=dict
-    )  # name: (kind, transformers configuration)
+    model: Any  # transformers configuration of the policy
+    workload: Workload
+    # name -> (kind, transformers configuration) of the models besides the policy
+    roles: dict[str, tuple[str, Any]] = dataclasses.field(default_factory=dict)
 
     @property
     def width(self) -> int:
         return int(self.model.get_text_config().hidden_size)
 
     @property
-    def decode_rows(self) -> int:
-        """Most rows the engine decodes at once."""
-        sampled = sum(group.num_samples for group in self.load.groups)
-        return min(self.config.rollout.max_rows or 256, max(sampled, self.load.num_validation))
+    def max_rows(self) -> int:
+        return self.config.rollout.max_rows or DEFAULT_MAX_ROWS
 
     @property
-    def budget(self) -> int:
-        """Most tokens of one pass."""
-        return self.config.training.token_budget or 8192
+    def decode_rows(self) -> int:
+        """Number of rows that the engine decodes at once, at most."""
+        num_sampled = sum(group.num_samples for group in self.workload.groups)
+        return min(self.max_rows, max(num_sampled, self.workload.num_validation))
+
+    @property
+    def token_budget(self) -> int:
+        """Number of tokens of one pass, at most."""
+        return self.config.training.token_budget or DEFAULT_TOKEN_BUDGET
 
 
 @dataclass(frozen=True)
-class Layout:
-    """One step as it is computed. `padded_tokens` run forward and backward; `biggest` is the largest forward pass."""
+class StepLayout:
+    """One step as it is computed."""
 
-    rows: int
-    sampled: int  # rows that the engine writes,
-    sampled_tokens: int  # each this long,
-    prompt_tokens: int  # from prompts of this many tokens together
+    num_rows: int
+    num_sampled: int  # rows that the engine samples
+    sampled_tokens: int  # tokens of each sampled response
+    prompt_tokens: int  # of all prompts with sampled responses
     tokens: int  # prompts and responses of all rows
-    padded_tokens: int
+    padded_tokens: int  # of all passes, forward and backward
     num_passes: int
-    biggest: MicroBatch
+    largest_pass: MicroBatch
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes by what holds them. `phases` follow one another; the peak is what is always held and the largest phase."""
+    """Bytes by what holds them. The peak is `held`, which is permanent, plus the largest phase."""
 
     held: dict[str, int]
-    phases: dict[str, dict[str, int]]
+    phases: dict[str, dict[str, int]]  # one after the other
 
     @property
-    def phase(self) -> str:
-        """The phase with the peak."""
+    def peak_phase(self) -> str:
         return max(self.phases, key=lambda name: sum(self.phases[name].values()))
 
     @property
     def peak(self) -> int:
-        return sum(self.held.values()) + sum(self.phases[self.phase].values())
+        return sum(self.held.values()) + sum(self.phases[self.peak_phase].values())
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Measured seconds on this machine, for the whole depth of the model."""
+    """Measured seconds on this machine, for the model with all its blocks."""
 
-    forward_token_s: float  # of one padded token, without gradient
-    train_token_s: float  # forward and backward
-    decode_s: float  # one decode step of `decode_rows` rows
+    forward_token_s: float  # per padded token, without gradient
+    train_token_s: float  # per padded token, forward and backward
+    decode_s: float  # per decode step of `decode_rows` rows
     decode_rows: int
-    parameter_s: float  # optimizer step of one parameter
+    parameter_s: float  # per parameter, of an optimizer step
 
 
-# ---- what a step holds
+# ---- the data and one step
 
 
-def read_load(config: Config, method: Method, inputs: Inputs) -> Load:
-    """Compose the first step as the driver would and keep the lengths. Samples nothing, changes nothing."""
+def read_workload(config: Config, method: Method, inputs: Inputs) -> Workload:
+    """Return the lengths of the first step, composed by the method. Nothing is sampled.
+
+    Raises ConfigError if the data lack what the method needs.
+    """
     engine: Any = SimpleNamespace(shares_weights=not config.cluster.engine_apart)
     method.bind(Ports(None, engine, inputs.scorer, inputs.prompts))  # type: ignore[arg-type]
     step = Step(1, Feed(inputs.train, config.seed, config.data.shuffle))
     try:
         composed = method.compose(method.draw(None, step), step)
-    except (
-        RunError
-    ) as error:  # the data lack what the method needs: nothing has run yet, so the input is wrong
+    except RunError as error:
         raise ConfigError(str(error)) from error
-    groups = [
-        Group(
-            len(inputs.prompts.encode(g.problem)),
-            tuple(len(t.response) for t in g.given_rows),
-            g.num_samples,
-        )
-        for g in composed
-    ]
+    groups: list[GroupLengths] = []
+    for group in composed:
+        prompt = len(inputs.prompts.encode(group.problem))
+        given = tuple(len(trajectory.response) for trajectory in group.given_rows)
+        groups.append(GroupLengths(prompt, given, group.num_samples))
     held_out = [problem for problems in inputs.validation.values() for problem in problems]
     longest = max(len(inputs.prompts.encode(problem)) for problem in [*inputs.train, *held_out])
-    return Load(groups, longest, len(held_out) if method.needs_verifier() else 0)
+    return Workload(groups, longest, len(held_out) if method.needs_verifier() else 0)
 
 
-def check_context(plan: Plan, size: Size) -> None:
-    """Refuse rows that are longer than the model can read."""
-    prompt, response = plan.load.longest_prompt, plan.config.rollout.max_response_tokens
+def check_context(plan: Plan, size: ModelSize) -> None:
+    """Raise ConfigError if a prompt and its response may exceed the model's context."""
+    prompt = plan.workload.longest_prompt
+    response = plan.config.rollout.max_response_tokens
     if plan.decode_rows and prompt + response > size.context:
         raise ConfigError(
-            f"a prompt of {prompt} tokens and rollout.max_response_tokens={response} exceed the model's context of "
-            f"{size.context}; lower rollout.max_response_tokens or data.max_prompt_tokens"
+            f"a prompt of {prompt} tokens and rollout.max_response_tokens={response} exceed the "
+            f"model's context of {size.context}; lower rollout.max_response_tokens "
+            "or data.max_prompt_tokens"
         )
 
 
-def lay_out(plan: Plan, response_tokens: int) -> Layout:
-    """The step in micro-batches, by the trainer's own code; every sampled response has `response_tokens` tokens."""
-    training, groups = plan.config.training, plan.load.groups
+def lay_out_step(plan: Plan, response_tokens: int) -> StepLayout:
+    """Return one step in micro-batches, made by the trainer's own code.
+
+    Every sampled response has `response_tokens` tokens. Only the first groups of an update are
+    laid out and then scaled: a table of the whole step could be large.
+    """
+    groups = plan.workload.groups
     rows: list[Trajectory] = []
-    laid = 0
-    # A few micro-batches tell of all: the groups of an update are alike, and a table of the whole step could be large.
-    for group in groups[: math.ceil(len(groups) / training.updates_per_step)]:
-        for length in _responses(group, response_tokens):
-            rows.append(Trajectory(str(laid), [laid] * group.prompt, [0] * length, laid))
-        laid += 1
-        if sum(len(row.prompt) + len(row.response) for row in rows) > 4 * plan.budget:
+    num_laid_out = 0
+    for group in groups[: math.ceil(len(groups) / plan.config.training.updates_per_step)]:
+        prompt = [num_laid_out] * group.prompt
+        for length in group.responses(response_tokens):
+            rows.append(Trajectory(str(num_laid_out), prompt, [0] * length, num_laid_out))
+        num_laid_out += 1
+        if sum(len(row.prompt) + len(row.response) for row in rows) > 4 * plan.token_budget:
             break
-    passes = make_padded_micro_batches(Batch.of(rows), plan.budget, plan.width)
-    share = len(groups) / laid
-    lengths = [length for group in groups for length in _responses(group, response_tokens)]
-    return Layout(
-        rows=len(lengths),
-        sampled=sum(group.num_samples for group in groups),
+    passes = make_padded_micro_batches(Batch.of(rows), plan.token_budget, plan.width)
+    scale = len(groups) / num_laid_out
+    num_rows = 0
+    tokens = 0
+    for group in groups:
+        lengths = group.responses(response_tokens)
+        num_rows += len(lengths)
+        tokens += group.prompt * len(lengths) + sum(lengths)
+    return StepLayout(
+        num_rows=num_rows,
+        num_sampled=sum(group.num_samples for group in groups),
         sampled_tokens=response_tokens,
         prompt_tokens=sum(group.prompt for group in groups if group.num_samples),
-        tokens=sum(group.prompt * len(_responses(group, 1)) for group in groups) + sum(lengths),
-        padded_tokens=round(share * sum(micro.num_tokens for micro in passes)),
-        num_passes=round(share * len(passes)),
-        biggest=max(passes, key=lambda micro: micro.num_tokens),
+        tokens=tokens,
+        padded_tokens=round(scale * sum(micro.num_tokens for micro in passes)),
+        num_passes=round(scale * len(passes)),
+        largest_pass=max(passes, key=lambda micro: micro.num_tokens),
     )
-
-
-def _responses(group: Group, response_tokens: int) -> list[int]:
-    return [*group.given, *[response_tokens] * group.num_samples]
 
 
 # ---- memory
 
 
-def state_bytes(config: Config, size: Size) -> dict[str, int]:
-    """What the optimizer keeps of one model, wherever it keeps it."""
-    each = 2 if config.optimizer.kind == "adamw_8bit" else 8
-    masters = 0 if config.model.dtype == "float32" else 4
-    return {"optimizer state": each * size.trained, "float32 masters": masters * size.trained}
+def estimate_memory(plan: Plan, process: int, kernel: int = 0) -> Memory:
+    """Return the peak memory of the run by what holds it.
+
+    Args:
+        plan: the run.
+        process: bytes of a process that has imported everything and loaded the data; 0 if only
+            the accelerator's memory counts.
+        kernel: bytes that a new shape of matrix product costs on this machine (0 in float32).
+    """
+    config = plan.config
+    size = measure_size(config, plan.model)
+    layout = lay_out_step(plan, config.rollout.max_response_tokens)
+    rollout = _rollout_bytes(plan, size)
+    state = _state_bytes_on_device(config, size)
+    role_memory, role_phases = _role_bytes(plan, layout)
+    num_kernels = min(MAX_KERNELS, _num_kernel_shapes(plan, size, layout))
+    held = {"process": process, "weights": size.weights, **state, **role_memory}
+    held["kernels by shape"] = kernel * num_kernels
+    if config.cluster.backend == "process":
+        held["driver process"] = process
+    if config.cluster.engine_apart:
+        masters = state.get("float32 masters", 0)
+        held["engine process"] = process + size.weights + sum(rollout.values()) + masters
+        rollout = {}
+    activations, head = simulate_update(config, plan.model, layout.largest_pass)
+    gradients = 4 * size.trained
+    working_copy = _optimizer_working_bytes(config, size)
+    phases = {
+        "update": {"gradients": gradients, "activations": activations, "head": head},
+        "optimizer step": {"gradients": gradients, "working copy": working_copy},
+        "rollout": rollout,
+        **role_phases,
+    }
+    if config.model.device == "cpu":
+        for parts in phases.values():
+            parts["heap slack"] = round(HEAP_SLACK * sum(parts.values()))
+    return Memory(
+        held={name: size for name, size in held.items() if size},
+        phases={name: parts for name, parts in phases.items() if sum(parts.values())},
+    )
 
 
-def _working_bytes(config: Config, size: Size) -> int:
-    """What one optimizer step needs on top: AdamW works tensor by tensor on the CPU and on all of them at once elsewhere."""
-    if config.optimizer.kind == "adamw_fused":
+def state_bytes(config: Config, size: ModelSize) -> dict[str, int]:
+    """Return the bytes of a model's optimizer state, on the device or off it."""
+    per_parameter = 2 if config.optimizer.kind == "adamw_8bit" else 8
+    master = 0 if config.model.dtype == "float32" else 4
+    return {
+        "optimizer state": per_parameter * size.trained,
+        "float32 masters": master * size.trained,
+    }
+
+
+def _state_bytes_on_device(config: Config, size: ModelSize) -> dict[str, int]:
+    device = torch.device(config.model.device)
+    if config.optimizer.kind == "adamw_offloaded" and supports_state_streaming(device):
+        return {}
+    return state_bytes(config, size)
+
+
+def _optimizer_working_bytes(config: Config, size: ModelSize) -> int:
+    """Return the extra bytes of an optimizer step.
+
+    AdamW updates one tensor at a time on the CPU, all at once elsewhere.
+    """
+    kind = config.optimizer.kind
+    if kind == "adamw_fused":
         return 0
     if config.model.device == "cpu":
         return 2 * 4 * size.largest
-    return (
-        NUM_SLOTS * 3 * 4 * SLICE_ELEMENTS
-        if config.optimizer.kind == "adamw_offloaded"
-        else 4 * size.trained
-    )
+    if kind == "adamw_offloaded":
+        return NUM_SLOTS * 3 * 4 * SLICE_ELEMENTS
+    return 4 * size.trained
 
 
-def _rollout_bytes(plan: Plan, size: Size) -> dict[str, int]:
-    rows, config = plan.decode_rows, plan.config
-    cached = (
-        rows
-        * (plan.load.longest_prompt + config.rollout.max_response_tokens)
-        * cache_bytes(config, plan.model)
-    )
-    widened = (
-        4 * size.vocabulary * plan.width
-        if config.model.device == "cpu" and size.bytes_each == 2
-        else 0
-    )
-    # Logits, their log-softmax, the probabilities and their running sum are alive together.
-    return (
-        {"KV cache": cached, "sampling": 4 * 4 * rows * size.vocabulary + widened} if rows else {}
-    )
+def _rollout_bytes(plan: Plan, size: ModelSize) -> dict[str, int]:
+    """Return the bytes of the KV cache and of sampling; empty if nothing is sampled."""
+    rows = plan.decode_rows
+    config = plan.config
+    if not rows:
+        return {}
+    length = plan.workload.longest_prompt + config.rollout.max_response_tokens
+    # Logits, log-softmax, probabilities and their running sum are alive at the same time.
+    sampling = 4 * 4 * rows * size.vocabulary
+    if config.model.device == "cpu" and size.bytes_each == 2:
+        sampling += 4 * size.vocabulary * plan.width  # the head in float32
+    return {"KV cache": rows * length * cache_bytes(config, plan.model), "sampling": sampling}
 
 
-def _role_bytes(plan: Plan, layout: Layout) -> tuple[dict[str, int], dict[str, dict[str, int]]]:
-    """What the models beside the policy hold, and the phases of those that learn."""
+def _role_bytes(plan: Plan, layout: StepLayout) -> tuple[dict[str, int], dict[str, dict[str, int]]]:
+    """Return what the models besides the policy hold, and the update phase of each critic."""
     held: dict[str, int] = {}
     phases: dict[str, dict[str, int]] = {}
     for name, (kind, model) in plan.roles.items():
-        size = measure(plan.config, model, adapters=False)
-        shared = (
-            kind == "frozen" and plan.config.model.lora.rank > 0
-        )  # the policy's own weights, asked without the adapters
-        held[name] = 0 if shared else size.weights
+        size = measure_size(plan.config, model, adapters=False)
+        # With LoRA a frozen model is the policy's own weights without the adapters.
+        shares_weights = kind == "frozen" and plan.config.model.lora.rank > 0
+        held[name] = 0 if shares_weights else size.weights
         if kind == "critic":
-            held[f"{name}'s optimizer"] = sum(_on_device(plan.config, size).values())
-            activations, _ = simulate_update(plan.config, model, layout.biggest)
+            held[f"{name}'s optimizer"] = sum(_state_bytes_on_device(plan.config, size).values())
+            activations, _ = simulate_update(plan.config, model, layout.largest_pass)
             phases[f"{name}'s update"] = {
                 "gradients": 4 * size.parameters,
                 "activations": activations,
@@ -244,158 +308,125 @@ def _role_bytes(plan: Plan, layout: Layout) -> tuple[dict[str, int], dict[str, d
     return held, phases
 
 
-def _on_device(config: Config, size: Size) -> dict[str, int]:
-    offloaded = config.optimizer.kind == "adamw_offloaded" and supports_state_streaming(
-        torch.device(config.model.device)
-    )
-    return {} if offloaded else state_bytes(config, size)
+def _num_kernel_shapes(plan: Plan, size: ModelSize, layout: StepLayout) -> int:
+    """Return the number of matrix shapes of a run.
 
-
-def _kernel_shapes(plan: Plan, size: Size, layout: Layout) -> int:
-    """Shapes of matrix products that a run meets: rows leave the engine one by one, and passes differ where lengths do."""
-    steps = plan.config.training.steps
-    alike = not layout.sampled and len(set(plan.load.groups)) == 1
-    passes = 1 if alike else layout.num_passes * steps
-    return size.linears * (
-        min(plan.decode_rows, steps * plan.config.rollout.max_response_tokens) + 3 * passes
-    )
-
-
-def foretell_memory(plan: Plan, process: int, kernel: int = 0) -> Memory:
-    """Peak memory of the run.
-
-    Args:
-        process: bytes of a process that has imported everything and loaded the data; 0 where only the accelerator's memory counts.
-        kernel: bytes that one new shape of matrix product costs on this machine (0 in float32).
+    Rows leave the engine one by one, and passes differ if lengths do.
     """
-    config, size = plan.config, measure(plan.config, plan.model)
-    layout = lay_out(plan, config.rollout.max_response_tokens)
-    activations, head = simulate_update(config, plan.model, layout.biggest)
-    rollout, state = _rollout_bytes(plan, size), _on_device(config, size)
-    others, other_phases = _role_bytes(plan, layout)
-    kernels = kernel * min(KEPT_KERNELS, _kernel_shapes(plan, size, layout))
-    held = {
-        "process": process,
-        "weights": size.weights,
-        **state,
-        **others,
-        "kernels by shape": kernels,
-    }
-    if config.cluster.backend == "process":
-        held["driver process"] = process
-    if config.cluster.engine_apart:
-        held["engine process"] = (
-            process + size.weights + sum(rollout.values()) + state.get("float32 masters", 0)
-        )
-        rollout = {}
-    gradients = {"gradients": 4 * size.trained}
-    phases = {
-        "update": gradients | {"activations": activations, "head": head},
-        "optimizer step": gradients | {"working copy": _working_bytes(config, size)},
-        "rollout": rollout,
-        **other_phases,
-    }
-    if config.model.device == "cpu":
-        for parts in phases.values():
-            parts["heap slack"] = round(HEAP_SLACK * sum(parts.values()))
-    return Memory(
-        {name: n for name, n in held.items() if n},
-        {name: parts for name, parts in phases.items() if sum(parts.values())},
-    )
+    steps = plan.config.training.steps
+    all_alike = not layout.num_sampled and len(set(plan.workload.groups)) == 1
+    num_passes = 1 if all_alike else layout.num_passes * steps
+    decode_shapes = min(plan.decode_rows, steps * plan.config.rollout.max_response_tokens)
+    return size.linears * (decode_shapes + 3 * num_passes)
 
 
-def remedies(plan: Plan, process: int, kernel: int = 0) -> list[tuple[str, int]]:
-    """Settings that lower the peak, each alone, with the bytes it saves; the most effective first."""
-    config, peak = plan.config, foretell_memory(plan, process, kernel).peak
+def suggest_settings(plan: Plan, process: int, kernel: int = 0) -> list[tuple[str, int]]:
+    """Return (setting, bytes saved) of settings that lower the peak, the most effective first.
+
+    Each is tried alone; those that save less than 1% are left out.
+    """
+    config = plan.config
+    peak = estimate_memory(plan, process, kernel).peak
     changes: dict[str, Any] = {
-        "training.token_budget": max(1, plan.budget // 2),
+        "training.token_budget": max(1, plan.token_budget // 2),
         "model.activation_checkpointing": True,
         "model.dtype": "bfloat16",
-        "rollout.max_rows": max(1, (config.rollout.max_rows or 256) // 2),
+        "rollout.max_rows": max(1, plan.max_rows // 2),
         "rollout.max_response_tokens": max(1, config.rollout.max_response_tokens // 2),
         "optimizer.kind": "adamw_offloaded",
     }
-    out: list[tuple[str, int]] = []
+    suggestions: list[tuple[str, int]] = []
     for key, value in changes.items():
         section, name = key.split(".")
-        changed = dataclasses.replace(getattr(config, section), **{name: value})
-        tried = dataclasses.replace(plan, config=dataclasses.replace(config, **{section: changed}))
-        out.append(
-            (f"{key}={str(value).lower()}", peak - foretell_memory(tried, process, kernel).peak)
-        )
-    return sorted(
-        [change for change in out if change[1] > 0.01 * peak], key=lambda change: -change[1]
-    )
+        settings = dataclasses.replace(getattr(config, section), **{name: value})
+        changed = dataclasses.replace(config, **{section: settings})
+        other = estimate_memory(dataclasses.replace(plan, config=changed), process, kernel)
+        saved = peak - other.peak
+        if saved > 0.01 * peak:
+            suggestions.append((f"{key}={str(value).lower()}", saved))
+    return sorted(suggestions, key=lambda suggestion: -suggestion[1])
 
 
 # ---- time and disk
 
 
-def foretell_step(plan: Plan, stages: list[str], layout: Layout, rates: Rates) -> dict[str, float]:
-    """Seconds of one step by stage. Verifiers, refills, logging and checkpoints are not in it."""
-    out: dict[str, float] = {}
-    size = measure(plan.config, plan.model)
-    updates, tokens = plan.config.training.updates_per_step, layout.padded_tokens
-    if layout.sampled:
-        out["sample"] = generate_s(
-            layout.sampled, layout.prompt_tokens, layout.sampled_tokens, rates
+def estimate_step(
+    plan: Plan, stages: list[str], layout: StepLayout, rates: Rates
+) -> dict[str, float]:
+    """Return the seconds of one step by stage, without verifiers, refills and checkpoints."""
+    seconds: dict[str, float] = {}
+    size = measure_size(plan.config, plan.model)
+    num_updates = plan.config.training.updates_per_step
+    tokens = layout.padded_tokens
+    if layout.num_sampled:
+        seconds["sample"] = generation_seconds(
+            layout.num_sampled, layout.prompt_tokens, layout.sampled_tokens, rates
         )
     if "sample_greedy" in stages:
-        out["sample_greedy"] = generate_s(
-            len(plan.load.groups), layout.prompt_tokens, layout.sampled_tokens, rates
+        seconds["sample_greedy"] = generation_seconds(
+            len(plan.workload.groups), layout.prompt_tokens, layout.sampled_tokens, rates
         )
     if "compute_old_logprobs" in stages:
-        out["compute_old_logprobs"] = tokens * rates.forward_token_s
-    for name, (
-        kind,
-        model,
-    ) in plan.roles.items():  # each answers once a step; its time goes by its size
-        other = measure(plan.config, model, adapters=False)
-        seconds = tokens * (
-            rates.forward_token_s + (rates.train_token_s if kind == "critic" else 0.0)
-        )
-        steps = updates * other.parameters * rates.parameter_s if kind == "critic" else 0.0
-        out[name] = seconds * other.parameters / size.parameters + steps
-    out["update"] = tokens * rates.train_token_s + updates * size.trained * rates.parameter_s
-    return out
+        seconds["compute_old_logprobs"] = tokens * rates.forward_token_s
+    for name, (kind, model) in plan.roles.items():
+        # Each model computes every row once per step; its time grows with its parameters.
+        other = measure_size(plan.config, model, adapters=False)
+        relative_size = other.parameters / size.parameters
+        seconds[name] = tokens * rates.forward_token_s * relative_size
+        if kind == "critic":
+            seconds[name] += tokens * rates.train_token_s * relative_size
+            seconds[name] += num_updates * other.parameters * rates.parameter_s
+    optimizer_s = num_updates * size.trained * rates.parameter_s
+    seconds["update"] = tokens * rates.train_token_s + optimizer_s
+    return seconds
 
 
-def generate_s(rows: int, prompt_tokens: int, response_tokens: int, rates: Rates) -> float:
-    """Seconds to sample `rows` responses of this length: the prompts once, then full waves of decode steps."""
-    waves = max(1.0, rows / rates.decode_rows)
-    return prompt_tokens * rates.forward_token_s + waves * response_tokens * rates.decode_s
+def generation_seconds(
+    num_rows: int, prompt_tokens: int, response_tokens: int, rates: Rates
+) -> float:
+    """Return the seconds to sample responses: the prompts once, then decode steps of all rows."""
+    num_waves = max(1.0, num_rows / rates.decode_rows)
+    return prompt_tokens * rates.forward_token_s + num_waves * response_tokens * rates.decode_s
 
 
-def foretell_validations(plan: Plan, rates: Rates) -> float:
-    """Seconds of all validations that answer problems: before, after and on the way, each greedy and sampled."""
-    load, training = plan.load, plan.config.training
-    if not load.num_validation:
+def estimate_validations(plan: Plan, rates: Rates) -> float:
+    """Return the seconds of all validations that answer problems, greedy and sampled.
+
+    A run validates before the first step, after the last, and every training.validate_every.
+    """
+    workload = plan.workload
+    training = plan.config.training
+    if not workload.num_validation:
         return 0.0
-    count = 2 + ((training.steps - 1) // training.validate_every if training.validate_every else 0)
-    prompts = load.num_validation * sum(group.prompt for group in load.groups) // len(load.groups)
-    return (
-        count
-        * 2
-        * generate_s(load.num_validation, prompts, plan.config.rollout.max_response_tokens, rates)
-    )
+    count = 2
+    if training.validate_every:
+        count += (training.steps - 1) // training.validate_every
+    all_prompts = sum(group.prompt for group in workload.groups)
+    prompt_tokens = workload.num_validation * all_prompts // len(workload.groups)
+    response_tokens = plan.config.rollout.max_response_tokens
+    one = generation_seconds(workload.num_validation, prompt_tokens, response_tokens, rates)
+    return count * 2 * one
 
 
 def checkpoint_bytes(plan: Plan) -> int:
-    """The weights and what the optimizer keeps, of every model that learns."""
-    critics = [model for kind, model in plan.roles.values() if kind == "critic"]
-    sizes = [
-        measure(plan.config, plan.model),
-        *(measure(plan.config, model, adapters=False) for model in critics),
-    ]
+    """Return the bytes of one checkpoint: weights and optimizer state of all trained models."""
+    sizes = [measure_size(plan.config, plan.model)]
+    for kind, model in plan.roles.values():
+        if kind == "critic":
+            sizes.append(measure_size(plan.config, model, adapters=False))
     return sum(size.weights + sum(state_bytes(plan.config, size).values()) for size in sizes)
 
 
-def disk_bytes(plan: Plan, layout: Layout) -> int:
-    """Most disk the run folder takes: the checkpoints kept, the best one too, one being written, and the rollouts."""
+def disk_bytes(plan: Plan, layout: StepLayout) -> int:
+    """Return the largest size of the run folder.
+
+    Counts the kept checkpoints, the best one, one that is being written, and the rollouts.
+    """
     training = plan.config.training
-    best = bool(training.keep_best)
-    saves = math.ceil(training.steps / training.checkpoint_every) + (
-        training.steps // training.validate_every if best else 0
-    )
-    checkpoints = min(saves, training.keep_checkpoints + best + 1) * checkpoint_bytes(plan)
-    return checkpoints + training.steps * layout.tokens * ROLLOUT_BYTES
+    keeps_best = bool(training.keep_best)
+    num_saves = math.ceil(training.steps / training.checkpoint_every)
+    if keeps_best:
+        num_saves += training.steps // training.validate_every
+    num_checkpoints = min(num_saves, training.keep_checkpoints + keeps_best + 1)
+    rollouts = training.steps * layout.tokens * ROLLOUT_BYTES
+    return num_checkpoints * checkpoint_bytes(plan) + rollouts

@@ -1,7 +1,8 @@
-"""Short measurements on this machine for `postgrad doctor --fit`: the trainer's and the engine's own code on a cut-down model.
+"""Short measurements for `postgrad doctor --fit`: the trainer's and engine's code, a small model.
 
-A model of one block with the real vocabulary gives the fixed cost; models of one and of three blocks with a small vocabulary give
-the cost of a block. Random weights: nothing is loaded, nothing is written.
+A model of one block with the real vocabulary gives the fixed cost. Models of one and of three
+blocks with a small vocabulary give the cost per block. Their weights are random: nothing is
+loaded and nothing is written.
 """
 
 import dataclasses
@@ -16,8 +17,8 @@ from typing import NamedTuple
 import torch
 
 from postgrad.config.schema import RolloutConfig
-from postgrad.doctor.fit import Layout, Plan, Rates, lay_out
-from postgrad.doctor.simulate import NO_OBJECTIVE, Size, build
+from postgrad.doctor.fit import Plan, Rates, StepLayout, lay_out_step
+from postgrad.doctor.simulate import NO_OBJECTIVE, ModelSize, build_model
 from postgrad.model.device import (
     DTYPES,
     choose_device,
@@ -34,72 +35,79 @@ from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.native.engine import NativeEngine
 
 SMALL_VOCABULARY = 256
-NO_STOP = 1 << 40  # an id that is never sampled, so that probed rows run on
-PASS_S = 0.8  # aimed-at length of one probed pass
-REPEAT_S = 1.0  # no piece of work is repeated beyond this
+NO_STOP = 1 << 40  # a token id that is never sampled, so that probed rows do not end
+PASS_S = 0.8  # target length of one probed pass
+MIN_PASS_TOKENS = 128
+REPEAT_S = 1.0  # repeats end after this many seconds
 DECODE_STEPS = 8
+MATMUL_SIZE = 4096  # rows and columns of the matrices on accelerators
 
 
 class Seconds(NamedTuple):
-    """Of one cut-down model: a forward pass, forward and backward, a decode step, an optimizer step."""
+    """Measured seconds of one small model."""
 
-    forward: float
-    train: float
-    decode: float
-    optimizer: float
+    forward: float  # forward pass without gradient
+    train: float  # forward and backward pass
+    decode: float  # decode step
+    optimizer: float  # optimizer step
 
 
-def measure_rates(plan: Plan, size: Size) -> Rates:
-    """Seconds a token, a decode step and a parameter take the whole model here. About ten seconds."""
+def measure_rates(plan: Plan, size: ModelSize) -> Rates:
+    """Measure the seconds per token, decode step and parameter of the whole model. Takes ~10 s."""
     config = plan.config
     set_threads(config.model.threads)
-    micro = _probe_layout(plan, size).biggest
-    cuts = ((1, None), (1, SMALL_VOCABULARY), (3, SMALL_VOCABULARY))
-    fixed, one, three = (_probe(plan, micro, blocks, vocabulary) for blocks, vocabulary in cuts)
-    # The fixed cost holds one block; the difference is two. Noise must not make a block free.
-    more = (size.blocks - 1) / 2
-    whole = Seconds(
-        *(f + more * max(c - b, 0.2 * b) for f, b, c in zip(fixed, one, three, strict=True))
-    )
+    micro = _probe_layout(plan, size).largest_pass
+    fixed = _probe(plan, micro, 1, None)
+    one = _probe(plan, micro, 1, SMALL_VOCABULARY)
+    three = _probe(plan, micro, 3, SMALL_VOCABULARY)
     with torch.device("meta"):
-        parameters = sum(
-            p.numel() for p in build(config, plan.model, 3, SMALL_VOCABULARY).parameters()
-        )
+        model = build_model(config, plan.model, 3, SMALL_VOCABULARY)
+        num_parameters = sum(p.numel() for p in model.parameters())
+
+    def extrapolate(fixed_s: float, one_s: float, three_s: float) -> float:
+        # The fixed cost includes one block; one and three blocks differ by two.
+        # Noise must not make a block cost nothing.
+        two_blocks = max(three_s - one_s, 0.2 * one_s)
+        return fixed_s + (size.blocks - 1) / 2 * two_blocks
+
+    forward_s = extrapolate(fixed.forward, one.forward, three.forward)
+    train_s = extrapolate(fixed.train, one.train, three.train)
     return Rates(
-        forward_token_s=whole.forward / micro.num_tokens,
-        train_token_s=whole.train / micro.num_tokens,
-        decode_s=whole.decode,
+        forward_token_s=forward_s / micro.num_tokens,
+        train_token_s=train_s / micro.num_tokens,
+        decode_s=extrapolate(fixed.decode, one.decode, three.decode),
         decode_rows=max(1, plan.decode_rows),
-        parameter_s=three.optimizer / parameters,
+        parameter_s=three.optimizer / num_parameters,
     )
 
 
-def _probe_layout(plan: Plan, size: Size) -> Layout:
-    """The run's own rows in a smaller pass, of about PASS_S for three blocks."""
-    config, tokens = plan.config, plan.budget
+def _probe_layout(plan: Plan, size: ModelSize) -> StepLayout:
+    """Return the run's own rows in a pass that takes about PASS_S for three blocks."""
+    config = plan.config
+    tokens = plan.token_budget
     if config.model.device == "cpu":
-        block = max(1, (size.parameters - size.vocabulary * plan.width) // size.blocks)
-        tokens = min(
-            tokens, max(128, int(PASS_S * matmul_flops(config.model.dtype) / (2 * 6 * 3 * block)))
-        )
-    small = dataclasses.replace(
-        config, training=dataclasses.replace(config.training, token_budget=tokens)
-    )
-    return lay_out(dataclasses.replace(plan, config=small), config.rollout.max_response_tokens)
+        num_parameters = size.parameters - size.vocabulary * plan.width
+        block_parameters = max(1, num_parameters // size.blocks)
+        flops_per_token = 2 * 6 * 3 * block_parameters
+        affordable = int(PASS_S * matmul_flops(config.model.dtype) / flops_per_token)
+        tokens = min(tokens, max(MIN_PASS_TOKENS, affordable))
+    training = dataclasses.replace(config.training, token_budget=tokens)
+    small = dataclasses.replace(plan, config=dataclasses.replace(config, training=training))
+    return lay_out_step(small, config.rollout.max_response_tokens)
 
 
-def _probe(plan: Plan, micro: MicroBatch, blocks: int, vocabulary: int | None) -> Seconds:
+def _probe(plan: Plan, micro: MicroBatch, num_blocks: int, vocabulary: int | None) -> Seconds:
+    """Measure a model of `num_blocks` blocks; `vocabulary` None means its own."""
     config = plan.config
     device = choose_device(config.model.device)
     with device:
-        model = build(config, plan.model, blocks, vocabulary)
+        model = build_model(config, plan.model, num_blocks, vocabulary)
     model.generation_config.eos_token_id = None
     loaded = Loaded(model, SimpleNamespace(eos_token_id=NO_STOP))
     policy = LocalPolicy(config, loaded, NO_OBJECTIVE)
     micro = micro.to(device)
-    micro = MicroBatch(
-        micro.rows, torch.zeros_like(micro.ids), micro.positions, micro.mask, micro.gather
-    )
+    zeros = torch.zeros_like(micro.ids)  # ids that the small vocabulary has
+    micro = MicroBatch(micro.rows, zeros, micro.positions, micro.mask, micro.gather)
     targets = torch.zeros_like(micro.gather)
 
     def forward() -> None:
@@ -114,33 +122,41 @@ def _probe(plan: Plan, micro: MicroBatch, blocks: int, vocabulary: int | None) -
             master.grad = torch.zeros_like(master)
         policy.optimizer.step(0.0)
 
-    decode = _decode_seconds(plan, loaded, device)
     return Seconds(
-        seconds_of(forward, device), seconds_of(train, device), decode, seconds_of(step, device)
+        decode=_measure_decode(plan, loaded, device),
+        forward=measure_seconds(forward, device),
+        train=measure_seconds(train, device),
+        optimizer=measure_seconds(step, device),
     )
 
 
-def _decode_seconds(plan: Plan, loaded: Loaded, device: torch.device) -> float:
-    """One decode step at the full number of rows and the mean length of the context; 0 where nothing is sampled."""
-    config, rows, groups = plan.config, plan.decode_rows, plan.load.groups
+def _measure_decode(plan: Plan, loaded: Loaded, device: torch.device) -> float:
+    """Return the seconds of a decode step with all rows at the mean context length.
+
+    Returns 0 if the run samples nothing.
+    """
+    config = plan.config
+    rows = plan.decode_rows
+    groups = plan.workload.groups
     if not rows:
         return 0.0
-    steps = min(DECODE_STEPS, config.rollout.max_response_tokens)
-    prompt = sum(group.prompt for group in groups) // len(groups)
-    request = Request(
-        [0] * (prompt + (config.rollout.max_response_tokens - steps) // 2), list(range(rows))
-    )
+    num_steps = min(DECODE_STEPS, config.rollout.max_response_tokens)
+    mean_prompt = sum(group.prompt for group in groups) // len(groups)
+    context = mean_prompt + (config.rollout.max_response_tokens - num_steps) // 2
+    request = Request([0] * context, list(range(rows)))
     engine = NativeEngine(loaded, RolloutConfig(max_rows=rows))
 
-    def generate(tokens: int) -> Callable[[], object]:
-        return lambda: engine.generate([request], Sampling(config.rollout.temperature, tokens))
+    def generate(num_tokens: int) -> Callable[[], object]:
+        sampling = Sampling(config.rollout.temperature, num_tokens)
+        return lambda: engine.generate([request], sampling)
 
-    first = seconds_of(generate(1), device)
-    return max(0.0, seconds_of(generate(1 + steps), device) - first) / steps
+    first = measure_seconds(generate(1), device)
+    all_steps = measure_seconds(generate(1 + num_steps), device)
+    return max(0.0, all_steps - first) / num_steps
 
 
-def seconds_of(work: Callable[[], object], device: torch.device, repeats: int = 5) -> float:
-    """Median seconds of a piece of work after one run to warm up; fewer repeats where it takes long."""
+def measure_seconds(work: Callable[[], object], device: torch.device, repeats: int = 5) -> float:
+    """Return the median seconds of `work` after one warm-up; repeats end after REPEAT_S."""
     times: list[float] = []
     while len(times) < 2 or (len(times) <= repeats and sum(times) < REPEAT_S):
         synchronize(device)
@@ -152,36 +168,36 @@ def seconds_of(work: Callable[[], object], device: torch.device, repeats: int = 
 
 
 def matmul_rate(dtype: str, device: torch.device) -> float:
-    """Floating-point operations a second of a square matrix product, on any device."""
+    """Return the floating-point operations per second of a square matrix product."""
     if device.type == "cpu":
         return matmul_flops(dtype)
-    n = 4096
-    a = torch.ones(n, n, dtype=DTYPES[dtype], device=device)
-    return 2 * n**3 / seconds_of(lambda: a @ a, device, repeats=5)
+    matrix = torch.ones(MATMUL_SIZE, MATMUL_SIZE, dtype=DTYPES[dtype], device=device)
+    return 2 * MATMUL_SIZE**3 / measure_seconds(lambda: matrix @ matrix, device, repeats=5)
 
 
 def kernel_bytes(dtype: str) -> int:
-    """Bytes of memory that a matrix product of a new shape leaves behind on the CPU.
+    """Return the bytes that a matrix product of a new shape keeps on the CPU.
 
-    bfloat16 on CPUs with matrix tiles: oneDNN writes and keeps code for every shape, up to a MiB; float32: nothing.
+    In bfloat16 on CPUs with matrix tiles oneDNN keeps code for every shape, up to 1 MiB.
+    In float32 it keeps none.
     """
-    rows, weight, out = (
-        torch.zeros(shape, dtype=DTYPES[dtype])
-        for shape in ((1024, 512), (512, 1024), (1024, 1024))
-    )
-    sizes = []
-    for shapes in (
-        range(1024, 768, -8),
-        range(768, 512, -8),
-    ):  # the first half fills what free room the heap has
-        for n in shapes:
-            torch.mm(rows[:n], weight, out=out[:n])
-        sizes.append(resident_bytes())
-    return max(0, sizes[1] - sizes[0]) // len(shapes)
+    rows = torch.zeros(1024, 512, dtype=DTYPES[dtype])
+    weight = torch.zeros(512, 1024, dtype=DTYPES[dtype])
+    result = torch.zeros(1024, 1024, dtype=DTYPES[dtype])
+
+    def multiply(shapes: range) -> None:
+        for num_rows in shapes:
+            torch.mm(rows[:num_rows], weight, out=result[:num_rows])
+
+    multiply(range(1024, 768, -8))  # fills the free memory of the heap
+    before = resident_bytes()
+    shapes = range(768, 512, -8)
+    multiply(shapes)
+    return max(0, resident_bytes() - before) // len(shapes)
 
 
 def resident_bytes() -> int:
-    """Memory this process holds now; where the system does not say, the most it ever held."""
+    """Return the memory of this process now, or its peak if the system does not tell."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:

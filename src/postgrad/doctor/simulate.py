@@ -1,7 +1,8 @@
-"""The model without its weights: built on the meta device to be counted, run on fake tensors to see what memory it takes.
+"""The model without its weights: counted on the meta device, run on fake tensors to count memory.
 
-Fake tensors have shapes and no data. One and two of the model's own blocks run forward and backward on them while every storage is
-counted; the other blocks add the same again. So the answer follows the code, whatever the architecture.
+Fake tensors have shapes and no data. One and two blocks of the model run forward and backward on
+them while every storage is counted; each other block adds the same as the second. So the estimate
+follows the model's own code, whatever the architecture.
 """
 
 import copy
@@ -30,52 +31,67 @@ from postgrad.model.policy import LocalPolicy
 from postgrad.model.views import FULL, hidden_states
 from postgrad.rollout.native.cache import Prefill
 
-# Stands for a method where only passes through the model are looked at, never its loss.
+# Stands for a method where only forward passes matter and never the loss.
 NO_OBJECTIVE: Any = SimpleNamespace(lr_scales=lambda names: {})
 
 
 @dataclass(frozen=True)
-class Size:
-    """The model in numbers."""
+class ModelSize:
+    """The size of a model."""
 
     parameters: int
-    bytes_each: int
+    bytes_each: int  # per parameter
     blocks: int
     vocabulary: int
-    context: int  # most tokens a row may have
+    context: int  # tokens that a row may have
     largest: int  # parameters of the largest tensor
-    linears: int  # different shapes of matrix products
+    linears: int  # different shapes of weight matrices
     trained: int  # parameters that are trained: all of them, or those of the adapters
 
     @property
     def weights(self) -> int:
+        """Bytes of the weights."""
         return self.parameters * self.bytes_each
 
 
-def build(
-    config: Config, model_config: Any, blocks: int | None = None, vocabulary: int | None = None
+def build_model(
+    config: Config,
+    model_config: Any,
+    num_blocks: int | None = None,
+    vocabulary: int | None = None,
 ) -> Any:
-    """The model as its configuration says, with random weights, on the current torch device; with other `blocks` or `vocabulary`."""
+    """Return the model with random weights on the current torch device.
+
+    Args:
+        config: the run.
+        model_config: transformers configuration of the model.
+        num_blocks: replaces the number of blocks.
+        vocabulary: replaces the size of the vocabulary.
+
+    Raises ConfigError if transformers cannot build the model.
+    """
     from transformers import AutoModelForCausalLM
 
-    cut = copy.deepcopy(model_config)
-    text = cut.get_text_config()
-    if blocks is not None:
-        if types := getattr(text, "layer_types", None):
-            text.layer_types = [types[i % len(types)] for i in range(blocks)]
-        text.num_hidden_layers = blocks
+    model_config = copy.deepcopy(model_config)
+    text_config = model_config.get_text_config()
+    if num_blocks is not None:
+        if types := getattr(text_config, "layer_types", None):
+            text_config.layer_types = [types[i % len(types)] for i in range(num_blocks)]
+        text_config.num_hidden_layers = num_blocks
     if vocabulary is not None:
-        text.vocab_size, text.pad_token_id = vocabulary, None
+        text_config.vocab_size = vocabulary
+        text_config.pad_token_id = None
     try:
         model = AutoModelForCausalLM.from_config(
-            cut,
+            model_config,
             dtype=DTYPES[config.model.dtype],
             attn_implementation=register_attention(),
             trust_remote_code=config.model.trust_remote_code,
         )
     except (ValueError, KeyError, TypeError) as error:
+        reason = str(error).splitlines()[0]
         raise ConfigError(
-            f"model.path={config.model.path} cannot be built from its configuration: {str(error).splitlines()[0]}"
+            f"model.path={config.model.path} cannot be built from its configuration: {reason}"
         ) from error
     model.train()
     if config.model.activation_checkpointing:
@@ -83,20 +99,23 @@ def build(
     return model
 
 
-def measure(config: Config, model_config: Any, adapters: bool = True) -> Size:
-    """Count the parameters on the meta device: no memory is used, a tied head counts once. Only the policy has `adapters`."""
+def measure_size(config: Config, model_config: Any, adapters: bool = True) -> ModelSize:
+    """Count the parameters on the meta device, which takes no memory; a tied head counts once.
+
+    `adapters`: add LoRA adapters if the configuration has them. Only the policy has adapters.
+    """
     with torch.device("meta"):
-        model = build(config, model_config)
+        model = build_model(config, model_config)
         if adapters and config.model.lora.rank:
             add_adapters(model, config.model.lora, 0)
     parameters = list(model.parameters())
-    text = model_config.get_text_config()
-    return Size(
+    text_config = model_config.get_text_config()
+    return ModelSize(
         parameters=sum(p.numel() for p in parameters),
         bytes_each=parameters[0].element_size(),
-        blocks=int(text.num_hidden_layers),
-        vocabulary=int(text.vocab_size),
-        context=int(text.max_position_embeddings),
+        blocks=int(text_config.num_hidden_layers),
+        vocabulary=int(text_config.vocab_size),
+        context=int(text_config.max_position_embeddings),
         largest=max(p.numel() for p in parameters),
         linears=len({tuple(p.shape) for p in parameters if p.dim() == 2}),
         trained=sum(p.numel() for p in parameters if p.requires_grad),
@@ -104,102 +123,107 @@ def measure(config: Config, model_config: Any, adapters: bool = True) -> Size:
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of all tensors alive that were made inside; views and what was there before count nothing."""
+    """Counts the bytes of all living tensors that its block made; views count nothing.
 
-    def __init__(self, before: list[Tensor]) -> None:
+    `existing` tensors do not count either.
+    """
+
+    def __init__(self, existing: list[Tensor]) -> None:
         super().__init__()
-        self.now, self.peak = 0, 0
-        self.seen = weakref.WeakSet(tensor.untyped_storage() for tensor in before)
-        self.before = [
-            tensor.untyped_storage() for tensor in before
-        ]  # a weak set alone would forget them
+        self.now = 0
+        self.peak = 0
+        self.existing = [tensor.untyped_storage() for tensor in existing]  # keeps them alive
+        self.counted = weakref.WeakSet(self.existing)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(out):
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor):
-                self.add(tensor.untyped_storage())
-        return out
+                self._count(tensor.untyped_storage())
+        return result
 
-    def add(self, storage: Any) -> None:
-        if storage not in self.seen:
-            self.seen.add(storage)
-            size = storage.nbytes()
-            weakref.finalize(storage, self.free, size)
-            self.now += size
-            self.peak = max(self.peak, self.now)
+    def _count(self, storage: Any) -> None:
+        if storage in self.counted:
+            return
+        self.counted.add(storage)
+        size = storage.nbytes()
+        weakref.finalize(storage, self._free, size)
+        self.now += size
+        self.peak = max(self.peak, self.now)
 
-    def free(self, size: int) -> None:
+    def _free(self, size: int) -> None:
         self.now -= size
 
 
 def simulate_update(config: Config, model_config: Any, micro: MicroBatch) -> tuple[int, int]:
-    """Bytes of (what the forward pass keeps for the backward, what the head adds at the peak) for one micro-batch."""
-    kept, peaks = zip(
-        *(_simulate_blocks(config, model_config, micro, blocks) for blocks in (1, 2)), strict=True
-    )
-    more = int(model_config.get_text_config().num_hidden_layers) - 1
-    return kept[0] + more * (kept[1] - kept[0]), peaks[0] - kept[0]
+    """Return the bytes that one micro-batch needs: (activations kept for backward, the head)."""
+    kept_by_one, peak_of_one = _simulate_blocks(config, model_config, micro, 1)
+    kept_by_two, _ = _simulate_blocks(config, model_config, micro, 2)
+    num_more = int(model_config.get_text_config().num_hidden_layers) - 1
+    activations = kept_by_one + num_more * (kept_by_two - kept_by_one)
+    return activations, peak_of_one - kept_by_one
 
 
 def _simulate_blocks(
-    config: Config, model_config: Any, micro: MicroBatch, blocks: int
+    config: Config, model_config: Any, micro: MicroBatch, num_blocks: int
 ) -> tuple[int, int]:
+    """Return the bytes (kept after the forward pass, at the peak) of a model of `num_blocks`."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    # How the optimizer keeps its state plays no part here, and not every kind takes tensors without data.
-    config = dataclasses.replace(
-        config, optimizer=dataclasses.replace(config.optimizer, kind="adamw")
-    )
-    with _named(config), FakeTensorMode(), torch.device(config.model.device):
-        policy = LocalPolicy(
-            config, Loaded(build(config, model_config, blocks), None), NO_OBJECTIVE
-        )
+    # The optimizer's state does not count here, and not every kind takes fake tensors.
+    optimizer = dataclasses.replace(config.optimizer, kind="adamw")
+    config = dataclasses.replace(config, optimizer=optimizer)
+    with _named_errors(config), FakeTensorMode(), torch.device(config.model.device):
+        loaded = Loaded(build_model(config, model_config, num_blocks), None)
+        policy = LocalPolicy(config, loaded, NO_OBJECTIVE)
         masters = list(policy.optimizer.masters.values())
-        for master in masters:  # the gradient of an earlier micro-batch
+        for master in masters:  # as after an earlier micro-batch
             master.grad = torch.zeros_like(master)
         gradients = [master.grad for master in masters if master.grad is not None]
-        count = LiveBytes([*policy.model.parameters(), *masters, *gradients])
-        with count:
-            ids, positions = (torch.zeros(micro.ids.shape, dtype=torch.int64) for _ in range(2))
-            mask = None if micro.mask is None else torch.ones(micro.mask.shape, dtype=torch.bool)
+        with LiveBytes([*policy.model.parameters(), *masters, *gradients]) as live:
+            ids = torch.zeros(micro.ids.shape, dtype=torch.int64)
+            positions = torch.zeros(micro.ids.shape, dtype=torch.int64)
+            mask = None
+            if micro.mask is not None:
+                mask = torch.ones(micro.mask.shape, dtype=torch.bool)
             hidden = hidden_states(policy.model, ids, positions, mask, FULL)
-            kept = count.now
+            kept = live.now
             gather = torch.zeros(micro.gather.shape, dtype=torch.int64)
-            outputs = token_outputs(
-                hidden.flatten(0, 1)[gather], policy.model.get_output_embeddings().weight, gather
-            )
+            head = policy.model.get_output_embeddings().weight
+            outputs = token_outputs(hidden.flatten(0, 1)[gather], head, gather)
             outputs.logprobs.sum().backward()
-    return kept, count.peak
+    return kept, live.peak
 
 
 def cache_bytes(config: Config, model_config: Any) -> int:
-    """Bytes of keys and values of one token in all blocks."""
+    """Return the bytes of the keys and values of one token in all blocks."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    with _named(config), FakeTensorMode(), torch.no_grad():
-        kept = Prefill()
-        one = torch.zeros(1, 1, dtype=torch.int64)
+    with _named_errors(config), FakeTensorMode(), torch.no_grad():
+        cache = Prefill()
+        token = torch.zeros(1, 1, dtype=torch.int64)
         mask = torch.ones(1, 1, 1, 1, dtype=torch.bool)
-        decoder = build(config, model_config, blocks=1).eval().base_model
+        decoder = build_model(config, model_config, num_blocks=1).eval().base_model
         decoder(
-            input_ids=one,
-            position_ids=one,
+            input_ids=token,
+            position_ids=token,
             attention_mask=mask,
-            past_key_values=kept,
+            past_key_values=cache,
             use_cache=True,
         )
-        block = sum(tensor.numel() * tensor.element_size() for tensor in (*kept.keys, *kept.values))
-    return block * int(model_config.get_text_config().num_hidden_layers)
+        tensors = (*cache.keys, *cache.values)
+        per_block = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return per_block * int(model_config.get_text_config().num_hidden_layers)
 
 
 @contextmanager
-def _named(config: Config) -> Iterator[None]:
-    """Say in one line when a model does something that tensors without data cannot follow."""
+def _named_errors(config: Config) -> Iterator[None]:
+    """Raise RunError if a model does something that fake tensors cannot follow."""
     try:
         yield
     except (RuntimeError, TypeError, ValueError) as error:
-        reason = str(error).strip().splitlines()[:1] or [type(error).__name__]
+        lines = str(error).strip().splitlines()
+        reason = lines[0][:200] if lines else type(error).__name__
         raise RunError(
-            f"the memory of {config.model.path} cannot be foretold: {reason[0][:200]}"
+            f"the memory of model.path={config.model.path} cannot be estimated: {reason}"
         ) from error

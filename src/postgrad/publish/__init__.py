@@ -1,4 +1,4 @@
-"""Model folders for others: export, push, model cards, checkpoints of other systems.
+"""Model folders for others: export, push, model cards, checkpoints of verl.
 
-May import training and model.
+May import training and every layer below it.
 """

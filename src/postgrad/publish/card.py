@@ -1,4 +1,4 @@
-"""The README.md of a model that is published: what it was made from, how, on what, and how well, from the run folder alone."""
+"""The model card (README.md) of a published model, written from its run folder."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-SHOWN = (  # metrics of the table, with how they read for people
+SHOWN_METRICS = (  # (metric, label)
     ("reward/mean", "mean reward"),
     ("validation/accuracy", "held-out accuracy, greedy"),
     ("validation/sampled_accuracy", "held-out accuracy, sampled"),
@@ -18,10 +18,10 @@ SHOWN = (  # metrics of the table, with how they read for people
     ("entropy", "entropy, nats"),
     ("loss", "loss"),
 )
-TOLD = (  # settings worth a line
+SHOWN_SETTINGS = (  # (setting, label)
     ("optimizer.lr", "learning rate"),
-    ("training.problems_per_step", "problems a step"),
-    ("rollout.samples", "samples a problem"),
+    ("training.problems_per_step", "problems per step"),
+    ("rollout.samples", "samples per problem"),
     ("rollout.max_response_tokens", "longest response, tokens"),
     ("rollout.temperature", "temperature"),
     ("model.lora.rank", "LoRA rank"),
@@ -31,79 +31,97 @@ TOLD = (  # settings worth a line
 
 
 def model_card(name: str, run: Path | None, step: int | None) -> str:
-    """The card of `name`. Without a run it says only what is known: that the weights are a stock folder."""
-    config = _config(run)
-    method, base = _at(config, "method.name"), str(_at(config, "model.path") or "")
-    lines = [*_front(method, base), f"# {name.split('/')[-1]}", ""]
+    """Return the card of the model `name`, as Markdown.
+
+    Args:
+        name: user/name on the hub.
+        run: the run folder; None if the model is not from a run, then the card is short.
+        step: the checkpoint's step, if known.
+    """
+    config = _read_config(run)
+    method = _value(config, "method.name")
+    base = str(_value(config, "model.path") or "")
+    lines = [*_front_matter(method, base), f"# {name.split('/')[-1]}", ""]
     if run is None:
         return "\n".join([*lines, "A model folder published with Postgrad.", ""])
-    at = f" (checkpoint of step {step})" if step is not None else ""
-    lines += [
-        f"Trained with Postgrad's method **{method or 'unknown'}** from `{base or 'an unknown model'}`{at}.",
+    origin = f"method **{method or 'unknown'}** from `{base or 'an unknown model'}`"
+    checkpoint = f" (checkpoint of step {step})" if step is not None else ""
+    lines += [f"Trained with Postgrad's {origin}{checkpoint}.", "", *_usage(name)]
+    lines += ["## Data", "", f"- training: `{_value(config, 'data.train')}`"]
+    if _value(config, "data.validation"):
+        lines.append(f"- held out: `{_value(config, 'data.validation')}`")
+    lines += ["", "## Training", ""]
+    for key, label in SHOWN_SETTINGS:
+        value = _value(config, key)
+        if value not in (None, "", 0):
+            lines.append(f"- {label}: {value}")
+    lines += ["", *_metrics(run, step), *_how_to_repeat(run)]
+    return "\n".join(lines)
+
+
+def _front_matter(method: Any, base: str) -> list[str]:
+    """Return the YAML block that the hub reads; it names the base model if a hub has it."""
+    lines = ["---", "library_name: transformers", "pipeline_tag: text-generation"]
+    if HUB_ID.fullmatch(base) and not Path(base).exists():
+        lines.append(f"base_model: {base}")
+    lines += ["tags:", "- postgrad"]
+    if method:
+        lines.append(f"- {method}")
+    return [*lines, "---", ""]
+
+
+def _usage(name: str) -> list[str]:
+    return [
+        "```python",
+        "from transformers import AutoModelForCausalLM, AutoTokenizer",
         "",
-    ]
-    lines += ["```python", "from transformers import AutoModelForCausalLM, AutoTokenizer", ""]
-    lines += [
         f'model = AutoModelForCausalLM.from_pretrained("{name}")',
         f'tokenizer = AutoTokenizer.from_pretrained("{name}")',
         "```",
         "",
     ]
-    lines += ["## Data", "", f"- training: `{_at(config, 'data.train')}`"]
-    lines += (
-        [f"- held out: `{_at(config, 'data.validation')}`"]
-        if _at(config, "data.validation")
-        else []
-    )
-    lines += ["", "## Training", ""]
-    lines += [
-        f"- {words}: {value}"
-        for key, words in TOLD
-        if (value := _at(config, key)) not in (None, "", 0)
-    ]
-    lines += ["", *_metrics(run, step), *_repeat(run)]
-    return "\n".join(lines)
-
-
-def _front(method: Any, base: str) -> list[str]:
-    """What the hub reads: a base model only where it is one of a hub."""
-    tags = ["postgrad", *([str(method)] if method else [])]
-    known = [f"base_model: {base}"] if HUB_ID.fullmatch(base) and not Path(base).exists() else []
-    return [
-        "---",
-        "library_name: transformers",
-        "pipeline_tag: text-generation",
-        *known,
-        "tags:",
-        *(f"- {t}" for t in tags),
-        "---",
-        "",
-    ]
 
 
 def _metrics(run: Path, step: int | None) -> list[str]:
-    """First and last values up to the step."""
-    found: dict[str, list[tuple[int, float]]] = {}
+    """Return a table of the first and last values up to `step`; empty if there are none."""
+    values = _read_values(run, step)
+    rows = []
+    for name, label in SHOWN_METRICS:
+        if name in values:
+            first_step, first = values[name][0]
+            last_step, last = values[name][-1]
+            rows.append(
+                f"| {label} | {first:.4g} (step {first_step}) | {last:.4g} (step {last_step}) |"
+            )
+    if not rows:
+        return []
+    return ["## Metrics", "", "| | first | last |", "|---|---|---|", *rows, ""]
+
+
+def _read_values(run: Path, step: int | None) -> dict[str, list[tuple[int, float]]]:
+    """Return (step, value) pairs of the shown metrics up to `step`."""
+    values: dict[str, list[tuple[int, float]]] = {}
     file = run / "metrics.jsonl"
     for text in file.read_text().splitlines() if file.is_file() else []:
         try:
             line = json.loads(text)
-        except ValueError:  # a last line that a kill cut short
+        except ValueError:  # a kill cut the last line short
             break
-        for key, _ in SHOWN:
-            if key in line and (step is None or line["step"] <= step):
-                found.setdefault(key, []).append((int(line["step"]), float(line[key])))
-    rows = [
-        f"| {words} | {seen[0][1]:.4g} (step {seen[0][0]}) | {seen[-1][1]:.4g} (step {seen[-1][0]}) |"
-        for key, words in SHOWN
-        if (seen := found.get(key))
-    ]
-    return ["## Metrics", "", "| | first | last |", "|---|---|---|", *rows, ""] if rows else []
+        if step is not None and line["step"] > step:
+            continue
+        for name, _ in SHOWN_METRICS:
+            if name in line:
+                values.setdefault(name, []).append((int(line["step"]), float(line[name])))
+    return values
 
 
-def _repeat(run: Path) -> list[str]:
-    text = (run / "config.yaml").read_text() if (run / "config.yaml").is_file() else ""
-    lines = [
+def _how_to_repeat(run: Path) -> list[str]:
+    """Return the command and the configuration that repeat the run."""
+    file = run / "config.yaml"
+    text = file.read_text() if file.is_file() else ""
+    if not text:
+        return []
+    return [
         "## Repeat it",
         "",
         "```",
@@ -112,23 +130,28 @@ def _repeat(run: Path) -> list[str]:
         "",
         "<details><summary>config.yaml</summary>",
         "",
+        "```yaml",
+        *text.strip().splitlines(),
+        "```",
+        "",
+        "</details>",
+        "",
     ]
-    return (
-        [*lines, "```yaml", *text.strip().splitlines(), "```", "", "</details>", ""] if text else []
-    )
 
 
-def _config(run: Path | None) -> dict[str, Any]:
+def _read_config(run: Path | None) -> dict[str, Any]:
+    """Return the configuration of a run; empty if there is none that can be read."""
     if run is None or not (run / "config.yaml").is_file():
         return {}
     try:
-        found: Any = OmegaConf.to_container(OmegaConf.load(run / "config.yaml"))
+        config: Any = OmegaConf.to_container(OmegaConf.load(run / "config.yaml"))
     except (OmegaConfBaseException, YAMLError, OSError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return config if isinstance(config, dict) else {}
 
 
-def _at(config: dict[str, Any], key: str) -> Any:
+def _value(config: dict[str, Any], key: str) -> Any:
+    """Return the value of a dotted key, or None."""
     value: Any = config
     for part in key.split("."):
         value = value.get(part) if isinstance(value, dict) else None

@@ -1,6 +1,7 @@
-"""A stock Hugging Face folder from a run, a checkpoint, an adapter, a model folder or verl's shards.
+"""Writes a stock Hugging Face folder from a run, checkpoint, adapter, model or verl's shards.
 
-Weights are read and written one file's worth at a time; the folder is written aside and renamed, so that it is whole or not there.
+Weights are read and written one file at a time. The folder is written under a temporary name and
+then renamed, so it is complete or absent.
 """
 
 import json
@@ -8,7 +9,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,112 +20,135 @@ from postgrad.files import atomic_folder
 from postgrad.model import lora
 from postgrad.model.load import load, save
 from postgrad.model.weights import LazyTensor, copy_model_files, read_lazy_weights, write_weights
-from postgrad.publish import verl_shards as verl
+from postgrad.publish import verl_shards
 from postgrad.training import checkpoint
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 LORA = ("merge", "keep")
+Fill = Callable[[Path], None]  # fills a folder
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What to export. `step` is latest, best or a number, of a run; `dtype` None keeps the types; `lora` is merge or keep."""
+class ExportRequest:
+    """What to export, and how."""
 
     source: str
     out: Path
-    step: str = "latest"
-    dtype: str | None = None
-    shard_gib: float = 5.0
-    lora: str = "merge"
+    step: str = "latest"  # of a run: latest, best or a number
+    dtype: str | None = None  # a key of DTYPES; None keeps the types
+    shard_gib: float = 5.0  # size of a weight file, at most
+    lora: str = "merge"  # one of LORA
+
+    @property
+    def torch_dtype(self) -> torch.dtype | None:
+        return None if self.dtype is None else DTYPES[self.dtype]
+
+    @property
+    def shard_bytes(self) -> int:
+        return int(self.shard_gib * 2**30)
 
 
-def export(wanted: Wanted, note: Callable[[str], None]) -> Path:
-    """Write the folder and return it. Raises ConfigError before anything is written, RunError when the disk refuses."""
-    folder = find_folder(wanted.source, wanted.step)
-    out = wanted.out.expanduser()
+def export(request: ExportRequest, note: Callable[[str], None]) -> Path:
+    """Write the folder and return it.
+
+    Raises:
+        ConfigError: the request cannot be met; nothing was written.
+        RunError: the disk refused the write.
+    """
+    folder = find_folder(request.source, request.step)
+    out = request.out.expanduser()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out} is there already; name a new folder, or remove it")
-    make = _maker(folder, wanted, note)
+        raise ConfigError(f"{out} exists already; name a new folder, or remove it")
+    fill = _prepare(folder, request, note)
     try:
         with atomic_folder(out) as temporary:
-            make(temporary)
+            fill(temporary)
     except OSError as error:
         raise RunError(f"{out} could not be written: {error.strerror or error}") from error
     return out
 
 
 def find_folder(source: str, step: str = "latest") -> Path:
-    """The folder a word and a step mean: a checkpoint of a run, or the folder itself. Raises ConfigError."""
+    """Return the checkpoint of a run for `step`, or the folder `source` itself.
+
+    Raises ConfigError if there is no such checkpoint or folder.
+    """
     path = Path(source).expanduser()
     if path.is_file() and path.name in ("latest", "best") and path.parent.name == "checkpoints":
         return path.parent / path.read_text().strip()
     if (path / "checkpoints").is_dir():
-        return _checkpoint(path, step)
+        return _find_checkpoint(path, step)
     if step != "latest":
         raise ConfigError(
             f"step={step} chooses among the checkpoints of a run; {path} is not a run folder"
         )
     if not path.is_dir():
         raise ConfigError(
-            f"{path}: no such folder; name a run, a checkpoint, a model folder or a folder with verl's shards"
+            f"{path}: no such folder; "
+            "name a run, a checkpoint, a model folder or a folder with verl's shards"
         )
     return path
 
 
-def _checkpoint(run: Path, step: str) -> Path:
-    if step in ("latest", "best"):
-        found = checkpoint.latest(run) if step == "latest" else checkpoint.best(run)
+def _find_checkpoint(run: Path, step: str) -> Path:
+    root = run / "checkpoints"
+    if step == "latest":
+        found = checkpoint.latest(run)
+    elif step == "best":
+        found = checkpoint.best(run)
     else:
-        found = run / "checkpoints" / f"step-{step}"
-        found = found if (found / "state.json").is_file() else None
-    if found is None:
-        there = sorted(
-            int(p.name.removeprefix("step-")) for p in (run / "checkpoints").glob("step-*")
-        )
-        steps = (
-            f"it has steps {', '.join(map(str, there))}" if there else "it has no checkpoint yet"
-        )
-        hint = "; training.keep_best keeps the best" if step == "best" and there else ""
-        raise ConfigError(f"{run} has no checkpoint step={step}; {steps}{hint}")
-    return found
+        named = root / f"step-{step}"
+        found = named if (named / "state.json").is_file() else None
+    if found is not None:
+        return found
+    steps = sorted(int(path.name.removeprefix("step-")) for path in root.glob("step-*"))
+    if not steps:
+        raise ConfigError(f"{run} has no checkpoint step={step}; it has no checkpoint yet")
+    hint = "; training.keep_best keeps the best" if step == "best" else ""
+    existing = ", ".join(map(str, steps))
+    raise ConfigError(f"{run} has no checkpoint step={step}; it has steps {existing}{hint}")
 
 
-def _maker(folder: Path, wanted: Wanted, note: Callable[[str], None]) -> Callable[[Path], None]:
-    """The function that fills the folder, after everything that can be wrong has been looked at."""
-    dtype = None if wanted.dtype is None else DTYPES[wanted.dtype]
-    most = int(wanted.shard_gib * 2**30)
-    if (shards := verl.find_shards(folder)) is not None:
-        return _from_verl(shards, wanted, dtype, most, note)
-    policy = folder / "policy" if (folder / "policy").is_dir() else folder
-    adapter = folder / "adapter" if policy is not folder else folder
-    if wanted.lora == "keep":
+def _prepare(folder: Path, request: ExportRequest, note: Callable[[str], None]) -> Fill:
+    """Check everything and return the function that fills the folder. Raises ConfigError."""
+    shards = verl_shards.find_shards(folder)
+    if shards is not None:
+        return _prepare_verl(shards, request, note)
+    is_checkpoint = (folder / "policy").is_dir()
+    policy = folder / "policy" if is_checkpoint else folder
+    adapter = folder / "adapter" if is_checkpoint else folder
+    dtype = request.torch_dtype
+    if request.lora == "keep":
         if not (adapter / lora.CONFIG_FILE).is_file():
             raise ConfigError(
-                f"lora=keep: {folder} has no adapter; it was not trained with model.lora.rank, so use lora=merge"
+                f"lora=keep: {folder} has no adapter, because it was not trained with "
+                "model.lora.rank; use lora=merge"
             )
-        return lambda out: _keep(adapter, policy, out)
+        return lambda out: _copy_adapter(adapter, policy, out)
     if lora.is_adapter(str(policy)):
         return lambda out: _merge_adapter(policy, dtype, out)
     weights = read_lazy_weights(policy)
 
-    def make(out: Path) -> None:
+    def fill(out: Path) -> None:
         copy_model_files(policy, out, dtype)
-        write_weights(weights, out, dtype, most, note)
+        write_weights(weights, out, dtype, request.shard_bytes, note)
 
-    return make
+    return fill
 
 
-def _keep(adapter: Path, policy: Path, out: Path) -> None:
-    """The adapter in peft's format, with the tokenizer beside it."""
+def _copy_adapter(adapter: Path, tokenizer: Path, out: Path) -> None:
+    """Copy the adapter in peft's format, and the tokenizer."""
     for name in (lora.CONFIG_FILE, lora.WEIGHTS_FILE):
         shutil.copyfile(adapter / name, out / name)
-    for file in policy.glob("*token*"):
+    for file in tokenizer.glob("*token*"):
         shutil.copyfile(file, out / file.name)
-    if (template := policy / "chat_template.jinja").is_file():
+    template = tokenizer / "chat_template.jinja"
+    if template.is_file():
         shutil.copyfile(template, out / template.name)
 
 
 def _merge_adapter(folder: Path, dtype: torch.dtype | None, out: Path) -> None:
+    """Write the base model with the adapter merged into its weights."""
     loaded = load(ModelConfig(path=str(folder), dtype="float32"), torch.device("cpu"))
     loaded.model.to(dtype or torch.float32)
     save(loaded, out)
@@ -133,140 +157,159 @@ def _merge_adapter(folder: Path, dtype: torch.dtype | None, out: Path) -> None:
 # ---- verl
 
 
-def _from_verl(
-    folder: Path, wanted: Wanted, dtype: torch.dtype | None, most: int, note: Callable[[str], None]
-) -> Callable[[Path], None]:
-    beside = folder / "huggingface"
-    if not (beside / "config.json").is_file():
+class Expected(NamedTuple):
+    """The weights that a configuration describes."""
+
+    shapes: dict[str, tuple[int, ...]]
+    tied: dict[str, str]  # name -> name of the weight that it is tied to
+
+
+def _prepare_verl(folder: Path, request: ExportRequest, note: Callable[[str], None]) -> Fill:
+    """Check verl's shards and return the function that fills the folder. Raises ConfigError."""
+    model_files = folder / "huggingface"
+    if not (model_files / "config.json").is_file():
         raise ConfigError(
-            f"{folder} has no huggingface/config.json; put the model's configuration and tokenizer there"
+            f"{folder} has no huggingface/config.json; "
+            "put the model's configuration and tokenizer there"
         )
-    note(f"verl's shards in {folder}: {len(verl.shard_files(folder))} ranks")
-    weights, adapters = split_adapters(verl.merged(folder))
-    if wanted.lora == "keep":
-        if not (kept := folder / "lora_adapter").is_dir():
+    note(f"verl's shards in {folder}: {len(verl_shards.shard_files(folder))} ranks")
+    weights, adapters = split_adapters(verl_shards.merge_shards(folder))
+    if request.lora == "keep":
+        adapter = folder / "lora_adapter"
+        if not adapter.is_dir():
             raise ConfigError(f"lora=keep: {folder} has no lora_adapter/; use lora=merge")
-        return lambda out: _keep(kept, beside, out)
+        return lambda out: _copy_adapter(adapter, model_files, out)
     if adapters:
-        weights = with_adapters(weights, adapters, _scale(folder))
-    weights = fitting(weights, _expected(beside), folder)
+        weights = merge_adapters(weights, adapters, _adapter_scale(folder))
+    weights = check_weights(weights, _expected_weights(model_files), folder)
 
-    # verl keeps float32 masters; the configuration it saves says what the model was published in.
-    kinds = {weight.dtype for weight in weights.values()}
-    written = dtype or (kinds.pop() if len(kinds) == 1 else None)
+    # verl's shards are float32 masters, while its config.json names the type of the release.
+    # The written configuration names the type of the written weights.
+    dtype = request.torch_dtype
+    written_dtype = dtype
+    stored_dtypes = {weight.dtype for weight in weights.values()}
+    if dtype is None and len(stored_dtypes) == 1:
+        (written_dtype,) = stored_dtypes
 
-    def make(out: Path) -> None:
-        copy_model_files(beside, out, written)
-        write_weights(weights, out, dtype, most, note)
+    def fill(out: Path) -> None:
+        copy_model_files(model_files, out, written_dtype)
+        write_weights(weights, out, dtype, request.shard_bytes, note)
 
-    return make
+    return fill
 
 
 def split_adapters(
     weights: Mapping[str, LazyTensor],
 ) -> tuple[dict[str, LazyTensor], dict[str, LazyTensor]]:
-    """Weights under the stock model's names, and those of LoRA adapters apart."""
-    plain, adapters = {}, {}
+    """Return the model's weights under their stock names, and those of LoRA adapters."""
+    plain: dict[str, LazyTensor] = {}
+    adapters: dict[str, LazyTensor] = {}
     for name, weight in weights.items():
-        name = name.removeprefix(lora.FILE_PREFIX)
-        (adapters if ".lora_A." in name or ".lora_B." in name else plain)[lora.stock_name(name)] = (
-            weight
-        )
+        name = lora.stock_name(name.removeprefix(lora.FILE_PREFIX))
+        is_adapter = ".lora_A." in name or ".lora_B." in name
+        target = adapters if is_adapter else plain
+        target[name] = weight
     return plain, adapters
 
 
-def with_adapters(
+def merge_adapters(
     weights: Mapping[str, LazyTensor], adapters: Mapping[str, LazyTensor], scale: float
 ) -> dict[str, LazyTensor]:
-    """The weights with what the adapters add, computed in float32 when read."""
-    out = dict(weights)
-    for name, first in adapters.items():
+    """Return the weights with scale * B @ A added, computed in float32 when they are read.
+
+    Raises ConfigError if an adapter has no weight or no second matrix.
+    """
+    merged = dict(weights)
+    for name, a in adapters.items():
         if ".lora_A." not in name:
             continue
-        base, second = (
-            name.split(".lora_A.")[0] + ".weight",
-            adapters.get(name.replace(".lora_A.", ".lora_B.")),
-        )
-        if base not in out or second is None:
-            raise ConfigError(
-                f"the adapter {name} has no {'weight ' + base if base not in out else 'second matrix'} in these shards"
-            )
-        out[base] = _added(out[base], first, second, scale)
-    return out
+        base = name.split(".lora_A.")[0] + ".weight"
+        if base not in merged:
+            raise ConfigError(f"the adapter {name} has no weight {base} in these shards")
+        b = adapters.get(name.replace(".lora_A.", ".lora_B."))
+        if b is None:
+            raise ConfigError(f"the adapter {name} has no second matrix in these shards")
+        merged[base] = _add_product(merged[base], a, b, scale)
+    return merged
 
 
-def _added(base: LazyTensor, first: LazyTensor, second: LazyTensor, scale: float) -> LazyTensor:
+def _add_product(base: LazyTensor, a: LazyTensor, b: LazyTensor, scale: float) -> LazyTensor:
     def read() -> Tensor:
         weight = base.read()
-        return (weight.float() + scale * (second.read().float() @ first.read().float())).to(
-            weight.dtype
-        )
+        product = b.read().float() @ a.read().float()
+        return (weight.float() + scale * product).to(weight.dtype)
 
     return LazyTensor(base.shape, base.dtype, read)
 
 
-def _scale(folder: Path) -> float:
-    """How often the adapters count, from the file that verl writes beside its shards."""
+def _adapter_scale(folder: Path) -> float:
+    """Return alpha / rank from the file that verl writes next to its shards."""
     for name in ("lora_train_meta.json", f"lora_adapter/{lora.CONFIG_FILE}"):
         if (folder / name).is_file():
             settings: dict[str, Any] = json.loads((folder / name).read_text())
             if settings.get("r") and settings.get("lora_alpha"):
                 return float(settings["lora_alpha"]) / float(settings["r"])
     raise ConfigError(
-        f"{folder} holds LoRA adapters, but neither lora_train_meta.json nor lora_adapter/ says their alpha and rank"
+        f"{folder} has LoRA adapters, but neither lora_train_meta.json nor lora_adapter/ "
+        "has their alpha and rank; copy one of them from the training machine"
     )
 
 
-def _expected(beside: Path) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
-    """Shapes of the weights the configuration asks for, and its tied names: copy -> weight."""
+def _expected_weights(model_files: Path) -> Expected:
+    """Return the weights that config.json describes. Raises ConfigError."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(beside))
+            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_files))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"{beside}/config.json does not make a model: {str(error).splitlines()[0][:200]}"
-        ) from error
+        reason = str(error).splitlines()[0][:200]
+        raise ConfigError(f"{model_files}/config.json describes no model: {reason}") from error
     model.tie_weights()
-    by_parameter = {id(p): name for name, p in model.named_parameters()}
-    everything = dict(model.named_parameters(remove_duplicate=False))
-    tied = {
-        name: by_parameter[id(p)] for name, p in everything.items() if by_parameter[id(p)] != name
-    }
-    return {
-        name: tuple(t.shape) for name, t in model.state_dict().items() if name not in tied
-    }, tied
+    name_of = {id(parameter): name for name, parameter in model.named_parameters()}
+    tied: dict[str, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if name_of[id(parameter)] != name:
+            tied[name] = name_of[id(parameter)]
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, tensor in model.state_dict().items():
+        if name not in tied:
+            shapes[name] = tuple(tensor.shape)
+    return Expected(shapes, tied)
 
 
-def fitting(
-    weights: Mapping[str, LazyTensor],
-    expected: tuple[dict[str, tuple[int, ...]], dict[str, str]],
-    folder: Path,
+def check_weights(
+    weights: Mapping[str, LazyTensor], expected: Expected, folder: Path
 ) -> dict[str, LazyTensor]:
-    """The weights a stock folder holds, in the model's order; each of the others is named. A tied head must equal what it is tied to."""
+    """Return the weights of a stock folder, in the model's order.
+
+    Raises ConfigError for a weight that is unknown, missing or of another shape, and for a tied
+    weight that differs from the one it is tied to.
+    """
     shapes, tied = expected
-    out = {name: weights[name] for name in shapes if name in weights}
     for name in weights:
         if name not in shapes and name not in tied:
             raise ConfigError(
-                f"{folder}: {name} is not a weight of the model that huggingface/config.json describes"
+                f"{folder}: {name} is not a weight of the model that "
+                "huggingface/config.json describes"
             )
+    found = {name: weights[name] for name in shapes if name in weights}
     for name in tied.keys() & weights.keys():
         other = tied[name]
         if other in weights and not torch.equal(weights[name].read(), weights[other].read()):
             raise ConfigError(
-                f"{folder}: the configuration ties {name} to {other}, but they differ; set tie_word_embeddings to false"
+                f"{folder}: huggingface/config.json ties {name} to {other}, but they differ; "
+                "set tie_word_embeddings to false"
             )
-        if other not in out:
-            out[other] = weights[name]
-    if missing := [name for name in shapes if name not in out]:
+        found.setdefault(other, weights[name])
+    missing = [name for name in shapes if name not in found]
+    if missing:
         raise ConfigError(
-            f"{folder} lacks {len(missing)} weights of the model, the first: {missing[0]}"
+            f"{folder} lacks {len(missing)} weights of the model, the first is {missing[0]}"
         )
-    for name, weight in out.items():
+    for name, weight in found.items():
         if weight.shape != shapes[name]:
             raise ConfigError(
-                f"{folder}: {name} is {weight.shape}, the configuration says {shapes[name]}"
+                f"{folder}: {name} is {weight.shape}, but config.json says {shapes[name]}"
             )
-    return {name: out[name] for name in shapes}
+    return {name: found[name] for name in shapes}

@@ -1,7 +1,7 @@
-"""Publishing a model folder on a hub, through huggingface_hub.
+"""Publishes a model folder on a hub, with huggingface_hub.
 
-Large files go first and are kept by the hub under their hash, the commit comes last: a repository is never half a model, and what was sent
-before a connection broke is not sent again.
+Large files are sent first, and the hub keeps them by their hash; the commit comes last. So a
+repository never has half a model, and a retry does not send again what arrived.
 """
 
 import os
@@ -18,146 +18,179 @@ from postgrad.publish.card import model_card
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]{0,95}")
 CARD = "README.md"
-WAITS_S = (1.0, 4.0, 15.0)  # between tries when the hub does not answer
-CLIENTS = (
-    "httpx",
-    "httpx2",
-    "requests",
-    "urllib3",
-)  # whichever huggingface_hub speaks through: their errors are the network's
-SKIPPED = (".partial", ".lock", ".tmp")
+PAUSES_S = (1.0, 4.0, 15.0)  # between attempts if the hub does not answer
+# The packages that huggingface_hub sends requests with; their errors are network errors.
+HTTP_CLIENTS = ("httpx", "httpx2", "requests", "urllib3")
+SKIPPED_SUFFIXES = (".partial", ".lock", ".tmp")
+RETRIED_STATUSES = (408, 409, 425, 429)  # the client errors that another attempt may change
 
 
 @dataclass(frozen=True)
 class Upload:
-    """What is pushed: a folder, and the run and step it comes from, if any."""
+    """A folder to push, with the run and the step that it comes from, if any."""
 
     folder: Path
     run: Path | None = None
     step: int | None = None
 
 
-def find_parcel(source: str, step: str, lora: str) -> Upload:
-    """The folder a word means: of a run or checkpoint its policy (or adapter), else the folder itself. Raises ConfigError."""
+def find_upload(source: str, step: str, lora: str) -> Upload:
+    """Return what to push for `source`: a run, a checkpoint or a model folder.
+
+    Args:
+        source: its path.
+        step: of a run: latest, best or a number.
+        lora: "keep" pushes the adapter, "merge" the whole model.
+
+    Raises ConfigError if there is nothing to push.
+    """
     path = Path(source).expanduser()
     if (path / "config.json").is_file() or (path / "adapter_config.json").is_file():
         if step != "latest":
             raise ConfigError(
                 f"step={step} chooses among the checkpoints of a run; {path} is a model folder"
             )
-        parent = path.parent
-        ours = path.name in ("policy", "adapter") and (parent / "state.json").is_file()
-        return _of_checkpoint(parent, path) if ours else Upload(path)
+        is_in_checkpoint = (path.parent / "state.json").is_file()
+        if path.name in ("policy", "adapter") and is_in_checkpoint:
+            return _upload_of_checkpoint(path.parent, path)
+        return Upload(path)
     from postgrad.publish.export import find_folder
 
-    found = find_folder(source, step)
-    inside = found / ("adapter" if lora == "keep" else "policy")
-    if not inside.is_dir():
-        if lora == "keep" and (found / "policy").is_dir():
-            raise ConfigError(
-                f"lora=keep: {found} has no adapter; it was not trained with model.lora.rank, so use lora=merge"
-            )
+    checkpoint = find_folder(source, step)
+    folder = checkpoint / ("adapter" if lora == "keep" else "policy")
+    if folder.is_dir():
+        return _upload_of_checkpoint(checkpoint, folder)
+    if lora == "keep" and (checkpoint / "policy").is_dir():
         raise ConfigError(
-            f"{path} is no run, checkpoint or model folder; postgrad export makes one of verl's shards"
+            f"lora=keep: {checkpoint} has no adapter, because it was not trained with "
+            "model.lora.rank; use lora=merge"
         )
-    return _of_checkpoint(found, inside)
-
-
-def _of_checkpoint(checkpoint: Path, folder: Path) -> Upload:
-    run = checkpoint.resolve().parent.parent
-    number = checkpoint.resolve().name.removeprefix("step-")
-    return Upload(
-        folder,
-        run if (run / "config.yaml").is_file() else None,
-        int(number) if number.isdigit() else None,
+    raise ConfigError(
+        f"{path} is not a run, a checkpoint or a model folder; "
+        "postgrad export makes a model folder of verl's shards"
     )
 
 
-def push(parcel: Upload, name: str, private: bool, note: Callable[[str], None]) -> str:
-    """Upload the folder as `user/name` and return its address. A README.md of its own stays; else a card is written from the run.
+def _upload_of_checkpoint(checkpoint: Path, folder: Path) -> Upload:
+    checkpoint = checkpoint.resolve()
+    run = checkpoint.parent.parent
+    number = checkpoint.name.removeprefix("step-")
+    return Upload(
+        folder,
+        run=run if (run / "config.yaml").is_file() else None,
+        step=int(number) if number.isdigit() else None,
+    )
 
-    Raises: ConfigError for a name, a token or rights that do not do; RunError when the hub does not answer.
+
+def push(upload: Upload, name: str, private: bool, note: Callable[[str], None]) -> str:
+    """Upload the folder as `user/name` and return its address.
+
+    A README.md in the folder is kept; otherwise a card is written from the run.
+
+    Raises:
+        ConfigError: the name, the token or its rights are wrong.
+        RunError: the hub does not answer.
     """
     if not NAME.fullmatch(name):
         raise ConfigError(
-            f"{name!r} is no name on a hub; write user/name, letters, digits, - _ and . only"
+            f"{name!r} is not a name on a hub; write user/name with letters, digits, - _ and ."
         )
     from huggingface_hub import CommitOperationAdd, HfApi, get_token
     from huggingface_hub.utils import disable_progress_bars
 
     if not sys.stderr.isatty():
         disable_progress_bars()
-    files = sorted(
-        p for p in parcel.folder.rglob("*") if p.is_file() and not p.name.endswith(SKIPPED)
-    )
     token = get_token()
     if not token:
         raise ConfigError("no token for the hub; set HF_TOKEN, or run: hf auth login")
     api = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, token=token)
-    card = None if any(p.name == CARD for p in files) else model_card(name, parcel.run, parcel.step)
-    size = sum(p.stat().st_size for p in files)
+    files = _files(upload.folder)
+    card = None
+    if not any(file.name == CARD for file in files):
+        card = model_card(name, upload.run, upload.step)
+    size = sum(file.stat().st_size for file in files) / 2**30
+    visibility = "private" if private else "public"
     note(
-        f"{parcel.folder}: {len(files)} files, {size / 2**30:.2f} GiB, to {api.endpoint}/{name} ({'private' if private else 'public'})"
+        f"{upload.folder}: {len(files)} files, {size:.2f} GiB, "
+        f"to {api.endpoint}/{name} ({visibility})"
     )
 
     def send() -> Any:
         api.create_repo(name, private=private, exist_ok=True)
-        # An operation remembers that it was committed, so each try has its own.
-        operations = [
-            CommitOperationAdd(p.relative_to(parcel.folder).as_posix(), str(p)) for p in files
-        ]
-        operations += [CommitOperationAdd(CARD, card.encode())] if card is not None else []
-        message = "Postgrad" if parcel.run is None else f"{parcel.run.name}, step {parcel.step}"
+        # An operation stores that it was committed, so each attempt makes new ones.
+        operations = []
+        for file in files:
+            path = file.relative_to(upload.folder).as_posix()
+            operations.append(CommitOperationAdd(path, str(file)))
+        if card is not None:
+            operations.append(CommitOperationAdd(CARD, card.encode()))
+        message = "Postgrad" if upload.run is None else f"{upload.run.name}, step {upload.step}"
         return api.create_commit(name, operations, commit_message=message)
 
-    _patiently(send, name, note)
+    _send_with_retries(send, name, note)
     return f"{api.endpoint}/{name}"
 
 
-def _patiently(send: Callable[[], Any], name: str, note: Callable[[str], None]) -> Any:
-    """Do it, again after a while when the hub does not answer or is not well."""
+def _files(folder: Path) -> list[Path]:
+    """Return the files below the folder, without temporary ones and locks."""
+    files = []
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and not path.name.endswith(SKIPPED_SUFFIXES):
+            files.append(path)
+    return files
+
+
+def _send_with_retries(send: Callable[[], Any], name: str, note: Callable[[str], None]) -> None:
+    """Call `send`; call it again after a pause if the hub does not answer or has an error.
+
+    Raises ConfigError or RunError for what another attempt does not change.
+    """
+    for pause in (*PAUSES_S, None):
+        try:
+            send()
+            return
+        except Exception as error:
+            reason = _network_error(error, name)
+        if pause is None:
+            raise RunError(
+                f"{name} was not pushed: {reason}; repeat the same command: "
+                "files that arrived are not sent again"
+            )
+        note(f"{reason}; trying again in {pause:g} s")
+        time.sleep(pause)
+
+
+def _network_error(error: Exception, name: str) -> str:
+    """Return why an attempt failed if another may succeed; raise otherwise."""
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
-    for wait in (*WAITS_S, None):
-        try:
-            return send()
-        except OfflineModeIsEnabled as error:
-            raise ConfigError(
-                "HF_HUB_OFFLINE=1 keeps the hub out of reach; unset it to push"
-            ) from error
-        except HfHubHTTPError as error:
-            status = error.response.status_code if error.response is not None else 0
-            _refuse(status, name, str(error))
-            reason: Any = f"the hub answered {status}"
-        except Exception as error:
-            said = next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
-            if isinstance(error, ValueError):
-                raise RunError(f"the hub's answer cannot be used: {said}") from error
-            if (
-                not isinstance(error, OSError)
-                and type(error).__module__.partition(".")[0] not in CLIENTS
-            ):
-                raise
-            reason = said
-        if wait is None:
-            raise RunError(
-                f"{name} was not pushed: {reason}; the same command goes on, files that arrived are not sent again"
-            )
-        note(f"{reason}; trying again in {wait:g} s")
-        time.sleep(wait)
-    raise AssertionError("the last try returns or raises")
+    if isinstance(error, OfflineModeIsEnabled):
+        raise ConfigError("HF_HUB_OFFLINE=1 turns the hub off; unset it to push") from error
+    if isinstance(error, HfHubHTTPError):
+        status = error.response.status_code if error.response is not None else 0
+        _check_status(status, name, str(error))
+        return f"the hub answered {status}"
+    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
+    if isinstance(error, ValueError):
+        raise RunError(f"the hub's answer cannot be read: {reason}") from error
+    package = type(error).__module__.partition(".")[0]
+    if not isinstance(error, OSError) and package not in HTTP_CLIENTS:
+        raise error
+    return reason
 
 
-def _refuse(status: int, name: str, said: str) -> None:
-    """Answers that another try would not change."""
+def _check_status(status: int, name: str, message: str) -> None:
+    """Raise ConfigError for a status that another attempt does not change."""
     if status == 401:
         raise ConfigError(
-            "the hub does not know the token (401); make a new one, then set HF_TOKEN or run: hf auth login"
+            "the hub refuses the token (401); "
+            "make a new one, then set HF_TOKEN or run: hf auth login"
         )
     if status == 403:
         raise ConfigError(
-            f"the token may not write to {name} (403); use one with write access, or a name of your own"
+            f"the token may not write to {name} (403); "
+            "use one with write access, or a name of your own"
         )
-    if 400 <= status < 500 and status not in (408, 409, 425, 429):
-        reason = next((line.strip() for line in said.splitlines() if line.strip()), "")
+    if 400 <= status < 500 and status not in RETRIED_STATUSES:
+        reason = next((line.strip() for line in message.splitlines() if line.strip()), "")
         raise ConfigError(f"the hub refuses {name} ({status}): {reason[:200]}")

@@ -1,13 +1,16 @@
-"""Checkpoints that verl wrote with FSDP: one file a rank, each a part of every weight.
+"""Reads checkpoints that verl wrote with FSDP: one file per rank with a shard of every weight.
 
-`actor/model_world_size_W_rank_R.pt` hold DTensors (FSDP2, and FSDP1 with a device mesh) or ShardedTensors (FSDP1 without), cut along one
-dimension, the last parts shorter or empty; `actor/huggingface/` has configuration and tokenizer. The files are pickles: they are read with
-torch's weights-only loader, and the classes they name are replaced by the plain ones below, which only hold what was saved. So no code of
-a file runs, no process group is needed, and files of older torch versions load, too. Weights stay on disk until one is asked for.
+`actor/model_world_size_W_rank_R.pt` hold DTensors (FSDP2, and FSDP1 with a device mesh) or
+ShardedTensors (FSDP1 without one), sharded along one dimension; the last shards are shorter or
+empty. `actor/huggingface/` has the configuration and the tokenizer.
+
+The files are pickles. torch's weights-only loader reads them, with the classes below in place of
+those of torch.distributed; they only store what was saved. So no code of a file runs, no process
+group is needed, and files of older torch versions load. Weights stay on disk until they are read.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,24 +21,21 @@ from torch import Tensor
 from postgrad.errors import ConfigError
 from postgrad.model.weights import LazyTensor
 
-SHARD = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")
-WRAPPERS = (
-    "_fsdp_wrapped_module.",
-    "_checkpoint_wrapped_module.",
-    "_orig_mod.",
-)  # what wrapping adds to names
+SHARD_FILE = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")
+# Wrapping a module adds these to the names of its weights.
+WRAPPER_PREFIXES = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
 
 
-# ---- what the pickles hold
+# ---- classes in place of those of torch.distributed
 
 
-class Held:
-    """Stands for any small class of torch.distributed: takes whatever it is made with and keeps its state."""
+class SavedObject:
+    """In place of any small class: stores its arguments and its state."""
 
-    def __new__(cls, *values: Any) -> "Held":
-        made = super().__new__(cls)
-        made.values = values
-        return made
+    def __new__(cls, *values: Any) -> "SavedObject":
+        saved = super().__new__(cls)
+        saved.values = values
+        return saved
 
     def __init__(self, *values: Any) -> None:
         self.values = values
@@ -47,31 +47,33 @@ class Held:
         self.state = state
 
 
-class Cut(Held):
-    """A weight cut along `dim`."""
+class Shard(SavedObject):
+    """The placement of a weight that is sharded along `dim`."""
 
 
-class Whole(Held):
-    """A weight that every rank has."""
+class Replicate(SavedObject):
+    """The placement of a weight that every rank has."""
 
 
-class Summand(Held):
-    """A weight whose ranks hold parts of a sum; no checkpoint should have one."""
+class Partial(SavedObject):
+    """The placement of a weight whose ranks hold summands; no checkpoint should have one."""
 
 
-class Part(torch.Tensor):
-    """Stands for DTensor and ShardedTensor: `_local_tensor` and `_spec`, or `_local_shards` and `_metadata`, as they were saved."""
+class SavedTensor(torch.Tensor):
+    """In place of DTensor and ShardedTensor, with the attributes that they were saved with.
+
+    A DTensor has `_local_tensor` and `_spec`, a ShardedTensor `_local_shards` and `_metadata`.
+    """
 
     @classmethod
     def __torch_dispatch__(cls, *_: Any, **__: Any) -> Any:
-        raise NotImplementedError("a part of a weight is read, never computed with")
+        raise NotImplementedError("a saved shard is only read, never computed with")
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     def __setstate__(self, state: Any) -> None:
-        if (
-            isinstance(state, tuple) and len(state) == 5
-        ):  # ShardedTensor: shards, metadata, process group, spec, remote references
+        if isinstance(state, tuple) and len(state) == 5:
+            # ShardedTensor: shards, metadata, process group, spec, remote references
             self._local_shards, self._metadata = state[:2]
             return
         for part in state if isinstance(state, tuple) else (state,):
@@ -79,240 +81,296 @@ class Part(torch.Tensor):
                 setattr(self, name, value)
 
 
-def _member(kind: Any, name: Any) -> type[Held]:
-    """Stands for getattr, by which pickles name nested classes and members of enumerations: none of those are read here."""
-    return Held
+def _ignore_member(kind: Any, name: Any) -> type[SavedObject]:
+    """In place of getattr, by which pickles name nested classes and enum members; none is read."""
+    return SavedObject
 
 
-TENSOR, SHARD_ROOM = "torch.distributed.tensor", "torch.distributed._shard"
-OLD = "torch.distributed._tensor"  # where DTensor lived before torch 2.5
-KNOWN: dict[str, Any] = {
-    **dict.fromkeys((f"{TENSOR}.DTensor", f"{TENSOR}._api.DTensor", f"{OLD}.api.DTensor", f"{OLD}.DTensor"), Part),
-    **{f"{room}.placement_types.{name}": kind for room in (TENSOR, OLD) for name, kind in
-       (("Shard", Cut), ("_StridedShard", Cut), ("Replicate", Whole), ("Partial", Summand), ("_Partial", Summand))},
-    **{f"{room}.{file}.{name}": Held for room in (TENSOR, OLD) for file in ("_dtensor_spec", "placement_types")
-       for name in ("DTensorSpec", "TensorMeta", "ShardOrderEntry")},
-    **dict.fromkeys(("torch.distributed.device_mesh.DeviceMesh", f"{OLD}.device_mesh.DeviceMesh"), Held),
-    **dict.fromkeys(("torch.distributed._mesh_layout._MeshLayout", "torch.distributed._mesh_layout._FlatLayout"), Held),
-    f"{SHARD_ROOM}.sharded_tensor.api.ShardedTensor": Part,
-    **{f"{SHARD_ROOM}.{name}": Held for name in (
-        "metadata.ShardMetadata", "sharded_tensor.shard.Shard", "sharded_tensor.metadata.ShardedTensorMetadata",
-        "sharded_tensor.metadata.TensorProperties", "sharded_tensor.metadata.MEM_FORMAT_ENCODING",
-        "sharding_spec.chunk_sharding_spec.ChunkShardingSpec", "sharding_spec.api.EnumerableShardingSpec")},
-    "torch.distributed.remote_device._remote_device": Held,
-    "builtins.getattr": _member,
-    "__builtin__.getattr": _member,
-}  # fmt: skip
+TENSOR = "torch.distributed.tensor"
+OLD_TENSOR = "torch.distributed._tensor"  # before torch 2.5
+SHARDED = "torch.distributed._shard"
+MESH_LAYOUT = "torch.distributed._mesh_layout"
+PLACEMENTS = {
+    "Shard": Shard,
+    "_StridedShard": Shard,
+    "Replicate": Replicate,
+    "Partial": Partial,
+    "_Partial": Partial,
+}
+
+
+def _stand_ins() -> dict[str, Any]:
+    """Return the class or function that stands in for each name that the pickles may hold."""
+    names: dict[str, Any] = {}
+    for name in (f"{TENSOR}.DTensor", f"{TENSOR}._api.DTensor"):
+        names[name] = SavedTensor
+    for name in (f"{OLD_TENSOR}.DTensor", f"{OLD_TENSOR}.api.DTensor"):
+        names[name] = SavedTensor
+    for package in (TENSOR, OLD_TENSOR):
+        for name, kind in PLACEMENTS.items():
+            names[f"{package}.placement_types.{name}"] = kind
+        for module in ("_dtensor_spec", "placement_types"):
+            for name in ("DTensorSpec", "TensorMeta", "ShardOrderEntry"):
+                names[f"{package}.{module}.{name}"] = SavedObject
+    for name in (
+        "torch.distributed.device_mesh.DeviceMesh",
+        f"{OLD_TENSOR}.device_mesh.DeviceMesh",
+    ):
+        names[name] = SavedObject
+    for name in ("_MeshLayout", "_FlatLayout"):
+        names[f"{MESH_LAYOUT}.{name}"] = SavedObject
+    names[f"{SHARDED}.sharded_tensor.api.ShardedTensor"] = SavedTensor
+    for name in (
+        "metadata.ShardMetadata",
+        "sharded_tensor.shard.Shard",
+        "sharded_tensor.metadata.ShardedTensorMetadata",
+        "sharded_tensor.metadata.TensorProperties",
+        "sharded_tensor.metadata.MEM_FORMAT_ENCODING",
+        "sharding_spec.chunk_sharding_spec.ChunkShardingSpec",
+        "sharding_spec.api.EnumerableShardingSpec",
+    ):
+        names[f"{SHARDED}.{name}"] = SavedObject
+    names["torch.distributed.remote_device._remote_device"] = SavedObject
+    names["builtins.getattr"] = _ignore_member
+    names["__builtin__.getattr"] = _ignore_member
+    return names
 
 
 @contextmanager
-def _stand_ins() -> Iterator[None]:
-    """The classes above in place of torch.distributed's own, for the weights-only loader."""
-    before = torch.serialization.get_safe_globals()
+def _allow_stand_ins() -> Iterator[None]:
+    """Let the weights-only loader use the stand-ins, and nothing else, inside the block."""
+    previous = torch.serialization.get_safe_globals()
     torch.serialization.clear_safe_globals()
-    torch.serialization.add_safe_globals([(kind, name) for name, kind in KNOWN.items()])
+    torch.serialization.add_safe_globals([(kind, name) for name, kind in _stand_ins().items()])
     try:
         yield
     finally:
         torch.serialization.clear_safe_globals()
-        torch.serialization.add_safe_globals(before)
+        torch.serialization.add_safe_globals(previous)
 
 
 def read_shard(file: Path) -> dict[str, Any]:
-    """One rank's state, its tensors still on disk. Raises ConfigError."""
+    """Return the state of one rank by name; its tensors stay on disk. Raises ConfigError."""
     try:
-        with _stand_ins():
-            found = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # torch raises many kinds: a cut zip, a class that is not allowed, a file that is no pickle
-        reason = next(
-            (line for line in str(error).splitlines() if line.strip()), type(error).__name__
-        )
-        raise ConfigError(f"{file} cannot be read as weights: {reason.strip()[:200]}") from error
-    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
-        raise ConfigError(f"{file} holds no weights by name but a {type(found).__name__}")
-    return found
+        with _allow_stand_ins():
+            state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:
+        # torch raises many types: for a cut zip file, a forbidden class, a file of another kind
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        reason = lines[0][:200] if lines else type(error).__name__
+        raise ConfigError(f"{file} cannot be read as weights: {reason}") from error
+    if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
+        raise ConfigError(f"{file} has no weights by name but a {type(state).__name__}")
+    return state
 
 
 # ---- folders
 
 
 def find_shards(path: Path) -> Path | None:
-    """The folder with verl's shards that a path means: itself, its actor/, or that of the latest step; None when there are none."""
+    """Return the folder with verl's shards, or None.
+
+    It is `path`, its actor/, or the actor/ of the step that latest_checkpointed_iteration.txt
+    names.
+    """
+    candidates = [path, path / "actor"]
     pointer = path / "latest_checkpointed_iteration.txt"
-    named = (
-        [path / f"global_step_{pointer.read_text().strip()}" / "actor"] if pointer.is_file() else []
-    )
-    for folder in (path, path / "actor", *named):
-        if folder.is_dir() and any(SHARD.fullmatch(file.name) for file in folder.iterdir()):
+    if pointer.is_file():
+        candidates.append(path / f"global_step_{pointer.read_text().strip()}" / "actor")
+    for folder in candidates:
+        if folder.is_dir() and any(SHARD_FILE.fullmatch(file.name) for file in folder.iterdir()):
             return folder
     return None
 
 
 def shard_files(folder: Path) -> list[Path]:
-    """The files of all ranks, in order. Raises ConfigError when they are of several world sizes or one is missing."""
-    found: dict[int, dict[int, Path]] = {}
+    """Return the files of all ranks, in order.
+
+    Raises ConfigError if one is missing, or if the files have several world sizes.
+    """
+    by_world_size: dict[int, dict[int, Path]] = {}
     for file in folder.iterdir():
-        if match := SHARD.fullmatch(file.name):
-            found.setdefault(int(match[1]), {})[int(match[2])] = file
-    if len(found) > 1:
-        sizes = " and ".join(map(str, sorted(found)))
+        if match := SHARD_FILE.fullmatch(file.name):
+            by_world_size.setdefault(int(match[1]), {})[int(match[2])] = file
+    if len(by_world_size) > 1:
+        sizes = " and ".join(map(str, sorted(by_world_size)))
         raise ConfigError(
-            f"{folder} has shards of world sizes {sizes}; remove those that are not of this checkpoint"
+            f"{folder} has shards of world sizes {sizes}; "
+            "remove those that are not of this checkpoint"
         )
-    ((size, ranks),) = found.items()
-    missing = sorted(set(range(size)) - set(ranks))
+    ((world_size, files),) = by_world_size.items()
+    missing = sorted(set(range(world_size)) - set(files))
     if missing:
-        names = ", ".join(f"model_world_size_{size}_rank_{rank}.pt" for rank in missing[:3])
+        names = ", ".join(f"model_world_size_{world_size}_rank_{rank}.pt" for rank in missing[:3])
+        more = " ..." if len(missing) > 3 else ""
         raise ConfigError(
-            f"{folder} lacks {len(missing)} of {size} shards: {names}{' ...' if len(missing) > 3 else ''}; "
+            f"{folder} lacks {len(missing)} of {world_size} shards: {names}{more}; "
             "copy them from the other nodes"
         )
-    if extra := sorted(set(ranks) - set(range(size))):
-        raise ConfigError(f"{ranks[extra[0]]}: there is no rank {extra[0]} of {size}")
-    return [ranks[rank] for rank in range(size)]
+    unknown = sorted(set(files) - set(range(world_size)))
+    if unknown:
+        raise ConfigError(f"{files[unknown[0]]}: there is no rank {unknown[0]} of {world_size}")
+    return [files[rank] for rank in range(world_size)]
 
 
 # ---- merging
 
 
-def merged(folder: Path) -> dict[str, LazyTensor]:
-    """Every weight of the checkpoint by name, put together when it is read. Raises ConfigError that names what does not fit."""
+def merge_shards(folder: Path) -> dict[str, LazyTensor]:
+    """Return every weight of the checkpoint by name; its shards are joined when it is read.
+
+    Raises ConfigError that names the weight whose shards do not fit together.
+    """
     files = shard_files(folder)
     states = [read_shard(file) for file in files]
     for file, state in zip(files, states, strict=True):
-        if state.keys() != states[0].keys():
-            odd = sorted(state.keys() ^ states[0].keys())[0]
+        different = sorted(state.keys() ^ states[0].keys())
+        if different:
             raise ConfigError(
-                f"{file} and {files[0].name} have different weights; {odd!r} is in only one of them"
+                f"{file} and {files[0].name} have different weights; "
+                f"{different[0]!r} is in only one of them"
             )
-    out: dict[str, LazyTensor] = {}
+    weights: dict[str, LazyTensor] = {}
     for name in states[0]:
-        parts = [state[name] for state in states]
-        out[plain_name(name)] = _lazy(folder, name, parts)
-    return out
+        shards = [state[name] for state in states]
+        weights[unwrapped_name(name)] = _merge(f"{folder}: {name}", shards)
+    return weights
 
 
-def plain_name(name: str) -> str:
-    for wrapper in WRAPPERS:
-        name = name.replace(wrapper, "")
+def unwrapped_name(name: str) -> str:
+    """Return the name of a weight without what wrapping its modules added."""
+    for prefix in WRAPPER_PREFIXES:
+        name = name.replace(prefix, "")
     return name
 
 
-def _lazy(folder: Path, name: str, parts: list[Any]) -> LazyTensor:
-    where = f"{folder}: {name}"
-    kinds = {
-        ("dtensor" if hasattr(p, "_spec") else "sharded") if isinstance(p, Part) else "plain"
-        for p in parts
-    }
-    if len(kinds) > 1 or not all(isinstance(p, Tensor) for p in parts):
-        raise ConfigError(f"{where} is not the same kind of tensor on all ranks")
-    if kinds == {"plain"}:
-        return _replicated(where, parts)
-    return _from_dtensors(where, parts) if kinds == {"dtensor"} else _from_sharded(where, parts)
+def _merge(label: str, shards: list[Any]) -> LazyTensor:
+    """Return one weight from its shards, one per rank; `label` names it in errors."""
+    kinds = {_kind(shard) for shard in shards}
+    if kinds == {"tensor"}:
+        return _merge_copies(label, shards)
+    if kinds == {"DTensor"}:
+        return _merge_dtensors(label, shards)
+    if kinds == {"ShardedTensor"}:
+        return _merge_sharded_tensors(label, shards)
+    raise ConfigError(f"{label} is not the same kind of tensor on all ranks")
 
 
-def _replicated(where: str, parts: list[Tensor]) -> LazyTensor:
-    if len({(tuple(p.shape), p.dtype) for p in parts}) > 1:
+def _kind(shard: Any) -> str:
+    if isinstance(shard, SavedTensor):
+        return "DTensor" if hasattr(shard, "_spec") else "ShardedTensor"
+    return "tensor" if isinstance(shard, Tensor) else "other"
+
+
+def _merge_copies(label: str, copies: list[Tensor]) -> LazyTensor:
+    """Return a weight that every rank has. Reading it raises ConfigError if the copies differ."""
+    first = copies[0]
+    if any(copy.shape != first.shape or copy.dtype != first.dtype for copy in copies):
         raise ConfigError(
-            f"{where} has different shapes on different ranks and does not say how it was cut"
+            f"{label} has different shapes on different ranks, but no record of how it is sharded"
         )
 
     def read() -> Tensor:
-        if not all(torch.equal(parts[0], p) for p in parts[1:]):
-            raise ConfigError(f"{where} differs between ranks and does not say how it was cut")
-        return parts[0]
+        if not all(torch.equal(first, copy) for copy in copies[1:]):
+            raise ConfigError(
+                f"{label} differs between ranks, but has no record of how it is sharded"
+            )
+        return first
 
-    return LazyTensor(tuple(parts[0].shape), parts[0].dtype, read)
+    return LazyTensor(tuple(first.shape), first.dtype, read)
 
 
-def _from_dtensors(where: str, parts: list[Any]) -> LazyTensor:
-    spec = parts[0]._spec
-    shape = tuple(_attribute(spec.tensor_meta, "shape", 0))
-    names = (
-        getattr(spec.mesh, "mesh_dim_names", None)
-        or getattr(spec.mesh, "_mesh_dim_names", None)
-        or ()
-    )
-    rules = [tuple(p._spec.placements) for p in parts]
-    if any(_described(rule) != _described(rules[0]) for rule in rules):
-        raise ConfigError(f"{where} is cut in different ways on different ranks")
-    rule = rules[0]
-    if len(rule) == 2 and isinstance(rule[0], Whole):
-        rule, parts = rule[1:], _first_copy(where, parts)
-    if len(rule) != 1:
+def _merge_dtensors(label: str, shards: list[Any]) -> LazyTensor:
+    spec = shards[0]._spec
+    placements = tuple(spec.placements)
+    for shard in shards:
+        if _describe(shard._spec.placements) != _describe(placements):
+            raise ConfigError(f"{label} is sharded in different ways on different ranks")
+    if len(placements) == 2 and isinstance(placements[0], Replicate):
+        placements = placements[1:]
+        shards = _first_replica(label, shards)
+    if len(placements) != 1:
+        names = getattr(spec.mesh, "mesh_dim_names", None)
+        names = names or getattr(spec.mesh, "_mesh_dim_names", None) or ()
         raise ConfigError(
-            f"{where} is cut along {len(rule)} dimensions of devices ({', '.join(names)}); only FSDP's one is known here"
+            f"{label} is sharded along {len(placements)} dimensions of devices "
+            f"({', '.join(names)}); only FSDP's single dimension is supported"
         )
-    local = [p._local_tensor for p in parts]
-    if isinstance(rule[0], Whole):
-        return _replicated(where, local)
-    if not isinstance(rule[0], Cut):
-        raise ConfigError(f"{where} is a sum over ranks, which no checkpoint should hold")
-    return _joined(where, shape, int(_attribute(rule[0], "dim", 0)), local)
+    placement = placements[0]
+    local = [shard._local_tensor for shard in shards]
+    if isinstance(placement, Replicate):
+        return _merge_copies(label, local)
+    if not isinstance(placement, Shard):
+        raise ConfigError(f"{label} is a sum over ranks, which no checkpoint should hold")
+    shape = tuple(_field(spec.tensor_meta, "shape", 0))
+    return _concatenate(label, shape, int(_field(placement, "dim", 0)), local)
 
 
-def _from_sharded(where: str, parts: list[Any]) -> LazyTensor:
-    metadata = parts[0]._metadata
-    shape = tuple(_attribute(metadata, "size", 1))
-    pieces: dict[tuple[int, ...], Tensor] = {}
-    for part in parts:
-        for shard in part._local_shards:
-            offsets = tuple(_attribute(_attribute(shard, "metadata", 1), "shard_offsets", 0))
-            pieces[offsets] = _attribute(shard, "tensor", 0)
-    if any(any(offsets[1:]) for offsets in pieces):
-        raise ConfigError(f"{where} is not cut along its first dimension alone")
-    at = 0
-    for offsets, piece in sorted(pieces.items(), key=lambda item: item[0]):
-        if offsets[0] != at:
-            raise ConfigError(f"{where}: rows {at} to {offsets[0] - 1} are in no shard")
-        at += len(piece)
-    return _joined(
-        where, shape, 0, [piece for _, piece in sorted(pieces.items(), key=lambda item: item[0])]
-    )
+def _merge_sharded_tensors(label: str, shards: list[Any]) -> LazyTensor:
+    shape = tuple(_field(shards[0]._metadata, "size", 1))
+    by_offset: dict[tuple[int, ...], Tensor] = {}
+    for shard in shards:
+        for local in shard._local_shards:
+            offsets = tuple(_field(_field(local, "metadata", 1), "shard_offsets", 0))
+            by_offset[offsets] = _field(local, "tensor", 0)
+    if any(any(offsets[1:]) for offsets in by_offset):
+        raise ConfigError(f"{label} is not sharded along its first dimension alone")
+    pieces: list[Tensor] = []
+    next_row = 0
+    for offsets in sorted(by_offset):
+        if offsets[0] != next_row:
+            raise ConfigError(f"{label}: rows {next_row} to {offsets[0] - 1} are in no shard")
+        pieces.append(by_offset[offsets])
+        next_row += len(by_offset[offsets])
+    return _concatenate(label, shape, 0, pieces)
 
 
-def _joined(where: str, shape: tuple[int, ...], dim: int, parts: list[Tensor]) -> LazyTensor:
-    real = [p for p in parts if p.numel()] or parts[:1]  # a rank beyond the last row holds nothing
-    kinds = {p.dtype for p in parts}
-    if len(kinds) > 1:
-        raise ConfigError(
-            f"{where} has different types on different ranks: {', '.join(sorted(map(str, kinds)))}"
-        )
-    found = [p.shape[dim] for p in real]
-    others = [tuple(p.shape[:dim] + p.shape[dim + 1 :]) for p in real]
-    if sum(found) != shape[dim] or any(other != shape[:dim] + shape[dim + 1 :] for other in others):
-        sizes = ", ".join(str(tuple(p.shape)) for p in parts)
-        raise ConfigError(f"{where} should be {shape}, but its parts are {sizes}")
-    return LazyTensor(shape, parts[0].dtype, lambda: torch.cat(real, dim=dim))
+def _concatenate(label: str, shape: tuple[int, ...], dim: int, shards: list[Tensor]) -> LazyTensor:
+    """Return the shards joined along `dim`. Raises ConfigError if they do not give `shape`."""
+    dtypes = {shard.dtype for shard in shards}
+    if len(dtypes) > 1:
+        names = ", ".join(sorted(map(str, dtypes)))
+        raise ConfigError(f"{label} has different types on different ranks: {names}")
+    filled = [shard for shard in shards if shard.numel()]  # ranks after the last row hold nothing
+    filled = filled or shards[:1]
+    length = sum(shard.shape[dim] for shard in filled)
+    other_dims = {tuple(shard.shape[:dim] + shard.shape[dim + 1 :]) for shard in filled}
+    if length != shape[dim] or other_dims != {shape[:dim] + shape[dim + 1 :]}:
+        shapes = ", ".join(str(tuple(shard.shape)) for shard in shards)
+        raise ConfigError(f"{label} should be {shape}, but its shards are {shapes}")
+    return LazyTensor(shape, shards[0].dtype, lambda: torch.cat(filled, dim=dim))
 
 
-def _described(rule: tuple[Any, ...]) -> list[tuple[str, Any]]:
-    return [
-        (type(one).__name__, _attribute(one, "dim", 0) if isinstance(one, Cut) else None)
-        for one in rule
-    ]
+def _describe(placements: Sequence[Any]) -> list[tuple[str, Any]]:
+    """Return (kind, dimension) of each placement, to compare them."""
+    described = []
+    for placement in placements:
+        dim = _field(placement, "dim", 0) if isinstance(placement, Shard) else None
+        described.append((type(placement).__name__, dim))
+    return described
 
 
-def _attribute(held: Any, name: str, place: int) -> Any:
-    """A field of something that was saved, by name, or by place where it was saved as a tuple."""
-    if hasattr(held, name):
-        return getattr(held, name)
-    return held.values[place] if held.values else held.state[place]
+def _field(saved: Any, name: str, index: int) -> Any:
+    """Return a field of a saved object, by name, or by index if it was saved as a tuple."""
+    if hasattr(saved, name):
+        return getattr(saved, name)
+    return saved.values[index] if saved.values else saved.state[index]
 
 
-def _first_copy(where: str, parts: list[Any]) -> list[Any]:
-    """Of weights that are both copied and cut, the parts of the first copy, in order."""
-    meshes = [part._spec.mesh for part in parts]
-    places = [getattr(mesh, "_coordinate_on_dim", None) for mesh in meshes]
-    known = [
-        (place[0], place[1], part)
-        for place, part in zip(places, parts, strict=True)
-        if place is not None and len(place) == 2
-    ]
-    if len(known) == len(parts):
-        return [part for copy, _, part in sorted(known, key=lambda one: one[1]) if copy == 0]
-    if isinstance(table := getattr(meshes[0], "mesh", None), Tensor) and table.dim() == 2:
-        return [parts[rank] for rank in table[0].tolist()]
+def _first_replica(label: str, shards: list[Any]) -> list[Any]:
+    """Return the shards of the first replica, in order, of a weight with several replicas."""
+    meshes = [shard._spec.mesh for shard in shards]
+    coordinates: list[Any] = [getattr(mesh, "_coordinate_on_dim", None) or () for mesh in meshes]
+    if all(len(coordinate) == 2 for coordinate in coordinates):
+        first = []
+        for rank, (replica, position) in enumerate(coordinates):
+            if replica == 0:
+                first.append((position, rank))
+        return [shards[rank] for _, rank in sorted(first)]
+    mesh = getattr(meshes[0], "mesh", None)
+    if isinstance(mesh, Tensor) and mesh.dim() == 2:
+        return [shards[rank] for rank in mesh[0].tolist()]
     raise ConfigError(
-        f"{where}: how {len(parts)} ranks were laid out in two dimensions cannot be read from these shards"
+        f"{label}: these shards do not record how {len(shards)} ranks were arranged "
+        "in two dimensions"
     )
