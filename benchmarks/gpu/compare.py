@@ -116,7 +116,7 @@ def rollout_postgrad(folder: str, which: str, long_tail: bool) -> None:
         RolloutConfig(max_rows=1024),
     )
     assert engine.decoder is not None
-    engine.decoder.stops = torch.tensor(
+    engine.decoder.stop_ids = torch.tensor(
         [1 << 30], dtype=torch.int32, device="cuda"
     )  # rows run to their limit
     wanted = limits(long_tail)

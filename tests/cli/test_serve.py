@@ -15,7 +15,7 @@ from postgrad.errors import ConfigError
 from postgrad.model.load import load_tokenizer
 from postgrad.rollout.engine import Request, Sampling, trajectory_seed
 from postgrad.rollout.http import Address, HttpChat, HttpEngine
-from postgrad.rollout.native.live import LiveRun
+from postgrad.rollout.native.live import LiveDecodeLoop
 
 PROMPT = [1, 10, 2, 15]  # "1+2="
 IDS = {"return_token_ids": True}
@@ -326,7 +326,7 @@ def test_stop_strings_end_text_and_row_and_tokens_stay(client, native, prompts):
 
 def slowly(monkeypatch, seconds=0.03) -> list[int]:
     """Make decode steps slow, so that a test can act during an answer; returns a list of steps."""
-    real = LiveRun.step
+    real = LiveDecodeLoop.step
     steps: list[int] = []
 
     def step(self):
@@ -334,7 +334,7 @@ def slowly(monkeypatch, seconds=0.03) -> list[int]:
         time.sleep(seconds)
         return real(self)
 
-    monkeypatch.setattr(LiveRun, "step", step)
+    monkeypatch.setattr(LiveDecodeLoop, "step", step)
     return steps
 
 
@@ -347,7 +347,7 @@ def test_the_long_answer_of_these_tests_is_long(native):
 
 def test_requests_join_those_that_decode(client, server, monkeypatch):
     """The long answer pauses until the short request has arrived; the short one ends first."""
-    real = LiveRun.step
+    real = LiveDecodeLoop.step
     arrived = threading.Event()
     steps: list[int] = []
 
@@ -357,7 +357,7 @@ def test_requests_join_those_that_decode(client, server, monkeypatch):
             assert arrived.wait(60)
         return real(self)
 
-    monkeypatch.setattr(LiveRun, "step", step)
+    monkeypatch.setattr(LiveDecodeLoop, "step", step)
     steps_at_short_end: list[int] = []
 
     def ask_short():
@@ -369,7 +369,7 @@ def test_requests_join_those_that_decode(client, server, monkeypatch):
     short = threading.Thread(target=ask_short)
     short.start()
     wait_for(lambda: server.rows() == 2, "the short request to arrive")
-    monkeypatch.setattr(LiveRun, "step", lambda self: time.sleep(0.05) or step(self))
+    monkeypatch.setattr(LiveDecodeLoop, "step", lambda self: time.sleep(0.05) or step(self))
     arrived.set()
     short.join(60)
     assert sum(1 for _ in stream) > 20
@@ -427,11 +427,11 @@ def test_an_answer_has_a_time_limit(tiny, monkeypatch):
 
 
 def test_an_engine_that_fails_is_told_and_goes_on(client, server, monkeypatch, capfd):
-    real = LiveRun.step
-    monkeypatch.setattr(LiveRun, "step", lambda self: 1 / 0)
+    real = LiveDecodeLoop.step
+    monkeypatch.setattr(LiveDecodeLoop, "step", lambda self: 1 / 0)
     with pytest.raises(openai.InternalServerError, match="the engine failed: ZeroDivisionError"):
         client.completions.create(model="tiny", prompt=PROMPT, max_tokens=50, seed=3, n=4)
-    monkeypatch.setattr(LiveRun, "step", real)
+    monkeypatch.setattr(LiveDecodeLoop, "step", real)
     assert (
         client.completions.create(model="tiny", prompt=PROMPT, max_tokens=3).choices
         and server.rows() == 0
@@ -450,7 +450,7 @@ def test_our_engine_over_http_is_the_native_engine(server, native, prompts):
         Request([7, 15], seeds[:2], 3),
         Request([9, 12, 9, 12, 15], seeds[3:]),
     ]
-    engine = HttpEngine(Address.of(f"{server.url}#tiny"), prompts, 60)
+    engine = HttpEngine(Address.parse(f"{server.url}#tiny"), prompts, 60)
     for sampling in (
         Sampling(1.0, 12),
         Sampling(0.0, 12),
@@ -478,7 +478,7 @@ def test_our_engine_over_http_is_the_native_engine(server, native, prompts):
 
 
 def test_our_chat_client_and_its_errors(server, native, prompts):
-    chat = HttpChat(Address.of(f"{server.url}#tiny"), 60)
+    chat = HttpChat(Address.parse(f"{server.url}#tiny"), 60)
     assert chat.reply([[{"role": "user", "content": "1+2="}]], Sampling(0.0, 6), [1]) == [
         said(native, prompts, 1, 6, 0.0)[1]
     ]
@@ -487,4 +487,4 @@ def test_our_chat_client_and_its_errors(server, native, prompts):
         in chat.reply([[{"role": "user", "content": "1" * 600}]], Sampling(0.0, 6), [1])[0].reason
     )
     with pytest.raises(ConfigError, match=r"has no model tinny; did you mean tiny\?"):
-        HttpChat(Address.of(f"{server.url}#tinny"), 60)
+        HttpChat(Address.parse(f"{server.url}#tinny"), 60)

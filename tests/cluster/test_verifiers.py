@@ -9,7 +9,7 @@ from world import config_of
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'postgrad[cluster]'")
 
-from postgrad.cluster import ray_place  # noqa: E402
+from postgrad.cluster import ray_backend as ray_place  # noqa: E402
 from postgrad.cluster.verifier_pool import Verifiers  # noqa: E402
 from postgrad.errors import ConfigError, RunError  # noqa: E402
 from postgrad.problem import Failure, Problem, Score  # noqa: E402

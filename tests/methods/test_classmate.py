@@ -98,7 +98,7 @@ class Setting:
         return self.method.estimate(batch, self.step)
 
     def asked(self, k: int = 0) -> list[str]:
-        return [self.prompts.decode(request.prompt) for request in self.engines[k].asked]
+        return [self.prompts.decode(request.prompt) for request in self.engines[k].requests]
 
 
 def made(tiny, responses, *overrides, recipe="classmate", **options) -> Setting:
@@ -182,9 +182,9 @@ def test_the_prompt_is_written_with_the_classmate_s_own_tokenizer(tiny):
         decode_raw = decode
 
     s = made(tiny, FOUR, reply=lambda prompt, seed: [107, 117])
-    s.method.classmates.speakers[0].prompts = Shifted(build_tokenizer(s.config), "plain", 64)
+    s.method.classmates.generators[0].prompts = Shifted(build_tokenizer(s.config), "plain", 64)
     batch = s.until_estimate()
-    assert all(token >= 100 for request in s.engines[0].asked for token in request.prompt)
+    assert all(token >= 100 for request in s.engines[0].requests for token in request.prompt)
     assert batch.rows["classmate_texts"][0] == ["7"]
 
 

@@ -72,7 +72,7 @@ def hf(model):
 @pytest.fixture(scope="module")
 def over_http(native, prompts):
     with serve(engine=native, prompts=prompts) as served:
-        yield HttpEngine(Address.of(served.address), prompts, 60)
+        yield HttpEngine(Address.parse(served.address), prompts, 60)
 
 
 @pytest.fixture(scope="module")
@@ -201,7 +201,7 @@ def test_what_does_not_fit_is_a_run_error(engine):
 
 def test_a_server_gets_one_call_a_seed_and_never_more_than_allowed_at_once(native, prompts):
     with serve(engine=native, prompts=prompts) as served:
-        engine = HttpEngine(Address.of(served.address), prompts, 60, concurrency=3)
+        engine = HttpEngine(Address.parse(served.address), prompts, 60, concurrency=3)
         engine.generate([Request([1, 2], list(range(12)))], Sampling(1.0, 2))
         assert (
             sorted(body["seed"] for body in served.asked) == list(range(12))
@@ -217,7 +217,7 @@ def test_a_server_gets_one_call_a_seed_and_never_more_than_allowed_at_once(nativ
 def test_a_server_that_refuses_ids_gets_text_and_is_not_asked_twice_again(native, prompts):
     greedy = Sampling(0.0, 5)
     with serve(engine=native, prompts=prompts, takes_ids=False, gives_ids=False) as served:
-        engine = HttpEngine(Address.of(served.address), prompts, 60, concurrency=1)
+        engine = HttpEngine(Address.parse(served.address), prompts, 60, concurrency=1)
         done = engine.generate(REQUESTS[:2], greedy)
         truth = native.generate(REQUESTS[:2], greedy)
         assert [[c.tokens for c in g] for g in done] == [[c.tokens for c in g] for g in truth]
@@ -240,7 +240,7 @@ def test_a_server_that_is_away_for_a_moment_is_asked_again(native, prompts, monk
         3: (0, None),
     }
     with serve(engine=native, prompts=prompts, mood=lambda n, body: moods.get(n)) as served:
-        engine = HttpEngine(Address.of(served.address), prompts, 60, concurrency=1)
+        engine = HttpEngine(Address.parse(served.address), prompts, 60, concurrency=1)
         assert engine.generate(REQUESTS[1:2], Sampling(1.0, 4)) == native.generate(
             REQUESTS[1:2], Sampling(1.0, 4)
         )
@@ -254,7 +254,7 @@ def test_waiting_ends_and_names_the_address_and_the_trouble(native, prompts, mon
         prompts=prompts,
         mood=lambda n, body: (503, {"error": {"message": "loading"}}),
     ) as served:
-        engine = HttpEngine(Address.of(served.address), prompts, wait_s=0.5)
+        engine = HttpEngine(Address.parse(served.address), prompts, wait_s=0.5)
         with pytest.raises(
             RunError,
             match=rf"did not answer POST {served.url}/completions within .* \(the last: status 503: loading\)",
@@ -269,7 +269,7 @@ def test_a_silent_server_is_not_waited_for_longer_than_allowed(native, prompts):
         released.wait(60)
 
     with serve(engine=native, prompts=prompts, mood=silent) as served:
-        engine = HttpEngine(Address.of(served.address), prompts, wait_s=0.4)
+        engine = HttpEngine(Address.parse(served.address), prompts, wait_s=0.4)
         with pytest.raises(RunError, match="timed out"):
             engine.generate(REQUESTS[1:2], Sampling())
         released.set()
@@ -280,7 +280,7 @@ def test_a_refusal_is_told_once_and_not_tried_again(native, prompts):
         engine=native, prompts=prompts, mood=lambda n, body: (401, {"error": {"message": "no key"}})
     ) as served:
         with pytest.raises(RunError, match="refused a completion of model tiny with 401: no key"):
-            HttpEngine(Address.of(served.address), prompts, 60, concurrency=1).generate(
+            HttpEngine(Address.parse(served.address), prompts, 60, concurrency=1).generate(
                 REQUESTS, Sampling()
             )
         assert len(served.asked) == 1, "those that had not begun are left"
@@ -292,15 +292,15 @@ def test_nobody_there_and_no_such_model_are_the_users_to_mend(native, prompts, m
         ConfigError,
         match=r"http://127\.0\.0\.1:9/v1 did not answer GET .*Connection.*; start the server there",
     ):
-        HttpEngine(Address.of("http://127.0.0.1:9/v1#m"), prompts)
+        HttpEngine(Address.parse("http://127.0.0.1:9/v1#m"), prompts)
     with (
         serve(engine=native, prompts=prompts) as served,
         pytest.raises(ConfigError, match=r"has no model tinny; did you mean tiny\?"),
     ):
-        HttpEngine(Address.of(f"{served.url}#tinny"), prompts)
+        HttpEngine(Address.parse(f"{served.url}#tinny"), prompts)
     for wrong in ("http://host:1/v1", "ftp://host#m", "http://#m", "http://host:port/v1#m"):
         with pytest.raises(ConfigError, match="write it as http://host:8000/v1#model"):
-            Address.of(wrong)
+            Address.parse(wrong)
 
 
 def test_weights_cannot_be_published_to_a_server(native, prompts):
@@ -308,7 +308,7 @@ def test_weights_cannot_be_published_to_a_server(native, prompts):
         serve(engine=native, prompts=prompts) as served,
         pytest.raises(RunError, match="cannot take new weights"),
     ):
-        HttpEngine(Address.of(served.address), prompts).publish({})
+        HttpEngine(Address.parse(served.address), prompts).publish({})
 
 
 def test_chat_answers_in_order_with_the_key_and_refusals_are_failures(monkeypatch):
@@ -322,7 +322,7 @@ def test_chat_answers_in_order_with_the_key_and_refusals_are_failures(monkeypatc
         )
 
     with serve(chat=lambda text: text * 2, mood=mood) as served:
-        said = HttpChat(Address.of(served.address), 60, 4).reply(
+        said = HttpChat(Address.parse(served.address), 60, 4).reply(
             [[{"role": "user", "content": c}] for c in "abc"], Sampling(0.0, 9), [1, 2, 3]
         )
         assert (

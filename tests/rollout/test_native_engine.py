@@ -145,12 +145,12 @@ def test_stop_tokens_end_a_row_and_belong_to_it_and_the_limit_is_named(host):
 
 def test_every_stop_token_of_the_generation_settings_counts(host):
     engine = host.engine
-    before = engine.stop
-    engine.stop = torch.tensor([3, END])
+    before = engine.stop_ids
+    engine.stop_ids = torch.tensor([3, END])
     try:
         done = [c for group in engine.generate(requests(12), SAMPLING) for c in group]
     finally:
-        engine.stop = before
+        engine.stop_ids = before
     assert any(c.tokens[-1] == 3 for c in done)
     assert all(3 not in c.tokens[:-1] for c in done)
 
@@ -221,16 +221,16 @@ def test_the_nth_token_gets_the_nth_number_of_its_seed_across_blocks(host, monke
     import postgrad.rollout.native.engine as native
 
     seen: list[list[float]] = []
-    real = native.pick_mixed
+    real = native.sample_mixed_tokens
     monkeypatch.setattr(
         native,
-        "pick_mixed",
+        "sample_mixed_tokens",
         lambda logits, uniforms, sampling: (
             seen.append(uniforms.tolist()) or real(logits, uniforms, sampling)
         ),
     )
     monkeypatch.setattr(
-        host.engine, "stop", torch.tensor([99])
+        host.engine, "stop_ids", torch.tensor([99])
     )  # never: every row runs to the limit
     long = Sampling(3.0, max_new_tokens=100)
     host.engine.generate([Request(PROMPTS[0], [7])], long)

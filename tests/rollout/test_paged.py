@@ -22,7 +22,7 @@ from postgrad.model.load import load
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.native.decoder import Decoder
 from postgrad.rollout.native.engine import NativeEngine
-from postgrad.rollout.native.paged import PagedRun
+from postgrad.rollout.native.paged import PagedDecodeLoop
 
 loaded = load(ModelConfig(path=sys.argv[1], dtype="float32"), torch.device("cpu"), 0)
 adapted = len(sys.argv) > 2
@@ -44,9 +44,9 @@ sampled = (NativeEngine(plain, RolloutConfig(max_rows=16)) if adapted else engin
 from postgrad.model.passes.kernels.install import install_kernels
 if not adapted:
     install_kernels(loaded.model)
-decoder = Decoder(loaded.model, engine.stop)
+decoder = Decoder(loaded.model, engine.stop_ids)
 with torch.no_grad():
-    paged = PagedRun(decoder, asked, sampling, 8, 8 * decoder.page_bytes(), engine.max_context).finish()
+    paged = PagedDecodeLoop(decoder, asked, sampling, 8, 8 * decoder.page_bytes(), engine.max_context).finish()
 for a, b in zip(sampled, paged, strict=True):
     for x, y in zip(a, b, strict=True):
         assert x.tokens == y.tokens and x.finish == y.finish, (x, y)

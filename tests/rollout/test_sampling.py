@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from postgrad.rollout.engine import Sampling
-from postgrad.rollout.native.sampling import RowRandom, pick
+from postgrad.rollout.native.sampling import RowRandom, sample_tokens
 
 PROBS = torch.tensor([0.05, 0.4, 0.02, 0.25, 0.18, 0.1])
 GRID = (torch.arange(20000, dtype=torch.float64) + 0.5) / 20000
@@ -14,7 +14,7 @@ def shares(**settings) -> torch.Tensor:
     """How often each token is picked when the uniforms cover [0, 1) evenly, and that the log-probs are unfiltered."""
     sampling = Sampling(**settings)
     logits = PROBS.log().expand(len(GRID), -1)
-    tokens, logprobs = pick(logits, GRID, sampling)
+    tokens, logprobs = sample_tokens(logits, GRID, sampling)
     whole = (PROBS.log() / sampling.temperature).log_softmax(-1)
     torch.testing.assert_close(logprobs, whole[tokens], rtol=0, atol=1e-6)
     return torch.bincount(tokens, minlength=len(PROBS)) / len(GRID)
@@ -70,7 +70,7 @@ def test_filters_are_taken_at_the_sampling_temperature():
 
 
 def test_greedy_takes_the_likeliest_whatever_the_uniform():
-    tokens, logprobs = pick(
+    tokens, logprobs = sample_tokens(
         PROBS.log()[None].expand(3, -1), torch.tensor([0.0, 0.5, 0.999]), Sampling(temperature=0.0)
     )
     assert tokens.tolist() == [1, 1, 1]
@@ -88,15 +88,19 @@ def test_the_ends_of_the_unit_interval_never_pick_an_impossible_token():
             torch.tensor(1.0, dtype=torch.float64), torch.tensor(0.0, dtype=torch.float64)
         ).item(),
     ):
-        token, logprob = pick(logits, torch.tensor([uniform], dtype=torch.float64), Sampling())
+        token, logprob = sample_tokens(
+            logits, torch.tensor([uniform], dtype=torch.float64), Sampling()
+        )
         assert int(token) in (1, 3) and torch.isfinite(logprob).all()
     many = torch.zeros(1, 150_000)  # rounding of a long cumulative sum must not run over the end
-    token, _ = pick(many, torch.tensor([1 - 1e-16], dtype=torch.float64), Sampling())
+    token, _ = sample_tokens(many, torch.tensor([1 - 1e-16], dtype=torch.float64), Sampling())
     assert 0 <= int(token) < 150_000
 
 
 def test_rows_have_their_own_uniforms():
-    tokens, _ = pick(PROBS.log()[None].expand(3, -1), torch.tensor([0.01, 0.3, 0.99]), Sampling())
+    tokens, _ = sample_tokens(
+        PROBS.log()[None].expand(3, -1), torch.tensor([0.01, 0.3, 0.99]), Sampling()
+    )
     assert tokens.tolist() == [0, 1, 5]
 
 

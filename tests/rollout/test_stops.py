@@ -88,14 +88,14 @@ def test_a_child_process_and_servers_end_at_the_same_token(tiny, native, prompts
     with live(tiny) as server:
         assert (
             told(
-                HttpEngine(Address.of(f"{server.url}#tiny"), prompts, 60).generate(
+                HttpEngine(Address.parse(f"{server.url}#tiny"), prompts, 60).generate(
                     REQUESTS, sampling
                 )
             )
             == truth
         )
     with serve(engine=native, prompts=prompts) as served:
-        HttpEngine(Address.of(served.address), prompts, 60).generate(REQUESTS[1:], sampling)
+        HttpEngine(Address.parse(served.address), prompts, 60).generate(REQUESTS[1:], sampling)
         assert all(
             body["stop"] == list(stops) and body["include_stop_str_in_output"] is True
             for body in served.asked
@@ -104,7 +104,7 @@ def test_a_child_process_and_servers_end_at_the_same_token(tiny, native, prompts
         serve(engine=native, prompts=prompts, takes_ids=False) as served,
         pytest.raises(RunError, match="stop that keeps tokens"),
     ):
-        HttpEngine(Address.of(served.address), prompts, 60, concurrency=1).generate(
+        HttpEngine(Address.parse(served.address), prompts, 60, concurrency=1).generate(
             REQUESTS[1:], sampling
         )
 
@@ -116,12 +116,12 @@ from postgrad.model.load import load
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.native.decoder import Decoder
 from postgrad.rollout.native.engine import NativeEngine
-from postgrad.rollout.native.paged import PagedRun
+from postgrad.rollout.native.paged import PagedDecodeLoop
 from postgrad.rollout.native import paged
 from postgrad.rollout.stops import StopStrings
 
 stops = tuple(json.loads(sys.argv[2]))
-paged.LOOK_EVERY = 4  # several looks, some of them in the middle of a string
+paged.STEPS_PER_SYNC = 4  # some syncs happen in the middle of a stop string
 loaded = load(ModelConfig(path=sys.argv[1], dtype="float32"), torch.device("cpu"), 0)
 engine = NativeEngine(loaded, RolloutConfig(max_rows=16))
 asked = [Request([1, 10, 2, 15], list(range(4))), Request([7, 15], [3, 4], 6)]
@@ -129,10 +129,10 @@ sampling = Sampling(1.0, 9, stop=stops)
 plain = engine.generate(asked, sampling)
 from postgrad.model.passes.kernels.install import install_kernels
 install_kernels(loaded.model)
-decoder = Decoder(loaded.model, engine.stop)
+decoder = Decoder(loaded.model, engine.stop_ids)
 with torch.no_grad():
     room = 8, 30 * decoder.page_bytes(), engine.max_context
-    done = PagedRun(decoder, asked, sampling, *room, StopStrings(loaded.tokenizer, stops)).finish()
+    done = PagedDecodeLoop(decoder, asked, sampling, *room, StopStrings(loaded.tokenizer, stops)).finish()
 ended = 0
 for a, b in zip(plain, done, strict=True):
     for x, y in zip(a, b, strict=True):

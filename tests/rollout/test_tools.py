@@ -12,7 +12,7 @@ from postgrad.problem import Problem
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.fake import FakeEngine
 from postgrad.rollout.respond import respond
-from postgrad.rollout.tools import Call, Toolbox, calls_in
+from postgrad.rollout.tools import Call, Toolbox, parse_calls
 from postgrad.rollout.turns import Turns, run_turns
 from postgrad.sandbox.local import probe
 from postgrad.sandbox.outcome import SandboxError
@@ -46,7 +46,7 @@ def problem(uid: str = "u", truth: str = "5") -> Problem:
     ],
 )
 def test_calls_are_read_as_models_write_them(text, calls):
-    assert calls_in(text) == calls
+    assert parse_calls(text) == calls
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_calls_are_read_as_models_write_them(text, calls):
     ],
 )
 def test_a_call_that_cannot_be_read_is_a_mistake(body):
-    (call,) = calls_in(f"<tool_call>{body}</tool_call>")
+    (call,) = parse_calls(f"<tool_call>{body}</tool_call>")
     assert call.mistake and Toolbox(["calculator"]).answer(call, problem(), {}).startswith(
         "error: a call is a JSON object"
     )
@@ -227,12 +227,12 @@ def test_a_response_of_several_turns_is_what_the_template_writes(template, mine)
     whole = prompts.chat_template.render_prompt(messages).removesuffix("\n<|im_start|>assistant\n")
     assert prompts.decode_raw([*prompts.encode(one), *done.tokens]) == whole
     assert [*prompts.encode(one), *done.tokens] == tokenizer(whole)["input_ids"]
-    assert prompts.decode(done.own_tokens) == "".join(said)
+    assert prompts.decode(done.policy_tokens) == "".join(said)
     assert (done.turns, done.calls, done.errors, done.finish) == (2, 2, 1, "stop")
-    assert len(done.logprobs) == len(done.written) == len(done.tokens) and done.written[-1]
+    assert len(done.logprobs) == len(done.policy_mask) == len(done.tokens) and done.policy_mask[-1]
     assert (
-        engine.asked[0].seeds == [7] != engine.asked[1].seeds
-        and engine.asked[1].max_new_tokens < 2000
+        engine.requests[0].seeds == [7] != engine.requests[1].seeds
+        and engine.requests[1].max_new_tokens < 2000
     )
 
 
@@ -279,10 +279,10 @@ def test_turns_end_by_their_number_by_their_room_and_by_a_cut(mine):
     assert (
         (done.turns, done.calls, done.finish) == (1, 1, "length")
         and done.tokens[-1:]
-        and all(done.written)
+        and all(done.policy_mask)
     ), "no room for the answer"
     done, _, engine = talk(1, 3, mine, always)
-    assert done.finish == "length" and done.calls == 0 and len(engine.asked) == 1, (
+    assert done.finish == "length" and done.calls == 0 and len(engine.requests) == 1, (
         "a cut turn calls nobody"
     )
 

@@ -27,7 +27,7 @@ from postgrad.model.load import cache_folder, load_tokenizer
 from postgrad.model.tiny import make_tiny
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.http import Address, HttpEngine
-from postgrad.rollout.refresh import HttpRollouts
+from postgrad.rollout.http_sync import SyncedHttpEngine
 from postgrad.training.driver import train
 from postgrad.training.engine_gap import check_engine_gap
 from postgrad.training.report import Reporter
@@ -61,7 +61,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def untied(tmp_path_factory):
-    """For vLLM's server on a CPU, which does not refresh a head that shares the embeddings' tensor (vllm._pack_heads)."""
+    """For vLLM's server on a CPU, which does not refresh a head that shares the embeddings' tensor (vllm._repack_heads)."""
     return sharpened(
         make_tiny(
             tmp_path_factory.mktemp("models") / "untied",
@@ -323,7 +323,7 @@ def prompts(untied):
 
 def test_the_server_continues_token_ids_with_log_probs_of_the_model(served, untied, prompts):
     host = build_host(config_of("grpo", untied, *SMALL))
-    engine = HttpEngine(Address.of(served), prompts, 60)
+    engine = HttpEngine(Address.parse(served), prompts, 60)
     assert gap(host.policy, engine) < 1e-3 and engine.takes_ids
     greedy = engine.generate(REQUESTS, Sampling(0.0, 6))
     assert [[c.tokens for c in g] for g in greedy] == [
@@ -333,7 +333,9 @@ def test_the_server_continues_token_ids_with_log_probs_of_the_model(served, unti
 
 def test_the_server_takes_new_weights(served, untied, prompts, tmp_path):
     host = build_host(config_of("grpo", untied, *SMALL))
-    engine = HttpRollouts(Address.of(served), prompts, [END], tmp_path / "weights", wait_s=60)
+    engine = SyncedHttpEngine(
+        Address.parse(served), prompts, [END], tmp_path / "weights", wait_s=60
+    )
     host.policy.update(random_batch(1), 1)
     assert engine.way.server == "vLLM" and gap(host.policy, engine) > 0.01
     engine.publish(host.policy.weights())
@@ -362,8 +364,8 @@ def test_a_server_without_those_calls_is_refused(untied, prompts, tmp_path):
     try:
         wait(child, url, log)
         with pytest.raises(ConfigError, match="has no call that takes new weights"):
-            HttpRollouts(
-                Address.of(f"{url}#{NAME}"), prompts, [END], tmp_path / "weights", wait_s=60
+            SyncedHttpEngine(
+                Address.parse(f"{url}#{NAME}"), prompts, [END], tmp_path / "weights", wait_s=60
             )
     finally:
         stop(child)

@@ -121,7 +121,7 @@ def test_the_official_client_gets_what_the_native_engine_says(servers, native, m
 
 def test_our_engine_over_http_and_its_stop_strings(servers, native, model):
     prompts = Prompts(load_tokenizer(config_of("grpo", model).model), "plain")
-    engine = HttpEngine(Address.of(served_at(f"{servers}#mate")[0]), prompts, 60)
+    engine = HttpEngine(Address.parse(served_at(f"{servers}#mate")[0]), prompts, 60)
     requests = [
         Request(PROMPT, [1]),
         Request([7, 15], [2]),

@@ -165,7 +165,7 @@ def _generator(
 
 def _served_generator(config: EngineConfig, role: Role, template: str, concurrency: int) -> Any:
     url, tokenizer_path = served(role.path)
-    address = Address.of(url)
+    address = Address.parse(url)
     if role.kind == "chat":
         return HttpChat(address, config.cluster.wait_s, concurrency)
     try:

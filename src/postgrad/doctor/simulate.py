@@ -29,7 +29,7 @@ from postgrad.model.passes.head import token_outputs
 from postgrad.model.passes.layout import MicroBatch
 from postgrad.model.policy import LocalPolicy
 from postgrad.model.views import FULL, hidden_states
-from postgrad.rollout.native.cache import Prefill
+from postgrad.rollout.native.cache import PrefillCache
 
 # Stands for a method where only forward passes matter and never the loss.
 NO_OBJECTIVE: Any = SimpleNamespace(lr_scales=lambda names: {})
@@ -200,7 +200,7 @@ def cache_bytes(config: Config, model_config: Any) -> int:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with _named_errors(config), FakeTensorMode(), torch.no_grad():
-        cache = Prefill()
+        cache = PrefillCache()
         token = torch.zeros(1, 1, dtype=torch.int64)
         mask = torch.ones(1, 1, 1, 1, dtype=torch.bool)
         decoder = build_model(config, model_config, num_blocks=1).eval().base_model

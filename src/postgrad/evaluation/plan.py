@@ -26,7 +26,7 @@ from postgrad.methods.support.judging import check_judge, check_judge_used, chec
 from postgrad.model.device import choose_device, choose_dtype
 from postgrad.model.load import load_tokenizer, model_config
 from postgrad.problem import Problem
-from postgrad.rollout.engine import Sampling, sampling_of
+from postgrad.rollout.engine import Sampling, make_sampling
 from postgrad.rollout.kinds import check_engine
 from postgrad.rollout.tools import open_toolbox
 from postgrad.rollout.turns import Turns
@@ -69,7 +69,7 @@ class Plan:
 
     @property
     def sampling(self) -> Sampling:
-        return sampling_of(self.config.rollout, self.config.rollout.temperature or 0.0)
+        return make_sampling(self.config.rollout, self.config.rollout.temperature or 0.0)
 
     @property
     def is_judged(self) -> bool:

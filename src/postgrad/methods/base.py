@@ -39,7 +39,7 @@ from postgrad.rollout.engine import (
     Engine,
     Request,
     Sampling,
-    sampling_of,
+    make_sampling,
     trajectory_seed,
 )
 from postgrad.rollout.generator import Chat as Chat
@@ -239,7 +239,7 @@ class Method:
 
     def sample(self, groups: Sequence[Group], step: Step) -> Batch:
         """Samples responses. The given rows and the sampled rows become one batch."""
-        sampling = sampling_of(self.config.rollout)
+        sampling = make_sampling(self.config.rollout)
         requests = [(group.problem, range(group.num_samples), group.prefixes) for group in groups]
         sampled = self.generate(requests, sampling, step.number)
         if self.ports.turns is not None:
@@ -391,7 +391,7 @@ class Method:
                 ports.scorer,
                 ports.prompts,
                 problems,
-                sampling_of(rollout, temperature),
+                make_sampling(rollout, temperature),
                 1,
                 self.config.seed,
                 ports.turns,
@@ -470,7 +470,7 @@ def sampled_row(
 ) -> Trajectory:
     """A sampled response as a row. Its prefix, if any, counts as a demonstration."""
     num_sampled = len(completion.tokens)
-    written = [True] * num_sampled if completion.written is None else completion.written
+    written = [True] * num_sampled if completion.policy_mask is None else completion.policy_mask
     sampled_source = [POLICY if own else TOOL for own in written]
     loss_mask = None if all(written) else [*[True] * len(prefix), *written]
     return Trajectory(

@@ -124,14 +124,16 @@ class Classmate(Thinking):
         random_share = self.settings.reward_type == "random_truncate"
         thoughts = self.split_thoughts(batch, step)
         shown = self.shown_thoughts(batch, thoughts, step, random_share)
-        if not self.classmates.speakers:
+        if not self.classmates.generators:
             return batch
         if self.settings.reward_type == HELP_OTHER:
             partners = pair(batch.rows["uid"], self.rng(step, "pairs"))
             batch.rows["partner"] = [partners[uid] for uid in batch.rows["uid"]]
         problems = step.problems(batch)
         targets = self.targets(batch, step)
-        texts, metrics = self.classmates.ask(problems, shown, targets, batch.names, step.number)
+        texts, metrics = self.classmates.generate(
+            problems, shown, targets, batch.names, step.number
+        )
         batch.rows["classmate_texts"] = texts
         step.metrics |= metrics
         return batch
@@ -148,7 +150,7 @@ class Classmate(Thinking):
     def score(self, batch: Batch, step: Step) -> Batch:
         """The main reward, then the classmates' reward where the condition lets it count."""
         batch = super().score(batch, step)
-        if not self.classmates.speakers:
+        if not self.classmates.generators:
             batch.rows["reward/classmate"] = torch.zeros(len(batch))
             batch.rows["classmate_reward"] = torch.zeros(len(batch))
             return batch
@@ -216,8 +218,8 @@ class Classmate(Thinking):
     # ---- state
 
     def state(self) -> dict[str, Any]:
-        return super().state() | {"without": self.classmates.alone}
+        return super().state() | {"without": self.classmates.solo_scores}
 
     def load(self, state: dict[str, Any]) -> None:
         super().load(state)
-        self.classmates.alone = state["without"]
+        self.classmates.solo_scores = state["without"]

@@ -1,4 +1,16 @@
-"""Engines: what turns prompts into trajectories. The port is engine.py; native/ samples from the trainer's own weights.
+"""Engines: they turn prompts into sampled responses with log-probs.
 
-May touch model, types, errors and config.
+    engine.py                   the port that every engine implements; requests and completions
+    kinds.py                    the table of engines that rollout.engine names
+    native/                     samples from the trainer's own weights, on CPU and GPU
+    hf.py                       transformers' generate; slow, the reference for the others
+    vllm.py                     vLLM in this process
+    http.py, http_sync.py       OpenAI-compatible servers; the same with new weights after each step
+    fake.py                     fixed responses, for tests
+    stops.py                    stop strings
+    tools.py, turns.py          tools that the policy calls, and responses of several turns
+    generator.py, panel.py      models other than the policy that generate text
+    respond.py                  scored responses to problems, for evaluation and validation
+
+May import model, data, verifiers, problem, config, user_code and errors.
 """

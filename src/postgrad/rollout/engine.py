@@ -1,7 +1,7 @@
 """The engine port: prompts in, sampled token ids with their exact log-probs out.
 
-Every trajectory has a seed of its own, made from (run seed, step, uid, index), so results depend on neither the order nor the size
-of batches.
+Every trajectory has its own seed, made from (run seed, step, uid, index). Results therefore depend
+on neither the order nor the size of batches.
 """
 
 import hashlib
@@ -18,9 +18,11 @@ from postgrad.errors import RunError
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to sample. `temperature` 0 is greedy. Log-probs are those of the distribution at this temperature (at 1 when greedy).
+    """Sampling parameters. Temperature 0 is greedy.
 
-    A response also ends with the token that completes one of the `stop` strings; that token belongs to it.
+    Log-probs are those of the distribution at this temperature (at temperature 1 when greedy). A
+    response also ends with the token that completes one of the `stop` strings; the response keeps
+    that token.
     """
 
     temperature: float = 1.0
@@ -31,105 +33,119 @@ class Sampling:
     stop: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "stop", tuple(self.stop)
-        )  # a list where it has crossed a process boundary
+        # A tuple becomes a list when it crosses a process boundary.
+        object.__setattr__(self, "stop", tuple(self.stop))
 
     @property
     def filters(self) -> bool:
-        """Whether unlikely tokens are left out."""
+        """Whether top-p, top-k or min-p excludes unlikely tokens."""
         return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0
 
 
-def sampling_of(rollout: RolloutConfig, temperature: float | None = None) -> Sampling:
-    """A run's sampling, at another temperature where one is given."""
-    chosen = rollout.temperature if temperature is None else temperature
+def make_sampling(rollout: RolloutConfig, temperature: float | None = None) -> Sampling:
+    """Return the sampling parameters of a run; `temperature` replaces rollout.temperature."""
     return Sampling(
-        chosen,
-        rollout.max_response_tokens,
-        rollout.top_p,
-        rollout.top_k,
-        rollout.min_p,
-        tuple(rollout.stop or ()),
+        temperature=rollout.temperature if temperature is None else temperature,
+        max_new_tokens=rollout.max_response_tokens,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        min_p=rollout.min_p,
+        stop=tuple(rollout.stop or ()),
     )
 
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt to be continued once for each seed, by at most `max_new_tokens` where that is less than the sampling's."""
+    """One prompt with one seed per wanted continuation.
+
+    `max_new_tokens` lowers the sampling's limit for this prompt; None keeps it.
+    """
 
     prompt: list[int]
     seeds: list[int]
     max_new_tokens: int | None = None
 
 
-def limit_of(request: Request, sampling: Sampling) -> int:
-    """Most tokens a continuation of this request may have."""
-    own = request.max_new_tokens
-    return sampling.max_new_tokens if own is None else min(own, sampling.max_new_tokens)
+def token_limit(request: Request, sampling: Sampling) -> int:
+    """Return the largest number of tokens a continuation of this request may have."""
+    if request.max_new_tokens is None:
+        return sampling.max_new_tokens
+    return min(request.max_new_tokens, sampling.max_new_tokens)
 
 
-def check_room(requests: Sequence[Request], sampling: Sampling, max_context: int) -> None:
-    """Raises RunError when a prompt and what may follow it exceed the context."""
-    worst = max(requests, key=lambda r: len(r.prompt) + limit_of(r, sampling), default=None)
-    if worst is not None and len(worst.prompt) + limit_of(worst, sampling) > max_context:
-        raise RunError(
-            f"a prompt of {len(worst.prompt)} tokens and {limit_of(worst, sampling)} new ones exceed the model's context of "
-            f"{max_context}; lower rollout.max_response_tokens or data.max_prompt_tokens"
-        )
+def max_row_tokens(request: Request, sampling: Sampling) -> int:
+    """Return the largest number of tokens of the prompt and one continuation together."""
+    return len(request.prompt) + token_limit(request, sampling)
+
+
+def check_context(requests: Sequence[Request], sampling: Sampling, max_context: int) -> None:
+    """Raise RunError when a prompt and its continuation may exceed the model's context."""
+    for request in requests:
+        if max_row_tokens(request, sampling) > max_context:
+            raise RunError(
+                f"a prompt of {len(request.prompt)} tokens and {token_limit(request, sampling)} "
+                f"new ones exceed the model's context of {max_context}; "
+                "lower rollout.max_response_tokens or data.max_prompt_tokens"
+            )
 
 
 @dataclass(frozen=True)
 class Completion:
-    """One continuation. `finish` is stop (the last token is a stop token, or completes a stop string) or length.
+    """One continuation of a prompt.
 
-    Of several turns (turns.py): `written` says which tokens the policy wrote (None: all), the others have log-prob 0; `calls` counts its
-    calls of tools, `errors` those that failed.
+    Attributes:
+        tokens: sampled token ids, the stop token included.
+        logprobs: one per token; empty when a server gives none.
+        finish: `stop` (the last token is a stop token or completes a stop string) or `length`.
+        policy_mask: which tokens the policy wrote; None means all. The other tokens come from
+            tools (turns.py) and have log-prob 0.
+        turns: number of turns of the policy.
+        calls: number of tool calls.
+        errors: number of tool calls that failed.
     """
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish: str = "stop"
-    written: list[bool] | None = None
+    policy_mask: list[bool] | None = None
     turns: int = 1
     calls: int = 0
     errors: int = 0
 
     @property
-    def own_tokens(self) -> list[int]:
-        """What the policy wrote."""
-        return (
-            self.tokens
-            if self.written is None
-            else [token for token, own in zip(self.tokens, self.written, strict=True) if own]
-        )
+    def policy_tokens(self) -> list[int]:
+        """The tokens that the policy wrote."""
+        if self.policy_mask is None:
+            return self.tokens
+        pairs = zip(self.tokens, self.policy_mask, strict=True)
+        return [token for token, is_policy in pairs if is_policy]
 
 
 class Engine(Protocol):
-    """What turns prompts into trajectories, wherever it lives."""
+    """Turns prompts into completions, in this process or elsewhere."""
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
-        """For each request its completions, in the order of its seeds."""
+        """Return the completions of each request, in the order of its seeds."""
         ...
 
     def publish(self, weights: dict[str, Tensor]) -> None:
-        """Take these weights. An engine that samples from the trainer's own ignores them."""
+        """Load these weights. An engine that samples from the trainer's own model ignores them."""
         ...
 
     @property
     def shares_weights(self) -> bool:
-        """True when the engine samples from the trainer's own parameters: nothing needs publishing."""
+        """True when the engine samples from the trainer's own parameters: nothing is published."""
         ...
 
 
 @torch.no_grad()
-def take_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Copy a trainer's weights into the parameters of the same names."""
-    for name, p in model.named_parameters():
-        p.copy_(weights[name])
+def copy_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
+    """Copy a trainer's weights into the model's parameters of the same names."""
+    for name, parameter in model.named_parameters():
+        parameter.copy_(weights[name])
 
 
 def trajectory_seed(run_seed: int, step: int, uid: str, index: int) -> int:
-    """64 bits that name one trajectory of one run."""
+    """Return a 64-bit seed for one trajectory of one run."""
     digest = hashlib.blake2b(f"{run_seed}/{step}/{uid}/{index}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")

@@ -1,36 +1,38 @@
-"""An engine that says what it is told to: stands for a model in tests."""
+"""An engine with fixed responses; it stands in for a model in tests and in `fake:` roles."""
 
 from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from postgrad.rollout.engine import Completion, Request, Sampling, limit_of
+from postgrad.rollout.engine import Completion, Request, Sampling, token_limit
 
-Reply = Callable[[list[int], int], list[int]]  # the tokens that follow a prompt, for a seed
+ReplyFunction = Callable[[list[int], int], list[int]]  # (prompt, seed) -> response tokens
 
 
 class FakeEngine:
-    """Answers every prompt with `reply(prompt, seed)`, cut at the limit of tokens, at log-probs of 0."""
+    """Answers every prompt with `reply(prompt, seed)`, cut at the token limit, with log-probs 0."""
 
     shares_weights = False
 
-    def __init__(self, reply: Reply) -> None:
+    def __init__(self, reply: ReplyFunction) -> None:
         self.reply = reply
-        self.asked: list[Request] = []
+        self.requests: list[Request] = []  # all requests so far
 
     def publish(self, weights: dict[str, Tensor]) -> None:
-        """There are none."""
+        """Do nothing: there are no weights."""
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
-        self.asked += requests
+        self.requests += requests
         return [
-            [self._complete(r, seed, limit_of(r, sampling)) for seed in r.seeds] for r in requests
+            [
+                self._complete(request, seed, token_limit(request, sampling))
+                for seed in request.seeds
+            ]
+            for request in requests
         ]
 
     def _complete(self, request: Request, seed: int, limit: int) -> Completion:
-        tokens = self.reply(request.prompt, seed)
-        return Completion(
-            tokens[:limit],
-            [0.0] * min(limit, len(tokens)),
-            "length" if len(tokens) > limit else "stop",
-        )
+        response = self.reply(request.prompt, seed)
+        tokens = response[:limit]
+        finish = "length" if len(response) > limit else "stop"
+        return Completion(tokens, [0.0] * len(tokens), finish)

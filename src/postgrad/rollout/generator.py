@@ -1,4 +1,4 @@
-"""Models beside the policy that talk: one that continues text, one that answers messages."""
+"""Models other than the policy that generate text: they continue a prompt or answer messages."""
 
 import sys
 from collections.abc import Sequence
@@ -9,18 +9,20 @@ from postgrad.problem import Failure, Problem
 from postgrad.rollout.engine import Completion, Engine, Request, Sampling
 from postgrad.rollout.respond import Prompts
 
+Messages = list[dict[str, str]]
+
 
 class Chat(Protocol):
     """A model that answers messages."""
 
     def reply(
-        self, chats: Sequence[list[dict[str, str]]], sampling: Sampling, seeds: Sequence[int]
+        self, chats: Sequence[Messages], sampling: Sampling, seeds: Sequence[int]
     ) -> list[str | Failure]: ...
 
 
 @dataclass
 class Generator:
-    """A model that continues text: an engine, the tokenizer's side of it, and its context length where that is known."""
+    """An engine with its own tokenizer and, where it is known, its context length in tokens."""
 
     engine: Engine
     prompts: Prompts
@@ -29,25 +31,35 @@ class Generator:
     def generate(
         self, prompts: Sequence[list[int]], seeds: Sequence[list[int]], sampling: Sampling
     ) -> list[list[Completion] | None]:
-        """Continuations of each prompt, one a seed; None where there is no prompt or no room left in the context."""
-        room = [
-            min(sampling.max_new_tokens, (self.context or sys.maxsize) - len(prompt))
-            for prompt in prompts
-        ]
-        able = [i for i, prompt in enumerate(prompts) if prompt and room[i] > 0]
-        out: list[list[Completion] | None] = [None] * len(prompts)
-        requests = [Request(prompts[i], seeds[i], room[i]) for i in able]
-        for i, completions in zip(
-            able, self.engine.generate(requests, sampling) if able else [], strict=True
-        ):
-            out[i] = completions
-        return out
+        """Return the continuations of each prompt, one per seed.
+
+        The entry is None for an empty prompt and for a prompt that fills the context.
+        """
+        context = self.context or sys.maxsize
+        rows: list[int] = []
+        requests: list[Request] = []
+        for i, prompt in enumerate(prompts):
+            limit = min(sampling.max_new_tokens, context - len(prompt))
+            if prompt and limit > 0:
+                rows.append(i)
+                requests.append(Request(prompt, seeds[i], limit))
+        results: list[list[Completion] | None] = [None] * len(prompts)
+        if requests:
+            groups = self.engine.generate(requests, sampling)
+            for i, completions in zip(rows, groups, strict=True):
+                results[i] = completions
+        return results
 
     def reply(
-        self, chats: Sequence[list[dict[str, str]]], sampling: Sampling, seeds: Sequence[int]
+        self, chats: Sequence[Messages], sampling: Sampling, seeds: Sequence[int]
     ) -> list[str | Failure]:
-        """Its answer to each list of messages; a Failure where the messages fill the context."""
+        """Return the answer to each list of messages; a Failure if they fill the context."""
         prompts = [self.prompts.encode(Problem("", tuple(messages), "")) for messages in chats]
-        said = self.generate(prompts, [[seed] for seed in seeds], sampling)
-        full = Failure("judge", f"the messages leave no room in a context of {self.context} tokens")
-        return [full if done is None else self.prompts.decode(done[0].tokens) for done in said]
+        results = self.generate(prompts, [[seed] for seed in seeds], sampling)
+        too_long = Failure(
+            "judge", f"the messages leave no space in a context of {self.context} tokens"
+        )
+        return [
+            too_long if completions is None else self.prompts.decode(completions[0].tokens)
+            for completions in results
+        ]

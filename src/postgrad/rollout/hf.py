@@ -1,7 +1,7 @@
-"""The slow truth: transformers' own generate over the trainer's own parameters.
+"""The reference engine: transformers' own generate over the trainer's own parameters. It is slow.
 
-Nothing here is ours but the choice of the token: the model's forward, its cache and its stop rule are the library's. What the faster
-engines sample is held against this one.
+Only the choice of the token is ours; the forward pass, the cache and the stop rule are those of
+transformers. The tests compare the faster engines with this one.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,99 +19,107 @@ from postgrad.rollout.engine import (
     Completion,
     Request,
     Sampling,
-    check_room,
-    limit_of,
-    take_weights,
+    check_context,
+    copy_weights,
+    token_limit,
 )
-from postgrad.rollout.native.sampling import RowRandom, pick
+from postgrad.rollout.native.sampling import RowRandom, sample_tokens
 from postgrad.rollout.stops import StopStrings
 
 
 class HfEngine:
-    """Samples from `loaded.model` by transformers' generate: the rows of a prompt together, prompt after prompt, so nothing is padded."""
+    """Samples from `loaded.model` with transformers' generate.
+
+    One generate call holds rows of one prompt only, at most rollout.max_rows, so nothing is padded.
+    """
 
     shares_weights = True
 
     def __init__(self, loaded: Loaded, config: RolloutConfig) -> None:
-        self.model, self.tokenizer, self.max_rows = (
-            loaded.model,
-            loaded.tokenizer,
-            config.max_rows or 256,
-        )
+        self.model = loaded.model
+        self.tokenizer = loaded.tokenizer
+        self.max_rows = config.max_rows or 256
         self.device = next(self.model.parameters()).device
-        self.stop = stop_ids(loaded)
+        self.stop_ids = stop_ids(loaded)
         self.max_context = int(self.model.config.get_text_config().max_position_embeddings)
 
     def publish(self, weights: dict[str, Tensor]) -> None:
-        """Take weights from a trainer that lives elsewhere."""
-        take_weights(self.model, weights)
+        """Load weights from a trainer in another process."""
+        copy_weights(self.model, weights)
 
     @torch.no_grad()
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
-        check_room(requests, sampling, self.max_context)
-        with self._plain():
-            out = [self._continue(request, sampling) for request in requests]
+        check_context(requests, sampling, self.max_context)
+        with self._neutral_generation_config():
+            groups = [self._generate_group(request, sampling) for request in requests]
         if not sampling.stop:
-            return out
+            return groups
         stops = StopStrings(self.tokenizer, sampling.stop)
-        return [[stops.cut(done) for done in group] for group in out]
+        return [[stops.cut(completion) for completion in group] for group in groups]
 
-    def _continue(self, request: Request, sampling: Sampling) -> list[Completion]:
-        parts = range(0, len(request.seeds), self.max_rows)
-        return [
-            done
-            for start in parts
-            for done in self._rows(request, request.seeds[start : start + self.max_rows], sampling)
-        ]
+    def _generate_group(self, request: Request, sampling: Sampling) -> list[Completion]:
+        completions: list[Completion] = []
+        for start in range(0, len(request.seeds), self.max_rows):
+            seeds = request.seeds[start : start + self.max_rows]
+            completions += self._generate_rows(request, seeds, sampling)
+        return completions
 
-    def _rows(self, request: Request, seeds: Sequence[int], sampling: Sampling) -> list[Completion]:
-        limit = limit_of(request, sampling)
+    def _generate_rows(
+        self, request: Request, seeds: Sequence[int], sampling: Sampling
+    ) -> list[Completion]:
         prompt = torch.tensor(request.prompt, device=self.device).expand(len(seeds), -1)
-        choice = _Choice(seeds, sampling)
+        sampler = _SeededSampler(seeds, sampling)
         ids = self.model.generate(
             input_ids=prompt,
             attention_mask=torch.ones_like(prompt),
-            logits_processor=[choice],
-            max_new_tokens=limit,
+            logits_processor=[sampler],
+            max_new_tokens=token_limit(request, sampling),
         )[:, prompt.shape[1] :]
-        logprobs = torch.stack(choice.logprobs, 1).tolist()
-        return [
-            self._completion(tokens, own)
-            for tokens, own in zip(ids.tolist(), logprobs, strict=True)
-        ]
+        logprobs = torch.stack(sampler.logprobs, 1).tolist()
+        rows = zip(ids.tolist(), logprobs, strict=True)
+        return [self._completion(tokens, row_logprobs) for tokens, row_logprobs in rows]
 
     def _completion(self, tokens: list[int], logprobs: list[float]) -> Completion:
-        """A row as far as its stop token; what generate appends while others go on is padding."""
-        end = next((i + 1 for i, token in enumerate(tokens) if token in self.stop), None)
-        return Completion(tokens[:end], logprobs[:end], "length" if end is None else "stop")
+        """Cut a row after its first stop token; generate pads it while other rows continue."""
+        for i, token in enumerate(tokens):
+            if token in self.stop_ids:
+                return Completion(tokens[: i + 1], logprobs[: i + 1], "stop")
+        return Completion(tokens, logprobs, "length")
 
     @contextmanager
-    def _plain(self) -> Iterator[None]:
-        """The model's own generation settings (penalties, filters) would change what is sampled: they are set aside."""
+    def _neutral_generation_config(self) -> Iterator[None]:
+        """Replace the model's generation settings: its penalties and filters would bias samples."""
         from transformers import GenerationConfig
 
-        own = self.model.generation_config
+        original = self.model.generation_config
         self.model.generation_config = GenerationConfig(
-            do_sample=False, eos_token_id=self.stop, pad_token_id=self.stop[0], use_cache=True
+            do_sample=False,
+            eos_token_id=self.stop_ids,
+            pad_token_id=self.stop_ids[0],
+            use_cache=True,
         )
         self.model.eval()
         try:
             yield
         finally:
-            self.model.generation_config = own
+            self.model.generation_config = original
             self.model.train()
 
 
-class _Choice:
-    """A logits processor that draws each row's token from the row's own random numbers and leaves generate no other."""
+class _SeededSampler:
+    """A logits processor that samples each row's token from the row's own random numbers.
+
+    It gives all other tokens a score of -inf, so that generate's argmax takes the sampled one.
+    """
 
     def __init__(self, seeds: Sequence[int], sampling: Sampling) -> None:
-        self.random, self.sampling = [RowRandom(seed) for seed in seeds], sampling
-        self.logprobs: list[Tensor] = []
+        self.random = [RowRandom(seed) for seed in seeds]
+        self.sampling = sampling
+        self.logprobs: list[Tensor] = []  # one (rows,) tensor per step
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Any:
         uniforms = np.concatenate([random.numbers(1) for random in self.random])
-        tokens, logprobs = pick(
+        tokens, logprobs = sample_tokens(
             scores.float(), torch.from_numpy(uniforms).to(scores.device), self.sampling
         )
         self.logprobs.append(logprobs)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from postgrad.errors import ConfigError, RunError, did_you_mean
 from postgrad.problem import Failure
-from postgrad.rollout.engine import Completion, Request, Sampling, limit_of
+from postgrad.rollout.engine import Completion, Request, Sampling, token_limit
 
 START_S = 10.0  # for a server to say that it is there
 PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0)  # between tries; the last one repeats
@@ -30,7 +30,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """The server understood the call and said no; `status` is HTTP's."""
 
     def __init__(self, status: int, reason: str) -> None:
@@ -58,7 +58,7 @@ class Address:
     model: str
 
     @staticmethod
-    def of(text: str) -> "Address":
+    def parse(text: str) -> "Address":
         """Raises ConfigError for what is not such an address."""
         parts = urlsplit(text)
         try:
@@ -77,7 +77,7 @@ class Address:
         return Address(f"{parts.scheme}://{parts.netloc}{parts.path}".rstrip("/"), parts.fragment)
 
 
-class Server:
+class HttpClient:
     """One server: calls that end, and at most `concurrency` of them at a time."""
 
     def __init__(self, address: Address, wait_s: float, concurrency: int) -> None:
@@ -89,9 +89,11 @@ class Server:
         """See that it is there and has the model; its context length where it tells. Raises ConfigError."""
         try:
             answer = self.call("GET", "/models", None, time.monotonic() + min(START_S, self.wait_s))
-        except (RunError, Refused) as error:
+        except (RunError, RequestRefused) as error:
             reason = (
-                f"answers {error.status}: {error}" if isinstance(error, Refused) else str(error)
+                f"answers {error.status}: {error}"
+                if isinstance(error, RequestRefused)
+                else str(error)
             )
             raise ConfigError(
                 f"{self.address.url} {reason}; start the server there, or give another address"
@@ -146,7 +148,7 @@ class Server:
                     return answer
                 trouble = f"status {status}: {_reason(answer)}"
                 if status < 500 and status not in BUSY:
-                    raise Refused(status, _reason(answer))
+                    raise RequestRefused(status, _reason(answer))
             except (OSError, http.client.HTTPException, ValueError) as error:
                 self._drop()
                 trouble = f"{type(error).__name__}: {error}".removesuffix(": ")
@@ -212,7 +214,7 @@ class HttpEngine:
     def __init__(
         self, address: Address, text: Text, wait_s: float = 600.0, concurrency: int = 32
     ) -> None:
-        self.server, self.text = Server(address, wait_s, concurrency), text
+        self.server, self.text = HttpClient(address, wait_s, concurrency), text
         self.max_context = self.server.check()
         self.takes_ids = True
         self.more: dict[str, Any] = {}  # goes with every call by token ids
@@ -227,10 +229,10 @@ class HttpEngine:
         for request in requests:
             if (
                 self.max_context is not None
-                and len(request.prompt) + limit_of(request, sampling) > self.max_context
+                and len(request.prompt) + token_limit(request, sampling) > self.max_context
             ):
                 raise RunError(
-                    f"a prompt of {len(request.prompt)} tokens and {limit_of(request, sampling)} new ones exceed the context of "
+                    f"a prompt of {len(request.prompt)} tokens and {token_limit(request, sampling)} new ones exceed the context of "
                     f"{self.max_context} at {self.server.address.url}; lower the number of new tokens"
                 )
         calls = [(request, seed) for request in requests for seed in request.seeds]
@@ -247,11 +249,11 @@ class HttpEngine:
         self, request: Request, seed: int, sampling: Sampling, deadline: float
     ) -> Completion:
         """By token ids first; a server that refuses those gets text, then and from then on."""
-        refusals: list[Refused] = []
+        refusals: list[RequestRefused] = []
         for as_ids in (True, False) if self.takes_ids else (False,):
             try:
                 done = self._ask(request, seed, sampling, deadline, as_ids)
-            except Refused as error:
+            except RequestRefused as error:
                 refusals.append(error)
                 if error.status not in (400, 422):
                     break
@@ -268,7 +270,7 @@ class HttpEngine:
         self, request: Request, seed: int, sampling: Sampling, deadline: float, as_ids: bool
     ) -> Completion:
         body = _sampling_body(
-            self.server.address.model, sampling, seed, limit_of(request, sampling)
+            self.server.address.model, sampling, seed, token_limit(request, sampling)
         )
         if sampling.stop:
             body |= {"stop": list(sampling.stop), "include_stop_str_in_output": True}
@@ -316,7 +318,7 @@ class HttpChat:
     """A model that answers messages through a server's /chat/completions: for judges, whose tokenizer nobody needs here."""
 
     def __init__(self, address: Address, wait_s: float = 600.0, concurrency: int = 16) -> None:
-        self.server = Server(address, wait_s, concurrency)
+        self.server = HttpClient(address, wait_s, concurrency)
         self.server.check()
 
     def reply(
@@ -332,7 +334,7 @@ class HttpChat:
                 answer = self.server.call(
                     "POST", "/chat/completions", body | {"messages": item[0]}, deadline
                 )
-            except Refused as error:
+            except RequestRefused as error:
                 return Failure(
                     "judge", f"{self.server.address.url} answered {error.status}: {error}"
                 )

@@ -17,7 +17,7 @@ from postgrad.model.load import stop_ids
 from postgrad.model.loaded import Loaded
 from postgrad.rollout.engine import Engine
 from postgrad.rollout.http import Address, HttpEngine
-from postgrad.rollout.refresh import HttpRollouts
+from postgrad.rollout.http_sync import SyncedHttpEngine
 from postgrad.user_code import is_path, load_object
 
 EXAMPLE_URL = "http://host:8000/v1#model"
@@ -79,13 +79,13 @@ def _check_vllm(config: EngineConfig) -> None:
 
 
 def _build_http(config: EngineConfig, loaded: Loaded, weights_folder: Path | None) -> Engine:
-    address = Address.of(config.rollout.url)
+    address = Address.parse(config.rollout.url)
     prompts = Prompts(loaded.tokenizer)
     wait_s = config.cluster.wait_s
     num_calls = min(MAX_HTTP_CALLS, config.rollout.max_rows or MAX_HTTP_CALLS)
     if weights_folder is None:
         return HttpEngine(address, prompts, wait_s, num_calls)
-    return HttpRollouts(address, prompts, stop_ids(loaded), weights_folder, wait_s, num_calls)
+    return SyncedHttpEngine(address, prompts, stop_ids(loaded), weights_folder, wait_s, num_calls)
 
 
 def _check_http(config: EngineConfig) -> None:
@@ -93,7 +93,7 @@ def _check_http(config: EngineConfig) -> None:
         raise ConfigError(
             f"rollout.engine=http needs the server's address; add rollout.url={EXAMPLE_URL}"
         )
-    Address.of(config.rollout.url)
+    Address.parse(config.rollout.url)
 
 
 ENGINES = {

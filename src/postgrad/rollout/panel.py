@@ -1,6 +1,7 @@
-"""A panel: several models that go on from the same thoughts, and what a verifier makes of what they write.
+"""A panel: several models that continue the same chains of thought, and the scores of their texts.
 
-Seeds follow from (run seed, step, the row's name, member, sample), so nobody's words depend on who else was asked.
+Seeds come from (run seed, step, the row's name, member, sample), so a member's text does not depend
+on the other members or rows.
 """
 
 from collections.abc import Sequence
@@ -14,39 +15,43 @@ from postgrad.rollout.engine import Completion, Sampling, trajectory_seed
 from postgrad.rollout.generator import Generator
 from postgrad.rollout.respond import Scorer
 
-Texts = list[
-    list[str | None]
-]  # of each row: member after member, sample after sample; None where nothing was written
+# One list per row, ordered by member, then by sample; None where a member wrote nothing.
+Texts = list[list[str | None]]
 
 
 class Panel:
-    """Several speakers, each with a tokenizer of its own.
+    """Several generators, each with its own tokenizer.
 
     Args:
-        name: what the members are called, in metrics, in reasons of failures and in seeds.
-        speakers: the members.
+        name: the members' name in metrics, in failure reasons and in seeds.
+        generators: the members.
         starts, ends: each member's markers around a thought.
-        sampling, num_samples: how each of them writes, and how many texts a row.
-        seed: the run's.
+        sampling: how each member samples.
+        num_samples: texts per row and member.
+        seed: the run's seed.
     """
 
     def __init__(
         self,
         name: str,
-        speakers: Sequence[Generator],
+        generators: Sequence[Generator],
         starts: Sequence[str],
         ends: Sequence[str],
         sampling: Sampling,
         num_samples: int,
         seed: int,
     ) -> None:
-        self.name, self.speakers, self.starts, self.ends = name, speakers, starts, ends
-        self.sampling, self.num_samples, self.seed = sampling, num_samples, seed
-        self.alone: dict[
-            str, list[float]
-        ] = {}  # what each member earns without a thought, by the problem's uid
+        self.name = name
+        self.generators = generators
+        self.starts = starts
+        self.ends = ends
+        self.sampling = sampling
+        self.num_samples = num_samples
+        self.seed = seed
+        # By the problem's uid: each member's mean score without a thought.
+        self.solo_scores: dict[str, list[float]] = {}
 
-    def ask(
+    def generate(
         self,
         problems: Sequence[Problem],
         thoughts: Sequence[str | None],
@@ -54,101 +59,122 @@ class Panel:
         names: Sequence[str],
         step: int,
     ) -> tuple[Texts, dict[str, float]]:
-        """What the members write for each row: the answer to its target, after somebody's thought about its problem; and metrics.
+        """Let every member answer each row's target after the row's thought; also return metrics.
 
-        Nobody is asked where there is no thought. `names` are the rows', for the seeds.
+        Args:
+            problems: the problem that each thought is about.
+            thoughts: None means that no member is asked for this row.
+            targets: the problem to answer; usually the row's own problem.
+            names: the rows' names, for the seeds.
+            step: the training step, for the seeds.
         """
         texts: Texts = [[] for _ in names]
-        written: list[Completion] = []
-        for k, speaker in enumerate(self.speakers):
-            asked = zip(problems, thoughts, targets, strict=True)
+        completions: list[Completion] = []
+        for member, generator in enumerate(self.generators):
             prompts = [
-                [] if thought is None else self.prompt(k, problem, thought, target)
-                for problem, thought, target in asked
+                [] if thought is None else self.prompt(member, problem, thought, target)
+                for problem, thought, target in zip(problems, thoughts, targets, strict=True)
             ]
-            whose = [f"{self.name}/{name}/{k}" for name in names]
-            seeds = [
-                [
-                    trajectory_seed(self.seed, step, one, sample)
-                    for sample in range(self.num_samples)
-                ]
-                for one in whose
-            ]
-            for row, said in zip(
-                texts, speaker.generate(prompts, seeds, self.sampling), strict=True
-            ):
-                row += (
-                    [None] * self.num_samples
-                    if said is None
-                    else [speaker.prompts.decode(one.tokens) for one in said]
-                )
-                written += said or []
-        count = max(1, len(written))
-        metrics = {
-            "asked": sum(thought is not None for thought in thoughts) / max(1, len(names)),
-            "length": sum(len(one.tokens) for one in written) / count,
-            "truncated": sum(one.finish == "length" for one in written) / count,
-        }
-        return texts, {f"{self.name}/{key}": value for key, value in metrics.items()}
+            seeds = [self._seeds(f"{self.name}/{name}/{member}", step) for name in names]
+            results = generator.generate(prompts, seeds, self.sampling)
+            for row_texts, row_completions in zip(texts, results, strict=True):
+                if row_completions is None:
+                    row_texts += [None] * self.num_samples
+                    continue
+                row_texts += [generator.prompts.decode(c.tokens) for c in row_completions]
+                completions += row_completions
+        return texts, self._metrics(thoughts, completions)
 
-    def prompt(self, k: int, problem: Problem, thought: str, target: Problem) -> list[int]:
-        """The thought as the beginning of the problem's answer; or as an answer given, and another problem asked next."""
-        prompts = self.speakers[k].prompts
+    def _seeds(self, name: str, step: int) -> list[int]:
+        return [
+            trajectory_seed(self.seed, step, name, sample) for sample in range(self.num_samples)
+        ]
+
+    def _metrics(
+        self, thoughts: Sequence[str | None], completions: Sequence[Completion]
+    ) -> dict[str, float]:
+        num_asked = sum(thought is not None for thought in thoughts)
+        num_tokens = sum(len(completion.tokens) for completion in completions)
+        num_truncated = sum(completion.finish == "length" for completion in completions)
+        count = max(1, len(completions))
+        return {
+            f"{self.name}/asked": num_asked / max(1, len(thoughts)),
+            f"{self.name}/length": num_tokens / count,
+            f"{self.name}/truncated": num_truncated / count,
+        }
+
+    def prompt(self, member: int, problem: Problem, thought: str, target: Problem) -> list[int]:
+        """Return the token ids of one member's prompt.
+
+        The thought starts the answer to its own problem. With another target, the thought is the
+        answer to the first problem, and the target follows as the next question.
+        """
+        prompts = self.generators[member].prompts
         if target.uid == problem.uid:
-            return prompts.encode_prefilled(problem, self.starts[k], thought, self.ends[k])
+            return prompts.encode_prefilled(
+                problem, self.starts[member], thought, self.ends[member]
+            )
         turn = {"role": "assistant", "content": thought}
-        return prompts.encode(
-            replace(problem, uid="", messages=(*problem.messages, turn, *target.messages))
-        )
+        messages = (*problem.messages, turn, *target.messages)
+        return prompts.encode(replace(problem, uid="", messages=messages))
 
     def score(
         self, scorer: Scorer, problems: Sequence[Problem], texts: Texts
     ) -> tuple[Tensor, list[str]]:
-        """(rows, members, samples) scores, NaN where there is no text; and for each row why one could not be judged, or ""."""
-        said = [
-            (i, j, text)
-            for i, row in enumerate(texts)
-            for j, text in enumerate(row)
-            if text is not None
-        ]
-        scores = torch.full((len(texts), len(self.speakers) * self.num_samples), torch.nan)
+        """Return scores (rows, members, samples), NaN where there is no text, and failure reasons.
+
+        A row's reason says why one of its texts could not be scored; "" if all were.
+        """
+        positions: list[tuple[int, int]] = []
+        written: list[str] = []
+        for row, row_texts in enumerate(texts):
+            for column, text in enumerate(row_texts):
+                if text is not None:
+                    positions.append((row, column))
+                    written.append(text)
+        num_members = len(self.generators)
+        scores = torch.full((len(texts), num_members * self.num_samples), torch.nan)
         reasons = [""] * len(texts)
-        found = scorer.score([problems[i] for i, _, _ in said], [text for _, _, text in said])
-        for (i, j, _), verdict in zip(said, found, strict=True):
+        verdicts = scorer.score([problems[row] for row, _ in positions], written)
+        for (row, column), verdict in zip(positions, verdicts, strict=True):
             if isinstance(verdict, Failure):
-                reasons[i] = f"{self.name}, {verdict.kind}: {verdict.reason}"
+                reasons[row] = f"{self.name}, {verdict.kind}: {verdict.reason}"
             else:
-                scores[i, j] = verdict.value
-        return scores.view(len(texts), len(self.speakers), self.num_samples), reasons
+                scores[row, column] = verdict.value
+        return scores.view(len(texts), num_members, self.num_samples), reasons
 
     def score_alone(
         self, scorer: Scorer, problems: Sequence[Problem], no_output_score: float, again: bool
     ) -> tuple[Tensor, list[str]]:
-        """(rows, members, 1) what each earns without a thought; and for each row why that could not be judged, or "".
+        """Return (rows, members, 1) mean scores without a thought, and failure reasons as `score`.
 
-        It is asked once a problem and kept in `alone`; `again`: a member has changed, so that it is asked anew.
+        Each problem is answered once; `solo_scores` keeps the results. `again` answers all of them
+        anew, because a member's weights have changed.
         """
         if again:
-            self.alone.clear()
-        wanted = list(
-            {problem.uid: problem for problem in problems if problem.uid not in self.alone}.values()
-        )
-        texts, _ = self.ask(
-            wanted,
-            [""] * len(wanted),
-            wanted,
-            [f"alone/{problem.uid}" for problem in wanted],
-            step=0,
-        )
-        scores, reasons = self.score(scorer, wanted, texts)
-        failed = {
-            problem.uid: reason for problem, reason in zip(wanted, reasons, strict=True) if reason
-        }
-        means = torch.where(scores.isnan(), no_output_score, scores).mean(-1).tolist()
-        self.alone |= {
-            problem.uid: row
-            for problem, row in zip(wanted, means, strict=True)
-            if problem.uid not in failed
-        }
-        rows = [self.alone.get(problem.uid, [0.0] * len(self.speakers)) for problem in problems]
+            self.solo_scores.clear()
+        missing: dict[str, Problem] = {}
+        for problem in problems:
+            if problem.uid not in self.solo_scores:
+                missing[problem.uid] = problem
+        failed = self._score_missing(scorer, list(missing.values()), no_output_score)
+        no_scores = [0.0] * len(self.generators)
+        rows = [self.solo_scores.get(problem.uid, no_scores) for problem in problems]
         return torch.tensor(rows)[:, :, None], [failed.get(problem.uid, "") for problem in problems]
+
+    def _score_missing(
+        self, scorer: Scorer, problems: list[Problem], no_output_score: float
+    ) -> dict[str, str]:
+        """Add the scores of these problems to `solo_scores`; return failure reasons by uid."""
+        thoughts = [""] * len(problems)
+        names = [f"alone/{problem.uid}" for problem in problems]
+        texts, _ = self.generate(problems, thoughts, problems, names, step=0)
+        scores, reasons = self.score(scorer, problems, texts)
+        means = torch.where(scores.isnan(), no_output_score, scores).mean(-1).tolist()
+        failed: dict[str, str] = {}
+        for problem, reason, member_means in zip(problems, reasons, means, strict=True):
+            if reason:
+                failed[problem.uid] = reason
+            else:
+                self.solo_scores[problem.uid] = member_means
+        return failed

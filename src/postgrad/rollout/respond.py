@@ -1,6 +1,7 @@
-"""Let an engine answer problems and let verifiers judge the answers: what evaluation and validation during training share.
+"""Samples responses to problems and scores them, for evaluation and for validation in training.
 
-Seeds come from (seed, uid, sample) alone, so neither the order nor the number of problems in a call changes an answer.
+Seeds come from (seed, uid, sample) alone, so neither the order nor the number of problems in a
+call changes a response.
 """
 
 from collections.abc import Sequence
@@ -11,11 +12,11 @@ from postgrad.problem import Failure, Problem, Score
 from postgrad.rollout.engine import Engine, Request, Sampling, trajectory_seed
 from postgrad.rollout.turns import Turns, run_turns
 
-STEP = 0  # answers outside the steps of a run have seeds as if they came before its first step
+STEP = 0  # the step in the seeds of responses that belong to no training step
 
 
 class Scorer(Protocol):
-    """Verifiers, behind one call."""
+    """Verifiers or judges behind one call."""
 
     def score(
         self, problems: Sequence[Problem], responses: Sequence[str]
@@ -23,7 +24,7 @@ class Scorer(Protocol):
 
 
 class Prompts(Protocol):
-    """Text to tokens and back."""
+    """Text to token ids and back."""
 
     def encode(self, problem: Problem) -> list[int]: ...
 
@@ -42,7 +43,7 @@ class Prompts(Protocol):
 
 @dataclass(frozen=True)
 class Answer:
-    """One judged response to one problem. `tokens` holds the stop token too, `text` does not."""
+    """One scored response to one problem. `tokens` include the stop token, `text` does not."""
 
     problem: Problem
     sample: int
@@ -54,7 +55,7 @@ class Answer:
 
     @property
     def score(self) -> float:
-        """The verifier's score; 0 for what could not be judged, which is counted apart."""
+        """The verifier's score; 0 for a Failure, which is counted separately."""
         return self.verdict.value if isinstance(self.verdict, Score) else 0.0
 
 
@@ -68,30 +69,28 @@ def respond(
     seed: int,
     turns: Turns | None = None,
 ) -> list[Answer]:
-    """`samples` judged responses to each problem, in the order of the problems and then of the samples."""
-    seeds = [
-        [trajectory_seed(seed, STEP, problem.uid, i) for i in range(samples)]
-        for problem in problems
-    ]
-    requests = [
-        Request(prompts.encode(problem), own) for problem, own in zip(problems, seeds, strict=True)
-    ]
-    completions = [
-        done for group in run_turns(engine, requests, problems, sampling, turns) for done in group
-    ]
-    places = [
-        (problem, i, own[i])
-        for problem, own in zip(problems, seeds, strict=True)
-        for i in range(samples)
-    ]
-    texts = [prompts.decode(done.tokens) for done in completions]
-    verdicts = scorer.score(
-        [problem for problem, _, _ in places],
-        [prompts.decode(done.own_tokens) for done in completions],
-    )
-    return [
-        Answer(problem, sample, own, done.tokens, text, done.finish, verdict)
-        for (problem, sample, own), done, text, verdict in zip(
-            places, completions, texts, verdicts, strict=True
+    """Return `samples` scored responses per problem, ordered by problem, then by sample."""
+    requests: list[Request] = []
+    for problem in problems:
+        seeds = [trajectory_seed(seed, STEP, problem.uid, i) for i in range(samples)]
+        requests.append(Request(prompts.encode(problem), seeds))
+    groups = run_turns(engine, requests, problems, sampling, turns)
+    completions = [completion for group in groups for completion in group]
+    repeated_problems = [problem for problem in problems for _ in range(samples)]
+    policy_texts = [prompts.decode(completion.policy_tokens) for completion in completions]
+    verdicts = scorer.score(repeated_problems, policy_texts)
+    row_seeds = [row_seed for request in requests for row_seed in request.seeds]
+    answers: list[Answer] = []
+    for i, completion in enumerate(completions):
+        answers.append(
+            Answer(
+                problem=repeated_problems[i],
+                sample=i % samples,
+                seed=row_seeds[i],
+                tokens=completion.tokens,
+                text=prompts.decode(completion.tokens),
+                finish=completion.finish,
+                verdict=verdicts[i],
+            )
         )
-    ]
+    return answers

@@ -1,37 +1,48 @@
-"""Stop strings: where in a row of tokens one is complete. Only the tail is decoded, and no token is made or changed."""
+"""Stop strings: finds the token that completes one. Only the end of a row is decoded."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from postgrad.rollout.engine import Completion
 
-SLACK = 4  # tokens decoded beyond the longest string's bytes: a first token may lose its space or be half a character
+# Tokens decoded beyond the longest string's bytes: the first decoded token may lose its leading
+# space or be part of a character.
+MARGIN = 4
 
 
 class StopStrings:
-    """Finds the token that completes one of some strings. Special tokens count as the text that names them."""
+    """Finds the token that completes one of `strings`.
+
+    Special tokens count as the text that names them.
+    """
 
     def __init__(self, tokenizer: Any, strings: Sequence[str]) -> None:
-        self.tokenizer, self.strings = tokenizer, tuple(strings)
-        self.reach = (
-            max(len(string.encode()) for string in strings) + SLACK
-        )  # a token is at least a byte
+        self.tokenizer = tokenizer
+        self.strings = tuple(strings)
+        # A token has at least one byte, so this many tokens hold the longest string.
+        self.window = max(len(string.encode()) for string in strings) + MARGIN
 
-    def end(self, tokens: Sequence[int], seen: int) -> int:
-        """How many of the tokens there are when the first string is complete, or 0; up to `seen` there was none."""
-        start = max(0, seen - self.reach)
-        if not self._has(tokens[start:]):
+    def find_end(self, tokens: Sequence[int], num_checked: int) -> int:
+        """Return the number of tokens up to the end of the first stop string; 0 if there is none.
+
+        The first `num_checked` tokens are known to complete no stop string.
+        """
+        start = max(0, num_checked - self.window)
+        if not self._contains_stop(tokens[start:]):
             return 0
-        return next(
-            (n for n in range(seen + 1, len(tokens)) if self._has(tokens[start:n])), len(tokens)
-        )
+        for end in range(num_checked + 1, len(tokens)):
+            if self._contains_stop(tokens[start:end]):
+                return end
+        return len(tokens)
 
-    def cut(self, done: Completion) -> Completion:
-        """A completion as far as the first string in it: for engines that cannot end a row there by themselves."""
-        end = self.end(done.tokens, 0)
-        return Completion(done.tokens[:end], done.logprobs[:end], "stop") if end else done
+    def cut(self, completion: Completion) -> Completion:
+        """Cut a completion after its first stop string, for engines that cannot stop there."""
+        end = self.find_end(completion.tokens, 0)
+        if not end:
+            return completion
+        return Completion(completion.tokens[:end], completion.logprobs[:end], "stop")
 
-    def _has(self, tokens: Sequence[int]) -> bool:
+    def _contains_stop(self, tokens: Sequence[int]) -> bool:
         text = self.tokenizer.decode(
             list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False
         )

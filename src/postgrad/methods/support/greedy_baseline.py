@@ -3,7 +3,7 @@
 import torch
 
 from postgrad.methods.base import Method, Step
-from postgrad.rollout.engine import sampling_of
+from postgrad.rollout.engine import make_sampling
 from postgrad.types import Batch, Failure, Score
 
 
@@ -14,10 +14,10 @@ def add_greedy_rewards(method: Method, batch: Batch, step: Step) -> Batch:
     """
     uids = list(dict.fromkeys(batch.rows["uid"]))
     problems = [step.data.find(uid) for uid in uids]
-    sampling = sampling_of(method.config.rollout, temperature=0.0)
+    sampling = make_sampling(method.config.rollout, temperature=0.0)
     requests = [(problem, [0], []) for problem in problems]
     completions = method.generate(requests, sampling, step.number)
-    texts = [method.ports.prompts.decode(each[0].own_tokens) for each in completions]
+    texts = [method.ports.prompts.decode(each[0].policy_tokens) for each in completions]
     verdicts = dict(zip(uids, method.ports.scorer.score(problems, texts), strict=True))
     rewards: list[float] = []
     failures: list[str] = []

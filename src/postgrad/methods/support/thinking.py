@@ -18,7 +18,7 @@ from postgrad.errors import ConfigError
 from postgrad.methods.base import Group, Ports, Step
 from postgrad.methods.grpo import Grpo, GrpoSettings
 from postgrad.methods.support.judging import monitor
-from postgrad.rollout.engine import sampling_of
+from postgrad.rollout.engine import make_sampling
 from postgrad.types import Batch, Problem
 
 MASKS = {"cot_only": "thought_mask", "output_only": "output_mask"}
@@ -176,7 +176,7 @@ class Thinking(Grpo):
         self, problems: Sequence[Problem], temperature: float, step: Step
     ) -> Batch:
         """One scored response per problem."""
-        sampling = sampling_of(self.config.rollout, temperature)
+        sampling = make_sampling(self.config.rollout, temperature)
         completions = self.generate([(problem, [0], []) for problem in problems], sampling, 0)
         batch = self.assemble([Group(problem, 1) for problem in problems], completions)
         return self.score(self.enrich(batch, step), step)

@@ -1,5 +1,10 @@
-"""The native engine: samples from the trainer's own parameters, so there is no weight sync and no second copy.
+"""The native engine samples from the trainer's own parameters: no weight sync, no second copy.
 
-engine.py schedules rows, cache.py holds keys and values by slot, sampling.py picks tokens. The graph-captured CUDA path will stand
-beside `decode` in engine.py: it replaces one function, from (tokens, lengths) to logits.
+engine.py      the engine, and its decode loop over the stock model (any device, any filter)
+cache.py       keys and values of that loop, one slot per row
+live.py        the same loop for a server: requests join and leave while others decode
+decoder.py     one decode step on CUDA as Triton kernels, captured as CUDA graphs
+paged.py       the decode loop over decoder.py, with paged keys and values
+kernels.py     the Triton kernels of decoder.py
+sampling.py    tokens from logits and random numbers
 """

@@ -1,7 +1,8 @@
-"""Keys and values by slot. Active rows fill slots 0..n-1; row i's tokens lie at 0..length-1 of its slot.
+"""Key-value caches of the decode loop over the stock model.
 
-The objects here are handed to stock transformers blocks as their cache: a block calls update(key, value, layer) and attends to what
-it gets back.
+Active row i has slot i; its tokens are at positions 0 to length - 1 of the slot. The transformers
+blocks get these objects as their cache: a block calls update(key, value, layer) and attends to the
+tensors that are returned.
 """
 
 import math
@@ -12,10 +13,10 @@ import torch
 from torch import Tensor
 
 
-def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Zeros that cost no memory until they are written: on the CPU, pages that the operating system clears when first touched.
+def _lazy_zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Return zeros; on the CPU they take no memory until they are written.
 
-    Zeros, not garbage: a masked position has weight 0, and 0 times a NaN that some earlier tensor left there is NaN.
+    They must be zeros: a masked position has weight 0, and 0 times an old NaN is NaN.
     """
     if like.device.type != "cpu":
         return like.new_zeros(shape)
@@ -23,8 +24,8 @@ def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
     return torch.from_numpy(raw).view(like.dtype).view(shape)
 
 
-class Prefill:
-    """Keeps the keys and values of one prefill pass, one entry a layer."""
+class PrefillCache:
+    """Keeps the keys and values of one prefill pass, one entry per layer."""
 
     def __init__(self) -> None:
         self.keys: list[Tensor] = []
@@ -39,53 +40,59 @@ class Prefill:
         return 0
 
 
-class Slots:
-    """The cache of all active rows. Memory is asked for once; the operating system hands it out as rows grow.
+class SlotCache:
+    """The keys and values of all active rows.
 
-    A layer's keys lie as (slot, position, head, width): writing one token of every row is one copy of whole lines.
+    Each layer is one tensor (slot, position, head, head_dim), so writing one token per row copies
+    whole contiguous lines. It is allocated once, for `num_slots` rows of `max_length` tokens.
     """
 
     def __init__(self, num_slots: int, max_length: int) -> None:
-        self.num_slots, self.max_length = num_slots, max_length
+        self.num_slots = num_slots
+        self.max_length = max_length
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
-        self.positions = torch.empty(0, dtype=torch.int64)  # (active,) where this step's token goes
-        self.lines = torch.empty(0, dtype=torch.int64)  # the same, counted over all slots
-        self.width = 0  # longest active row, this step's token included
+        self.positions = torch.empty(0, dtype=torch.int64)  # (rows,) of this step's tokens
+        self.lines = torch.empty(0, dtype=torch.int64)  # (rows,) the same, counted over all slots
+        self.width = 0  # tokens of the longest row, this step's token included
 
-    def allocate(self, prefill: Prefill) -> None:
-        """Make room in the shapes that the first prefill showed."""
+    def allocate(self, prefill: PrefillCache) -> None:
+        """Allocate the tensors with the shapes of the first prefill pass."""
         for source, target in ((prefill.keys, self.keys), (prefill.values, self.values)):
             for tensor in source:
-                _, heads, _, size = tensor.shape
-                target.append(_zeros((self.num_slots, self.max_length, heads, size), tensor))
+                _, num_heads, _, head_dim = tensor.shape
+                shape = (self.num_slots, self.max_length, num_heads, head_dim)
+                target.append(_lazy_zeros(shape, tensor))
 
-    def admit(self, first: int, count: int, prefill: Prefill, row: int, length: int) -> None:
-        """Copy a prefilled prompt into `count` slots."""
+    def copy_prompt(
+        self, first_slot: int, count: int, prefill: PrefillCache, row: int, length: int
+    ) -> None:
+        """Copy row `row` of a prefill pass, `length` tokens, into `count` slots."""
+        slots = slice(first_slot, first_slot + count)
         for source, target in ((prefill.keys, self.keys), (prefill.values, self.values)):
             for from_layer, to_layer in zip(source, target, strict=True):
-                to_layer[first : first + count, :length] = from_layer[row, :, :length].transpose(
-                    0, 1
-                )
+                to_layer[slots, :length] = from_layer[row, :, :length].transpose(0, 1)
 
     def move(self, source: int, target: int, length: int) -> None:
-        """Close a gap: the row of one slot goes to another."""
+        """Copy a row of `length` tokens to another slot."""
         for layer in (*self.keys, *self.values):
             layer[target, :length] = layer[source, :length]
 
-    def at(self, positions: Tensor) -> None:
-        """Set where the next token of each active row goes."""
+    def set_positions(self, positions: Tensor) -> None:
+        """Set the position (rows,) of each row's next token."""
+        slots = torch.arange(len(positions), device=positions.device)
         self.positions = positions
-        self.lines = (
-            torch.arange(len(positions), device=positions.device) * self.max_length + positions
-        )
+        self.lines = slots * self.max_length + positions
         self.width = int(positions.max()) + 1
 
     def update(self, key: Tensor, value: Tensor, layer: int, *_: Any) -> tuple[Tensor, Tensor]:
-        """key and value (active, heads, 1, width) go in; (active, heads, longest, width) of all their rows come back."""
-        return self._put(self.keys[layer], key), self._put(self.values[layer], value)
+        """Write one token's key and value (rows, heads, 1, head_dim) per row.
 
-    def _put(self, layer: Tensor, new: Tensor) -> Tensor:
+        Returns all keys and values of these rows, each (rows, heads, width, head_dim).
+        """
+        return self._write(self.keys[layer], key), self._write(self.values[layer], value)
+
+    def _write(self, layer: Tensor, new: Tensor) -> Tensor:
         layer.flatten(0, 1).index_copy_(0, self.lines, new[:, :, 0])
         return layer[: len(self.positions), : self.width].transpose(1, 2)
 
@@ -93,7 +100,6 @@ class Slots:
         return self.width - 1
 
     def mask(self) -> Tensor:
-        """(active, 1, 1, width): each row sees its own tokens."""
-        return (
-            torch.arange(self.width, device=self.positions.device)[None] <= self.positions[:, None]
-        )[:, None, None]
+        """Return the attention mask (rows, 1, 1, width): each row attends to its own tokens."""
+        columns = torch.arange(self.width, device=self.positions.device)
+        return (columns[None] <= self.positions[:, None])[:, None, None]

@@ -1,13 +1,14 @@
 """One decode step of a Llama-like model over paged keys and values, captured as CUDA graphs.
 
-The weights are the trainer's own, those that are read at once fused as kernels/install.py does, so nothing is copied when the trainer
-moves them. The state of all rows lies on the device; a replayed graph reads the
-last token of each row, writes its key and value, picks the next token and notes which rows have ended.
+The weights are the trainer's own; model/passes/kernels/install.py has fused those that are read
+together. So nothing is copied when the trainer changes them. The state of all rows is on the
+device: a replayed graph reads the last token of each row, writes its key and value, samples the
+next token and marks the rows that have ended.
 """
 
 # Triton launches its kernels with arguments that a type checker cannot follow.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportOptionalMemberAccess=false, reportOperatorIssue=false
-# pyright: reportAssignmentType=false, reportGeneralTypeIssues=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOptionalMemberAccess=false
+# pyright: reportOperatorIssue=false, reportAssignmentType=false, reportGeneralTypeIssues=false
 
 from typing import Any, NamedTuple
 
@@ -29,11 +30,20 @@ from postgrad.rollout.native import kernels
 
 STATIC_ROTARY = ("default", "linear", "llama3", "yarn")
 VOCABULARY_BLOCK = 4096
-FIELDS = 7  # token, own, shared, blocks, slot, limit, alive
+
+# Lines of the state table (FIELDS, rows), one column per row; kernels.py has the same numbers.
+TOKEN = 0  # the last token
+NUM_OWN = 1  # tokens in the row's own pages: the prompt's last token and the response
+NUM_SHARED = 2  # prompt tokens in pages that the prompt's rows share
+SHARED_PAGES = 3  # number of these pages
+SLOT = 4  # the line of `tokens`, `logprobs` and `uniforms` that belongs to the row
+LIMIT = 5  # largest number of response tokens
+ALIVE = 6  # 0: the row has ended
+FIELDS = 7
 
 
-def refusal(model: Any) -> str:
-    """Why this decoder cannot run the model; empty when it can."""
+def unsupported_reason(model: Any) -> str:
+    """Return why this decoder cannot run the model; "" when it can."""
     config = model.config.get_text_config()
     if support_of(model).passes != "packed":
         return "; ".join(support_of(model).reasons) or "its passes are not packed"
@@ -43,97 +53,106 @@ def refusal(model: Any) -> str:
         return "the model has a sliding window"
     if config.hidden_act not in ("silu", "swish"):
         return f"activation {config.hidden_act} is not silu"
-    rotary = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    return (
-        ""
-        if rotary in STATIC_ROTARY
-        else f"rotary positions of type {rotary} change with the length"
-    )
+    rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rope_type not in STATIC_ROTARY:
+        return f"rotary positions of type {rope_type} change with the length"
+    return ""
 
 
 class BufferSizes(NamedTuple):
-    """Sizes of the buffers: rows at once, pages a row, trajectories of a call, tokens of one, positions, pages in all."""
+    """Sizes of the decoder's buffers."""
 
-    rows: int
-    blocks: int
-    slots: int
-    length: int
-    positions: int
-    pages: int
+    rows: int  # that decode at the same time
+    row_pages: int  # per row
+    slots: int  # trajectories per call of generate
+    length: int  # response tokens per trajectory
+    positions: int  # of the rotary tables
+    pages: int  # in total
 
 
 class Layer:
-    """What one block reads, by role."""
+    """The weights of one transformer block."""
 
     def __init__(self, block: Any) -> None:
-        attention, mlp = block.self_attn, block.mlp
-        self.qkv, self.inwards = (
-            attention.fused_params,
-            [attention.q_proj, attention.k_proj, attention.v_proj],
-        )
-        self.out = attention.o_proj
-        self.gate_up, self.gates = mlp.fused_params, [mlp.gate_proj, mlp.up_proj]
+        attention = block.self_attn
+        mlp = block.mlp
+        self.qkv = attention.fused_params
+        self.qkv_modules = [attention.q_proj, attention.k_proj, attention.v_proj]
+        self.output = attention.o_proj
+        self.gate_up = mlp.fused_params
+        self.gate_up_modules = [mlp.gate_proj, mlp.up_proj]
         self.down = mlp.down_proj
-        self.norm_in, self.norm_post = block.input_layernorm, block.post_attention_layernorm
-        self.q_norm, self.k_norm = (
-            getattr(attention, "q_norm", None),
-            getattr(attention, "k_norm", None),
-        )
+        self.input_norm = block.input_layernorm
+        self.post_attention_norm = block.post_attention_layernorm
+        self.q_norm = getattr(attention, "q_norm", None)
+        self.k_norm = getattr(attention, "k_norm", None)
+
+    def project_qkv(self, x: Tensor) -> Tensor:
+        return add_lora_outputs(linear(x, *self.qkv), self.qkv_modules, x)
+
+    def project_gate_up(self, x: Tensor) -> Tensor:
+        return add_lora_outputs(linear(x, *self.gate_up), self.gate_up_modules, x)
 
 
 def project(module: Any, x: Tensor) -> Tensor:
-    """x through one linear layer and the adapter it may have."""
-    plain = base_layer(module)
-    return add_lora_outputs(linear(x, plain.weight, plain.bias), [module], x)
+    """Apply one linear layer and its LoRA adapter, if it has one."""
+    base = base_layer(module)
+    return add_lora_outputs(linear(x, base.weight, base.bias), [module], x)
 
 
 class Decoder:
-    """Buffers, weights and graphs. Sizes are fixed by `reserve`; asking for more makes new ones and forgets the graphs."""
+    """Buffers, weights and graphs of the decode step.
 
-    def __init__(self, model: Any, stops: Tensor) -> None:
-        self.model, self.stops = model, stops.to(torch.int32)
+    `reserve` fixes the sizes of the buffers. Larger sizes allocate new buffers and drop the graphs.
+    """
+
+    def __init__(self, model: Any, stop_ids: Tensor) -> None:
+        self.model = model
+        self.stop_ids = stop_ids.to(torch.int32)
         config = model.config.get_text_config()
-        self.heads, self.key_heads = config.num_attention_heads, config.num_key_value_heads
-        self.width = getattr(config, "head_dim", None) or config.hidden_size // self.heads
-        self.embedding, self.head = (
-            model.get_input_embeddings().weight,
-            model.get_output_embeddings().weight,
-        )
+        self.num_heads = config.num_attention_heads
+        self.num_key_heads = config.num_key_value_heads
+        self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // self.num_heads
+        self.embedding = model.get_input_embeddings().weight
+        self.head = model.get_output_embeddings().weight
         self.norm = model.base_model.norm
         self.layers = [Layer(block) for block in model.base_model.layers]
-        self.device, self.dtype = self.embedding.device, self.embedding.dtype
-        self.room = BufferSizes(0, 0, 0, 0, 0, 0)
-        self.graphs: dict[tuple[int, float], Any] = {}
+        self.device = self.embedding.device
+        self.dtype = self.embedding.dtype
+        self.sizes = BufferSizes(0, 0, 0, 0, 0, 0)
+        self.graphs: dict[tuple[int, float], Any] = {}  # by (rows, temperature)
         self.pool: Any = None
 
     def page_bytes(self) -> int:
-        """Memory of one page in all layers."""
-        return len(self.layers) * 2 * PAGE * self.key_heads * self.width * self.dtype.itemsize
+        """Return the memory of one page in all layers."""
+        page_elements = PAGE * self.num_key_heads * self.head_dim
+        return len(self.layers) * 2 * page_elements * self.dtype.itemsize
 
-    def reserve(self, room: BufferSizes) -> None:
-        """Make buffers of at least these sizes; none where there is room already."""
-        if all(have >= want for have, want in zip(self.room, room, strict=True)):
+    def reserve(self, sizes: BufferSizes) -> None:
+        """Allocate buffers of at least these sizes, unless the present ones are large enough."""
+        if all(have >= want for have, want in zip(self.sizes, sizes, strict=True)):
             return
         self.release()
-        self.room = BufferSizes(*map(max, self.room, room))
-        rows, blocks, slots, length, positions, pages = self.room
-        empty = {"device": self.device}
-        self.state = torch.zeros(FIELDS, rows, dtype=torch.int32, **empty)
-        self.table = torch.zeros(rows, blocks, dtype=torch.int32, **empty)
-        self.uniforms = torch.zeros(slots, length, **empty)
-        self.tokens = torch.zeros(slots, length, dtype=torch.int32, **empty)
-        self.logprobs = torch.zeros(slots, length, **empty)
-        shape = (len(self.layers), pages, PAGE, self.key_heads, self.width)
-        self.keys = torch.zeros(shape, dtype=self.dtype, **empty)
-        self.values = torch.zeros(shape, dtype=self.dtype, **empty)
-        where = torch.arange(positions, device=self.device)[None]
+        self.sizes = BufferSizes(*map(max, self.sizes, sizes))
+        sizes = self.sizes
+        device = self.device
+        self.state = torch.zeros(FIELDS, sizes.rows, dtype=torch.int32, device=device)
+        self.table = torch.zeros(sizes.rows, sizes.row_pages, dtype=torch.int32, device=device)
+        self.uniforms = torch.zeros(sizes.slots, sizes.length, device=device)
+        self.tokens = torch.zeros(sizes.slots, sizes.length, dtype=torch.int32, device=device)
+        self.logprobs = torch.zeros(sizes.slots, sizes.length, device=device)
+        shape = (len(self.layers), sizes.pages, PAGE, self.num_key_heads, self.head_dim)
+        self.keys = torch.zeros(shape, dtype=self.dtype, device=device)
+        self.values = torch.zeros(shape, dtype=self.dtype, device=device)
+        positions = torch.arange(sizes.positions, device=device)[None]
         cos, sin = self.model.base_model.rotary_emb(
-            torch.empty(1, dtype=self.dtype, **empty), position_ids=where
+            torch.empty(1, dtype=self.dtype, device=device), position_ids=positions
         )
-        self.cos, self.sin = cos[0].contiguous(), sin[0].contiguous()
+        self.cos = cos[0].contiguous()
+        self.sin = sin[0].contiguous()
 
     def release(self) -> None:
-        """Give the buffers back."""
+        """Free the buffers and the graphs that use them."""
         self.graphs.clear()
         self.pool = None
         for name in (
@@ -150,8 +169,8 @@ class Decoder:
             self.__dict__.pop(name, None)
 
     def run(self, rows: int, steps: int, temperature: float) -> None:
-        """Replay `steps` decode steps of the first `rows` rows; 0 is greedy."""
-        if not supports_graph_capture(self.device):  # the interpreter: no graphs
+        """Run `steps` decode steps of the first `rows` rows. Temperature 0 is greedy."""
+        if not supports_graph_capture(self.device):  # Triton's interpreter
             for _ in range(steps):
                 self.step(rows, temperature)
             return
@@ -160,116 +179,114 @@ class Decoder:
             graph.replay()
 
     def capture(self, rows: int, temperature: float) -> Any:
-        alive = self.state[6].clone()
-        self.state[6] = 0  # the warm-up compiles and allocates, and moves no row
+        """Capture one step as a graph and keep it."""
+        alive = self.state[ALIVE].clone()
+        self.state[ALIVE] = 0  # the warm-up compiles and allocates, but changes no row
         graph = capture_graph(lambda: self.step(rows, temperature), self.pool)
         self.pool = self.pool or graph.pool()
-        self.state[6] = alive
+        self.state[ALIVE] = alive
         self.graphs[rows, temperature] = graph
         return graph
 
     def step(self, rows: int, temperature: float) -> None:
-        """One token for each of the first `rows` rows that is alive."""
-        width, wide = self.embedding.shape[1], triton.next_power_of_2(self.embedding.shape[1])
+        """Sample one token for each of the first `rows` rows that has not ended."""
+        width = self.embedding.shape[1]
+        block = triton.next_power_of_2(width)
         residual = torch.empty(rows, width, dtype=self.dtype, device=self.device)
-        normed, attended = (
-            torch.empty_like(residual),
-            residual.new_empty(rows, self.heads * self.width),
-        )
+        normed = torch.empty_like(residual)
+        attended = residual.new_empty(rows, self.num_heads * self.head_dim)
         query = torch.empty_like(attended)
         kernels.embed[(rows,)](
-            self.state, self.room.rows, self.embedding, residual, width, BLOCK=wide
+            self.state, self.sizes.rows, self.embedding, residual, width, BLOCK=block
         )
 
-        def norm(x: Tensor, by: Any) -> None:
-            add = x is not residual
+        def add_norm(x: Tensor, norm: Any) -> None:
+            """Add x to the residual, unless it is the residual itself, and normalize the sum."""
             kernels.add_norm[(rows,)](
-                x,
-                residual,
-                by.weight,
-                normed,
-                width,
-                by.variance_epsilon,
-                ADD=add,
-                BLOCK=wide,
-                **NO_FP_FUSION,
-            )
+                x, residual, norm.weight, normed, width, norm.variance_epsilon,
+                ADD=x is not residual, BLOCK=block, **NO_FP_FUSION,
+            )  # fmt: skip
 
-        norm(residual, self.layers[0].norm_in)
+        add_norm(residual, self.layers[0].input_norm)
         for i, layer in enumerate(self.layers):
-            self.attend(
-                i,
-                layer,
-                add_lora_outputs(linear(normed, *layer.qkv), layer.inwards, normed),
-                query,
-                attended,
-            )
-            norm(project(layer.out, attended), layer.norm_post)
-            gated = swiglu_forward(
-                add_lora_outputs(linear(normed, *layer.gate_up), layer.gates, normed)
-            )
-            following = self.layers[i + 1].norm_in if i + 1 < len(self.layers) else self.norm
-            norm(project(layer.down, gated), following)
-        self.pick(upcast_logits(normed, self.head).float(), temperature)
+            self.attend(i, layer, layer.project_qkv(normed), query, attended)
+            add_norm(project(layer.output, attended), layer.post_attention_norm)
+            gated = swiglu_forward(layer.project_gate_up(normed))
+            is_last = i + 1 == len(self.layers)
+            next_norm = self.norm if is_last else self.layers[i + 1].input_norm
+            add_norm(project(layer.down, gated), next_norm)
+        self.sample(upcast_logits(normed, self.head).float(), temperature)
 
     def attend(
         self, number: int, layer: Layer, qkv: Tensor, query: Tensor, attended: Tensor
     ) -> None:
-        rows, q_norm = len(qkv), layer.q_norm
-        sizes = {"HEADS": self.heads, "KEY_HEADS": self.key_heads, "D": self.width, "PAGE": PAGE}
-        keys, values = self.keys[number], self.values[number]
-        if q_norm is not None:
-            kernels.norm_heads[(rows, self.heads + self.key_heads)](
-                qkv, q_norm.weight, layer.k_norm.weight, q_norm.variance_epsilon, HEADS=self.heads, KEY_HEADS=self.key_heads,
-                D=self.width, BLOCK=triton.next_power_of_2(self.width), num_warps=4, **NO_FP_FUSION,
-            )  # fmt: skip
-        kernels.place[(rows, self.heads + 2 * self.key_heads)](
-            qkv, query, keys, values, self.table, self.state, self.room.rows, self.cos, self.sin, self.room.blocks,
-            **sizes, HALF=triton.next_power_of_2(self.width // 2), num_warps=1, **NO_FP_FUSION,
-        )  # fmt: skip
-        parts, group, kind = (
-            -(-self.room.blocks // CHUNK),
-            self.heads // self.key_heads,
-            warp_config(self.width),
-        )
-        wide: dict[str, Any] = {
-            **sizes,
-            "WIDTH": max(16, triton.next_power_of_2(self.width)),
-            "CHUNK": CHUNK,
-            "PARTS": parts,
-        }
-        acc = query.new_empty(
-            rows if parts > 1 else 0, self.key_heads, parts, group, self.width, dtype=torch.float32
-        )
-        weights = acc.new_empty(*acc.shape[:-1], 2)
-        kernels.attend[(rows, self.key_heads, parts)](
-            query, keys, values, attended, acc, weights, self.table, self.state, self.room.rows, self.width**-0.5 * LOG2E,
-            self.room.blocks, **wide, M=kind.decode_rows, PRECISE=self.dtype == torch.float32, num_warps=kind.decode_warps, **NO_FP_FUSION,
-        )  # fmt: skip
-        if parts > 1:
-            kernels.join_parts[(rows, self.key_heads)](
-                acc,
-                weights,
-                attended,
-                self.state,
-                self.room.rows,
-                **wide,
-                M=triton.next_power_of_2(group),
-                num_warps=1,
-                **NO_FP_FUSION,
-            )
+        """Write the keys and values of `qkv` (rows, heads * head_dim) and compute the attention.
 
-    def pick(self, logits: Tensor, temperature: float) -> None:
-        rows, vocabulary = logits.shape
-        blocks = triton.cdiv(vocabulary, VOCABULARY_BLOCK)
-        tops, sums = logits.new_empty(rows, blocks), logits.new_empty(rows, blocks)
-        places = torch.empty(rows, blocks, dtype=torch.int32, device=self.device)
-        inverse = 1.0 / temperature if temperature else 1.0
-        kernels.summarize[(rows, blocks)](
-            logits, tops, sums, places, vocabulary, blocks, inverse, BLOCK=VOCABULARY_BLOCK
+        `query` is a scratch buffer. The result goes to `attended`, (rows, heads * head_dim).
+        """
+        rows = len(qkv)
+        heads: dict[str, Any] = {
+            "HEADS": self.num_heads,
+            "KEY_HEADS": self.num_key_heads,
+            "D": self.head_dim,
+        }
+        keys = self.keys[number]
+        values = self.values[number]
+        if layer.q_norm is not None:
+            kernels.norm_heads[(rows, self.num_heads + self.num_key_heads)](
+                qkv, layer.q_norm.weight, layer.k_norm.weight, layer.q_norm.variance_epsilon,
+                **heads, BLOCK=triton.next_power_of_2(self.head_dim), num_warps=4, **NO_FP_FUSION,
+            )  # fmt: skip
+        kernels.write_cache[(rows, self.num_heads + 2 * self.num_key_heads)](
+            qkv, query, keys, values, self.table, self.state, self.sizes.rows, self.cos, self.sin,
+            self.sizes.row_pages, **heads, PAGE=PAGE,
+            HALF=triton.next_power_of_2(self.head_dim // 2), num_warps=1, **NO_FP_FUSION,
+        )  # fmt: skip
+        num_parts = -(-self.sizes.row_pages // CHUNK)
+        group_size = self.num_heads // self.num_key_heads
+        config = warp_config(self.head_dim)
+        constants: dict[str, Any] = {
+            **heads,
+            "PAGE": PAGE,
+            "WIDTH": max(16, triton.next_power_of_2(self.head_dim)),
+            "CHUNK": CHUNK,
+            "PARTS": num_parts,
+        }
+        parts = query.new_empty(
+            rows if num_parts > 1 else 0,
+            self.num_key_heads,
+            num_parts,
+            group_size,
+            self.head_dim,
+            dtype=torch.float32,
         )
-        kernels.pick[(rows,)](
-            logits, tops, sums, places, self.state, self.room.rows, self.uniforms, self.tokens, self.logprobs, self.stops, len(self.stops),
-            self.room.length, vocabulary, blocks, inverse, GREEDY=temperature == 0.0, BLOCK=VOCABULARY_BLOCK,
-            BLOCKS_WIDE=triton.next_power_of_2(blocks),
+        weights = parts.new_empty(*parts.shape[:-1], 2)
+        kernels.attend[(rows, self.num_key_heads, num_parts)](
+            query, keys, values, attended, parts, weights, self.table, self.state, self.sizes.rows,
+            self.head_dim**-0.5 * LOG2E, self.sizes.row_pages, **constants, M=config.decode_rows,
+            PRECISE=self.dtype == torch.float32, num_warps=config.decode_warps, **NO_FP_FUSION,
+        )  # fmt: skip
+        if num_parts > 1:
+            kernels.merge_chunks[(rows, self.num_key_heads)](
+                parts, weights, attended, self.state, self.sizes.rows, **constants,
+                M=triton.next_power_of_2(group_size), num_warps=1, **NO_FP_FUSION,
+            )  # fmt: skip
+
+    def sample(self, logits: Tensor, temperature: float) -> None:
+        """Sample one token per row from logits (rows, vocabulary); updates the state."""
+        rows, vocabulary = logits.shape
+        num_blocks = triton.cdiv(vocabulary, VOCABULARY_BLOCK)
+        tops = logits.new_empty(rows, num_blocks)
+        sums = logits.new_empty(rows, num_blocks)
+        argmaxes = torch.empty(rows, num_blocks, dtype=torch.int32, device=self.device)
+        inverse_temperature = 1.0 / temperature if temperature else 1.0
+        kernels.summarize_blocks[(rows, num_blocks)](
+            logits, tops, sums, argmaxes, vocabulary, num_blocks, inverse_temperature,
+            BLOCK=VOCABULARY_BLOCK,
+        )  # fmt: skip
+        kernels.sample_token[(rows,)](
+            logits, tops, sums, argmaxes, self.state, self.sizes.rows, self.uniforms, self.tokens,
+            self.logprobs, self.stop_ids, len(self.stop_ids), self.sizes.length, vocabulary,
+            num_blocks, inverse_temperature, GREEDY=temperature == 0.0, BLOCK=VOCABULARY_BLOCK,
+            BLOCKS_WIDE=triton.next_power_of_2(num_blocks),
         )  # fmt: skip

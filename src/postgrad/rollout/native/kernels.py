@@ -1,12 +1,13 @@
-"""Triton kernels of one decode step: norms, rotary positions and cache writes, attention over pages, picking tokens.
+"""Triton kernels of one decode step: norms, rotary embedding, cache writes, attention, sampling.
 
-They round where the stock transformers blocks round, so that the engine's log-probs are the trainer's up to the last bits. State lies
-in one int32 table, a column for each thing a row knows (see State in decoder.py); a row that is not alive is skipped.
+They round where the transformers blocks round, so that the engine's log-probs equal the trainer's
+up to the last bits. The state of all rows is one int32 table (FIELDS, rows) of decoder.py; its
+lines are named below. The kernels skip a row whose ALIVE is 0.
 """
 
 # Triton launches its kernels with arguments that a type checker cannot follow.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportOptionalMemberAccess=false, reportOperatorIssue=false
-# pyright: reportAssignmentType=false, reportGeneralTypeIssues=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOptionalMemberAccess=false
+# pyright: reportOperatorIssue=false, reportAssignmentType=false, reportGeneralTypeIssues=false
 
 import triton
 import triton.language as tl
@@ -15,9 +16,14 @@ from postgrad.model.passes.kernels.packed_attention import merge_chunk, online_s
 from postgrad.model.passes.kernels.rms_norm import rms_norm_row
 from postgrad.model.passes.kernels.rotary import apply_rotary
 
-TOKEN, OWN, SHARED, BLOCKS, SLOT, LIMIT, ALIVE = (
-    tl.constexpr(i) for i in range(7)
-)  # rows of the state table
+# Lines of the state table; decoder.py explains them.
+TOKEN = tl.constexpr(0)
+NUM_OWN = tl.constexpr(1)
+NUM_SHARED = tl.constexpr(2)
+SHARED_PAGES = tl.constexpr(3)
+SLOT = tl.constexpr(4)
+LIMIT = tl.constexpr(5)
+ALIVE = tl.constexpr(6)
 
 
 @triton.jit
@@ -31,7 +37,7 @@ def add_norm(
     ADD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """residual += x (when ADD), normed = RMSNorm(residual) · weight; one program a row."""
+    """residual += x (when ADD), normed = RMSNorm(residual) * weight; one program per row."""
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
     inside = cols < width
@@ -48,7 +54,7 @@ def add_norm(
 
 @triton.jit
 def embed(state, rows, weight_base, out_base, width, BLOCK: tl.constexpr):
-    """Each row's token becomes its vector."""
+    """Look up the embedding of each row's last token; one program per row."""
     row = tl.program_id(0).to(tl.int64)
     token = tl.load(state + TOKEN * rows + row).to(tl.int64)
     cols = tl.arange(0, BLOCK)
@@ -62,10 +68,15 @@ def embed(state, rows, weight_base, out_base, width, BLOCK: tl.constexpr):
 
 @triton.jit
 def norm_heads(
-    qkv_base, q_weight, k_weight, eps, HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr
+    qkv_base, q_weight, k_weight, eps,
+    HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """RMSNorm of each query and key head where it lies, shaped as the trainer's kernel is: its sums have the same order."""
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    """RMSNorm of each query and key head in place; one program per row and head.
+
+    The block has the shape of the trainer's kernel, so that its sums have the same order.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
     cols = tl.arange(0, BLOCK)
     inside = cols < D
     at = qkv_base + (row * (HEADS + 2 * KEY_HEADS) + head) * D + cols
@@ -75,37 +86,40 @@ def norm_heads(
 
 
 @triton.jit
-def place(
-    qkv_base, q_base, k_pages, v_pages, table, state, rows, cos_base, sin_base, max_blocks,
-    HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, PAGE: tl.constexpr,
+def write_cache(
+    qkv_base, q_base, k_pages, v_pages, table, state, rows, cos_base, sin_base, max_pages,
+    HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr,
+    PAGE: tl.constexpr,
 ):  # fmt: skip
-    """Rotate queries and keys to their position, write keys and values into the row's page; one program a row and head."""
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    """Rotate queries and keys, and write keys and values to the row's page.
+
+    One program per row and head.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
     if tl.load(state + ALIVE * rows + row) == 0:
         return
-    own = tl.load(state + OWN * rows + row)
+    own = tl.load(state + NUM_OWN * rows + row)
     half = tl.arange(0, HALF)
     inside = half < D // 2
     base = qkv_base + row * (HEADS + 2 * KEY_HEADS) * D + head * D
     low = tl.load(base + half, mask=inside, other=0.0)
     high = tl.load(base + D // 2 + half, mask=inside, other=0.0)
-    block = tl.load(state + BLOCKS * rows + row) + own // PAGE
-    page = tl.load(table + row * max_blocks + block).to(tl.int64)
+    entry = tl.load(state + SHARED_PAGES * rows + row) + own // PAGE
+    page = tl.load(table + row * max_pages + entry).to(tl.int64)
     line = (page * PAGE + own % PAGE) * KEY_HEADS * D
     if head >= HEADS + KEY_HEADS:
         target = v_pages + line + (head - HEADS - KEY_HEADS) * D
         tl.store(target + half, low, mask=inside)
         tl.store(target + D // 2 + half, high, mask=inside)
     else:
-        position = (tl.load(state + SHARED * rows + row) + own).to(tl.int64)
-        cos_low = tl.load(cos_base + position * D + half, mask=inside, other=0.0).to(tl.float32)
-        cos_high = tl.load(cos_base + position * D + D // 2 + half, mask=inside, other=0.0).to(
-            tl.float32
-        )
-        sin_low = tl.load(sin_base + position * D + half, mask=inside, other=0.0).to(tl.float32)
-        sin_high = tl.load(sin_base + position * D + D // 2 + half, mask=inside, other=0.0).to(
-            tl.float32
-        )
+        position = (tl.load(state + NUM_SHARED * rows + row) + own).to(tl.int64)
+        cos_at = cos_base + position * D + half
+        sin_at = sin_base + position * D + half
+        cos_low = tl.load(cos_at, mask=inside, other=0.0).to(tl.float32)
+        cos_high = tl.load(cos_at + D // 2, mask=inside, other=0.0).to(tl.float32)
+        sin_low = tl.load(sin_at, mask=inside, other=0.0).to(tl.float32)
+        sin_high = tl.load(sin_at + D // 2, mask=inside, other=0.0).to(tl.float32)
         new_low, new_high = apply_rotary(low, high, cos_low, cos_high, sin_low, sin_high)
         target = (
             q_base + (row * HEADS + head) * D
@@ -118,33 +132,43 @@ def place(
 
 @triton.jit
 def attend(
-    q_base, k_pages, v_pages, out_base, part_base, weight_base, table, state, rows, scale_log2, max_blocks,
-    HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, M: tl.constexpr,
-    CHUNK: tl.constexpr, PARTS: tl.constexpr, PRECISE: tl.constexpr,
+    q_base, k_pages, v_pages, out_base, part_base, weight_base, table, state, rows, scale_log2,
+    max_pages,
+    HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
+    PAGE: tl.constexpr, M: tl.constexpr, CHUNK: tl.constexpr, PARTS: tl.constexpr,
+    PRECISE: tl.constexpr,
 ):  # fmt: skip
-    """The query heads of one key head over a chunk of the row's pages, the shared ones first; one program a row, key head and chunk.
+    """Attention of the query heads of one key head over CHUNK of the row's pages.
 
-    Where there is one chunk only it is the whole; else the chunks are left for join_parts.
+    One program per row, key head and chunk. The shared pages of the prompt come first. With one
+    chunk the result goes to `out`; with several, merge_chunks combines them.
     """
-    row, key_head, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    row = tl.program_id(0).to(tl.int64)
+    key_head = tl.program_id(1)
+    part = tl.program_id(2)
     if tl.load(state + ALIVE * rows + row) == 0:
         return
     group: tl.constexpr = HEADS // KEY_HEADS
-    shared, blocks = tl.load(state + SHARED * rows + row), tl.load(state + BLOCKS * rows + row)
-    own = tl.load(state + OWN * rows + row) + 1
-    all_blocks = blocks + (own + PAGE - 1) // PAGE
-    if part * CHUNK >= all_blocks:
+    shared = tl.load(state + NUM_SHARED * rows + row)
+    shared_pages = tl.load(state + SHARED_PAGES * rows + row)
+    own = tl.load(state + NUM_OWN * rows + row) + 1
+    num_pages = shared_pages + (own + PAGE - 1) // PAGE
+    if part * CHUNK >= num_pages:
         return
-    member, cols, line = tl.arange(0, M), tl.arange(0, WIDTH), tl.arange(0, PAGE)
+    member = tl.arange(0, M)
+    cols = tl.arange(0, WIDTH)
+    line = tl.arange(0, PAGE)
     heads = q_base + (row * HEADS + key_head * group + member)[:, None] * D + cols[None, :]
     real = (member < group)[:, None] & (cols < D)[None, :]
     q = tl.load(heads, mask=real, other=0.0)
     top = tl.full([M], float("-inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
     acc = tl.zeros([M, WIDTH], tl.float32)
-    for j in range(part * CHUNK, tl.minimum(part * CHUNK + CHUNK, all_blocks)):
-        page = tl.load(table + row * max_blocks + j).to(tl.int64)
-        inside = tl.where(j < blocks, j * PAGE + line < shared, (j - blocks) * PAGE + line < own)
+    for j in range(part * CHUNK, tl.minimum(part * CHUNK + CHUNK, num_pages)):
+        page = tl.load(table + row * max_pages + j).to(tl.int64)
+        inside = tl.where(
+            j < shared_pages, j * PAGE + line < shared, (j - shared_pages) * PAGE + line < own
+        )
         at = ((page * PAGE + line) * KEY_HEADS + key_head)[:, None] * D + cols[None, :]
         mask = inside[:, None] & (cols < D)[None, :]
         k = tl.load(k_pages + at, mask=mask, other=0.0)
@@ -156,68 +180,76 @@ def attend(
         out = out_base + (row * HEADS + key_head * group + member)[:, None] * D + cols[None, :]
         tl.store(out, (acc / total[:, None]).to(out_base.dtype.element_ty), mask=real)
     else:
-        place = ((row * KEY_HEADS + key_head) * PARTS + part) * group + member
-        tl.store(part_base + place[:, None] * D + cols[None, :], acc, mask=real)
-        tl.store(weight_base + place * 2, top, mask=member < group)
-        tl.store(weight_base + place * 2 + 1, total, mask=member < group)
+        offset = ((row * KEY_HEADS + key_head) * PARTS + part) * group + member
+        tl.store(part_base + offset[:, None] * D + cols[None, :], acc, mask=real)
+        tl.store(weight_base + offset * 2, top, mask=member < group)
+        tl.store(weight_base + offset * 2 + 1, total, mask=member < group)
 
 
 @triton.jit
-def join_parts(
+def merge_chunks(
     part_base, weight_base, out_base, state, rows,
-    HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, M: tl.constexpr,
-    CHUNK: tl.constexpr, PARTS: tl.constexpr,
+    HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
+    PAGE: tl.constexpr, M: tl.constexpr, CHUNK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """The chunks that attend left, in their order; one program a row and key head."""
-    row, key_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    """Combine the chunks of `attend`, in their order; one program per row and key head."""
+    row = tl.program_id(0).to(tl.int64)
+    key_head = tl.program_id(1)
     if tl.load(state + ALIVE * rows + row) == 0:
         return
     group: tl.constexpr = HEADS // KEY_HEADS
-    all_blocks = (
-        tl.load(state + BLOCKS * rows + row) + (tl.load(state + OWN * rows + row) + PAGE) // PAGE
-    )
-    member, cols = tl.arange(0, M), tl.arange(0, WIDTH)
+    own = tl.load(state + NUM_OWN * rows + row) + 1
+    num_pages = tl.load(state + SHARED_PAGES * rows + row) + (own + PAGE - 1) // PAGE
+    member = tl.arange(0, M)
+    cols = tl.arange(0, WIDTH)
     real = (member < group)[:, None] & (cols < D)[None, :]
     top = tl.full([M], float("-inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
     acc = tl.zeros([M, WIDTH], tl.float32)
-    for part in range(0, (all_blocks + CHUNK - 1) // CHUNK):
-        place = ((row * KEY_HEADS + key_head) * PARTS + part) * group + member
-        chunk = tl.load(part_base + place[:, None] * D + cols[None, :], mask=real, other=0.0)
-        chunk_top = tl.load(weight_base + place * 2, mask=member < group, other=0.0)
-        chunk_total = tl.load(weight_base + place * 2 + 1, mask=member < group, other=1.0)
+    for part in range(0, (num_pages + CHUNK - 1) // CHUNK):
+        offset = ((row * KEY_HEADS + key_head) * PARTS + part) * group + member
+        chunk = tl.load(part_base + offset[:, None] * D + cols[None, :], mask=real, other=0.0)
+        chunk_top = tl.load(weight_base + offset * 2, mask=member < group, other=0.0)
+        chunk_total = tl.load(weight_base + offset * 2 + 1, mask=member < group, other=1.0)
         acc, top, total = merge_chunk(acc, top, total, chunk, chunk_top, chunk_total)
     out = out_base + (row * HEADS + key_head * group + member)[:, None] * D + cols[None, :]
     tl.store(out, (acc / total[:, None]).to(out_base.dtype.element_ty), mask=real)
 
 
 @triton.jit
-def summarize(
-    logits, tops, sums, places, vocabulary, num_blocks, inverse_temperature, BLOCK: tl.constexpr
+def summarize_blocks(
+    logits, tops, sums, argmaxes, vocabulary, num_blocks, inverse_temperature, BLOCK: tl.constexpr
 ):
-    """Largest logit, where it is, and sum of exponentials of each block of a row's vocabulary."""
-    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    """Largest logit, its token, and the sum of exponentials, for each block of the vocabulary.
+
+    One program per row and block.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1)
     cols = block * BLOCK + tl.arange(0, BLOCK)
-    x = (
-        tl.load(logits + row * vocabulary + cols, mask=cols < vocabulary, other=float("-inf"))
-        * inverse_temperature
-    )
-    top, where = tl.max(x, 0, return_indices=True)
+    x = tl.load(logits + row * vocabulary + cols, mask=cols < vocabulary, other=float("-inf"))
+    x = x * inverse_temperature
+    top, argmax = tl.max(x, 0, return_indices=True)
     tl.store(tops + row * num_blocks + block, top)
-    tl.store(places + row * num_blocks + block, block * BLOCK + where)
+    tl.store(argmaxes + row * num_blocks + block, block * BLOCK + argmax)
     tl.store(sums + row * num_blocks + block, tl.sum(tl.exp(x - top), 0))
 
 
 @triton.jit
-def pick(
-    logits, tops, sums, places, state, rows, uniforms, out_tokens, out_logprobs, stops, num_stops, limit,
-    vocabulary, num_blocks, inverse_temperature, GREEDY: tl.constexpr, BLOCK: tl.constexpr, BLOCKS_WIDE: tl.constexpr,
+def sample_token(
+    logits, tops, sums, argmaxes, state, rows, uniforms, out_tokens, out_logprobs, stops, num_stops,
+    limit, vocabulary, num_blocks, inverse_temperature,
+    GREEDY: tl.constexpr, BLOCK: tl.constexpr, BLOCKS_WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Each row's next token by inverse cumulated probability (or the likeliest), its log-prob, and the row's new state."""
+    """Sample each row's next token by inverse CDF (or take the most likely one).
+
+    Writes the token, its log-prob and the row's new state. One program per row.
+    """
     row = tl.program_id(0).to(tl.int64)
     if tl.load(state + ALIVE * rows + row) == 0:
         return
-    own, slot = tl.load(state + OWN * rows + row), tl.load(state + SLOT * rows + row).to(tl.int64)
+    own = tl.load(state + NUM_OWN * rows + row)
+    slot = tl.load(state + SLOT * rows + row).to(tl.int64)
     blocks = tl.arange(0, BLOCKS_WIDE)
     real = blocks < num_blocks
     top = tl.load(tops + row * num_blocks + blocks, mask=real, other=float("-inf"))
@@ -227,23 +259,21 @@ def pick(
     lse = peak + tl.log(total)
     if GREEDY:
         best = tl.argmax(top, 0, tie_break_left=True)
-        token = tl.load(places + row * num_blocks + best)
+        token = tl.load(argmaxes + row * num_blocks + best)
         logit = peak
     else:
         target = tl.load(uniforms + slot * limit + own) * total
-        cumulated = tl.cumsum(weight, 0)
-        # The first block whose cumulated weight exceeds the target; where rounding leaves none, the last that has any weight.
-        # A scan in parallel need not rise, so positions are compared, not counted.
-        beyond = tl.min(tl.where((cumulated > target) & (weight > 0), blocks, BLOCKS_WIDE), 0)
+        cumulative = tl.cumsum(weight, 0)
+        # Take the first block whose cumulative weight exceeds the target; if rounding leaves none,
+        # the last block with any weight. A parallel scan need not be monotonic, so positions are
+        # compared and not counted.
+        beyond = tl.min(tl.where((cumulative > target) & (weight > 0), blocks, BLOCKS_WIDE), 0)
         chosen = tl.where(beyond < BLOCKS_WIDE, beyond, tl.max(tl.where(weight > 0, blocks, 0), 0))
         rest = tl.maximum(target - tl.sum(tl.where(blocks < chosen, weight, 0.0), 0), 0.0)
         within = tl.arange(0, BLOCK)
         cols = chosen * BLOCK + within
-        x = (
-            tl.load(logits + row * vocabulary + cols, mask=cols < vocabulary, other=float("-inf"))
-            * inverse_temperature
-        )
-        p = tl.exp(x - peak)
+        x = tl.load(logits + row * vocabulary + cols, mask=cols < vocabulary, other=float("-inf"))
+        p = tl.exp(x * inverse_temperature - peak)
         after = tl.min(tl.where((tl.cumsum(p, 0) > rest) & (p > 0), within, BLOCK), 0)
         index = tl.where(after < BLOCK, after, tl.max(tl.where(p > 0, within, 0), 0))
         token = chosen * BLOCK + index
@@ -254,5 +284,5 @@ def pick(
     for i in range(num_stops):
         ended = ended | (token == tl.load(stops + i))
     tl.store(state + TOKEN * rows + row, token)
-    tl.store(state + OWN * rows + row, own + 1)
+    tl.store(state + NUM_OWN * rows + row, own + 1)
     tl.store(state + ALIVE * rows + row, tl.where(ended, 0, 1))

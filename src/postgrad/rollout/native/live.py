@@ -1,60 +1,67 @@
-"""A decode loop that stays open: jobs join while others decode, and leave when nobody wants them any more."""
+"""The decode loop of a server: jobs join and leave while others decode."""
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
-from postgrad.rollout.native.engine import Job, NativeEngine, Row, Run
+from postgrad.rollout.native.engine import DecodeLoop, Job, NativeEngine, Row, Sampled
 
-Top = list[tuple[int, float]]  # the likeliest tokens at one place, with their log-probs
+TopTokens = list[tuple[int, float]]  # the most likely tokens at one position, with log-probs
 
 
 @dataclass(eq=False)
 class LiveJob(Job):
-    """A job that somebody waits for; `num_top` likeliest tokens are noted beside each token."""
+    """A job of a server's request; keeps the `num_top` most likely tokens at each position."""
 
     num_top: int = 0
     owner: Any = None
-    tops: dict[int, list[Top]] = field(default_factory=dict)  # by row
+    top_tokens: dict[int, list[TopTokens]] = field(default_factory=dict)  # by the row's index
 
 
-class LiveRun(Run):
-    """`took(row, finish)` tells of every token as it comes."""
+class LiveDecodeLoop(DecodeLoop):
+    """Calls `report(row, finish)` for every new token."""
 
     def __init__(
-        self, engine: NativeEngine, capacity: int, longest: int, tell: Callable[[Row, str], None]
+        self,
+        engine: NativeEngine,
+        capacity: int,
+        longest: int,
+        report: Callable[[Row, str], None],
     ) -> None:
         super().__init__(engine, capacity, longest)
-        self.tell = tell
+        self.report = report
 
     @property
     def busy(self) -> bool:
-        return bool(self.active or self.waiting or self.to_prefill)
+        return bool(self.active or self.prefilled or self.to_prefill)
 
-    def sample(
-        self, logits: Tensor, first: int = 0
-    ) -> tuple[list[int], list[float], list[bool], int]:
-        picked = super().sample(logits, first)
+    def sample(self, logits: Tensor, first: int = 0) -> Sampled:
+        sampled = super().sample(logits, first)
         for i, row in enumerate(self.active[first : first + len(logits)]):
             job = row.job
             if isinstance(job, LiveJob) and job.num_top:
-                logprobs = logits[i].div(job.sampling.temperature or 1.0).log_softmax(-1)
-                values, tokens = logprobs.topk(min(job.num_top, len(logprobs)))
-                job.tops.setdefault(row.index, []).append(
-                    list(zip(tokens.tolist(), values.tolist(), strict=True))
-                )
-        return picked
+                top = _top_tokens(logits[i], job.sampling.temperature, job.num_top)
+                job.top_tokens.setdefault(row.index, []).append(top)
+        return sampled
 
-    def took(self, row: Row, finish: str) -> None:
-        super().took(row, finish)
-        self.tell(row, finish)
+    def on_token(self, row: Row, finish: str) -> None:
+        super().on_token(row, finish)
+        self.report(row, finish)
 
     def drop(self, jobs: set[Job]) -> None:
-        """Forget these jobs, wherever they are; their rows make room."""
+        """Remove these jobs with all their rows, decoding or not."""
         if not jobs:
             return
-        self.to_prefill = type(self.to_prefill)(job for job in self.to_prefill if job not in jobs)
-        self.waiting = type(self.waiting)(entry for entry in self.waiting if entry.job not in jobs)
-        self.remove([i for i, row in enumerate(self.active) if row.job in jobs])
+        self.to_prefill = deque(job for job in self.to_prefill if job not in jobs)
+        self.prefilled = deque(prompt for prompt in self.prefilled if prompt.job not in jobs)
+        self.remove([slot for slot, row in enumerate(self.active) if row.job in jobs])
+
+
+def _top_tokens(logits: Tensor, temperature: float, count: int) -> TopTokens:
+    """Return the most likely tokens of one position (vocabulary,) and their log-probs."""
+    logprobs = logits.div(temperature or 1.0).log_softmax(-1)
+    values, tokens = logprobs.topk(min(count, len(logprobs)))
+    return list(zip(tokens.tolist(), values.tolist(), strict=True))

@@ -1,4 +1,8 @@
-"""Continuous batching on a CUDA device: prompts share their pages, rows live on the device, the host looks every few steps."""
+"""Continuous batching on a CUDA device.
+
+The rows of a prompt share the pages of its keys and values. The state of the rows is on the
+device; the host reads it every STEPS_PER_SYNC decode steps.
+"""
 
 from collections import deque
 from collections.abc import Sequence
@@ -12,44 +16,53 @@ from torch import Tensor
 from postgrad.errors import RunError
 from postgrad.model.passes.packing import BLOCK_N as PAGE
 from postgrad.model.passes.packing import make_packing
-from postgrad.rollout.engine import Completion, Request, Sampling, limit_of
-from postgrad.rollout.native.decoder import FIELDS, BufferSizes, Decoder
+from postgrad.rollout.engine import Completion, Request, Sampling, token_limit
+from postgrad.rollout.native.decoder import (
+    ALIVE,
+    FIELDS,
+    LIMIT,
+    NUM_OWN,
+    SHARED_PAGES,
+    BufferSizes,
+    Decoder,
+)
 from postgrad.rollout.native.sampling import RowRandom
 from postgrad.rollout.stops import StopStrings
 
-LOOK_EVERY = 16  # decode steps between two looks of the host
-PREFILL_TOKENS = 16384
-TOKEN, OWN, SHARED, BLOCKS, SLOT, LIMIT, ALIVE = range(FIELDS)
+STEPS_PER_SYNC = 16
+PREFILL_TOKENS = 16384  # prompt tokens per prefill pass
 
 
-def pages_for(tokens: int) -> int:
-    return -(-tokens // PAGE)
+def num_pages(num_tokens: int) -> int:
+    """Return the number of pages that hold this many tokens."""
+    return -(-num_tokens // PAGE)
 
 
 @dataclass
-class _Prompt:
-    """A prompt whose keys and values lie in pages that its rows share."""
+class _PromptPages:
+    """The pages of a prompt without its last token, and the number of active rows that use them."""
 
     pages: list[int]
-    rows_left: int
+    num_rows: int
 
 
 @dataclass
 class _Row:
-    """One trajectory: where it comes from, and the pages of its own tokens."""
+    """One trajectory and the pages of its own tokens."""
 
     request: int
-    index: int
+    index: int  # which of the request's seeds
     slot: int
     pages: list[int] = field(default_factory=list)
-    seen: int = 0  # tokens in which stop strings were looked for
+    num_checked: int = 0  # tokens in which stop strings were searched
 
 
-class _IntoPages:
-    """The cache object of a prefill pass: stock blocks hand it keys and values, it writes them to their pages."""
+class _PageWriter:
+    """The cache object of a prefill pass: it writes keys and values to their pages."""
 
     def __init__(self, decoder: Decoder, lines: Tensor) -> None:
-        self.decoder, self.lines = decoder, lines
+        self.decoder = decoder
+        self.lines = lines  # (tokens,) page * PAGE + position in the page
 
     def update(self, key: Tensor, value: Tensor, layer: int, *_: Any) -> tuple[Tensor, Tensor]:
         for pages, new in ((self.decoder.keys, key), (self.decoder.values, value)):
@@ -60,260 +73,314 @@ class _IntoPages:
         return 0
 
 
-class PagedRun:
-    """One call of generate."""
+class PagedDecodeLoop:
+    """Decodes all rows of one call of generate.
+
+    Args:
+        decoder: has the model and the buffers.
+        requests: prompts with seeds; equal prompts share their pages.
+        sampling: without top-p, top-k and min-p.
+        max_rows: rows that decode at the same time.
+        cache_bytes: memory for keys and values.
+        max_context: the model's context in tokens.
+        stops: finds stop strings, if there are any.
+
+    Raises:
+        RunError: one row does not fit in the cache.
+    """
 
     def __init__(
-        self, decoder: Decoder, requests: Sequence[Request], sampling: Sampling, max_rows: int, cache_bytes: int, max_context: int,
+        self,
+        decoder: Decoder,
+        requests: Sequence[Request],
+        sampling: Sampling,
+        max_rows: int,
+        cache_bytes: int,
+        max_context: int,
         stops: StopStrings | None = None,
-    ) -> None:  # fmt: skip
-        self.decoder, self.requests, self.sampling, self.stops = decoder, requests, sampling, stops
-        self.cuts: dict[int, int] = {}  # by slot: tokens of a row that a stop string ended
-        self.limits = [limit_of(r, sampling) for r in requests]
-        seen: dict[tuple[int, ...], int] = {}
-        self.first = [
-            seen.setdefault(tuple(r.prompt), i) for i, r in enumerate(requests)
-        ]  # the request whose prompt this one shares
-        rows = [(r, i) for r, request in enumerate(requests) for i in range(len(request.seeds))]
-        self.waiting = deque(_Row(r, i, slot) for slot, (r, i) in enumerate(rows))
-        self.all_rows = list(self.waiting)
-        self.capacity = _bucket(min(max_rows, len(rows)))
-        self.limit = max(self.limits)
-        longest = max(len(r.prompt) for r in requests)
-        own, shared = pages_for(self.limit), pages_for(longest - 1)
-        wanted = self.capacity * own + sum(pages_for(len(prompt) - 1) for prompt in seen) + 1
-        fits = max(1, cache_bytes // decoder.page_bytes())
-        if fits < own + shared + 1:
-            need = (own + shared + 1) * decoder.page_bytes() / 2**30
-            raise RunError(
-                f"one trajectory of {longest + self.limit} tokens needs {need:.1f} GiB of cache; raise rollout.cache_gib"
-            )
-        # Steps differ a little: a cache somewhat smaller than the worst case serves, so the buffers, and the graphs that point to
-        # them, live on.
-        have = decoder.room.pages
-        pages = have if wanted * 4 <= have * 5 else min(wanted, fits)
-        blocks, slots = -(-(own + shared) // 8) * 8, 1 << (len(rows) - 1).bit_length()
-        positions = min(max_context, -(-(longest + self.limit) // 256) * 256)
-        decoder.reserve(
-            BufferSizes(
-                self.capacity, blocks, slots, self.limit, positions, max(pages, own + shared + 1)
-            )
-        )
-        self.free = list(range(decoder.room.pages - 1, -1, -1))
-        self.prompts: dict[int, _Prompt] = {}
+    ) -> None:
+        self.decoder = decoder
+        self.requests = requests
+        self.sampling = sampling
+        self.stops = stops
+        self.lengths_at_stop: dict[int, int] = {}  # by slot: tokens of a row with a stop string
+        self.limits = [token_limit(request, sampling) for request in requests]
+        # For each request, the first request with the same prompt.
+        prompts: dict[tuple[int, ...], int] = {}
+        self.prompt_of = [
+            prompts.setdefault(tuple(request.prompt), i) for i, request in enumerate(requests)
+        ]
+        self.all_rows: list[_Row] = []
+        for number, request in enumerate(requests):
+            for index in range(len(request.seeds)):
+                self.all_rows.append(_Row(number, index, slot=len(self.all_rows)))
+        self.waiting = deque(self.all_rows)
+        self.capacity = _bucket(min(max_rows, len(self.all_rows)))
+        prompt_pages = sum(num_pages(len(prompt) - 1) for prompt in prompts)
+        decoder.reserve(self._buffer_sizes(prompt_pages, cache_bytes, max_context))
+        sizes = decoder.sizes
+        self.free_pages = list(range(sizes.pages - 1, -1, -1))
+        self.prompt_pages: dict[int, _PromptPages] = {}
         self.active: list[_Row] = []
-        self.state = np.zeros((FIELDS, decoder.room.rows), dtype=np.int32)
-        self.table = np.zeros((decoder.room.rows, decoder.room.blocks), dtype=np.int32)
+        self.state = np.zeros((FIELDS, sizes.rows), dtype=np.int32)
+        self.table = np.zeros((sizes.rows, sizes.row_pages), dtype=np.int32)
+
+    def _buffer_sizes(self, prompt_pages: int, cache_bytes: int, max_context: int) -> BufferSizes:
+        """Return the buffers for these requests. Raises RunError."""
+        limit = max(self.limits)
+        longest_prompt = max(len(request.prompt) for request in self.requests)
+        longest_row = longest_prompt + limit
+        own_pages = num_pages(limit)
+        row_pages = own_pages + num_pages(longest_prompt - 1)
+        page_bytes = self.decoder.page_bytes()
+        max_pages = max(1, cache_bytes // page_bytes)
+        if max_pages < row_pages + 1:
+            needed_gib = (row_pages + 1) * page_bytes / 2**30
+            raise RunError(
+                f"one trajectory of {longest_row} tokens needs {needed_gib:.1f} GiB of cache; "
+                "raise rollout.cache_gib"
+            )
+        # Needs differ from step to step. A cache that is a little smaller than the worst case is
+        # kept, and with it the graphs that use its buffers.
+        wanted = self.capacity * own_pages + prompt_pages + 1
+        present = self.decoder.sizes.pages
+        pages = present if wanted * 4 <= present * 5 else min(wanted, max_pages)
+        return BufferSizes(
+            rows=self.capacity,
+            row_pages=_round_up(row_pages, 8),
+            slots=1 << (len(self.all_rows) - 1).bit_length(),
+            length=limit,
+            positions=min(max_context, _round_up(longest_row, 256)),
+            pages=max(pages, row_pages + 1),
+        )
 
     def finish(self) -> list[list[Completion]]:
-        """Run until every trajectory has ended."""
+        """Decode until every row has ended; returns the completions of each request."""
         self.draw_uniforms()
+        decoder = self.decoder
         while self.waiting or self.active:
             self.admit()
-            steps = self.provide()
-            decoder, rows = self.decoder, len(self.active)
+            steps = self.allocate_pages()
             decoder.state.copy_(torch.from_numpy(self.state))
             decoder.table.copy_(torch.from_numpy(self.table))
-            decoder.run(min(_bucket(rows), self.capacity), steps, self.sampling.temperature)
+            rows = min(_bucket(len(self.active)), self.capacity)
+            decoder.run(rows, steps, self.sampling.temperature)
             self.state = decoder.state.cpu().numpy()
-            self.look()
-            self.leave()
+            self.apply_stop_strings()
+            self.remove_ended()
         return self.collect()
 
     def draw_uniforms(self) -> None:
-        """All randomness of all rows, from their own seeds; the same numbers as on the CPU."""
+        """Draw the random numbers of all rows from their seeds, the same numbers as on the CPU."""
         if self.sampling.temperature == 0.0:
             return
-        table = np.zeros((len(self.all_rows), self.decoder.room.length), dtype=np.float32)
+        shape = (len(self.all_rows), self.decoder.sizes.length)
+        uniforms = np.zeros(shape, dtype=np.float32)
+        # A number just below 1 may round to 1 in float32, which no cumulative sum exceeds.
+        largest = np.float32(1.0 - 2**-24)
         for row in self.all_rows:
             limit = self.limits[row.request]
-            # A float32 of a number just below 1 may be 1, which no cumulated share exceeds.
-            drawn = (
-                RowRandom(self.requests[row.request].seeds[row.index])
-                .numbers(limit)
-                .astype(np.float32)
-            )
-            table[row.slot, :limit] = np.minimum(drawn, np.float32(1.0 - 2**-24))
-        self.decoder.uniforms[: len(table)] = torch.from_numpy(table).to(self.decoder.device)
+            seed = self.requests[row.request].seeds[row.index]
+            numbers = RowRandom(seed).numbers(limit).astype(np.float32)
+            uniforms[row.slot, :limit] = np.minimum(numbers, largest)
+        self.decoder.uniforms[: len(uniforms)] = torch.from_numpy(uniforms).to(self.decoder.device)
 
     def admit(self) -> None:
-        """Let waiting rows in while there are places and pages; prompts that are new are computed together."""
+        """Let waiting rows start while rows and pages are free; prefill their new prompts."""
         new: list[int] = []
-        reserve = len(self.active)  # every active row may soon want a page
+        reserved = len(self.active)  # every active row may soon need a page
         while self.waiting and len(self.active) < self.capacity:
             row = self.waiting[0]
-            first = self.first[row.request]
-            wanted = 1 + (
-                0 if first in self.prompts else pages_for(len(self.requests[first].prompt) - 1)
-            )
-            if len(self.free) < wanted + (reserve if self.active else 0):
+            prompt = self.prompt_of[row.request]
+            needed = 0
+            if prompt not in self.prompt_pages:
+                needed = num_pages(len(self.requests[prompt].prompt) - 1)
+            if len(self.free_pages) < needed + 1 + (reserved if self.active else 0):
                 break
             self.waiting.popleft()
-            if first not in self.prompts:
-                self.prompts[first] = _Prompt([self.free.pop() for _ in range(wanted - 1)], 0)
-                new.append(first)
+            if prompt not in self.prompt_pages:
+                pages = [self.free_pages.pop() for _ in range(needed)]
+                self.prompt_pages[prompt] = _PromptPages(pages, 0)
+                new.append(prompt)
             self.enter(row)
-            reserve += 1
-        for cut in _cuts([len(self.requests[r].prompt) - 1 for r in new], PREFILL_TOKENS):
-            self.prefill(new[cut])
+            reserved += 1
+        lengths = [len(self.requests[number].prompt) - 1 for number in new]
+        for part in _split_by_total(lengths, PREFILL_TOKENS):
+            self.prefill(new[part])
 
     def enter(self, row: _Row) -> None:
-        """A row begins with the last token of its prompt: its first step computes it and picks the first response token."""
-        prompt, shared, at = (
-            self.requests[row.request].prompt,
-            self.prompts[self.first[row.request]],
-            len(self.active),
-        )
-        shared.rows_left += 1
+        """Make a row active.
+
+        It starts with the last token of its prompt: the first decode step computes that token's
+        key and value and samples the first response token.
+        """
+        prompt = self.requests[row.request].prompt
+        shared = self.prompt_pages[self.prompt_of[row.request]]
+        shared.num_rows += 1
+        column = len(self.active)
         row.pages = []
         self.active.append(row)
-        self.state[:, at] = (
-            prompt[-1],
-            0,
-            len(prompt) - 1,
-            len(shared.pages),
-            row.slot,
-            self.limits[row.request],
-            1,
+        self.state[:, column] = (
+            prompt[-1],  # TOKEN
+            0,  # NUM_OWN
+            len(prompt) - 1,  # NUM_SHARED
+            len(shared.pages),  # SHARED_PAGES
+            row.slot,  # SLOT
+            self.limits[row.request],  # LIMIT
+            1,  # ALIVE
         )
-        self.table[at, : len(shared.pages)] = shared.pages
+        self.table[column, : len(shared.pages)] = shared.pages
 
     def prefill(self, requests: list[int]) -> None:
-        """Keys and values of the prompts without their last token, in one packed pass of the stock model."""
-        tokens, positions, lines, segments = [], [], [], []
-        for r in requests:
-            prompt = self.requests[r].prompt[:-1]
+        """Compute the prompts' keys and values, without their last tokens, in one packed pass."""
+        tokens: list[int] = []
+        positions: list[int] = []
+        lines: list[int] = []
+        segments: list[tuple[int, int, int, int, int]] = []
+        for number in requests:
+            prompt = self.requests[number].prompt[:-1]
             if not prompt:
                 continue
             start = len(tokens)
+            pages = self.prompt_pages[number].pages
             tokens += prompt
             positions += range(len(prompt))
-            lines += [
-                self.prompts[r].pages[i // PAGE] * PAGE + i % PAGE for i in range(len(prompt))
-            ]
+            lines += [pages[i // PAGE] * PAGE + i % PAGE for i in range(len(prompt))]
             segments.append((start, len(tokens), 0, 0, len(tokens)))
         if not tokens:
             return
         device = self.decoder.device
+        unused_mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)  # packing decides
         self.decoder.model.base_model(
             input_ids=torch.tensor([tokens], device=device),
             position_ids=torch.tensor([positions], device=device),
-            attention_mask=torch.ones(
-                1, 1, 1, 1, dtype=torch.bool, device=device
-            ),  # unread: the packing says who sees whom
-            past_key_values=_IntoPages(self.decoder, torch.tensor(lines, device=device)),
+            attention_mask=unused_mask,
+            past_key_values=_PageWriter(self.decoder, torch.tensor(lines, device=device)),
             packing=make_packing(segments).to(device),
             use_cache=True,
         )
 
-    def provide(self) -> int:
-        """Pages for the next steps of every active row; rows that find none go back to wait. Returns the number of steps."""
-        steps = 1
+    def allocate_pages(self) -> int:
+        """Give every active row the pages for its next steps; returns the number of steps.
+
+        When pages run out, the last rows go back to the queue.
+        """
         while True:
-            left = max(
-                int(
-                    (
-                        self.state[LIMIT, : len(self.active)] - self.state[OWN, : len(self.active)]
-                    ).max()
-                ),
-                1,
-            )
-            steps = min(LOOK_EVERY, left)
-            own = self.state[OWN, : len(self.active)]
-            goal = np.minimum(own + steps, self.state[LIMIT, : len(self.active)])
+            num_active = len(self.active)
+            own = self.state[NUM_OWN, :num_active]
+            limits = self.state[LIMIT, :num_active]
+            steps = min(STEPS_PER_SYNC, max(int((limits - own).max()), 1))
+            ends = np.minimum(own + steps, limits)
             missing = [
-                int(-(-g // PAGE)) - len(row.pages)
-                for g, row in zip(goal, self.active, strict=True)
+                num_pages(int(end)) - len(row.pages)
+                for end, row in zip(ends, self.active, strict=True)
             ]
-            if sum(m for m in missing if m > 0) <= len(self.free):
+            if sum(count for count in missing if count > 0) <= len(self.free_pages):
                 break
-            self.put_back()
-        for at, (row, count) in enumerate(zip(self.active, missing, strict=True)):
+            self.preempt_last()
+        for column, (row, count) in enumerate(zip(self.active, missing, strict=True)):
             for _ in range(count):
-                row.pages.append(self.free.pop())
-                self.table[at, self.state[BLOCKS, at] + len(row.pages) - 1] = row.pages[-1]
+                page = self.free_pages.pop()
+                self.table[column, self.state[SHARED_PAGES, column] + len(row.pages)] = page
+                row.pages.append(page)
         return steps
 
-    def put_back(self) -> None:
-        """The youngest row starts again later: its own seed gives it the same tokens then."""
+    def preempt_last(self) -> None:
+        """Put the last active row back into the queue; its seed gives the same tokens again."""
         row = self.active.pop()
         self.state[ALIVE, len(self.active)] = 0
-        self.forget(row)
+        self.release_pages(row)
         self.waiting.appendleft(row)
 
-    def forget(self, row: _Row) -> None:
-        """Free a row's pages, and its prompt's when no other active row reads them."""
-        self.free += row.pages
-        row.pages, row.seen = [], 0
-        first = self.first[row.request]
-        prompt = self.prompts[first]
-        prompt.rows_left -= 1
-        waits = bool(self.waiting) and self.first[self.waiting[0].request] == first
-        if prompt.rows_left == 0 and not waits:
-            self.free += prompt.pages
-            del self.prompts[first]
+    def release_pages(self, row: _Row) -> None:
+        """Free a row's pages, and its prompt's pages when no row needs them soon."""
+        self.free_pages += row.pages
+        row.pages = []
+        row.num_checked = 0
+        number = self.prompt_of[row.request]
+        prompt = self.prompt_pages[number]
+        prompt.num_rows -= 1
+        is_next = bool(self.waiting) and self.prompt_of[self.waiting[0].request] == number
+        if prompt.num_rows == 0 and not is_next:
+            self.free_pages += prompt.pages
+            del self.prompt_pages[number]
 
-    def look(self) -> None:
-        """Rows in which a stop string was completed since the last look end with the token that did it."""
+    def apply_stop_strings(self) -> None:
+        """End the rows in which a stop string was completed since the last call."""
         if self.stops is None:
             return
         slots = torch.tensor([row.slot for row in self.active], device=self.decoder.device)
         tokens = self.decoder.tokens[slots].cpu().numpy()
-        for at, row in enumerate(self.active):
-            own = int(self.state[OWN, at])
-            if cut := self.stops.end(tokens[at, :own].tolist(), row.seen):
-                self.cuts[row.slot], self.state[ALIVE, at] = cut, 0
-            row.seen = own
+        for column, row in enumerate(self.active):
+            num_tokens = int(self.state[NUM_OWN, column])
+            end = self.stops.find_end(tokens[column, :num_tokens].tolist(), row.num_checked)
+            if end:
+                self.lengths_at_stop[row.slot] = end
+                self.state[ALIVE, column] = 0
+            row.num_checked = num_tokens
 
-    def leave(self) -> None:
-        """Rows that ended make room; the others close the gaps."""
+    def remove_ended(self) -> None:
+        """Remove the rows that ended and close the gaps."""
         alive = self.state[ALIVE, : len(self.active)] != 0
-        stay = np.nonzero(alive)[0]
-        if len(stay) == len(self.active):
+        kept = np.nonzero(alive)[0]
+        if len(kept) == len(self.active):
             return
-        for at in np.nonzero(~alive)[0]:
-            self.forget(self.active[at])
-        self.state[:, : len(stay)], self.table[: len(stay)] = self.state[:, stay], self.table[stay]
-        self.state[ALIVE, len(stay) :] = 0
-        self.active = [self.active[at] for at in stay]
+        for column in np.nonzero(~alive)[0]:
+            self.release_pages(self.active[column])
+        self.state[:, : len(kept)] = self.state[:, kept]
+        self.table[: len(kept)] = self.table[kept]
+        self.state[ALIVE, len(kept) :] = 0
+        self.active = [self.active[column] for column in kept]
 
     def collect(self) -> list[list[Completion]]:
-        """What was written, as completions in the order of the requests."""
-        count = len(self.all_rows)
-        tokens, logprobs = (
-            self.decoder.tokens[:count].cpu().numpy(),
-            self.decoder.logprobs[:count].cpu().numpy(),
-        )
-        stops = self.decoder.stops.cpu().numpy()
-        ended = np.isin(tokens, stops)
-        out: list[list[Completion]] = [[] for _ in self.requests]
+        """Return the sampled tokens and log-probs as the completions of each request."""
+        num_rows = len(self.all_rows)
+        tokens = self.decoder.tokens[:num_rows].cpu().numpy()
+        logprobs = self.decoder.logprobs[:num_rows].cpu().numpy()
+        is_stop = np.isin(tokens, self.decoder.stop_ids.cpu().numpy())
+        groups: list[list[Completion]] = [[] for _ in self.requests]
         for row in self.all_rows:
             limit = self.limits[row.request]
-            found = np.nonzero(ended[row.slot, :limit])[0]
-            length = int(found[0]) + 1 if len(found) else limit
-            finish = "stop" if len(found) else "length"
-            if row.slot in self.cuts:
-                length, finish = self.cuts[row.slot], "stop"
-            out[row.request].append(
-                Completion(
-                    tokens[row.slot, :length].tolist(), logprobs[row.slot, :length].tolist(), finish
-                )
-            )
-        return out
+            stop_positions = np.nonzero(is_stop[row.slot, :limit])[0]
+            length = limit
+            finish = "length"
+            if row.slot in self.lengths_at_stop:
+                length = self.lengths_at_stop[row.slot]
+                finish = "stop"
+            elif len(stop_positions):
+                length = int(stop_positions[0]) + 1
+                finish = "stop"
+            row_tokens = tokens[row.slot, :length].tolist()
+            row_logprobs = logprobs[row.slot, :length].tolist()
+            groups[row.request].append(Completion(row_tokens, row_logprobs, finish))
+        return groups
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
 
 
 def _bucket(rows: int) -> int:
-    """Row counts that graphs are made for: powers of two from 8 to 256, then multiples of 256."""
-    return max(8, 1 << (rows - 1).bit_length()) if rows <= 256 else -(-rows // 256) * 256
+    """Round up to the row counts of graphs: powers of two from 8 to 256, multiples of 256 above."""
+    if rows <= 256:
+        return max(8, 1 << (rows - 1).bit_length())
+    return _round_up(rows, 256)
 
 
-def _cuts(lengths: list[int], most: int) -> list[slice]:
-    """Slices of consecutive items whose lengths stay within `most` together."""
-    out: list[slice] = []
-    first = total = 0
+def _split_by_total(lengths: list[int], max_total: int) -> list[slice]:
+    """Split consecutive items into slices whose lengths sum to at most `max_total`.
+
+    An item that is longer gets its own slice.
+    """
+    slices: list[slice] = []
+    first = 0
+    total = 0
     for i, length in enumerate(lengths):
-        if total and total + length > most:
-            out.append(slice(first, i))
-            first, total = i, 0
+        if total and total + length > max_total:
+            slices.append(slice(first, i))
+            first = i
+            total = 0
         total += length
-    return [*out, slice(first, len(lengths))] if lengths else out
+    if lengths:
+        slices.append(slice(first, len(lengths)))
+    return slices

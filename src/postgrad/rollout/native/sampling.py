@@ -1,4 +1,7 @@
-"""Picking tokens: inverse-CDF sampling from one uniform number a row and token, so that each row's randomness is its own."""
+"""Sampling tokens from logits by inverse CDF, with one uniform number per row and token.
+
+Each row has its own random numbers, so a row's tokens do not depend on the other rows.
+"""
 
 from collections.abc import Sequence
 
@@ -9,79 +12,89 @@ from torch import Tensor
 from postgrad.model.passes.head import cache_sized_slices
 from postgrad.rollout.engine import Sampling
 
-BLOCK = 32  # uniforms drawn at a time for one row
+BLOCK = 32  # uniform numbers drawn at a time per row
 
 
 class RowRandom:
-    """The uniforms of one trajectory, in blocks; the n-th token always gets the n-th number of its seed."""
+    """The uniform numbers of one trajectory: token n always gets the seed's number n."""
 
     def __init__(self, seed: int) -> None:
         self.generator = np.random.Generator(np.random.Philox(key=seed))
 
     def block(self) -> np.ndarray:
+        """Return the next BLOCK numbers."""
         return self.numbers(BLOCK)
 
     def numbers(self, count: int) -> np.ndarray:
-        """The next numbers of the row."""
+        """Return the next `count` numbers."""
         return self.generator.random(count)
 
 
-def pick(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
-    """(rows,) tokens and their log-probs from float32 logits (rows, vocabulary) and uniforms (rows,) in [0, 1).
+def sample_tokens(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+    """Return the sampled tokens (rows,) and their log-probs (rows,).
 
-    The log-prob is that of the whole distribution at the sampling temperature, also where a filter (top-p, top-k, min-p) is on.
+    A log-prob is that of the unfiltered distribution at the sampling temperature, also when top-p,
+    top-k or min-p is on.
+
+    Args:
+        logits: (rows, vocabulary) in float32.
+        uniforms: (rows,) numbers in [0, 1).
+        sampling: the same for all rows.
     """
-    tokens, logprobs = zip(
-        *(_pick(logits[rows], uniforms[rows], sampling) for rows in cache_sized_slices(logits)),
-        strict=True,
-    )
+    slices = cache_sized_slices(logits)
+    parts = [_sample_slice(logits[rows], uniforms[rows], sampling) for rows in slices]
+    tokens, logprobs = zip(*parts, strict=True)
     return torch.cat(tokens), torch.cat(logprobs)
 
 
-def _pick(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+def _sample_slice(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
     if sampling.temperature == 0.0:
         tokens = logits.argmax(-1)
         return tokens, logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
-    logprobs = (
-        logits if sampling.temperature == 1.0 else logits.div(sampling.temperature)
-    ).log_softmax(-1)
-    probs = _filter(logprobs.exp(), sampling)
-    cdf = probs.cumsum(-1)
+    scaled = logits if sampling.temperature == 1.0 else logits.div(sampling.temperature)
+    logprobs = scaled.log_softmax(-1)
+    cdf = _filter(logprobs.exp(), sampling).cumsum(-1)
     total = cdf[:, -1:]
-    # The first token whose cumulated probability exceeds the target; the target stays below the total, so one always does.
-    target = torch.minimum(
-        uniforms[:, None].to(cdf.dtype) * total, torch.nextafter(total, torch.zeros_like(total))
-    )
+    # Take the first token whose cumulative probability exceeds the target. The target stays below
+    # the total, so there always is one.
+    below_total = torch.nextafter(total, torch.zeros_like(total))
+    target = torch.minimum(uniforms[:, None].to(cdf.dtype) * total, below_total)
     tokens = torch.searchsorted(cdf, target, right=True)[:, 0]
     return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
 
 
-def pick_mixed(
+def sample_mixed_tokens(
     logits: Tensor, uniforms: Tensor, samplings: Sequence[Sampling]
 ) -> tuple[Tensor, Tensor]:
-    """The same with a sampling for each row; rows with equal ones are picked together."""
-    kinds: dict[Sampling, list[int]] = {}
+    """Return the same as `sample_tokens`, with one Sampling per row.
+
+    Rows with equal sampling parameters are sampled together.
+    """
+    rows_by_sampling: dict[Sampling, list[int]] = {}
     for row, sampling in enumerate(samplings):
-        kinds.setdefault(sampling, []).append(row)
-    if len(kinds) == 1:
-        return pick(logits, uniforms, samplings[0])
+        rows_by_sampling.setdefault(sampling, []).append(row)
+    if len(rows_by_sampling) == 1:
+        return sample_tokens(logits, uniforms, samplings[0])
     tokens = torch.empty(len(samplings), dtype=torch.int64, device=logits.device)
     logprobs = torch.empty(len(samplings), dtype=logits.dtype, device=logits.device)
-    for sampling, rows in kinds.items():
-        at = torch.tensor(rows, device=logits.device)
-        tokens[at], logprobs[at] = pick(logits[at], uniforms[at], sampling)
+    for sampling, rows in rows_by_sampling.items():
+        index = torch.tensor(rows, device=logits.device)
+        tokens[index], logprobs[index] = sample_tokens(logits[index], uniforms[index], sampling)
     return tokens, logprobs
 
 
 def _filter(probs: Tensor, sampling: Sampling) -> Tensor:
+    """Set the probabilities that top-k, top-p or min-p excludes to 0; the rest is not rescaled."""
     if sampling.top_k > 0:
-        floor = probs.topk(min(sampling.top_k, probs.shape[-1]), dim=-1).values[:, -1:]
-        probs = probs.masked_fill(probs < floor, 0.0)
+        top = probs.topk(min(sampling.top_k, probs.shape[-1]), dim=-1).values
+        probs = probs.masked_fill(probs < top[:, -1:], 0.0)
     if sampling.top_p < 1.0:
         ordered, order = probs.sort(-1, descending=True)
-        before = ordered.cumsum(-1) - ordered
-        ordered = ordered.masked_fill(before >= sampling.top_p * probs.sum(-1, keepdim=True), 0.0)
+        sum_before = ordered.cumsum(-1) - ordered
+        limit = sampling.top_p * probs.sum(-1, keepdim=True)
+        ordered = ordered.masked_fill(sum_before >= limit, 0.0)
         probs = torch.zeros_like(probs).scatter(-1, order, ordered)
     if sampling.min_p > 0.0:
-        probs = probs.masked_fill(probs < sampling.min_p * probs.max(-1, keepdim=True).values, 0.0)
+        largest = probs.max(-1, keepdim=True).values
+        probs = probs.masked_fill(probs < sampling.min_p * largest, 0.0)
     return probs

@@ -10,7 +10,7 @@ from postgrad.cluster.host import build_host
 from postgrad.errors import ConfigError, RunError
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.http import Address
-from postgrad.rollout.refresh import HttpRollouts
+from postgrad.rollout.http_sync import SyncedHttpEngine
 
 REQUESTS = [Request([1, 2, 3], [1, 2]), Request([4], [3])]
 PATH = {
@@ -34,7 +34,7 @@ def apart(tiny):
 
 
 def rollouts(served, prompts, folder):
-    return HttpRollouts(Address.of(served.address), prompts, [END], folder, wait_s=30)
+    return SyncedHttpEngine(Address.parse(served.address), prompts, [END], folder, wait_s=30)
 
 
 @pytest.mark.parametrize("path", PATH)

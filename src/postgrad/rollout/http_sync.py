@@ -19,7 +19,7 @@ from torch import Tensor
 from postgrad.errors import ConfigError, RunError
 from postgrad.rollout import http
 from postgrad.rollout.engine import Completion, Request, Sampling
-from postgrad.rollout.http import Address, HttpEngine, Refused, Server, Text
+from postgrad.rollout.http import Address, HttpClient, HttpEngine, RequestRefused, Text
 
 INCOMPLETE, FORBIDDEN = (
     (400, 422),
@@ -53,7 +53,7 @@ WAYS = (
 )
 
 
-class HttpRollouts(HttpEngine):
+class SyncedHttpEngine(HttpEngine):
     """The rollouts of a run from a server: token ids with log-probs or nothing, and new weights after each step.
 
     `folder` is where weights are written; the server must see it under the same name.
@@ -74,7 +74,9 @@ class HttpRollouts(HttpEngine):
         }  # vLLM takes the model's own settings for what a call does not say
         self.stop, self.folder, self.number = set(stop), folder.absolute(), 0
         parts = urlsplit(address.url)
-        self.root = Server(Address(f"{parts.scheme}://{parts.netloc}", address.model), wait_s, 1)
+        self.root = HttpClient(
+            Address(f"{parts.scheme}://{parts.netloc}", address.model), wait_s, 1
+        )
         self.way = self._find_way()
         self._check_ids(stop[0])
 
@@ -98,7 +100,7 @@ class HttpRollouts(HttpEngine):
     def _tell(self, path: str, body: dict[str, Any], deadline: float) -> Any:
         try:
             answer = self.root.call("POST", path, body, deadline)
-        except Refused as error:
+        except RequestRefused as error:
             raise RunError(
                 f"{self.root.address.url}{path} refused new weights with {error.status}: {error}"
             ) from error
@@ -128,7 +130,7 @@ class HttpRollouts(HttpEngine):
                 self.root.call(
                     "POST", way.path, {}, time.monotonic() + min(http.START_S, self.server.wait_s)
                 )
-            except Refused as error:
+            except RequestRefused as error:
                 if error.status in INCOMPLETE:
                     return way
                 if error.status in FORBIDDEN:
@@ -161,7 +163,7 @@ class HttpRollouts(HttpEngine):
         """By token ids, or not at all: what is tokenized again is not what was sampled."""
         try:
             done = self._ask(request, seed, sampling, deadline, as_ids=True)
-        except Refused as error:
+        except RequestRefused as error:
             raise RunError(
                 f"{self.server.address.url} refused a completion of model {self.server.address.model} by token ids with "
                 f"{error.status}: {error}; rollouts need a server that takes them, such as vLLM, SGLang or postgrad serve"
