@@ -173,8 +173,8 @@ def test_several_classmates_have_their_own_markers_samples_shares_and_seeds(tiny
 
 def test_the_prompt_is_written_with_the_classmate_s_own_tokenizer(tiny):
     class Shifted(Prompts):
-        def _ids(self, text, special):
-            return [i + 100 for i in super()._ids(text, special)]
+        def _tokenize(self, text, special):
+            return [i + 100 for i in super()._tokenize(text, special)]
 
         def decode(self, ids):
             return super().decode([i - 100 for i in ids])
@@ -528,13 +528,16 @@ def test_what_a_role_s_path_means(tiny, tmp_path):
         first, second = placed.models["classmate-1"], placed.models["classmate-2"]
         assert (
             first.prompts.decode(
-                first.engine.generate([], None) or first.say([[1]], [[0]], sampling(3))[0][0].tokens
+                first.engine.generate([], None)
+                or first.generate([[1]], [[0]], sampling(3))[0][0].tokens
             )
             == "42"
         )
         assert second.engine is placed.engine and second.context == 512
-        assert second.say([[1] * 512, [1] * 510], [[0], [0]], sampling(9))[0] is None, "no room"
-        assert isinstance(second.say([[1] * 510], [[0]], sampling(9))[0][0], Completion)
+        assert second.generate([[1] * 512, [1] * 510], [[0], [0]], sampling(9))[0] is None, (
+            "no room"
+        )
+        assert isinstance(second.generate([[1] * 510], [[0]], sampling(9))[0][0], Completion)
 
 
 def sampling(limit):
