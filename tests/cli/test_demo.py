@@ -61,9 +61,9 @@ def test_a_wrong_argument_is_one_line_and_writes_nothing(
 def test_the_suggested_next_run_starts_with_sft(capsys, tmp_path):
     """GRPO alone on the untrained tiny model would never see a right answer and would stop."""
     from postgrad.cli.demo import _print_next_steps
-    from postgrad.cli.train import compose_words
+    from postgrad.cli.train import compose_arguments
 
     _print_next_steps("tiny", tmp_path / "demo" / "2-grpo", tmp_path / "demo.png")
     (line,) = re.findall(r"postgrad train (demo_grpo .*?)    ", capsys.readouterr().out)
-    config = compose_words(line.split())
+    config = compose_arguments(line.split())
     assert (config.model.path, config.warmup.recipe) == ("tiny", "demo_sft")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from postgrad.cli.train import compose_words
+from postgrad.cli.train import compose_arguments
 from postgrad.config.schema import Config
 from postgrad.doctor import fit, simulate
 from postgrad.errors import ConfigError
@@ -31,7 +31,7 @@ def configured(model: Path, *overrides: str) -> Config:
         "model.threads=1",
         "data.train=arithmetic:2",
     ]
-    return compose_words(["grpo", f"model.path={model}", *fixed, *overrides])
+    return compose_arguments(["grpo", f"model.path={model}", *fixed, *overrides])
 
 
 def uniform(

@@ -11,7 +11,7 @@ import yaml
 from lessons import LIMIT, RECIPES, SMALL, overrides_for
 from world import config_of, tree
 
-from postgrad.config.compose import mark_written
+from postgrad.config.compose import record_overrides
 from postgrad.config.schema import Config
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
@@ -270,7 +270,7 @@ def check_quickly(recipe: str, model: Path, *overrides: str) -> None:
             owner = owner[part] if isinstance(owner, dict) else getattr(owner, part)
         assert isinstance(owner, dict) or hasattr(owner, leaf), word
         (owner if isinstance(owner, dict) else vars(owner))[leaf] = yaml.safe_load(value)
-    mark_written(config, list(overrides))
+    record_overrides(config, list(overrides))
     find_method(config.method.name)(config).check()
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from postgrad.config.compose import read_words
+from postgrad.config.compose import compose_section
 from postgrad.config.schema import ModelConfig, setting
 from postgrad.errors import ConfigError
 
@@ -101,4 +101,4 @@ def read_settings(
             )
         else:
             remaining.append(f"model.{override}" if key in MODEL_KEYS else override)
-    return read_words(EntropyConfig, remaining, base)
+    return compose_section(EntropyConfig, remaining, base)

@@ -128,8 +128,9 @@ def _print_answers(folder: Path) -> None:
     for heading, rows in read_sample_answers(folder):
         console.print(heading, style="bold")
         for text, reward in rows:
-            label = "right" if reward > 0 else "wrong"
-            style = "green" if reward > 0 else "red"
+            is_right = reward is not None and reward > 0
+            label = "right" if is_right else "wrong"
+            style = "green" if is_right else "red"
             console.print(f"  {label}  {text}", style=style, markup=False, highlight=False)
 
 

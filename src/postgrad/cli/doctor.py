@@ -36,9 +36,9 @@ def run(words: list[str]) -> int:
 
         show(examine())
         return 0
-    from postgrad.cli.train import compose_words
+    from postgrad.cli.train import compose_arguments
 
-    config = compose_words([arguments.fit, *arguments.overrides])
+    config = compose_arguments([arguments.fit, *arguments.overrides])
     from postgrad.doctor.estimate import describe, estimate
 
     show(describe(estimate(config)))

@@ -21,7 +21,7 @@ postgrad recipes says what each recipe is; postgrad recipes NAME shows all its s
 method=package.module:Class uses a method of your own."""
 
 
-def compose_words(words: list[str]) -> Config:
+def compose_arguments(words: list[str]) -> Config:
     """Returns the checked configuration of `RECIPE key=value ...`. Raises ConfigError."""
     from postgrad.methods import find_method
 
@@ -56,7 +56,7 @@ def make_parser() -> Parser:
 
 def run(words: list[str]) -> int:
     arguments = make_parser().parse(words, help_if_empty=True)
-    config = compose_words([arguments.recipe, *arguments.overrides])
+    config = compose_arguments([arguments.recipe, *arguments.overrides])
     if arguments.show:
         print(to_yaml(config), end="")
         return 0

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from omegaconf import OmegaConf
 
-from postgrad.config.compose import read_words
+from postgrad.config.compose import compose_section
 from postgrad.config.schema import Config, EngineConfig
 from postgrad.model.device import choose_device, set_threads
 from postgrad.model.load import load, load_tokenizer, model_config, resolve_path
@@ -37,7 +37,7 @@ def read_engine_config(text: str) -> EngineConfig:
     """Parse the YAML that `to_yaml` wrote of an EngineConfig. Raises ConfigError."""
     values = OmegaConf.to_container(OmegaConf.create(text))
     assert isinstance(values, dict), "to_yaml writes a mapping"
-    return read_words(EngineConfig, [], values)  # type: ignore[arg-type]
+    return compose_section(EngineConfig, [], values)  # type: ignore[arg-type]
 
 
 def shares_weights(config: Config) -> bool:

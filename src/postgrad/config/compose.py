@@ -1,11 +1,14 @@
-"""From a recipe and key=value words to a checked Config, or one clear line.
+"""From a recipe and key=value overrides to a checked Config, or to one clear error line.
 
-Hydra composes the recipes (their defaults lists) and parses the words; the typed dataclasses decide what is a setting.
+Hydra composes the recipes (their defaults lists) and parses the overrides. The typed dataclasses
+of schema.py and of the methods decide which settings exist.
 """
 
 import dataclasses
 import difflib
 import hashlib
+import math
+import operator
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,8 +26,8 @@ from postgrad.errors import ConfigError, did_you_mean
 
 RECIPES = Path(__file__).parent / "recipes"
 
-# Last words of settings as TRL, verl and transformers have them -> ours, to help those who come from there.
-ELSEWHERE = {
+# The last part of a setting's name in TRL, verl or transformers -> the setting here.
+FOREIGN_NAMES = {
     "learning_rate": "optimizer.lr",
     "grad_clip": "optimizer.max_grad_norm",
     "clip_grad": "optimizer.max_grad_norm",
@@ -82,71 +85,69 @@ ELSEWHERE = {
 
 
 def recipe_names() -> list[str]:
+    """Returns the names of the built-in recipes, sorted."""
     return sorted(path.stem for path in RECIPES.glob("*.yaml"))
 
 
 def compose(
     recipe: str, overrides: list[str], find_settings: Callable[[str], type], complete: bool = True
 ) -> Config:
-    """The checked configuration of `postgrad train RECIPE key=value ...`.
+    """Returns the checked configuration of `postgrad train RECIPE key=value ...`.
 
-    `find_settings` gives the settings dataclass of a method's name; it is called only once all other keys are known to be right.
-    `complete=False` lets settings without a default stay open, to show a recipe.
-    Raises ConfigError that names the key, the value and the nearest right one.
+    Args:
+        recipe: name of a built-in recipe, or path of a YAML file.
+        overrides: `key=value` settings; later ones win.
+        find_settings: returns the settings dataclass of a method's name. It is called after all
+            other keys were checked.
+        complete: False allows that required settings are missing, to show a recipe.
+
+    Raises:
+        ConfigError: names the wrong key, its value and the nearest valid one.
     """
-    config = _checked(_compose_raw(recipe, overrides), recipe, find_settings, complete)
+    config = _validate(_compose_raw(recipe, overrides), recipe, find_settings, complete)
     if recipe in recipe_names():
-        mark_written(config, overrides)
+        record_overrides(config, overrides)
     return config
 
 
-def mark_written(part: Any, overrides: list[str], prefix: str = "") -> None:
-    """Note in a configuration and its sections which of their settings the words name, for `written`: the others are the recipe's."""
-    keys = {word.lstrip("+").partition("=")[0] for word in overrides}
-    fields = [field.name for field in dataclasses.fields(part)]
-    part.__dict__["_written"] = {name for name in fields if f"{prefix}{name}" in keys}
-    for name in fields:
-        if dataclasses.is_dataclass(getattr(part, name)):
-            mark_written(getattr(part, name), overrides, f"{prefix}{name}.")
+def record_overrides(section: Any, overrides: list[str], prefix: str = "") -> None:
+    """Records in a configuration and its sections which settings the user overrode."""
+    keys = {override.lstrip("+").partition("=")[0] for override in overrides}
+    names = [field.name for field in dataclasses.fields(section)]
+    section.__dict__["_overridden"] = {name for name in names if f"{prefix}{name}" in keys}
+    for name in names:
+        if dataclasses.is_dataclass(getattr(section, name)):
+            record_overrides(getattr(section, name), overrides, f"{prefix}{name}.")
 
 
-def written(settings: Any, name: str) -> bool:
-    """Whether somebody wrote this setting beside a recipe of the package; True where that is not known."""
-    return name in getattr(settings, "_written", {name})
+def is_overridden(section: Any, name: str) -> bool:
+    """Returns whether the user overrode this setting of a built-in recipe; True if unknown."""
+    return name in getattr(section, "_overridden", {name})
 
 
 def from_yaml(text: str, find_settings: Callable[[str], type]) -> Config:
-    """The configuration that to_yaml() wrote, checked again: for a process that got it from another one, without a file in between."""
+    """Returns the configuration that to_yaml() wrote in another process, checked again."""
     raw = OmegaConf.create(text)
     assert isinstance(raw, DictConfig), "to_yaml writes a mapping"
-    return _checked(raw, "config.yaml", find_settings)
+    return _validate(raw, "config.yaml", find_settings)
 
 
-def _checked(
+def _validate(
     raw: DictConfig, recipe: str, find_settings: Callable[[str], type], complete: bool = True
 ) -> Config:
+    """Returns the typed configuration of raw values. Raises ConfigError."""
     method = raw.pop("method", None)
     if not isinstance(method, DictConfig) or not method.get("name"):
         raise ConfigError(
             f"recipe {recipe} names no method; write method=NAME or method=package.module:Class"
         )
     if not complete:
-        for key in ("model.path", "data.train"):
-            if OmegaConf.is_missing(raw, key) or OmegaConf.select(raw, key) is None:
-                OmegaConf.update(raw, key, "???(you say)")
-    checked = _merge(
-        OmegaConf.structured(Config),
-        raw,
-        "",
-        [*_keys(Config), *(f"method.{key}" for key in method)],
-    )
+        _fill_required(raw)
+    known = [*_all_keys(Config), *(f"method.{key}" for key in method)]
+    checked = _merge(OmegaConf.structured(Config), raw, "", known)
     settings_class = find_settings(str(method.name))
-    settings = _merge(
-        OmegaConf.structured(settings_class),
-        method,
-        "method.",
-        [f"method.{key}" for key in _keys(settings_class)],
-    )
+    known = [f"method.{key}" for key in _all_keys(settings_class)]
+    settings = _merge(OmegaConf.structured(settings_class), method, "method.", known)
     config = _to_object(checked)
     config.method = _to_object(settings)
     _check_limits(config, "")
@@ -156,249 +157,302 @@ def _checked(
     return config
 
 
-def read_words(schema: type, overrides: list[str], base: dict[str, Any] | None = None) -> Any:
-    """A checked settings dataclass from key=value words alone, over the values of `base`; for commands that run no recipe."""
+def _fill_required(raw: DictConfig) -> None:
+    """Puts a placeholder where a required setting is missing."""
+    for key in ("model.path", "data.train"):
+        if OmegaConf.is_missing(raw, key) or OmegaConf.select(raw, key) is None:
+            OmegaConf.update(raw, key, "(required)")
+
+
+def compose_section(schema: type, overrides: list[str], base: dict[str, Any] | None = None) -> Any:
+    """Returns a checked instance of `schema` from `base` and overrides, without a recipe.
+
+    Raises ConfigError.
+    """
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     values = OmegaConf.create(base or {})
-    for word in overrides:
-        parsed = OverridesParser.create().parse_override(_override(word))
+    for override in overrides:
+        parsed = OverridesParser.create().parse_override(_to_hydra(override))
         OmegaConf.update(values, parsed.key_or_group, parsed.value())
-    settings = _to_object(_merge(OmegaConf.structured(schema), values, "", _keys(schema)))
+    settings = _to_object(_merge(OmegaConf.structured(schema), values, "", _all_keys(schema)))
     _check_limits(settings, "")
     return settings
 
 
 def to_yaml(config: Config | EngineConfig) -> str:
-    """The resolved configuration as YAML that compose() reads again."""
+    """Returns the resolved configuration as YAML that compose() and from_yaml() read."""
     return OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(config)))
 
 
 def fingerprint(config: Config) -> str:
-    """A hash of every setting but the run's name, place and mirrors."""
+    """Returns a hash of every setting except the run's name, folder and tracker."""
     values = dataclasses.asdict(config)
-    del values["name"], values["runs"], values["track"]
-    return hashlib.blake2b(
-        OmegaConf.to_yaml(OmegaConf.create(values), sort_keys=True).encode(), digest_size=16
-    ).hexdigest()
+    for key in ("name", "runs", "track"):
+        del values[key]
+    text = OmegaConf.to_yaml(OmegaConf.create(values), sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
-    """Dotted keys whose values differ between two plain configurations."""
-    out: list[str] = []
+    """Returns the dotted keys whose values differ between two nested dictionaries."""
+    keys: list[str] = []
     for key in sorted(old.keys() | new.keys()):
-        a, b = old.get(key), new.get(key)
-        if isinstance(a, dict) and isinstance(b, dict):
-            out.extend(differences(a, b, f"{prefix}{key}."))
-        elif a != b:
-            out.append(f"{prefix}{key}")
-    return out
+        old_value = old.get(key)
+        new_value = new.get(key)
+        if isinstance(old_value, dict) and isinstance(new_value, dict):
+            keys.extend(differences(old_value, new_value, f"{prefix}{key}."))
+        elif old_value != new_value:
+            keys.append(f"{prefix}{key}")
+    return keys
 
 
 def _compose_raw(recipe: str, overrides: list[str]) -> DictConfig:
-    from hydra import compose as hydra_compose
-    from hydra import initialize_config_dir, initialize_config_module
+    """Returns the untyped values of a recipe with overrides, composed by Hydra."""
     from hydra.errors import HydraException
     from yaml import YAMLError
 
-    overrides = [_override(word) for word in overrides]
-    path = Path(recipe)
-    is_file = path.suffix == ".yaml"
-    if is_file and not path.is_file():
-        raise ConfigError(
-            f"no recipe file {recipe}; give its path, or a built-in one by name: postgrad recipes lists them"
-        )
-    if not is_file and recipe not in recipe_names():
-        raise ConfigError(f"unknown recipe {recipe}; {did_you_mean(recipe, recipe_names())}")
+    hydra_overrides = [_to_hydra(override) for override in overrides]
     try:
-        if is_file:
-            with initialize_config_dir(str(path.parent.resolve()), version_base="1.3"):
-                search = ["hydra.searchpath=[pkg://postgrad.config.recipes]"]
-                composed = hydra_compose(path.stem, overrides=[*search, *overrides])
-        else:
-            with initialize_config_module("postgrad.config.recipes", version_base="1.3"):
-                composed = hydra_compose(recipe, overrides=overrides)
+        composed = _run_hydra(recipe, hydra_overrides)
         OmegaConf.resolve(composed)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(f"recipe {recipe}: {_first_line(error)}") from error
     except YAMLError as error:
-        raise ConfigError(
-            f"recipe {recipe} is not YAML: {' '.join(str(error).split())[:300]}"
-        ) from error
+        reason = " ".join(str(error).split())[:300]
+        raise ConfigError(f"recipe {recipe} is not YAML: {reason}") from error
     OmegaConf.set_struct(composed, False)
     return composed
 
 
-def _override(word: str) -> str:
-    """One key=value word in Hydra's grammar, always as 'set, whether or not the recipe mentions it'."""
+def _run_hydra(recipe: str, overrides: list[str]) -> DictConfig:
+    """Composes a built-in recipe, or a YAML file that may build on built-in recipes."""
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir, initialize_config_module
+
+    path = Path(recipe)
+    if path.suffix != ".yaml":
+        if recipe not in recipe_names():
+            raise ConfigError(f"unknown recipe {recipe}; {did_you_mean(recipe, recipe_names())}")
+        with initialize_config_module("postgrad.config.recipes", version_base="1.3"):
+            return hydra_compose(recipe, overrides=overrides)
+    if not path.is_file():
+        raise ConfigError(
+            f"no recipe file {recipe}; give the path of a YAML file or the name of a built-in "
+            "recipe; postgrad recipes lists them"
+        )
+    search_path = "hydra.searchpath=[pkg://postgrad.config.recipes]"
+    with initialize_config_dir(str(path.parent.resolve()), version_base="1.3"):
+        return hydra_compose(path.stem, overrides=[search_path, *overrides])
+
+
+def _to_hydra(override: str) -> str:
+    """Returns a `key=value` override in Hydra's grammar, as `++key=value`. Raises ConfigError.
+
+    `++` sets the key whether or not the recipe has it.
+    """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    key, equals, value = word.lstrip("+").partition("=")
-    if not equals or not key or word.startswith("~"):
-        hint = (
-            "settings have no dashes" if word.startswith("--") else "to unset a key write key=null"
-        )
-        raise ConfigError(f"expected key=value, got {word!r}; {hint}")
-    if key.split(".")[0] == "hydra":  # Hydra would take it silently
-        raise ConfigError(f"unknown key {key}; Hydra's own settings have no effect here")
-    if key == "method":
-        key, value = "method.name", f"'{value}'"
-    if key == "cluster":
-        key = "cluster.backend"
-    if (
-        value.startswith(("http://", "https://")) and "'" not in value
-    ):  # an address with its # is one value, quoted or not
-        value = f"'{value}'"
+    key, value = _split_override(override)
+    parser = OverridesParser.create()
     try:
-        parsed = OverridesParser.create().parse_override(f"++{key}={value}")
+        parsed = parser.parse_override(f"++{key}={value}")
     except HydraException as error:
-        if (text := _as_text(value)) is None:
+        quoted = _quote(value)
+        if quoted is None:
             raise ConfigError(
                 f"{key}={value}: {_first_line(error)}; put the value into quotes: '{key}=\"...\"'"
             ) from error
-        value, parsed = text, OverridesParser.create().parse_override(f"++{key}={text}")
+        value = quoted
+        parsed = parser.parse_override(f"++{key}={value}")
     if parsed.is_sweep_override():
-        hint = "start one run for each value, or quote a value with commas: key='\"a,b\"'"
-        raise ConfigError(f"{key}={value}: one value is needed, this is a sweep; {hint}")
+        raise ConfigError(
+            f"{key}={value}: one value is needed, this is a sweep; start one run per value, "
+            "or quote a value with commas: key='\"a,b\"'"
+        )
     return f"++{key}={value}"
 
 
-def _as_text(value: str) -> str | None:
-    """A value that Hydra's grammar cannot read, such as brief(limit=100), file.json#name or [training.steps=3], in quotes.
+def _split_override(override: str) -> tuple[str, str]:
+    """Returns key and value, with short forms such as method=NAME expanded. Raises ConfigError."""
+    key, equals, value = override.lstrip("+").partition("=")
+    if not equals or not key or override.startswith("~"):
+        hint = "to unset a key write key=null"
+        if override.startswith("--"):
+            hint = "settings have no dashes"
+        raise ConfigError(f"expected key=value, got {override!r}; {hint}")
+    if key.split(".")[0] == "hydra":  # Hydra would accept it silently
+        raise ConfigError(f"unknown key {key}; Hydra's own settings have no effect here")
+    if key == "method":
+        return "method.name", f"'{value}'"
+    if key == "cluster":
+        key = "cluster.backend"
+    is_url = value.startswith(("http://", "https://"))
+    if is_url and "'" not in value:  # Hydra would read "#" as the start of a comment
+        value = f"'{value}'"
+    return key, value
 
-    The type of the setting then decides whether it may be a text. None where the value has quotes, braces or inner brackets of its own.
+
+def _quote(value: str) -> str | None:
+    """Returns a value that Hydra cannot parse as a quoted string, or as a list of them.
+
+    Examples: brief(limit=100), file.json#name, [training.steps=3]. The type of the setting then
+    decides whether a string is allowed. None if the value has quotes, braces or inner brackets.
     """
     is_list = value.startswith("[") and value.endswith("]")
     inner = value[1:-1] if is_list else value
-    if any(mark in inner for mark in "'\"[]{}\\"):
+    if any(character in inner for character in "'\"[]{}\\"):
         return None
-    return (
-        "[" + ",".join(f"'{part.strip()}'" for part in inner.split(",")) + "]"
-        if is_list
-        else f"'{inner}'"
-    )
+    if not is_list:
+        return f"'{inner}'"
+    items = [f"'{item.strip()}'" for item in inner.split(",")]
+    return f"[{','.join(items)}]"
 
 
 def _merge(schema: DictConfig, values: DictConfig, prefix: str, known: list[str]) -> DictConfig:
-    for key in _dotted(values):
-        if isinstance(schema.get(key), DictConfig):
-            value = values.get(key) if isinstance(values.get(key), str) else "..."
-            raise ConfigError(
-                f"{prefix}{key} is a section, not a value; set one of its keys, e.g. {prefix}{key}.{next(iter(schema[key]))}={value}"
-            )
-        if (
-            not _is_free(schema, key)
-            and f"{prefix}{key}" not in known
-            and not any(name.startswith(f"{prefix}{key}.") for name in known)
-        ):
-            raise ConfigError(f"unknown key {prefix}{key}; {_nearest(f'{prefix}{key}', known)}")
+    """Returns `schema` with `values`. Raises ConfigError for unknown, wrong or missing keys."""
+    for key in _value_keys(values):
+        _check_key(schema, values, key, prefix, known)
     try:
         merged = OmegaConf.merge(schema, values)
     except (ValidationError, ConfigKeyError, OmegaConfBaseException) as error:
-        key = (
-            f"{prefix}{error.full_key}"
-            if error.full_key
-            else (prefix.rstrip(".") or "configuration")
-        )
-        raise ConfigError(f"{key}: {_first_line(error)}") from error
+        key = f"{prefix}{error.full_key}" if error.full_key else prefix.rstrip(".")
+        raise ConfigError(f"{key or 'configuration'}: {_first_line(error)}") from error
     assert isinstance(merged, DictConfig)
-    kind: Any = OmegaConf.get_type(schema)
-    if missing := [key for key in _keys(kind) if key in OmegaConf.missing_keys(merged)]:
-        told = "; ".join(
-            f"{prefix}{key} is not set; add {prefix}{key}=VALUE ({_help_of(schema, key)})"
-            for key in missing
-        )
-        raise ConfigError(told)
+    schema_class: Any = OmegaConf.get_type(schema)
+    missing_keys = OmegaConf.missing_keys(merged)
+    missing = [
+        f"{prefix}{key} is not set; add {prefix}{key}=VALUE ({_help_of(schema_class, key)})"
+        for key in _all_keys(schema_class)
+        if key in missing_keys
+    ]
+    if missing:
+        raise ConfigError("; ".join(missing))
     return merged
+
+
+def _check_key(
+    schema: DictConfig, values: DictConfig, key: str, prefix: str, known: list[str]
+) -> None:
+    """Raises ConfigError if the key is a section or does not exist."""
+    full_key = f"{prefix}{key}"
+    if isinstance(schema.get(key), DictConfig):
+        value = values.get(key) if isinstance(values.get(key), str) else "..."
+        example = f"{full_key}.{next(iter(schema[key]))}={value}"
+        raise ConfigError(
+            f"{full_key} is a section, not a value; set one of its keys, e.g. {example}"
+        )
+    if _is_in_dictionary(schema, key) or full_key in known:
+        return
+    if not any(name.startswith(f"{full_key}.") for name in known):
+        raise ConfigError(f"unknown key {full_key}; {_suggest(full_key, known)}")
 
 
 def _to_object(config: DictConfig) -> Any:
     try:
         return OmegaConf.to_object(config)
     except MissingMandatoryValue as error:
-        raise ConfigError(f"{error.full_key} is not set") from error
+        raise ConfigError(f"{error.full_key} is not set; add {error.full_key}=VALUE") from error
 
 
-def _is_free(schema: DictConfig, key: str) -> bool:
-    """Whether the key lies in a setting that is a dictionary of the user's own names."""
+def _is_in_dictionary(schema: DictConfig, key: str) -> bool:
+    """Returns whether the key is inside a setting that is a dictionary with free names."""
     parent = OmegaConf.select(schema, key.rpartition(".")[0]) if "." in key else None
     return isinstance(parent, DictConfig) and OmegaConf.get_type(parent) is dict
 
 
-def _nearest(key: str, known: list[str]) -> str:
-    """The nearest known key: first one with the same last word, then what other trainers call so, then one spelled alike."""
-    leaf = key.rpartition(".")[2]
-    same = [name for name in known if name.rpartition(".")[2] == leaf]
-    if same:
-        return f"did you mean {same[0]}?"
-    if (ours := ELSEWHERE.get(leaf, "")) in known or ours.startswith("method."):
-        return f"the nearest here is {ours}"
-    section = key.rpartition(".")[0]
+def _suggest(key: str, known: list[str]) -> str:
+    """Returns a hint for an unknown key.
+
+    In this order: a known key with the same last part, the name of another trainer, a similar
+    spelling, all keys of the section.
+    """
+    section, _, leaf = key.rpartition(".")
+    same_leaf = [name for name in known if name.rpartition(".")[2] == leaf]
+    if same_leaf:
+        return f"did you mean {same_leaf[0]}?"
+    foreign = FOREIGN_NAMES.get(leaf, "")
+    if foreign in known or foreign.startswith("method."):
+        return f"the nearest here is {foreign}"
     siblings = [name.rpartition(".")[2] for name in known if name.rpartition(".")[0] == section]
-    if near := difflib.get_close_matches(leaf, siblings, n=1):
-        return f"did you mean {section}.{near[0]}?" if section else f"did you mean {near[0]}?"
-    return (
-        f"known in {section}: {', '.join(siblings)}"
-        if section and siblings
-        else did_you_mean(key, known)
-    )
+    similar = difflib.get_close_matches(leaf, siblings, n=1)
+    if similar:
+        return f"did you mean {section}.{similar[0]}?" if section else f"did you mean {similar[0]}?"
+    if section and siblings:
+        return f"known in {section}: {', '.join(siblings)}"
+    return did_you_mean(key, known)
 
 
-def _keys(schema: type, prefix: str = "") -> list[str]:
-    out: list[str] = []
+def _all_keys(schema: type, prefix: str = "") -> list[str]:
+    """Returns the dotted keys of a dataclass: its sections and all settings in them."""
+    keys: list[str] = []
     for spec in dataclasses.fields(schema):
-        out.append(f"{prefix}{spec.name}")
+        keys.append(f"{prefix}{spec.name}")
         if dataclasses.is_dataclass(spec.type):
-            out.extend(_keys(spec.type, f"{prefix}{spec.name}."))  # type: ignore[arg-type]
-    return out
+            keys.extend(_all_keys(spec.type, f"{prefix}{spec.name}."))  # type: ignore[arg-type]
+    return keys
 
 
-def _dotted(values: DictConfig, prefix: str = "") -> Iterator[str]:
+def _value_keys(values: DictConfig, prefix: str = "") -> Iterator[str]:
+    """Yields the dotted key of each value that is not a section."""
     for key in values:
         node = values._get_node(key)
         if isinstance(node, DictConfig) and not node._is_none():
-            yield from _dotted(node, f"{prefix}{key}.")
+            yield from _value_keys(node, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}"
 
 
-def _help_of(schema: DictConfig, key: str) -> str:
-    kind: Any = OmegaConf.get_type(schema)
-    text = ""
-    for part in key.split("."):
-        spec = {f.name: f for f in dataclasses.fields(kind)}[part]
-        kind, text = spec.type, spec.metadata.get("help", "")
-    return text
+def _help_of(schema: type, key: str) -> str:
+    """Returns the help text of a dotted key."""
+    section, _, rest = key.partition(".")
+    specs = {spec.name: spec for spec in dataclasses.fields(schema)}
+    if rest:
+        return _help_of(specs[section].type, rest)  # type: ignore[arg-type]
+    return specs[section].metadata.get("help", "")
+
+
+# bound -> (test that a number breaks it, words of the error)
+BOUNDS: dict[str, tuple[Callable[[float, float], bool], str]] = {
+    "at_least": (operator.lt, "at least"),
+    "above": (operator.le, "above"),
+    "at_most": (operator.gt, "at most"),
+}
 
 
 def _check_limits(section: Any, prefix: str) -> None:
+    """Raises ConfigError for the first setting outside its choices or bounds."""
     for spec in dataclasses.fields(section):
-        value, key = getattr(section, spec.name), f"{prefix}{spec.name}"
+        key = f"{prefix}{spec.name}"
+        value = getattr(section, spec.name)
         if dataclasses.is_dataclass(value):
             _check_limits(value, f"{key}.")
             continue
-        limits = spec.metadata
-        is_path = limits.get("or_path") and ":" in str(value)
-        if limits.get("choices") and value not in limits["choices"] and not is_path:
-            raise ConfigError(
-                f"{key}={value} is not one of its values; {did_you_mean(str(value), limits['choices'])}"
-            )
-        for bound, wrong, word in (
-            ("at_least", lambda v, b: v < b, "at least"),
-            ("above", lambda v, b: v <= b, "above"),
-            ("at_most", lambda v, b: v > b, "at most"),
-        ):
-            limit = limits.get(bound)
-            numbers = (
-                []
-                if limit is None or value is None
-                else value
-                if isinstance(value, list)
-                else [value]
-            )
-            if any(number != number or wrong(number, limit) for number in numbers):
-                raise ConfigError(f"{key}={value} is out of range; it must be {word} {limit:g}")
+        _check_choice(key, value, spec.metadata)
+        for bound in BOUNDS:
+            if spec.metadata.get(bound) is not None:
+                _check_bound(key, value, bound, spec.metadata[bound])
+
+
+def _check_choice(key: str, value: Any, limits: Any) -> None:
+    choices = limits.get("choices")
+    if not choices or value in choices:
+        return
+    if limits.get("or_path") and ":" in str(value):
+        return
+    raise ConfigError(
+        f"{key}={value} is not one of its values; {did_you_mean(str(value), choices)}"
+    )
+
+
+def _check_bound(key: str, value: Any, bound: str, limit: float) -> None:
+    """Checks a number, each number of a list, or nothing if the value is None."""
+    breaks, words = BOUNDS[bound]
+    numbers = value if isinstance(value, list) else [value]
+    for number in numbers:
+        if number is not None and (math.isnan(number) or breaks(number, limit)):
+            raise ConfigError(f"{key}={value} is out of range; it must be {words} {limit:g}")
 
 
 def _first_line(error: Exception) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from postgrad.config.compose import read_words
+from postgrad.config.compose import compose_section
 from postgrad.config.schema import (
     OVERLONG,
     ClusterConfig,
@@ -140,7 +140,7 @@ def read_settings(
             "no data; type postgrad eval MODEL data=FILE, with several files separated by commas, "
             "or data=arithmetic:LEVEL"
         )
-    config: EvalConfig = read_words(EvalConfig, remaining, base)
+    config: EvalConfig = compose_section(EvalConfig, remaining, base)
     _set_temperature(config.rollout)
     return config
 

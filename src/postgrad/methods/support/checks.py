@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from postgrad.config.compose import written
+from postgrad.config.compose import is_overridden
 from postgrad.config.schema import Config, LoraConfig
 from postgrad.errors import ConfigError
 from postgrad.rollout.kinds import find_engine
@@ -28,7 +28,7 @@ def refuse_unread(
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
         default = _default(field)
-        is_changed = value != default and written(settings, field.name)
+        is_changed = value != default and is_overridden(settings, field.name)
         if field.name in names and is_changed:
             remove = f"leave it at {_format(default)}"
             advice = f"{fix}, or {remove}" if fix else remove
