@@ -1,6 +1,9 @@
-"""Load on `postgrad serve`: tokens a second and latencies with 1, 16 and 200 clients at once, each asking again when it was answered.
+"""Load on `postgrad serve`: tokens per second and latencies with 1, 16 and 200 clients.
 
-python benchmarks/serve.py MODEL [--clients 1,16,200] [--seconds 10] [--tokens 32] [-- words for postgrad serve]
+    python benchmarks/serve.py MODEL [--clients 1,16,200] [--seconds 10] [--tokens 32]
+                               [-- options of postgrad serve]
+
+Each client sends its next request when the last one is answered.
 """
 
 import argparse
@@ -16,7 +19,7 @@ import time
 from typing import Any
 
 
-def start(model: str, overrides: list[str]) -> tuple["subprocess.Popen[str]", int]:
+def start_server(model: str, server_options: list[str]) -> tuple["subprocess.Popen[str]", int]:
     command = [
         sys.executable,
         "-m",
@@ -27,7 +30,7 @@ def start(model: str, overrides: list[str]) -> tuple["subprocess.Popen[str]", in
         "0",
         "--name",
         "bench",
-        *overrides,
+        *server_options,
     ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -37,62 +40,61 @@ def start(model: str, overrides: list[str]) -> tuple["subprocess.Popen[str]", in
     raise SystemExit("the server did not start")
 
 
-def client(port: int, number: int, tokens: int, until: float, found: list[dict[str, Any]]) -> None:
-    """Ask by streaming until the time is over; what was begun is finished and counted."""
+def run_client(
+    port: int, number: int, tokens: int, deadline: float, results: list[dict[str, Any]]
+) -> None:
+    """Stream completions until the deadline; a request that is running then is finished."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
-    asked = 0
-    while time.monotonic() < until:
+    num_requests = 0
+    while time.monotonic() < deadline:
         body = {
             "model": "bench",
             "prompt": "12+34=",
             "max_tokens": tokens,
-            "seed": number * 10_000 + asked,
+            "seed": number * 10_000 + num_requests,
             "stream": True,
+            "stream_options": {"include_usage": True},
         }
-        began = time.monotonic()
-        connection.request(
-            "POST", "/v1/completions", json.dumps(body | {"stream_options": {"include_usage": True}}), {"Content-Type": "application/json"}
-        )  # fmt: skip
-        answer = connection.getresponse()
-        first, count = 0.0, 0
-        for line in answer:
+        headers = {"Content-Type": "application/json"}
+        start = time.monotonic()
+        connection.request("POST", "/v1/completions", json.dumps(body), headers)
+        response = connection.getresponse()
+        first_token_s = 0.0
+        count = 0
+        for line in response:
             if line.startswith(b"data: {"):
-                first = first or time.monotonic() - began
+                first_token_s = first_token_s or time.monotonic() - start
                 usage = json.loads(line[6:]).get("usage")
                 count = usage["completion_tokens"] if usage else count
-        found.append(
+        results.append(
             {
-                "status": answer.status,
-                "first_s": first,
-                "whole_s": time.monotonic() - began,
+                "status": response.status,
+                "first_token_s": first_token_s,
+                "total_s": time.monotonic() - start,
                 "tokens": count,
             }
         )
-        asked += 1
+        num_requests += 1
     connection.close()
 
 
 def measure(port: int, clients: int, seconds: float, tokens: int) -> str:
-    found: list[dict[str, Any]] = []
-    began = time.monotonic()
+    results: list[dict[str, Any]] = []
+    start = time.monotonic()
     threads = [
-        threading.Thread(target=client, args=(port, i, tokens, began + seconds, found))
+        threading.Thread(target=run_client, args=(port, i, tokens, start + seconds, results))
         for i in range(clients)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    took = time.monotonic() - began
-    lost = sum(one["status"] != 200 for one in found)
-    cells = [
-        f"{clients}",
-        f"{len(found)}",
-        f"{lost}",
-        f"{sum(one['tokens'] for one in found) / took:.0f}",
-    ]
-    for key in ("first_s", "whole_s"):
-        values = sorted(one[key] * 1000 for one in found)
+    elapsed_s = time.monotonic() - start
+    failed = sum(result["status"] != 200 for result in results)
+    tokens_per_second = sum(result["tokens"] for result in results) / elapsed_s
+    cells = [f"{clients}", f"{len(results)}", f"{failed}", f"{tokens_per_second:.0f}"]
+    for key in ("first_token_s", "total_s"):
+        values = sorted(result[key] * 1000 for result in results)
         cells += [
             f"{statistics.median(values):.0f}",
             f"{values[int(0.95 * (len(values) - 1))]:.0f}",
@@ -107,20 +109,21 @@ def main() -> None:
     parser.add_argument("--clients", default="1,16,200")
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--tokens", type=int, default=32)
-    overrides = sys.argv[1:]
-    own, more = (
-        (overrides[: overrides.index("--")], overrides[overrides.index("--") + 1 :])
-        if "--" in overrides
-        else (overrides, [])
-    )
-    options = parser.parse_args(own)
-    process, port = start(options.model, more)
+    own_options = sys.argv[1:]
+    server_options: list[str] = []
+    if "--" in own_options:
+        separator = own_options.index("--")
+        server_options = own_options[separator + 1 :]
+        own_options = own_options[:separator]
+    options = parser.parse_args(own_options)
+    process, port = start_server(options.model, server_options)
     try:
         print(f"load before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
         print(
-            "| clients | answers | lost | tokens/s | first token ms p50 | p95 | p99 | whole ms p50 | p95 | p99 |\n|"
-            + "---|" * 10
+            "| clients | responses | failed | tokens/s | first token ms p50 | p95 | p99 "
+            "| total ms p50 | p95 | p99 |"
         )
+        print("|" + "---|" * 10)
         measure(port, 4, 1.0, options.tokens)
         for clients in options.clients.split(","):
             print(measure(port, int(clients), options.seconds, options.tokens), flush=True)

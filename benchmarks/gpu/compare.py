@@ -1,9 +1,11 @@
-"""Postgrad beside its peers on one GPU, in one call: rollouts, a GRPO step, learning to add, updates. Prints figures and ratios.
+"""Postgrad and other systems on one GPU: rollouts, a GRPO step, learning to add, updates.
 
-    python benchmarks/gpu/compare.py rollout step learn update --model SMOLLM2 --gsm8k TRAIN_JSONL [--peers trl vllm hf]
+    python benchmarks/gpu/compare.py rollout step learn update --model SMOLLM2
+                                     --gsm8k TRAIN_JSONL [--peers trl vllm hf]
 
-SMOLLM2 is a folder of SmolLM2-135M-Instruct. Each contender runs in a process of its own, one after the other; the first repetition is
-warm-up. Peers that are not installed are left out, and said so.
+SMOLLM2 is a folder of SmolLM2-135M-Instruct. Each system runs in its own process, one after the
+other; the first repetition is warm-up. Prints figures and ratios. Peers that are not installed are
+listed and left out.
 """
 
 import argparse
@@ -17,61 +19,72 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-PROMPTS, SAMPLES, TOKENS = 64, 16, 256
-BANDWIDTH, ARITHMETIC = (
-    4.3e12,
-    790e12,
-)  # bytes and bfloat16 operations a second that an H200 was seen to reach
-ASK = "\nReason step by step, and put the final answer in \\boxed{}."
+PROMPTS = 64
+SAMPLES = 16
+TOKENS = 256
+# Measured on an H200: bytes per second, and bfloat16 operations per second.
+BANDWIDTH = 4.3e12
+ARITHMETIC = 790e12
+INSTRUCTION = "\nReason step by step, and put the final answer in \\boxed{}."
 
 
 def length_reward(response: str, problem: object) -> float:
-    """A reward that differs within every group, so that no contender can skip a row."""
+    """Return a reward that differs within every group, so that no system can skip a row."""
     return len(response) % 7 / 7
 
 
 def report(name: str, **figures: float | str) -> None:
-    """One line for people, one that the parent reads."""
+    """Print one line of figures that the parent process reads."""
     print("RESULT " + json.dumps({"name": name, **figures}), flush=True)
 
 
-# ---- programs that run in a process of their own
+# ---- functions that run in their own process
 
 
-def shapes(kit: Path, smollm2: str, which: str) -> str:
-    """The folder of a model; `qwen1.5b` is Qwen2.5-1.5B's shape with random weights."""
+def model_folder(cache: Path, smollm2: str, which: str) -> str:
+    """Return a model's folder; `qwen1.5b` has Qwen2.5-1.5B's shape and random weights."""
     if which == "smollm2":
         return smollm2
-    folder = kit / "qwen1.5b"
+    folder = cache / "qwen1.5b"
     if not (folder / "model.safetensors").exists():
         import torch
         from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
-        shape = Qwen2Config(
-            vocab_size=151936, hidden_size=1536, intermediate_size=8960, num_hidden_layers=28, num_attention_heads=12,
-            num_key_value_heads=2, max_position_embeddings=4096, tie_word_embeddings=True, bos_token_id=0, eos_token_id=2,
-        )  # fmt: skip
+        config = Qwen2Config(
+            vocab_size=151936,
+            hidden_size=1536,
+            intermediate_size=8960,
+            num_hidden_layers=28,
+            num_attention_heads=12,
+            num_key_value_heads=2,
+            max_position_embeddings=4096,
+            tie_word_embeddings=True,
+            bos_token_id=0,
+            eos_token_id=2,
+        )
         with torch.device("cuda"):
-            model = Qwen2ForCausalLM(shape).to(torch.bfloat16)
+            model = Qwen2ForCausalLM(config).to(torch.bfloat16)
         model.save_pretrained(folder)
         AutoTokenizer.from_pretrained(smollm2).save_pretrained(folder)
     return str(folder)
 
 
 def sums() -> list[dict]:
-    """Two-digit additions, the same for every contender."""
+    """Return two-digit additions, the same for every system."""
     import random
 
-    rng, rows = random.Random(0), []
+    rng = random.Random(0)
+    rows = []
     for _ in range(4000):
-        a, b = rng.randrange(10, 100), rng.randrange(10, 100)
-        ask = f"What is {a} + {b}? Put the final answer in \\boxed{{}}."
-        rows.append({"prompt": [{"role": "user", "content": ask}], "truth": str(a + b)})
+        a = rng.randrange(10, 100)
+        b = rng.randrange(10, 100)
+        question = f"What is {a} + {b}? Put the final answer in \\boxed{{}}."
+        rows.append({"prompt": [{"role": "user", "content": question}], "truth": str(a + b)})
     return rows
 
 
 def peak_gib() -> float:
-    """Most memory of the GPU that this process held, recordings included."""
+    """Return the peak GPU memory of this process, including captured graphs."""
     import torch
 
     from postgrad.model.device import peak_memory_bytes
@@ -89,17 +102,15 @@ def random_prompts() -> list[list[int]]:
     ]
 
 
-def limits(long_tail: bool) -> list[int]:
-    """Tokens of each row: all alike, or most under 200 and one in twenty 2,048."""
+def response_lengths(long_tail: bool) -> list[int]:
+    """Return the tokens of each row: all equal, or most under 200 and one in twenty 2,048."""
     import random
 
     random.seed(1)
     rows = PROMPTS * SAMPLES
-    return (
-        [2048 if random.random() < 0.05 else random.randrange(20, 200) for _ in range(rows)]
-        if long_tail
-        else [TOKENS] * rows
-    )
+    if not long_tail:
+        return [TOKENS] * rows
+    return [2048 if random.random() < 0.05 else random.randrange(20, 200) for _ in range(rows)]
 
 
 def rollout_postgrad(folder: str, which: str, long_tail: bool) -> None:
@@ -110,21 +121,18 @@ def rollout_postgrad(folder: str, which: str, long_tail: bool) -> None:
     from postgrad.rollout.engine import Request, Sampling
     from postgrad.rollout.native.engine import NativeEngine
 
-    began = time.time()
+    load_start = time.time()
     engine = NativeEngine(
         load(ModelConfig(path=folder, dtype="bfloat16"), torch.device("cuda")),
         RolloutConfig(max_rows=1024),
     )
     assert engine.decoder is not None
-    engine.decoder.stop_ids = torch.tensor(
-        [1 << 30], dtype=torch.int32, device="cuda"
-    )  # rows run to their limit
-    wanted = limits(long_tail)
+    # No token stops a row, so all rows have their full length.
+    engine.decoder.stop_ids = torch.tensor([1 << 30], dtype=torch.int32, device="cuda")
+    lengths = response_lengths(long_tail)
+    prompts = [prompt for prompt in random_prompts() for _ in range(SAMPLES)]
     if long_tail:
-        requests = [
-            Request(p, [i], wanted[i])
-            for i, p in enumerate(p for p in random_prompts() for _ in range(SAMPLES))
-        ]
+        requests = [Request(prompt, [i], lengths[i]) for i, prompt in enumerate(prompts)]
     else:
         requests = [
             Request(p, list(range(i * SAMPLES, (i + 1) * SAMPLES)))
@@ -134,27 +142,20 @@ def rollout_postgrad(folder: str, which: str, long_tail: bool) -> None:
     for number in range(3):
         torch.cuda.synchronize()
         start = time.time()
-        engine.generate(requests, Sampling(1.0, max(wanted)))
+        engine.generate(requests, Sampling(1.0, max(lengths)))
         torch.cuda.synchronize()
         seconds.append(time.time() - start)
         if number == 0:
-            report("start", seconds=time.time() - began)
-    speed = sum(wanted) / min(seconds)
+            report("start", seconds=time.time() - load_start)
+    speed = sum(lengths) / min(seconds)
     config = engine.model.config
-    cache = (
-        4
-        * config.num_hidden_layers
-        * config.num_key_value_heads
-        * config.hidden_size
-        // config.num_attention_heads
-    )
+    head_dim = config.hidden_size // config.num_attention_heads
+    cache_bytes = 4 * config.num_hidden_layers * config.num_key_value_heads * head_dim
     weights = 2 * sum(p.numel() for p in engine.model.parameters())
-    # Bytes that a token's share of the steps must read: every row's cache as far as it goes, and the weights once for 1,024 rows.
-    read = [
-        cache * (len(p) + n / 2) * n
-        for p, n in zip((p for p in random_prompts() for _ in range(SAMPLES)), wanted, strict=True)
-    ]
-    bytes_needed = sum(read) + weights * max(wanted)
+    # Each step must read the cache of every row up to its position, and all weights once.
+    bytes_needed = weights * max(lengths)
+    for prompt, length in zip(prompts, lengths, strict=True):
+        bytes_needed += cache_bytes * (len(prompt) + length / 2) * length
     report(
         "postgrad",
         work=f"rollout {which}{' long tail' if long_tail else ''}",
@@ -182,9 +183,15 @@ def rollout_hf(folder: str, which: str) -> None:
         start = time.time()
         with torch.inference_mode():
             model.generate(
-                input_ids=ids, attention_mask=mask, max_new_tokens=TOKENS, min_new_tokens=TOKENS, do_sample=True, temperature=1.0,
-                top_k=0, pad_token_id=0,
-            )  # fmt: skip
+                input_ids=ids,
+                attention_mask=mask,
+                max_new_tokens=TOKENS,
+                min_new_tokens=TOKENS,
+                do_sample=True,
+                temperature=1.0,
+                top_k=0,
+                pad_token_id=0,
+            )
         torch.cuda.synchronize()
         seconds.append(time.time() - start)
     report(
@@ -204,12 +211,12 @@ def rollout_vllm(folder: str, which: str) -> None:
     )
     prompts = [{"prompt_token_ids": p} for p in random_prompts() for _ in range(SAMPLES)]
     for long_tail in (False, True):
-        wanted = limits(long_tail)
+        lengths = response_lengths(long_tail)
         sampling = [
             SamplingParams(
                 temperature=1.0, max_tokens=n, ignore_eos=True, logprobs=0, detokenize=False
             )
-            for n in wanted
+            for n in lengths
         ]
         seconds = []
         for _ in range(2):
@@ -219,12 +226,12 @@ def rollout_vllm(folder: str, which: str) -> None:
         report(
             "vllm",
             work=f"rollout {which}{' long tail' if long_tail else ''}",
-            tokens_per_second=sum(wanted) / min(seconds),
+            tokens_per_second=sum(lengths) / min(seconds),
         )
 
 
 def trl_run(folder: str, gsm8k: str, learn: bool) -> None:
-    """TRL with transformers.generate: seconds a step, or seconds until 80% of sampled sums are right."""
+    """Run TRL with transformers.generate: seconds per step, or until 80% of sums are right."""
     import re
 
     import torch
@@ -232,9 +239,10 @@ def trl_run(folder: str, gsm8k: str, learn: bool) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    began, state = time.time(), {"start": 0.0, "steps": [], "right": []}
+    run_start = time.time()
+    state = {"start": 0.0, "steps": [], "right": []}
 
-    class Watch(TrainerCallback):
+    class Timer(TrainerCallback):
         def on_step_begin(self, args, state_, control, **kwargs):
             torch.cuda.synchronize()
             state["start"] = time.time()
@@ -246,11 +254,11 @@ def trl_run(folder: str, gsm8k: str, learn: bool) -> None:
                 control.should_training_stop = True
 
     def right(completions, truth, **kwargs):
-        found = [re.findall(r"boxed\{([^}]*)\}", c[0]["content"]) for c in completions]
-        values = [
-            float(bool(b) and b[-1].strip() == t) + 0.1 * bool(b and b[-1].strip())
-            for b, t in zip(found, truth, strict=True)
-        ]
+        values = []
+        for completion, answer in zip(completions, truth, strict=True):
+            boxes = re.findall(r"boxed\{([^}]*)\}", completion[0]["content"])
+            boxed = boxes[-1].strip() if boxes else ""
+            values.append(float(boxed == answer) + 0.1 * bool(boxed))
         state["right"].append(statistics.mean(float(v >= 1) for v in values))
         return values
 
@@ -268,30 +276,45 @@ def trl_run(folder: str, gsm8k: str, learn: bool) -> None:
     if learn:
         rows = sums()
         config = GRPOConfig(
-            **common, per_device_train_batch_size=256, gradient_accumulation_steps=2, num_generations=16, max_completion_length=64,
-            max_steps=90, learning_rate=2e-5, lr_scheduler_type="constant", gradient_checkpointing=False,
-        )  # fmt: skip
+            **common,
+            per_device_train_batch_size=256,
+            gradient_accumulation_steps=2,
+            num_generations=16,
+            max_completion_length=64,
+            max_steps=90,
+            learning_rate=2e-5,
+            lr_scheduler_type="constant",
+            gradient_checkpointing=False,
+        )
     else:
-        questions = [json.loads(line)["question"] for line in Path(gsm8k).read_text().splitlines()][
-            :2000
-        ]
-        rows = [{"prompt": [{"role": "user", "content": q + ASK}]} for q in questions]
+        lines = Path(gsm8k).read_text().splitlines()[:2000]
+        questions = [json.loads(line)["question"] for line in lines]
+        rows = [{"prompt": [{"role": "user", "content": q + INSTRUCTION}]} for q in questions]
         config = GRPOConfig(
-            **common, per_device_train_batch_size=64, gradient_accumulation_steps=16, num_generations=16, max_completion_length=256,
-            max_steps=3, learning_rate=1e-6, gradient_checkpointing=False,
-        )  # fmt: skip
+            **common,
+            per_device_train_batch_size=64,
+            gradient_accumulation_steps=16,
+            num_generations=16,
+            max_completion_length=256,
+            max_steps=3,
+            learning_rate=1e-6,
+            gradient_checkpointing=False,
+        )
     dtype = torch.float32 if learn else torch.bfloat16
     GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(folder, dtype=dtype),
         processing_class=AutoTokenizer.from_pretrained(folder, padding_side="left"),
-        reward_funcs=[right if learn else by_length], args=config, train_dataset=Dataset.from_list(rows), callbacks=[Watch()],
-    ).train()  # fmt: skip
+        reward_funcs=[right if learn else by_length],
+        args=config,
+        train_dataset=Dataset.from_list(rows),
+        callbacks=[Timer()],
+    ).train()
     peak = torch.cuda.max_memory_allocated() / 2**30
     if learn:
         report(
             "trl",
             work="learn",
-            seconds=time.time() - began,
+            seconds=time.time() - run_start,
             steps=len(state["steps"]),
             right=state["right"][-1],
         )
@@ -300,7 +323,7 @@ def trl_run(folder: str, gsm8k: str, learn: bool) -> None:
 
 
 def train_postgrad(folder: str, gsm8k: str, learn: bool, more: list[str]) -> None:
-    """`postgrad train` with the same model, prompts, batch and rate; `more` are further key=value words."""
+    """Run `postgrad train` as trl_run runs TRL; `more` are further key=value overrides."""
     runs = tempfile.mkdtemp()
     data = Path(runs) / "questions.jsonl"
     if learn:
@@ -310,25 +333,35 @@ def train_postgrad(folder: str, gsm8k: str, learn: bool, more: list[str]) -> Non
         ]
         data.write_text("".join(json.dumps({**row, "data_source": "sums"}) + "\n" for row in rows))
         overrides = [
-            f"data.train={data}", f"reward.verifier={HERE.parent / 'research.py'}:boxed_sum", "rollout.samples=16",
-            "training.problems_per_step=32", "rollout.max_response_tokens=64", "optimizer.lr=2e-5", "optimizer.weight_decay=0",
+            f"data.train={data}",
+            f"reward.verifier={HERE.parent / 'research.py'}:boxed_sum",
+            "rollout.samples=16",
+            "training.problems_per_step=32",
+            "rollout.max_response_tokens=64",
+            "optimizer.lr=2e-5",
+            "optimizer.weight_decay=0",
             "training.steps=90",
-        ]  # fmt: skip
+        ]
     else:
         lines = [json.loads(line) for line in Path(gsm8k).read_text().splitlines()][:2000]
         rows = [
             {
-                "prompt": [{"role": "user", "content": line["question"] + ASK}],
+                "prompt": [{"role": "user", "content": line["question"] + INSTRUCTION}],
                 "reward_model": {"ground_truth": "0"},
             }
             for line in lines
         ]
         data.write_text("".join(json.dumps({**row, "data_source": "gsm8k"}) + "\n" for row in rows))
         overrides = [
-            f"data.train={data}", f"reward.verifier={HERE / 'compare.py'}:length_reward", "rollout.samples=16",
-            "training.problems_per_step=64", "rollout.max_response_tokens=256", "optimizer.lr=1e-6", "training.steps=6",
-        ]  # fmt: skip
-    began = time.time()
+            f"data.train={data}",
+            f"reward.verifier={HERE / 'compare.py'}:length_reward",
+            "rollout.samples=16",
+            "training.problems_per_step=64",
+            "rollout.max_response_tokens=256",
+            "optimizer.lr=1e-6",
+            "training.steps=6",
+        ]
+    run_start = time.time()
     command = [
         sys.executable,
         "-m",
@@ -348,19 +381,16 @@ def train_postgrad(folder: str, gsm8k: str, learn: bool, more: list[str]) -> Non
     file = Path(runs) / "run" / "metrics.jsonl"
     while child.poll() is None:
         time.sleep(0.2)
-        lines = (
-            [json.loads(line) for line in file.read_text().splitlines() if line.endswith("}")]
-            if file.exists()
-            else []
-        )
-        rights = [line["reward/right"] for line in lines if "reward/right" in line]
-        if learn and len(rights) >= 5 and statistics.mean(rights[-5:]) >= 0.8:
+        written = file.read_text().splitlines() if file.exists() else []
+        lines = [json.loads(line) for line in written if line.endswith("}")]
+        accuracies = [line["reward/right"] for line in lines if "reward/right" in line]
+        if learn and len(accuracies) >= 5 and statistics.mean(accuracies[-5:]) >= 0.8:
             report(
                 "postgrad",
                 work="learn",
-                seconds=time.time() - began,
-                steps=len(rights),
-                right=rights[-1],
+                seconds=time.time() - run_start,
+                steps=len(accuracies),
+                right=accuracies[-1],
             )
             child.terminate()
             child.wait()
@@ -370,34 +400,29 @@ def train_postgrad(folder: str, gsm8k: str, learn: bool, more: list[str]) -> Non
         report(
             "postgrad",
             work="learn",
-            seconds=time.time() - began,
+            seconds=time.time() - run_start,
             steps=len(lines),
             right=lines[-1].get("reward/right", 0.0),
         )
         return
     lines = [line for line in lines if "step_s" in line][2:]
     stages = {
-        k: round(statistics.median(line[k] for line in lines), 3)
-        for k in lines[0]
-        if k.startswith("stage/")
+        name: round(statistics.median(line[name] for line in lines), 3)
+        for name in lines[0]
+        if name.startswith("stage/")
     }
-    gap = max(line.get("engine/gap_max", 0.0) for line in lines)
-    seconds, peak = (
-        statistics.median(line["step_s"] for line in lines),
-        max(line["memory_gib"] for line in lines),
-    )
     report(
         "postgrad",
         work="step",
-        seconds=seconds,
-        peak_gib=peak,
-        gap_max=gap,
+        seconds=statistics.median(line["step_s"] for line in lines),
+        peak_gib=max(line["memory_gib"] for line in lines),
+        gap_max=max(line.get("engine/gap_max", 0.0) for line in lines),
         stages=json.dumps(stages),
     )
 
 
-def our_policy(folder: str, recipe: str, overrides: list[str]):
-    """The policy of a run with these words, in bfloat16."""
+def make_policy(folder: str, recipe: str, overrides: list[str]):
+    """Return the policy of a run with these overrides, in bfloat16."""
     import torch
 
     from postgrad.config.compose import compose
@@ -420,7 +445,7 @@ def our_policy(folder: str, recipe: str, overrides: list[str]):
 
 
 def update_views(folder: str, more: list[str]) -> None:
-    """One update of the whole policy, and of the one after a quarter of its blocks (BuPO's first phase)."""
+    """Time one update of the full policy and of the one after a quarter of its blocks (BuPO)."""
     import random
 
     import torch
@@ -441,25 +466,23 @@ def update_views(folder: str, more: list[str]) -> None:
         ("full", "grpo", []),
         ("quarter", "bupo", ["method.num_blocks=7", "method.phase_one_steps=50"]),
     ):
-        policy = our_policy(folder, recipe, [*overrides, *more])
+        policy = make_policy(folder, recipe, [*overrides, *more])
         times = []
         for _ in range(4):
             torch.cuda.synchronize()
-
             start = time.time()
             policy.update(batch, 1)
             torch.cuda.synchronize()
             times.append(time.time() - start)
         seconds[name] = min(times)
-        used = sum(p.numel() for p in policy.model.parameters() if p.requires_grad)
-        peak = peak_gib()
+        num_trained = sum(p.numel() for p in policy.model.parameters() if p.requires_grad)
         report(
             "postgrad",
             work=f"update {name}",
             seconds=seconds[name],
             tokens_per_second=batch.num_tokens / seconds[name],
-            share_of_arithmetic=6 * used * batch.num_tokens / seconds[name] / ARITHMETIC,
-            peak_gib=peak,
+            share_of_arithmetic=6 * num_trained * batch.num_tokens / seconds[name] / ARITHMETIC,
+            peak_gib=peak_gib(),
         )
     report(
         "postgrad",
@@ -468,18 +491,15 @@ def update_views(folder: str, more: list[str]) -> None:
     )
 
 
-def both_ways_hf(folder: str) -> None:
-    """Forward and backward of 64 x 384 tokens by transformers with sdpa, logits whole; a peer of `update full`, without the optimizer."""
+def forward_backward_hf(folder: str) -> None:
+    """Time forward and backward of 64 x 384 tokens in transformers, with sdpa and full logits."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    model = (
-        AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.bfloat16, attn_implementation="sdpa"
-        )
-        .cuda()
-        .train()
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.bfloat16, attn_implementation="sdpa"
     )
+    model = model.cuda().train()
     ids = torch.randint(10, 40000, (64, 384), device="cuda")
     seconds = []
     for _ in range(4):
@@ -498,8 +518,8 @@ def both_ways_hf(folder: str) -> None:
     )
 
 
-def both_ways_postgrad(folder: str) -> None:
-    """The same rows through our passes, recorded as in training: every token predicted, log-probs and entropy; no optimizer step."""
+def forward_backward_postgrad(folder: str) -> None:
+    """Time the same rows in our captured passes, without an optimizer step."""
     import random
 
     import torch
@@ -509,11 +529,12 @@ def both_ways_postgrad(folder: str) -> None:
     from postgrad.types import Batch, Trajectory
 
     random.seed(0)
-    policy, device = our_policy(folder, "grpo", []), torch.device("cuda")
+    policy = make_policy(folder, "grpo", [])
+    device = torch.device("cuda")
     model = policy.model
-    numbers = [[random.randrange(10, 40000) for _ in range(385)] for _ in range(64)]
+    token_rows = [[random.randrange(10, 40000) for _ in range(385)] for _ in range(64)]
     batch = Batch.of(
-        [Trajectory(str(i), row[:1], row[1:], group=i) for i, row in enumerate(numbers)]
+        [Trajectory(str(i), row[:1], row[1:], group=i) for i, row in enumerate(token_rows)]
     )
     passes = [
         (m.to(device), batch.select(m.rows).response.values.to(device))
@@ -540,7 +561,7 @@ def both_ways_postgrad(folder: str) -> None:
     )
 
 
-# ---- the parent
+# ---- the parent process
 
 
 def main() -> None:
@@ -556,65 +577,79 @@ def main() -> None:
         "--set",
         nargs="*",
         default=[],
-        help="key=value words for Postgrad's own runs, e.g. training.token_budget=12288",
+        help="key=value overrides of Postgrad's runs, e.g. training.token_budget=12288",
     )
     options = parser.parse_args()
-    peers = [
-        p for p in options.peers if importlib.util.find_spec("transformers" if p == "hf" else p)
-    ]
-    if left_out := set(options.peers) - set(peers):
-        print(f"not installed, left out: {', '.join(sorted(left_out))}")
+    peers = [peer for peer in options.peers if is_installed(peer)]
+    missing = set(options.peers) - set(peers)
+    if missing:
+        print(f"not installed, left out: {', '.join(sorted(missing))}")
+    results: dict[str, dict[str, dict]] = {}
+    for call in plan_calls(options, peers):
+        for figures in run_call(call):
+            print(" ".join(f"{name}={format_value(v)}" for name, v in figures.items()), flush=True)
+            results.setdefault(str(figures.get("work")), {})[figures["name"]] = figures
+    print_ratios(results)
+
+
+def is_installed(peer: str) -> bool:
+    module = "transformers" if peer == "hf" else peer
+    return importlib.util.find_spec(module) is not None
+
+
+def plan_calls(options: argparse.Namespace, peers: list[str]) -> list[str]:
+    """Return the calls of this file's functions, one per process."""
     calls: list[str] = []
-    kit = Path(tempfile.gettempdir()) / "postgrad-compare"
+    cache = Path(tempfile.gettempdir()) / "postgrad-compare"
     if "rollout" in options.what:
         for which in options.shapes:
-            folder = f"shapes(Path({str(kit)!r}), {options.model!r}, {which!r})"
+            folder = f"model_folder(Path({str(cache)!r}), {options.model!r}, {which!r})"
             calls += [f"rollout_postgrad({folder}, {which!r}, {tail})" for tail in (False, True)]
-            calls += [f"rollout_vllm({folder}, {which!r})"] if "vllm" in peers else []
-            calls += [f"rollout_hf({folder}, {which!r})"] if "hf" in peers else []
+            if "vllm" in peers:
+                calls.append(f"rollout_vllm({folder}, {which!r})")
+            if "hf" in peers:
+                calls.append(f"rollout_hf({folder}, {which!r})")
     for what, learn in (("step", False), ("learn", True)):
         if what in options.what:
-            calls.append(
-                f"train_postgrad({options.model!r}, {options.gsm8k!r}, {learn}, {options.set!r})"
-            )
-            calls += (
-                [f"trl_run({options.model!r}, {options.gsm8k!r}, {learn})"]
-                if "trl" in peers
-                else []
-            )
+            arguments = f"{options.model!r}, {options.gsm8k!r}, {learn}"
+            calls.append(f"train_postgrad({arguments}, {options.set!r})")
+            if "trl" in peers:
+                calls.append(f"trl_run({arguments})")
     if "update" in options.what:
-        calls += [
-            f"update_views({options.model!r}, {options.set!r})",
-            f"both_ways_postgrad({options.model!r})",
-        ]
-        calls += [f"both_ways_hf({options.model!r})"] if "hf" in peers else []
-    found: dict[str, dict[str, dict]] = {}
-    for call in calls:
-        program = f"import sys; sys.path.insert(0, {str(HERE)!r}); from compare import *; {call}"
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-        if done.returncode:
-            print(f"{call} failed: {done.stderr.strip()[-400:]}", flush=True)
-        for line in done.stdout.splitlines():
-            if line.startswith("RESULT "):
-                figures = json.loads(line.removeprefix("RESULT "))
-                print(
-                    " ".join(
-                        f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}"
-                        for k, v in figures.items()
-                    ),
-                    flush=True,
-                )
-                found.setdefault(str(figures.get("work")), {})[figures["name"]] = figures
-    for work, contenders in found.items():
-        ours = contenders.get("postgrad")
-        for name, theirs in contenders.items():
-            if ours and name != "postgrad" and work != "None":
-                faster = (
-                    theirs["seconds"] / ours["seconds"]
-                    if "seconds" in ours
-                    else ours["tokens_per_second"] / theirs["tokens_per_second"]
-                )
-                print(f"RATIO {work}: postgrad is {faster:.1f} times as fast as {name}", flush=True)
+        calls.append(f"update_views({options.model!r}, {options.set!r})")
+        calls.append(f"forward_backward_postgrad({options.model!r})")
+        if "hf" in peers:
+            calls.append(f"forward_backward_hf({options.model!r})")
+    return calls
+
+
+def run_call(call: str) -> list[dict]:
+    """Return the figures that one call reported from its own process."""
+    program = f"import sys; sys.path.insert(0, {str(HERE)!r}); from compare import *; {call}"
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    if process.returncode:
+        print(f"{call} failed: {process.stderr.strip()[-400:]}", flush=True)
+    lines = [line for line in process.stdout.splitlines() if line.startswith("RESULT ")]
+    return [json.loads(line.removeprefix("RESULT ")) for line in lines]
+
+
+def format_value(value: float | str) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def print_ratios(results: dict[str, dict[str, dict]]) -> None:
+    for work, systems in results.items():
+        ours = systems.get("postgrad")
+        if ours is None or work == "None":
+            continue
+        for name, figures in systems.items():
+            if name == "postgrad":
+                continue
+            if "seconds" in ours:
+                speedup = figures["seconds"] / ours["seconds"]
+            else:
+                speedup = ours["tokens_per_second"] / figures["tokens_per_second"]
+            print(f"RATIO {work}: postgrad is {speedup:.1f} times as fast as {name}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Rollouts and GRPO steps at the sizes people train, on one GPU, with random weights of Qwen3's shapes.
+"""Rollouts and GRPO steps on one GPU, with random weights of Qwen3's shapes.
 
     python benchmarks/gpu/sizes.py step --shape 1.7b --problems 64 --samples 16 --tokens 512
     python benchmarks/gpu/sizes.py rollout --shape 4b --rows 256 --tokens 1024
