@@ -18,7 +18,7 @@ from postgrad.model.load import load
 from postgrad.model.loaded import Loaded
 from postgrad.model.lora import adapter_parameters, add_adapters
 from postgrad.model.passes.attention import NAME, register_attention
-from postgrad.model.passes.support import support_of
+from postgrad.model.passes.support import in_captured_family, support_of
 from postgrad.model.policy import FrozenPolicy, LocalPolicy, MetricAccumulator
 from postgrad.model.views import FULL
 from postgrad.rollout.engine import Request, Sampling
@@ -28,7 +28,25 @@ from postgrad.training.report import Reporter
 from postgrad.types import Batch, Trajectory
 
 CPU = torch.device("cpu")
-PACKED = {"llama", "qwen2", "qwen3"}
+PACKED = {
+    "ernie4_5",
+    "glm4",
+    "gpt2",
+    "gpt_neox",
+    "granite",
+    "hunyuan_v1_dense",
+    "llama",
+    "ministral3",
+    "mixtral",
+    "olmo2",
+    "phi3",
+    "qwen2",
+    "qwen2_moe",
+    "qwen3",
+    "qwen3_moe",
+    "seed_oss",
+    "smollm3",
+}
 RECURRENT = {
     "qwen3_5_text",
     "qwen3_next",
@@ -197,11 +215,11 @@ def test_a_broken_mask_is_caught_by_the_gate(folders, monkeypatch, tmp_path):
     from postgrad.model.passes import layout
 
     monkeypatch.setenv("POSTGRAD_CACHE", str(tmp_path))
-    assert support_of(load_folder(folders("phi3")).model).passes == "shared"
+    assert support_of(load_folder(folders("olmo3")).model).passes == "shared"
     monkeypatch.setenv("POSTGRAD_CACHE", str(tmp_path / "second"))
     causal = lambda part: torch.ones(part.shape[1], part.shape[1]).bool().tril()[None, None]  # noqa: E731
     monkeypatch.setattr(layout, "_bundle_mask", causal)
-    support = support_of(load_folder(folders("phi3")).model)
+    support = support_of(load_folder(folders("olmo3")).model)
     assert support.passes == "rows" and "nats" in support.reasons[-1]
 
 
@@ -226,6 +244,15 @@ def test_the_verdict_is_cached_by_architecture(monkeypatch, tmp_path):
     assert again.decide() == support_of(first.model)
     other = Gate(make_family("qwen3", num_hidden_layers=1), tmp_path)
     assert other.verdict is None
+
+
+def test_mistral_without_a_window_is_packed(tmp_path):
+    folder = save_family(tmp_path, "mistral", sliding_window=None)
+    loaded = load_folder(folder)
+    batch = shared_rows(seed=4)
+    assert support_of(loaded.model).passes == "packed" and in_captured_family(loaded.model)
+    ours = FrozenPolicy(config_of("grpo", folder), loaded).logprobs(batch)["logprobs"]
+    torch.testing.assert_close(ours, stock_logprobs(stock_model(folder), batch), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("window", [4, 8, 64])
@@ -279,7 +306,8 @@ def families_table(folders) -> str:
         passes = support_of(loaded.model).passes
         engine = NativeEngine(loaded, RolloutConfig(max_rows=3))
         decoding = "native" if engine.stock_engine is None else "transformers"
-        cuda = "native, captured graphs" if passes == "packed" else decoding
+        captured = passes == "packed" and in_captured_family(loaded.model)
+        cuda = "native, captured graphs" if captured else decoding
         lora = "yes" if lora_works(folders(model_type)) else "no"
         lines.append(f"| `{model_type}` | {passes} | {decoding} | {cuda} | {lora} |")
     return "\n".join(lines) + "\n"

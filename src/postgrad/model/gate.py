@@ -26,7 +26,7 @@ from postgrad.model.passes.support import (
     PASS_KINDS,
     PassKind,
     Support,
-    in_packed_family,
+    packing_problem,
     set_support,
     transform_of,
 )
@@ -172,9 +172,8 @@ class Gate:
 
     def _reason_against(self, kind: PassKind, batch: Batch) -> str:
         """Return why passes of this kind cannot be used; empty when they can."""
-        if kind == "packed" and not in_packed_family(self.model):
-            family = self.model.config.get_text_config().model_type
-            return f"packed attention does not know {family}"
+        if kind == "packed" and (problem := packing_problem(self.model)):
+            return problem
         if kind == "shared" and (layers := unusual_layers(self.model)):
             return f"a mask cannot express {layers}"
         self.model.set_attn_implementation(self._attention(kind))

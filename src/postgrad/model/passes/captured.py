@@ -16,6 +16,7 @@ from postgrad.model.device import capture_graphs, supports_graph_capture
 from postgrad.model.lora import adapter_parameters
 from postgrad.model.passes.layout import MicroBatch, supports_packing
 from postgrad.model.passes.packing import Packing, num_tiles, padding_tiles
+from postgrad.model.passes.support import in_captured_family
 from postgrad.model.views import View, embed, hidden_states, run_blocks
 
 # Operations of one block in one pass. Above it the device is busy anyway, and a graph would only
@@ -234,7 +235,9 @@ def supports_capture(model: Any) -> bool:
     is_sharded = hasattr(parameters[0], "placements")
     if is_sharded or not supports_graph_capture(parameters[0].device):
         return False
-    if not supports_packing(model) or adapter_parameters(model):
+    if not supports_packing(model) or not in_captured_family(model):
+        return False
+    if adapter_parameters(model):
         return False
     return not any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
 

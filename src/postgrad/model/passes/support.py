@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 PassKind = Literal["packed", "shared", "rows"]
 PASS_KINDS: tuple[PassKind, ...] = ("packed", "shared", "rows")
-PACKED_FAMILIES = ("llama", "qwen2", "qwen3")
+# Model types whose blocks the captured graphs and the paged decoder know.
+CAPTURED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 
 @dataclass(frozen=True)
@@ -46,15 +47,28 @@ def support_of(model: Any) -> Support:
     """Return what set_support noted; a model that was built without load() counts by its family."""
     support = vars(model).get("postgrad_support")
     if support is None:
-        passes: PassKind = "packed" if in_packed_family(model) else "shared"
+        known = in_captured_family(model) and not packing_problem(model)
+        passes: PassKind = "packed" if known else "shared"
         support = Support(passes, transform_of(model))
     return support
 
 
-def in_packed_family(model: Any) -> bool:
-    """Return whether packed attention knows this architecture."""
+def packing_problem(model: Any) -> str:
+    """Return why packed attention cannot express the model's attention; empty when it may."""
     config = model.config.get_text_config()
-    return config.model_type in PACKED_FAMILIES and not getattr(config, "use_sliding_window", False)
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if other := ", ".join(sorted(kinds - {"full_attention"})):
+        return f"packed attention does not support {other}"
+    if has_window(model):
+        return "packed attention does not support a sliding window"
+    if getattr(config, "attn_logit_softcapping", None):
+        return "packed attention does not support capped scores"
+    return ""
+
+
+def in_captured_family(model: Any) -> bool:
+    """Return whether the model's passes can be captured as CUDA graphs."""
+    return model.config.get_text_config().model_type in CAPTURED_FAMILIES
 
 
 def transform_of(model: Any) -> LogitTransform:

@@ -25,7 +25,7 @@ from postgrad.model.passes.kernels.packed_attention import LOG2E, warp_config
 from postgrad.model.passes.kernels.swiglu import swiglu_forward
 from postgrad.model.passes.packing import BLOCK_N as PAGE
 from postgrad.model.passes.packing import CHUNK
-from postgrad.model.passes.support import PACKED_FAMILIES, support_of
+from postgrad.model.passes.support import CAPTURED_FAMILIES, support_of
 from postgrad.rollout.native import kernels
 
 STATIC_ROTARY = ("default", "linear", "llama3", "yarn")
@@ -47,8 +47,8 @@ def unsupported_reason(model: Any) -> str:
     config = model.config.get_text_config()
     if support_of(model).passes != "packed":
         return "; ".join(support_of(model).reasons) or "its passes are not packed"
-    if config.model_type not in PACKED_FAMILIES:
-        return f"model type {config.model_type} is not one of {', '.join(PACKED_FAMILIES)}"
+    if config.model_type not in CAPTURED_FAMILIES:
+        return f"model type {config.model_type} is not one of {', '.join(CAPTURED_FAMILIES)}"
     if getattr(config, "use_sliding_window", False):
         return "the model has a sliding window"
     if config.hidden_act not in ("silu", "swish"):

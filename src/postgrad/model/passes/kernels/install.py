@@ -17,8 +17,14 @@ from postgrad.model.passes.kernels.rotary import rotary
 from postgrad.model.passes.kernels.swiglu import swiglu, swiglu_down
 from postgrad.model.passes.packing import Packing
 
-ATTENTION_CLASSES = ("LlamaAttention", "Qwen2Attention", "Qwen3Attention")
-MLP_CLASSES = ("LlamaMLP", "Qwen2MLP", "Qwen3MLP")
+ATTENTION_CLASSES = (
+    "LlamaAttention",
+    "MistralAttention",
+    "Qwen2Attention",
+    "Qwen3Attention",
+    "Qwen3MoeAttention",
+)
+MLP_CLASSES = ("LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP")
 
 
 def install_kernels(model: nn.Module) -> None:
