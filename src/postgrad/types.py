@@ -1,8 +1,9 @@
-"""The things that move between stages: Problem, Trajectory, Batch, Score, Failure.
+"""The data that stages pass on: Problem, Trajectory, Batch, Score, Failure.
 
-A Batch is a ragged table of trajectories. Token ids lie flat, row after row, without padding; per-token columns are flat
-tensors beside them, per-trajectory columns have one entry a row. Any stage may add a column of any name, and every later
-stage, the loss included, sees it.
+A Batch is a ragged table of trajectories. Token ids are stored flat, row after row, without
+padding. Per-token columns are flat tensors of the same length; per-trajectory columns have one
+entry per row. Any stage may add a column of any name; every later stage and the loss can read it.
+Imports torch, and nothing of ours except problem.py.
 """
 
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
@@ -24,10 +25,11 @@ SOURCE_NAMES = ("policy", "demonstration", "replay", "classmate", "tool")
 
 @dataclass
 class Trajectory:
-    """Prompt and response as token ids, whoever wrote them.
+    """Prompt and response as token ids, from the policy or from any other source.
 
-    `loss_mask` says which response tokens the loss may see (all of them when None); `behavior_logprobs` holds the log-prob each
-    token had when it was sampled (0 where nobody sampled it). `tokens` and `rows` hold further columns.
+    `loss_mask` marks the response tokens that enter the loss (None: all of them).
+    `behavior_logprobs` are the log-probs of the tokens when they were sampled (0 for tokens that
+    were not sampled). `tokens` and `rows` hold further columns.
     """
 
     uid: str
@@ -36,7 +38,7 @@ class Trajectory:
     group: int = 0
     index: int = 0
     source: int = POLICY
-    finish: str = "stop"  # stop, length, or given (not sampled)
+    finish: str = "stop"  # stop, length (limit reached), or given (not sampled)
     behavior_logprobs: Sequence[float] | None = None
     loss_mask: Sequence[bool] | None = None
     token_source: Sequence[int] | None = None
@@ -53,43 +55,43 @@ class Ragged:
 
     @staticmethod
     def of(rows: Iterable[Sequence[Any]], dtype: torch.dtype = torch.int64) -> "Ragged":
+        """Returns the rows concatenated into one tensor."""
         rows = list(rows)
         flat = [value for row in rows for value in row]
-        return Ragged(
-            torch.tensor(flat, dtype=dtype),
-            torch.tensor([len(row) for row in rows], dtype=torch.int64),
-        )
+        lengths = [len(row) for row in rows]
+        return Ragged(torch.tensor(flat, dtype=dtype), torch.tensor(lengths, dtype=torch.int64))
 
     @property
     def offsets(self) -> Tensor:
-        """Start of each row in `values`, with the total at the end."""
+        """(rows + 1,) the start of each row in `values`, and the total at the end."""
         return torch.cat([torch.zeros(1, dtype=torch.int64), self.lengths.cumsum(0)])
 
     def __len__(self) -> int:
         return int(self.lengths.numel())
 
     def split(self) -> list[Tensor]:
+        """Returns one tensor per row."""
         return list(self.values.split(self.lengths.tolist()))
 
     @cached_property
     def row_index(self) -> Tensor:
-        """(total,) the row each value belongs to, on the CPU."""
+        """(total,) the row of each value, on the CPU."""
         return torch.arange(len(self)).repeat_interleave(self.lengths)
 
     def positions(self, indices: Tensor) -> Tensor:
-        """Where the tokens of the given rows lie in `values`, row after row."""
+        """Returns the positions in `values` of all values of the given rows, row after row."""
         lengths = self.lengths[indices]
-        shift = self.offsets[:-1][indices] - (
-            lengths.cumsum(0) - lengths
-        )  # from its place among the picked tokens
+        new_offsets = lengths.cumsum(0) - lengths
+        shift = self.offsets[:-1][indices] - new_offsets
         return torch.arange(int(lengths.sum())) + shift.repeat_interleave(lengths)
 
 
 class Columns(MutableMapping[str, Any]):
-    """Named columns of one length; assigning a column of another length is an error that names both."""
+    """Named columns of equal length. Assigning a column of another length raises ValueError."""
 
     def __init__(self, kind: str, size: int, columns: dict[str, Any] | None = None) -> None:
-        self.kind, self.size = kind, size
+        self.kind = kind  # "token" or "row", for error messages
+        self.size = size
         self.data: dict[str, Any] = {}
         for name, column in (columns or {}).items():
             self[name] = column
@@ -104,7 +106,7 @@ class Columns(MutableMapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         if name not in self.data:
             raise KeyError(
-                f"no {self.kind} column {name!r}; there are: {', '.join(sorted(self.data)) or 'none'}"
+                f"no {self.kind} column {name!r}; known: {', '.join(sorted(self.data)) or 'none'}"
             )
         return self.data[name]
 
@@ -122,94 +124,78 @@ class Columns(MutableMapping[str, Any]):
 
 
 def _take(column: Any, indices: Tensor) -> Any:
-    return (
-        column[indices.to(column.device)]
-        if isinstance(column, Tensor)
-        else [column[i] for i in indices.tolist()]
-    )
+    """Returns the entries of a tensor or list at the given indices."""
+    if isinstance(column, Tensor):
+        return column[indices.to(column.device)]
+    return [column[i] for i in indices.tolist()]
 
 
 class Batch:
-    """A ragged table of trajectories. `tokens` columns are flat over all response tokens, `rows` columns have one entry a row.
+    """A ragged table of trajectories.
 
-    Always there: tokens `loss_mask`, `behavior_logprobs`, `token_source`; rows `uid`, `group`, `index`, `source`, `finish`.
+    `tokens` columns are flat over all response tokens. Every batch has `loss_mask`,
+    `behavior_logprobs` and `token_source`.
+    `rows` columns have one entry per row. Every batch has `uid`, `group`, `index`, `source` and
+    `finish`.
     """
 
     def __init__(
         self, prompt: Ragged, response: Ragged, tokens: dict[str, Tensor], rows: dict[str, Any]
     ) -> None:
-        self.prompt, self.response = prompt, response
+        self.prompt = prompt
+        self.response = response
         self.tokens = Columns("token", int(response.values.numel()), tokens)
         self.rows = Columns("row", len(response), rows)
 
     @staticmethod
     def of(trajectories: Sequence[Trajectory]) -> "Batch":
-        """Build the table. Extra columns must be the same for all trajectories."""
-        flat = list(trajectories)
+        """Returns the table of these trajectories, which must have the same extra columns."""
+        trajectories = list(trajectories)
         tokens: dict[str, Tensor] = {
-            "loss_mask": _flat("loss_mask", flat, lambda t: t.loss_mask, True, torch.bool),
-            "behavior_logprobs": _flat(
-                "behavior_logprobs", flat, lambda t: t.behavior_logprobs, 0.0, torch.float32
+            "loss_mask": _flatten(
+                "loss_mask", trajectories, lambda t: t.loss_mask, True, torch.bool
             ),
-            "token_source": _flat(
-                "token_source",
-                flat,
-                lambda t: (
-                    [t.source] * len(t.response) if t.token_source is None else t.token_source
-                ),
-                POLICY,
-                torch.int8,
+            "behavior_logprobs": _flatten(
+                "behavior_logprobs",
+                trajectories,
+                lambda t: t.behavior_logprobs,
+                0.0,
+                torch.float32,
+            ),
+            "token_source": _flatten(
+                "token_source", trajectories, _token_source, POLICY, torch.int8
             ),
         }
         rows: dict[str, Any] = {
-            "uid": [t.uid for t in flat],
-            "group": torch.tensor([t.group for t in flat], dtype=torch.int64),
-            "index": torch.tensor([t.index for t in flat], dtype=torch.int64),
-            "source": torch.tensor([t.source for t in flat], dtype=torch.int8),
-            "finish": [t.finish for t in flat],
+            "uid": [t.uid for t in trajectories],
+            "group": torch.tensor([t.group for t in trajectories], dtype=torch.int64),
+            "index": torch.tensor([t.index for t in trajectories], dtype=torch.int64),
+            "source": torch.tensor([t.source for t in trajectories], dtype=torch.int8),
+            "finish": [t.finish for t in trajectories],
         }
-        for name in _shared_names(flat, lambda t: t.tokens):
-            tokens[name] = _flat(
-                name, flat, lambda t, name=name: t.tokens[name], 0.0, torch.float32
+        for name in _shared_names(trajectories, lambda t: t.tokens):
+            tokens[name] = _flatten(
+                name, trajectories, lambda t, name=name: t.tokens[name], 0.0, torch.float32
             )
-        for name in _shared_names(flat, lambda t: t.rows):
-            values = [t.rows[name] for t in flat]
-            rows[name] = (
-                torch.tensor(values) if all(isinstance(v, int | float) for v in values) else values
-            )
-        return Batch(
-            Ragged.of(t.prompt for t in flat), Ragged.of(t.response for t in flat), tokens, rows
-        )
+        for name in _shared_names(trajectories, lambda t: t.rows):
+            values = [t.rows[name] for t in trajectories]
+            are_numbers = all(isinstance(value, int | float) for value in values)
+            rows[name] = torch.tensor(values) if are_numbers else values
+        prompt = Ragged.of(t.prompt for t in trajectories)
+        response = Ragged.of(t.response for t in trajectories)
+        return Batch(prompt, response, tokens, rows)
 
     @staticmethod
     def concat(batches: Sequence["Batch"]) -> "Batch":
-        """Put tables below each other. Columns that are not in all of them are an error."""
+        """Returns the rows of all batches in one. Raises ValueError if their columns differ."""
+        _check_same_columns("tokens", [set(batch.tokens) for batch in batches])
+        _check_same_columns("rows", [set(batch.rows) for batch in batches])
         first = batches[0]
-        for kind in ("tokens", "rows"):
-            names = [set(b.tokens if kind == "tokens" else b.rows) for b in batches]
-            odd = set.union(*names) - set.intersection(*names)
-            if odd:
-                raise ValueError(
-                    f"{kind} column {sorted(odd)[0]!r} is missing in some of the batches"
-                )
-
-        def join(ragged: Sequence[Ragged]) -> Ragged:
-            return Ragged(
-                torch.cat([r.values for r in ragged]), torch.cat([r.lengths for r in ragged])
-            )
-
-        def join_column(columns: Sequence[Any]) -> Any:
-            return (
-                torch.cat(list(columns))
-                if isinstance(columns[0], Tensor)
-                else [x for c in columns for x in c]
-            )
-
         return Batch(
-            join([b.prompt for b in batches]),
-            join([b.response for b in batches]),
-            {name: join_column([b.tokens[name] for b in batches]) for name in first.tokens},
-            {name: join_column([b.rows[name] for b in batches]) for name in first.rows},
+            _concat_ragged([batch.prompt for batch in batches]),
+            _concat_ragged([batch.response for batch in batches]),
+            {name: _concat_column([b.tokens[name] for b in batches]) for name in first.tokens},
+            {name: _concat_column([b.rows[name] for b in batches]) for name in first.rows},
         )
 
     def __len__(self) -> int:
@@ -222,88 +208,120 @@ class Batch:
 
     @property
     def row_index(self) -> Tensor:
-        """(tokens,) the row each response token belongs to."""
+        """(tokens,) the row of each response token."""
         return self.response.row_index.to(self.response.values.device)
 
     @property
     def names(self) -> list[str]:
-        """A name for each row that no other row of its step has: problem, group and index. Seeds may be made from it."""
-        places = zip(
-            self.rows["uid"], self.rows["group"].tolist(), self.rows["index"].tolist(), strict=True
-        )
-        return [f"{uid}/{group}/{index}" for uid, group, index in places]
+        """A unique name per row of a step, `uid/group/index`; seeds may be derived from it."""
+        groups = self.rows["group"].tolist()
+        indices = self.rows["index"].tolist()
+        return [
+            f"{uid}/{group}/{index}"
+            for uid, group, index in zip(self.rows["uid"], groups, indices, strict=True)
+        ]
 
     def mask(self, spans: Sequence[tuple[int, int]]) -> Tensor:
-        """(tokens,) true on the tokens [start, end) of each row's response; one span a row."""
-        out = torch.zeros(self.num_tokens, dtype=torch.bool)
+        """Returns (tokens,) true on the tokens [start, end) of each response; one span per row."""
+        mask = torch.zeros(self.num_tokens, dtype=torch.bool)
         for offset, (start, end) in zip(self.response.offsets[:-1].tolist(), spans, strict=True):
-            out[offset + start : offset + end] = True
-        return out
+            mask[offset + start : offset + end] = True
+        return mask
 
     def expand(self, column: Tensor) -> Tensor:
-        """A row column as a token column."""
+        """Returns (tokens,) the value of each token's row, from a (rows,) column."""
         return column[self.row_index.to(column.device)]
 
     def sum_tokens(self, column: Tensor) -> Tensor:
-        """(rows,) sums of a token column."""
-        out = torch.zeros(len(self), dtype=column.dtype, device=column.device)
-        return out.index_add(0, self.row_index.to(column.device), column)
+        """Returns (rows,) the sum of a token column over each row."""
+        zeros = torch.zeros(len(self), dtype=column.dtype, device=column.device)
+        return zeros.index_add(0, self.row_index.to(column.device), column)
 
     def select(self, indices: Tensor | Sequence[int]) -> "Batch":
-        """The given rows, in the given order, with all their columns."""
-        picked = torch.as_tensor(indices, dtype=torch.int64)
-        where = self.response.positions(picked)
-
-        def take(ragged: Ragged, at: Tensor) -> Ragged:
-            return Ragged(ragged.values[at.to(ragged.values.device)], ragged.lengths[picked])
-
+        """Returns the given rows, in the given order, with all their columns."""
+        chosen = torch.as_tensor(indices, dtype=torch.int64)
+        prompt_positions = self.prompt.positions(chosen)
+        positions = self.response.positions(chosen)
         return Batch(
-            take(self.prompt, self.prompt.positions(picked)),
-            take(self.response, where),
-            {name: _take(column, where) for name, column in self.tokens.items()},
-            {name: _take(column, picked) for name, column in self.rows.items()},
+            Ragged(_take(self.prompt.values, prompt_positions), self.prompt.lengths[chosen]),
+            Ragged(_take(self.response.values, positions), self.response.lengths[chosen]),
+            {name: _take(column, positions) for name, column in self.tokens.items()},
+            {name: _take(column, chosen) for name, column in self.rows.items()},
         )
 
     def to(self, device: torch.device | str) -> "Batch":
-        return self.moved(lambda column: column.to(device))
+        """Returns the batch with all tensor columns on the device."""
+        return self.map_tensors(lambda column: column.to(device))
 
-    def moved(self, move: Callable[[Tensor], Tensor]) -> "Batch":
-        """All columns that are tensors somewhere else, by a function that brings one there."""
+    def map_tensors(self, function: Callable[[Tensor], Tensor]) -> "Batch":
+        """Returns the batch with `function` applied to every column that is a tensor."""
+        rows = {
+            name: function(column) if isinstance(column, Tensor) else column
+            for name, column in self.rows.items()
+        }
         return Batch(
-            replace(self.prompt, values=move(self.prompt.values)),
-            replace(self.response, values=move(self.response.values)),
-            {name: move(column) for name, column in self.tokens.items()},
-            {
-                name: move(column) if isinstance(column, Tensor) else column
-                for name, column in self.rows.items()
-            },
+            replace(self.prompt, values=function(self.prompt.values)),
+            replace(self.response, values=function(self.response.values)),
+            {name: function(column) for name, column in self.tokens.items()},
+            rows,
         )
 
 
-def _flat(
+def _concat_ragged(parts: Sequence[Ragged]) -> Ragged:
+    values = torch.cat([part.values for part in parts])
+    return Ragged(values, torch.cat([part.lengths for part in parts]))
+
+
+def _concat_column(parts: Sequence[Any]) -> Any:
+    """Returns one tensor or one list from the parts of a column."""
+    if isinstance(parts[0], Tensor):
+        return torch.cat(list(parts))
+    return [value for part in parts for value in part]
+
+
+def _check_same_columns(kind: str, names: Sequence[set[str]]) -> None:
+    """Raises ValueError if a column is missing in some of the batches."""
+    missing = set.union(*names) - set.intersection(*names)
+    if missing:
+        raise ValueError(f"{kind} column {min(missing)!r} is missing in some of the batches")
+
+
+def _token_source(trajectory: Trajectory) -> Sequence[int]:
+    if trajectory.token_source is not None:
+        return trajectory.token_source
+    return [trajectory.source] * len(trajectory.response)
+
+
+def _flatten(
     name: str,
     trajectories: Sequence[Trajectory],
     get: Callable[[Trajectory], Any],
     default: Any,
     dtype: torch.dtype,
 ) -> Tensor:
-    out: list[Any] = []
-    for t in trajectories:
-        values = get(t)
-        if values is not None and len(values) != len(t.response):
+    """Returns (tokens,) the values of all trajectories; `default` where `get` returns None."""
+    flat: list[Any] = []
+    for trajectory in trajectories:
+        num_tokens = len(trajectory.response)
+        values = get(trajectory)
+        if values is None:
+            values = [default] * num_tokens
+        if len(values) != num_tokens:
             raise ValueError(
-                f"trajectory {t.uid}: token column {name!r} has {len(values)} entries for {len(t.response)} response tokens"
+                f"trajectory {trajectory.uid}: token column {name!r} has {len(values)} entries "
+                f"for {num_tokens} response tokens"
             )
-        out.extend([default] * len(t.response) if values is None else values)
-    return torch.tensor(out, dtype=dtype)
+        flat.extend(values)
+    return torch.tensor(flat, dtype=dtype)
 
 
 def _shared_names(
     trajectories: Sequence[Trajectory], get: Callable[[Trajectory], dict[str, Any]]
 ) -> list[str]:
-    names = [set(get(t)) for t in trajectories]
-    union: set[str] = set().union(*names)
-    for name in union:
-        if not all(name in n for n in names):
+    """Returns the names of the extra columns. Raises ValueError if a trajectory lacks one."""
+    names = [set(get(trajectory)) for trajectory in trajectories]
+    all_names: set[str] = set().union(*names)
+    for name in all_names:
+        if not all(name in present for present in names):
             raise ValueError(f"column {name!r} is missing in some of the trajectories")
-    return sorted(union)
+    return sorted(all_names)

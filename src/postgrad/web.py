@@ -1,4 +1,7 @@
-"""What our servers share: who may come in, how a request is read, how long anyone is waited for, and how a server ends."""
+"""What the HTTP servers share: access checks, reading requests, timeouts, sockets and shutdown.
+
+Used by the model server, the sandbox server and the web page. Imports no torch.
+"""
 
 import asyncio
 import contextlib
@@ -18,19 +21,21 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from postgrad.errors import ConfigError
 
-HEADERS_S = 20.0  # for a request's first line and headers to arrive
+HEADER_TIMEOUT_S = 20.0  # for the request line and the headers to arrive
+KEEP_ALIVE_S = 15  # an idle connection is closed after this
 
 
-class Bad(Exception):
-    """A request that is answered with an error: status and reason."""
+class HttpError(Exception):
+    """An error that is sent to the client: HTTP status and reason."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
-        self.status, self.reason = status, reason
+        self.status = status
+        self.reason = reason
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name or address is this machine alone."""
+    """Returns whether a host name or address is reachable from this machine only."""
     if host == "localhost":
         return True
     try:
@@ -39,8 +44,11 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def known_host(header: str, host: str) -> bool:
-    """Whether a request's Host header names this server; no means a site that points its own name here."""
+def is_own_host(header: str, host: str) -> bool:
+    """Returns whether a request's Host header names this server.
+
+    Another name means DNS rebinding: a website's domain that resolves to this machine.
+    """
     try:
         name = (urlsplit(f"//{header}").hostname or "").lower()
     except ValueError:
@@ -54,84 +62,91 @@ def known_host(header: str, host: str) -> bool:
     return True
 
 
-def reject_reason(request: Request, host: str, opened: bool = False) -> str:
-    """Why a request may not come in, empty when it may: an unknown host name, another origin, another site's page.
+def reject_reason(request: Request, host: str, allow_links: bool = False) -> str:
+    """Returns why a request is rejected, "" if it is allowed.
 
-    `opened` says that a person following a link from elsewhere is welcome.
+    Rejected are unknown host names, other origins and pages of other sites. `allow_links` allows
+    a person to follow a link from another site.
     """
-    if not known_host(request.headers.get("host", ""), host):
+    if not is_own_host(request.headers.get("host", ""), host):
         return "unknown host name"
     origin = request.headers.get("origin")
     if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
         return "another origin"
-    if request.headers.get("sec-fetch-site") in ("cross-site", "same-site") and not opened:
+    is_foreign = request.headers.get("sec-fetch-site") in ("cross-site", "same-site")
+    if is_foreign and not allow_links:
         return "another site"
     return ""
 
 
 def has_token(request: Request, token: str) -> bool:
-    """Whether the request says `Authorization: Bearer TOKEN`; always, where there is no token."""
+    """Returns whether the request sends `Authorization: Bearer TOKEN`; True without a token."""
     given = request.headers.get("authorization", "")
     return not token or hmac.compare_digest(given.encode(), f"Bearer {token}".encode())
 
 
-async def read_json(request: Request, most_bytes: int, within_s: float) -> Any:
-    """The JSON of a request, read no further than its limit and waited for no longer than its time.
+async def read_json(request: Request, max_bytes: int, timeout_s: float) -> Any:
+    """Returns the JSON of a request.
 
     Raises:
-        Bad: 400, 408 or 413.
+        HttpError: 400 not JSON, 408 not complete within `timeout_s`, 413 more than `max_bytes`.
     """
-    if (request.headers.get("content-type") or "").split(";")[0].strip() != "application/json":
-        raise Bad(400, "send JSON, with Content-Type: application/json")
-    too_large = Bad(413, f"the request is larger than {most_bytes >> 20} MiB")
-    said = request.headers.get("content-length", "")
-    if said.isdigit() and int(said) > most_bytes:
+    content_type = request.headers.get("content-type") or ""
+    if content_type.split(";")[0].strip() != "application/json":
+        raise HttpError(400, "send JSON, with Content-Type: application/json")
+    too_large = HttpError(413, f"the request is larger than {max_bytes >> 20} MiB")
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > max_bytes:
         raise too_large
     content = bytearray()
     try:
-        async with asyncio.timeout(within_s):
-            async for piece in request.stream():
-                content += piece
-                if len(content) > most_bytes:
+        async with asyncio.timeout(timeout_s):
+            async for chunk in request.stream():
+                content += chunk
+                if len(content) > max_bytes:
                     raise too_large
     except TimeoutError as error:
-        raise Bad(408, f"the request's body did not arrive within {within_s:g} s") from error
+        raise HttpError(408, f"the request body did not arrive within {timeout_s:g} s") from error
     except ClientDisconnect as error:
-        raise Bad(400, "the client left before its request was whole") from error
+        raise HttpError(400, "the client disconnected before the request was complete") from error
     try:
-        return json.loads(content, parse_constant=_no_constant)
+        return json.loads(content, parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:
-        raise Bad(400, "the request is not JSON") from error
+        raise HttpError(400, "the request is not JSON") from error
 
 
-def _no_constant(name: str) -> Any:
+def _reject_constant(name: str) -> Any:
+    """Python's parser would accept NaN and Infinity, which are not JSON."""
     raise ValueError(f"{name} is not JSON")
 
 
 class HeaderTimeout(H11Protocol):
-    """HTTP for one connection, closed when headers that have begun do not end; uvicorn itself would wait for ever."""
+    """HTTP protocol that closes a connection whose headers do not arrive in time.
+
+    uvicorn alone would wait forever.
+    """
 
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._mind()
+        self._update_deadline()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        self._mind()
+        self._update_deadline()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._forget()
+        self._cancel_deadline()
         super().connection_lost(exc)
 
-    def _mind(self) -> None:
+    def _update_deadline(self) -> None:
         if self.cycle is not None and not self.cycle.response_complete:
-            self._forget()
+            self._cancel_deadline()
         elif self._deadline is None:
-            self._deadline = self.loop.call_later(HEADERS_S, self._close)
+            self._deadline = self.loop.call_later(HEADER_TIMEOUT_S, self._close)
 
-    def _forget(self) -> None:
+    def _cancel_deadline(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
@@ -143,18 +158,18 @@ class HeaderTimeout(H11Protocol):
 
 
 def settle(future: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> None:
-    """Give a future its result or error, unless nobody waits for it any more."""
+    """Sets the result or the error of a future, unless it was cancelled."""
     if future.done():
         return
-    if error is not None:
-        future.set_exception(error)
-        future.exception()  # looked at, so that a client who left causes no complaint
-    else:
+    if error is None:
         future.set_result(result)
+        return
+    future.set_exception(error)
+    future.exception()  # retrieved, so that asyncio does not warn if the client has disconnected
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises ConfigError where there can be none."""
+    """Returns a listening socket. Raises ConfigError."""
     try:
         family, _, _, _, address = socket.getaddrinfo(
             host.strip("[]"), port, type=socket.SOCK_STREAM
@@ -167,41 +182,43 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def address_of(listener: socket.socket) -> str:
-    """http://host:port of a listening socket."""
+    """Returns http://host:port of a listening socket."""
     host, port = listener.getsockname()[:2]
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{port}"
 
 
 def make_server(app: Any, grace_s: int, connections: int = 1000) -> uvicorn.Server:
-    """A server for `run`; at its end running requests have `grace_s` seconds."""
-    settings: dict[str, Any] = {
-        "log_level": "warning",
-        "access_log": False,
-        "server_header": False,
-        "ws": "none",
-    }
-    limits: dict[str, Any] = {
-        "limit_concurrency": connections,
-        "timeout_graceful_shutdown": grace_s,
-        "timeout_keep_alive": 15,
-    }
-    return uvicorn.Server(uvicorn.Config(app, http=HeaderTimeout, **settings, **limits))
+    """Returns a server for run(). When it stops, running requests get `grace_s` seconds."""
+    config = uvicorn.Config(
+        app,
+        http=HeaderTimeout,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        ws="none",
+        limit_concurrency=connections,
+        timeout_graceful_shutdown=grace_s,
+        timeout_keep_alive=KEEP_ALIVE_S,
+    )
+    return uvicorn.Server(config)
 
 
 def run(server: uvicorn.Server, listener: socket.socket) -> None:
-    """Answer until Ctrl-C or SIGTERM."""
+    """Serves until Ctrl-C or SIGTERM."""
     with contextlib.suppress(KeyboardInterrupt), signals_as_interrupt():
         server.run(sockets=[listener])
 
 
 @contextlib.contextmanager
 def signals_as_interrupt() -> Iterator[None]:
-    """SIGTERM raises KeyboardInterrupt here, as Ctrl-C does; Ctrl-C does so in jobs, too, that a script put into the background."""
+    """Makes SIGTERM and SIGINT raise KeyboardInterrupt, in background jobs too."""
 
-    def stop(number: int, frame: FrameType | None) -> None:
+    def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.signal(number, interrupt) for number in numbers}
     try:
         yield
     finally:

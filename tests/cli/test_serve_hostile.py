@@ -229,7 +229,7 @@ def test_huge_bodies_are_refused_unread(server):
 
 def test_slow_bodies_and_slow_headers_are_not_waited_for(server, monkeypatch):
     monkeypatch.setattr(app_module, "BODY_S", 0.3)
-    monkeypatch.setattr(web, "HEADERS_S", 0.3)
+    monkeypatch.setattr(web, "HEADER_TIMEOUT_S", 0.3)
     with socket.create_connection(("127.0.0.1", server.port), 60) as connection:
         connection.sendall(head("Content-Length: 100") + b'{"model"')
         answer = read_all(connection)

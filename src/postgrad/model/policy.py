@@ -328,7 +328,9 @@ class LocalPolicy(FrozenPolicy):
         Its loss weights are global, so order and size of the micro-batches do not matter.
         """
         for micro in self.micro_batches(batch, self.objective.row_groups(batch)):
-            rows = batch.select(micro.rows).moved(lambda column: copy_async(column, self.device))
+            rows = batch.select(micro.rows).map_tensors(
+                lambda column: copy_async(column, self.device)
+            )
             current = self.forward(micro.to(self.device), rows.response.values, view)
             if not micro.rows:  # an idle pass: only the collectives of other ranks need this one
                 current.logprobs.sum().backward()

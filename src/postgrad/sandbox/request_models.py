@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
-from postgrad.web import Bad
+from postgrad.web import HttpError
 
 MAX_PROGRAM = 1 << 20  # characters
 MAX_TESTS = 1000
@@ -92,7 +92,7 @@ class RunCodeRequest(Request):
         return value
 
 
-class InvalidField(Bad):
+class InvalidField(HttpError):
     """A field of a request is wrong. `detail` has the form in which Sandbox Fusion reports it."""
 
     def __init__(self, status: int, error: Any) -> None:
@@ -108,12 +108,12 @@ def parse_request(model: type[Model], body: Any, status: int) -> Model:
         status: of the reply to an invalid request; one that is too long gets 413.
 
     Raises:
-        Bad: the body is not an object.
+        HttpError: the body is not an object.
         InvalidField: a field is missing or wrong.
     """
     if not isinstance(body, dict):
         required = [name for name, field in model.model_fields.items() if field.is_required()]
-        raise Bad(400, f"the request must be a JSON object with {', '.join(required)}")
+        raise HttpError(400, f"the request must be a JSON object with {', '.join(required)}")
     try:
         return model.model_validate(body)
     except ValidationError as error:

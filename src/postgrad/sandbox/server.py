@@ -42,7 +42,7 @@ from postgrad.sandbox.request_models import (
     TestsRequest,
     parse_request,
 )
-from postgrad.web import Bad, has_token, read_json, settle
+from postgrad.web import HttpError, has_token, read_json, settle
 
 MAX_BODY = 16 << 20  # bytes
 BODY_S = 60.0  # for a request's body to arrive
@@ -66,12 +66,12 @@ class WorkerThreads:
         """Run the job in a thread and return its result.
 
         Raises:
-            Bad: the queue is full, or the server is shutting down.
+            HttpError: the queue is full, or the server is shutting down.
         """
         if self.closed:
-            raise Bad(503, "the sandbox is shutting down")
+            raise HttpError(503, "the sandbox is shutting down")
         if self.num_jobs >= self.capacity:
-            raise Bad(429, f"{self.capacity} requests are running or queued; try again later")
+            raise HttpError(429, f"{self.capacity} requests are running or queued; try again later")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         self.num_jobs += 1
@@ -111,11 +111,11 @@ def make_app(sandbox: Sandbox, token: str = "", workers: int = 2, waiting: int =
         async def respond(http_request: HttpRequest) -> Response:
             try:
                 if not _has_token(http_request, token):
-                    raise Bad(401, "this sandbox needs a token: Authorization: Bearer TOKEN")
+                    raise HttpError(401, "this sandbox needs a token: Authorization: Bearer TOKEN")
                 body = await read_json(http_request, MAX_BODY, BODY_S)
                 request = parse_request(model, body, invalid_status)
                 return JSONResponse(await threads.run(lambda: work(sandbox, request)))
-            except Bad as error:
+            except HttpError as error:
                 return _error_response(error)
             except SandboxError as error:
                 return JSONResponse({"error": str(error)}, 500)
@@ -141,7 +141,7 @@ def make_app(sandbox: Sandbox, token: str = "", workers: int = 2, waiting: int =
     )
 
 
-def _error_response(error: Bad) -> Response:
+def _error_response(error: HttpError) -> Response:
     body: dict[str, Any] = {"error": error.reason}
     if isinstance(error, InvalidField):
         body["detail"] = [error.detail]
@@ -189,7 +189,7 @@ def _test_stdio(sandbox: Sandbox, request: StdioRequest) -> dict[str, list[Any]]
 def _results_reply(results: list[Result]) -> dict[str, list[Any]]:
     for result in results:
         if result.unsupported:
-            raise Bad(422, result.reason)
+            raise HttpError(422, result.reason)
     return {
         "results": [int(result.passed) for result in results],
         "runtimes": [result.seconds for result in results],

@@ -30,7 +30,7 @@ from postgrad.serving.requests import Ask, Refusal, read_ask
 from postgrad.serving.responses import Choice, Reply, error_body
 from postgrad.serving.served_model import Served, take_weights, weight_files
 from postgrad.serving.worker import Ticket
-from postgrad.web import Bad, has_token, read_json, reject_reason
+from postgrad.web import HttpError, has_token, read_json, reject_reason
 
 MAX_BODY = 8 << 20  # bytes
 BODY_S = 30.0  # for a request's body to arrive
@@ -181,7 +181,7 @@ class Api:
                 for choice in choices:
                     if piece := reply.piece(choice):
                         yield _event(piece)
-        except Bad as error:
+        except HttpError as error:
             yield _event(error_body(error))
             return
         except TimeoutError:
@@ -258,13 +258,13 @@ async def _collect(ticket: Ticket, reply: Reply) -> None:
 
 
 async def _fresh(ticket: Ticket, reply: Reply) -> list[Choice]:
-    """Wait for events; the choices that got some. Raises the Bad that ended the request."""
+    """Wait for events; the choices that got some. Raises the HttpError that ended the request."""
     events = [await ticket.events.get()]
     while not ticket.events.empty():
         events.append(ticket.events.get_nowait())
     choices: dict[int, Choice] = {}
     for event in events:
-        if isinstance(event, Bad):
+        if isinstance(event, HttpError):
             raise event
         choice = reply.take(event)
         choices[choice.number] = choice
@@ -272,7 +272,7 @@ async def _fresh(ticket: Ticket, reply: Reply) -> list[Choice]:
 
 
 async def _while_here(request: Request, work: Any) -> None:
-    """Do the work unless the client leaves first. Raises Bad then, for nobody to read."""
+    """Do the work unless the client leaves first. Raises HttpError then, for nobody to read."""
 
     async def gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -282,7 +282,7 @@ async def _while_here(request: Request, work: Any) -> None:
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if not tasks[0].done():
-            raise Bad(499, "the client has left")
+            raise HttpError(499, "the client has left")
         tasks[0].result()
     finally:
         for task in tasks:
@@ -293,13 +293,13 @@ def _guarded(answer: Callable[[Request], Any]) -> Callable[[Request], Any]:
     async def endpoint(request: Request) -> Response:
         try:
             return await answer(request)
-        except Bad as error:
+        except HttpError as error:
             return _refused(error)
 
     return endpoint
 
 
-def _refused(error: Bad) -> JSONResponse:
+def _refused(error: HttpError) -> JSONResponse:
     headers = (
         {"Retry-After": "1"}
         if error.status in (429, 503)

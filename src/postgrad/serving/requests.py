@@ -10,7 +10,7 @@ from typing import Any
 
 from postgrad.errors import did_you_mean
 from postgrad.rollout.engine import Sampling
-from postgrad.web import Bad
+from postgrad.web import HttpError
 
 MAX_CHOICES = 128  # of one prompt
 MAX_PROMPTS = 256
@@ -61,7 +61,7 @@ ABSENT: dict[str, tuple[Any, ...]] = {
 }
 
 
-class Refusal(Bad):
+class Refusal(HttpError):
     """A request that is answered with an error, the field that is wrong, and a word for programs."""
 
     def __init__(

@@ -10,7 +10,7 @@ from postgrad.serving.detokenizer import TextStream
 from postgrad.serving.requests import Ask
 from postgrad.serving.served_model import Served
 from postgrad.serving.worker import Event
-from postgrad.web import Bad
+from postgrad.web import HttpError
 
 KINDS = {
     400: "invalid_request_error",
@@ -20,7 +20,7 @@ KINDS = {
 }
 
 
-def error_body(error: Bad) -> dict[str, Any]:
+def error_body(error: HttpError) -> dict[str, Any]:
     """OpenAI's shape of an error."""
     kind = KINDS.get(
         error.status, "invalid_request_error" if error.status < 429 else "server_error"

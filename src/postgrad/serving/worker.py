@@ -12,7 +12,7 @@ import torch
 
 from postgrad.rollout.native.engine import Job, NativeEngine, Row
 from postgrad.rollout.native.live import LiveDecodeLoop, LiveJob, TopTokens
-from postgrad.web import Bad, settle
+from postgrad.web import HttpError, settle
 
 IDLE_S = 5.0  # without work the cache's memory is given back
 
@@ -31,12 +31,12 @@ class Event:
 
 @dataclass(eq=False)
 class Ticket:
-    """One request's rows. Its events come through `events`, a Bad when it cannot be served any more."""
+    """One request's rows. Its events come through `events`, a HttpError when it cannot be served any more."""
 
     jobs: list[LiveJob]
     by_token: bool  # whether every token is told, or only ended rows
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
-    events: "asyncio.Queue[Event | Bad]" = field(default_factory=asyncio.Queue)
+    events: "asyncio.Queue[Event | HttpError]" = field(default_factory=asyncio.Queue)
     rows_left: int = 0
 
     def __post_init__(self) -> None:
@@ -79,7 +79,7 @@ class Worker:
             tuple[Callable[[], Any], asyncio.AbstractEventLoop, asyncio.Future[Any]]
         ] = []
         self._ended = False
-        self._news: list[tuple[Ticket, Event | Bad]] = []
+        self._news: list[tuple[Ticket, Event | HttpError]] = []
         self._run: LiveDecodeLoop | None = None
         self._thread = threading.Thread(target=self._work, name="decode", daemon=True)
         self._thread.start()
@@ -87,18 +87,18 @@ class Worker:
     # ---- from the event loop
 
     def submit(self, ticket: Ticket) -> None:
-        """Let a request wait for its turn. Raises Bad: too large ever, no place now, or going down."""
+        """Let a request wait for its turn. Raises HttpError: too large ever, no place now, or going down."""
         most = self.capacity + self.queue
         if ticket.rows_left > most:
-            raise Bad(
+            raise HttpError(
                 400,
                 f"the request asks for {ticket.rows_left} completions, and the server holds {most}; ask for fewer",
             )
         with self._changed:
             if self._ended or self.stopping():
-                raise Bad(503, "the server is shutting down")
+                raise HttpError(503, "the server is shutting down")
             if self.rows + ticket.rows_left > most:
-                raise Bad(429, f"all {most} places are taken; try again later")
+                raise HttpError(429, f"all {most} places are taken; try again later")
             self.rows += ticket.rows_left
             self._inbox.append(ticket)
             self._changed.notify()
@@ -116,7 +116,7 @@ class Worker:
         future: asyncio.Future[Any] = loop.create_future()
         with self._changed:
             if self._ended or self.stopping():
-                raise Bad(503, "the server is shutting down")
+                raise HttpError(503, "the server is shutting down")
             self._orders.append((work, loop, future))
             self._changed.notify()
         return await future
@@ -143,7 +143,9 @@ class Worker:
                     self._advance()
                 except Exception as error:  # what was running is lost, the server is not
                     traceback.print_exc(file=sys.stderr)
-                    self._fail_all(Bad(500, f"the engine failed: {type(error).__name__}: {error}"))
+                    self._fail_all(
+                        HttpError(500, f"the engine failed: {type(error).__name__}: {error}")
+                    )
                 self._deliver()
 
     def _listen(self) -> bool:
@@ -198,7 +200,7 @@ class Worker:
         }
         for ticket in waiting:
             if not begun.intersection(ticket.jobs):
-                self._lose(run, ticket, Bad(503, "the server is shutting down"))
+                self._lose(run, ticket, HttpError(503, "the server is shutting down"))
 
     def _obey(self) -> None:
         with self._changed:
@@ -230,13 +232,13 @@ class Worker:
             self.rows -= rows
             ticket.rows_left -= rows
 
-    def _lose(self, run: LiveDecodeLoop, ticket: Ticket, error: Bad) -> None:
+    def _lose(self, run: LiveDecodeLoop, ticket: Ticket, error: HttpError) -> None:
         jobs: set[Job] = set(ticket.jobs)
         run.drop(jobs)
         self._leave(ticket, ticket.rows_left)
         self._news.append((ticket, error))
 
-    def _fail_all(self, error: Bad) -> None:
+    def _fail_all(self, error: HttpError) -> None:
         run, self._run = self._run, None
         if run is not None:
             jobs = [
@@ -261,6 +263,6 @@ def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *argum
         return
 
 
-def _put(news: list[tuple[Ticket, Event | Bad]]) -> None:
+def _put(news: list[tuple[Ticket, Event | HttpError]]) -> None:
     for ticket, event in news:
         ticket.events.put_nowait(event)
