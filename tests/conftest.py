@@ -1,4 +1,4 @@
-"""For all tests: one thread, no network, and a tiny model on disk."""
+"""Fixtures for all tests: one thread, no network, and a tiny model on disk."""
 
 import os
 import sys
@@ -53,7 +53,7 @@ def prompts(tiny: Path) -> Any:
 
 @pytest.fixture(scope="session")
 def tiny_untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three blocks and a head of its own: what is tested of views needs blocks above and below."""
+    """Returns a model of three blocks with an untied head, for tests of views."""
     from world import sharpened
 
     from postgrad.model.tiny import make_tiny
@@ -107,7 +107,7 @@ def hostile() -> Callable[[str], str]:
 
 
 def living_children(pid: int | None = None) -> list[int]:
-    """Children of a process, the dead ones that nobody collected included."""
+    """Returns the child processes of a process, including zombies."""
     tasks = Path(f"/proc/{pid or os.getpid()}/task").glob("*/children")
     return [int(child) for task in tasks for child in task.read_text().split()]
 
@@ -135,7 +135,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With several processes (pytest -n 2) a file's tests stay together, and so do all of Ray and all of the browser."""
+    """With several processes (pytest -n 2) the tests of a file stay in one process.
+
+    So do all tests of cluster/ and of view/.
+    """
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
@@ -148,7 +151,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that take minutes come first: at the end no process waits for another's long test."""
+    """Runs the slowest files first, so that no process waits for one of them at the end."""
     items.sort(
         key=lambda item: next(
             (n for n, name in enumerate(LONG) if name in item.path.parts), len(LONG)
@@ -161,7 +164,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Leave at once: a test server's thread that is still inside torch when Python winds down aborts the process, all tests passed."""
+    """Exits at once: a server thread inside torch would abort Python's shutdown."""
     if (status := config.stash.get(EXIT_STATUS, None)) is not None:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""pyproject.toml declares every package that the source imports, and nothing that it does not use."""
+"""pyproject.toml declares every package that the source imports, and no unused one."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""Helpers of the tests: configurations over the tiny model, random ragged batches, stock models as the reference."""
+"""Test helpers: configurations of the tiny model, random batches, stock models as reference."""
 
 import json
 import os
@@ -24,7 +24,7 @@ END = 17
 
 
 def overrides_of(model: Path, *overrides: str) -> list[str]:
-    """key=value words of a small run on one thread of the CPU; later words win."""
+    """Returns overrides of a small run on one CPU thread, followed by `overrides`."""
     base = [
         "model.device=cpu",
         "model.dtype=float32",
@@ -43,7 +43,8 @@ def config_of(recipe: str, model: Path, *overrides: str) -> Config:
 def random_batch(
     seed: int, groups: int = 4, samples: int = 3, longest_prompt: int = 6, longest: int = 7
 ) -> Batch:
-    """Groups of rows with equal prompts: ragged, masks with holes, some advantages zero, old log-probs near a new model's."""
+    """Returns groups of rows with equal prompts: ragged, with partial loss masks, some zero
+    advantages, and old log-probs near those of a new model."""
     draw = random.Random(seed)
     rows: list[Trajectory] = []
     for group in range(groups):
@@ -68,7 +69,7 @@ def random_batch(
 
 
 def stock_model(folder: Path, dtype: torch.dtype = torch.float64) -> Any:
-    """The model as anyone would load it, with transformers' own attention."""
+    """Returns the model as transformers loads it, with eager attention."""
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
@@ -77,7 +78,10 @@ def stock_model(folder: Path, dtype: torch.dtype = torch.float64) -> Any:
 def stock_row(
     model: Any, prompt: Sequence[int], response: Sequence[int], temperature: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """(tokens,) log-probs and entropy of one response by the stock model's own logits, one row at a time: the slow reference."""
+    """Returns (tokens,) log-probs and entropy of one response from the stock model's logits.
+
+    One row at a time: the slow reference.
+    """
     ids = torch.tensor([[*prompt, *response]])
     logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1] / temperature
     distribution = torch.distributions.Categorical(logits=logits)
@@ -94,13 +98,13 @@ def rows_of(batch: Batch) -> list[tuple[list[int], list[int]]]:
 
 
 def stock_outputs(model: Any, batch: Batch, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Flat log-probs and entropy of all rows, row by row."""
+    """Returns (tokens,) log-probs and entropy of all rows, computed row by row."""
     pairs = [stock_row(model, prompt, response, temperature) for prompt, response in rows_of(batch)]
     return torch.cat([p[0] for p in pairs]), torch.cat([p[1] for p in pairs])
 
 
 def same_completions(one: Any, other: Any, tolerance: float = 1e-4) -> bool:
-    """Equal tokens of two engines; log-probs as equal as sums in another order are."""
+    """Returns whether two engines gave equal tokens, and log-probs within the tolerance."""
     flat = [[c for group in done for c in group] for done in (one, other)]
     return (
         [len(group) for group in one] == [len(group) for group in other]
@@ -120,7 +124,7 @@ def metrics_of(folder: Path) -> list[dict[str, Any]]:
 def postgrad(
     *overrides: str, cwd: Path | None = None, **options: Any
 ) -> "subprocess.CompletedProcess[str]":
-    """The real command in a process of its own."""
+    """Runs the real command in its own process."""
     command = [sys.executable, "-m", "postgrad.cli.main", *overrides]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=120, cwd=cwd, env={**os.environ}, **options
@@ -128,16 +132,17 @@ def postgrad(
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder with its bytes: to show that nothing was written."""
+    """Returns every file below a folder with its bytes, to show that nothing was written."""
     return {
         str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()
     }
 
 
 def run_words(overrides: list[str], output: str, slow_sync: bool = False) -> None:
-    """The command in a forked process: what it prints goes to a file, signals to its group reach only it and its children.
+    """Runs the command in a forked process with its own process group; output goes to a file.
 
-    `slow_sync` stands for a slow disk: writing a checkpoint then takes long enough for a test to kill the process in the middle.
+    `slow_sync` simulates a slow disk: writing a checkpoint then takes long enough for a test to
+    kill the process in the middle.
     """
     os.setsid()
     with open(output, "a") as file:  # noqa: PTH123
@@ -155,7 +160,7 @@ def run_words(overrides: list[str], output: str, slow_sync: bool = False) -> Non
 
 
 def sharpened(folder: Path) -> Path:
-    """Larger weights: a model fresh from its initialization is so near to uniform that mistakes hardly show."""
+    """Scales the weights up: a new model is so close to uniform that mistakes hardly show."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder)

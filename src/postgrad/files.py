@@ -1,7 +1,7 @@
-"""Atomic writes and file locks: every file of Postgrad that must never be half-written goes through here.
+"""Atomic writes and file locks, for every file that must never be half-written.
 
 An atomic write fills a temporary path beside the target, syncs it to the disk and renames it.
-A kill at any moment leaves the old file or the new one. This module imports the standard library only.
+A kill at any moment leaves the old file or the new one. Imports the standard library only.
 """
 
 import fcntl
@@ -51,7 +51,7 @@ def atomic_write_bytes(path: Path, data: bytes) -> None:
 
 
 def append_bytes(path: Path, data: bytes) -> None:
-    """Appends `data` to `path` and waits for the disk. Not atomic: a kill may leave a part of it."""
+    """Appends `data` to `path` and waits for the disk. A kill may leave only a part of it."""
     with path.open("ab") as stream:
         stream.write(data)
         stream.flush()

@@ -17,7 +17,7 @@ def demo(*arguments, timeout=1200):
 
 @pytest.mark.slow
 def test_the_tiny_model_learns_to_add_and_the_output_shows_it(tmp_path):
-    """Greedy accuracy on held-out sums from below 40 % to above 85 %; no test of time, which is the machine's."""
+    """Greedy accuracy on held-out sums rises from below 40% to above 85%."""
     done = demo("seed=2", f"runs={tmp_path}")
     assert done.returncode == 0, done.stderr[-2000:]
     folder = tmp_path / "demo-tiny-2"

@@ -43,10 +43,10 @@ def test_the_written_files_pass_their_own_test(arguments, command, tmp_path, mon
         env={**os.environ},
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--line-length=100"]
     lint = subprocess.run(
-        [sys.executable, "-m", "ruff", "check", "--isolated", "--line-length=100", "--select=E,F,W,B,UP", "."],
-        capture_output=True, text=True, cwd=tmp_path,
-    )  # fmt: skip
+        [*ruff, "--select=E,F,W,B,UP", "."], capture_output=True, text=True, cwd=tmp_path
+    )
     assert lint.returncode == 0, lint.stdout + lint.stderr
 
 

@@ -1,4 +1,4 @@
-"""No key that nobody reads: walks the schema and looks in the source for the line that reads each setting."""
+"""Every setting is read somewhere in the source, found by walking the syntax trees."""
 
 import ast
 import dataclasses
@@ -42,7 +42,7 @@ def files() -> Iterator[Path]:
 
 
 def annotated(function: ast.FunctionDef) -> dict[str, str]:
-    """Parameters whose annotation is a section's class: name -> section ('' is the whole configuration)."""
+    """Returns parameters annotated with a section's class: name -> section ('' is Config)."""
     return {
         argument.arg: CLASS_TO_SECTION[argument.annotation.id]
         for argument in function.args.args
@@ -51,7 +51,7 @@ def annotated(function: ast.FunctionDef) -> dict[str, str]:
 
 
 class Reads(ast.NodeVisitor):
-    """Collects (section, leaf) of every attribute that is read: config.training.steps, training.steps, self.config.lr ..."""
+    """Collects (section, leaf) of every attribute that is read, e.g. config.training.steps."""
 
     def __init__(self) -> None:
         self.found: set[tuple[str, str]] = set()
@@ -154,7 +154,10 @@ def test_the_walk_can_fail(tmp_path):
     """The walk must not take any attribute of the same name for a reading of the setting."""
     file = tmp_path / "x.py"
     file.write_text(
-        "def f(config, other):\n    other.steps\n    config.training.steps = 3\n    return config.data.train\n"
+        "def f(config, other):\n"
+        "    other.steps\n"
+        "    config.training.steps = 3\n"
+        "    return config.data.train\n"
     )
     found = reads_of(iter([file]))
     assert ("data", "train") in found and ("training", "steps") not in found

@@ -1,4 +1,4 @@
-"""Every setting that no recipe sets has a reason to exist, listed here; a new one needs a reason too."""
+"""Lists a reason for every setting that no recipe sets; a new one needs a reason too."""
 
 import dataclasses
 from collections.abc import Iterator

@@ -6,11 +6,13 @@ import time
 from postgrad.cli.arguments import Parser
 from postgrad.errors import ConfigError, did_you_mean
 
-DESCRIPTION = """Measures the entropy of a model's internal policies: after every block, and of what attention and
+DESCRIPTION = """\
+Measures the entropy of a model's internal policies: after every block, and of what attention and
 FFN add to the residual stream. Reports the boundary layer, the last layer whose FFN raises the
 entropy. BuPO trains that layer's policy first (method.num_blocks)."""
 
-EPILOG = """data= is a run folder (its rollouts), a parquet file of rollouts, a folder or .jsonl file of
+EPILOG = """\
+data= is a run folder (its rollouts), a parquet file of rollouts, a folder or .jsonl file of
 postgrad eval, or problems as training reads them. The model first answers problems; the token
 ids are stored.
 

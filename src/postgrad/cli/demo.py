@@ -9,7 +9,8 @@ from postgrad.cli.arguments import Parser, whole_number
 from postgrad.config.compose import compose
 from postgrad.errors import ConfigError
 
-DESCRIPTION = """Fine-tunes a model on two-digit addition with SFT until it is right sometimes, then trains it with
+DESCRIPTION = """\
+Fine-tunes a model on two-digit addition with SFT until it is right sometimes, then trains it with
 GRPO. The same command continues an interrupted demo."""
 
 EPILOG = """models:

@@ -9,7 +9,8 @@ from postgrad.errors import ConfigError
 if TYPE_CHECKING:
     from postgrad.doctor.report import Report
 
-DESCRIPTION = """Without arguments: shows what this machine offers and what a run would use: device, compute type,
+DESCRIPTION = """\
+Without arguments: shows what this machine offers and what a run would use: device, compute type,
 threads, memory, engines, packages.
 With --fit: estimates whether a run fits into memory and on the disk, and how long it takes. It
 measures for less than half a minute, loads no weights and writes no run."""

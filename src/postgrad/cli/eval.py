@@ -5,7 +5,8 @@ from pathlib import Path
 from postgrad.cli.arguments import Parser
 from postgrad.errors import ConfigError
 
-DESCRIPTION = """Samples answers of a model to problems and scores them with a verifier. The same command continues
+DESCRIPTION = """\
+Samples answers of a model to problems and scores them with a verifier. The same command continues
 an evaluation that was stopped, and gives the same files.
 postgrad eval compare A B [out=FILE.json] compares two results."""
 
@@ -47,7 +48,8 @@ def run(words: list[str]) -> int:
     arguments = make_parser().parse(words, help_if_empty=True)
     if "=" in arguments.model and not Path(arguments.model).exists():
         raise ConfigError(
-            f"the model is missing before {arguments.model}; write postgrad eval MODEL data=FILE ..."
+            f"the model is missing before {arguments.model}; "
+            "write postgrad eval MODEL data=FILE ..."
         )
     from postgrad.evaluation.model import find_model
     from postgrad.evaluation.plan import make_plan

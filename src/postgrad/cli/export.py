@@ -4,7 +4,8 @@ from pathlib import Path
 
 from postgrad.cli.arguments import Parser, positive_number
 
-DESCRIPTION = """Writes a folder that from_pretrained reads: weights as safetensors, configuration, generation
+DESCRIPTION = """\
+Writes a folder that from_pretrained reads: weights as safetensors, configuration, generation
 settings and tokenizer."""
 
 DTYPES = ("float32", "bfloat16", "float16")

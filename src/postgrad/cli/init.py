@@ -1,4 +1,4 @@
-"""`postgrad init NAME [--verifier]`: writes a method or a verifier, with its test, to the current folder."""
+"""`postgrad init NAME [--verifier]`: writes a method or a verifier and its test."""
 
 import importlib.util
 import keyword
@@ -7,10 +7,12 @@ from pathlib import Path
 from postgrad.cli.arguments import Parser
 from postgrad.errors import ConfigError
 
-DESCRIPTION = """Writes NAME.py with a method of your own and test_NAME.py with its test to the current folder. It
+DESCRIPTION = """\
+Writes NAME.py with a method of your own and test_NAME.py with its test to the current folder. It
 never overwrites files. Both work as they are: run the test, then change them."""
 
-METHOD = '''"""{title}: GRPO with an additional reward for short responses. Replace it with your own idea.
+METHOD = '''\
+"""{title}: GRPO with an additional reward for short responses. Replace it with your own idea.
 
 A method is a subclass that replaces or adds stages. draw, compose, sample, enrich, score, estimate,
 update and publish run on the driver and see the batch. view, prepare and loss run on the workers,
@@ -42,7 +44,8 @@ class {title}(Grpo):
         return batch
 '''
 
-METHOD_TEST = '''"""{title} rewards brevity, and a run trains with it: two steps of a tiny model on the CPU."""
+METHOD_TEST = '''\
+"""{title} rewards brevity, and a run trains with it: two steps of a tiny model on the CPU."""
 
 import json
 
@@ -83,7 +86,8 @@ def test_a_negative_brevity_is_refused(tmp_path, capsys):
     assert "method.brevity" in capsys.readouterr().err
 '''
 
-VERIFIER = '''"""{name}: scores 1 if the last number of the response is right, 0.5 for any number.
+VERIFIER = '''\
+"""{name}: scores 1 if the last number of the response is right, 0.5 for any number.
 
 A verifier takes the text of the response and the problem, and returns a number, a bool, or a Score
 with named parts. An exception becomes a failure: it is recorded and kept out of the loss. The
@@ -104,7 +108,8 @@ def {name}(response: str, problem: Problem) -> Score:
     return Score(value, {{"right": float(right), "has_number": float(bool(numbers))}})
 '''
 
-VERIFIER_TEST = '''"""{name} scores the last number of a response; any number scores half."""
+VERIFIER_TEST = '''\
+"""{name} scores the last number of a response; any number scores half."""
 
 import pytest
 from {name} import {name}

@@ -1,4 +1,4 @@
-"""`postgrad COMMAND ...`: finds the command's module and turns errors into one line and an exit code.
+"""`postgrad COMMAND ...`: runs the command's module; an error becomes one line and an exit code.
 
 Exit codes: 0 success, 1 the run failed, 2 wrong input and nothing was written,
 130 interrupted and resumable.

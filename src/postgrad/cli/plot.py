@@ -6,7 +6,8 @@ from pathlib import Path
 from postgrad.cli.arguments import Parser
 from postgrad.errors import ConfigError
 
-DESCRIPTION = """Draws the charts of `postgrad view` into one picture, for one run or for several runs overlaid.
+DESCRIPTION = """\
+Draws the charts of `postgrad view` into one picture, for one run or for several runs overlaid.
 FILE is curves.png in the first run folder unless given; its suffix chooses the format: .png,
 .svg or .pdf."""
 

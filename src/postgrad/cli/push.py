@@ -2,10 +2,12 @@
 
 from postgrad.cli.arguments import Parser, true_or_false
 
-DESCRIPTION = """Uploads a model folder to the Hugging Face hub, or to the server that HF_ENDPOINT names. Uses the
+DESCRIPTION = """\
+Uploads a model folder to the Hugging Face hub, or to the server that HF_ENDPOINT names. Uses the
 token in HF_TOKEN, or the one of `hf auth login`."""
 
-EPILOG = """The model card (README.md) is written from the run folder: base model, method, data, settings,
+EPILOG = """\
+The model card (README.md) is written from the run folder: base model, method, data, settings,
 metrics and config.yaml. An existing README.md in the folder is uploaded unchanged.
 If the connection breaks, the same command continues; files that arrived are not sent again."""
 

@@ -6,7 +6,8 @@ import secrets
 from postgrad.cli.arguments import Parser, port_number, whole_number
 from postgrad.errors import RunError
 
-DESCRIPTION = """Serves the sandbox over HTTP for verifiers on other machines: GET /health, POST /test_program
+DESCRIPTION = """\
+Serves the sandbox over HTTP for verifiers on other machines: GET /health, POST /test_program
 (asserts), POST /test_program_stdio (inputs and outputs) and POST /run_code (one Python program, in
 the format of Sandbox Fusion, which verl's sandbox_fusion.url expects). docs/verifiers.md has the
 formats. It refuses to start if the machine cannot isolate programs."""

@@ -10,7 +10,8 @@ from postgrad.cli.arguments import Parser, port_number, whole_number
 from postgrad.errors import ConfigError, RunError
 from postgrad.serving.options import ServeOptions
 
-DESCRIPTION = """Serves models over HTTP with OpenAI's interface: /v1/completions, /v1/chat/completions (both with
+DESCRIPTION = """\
+Serves models over HTTP with OpenAI's interface: /v1/completions, /v1/chat/completions (both with
 streaming, log-probs and token ids), /v1/models and /health. docs/serve.md has examples."""
 
 MAX_CONTEXT = 1 << 24  # tokens
@@ -27,7 +28,8 @@ def make_parser() -> Parser:
         "models",
         nargs="+",
         metavar="MODEL",
-        help="run folder (its newest checkpoint), checkpoint, model folder, hub id, smollm2 or tiny",
+        help="run folder (its newest checkpoint), checkpoint, model folder, hub id, smollm2 "
+        "or tiny",
     )
     parser.add_argument(
         "--engine",

@@ -12,7 +12,9 @@ from postgrad.errors import ConfigError
 if TYPE_CHECKING:
     from postgrad.training.driver import Result
 
-DESCRIPTION = """Runs a recipe. The same command continues an interrupted run: after Ctrl-C, a crash or kill -9."""
+DESCRIPTION = """\
+Runs a recipe. The same command continues an interrupted run: after Ctrl-C, a crash or
+kill -9."""
 
 EPILOG = """recipes:
 {recipes}

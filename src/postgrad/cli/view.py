@@ -14,8 +14,9 @@ from postgrad.errors import ConfigError
 if TYPE_CHECKING:
     from postgrad.view.folder import Folder
 
-DESCRIPTION = """Serves a web page with the runs, rollouts and evaluations below a folder: live while a run is
-running, complete afterwards from its files. It only reads, and only below that folder."""
+DESCRIPTION = """\
+Serves a web page with the runs, rollouts and evaluations below a folder: live while a
+run is running, complete afterwards from its files. It only reads, and only below that folder."""
 
 FIRST_PORT = 8765
 NUM_PORTS = 20  # ports that are tried before any free one is taken

@@ -1,4 +1,5 @@
-"""Configuration: typed dataclasses (schema.py), Hydra composition (compose.py) and the recipes (recipes/*.yaml).
+"""Configuration: dataclasses (schema.py), Hydra composition (compose.py), recipes (recipes/*.yaml).
 
-Owns every setting of the package but a method's own. Imports no torch and nothing of ours but errors.
+Owns every setting of the package except those of the methods. Imports no torch, and nothing of
+ours except errors.
 """

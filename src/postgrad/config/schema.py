@@ -83,7 +83,8 @@ class ModelConfig:
 class DataConfig:
     train: str = setting(
         MISSING,
-        "parquet, jsonl, json or csv files, separated by commas, or arithmetic:LEVEL[:STYLE[:SPLIT]]",
+        "parquet, jsonl, json or csv files, separated by commas, "
+        "or arithmetic:LEVEL[:STYLE[:SPLIT]]",
     )
     validation: str = setting(
         "",
@@ -97,7 +98,8 @@ class DataConfig:
     )
     template_options: dict[str, Any] = setting(
         {},
-        "variables of the chat template, e.g. data.template_options.enable_thinking=false for Qwen3",
+        "variables of the chat template, e.g. data.template_options.enable_thinking=false "
+        "for Qwen3",
     )
     prompt_style: str = setting(
         "own",
@@ -145,7 +147,8 @@ class RolloutConfig:
     )
     cache_gib: float = setting(
         0.0,
-        "GPU memory for the KV cache in GiB; 0: as much as needed, at most a third of the free memory",
+        "GPU memory for the KV cache in GiB; 0: as much as needed, at most a third of the "
+        "free memory",
         at_least=0.0,
     )
     staleness: int = setting(
@@ -346,7 +349,8 @@ class ClusterConfig:
     )
     engine_apart: bool = setting(
         False,
-        "run the engine in its own process with its own copy of the weights, updated after each step",
+        "run the engine in its own process with its own copy of the weights, updated after "
+        "each step",
     )
     wait_s: float = setting(
         600.0,
