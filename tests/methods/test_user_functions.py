@@ -5,13 +5,13 @@ import sys
 import pytest
 import torch
 from lessons import SMALL, VERIFIERS, bound, flat_weights
+from offpolicy import steady
 from world import config_of, metrics_of, overrides_of
 
 from postgrad.cli.main import main
 from postgrad.errors import ConfigError, RunError
 from postgrad.methods.support.declarations import find_advantage, find_loss
 from postgrad.training.driver import train
-from postgrad.training.log import is_clock
 from postgrad.training.report import Reporter
 
 FUNCTIONS = """
@@ -91,10 +91,6 @@ def functions(tmp_path, monkeypatch):
     return tmp_path
 
 
-def steady_metrics(folder):
-    return [{k: v for k, v in line.items() if not is_clock(k)} for line in metrics_of(folder)]
-
-
 def test_user_loss_from_a_file_trains_as_the_built_in_one(tiny, functions):
     runs = {}
     for name, loss in (("own", "functions.py:clipped"), ("built_in", "ppo_clip")):
@@ -105,7 +101,7 @@ def test_user_loss_from_a_file_trains_as_the_built_in_one(tiny, functions):
             "reward.verifier=verifiers.py:graded",
         )
         config = config_of("grpo", tiny, *SMALL, *overrides, f"runs={functions}", f"name={name}")
-        runs[name] = steady_metrics(train(config, Reporter()).folder)
+        runs[name] = steady(train(config, Reporter()).folder)
     assert runs["own"] == runs["built_in"]
     assert all(line["grad_norm"] > 0 for line in runs["own"])
 
