@@ -36,6 +36,19 @@ def overrides_of(model: Path, *overrides: str) -> list[str]:
     return [f"model.path={model}", *base, *overrides]
 
 
+def toy_run(
+    steps: int = 2, problems: int = 4, samples: int = 4, response_tokens: int = 4
+) -> tuple[str, ...]:
+    """Settings of a run of a few steps: small groups, short responses, one verifier process."""
+    return (
+        f"training.steps={steps}",
+        f"training.problems_per_step={problems}",
+        f"rollout.samples={samples}",
+        f"rollout.max_response_tokens={response_tokens}",
+        "reward.workers=1",
+    )
+
+
 def config_of(recipe: str, model: Path, *overrides: str) -> Config:
     return compose(recipe, overrides_of(model, *overrides), lambda name: find_method(name).Settings)
 

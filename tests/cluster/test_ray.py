@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import torch
-from world import config_of, metrics_of, overrides_of, random_batch
+from world import config_of, metrics_of, overrides_of, random_batch, toy_run
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'postgrad[cluster]'")
 
@@ -30,14 +30,9 @@ from postgrad.training.report import Reporter  # noqa: E402
 pytestmark = pytest.mark.slow
 
 SMALL = (
-    *(
-        "rollout.max_response_tokens=6",
-        "rollout.samples=4",
-        "training.problems_per_step=4",
-        "training.steps=3",
-        "reward.workers=1",
-    ),
-    *("optimizer.lr=2e-3", "cluster.wait_s=60"),
+    *toy_run(steps=3, response_tokens=6),
+    "optimizer.lr=2e-3",
+    "cluster.wait_s=60",
 )
 METHODS = {
     "sft": (),

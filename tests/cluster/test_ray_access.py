@@ -9,18 +9,13 @@ import sys
 import tempfile
 
 import pytest
-from world import config_of, overrides_of, tree
+from world import config_of, overrides_of, toy_run, tree
 
 from postgrad.cluster import ray_backend as ray_place
 from postgrad.errors import ConfigError
 from postgrad.training.prepare import check_cluster
 
-WORDS = (
-    "rollout.max_response_tokens=4",
-    "rollout.samples=4",
-    "training.problems_per_step=4",
-    "training.steps=1",
-)
+WORDS = toy_run(steps=1)
 
 
 def refused(tmp_path, tiny, *overrides: str, **environment: str) -> str:

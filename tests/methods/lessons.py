@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from world import config_of, metrics_of
+from world import config_of, metrics_of, toy_run
 
 from postgrad.cluster.host import build_host
 from postgrad.config.compose import recipe_names
@@ -25,13 +25,7 @@ RECIPES = [name for name in recipe_names() if name != "base" and not name.starts
 SAMPLING_RECIPES = [name for name in RECIPES if name not in ("sft", "dpo")]
 LIMIT = 6  # rollout.max_response_tokens
 
-SMALL = (
-    f"rollout.max_response_tokens={LIMIT}",
-    "rollout.samples=4",
-    "training.problems_per_step=4",
-    "training.steps=2",
-    "reward.workers=1",
-)
+SMALL = toy_run(response_tokens=LIMIT)
 
 VERIFIERS = '''
 def graded(response, problem):

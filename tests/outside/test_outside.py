@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from world import metrics_of, overrides_of
+from world import metrics_of, overrides_of, toy_run
 
 from postgrad.cli.main import main
 from postgrad.methods import bupo
@@ -10,16 +10,12 @@ from postgrad.training.log import is_timing
 
 HERE = Path(__file__).parent
 SETTINGS = (
-    "rollout.samples=4",
-    "rollout.max_response_tokens=5",
-    "training.problems_per_step=4",
-    "training.steps=3",
+    *toy_run(steps=3, response_tokens=5),
     "training.updates_per_step=2",
     "training.validate_every=0",
     "optimizer.lr=1e-2",
     "method.num_blocks=1",
     "method.phase_one_steps=2",
-    "reward.workers=1",
     f"reward.verifier={HERE / 'odd.py'}:odd",
 )
 

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from world import config_of, tree
+from world import config_of, toy_run, tree
 
 from postgrad.cli.main import main
 from postgrad.model.tiny import make_tiny
@@ -325,16 +325,10 @@ def adapted_run(tiny, tmp_path_factory) -> Path:
     (runs / "mine.py").write_text(
         "def threes(response, problem):\n    return response.count('3') / 3\n"
     )
-    overrides = (
-        "rollout.samples=4",
-        "rollout.max_response_tokens=3",
-        "training.problems_per_step=4",
-        "reward.workers=1",
-    )
+    overrides = toy_run(response_tokens=3)
     own = (
         "model.lora.rank=2",
         "optimizer.lr=5e-2",
-        "training.steps=2",
         "training.checkpoint_every=1",
         f"runs={runs}",
     )

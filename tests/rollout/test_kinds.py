@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from world import config_of, metrics_of, overrides_of
+from world import config_of, metrics_of, overrides_of, toy_run
 
 from postgrad.cli.main import main
 from postgrad.cluster.engines import engine_config
@@ -56,11 +56,7 @@ ODD = Path(__file__).parents[1] / "outside" / "odd.py"
 COMPARED = ("reward/mean", "grad_norm", "response/length")
 SMALL = (
     f"reward.verifier={ODD}:odd",
-    "rollout.samples=4",
-    "rollout.max_response_tokens=4",
-    "training.problems_per_step=4",
-    "training.steps=3",
-    "reward.workers=1",
+    *toy_run(steps=3),
     "optimizer.lr=1e-2",
 )
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from world import END, config_of, metrics_of, overrides_of, random_batch, sharpened
+from world import END, config_of, metrics_of, overrides_of, random_batch, sharpened, toy_run
 
 from postgrad.cli.main import main
 from postgrad.cluster import place
@@ -38,14 +38,10 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="no vLLM"),
 ]
 SMALL = (
-    "rollout.samples=4",
-    "rollout.max_response_tokens=4",
+    *toy_run(steps=3),
     "rollout.max_rows=16",
     "rollout.cache_gib=0.25",
-    "training.problems_per_step=4",
-    "training.steps=3",
     "optimizer.lr=1e-2",
-    "reward.workers=1",
 )
 REQUESTS = [Request([1, 2, 3], [1, 2, 3, 4]), Request([4, 15], [5, 6])]
 NAME = "small"

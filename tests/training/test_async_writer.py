@@ -4,7 +4,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from world import config_of
+from world import config_of, toy_run
 
 from postgrad.config.schema import TrainingConfig
 from postgrad.errors import RunError
@@ -14,13 +14,7 @@ from postgrad.training.checkpoint import State, Writer
 from postgrad.training.driver import train
 from postgrad.training.report import Reporter
 
-SMALL = (
-    "rollout.max_response_tokens=4",
-    "rollout.samples=4",
-    "training.problems_per_step=4",
-    "training.steps=3",
-    "reward.workers=1",
-)
+SMALL = toy_run(steps=3)
 
 
 class SlowFile:

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from world import config_of, metrics_of, overrides_of, tree
+from world import config_of, metrics_of, overrides_of, toy_run, tree
 
 from postgrad.cli.main import main
 from postgrad.errors import ConfigError, RunError
@@ -17,11 +17,8 @@ from postgrad.training.log import RunLog, is_timing
 from postgrad.training.report import Reporter
 
 SMALL = (
-    "rollout.samples=4",
-    "rollout.max_response_tokens=3",
-    "training.problems_per_step=4",
+    *toy_run(steps=4, response_tokens=3),
     "optimizer.lr=1e-2",
-    "training.steps=4",
 )
 
 

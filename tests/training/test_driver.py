@@ -5,7 +5,7 @@ import json
 import pyarrow.parquet as pq
 import pytest
 import torch
-from world import config_of, metrics_of, overrides_of, stock_model
+from world import config_of, metrics_of, overrides_of, stock_model, toy_run
 
 from postgrad.cli.main import main
 from postgrad.config.compose import compose
@@ -17,11 +17,8 @@ from postgrad.training.report import Reporter
 
 STAGES = ("compose", "sample", "enrich", "score", "estimate", "update", "publish")
 SMALL = (
-    "rollout.samples=4",
-    "rollout.max_response_tokens=3",
-    "training.problems_per_step=4",
+    *toy_run(steps=100, response_tokens=3),
     "optimizer.lr=1e-2",
-    "reward.workers=1",
 )
 
 

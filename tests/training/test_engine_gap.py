@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from served import serve
-from world import config_of, metrics_of, overrides_of, tree
+from world import config_of, metrics_of, overrides_of, toy_run, tree
 
 from postgrad.cli.main import main
 from postgrad.cluster.engines import engine_config, load_engine
@@ -15,12 +15,8 @@ from postgrad.training.driver import train
 from postgrad.training.report import Reporter
 
 SMALL = (
-    "rollout.samples=4",
-    "rollout.max_response_tokens=3",
-    "training.problems_per_step=4",
+    *toy_run(steps=3, response_tokens=3),
     "optimizer.lr=1e-2",
-    "training.steps=3",
-    "reward.workers=1",
 )
 
 

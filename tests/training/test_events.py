@@ -4,18 +4,13 @@ import json
 import signal
 
 import pytest
-from world import config_of
+from world import config_of, toy_run
 
 from postgrad.errors import RunError
 from postgrad.training.driver import train
 from postgrad.training.report import Reporter
 
-SMALL = (
-    "training.steps=3",
-    "training.problems_per_step=2",
-    "rollout.samples=2",
-    "rollout.max_response_tokens=4",
-)
+SMALL = toy_run(steps=3, problems=2, samples=2)
 KEEP = ("training.checkpoint_every=1", "training.max_flat_steps=9")
 
 

@@ -5,7 +5,7 @@ import json
 
 import pyarrow.parquet as pq
 import pytest
-from world import config_of
+from world import config_of, toy_run
 
 from postgrad.cli.main import main
 from postgrad.data.problems import load_problems
@@ -18,13 +18,8 @@ from postgrad.training.report import Reporter
 
 LIMIT = 4
 SMALL = (
-    *(
-        "rollout.samples=2",
-        "rollout.max_response_tokens=5",
-        "training.problems_per_step=4",
-        "training.steps=2",
-    ),
-    *("reward.workers=1", f"data.max_prompt_tokens={LIMIT}"),
+    *toy_run(samples=2, response_tokens=5),
+    f"data.max_prompt_tokens={LIMIT}",
 )
 QUESTIONS = [
     *(f"{n}+{n + 11}=" for n in range(9)),

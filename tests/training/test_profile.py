@@ -3,19 +3,13 @@
 import gzip
 import json
 
-from world import config_of, metrics_of
+from world import config_of, metrics_of, toy_run
 
 from postgrad.training.driver import train
 from postgrad.training.log import is_timing
 from postgrad.training.report import Reporter
 
-SMALL = (
-    "rollout.samples=4",
-    "rollout.max_response_tokens=3",
-    "training.problems_per_step=4",
-    "training.steps=3",
-    "reward.workers=1",
-)
+SMALL = toy_run(steps=3, response_tokens=3)
 
 
 class Listener(Reporter):

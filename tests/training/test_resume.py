@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from world import config_of, metrics_of, overrides_of, postgrad, run_words, tree
+from world import config_of, metrics_of, overrides_of, postgrad, run_words, toy_run, tree
 
 from postgrad.training.driver import train
 from postgrad.training.log import is_timing
@@ -25,20 +25,13 @@ from postgrad.training.report import Reporter
 
 STEPS = 12
 SMALL = (
-    *(
-        "rollout.samples=4",
-        "rollout.max_response_tokens=4",
-        "training.problems_per_step=4",
-        "training.updates_per_step=2",
-        "reward.workers=1",
-    ),
-    *(
-        "optimizer.lr=3e-3",
-        "optimizer.schedule=linear",
-        "data.validation=arithmetic:1:digits:test",
-        "training.validate_every=3",
-    ),
-    *("training.checkpoint_every=2", f"training.steps={STEPS}"),
+    *toy_run(steps=STEPS),
+    "training.updates_per_step=2",
+    "optimizer.lr=3e-3",
+    "optimizer.schedule=linear",
+    "data.validation=arithmetic:1:digits:test",
+    "training.validate_every=3",
+    "training.checkpoint_every=2",
 )
 
 

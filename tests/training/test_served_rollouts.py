@@ -2,7 +2,7 @@
 
 import pytest
 from live import live
-from world import metrics_of, overrides_of
+from world import metrics_of, overrides_of, toy_run
 
 from postgrad.cli.main import main
 
@@ -11,13 +11,7 @@ from postgrad.cli.main import main
 def test_a_run_with_served_rollouts_is_the_native_run(tiny, tmp_path):
     verifier = tmp_path / "mine.py"
     verifier.write_text("def sevens(response, problem):\n    return response.count('7') / 4\n")
-    small = (
-        "training.steps=3",
-        "training.problems_per_step=4",
-        "rollout.samples=4",
-        "rollout.max_response_tokens=8",
-        "reward.workers=1",
-    )
+    small = toy_run(steps=3, response_tokens=8)
     overrides = [
         *overrides_of(tiny, *small, "optimizer.lr=1e-2", f"runs={tmp_path}"),
         f"reward.verifier={verifier}:sevens",

@@ -6,7 +6,7 @@ import sqlite3
 import time
 
 import pytest
-from world import config_of, metrics_of
+from world import config_of, metrics_of, toy_run
 
 from postgrad.cli.main import main
 from postgrad.errors import RunError
@@ -15,10 +15,7 @@ from postgrad.training.driver import train
 from postgrad.training.report import Reporter
 
 SMALL = (
-    "training.steps=2",
-    "training.problems_per_step=2",
-    "rollout.samples=2",
-    "rollout.max_response_tokens=4",
+    *toy_run(problems=2, samples=2),
     "data.validation=arithmetic:1",
     "training.validation_problems=4",
     "training.max_flat_steps=9",
