@@ -86,17 +86,17 @@ def test_settings_of_another_place_are_refused(overrides, message, tiny):
         (
             "grpo",
             ["cluster=ray"],
-            r"rollout\.staleness=1 samples while the policy is trained; add cluster\.engine_apart=true",
+            r"rollout\.staleness=1 .*cluster\.engine_apart=true",
         ),
         (
             "grpo",
             ["cluster=ray", "cluster.engines=1", "method.correction=none"],
-            r"method\.correction=none would leave that uncorrected",
+            r"method\.correction=none",
         ),
         (
             "sft",
             ["cluster=ray", "cluster.engines=1"],
-            r"rollout\.staleness=1: sft trains on nothing it samples; remove it",
+            r"rollout\.staleness=1",
         ),
     ],
 )

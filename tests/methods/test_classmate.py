@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 
 import pyarrow.parquet as pq
 import pytest
@@ -262,7 +263,7 @@ def test_helping_others_pairs_problems_and_is_judged_by_theirs(tiny):
 def test_similar_questions_come_from_the_data(tiny):
     s = made(tiny, FOUR, "method.reward_type=help_other_similar_questions")
     for check in (s.method.check_problems, s.method.check_validation_problems):
-        with pytest.raises(ConfigError, match="has no paired_similar_q"):
+        with pytest.raises(ConfigError, match="paired_similar_q"):
             check(s.problems)
     pairs = [
         dataclasses.replace(p, extra={"paired_similar_q": "9+9=", "paired_similar_q_gt": "81"})
@@ -299,9 +300,7 @@ def test_minimizing_turns_both_rewards_and_not_answering_does_not_pay(tiny):
     assert batch.tokens["advantages"][: len(batch.response.split()[0])].max() < 0, (
         "the longer output is the worse one"
     )
-    with pytest.raises(
-        ConfigError, match=r"reward\.objective=minimize needs method\.no_output_score"
-    ):
+    with pytest.raises(ConfigError, match=r"method\.no_output_score"):
         made(tiny, FOUR, "reward.objective=minimize")
 
 
@@ -691,9 +690,7 @@ def test_a_monitor_stays_with_the_run_that_has_thoughts(tiny):
 
 
 def test_a_judge_must_be_named(tiny, tmp_path):
-    with pytest.raises(
-        ConfigError, match=r"reward\.verifier=llm_judge needs a judge; add reward\.judge\.model="
-    ):
+    with pytest.raises(ConfigError, match=r"reward\.judge\.model="):
         train(
             config_of("grpo", tiny, *SMALL, "reward.verifier=llm_judge", f"runs={tmp_path}"),
             Reporter(),
@@ -701,23 +698,26 @@ def test_a_judge_must_be_named(tiny, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+# Settings that cannot work together, and the key that the error must name.
 REFUSED = {
-    "method.classmates=[]": r"method\.classmates is empty",
-    "method.classmate_shares=[1,2]": "has 2 entries for 1 classmates",
-    "method.classmate_shares=[0]": r"method\.classmate_shares=\[0\.0\] is out of range; it must be above 0",
-    "method.classmates=['',''] method.classmate_shares=[1,-1]": "must be above 0",
-    "method.keep=2": "give a share such as 0.5",
-    "method.keep=first-3-tokens": "counts tokens; use method.keep_unit=tokens",
-    "method.keep_min=0.97": "exceeds method.keep_max=0.95",
-    "method.cot_start=x": "needs method.cot_end",
-    "method.kl=reward": "mixes with one reward only; classmate_with has several",
-    "method.advantage=grpo": "is not one of its values",
-    "method.reward_type=help_other_questions training.problems_per_step=1": "needs two or more",
-    "method.consistency_weight=1 reward.verifier=llm_judge": "compares answers, which llm_judge does not",
+    "method.classmates=[]": "method.classmates",
+    "method.classmate_shares=[1,2]": "method.classmate_shares",
+    "method.classmate_shares=[0]": "method.classmate_shares=[0.0]",
+    "method.classmates=['',''] method.classmate_shares=[1,-1]": "method.classmate_shares",
+    "method.keep=2": "method.keep=2",
+    "method.keep=first-3-tokens": "method.keep_unit=tokens",
+    "method.keep_min=0.97": "method.keep_max=0.95",
+    "method.cot_start=x": "method.cot_end",
+    "method.kl=reward": "method.kl=reward",
+    "method.advantage=grpo": "method.advantage=grpo",
+    "method.reward_type=help_other_questions training.problems_per_step=1": (
+        "training.problems_per_step"
+    ),
+    "method.consistency_weight=1 reward.verifier=llm_judge": "method.consistency_weight",
 }
 
 
 @pytest.mark.parametrize("overrides", REFUSED)
-def test_what_cannot_work_is_refused(overrides, tiny):
-    with pytest.raises(ConfigError, match=REFUSED[overrides]):
+def test_settings_that_cannot_work_together_are_refused(overrides, tiny):
+    with pytest.raises(ConfigError, match=re.escape(REFUSED[overrides])):
         find_method("classmate")(config_of("classmate", tiny, *overrides.split())).check()

@@ -330,10 +330,7 @@ def test_no_demonstration_means_a_group_of_the_policy_s_own(tiny):
     groups, step = composed(tiny, problems=[bare, problem(), long])
     assert [(len(g.given_rows), g.num_samples) for g in groups] == [(0, 4), (1, 3), (0, 4)]
     assert step.metrics["demonstration/dropped"] == 1
-    with pytest.raises(
-        RunError,
-        match=r"problem long has 41 tokens; raise rollout\.max_response_tokens \(now 16\) or set .*=drop",
-    ):
+    with pytest.raises(RunError, match=r"problem long .*rollout\.max_response_tokens"):
         composed(tiny, "method.overlong_demonstrations=error", problems=[long])
     shown = [
         len(composed(tiny, "method.demonstration_share=0.5", number=n)[0][0].given_rows)
@@ -348,7 +345,7 @@ def test_probabilities_of_the_author_come_from_the_data(tiny):
     assert group.given_rows[0].behavior_logprobs == pytest.approx(
         [math.log(0.5 + 1e-6), math.log(0.25 + 1e-6), math.log(1 + 1e-6)]
     )
-    with pytest.raises(RunError, match=r"2 numbers in probs .* for 3 tokens with the end"):
+    with pytest.raises(RunError, match=r"method\.demonstration_probs"):
         composed(tiny, *overrides, problems=[problem("12", probs=[0.5, 0.25])])
 
 
@@ -593,27 +590,33 @@ def test_a_run_whose_demonstrations_are_all_too_long_is_told_and_sound(tiny, tmp
         )
 
 
+# Settings that cannot work together, and the keys that the error must name.
 REFUSED = {
-    "method.num_demonstrations=5": r"method\.num_demonstrations=5 exceeds rollout\.samples=4; set it to at most 4",
-    "method.prefix_min=0.5 method.prefix_max=0.2": r"method\.prefix_min=0\.5 exceeds method\.prefix_max=0\.2; lower it",
-    "method.prefix_strategy=fixed method.prefix_shared=true": r"with method\.prefix_strategy=fixed; leave it at false",
-    "method.prefix_strategy=linear_variance": r"method\.prefix_strategy=linear_variance is not one of its values; .*linear",
-    "method.demonstration_probs=x method.prefix_min=0.5": r"needs whole demonstrations \(method\.prefix_min=1\)",
-    "method.demonstration_probs=x method.sft_coef=1": r"method\.sft_coef=0",
-    "method.off_options.gama=0.1": r"method\.off_options\.gama: a shape takes no such number; did you mean gamma\?",
-    "method.on_options.min_value=0.1": r"method\.on_options\.min_value: a shape takes no such number",
-    "method.off_options.gamma=0": r"method\.off_options\.gamma=0\.0 is out of range; it must be above 0",
-    "method.off_options.min_value=0.8 method.off_options.max_value=0.2": r"min_value=0\.8 is not below .*max_value=0\.2; lower it",
-    "method.loss=gspo": r"method\.loss=gspo is not one of its values",
-    "method.advantage=gae": r"method\.advantage=gae is not one of its values",
+    "method.num_demonstrations=5": ["method.num_demonstrations=5", "rollout.samples=4"],
+    "method.prefix_min=0.5 method.prefix_max=0.2": ["method.prefix_min", "method.prefix_max"],
+    "method.prefix_strategy=fixed method.prefix_shared=true": ["method.prefix_shared=true"],
+    "method.prefix_strategy=linear_variance": ["method.prefix_strategy=linear_variance"],
+    "method.demonstration_probs=x method.prefix_min=0.5": ["method.demonstration_probs"],
+    "method.demonstration_probs=x method.sft_coef=1": ["method.sft_coef=0"],
+    "method.off_options.gama=0.1": ["method.off_options.gama", "did you mean gamma?"],
+    "method.on_options.min_value=0.1": ["method.on_options.min_value"],
+    "method.off_options.gamma=0": ["method.off_options.gamma=0.0"],
+    "method.off_options.min_value=0.8 method.off_options.max_value=0.2": [
+        "method.off_options.min_value=0.8",
+        "method.off_options.max_value=0.2",
+    ],
+    "method.loss=gspo": ["method.loss=gspo"],
+    "method.advantage=gae": ["method.advantage=gae"],
 }
 
 
 @pytest.mark.parametrize("overrides", REFUSED)
-def test_refused_with_the_fix_in_one_line(overrides, tiny):
-    with pytest.raises(ConfigError, match=REFUSED[overrides]) as caught:
+def test_settings_that_cannot_work_together_are_refused(overrides, tiny):
+    with pytest.raises(ConfigError) as caught:
         Luffy(config_of("luffy", tiny, *SMALL, *overrides.split())).check()
-    assert "\n" not in str(caught.value)
+    line = str(caught.value)
+    assert "\n" not in line
+    assert all(key in line for key in REFUSED[overrides]), line
 
 
 def test_data_without_demonstrations_are_refused_before_the_run(tiny, tmp_path):
@@ -621,10 +624,7 @@ def test_data_without_demonstrations_are_refused_before_the_run(tiny, tmp_path):
     data.write_text(
         "".join(json.dumps({"question": f"{i}+1=", "answer": str(i + 1)}) + "\n" for i in range(9))
     )
-    with pytest.raises(
-        ConfigError,
-        match=r"has a demonstration; add a column target or set method\.num_demonstrations=0",
-    ):
+    with pytest.raises(ConfigError, match=r"method\.num_demonstrations=0"):
         run("luffy", tiny, tmp_path / "runs", f"data.train={data}")
     assert not (tmp_path / "runs").exists()
 

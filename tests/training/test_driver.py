@@ -433,7 +433,7 @@ def test_too_many_failures_stop_the_run_with_the_first_reason(fresh, verifiers, 
     assert (
         error.count("\n") == 1
         and "step 1, stage score" in error
-        and "100% of the responses could not be judged" in error
+        and "100% of the responses could not be scored" in error
     )
     assert "ValueError: always" in error and "reward.max_failure_rate=0.5" in error
 
