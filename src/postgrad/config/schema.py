@@ -63,7 +63,7 @@ class ModelConfig:
         "hub id, model folder, adapter folder, GGUF file, smollm2, "
         "or tiny (a 0.3M-parameter model made in code)",
     )
-    device: str = setting("auto", "auto, cpu, or a torch device such as cuda; see postgrad doctor")
+    device: str = setting("auto", "auto, cpu, or a kind of accelerator; see postgrad doctor")
     dtype: str = setting(
         "auto",
         "compute type; auto chooses bfloat16 where the hardware is fast at it",
