@@ -6,6 +6,24 @@ Imports no torch, so that the child processes of verifiers start fast.
 from dataclasses import dataclass, field
 from typing import Any
 
+# One message of a conversation: role, content, and other fields that the chat template reads.
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A whole conversation to imitate, as the chat template renders it.
+
+    Attributes:
+        messages: all messages; an assistant message may have `tool_calls` and a null content.
+        tools: JSON schemas of the tools that the template shows to the model.
+        num_prompt: number of leading messages that are the prompt and never trained on.
+    """
+
+    messages: tuple[Message, ...]
+    tools: tuple[dict[str, Any], ...] = ()
+    num_prompt: int = 0
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -15,11 +33,12 @@ class Problem:
     """
 
     uid: str
-    messages: tuple[dict[str, str], ...]
+    messages: tuple[Message, ...]
     ground_truth: str
     data_source: str = ""
     demonstrations: tuple[str, ...] = ()
     extra: dict[str, Any] = field(default_factory=dict)
+    conversation: Conversation | None = None
 
 
 @dataclass(frozen=True)
