@@ -17,7 +17,7 @@ from typing import Any
 from postgrad import web
 from postgrad.config.schema import ModelConfig
 from postgrad.serving.app import make_app
-from postgrad.serving.served_model import Served, load_served
+from postgrad.serving.served_model import ServedModel, load_served_model
 
 
 @dataclass
@@ -25,7 +25,7 @@ class Live:
     """A server that runs; `served` is None where it is another process."""
 
     port: int
-    served: Served | None = None
+    served: ServedModel | None = None
     token: str = ""
     process: "subprocess.Popen[str] | None" = None
 
@@ -70,7 +70,7 @@ def live(
     server: Any = None
     wishes = {"rows": 64, "context": 0, "queue": 1024} | options
     served = [
-        load_served(
+        load_served_model(
             name,
             ModelConfig(path=str(path), device="cpu", dtype="float32"),
             stopping=lambda: server is not None and server.should_exit,

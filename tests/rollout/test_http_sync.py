@@ -51,7 +51,7 @@ def test_a_server_samples_from_what_was_published(path, host, apart, prompts, tm
     }
     with serve(engine=apart, prompts=prompts, calls=calls) as served:
         engine = rollouts(served, prompts, tmp_path / "weights")
-        assert engine.way.path == path and not engine.shares_weights
+        assert engine.reload_api.path == path and not engine.shares_weights
         turned = {
             name: -w if "layers.1" in name else w for name, w in host.policy.weights().items()
         }

@@ -333,7 +333,7 @@ def test_the_server_takes_new_weights(served, untied, prompts, tmp_path):
         Address.parse(served), prompts, [END], tmp_path / "weights", wait_s=60
     )
     host.policy.update(random_batch(1), 1)
-    assert engine.way.server == "vLLM" and gap(host.policy, engine) > 0.01
+    assert engine.reload_api.server == "vLLM" and gap(host.policy, engine) > 0.01
     engine.publish(host.policy.weights())
     assert gap(host.policy, engine) < 1e-3
 

@@ -149,7 +149,7 @@ def choose_engine(models: list[str], options: ServeOptions) -> tuple[str, str]:
 
 def check(models: list[str], options: ServeOptions) -> list[str]:
     """Returns the models' names. Raises ConfigError for wrong options, before a model is loaded."""
-    from postgrad.serving import mapping, vllm_server
+    from postgrad.serving import servers_file, vllm_server
 
     if options.engine == "vllm" and (option := vllm_server.only_native(options)):
         raise ConfigError(
@@ -162,7 +162,7 @@ def check(models: list[str], options: ServeOptions) -> list[str]:
             f"got {', '.join(names)}; write --name A,B"
         )
     if options.servers:
-        mapping.read(Path(options.servers).expanduser())
+        servers_file.read_servers(Path(options.servers).expanduser())
     if options.reload_below and not Path(options.reload_below).expanduser().is_dir():
         raise ConfigError(f"--reload-below {options.reload_below}: no such folder")
     return names
@@ -208,22 +208,22 @@ def serve(
     from postgrad import web
     from postgrad.config.schema import ModelConfig
     from postgrad.model.device import set_threads
-    from postgrad.serving import mapping
+    from postgrad.serving import servers_file
     from postgrad.serving.app import make_app
-    from postgrad.serving.served_model import load_served
+    from postgrad.serving.served_model import load_served_model
 
     if options.threads:
         set_threads(options.threads)
     server: Any = None
     served = [
-        load_served(
+        load_served_model(
             name,
             ModelConfig(path=path, device=options.device, dtype=options.dtype),
             options.rows,
             options.context,
             options.queue,
             lambda: server.should_exit,
-            share=len(models),
+            num_models=len(models),
         )
         for name, path in zip(names, models, strict=True)
     ]
@@ -233,7 +233,7 @@ def serve(
     file = Path(options.servers).expanduser() if options.servers else None
     host, port = listener.getsockname()[:2]
     entries = {
-        model.name: mapping.entry(host, port, model.name, index, model.source)
+        model.name: servers_file.make_entry(host, port, model.name, index, model.source)
         for index, model in enumerate(served)
     }
     # Signals are handled from here on: a process that reads the file may stop this server
@@ -241,7 +241,7 @@ def serve(
     with (
         contextlib.suppress(KeyboardInterrupt),
         web.signals_as_interrupt(),
-        mapping.named(file, entries),
+        servers_file.list_servers(file, entries),
     ):
         for model in served:
             print(

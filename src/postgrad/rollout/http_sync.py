@@ -1,8 +1,8 @@
-"""Rollouts from a server: an HTTP engine whose weights follow the trainer's.
+"""Rollouts from a server that takes the trainer's weights after each step.
 
-The trainer's weights are written as safetensors into a folder that the server can read too, and a call names the folder. Which call, a
-server tells by answering it: `postgrad serve`, SGLang and vLLM (with VLLM_SERVER_DEV_MODE=1) each have one. A server without would go on
-sampling from old weights, so training refuses it at the start.
+The trainer's weights are written as safetensors to a folder that the server can read too; then a
+call names the folder. `postgrad serve`, SGLang and vLLM (with VLLM_SERVER_DEV_MODE=1) each have
+such a call. A server without one would sample from old weights, so training refuses it at the start.
 """
 
 import shutil
@@ -19,32 +19,35 @@ from torch import Tensor
 from postgrad.errors import ConfigError, RunError
 from postgrad.rollout import http
 from postgrad.rollout.engine import Completion, Request, Sampling
-from postgrad.rollout.http import Address, HttpClient, HttpEngine, RequestRefused, Text
+from postgrad.rollout.http import Address, HttpClient, HttpEngine, RequestRefused, Tokenizer
 
-INCOMPLETE, FORBIDDEN = (
-    (400, 422),
-    (401, 403),
-)  # answers to a call without its arguments, where there is such a call
+# Statuses that answer a reload call without arguments, on a server that has the call.
+MISSING_ARGUMENTS = (400, 422)
+FORBIDDEN = (401, 403)
 
 
 @dataclass(frozen=True)
-class Way:
-    """How one kind of server takes weights from a folder: calls, from the server's root, with their bodies."""
+class ReloadApi:
+    """How one kind of server loads weights from a folder; paths start at the server's root."""
 
     server: str
     path: str
-    body: Callable[[str, str], dict[str, Any]]  # of the folder and the model's name
-    then: str = ""  # a call without a body that drops keys and values computed with the old weights
+    body: Callable[[str, str], dict[str, Any]]  # (folder, model name) -> JSON body
+    reset_path: str = ""  # a call that drops the keys and values of the old weights
 
 
-WAYS = (
-    Way("postgrad serve", "/v1/reload", lambda folder, model: {"folder": folder, "model": model}),
-    Way(
+RELOAD_APIS = (
+    ReloadApi(
+        "postgrad serve",
+        "/v1/reload",
+        lambda folder, model: {"folder": folder, "model": model},
+    ),
+    ReloadApi(
         "SGLang",
         "/update_weights_from_disk",
         lambda folder, model: {"model_path": folder, "flush_cache": True},
     ),
-    Way(
+    ReloadApi(
         "vLLM",
         "/collective_rpc",
         lambda folder, model: {"method": "reload_weights", "kwargs": {"weights_path": folder}},
@@ -54,131 +57,145 @@ WAYS = (
 
 
 class SyncedHttpEngine(HttpEngine):
-    """The rollouts of a run from a server: token ids with log-probs or nothing, and new weights after each step.
+    """The engine of a training run behind a server.
 
-    `folder` is where weights are written; the server must see it under the same name.
+    Args:
+        address: the server and its model.
+        tokenizer: of the trained model.
+        stop_ids: the trained model's stop tokens; a row that ends with another token is refused.
+        folder: where weights are written; the server must see it under the same path.
+        wait_s: time limit per call in seconds.
+        concurrency: largest number of calls at the same time.
+
+    Raises:
+        ConfigError: the server cannot load weights, or gives no token ids with log-probs.
     """
 
     def __init__(
         self,
         address: Address,
-        text: Text,
-        stop: Sequence[int],
+        tokenizer: Tokenizer,
+        stop_ids: Sequence[int],
         folder: Path,
         wait_s: float = 600.0,
         concurrency: int = 32,
     ) -> None:
-        super().__init__(address, text, wait_s, concurrency)
-        self.more = {
-            "repetition_penalty": 1.0
-        }  # vLLM takes the model's own settings for what a call does not say
-        self.stop, self.folder, self.number = set(stop), folder.absolute(), 0
+        super().__init__(address, tokenizer, wait_s, concurrency)
+        # vLLM takes the model's own generation settings for fields that a call leaves out.
+        self.extra_fields = {"repetition_penalty": 1.0}
+        self.stop_ids = set(stop_ids)
+        self.folder = folder.absolute()
+        self.num_published = 0
         parts = urlsplit(address.url)
-        self.root = HttpClient(
-            Address(f"{parts.scheme}://{parts.netloc}", address.model), wait_s, 1
-        )
-        self.way = self._find_way()
-        self._check_ids(stop[0])
+        root = Address(f"{parts.scheme}://{parts.netloc}", address.model)
+        self.root_client = HttpClient(root, wait_s, 1)
+        self.reload_api = self._find_reload_api()
+        self._check_token_ids(stop_ids[0])
 
     def publish(self, weights: dict[str, Tensor]) -> None:
-        """Write the weights and let the server read them; returns when it samples from them."""
+        """Write the weights and let the server load them; returns when it samples from them."""
         folder = self._write(weights)
-        deadline = time.monotonic() + self.server.wait_s
+        deadline = time.monotonic() + self.client.wait_s
+        api = self.reload_api
+        url = self.root_client.address.url
         try:
-            self._tell(
-                self.way.path, self.way.body(str(folder), self.server.address.model), deadline
-            )
-            if self.way.then:
-                answer = self._tell(self.way.then, {}, deadline)
-                if isinstance(answer, dict) and answer.get("success") is False:
-                    raise RunError(
-                        f"{self.root.address.url}{self.way.then} kept keys and values of the old weights"
-                    )
+            answer = self._call_root(api.path, api.body(str(folder), self.model), deadline)
+            if _failed(answer):
+                raise RunError(
+                    f"{url}{api.path} did not load the new weights: {answer.get('message', answer)}"
+                )
+            if api.reset_path and _failed(self._call_root(api.reset_path, {}, deadline)):
+                raise RunError(f"{url}{api.reset_path} kept keys and values of the old weights")
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _tell(self, path: str, body: dict[str, Any], deadline: float) -> Any:
+    def _call_root(self, path: str, body: dict[str, Any], deadline: float) -> Any:
         try:
-            answer = self.root.call("POST", path, body, deadline)
+            return self.root_client.call("POST", path, body, deadline)
         except RequestRefused as error:
             raise RunError(
-                f"{self.root.address.url}{path} refused new weights with {error.status}: {error}"
+                f"{self.root_client.address.url}{path} refused new weights with "
+                f"{error.status}: {error}"
             ) from error
-        if isinstance(answer, dict) and answer.get("success") is False and path == self.way.path:
-            raise RunError(
-                f"{self.root.address.url}{path} did not take the new weights: {answer.get('message', answer)}"
-            )
-        return answer
 
     def _write(self, weights: dict[str, Tensor]) -> Path:
-        self.number += 1
-        folder = self.folder / f"weights-{self.number}"
+        self.num_published += 1
+        folder = self.folder / f"weights-{self.num_published}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
             tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
             save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
         except OSError as error:
             raise RunError(
-                f"weights for the server could not be written to {folder}: {error.strerror or error}"
+                f"weights for the server could not be written to {folder}: "
+                f"{error.strerror or error}"
             ) from error
         return folder
 
-    def _find_way(self) -> Way:
-        """Each kind's call is tried without its arguments: a server that has it says so, one that has not does not know it."""
-        for way in WAYS:
+    def _find_reload_api(self) -> ReloadApi:
+        """Call each kind's path without arguments: a server that has it reports what is missing."""
+        url = self.root_client.address.url
+        for api in RELOAD_APIS:
+            deadline = time.monotonic() + min(http.START_S, self.client.wait_s)
             try:
-                self.root.call(
-                    "POST", way.path, {}, time.monotonic() + min(http.START_S, self.server.wait_s)
-                )
+                self.root_client.call("POST", api.path, {}, deadline)
             except RequestRefused as error:
-                if error.status in INCOMPLETE:
-                    return way
+                if error.status in MISSING_ARGUMENTS:
+                    return api
                 if error.status in FORBIDDEN:
                     raise ConfigError(
-                        f"rollout.url: {self.root.address.url}{way.path} answers {error.status}: {error}"
+                        f"rollout.url: {url}{api.path} answers {error.status}: {error}"
                     ) from error
             except RunError as error:
-                raise ConfigError(f"rollout.url: {self.root.address.url} {error}") from error
+                raise ConfigError(f"rollout.url: {url} {error}") from error
         raise ConfigError(
-            f"rollout.url: {self.root.address.url} has no call that takes new weights, so training would sample from old ones; "
-            "start vLLM with VLLM_SERVER_DEV_MODE=1, use SGLang or postgrad serve --reload-below, or rollout.engine=vllm"
+            f"rollout.url: {url} has no call that loads new weights, so training would sample from "
+            "old ones; start vLLM with VLLM_SERVER_DEV_MODE=1, use SGLang or postgrad serve "
+            "--reload-below, or rollout.engine=vllm"
         )
 
-    def _has_stop_string(self, done: Completion, sampling: Sampling) -> bool:
-        text = self.text.decode_raw(done.tokens) if sampling.stop else ""
-        return any(string in text for string in sampling.stop)
-
-    def _check_ids(self, token: int) -> None:
-        """One token, to see that the server takes ids and gives ids and log-probs."""
+    def _check_token_ids(self, token: int) -> None:
+        """Sample one token to check that the server takes ids and gives ids with log-probs."""
         try:
-            done = self.generate([Request([token], [0])], Sampling(1.0, 1))[0][0]
+            completion = self.generate([Request([token], [0])], Sampling(1.0, 1))[0][0]
         except RunError as error:
             raise ConfigError(f"rollout.url: {error}") from error
-        if not done.tokens:
-            raise ConfigError(f"rollout.url: {self.server.address.url} answered without a token")
+        if not completion.tokens:
+            raise ConfigError(f"rollout.url: {self.url} answered without a token")
 
-    def _continue(
+    def _complete(
         self, request: Request, seed: int, sampling: Sampling, deadline: float
     ) -> Completion:
-        """By token ids, or not at all: what is tokenized again is not what was sampled."""
+        """Complete with token ids only: text that is tokenized again may be other tokens."""
         try:
-            done = self._ask(request, seed, sampling, deadline, as_ids=True)
+            completion = self._post(request, seed, sampling, deadline, with_ids=True)
         except RequestRefused as error:
             raise RunError(
-                f"{self.server.address.url} refused a completion of model {self.server.address.model} by token ids with "
-                f"{error.status}: {error}; rollouts need a server that takes them, such as vLLM, SGLang or postgrad serve"
+                f"{self.url} refused a completion of model {self.model} by token ids with "
+                f"{error.status}: {error}; rollouts need a server that takes them, such as vLLM, "
+                "SGLang or postgrad serve"
             ) from error
-        if len(done.logprobs) != len(done.tokens):
+        if len(completion.logprobs) != len(completion.tokens):
             raise RunError(
-                f"{self.server.address.url} gave no token ids with log-probs, which training needs; use vLLM, SGLang or postgrad serve"
+                f"{self.url} gave no token ids with log-probs, which training needs; "
+                "use vLLM, SGLang or postgrad serve"
             )
-        if (
-            done.finish == "stop"
-            and done.tokens[-1] not in self.stop
-            and not self._has_stop_string(done, sampling)
-        ):
+        if completion.finish == "stop" and not self._ends_validly(completion, sampling):
+            known = ", ".join(map(str, sorted(self.stop_ids)))
             raise RunError(
-                f"{self.server.address.url} ended a row with the token {done.tokens[-1]}, which does not end one here "
-                f"({', '.join(map(str, sorted(self.stop)))} do); it has another model than model.path, or stop words of its own"
+                f"{self.url} ended a row with the token {completion.tokens[-1]}, which is not a "
+                f"stop token of model.path ({known}); it serves another model, or has its own "
+                "stop strings"
             )
-        return done
+        return completion
+
+    def _ends_validly(self, completion: Completion, sampling: Sampling) -> bool:
+        """Return whether a row ends with a stop token or contains a stop string."""
+        if completion.tokens[-1] in self.stop_ids:
+            return True
+        text = self.tokenizer.decode_raw(completion.tokens) if sampling.stop else ""
+        return any(string in text for string in sampling.stop)
+
+
+def _failed(answer: Any) -> bool:
+    return isinstance(answer, dict) and answer.get("success") is False

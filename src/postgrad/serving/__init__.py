@@ -1,5 +1,14 @@
-"""`postgrad serve`: models behind OpenAI's HTTP interface, on our own engine or handed over to vLLM's server.
+"""`postgrad serve`: models behind OpenAI's HTTP interface, on the native engine or on vLLM.
 
-asks.py reads requests; worker.py decodes for all of them together in a thread of its own; replies.py writes answers; app.py is the
-door; mapping.py names running servers in a file; handover.py starts vLLM. May touch rollout, model, data, config and web.
+    options.py        the command's options
+    app.py            the HTTP application: routes, authentication, streaming
+    requests.py       parses and checks requests
+    responses.py      builds responses, complete or streamed
+    detokenizer.py    token ids to text, piece by piece
+    served_model.py   a model with its tokenizer and its worker; loads new weights
+    worker.py         one thread per model that decodes all requests together
+    servers_file.py   the file that lists running servers
+    vllm_server.py    starts vLLM's server as a child process
+
+May import rollout, model, data, config, files and web.
 """

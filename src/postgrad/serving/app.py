@@ -1,21 +1,23 @@
-"""The door: OpenAI's paths, one JSON shape for every error, and rows that are freed when their client leaves.
+"""The HTTP application: OpenAI's paths, one JSON shape for all errors.
 
-    GET  /health                 no token needed: models, rows in use
+    GET  /health                 needs no token: models, rows in use
     GET  /v1/models              names and context lengths
     POST /v1/completions         prompt: text, token ids, or a list of either
     POST /v1/chat/completions    messages, through the model's chat template
-    POST /v1/reload              {"folder": ..., "model": ...}: new weights, where the server was started with --reload-below
+    POST /v1/reload              {"folder": ..., "model": ...}: new weights (--reload-below)
 
-400 what cannot be read or served · 401 no token · 403 another host, origin or folder · 404 no such model or path · 408 a slow body ·
-413 a huge one · 429 all places taken · 500 the engine failed · 503 shutting down · 504 the time limit of a request is over.
+Statuses of errors: 400 invalid request, 401 no token, 403 another host, origin or folder, 404 no
+such model or path, 408 slow body, 413 large body, 429 all places taken, 500 the engine failed, 503
+shutting down, 504 time limit of a request. The rows of a client that disconnects are dropped.
 """
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -26,43 +28,45 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from postgrad.errors import did_you_mean
-from postgrad.serving.requests import Ask, Refusal, read_ask
-from postgrad.serving.responses import Choice, Reply, error_body
-from postgrad.serving.served_model import Served, take_weights, weight_files
-from postgrad.serving.worker import Ticket
+from postgrad.serving.requests import ApiError, GenerationRequest, parse_request, to_api_error
+from postgrad.serving.responses import Choice, ResponseBuilder, error_body
+from postgrad.serving.served_model import ServedModel, find_weight_files, load_weights
+from postgrad.serving.worker import PendingRequest
 from postgrad.web import HttpError, has_token, read_json, reject_reason
 
 MAX_BODY = 8 << 20  # bytes
-BODY_S = 30.0  # for a request's body to arrive
-PIECE_S = 600.0  # for one piece of a stream to be taken
+BODY_S = 30.0  # time limit for a request's body to arrive
+CHUNK_S = 600.0  # time limit for a client to take one chunk of a stream
+
+Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 def make_app(
-    models: Sequence[Served],
+    models: Sequence[ServedModel],
     host: str = "127.0.0.1",
     token: str = "",
     reload_below: Path | None = None,
     time_limit_s: float = 600.0,
 ) -> Starlette:
-    """The application over some models. With a token every request but /health must carry it as `Authorization: Bearer TOKEN`."""
+    """Return the application.
+
+    Args:
+        models: the models it serves.
+        host: the address it listens on.
+        token: if not empty, every request but /health needs `Authorization: Bearer TOKEN`.
+        reload_below: the folder that new weights may come from; None: no reloads.
+        time_limit_s: per request.
+    """
     api = Api(models, reload_below.resolve() if reload_below else None, time_limit_s)
     routes = [
         Route("/health", api.health),
         Route("/v1/models", api.list_models),
-        Route("/v1/models/{name:path}", api.one_model),
-        Route(
-            "/v1/completions",
-            _guarded(lambda request: api.complete(request, False)),
-            methods=["POST"],
-        ),
-        Route(
-            "/v1/chat/completions",
-            _guarded(lambda request: api.complete(request, True)),
-            methods=["POST"],
-        ),
-        Route("/v1/reload", _guarded(api.reload), methods=["POST"]),
+        Route("/v1/models/{name:path}", _catch_errors(api.show_model)),
+        Route("/v1/completions", _catch_errors(api.complete_text), methods=["POST"]),
+        Route("/v1/chat/completions", _catch_errors(api.complete_chat), methods=["POST"]),
+        Route("/v1/reload", _catch_errors(api.reload), methods=["POST"]),
     ]
-    handlers: dict[Any, Any] = {HTTPException: _http_error, Exception: _broken}
+    handlers: dict[Any, Any] = {HTTPException: _answer_http_error, Exception: _answer_exception}
     return Starlette(
         routes=routes,
         middleware=[Middleware(AuthMiddleware, host=host, token=token)],
@@ -71,45 +75,55 @@ def make_app(
 
 
 class AuthMiddleware:
-    """Lets in requests for this host, from no other site's page, with the token if there is one."""
+    """Refuses requests for another host, from another site's page, or without the token."""
 
     def __init__(self, app: ASGIApp, host: str, token: str) -> None:
-        self.app, self.host, self.token = app, host, token
+        self.app = app
+        self.host = host
+        self.token = token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
         if scope["type"] != "http":
-            if scope["type"] == "lifespan":
-                await self.app(scope, receive, send)
             return
-        request = Request(scope)
-        answer: ASGIApp = self.app
+        error = self._find_error(Request(scope))
+        app = self.app if error is None else _error_response(error)
+        await app(scope, receive, send)
+
+    def _find_error(self, request: Request) -> ApiError | None:
         if reason := reject_reason(request, self.host):
-            answer = _refused(Refusal(403, reason))
-        elif request.url.path != "/health" and not has_token(request, self.token):
-            answer = _refused(
-                Refusal(
-                    401,
-                    "this server wants its token: Authorization: Bearer TOKEN",
-                    code="invalid_api_key",
-                )
-            )
-        await answer(scope, receive, send)
+            return ApiError(403, reason)
+        if request.url.path == "/health" or has_token(request, self.token):
+            return None
+        return ApiError(
+            401,
+            "this server needs its token: Authorization: Bearer TOKEN",
+            code="invalid_api_key",
+        )
+
+
+class ReloadRequest(BaseModel):
+    """The body of POST /v1/reload; `model` may be left out when there is only one."""
+
+    model_config = ConfigDict(strict=True)
+
+    folder: str
+    model: str = ""
 
 
 class Api:
-    """The answers."""
+    """The endpoints."""
 
     def __init__(
-        self, models: Sequence[Served], reload_below: Path | None, time_limit_s: float
+        self, models: Sequence[ServedModel], reload_below: Path | None, time_limit_s: float
     ) -> None:
-        self.models, self.reload_below, self.time_limit_s = (
-            {m.name: m for m in models},
-            reload_below,
-            time_limit_s,
-        )
+        self.models = {served.name: served for served in models}
+        self.reload_below = reload_below
+        self.time_limit_s = time_limit_s
 
     async def health(self, _: Request) -> Response:
-        well = all(served.worker.alive for served in self.models.values())
+        healthy = all(served.worker.alive for served in self.models.values())
         models = {
             name: {
                 "rows": served.worker.rows,
@@ -118,217 +132,220 @@ class Api:
             }
             for name, served in self.models.items()
         }
-        return JSONResponse(
-            {"status": "healthy" if well else "broken", "models": models}, 200 if well else 503
-        )
+        body = {"status": "healthy" if healthy else "broken", "models": models}
+        return JSONResponse(body, 200 if healthy else 503)
 
     async def list_models(self, _: Request) -> Response:
-        return JSONResponse(
-            {"object": "list", "data": [_card(served) for served in self.models.values()]}
-        )
+        cards = [_model_card(served) for served in self.models.values()]
+        return JSONResponse({"object": "list", "data": cards})
 
-    async def one_model(self, request: Request) -> Response:
-        try:
-            return JSONResponse(_card(self.find(request.path_params["name"])))
-        except Refusal as error:
-            return _refused(error)
+    async def show_model(self, request: Request) -> Response:
+        return JSONResponse(_model_card(self.find_model(request.path_params["name"])))
 
-    def find(self, name: str) -> Served:
+    def find_model(self, name: str) -> ServedModel:
+        """Return the model of this name; "" means the only one. Raises ApiError."""
         if not name and len(self.models) == 1:
             return next(iter(self.models.values()))
         if name not in self.models:
-            raise Refusal(
+            shown = name[:200]
+            raise ApiError(
                 404,
-                f"no model {name[:200]!r}; {did_you_mean(name[:200], self.models)}",
+                f"no model {shown!r}; {did_you_mean(shown, self.models)}",
                 "model",
                 "model_not_found",
             )
         return self.models[name]
 
-    async def complete(self, request: Request, chat: bool) -> Response:
-        ask = read_ask(await read_json(request, MAX_BODY, BODY_S), chat)
-        served = self.find(ask.model)
-        jobs = await run_in_threadpool(served.jobs, ask)
-        ticket = Ticket(jobs, ask.stream)
-        reply = Reply(ask, served, [job.request.prompt for job in jobs])
-        served.worker.submit(ticket)
-        if ask.stream:
-            return Stream(
-                self.pieces(ask, served, ticket, reply), lambda: served.worker.cancel(ticket)
-            )
+    async def complete_text(self, request: Request) -> Response:
+        return await self._complete(request, is_chat=False)
+
+    async def complete_chat(self, request: Request) -> Response:
+        return await self._complete(request, is_chat=True)
+
+    async def _complete(self, http_request: Request, is_chat: bool) -> Response:
+        body = await read_json(http_request, MAX_BODY, BODY_S)
+        request = parse_request(body, is_chat)
+        served = self.find_model(request.model)
+        jobs = await run_in_threadpool(served.make_jobs, request)
+        pending = PendingRequest(jobs, per_token=request.stream)
+        builder = ResponseBuilder(request, served, [job.request.prompt for job in jobs])
+        served.worker.submit(pending)
+        if request.stream:
+            events = self._stream_events(request, pending, builder)
+            return EventStream(events, lambda: served.worker.cancel(pending))
         try:
             async with asyncio.timeout(self.time_limit_s):
-                await _while_here(request, _collect(ticket, reply))
-            return JSONResponse(reply.whole())
+                await _unless_disconnected(http_request, _collect(pending, builder))
+            return JSONResponse(builder.complete())
         except TimeoutError as error:
-            raise Refusal(
-                504, f"the answer took longer than {self.time_limit_s:g} s", code="timeout"
-            ) from error
+            raise self._timeout_error() from error
         finally:
-            served.worker.cancel(ticket)
+            served.worker.cancel(pending)
 
-    async def pieces(
-        self, ask: Ask, served: Served, ticket: Ticket, reply: Reply
+    async def _stream_events(
+        self, request: GenerationRequest, pending: PendingRequest, builder: ResponseBuilder
     ) -> AsyncIterator[str]:
-        """Server-sent events. What came while the last piece was on its way goes together into the next."""
-        for piece in reply.opening():
-            yield _event(piece)
+        """Yield server-sent events. Tokens that arrive while a chunk is sent share the next one."""
+        for chunk in builder.first_chunks():
+            yield _event(chunk)
         deadline = asyncio.get_running_loop().time() + self.time_limit_s
         try:
-            while not reply.done:
+            while not builder.done:
                 async with asyncio.timeout_at(deadline):
-                    choices = await _fresh(ticket, reply)
+                    choices = await _wait_for_updates(pending, builder)
                 for choice in choices:
-                    if piece := reply.piece(choice):
-                        yield _event(piece)
+                    if chunk := builder.next_chunk(choice):
+                        yield _event(chunk)
         except HttpError as error:
             yield _event(error_body(error))
             return
         except TimeoutError:
-            yield _event(
-                error_body(
-                    Refusal(
-                        504, f"the answer took longer than {self.time_limit_s:g} s", code="timeout"
-                    )
-                )
-            )
+            yield _event(error_body(self._timeout_error()))
             return
-        if ask.stream_usage:
-            yield _event(reply.usage_piece())
+        if request.include_usage:
+            yield _event(builder.usage_chunk())
         yield "data: [DONE]\n\n"
+
+    def _timeout_error(self) -> ApiError:
+        return ApiError(
+            504, f"the response took longer than {self.time_limit_s:g} s", code="timeout"
+        )
 
     async def reload(self, request: Request) -> Response:
         if self.reload_below is None:
-            raise Refusal(403, "this server takes no new weights; start it with --reload-below DIR")
-        body = await read_json(request, MAX_BODY, BODY_S)
-        if (
-            not isinstance(body, dict)
-            or not isinstance(body.get("folder"), str)
-            or not isinstance(body.get("model", ""), str)
-        ):
-            raise Refusal(
-                400,
-                "say which folder: {'folder': ...}, and 'model' where there are several",
-                "folder",
+            raise ApiError(
+                403, "this server takes no new weights; start it with --reload-below DIR"
             )
-        served = self.find(body.get("model", ""))
-        files = await run_in_threadpool(weight_files, body["folder"], self.reload_below)
+        body = await read_json(request, MAX_BODY, BODY_S)
+        try:
+            reload = ReloadRequest.model_validate(body)
+        except ValidationError as error:
+            raise to_api_error(error, ReloadRequest) from None
+        served = self.find_model(reload.model)
+        files = await run_in_threadpool(find_weight_files, reload.folder, self.reload_below)
 
-        def work() -> int:
-            count = take_weights(served.worker.engine.model, files)
+        def load() -> int:
+            num_tensors = load_weights(served.worker.engine.model, files)
             served.version += 1
-            return count
+            return num_tensors
 
-        count = await served.worker.order(work)
+        num_tensors = await served.worker.run_when_idle(load)
         return JSONResponse(
             {
                 "model": served.name,
-                "folder": body["folder"],
-                "num_tensors": count,
+                "folder": reload.folder,
+                "num_tensors": num_tensors,
                 "version": served.version,
             }
         )
 
 
-class Stream(StreamingResponse):
-    """Server-sent events; `freed` is called however they end."""
+class EventStream(StreamingResponse):
+    """Server-sent events; calls `on_end` however they end."""
 
-    def __init__(self, pieces: AsyncIterator[str], freed: Callable[[], None]) -> None:
+    def __init__(self, events: AsyncIterator[str], on_end: Callable[[], None]) -> None:
         super().__init__(
-            pieces,
+            events,
             media_type="text/event-stream",
             headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
         )
-        self.freed = freed
+        self.on_end = on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_in_time(message: Any) -> None:
-            async with asyncio.timeout(PIECE_S):
+            async with asyncio.timeout(CHUNK_S):
                 await send(message)
 
         try:
             await super().__call__(scope, receive, send_in_time)
         finally:
-            self.freed()
+            self.on_end()
 
 
-async def _collect(ticket: Ticket, reply: Reply) -> None:
-    while not reply.done:
-        await _fresh(ticket, reply)
+async def _collect(pending: PendingRequest, builder: ResponseBuilder) -> None:
+    """Wait until all rows of a request have ended."""
+    while not builder.done:
+        await _wait_for_updates(pending, builder)
 
 
-async def _fresh(ticket: Ticket, reply: Reply) -> list[Choice]:
-    """Wait for events; the choices that got some. Raises the HttpError that ended the request."""
-    events = [await ticket.events.get()]
-    while not ticket.events.empty():
-        events.append(ticket.events.get_nowait())
-    choices: dict[int, Choice] = {}
-    for event in events:
-        if isinstance(event, HttpError):
-            raise event
-        choice = reply.take(event)
-        choices[choice.number] = choice
-    return list(choices.values())
+async def _wait_for_updates(pending: PendingRequest, builder: ResponseBuilder) -> list[Choice]:
+    """Wait for row updates; returns the choices that changed.
+
+    Raises the HttpError that ended the request.
+    """
+    updates = [await pending.updates.get()]
+    while not pending.updates.empty():
+        updates.append(pending.updates.get_nowait())
+    changed: dict[int, Choice] = {}
+    for update in updates:
+        if isinstance(update, HttpError):
+            raise update
+        choice = builder.add(update)
+        changed[choice.number] = choice
+    return list(changed.values())
 
 
-async def _while_here(request: Request, work: Any) -> None:
-    """Do the work unless the client leaves first. Raises HttpError then, for nobody to read."""
+async def _unless_disconnected(request: Request, work: Coroutine[Any, Any, None]) -> None:
+    """Run `work` until the client disconnects; then raise HttpError, which nobody receives."""
 
-    async def gone() -> None:
+    async def wait_for_disconnect() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    tasks = [asyncio.ensure_future(work), asyncio.ensure_future(gone())]
+    working = asyncio.ensure_future(work)
+    waiting = asyncio.ensure_future(wait_for_disconnect())
     try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if not tasks[0].done():
-            raise HttpError(499, "the client has left")
-        tasks[0].result()
+        await asyncio.wait([working, waiting], return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise HttpError(499, "the client has disconnected")
+        working.result()
     finally:
-        for task in tasks:
-            task.cancel()
+        working.cancel()
+        waiting.cancel()
 
 
-def _guarded(answer: Callable[[Request], Any]) -> Callable[[Request], Any]:
-    async def endpoint(request: Request) -> Response:
+def _catch_errors(endpoint: Endpoint) -> Endpoint:
+    """Return the endpoint with an HttpError turned into a JSON response."""
+
+    async def safe_endpoint(request: Request) -> Response:
         try:
-            return await answer(request)
+            return await endpoint(request)
         except HttpError as error:
-            return _refused(error)
+            return _error_response(error)
 
-    return endpoint
+    return safe_endpoint
 
 
-def _refused(error: HttpError) -> JSONResponse:
-    headers = (
-        {"Retry-After": "1"}
-        if error.status in (429, 503)
-        else {"WWW-Authenticate": "Bearer"}
-        if error.status == 401
-        else {}
-    )
+def _error_response(error: HttpError) -> JSONResponse:
+    headers: dict[str, str] = {}
+    if error.status in (429, 503):
+        headers["Retry-After"] = "1"
+    if error.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
     if error.status in (408, 413):
         headers["Connection"] = "close"
     return JSONResponse(error_body(error), error.status, headers)
 
 
-async def _http_error(request: Request, error: Exception) -> Response:
+async def _answer_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    reason = f"no {request.url.path[:200]} here" if error.status_code == 404 else str(error.detail)
-    return JSONResponse(
-        error_body(Refusal(error.status_code, reason)), error.status_code, error.headers
-    )
+    reason = str(error.detail)
+    if error.status_code == 404:
+        reason = f"no {request.url.path[:200]} here"
+    body = error_body(ApiError(error.status_code, reason))
+    return JSONResponse(body, error.status_code, error.headers)
 
 
-async def _broken(request: Request, error: Exception) -> Response:
-    return JSONResponse(error_body(Refusal(500, f"the server failed: {type(error).__name__}")), 500)
+async def _answer_exception(request: Request, error: Exception) -> Response:
+    body = error_body(ApiError(500, f"the server failed: {type(error).__name__}"))
+    return JSONResponse(body, 500)
 
 
 def _event(body: dict[str, Any]) -> str:
     return f"data: {json.dumps(body, ensure_ascii=False, separators=(',', ':'))}\n\n"
 
 
-def _card(served: Served) -> dict[str, Any]:
+def _model_card(served: ServedModel) -> dict[str, Any]:
     return {
         "id": served.name,
         "object": "model",

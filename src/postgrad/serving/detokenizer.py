@@ -1,18 +1,24 @@
-"""Token ids as text while they come: no half characters, and nothing that may turn out to belong to a stop string."""
+"""Token ids to text while they are sampled: no partial characters and no part of a stop string.
+
+tokenizers' DecodeStream does the first half of this, but it raises an exception at byte-fallback
+tokens that are not valid UTF-8, which a model may sample.
+"""
 
 from collections.abc import Sequence
 from typing import Any
 
-BROKEN = "\ufffd"  # what bytes that are not yet a character decode to
+REPLACEMENT = "\ufffd"  # the decoded text of bytes that are not a complete character
 
 
-class TextStream:
-    """The text of one row, piece by piece; the pieces together are the text of the whole row.
+class Detokenizer:
+    """The text of one row, in pieces; the pieces together are the text of the row.
 
     Args:
         tokenizer: a transformers tokenizer.
         stops: strings that end the row. The text ends before them, unless `keep_stop`.
-        keep_special: whether special tokens are shown. The stop token never is, unless `keep_stop`.
+        keep_special: whether the text has special tokens. The stop token is only in it if
+            `keep_stop`.
+        keep_stop: whether the text has the stop string or stop token.
     """
 
     def __init__(
@@ -22,32 +28,40 @@ class TextStream:
         keep_special: bool = False,
         keep_stop: bool = False,
     ) -> None:
-        self.tokenizer, self.stops, self.keep_special, self.keep_stop = (
-            tokenizer,
-            tuple(stops),
-            keep_special,
-            keep_stop,
-        )
+        self.tokenizer = tokenizer
+        self.stops = tuple(stops)
+        self.keep_special = keep_special
+        self.keep_stop = keep_stop
         self.ids: list[int] = []
-        self.before = self.told = (
-            0  # ids[told:] are not text yet; they are decoded together with ids[before:told]
-        )
+        # ids[num_decoded:] are not in the text yet. They are decoded together with the ids from
+        # context_start on, because a token's text depends on the tokens before it.
+        self.context_start = 0
+        self.num_decoded = 0
         self.text = ""
-        self.sent = 0
-        self.stopped_by: str | None = None
+        self.num_sent = 0  # characters
+        self.stopped_by: str | None = None  # the stop string that ended the row
 
-    def push(self, ids: Sequence[int], finish: str = "", end: bool = False) -> str:
-        """The text that is sure now. `finish` ends the row; `end` says that its last token is a stop token."""
-        self.ids += ids[:-1] if end and not self.keep_stop else ids
-        known = self._decode(self.before, self.told)
-        new = self._decode(self.before, len(self.ids))[len(known) :]
-        if new and (finish or not new.endswith(BROKEN)):
+    def push(self, ids: Sequence[int], finish: str = "", ends_with_stop_token: bool = False) -> str:
+        """Add tokens and return the text that is now certain.
+
+        Args:
+            ids: new tokens.
+            finish: `stop` or `length` if these are the last tokens.
+            ends_with_stop_token: whether the last token is a stop token; if `finish` is `stop` and
+                it is not, a stop string ended the row.
+        """
+        self.ids += ids[:-1] if ends_with_stop_token and not self.keep_stop else ids
+        known = self._decode(self.context_start, self.num_decoded)
+        new = self._decode(self.context_start, len(self.ids))[len(known) :]
+        if new and (finish or not new.endswith(REPLACEMENT)):
             self.text += new
-            self.before, self.told = self.told, len(self.ids)
-        if finish == "stop" and not end:
-            self._cut()
-        sure = len(self.text) if finish else self._sure()
-        piece, self.sent = self.text[self.sent : sure], max(self.sent, sure)
+            self.context_start = self.num_decoded
+            self.num_decoded = len(self.ids)
+        if finish == "stop" and not ends_with_stop_token:
+            self._cut_at_stop()
+        end = len(self.text) if finish else self._certain_length()
+        piece = self.text[self.num_sent : end]
+        self.num_sent = max(self.num_sent, end)
         return piece
 
     def _decode(self, start: int, end: int) -> str:
@@ -59,15 +73,23 @@ class TextStream:
             clean_up_tokenization_spaces=False,
         )
 
-    def _cut(self) -> None:
-        """End the text with the first stop string, or before it."""
-        found = [(at, -len(stop), stop) for stop in self.stops if (at := self.text.find(stop)) >= 0]
-        if found:
-            at, _, self.stopped_by = min(found)
-            self.text = self.text[: at + len(self.stopped_by) if self.keep_stop else at]
+    def _cut_at_stop(self) -> None:
+        """End the text before the first stop string, or after it if `keep_stop`.
 
-    def _sure(self) -> int:
-        """How much of the text cannot be the beginning of a stop string."""
+        Of several that start at the same character, the longest counts.
+        """
+        candidates: list[tuple[int, int, str]] = []
+        for stop in self.stops:
+            start = self.text.find(stop)
+            if start >= 0:
+                candidates.append((start, -len(stop), stop))
+        if candidates:
+            start, _, stop = min(candidates)
+            self.stopped_by = stop
+            self.text = self.text[: start + len(stop) if self.keep_stop else start]
+
+    def _certain_length(self) -> int:
+        """Return how many characters cannot be the beginning of a stop string."""
         if self.keep_stop:
             return len(self.text)
         longest = max((len(stop) for stop in self.stops), default=1) - 1

@@ -1,38 +1,38 @@
-"""Requests as OpenAI writes them, read and checked: everything wrong with one is a Refusal that names the field.
+"""OpenAI's requests, parsed and checked. Every error is an ApiError that names the field.
 
-Beyond OpenAI's fields there are those of vLLM that a trainer needs: top_k, min_p, return_token_ids, return_tokens_as_token_ids,
-skip_special_tokens, include_stop_str_in_output, chat_template_kwargs.
+Beyond OpenAI's fields there are those of vLLM that a trainer needs: top_k, min_p, return_token_ids,
+return_tokens_as_token_ids, skip_special_tokens, include_stop_str_in_output, chat_template_kwargs.
 """
 
-import math
-from dataclasses import dataclass, field
-from typing import Any
+from abc import abstractmethod
+from typing import Annotated, Any, ClassVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from postgrad.errors import did_you_mean
 from postgrad.rollout.engine import Sampling
 from postgrad.web import HttpError
 
-MAX_CHOICES = 128  # of one prompt
+MAX_CHOICES = 128  # per prompt
 MAX_PROMPTS = 256
 MAX_MESSAGES = 1000
-MAX_TOP = 20
-MAX_STOPS, MAX_STOP_LENGTH = 16, 256
-COLDEST = 1e-3  # below it a temperature is neither greedy nor safe to divide by
-NO_LIMIT = 1 << 30  # each request brings its own number of tokens
+MAX_TOP_LOGPROBS = 20
+MAX_STOPS = 16
+MAX_STOP_LENGTH = 256
+MIN_TEMPERATURE = 1e-3  # a smaller one, except 0, overflows when logits are divided by it
+NO_LIMIT = 1 << 30  # tokens; each request has its own limit
+MAX_NAME_LENGTH = 80  # of a field name in an error
 
-SAMPLING = {"max_tokens", "temperature", "top_p", "top_k", "min_p", "n", "seed", "stop"}
-TELLING = {
-    "logprobs",
-    "return_token_ids",
-    "return_tokens_as_token_ids",
-    "skip_special_tokens",
-    "include_stop_str_in_output",
-}
-COMMON = {"model", "stream", "stream_options"} | SAMPLING | TELLING
-OF_CHAT = {"messages", "max_completion_tokens", "top_logprobs", "chat_template_kwargs"}
-KNOWN = {False: COMMON | {"prompt"}, True: COMMON | OF_CHAT}
-# Said by clients, and of no meaning here.
-HARMLESS = {
+# Fields that clients send and that have no effect here.
+IGNORED = {
     "user",
     "metadata",
     "store",
@@ -41,8 +41,9 @@ HARMLESS = {
     "prompt_cache_key",
     "parallel_tool_calls",
 }
-# What would change the answer and is not there: allowed only with the value that asks for nothing.
-ABSENT: dict[str, tuple[Any, ...]] = {
+# Fields that would change the response and are not implemented, with the values that are allowed
+# because they change nothing.
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "echo": (False,),
     "suffix": ("",),
     "best_of": (1,),
@@ -61,209 +62,248 @@ ABSENT: dict[str, tuple[Any, ...]] = {
 }
 
 
-class Refusal(HttpError):
-    """A request that is answered with an error, the field that is wrong, and a word for programs."""
+class ApiError(HttpError):
+    """A request that is answered with an error in OpenAI's shape.
+
+    Args:
+        status: HTTP status.
+        reason: the message for people.
+        param: the field that is wrong.
+        code: a constant that programs can compare.
+    """
 
     def __init__(
         self, status: int, reason: str, param: str | None = None, code: str | None = None
     ) -> None:
         super().__init__(status, reason)
-        self.param, self.code = param, code
+        self.param = param
+        self.code = code
 
 
-@dataclass(frozen=True)
-class Ask:
-    """What one request wants. `prompts` are texts or token ids, or, of a chat, its one list of messages."""
-
-    model: str
-    chat: bool
-    prompts: list[Any]
-    n: int
-    max_tokens: int | None
-    sampling: Sampling
-    seed: int | None
-    num_top: int | None  # likeliest tokens told beside each token; None: no log-probs at all
-    stream: bool
-    stream_usage: bool
-    token_ids: bool
-    named_ids: bool  # tokens in log-probs are written as token_id:7
-    keep_special: bool
-    keep_stop: bool
-    template_options: dict[str, Any] = field(default_factory=dict)
-
-
-def read_ask(body: Any, chat: bool) -> Ask:
-    """The request in this JSON. Raises Refusal."""
-    if not isinstance(body, dict):
-        raise Refusal(400, "the request must be a JSON object")
-    read = _Fields({key: value for key, value in body.items() if value is not None})
-    _check_names(read.body, chat)
-    stream = read.flag("stream")
-    options = read.object("stream_options")
-    if options and not stream:
-        raise Refusal(400, "stream_options is for stream=true", "stream_options")
-    most = read.whole("max_completion_tokens", None, 1, NO_LIMIT) if chat else None
-    return Ask(
-        model=read.text("model", ""),
-        chat=chat,
-        prompts=[_messages(read.body)] if chat else _prompts(read.body),
-        n=read.whole("n", 1, 1, MAX_CHOICES) or 1,
-        max_tokens=most or read.whole("max_tokens", None if chat else 16, 1, NO_LIMIT),
-        sampling=_sampling(read),
-        seed=read.whole("seed", None, -(2**63), 2**64 - 1),
-        num_top=_num_top(read, chat),
-        stream=stream,
-        stream_usage=bool(options.get("include_usage")),
-        token_ids=read.flag("return_token_ids"),
-        named_ids=read.flag("return_tokens_as_token_ids"),
-        keep_special=not read.flag("skip_special_tokens", True),
-        keep_stop=read.flag("include_stop_str_in_output"),
-        template_options=read.object("chat_template_kwargs"),
-    )
-
-
-def _check_names(body: dict[str, Any], chat: bool) -> None:
-    for name, value in body.items():
-        if name in ABSENT:
-            if not any(
-                value == neutral and isinstance(value, type(neutral) | int | float)
-                for neutral in ABSENT[name]
-            ):
-                raise Refusal(
-                    400,
-                    f"{name} is not supported by this server; leave it out",
-                    name,
-                    "unsupported_parameter",
-                )
-        elif name not in KNOWN[chat] and name not in HARMLESS:
-            raise Refusal(
-                400,
-                f"unknown field {name[:80]}; {did_you_mean(name[:80], KNOWN[chat])}",
-                name[:80],
-                "unknown_parameter",
+def _parse_prompts(value: Any) -> list[Any]:
+    """Return a list of texts or a list of token id lists."""
+    if isinstance(value, str) or _is_id_list(value):
+        return [value]
+    if isinstance(value, list) and value:
+        if len(value) > MAX_PROMPTS:
+            raise PydanticCustomError(
+                "too_many", "must have at most {limit} prompts", {"limit": MAX_PROMPTS}
             )
+        if all(isinstance(item, str) for item in value):
+            return value
+        if all(_is_id_list(item) for item in value):
+            return value
+    raise PydanticCustomError("prompt", "must be a string, token ids, or a list of either")
 
 
-def _sampling(read: "_Fields") -> Sampling:
-    temperature = read.real("temperature", 1.0, 0.0, 100.0)
-    if 0.0 < temperature < COLDEST:
-        raise Refusal(400, f"temperature must be 0 (greedy) or at least {COLDEST:g}", "temperature")
-    top_p = read.real("top_p", 1.0, 0.0, 1.0)
-    if top_p == 0.0:
-        raise Refusal(400, "top_p must be above 0", "top_p")
-    top_k = max(0, read.whole("top_k", 0, -1, NO_LIMIT) or 0)
-    return Sampling(
-        temperature, NO_LIMIT, top_p, top_k, read.real("min_p", 0.0, 0.0, 1.0), _stops(read.body)
+def _is_id_list(value: Any) -> bool:
+    """Return whether this is a list of integers (and not booleans) with at least one entry."""
+    return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
+
+
+def _parse_stops(value: Any) -> list[Any]:
+    return [value] if isinstance(value, str) else value
+
+
+def _join_text_parts(value: Any) -> Any:
+    """Return the text of a content that is a list of text parts; other values as they are."""
+    if not isinstance(value, list):
+        return value
+    texts: list[str] = []
+    for part in value:
+        text = part.get("text") if isinstance(part, dict) else None
+        if not isinstance(text, str):
+            raise PydanticCustomError("content", "must be a string or a list of text parts")
+        texts.append(text)
+    return "".join(texts)
+
+
+TokenCount = Annotated[int, Field(ge=1, le=NO_LIMIT)]
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+NumTopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
+
+
+class StreamOptions(BaseModel):
+    """`stream_options`; unknown keys are ignored."""
+
+    include_usage: bool = False
+
+
+class ChatMessage(BaseModel):
+    """One message of a chat; keys other than role and content are ignored."""
+
+    model_config = ConfigDict(strict=True)
+
+    role: str
+    content: Annotated[str, BeforeValidator(_join_text_parts)] = ""
+
+
+class GenerationRequest(BaseModel):
+    """The fields of completions and chats alike. Types are strict: "5" is not a number."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+    is_chat: ClassVar[bool]
+
+    model: str = ""
+    n: int = Field(1, ge=1, le=MAX_CHOICES)
+    temperature: float = Field(1.0, ge=0.0, le=100.0)
+    top_p: float = Field(1.0, gt=0.0, le=1.0)
+    top_k: int = Field(0, ge=-1, le=NO_LIMIT)
+    min_p: float = Field(0.0, ge=0.0, le=1.0)
+    seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1)
+    stop: Annotated[
+        list[StopString], BeforeValidator(_parse_stops), Field(max_length=MAX_STOPS)
+    ] = []
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False  # log-probs name tokens as token_id:7
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+
+    @field_validator("temperature")
+    @classmethod
+    def _check_temperature(cls, value: float) -> float:
+        if 0.0 < value < MIN_TEMPERATURE:
+            raise PydanticCustomError(
+                "temperature", "must be 0 (greedy) or at least {least}", {"least": MIN_TEMPERATURE}
+            )
+        return value
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a chunk that has the token counts."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def sampling(self) -> Sampling:
+        """The sampling parameters; the token limit is that of each prompt."""
+        return Sampling(
+            temperature=self.temperature,
+            max_new_tokens=NO_LIMIT,
+            top_p=self.top_p,
+            top_k=max(0, self.top_k),
+            min_p=self.min_p,
+            stop=tuple(self.stop),
+        )
+
+    @property
+    @abstractmethod
+    def prompts(self) -> list[Any]:
+        """Texts or lists of token ids; of a chat, its one list of messages."""
+
+    @property
+    @abstractmethod
+    def token_limit(self) -> int | None:
+        """Largest number of new tokens per choice; None: as many as the context allows."""
+
+    @property
+    @abstractmethod
+    def num_top(self) -> int | None:
+        """Number of most likely tokens in the log-probs; None: the response has no log-probs."""
+
+
+class CompletionRequest(GenerationRequest):
+    """The body of POST /v1/completions."""
+
+    is_chat: ClassVar[bool] = False
+
+    prompt: Annotated[list[Any], BeforeValidator(_parse_prompts)]
+    max_tokens: TokenCount = 16
+    logprobs: NumTopLogprobs | None = None
+
+    @property
+    def prompts(self) -> list[Any]:
+        return self.prompt
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_tokens
+
+    @property
+    def num_top(self) -> int | None:
+        return self.logprobs
+
+
+class ChatRequest(GenerationRequest):
+    """The body of POST /v1/chat/completions."""
+
+    is_chat: ClassVar[bool] = True
+
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
+    max_tokens: TokenCount | None = None
+    max_completion_tokens: TokenCount | None = None
+    logprobs: bool = False
+    top_logprobs: NumTopLogprobs | None = None
+    chat_template_kwargs: dict[str, Any] = {}
+
+    @property
+    def prompts(self) -> list[Any]:
+        return [[message.model_dump() for message in self.messages]]
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def num_top(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+def parse_request(body: Any, is_chat: bool) -> CompletionRequest | ChatRequest:
+    """Parse the JSON of a request. A field that is null counts as absent. Raises ApiError."""
+    if not isinstance(body, dict):
+        raise ApiError(400, "the request must be a JSON object")
+    fields: dict[str, Any] = {}
+    for name, value in body.items():
+        if value is None or name in IGNORED:
+            continue
+        if name in UNSUPPORTED:
+            _check_unsupported(name, value)
+            continue
+        fields[name] = value
+    schema = ChatRequest if is_chat else CompletionRequest
+    try:
+        request = schema.model_validate(fields)
+    except ValidationError as error:
+        raise to_api_error(error, schema) from None
+    if fields.get("stream_options") and not request.stream:
+        raise ApiError(400, "stream_options needs stream=true", "stream_options")
+    if "top_logprobs" in fields and not request.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs=true", "top_logprobs")
+    return request
+
+
+def _check_unsupported(name: str, value: Any) -> None:
+    """Raise ApiError unless this value of an unsupported field changes nothing."""
+    for neutral in UNSUPPORTED[name]:
+        if value == neutral and isinstance(value, type(neutral) | int | float):
+            return
+    raise ApiError(
+        400, f"{name} is not supported by this server; leave it out", name, "unsupported_parameter"
     )
 
 
-def _stops(body: dict[str, Any]) -> tuple[str, ...]:
-    stop = body.get("stop", [])
-    stops = [stop] if isinstance(stop, str) else stop
-    if not isinstance(stops, list) or not all(
-        isinstance(s, str) and 0 < len(s) <= MAX_STOP_LENGTH for s in stops
-    ):
-        raise Refusal(
-            400,
-            f"stop must be a text or a list of texts of 1 to {MAX_STOP_LENGTH} characters",
-            "stop",
-        )
-    if len(stops) > MAX_STOPS:
-        raise Refusal(400, f"there are more than {MAX_STOPS} stop strings", "stop")
-    return tuple(stops)
+def to_api_error(error: ValidationError, schema: type[BaseModel]) -> ApiError:
+    """Return the first error of a validation; an unknown field before all others."""
+    details = error.errors(include_url=False, include_context=False, include_input=False)
+    for detail in details:
+        if detail["type"] == "extra_forbidden":
+            name = str(detail["loc"][0])[:MAX_NAME_LENGTH]
+            hint = did_you_mean(name, schema.model_fields)
+            return ApiError(400, f"unknown field {name}; {hint}", name, "unknown_parameter")
+    path = _dotted_path(details[0]["loc"])
+    message = details[0]["msg"]
+    label = path or "the request"
+    return ApiError(400, f"{label}: {message[:1].lower()}{message[1:]}", path or None)
 
 
-def _num_top(read: "_Fields", chat: bool) -> int | None:
-    if not chat:
-        return read.whole("logprobs", None, 0, MAX_TOP)
-    top = read.whole("top_logprobs", None, 0, MAX_TOP)
-    if not read.flag("logprobs"):
-        if top is not None:
-            raise Refusal(400, "top_logprobs needs logprobs=true", "top_logprobs")
-        return None
-    return top or 0
-
-
-def _prompts(body: dict[str, Any]) -> list[Any]:
-    prompt = body.get("prompt")
-    wrong = Refusal(400, "prompt must be a text, token ids, or a list of either", "prompt")
-    if isinstance(prompt, str):
-        return [prompt]
-    if not isinstance(prompt, list) or not prompt:
-        raise wrong
-    if _are_ids(prompt):
-        return [prompt]
-    if len(prompt) > MAX_PROMPTS:
-        raise Refusal(400, f"there are more than {MAX_PROMPTS} prompts", "prompt")
-    if not all(isinstance(item, str) for item in prompt) and not all(
-        isinstance(item, list) and _are_ids(item) for item in prompt
-    ):
-        raise wrong
-    return prompt
-
-
-def _are_ids(items: list[Any]) -> bool:
-    return bool(items) and all(type(item) is int for item in items)
-
-
-def _messages(body: dict[str, Any]) -> list[dict[str, str]]:
-    messages = body.get("messages")
-    if not isinstance(messages, list) or not 0 < len(messages) <= MAX_MESSAGES:
-        raise Refusal(400, f"messages must be a list of 1 to {MAX_MESSAGES} messages", "messages")
-    return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
-
-
-def _message(message: Any, where: str) -> dict[str, str]:
-    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise Refusal(400, f"{where} must be an object with role and content", where)
-    content = message.get("content", "")
-    if isinstance(content, list) and all(
-        isinstance(part, dict) and isinstance(part.get("text"), str) for part in content
-    ):
-        content = "".join(part["text"] for part in content)
-    if not isinstance(content, str):
-        raise Refusal(
-            400, f"{where}.content must be a text or a list of text parts", f"{where}.content"
-        )
-    return {"role": message["role"], "content": content}
-
-
-@dataclass
-class _Fields:
-    """A JSON object's fields by type; what has another type or lies outside its bounds is refused by name."""
-
-    body: dict[str, Any]
-
-    def whole(self, name: str, default: int | None, least: int, most: int) -> int | None:
-        value = self.body.get(name, default)
-        if value is not None and (type(value) is not int or not least <= value <= most):
-            raise Refusal(400, f"{name} must be a whole number from {least} to {most}", name)
-        return value
-
-    def real(self, name: str, default: float, least: float, most: float) -> float:
-        value = self.body.get(name, default)
-        if (
-            type(value) not in (int, float)
-            or not math.isfinite(value)
-            or not least <= value <= most
-        ):
-            raise Refusal(400, f"{name} must be a number from {least:g} to {most:g}", name)
-        return float(value)
-
-    def flag(self, name: str, default: bool = False) -> bool:
-        value = self.body.get(name, default)
-        if not isinstance(value, bool):
-            raise Refusal(400, f"{name} must be true or false", name)
-        return value
-
-    def text(self, name: str, default: str) -> str:
-        value = self.body.get(name, default)
-        if not isinstance(value, str):
-            raise Refusal(400, f"{name} must be a text", name)
-        return value
-
-    def object(self, name: str) -> dict[str, Any]:
-        value = self.body.get(name, {})
-        if not isinstance(value, dict):
-            raise Refusal(400, f"{name} must be an object", name)
-        return value
+def _dotted_path(location: tuple[int | str, ...]) -> str:
+    """Return a field's path as messages[0].content."""
+    path = ""
+    for part in location:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        else:
+            path += f".{part}" if path else part
+    return path

@@ -1,4 +1,4 @@
-"""Answers as OpenAI writes them, whole or in pieces, with the token ids and log-probs of what was sampled."""
+"""OpenAI's responses, complete or in chunks, with the token ids and log-probs of the samples."""
 
 import time
 import uuid
@@ -6,30 +6,28 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from postgrad.rollout.native.live import TopTokens
-from postgrad.serving.detokenizer import TextStream
-from postgrad.serving.requests import Ask
-from postgrad.serving.served_model import Served
-from postgrad.serving.worker import Event
+from postgrad.serving.detokenizer import Detokenizer
+from postgrad.serving.requests import GenerationRequest
+from postgrad.serving.served_model import ServedModel
+from postgrad.serving.worker import RowUpdate
 from postgrad.web import HttpError
 
-KINDS = {
+ERROR_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
+    429: "rate_limit_error",
 }
 
 
 def error_body(error: HttpError) -> dict[str, Any]:
-    """OpenAI's shape of an error."""
-    kind = KINDS.get(
-        error.status, "invalid_request_error" if error.status < 429 else "server_error"
-    )
-    kind = "rate_limit_error" if error.status == 429 else kind
+    """Return the JSON of an error in OpenAI's shape."""
+    default = "invalid_request_error" if error.status < 429 else "server_error"
     return {
         "error": {
             "message": error.reason,
-            "type": kind,
+            "type": ERROR_TYPES.get(error.status, default),
             "param": vars(error).get("param"),
             "code": vars(error).get("code"),
         }
@@ -38,173 +36,198 @@ def error_body(error: HttpError) -> dict[str, Any]:
 
 @dataclass
 class Choice:
-    """One completion on its way."""
+    """One completion that is being sampled. Text, tokens and log-probs are those not sent yet."""
 
     number: int
     prompt: int
-    stream: TextStream
+    detokenizer: Detokenizer
     finish: str = ""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    tops: list[TopTokens] = field(default_factory=list)
+    top_tokens: list[TopTokens] = field(default_factory=list)
     text: str = ""
-    offset: int = 0  # characters of the tokens told so far
-    begun: bool = False
+    offset: int = 0  # characters of all tokens sent so far
+    started: bool = False  # whether a chunk of it was sent
+
+    def clear_unsent(self) -> None:
+        self.started = True
+        self.text = ""
+        self.tokens = []
+        self.logprobs = []
+        self.top_tokens = []
 
 
-class Reply:
-    """The answer to one request: takes events, gives the whole answer or its next piece."""
+class ResponseBuilder:
+    """The response to one request: takes row updates, gives the whole response or its chunks."""
 
-    def __init__(self, ask: Ask, served: Served, prompts: list[list[int]]) -> None:
-        self.ask, self.served, self.prompts = ask, served, prompts
-        self.id = f"{'chatcmpl' if ask.chat else 'cmpl'}-{uuid.uuid4().hex}"
+    def __init__(
+        self, request: GenerationRequest, served: ServedModel, prompts: list[list[int]]
+    ) -> None:
+        self.request = request
+        self.served = served
+        self.prompts = prompts
+        self.id = f"{'chatcmpl' if request.is_chat else 'cmpl'}-{uuid.uuid4().hex}"
         self.created = int(time.time())
-        self.choices = [
-            Choice(p * ask.n + i, p, served.stream(ask)) for p in range(len(prompts)) for i in range(ask.n)
-        ]  # fmt: skip
-        self.num_sampled = 0
+        self.choices: list[Choice] = []
+        for prompt in range(len(prompts)):
+            for _ in range(request.n):
+                number = len(self.choices)
+                self.choices.append(Choice(number, prompt, served.make_detokenizer(request)))
+        self.num_sampled = 0  # tokens
 
     @property
     def done(self) -> bool:
         return all(choice.finish for choice in self.choices)
 
-    def take(self, event: Event) -> Choice:
-        """Add what has come to its choice; `choice.text` and the others hold what was not told yet."""
-        choice = self.choices[event.prompt * self.ask.n + event.index]
-        ended = event.finish == "stop" and event.tokens[-1] in self.served.stop_ids
-        choice.text += choice.stream.push(event.tokens, event.finish, ended)
-        choice.tokens += event.tokens
-        choice.logprobs += event.logprobs
-        choice.tops += event.tops
-        choice.finish = event.finish
-        self.num_sampled += len(event.tokens)
+    def add(self, update: RowUpdate) -> Choice:
+        """Add a row's new tokens to its choice; returns the choice."""
+        choice = self.choices[update.prompt * self.request.n + update.index]
+        ends_with_stop_token = update.finish == "stop" and update.tokens[-1] in self.served.stop_ids
+        choice.text += choice.detokenizer.push(update.tokens, update.finish, ends_with_stop_token)
+        choice.tokens += update.tokens
+        choice.logprobs += update.logprobs
+        choice.top_tokens += update.top_tokens
+        choice.finish = update.finish
+        self.num_sampled += len(update.tokens)
         return choice
 
-    # ---- whole
+    # ---- the complete response
 
-    def whole(self) -> dict[str, Any]:
-        kind = "chat.completion" if self.ask.chat else "text_completion"
-        body = self._head(kind) | {
-            "choices": [self._whole_choice(choice) for choice in self.choices],
-            "usage": self.usage(),
-        }
-        if self.ask.chat and self.ask.token_ids:
+    def complete(self) -> dict[str, Any]:
+        """Return the JSON of the complete response."""
+        body = self._head("chat.completion" if self.request.is_chat else "text_completion")
+        body["choices"] = [self._complete_choice(choice) for choice in self.choices]
+        body["usage"] = self.usage()
+        if self.request.is_chat and self.request.return_token_ids:
             body["prompt_token_ids"] = self.prompts[0]
         return body
 
-    def _whole_choice(self, choice: Choice) -> dict[str, Any]:
-        content = (
-            {"message": {"role": "assistant", "content": choice.text}}
-            if self.ask.chat
-            else {"text": choice.text}
-        )
-        out = {"index": choice.number, **content, **self._details(choice), **self._end(choice)}
-        if self.ask.token_ids and not self.ask.chat:
-            out["prompt_token_ids"] = self.prompts[choice.prompt]
-        return out
+    def _complete_choice(self, choice: Choice) -> dict[str, Any]:
+        entry: dict[str, Any] = {"index": choice.number}
+        if self.request.is_chat:
+            entry["message"] = {"role": "assistant", "content": choice.text}
+        else:
+            entry["text"] = choice.text
+        entry |= self._details(choice) | self._finish_fields(choice)
+        if self.request.return_token_ids and not self.request.is_chat:
+            entry["prompt_token_ids"] = self.prompts[choice.prompt]
+        return entry
 
-    # ---- in pieces
+    # ---- chunks of a stream
 
-    def opening(self) -> list[dict[str, Any]]:
-        """What is said before the first token: a chat names its role."""
-        if not self.ask.chat:
+    def first_chunks(self) -> list[dict[str, Any]]:
+        """Return the chunks before the first token: a chat names the role of each choice."""
+        if not self.request.is_chat:
             return []
-        ids = {"prompt_token_ids": self.prompts[0]} if self.ask.token_ids else {}
-        delta = {"role": "assistant", "content": ""}
-        return [
-            self._piece(
-                [{"index": c.number, "delta": delta, "logprobs": None, "finish_reason": None}]
-            )
-            | ids
-            for c in self.choices
-        ]
+        chunks: list[dict[str, Any]] = []
+        for choice in self.choices:
+            entry = {
+                "index": choice.number,
+                "delta": {"role": "assistant", "content": ""},
+                "logprobs": None,
+                "finish_reason": None,
+            }
+            chunk = self._chunk([entry])
+            if self.request.return_token_ids:
+                chunk["prompt_token_ids"] = self.prompts[0]
+            chunks.append(chunk)
+        return chunks
 
-    def piece(self, choice: Choice) -> dict[str, Any] | None:
-        """What has come of a choice since its last piece; None when there is nothing to tell yet."""
-        ids_told = self.ask.token_ids or self.ask.num_top is not None
-        if not (choice.text or choice.finish or (ids_told and choice.tokens)):
+    def next_chunk(self, choice: Choice) -> dict[str, Any] | None:
+        """Return what is new in a choice; None when there is nothing to send yet."""
+        sends_tokens = self.request.return_token_ids or self.request.num_top is not None
+        has_news = choice.text or choice.finish or (sends_tokens and choice.tokens)
+        if not has_news:
             return None
-        content = {"delta": {"content": choice.text}} if self.ask.chat else {"text": choice.text}
-        out = {"index": choice.number, **content, **self._details(choice), **self._end(choice)}
-        if self.ask.token_ids and not self.ask.chat and not choice.begun:
-            out["prompt_token_ids"] = self.prompts[choice.prompt]
-        choice.begun, choice.text, choice.tokens, choice.logprobs, choice.tops = (
-            True,
-            "",
-            [],
-            [],
-            [],
-        )
-        return self._piece([out])
+        entry: dict[str, Any] = {"index": choice.number}
+        if self.request.is_chat:
+            entry["delta"] = {"content": choice.text}
+        else:
+            entry["text"] = choice.text
+        entry |= self._details(choice) | self._finish_fields(choice)
+        if self.request.return_token_ids and not self.request.is_chat and not choice.started:
+            entry["prompt_token_ids"] = self.prompts[choice.prompt]
+        choice.clear_unsent()
+        return self._chunk([entry])
 
-    def usage_piece(self) -> dict[str, Any]:
-        return self._piece([]) | {"usage": self.usage()}
+    def usage_chunk(self) -> dict[str, Any]:
+        """Return the last chunk of a stream with stream_options.include_usage."""
+        return self._chunk([]) | {"usage": self.usage()}
 
-    def _piece(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        body = self._head("chat.completion.chunk" if self.ask.chat else "text_completion") | {
-            "choices": choices
-        }
-        return body | {"usage": None} if self.ask.stream_usage else body
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        body = self._head("chat.completion.chunk" if self.request.is_chat else "text_completion")
+        body["choices"] = choices
+        if self.request.include_usage:
+            body["usage"] = None
+        return body
 
-    # ---- parts
+    # ---- parts of both
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.served.name}
 
     def usage(self) -> dict[str, int]:
-        prompt = sum(len(ids) for ids in self.prompts)
+        """Return the token counts."""
+        num_prompt_tokens = sum(len(ids) for ids in self.prompts)
         return {
-            "prompt_tokens": prompt,
+            "prompt_tokens": num_prompt_tokens,
             "completion_tokens": self.num_sampled,
-            "total_tokens": prompt + self.num_sampled,
+            "total_tokens": num_prompt_tokens + self.num_sampled,
         }
 
-    def _end(self, choice: Choice) -> dict[str, Any]:
-        return {"finish_reason": choice.finish or None, "stop_reason": choice.stream.stopped_by}
+    def _finish_fields(self, choice: Choice) -> dict[str, Any]:
+        return {
+            "finish_reason": choice.finish or None,
+            "stop_reason": choice.detokenizer.stopped_by,
+        }
 
     def _details(self, choice: Choice) -> dict[str, Any]:
-        """Log-probs and token ids, as far as they were asked for."""
-        out: dict[str, Any] = {"logprobs": None}
-        if self.ask.num_top is not None:
-            out["logprobs"] = (
-                self._chat_logprobs(choice) if self.ask.chat else self._logprobs(choice)
-            )
-        if self.ask.token_ids:
-            out["token_ids"] = choice.tokens
-        return out
+        """Return log-probs and token ids, if the request asks for them."""
+        details: dict[str, Any] = {"logprobs": None}
+        if self.request.num_top is not None:
+            if self.request.is_chat:
+                details["logprobs"] = self._chat_logprobs(choice)
+            else:
+                details["logprobs"] = self._completion_logprobs(choice)
+        if self.request.return_token_ids:
+            details["token_ids"] = choice.tokens
+        return details
 
-    def _logprobs(self, choice: Choice) -> dict[str, Any]:
-        names = [self._name(token) for token in choice.tokens]
+    def _completion_logprobs(self, choice: Choice) -> dict[str, Any]:
         offsets: list[int] = []
         for token in choice.tokens:
             offsets.append(choice.offset)
             choice.offset += len(self.served.token_text(token))
-        tops = (
-            [{self._name(token): value for token, value in top} for top in choice.tops]
-            if self.ask.num_top
-            else None
-        )
+        top_logprobs = None
+        if self.request.num_top:
+            top_logprobs = [
+                {self._token_name(token): value for token, value in top}
+                for top in choice.top_tokens
+            ]
         return {
-            "tokens": names,
+            "tokens": [self._token_name(token) for token in choice.tokens],
             "token_logprobs": choice.logprobs,
-            "top_logprobs": tops,
+            "top_logprobs": top_logprobs,
             "text_offset": offsets,
         }
 
     def _chat_logprobs(self, choice: Choice) -> dict[str, Any]:
-        tops = choice.tops or [[] for _ in choice.tokens]
-        content = [
-            self._named(token, value) | {"top_logprobs": [self._named(*other) for other in top]}
-            for token, value, top in zip(choice.tokens, choice.logprobs, tops, strict=True)
-        ]
+        top_tokens = choice.top_tokens or [[] for _ in choice.tokens]
+        content: list[dict[str, Any]] = []
+        for token, value, top in zip(choice.tokens, choice.logprobs, top_tokens, strict=True):
+            entry = self._token_entry(token, value)
+            entry["top_logprobs"] = [self._token_entry(*other) for other in top]
+            content.append(entry)
         return {"content": content, "refusal": None}
 
-    def _named(self, token: int, value: float) -> dict[str, Any]:
+    def _token_entry(self, token: int, logprob: float) -> dict[str, Any]:
         return {
-            "token": self._name(token),
-            "logprob": value,
+            "token": self._token_name(token),
+            "logprob": logprob,
             "bytes": list(self.served.token_text(token).encode()),
         }
 
-    def _name(self, token: int) -> str:
-        return f"token_id:{token}" if self.ask.named_ids else self.served.token_text(token)
+    def _token_name(self, token: int) -> str:
+        if self.request.return_tokens_as_token_ids:
+            return f"token_id:{token}"
+        return self.served.token_text(token)

@@ -1,7 +1,8 @@
-"""One model that is served: its tokenizer, its worker, and new weights for it."""
+"""One served model: its tokenizer, its worker, and loading new weights into it."""
 
 import secrets
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,75 +25,94 @@ from postgrad.problem import Problem
 from postgrad.rollout.engine import Request
 from postgrad.rollout.native.engine import NativeEngine
 from postgrad.rollout.native.live import LiveJob
-from postgrad.serving.detokenizer import TextStream
-from postgrad.serving.requests import Ask, Refusal
-from postgrad.serving.worker import Worker
+from postgrad.serving.detokenizer import Detokenizer
+from postgrad.serving.requests import ApiError, ChatRequest, GenerationRequest
+from postgrad.serving.worker import DecodeWorker
 
-ROWS, LARGE_ROWS = 64, 256  # decoded at once; on accelerators with memory of their own the second
+# Default number of rows that decode at the same time; the second on accelerators with own memory.
+DEFAULT_ROWS = 64
+DEFAULT_ACCELERATOR_ROWS = 256
 
 
 @dataclass
-class Served:
-    """A model under the name that requests call it by."""
+class ServedModel:
+    """A model under the name that requests use."""
 
     name: str
     source: str  # where its tokenizer is: a folder or a hub id
     tokenizer: Any
-    worker: Worker
-    version: int = 0  # times it got new weights
-    lock: Any = field(default_factory=threading.Lock)
+    worker: DecodeWorker
+    version: int = 0  # number of weight reloads
+    lock: Any = field(default_factory=threading.Lock)  # tokenizers are not thread-safe
 
     def __post_init__(self) -> None:
-        self.plain, self.chat = Prompts(self.tokenizer, "plain"), Prompts(self.tokenizer, "auto")
-        self.vocabulary = int(self.worker.engine.model.get_input_embeddings().weight.shape[0])
-        self.stop_ids = set(self.worker.engine.stop_ids.tolist())
+        self.plain_prompts = Prompts(self.tokenizer, "plain")
+        self.chat_prompts = Prompts(self.tokenizer, "auto")
+        engine = self.worker.engine
+        self.vocabulary_size = int(engine.model.get_input_embeddings().weight.shape[0])
+        self.stop_ids = set(engine.stop_ids.tolist())
 
     @property
     def context(self) -> int:
+        """The largest number of tokens of a prompt and its response."""
         return self.worker.longest
 
-    def jobs(self, ask: Ask) -> list[LiveJob]:
-        """A job for each prompt of a request. Raises Refusal: ids that are no tokens, a prompt that does not fit."""
-        seed = ask.seed if ask.seed is not None else secrets.randbits(64)
-        seeds = [(seed + i) % 2**64 for i in range(ask.n)]
-        return [self._job(ask, self._ids(ask, prompt), seeds) for prompt in ask.prompts]
+    def make_jobs(self, request: GenerationRequest) -> list[LiveJob]:
+        """Return one job per prompt of a request.
 
-    def _ids(self, ask: Ask, prompt: Any) -> list[int]:
-        if not ask.chat and isinstance(prompt, list):
-            if not all(0 <= i < self.vocabulary for i in prompt):
-                raise Refusal(
-                    400, f"prompt has a token id outside 0 to {self.vocabulary - 1}", "prompt"
+        Raises ApiError for ids outside the vocabulary and for prompts that do not fit.
+        """
+        seed = secrets.randbits(64) if request.seed is None else request.seed
+        seeds = [(seed + i) % 2**64 for i in range(request.n)]
+        return [
+            self._make_job(request, self._encode(request, prompt), seeds)
+            for prompt in request.prompts
+        ]
+
+    def _encode(self, request: GenerationRequest, prompt: Any) -> list[int]:
+        """Return the token ids of a text, a list of messages or a list of ids."""
+        if not request.is_chat and isinstance(prompt, list):
+            if not all(0 <= token < self.vocabulary_size for token in prompt):
+                raise ApiError(
+                    400, f"prompt has a token id outside 0 to {self.vocabulary_size - 1}", "prompt"
                 )
             return prompt
-        messages = tuple(prompt) if ask.chat else ({"role": "user", "content": prompt},)
+        messages = tuple(prompt) if request.is_chat else ({"role": "user", "content": prompt},)
         try:
-            with self.lock:  # a tokenizer is not made for several threads
-                prompts = self.chat if ask.chat else self.plain
-                if ask.template_options:
-                    prompts = Prompts(self.tokenizer, "auto", options=ask.template_options)
-                return prompts.encode(Problem("", messages, ""))
+            with self.lock:
+                return self._prompts_for(request).encode(Problem("", messages, ""))
         except ConfigError as error:
-            reason = (
-                str(error)
-                .removeprefix("problem : ")
-                .replace("data.template_options", "chat_template_kwargs")
-            )
-            raise Refusal(400, reason, "messages" if ask.chat else "prompt") from error
+            reason = str(error).removeprefix("problem : ")
+            reason = reason.replace("data.template_options", "chat_template_kwargs")
+            raise ApiError(400, reason, _prompt_field(request)) from error
 
-    def _job(self, ask: Ask, ids: list[int], seeds: list[int]) -> LiveJob:
-        room = self.context - len(ids)
-        wanted = ask.max_tokens or max(room, 1)
-        if wanted > room:
-            raise Refusal(
+    def _prompts_for(self, request: GenerationRequest) -> Prompts:
+        if not isinstance(request, ChatRequest):
+            return self.plain_prompts
+        if request.chat_template_kwargs:
+            return Prompts(self.tokenizer, "auto", options=request.chat_template_kwargs)
+        return self.chat_prompts
+
+    def _make_job(self, request: GenerationRequest, ids: list[int], seeds: list[int]) -> LiveJob:
+        max_new_tokens = self.context - len(ids)
+        limit = request.token_limit or max(max_new_tokens, 1)
+        if limit > max_new_tokens:
+            raise ApiError(
                 400,
-                f"a prompt of {len(ids)} tokens and {wanted} new ones exceed the context of {self.context}; shorten the one or the other",
-                "messages" if ask.chat else "prompt",
+                f"a prompt of {len(ids)} tokens and {limit} new ones exceed the context of "
+                f"{self.context}; shorten the prompt or lower max_tokens",
+                _prompt_field(request),
                 "context_length_exceeded",
             )
-        return LiveJob(Request(ids, seeds, wanted), ask.sampling, num_top=ask.num_top or 0)
+        return LiveJob(Request(ids, seeds, limit), request.sampling, num_top=request.num_top or 0)
 
-    def stream(self, ask: Ask) -> TextStream:
-        return TextStream(self.tokenizer, ask.sampling.stop, ask.keep_special, ask.keep_stop)
+    def make_detokenizer(self, request: GenerationRequest) -> Detokenizer:
+        return Detokenizer(
+            self.tokenizer,
+            stops=request.stop,
+            keep_special=not request.skip_special_tokens,
+            keep_stop=request.include_stop_str_in_output,
+        )
 
     def token_text(self, token: int) -> str:
         return self.tokenizer.decode(
@@ -100,117 +120,142 @@ class Served:
         )
 
 
-def load_served(
+def _prompt_field(request: GenerationRequest) -> str:
+    return "messages" if request.is_chat else "prompt"
+
+
+def load_served_model(
     name: str,
     config: ModelConfig,
     rows: int,
     context: int,
     queue: int,
-    stopping: Any,
+    stopping: Callable[[], bool],
     seed: int = 0,
-    share: int = 1,
-) -> Served:
-    """Load a model and start its worker. `share` models live in this memory; `rows` and `context` 0 are chosen here.
+    num_models: int = 1,
+) -> ServedModel:
+    """Load a model and start its worker.
+
+    Args:
+        name: the name that requests use.
+        config: the model; its device and dtype are resolved in place.
+        rows: rows that decode at the same time; 0 chooses.
+        context: tokens per row; 0 takes the model's.
+        queue: rows that may wait.
+        stopping: whether the server is shutting down.
+        seed: for models that are made in code.
+        num_models: models that share the memory.
 
     Raises:
-        ConfigError: there is no such model, or a wish that it cannot have.
+        ConfigError: the model does not exist, or it cannot have these rows and context.
     """
     device = choose_device(config.device)
     config.device = device.type
-    config.dtype = (
-        "float32"
-        if config.dtype == "auto" and device.type == "cpu"
-        else choose_dtype(config.dtype, device)
-    )
+    if config.dtype == "auto" and device.type == "cpu":
+        config.dtype = "float32"
+    else:
+        config.dtype = choose_dtype(config.dtype, device)
     loaded = load(config, device, seed)
     loaded.model.requires_grad_(False)
     engine = NativeEngine(loaded, RolloutConfig())
     if engine.stock_engine is not None:
         raise ConfigError(
-            f"model {config.path} cannot be served by the native engine, whose cache holds keys and "
-            "values only; serve it with --engine vllm"
+            f"model {config.path} cannot be served by the native engine, whose cache holds keys "
+            "and values only; serve it with --engine vllm"
         )
     if context > engine.max_context:
         raise ConfigError(f"--context {context} is more than the model's {engine.max_context}")
     context = context or engine.max_context
-    memory = engine.cache_bytes() if has_own_memory(device) else total_memory_bytes(device) // 4
-    fits = memory // share // (context * token_bytes(loaded.model, config.dtype))
-    if fits < 1:
+    on_accelerator = has_own_memory(device)
+    memory = engine.cache_bytes() if on_accelerator else total_memory_bytes(device) // 4
+    row_bytes = context * bytes_per_token(loaded.model, config.dtype)
+    max_rows = memory // num_models // row_bytes
+    if max_rows < 1:
         raise ConfigError(
-            f"the cache of one row of {context} tokens does not fit the memory; give a smaller --context"
+            f"the cache of one row of {context} tokens does not fit in memory; "
+            "give a smaller --context"
         )
-    rows = min(rows or (LARGE_ROWS if has_own_memory(device) else ROWS), fits)
-    return Served(
-        name, config.path, loaded.tokenizer, Worker(engine, rows, context, queue, stopping)
-    )
+    default_rows = DEFAULT_ACCELERATOR_ROWS if on_accelerator else DEFAULT_ROWS
+    worker = DecodeWorker(engine, min(rows or default_rows, max_rows), context, queue, stopping)
+    return ServedModel(name, config.path, loaded.tokenizer, worker)
 
 
-def token_bytes(model: Any, dtype: str) -> int:
-    """Bytes of one token's keys and values."""
+def bytes_per_token(model: Any, dtype: str) -> int:
+    """Return the bytes of one token's keys and values in all layers."""
     config = model.config.get_text_config()
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    return 2 * config.num_hidden_layers * heads * width * DTYPES[dtype].itemsize
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    num_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return 2 * config.num_hidden_layers * num_heads * head_dim * DTYPES[dtype].itemsize
 
 
 # ---- new weights
 
 
-def weight_files(folder: str, below: Path) -> list[Path]:
-    """The safetensors files of a folder below an allowed one, links followed. Raises Refusal."""
+def find_weight_files(folder: str, allowed_folder: Path) -> list[Path]:
+    """Return the safetensors files of a folder below the allowed one, with links resolved.
+
+    Raises ApiError.
+    """
     try:
-        place = (below / folder).resolve(strict=True)
-        files = (
-            [file.resolve(strict=True) for file in sorted(place.glob("*.safetensors"))]
-            if place.is_dir()
-            else []
-        )
+        path = (allowed_folder / folder).resolve(strict=True)
+        files: list[Path] = []
+        if path.is_dir():
+            files = [file.resolve(strict=True) for file in sorted(path.glob("*.safetensors"))]
     except (OSError, ValueError, RuntimeError) as error:
-        raise Refusal(400, "folder is not there", "folder") from error
-    if not all(path.is_relative_to(below) for path in (place, *files)):
-        raise Refusal(403, "folder lies outside the one that weights may come from", "folder")
+        raise ApiError(400, "folder does not exist", "folder") from error
+    if not all(entry.is_relative_to(allowed_folder) for entry in (path, *files)):
+        raise ApiError(403, "folder is outside the folder of --reload-below", "folder")
     if not files:
-        raise Refusal(400, "folder holds no .safetensors file", "folder")
+        raise ApiError(400, "folder has no .safetensors file", "folder")
     return files
 
 
-def take_weights(model: Any, files: list[Path]) -> int:
-    """Copy the tensors of the files into the model; all names and shapes are compared before the first is touched.
+def load_weights(model: Any, files: list[Path]) -> int:
+    """Copy the tensors of the files into the model; returns their number.
+
+    All names and shapes are checked before the first tensor is copied.
 
     Raises:
-        Refusal: other names, other shapes, or files that cannot be read.
+        ApiError: other names, other shapes, or files that cannot be read.
     """
-    wanted = dict(model.named_parameters())
-    allowed = set(model.state_dict())
+    parameters = dict(model.named_parameters())
     try:
-        places: dict[str, Path] = {}
-        for file in files:
-            with safe_open(file, framework="pt") as tensors:
-                for name in tensors.keys():  # noqa: SIM118
-                    if name not in allowed:
-                        raise Refusal(
-                            400, f"{file.name} has {name}, which this model has not", "folder"
-                        )
-                    if name in wanted and list(wanted[name].shape) != (
-                        shape := tensors.get_slice(name).get_shape()
-                    ):
-                        raise Refusal(
-                            400,
-                            f"{name} has the shape {shape}, this model's is {list(wanted[name].shape)}",
-                            "folder",
-                        )
-                    places[name] = file
-        if missing := sorted(set(wanted) - set(places)):
-            raise Refusal(
-                400, f"the folder has no {missing[0]} ({len(missing)} are missing)", "folder"
-            )
+        file_of = _check_weights(model, parameters, files)
         with torch.no_grad():
             for file in files:
                 with safe_open(file, framework="pt") as tensors:
-                    for name in (name for name in wanted if places[name] == file):
-                        wanted[name].copy_(tensors.get_tensor(name))
+                    for name, parameter in parameters.items():
+                        if file_of[name] == file:
+                            parameter.copy_(tensors.get_tensor(name))
     except (SafetensorError, OSError) as error:
-        raise Refusal(
-            400, f"the weights cannot be read: {str(error).splitlines()[0][:200]}", "folder"
-        ) from error
-    return len(wanted)
+        reason = str(error).splitlines()[0][:200]
+        raise ApiError(400, f"the weights cannot be read: {reason}", "folder") from error
+    return len(parameters)
+
+
+def _check_weights(model: Any, parameters: dict[str, Any], files: list[Path]) -> dict[str, Path]:
+    """Return the file of each tensor. Raises ApiError for other names or shapes."""
+    known = set(model.state_dict())
+    file_of: dict[str, Path] = {}
+    for file in files:
+        with safe_open(file, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118
+                if name not in known:
+                    raise ApiError(
+                        400, f"{file.name} has {name}, which this model has not", "folder"
+                    )
+                if name in parameters:
+                    _check_shape(name, tensors.get_slice(name).get_shape(), parameters[name])
+                file_of[name] = file
+    missing = sorted(set(parameters) - set(file_of))
+    if missing:
+        raise ApiError(
+            400, f"the folder has no {missing[0]} ({len(missing)} are missing)", "folder"
+        )
+    return file_of
+
+
+def _check_shape(name: str, shape: list[int], parameter: Any) -> None:
+    expected = list(parameter.shape)
+    if shape != expected:
+        raise ApiError(400, f"{name} has the shape {shape}, this model's is {expected}", "folder")

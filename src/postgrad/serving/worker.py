@@ -1,4 +1,7 @@
-"""One thread a model decodes for everybody: requests that arrive join the rows that are decoding, after their next token."""
+"""One thread per model decodes for all requests together.
+
+A new request joins the rows that are decoding after their next token.
+"""
 
 import asyncio
 import sys
@@ -6,7 +9,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,29 +17,32 @@ from postgrad.rollout.native.engine import Job, NativeEngine, Row
 from postgrad.rollout.native.live import LiveDecodeLoop, LiveJob, TopTokens
 from postgrad.web import HttpError, settle
 
-IDLE_S = 5.0  # without work the cache's memory is given back
+IDLE_S = 5.0  # time without work after which the cache's memory is freed
 
 
 @dataclass(frozen=True)
-class Event:
-    """What has become of one row since the last event; `finish` is stop or length when it has ended."""
+class RowUpdate:
+    """The new tokens of one row; `finish` is stop or length when the row has ended, else ""."""
 
     prompt: int
     index: int
     tokens: list[int]
     logprobs: list[float]
-    tops: list[TopTokens]
+    top_tokens: list[TopTokens]
     finish: str = ""
 
 
 @dataclass(eq=False)
-class Ticket:
-    """One request's rows. Its events come through `events`, a HttpError when it cannot be served any more."""
+class PendingRequest:
+    """The jobs of one request. `updates` gets an HttpError when the request cannot be served any more.
+
+    Made in the event loop of the request.
+    """
 
     jobs: list[LiveJob]
-    by_token: bool  # whether every token is told, or only ended rows
+    per_token: bool  # an update per token, or only one per ended row
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
-    events: "asyncio.Queue[Event | HttpError]" = field(default_factory=asyncio.Queue)
+    updates: "asyncio.Queue[RowUpdate | HttpError]" = field(default_factory=asyncio.Queue)
     rows_left: int = 0
 
     def __post_init__(self) -> None:
@@ -45,15 +51,24 @@ class Ticket:
             job.owner = self, number
 
 
-class Worker:
-    """Steps a run of the native engine in a thread of its own.
+class _Task(NamedTuple):
+    """A function to run in the worker's thread, and the future that gets its result."""
+
+    function: Callable[[], Any]
+    loop: asyncio.AbstractEventLoop
+    future: "asyncio.Future[Any]"
+
+
+class DecodeWorker:
+    """Steps a decode loop of the native engine in its own thread.
 
     Args:
-        engine: who samples; nobody else may use it meanwhile.
-        capacity: rows decoded at once.
+        engine: the engine; nothing else may use it at the same time.
+        capacity: rows that decode at the same time.
         longest: tokens of prompt and response together.
-        queue: rows that may wait beside those that decode.
-        stopping: true once the server goes down: rows that decode go on, those that wait are sent away.
+        queue: rows that may wait.
+        stopping: true once the server shuts down: decoding rows continue, waiting ones are
+            refused.
     """
 
     def __init__(
@@ -64,65 +79,65 @@ class Worker:
         queue: int,
         stopping: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.engine, self.capacity, self.longest, self.queue, self.stopping = (
-            engine,
-            capacity,
-            longest,
-            queue,
-            stopping,
-        )
-        self.rows = 0  # of all tickets that have not ended
-        self._changed = threading.Condition()
-        self._inbox: list[Ticket] = []
-        self._gone: list[Ticket] = []
-        self._orders: list[
-            tuple[Callable[[], Any], asyncio.AbstractEventLoop, asyncio.Future[Any]]
-        ] = []
+        self.engine = engine
+        self.capacity = capacity
+        self.longest = longest
+        self.queue = queue
+        self.stopping = stopping
+        self.rows = 0  # of all requests that have not ended
+        self._changed = threading.Condition()  # guards the fields that both sides change
+        self._submitted: list[PendingRequest] = []
+        self._cancelled: list[PendingRequest] = []
+        self._tasks: list[_Task] = []
         self._ended = False
-        self._news: list[tuple[Ticket, Event | HttpError]] = []
-        self._run: LiveDecodeLoop | None = None
-        self._thread = threading.Thread(target=self._work, name="decode", daemon=True)
+        self._unsent: list[tuple[PendingRequest, RowUpdate | HttpError]] = []
+        self._decode_loop: LiveDecodeLoop | None = None
+        self._thread = threading.Thread(target=self._run, name="decode", daemon=True)
         self._thread.start()
 
-    # ---- from the event loop
+    # ---- called from the event loop
 
-    def submit(self, ticket: Ticket) -> None:
-        """Let a request wait for its turn. Raises HttpError: too large ever, no place now, or going down."""
-        most = self.capacity + self.queue
-        if ticket.rows_left > most:
+    def submit(self, pending: PendingRequest) -> None:
+        """Queue a request. Raises HttpError: too large, no free place, or shutting down."""
+        max_rows = self.capacity + self.queue
+        if pending.rows_left > max_rows:
             raise HttpError(
                 400,
-                f"the request asks for {ticket.rows_left} completions, and the server holds {most}; ask for fewer",
+                f"the request asks for {pending.rows_left} completions, but the server holds "
+                f"{max_rows}; ask for fewer",
             )
         with self._changed:
             if self._ended or self.stopping():
                 raise HttpError(503, "the server is shutting down")
-            if self.rows + ticket.rows_left > most:
-                raise HttpError(429, f"all {most} places are taken; try again later")
-            self.rows += ticket.rows_left
-            self._inbox.append(ticket)
+            if self.rows + pending.rows_left > max_rows:
+                raise HttpError(429, f"all {max_rows} places are taken; try again later")
+            self.rows += pending.rows_left
+            self._submitted.append(pending)
             self._changed.notify()
 
-    def cancel(self, ticket: Ticket) -> None:
-        """Nobody waits for these rows any more; nothing happens when they have ended."""
+    def cancel(self, pending: PendingRequest) -> None:
+        """Drop the rows of a request that have not ended."""
         with self._changed:
-            if ticket.rows_left:
-                self._gone.append(ticket)
+            if pending.rows_left:
+                self._cancelled.append(pending)
                 self._changed.notify()
 
-    async def order(self, work: Callable[[], Any]) -> Any:
-        """Do this in the worker's thread when no row is decoding; requests that come meanwhile wait."""
+    async def run_when_idle(self, function: Callable[[], Any]) -> Any:
+        """Run a function in the worker's thread when no row is decoding; returns its result.
+
+        New requests wait until it is done. Raises HttpError when the server is shutting down.
+        """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         with self._changed:
             if self._ended or self.stopping():
                 raise HttpError(503, "the server is shutting down")
-            self._orders.append((work, loop, future))
+            self._tasks.append(_Task(function, loop, future))
             self._changed.notify()
         return await future
 
     def end(self, wait_s: float = 10.0) -> bool:
-        """Stop the thread after its present step; whether it has."""
+        """Stop the thread after its current step; returns whether it has stopped."""
         with self._changed:
             self._ended = True
             self._changed.notify()
@@ -133,136 +148,147 @@ class Worker:
     def alive(self) -> bool:
         return self._thread.is_alive()
 
-    # ---- in the thread
+    # ---- in the worker's thread
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         self.engine.model.eval()
         with torch.no_grad():
-            while self._listen():
+            while self._receive():
                 try:
                     self._advance()
-                except Exception as error:  # what was running is lost, the server is not
+                except Exception as error:  # the decoding requests fail, the server continues
                     traceback.print_exc(file=sys.stderr)
                     self._fail_all(
                         HttpError(500, f"the engine failed: {type(error).__name__}: {error}")
                     )
-                self._deliver()
+                self._send_updates()
 
-    def _listen(self) -> bool:
-        """Take what came from the event loop; waits while there is nothing to do. False at the end."""
+    def _receive(self) -> bool:
+        """Take new and cancelled requests; wait while there is nothing to do. False at the end."""
         with self._changed:
-            while not (
-                self._ended
-                or self._inbox
-                or self._gone
-                or self._orders
-                or (self._run is not None and self._run.busy)
-            ):
+            while not self._has_work():
                 if not self._changed.wait(IDLE_S):
-                    self._run = None
-            gone, self._gone = self._gone, []
-            arrived, self._inbox = self._inbox, []
-            orders = bool(self._orders)
-        if self._run is None:
-            self._run = LiveDecodeLoop(self.engine, self.capacity, self.longest, self._tell)
-        self._run.drop({job for ticket in gone for job in ticket.jobs})
-        for ticket in gone:
-            self._leave(ticket, ticket.rows_left)
-        arrived = [ticket for ticket in arrived if ticket.rows_left]
-        if orders and arrived:
+                    self._decode_loop = None
+            cancelled, self._cancelled = self._cancelled, []
+            submitted, self._submitted = self._submitted, []
+            has_tasks = bool(self._tasks)
+        if self._decode_loop is None:
+            self._decode_loop = LiveDecodeLoop(
+                self.engine, self.capacity, self.longest, self._report
+            )
+        self._decode_loop.drop({job for pending in cancelled for job in pending.jobs})
+        for pending in cancelled:
+            self._count_ended(pending, pending.rows_left)
+        submitted = [pending for pending in submitted if pending.rows_left]
+        if has_tasks and submitted:  # they wait until the tasks are done
             with self._changed:
-                self._inbox = arrived + self._inbox
-        elif not orders:
-            for ticket in arrived:
-                for job in ticket.jobs:
-                    self._run.add(job)
+                self._submitted = submitted + self._submitted
+        elif not has_tasks:
+            for pending in submitted:
+                for job in pending.jobs:
+                    self._decode_loop.add(job)
         return not self._ended
 
+    def _has_work(self) -> bool:
+        is_busy = self._decode_loop is not None and self._decode_loop.busy
+        has_input = bool(self._submitted or self._cancelled or self._tasks)
+        return self._ended or is_busy or has_input
+
     def _advance(self) -> None:
-        run = self._run
-        assert run is not None
+        """Do one decode step, or a task when no row is decoding."""
+        decode_loop = self._decode_loop
+        assert decode_loop is not None
         if self.stopping():
-            self._send_away(run)
-        if run.active:
-            run.step()
-        elif run.busy:
-            run.fill()
-        elif self._orders:
-            self._obey()
+            self._refuse_waiting(decode_loop)
+        if decode_loop.active:
+            decode_loop.step()
+        elif decode_loop.busy:
+            decode_loop.fill()
+        elif self._tasks:
+            self._run_task()
 
-    def _send_away(self, run: LiveDecodeLoop) -> None:
-        """Going down: whoever has not begun to decode is told so."""
-        begun = {row.job for row in run.active}
-        waiting = {
-            job.owner[0]
-            for job in (*run.to_prefill, *(entry.job for entry in run.prefilled))
-            if isinstance(job, LiveJob)
-        }
-        for ticket in waiting:
-            if not begun.intersection(ticket.jobs):
-                self._lose(run, ticket, HttpError(503, "the server is shutting down"))
+    def _refuse_waiting(self, decode_loop: LiveDecodeLoop) -> None:
+        """Refuse the requests none of whose rows decode, because the server is shutting down."""
+        decoding = {row.job for row in decode_loop.active}
+        for pending in _requests_of(_waiting_jobs(decode_loop)):
+            if not decoding.intersection(pending.jobs):
+                self._fail(decode_loop, pending, HttpError(503, "the server is shutting down"))
 
-    def _obey(self) -> None:
+    def _run_task(self) -> None:
         with self._changed:
-            work, loop, future = self._orders.pop(0)
+            task = self._tasks.pop(0)
+        result: Any = None
+        error: Exception | None = None
         try:
-            result, error = work(), None
+            result = task.function()
         except Exception as raised:
-            result, error = None, raised
-        self._run = None  # it may have kept something of the old weights
-        _call(loop, settle, future, result, error)
+            error = raised
+        self._decode_loop = None  # it may hold values computed from the old weights
+        _call_in_loop(task.loop, settle, task.future, result, error)
 
-    def _tell(self, row: Row, finish: str) -> None:
+    def _report(self, row: Row, finish: str) -> None:
+        """Called by the decode loop for every new token of a row."""
         job = row.job
         assert isinstance(job, LiveJob)
-        ticket, number = job.owner
-        tops = job.top_tokens.get(row.index, [])
-        if ticket.by_token:
-            event = Event(number, row.index, row.tokens[-1:], row.logprobs[-1:], tops[-1:], finish)
+        pending, number = job.owner
+        top_tokens = job.top_tokens.get(row.index, [])
+        if pending.per_token:
+            update = RowUpdate(
+                number, row.index, row.tokens[-1:], row.logprobs[-1:], top_tokens[-1:], finish
+            )
         elif finish:
-            event = Event(number, row.index, row.tokens, row.logprobs, tops, finish)
+            update = RowUpdate(number, row.index, row.tokens, row.logprobs, top_tokens, finish)
         else:
             return
-        self._news.append((ticket, event))
+        self._unsent.append((pending, update))
         if finish:
-            self._leave(ticket, 1)
+            self._count_ended(pending, 1)
 
-    def _leave(self, ticket: Ticket, rows: int) -> None:
+    def _count_ended(self, pending: PendingRequest, num_rows: int) -> None:
         with self._changed:
-            self.rows -= rows
-            ticket.rows_left -= rows
+            self.rows -= num_rows
+            pending.rows_left -= num_rows
 
-    def _lose(self, run: LiveDecodeLoop, ticket: Ticket, error: HttpError) -> None:
-        jobs: set[Job] = set(ticket.jobs)
-        run.drop(jobs)
-        self._leave(ticket, ticket.rows_left)
-        self._news.append((ticket, error))
+    def _fail(self, decode_loop: LiveDecodeLoop, pending: PendingRequest, error: HttpError) -> None:
+        """Drop the rows of a request and send it an error."""
+        jobs: set[Job] = set(pending.jobs)
+        decode_loop.drop(jobs)
+        self._count_ended(pending, pending.rows_left)
+        self._unsent.append((pending, error))
 
     def _fail_all(self, error: HttpError) -> None:
-        run, self._run = self._run, None
-        if run is not None:
-            jobs = [
-                *run.to_prefill,
-                *(entry.job for entry in run.prefilled),
-                *(row.job for row in run.active),
-            ]
-            for ticket in {job.owner[0] for job in jobs if isinstance(job, LiveJob)}:
-                self._lose(run, ticket, error)
+        decode_loop = self._decode_loop
+        self._decode_loop = None
+        if decode_loop is None:
+            return
+        jobs = [*_waiting_jobs(decode_loop), *(row.job for row in decode_loop.active)]
+        for pending in _requests_of(jobs):
+            self._fail(decode_loop, pending, error)
 
-    def _deliver(self) -> None:
-        """Hand over what the step brought, in one call."""
-        if self._news:
-            news, self._news = self._news, []
-            _call(news[0][0].loop, _put, news)
+    def _send_updates(self) -> None:
+        """Pass all updates of a step to the event loop in one call."""
+        if self._unsent:
+            updates, self._unsent = self._unsent, []
+            _call_in_loop(updates[0][0].loop, _put_updates, updates)
 
 
-def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: Any) -> None:
+def _waiting_jobs(decode_loop: LiveDecodeLoop) -> list[Job]:
+    return [*decode_loop.to_prefill, *(prompt.job for prompt in decode_loop.prefilled)]
+
+
+def _requests_of(jobs: list[Job]) -> set[PendingRequest]:
+    return {job.owner[0] for job in jobs if isinstance(job, LiveJob)}
+
+
+def _call_in_loop(
+    loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: Any
+) -> None:
     try:
         loop.call_soon_threadsafe(function, *arguments)
-    except RuntimeError:  # the loop has ended, and with it whoever waited
+    except RuntimeError:  # the loop has ended, so nothing waits for the call
         return
 
 
-def _put(news: list[tuple[Ticket, Event | HttpError]]) -> None:
-    for ticket, event in news:
-        ticket.events.put_nowait(event)
+def _put_updates(updates: list[tuple[PendingRequest, RowUpdate | HttpError]]) -> None:
+    for pending, update in updates:
+        pending.updates.put_nowait(update)
