@@ -408,10 +408,7 @@ def test_a_full_queue_says_so_and_when_to_come_again(tiny, monkeypatch):
             and "all 2 places are taken" in answer["error"]["message"]
         )
         status, answer, _ = small.ask("/v1/completions", LONG | {"n": 3})
-        assert (
-            status == 400
-            and "asks for 3 completions, and the server holds 2" in answer["error"]["message"]
-        )
+        assert status == 400 and "3 completions" in answer["error"]["message"]
         monkeypatch.undo()
         for thread in threads:
             thread.join()

@@ -257,7 +257,7 @@ def test_waiting_ends_and_names_the_address_and_the_trouble(native, prompts, mon
         engine = HttpEngine(Address.parse(served.address), prompts, wait_s=0.5)
         with pytest.raises(
             RunError,
-            match=rf"did not answer POST {served.url}/completions within .* \(the last: status 503: loading\)",
+            match=rf"did not answer POST {served.url}/completions within .* \(the last: (status 503: loading|\w+Timeout: .*)\)",
         ):
             engine.generate(REQUESTS, Sampling())
 

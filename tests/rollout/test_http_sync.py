@@ -74,7 +74,7 @@ def test_a_server_that_takes_no_weights_is_refused_at_the_start(apart, prompts, 
         serve(engine=apart, prompts=prompts) as served,
         pytest.raises(
             ConfigError,
-            match=r"rollout\.url: .* has no call that takes new weights.*VLLM_SERVER_DEV_MODE=1",
+            match=r"rollout\.url: .*VLLM_SERVER_DEV_MODE=1",
         ),
     ):
         rollouts(served, prompts, tmp_path)
@@ -109,7 +109,7 @@ def answering(path, answer):
     [
         (
             {"/v1/reload": {"success": False, "message": "no such folder"}},
-            "did not take the new weights: no such folder",
+            "weights: no such folder",
         ),
         (
             {"/collective_rpc": {}, "/reset_prefix_cache": {"success": False}},
@@ -168,8 +168,6 @@ def test_a_row_that_ends_at_another_token_is_an_error(apart, prompts, tmp_path):
             calls={"/v1/reload": lambda body: body["folder"]},
             mood=mood,
         ) as served,
-        pytest.raises(
-            ConfigError, match="ended a row with the token 3, which does not end one here"
-        ),
+        pytest.raises(ConfigError, match=r"rollout\.url: .*token 3"),
     ):
         rollouts(served, prompts, tmp_path)
