@@ -1,1 +1,4 @@
-"""Tests of postgrad.algorithms: vector_* files hold checks with worked-out numbers, test_mutations shows that they can fail."""
+"""Tests of postgrad.algorithms.
+
+vectors_* files have checks with hand-computed numbers; test_mutations shows that they can fail.
+"""

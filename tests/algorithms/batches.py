@@ -1,4 +1,4 @@
-"""Random ragged batches for the property tests, and plain-Python references written without torch."""
+"""Random ragged batches for property tests, and slow reference functions in plain Python."""
 
 import os
 import statistics
@@ -22,7 +22,7 @@ examples = settings(
 
 @dataclass
 class Ragged:
-    """One random batch: rows of different lengths with masks, groups in any order, rewards with many ties."""
+    """One random batch: ragged rows with masks, groups in any order, rewards with many ties."""
 
     lengths: list[int]
     mask: Tensor

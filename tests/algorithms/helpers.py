@@ -23,7 +23,10 @@ def same_group(size: int) -> Tensor:
 
 
 def close(actual: Tensor | float, expected, digits: int = 6) -> None:
-    """Equal to `digits` printed decimals: at most 0.6 of the last one apart (0.5 for rounding, the rest for float32 references)."""
+    """Asserts equality to `digits` printed decimals.
+
+    The tolerance is 0.6 of the last one: 0.5 for rounding, the rest for float32 references.
+    """
     actual = torch.as_tensor(actual, dtype=F64).detach()
     expected = torch.as_tensor(expected, dtype=F64)
     assert actual.shape == expected.shape, (

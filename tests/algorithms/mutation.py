@@ -1,6 +1,6 @@
 """Fresh copies of the modules under test, one of them with one expression of one function replaced.
 
-The replacement happens in the syntax tree, so that formatting and comments of the source do not matter.
+The replacement happens in the syntax tree, so that formatting and comments do not matter.
 """
 
 import ast
@@ -32,7 +32,7 @@ def real_modules() -> SimpleNamespace:
 
 
 def mutated_modules(module: str, function: str, old: str, new: str) -> SimpleNamespace:
-    """Fresh copies of all modules under test; `old` is replaced by `new` in one function of one module.
+    """Fresh copies of all modules under test, with `old` replaced by `new` in one function.
 
     Args:
         module: short name, a key of MODULES.

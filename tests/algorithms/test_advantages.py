@@ -1,4 +1,4 @@
-"""Properties of the advantage estimators on random ragged batches, against slow references and each other."""
+"""Properties of the advantage estimators on random batches, against slow reference functions."""
 
 import inspect
 import random
@@ -128,7 +128,7 @@ def test_scale_does_not_matter_once_divided_by_std(b):
 
 @pytest.mark.parametrize("name", ["grpo", "drgrpo", "grpo_passk", "rloo", "opo", "gpg"])
 def test_the_one_rule(name):
-    """A group of one keeps its reward; equal rewards are exactly 0 even where their mean rounds (0.1 · 3 / 3)."""
+    """A group of one keeps its reward; equal rewards give exactly 0 even if their mean rounds."""
     rewards, groups = torch.tensor([0.1, 0.7, 0.1, 0.1, 2.0]), torch.tensor([4, 9, 4, 4, 8])
     extra = (torch.tensor([1, 2, 3, 4, 5]),) if name == "opo" else ()
     advantages = ADVANTAGES[name].function(rewards, groups, *extra)

@@ -1,4 +1,4 @@
-"""The parts of Classmate-CoT that are plain functions, with the numbers of its specification (8.1 to 8.3)."""
+"""Thought spans and rewards of Classmate-CoT, by the numbers of its specification (8.1-8.3)."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Where numbers get extreme: half precision over long rows and large groups, confident tokens, ratios far beyond the clamp."""
+"""Extreme numbers: half precision over long rows and groups, confident tokens, huge ratios."""
 
 import math
 
@@ -55,7 +55,8 @@ def test_straight_through_keeps_the_value_to_the_last_digit(name):
 
 
 def test_dppo_kl_measures_confident_tokens():
-    # KL = p log(p/q) + (1-p) log((1-p)/(1-q)) with 1-p = 1e-3, 1-q = 1e-8: 0.0105, within 0.05. exp(-1e-8) is 1 in float32.
+    # KL = p log(p/q) + (1-p) log((1-p)/(1-q)) with 1-p = 1e-3 and 1-q = 1e-8 is 0.0105, within
+    # 0.05. exp(-1e-8) is 1 in float32.
     loss = dppo_kl(torch.tensor([-1e-8]), torch.tensor([math.log1p(-1e-3)]), torch.ones(1))
     assert loss.metrics["clip_fraction"].item() == 0
     outside = dppo_kl(

@@ -1,4 +1,4 @@
-"""Properties of losses and aggregation: splits, masks, extremes, gradients, and the table of losses."""
+"""Properties of losses and aggregation: splits, masks, extremes, gradients, declarations."""
 
 import inspect
 
@@ -48,7 +48,7 @@ def near(actual, expected, atol=1e-9):
 @examples
 @given(ragged(max_rows=6), st.sampled_from(AGGREGATIONS), st.randoms(use_true_random=False))
 def test_micro_batches_and_row_order_do_not_change_the_gradient(name, b, mode, rng):
-    """Global denominators: any split of shuffled rows into micro-batches adds up to the loss and gradient of the whole."""
+    """Any split of shuffled rows into micro-batches adds up to the batch's loss and gradient."""
     columns = columns_of(b)
     weights = token_weights(mode, b.mask, b.rows, b.num_rows, 7.0, dtype=F64)
     logprobs = b.logprobs().requires_grad_()
@@ -84,7 +84,7 @@ def test_micro_batches_and_row_order_do_not_change_the_gradient(name, b, mode, r
 @examples
 @given(ragged(max_rows=5))
 def test_masked_tokens_contribute_nothing(name, b):
-    """Whatever stands on masked tokens, the loss and the gradient of the others stay, and their own gradient is 0."""
+    """Masked tokens change neither loss nor gradient of the others, and have gradient 0."""
     columns = columns_of(b)
     weights = token_weights("seq-mean-token-mean", b.mask, b.rows, b.num_rows, dtype=F64)
 
@@ -147,7 +147,7 @@ def test_gradients_agree_with_finite_differences(name):
 @examples
 @given(ragged(min_rows=1))
 def test_gradients_that_stop_on_purpose(b):
-    """gspo, cispo and dppo weigh the gradient by a constant: d loss_t / d logp_t = -A · weight, and nothing across tokens."""
+    """gspo, cispo and dppo: d loss_t / d logp_t = -A · weight, and 0 across tokens."""
     columns = columns_of(b)
     advantages, ratio = columns["advantages"], (b.logprobs() - columns["old_logprobs"]).exp()
     x = b.logprobs().requires_grad_()
@@ -160,7 +160,8 @@ def test_gradients_that_stop_on_purpose(b):
             grad,
             torch.where(out.metrics["clip_fraction"] > 0, 0.0, -advantages * ratio.clamp(max=20)),
         )
-    # GSPO under seq-mean-token-mean with one advantage a row has the gradient of -A_i · s_i, averaged over rows.
+    # GSPO by seq-mean-token-mean with one advantage per row has the gradient of -A_i · s_i,
+    # averaged over rows.
     row_advantages = torch.linspace(-1, 1, b.num_rows, dtype=F64)
     weights = token_weights("seq-mean-token-mean", b.mask, b.rows, b.num_rows, dtype=F64)
     loss = gspo(
@@ -226,7 +227,10 @@ def test_weights_add_up_to_what_the_mode_says(b):
 
 
 def test_fixed_length_loss_is_additive_and_token_mean_is_not():
-    """LUFFY T10: a sum over a constant adds up over any split; a mean over the micro-batch's own tokens does not."""
+    """LUFFY T10: sums with a constant denominator add up over any split.
+
+    Means per micro-batch do not.
+    """
     values, rows, mask = column(1, 2, 3, 4, 5), row_index(3, 2), trues(5)
     parts = [(values[:3], row_index(3), trues(3)), (values[3:], row_index(2), trues(2))]
 
@@ -240,7 +244,7 @@ def test_fixed_length_loss_is_additive_and_token_mean_is_not():
 
 
 def test_wrong_per_micro_batch_averaging_would_show():
-    """verl T5: averaging each row's micro-batch on its own would give .45 where the step's loss is .16."""
+    """verl T5: an average per micro-batch would give .45; the loss of the step is .16."""
     values = column(-1.1, -1.2, -0.7, 0.8, 3.0)
     right = (values * token_weights("token-mean", trues(5), row_index(3, 2), 2, dtype=F64)).sum()
     wrong = (values[:3].mean() + values[3:].mean()) / 2

@@ -1,7 +1,7 @@
-"""Every check with worked-out numbers can fail: each mutation breaks one formula, and the named check must then fail.
+"""Each mutation breaks one formula, and the named check with hand-computed numbers must fail.
 
-mutation.py replaces the expression in the syntax tree. A mutation whose expression does not occur exactly once in its function
-fails too, so that the table stays in step with the source.
+mutation.py replaces the expression in the syntax tree. A mutation whose expression does not occur
+exactly once in its function fails too, so that the table stays in step with the source.
 """
 
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Properties of KL, correction, critic, entropy, preferences, shaping, masks and pass@k, and what they refuse."""
+"""Properties of KL, correction, critic, entropy, preferences, shaping, masks and pass@k."""
 
 import ast
 import itertools

@@ -1,10 +1,13 @@
-"""Checks of advantages against worked-out numbers. Each takes the modules `a`, so that test_mutations can hand in mutated ones."""
+"""Checks of advantages against hand-computed numbers.
+
+Each check takes the modules `a`, so that test_mutations can pass mutated ones.
+"""
 
 import torch
 
 from .helpers import close, column, exactly, row_index, same_group, trues
 
-# verl T1: R = [1,0,0,1 | 1,1], lengths [2,4,3,1 | 2,2]; group ids on purpose neither sorted nor small.
+# verl T1: R = [1,0,0,1 | 1,1], lengths [2,4,3,1 | 2,2]; the group ids are unsorted and large.
 REWARDS = column(1, 0, 0, 1, 1, 1)
 GROUPS = torch.tensor([70, 70, 70, 70, -3, -3])
 LENGTHS = torch.tensor([2, 4, 3, 1, 2, 2])
@@ -113,7 +116,9 @@ def check_grpo_split(a):
 
 
 def check_luffy_fading(a):
-    """With k of 7 right and the teacher right: (7 - k) / 8 for right rows, -(k + 1) / 8 for wrong ones."""
+    """k of 7 rows and the teacher are right: (7 - k) / 8 for right rows, -(k + 1) / 8 for wrong
+    ones.
+    """
     for k in range(8):
         rewards = column(1, *([1.0] * k), *([0.0] * (7 - k)))
         advantages = a.advantages.drgrpo(rewards, same_group(8))
@@ -197,7 +202,10 @@ def check_optimal_token_baseline(a):
 
 
 def check_tir_time(a):
-    """Row 1 writes, waits two tokens for a tool, writes; row 2 writes twice. Tool-aware time lines their second tokens up."""
+    """Row 1 has two tool tokens between its own.
+
+    Tool-aware time aligns both rows' second tokens.
+    """
     mask = torch.tensor([1, 0, 0, 1, 1, 1]).bool()
     logprobs, squares, rows = (
         column(0.5, 0.5, 0.5, 0.5, 0.5, 0.5).log(),

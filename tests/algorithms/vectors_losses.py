@@ -1,4 +1,7 @@
-"""Checks of losses and aggregation against worked-out numbers (verl T1, T5; classmate 8.7, 8.8; cs336 1-2; LUFFY T1, T3-T6)."""
+"""Checks of losses and aggregation against hand-computed numbers.
+
+Sources: verl T1, T5; classmate 8.7, 8.8; cs336 1-2; LUFFY T1, T3-T6.
+"""
 
 import torch
 
@@ -46,7 +49,10 @@ def check_ppo_clip(a):
 
 
 def check_ppo_clip_cs336(a):
-    """A = +1: .5 -> -.5, 1.5 -> -1.2; A = -1: .5 -> .8, 1.5 -> 1.5; gradient -r A unclipped, 0 clipped."""
+    """A = 1: .5 -> -.5, 1.5 -> -1.2; A = -1: .5 -> .8, 1.5 -> 1.5.
+
+    Gradient -r A, or 0 if clipped.
+    """
     new, advantages = column(0.5, 1.5, 0.5, 1.5).log(), column(1, 1, -1, -1)
     zeros = torch.zeros_like(new)
     close(a.losses.ppo_clip(new, zeros, advantages).values, [-0.5, -1.2, 0.8, 1.5])
@@ -77,7 +83,7 @@ def check_aggregation(a):
 
 
 def check_aggregation_on_policy(a):
-    """verl T1, group a with r = 1: the four modes weigh a long wrong answer differently. The numbers are those of eps = 0."""
+    """verl T1, group a with r = 1 and eps = 0: the modes weigh a long wrong answer differently."""
     advantages = a.advantages.grpo(column(1, 0, 0, 1), same_group(4), eps=0.0)
     rows = row_index(2, 4, 3, 1)
     expected = {
@@ -91,7 +97,10 @@ def check_aggregation_on_policy(a):
 
 
 def check_aggregation_classmate(a):
-    """8.8. The fork's seq-mean-token-sum-norm is 3.75: it does not divide by the number of rows. Ours does, 1.875."""
+    """8.8: seq-mean-token-sum-norm is 1.875.
+
+    The original does not divide by the rows and gives 3.75.
+    """
     values, rows = column(1, 2, 3, 4, 5), row_index(3, 2)
     expected = {
         "token-mean": 3,
@@ -219,7 +228,7 @@ def check_dro(a):
 
 
 def check_classmate_gradient(a):
-    """8.7: A = a·R + b·C with a = 0, b = 1 must reach the thought's two tokens, and nothing else."""
+    """8.7: A = a·R + b·C with a = 0, b = 1 reaches the two tokens of the thought and no others."""
     old = column(-1, -1, -1, -1)
     rows, mask = row_index(4), trues(4)
     out = gradient(
@@ -236,7 +245,9 @@ def check_classmate_gradient(a):
 
 
 def cs336_fixture():
-    """The numbers behind the course's snapshots: every tensor drawn with seed 42, so the old log-probs are twice the new ones."""
+    """The course's snapshots: every tensor has seed 42, so the old log-probs are twice the new
+    ones.
+    """
 
     def draw(function, *shape):
         return function(*shape, generator=torch.Generator().manual_seed(42))
@@ -247,7 +258,7 @@ def cs336_fixture():
 
 
 def check_cs336_sft_step(a):
-    """Two micro-batches like this one in a step: weights over both halve; loss -.60078, gradient -.25; with c = 42 -.0143044."""
+    """Two such micro-batches per step: loss -.60078, gradient -.25; with c = 42 loss -.0143044."""
     policy, _, mask, _ = cs336_fixture()
     rows = row_index(10, 10, 10, 10)
     for constant, loss, grad in ((1.0, -0.60078, -0.25), (42.0, -0.0143044, -0.00595238)):
@@ -317,7 +328,10 @@ def luffy(
     ratio=None,
     **shaping,
 ):
-    """LUFFY's mixed loss on the rows of T3: a demonstration and one of the policy's; divided by L = 4 when summed."""
+    """LUFFY's mixed loss on T3: a demonstration and a row of the policy.
+
+    Sums are divided by L = 4.
+    """
     off_ratio = ratio if ratio is not None else logprobs - P_OLD if replay else logprobs
     off = -L_ADV * a.shaping.off_policy_shape(off_ratio, shape, **shaping)
     on = a.losses.ppo_clip(logprobs, P_OLD, L_ADV, **clip).values

@@ -1,4 +1,4 @@
-"""Checks of KL, critic, correction, entropy, preferences, masks, pass@k and shaping against worked-out numbers."""
+"""Checks of the other functions against hand-computed numbers."""
 
 import math
 
@@ -31,7 +31,7 @@ def check_kl_expectations(a):
 
 
 def check_kl_gradients_in_expectation(a):
-    """On-policy, k2's mean gradient is that of KL(p||q), k3's that of KL(q||p), k1's is 0; every + form is k2's."""
+    """On-policy mean gradients: k2 and every + form KL(p||q), k3 KL(q||p), k1 0."""
     logits, q = column(0.3, -0.2, 0.7), column(0.5, 0.3, 0.2)
     p = torch.softmax(logits, 0)
 
@@ -311,7 +311,10 @@ def check_bucket_weights(a):
 
 
 def check_bucket_draws(a):
-    """Weights 1 : 3, whatever the sizes; a bucket that is used up leaves its share to the others; nothing comes twice."""
+    """Weights 1 : 3 whatever the sizes; an empty bucket leaves its share to others.
+
+    No name twice.
+    """
     numbers = iter([0.24, 0.5, 0.26, 0.0, 0.9, 0.99])
     assert a.replay.draw_from_buckets(
         {2: list("xyz"), 1: list("ab")}, {1: 1.0, 2: 3.0}, 3, lambda: next(numbers)
@@ -320,7 +323,8 @@ def check_bucket_draws(a):
         "x",
         "z",
     ]
-    # 0.5 falls into the second of three. It is used up then: 0.4 falls on the first of the two left, the rest on the last.
+    # 0.5 selects the second of three buckets, which is then empty. 0.4 selects the first of the two
+    # left, the other numbers the last.
     numbers = iter([0.5, 0.0, 0.4, 0.0, 0.1, 0.9, 0.5, 0.0])
     buckets = {1: ["a"], 2: ["b"], 3: ["c", "d"]}
     assert a.replay.draw_from_buckets(
@@ -329,7 +333,7 @@ def check_bucket_draws(a):
 
 
 def check_pool(a):
-    """Entropy and perplexity may disagree; ages are by the first success; a success is stored once."""
+    """Entropy and perplexity may disagree; age counts from the first success; no response twice."""
     pool = a.replay_pool.ReplayPool()
 
     def success(entropy, *p):
@@ -365,7 +369,8 @@ def check_pool(a):
         3,
         4,
     ] and "unknown" not in pool.entries
-    # Buckets 1, 2, 3, 4 of normal weights .011, .135, .607, 1 (n = 8): .43 of their sum falls past 3, .42 into it.
+    # Buckets 1, 2, 3, 4 have normal weights .011, .135, .607, 1 (n = 8): .42 of their sum is in
+    # bucket 3, .43 is past it.
     assert pool.choose(1, 8, "normal", "all", iter([0.43, 0.0]).__next__) == ["q"]
     assert pool.choose(1, 8, "normal", "all", iter([0.42, 0.0]).__next__) == ["s"]
     pool.drop("q")
@@ -373,7 +378,10 @@ def check_pool(a):
 
 
 def check_reshaped_loss(a):
-    """v = 1.028571, .882353 (LUFFY's shape of r = 1.2, .6); with A < 0 a bound binds from below, with A > 0 from above."""
+    """v = 1.028571, .882353 for r = 1.2, .6.
+
+    For A < 0 the lower bound clips, for A > 0 the upper.
+    """
     new, old = column(0.6, 0.24).log(), column(0.5, 0.4).log()
     close(a.shaping.reshaped_loss(new, old, column(-1, -1), "p_div_p"), [1.028571, 0.882353])
     close(
@@ -400,9 +408,15 @@ def check_thought(a):
     assert a.thought_spans.split_cot([5, 6, 101, 8, 0], 2, [100], [101]) == a.thought_spans.Span(
         0, 2
     ), "beyond the length nothing counts"
-    assert [a.thought_spans.keep(0, 10, s) for s in ("1", "0.55", "0.05", "first-3-tokens", "last-3-tokens")] == [
-        (0, 10), (0, 5), (0, 1), (0, 3), (7, 10)
-    ]  # fmt: skip
+    kept = {
+        "1": (0, 10),
+        "0.55": (0, 5),
+        "0.05": (0, 1),
+        "first-3-tokens": (0, 3),
+        "last-3-tokens": (7, 10),
+    }
+    for spec, span in kept.items():
+        assert a.thought_spans.keep(0, 10, spec) == span
     assert a.thought_spans.keep_words("Let x = 2.\n\nThen  2x = 4", 0.5) == "Let x = 2.\n\n"
 
 

@@ -1,4 +1,4 @@
-"""Helpers of the tests of methods: small runs, a method bound to models in this process, a judge that is a plain function."""
+"""Helpers of the tests of methods: toy runs, methods with local models, a plain scorer."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -39,7 +39,7 @@ def sevens(response, problem):
 
 
 def noise(response, problem):
-    """Rewards as large as those of `sevens` that nobody can learn: a hash of the response and its problem. Sevens are counted only."""
+    """Rewards of the size of `sevens` that cannot be learned: a hash of response and problem."""
     import hashlib
 
     value = hashlib.blake2b(f"{response}/{problem.uid}".encode(), digest_size=1).digest()[0] % 7 / 6
@@ -58,7 +58,7 @@ WORDS = {
 
 
 def overrides_for(recipe: str) -> list[str]:
-    """What a recipe must be told to fit responses of six tokens, two steps and the tiny model's two blocks."""
+    """Settings that a recipe needs for six response tokens, two steps and a model of two blocks."""
     if recipe.startswith("bupo"):
         phase_one = (
             []
@@ -77,7 +77,11 @@ def run(recipe: str, model: Path, runs: Path, *overrides: str) -> list[dict[str,
 
 @dataclass
 class PlainScorer:
-    """A judge without processes: `value` of a response is its score, None a failure; problems in `flat` give everyone the same."""
+    """A scorer without processes.
+
+    `value` maps a response to its score, or to None for a failure. All responses to the problems
+    of `flat` get the same score.
+    """
 
     value: Callable[[str], float | None]
     flat: set[str] = field(default_factory=set)
@@ -100,7 +104,7 @@ def spread_out(response: str) -> float:
 
 
 class Bound:
-    """A method with its models in this process (or where `ports` says), its stages one call away."""
+    """A method with its models in this process, or with the models of `placed`."""
 
     def __init__(
         self, config: Config, value: Callable[[str], float | None] = spread_out, placed: Any = None

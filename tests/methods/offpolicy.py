@@ -1,4 +1,4 @@
-"""Helpers of the tests of methods: rows with given log-probs, priced by a method's own prepare and loss; runs that are killed."""
+"""Helpers of the tests of methods: losses of rows with given log-probs, and killed runs."""
 
 import os
 import signal
@@ -26,7 +26,9 @@ from postgrad.types import POLICY, Batch, Trajectory
 
 @dataclass
 class Row:
-    """A row by its probabilities: of the policy being trained, before the step, of who wrote it (1 where nobody knows)."""
+    """A row by its token probabilities: current policy `p`, before the step `old`, and of its
+    author.
+    """
 
     source: int
     p: list[float]
@@ -92,7 +94,7 @@ def method_of(model: Path, recipe: str, *overrides: str) -> Method:
 def priced(
     model: Path, recipe: str, rows: list[Row], *overrides: str, entropy: float = 0.0
 ) -> Priced:
-    """The loss of one optimizer step, its gradient by log-prob, and what is logged of it; by the recipe's own method."""
+    """Loss, gradient by log-prob and metrics of one optimizer step, by the recipe's method."""
     length = max(len(row.p) for row in rows)
     method, batch = (
         method_of(model, recipe, f"rollout.max_response_tokens={length}", *overrides),
@@ -131,7 +133,10 @@ sys.exit(main(sys.argv[1:]))
 def assert_a_killed_run_ends_the_same(
     recipe: str, model: Path, folder: Path, kill_at: int, overrides: list[str]
 ) -> list[dict]:
-    """kill -9 in a real process after a step was written and before it was saved; the same command again ends bit for bit the same."""
+    """Kills a real process after a step was logged and before it was saved.
+
+    The rerun is bit-exact.
+    """
     whole, killed = folder / "whole", folder / "killed"
     train(config_of(recipe, model, *overrides, f"runs={whole}"), Reporter())
     again = ["train", recipe, *overrides_of(model, *overrides, f"runs={killed}")]

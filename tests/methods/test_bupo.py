@@ -1,7 +1,6 @@
-"""BuPO: which policy is trained when, what stays where it is, and what is held against which policy.
+"""BuPO: which policy is trained when, which weights stay, and what is compared with which policy.
 
-Views themselves (depths, norms, the call counter of log-probs) are tested in tests/model/test_views.py; clip, advantages and layouts with
-their algorithms. Here: the method. Blocks are counted from 1, the tiny models have three.
+Views are tested in tests/model/test_views.py.
 """
 
 import math
@@ -115,7 +114,7 @@ def stock_folder(kind: str, tied: bool, folder: Path) -> Path:
 def test_log_probs_and_gradients_are_those_of_the_stock_hidden_state(
     kind, tied, checkpointing, tmp_path
 ):
-    """In float64, row by row through the stock model's hidden_states[l]: log-probs to 1e-6, every gradient to 1e-5."""
+    """The stock model's hidden_states[l] in float64: log-probs to 1e-6, gradients to 1e-5."""
     folder = stock_folder(kind, tied, tmp_path)
     batch = in_phase(random_batch(11), 1)
     del batch.tokens["old_logprobs"]
@@ -170,7 +169,10 @@ def test_a_tied_head_is_one_tensor(tmp_path):
 
 
 def test_all_blocks_with_the_norm_are_grpo_and_without_it_are_not(tiny_untied):
-    """num_blocks = L gives GRPO's loss and gradients; the raw top state through the head is another policy."""
+    """num_blocks = L with norm gives GRPO's loss and gradients.
+
+    Without norm it is another policy.
+    """
     overrides = (f"method.num_blocks={LAYERS}", "method.phase_one_steps=1")
     internal, full = (
         bound("bupo", tiny_untied, *overrides),
@@ -219,7 +221,10 @@ def test_entropy_too_is_of_the_internal_policy_at_the_temperature(tiny_untied):
 
 
 def test_blocks_above_run_zero_times_in_both_passes(tiny_untied):
-    """The counter over a step of phase 1: the old log-probs and the update stop after block 1; phase 2 uses all."""
+    """Counted calls: in phase 1 old log-probs and update stop after block 1.
+
+    Phase 2 uses all blocks.
+    """
     b = bupo(tiny_untied, "method.phase_one_steps=2")
     calls = [0] * LAYERS
     for i, block in enumerate(b.host.policy.model.base_model.layers):
@@ -241,7 +246,7 @@ def test_blocks_above_run_zero_times_in_both_passes(tiny_untied):
 
 
 def test_gradients_reach_embedding_head_and_the_blocks_below_only(tiny_untied):
-    """With an entropy bonus too: it is of the policy being trained, so it opens no way to the blocks above."""
+    """Also with an entropy bonus: it is of the internal policy, so blocks above get no gradient."""
     for overrides in ((), ("method.entropy_coef=0.3",)):
         policy = bupo(tiny_untied, *overrides).host.policy
         found = gradients(policy, in_phase(random_batch(7), 1), 1)
@@ -279,7 +284,7 @@ def test_what_is_above_stays_and_has_no_state_until_phase_2(tiny_untied):
 
 @pytest.mark.parametrize("updates", [1, 4])
 def test_the_first_update_starts_at_ratio_one(tiny_untied, updates):
-    """Loss is minus the token mean of the advantages, nothing is clipped, the policy has not left the old one."""
+    """The loss is minus the token mean of the advantages; nothing is clipped; policy_kl is 0."""
     b = bupo(tiny_untied, f"training.updates_per_step={updates}")
     batch = b.until("estimate")
     assert ("old_logprobs" in batch.tokens) == (updates > 1)
@@ -293,7 +298,10 @@ def test_the_first_update_starts_at_ratio_one(tiny_untied, updates):
 
 
 def test_the_authors_clip_bounds_reach_the_loss(tiny_untied):
-    """A > 0: 1.2 at most; A < 0: 0.8 at least, 10 at most and without gradient there, log-ratios beyond 20 included."""
+    """A > 0: ratio at most 1.2.
+
+    A < 0: at least 0.8, at most 10 without gradient, also beyond e^20.
+    """
     b = bupo(tiny_untied)
     ratios = torch.tensor([1.5, 0.5, 0.5, 5.0, 12.0, math.exp(30)]).double()
     batch = in_phase(random_batch(3, groups=1, samples=1, longest=1), 1)
@@ -349,7 +357,7 @@ def test_a_later_token_or_a_neighbor_never_changes_an_internal_log_prob(tiny_unt
 
 
 def test_old_log_probs_are_the_internal_policys_and_nobody_takes_them_for_the_engines(tiny_untied):
-    """Step 1 looks at the full policy once; step 2 does not, and then nothing is said about the engine."""
+    """Step 1 computes the full policy once; step 2 does not and logs no engine gap."""
     b = bupo(tiny_untied, "method.phase_one_steps=2", "training.updates_per_step=4")
     for number in (1, 2):
         batch = b.until("estimate", number)
@@ -406,7 +414,7 @@ class Apart:
 
 
 def test_an_engine_apart_is_corrected_by_the_full_policy(tiny_untied):
-    """The engine says a third of the full policy's probability of each row's first token: weight 3 there, truncated at 2."""
+    """The engine gives first tokens a third of the full probability: weight 3, truncated to 2."""
     b = bupo(tiny_untied, "method.phase_one_steps=2")
     b.method.ports.engine = Apart(b.host.engine)
     stages = b.stages()
@@ -535,7 +543,10 @@ class Presses(Reporter):
 
 
 def test_resuming_around_the_switch_changes_nothing(tiny_untied, verifiers, tmp_path):
-    """Phase 1 has two steps; the run is stopped after step 1, 2 or 3 and goes on. The checkpoint is a stock folder."""
+    """Phase 1 has two steps.
+
+    The run stops after step 1, 2 or 3 and resumes. Checkpoints are stock.
+    """
     overrides = ("method.num_blocks=1", "method.phase_one_steps=2", "training.updates_per_step=2")
     whole = run("bupo", tiny_untied, tmp_path / "whole", verifiers, *overrides).folder
     assert [line["phase"] for line in metrics_of(whole)] == [1, 1, 2, 2]
@@ -764,7 +775,7 @@ def test_the_recipes_count_blocks_from_one(tiny):
 
 @pytest.mark.slow
 def test_phase_one_then_two_learns_to_write_sevens(verifiers, tmp_path):
-    """Six steps on the policy after the first of two blocks, then the whole: 0.06 at the start, above one half at the end."""
+    """Six steps on block 1 of 2, then the full policy: the reward rises from 0.06 above 0.5."""
     fresh = make_tiny(tmp_path / "fresh", seed=0, layers=2, width=32)
     overrides = (
         "optimizer.lr=5e-3",

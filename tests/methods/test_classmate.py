@@ -1,4 +1,4 @@
-"""Classmate-CoT: what the classmates see and say, what of it reaches which tokens, and that a run teaches thoughts that help them."""
+"""Classmate-CoT: what classmates see, which tokens their reward applies to, and what is learned."""
 
 import dataclasses
 import json
@@ -331,7 +331,7 @@ def test_the_gate_counts_by_the_main_reward(tiny):
 
 
 def gradients_of(s: Setting, batch: Batch) -> dict[tuple[int, int], list[float]]:
-    """d loss / d log-prob of every token, as the method's own prepare and loss give it, by group and index."""
+    """d loss / d log-prob of every token by the method's prepare and loss, by group and index."""
     part = s.method.prepare(
         Batch(batch.prompt, batch.response, dict(batch.tokens), dict(batch.rows))
     )
@@ -356,9 +356,9 @@ def gradients_of(s: Setting, batch: Batch) -> dict[tuple[int, int], list[float]]
 
 @pytest.mark.parametrize("advantage", ESTIMATORS)
 def test_the_classmates_reward_moves_the_thought_s_tokens_and_no_others(tiny, advantage):
-    """Specification 8.7: a = 0 and b = ±1 on two of four tokens, the mean over four rows' sixteen: -1/16 there, 0 elsewhere.
+    """Specification 8.7: a = 0 and b = ±1 on two of four tokens of four rows: -1/16 there, else 0.
 
-    With gdpo z stands for b: over the batch's four rows b has the standard deviation sqrt(4/3), so z = ±sqrt(3/4).
+    gdpo uses z instead of b: over four rows b has standard deviation sqrt(4/3): z = ±sqrt(3/4).
     """
     s = made(
         tiny,
@@ -420,7 +420,7 @@ def test_consistency_is_a_channel_of_its_own_on_the_thought(tiny):
 
 
 def test_equal_classmates_make_the_run_the_baseline_s(tiny):
-    """Specification 8.12: the same score for all of a group is b = 0, so the update is that of the main reward alone."""
+    """Specification 8.12: equal scores in a group give b = 0, the main reward's update."""
     outcomes = []
     for overrides in (
         ("method.advantage=classmate_gdpo_wo_bn",),
@@ -462,7 +462,7 @@ def steady(folder):
 
 @pytest.mark.slow
 def test_a_run_goes_the_same_way_wherever_the_classmates_are(tiny, verifier, tmp_path):
-    """In this process, in a child, behind a server: greedy classmates of one model say the same, so the runs are equal."""
+    """Greedy classmates in this process, a child process or behind a server give equal runs."""
     overrides = (
         *RUN,
         verifier,
@@ -547,7 +547,7 @@ def sampling(limit):
 
 @pytest.mark.slow
 def test_a_killed_run_ends_the_same(tiny, verifier, tmp_path):
-    """What the classmates earn alone is asked once a problem and kept: it is part of the state that must survive."""
+    """The score without a thought is asked once per problem and is part of the saved state."""
     overrides = [
         *SMALL,
         *RUN,
@@ -600,8 +600,9 @@ def test_a_warm_up_and_then_classmates_are_one_command(tiny, verifier, tmp_path)
 
 @pytest.mark.slow
 def test_thoughts_learn_to_help(tmp_path, verifier):
-    """The classmate repeats the thought's last character and earns 1 for a seven; whatever else is judged earns 0, and so the policy's own
-    output (the whole response, six characters) earns nothing unless it is one seven alone. What is learned, the classmate taught.
+    """The classmate repeats the thought's last character, and a single seven scores 1.
+
+    The policy's own output is six characters and scores 0, so only the classmate's reward teaches.
     """
     from postgrad.model.tiny import make_tiny
 

@@ -15,9 +15,14 @@ def test_a_run_with_a_served_classmate_is_the_run_with_it_in_this_process(tiny, 
     servers, verifier = tmp_path / "servers.json", tmp_path / "mine.py"
     verifier.write_text("def sevens(response, problem):\n    return response.count('7') / 4\n")
     overrides = (
-        *SMALL, "method.classmate_max_tokens=4", "optimizer.lr=5e-3", "method.condition=always", "method.classmate_temperature=0",
-        "method.reward_type=remove_wo_cot", f"reward.verifier={verifier}:sevens",
-    )  # fmt: skip
+        *SMALL,
+        "method.classmate_max_tokens=4",
+        "optimizer.lr=5e-3",
+        "method.condition=always",
+        "method.classmate_temperature=0",
+        "method.reward_type=remove_wo_cot",
+        f"reward.verifier={verifier}:sevens",
+    )
     with command(str(tiny), "--name", "mate", "--servers", str(servers), "--threads", "1"):
         run(
             "classmate",

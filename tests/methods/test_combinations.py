@@ -1,4 +1,4 @@
-"""Settings that cannot work together are refused before the run, in one line that says what to do instead; the possible ones pass."""
+"""Settings that cannot work together are refused before the run; the possible ones are accepted."""
 
 import copy
 from functools import cache
@@ -235,7 +235,8 @@ ALLOWED = [
     "grpo method.loss=dppo_tv method.loss_options.max_ratio=3 method.clip_low=0.1",
     "grpo method.clip_low=inf method.clip_high=inf",
     f"grpo method.overlong_buffer={LIMIT}",
-    "grpo method.correction=sequence method.correction_bound='0.5_5' method.rejection.seq_mean_k1='0.5_2.0'",
+    "grpo method.correction=sequence method.correction_bound='0.5_5' "
+    "method.rejection.seq_mean_k1='0.5_2.0'",
     "grpo method.correction=token method.rejection.token_k2=0.3",
     "grpo method.advantage=grpo_split",
     "grpo method.advantage=tir_optimal_token_baseline",

@@ -1,4 +1,4 @@
-"""ExGRPO: the pool and what enters and leaves it, the two modes, the price of a replayed row, a whole run that is killed."""
+"""ExGRPO: the replay pool, the two modes, the loss of a replayed row, and a killed run."""
 
 import pytest
 import torch
@@ -27,7 +27,10 @@ B = Row(POLICY, [0.6, 0.24, 0.5, 1.0], [0.5, 0.4, 0.5, 1.0], -0.25, mask=[1, 1, 
 
 
 def test_a_replayed_row_is_priced_by_its_recorded_logprobs(tiny):
-    """T3: the ratio to what was recorded, then shaped; the old log-probs of the row (here .3) do not matter."""
+    """T3: the ratio to the recorded log-probs, shaped.
+
+    The row's old log-probs (.3) do not matter.
+    """
     done = priced(tiny, "exgrpo", [A, B])
     assert done.loss * 2 == pytest.approx(-0.481566, abs=1e-6)
     assert (done.gradient * 2)[:4].tolist() == pytest.approx(
@@ -71,7 +74,10 @@ def test_any_split_and_any_order_give_one_gradient(tiny, loaded):
 
 
 class Lesson(Bound):
-    """ExGRPO on four problems a step with four rows each; which rows of a problem succeed is told by `plan`: uid -> number of them."""
+    """ExGRPO on four problems per step with four rows each.
+
+    `plan` maps a uid to the number of rows that succeed.
+    """
 
     def __init__(self, model, *overrides: str) -> None:
         super().__init__(config_of("exgrpo", model, *SMALL, "method.retire_margin=0", *overrides))
@@ -105,7 +111,7 @@ def lesson(tiny):
 
 
 def test_warm_up_lasts_until_a_step_has_more_than_the_share_and_never_comes_back(lesson):
-    """6 of 16 rows are 37.5%; 5 are 31%. Nothing is stored in the warm-up, the step that ends it included."""
+    """6 of 16 rows are 37.5%, 5 are 31%. The warm-up stores nothing, not even in its last step."""
     batch = lesson.go(1, 2, 3, 0, 0)
     assert not lesson.ex.is_mixed and not batch.rows["mixed"].any() and len(lesson.ex.pool) == 0
     lesson.feed.cursor._position = 0
@@ -134,7 +140,10 @@ def mixed(model, *overrides: str) -> Lesson:
 
 
 def test_what_enters_the_pool_and_what_leaves_the_data(tiny):
-    """0 successes: nothing. All: retired. In between: every different success with its log-probs and entropy, k is its bucket."""
+    """No success: nothing. All: retired.
+
+    Some: every distinct success with log-probs and entropy.
+    """
     lesson = mixed(tiny)
     batch = lesson.go(1, 0, 1, 3, 4)
     entries = lesson.ex.pool.entries
@@ -161,7 +170,10 @@ def test_a_margin_keeps_enough_problems_to_draw_from(tiny):
 
 
 def test_half_of_the_problems_come_back_and_only_the_rest_is_drawn(tiny):
-    """Four problems in the pool, two of them replayed: a stored row first, three fresh; the other two groups have four."""
+    """Two of four problems are replayed: one stored row and three fresh ones.
+
+    The others have four.
+    """
     lesson = mixed(tiny)
     lesson.go(1, 1, 2, 3, 1)
     before = round(lesson.feed.epoch * len(lesson.problems))

@@ -1,4 +1,4 @@
-"""What the stages of GRPO's family and PPO do beside estimator and loss, one by one, on models in this process."""
+"""The stages of GRPO's family and of PPO, one by one, on models in this process."""
 
 import copy
 import math
@@ -190,7 +190,7 @@ def test_adapted_kl_coefficient_is_in_the_checkpoint(tiny):
 
 
 def test_the_adaptive_coefficient_moves_with_each_step(tiny):
-    """At the reference KL is 0, far below the target: the coefficient falls by 0.2 · 16 rows / 10000 a step, after it was used."""
+    """With KL 0, below the target, the coefficient falls by 0.2 · 16 rows / 10000 per step."""
     b = bound(
         "reinforce_pp", tiny, "method.kl_target=0.1", "method.kl_coef=0.5", "optimizer.lr=1e-9"
     )
@@ -243,7 +243,8 @@ def test_remax_leaves_out_problems_whose_greedy_response_cannot_be_judged(tiny):
     b = bound("remax", tiny)
     scorer, samples = b.scorer.score, b.config.rollout.samples
     b.scorer.score = (
-        lambda problems, texts: [  # the first call is of the samples, the second of one greedy response a problem
+        # The first call scores the samples, the second one greedy response per problem.
+        lambda problems, texts: [
             Failure("test", "refused") if len(texts) == 4 and i == 0 else verdict
             for i, verdict in enumerate(scorer(problems, texts))
         ]
@@ -415,7 +416,10 @@ def test_correction_is_on_when_the_engine_is_apart(tiny):
 
 
 def mismatched(tiny, *overrides: str) -> tuple[Bound, Batch]:
-    """Up to `compute_old_logprobs`, then the engine's probabilities of every row's first token are made a third of the trainer's."""
+    """Runs up to `compute_old_logprobs`.
+
+    The engine's first tokens then get a third of the probability.
+    """
     b = apart("grpo", tiny, *overrides)
     batch = b.until("compute_old_logprobs")
     behavior = batch.tokens["old_logprobs"].clone()
@@ -624,7 +628,7 @@ def test_the_critic_comes_back_bit_for_bit(tiny, tmp_path):
 
 @pytest.mark.slow
 def test_reference_and_critic_in_a_child_give_the_same_numbers(tiny):
-    """cluster.backend=process: policy, engine, reference and critic live in a child; the method cannot tell."""
+    """cluster.backend=process: policy, engine, reference and critic run in a child process."""
     overrides = ("method.kl=loss", "method.kl_coef=0.1", "cluster.wait_s=60", *PPO)
     stories = []
     for where in ("local", "process"):

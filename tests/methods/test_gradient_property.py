@@ -1,4 +1,4 @@
-"""One property for the whole library: any recipe, any split into micro-batches, any order of rows, one gradient.
+"""Any recipe, any split into micro-batches and any order of rows give the same gradient.
 
 The models compute in float64, so that what is left is the float32 in which gradients accumulate.
 """
@@ -57,7 +57,7 @@ def batch_with_all_columns(seed: int = 101) -> Batch:
 
 
 def pairs(seed: int = 5, number: int = 6) -> Batch:
-    """Preference pairs of any lengths; in half of them both responses follow prompts long enough to share."""
+    """Preference pairs of any lengths; half of them have prompts long enough to share."""
     draw = random.Random(seed)
     rows = []
     for group in range(number):
@@ -110,7 +110,7 @@ def assert_one_gradient(compute, batch: Batch) -> None:
         for other in (batch, shuffled(batch, budget))[budget != 40 :]:
             gap = float((compute(other, budget) - whole).abs().max())
             assert gap <= 1e-6 * scale, (
-                f"budget {budget}: gradients differ by {gap:.3g}, their largest entry is {scale:.3g}"
+                f"budget {budget}: gradients differ by {gap:.3g}, the largest entry is {scale:.3g}"
             )
 
 

@@ -1,7 +1,8 @@
-"""The algorithms learn, from fixed seeds: asked to write sevens, a model of random weights does so within some tens of steps.
+"""The algorithms learn, from fixed seeds: a random model learns to write sevens in tens of steps.
 
-The reward is the share of six tokens that are a seven: about 0.06 at the start (one of eighteen tokens), 1 when it is learned. A control
-gets rewards of the same size that nobody can learn, with the same settings, and must stay below the bound. DPO learns from pairs.
+The reward is the share of sevens among six tokens: about 0.06 at the start (one of eighteen tokens)
+and 1 at best. A control run gets rewards of the same size that cannot be learned, with the same
+settings, and must stay below the bound. DPO learns from pairs.
 """
 
 import json
@@ -66,7 +67,10 @@ def test_control_rewards_without_meaning_teach_no_sevens(recipe, fresh, verifier
 
 
 def test_dpo_raises_margin_and_accuracy(fresh, tmp_path):
-    """A rule that holds for unseen pairs: the chosen answer repeats the first digit, the rejected one the second."""
+    """The chosen answer repeats the first digit, the rejected one the second.
+
+    Unseen pairs follow it.
+    """
     pairs = [
         {"prompt": f"{a}+{b}=", "chosen": str(a) * 3, "rejected": str(b) * 3, "uid": f"{a}{b}"}
         for a in range(10)

@@ -1,4 +1,4 @@
-"""LUFFY: what a group holds, how its rows are priced (the figures of the specification, T3 to T9, through the method), what it learns."""
+"""LUFFY: content of a group, losses of its rows (specification T3 to T9), what it learns."""
 
 import json
 import math
@@ -75,7 +75,7 @@ def test_the_gradient_of_the_specification(tiny):
 
 
 def test_a_clip_on_the_reshaped_ratio(tiny):
-    """By hand: v = (.6/.7)/(.5/.6) = 1.028571, (.24/.34)/(.4/.5) = .882353, 1; with A = -.25 only a clip from below could bind."""
+    """By hand: v = (.6/.7)/(.5/.6) = 1.028571, (.24/.34)/(.4/.5) = .882353, 1; A = -.25."""
     off = priced(tiny, "luffy", [A]).loss
     kept = (
         priced(
@@ -137,7 +137,7 @@ def test_without_tokens_of_others_it_is_ppo_and_their_old_logprobs_never_matter(
 
 
 def test_rl_with_sft_loss(tiny):
-    """T5: 1.926566 is the token mean over the demonstration, .175 the sum over the own row's tokens by L."""
+    """T5: 1.926566 is the token mean of the demonstration, .175 the policy row's sum by L."""
     sft = Row(DEMONSTRATION, A.p, A.old, 1.0)
     done = priced(tiny, "luffy_rl_sft", [sft, B], "method.sft_coef=1")
     assert done.metrics["off_policy/loss"] == pytest.approx(1.926566, abs=1e-6)
@@ -201,7 +201,7 @@ def method_of(model, *overrides: str) -> Luffy:
 
 
 def composed(model, *overrides: str, problems: list[Problem] | None = None, number: int = 1):
-    """The groups of one step, of demonstrations of ten tokens and the end unless others are given."""
+    """The groups of one step; demonstrations have ten tokens and the end token by default."""
     step = Step(number)
     return method_of(model, *overrides).compose(problems or [problem()], step), step
 
@@ -239,7 +239,7 @@ def test_the_cut_counts_the_end_and_rounds_down(size, share, given, tiny):
 
 
 def test_one_whole_demonstration_comes_first_and_the_engine_never_sees_it(tiny):
-    """T8: n - 1 rows are sampled, from the bare prompt; every token of the demonstration, its end too, is off-policy."""
+    """T8: n - 1 rows are sampled; every token of the demonstration, also its end, is off-policy."""
     b = bound("luffy", tiny, "training.problems_per_step=2")
     b.method.ports.engine = spy = Spy(b.host.engine)
     batch = b.until("sample")
@@ -289,7 +289,7 @@ def test_a_trace_ends_at_its_first_end(tiny):
 
 
 def test_the_strategies_draw_as_they_should(tiny):
-    """The schedules' numbers (T9) stand in tests/algorithms; here the method's settings reach them."""
+    """The method's settings reach the schedules; tests/algorithms checks their numbers (T9)."""
     apart = ("method.num_demonstrations=-1", "method.prefix_min=0.1", "method.prefix_max=0.9")
     first = starts(tiny, *apart)
     assert first == starts(tiny, *apart) and len(set(first)) > 1 and all(1 <= n <= 9 for n in first)
@@ -353,7 +353,10 @@ def test_the_prompt_s_opening_of_the_thought_is_not_doubled():
     """T13: one opening in the whole row, whether or not the demonstration brings its own."""
     tokenizer = letters_tokenizer()
     tokenizer.backend_tokenizer.decoder = Fuse()  # type: ignore[assignment]
-    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}<think>\n{% endif %}"
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}<think>\n{% endif %}"
+    )
     for text in ("<think>\nso</think>2", "so</think>2"):
         row = Problem("p", ({"role": "user", "content": "1+1="},), "2", "", (text,))
         prompts = Prompts(tokenizer, "chat")
@@ -396,7 +399,10 @@ BEGUN = [DEMONSTRATION, POLICY, POLICY]
 
 
 def test_a_row_that_somebody_began_is_not_in_the_split_baseline(tiny):
-    """Rows 2 and 3 are the policy's alone: mean .5. Were the begun row among them, it would be 2/3."""
+    """Rows 2 and 3 have no given tokens: mean .5.
+
+    With the row that has a prefix it would be 2/3.
+    """
     split = estimated(tiny, [1.0, 1.0, 1.0, 0.0], [D, BEGUN, P, P], "method.advantage=grpo_split")
     assert split[:, 0].tolist() == [0.5, 0.5, 0.5, -0.5]
     assert estimated(tiny, [1.0, 1.0, 1.0, 0.0], [D, BEGUN, P, P])[:, 0].tolist() == [
@@ -424,7 +430,7 @@ def test_what_may_be_done_to_advantages(tiny):
 
 
 def test_a_wrong_demonstration_is_pushed_down_or_masked(tiny):
-    """Kept as in the reference: -k/n. Masked: its tokens are out of the loss and of every denominator."""
+    """Kept, as in the original: -k/n. Masked: its tokens are in no loss and no denominator."""
 
     def judged(*overrides: str) -> Batch:
         b = bound("luffy", tiny, *overrides)
@@ -631,7 +637,10 @@ def test_data_without_demonstrations_are_refused_before_the_run(tiny, tmp_path):
 
 @pytest.fixture
 def copying(tmp_path):
-    """Write the first digit three times and end: about one response of 100,000 of an untrained model (18 tokens) does."""
+    """Task: write the first digit three times.
+
+    1 in 100,000 responses of an untrained model does.
+    """
     for name, numbers in (
         ("train", [i for i in range(100) if i % 7]),
         ("validation", range(0, 100, 7)),

@@ -1,4 +1,4 @@
-"""Every recipe trains: two steps on the tiny model through the real driver, its numbers are finite and its weights move."""
+"""Every recipe trains two steps of the tiny model: metrics are finite and weights change."""
 
 import json
 import math
@@ -76,7 +76,7 @@ def test_a_recipe_that_samples_trains(recipe, tiny, verifiers, tmp_path):
     "recipe", ["ppo", "luffy", "exgrpo", "bupo", "classmate", "reinforce_pp", "dapo"]
 )
 def test_every_kind_of_method_trains_adapters(recipe, tiny, verifiers, tmp_path):
-    """LoRA is below the methods: critics, references, views, replays and classmates work with it, and only adapters move."""
+    """LoRA works with critics, references, views, replays and classmates; only adapters change."""
     pytest.importorskip("peft")
     overrides = ("optimizer.lr=1e-2", f"reward.verifier={verifiers}:graded", "model.lora.rank=4")
     lines = run(recipe, tiny, tmp_path, *overrides)

@@ -1,4 +1,4 @@
-"""What methods about thoughts start from: a method of one's own over it, that pays for short thoughts."""
+"""The base of methods with thoughts, by a user's method that rewards short thoughts."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Runs whose policy calls tools: it learns to, the trainer prices what the engine sampled, and no loss sees what a tool wrote."""
+"""Runs with tool calls: the policy learns to call; tokens that a tool wrote are in no loss."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,8 @@ def score(response, problem):
         raise RuntimeError("a verifier saw what the tool wrote")
     called, more = response.startswith(CALL), response.count(CALL) - 1
     waste = 0.02 * len(response.replace(CALL, "")) + 0.1 * max(0, more)
-    return {"score": 1.0 if response == CALL else 0.5 * called - min(1.0, waste), "called": float(called)}
+    score = 1.0 if response == CALL else 0.5 * called - min(1.0, waste)
+    return {"score": score, "called": float(called)}
 '''
 
 
@@ -44,14 +45,19 @@ def score(response, problem):
 def overrides(mine, tmp_path) -> list[str]:
     (tmp_path / "reward.py").write_text(f"CALL = {CALL!r}\n{CALLED}")
     return [
-        f"rollout.tools=[{mine}:look]", f"reward.verifier={tmp_path / 'reward.py'}:score", "data.template=chat",
-        "data.train=arithmetic:1:digits", f"runs={tmp_path / 'runs'}", "rollout.max_response_tokens=60", "data.max_prompt_tokens=512",
-    ]  # fmt: skip
+        f"rollout.tools=[{mine}:look]",
+        f"reward.verifier={tmp_path / 'reward.py'}:score",
+        "data.template=chat",
+        "data.train=arithmetic:1:digits",
+        f"runs={tmp_path / 'runs'}",
+        "rollout.max_response_tokens=60",
+        "data.max_prompt_tokens=512",
+    ]
 
 
 @pytest.mark.slow
 def test_a_policy_learns_to_call_its_tool(overrides, tmp_path):
-    """From a call here and there to the call, the end of the turn, and after the answer nothing more."""
+    """The policy learns to call the tool, end the turn and stop after the answer."""
     model = chat_model(tmp_path / "model", SHORT_CHAT)
     more = (
         "training.steps=40",
@@ -102,7 +108,7 @@ def test_a_policy_learns_to_call_its_tool(overrides, tmp_path):
 
 
 def test_no_loss_sees_what_a_tool_wrote(overrides, tmp_path):
-    """The gradient is the stock model's over the policy's own tokens; the observation stands in their context alone."""
+    """The gradient is the stock model's over the policy's tokens, with tool output as context."""
     model = chat_model(tmp_path / "model")
     config = config_of(
         "grpo",

@@ -322,7 +322,7 @@ class Loss:
         needs_all_rows: True if the loss of a row is not 0 where all its advantages are 0. Rows with
             zero advantages are skipped otherwise.
         aggregation: the aggregation that the formula assumes; None if any will do.
-        covariance_band: `band` of covariance.cov_selection; only for losses that read `cov_selected`.
+        covariance_band: `band` of covariance.cov_selection, for losses that read `cov_selected`.
 
     A user's own loss is declared the same way and given as method.loss=file.py:NAME, where NAME is
     the function or the declaration.

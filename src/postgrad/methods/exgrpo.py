@@ -163,7 +163,7 @@ class ExGrpo(MixedPolicy):
         step.metrics["replay/stored"] = float(self.pool.num_experiences - before)
 
     def retire(self, batch: Batch, successes: Tensor, step: Step) -> None:
-        """Removes problems that all rows solve from the pool, and from the data if others remain."""
+        """Removes fully solved problems from the pool, and from the data if others are left."""
         fewest = self.config.training.problems_per_step + self.settings.retire_margin
         for uid, number in zip(batch.rows["uid"], successes.tolist(), strict=True):
             if number < self.config.rollout.samples:

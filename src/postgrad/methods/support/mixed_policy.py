@@ -1,8 +1,9 @@
 """Groups that contain tokens of others: the base of LUFFY (demonstrations) and ExGRPO (replays).
 
 Tokens of others get the shaped off-policy loss -A · g(p / p_author); the policy's own tokens get
-the ratio loss, clipped or not. With `method.sft_coef` the tokens of others get an SFT loss instead (RL
-with SFT loss). The loss is chosen per token: a row with a given prefix and a sampled rest has both.
+the ratio loss, clipped or not. With `method.sft_coef` the tokens of others get an SFT loss instead
+(RL with SFT loss). The loss is chosen per token: a row with a given prefix and a sampled rest has
+both.
 """
 
 from dataclasses import dataclass, field
