@@ -27,7 +27,7 @@ from postgrad import web
 from postgrad.cli import serve as command_line
 from postgrad.cli.main import main
 from postgrad.cluster.host import build_host
-from postgrad.cluster.remote_roles import served as served_at
+from postgrad.cluster.remote_roles import parse_served_path
 from postgrad.model.tiny import make_tiny
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.stops import StopStrings
@@ -412,8 +412,8 @@ def test_a_mapping_is_shared_and_each_server_takes_its_own_entries_away(tmp_path
     }
     with servers_file.list_servers(file, one):
         with servers_file.list_servers(file, two):
-            assert served_at(f"{file}#a") == ("http://127.0.0.1:8000/v1#a", "/models/a")
-            assert served_at(f"{file}#c") == ("http://127.0.0.1:8001/v1#c", "org/c")
+            assert parse_served_path(f"{file}#a") == ("http://127.0.0.1:8000/v1#a", "/models/a")
+            assert parse_served_path(f"{file}#c") == ("http://127.0.0.1:8001/v1#c", "org/c")
             entry = json.loads(file.read_text())["b"]
             assert {
                 "outward_host",
@@ -516,7 +516,7 @@ def test_vllm_s_server_is_a_child_with_our_words_and_token_and_ends_with_us(
 
     def stop_when_ready():
         wait_for(lambda: servers.exists() and "m" in json.loads(servers.read_text()), "the mapping")
-        found.append(served_at(f"{servers}#m"))
+        found.append(parse_served_path(f"{servers}#m"))
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=stop_when_ready, daemon=True).start()
@@ -573,7 +573,7 @@ def serve_until_named(overrides, servers, name):
         wait_for(
             lambda: servers.exists() and name in json.loads(servers.read_text()), "the mapping"
         )
-        found.append(served_at(f"{servers}#{name}")[0])
+        found.append(parse_served_path(f"{servers}#{name}")[0])
         urllib.request.urlopen(found[0].replace(f"/v1#{name}", "/health"), timeout=60).close()
         os.kill(os.getpid(), signal.SIGTERM)
 

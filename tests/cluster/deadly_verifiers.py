@@ -1,4 +1,4 @@
-"""Verifiers that end or stop the actor above them; tests name them as deadly_verifiers.py:function."""
+"""Verifiers that kill or stop their actor; tests name them as deadly_verifiers.py:function."""
 
 import os
 import signal
@@ -7,21 +7,24 @@ from pathlib import Path
 
 
 def by_command(response, problem):
-    """What the response says; once, where it names a file that is then there."""
-    word, _, mark = response.partition(" ")
-    if word in ("kill", "stop") and not (mark and Path(mark).exists()):
+    """Kills or stops the actor if the response is "kill" or "stop".
+
+    With a file name after the command, only once: the file then exists.
+    """
+    command, _, mark = response.partition(" ")
+    if command in ("kill", "stop") and not (mark and Path(mark).exists()):
         if mark:
             Path(mark).touch()
-        os.kill(os.getppid(), signal.SIGKILL if word == "kill" else signal.SIGSTOP)
+        os.kill(os.getppid(), signal.SIGKILL if command == "kill" else signal.SIGSTOP)
         time.sleep(60)
     return float(len(response))
 
 
-def below(response, problem):
-    """Who judges: its own process, the actor above, and the folder they stand in."""
+def describe_process(response, problem):
+    """Returns this process, its actor, and whether it runs in the folder `ground_truth`."""
     return {
         "score": 1.0,
         "pid": os.getpid(),
         "actor": os.getppid(),
-        "here": str(Path.cwd()) == problem.ground_truth,
+        "in_folder": str(Path.cwd()) == problem.ground_truth,
     }

@@ -234,7 +234,7 @@ def test_folder_without_settings_after_a_kill_is_used(tmp_path):
 def test_finished_evaluation_loads_no_model(reference, tiny, verifier, capsys, monkeypatch):
     before = tree(reference)
     monkeypatch.setattr(
-        "postgrad.evaluation.run.place_engine",
+        "postgrad.evaluation.run.open_engine",
         lambda config: pytest.fail("the model is not needed"),
     )
     assert main(overrides_for(tiny, verifier, reference, "batch=3")) == 0

@@ -12,7 +12,7 @@ from lessons import SMALL, VERIFIERS, Bound, bound
 from lessons import run as run_recipe
 from world import config_of, metrics_of, random_batch, rows_of, stock_model, tree
 
-from postgrad.cluster import place
+from postgrad.cluster.backends import open_models
 from postgrad.cluster.host import build_host
 from postgrad.errors import ConfigError
 from postgrad.methods.base import Step
@@ -576,7 +576,7 @@ def test_the_numbers_are_the_same_with_the_model_in_a_process_of_its_own(tiny_un
     overrides = ("method.phase_one_steps=2", "training.updates_per_step=1", "method.kl=loss")
     told = []
     for where in ((), ("cluster.backend=process",)):
-        with place(config_of("bupo", tiny_untied, *ONE, *overrides, *where)) as placed:
+        with open_models(config_of("bupo", tiny_untied, *ONE, *overrides, *where)) as placed:
             config = config_of(
                 "bupo",
                 tiny_untied,

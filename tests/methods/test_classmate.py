@@ -16,9 +16,9 @@ from world import config_of, metrics_of, overrides_of
 
 from postgrad.algorithms.groups import STD_EPS
 from postgrad.cli.main import main
-from postgrad.cluster import place
+from postgrad.cluster.backends import open_models
 from postgrad.cluster.host import build_host
-from postgrad.cluster.remote_roles import served as served_at
+from postgrad.cluster.remote_roles import parse_served_path
 from postgrad.cluster.wire import decode
 from postgrad.config.schema import Config
 from postgrad.data.feed import Feed
@@ -502,26 +502,27 @@ def test_a_run_goes_the_same_way_wherever_the_classmates_are(tiny, verifier, tmp
 
 
 def test_what_a_role_s_path_means(tiny, tmp_path):
-    assert served_at("http://h:8/v1?tokenizer=/t#m") == ("http://h:8/v1#m", "/t") and served_at(
-        "https://h/v1#m"
-    ) == (
+    assert parse_served_path("http://h:8/v1?tokenizer=/t#m") == (
+        "http://h:8/v1#m",
+        "/t",
+    ) and parse_served_path("https://h/v1#m") == (
         "https://h/v1#m",
         "m",
     )
     file = tmp_path / "s.json"
     file.write_text(json.dumps({"a/b": {"local_host": "h", "port": 8}, "bad": {"port": 1}}))
-    assert served_at(f"{file}#a/b") == ("http://h:8/v1#a/b", "a/b")
+    assert parse_served_path(f"{file}#a/b") == ("http://h:8/v1#a/b", "a/b")
     for path, message in {
         f"{file}#a/c": r"did you mean a/b\?",
         f"{file}#bad": "needs local_host",
         "no.json#x": "No such file",
     }.items():
         with pytest.raises(ConfigError, match=message):
-            served_at(path)
+            parse_served_path(path)
     nowhere = config_of("classmate", tiny, "method.classmates=[/no/such/x]")
-    with pytest.raises(ConfigError, match=r"^classmate-1: .*no such folder"), place(nowhere):
+    with pytest.raises(ConfigError, match=r"^classmate-1: .*no such folder"), open_models(nowhere):
         pass
-    with place(
+    with open_models(
         config_of("classmate", tiny, "method.classmates=['fake:42','policy:live']")
     ) as placed:
         first, second = placed.models["classmate-1"], placed.models["classmate-2"]

@@ -9,7 +9,7 @@ from lessons import LIMIT, SMALL, Bound, bound, flat_weights, spread_out
 from world import config_of, random_batch
 
 from postgrad.algorithms.losses import LOSSES
-from postgrad.cluster import place
+from postgrad.cluster.backends import open_models
 from postgrad.data.feed import Feed
 from postgrad.errors import RunError
 from postgrad.methods.grpo import Grpo
@@ -633,7 +633,7 @@ def test_reference_and_critic_in_a_child_give_the_same_numbers(tiny):
     stories = []
     for where in ("local", "process"):
         config = config_of("ppo", tiny, *SMALL, *overrides, f"cluster.backend={where}")
-        with place(config) as placed:
+        with open_models(config) as placed:
             b = Bound(config, placed=placed)
             told = []
             for number in (1, 2):

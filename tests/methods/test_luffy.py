@@ -21,7 +21,7 @@ from tokenizers.decoders import Fuse
 from world import END, config_of, metrics_of, overrides_of
 
 from postgrad.cli.main import main
-from postgrad.cluster import place
+from postgrad.cluster.backends import open_models
 from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError, RunError
 from postgrad.methods.base import Ports, Step
@@ -527,7 +527,7 @@ def test_a_process_of_its_own_gives_the_same_numbers(tiny):
     for where in ("local", "process"):
         own = ("optimizer.lr=1e-3", f"cluster.backend={where}", *overrides)
         config = config_of("luffy", tiny, *SMALL, *own)
-        with place(config) as placed:
+        with open_models(config) as placed:
             b = Bound(config, placed=placed)
             told = []
             for number in (1, 2):

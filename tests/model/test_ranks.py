@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from world import random_batch
 
-from postgrad.cluster.ray_backend import merged, share_requests
+from postgrad.cluster.actor_pool import merge_results, split_requests
 from postgrad.model.policy import MetricAccumulator
 from postgrad.model.ranks import MAX_IMBALANCE, divide_rows
 from postgrad.rollout.engine import Request
@@ -59,9 +59,9 @@ def test_rows_of_one_prompt_stay_together_unless_ranks_become_unbalanced():
 
 def test_requests_are_shared_by_their_number_of_samples():
     requests = [Request([1], list(range(n))) for n in (8, 1, 1, 2, 4)]
-    assert share_requests(requests, 2) == [[0], [1, 2, 3, 4]]
-    assert share_requests(requests[:1], 3) == [[0], [], []]
-    assert merged([([0, 2], ["a", "c"]), ([1], ["b"])]) == ["a", "b", "c"]
+    assert split_requests(requests, 2) == [[0], [1, 2, 3, 4]]
+    assert split_requests(requests[:1], 3) == [[0], [], []]
+    assert merge_results([([0, 2], ["a", "c"]), ([1], ["b"])]) == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("cut", [0, 2, 5])

@@ -8,7 +8,7 @@ import torch
 from served import MODEL, serve
 from world import END, config_of, same_completions, sharpened
 
-from postgrad.cluster import place
+from postgrad.cluster.backends import open_models
 from postgrad.cluster.host import build_host
 from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError, RunError
@@ -60,7 +60,7 @@ def prompts(model):
 
 @pytest.fixture(scope="module")
 def process(model):
-    with place(config_of("grpo", model, "cluster.backend=process")) as placed:
+    with open_models(config_of("grpo", model, "cluster.backend=process")) as placed:
         yield placed.engine
 
 

@@ -12,7 +12,7 @@ from served import serve
 from world import END, config_of, metrics_of, overrides_of
 
 from postgrad.cli.main import main
-from postgrad.cluster import place
+from postgrad.cluster.backends import open_models
 from postgrad.cluster.host import build_host
 from postgrad.errors import ConfigError, RunError
 from postgrad.evaluation.settings import read_settings
@@ -83,7 +83,7 @@ def test_transformers_generate_is_cut_there(tiny, prompts, native, stops):
 
 def test_a_child_process_and_servers_end_at_the_same_token(tiny, native, prompts, stops):
     sampling, truth = Sampling(1.0, 12, stop=stops), expected(native, prompts, stops)
-    with place(config_of("grpo", tiny, "cluster.backend=process")) as placed:
+    with open_models(config_of("grpo", tiny, "cluster.backend=process")) as placed:
         assert told(placed.engine.generate(REQUESTS, sampling)) == truth
     with live(tiny) as server:
         assert (

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from world import END, config_of, metrics_of, overrides_of, random_batch, sharpened, toy_run
 
 from postgrad.cli.main import main
-from postgrad.cluster import place
+from postgrad.cluster.backends import open_models
 from postgrad.cluster.host import build_host
 from postgrad.data.problems import load_problems
 from postgrad.data.render import Prompts
@@ -166,7 +166,7 @@ def test_in_a_process_of_its_own_it_takes_weights_too(model):
         "cluster.engine_apart=true",
         "cluster.wait_s=120",
     )
-    with place(config_of("grpo", model, *SMALL, *overrides)) as placed:
+    with open_models(config_of("grpo", model, *SMALL, *overrides)) as placed:
         placed.policy.update(random_batch(1), 1)
         assert not placed.engine.shares_weights and gap(placed.policy, placed.engine) > 0.01
         placed.engine.publish(placed.policy.weights())

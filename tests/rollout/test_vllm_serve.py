@@ -13,7 +13,7 @@ from world import config_of, metrics_of, overrides_of, sharpened
 
 from postgrad.cli.main import main
 from postgrad.cluster.host import build_host
-from postgrad.cluster.remote_roles import served as served_at
+from postgrad.cluster.remote_roles import parse_served_path
 from postgrad.data.render import Prompts
 from postgrad.model.load import load_tokenizer
 from postgrad.model.tiny import make_tiny
@@ -92,7 +92,7 @@ def test_the_official_client_gets_what_the_native_engine_says(servers, native, m
 
     greedy = native.generate([Request(PROMPT, [0])], Sampling(0.0, 12))[0][0]
     text = Prompts(load_tokenizer(config_of("grpo", model).model), "plain").decode(greedy.tokens)
-    url = served_at(f"{servers}#mate")[0].partition("#")[0]
+    url = parse_served_path(f"{servers}#mate")[0].partition("#")[0]
     with openai.OpenAI(base_url=url, api_key=TOKEN, max_retries=0) as client:
         done = client.completions.create(
             model="mate", prompt=PROMPT, max_tokens=12, temperature=0, logprobs=0, extra_body={"return_token_ids": True}
@@ -121,7 +121,7 @@ def test_the_official_client_gets_what_the_native_engine_says(servers, native, m
 
 def test_our_engine_over_http_and_its_stop_strings(servers, native, model):
     prompts = Prompts(load_tokenizer(config_of("grpo", model).model), "plain")
-    engine = HttpEngine(Address.parse(served_at(f"{servers}#mate")[0]), prompts, 60)
+    engine = HttpEngine(Address.parse(parse_served_path(f"{servers}#mate")[0]), prompts, 60)
     requests = [
         Request(PROMPT, [1]),
         Request([7, 15], [2]),

@@ -1,195 +1,112 @@
-"""Ports whose models live in a child process. Same methods, same numbers; every wait has a time limit and names what it waits for."""
+"""Starts a child process that holds models, and calls it. Every wait has a time limit."""
 
 import contextlib
 import os
-import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from torch import Tensor
-
+from postgrad.cluster.connection import DRIVER_SIGNALS, is_readable, receive, send
+from postgrad.cluster.ports import to_exception
+from postgrad.cluster.remote_ports import START_S
 from postgrad.cluster.wire import decode, encode
 from postgrad.config.compose import to_yaml
 from postgrad.config.schema import Config, EngineConfig
-from postgrad.errors import ConfigError, RunError
-from postgrad.model.views import FULL, View
-from postgrad.rollout.engine import Completion, Request, Sampling
-from postgrad.types import Batch
+from postgrad.errors import RunError
 
-START_S = 300.0  # a cold start imports torch and loads the model
-OURS = (
-    signal.SIGINT,
-    signal.SIGTERM,
-)  # what the driver handles, also where all processes of a run get it
+CLOSE_S = 20.0  # time to end by itself before the child is killed
+CLOSE_AFTER_FAILURE_S = 1.0
 
 
-class Child:
-    """One child process that hosts models. Calls are (port, method, arguments) over a private socket pair.
+class ChildProcess:
+    """A child process. Calls are (port, method, arguments) over a private socket pair.
 
-    With an EngineConfig the child holds an engine alone, else all models of a run.
+    With an EngineConfig the child holds an engine alone, with a Config all models of a run.
+
+    Raises: ConfigError or RunError if the child cannot start.
     """
 
     def __init__(self, config: Config | EngineConfig, label: str) -> None:
-        self.label, self.wait_s, self.lock = label, config.cluster.wait_s, threading.RLock()
-        ours, theirs = socket.socketpair()
-        command = [
-            sys.executable,
-            "-m",
-            "postgrad.cluster.worker",
-            str(theirs.fileno()),
-            "engine" if isinstance(config, EngineConfig) else "run",
-        ]
-        before = signal.pthread_sigmask(
-            signal.SIG_BLOCK, OURS
-        )  # the child is born with them blocked, so that none meets its imports
+        self.label = label
+        self.wait_s = config.cluster.wait_s
+        self.lock = threading.RLock()
+        self.socket, child_socket = socket.socketpair()
+        contents = "engine" if isinstance(config, EngineConfig) else "run"
+        self.process = _start(child_socket, contents)
+        child_socket.close()
         try:
-            self.process = subprocess.Popen(
-                command,
-                pass_fds=[theirs.fileno()],
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-            )
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        theirs.close()
-        self.socket = ours
-        try:
-            with contextlib.suppress(
-                OSError
-            ):  # a child that is dead already is noticed when it does not answer
+            # If the child is already dead, `_receive` reports it.
+            with contextlib.suppress(OSError):
                 send(self.socket, to_yaml(config).encode())
             self._receive("start", START_S)
         except BaseException:
-            self.close(patience_s=1.0)
+            self.close(CLOSE_AFTER_FAILURE_S)
             raise
 
     def call(self, port: str, method: str, *arguments: Any) -> Any:
-        what = f"{port}.{method}"
-        with self.lock:  # rollouts ahead and the step before them may want one engine
+        """Returns the result of a port's method. Raises its ConfigError or RunError.
+
+        Also raises RunError if the child dies or does not answer within cluster.wait_s.
+        """
+        name = f"{port}.{method}"
+        with self.lock:  # the prefetcher's thread and the driver may call one engine
             try:
                 self.socket.settimeout(self.wait_s)
                 send(self.socket, encode([port, method, list(arguments)]))
-            except TimeoutError as error:  # a child that hangs does not even read
-                raise self._silence(what, self.wait_s) from error
+            except TimeoutError as error:  # the child hangs and does not even read
+                raise self._timeout_error(name, self.wait_s) from error
             except OSError as error:
-                raise self._death(what) from error
-            return self._receive(what, self.wait_s)
+                raise self._exit_error(name) from error
+            return self._receive(name, self.wait_s)
 
-    def _receive(self, what: str, limit_s: float) -> Any:
-        data = receive(self.socket, limit_s)
+    def _receive(self, name: str, timeout_s: float) -> Any:
+        data = receive(self.socket, timeout_s)
         if data is None:
-            if self.process.poll() is None and not _readable(self.socket):
-                raise self._silence(what, limit_s)
-            raise self._death(what)
+            if self.process.poll() is None and not is_readable(self.socket):
+                raise self._timeout_error(name, timeout_s)
+            raise self._exit_error(name)
         kind, value = decode(data)
-        if kind == "config":
-            raise ConfigError(value)
-        if kind == "error":
-            raise RunError(value)
+        if kind != "ok":
+            raise to_exception(kind, value)
         return value
 
-    def _silence(self, what: str, limit_s: float) -> RunError:
-        self.close(patience_s=1.0)
+    def _timeout_error(self, name: str, timeout_s: float) -> RunError:
+        self.close(CLOSE_AFTER_FAILURE_S)
         return RunError(
-            f"the {self.label} process did not answer {what} within {limit_s:g} s (cluster.wait_s); it was stopped"
+            f"the {self.label} process did not answer {name} within {timeout_s:g} s "
+            "(cluster.wait_s) and was stopped; the same command continues the run"
         )
 
-    def _death(self, what: str) -> RunError:
+    def _exit_error(self, name: str) -> RunError:
         self.close()
         return RunError(
-            f"the {self.label} process died during {what} (exit code {self.process.returncode}); the same command continues the run"
+            f"the {self.label} process died during {name} (exit code {self.process.returncode}); "
+            "the same command continues the run"
         )
 
-    def close(self, patience_s: float = 20.0) -> None:
-        """End the child: by itself if it does so in time."""
+    def close(self, timeout_s: float = CLOSE_S) -> None:
+        """Closes the connection, which ends the child; kills it after `timeout_s` seconds."""
         self.socket.close()
         try:
-            self.process.wait(timeout=patience_s)
+            self.process.wait(timeout=timeout_s)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
 
 
-class Caller(Protocol):
-    """Somebody who carries calls to models elsewhere: a child process, or actors on Ray."""
-
-    def call(self, port: str, method: str, *arguments: Any) -> Any: ...
-
-
-class RemoteModel:
-    """The port of one model that lives elsewhere: a policy, a reference or a critic, by the name of its role."""
-
-    def __init__(self, child: Caller, role: str) -> None:
-        self.child, self.role = child, role
-
-    def logprobs(self, batch: Batch, view: View = FULL) -> dict[str, Tensor]:
-        return self.child.call(self.role, "logprobs", batch, view)
-
-    def values(self, batch: Batch) -> Tensor:
-        return self.child.call(self.role, "values", batch)
-
-    def update(self, batch: Batch, step: int) -> dict[str, float]:
-        return self.child.call(self.role, "update", batch, step)
-
-    def token_stats(self) -> dict[str, Tensor]:
-        return self.child.call(self.role, "token_stats")
-
-    def weights(self) -> dict[str, Tensor]:
-        return self.child.call(self.role, "weights")
-
-    def save(self, folder: str) -> None:
-        self.child.call(self.role, "save", folder)
-
-    def load(self, folder: str) -> None:
-        self.child.call(self.role, "load", folder)
-
-    def begin_save(self, folder: str) -> None:
-        self.child.call(self.role, "begin_save", folder)
-
-    def saved(self, wait: bool) -> bool:
-        return self.child.call(self.role, "saved", wait)
-
-
-class RemoteEngine:
-    """The port of an engine that lives elsewhere, or of a role that continues text."""
-
-    def __init__(self, child: Caller, shares_weights: bool, role: str = "engine") -> None:
-        self.child, self.shares_weights, self.role = child, shares_weights, role
-
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
-        return self.child.call(self.role, "generate", list(requests), sampling)
-
-    def publish(self, weights: dict[str, Tensor]) -> None:
-        self.child.call(self.role, "publish", weights)
-
-
-def send(connection: socket.socket, data: bytes) -> None:
-    connection.sendall(len(data).to_bytes(8, "little") + data)
-
-
-def receive(connection: socket.socket, limit_s: float | None) -> bytes | None:
-    """One message, or None when the other side is gone or silent for `limit_s`."""
-    connection.settimeout(limit_s)
+def _start(child_socket: socket.socket, contents: str) -> subprocess.Popen[bytes]:
+    descriptor = child_socket.fileno()
+    command = [sys.executable, "-m", "postgrad.cluster.child_main", str(descriptor), contents]
+    # The child inherits blocked signals: one that arrives during its imports must not end it.
+    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, DRIVER_SIGNALS)
     try:
-        header = _exactly(connection, 8)
-        return None if header is None else _exactly(connection, int.from_bytes(header, "little"))
-    except OSError:
-        return None
-
-
-def _exactly(connection: socket.socket, size: int) -> bytes | None:
-    parts = bytearray()
-    while len(parts) < size:
-        part = connection.recv(min(size - len(parts), 1 << 20))
-        if not part:
-            return None
-        parts += part
-    return bytes(parts)
-
-
-def _readable(connection: socket.socket) -> bool:
-    return bool(select.select([connection], [], [], 0)[0])
+        return subprocess.Popen(
+            command,
+            pass_fds=[descriptor],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)

@@ -1,6 +1,6 @@
-"""A host: the models of a run as they live in one process, built from the configuration alone.
+"""Builds all models of a run in one process, from the configuration alone.
 
-The driver's process is a host when cluster.backend=local; a child process is one when cluster.backend=process. Both are the same code.
+The driver's process is a host with cluster.backend=local, a child process with process.
 """
 
 import dataclasses
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from postgrad.cluster.engines import build_engine, is_remote
-from postgrad.cluster.remote_roles import is_elsewhere
+from postgrad.cluster.remote_roles import is_remote_role
 from postgrad.config.schema import Config, EngineConfig
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
@@ -21,82 +21,82 @@ from postgrad.model.lora import add_adapters
 from postgrad.model.policy import BaseModelPolicy, FrozenPolicy, LocalPolicy
 from postgrad.rollout.native.engine import NativeEngine
 
-SPEAKING = ("engine", "chat")  # kinds of roles that continue text
+GENERATING = ("engine", "chat")  # kinds of roles that generate text
 
 
 @dataclass
 class Host:
-    """A policy, the engine of its rollouts, and the other models its method asked for, by role."""
+    """The policy, the engine and the other models of a run, by role, in this process."""
 
     policy: LocalPolicy
-    engine: Any  # None where a server samples
+    engine: Any  # None if a server samples
     models: dict[str, Any] = field(default_factory=dict)
 
 
 def build_host(config: Config) -> Host:
-    """Load the models and put the ports around them. The configuration is resolved: no auto is left in it."""
+    """Loads the models of a run. The configuration has no `auto` settings left.
+
+    Raises: ConfigError for a model that cannot be loaded.
+    """
     set_threads(config.model.threads)
     method = find_method(config.method.name)(config)
     loaded = load_policy(config, method)
     engine = None if is_remote(config) else build_engine(config, loaded)
-    roles = {name: role for name, role in method.all_roles().items() if not is_elsewhere(role.path)}
-    models = {name: build_role(config, method, name, role, loaded) for name, role in roles.items()}
+    models: dict[str, Any] = {}
+    for name, role in method.all_roles().items():
+        if not is_remote_role(role.path):
+            models[name] = build_role(config, method, name, role, loaded)
     return Host(LocalPolicy(config, loaded, method), engine, models)
 
 
 def load_policy(config: Config, method: Method, device: str | None = None) -> Loaded:
-    """The model that is trained, looked at by its method, with its adapters where there are to be some."""
+    """Returns the model to train, checked by the method, with new LoRA adapters if configured."""
     loaded = load_role(config, "policy", config.model.path, device)
     method.check_model(loaded.model)
     if config.model.lora.rank:
-        add_adapters(
-            loaded.model,
-            config.model.lora,
-            config.seed,
-            base_model_name(config.model.path, config.seed),
-        )
+        base_name = base_model_name(config.model.path, config.seed)
+        add_adapters(loaded.model, config.model.lora, config.seed, base_name)
     return loaded
 
 
-def is_base(config: Config, role: Role) -> bool:
-    """Whether a role is the policy's own weights without the adapters: then it needs no second copy."""
-    return (
-        role.kind == "frozen"
-        and config.model.lora.rank > 0
-        and role.path in ("", config.model.path)
-    )
+def is_base_model(config: Config, role: Role) -> bool:
+    """Returns whether a role is the policy without its adapters, so it needs no second copy."""
+    has_policy_weights = role.path in ("", config.model.path)
+    return role.kind == "frozen" and config.model.lora.rank > 0 and has_policy_weights
 
 
 def build_role(
     config: Config, method: Method, name: str, role: Role, policy: Loaded | None = None
 ) -> Any:
-    """A model beside the policy (`policy`, where there is one), behind its port. Raises ConfigError that names the role."""
-    if policy is not None and is_base(config, role):
+    """Returns the model of a role behind its port.
+
+    `policy` is the trained model in this process, if there is one.
+
+    Raises: ConfigError that names the role.
+    """
+    if policy is not None and is_base_model(config, role):
         return BaseModelPolicy(config, policy)
     loaded = load_role(config, name, role.path or config.model.path)
     if role.kind == "critic":
         return LocalCritic(config, loaded, method, role.lr)  # type: ignore[arg-type]
     loaded.model.requires_grad_(False)
-    return (
-        NativeEngine(loaded, config.rollout)
-        if role.kind in SPEAKING
-        else FrozenPolicy(config, loaded)
-    )
+    if role.kind in GENERATING:
+        return NativeEngine(loaded, config.rollout)
+    return FrozenPolicy(config, loaded)
 
 
 def load_role(
     config: Config | EngineConfig, name: str, path: str, device: str | None = None
 ) -> Loaded:
-    """The model of a role, on the configured device unless another is named."""
+    """Returns the model of a role, on `device` or else on the configured device.
+
+    Raises: ConfigError that names the role.
+    """
+    settings = dataclasses.replace(config.model, path=path)
     try:
-        return load(
-            dataclasses.replace(config.model, path=path),
-            choose_device(device or config.model.device),
-            config.seed,
-        )
+        return load(settings, choose_device(device or config.model.device), config.seed)
     except ConfigError as error:
         if name == "policy":
             raise
-        raise ConfigError(
-            f"{name}: {error}"
-        ) from error  # it speaks of model.path, but this is another model
+        # The message is about model.path, but this is the model of another role.
+        raise ConfigError(f"{name}: {error}") from error

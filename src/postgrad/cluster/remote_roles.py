@@ -1,4 +1,4 @@
-"""Roles that no host loads: the run's own engine, models behind servers, and fakes."""
+"""Paths of roles that no process of the run loads: the run's own engine, servers, and fakes."""
 
 import json
 from pathlib import Path
@@ -8,50 +8,58 @@ from urllib.parse import parse_qs, urlsplit
 from postgrad.errors import ConfigError, did_you_mean
 from postgrad.methods.base import LIVE
 
-FAKE = "fake:"  # the path of a role that always says the text that follows
+FAKE = "fake:"  # begins the path of a role that always answers with the text after it
+SCHEMES = ("http://", "https://")
 
 
-def is_elsewhere(path: str) -> bool:
+def is_remote_role(path: str) -> bool:
+    """Returns whether a role's path is not a model that this run loads."""
     return path == LIVE or path.startswith(FAKE) or is_served(path)
 
 
 def is_served(path: str) -> bool:
-    return path.startswith(("http://", "https://")) or path.partition("#")[0].endswith(".json")
+    """Returns whether a role's path is a server's URL or an entry of a mapping file."""
+    return path.startswith(SCHEMES) or path.partition("#")[0].endswith(".json")
 
 
-def served(path: str) -> tuple[str, str]:
-    """The address http://host:port/v1#model of a served model, and where its tokenizer is: `?tokenizer=PATH`, else the model's name.
+def parse_served_path(path: str) -> tuple[str, str]:
+    """Returns the URL http://host:port/v1#model of a served model, and the path of its tokenizer.
 
-    A mapping file, `servers.json#model`, says {"model": {"local_host": ..., "port": ..., "served_model_name": ..., "tokenizer": ...}};
-    without a tokenizer its names are where the tokenizers are. Raises ConfigError.
+    A URL names its tokenizer with `?tokenizer=PATH`; the default is the model's name.
+    An entry of a mapping file is `servers.json#model`. The file has
+    {"model": {"local_host": ..., "port": ..., "served_model_name": ..., "tokenizer": ...}};
+    the default tokenizer is the entry's name.
+
+    Raises: ConfigError for a file or an entry that cannot be used.
     """
-    if path.startswith(("http://", "https://")):
-        parts = urlsplit(path)
-        named = parse_qs(parts.query).get("tokenizer", [parts.fragment])[0]
-        return f"{parts.scheme}://{parts.netloc}{parts.path}#{parts.fragment}", named
+    if path.startswith(SCHEMES):
+        url = urlsplit(path)
+        tokenizer = parse_qs(url.query).get("tokenizer", [url.fragment])[0]
+        return f"{url.scheme}://{url.netloc}{url.path}#{url.fragment}", tokenizer
     file, _, name = path.partition("#")
-    entry = _entry(file, name)
+    entry = _read_entry(file, name)
     try:
-        model = entry.get("served_model_name") or name
-        return f"http://{entry['local_host']}:{int(entry['port'])}/v1#{model}", str(
-            entry.get("tokenizer") or name
-        )
+        host = entry["local_host"]
+        port = int(entry["port"])
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(
             f"{file}: {name} needs local_host and a port that is a number ({error})"
         ) from error
+    model = entry.get("served_model_name") or name
+    return f"http://{host}:{port}/v1#{model}", str(entry.get("tokenizer") or name)
 
 
-def _entry(file: str, name: str) -> dict[str, Any]:
+def _read_entry(file: str, name: str) -> dict[str, Any]:
     try:
-        known = json.loads(Path(file).expanduser().read_text())
+        entries = json.loads(Path(file).expanduser().read_text())
     except OSError as error:
         raise ConfigError(
-            f"{file}: {error.strerror}; name a mapping file of servers that is there"
+            f"{file}: {error.strerror}; give an existing mapping file of servers"
         ) from error
     except ValueError as error:
         raise ConfigError(f"{file} is not JSON: {error}") from error
-    if not isinstance(known, dict) or not isinstance(known.get(name), dict):
-        names = known if isinstance(known, dict) else {}
-        raise ConfigError(f"{file} has no model {name!r}; {did_you_mean(name, names)}")
-    return known[name]
+    if not isinstance(entries, dict):
+        entries = {}
+    if not isinstance(entries.get(name), dict):
+        raise ConfigError(f"{file} has no model {name!r}; {did_you_mean(name, entries)}")
+    return entries[name]

@@ -1,10 +1,11 @@
-"""A verifier pool on another machine: what an actor of the cluster holds. Imports no torch; what crosses is JSON."""
+"""The actor on Ray that runs verifiers. Imports no torch; messages are JSON."""
 
 import json
 import os
 import sys
 from pathlib import Path
 
+from postgrad.cluster.ports import to_exception
 from postgrad.errors import ConfigError, RunError
 from postgrad.problem import Failure, Problem, Score
 from postgrad.verifiers.child import decode_problem, encode
@@ -12,7 +13,11 @@ from postgrad.verifiers.pool import VerifierPool
 
 
 class VerifierActor:
-    """A pool with child processes of its own. `folder` and `paths` are the driver's: verifiers are looked for where it finds them."""
+    """An actor with its own pool of verifier processes.
+
+    `folder` and `paths` are the driver's working directory and import paths, so that a user's
+    verifier is found as on the driver.
+    """
 
     def __init__(self, workers: int, timeout_s: float, folder: str, paths: list[str]) -> None:
         if Path(folder).is_dir():
@@ -21,43 +26,46 @@ class VerifierActor:
         self.pool = VerifierPool(workers, timeout_s)
 
     def ready(self) -> bytes:
-        """Answers once the actor is there."""
+        """Returns as soon as the actor runs."""
         return b""
 
-    def verify(self, chunk: bytes) -> bytes:
-        """The verdicts of a chunk, or ["config" | "error", words]."""
-        message = json.loads(chunk)
-        problems = [decode_problem(data) for data in message["problems"]]
-        items = [(response, problems[index]) for index, response, _ in message["items"]]
+    def verify(self, message: bytes) -> bytes:
+        """Returns ["ok", verdicts] of an encoded chunk, or ["config" | "error", message]."""
+        chunk = json.loads(message)
+        problems = [decode_problem(data) for data in chunk["problems"]]
+        items = [(response, problems[index]) for index, response, _ in chunk["items"]]
+        names = [name for _, _, name in chunk["items"]]
         try:
-            found = self.pool.verify(items, [name for _, _, name in message["items"]])
-        except (ConfigError, RunError) as error:
-            return encode(["config" if isinstance(error, ConfigError) else "error", str(error)])
-        return encode(
-            [
-                "ok",
-                [[v.value, v.parts] if isinstance(v, Score) else [v.kind, v.reason] for v in found],
-            ]
-        )
+            verdicts = self.pool.verify(items, names)
+        except ConfigError as error:
+            return encode(["config", str(error)])
+        except RunError as error:
+            return encode(["error", str(error)])
+        return encode(["ok", [_verdict_to_json(verdict) for verdict in verdicts]])
 
 
-def chunk_of(items: list[tuple[str, Problem]], names: list[str]) -> bytes:
-    """The message for these items; a problem that several of them share travels once."""
+def _verdict_to_json(verdict: Score | Failure) -> list[object]:
+    if isinstance(verdict, Score):
+        return [verdict.value, verdict.parts]
+    return [verdict.kind, verdict.reason]
+
+
+def encode_chunk(items: list[tuple[str, Problem]], names: list[str]) -> bytes:
+    """Returns the message for (response, problem) items; a shared problem is sent once."""
     problems = {id(problem): problem for _, problem in items}
-    numbers = {key: i for i, key in enumerate(problems)}
-    plain = [
-        [numbers[id(problem)], response, name]
-        for (response, problem), name in zip(items, names, strict=True)
-    ]
-    return encode({"problems": [vars(problem) for problem in problems.values()], "items": plain})
+    index_of = {key: index for index, key in enumerate(problems)}
+    rows: list[list[object]] = []
+    for (response, problem), name in zip(items, names, strict=True):
+        rows.append([index_of[id(problem)], response, name])
+    return encode({"problems": [vars(problem) for problem in problems.values()], "items": rows})
 
 
-def verdicts_of(answer: bytes) -> list[Score | Failure]:
-    """What an actor found. Raises its ConfigError or RunError."""
-    kind, found = json.loads(answer)
-    if kind != "ok":
-        raise ConfigError(found) if kind == "config" else RunError(found)
+def decode_verdicts(message: bytes) -> list[Score | Failure]:
+    """Returns the verdicts of an actor. Raises the actor's ConfigError or RunError."""
+    status, verdicts = json.loads(message)
+    if status != "ok":
+        raise to_exception(status, verdicts)
     return [
         Failure(first, second) if isinstance(first, str) else Score(first, second)
-        for first, second in found
+        for first, second in verdicts
     ]

@@ -1,7 +1,8 @@
-"""Verifiers as actors on a Ray cluster, behind the port of verifiers/pool.py: the same verdicts, on the cores of other machines.
+"""Verifiers in actors on Ray, with the interface and the verdicts of verifiers/pool.py.
 
-Each actor keeps a pool of killable children of its own, so the limits of time and memory are those of a local run. An actor that dies or
-falls silent is made anew, and what it held is judged again, one response at a time: only one that loses a second actor fails.
+Each actor has its own pool of child processes, so time and memory limits are those of a local
+run. An actor that dies or does not answer is restarted, and its responses are scored again, one
+per message. A response that loses two actors becomes a Failure.
 """
 
 import sys
@@ -12,140 +13,148 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from postgrad.cluster.child_process import START_S
-from postgrad.cluster.ray_backend import VERIFIER, Actors, Worker, WorkerLost
-from postgrad.cluster.verifier_actor import VerifierActor, chunk_of, verdicts_of
+from postgrad.cluster.actor_pool import ActorPool, Worker, WorkerLost
+from postgrad.cluster.ray_resources import VERIFIER
+from postgrad.cluster.remote_ports import START_S
+from postgrad.cluster.verifier_actor import VerifierActor, decode_verdicts, encode_chunk
 from postgrad.config.schema import Config
 from postgrad.errors import RunError
 from postgrad.problem import Failure, Problem, Score
 from postgrad.verifiers.lookup import find_verifier
 from postgrad.verifiers.pool import MAX_CHUNK
 
+CHUNKS_PER_WORKER = 4  # of the waiting responses, so that the actors finish together
+
+Items = Sequence[tuple[str, Problem]]  # responses and their problems
+
 
 @dataclass
-class Held:
-    """The responses (by position) that an actor judges now, and until when."""
+class Assignment:
+    """The responses, by index, that a worker scores now, and the time limit."""
 
-    member: Worker
-    positions: list[int]
+    worker: Worker
+    indices: list[int]
     limit_s: float
     deadline: float
 
 
-class Verifiers(Actors):
-    """cluster.pools.verifier actors, each with reward.workers child processes. Calls from several threads take turns."""
+class RayVerifierPool(ActorPool):
+    """cluster.pools.verifier actors with reward.workers child processes each.
+
+    Calls from several threads wait for each other.
+
+    Raises: RunError if the actors cannot start.
+    """
 
     def __init__(self, ray: Any, config: Config) -> None:
         self.reward = config.reward
-        self.seconds: dict[str, float] = {}
-        self.closed = False
+        self.time_limits: dict[str, float] = {}  # verifier -> seconds per response
+        self.is_closed = False
         super().__init__(ray, config, VERIFIER, config.cluster.pools[VERIFIER], [])
         try:
-            self._await(self.members)
+            self._wait_ready(self.workers)
         except BaseException:
             self.close()
             raise
 
-    def make(self) -> Any:
-        reward, here = self.reward, str(Path.cwd())
+    def create_actor(self) -> Any:
+        folder = str(Path.cwd())
+        paths = [path or folder for path in sys.path]
         actor = self.ray.remote(VerifierActor).options(
-            **self.needs, max_restarts=0, max_concurrency=1
+            **self.resources, max_restarts=0, max_concurrency=1
         )
-        return actor.remote(
-            reward.workers, reward.timeout_s, here, [path or here for path in sys.path]
-        )
+        return actor.remote(self.reward.workers, self.reward.timeout_s, folder, paths)
 
     def close(self) -> None:
-        self.closed = True
+        self.is_closed = True
         super().close()
 
-    def verify(
-        self, items: Sequence[tuple[str, Problem]], verifier_names: Sequence[str]
-    ) -> list[Score | Failure]:
-        """A Score or a Failure for each (response, problem), in order, as VerifierPool.verify gives them."""
-        for name in set(verifier_names) - set(self.seconds):
-            self.seconds[name] = max(self.reward.timeout_s, find_verifier(name).time_limit_s)
+    def verify(self, items: Items, verifier_names: Sequence[str]) -> list[Score | Failure]:
+        """Returns a Score or a Failure per (response, problem), in order."""
+        for name in set(verifier_names) - set(self.time_limits):
+            limit_s = find_verifier(name).time_limit_s
+            self.time_limits[name] = max(self.reward.timeout_s, limit_s)
         with self.lock:
             return self._verify(items, verifier_names)
 
-    def _verify(
-        self, items: Sequence[tuple[str, Problem]], names: Sequence[str]
-    ) -> list[Score | Failure]:
-        waiting, alone = (
-            deque(range(len(items))),
-            deque[int](),
-        )  # alone: what an actor held that was lost
-        idle, busy = deque(self.members), dict[Any, Held]()
+    def _verify(self, items: Items, names: Sequence[str]) -> list[Score | Failure]:
+        waiting = deque(range(len(items)))
+        retries: deque[int] = deque()  # responses of a lost worker, scored one per message
+        idle = deque(self.workers)
+        busy: dict[Any, Assignment] = {}
         results: dict[int, Score | Failure] = {}
         retried: set[int] = set()
-        while waiting or alone or busy:
-            while idle and (waiting or alone):
-                # Chunks shrink towards the end, so that the actors finish together.
-                size = min(
-                    MAX_CHUNK * self.reward.workers,
-                    -(-len(waiting) // (4 * len(self.members))),
-                )
-                chosen = [waiting.popleft() for _ in range(size)] or [alone.popleft()]
-                reference, held = self._hand(idle.popleft(), chosen, items, names)
-                busy[reference] = held
-            reference, there = self._next(busy)
-            held = busy.pop(reference)
+        while waiting or retries or busy:
+            while idle and (waiting or retries):
+                indices = self._next_chunk(waiting) or [retries.popleft()]
+                reference, assignment = self._assign(idle.popleft(), indices, items, names)
+                busy[reference] = assignment
+            reference, is_ready = self._wait_any(busy)
+            assignment = busy.pop(reference)
             try:
-                if not there:
-                    raise WorkerLost(
-                        held.member,
-                        f"did not answer verify within {held.limit_s:g} s; it was stopped",
-                    )
-                _, _, answer = next(self.arrived({reference: held.member}, "verify", self.wait_s))
-                results |= zip(held.positions, verdicts_of(answer), strict=True)
+                verdicts = self._receive(reference, assignment, is_ready)
+                results.update(zip(assignment.indices, verdicts, strict=True))
             except WorkerLost as lost:
-                self._renew(held.member, lost)
-                if retried.issuperset(held.positions):
-                    results |= {
-                        position: Failure("crash", str(lost)) for position in held.positions
-                    }
+                self._restart(assignment.worker, lost)
+                if retried.issuperset(assignment.indices):
+                    for index in assignment.indices:
+                        results[index] = Failure("crash", str(lost))
                 else:
-                    retried |= set(held.positions)
-                    alone.extend(held.positions)
-            idle.append(held.member)
-        return [results[position] for position in range(len(items))]
+                    retried.update(assignment.indices)
+                    retries.extend(assignment.indices)
+            idle.append(assignment.worker)
+        return [results[index] for index in range(len(items))]
 
-    def _hand(
-        self,
-        member: Worker,
-        positions: list[int],
-        items: Sequence[tuple[str, Problem]],
-        names: Sequence[str],
-    ) -> tuple[Any, Held]:
-        """Send these responses; their time limits are kept over there, so here all of them and cluster.wait_s are waited for."""
-        chosen = [names[position] for position in positions]
-        limit_s = self.wait_s + sum(self.seconds[name] for name in chosen)
-        reference = member.handle.verify.remote(
-            chunk_of([items[position] for position in positions], chosen)
-        )
-        return reference, Held(member, positions, limit_s, time.monotonic() + limit_s)
+    def _next_chunk(self, waiting: deque[int]) -> list[int]:
+        """Removes and returns the next responses to score; empty if none are waiting."""
+        share = -(-len(waiting) // (CHUNKS_PER_WORKER * len(self.workers)))
+        size = min(MAX_CHUNK * self.reward.workers, share)
+        return [waiting.popleft() for _ in range(size)]
 
-    def _next(self, busy: dict[Any, Held]) -> tuple[Any, bool]:
-        """(the answer that is there first, True), or (one whose time is over, False)."""
-        soonest = min(busy, key=lambda reference: busy[reference].deadline)
-        done, _ = self.ray.wait(
-            list(busy), num_returns=1, timeout=max(0.0, busy[soonest].deadline - time.monotonic())
-        )
-        return (done[0], True) if done else (soonest, False)
+    def _assign(
+        self, worker: Worker, indices: list[int], items: Items, names: Sequence[str]
+    ) -> tuple[Any, Assignment]:
+        """Sends responses to a worker; returns the reference of its verdicts.
 
-    def _renew(self, member: Worker, lost: WorkerLost) -> None:
-        if self.closed:
-            raise RunError("the verifiers are closed") from lost
-        self.ray.kill(member.handle)
-        print(f"{lost}; it is started anew, and what it held is judged again", file=sys.stderr)
-        member.handle = self.make()
-        self._await([member])
+        The actor enforces the limit of each response, so the driver waits for their sum and
+        cluster.wait_s.
+        """
+        own_names = [names[index] for index in indices]
+        limit_s = self.wait_s + sum(self.time_limits[name] for name in own_names)
+        message = encode_chunk([items[index] for index in indices], own_names)
+        reference = worker.handle.verify.remote(message)
+        return reference, Assignment(worker, indices, limit_s, time.monotonic() + limit_s)
 
-    def _await(self, members: Sequence[Worker]) -> None:
+    def _wait_any(self, busy: dict[Any, Assignment]) -> tuple[Any, bool]:
+        """Returns (first finished reference, True), or (one past its deadline, False)."""
+        earliest = min(busy, key=lambda reference: busy[reference].deadline)
+        timeout_s = max(0.0, busy[earliest].deadline - time.monotonic())
+        ready, _ = self.ray.wait(list(busy), num_returns=1, timeout=timeout_s)
+        return (ready[0], True) if ready else (earliest, False)
+
+    def _receive(
+        self, reference: Any, assignment: Assignment, is_ready: bool
+    ) -> list[Score | Failure]:
+        if not is_ready:
+            raise WorkerLost(
+                assignment.worker,
+                f"did not answer verify within {assignment.limit_s:g} s and was stopped",
+            )
+        answer = self.wait(reference, assignment.worker, "verify", self.wait_s)
+        return decode_verdicts(answer)
+
+    def _restart(self, worker: Worker, lost: WorkerLost) -> None:
+        if self.is_closed:
+            raise RunError("the verifier pool is closed") from lost
+        self.ray.kill(worker.handle)
+        print(f"{lost}; restarting it and scoring its responses again", file=sys.stderr)
+        worker.handle = self.create_actor()
+        self._wait_ready([worker])
+
+    def _wait_ready(self, workers: Sequence[Worker]) -> None:
+        pending = {worker.handle.ready.remote(): worker for worker in workers}
         try:
-            for _ in self.arrived(
-                {member.handle.ready.remote(): member for member in members}, "start", START_S
-            ):
+            for _ in self.wait_all(pending, "start", START_S):
                 pass
         except WorkerLost as lost:
             raise RunError(f"{lost}; the same command continues the run") from lost

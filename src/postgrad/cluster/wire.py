@@ -1,6 +1,7 @@
-"""What crosses a process boundary: plain values, tensors, batches and the engine's dataclasses, as one block of bytes.
+"""Values as bytes, for other processes: plain values, tensors, batches, the engine's dataclasses.
 
-Tensors travel as safetensors, everything else as JSON; nothing is pickled, so a peer can never make this process run code.
+Tensors are encoded as safetensors, everything else as JSON. Nothing is pickled, so a message
+cannot run code.
 """
 
 import dataclasses
@@ -22,21 +23,23 @@ DATACLASSES: dict[str, type] = {
 
 
 def encode(value: Any) -> bytes:
-    """Bytes of a nested value."""
+    """Returns a nested value as bytes. Raises TypeError for a type that cannot be sent."""
     tensors: dict[str, Tensor] = {}
-    plain = json.dumps(_flatten(value, tensors)).encode()
-    block = save_tensors(tensors) if tensors else b""
-    return len(plain).to_bytes(8, "little") + plain + block
+    plain = json.dumps(_to_json(value, tensors)).encode()
+    tensor_bytes = save_tensors(tensors) if tensors else b""
+    return len(plain).to_bytes(8, "little") + plain + tensor_bytes
 
 
 def decode(data: bytes) -> Any:
-    """The value that encode() was given."""
-    size = int.from_bytes(data[:8], "little")
-    tensors = load_tensors(data[8 + size :]) if len(data) > 8 + size else {}
-    return _restore(json.loads(data[8 : 8 + size]), tensors)
+    """Returns the value that `encode` was given."""
+    start = 8
+    end = start + int.from_bytes(data[:start], "little")
+    tensors = load_tensors(data[end:]) if len(data) > end else {}
+    return _from_json(json.loads(data[start:end]), tensors)
 
 
-def _flatten(value: Any, tensors: dict[str, Tensor]) -> Any:
+def _to_json(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """Returns the value as JSON data; moves its tensors to `tensors`."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Tensor):
@@ -45,35 +48,34 @@ def _flatten(value: Any, tensors: dict[str, Tensor]) -> Any:
         return {"tensor": name}
     if isinstance(value, Batch):
         parts = [value.prompt, value.response, dict(value.tokens), dict(value.rows)]
-        return {"batch": [_flatten(part, tensors) for part in parts]}
+        return {"batch": [_to_json(part, tensors) for part in parts]}
     if dataclasses.is_dataclass(value) and DATACLASSES.get(type(value).__name__) is type(value):
-        fields = {f.name: _flatten(vars(value)[f.name], tensors) for f in dataclasses.fields(value)}
+        names = [field.name for field in dataclasses.fields(value)]
+        fields = {name: _to_json(vars(value)[name], tensors) for name in names}
         return {"object": type(value).__name__, "fields": fields}
     if isinstance(value, dict):
         for key in value:
-            if not isinstance(
-                key, str
-            ):  # JSON would make text of it, and the receiver would not find it again
+            if not isinstance(key, str):  # JSON would silently make it a string
                 raise TypeError(
-                    f"a dict with the key {key!r} cannot cross a process boundary; keys must be text"
+                    f"a dict with the key {key!r} cannot be sent to another process; "
+                    "keys must be strings"
                 )
-        return {"dict": {key: _flatten(item, tensors) for key, item in value.items()}}
+        return {"dict": {key: _to_json(item, tensors) for key, item in value.items()}}
     if isinstance(value, list | tuple):
-        return [_flatten(item, tensors) for item in value]
-    raise TypeError(f"{type(value).__name__} cannot cross a process boundary")
+        return [_to_json(item, tensors) for item in value]
+    raise TypeError(f"{type(value).__name__} cannot be sent to another process")
 
 
-def _restore(value: Any, tensors: dict[str, Tensor]) -> Any:
+def _from_json(value: Any, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, list):
-        return [_restore(item, tensors) for item in value]
+        return [_from_json(item, tensors) for item in value]
     if not isinstance(value, dict):
         return value
     if "tensor" in value:
         return tensors[value["tensor"]]
     if "batch" in value:
-        return Batch(*(_restore(part, tensors) for part in value["batch"]))
+        return Batch(*(_from_json(part, tensors) for part in value["batch"]))
     if "object" in value:
-        return DATACLASSES[value["object"]](
-            **{k: _restore(v, tensors) for k, v in value["fields"].items()}
-        )
-    return {key: _restore(item, tensors) for key, item in value["dict"].items()}
+        fields = {name: _from_json(item, tensors) for name, item in value["fields"].items()}
+        return DATACLASSES[value["object"]](**fields)
+    return {key: _from_json(item, tensors) for key, item in value["dict"].items()}

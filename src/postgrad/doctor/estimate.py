@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from postgrad.cluster.remote_roles import is_elsewhere
+from postgrad.cluster.remote_roles import is_remote_role
 from postgrad.config.schema import Config
 from postgrad.doctor import fit, probe, simulate
 from postgrad.doctor.machine import disk_free, memory_bytes
@@ -95,7 +95,7 @@ def _local_roles(config: Config, method: Method) -> dict[str, tuple[str, Any]]:
     """Return (kind, transformers configuration) of the models that load besides the policy."""
     roles: dict[str, tuple[str, Any]] = {}
     for name, role in method.all_roles().items():
-        if not is_elsewhere(role.path):
+        if not is_remote_role(role.path):
             model = replace(config.model, path=role.path or config.model.path)
             roles[name] = (role.kind, model_config(model, config.seed))
     return roles

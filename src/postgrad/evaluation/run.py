@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from postgrad.cluster import place_chat, place_engine
+from postgrad.cluster.backends import open_engine
+from postgrad.cluster.generators import open_chat
 from postgrad.errors import RunError
 from postgrad.evaluation import folder as files
 from postgrad.evaluation.alpaca import is_alpaca, write_answers
@@ -83,7 +84,7 @@ def evaluate(plan: Plan, progress: Progress) -> dict[str, Any]:
         speed: dict[str, Any] = {}
         if any(num_done[name] < len(problems) for name, problems in plan.sets.items()):
             progress.loading(plan)
-            engine = TimedEngine(stack.enter_context(place_engine(engine_config(config))))
+            engine = TimedEngine(stack.enter_context(open_engine(engine_config(config))))
             models = {"judge": _open_judge(plan, engine.engine)} if plan.is_judged else {}
             if stored is None:
                 stack.enter_context(files.locked_folder(folder, plan.identity))
@@ -106,7 +107,7 @@ def _resume(plan: Plan, name: str) -> int:
 def _open_judge(plan: Plan, engine: Engine) -> Any:
     judge = plan.config.reward.judge
     settings = engine_config(plan.config)
-    return place_chat(settings, judge.model, engine, plan.config.data.template, judge.concurrency)
+    return open_chat(settings, judge.model, engine, plan.config.data.template, judge.concurrency)
 
 
 def _evaluate_set(

@@ -5,7 +5,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from postgrad.cluster import place
+from postgrad.cluster.backends import open_models
 from postgrad.config.schema import Config
 from postgrad.methods.base import Method, Ports
 from postgrad.methods.support.judging import connect_scorer
@@ -43,15 +43,15 @@ def open_run(method: Method, inputs: Inputs, reporter: Reporter) -> Iterator[Ope
         if exists:
             stack.enter_context(run.locked_folder(folder))
         scorer = stack.enter_context(inputs.scorer)
-        placed = stack.enter_context(place(config))
+        models = stack.enter_context(open_models(config))
         if not exists:
             stack.enter_context(run.locked_folder(folder, new=True))
         run.create_folder(config)
         inputs.prompts.save(folder / "tokenizer.json")
         events = stack.enter_context(Events(folder))
-        connect_scorer(config, scorer, placed.models, folder)
+        connect_scorer(config, scorer, models.models, folder)
         ports = Ports(
-            placed.policy, placed.engine, scorer, inputs.prompts, placed.models, inputs.turns
+            models.policy, models.engine, scorer, inputs.prompts, models.models, inputs.turns
         )
         method.bind(ports)
         reporters = MultiReporter(events, reporter, *tracker_reporters(config))

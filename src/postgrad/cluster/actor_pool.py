@@ -1,0 +1,161 @@
+"""Creates actors on Ray, calls them and waits for them.
+
+A wait has a time limit and names the worker: a death is noticed within seconds, a worker that
+does not answer after cluster.wait_s.
+"""
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from postgrad.cluster.rank_actor import RankActor
+from postgrad.cluster.ray_connection import first_line
+from postgrad.cluster.ray_resources import actor_resources
+from postgrad.config.compose import to_yaml
+from postgrad.config.schema import Config, EngineConfig
+from postgrad.errors import RunError
+
+
+class Worker:
+    """An actor with its name; `handle` changes when the actor is restarted."""
+
+    def __init__(self, name: str, handle: Any) -> None:
+        self.name = name
+        self.handle = handle
+
+
+class WorkerLost(Exception):
+    """A worker died or did not answer in time."""
+
+    def __init__(self, worker: Worker, reason: str) -> None:
+        super().__init__(f"the {worker.name} worker {reason}")
+        self.worker = worker
+
+
+class Deadline:
+    """A point in time that can be moved closer."""
+
+    def __init__(self, limit_s: float) -> None:
+        self.time = time.monotonic() + limit_s
+
+    def shorten(self, limit_s: float) -> None:
+        """Moves the deadline to `limit_s` seconds from now, if that is earlier."""
+        self.time = min(self.time, time.monotonic() + limit_s)
+
+    def remaining_s(self) -> float:
+        return max(0.0, self.time - time.monotonic())
+
+
+class ActorPool:
+    """Workers of one kind. Subclasses say how a call is distributed over them.
+
+    Args:
+        ray: the connected ray module.
+        config: the settings that the actors build their models from.
+        label: name of the pool in messages, such as "policy".
+        size: number of workers.
+        port_names: the ports that each worker holds.
+    """
+
+    def __init__(
+        self,
+        ray: Any,
+        config: Config | EngineConfig,
+        label: str,
+        size: int,
+        port_names: Sequence[str],
+    ) -> None:
+        self.ray = ray
+        self.config = config
+        self.label = label
+        self.port_names = list(port_names)
+        self.config_ref = ray.put(to_yaml(config))
+        self.wait_s = config.cluster.wait_s
+        self.resources = actor_resources(config, label, ray.cluster_resources())
+        self.lock = threading.RLock()
+        self.workers: list[Worker] = []
+        for number in range(size):
+            name = f"{label} {number}" if size > 1 else label
+            self.workers.append(Worker(name, self.create_actor()))
+
+    def call(self, port: str, method: str, *arguments: Any) -> Any:
+        raise NotImplementedError
+
+    def create_actor(self) -> Any:
+        """Returns the handle of a new actor."""
+        actor = self.ray.remote(RankActor)
+        return actor.options(**self.resources, max_restarts=0, max_concurrency=1).remote()
+
+    def send(
+        self, worker: Worker, request: bytes | Any, parts: Sequence[Any] = ()
+    ) -> tuple[Any, Any]:
+        """Sends a call; returns the references of its status and of its result."""
+        return worker.handle.call.options(num_returns=2).remote(request, *parts)
+
+    def wait_all(
+        self,
+        pending: dict[Any, Worker],
+        call_name: str,
+        limit_s: float,
+        deadline: Deadline | None = None,
+    ) -> Iterator[Any]:
+        """Yields the values of the references in the order of their arrival.
+
+        Raises:
+            WorkerLost: a worker died, or did not answer within `limit_s` or the deadline.
+            RunError: Ray could not run the call.
+        """
+        pending = dict(pending)
+        deadline = deadline or Deadline(limit_s)
+        while pending:
+            ready, _ = self.ray.wait(list(pending), num_returns=1, timeout=deadline.remaining_s())
+            if not ready:
+                worker = next(iter(pending.values()))
+                setting = " (cluster.wait_s)" if limit_s == self.wait_s else ""
+                raise WorkerLost(
+                    worker,
+                    f"did not answer {call_name} within {limit_s:g} s{setting} and was stopped",
+                )
+            worker = pending.pop(ready[0])
+            try:
+                value = self.ray.get(ready[0])
+            except self.ray.exceptions.RayActorError as error:
+                raise WorkerLost(worker, f"died during {call_name}") from error
+            except self.ray.exceptions.RayError as error:
+                raise RunError(
+                    f"{call_name} on the {worker.name} worker: {first_line(error)}"
+                ) from error
+            yield value
+
+    def wait(self, reference: Any, worker: Worker, call_name: str, limit_s: float) -> Any:
+        """Returns the value of one reference. Raises as `wait_all` does."""
+        return next(self.wait_all({reference: worker}, call_name, limit_s))
+
+    def close(self) -> None:
+        """Kills all workers."""
+        for worker in self.workers:
+            self.ray.kill(worker.handle)
+
+
+def split_requests(requests: Sequence[Any], size: int) -> list[list[int]]:
+    """Returns the indices of the requests for each of `size` workers.
+
+    The numbers of samples per worker are nearly equal; a request is not split.
+    """
+    shares: list[list[int]] = [[] for _ in range(size)]
+    num_samples = [0] * size
+    largest_first = sorted(range(len(requests)), key=lambda i: (-len(requests[i].seeds), i))
+    for index in largest_first:
+        worker = num_samples.index(min(num_samples))
+        shares[worker].append(index)
+        num_samples[worker] += len(requests[index].seeds)
+    return [sorted(share) for share in shares]
+
+
+def merge_results(parts: Sequence[tuple[list[int], list[Any]]]) -> list[Any]:
+    """Returns the results of (indices, results) parts in the order of the requests."""
+    by_index: dict[int, Any] = {}
+    for indices, results in parts:
+        by_index.update(zip(indices, results, strict=True))
+    return [by_index[index] for index in sorted(by_index)]

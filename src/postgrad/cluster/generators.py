@@ -1,0 +1,100 @@
+"""Models that generate text for a role: loaded by the run, its own engine, a server, or a fake."""
+
+import dataclasses
+from typing import Any
+
+from postgrad.cluster.engines import engine_config
+from postgrad.cluster.host import GENERATING, load_role
+from postgrad.cluster.remote_roles import FAKE, is_remote_role, is_served, parse_served_path
+from postgrad.config.schema import Config, EngineConfig
+from postgrad.data.render import Prompts
+from postgrad.errors import ConfigError
+from postgrad.methods.base import LIVE, Role
+from postgrad.model.load import load_tokenizer, model_config
+from postgrad.rollout.engine import Engine
+from postgrad.rollout.fake import FakeEngine
+from postgrad.rollout.generator import Chat, Generator
+from postgrad.rollout.http import Address, HttpChat, HttpEngine
+from postgrad.rollout.native.engine import NativeEngine
+
+MAX_CALLS = 64  # concurrent calls to a served engine
+
+
+def open_chat(
+    config: EngineConfig, path: str, engine: Engine, template: str, concurrency: int
+) -> Chat:
+    """Returns the model that answers messages at a role's path, without the rest of a run.
+
+    It is a server's model, `engine` itself, or a model that is loaded in this process.
+
+    Args:
+        config: the settings of the engine of the run or the evaluation.
+        path: as of a role: a model path, http://host:8000/v1#model, policy:live, ...
+        engine: the engine of the run or the evaluation.
+        template: how messages become a prompt (data.template).
+        concurrency: maximum number of concurrent calls to a server.
+    """
+    model = None
+    if not is_remote_role(path):
+        loaded = load_role(config, "judge", path)
+        loaded.model.requires_grad_(False)
+        model = NativeEngine(loaded, config.rollout)
+    return _make_generator(config, Role("chat", path), engine, model, template, concurrency)
+
+
+def add_generators(
+    config: Config, roles: dict[str, Role], engine: Engine, models: dict[str, Any]
+) -> dict[str, Any]:
+    """Returns the models by role; those that generate text become a Generator or a Chat.
+
+    Raises: ConfigError that names the role.
+    """
+    settings = engine_config(config)
+    concurrency = config.reward.judge.concurrency
+    all_models = dict(models)
+    for name, role in roles.items():
+        if role.kind not in GENERATING:
+            continue
+        try:
+            all_models[name] = _make_generator(
+                settings, role, engine, models.get(name), config.data.template, concurrency
+            )
+        except ConfigError as error:
+            raise ConfigError(f"{name}: {error}") from error
+    return all_models
+
+
+def _make_generator(
+    config: EngineConfig, role: Role, engine: Engine, model: Any, template: str, concurrency: int
+) -> Any:
+    if is_served(role.path):
+        return _make_served(config, role, template, concurrency)
+    model_settings = config.model
+    if role.path and not is_remote_role(role.path):
+        model_settings = dataclasses.replace(config.model, path=role.path)
+    prompts = Prompts(load_tokenizer(model_settings, config.seed), template)
+    if role.path.startswith(FAKE):
+        response = prompts.encode_response(role.path.removeprefix(FAKE))
+        return Generator(FakeEngine(lambda prompt, seed: response), prompts)
+    architecture = model_config(model_settings, config.seed).get_text_config()
+    context = int(architecture.max_position_embeddings)
+    return Generator(engine if role.path == LIVE else model, prompts, context)
+
+
+def _make_served(config: EngineConfig, role: Role, template: str, concurrency: int) -> Any:
+    url, tokenizer_path = parse_served_path(role.path)
+    address = Address.parse(url)
+    if role.kind == "chat":
+        return HttpChat(address, config.cluster.wait_s, concurrency)
+    model_settings = dataclasses.replace(config.model, path=tokenizer_path)
+    try:
+        tokenizer = load_tokenizer(model_settings, config.seed)
+    except ConfigError as error:
+        raise ConfigError(
+            f"no tokenizer for the served model ({error}); "
+            "give its path: http://host:8000/v1?tokenizer=PATH#model"
+        ) from error
+    prompts = Prompts(tokenizer, template)
+    num_calls = min(MAX_CALLS, config.rollout.max_rows)
+    engine = HttpEngine(address, prompts, config.cluster.wait_s, num_calls)
+    return Generator(engine, prompts, engine.max_context)

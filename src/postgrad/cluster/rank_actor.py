@@ -1,0 +1,214 @@
+"""The actor on Ray that holds models: one rank of a sharded group, or an engine alone.
+
+Requests and results are bytes of wire.py; Ray moves them through its object store.
+"""
+
+import os
+import socket
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from postgrad.cluster.ports import Ports, attempt, call_port
+
+POLICY = "policy"
+ENGINE = "engine"
+
+
+class RankActor:
+    """An actor that answers calls to its ports.
+
+    It is created without models, so that a failed start returns an error instead of a dead
+    actor.
+    """
+
+    def __init__(self) -> None:
+        self.ports: Ports = {}
+        self.is_first = True
+        self.listener: socket.socket | None = None
+
+    def rendezvous_address(self) -> tuple[str, int]:
+        """Opens a port on this node's address, for the process group; returns host and port."""
+        import ray
+
+        host = ray.util.get_node_ip_address()
+        self.listener = socket.create_server((host, 0))
+        return host, self.listener.getsockname()[1]
+
+    def start(
+        self,
+        config: str,
+        port_names: list[str],
+        rank: int,
+        size: int,
+        address: tuple[str, int] | None,
+    ) -> bytes:
+        """Builds the models of `port_names` from the YAML `config`; returns [status, message].
+
+        `address` is the rendezvous of the `size` ranks. Without it, the actor joins no process
+        group and holds only models that generate text.
+        """
+        from postgrad.cluster.wire import encode
+
+        self.is_first = rank == 0
+        status, result = attempt(lambda: self._build(config, port_names, rank, size, address))
+        if status != "ok":
+            return encode([status, result])
+        self.ports = result
+        return encode(["ok", None])
+
+    def call(self, request: bytes, *parts: bytes) -> tuple[bytes, bytes]:
+        """Returns the encoded [status, message] and the encoded result.
+
+        `parts` are further arguments that were passed by reference. Results are equal on all
+        ranks, so only the first rank returns one. Generated text differs, so all return it.
+        """
+        from postgrad.cluster.wire import decode, encode
+
+        port, method, arguments = decode(request)
+        arguments = [*arguments, *map(decode, parts)]
+        status, result = call_port(self.ports, port, method, arguments)
+        if status != "ok":
+            return encode([status, result]), b""
+        if not self.is_first and method != "generate":
+            result = None
+        return encode(["ok", None]), encode(result)
+
+    def _build(
+        self,
+        text: str,
+        port_names: list[str],
+        rank: int,
+        size: int,
+        address: tuple[str, int] | None,
+    ) -> Ports:
+        from postgrad.cluster.engines import load_engine, read_engine_config
+        from postgrad.config.compose import from_yaml
+        from postgrad.methods import find_method
+        from postgrad.model.device import set_threads
+
+        if port_names == [ENGINE]:
+            return {ENGINE: ("engine", load_engine(read_engine_config(text)).engine)}
+        config = from_yaml(text, lambda name: find_method(name).Settings)
+        set_threads(config.model.threads)
+        if address is None:
+            return _build_generating(config, port_names)
+        ranks = self._init_process_group(config, rank, size, address)
+        return _build_sharded(config, port_names, ranks)
+
+    def _init_process_group(
+        self, config: Any, rank: int, size: int, address: tuple[str, int]
+    ) -> Any:
+        import torch.distributed as dist
+
+        from postgrad.model.device import choose_device
+        from postgrad.model.ranks import Ranks
+
+        device = choose_device(config.model.device)
+        timeout = timedelta(seconds=config.cluster.wait_s)
+        host, port = address
+        if host.startswith("127."):  # a cluster on one machine uses the loopback interface only
+            os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+            os.environ["NCCL_SOCKET_IFNAME"] = "lo"
+        descriptor = self.listener.detach() if self.listener is not None else None
+        store = dist.TCPStore(  # type: ignore[attr-defined]
+            host,
+            port,
+            size,
+            rank == 0,
+            timeout,
+            wait_for_workers=False,
+            master_listen_fd=descriptor,
+        )
+        backend = dist.get_default_backend_for_device(device)  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+        return Ranks.from_process_group(device, config.cluster.offload)
+
+
+class SyncedEngine:
+    """A rank's engine on a full copy of the sharded policy, updated when the weights changed."""
+
+    def __init__(self, engine: Any, model: Any, policy: Any) -> None:
+        self.engine = engine
+        self.model = model
+        self.policy = policy
+        self.weights_version = policy.weights_version
+
+    def generate(self, requests: Sequence[Any], sampling: Any) -> list[Any]:
+        if self.weights_version != self.policy.weights_version:
+            self.policy.copy_weights_to(self.model)
+            self.weights_version = self.policy.weights_version
+        return self.engine.generate(requests, sampling)
+
+    def publish(self, weights: dict[str, Any]) -> None:
+        """Does nothing: `generate` copies the policy's weights."""
+
+
+def _build_generating(config: Any, port_names: list[str]) -> Ports:
+    """Returns the ports of roles that generate text, each with a full copy of its model."""
+    from postgrad.cluster.host import build_role
+    from postgrad.methods import find_method
+
+    method = find_method(config.method.name)(config)
+    roles = method.all_roles()
+    ports: Ports = {}
+    for name in port_names:
+        ports[name] = (roles[name].kind, build_role(config, method, name, roles[name]))
+    return ports
+
+
+def _build_sharded(config: Any, port_names: list[str], ranks: Any) -> Ports:
+    """Returns the ports of models that are sharded over the ranks.
+
+    Models that generate text are not sharded: each rank has a full copy.
+    """
+    from postgrad.methods import find_method
+
+    method = find_method(config.method.name)(config)
+    roles = method.all_roles()
+    ports: Ports = {}
+    if POLICY in port_names:
+        ports[POLICY] = ("policy", _build_sharded_policy(config, method, ranks))
+    for name in port_names:
+        if name == ENGINE:
+            ports[ENGINE] = ("engine", _build_synced_engine(config, ports[POLICY][1]))
+        elif name != POLICY:
+            policy = ports[POLICY][1] if POLICY in ports else None
+            model = _build_sharded_role(config, method, name, roles[name], ranks, policy)
+            ports[name] = (roles[name].kind, model)
+    return ports
+
+
+def _build_sharded_policy(config: Any, method: Any, ranks: Any) -> Any:
+    from postgrad.cluster.host import load_policy
+    from postgrad.model.sharded import ShardedPolicy
+
+    # Loaded on the CPU: the device then gets this rank's shards only.
+    loaded = load_policy(config, method, device="cpu")
+    return ShardedPolicy(config, loaded, method, ranks)
+
+
+def _build_synced_engine(config: Any, policy: Any) -> Any:
+    from postgrad.cluster.engines import engine_config, load_engine
+
+    engine, loaded = load_engine(engine_config(config))
+    if loaded is None:  # the engine keeps its own weights
+        return engine
+    return SyncedEngine(engine, loaded.model, policy)
+
+
+def _build_sharded_role(
+    config: Any, method: Any, name: str, role: Any, ranks: Any, policy: Any
+) -> Any:
+    """Returns the model of a role; `policy` is the sharded policy of this actor, or None."""
+    from postgrad.cluster.host import GENERATING, build_role, is_base_model, load_role
+    from postgrad.model.sharded import ShardedBaseModel, ShardedCritic, ShardedFrozen
+
+    if role.kind in GENERATING:
+        return build_role(config, method, name, role)
+    if policy is not None and is_base_model(config, role):
+        return ShardedBaseModel(policy)
+    loaded = load_role(config, name, role.path or config.model.path, device="cpu")
+    if role.kind == "critic":
+        return ShardedCritic(config, loaded, method, role.lr, ranks)
+    return ShardedFrozen(config, loaded, ranks)

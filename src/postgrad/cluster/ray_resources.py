@@ -1,0 +1,48 @@
+"""CPU cores and GPUs that each actor on Ray needs."""
+
+from typing import Any
+
+from postgrad.config.schema import Config, EngineConfig
+from postgrad.errors import ConfigError
+from postgrad.model.device import is_gpu
+
+VERIFIER = "verifier"  # the name in cluster.pools of the actors that run verifiers
+
+
+def actor_resources(
+    config: Config | EngineConfig, name: str, cluster: dict[str, float]
+) -> dict[str, Any]:
+    """Returns the options of an actor: one GPU, or one CPU core per thread.
+
+    A verifier actor needs one core per child process. If the cluster has a custom resource
+    called `name`, the actor needs one of it, so that users can choose the actor's node.
+    """
+    if name == VERIFIER and isinstance(config, Config):
+        resources: dict[str, Any] = {"num_gpus": 0, "num_cpus": config.reward.workers}
+    elif is_gpu(config.model.device):
+        resources = {"num_gpus": 1, "num_cpus": 1}
+    else:
+        resources = {"num_gpus": 0, "num_cpus": config.model.threads}
+    if name in cluster:
+        resources["resources"] = {name: 1}
+    return resources
+
+
+def check_capacity(ray: Any, config: Config | EngineConfig, num_actors: int) -> None:
+    """Raises ConfigError if the cluster is too small; Ray itself would wait forever.
+
+    `num_actors` does not count verifier actors. An evaluation has none.
+    """
+    per_actor = actor_resources(config, "", {})
+    per_verifier = actor_resources(config, VERIFIER, {})
+    num_verifiers = config.cluster.pools.get(VERIFIER, 0) if isinstance(config, Config) else 0
+    available = ray.cluster_resources()
+    for key, resource, label in (("num_gpus", "GPU", "GPUs"), ("num_cpus", "CPU", "CPU cores")):
+        needed = num_actors * per_actor[key] + num_verifiers * per_verifier[key]
+        if needed > available.get(resource, 0.0):
+            raise ConfigError(
+                f"{num_actors + num_verifiers} workers (cluster.workers={config.cluster.workers}, "
+                f"cluster.engines={config.cluster.engines} and cluster.pools) need {needed:g} "
+                f"{label}, the Ray cluster has {available.get(resource, 0.0):g}; "
+                "use fewer, or join a larger cluster with cluster.address"
+            )

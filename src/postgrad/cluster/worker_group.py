@@ -1,0 +1,125 @@
+"""Workers on Ray that hold sharded models together."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from postgrad.cluster.actor_pool import (
+    ActorPool,
+    Deadline,
+    Worker,
+    WorkerLost,
+    merge_results,
+    split_requests,
+)
+from postgrad.cluster.ports import to_exception
+from postgrad.cluster.remote_ports import START_S
+from postgrad.cluster.weights_ref import WeightsRef
+from postgrad.cluster.wire import decode, encode
+from postgrad.config.schema import Config, EngineConfig
+from postgrad.errors import RunError
+
+# Limit for the other ranks after one has failed: they may wait for it in a collective operation.
+AFTER_FAILURE_S = 5.0
+
+
+class WorkerGroup(ActorPool):
+    """The ranks of sharded models. If one is lost, all are stopped and the run ends.
+
+    Raises: ConfigError or RunError if the ranks cannot start.
+    """
+
+    def __init__(
+        self,
+        ray: Any,
+        config: Config | EngineConfig,
+        label: str,
+        size: int,
+        port_names: Sequence[str],
+    ) -> None:
+        super().__init__(ray, config, label, size, port_names)
+        self.lost_reason = ""  # set when a worker is lost; no call can be answered then
+        try:
+            first = self.workers[0]
+            address = self._wait_or_stop(first.handle.rendezvous_address.remote(), first)
+            started: dict[Any, Worker] = {}
+            for rank, worker in enumerate(self.workers):
+                reference = worker.handle.start.remote(
+                    self.config_ref, self.port_names, rank, size, address
+                )
+                started[reference] = worker
+            self._check_statuses(started, "start", START_S)
+        except BaseException:
+            self.close()
+            raise
+
+    def call(self, port: str, method: str, *arguments: Any) -> Any:
+        """Calls all ranks; returns the first rank's result.
+
+        `generate` is distributed over the ranks. `weights` returns a WeightsRef.
+        """
+        call_name = f"{port}.{method}"
+        with self.lock:
+            if self.lost_reason:
+                raise RunError(f"{self.lost_reason}, so {call_name} has no workers")
+            if method == "generate":
+                return self._generate(port, *arguments)
+            parts: list[Any] = []
+            if arguments and isinstance(arguments[0], WeightsRef):
+                parts = [arguments[0].reference]
+                arguments = ()
+            request = self.ray.put(encode([port, method, list(arguments)]))
+            sent = {worker: self.send(worker, request, parts) for worker in self.workers}
+            statuses = {status: worker for worker, (status, _) in sent.items()}
+            self._check_statuses(statuses, call_name, self.wait_s)
+            first = self.workers[0]
+            _, result = sent[first]
+            if method == "weights":
+                return WeightsRef(self.ray, result)
+            return decode(self._wait_or_stop(result, first))
+
+    def _generate(self, port: str, requests: list[Any], sampling: Any) -> list[Any]:
+        shares = split_requests(requests, len(self.workers))
+        sent: dict[Worker, tuple[Any, Any]] = {}
+        for worker, share in zip(self.workers, shares, strict=True):
+            own_requests = [requests[index] for index in share]
+            sent[worker] = self.send(worker, encode([port, "generate", [own_requests, sampling]]))
+        statuses = {status: worker for worker, (status, _) in sent.items()}
+        self._check_statuses(statuses, f"{port}.generate", self.wait_s)
+        parts: list[tuple[list[int], list[Any]]] = []
+        for worker, share in zip(self.workers, shares, strict=True):
+            _, result = sent[worker]
+            parts.append((share, decode(self._wait_or_stop(result, worker))))
+        return merge_results(parts)
+
+    def _check_statuses(self, pending: dict[Any, Worker], call_name: str, limit_s: float) -> None:
+        """Waits for the status of every rank; raises the first failure.
+
+        After a failure the other ranks have AFTER_FAILURE_S seconds to answer.
+        """
+        failure: Exception | None = None
+        deadline = Deadline(limit_s)
+        try:
+            for value in self.wait_all(pending, call_name, limit_s, deadline):
+                status, message = decode(value)
+                if status != "ok" and failure is None:
+                    failure = to_exception(status, message)
+                    deadline.shorten(AFTER_FAILURE_S)
+        except WorkerLost as lost:
+            stopped = self._stop(lost)
+            if failure is None:
+                raise stopped from lost
+        if failure is not None:
+            raise failure
+
+    def _wait_or_stop(self, reference: Any, worker: Worker) -> Any:
+        """Returns the value of a reference; stops the group if the worker is lost."""
+        try:
+            return self.wait(reference, worker, "its answer", max(self.wait_s, START_S))
+        except WorkerLost as lost:
+            raise self._stop(lost) from lost
+
+    def _stop(self, lost: WorkerLost) -> RunError:
+        """Stops all workers; returns the error to raise."""
+        self.lost_reason = str(lost)
+        self.close()
+        return RunError(f"{lost}; the same command continues the run")

@@ -1,0 +1,77 @@
+"""Actors that the tests of a module reuse: importing torch in a new actor takes seconds."""
+
+from typing import Any
+
+from postgrad.cluster.actor_pool import ActorPool
+from postgrad.cluster.rank_actor import RankActor
+
+IDLE: list[Any] = []  # handles of actors without models
+
+
+class ReusableRank(RankActor):
+    """A rank that can drop its models, and fail, hang or die in a call."""
+
+    def reset(self) -> None:
+        import gc
+
+        import torch.distributed as dist
+
+        self.ports = {}
+        self.listener = None
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        gc.collect()
+
+    def die_at(self, port: str, method: str, times: int = 1, mark: str = "") -> None:
+        """Kills this actor in the `times`-th call of a port's method; touches the file `mark`."""
+        import os
+        import signal
+        from pathlib import Path
+
+        target = self.ports[port][1]
+        original = getattr(target, method)
+        num_calls = 0
+
+        def deadly(*arguments: Any) -> Any:
+            nonlocal num_calls
+            num_calls += 1
+            if num_calls == times:
+                if mark:
+                    Path(mark).touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return original(*arguments)
+
+        setattr(target, method, deadly)
+
+    def hang_at(self, port: str, method: str) -> None:
+        import time
+
+        setattr(self.ports[port][1], method, lambda *arguments: time.sleep(600))
+
+    def fail_at(self, port: str, method: str, message: str) -> None:
+        from postgrad.errors import RunError
+
+        def fail(*arguments: Any) -> Any:
+            raise RunError(message)
+
+        setattr(self.ports[port][1], method, fail)
+
+
+def create_actor(self: ActorPool) -> Any:
+    """Replaces ActorPool.create_actor: takes an idle actor if there is one."""
+    if IDLE:
+        return IDLE.pop()
+    return self.ray.remote(ReusableRank).options(num_cpus=1, max_restarts=0).remote()
+
+
+def close(self: ActorPool) -> None:
+    """Replaces ActorPool.close: keeps the actors that still answer."""
+    is_broken = bool(getattr(self, "lost_reason", ""))
+    for worker in self.workers:
+        try:
+            if is_broken:
+                raise RuntimeError("a rank was lost")
+            self.ray.get(worker.handle.reset.remote(), timeout=10)
+            IDLE.append(worker.handle)
+        except Exception:
+            self.ray.kill(worker.handle)
