@@ -17,6 +17,7 @@ from postgrad import files
 from postgrad.config.compose import compose
 from postgrad.config.schema import Config
 from postgrad.methods import find_method
+from postgrad.training.log import is_timing
 from postgrad.types import Batch, Trajectory
 
 NUM_TOKENS = 18  # of the tiny tokenizer; the last is the end
@@ -132,6 +133,14 @@ def same_completions(one: Any, other: Any, tolerance: float = 1e-4) -> bool:
 
 def metrics_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def metrics_without_timing(folder: Path) -> list[dict[str, Any]]:
+    """Return the lines of metrics.jsonl without what measures time or memory."""
+    return [
+        {name: value for name, value in line.items() if not is_timing(name)}
+        for line in metrics_of(folder)
+    ]
 
 
 def postgrad(

@@ -1,4 +1,4 @@
-"""Checkpoints written while the run goes on: the same bytes, whole or not at all, and an error that is told by name."""
+"""Checkpoints written while the run goes on: same bytes, complete or absent, errors reported."""
 
 import threading
 from pathlib import Path
@@ -18,7 +18,7 @@ SMALL = toy_run(steps=3)
 
 
 class SlowFile:
-    """A file whose writing waits until it may."""
+    """A file whose write waits for an event."""
 
     def __init__(self, path: Path, may: threading.Event, error: Exception | None = None) -> None:
         self.path, self.may, self.error = path, may, error
@@ -31,7 +31,7 @@ class SlowFile:
 
 
 class Model:
-    """A trained model whose disk is as slow as the test says."""
+    """A trained model whose disk is as slow as the test wants."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.behind, self.may, self.error = AsyncWriter(), threading.Event(), error
@@ -58,24 +58,26 @@ def state(step: int) -> State:
     return State(step, {"epoch": 0}, 0, {})
 
 
-def test_latest_moves_when_all_of_it_is_written(tmp_path):
-    model, told = Model(), []
-    writer = writer_of(tmp_path, model, told)
+def test_latest_is_updated_when_the_checkpoint_is_complete(tmp_path):
+    model = Model()
+    complete: list[Path] = []
+    writer = writer_of(tmp_path, model, complete)
     writer.save(state(1), None)
     writer.finish(wait=False)
-    assert checkpoint.latest(tmp_path) is None and told == [], "a kill now would leave nothing half"
+    assert checkpoint.latest(tmp_path) is None
+    assert complete == []
     model.may.set()
     writer.finish(wait=True)
-    assert checkpoint.latest(tmp_path) == tmp_path / "checkpoints" / "step-1" and told == [
-        tmp_path / "checkpoints" / "step-1"
-    ]
-    assert (tmp_path / "checkpoints" / "step-1" / "model").read_text() == "weights"
+    written = tmp_path / "checkpoints" / "step-1"
+    assert checkpoint.latest(tmp_path) == written
+    assert complete == [written]
+    assert (written / "model").read_text() == "weights"
     assert not list((tmp_path / "checkpoints").glob(".step*"))
     writer.finish(wait=True)
-    assert len(told) == 1
+    assert len(complete) == 1
 
 
-def test_the_next_save_waits_for_the_one_before(tmp_path):
+def test_next_save_waits_for_the_previous_one(tmp_path):
     model = Model()
     writer = writer_of(tmp_path, model)
     writer.save(state(1), None)
@@ -87,19 +89,15 @@ def test_the_next_save_waits_for_the_one_before(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("error", "overrides"),
+    ("error", "reason"),
     [
-        (
-            OSError(28, "No space left on device"),
-            r"step-2.* could not be written: No space left on device; earlier checkpoints are intact",
-        ),
-        (
-            ValueError("broken tensor"),
-            r"checkpoint .*step-2: writing failed: broken tensor; earlier checkpoints are intact",
-        ),
+        (OSError(28, "No space left on device"), "No space left on device"),
+        (ValueError("broken tensor"), "broken tensor"),
     ],
 )
-def test_an_error_of_the_writer_stops_the_run_by_name(tmp_path, error, overrides):
+def test_error_of_the_writer_is_a_run_error_and_leaves_the_previous_checkpoint(
+    tmp_path, error, reason
+):
     model = Model()
     model.may.set()
     writer = writer_of(tmp_path, model)
@@ -107,13 +105,13 @@ def test_an_error_of_the_writer_stops_the_run_by_name(tmp_path, error, overrides
     writer.finish(wait=True)
     model.error = error
     writer.save(state(2), None)
-    with pytest.raises(RunError, match=overrides):
+    with pytest.raises(RunError, match=rf"checkpoint .*step-2.*{reason}"):
         writer.finish(wait=True)
     assert checkpoint.latest(tmp_path) == tmp_path / "checkpoints" / "step-1"
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["latest", "step-1"]
 
 
-def test_a_local_run_that_saves_behind_itself_writes_the_same_bytes(tiny, tmp_path):
+def test_asynchronous_saves_write_the_same_bytes(tiny, tmp_path):
     for name, more in {
         "at-once": "training.async_save=false",
         "behind": "training.async_save=true",

@@ -7,13 +7,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from world import config_of, metrics_of, overrides_of, toy_run, tree
+from world import config_of, metrics_without_timing, overrides_of, toy_run, tree
 
 from postgrad.cli.main import main
 from postgrad.errors import ConfigError, RunError
 from postgrad.training import checkpoint, run, setup
 from postgrad.training.driver import train
-from postgrad.training.log import RunLog, is_timing
+from postgrad.training.log import RunLog
 from postgrad.training.report import Reporter
 
 SMALL = (
@@ -24,7 +24,7 @@ SMALL = (
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """A folder with data files, good and bad; the run folders would come below it."""
+    """The working folder, with good and bad data files."""
     (tmp_path / "empty.jsonl").write_text("")
     (tmp_path / "wrong.jsonl").write_text('{"color": "blue", "size": 3}\n')
     (tmp_path / "cut.jsonl").write_text('{"prompt": "1+1="\n')
@@ -51,7 +51,8 @@ def home(tmp_path, monkeypatch):
     return tmp_path
 
 
-def failing(home, capsys, model, *overrides, recipe="grpo") -> tuple[int, str]:
+def train_and_fail(home, capsys, model, *overrides, recipe="grpo") -> tuple[int, str]:
+    """Return the exit code and the line of an error; exit code 2 must write nothing."""
     before = tree(home)
     code = main(["train", recipe, *overrides_of(model, *SMALL, "runs=runs", *overrides)])
     err = capsys.readouterr().err
@@ -118,18 +119,16 @@ def failing(home, capsys, model, *overrides, recipe="grpo") -> tuple[int, str]:
     ],
     ids=lambda value: " ".join(value)[:50] if isinstance(value, list) else None,
 )
-def test_wrong_input_exits_with_2_and_leaves_the_folder_as_it_was(
-    home, capsys, tiny, overrides, parts
-):
+def test_wrong_input_exits_with_2_and_writes_nothing(home, capsys, tiny, overrides, parts):
     if "model.device=cuda" in overrides and __import__("torch").cuda.is_available():
         pytest.skip("there is a GPU here")
-    code, line = failing(home, capsys, tiny, *overrides)
+    code, line = train_and_fail(home, capsys, tiny, *overrides)
     assert code == 2, line
     for part in parts:
         assert part in line, line
 
 
-def test_a_problem_without_a_demonstration_is_named_by_sft(home, capsys, tiny):
+def test_sft_refuses_a_problem_without_demonstration(home, capsys, tiny):
     (home / "bare.jsonl").write_text(
         "".join(
             json.dumps(
@@ -143,14 +142,14 @@ def test_a_problem_without_a_demonstration_is_named_by_sft(home, capsys, tiny):
             for i in range(9)
         )
     )
-    code, line = failing(home, capsys, tiny, "data.train=bare.jsonl", recipe="sft")
+    code, line = train_and_fail(home, capsys, tiny, "data.train=bare.jsonl", recipe="sft")
     assert code == 2 and "has no demonstration" in line
 
 
-def test_a_pair_that_is_too_long_is_named_by_dpo_before_the_run(home, capsys, tiny):
+def test_dpo_refuses_pairs_that_are_too_long(home, capsys, tiny):
     rows = [{"prompt": f"{n}+1=", "chosen": "1", "rejected": "1" * n} for n in range(1, 10)]
     (home / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    code, line = failing(
+    code, line = train_and_fail(
         home, capsys, tiny, "data.train=pairs.jsonl", "rollout.max_response_tokens=7", recipe="dpo"
     )
     assert (
@@ -160,12 +159,13 @@ def test_a_pair_that_is_too_long_is_named_by_dpo_before_the_run(home, capsys, ti
     )
 
 
-def test_a_response_limit_beyond_the_models_context_is_named(home, capsys, tiny):
-    code, line = failing(home, capsys, tiny, "rollout.max_response_tokens=600")
+def test_response_limit_beyond_the_context_is_refused(home, capsys, tiny):
+    code, line = train_and_fail(home, capsys, tiny, "rollout.max_response_tokens=600")
     assert code in (1, 2) and "context of 512" in line and "rollout.max_response_tokens" in line
 
 
 def finished(model, home, *overrides) -> dict[str, bytes]:
+    """Train a run to its end and return its files."""
     train(
         config_of(
             "grpo", model, *SMALL, f"runs={home}/runs", "training.checkpoint_every=2", *overrides
@@ -175,7 +175,7 @@ def finished(model, home, *overrides) -> dict[str, bytes]:
     return tree(home / "runs")
 
 
-def test_a_run_folder_in_use_is_refused_and_left_alone(home, capsys, tiny):
+def test_run_folder_in_use_is_refused_and_unchanged(home, capsys, tiny):
     before = finished(tiny, home)
     with (home / "runs" / "test" / ".lock").open("r+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -198,11 +198,13 @@ def test_a_run_folder_in_use_is_refused_and_left_alone(home, capsys, tiny):
     ("over", "part"),
     [(False, "is in use by another process"), (True, "another process has created")],
 )
-def test_a_run_that_another_process_began_while_the_model_was_loaded_is_left_alone(
+def test_run_that_another_process_started_during_loading_is_unchanged(
     home, capsys, tiny, monkeypatch, over, part
 ):
-    """Both found no folder when they looked; the slower one must not write into the other's."""
-    place, before, lock = setup.place, {}, []
+    """Neither found a folder at first; the slower one must not write into the other's."""
+    place = setup.place
+    before = {}
+    lock = []
 
     def slow_place(config):
         monkeypatch.undo()
@@ -230,31 +232,33 @@ def test_a_run_that_another_process_began_while_the_model_was_loaded_is_left_alo
         file.close()
 
 
-def test_a_run_may_be_renamed_moved_and_made_longer(home, tiny):
-    """What it computes depends on none of the three, so a longer run and one that was continued are the same."""
+def test_run_may_be_renamed_moved_and_extended(home, tiny):
+    """The name, the folder and the number of steps do not change what it computes."""
     finished(tiny, home)
     (home / "moved").mkdir()
     (home / "runs" / "test").rename(home / "moved" / "other")
     more = ("training.steps=5", "training.checkpoint_every=5")
     train(config_of("grpo", tiny, *SMALL, f"runs={home}/moved", "name=other", *more), Reporter())
     train(config_of("grpo", tiny, *SMALL, f"runs={home}/whole", *more), Reporter())
-    assert steady(home / "moved" / "other") == steady(home / "whole" / "test")
+    assert metrics_without_timing(home / "moved" / "other") == metrics_without_timing(
+        home / "whole" / "test"
+    )
 
 
 @pytest.mark.parametrize(
     "word", ["optimizer.schedule=linear", "optimizer.schedule=cosine", "rollout.staleness=1"]
 )
-def test_a_run_whose_steps_depend_on_its_length_keeps_it(tmp_path, word):
+def test_run_whose_steps_depend_on_their_number_cannot_be_extended(tmp_path, word):
     overrides = (word, "cluster.backend=process", "cluster.engine_apart=true", f"runs={tmp_path}")
     run.create_folder(config_of("grpo", Path("tiny"), *SMALL, *overrides))
     with pytest.raises(ConfigError, match=r"training\.steps was 4, now 9"):
         run.resume_config(config_of("grpo", Path("tiny"), *SMALL, *overrides, "training.steps=9"))
 
 
-def test_the_model_of_a_run_in_a_chain_may_move_with_its_first_run(tmp_path):
-    chained = ("warmup.recipe=sft", f"runs={tmp_path}")
-    run.create_folder(config_of("grpo", tmp_path / "here", *SMALL, *chained))
-    run.resume_config(config_of("grpo", tmp_path / "there", *SMALL, *chained))
+def test_model_path_may_change_after_a_warmup_run_only(tmp_path):
+    with_warmup = ("warmup.recipe=sft", f"runs={tmp_path}")
+    run.create_folder(config_of("grpo", tmp_path / "here", *SMALL, *with_warmup))
+    run.resume_config(config_of("grpo", tmp_path / "there", *SMALL, *with_warmup))
     run.create_folder(
         config_of("grpo", tmp_path / "here", *SMALL, "name=alone", f"runs={tmp_path}")
     )
@@ -265,7 +269,7 @@ def test_the_model_of_a_run_in_a_chain_may_move_with_its_first_run(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "model: [", "a list", "model: 3\n", "\xff\xfe"])
-def test_a_damaged_configuration_of_a_run_is_one_line(tmp_path, text):
+def test_damaged_config_yaml_is_one_line(tmp_path, text):
     (tmp_path / "test").mkdir()
     (tmp_path / "test" / "config.yaml").write_bytes(text.encode("latin-1"))
     with pytest.raises(ConfigError, match=r"test/config\.yaml .*use another name=") as caught:
@@ -281,7 +285,7 @@ def test_a_damaged_configuration_of_a_run_is_one_line(tmp_path, text):
         ("method.aggregation=token-sum", "method.aggregation was token-mean, now token-sum"),
     ],
 )
-def test_other_settings_for_an_existing_run_are_refused_with_old_and_new_value(
+def test_changed_setting_of_an_existing_run_is_refused_with_both_values(
     home, capsys, tiny, word, part
 ):
     before = finished(tiny, home)
@@ -302,7 +306,7 @@ def test_other_settings_for_an_existing_run_are_refused_with_old_and_new_value(
     assert tree(home / "runs") == before
 
 
-def test_settings_that_do_not_change_what_is_computed_may_change(home, tiny):
+def test_settings_that_do_not_change_the_computation_may_change(home, tiny):
     finished(tiny, home)
     assert (
         main(
@@ -322,7 +326,7 @@ def test_settings_that_do_not_change_what_is_computed_may_change(home, tiny):
     )
 
 
-def test_a_run_folder_that_cannot_be_made_is_one_line(home, capsys, tiny):
+def test_run_folder_that_cannot_be_created_is_one_line(home, capsys, tiny):
     (home / "runs").write_text("a file, not a folder")
     assert main(["train", "grpo", *overrides_of(tiny, *SMALL, "runs=runs")]) == 2
     err = capsys.readouterr().err
@@ -332,11 +336,7 @@ def test_a_run_folder_that_cannot_be_made_is_one_line(home, capsys, tiny):
 # ---- a full disk
 
 
-def steady(folder):
-    return [{k: v for k, v in line.items() if not is_timing(k)} for line in metrics_of(folder)]
-
-
-def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(home, tiny, monkeypatch, capsys):
+def test_checkpoint_that_cannot_be_written_leaves_the_previous_one(home, tiny, monkeypatch, capsys):
     overrides = overrides_of(tiny, *SMALL, "runs=runs", "training.checkpoint_every=2")
     assert main(["train", "grpo", *overrides, "name=whole"]) == 0
     real = checkpoint.fsync_tree
@@ -361,14 +361,17 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(home, tiny, m
     ], "the half-written one is gone"
     monkeypatch.setattr(checkpoint, "fsync_tree", real)
     assert main(["train", "grpo", *overrides]) == 0
-    assert steady(home / "runs" / "test") == steady(home / "runs" / "whole")
+    assert metrics_without_timing(home / "runs" / "test") == metrics_without_timing(
+        home / "runs" / "whole"
+    )
 
 
-class FillsTheDisk(Reporter):
-    """Writes ballast once step 2 is saved, and leaves `free` bytes."""
+class DiskFiller(Reporter):
+    """Fills the disk up to `free` bytes when step 2 is saved."""
 
     def __init__(self, folder, free: int) -> None:
-        self.folder, self.free = folder, free
+        self.folder = folder
+        self.free = free
 
     def saved(self, path, *_) -> None:
         if path.name == "step-2":
@@ -397,14 +400,14 @@ def small_disk(tmp_path):
     ("free", "what"),
     [(0, "could not be written"), (64 * 1024, "checkpoints/step-4 could not be written")],
 )
-def test_a_full_disk_stops_the_run_and_the_same_command_continues_it(
+def test_full_disk_stops_the_run_and_the_same_command_continues_it(
     small_disk, tmp_path, tiny, free, what
 ):
     overrides = (*SMALL, "training.checkpoint_every=2", "training.steps=6")
     with pytest.raises(RunError, match=what) as caught:
         train(
             config_of("grpo", tiny, *overrides, f"runs={small_disk}"),
-            FillsTheDisk(small_disk, free),
+            DiskFiller(small_disk, free),
         )
     assert "No space left" in str(caught.value) and "\n" not in str(caught.value)
     checkpoints = small_disk / "test" / "checkpoints"
@@ -414,13 +417,13 @@ def test_a_full_disk_stops_the_run_and_the_same_command_continues_it(
     (small_disk / "ballast").unlink()
     train(config_of("grpo", tiny, *overrides, f"runs={small_disk}"), Reporter())
     train(config_of("grpo", tiny, *overrides, f"runs={tmp_path}"), Reporter())
-    assert steady(small_disk / "test") == steady(tmp_path / "test")
+    assert metrics_without_timing(small_disk / "test") == metrics_without_timing(tmp_path / "test")
     final = "checkpoints/step-6/policy/model.safetensors"
     assert (small_disk / "test" / final).read_bytes() == (tmp_path / "test" / final).read_bytes()
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
-def test_metrics_that_cannot_be_written_are_a_run_error_and_closing_hides_nothing(tmp_path):
+def test_metrics_that_cannot_be_written_are_a_run_error(tmp_path):
     log = RunLog(tmp_path, 0)
     log.file.close()
     log.file = open("/dev/full", "a")  # noqa: PTH123, SIM115

@@ -1,4 +1,4 @@
-"""The driver end to end on a tiny model: it learns, it writes what it promises, it stops when it cannot learn."""
+"""The driver end to end on a tiny model: it learns, writes its files, and stops if it cannot."""
 
 import json
 
@@ -24,7 +24,7 @@ SMALL = (
 
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory):
-    """A model as it comes from its initialization: nearly uniform, so every group holds something to compare."""
+    """A new model: nearly uniform, so the rewards of every group differ."""
     return make_tiny(tmp_path_factory.mktemp("models") / "fresh", seed=0, layers=2, width=32)
 
 
@@ -52,7 +52,7 @@ def rows_of_step(folder, step: int) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def learned(fresh, verifiers, tmp_path_factory):
-    """One GRPO run that is asked to write threes: (folder, metrics of the steps, metrics of the validations)."""
+    """Train GRPO to write threes; return (folder, metrics of steps, metrics of validations)."""
     runs = tmp_path_factory.mktemp("runs")
     overrides = (
         "training.steps=25",
@@ -94,7 +94,7 @@ def test_grpo_learns(learned):
     assert steps[-1]["entropy"] < steps[0]["entropy"]
 
 
-def test_the_run_folder_is_as_the_architecture_says(learned):
+def test_run_folder_has_the_documented_files(learned):
     folder, _, _ = learned
     assert {p.name for p in folder.iterdir() if not p.name.startswith(".")} == {
         "config.yaml",
@@ -130,32 +130,28 @@ def test_the_run_folder_is_as_the_architecture_says(learned):
     ).all()
 
 
-def test_metrics_hold_what_the_page_and_plots_read(learned):
+def test_metrics_have_the_names_that_the_page_reads(learned):
     _, steps, validations = learned
     assert [line["step"] for line in steps] == list(range(1, 26))
     assert [line["step"] for line in validations] == [0, 10, 20, 25]
     expected = {
-        *(
-            "step",
-            "time",
-            "reward/mean",
-            "reward/std",
-            "reward/length",
-            "reward/failures",
-            "response/length",
-            "response/truncated",
-        ),
-        *(
-            "entropy",
-            "loss",
-            "grad_norm",
-            "lr",
-            "tokens_per_second",
-            "epoch",
-            "advantages/rows_with_signal",
-            "step_s",
-            "memory_gib",
-        ),
+        "step",
+        "time",
+        "reward/mean",
+        "reward/std",
+        "reward/length",
+        "reward/failures",
+        "response/length",
+        "response/truncated",
+        "entropy",
+        "loss",
+        "grad_norm",
+        "lr",
+        "tokens_per_second",
+        "epoch",
+        "advantages/rows_with_signal",
+        "step_s",
+        "memory_gib",
         *(f"stage/{name}_s" for name in (*STAGES[:5], "old_logprobs", *STAGES[5:])),
     }
     for line in steps:
@@ -164,7 +160,7 @@ def test_metrics_hold_what_the_page_and_plots_read(learned):
     assert steps[-1]["epoch"] == pytest.approx(25 * 8 / 90, abs=0.05)
 
 
-def test_rollouts_hold_the_trajectories_with_tokens_rewards_and_advantages(learned):
+def test_rollouts_have_tokens_rewards_and_advantages(learned):
     folder, steps, _ = learned
     rows = rows_of_step(folder, 25)
     assert len(rows) == 64
@@ -192,7 +188,7 @@ def test_rollouts_hold_the_trajectories_with_tokens_rewards_and_advantages(learn
     assert sum(one) == pytest.approx(0, abs=1e-4)
 
 
-def test_the_resolved_configuration_in_the_folder_is_whole_and_composes_to_itself(learned):
+def test_stored_configuration_is_resolved_and_composes_to_itself(learned):
     folder, _, _ = learned
     text = (folder / "config.yaml").read_text()
     assert "auto" not in [
@@ -204,7 +200,7 @@ def test_the_resolved_configuration_in_the_folder_is_whole_and_composes_to_itsel
     assert config.name == "test" and config.optimizer.lr == 3e-3 and config.method.name == "grpo"
 
 
-def test_a_run_of_a_version_that_lacked_a_setting_goes_on_with_its_default_only(
+def test_run_of_an_older_version_resumes_with_the_default_of_new_settings(
     fresh, verifiers, tmp_path
 ):
     overrides = (*SMALL, f"runs={tmp_path}", f"reward.verifier={verifiers}:threes")
@@ -212,12 +208,12 @@ def test_a_run_of_a_version_that_lacked_a_setting_goes_on_with_its_default_only(
         train(config_of("grpo", fresh, *overrides, "training.steps=1"), Reporter()).folder
         / "config.yaml"
     )
-    lacking = [
+    older = [
         line
         for line in file.read_text().splitlines()
         if line.strip() not in ("max_flat_steps: 20", "clip_low: 0.2")
     ]
-    file.write_text("\n".join(lacking) + "\n")
+    file.write_text("\n".join(older) + "\n")
     with pytest.raises(ConfigError, match=r"max_flat_steps was 20, now 3\)"):
         train(
             config_of("grpo", fresh, *overrides, "training.steps=2", "training.max_flat_steps=3"),
@@ -226,7 +222,7 @@ def test_a_run_of_a_version_that_lacked_a_setting_goes_on_with_its_default_only(
     assert train(config_of("grpo", fresh, *overrides, "training.steps=2"), Reporter()).step == 2
 
 
-def test_one_update_after_one_rollout_needs_no_second_forward_pass(fresh, verifiers, tmp_path):
+def test_single_update_needs_no_old_logprobs(fresh, verifiers, tmp_path):
     config = config_of(
         "grpo",
         fresh,
@@ -237,7 +233,7 @@ def test_one_update_after_one_rollout_needs_no_second_forward_pass(fresh, verifi
     )
     folder = train(config, Reporter()).folder
     (line,) = metrics_of(folder)
-    assert "stage/remember_s" not in line and "old_logprobs" not in rows_of_step(folder, 1)[0]
+    assert "stage/old_logprobs_s" not in line and "old_logprobs" not in rows_of_step(folder, 1)[0]
     assert (
         line["engine/gap_max"] < 1e-4
         and abs(line["kl/engine"]) < 1e-4
@@ -288,7 +284,7 @@ def test_sft_without_accuracy_needs_no_verifier(fresh, tmp_path):
     assert train(config_of("sft", fresh, *overrides), Reporter()).step == 1
 
 
-def test_a_run_without_learning_signal_stops_and_says_why(fresh, verifiers, tmp_path, capsys):
+def test_run_without_learning_signal_stops(fresh, verifiers, tmp_path, capsys):
     overrides = overrides_of(
         fresh,
         *SMALL,
@@ -314,7 +310,7 @@ def test_a_run_without_learning_signal_stops_and_says_why(fresh, verifiers, tmp_
     assert [line["step"] for line in metrics_of(tmp_path / "test")] == [1, 2, 3]
 
 
-def test_a_single_lively_step_starts_the_count_of_flat_steps_anew(fresh):
+def test_step_with_signal_resets_the_count_of_flat_steps(fresh):
     from postgrad.methods.base import Step
     from postgrad.training.guard import Guard
     from postgrad.types import Batch, Trajectory
@@ -329,18 +325,16 @@ def test_a_single_lively_step_starts_the_count_of_flat_steps_anew(fresh):
         )
 
 
-def test_an_engine_that_samples_from_another_policy_stops_the_run(
-    fresh, verifiers, tmp_path, monkeypatch
-):
+def test_engine_with_wrong_logprobs_stops_the_run(fresh, verifiers, tmp_path, monkeypatch):
     from postgrad.rollout.native import engine as native
 
-    truth = native.pick_mixed
+    real = native.pick_mixed
 
-    def lying(logits, uniforms, samplings):
-        tokens, logprobs = truth(logits, uniforms, samplings)
+    def wrong_logprobs(logits, uniforms, samplings):
+        tokens, logprobs = real(logits, uniforms, samplings)
         return tokens, logprobs + 0.5
 
-    monkeypatch.setattr(native, "pick_mixed", lying)
+    monkeypatch.setattr(native, "pick_mixed", wrong_logprobs)
     config = config_of(
         "grpo",
         fresh,
@@ -355,7 +349,7 @@ def test_an_engine_that_samples_from_another_policy_stops_the_run(
         train(config, Reporter())
 
 
-def test_failures_of_the_verifier_are_counted_recorded_and_kept_out(fresh, verifiers, tmp_path):
+def test_failed_verdicts_are_counted_and_kept_out_of_the_metrics(fresh, verifiers, tmp_path):
     overrides = (
         "training.steps=2",
         "reward.max_failure_rate=0.9",
@@ -384,10 +378,10 @@ def test_failures_of_the_verifier_are_counted_recorded_and_kept_out(fresh, verif
         )
 
 
-def test_failures_do_not_move_the_weights(fresh, verifiers, tmp_path):
-    """The update sees exactly the judged rows: the same step on a batch without the failed ones gives the same weights."""
+def test_failed_verdicts_do_not_change_the_weights(fresh, verifiers, tmp_path):
+    """An update on the rows with a verdict alone gives the same weights."""
     from postgrad.cluster.host import build_host
-    from postgrad.types import Batch
+    from postgrad.types import Batch, Trajectory
 
     overrides = (
         *SMALL,
@@ -399,8 +393,6 @@ def test_failures_do_not_move_the_weights(fresh, verifiers, tmp_path):
     )
     config = config_of("grpo", fresh, *overrides)
     folder = train(config, Reporter()).folder
-    from postgrad.types import Trajectory
-
     judged = [row for row in rows_of_step(folder, 1) if not row["failure"]]
     names = ("behavior_logprobs", "loss_mask")
     batch = Batch.of(
@@ -424,7 +416,7 @@ def test_failures_do_not_move_the_weights(fresh, verifiers, tmp_path):
     assert all(torch.equal(p, weights[name]) for name, p in saved.named_parameters())
 
 
-def test_too_many_failures_stop_the_run_with_the_first_reason(fresh, verifiers, tmp_path, capsys):
+def test_too_many_failed_verdicts_stop_the_run(fresh, verifiers, tmp_path, capsys):
     overrides = overrides_of(
         fresh, *SMALL, f"runs={tmp_path}", f"reward.verifier={verifiers}:broken"
     )
@@ -438,13 +430,13 @@ def test_too_many_failures_stop_the_run_with_the_first_reason(fresh, verifiers, 
     assert "ValueError: always" in error and "reward.max_failure_rate=0.5" in error
 
 
-def test_a_stage_that_fails_is_named(fresh, tmp_path, verifiers, monkeypatch):
+def test_error_in_a_stage_names_the_stage(fresh, tmp_path, verifiers, monkeypatch):
     from postgrad.methods.grpo import Grpo
 
-    def boom(self, batch, step):
+    def estimate(self, batch, step):
         raise RunError("the judge is gone")
 
-    monkeypatch.setattr(Grpo, "estimate", boom)
+    monkeypatch.setattr(Grpo, "estimate", estimate)
     config = config_of(
         "grpo",
         fresh,
@@ -453,14 +445,11 @@ def test_a_stage_that_fails_is_named(fresh, tmp_path, verifiers, monkeypatch):
         f"runs={tmp_path}",
         f"reward.verifier={verifiers}:threes",
     )
-    with pytest.raises(
-        RunError,
-        match=r"^step 1, stage boom: the judge is gone|^step 1, stage estimate: the judge is gone",
-    ):
+    with pytest.raises(RunError, match=r"^step 1, stage estimate: the judge is gone$"):
         train(config, Reporter())
 
 
-def test_a_run_stops_when_validation_is_good_enough(fresh, verifiers, tmp_path):
+def test_run_stops_when_validation_reaches_stop_at(fresh, verifiers, tmp_path):
     overrides = (
         "training.steps=40",
         "training.problems_per_step=8",

@@ -1,4 +1,4 @@
-"""The check before the first step, and whole runs with engines that keep weights of their own."""
+"""The engine check before the first step, and runs with engines that have their own weights."""
 
 import json
 
@@ -21,12 +21,12 @@ SMALL = (
 
 
 @pytest.fixture
-def apart(tiny):
+def other_engine(tiny):
     return load_engine(engine_config(config_of("grpo", tiny))).engine
 
 
 def run(tiny, runs, *overrides):
-    """A run whose reward differs within every group, so that every step is an update."""
+    """Train with a reward that differs within every group, so that every step updates."""
     file = runs / "mine.py"
     file.write_text("def varied(response, problem):\n    return sum(map(ord, response)) % 7 / 7\n")
     config = config_of(
@@ -44,22 +44,24 @@ def numbers(lines) -> list[list[float]]:
 
 
 @pytest.fixture(scope="module")
-def truth(tiny, tmp_path_factory):
-    """The run with the engine that shares the trainer's weights."""
+def native_run(tiny, tmp_path_factory):
+    """Metrics of the run with the engine that shares the trainer's weights."""
     return run(tiny, tmp_path_factory.mktemp("runs"))
 
 
-def test_hf_gives_the_run_that_native_gives(tiny, truth, tmp_path):
+def test_hf_engine_gives_the_native_run(tiny, native_run, tmp_path):
     lines = run(tiny, tmp_path, "rollout.engine=hf")
     assert len(numbers(lines)) == len(lines) == 3 and not any(
         "engine/start_gap_mean" in line for line in lines
     )
-    assert torch.allclose(torch.tensor(numbers(lines)), torch.tensor(numbers(truth)), atol=1e-4)
+    assert torch.allclose(
+        torch.tensor(numbers(lines)), torch.tensor(numbers(native_run)), atol=1e-4
+    )
 
 
-def test_a_server_follows_every_update_of_a_run(tiny, tmp_path, apart, prompts):
-    reload = lambda body: apart.publish(load_file(f"{body['folder']}/model.safetensors"))  # noqa: E731
-    with serve(engine=apart, prompts=prompts, calls={"/v1/reload": reload}) as served:
+def test_server_gets_the_weights_of_every_update(tiny, tmp_path, other_engine, prompts):
+    reload = lambda body: other_engine.publish(load_file(f"{body['folder']}/model.safetensors"))  # noqa: E731
+    with serve(engine=other_engine, prompts=prompts, calls={"/v1/reload": reload}) as served:
         overrides = ("rollout.engine=http", f"rollout.url={served.address}")
         lines = run(tiny, tmp_path, *overrides)
         assert lines[0]["step"] == 0 and lines[0]["engine/start_gap_max"] < 1e-4
@@ -87,9 +89,13 @@ def failing(capsys, tiny, *overrides) -> tuple[int, str]:
     return code, error
 
 
-def test_an_engine_that_weights_do_not_reach_stops_the_run(tiny, tmp_path, apart, prompts, capsys):
+def test_engine_that_ignores_new_weights_stops_the_run(
+    tiny, tmp_path, other_engine, prompts, capsys
+):
     with serve(
-        engine=apart, prompts=prompts, calls={"/v1/reload": lambda body: {"took": body["folder"]}}
+        engine=other_engine,
+        prompts=prompts,
+        calls={"/v1/reload": lambda body: {"took": body["folder"]}},
     ) as served:
         code, error = failing(
             capsys, tiny, "rollout.engine=http", f"rollout.url={served.address}", f"runs={tmp_path}"
@@ -97,15 +103,13 @@ def test_an_engine_that_weights_do_not_reach_stops_the_run(tiny, tmp_path, apart
     assert code == 1 and "rollout.engine=http does not take new weights" in error
 
 
-def test_an_engine_that_is_another_policy_stops_the_run_above_the_bound(
-    tiny, tmp_path, apart, prompts, capsys
-):
+def test_engine_with_other_weights_stops_the_run(tiny, tmp_path, other_engine, prompts, capsys):
     def reload(body):
         weights = load_file(f"{body['folder']}/model.safetensors")
-        apart.publish({name: w * 1.2 if "mlp" in name else w for name, w in weights.items()})
+        other_engine.publish({name: w * 1.2 if "mlp" in name else w for name, w in weights.items()})
         return {}
 
-    with serve(engine=apart, prompts=prompts, calls={"/v1/reload": reload}) as served:
+    with serve(engine=other_engine, prompts=prompts, calls={"/v1/reload": reload}) as served:
         overrides = (
             "rollout.engine=http",
             f"rollout.url={served.address}",
@@ -147,7 +151,7 @@ def test_an_engine_that_is_another_policy_stops_the_run_above_the_bound(
         (["rollout.engine=vlm"], "vllm"),
     ],
 )
-def test_engines_that_cannot_be_had_are_one_line_and_nothing_is_written(
+def test_unusable_engine_is_one_line_and_writes_nothing(
     overrides, part, tiny, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.setattr(http, "START_S", 0.3)
@@ -155,7 +159,7 @@ def test_engines_that_cannot_be_had_are_one_line_and_nothing_is_written(
     assert code == 2 and part in error and not tree(tmp_path)
 
 
-def test_vllm_that_is_not_there_or_finds_no_device_is_one_line(tiny, tmp_path, capsys, monkeypatch):
+def test_missing_vllm_and_vllm_without_device_are_one_line(tiny, tmp_path, capsys, monkeypatch):
     import importlib.util
 
     from postgrad.rollout import vllm

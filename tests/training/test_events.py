@@ -1,4 +1,4 @@
-"""events.jsonl: how a run began, went on and ended, as its folder tells it."""
+"""events.jsonl: how a run started, resumed and ended."""
 
 import json
 import signal
@@ -14,15 +14,16 @@ SMALL = toy_run(steps=3, problems=2, samples=2)
 KEEP = ("training.checkpoint_every=1", "training.max_flat_steps=9")
 
 
-class At(Reporter):
-    """Does something when a step has been reported."""
+class CallAtStep(Reporter):
+    """Calls a function when a step is reported."""
 
-    def __init__(self, step: int, work) -> None:
-        self.at, self.work = step, work
+    def __init__(self, number: int, function) -> None:
+        self.number = number
+        self.function = function
 
     def step(self, metrics, batch) -> None:
-        if metrics["step"] == self.at:
-            self.work()
+        if metrics["step"] == self.number:
+            self.function()
 
 
 def run(tiny, tmp_path, reporter: Reporter):
@@ -34,10 +35,11 @@ def events(tmp_path) -> list[tuple[str, int, str]]:
     return [(line["event"], line["step"], line["text"]) for line in map(json.loads, lines)]
 
 
-def test_a_stop_a_resume_and_the_end_are_told_and_a_finished_run_adds_nothing(tiny, tmp_path):
-    assert run(tiny, tmp_path, At(2, lambda: signal.raise_signal(signal.SIGINT))).interrupted
-    seen = events(tmp_path)
-    assert [e[:2] for e in seen] == [
+def test_stop_resume_and_end_are_events_and_a_finished_run_adds_none(tiny, tmp_path):
+    assert run(
+        tiny, tmp_path, CallAtStep(2, lambda: signal.raise_signal(signal.SIGINT))
+    ).interrupted
+    assert [e[:2] for e in events(tmp_path)] == [
         ("started", 0),
         ("checkpoint", 1),
         ("note", 2),
@@ -55,30 +57,30 @@ def test_a_stop_a_resume_and_the_end_are_told_and_a_finished_run_adds_nothing(ti
     assert events(tmp_path) == before
 
 
-def test_an_end_that_a_kill_kept_from_being_told_is_told_by_the_next_command(tiny, tmp_path):
+def test_missing_finished_event_is_added_by_the_next_command(tiny, tmp_path):
     run(tiny, tmp_path, Reporter())
     file = tmp_path / "test" / "events.jsonl"
     lines = file.read_bytes().splitlines(keepends=True)
-    file.write_bytes(b"".join(lines[:-1])[:-9])  # a full disk: the line before is cut, too
+    file.write_bytes(b"".join(lines[:-1])[:-9])  # a full disk cut the previous line too
     run(tiny, tmp_path, Reporter())
     text = file.read_text().splitlines()
     assert text[: len(lines) - 2] == [line.decode().rstrip() for line in lines[:-2]]
     assert [json.loads(line)["event"] for line in text[len(lines) - 1 :]] == ["resumed", "finished"]
 
 
-def test_a_run_that_cannot_go_on_says_why(tiny, tmp_path):
-    def fails():
+def test_run_error_is_a_failed_event(tiny, tmp_path):
+    def fail():
         raise RunError("step 2, stage score: nobody answers")
 
     with pytest.raises(RunError):
-        run(tiny, tmp_path, At(2, fails))
+        run(tiny, tmp_path, CallAtStep(2, fail))
     assert events(tmp_path)[-1] == ("failed", 2, "step 2, stage score: nobody answers")
 
 
-def test_an_unforeseen_error_is_named_by_its_kind(tiny, tmp_path):
-    def breaks():
+def test_unexpected_error_is_a_failed_event_with_its_type(tiny, tmp_path):
+    def fail():
         raise ZeroDivisionError("by zero")
 
     with pytest.raises(ZeroDivisionError):
-        run(tiny, tmp_path, At(1, breaks))
+        run(tiny, tmp_path, CallAtStep(1, fail))
     assert events(tmp_path)[-1][2].startswith("ZeroDivisionError: by zero")

@@ -1,15 +1,14 @@
-"""A method of the user's own, in a file outside the package: one more stage, columns of its own, a setting of its own."""
+"""A user's method in a file outside the package, with its own stage, columns and setting."""
 
 import pyarrow.parquet as pq
 import pytest
 import torch
-from world import metrics_of, overrides_of, stock_model
+from world import metrics_of, metrics_without_timing, overrides_of, stock_model
 
 from postgrad.cli.main import main
-from postgrad.training.log import is_timing
 
 METHOD = '''
-"""Prices each token by a column that a stage of its own made."""
+"""Weighs each token's loss by a column that its own stage made."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,7 +50,8 @@ class Flavor(Grpo):
     def loss(self, batch, current, tally):
         assert len(batch.rows["mood"]) == len(batch)
         tally.mean("flavor/mean", batch.tokens["flavor"])
-        return -(current.logprobs * batch.tokens["advantages"] * batch.tokens["flavor"] * batch.tokens["loss_weight"]).sum()
+        weights = batch.tokens["flavor"] * batch.tokens["loss_weight"]
+        return -(current.logprobs * batch.tokens["advantages"] * weights).sum()
 
     def state(self):
         return {"seen": self.seen}
@@ -66,7 +66,8 @@ def home(tmp_path_factory):
     folder = tmp_path_factory.mktemp("home")
     (folder / "my_flavor.py").write_text(METHOD)
     (folder / "judge.py").write_text(
-        "def sevens(response, problem):\n    return float(response.count('7')) + 0.1 * len(response)\n"
+        "def sevens(response, problem):\n"
+        "    return float(response.count('7')) + 0.1 * len(response)\n"
     )
     return folder
 
@@ -105,13 +106,9 @@ def weights(home, name, step=3):
     )
 
 
-def steady(folder):
-    """The steps' metrics without clocks; what an engine apart was asked before the first step is left out."""
-    return [
-        {k: v for k, v in line.items() if not is_timing(k)}
-        for line in metrics_of(folder)
-        if line["step"]
-    ]
+def step_metrics(folder):
+    """Return the metrics of the steps without timing and without the engine check."""
+    return [line for line in metrics_without_timing(folder) if line["step"] > 0]
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +118,7 @@ def ran(home, tiny):
     return home / "runs" / "plain"
 
 
-def test_its_stage_ran_in_its_place_and_its_metrics_are_there(ran):
+def test_stage_runs_in_its_order_and_writes_metrics(ran):
     lines = metrics_of(ran)
     assert [line["flavor/seen"] for line in lines] == [12, 24, 36] and all(
         line["flavor/mean"] == 2.0 for line in lines
@@ -134,42 +131,40 @@ def test_its_stage_ran_in_its_place_and_its_metrics_are_there(ran):
     )
 
 
-def test_its_columns_are_in_the_rollouts(ran):
+def test_columns_are_in_the_rollouts(ran):
     rows = pq.read_table(ran / "rollouts" / "step-000002.parquet").to_pylist()
     assert all(
         row["flavor"] == [2.0] * len(row["response"]) and row["mood"] == "step 2" for row in rows
     )
 
 
-def test_its_column_decides_what_is_learned(home, ran, tiny, monkeypatch):
+def test_loss_reads_the_column(home, ran, tiny, monkeypatch):
     before = dict(stock_model(tiny, torch.float32).named_parameters())
     assert any(not torch.equal(p, before[name]) for name, p in weights(home, "plain").items())
     assert run(home, tiny, monkeypatch, "nothing", "method.strength=0") == 0
     assert all(torch.equal(p, before[name]) for name, p in weights(home, "nothing").items())
 
 
-def test_its_settings_are_checked_as_any_other(home, tiny, monkeypatch, capsys):
+def test_settings_are_checked(home, tiny, monkeypatch, capsys):
     assert run(home, tiny, monkeypatch, "bad", "method.strenght=1") == 2
     assert "did you mean method.strength?" in capsys.readouterr().err
     assert run(home, tiny, monkeypatch, "bad", "method.strength=-1") == 2
     assert not (home / "runs" / "bad").exists()
 
 
-def test_its_state_is_in_the_checkpoint(home, ran, tiny, monkeypatch, capsys):
-    """Stopped in step 3, the count goes on from the checkpoint of step 2."""
+def test_state_is_in_the_checkpoint(home, ran, tiny, monkeypatch, capsys):
+    """After an error in step 3 the count continues from the checkpoint of step 2."""
     (home / "pull-the-plug").touch()
     assert run(home, tiny, monkeypatch, "stopped", "method.strength=2") == 1
     assert "step 3, stage flavor: pulled the plug" in capsys.readouterr().err
     (home / "pull-the-plug").unlink()
     assert run(home, tiny, monkeypatch, "stopped", "method.strength=2") == 0
-    assert steady(home / "runs" / "stopped") == steady(ran)
+    assert step_metrics(home / "runs" / "stopped") == step_metrics(ran)
 
 
 @pytest.mark.slow
-def test_it_gives_the_same_run_with_model_and_engine_in_processes_of_their_own(
-    home, ran, tiny, monkeypatch
-):
-    """Without the correction that an engine with weights of its own switches on: then nothing may differ."""
+def test_run_is_the_same_with_model_and_engine_in_child_processes(home, ran, tiny, monkeypatch):
+    """An engine with its own weights turns on a correction; without it nothing may differ."""
     overrides = (
         "method.strength=2",
         "cluster.backend=process",
@@ -177,9 +172,10 @@ def test_it_gives_the_same_run_with_model_and_engine_in_processes_of_their_own(
         "method.correction=none",
     )
     assert run(home, tiny, monkeypatch, "apart", *overrides) == 0
-    mine, there = weights(home, "plain"), weights(home, "apart")
-    assert all(torch.equal(mine[name], there[name]) for name in mine)
-    assert steady(ran) == steady(home / "runs" / "apart")
+    local = weights(home, "plain")
+    remote = weights(home, "apart")
+    assert all(torch.equal(local[name], remote[name]) for name in local)
+    assert step_metrics(ran) == step_metrics(home / "runs" / "apart")
     for file in sorted((ran / "rollouts").iterdir()):
         assert pq.read_table(file).equals(
             pq.read_table(home / "runs" / "apart" / "rollouts" / file.name)

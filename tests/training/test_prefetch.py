@@ -1,4 +1,4 @@
-"""Rollouts ahead, without models: who samples what with which weights, and that a resumed run does the same."""
+"""Rollouts ahead, without models: which weights sample which step, also after a resume."""
 
 import time
 from types import SimpleNamespace
@@ -10,13 +10,15 @@ from postgrad.errors import RunError
 from postgrad.training.prefetch import RolloutPrefetcher
 
 
-class Told:
-    """A method that writes down what happens; its `weights` are the number of updates the engine has."""
+class RecordingMethod:
+    """Records its stages; `weights` is the number of updates that the engine has."""
 
     def __init__(self) -> None:
         self.events: list[str] = []
-        self.weights = self.trained = self.drawn = 0
-        self.broken = 0
+        self.weights = 0
+        self.trained = 0  # the last step with an update
+        self.drawn = 0  # problems
+        self.failing_step = 0
 
     def stages(self):
         return [self.draw, self.compose, self.sample, self.score, self.update, self.publish]
@@ -30,7 +32,7 @@ class Told:
 
     def sample(self, problem, step):
         time.sleep(0.01)
-        if step.number == self.broken:
+        if step.number == self.failing_step:
             raise RunError("the engine is gone")
         self.events.append(f"sample {step.number} with {self.weights}")
         return [problem, self.weights]
@@ -48,57 +50,63 @@ class Told:
         return batch
 
 
-def steps(ahead: RolloutPrefetcher, numbers) -> list[float]:
-    out = []
+def run_steps(prefetcher: RolloutPrefetcher, numbers) -> list[float]:
+    """Run the steps and return the staleness of each."""
+    staleness = []
     for number in numbers:
-        step, work, stages = ahead.next_step(number)
+        step, work, stages = prefetcher.next_step(number)
         for stage in stages:
             work = stage(work, step)
-        out.append(step.metrics.get("rollout/staleness", 0.0))
-    return out
+        staleness.append(step.metrics.get("rollout/staleness", 0.0))
+    return staleness
 
 
-def ahead_of(tiny, depth: int, last: int = 5) -> tuple[Told, RolloutPrefetcher]:
+def make_prefetcher(tiny, depth: int, last: int = 5) -> tuple[RecordingMethod, RolloutPrefetcher]:
     config = config_of("grpo", tiny, f"rollout.staleness={depth}", f"training.steps={last}")
-    method = Told()
+    method = RecordingMethod()
     return method, RolloutPrefetcher(config, method, SimpleNamespace())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
-def test_every_step_trains_on_its_own_problems_by_weights_of_the_right_age(tiny, depth):
-    method, ahead = ahead_of(tiny, depth)
-    assert steps(ahead, range(1, 6)) == [float(min(depth, k)) for k in range(5)]
-    trained = [event for event in method.events if event.startswith("train")]
-    assert trained == [f"train {k} on problem {k} by {max(0, k - 1 - depth)}" for k in range(1, 6)]
+def test_step_trains_on_its_own_problems_with_weights_of_the_right_age(tiny, depth):
+    method, prefetcher = make_prefetcher(tiny, depth)
+    assert run_steps(prefetcher, range(1, 6)) == [float(min(depth, k)) for k in range(5)]
+    assert trained(method) == [
+        f"train {k} on problem {k} by {max(0, k - 1 - depth)}" for k in range(1, 6)
+    ]
     assert len(method.events) == 10 and method.drawn == 5, (
         "nothing is sampled that no step trains on"
     )
-    assert ahead.state() == []
+    assert prefetcher.state() == []
 
 
-def test_sampling_runs_while_the_step_before_is_trained(tiny):
-    _, ahead = ahead_of(tiny, 1)
-    _, _, stages = ahead.next_step(1)
-    assert ahead.in_flight is not None and ahead.in_flight.step.number == 2
+def test_next_step_is_sampled_while_one_is_trained(tiny):
+    _, prefetcher = make_prefetcher(tiny, 1)
+    _, _, stages = prefetcher.next_step(1)
+    assert prefetcher.in_flight is not None and prefetcher.in_flight.step.number == 2
     assert [stage.__name__ for stage in stages] == ["score", "update", "rollout", "publish"]
 
 
+def trained(method: RecordingMethod) -> list[str]:
+    """Return the updates that the method recorded."""
+    return [event for event in method.events if event.startswith("train")]
+
+
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_run_goes_on_with_what_was_sampled_ahead(tiny, depth):
-    whole, ahead = ahead_of(tiny, depth)
-    steps(ahead, range(1, 6))
-    first, before = ahead_of(tiny, depth)
-    steps(before, [1, 2])
-    second, after = ahead_of(tiny, depth)
+def test_resumed_run_uses_the_rollouts_of_the_checkpoint(tiny, depth):
+    uninterrupted, prefetcher = make_prefetcher(tiny, depth)
+    run_steps(prefetcher, range(1, 6))
+    first, before = make_prefetcher(tiny, depth)
+    run_steps(before, [1, 2])
+    second, after = make_prefetcher(tiny, depth)
     second.drawn, second.weights = first.drawn, first.weights
     after.load(before.state())
-    steps(after, [3, 4, 5])
-    trained = lambda *methods: [e for m in methods for e in m.events if e.startswith("train")]  # noqa: E731
-    assert trained(first, second) == trained(whole)
+    run_steps(after, [3, 4, 5])
+    assert trained(first) + trained(second) == trained(uninterrupted)
 
 
-def test_a_failure_in_the_thread_is_told_with_its_own_step_and_stage(tiny):
-    method, ahead = ahead_of(tiny, 1)
-    method.broken = 2
+def test_error_in_the_thread_names_its_step_and_stage(tiny):
+    method, prefetcher = make_prefetcher(tiny, 1)
+    method.failing_step = 2
     with pytest.raises(RunError, match=r"step 2, stage sample: the engine is gone"):
-        steps(ahead, [1])
+        run_steps(prefetcher, [1])

@@ -1,18 +1,19 @@
-"""training.profile_steps: what it writes, and that looking changes nothing."""
+"""training.profile_steps: what it writes, and that it does not change the run."""
 
 import gzip
 import json
 
-from world import config_of, metrics_of, toy_run
+from world import config_of, metrics_without_timing, toy_run
 
 from postgrad.training.driver import train
-from postgrad.training.log import is_timing
 from postgrad.training.report import Reporter
 
 SMALL = toy_run(steps=3, response_tokens=3)
 
 
-class Listener(Reporter):
+class NoteReporter(Reporter):
+    """Stores the notes."""
+
     def __init__(self):
         self.notes = []
 
@@ -20,10 +21,10 @@ class Listener(Reporter):
         self.notes.append(text)
 
 
-def test_a_profiled_step_leaves_a_table_and_a_trace_and_computes_the_same(tiny, tmp_path):
+def test_profiled_step_writes_a_table_and_a_trace_and_computes_the_same(tiny, tmp_path):
     lines = {}
     for steps in ("[]", "[2]"):
-        heard = Listener()
+        reporter = NoteReporter()
         config = config_of(
             "grpo",
             tiny,
@@ -31,11 +32,9 @@ def test_a_profiled_step_leaves_a_table_and_a_trace_and_computes_the_same(tiny, 
             f"training.profile_steps={steps}",
             f"runs={tmp_path / str(len(steps))}",
         )
-        folder = train(config, heard).folder
-        lines[steps] = [
-            {k: v for k, v in line.items() if not is_timing(k)} for line in metrics_of(folder)
-        ]
-        assert (folder / "profile").exists() == bool(heard.notes) == (steps == "[2]")
+        folder = train(config, reporter).folder
+        lines[steps] = metrics_without_timing(folder)
+        assert (folder / "profile").exists() == bool(reporter.notes) == (steps == "[2]")
     assert lines["[]"] == lines["[2]"]
     assert {p.name for p in (folder / "profile").iterdir()} == {"step-2.txt", "step-2.json.gz"}
     table = (folder / "profile" / "step-2.txt").read_text()
@@ -50,10 +49,10 @@ def test_a_profiled_step_leaves_a_table_and_a_trace_and_computes_the_same(tiny, 
         assert names.count(stage) == 1
 
 
-def test_a_profile_that_cannot_be_written_does_not_end_the_run(tiny, tmp_path):
-    heard = Listener()
+def test_profile_that_cannot_be_written_does_not_end_the_run(tiny, tmp_path):
+    reporter = NoteReporter()
     config = config_of("grpo", tiny, *SMALL, "training.profile_steps=[1]", f"runs={tmp_path}")
     (tmp_path / "test").mkdir()
     (tmp_path / "test" / "profile").write_text("in the way")
-    assert train(config, heard).step == 3
-    assert any("the profile of step 1 could not be written" in text for text in heard.notes)
+    assert train(config, reporter).step == 3
+    assert any("the profile of step 1 could not be written" in text for text in reporter.notes)

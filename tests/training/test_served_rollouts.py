@@ -1,4 +1,4 @@
-"""Rollouts from `postgrad serve`: its weights follow the trainer's, so a run is the run with the engine beside the trainer."""
+"""Rollouts from `postgrad serve`: the server gets new weights, so the run is the native run."""
 
 import pytest
 from live import live
@@ -8,7 +8,7 @@ from postgrad.cli.main import main
 
 
 @pytest.mark.slow
-def test_a_run_with_served_rollouts_is_the_native_run(tiny, tmp_path):
+def test_run_with_served_rollouts_is_the_native_run(tiny, tmp_path):
     verifier = tmp_path / "mine.py"
     verifier.write_text("def sevens(response, problem):\n    return response.count('7') / 4\n")
     small = toy_run(steps=3, response_tokens=8)
@@ -45,7 +45,7 @@ def test_a_run_with_served_rollouts_is_the_native_run(tiny, tmp_path):
         assert two == pytest.approx(one, rel=1e-4, abs=1e-5)
 
 
-def test_a_server_that_takes_no_weights_is_refused_at_the_start(tiny, tmp_path, capsys):
+def test_server_without_reload_is_refused(tiny, tmp_path, capsys):
     with live(tiny) as server:
         served = ["rollout.engine=http", f"rollout.url='{server.url}#tiny'", f"runs={tmp_path}"]
         assert main(["train", "grpo", *overrides_of(tiny), *served]) == 2

@@ -1,4 +1,4 @@
-"""track=...: what arrives in each package's own offline store; skipped, visibly, where the package is not installed."""
+"""track=...: what each package stores offline; skipped if the package is not installed."""
 
 import importlib.util
 import json
@@ -22,7 +22,8 @@ SMALL = (
 )
 
 
-def tracked(tiny, tmp_path, kind):
+def train_with(kind, tiny, tmp_path):
+    """Train with a tracker; return (folder, metrics of steps, metrics of validations)."""
     if importlib.util.find_spec(kind) is None:
         pytest.skip(f"{kind} is not installed (pip install 'postgrad[track]')")
     config = config_of("grpo", tiny, *SMALL, f"runs={tmp_path}/runs", f"track={kind}")
@@ -39,15 +40,15 @@ def tracked(tiny, tmp_path, kind):
 @pytest.mark.skipif(
     importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed"
 )
-def test_tensorboard_shows_steps_once_when_a_run_was_killed_before_its_first_checkpoint(tmp_path):
+def test_tensorboard_shows_steps_once_after_a_kill_before_the_first_checkpoint(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    for value in (1.0, 2.0):  # the second start has no checkpoint to go on from
-        log, close = trackers.tensorboard(tmp_path, None, 0)  # type: ignore[arg-type]
+    for value in (1.0, 2.0):  # the second start has no checkpoint
+        tracker = trackers.tensorboard(tmp_path, None, 0)  # type: ignore[arg-type]
         for step in (0, 1, 2):
-            log(step, {"loss": value})
-        close()
-        time.sleep(1.1)  # the files of one second would be read in any order
+            tracker.log(step, {"loss": value})
+        tracker.finish()
+        time.sleep(1.1)  # files of the same second are read in any order
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [(event.step, event.value) for event in events.Scalars("loss")] == [
@@ -58,7 +59,7 @@ def test_tensorboard_shows_steps_once_when_a_run_was_killed_before_its_first_che
 
 
 def test_tensorboard_gets_every_number(tiny, tmp_path):
-    folder, steps, validations = tracked(tiny, tmp_path, "tensorboard")
+    folder, steps, validations = train_with("tensorboard", tiny, tmp_path)
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder / "tensorboard"))
@@ -75,32 +76,39 @@ def test_tensorboard_gets_every_number(tiny, tmp_path):
 
 
 def offline_records(data: bytes) -> list[bytes]:
-    """The records of a .wandb file: blocks of 32 KiB with (checksum 4, length 2, kind 1) before each piece; kinds 1 and 4 end a record."""
-    out, piece, at = [], b"", 7
+    """Return the records of a .wandb file.
+
+    It has blocks of 32 KiB; each piece follows a header of checksum (4 bytes), length (2) and
+    kind (1). Kinds 1 and 4 end a record.
+    """
+    records = []
+    record = b""
+    at = 7
     while at + 7 <= len(data):
         if 32768 - at % 32768 < 7:
             at += 32768 - at % 32768
             continue
-        length, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
-        piece += data[at + 7 : at + 7 + length]
+        length = int.from_bytes(data[at + 4 : at + 6], "little")
+        kind = data[at + 6]
+        record += data[at + 7 : at + 7 + length]
         at += 7 + length
         if kind in (1, 4):
-            out.append(piece)
-            piece = b""
-    return out
+            records.append(record)
+            record = b""
+    return records
 
 
 @pytest.mark.slow
 def test_wandb_offline_gets_every_number(tiny, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("WANDB_MODE", "offline")
-    folder, steps, validations = tracked(tiny, tmp_path, "wandb")
+    folder, steps, validations = train_with("wandb", tiny, tmp_path)
     (file,) = folder.glob("wandb/offline-run-*/run-*.wandb")
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "wandb sync" in line]
     assert line.endswith(f"wandb sync {file.parent}"), "the command that sends it"
     from wandb.proto import wandb_internal_pb2
 
     limit = time.monotonic() + 120
-    while True:  # its own process writes the file, and may still be at it
+    while True:  # another process writes the file
         records = [
             wandb_internal_pb2.Record.FromString(data)
             for data in offline_records(file.read_bytes())
@@ -125,39 +133,41 @@ def test_wandb_offline_gets_every_number(tiny, tmp_path, monkeypatch, capsys):
     ]
 
 
-def test_wandb_online_is_asked_for_one_run_that_goes_on(tiny, tmp_path, monkeypatch):
-    """What is handed to wandb.init: where, under which name, and an identity by which a resumed run is the same run there."""
+def test_wandb_online_gets_the_same_id_after_a_resume(tiny, tmp_path, monkeypatch):
+    """The arguments of wandb.init: folder, name, and an id that a resumed run keeps."""
     wandb = pytest.importorskip(
         "wandb", reason="wandb is not installed (pip install 'postgrad[track]')"
     )
-    asked, logged = [], []
+    calls = []
+    logged = []
 
     class Run:
         offline, dir = False, "/nowhere/files"
-        define_metric = staticmethod(lambda name, step_metric: asked.append((name, step_metric)))
+        define_metric = staticmethod(lambda name, step_metric: calls.append((name, step_metric)))
         log = staticmethod(logged.append)
         finish = staticmethod(lambda: logged.append("finished"))
 
-    monkeypatch.setattr(wandb, "init", lambda **given: asked.append(given) or Run())
-    for _ in range(2):  # the second time as a run that goes on
+    monkeypatch.setattr(wandb, "init", lambda **given: calls.append(given) or Run())
+    for _ in range(2):  # the second time as a resumed run
         config = config_of("grpo", tiny, f"runs={tmp_path}/runs", "track=wandb")
         tracker = trackers.wandb(tmp_path / "runs" / "test", config, 0)
-        tracker[0](3, {"reward/mean": 0.5})
-        tracker[1]()
-    first, second = asked[0], asked[2]
+        tracker.log(3, {"reward/mean": 0.5})
+        tracker.finish()
+    first = calls[0]
+    second = calls[2]
     assert first["project"] == "postgrad" and first["name"] == "test" and first["resume"] == "allow"
     assert first["id"] == second["id"] and first["dir"] == str(tmp_path / "runs" / "test")
     assert first["config"]["optimizer"]["lr"] == config.optimizer.lr and "mode" not in first, (
         "WANDB_MODE alone decides"
     )
-    assert first["settings"].console == "off" and asked[1] == ("*", "step")
+    assert first["settings"].console == "off" and calls[1] == ("*", "step")
     assert logged == [{"step": 3, "reward/mean": 0.5}, "finished"] * 2
 
 
 @pytest.mark.slow
 def test_trackio_gets_every_number(tiny, tmp_path, monkeypatch):
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
-    _, steps, validations = tracked(tiny, tmp_path, "trackio")
+    _, steps, validations = train_with("trackio", tiny, tmp_path)
 
     (file,) = (tmp_path / "trackio").glob("*.db")
     with sqlite3.connect(file) as base:
@@ -173,7 +183,7 @@ def test_trackio_gets_every_number(tiny, tmp_path, monkeypatch):
     ]
 
 
-def test_a_mirror_whose_package_is_missing_is_refused_before_anything_is_written(
+def test_tracker_without_its_package_is_refused_and_writes_nothing(
     tiny, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
@@ -194,7 +204,7 @@ def test_a_mirror_whose_package_is_missing_is_refused_before_anything_is_written
     assert "pip install wandb" in capsys.readouterr().err and list(tmp_path.iterdir()) == []
 
 
-def test_an_unknown_mirror_names_the_nearest(tiny, capsys):
+def test_unknown_tracker_names_the_nearest(tiny, capsys):
     assert (
         main(["train", "grpo", f"model.path={tiny}", "data.train=arithmetic:1", "track=tensorbord"])
         == 2
@@ -202,12 +212,12 @@ def test_an_unknown_mirror_names_the_nearest(tiny, capsys):
     assert "did you mean tensorboard?" in capsys.readouterr().err
 
 
-def test_a_mirror_that_fails_later_does_not_stop_the_run(tiny, tmp_path, monkeypatch, capsys):
-    def breaks(number, metrics):
+def test_tracker_that_fails_later_does_not_stop_the_run(tiny, tmp_path, monkeypatch, capsys):
+    def fail(number, metrics):
         raise OSError("the network is gone")
 
     monkeypatch.setitem(
-        trackers.TRACKERS, "tensorboard", lambda *_: trackers.Tracker(breaks, lambda: None)
+        trackers.TRACKERS, "tensorboard", lambda *_: trackers.Tracker(fail, lambda: None)
     )
     monkeypatch.setattr("postgrad.training.prepare.check_tracker", lambda config: None)
     result = train(
@@ -216,13 +226,13 @@ def test_a_mirror_that_fails_later_does_not_stop_the_run(tiny, tmp_path, monkeyp
     assert result.step == 2 and capsys.readouterr().out.count("the network is gone") == 1
 
 
-def test_a_mirror_that_cannot_start_stops_the_run_at_once(tiny, tmp_path, monkeypatch):
-    def refuses(*_):
+def test_tracker_that_cannot_start_stops_the_run(tiny, tmp_path, monkeypatch):
+    def fail(*_):
         raise ValueError("not logged in")
 
-    monkeypatch.setitem(trackers.TRACKERS, "tensorboard", refuses)
+    monkeypatch.setitem(trackers.TRACKERS, "tensorboard", fail)
     monkeypatch.setattr("postgrad.training.prepare.check_tracker", lambda config: None)
-    with pytest.raises(RunError, match="track=tensorboard could not start: not logged in"):
+    with pytest.raises(RunError, match=r"track=tensorboard .*not logged in"):
         train(
             config_of("grpo", tiny, *SMALL, f"runs={tmp_path}/runs", "track=tensorboard"),
             Reporter(),

@@ -1,16 +1,15 @@
-"""Named validation sets, and the best checkpoint by one of them: chosen right, kept, the same after a crash, never by a test set."""
+"""Named validation sets and the best checkpoint: kept, same after a crash, never by a test set."""
 
 import json
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from world import config_of, metrics_of, tree
+from world import config_of, metrics_of, metrics_without_timing, tree
 
 from postgrad.errors import ConfigError, RunError
 from postgrad.training import checkpoint
 from postgrad.training.driver import train
-from postgrad.training.log import is_timing
 from postgrad.training.report import Reporter
 from postgrad.training.validation import BestStep, load_sets, validate_sets
 
@@ -25,7 +24,7 @@ def line(step: int, **values: float) -> dict[str, float]:
     return {"step": step} | {f"validation/{key}": value for key, value in values.items()}
 
 
-def test_the_highest_accuracy_is_best_and_the_first_of_equals():
+def test_highest_accuracy_is_best_and_the_first_of_equals():
     best = best_of(
         [
             line(0, accuracy=0.9),
@@ -41,11 +40,11 @@ def test_the_highest_accuracy_is_best_and_the_first_of_equals():
     assert best.step == 12
 
 
-def test_without_accuracy_the_lowest_loss_is_best():
+def test_lowest_loss_is_best_without_accuracy():
     assert best_of([line(2, loss=1.5), line(4, loss=1.1), line(6, loss=1.3)]).step == 4
 
 
-def test_one_set_of_several_or_their_mean():
+def test_best_by_one_of_several_sets_or_by_their_mean():
     lines = [
         {
             "step": 1,
@@ -70,12 +69,12 @@ def test_one_set_of_several_or_their_mean():
     assert best_of(lines, "", 2).step is None
 
 
-def test_a_validation_without_a_measure_is_said():
-    with pytest.raises(RunError, match="neither accuracy nor loss"):
+def test_validation_without_accuracy_and_loss_is_a_run_error():
+    with pytest.raises(RunError, match=r"training\.keep_best=a"):
         best_of([line(1, margin=0.3)])
 
 
-def test_sets_keep_their_names_and_their_mean():
+def test_metrics_of_several_sets_have_their_names_and_the_mean():
     method = SimpleNamespace(
         validate=lambda problems: {
             "validation/accuracy": len(problems) / 10,
@@ -98,7 +97,7 @@ def test_sets_keep_their_names_and_their_mean():
     }
 
 
-def test_the_first_problems_of_each_set(tiny):
+def test_sets_are_cut_to_validation_problems(tiny):
     config = config_of(
         "grpo",
         tiny,
@@ -131,7 +130,7 @@ EVERY = "training.validate_every=2"
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
         (
             ["data.validation=quiz.jsonl", "training.keep_best=quiz", EVERY],
@@ -157,54 +156,56 @@ EVERY = "training.validate_every=2"
         (["training.keep_best=held", EVERY], "add data.validation=FILE"),
     ],
 )
-def test_no_choice_by_a_test_set(overrides, said, files, tiny):
-    with pytest.raises(ConfigError, match=said):
+def test_keep_best_by_a_test_set_is_refused(overrides, message, files, tiny):
+    with pytest.raises(ConfigError, match=message):
         load_sets(config_of("grpo", tiny, *overrides))
 
 
-def test_a_test_set_may_be_watched_beside_the_one_that_chooses(files, tiny):
+def test_test_set_may_be_validated_besides_the_one_that_chooses(files, tiny):
     overrides = ["data.validation='held.jsonl,quiz.jsonl'", "training.keep_best=held", EVERY]
     assert list(load_sets(config_of("grpo", tiny, *overrides))) == ["held", "quiz"]
 
 
+THREES = """
+from postgrad.data.arithmetic import arithmetic_problems
+
+HELD_OUT = {p.uid for p in arithmetic_problems(1, "digits", "validation")}
+
+
+def threes(response, problem):
+    count = response.count("3")
+    return float(count == 2) if problem.uid in HELD_OUT else count / 4
+"""
+
+
 @pytest.fixture(scope="module")
 def verifier(tmp_path_factory) -> str:
-    """Rewards threes while training; on the held-out problems a response is good when it has exactly two of them, so that accuracy
-    rises and falls again."""
+    """Rewards threes in training; a held-out problem needs exactly two of them.
+
+    So the validation accuracy rises and falls again.
+    """
     file = tmp_path_factory.mktemp("verifier") / "threes.py"
-    held_out = "HELD_OUT = {p.uid for p in arithmetic_problems(1, 'digits', 'validation')}\n"
-    file.write_text(
-        f"from postgrad.data.arithmetic import arithmetic_problems\n\n{held_out}\n\ndef threes(response, problem):\n"
-        "    count = response.count('3')\n    return float(count == 2) if problem.uid in HELD_OUT else count / 4\n"
-    )
+    file.write_text(THREES)
     return f"{file}:threes"
 
 
 def overrides_for(verifier: str, runs: Path) -> list[str]:
     return [
-        *(
-            f"reward.verifier={verifier}",
-            f"runs={runs}",
-            f"data.validation='held={HELD_OUT},more=arithmetic:2:digits:validation'",
-        ),
-        *(
-            "training.validate_every=2",
-            "training.keep_best=held",
-            "training.keep_checkpoints=1",
-            "training.checkpoint_every=5",
-        ),
-        *(
-            "training.steps=16",
-            "training.problems_per_step=8",
-            "rollout.samples=8",
-            "rollout.max_response_tokens=4",
-        ),
-        *(
-            "optimizer.lr=1e-2",
-            "reward.workers=1",
-            "training.validation_problems=8",
-            "training.max_flat_steps=99",
-        ),
+        f"reward.verifier={verifier}",
+        f"runs={runs}",
+        f"data.validation='held={HELD_OUT},more=arithmetic:2:digits:validation'",
+        "training.validate_every=2",
+        "training.keep_best=held",
+        "training.keep_checkpoints=1",
+        "training.checkpoint_every=5",
+        "training.steps=16",
+        "training.problems_per_step=8",
+        "rollout.samples=8",
+        "rollout.max_response_tokens=4",
+        "optimizer.lr=1e-2",
+        "reward.workers=1",
+        "training.validation_problems=8",
+        "training.max_flat_steps=99",
     ]
 
 
@@ -215,7 +216,7 @@ def finished(tiny, verifier, tmp_path_factory) -> Path:
     return runs / "test"
 
 
-def test_the_best_checkpoint_survives(finished):
+def test_best_checkpoint_is_kept(finished):
     lines = [entry for entry in metrics_of(finished) if "validation/held/accuracy" in entry]
     assert {
         "validation/accuracy",
@@ -227,7 +228,7 @@ def test_the_best_checkpoint_survives(finished):
     }
     best = max(accuracies, key=lambda step: accuracies[step])
     assert best < 16 and accuracies[best] > accuracies[16], (
-        "the test wants a best that is not the last"
+        "this test needs a best step before the last"
     )
     assert checkpoint.best(finished) == finished / "checkpoints" / f"step-{best}"
     assert {p.name for p in (finished / "checkpoints").glob("step-*")} == {
@@ -237,11 +238,12 @@ def test_the_best_checkpoint_survives(finished):
     assert (finished / "checkpoints" / f"step-{best}" / "policy" / "model.safetensors").is_file()
 
 
-class Crash(Reporter):
+class CrashAtStep(Reporter):
     """Ends the run, as a kill would, after it has written the metrics of a step."""
 
     def __init__(self, step: int, when: str) -> None:
-        self.at, self.when = step, when
+        self.at = step
+        self.when = when  # "step" or "validation"
 
     def step(self, metrics, batch) -> None:
         if self.when == "step" and metrics["step"] == self.at:
@@ -252,31 +254,24 @@ class Crash(Reporter):
             raise KeyboardInterrupt
 
 
-def test_a_crash_changes_nothing(finished, tiny, verifier, tmp_path):
-    """Stopped after validations and between checkpoints, again and again: the same best, the same bytes."""
+def test_crashes_do_not_change_the_run(finished, tiny, verifier, tmp_path):
+    """Crashes after validations and between checkpoints: same best step, same bytes."""
     overrides = overrides_for(verifier, tmp_path)
     for crash in (
-        Crash(2, "validation"),
-        Crash(6, "validation"),
-        Crash(9, "step"),
-        Crash(14, "validation"),
+        CrashAtStep(2, "validation"),
+        CrashAtStep(6, "validation"),
+        CrashAtStep(9, "step"),
+        CrashAtStep(14, "validation"),
     ):
         with pytest.raises(KeyboardInterrupt):
             train(config_of("grpo", tiny, *overrides), crash)
     train(config_of("grpo", tiny, *overrides), Reporter())
-    mine, theirs = (tree(folder / "checkpoints") for folder in (tmp_path / "test", finished))
-    assert mine == theirs
-
-    def steady(folder: Path) -> list[dict]:
-        return [
-            {key: value for key, value in entry.items() if not is_timing(key)}
-            for entry in metrics_of(folder)
-        ]
-
-    assert steady(tmp_path / "test") == steady(finished)
+    crashed = tmp_path / "test"
+    assert tree(crashed / "checkpoints") == tree(finished / "checkpoints")
+    assert metrics_without_timing(crashed) == metrics_without_timing(finished)
 
 
-def test_the_best_is_evaluated_by_its_name(finished):
+def test_best_checkpoint_can_be_evaluated_by_its_pointer(finished):
     from postgrad.evaluation.model import find_model
 
     best = checkpoint.best(finished)
