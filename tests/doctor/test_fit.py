@@ -24,7 +24,7 @@ from postgrad.model.views import FULL, hidden_states
 GIB = 2**30
 
 
-def configured(model: Path, *overrides: str) -> Config:
+def make_config(model: Path, *overrides: str) -> Config:
     fixed = [
         "model.device=cpu",
         "model.dtype=float32",
@@ -34,15 +34,15 @@ def configured(model: Path, *overrides: str) -> Config:
     return compose_arguments(["grpo", f"model.path={model}", *fixed, *overrides])
 
 
-def uniform(
+def make_workload(
     groups: int, prompt: int, samples: int, given: tuple[int, ...] = (), num_validation: int = 0
 ) -> fit.Workload:
     return fit.Workload([fit.GroupLengths(prompt, given, samples)] * groups, prompt, num_validation)
 
 
-def planned(load: fit.Workload, model: Path, *overrides: str) -> fit.Plan:
-    config = configured(model, *overrides)
-    return fit.Plan(config, model_config(config.model), load)
+def make_plan(workload: fit.Workload, model: Path, *overrides: str) -> fit.Plan:
+    config = make_config(model, *overrides)
+    return fit.Plan(config, model_config(config.model), workload)
 
 
 RATES = fit.Rates(
@@ -53,11 +53,11 @@ RATES = fit.Rates(
 # ---- by hand
 
 
-def test_parameters_are_those_of_the_model(tiny: Path) -> None:
-    config = configured(tiny)
+def test_size_counts_the_parameters_of_the_model(tiny: Path) -> None:
+    config = make_config(tiny)
     size = simulate.measure_size(config, model_config(config.model))
-    # Width 32, vocabulary 18 (tied), heads 4 and key heads 2 of 8: q 32x32, k and v 32x16, o 32x32, mlp 3 x 32x64,
-    # norms 32 + 32 + 8 + 8 a block, 32 at the end.
+    # Width 32, vocabulary 18 (tied), 4 heads and 2 key heads of 8: q and o 32x32, k and v 32x16,
+    # mlp 3 x 32x64; norms 32 + 32 + 8 + 8 per block, 32 at the end.
     block = 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64 + 2 * 32 + 2 * 8
     assert size.parameters == 18 * 32 + 2 * block + 32
     assert (size.blocks, size.vocabulary, size.weights, size.largest) == (
@@ -70,27 +70,31 @@ def test_parameters_are_those_of_the_model(tiny: Path) -> None:
 
 def test_tied_heads_count_once(tiny: Path, tiny_untied: Path) -> None:
     sizes = [
-        simulate.measure_size(configured(path), model_config(configured(path).model))
+        simulate.measure_size(make_config(path), model_config(make_config(path).model))
         for path in (tiny, tiny_untied)
     ]
     block = (sizes[0].parameters - 18 * 32 - 32) // 2
     assert sizes[1].parameters == 2 * 18 * 32 + 3 * block + 32
 
 
-def test_layout_counts_prompts_once_for_a_bundle(tiny: Path) -> None:
+def test_layout_counts_the_prompt_of_a_group_once(tiny: Path) -> None:
     layout = fit.lay_out_step(
-        planned(uniform(2, 10, 3), tiny, "training.token_budget=1000"), response_tokens=5
+        make_plan(make_workload(2, 10, 3), tiny, "training.token_budget=1000"), response_tokens=5
     )
-    # One pass of two bundles: the prompt, and of each response all but the last token.
+    # One pass of two groups: the prompt, and of each response all but the last token.
     assert layout.largest_pass.ids.shape == (2, 10 + 3 * 4)
     assert (layout.num_rows, layout.num_sampled, layout.num_passes) == (6, 6, 1)
     assert (layout.tokens, layout.prompt_tokens, layout.padded_tokens) == (6 * 15, 20, 44)
 
 
 def test_layout_of_a_large_step_is_scaled_from_its_first_groups(tiny: Path) -> None:
-    load = uniform(400, 10, 2)
-    layout = fit.lay_out_step(planned(load, tiny, "training.token_budget=100"), response_tokens=5)
-    exact = fit.lay_out_step(planned(load, tiny, "training.token_budget=10000"), response_tokens=5)
+    workload = make_workload(400, 10, 2)
+    layout = fit.lay_out_step(
+        make_plan(workload, tiny, "training.token_budget=100"), response_tokens=5
+    )
+    exact = fit.lay_out_step(
+        make_plan(workload, tiny, "training.token_budget=10000"), response_tokens=5
+    )
     assert layout.num_rows == exact.num_rows == 800
     assert layout.tokens == exact.tokens == 800 * 15
     assert layout.padded_tokens == exact.padded_tokens
@@ -98,14 +102,15 @@ def test_layout_of_a_large_step_is_scaled_from_its_first_groups(tiny: Path) -> N
 
 
 def test_step_time_is_the_sum_of_its_parts(tiny: Path) -> None:
-    plan = planned(
-        uniform(4, 10, 4), tiny, "training.updates_per_step=2", "training.token_budget=1000"
+    plan = make_plan(
+        make_workload(4, 10, 4), tiny, "training.updates_per_step=2", "training.token_budget=1000"
     )
     layout = fit.lay_out_step(plan, response_tokens=5)
     step = fit.estimate_step(
         plan, ["draw", "compose", "sample", "compute_old_logprobs", "update"], layout, RATES
     )
-    padded, parameters = 4 * (10 + 4 * 4), simulate.measure_size(plan.config, plan.model).parameters
+    padded = 4 * (10 + 4 * 4)
+    parameters = simulate.measure_size(plan.config, plan.model).parameters
     assert layout.padded_tokens == padded
     assert step == pytest.approx(
         {
@@ -117,27 +122,26 @@ def test_step_time_is_the_sum_of_its_parts(tiny: Path) -> None:
 
 
 def test_other_models_take_memory_time_and_disk(tiny: Path) -> None:
-    alone = planned(
-        uniform(4, 10, 4), tiny, "training.token_budget=1000", "rollout.max_response_tokens=5"
+    alone = make_plan(
+        make_workload(4, 10, 4), tiny, "training.token_budget=1000", "rollout.max_response_tokens=5"
     )
     plan = dataclasses.replace(
         alone, roles={"reference": ("frozen", alone.model), "critic": ("critic", alone.model)}
     )
-    layout, p = (
-        fit.lay_out_step(plan, response_tokens=5),
-        simulate.measure_size(plan.config, plan.model).parameters,
-    )
+    layout = fit.lay_out_step(plan, response_tokens=5)
+    p = simulate.measure_size(plan.config, plan.model).parameters
     step = fit.estimate_step(plan, ["sample", "update"], layout, RATES)
     assert step["reference"] == pytest.approx(layout.padded_tokens * 0.001)
     assert step["critic"] == pytest.approx(layout.padded_tokens * (0.001 + 0.003) + p * 1e-6)
-    more, less = (fit.estimate_memory(which, process=0) for which in (plan, alone))
+    more = fit.estimate_memory(plan, process=0)
+    less = fit.estimate_memory(alone, process=0)
     assert sum(more.held.values()) - sum(less.held.values()) == 4 * p + (4 + 8) * p
     assert more.phases["critic's update"]["gradients"] == 4 * p
     assert fit.checkpoint_bytes(plan) == 2 * fit.checkpoint_bytes(alone)
 
 
-def test_a_step_that_samples_nothing_has_no_sample_time(tiny: Path) -> None:
-    plan = planned(uniform(4, 10, 0, given=(7,)), tiny)
+def test_step_without_samples_has_no_sample_time(tiny: Path) -> None:
+    plan = make_plan(make_workload(4, 10, 0, given=(7,)), tiny)
     layout = fit.lay_out_step(plan, 5)
     assert list(
         fit.estimate_step(plan, ["draw", "compose", "sample", "update"], layout, RATES)
@@ -145,13 +149,15 @@ def test_a_step_that_samples_nothing_has_no_sample_time(tiny: Path) -> None:
     assert layout.tokens == 4 * 17
 
 
-def test_validations_are_counted_before_after_and_between(tiny: Path) -> None:
+def test_validations_before_between_and_after_are_counted(tiny: Path) -> None:
     overrides = ["training.steps=10", "training.validate_every=5", "rollout.max_response_tokens=4"]
     one = 16 * 10 * 0.001 + 2 * 4 * 0.02
     assert fit.estimate_validations(
-        planned(uniform(1, 10, 2, num_validation=16), tiny, *overrides), RATES
+        make_plan(make_workload(1, 10, 2, num_validation=16), tiny, *overrides), RATES
     ) == pytest.approx(3 * 2 * one)
-    assert fit.estimate_validations(planned(uniform(1, 10, 2), tiny, *overrides), RATES) == 0.0
+    assert (
+        fit.estimate_validations(make_plan(make_workload(1, 10, 2), tiny, *overrides), RATES) == 0.0
+    )
 
 
 @pytest.mark.parametrize(
@@ -165,7 +171,7 @@ def test_validations_are_counted_before_after_and_between(tiny: Path) -> None:
 )
 def test_checkpoint_and_disk(tiny: Path, overrides: list[str], each: int) -> None:
     steps = ["training.steps=100", "training.checkpoint_every=10", "training.keep_checkpoints=2"]
-    plan = planned(uniform(2, 10, 2), tiny, *overrides, *steps)
+    plan = make_plan(make_workload(2, 10, 2), tiny, *overrides, *steps)
     one = each * simulate.measure_size(plan.config, plan.model).parameters
     assert fit.checkpoint_bytes(plan) == one
     layout = fit.lay_out_step(plan, 5)
@@ -180,8 +186,8 @@ def test_checkpoint_and_disk(tiny: Path, overrides: list[str], each: int) -> Non
     assert fit.disk_bytes(plan, layout) == one + rollouts
 
 
-def test_rows_longer_than_the_context_are_refused(tiny: Path) -> None:
-    plan = planned(uniform(1, 10, 2), tiny, "rollout.max_response_tokens=502")
+def test_row_longer_than_the_context_is_refused(tiny: Path) -> None:
+    plan = make_plan(make_workload(1, 10, 2), tiny, "rollout.max_response_tokens=502")
     size = simulate.measure_size(plan.config, plan.model)
     fit.check_context(plan, size)
     plan.config.rollout.max_response_tokens = 503
@@ -192,7 +198,7 @@ def test_rows_longer_than_the_context_are_refused(tiny: Path) -> None:
 # ---- memory against real tensors
 
 
-def test_live_bytes_follow_tensors_and_not_views() -> None:
+def test_live_bytes_count_tensors_and_not_views() -> None:
     weight = torch.zeros(1000)
     with simulate.LiveBytes([weight]) as count:
         a = weight * 2
@@ -216,8 +222,8 @@ def micro_batch(rows: int, length: int, responses: int, masked: bool = True) -> 
 def test_simulated_activations_are_those_that_autograd_keeps(
     tiny_untied: Path, dtype: str, masked: bool
 ) -> None:
-    """The real model of three blocks, its saved tensors counted, against one and two simulated blocks."""
-    config = configured(tiny_untied, f"model.dtype={dtype}")
+    """The saved tensors of a real model of three blocks, against one and two simulated blocks."""
+    config = make_config(tiny_untied, f"model.dtype={dtype}")
     micro = micro_batch(4, 48, 60, masked)
     simulated, _ = simulate.simulate_update(config, model_config(config.model), micro)
     model = load(config.model, torch.device("cpu")).model
@@ -237,7 +243,7 @@ def test_simulated_activations_are_those_that_autograd_keeps(
 
 
 def test_simulated_peak_is_that_of_the_real_pass(tiny_untied: Path) -> None:
-    config = configured(tiny_untied)
+    config = make_config(tiny_untied)
     micro = micro_batch(4, 48, 150)
     kept, head = simulate.simulate_update(config, model_config(config.model), micro)
     loaded = load(config.model, torch.device("cpu"))
@@ -253,10 +259,12 @@ def test_simulated_peak_is_that_of_the_real_pass(tiny_untied: Path) -> None:
     assert kept + head == pytest.approx(count.peak, rel=0.05)
 
 
-def test_checkpointing_and_a_smaller_budget_take_less(tiny_untied: Path) -> None:
+def test_checkpointing_and_a_smaller_budget_need_less_memory(tiny_untied: Path) -> None:
     peaks = {}
     for overrides in ((), ("model.activation_checkpointing=true",), ("training.token_budget=100",)):
-        plan = planned(uniform(8, 20, 4), tiny_untied, "rollout.max_response_tokens=20", *overrides)
+        plan = make_plan(
+            make_workload(8, 20, 4), tiny_untied, "rollout.max_response_tokens=20", *overrides
+        )
         peaks[overrides] = fit.estimate_memory(plan, process=0).phases["update"]["activations"]
     assert peaks[("model.activation_checkpointing=true",)] < 0.5 * peaks[()]
     assert peaks[("training.token_budget=100",)] < 0.25 * peaks[()]
@@ -269,12 +277,13 @@ def test_memory_by_hand(tiny: Path) -> None:
         "rollout.max_rows=6",
         "training.steps=1",
     ]
-    plan = planned(uniform(2, 10, 4), tiny, *overrides)
+    plan = make_plan(make_workload(2, 10, 4), tiny, *overrides)
     memory = fit.estimate_memory(plan, process=5000, kernel=7)
     p = simulate.measure_size(plan.config, plan.model).parameters
     state = {"process": 5000, "weights": 2 * p, "optimizer state": 8 * p, "float32 masters": 4 * p}
     assert {name: memory.held[name] for name in state} == state
-    # Matrices of five shapes (embedding; q and o; k and v; gate and up; down), six row counts and one pass of three products.
+    # Matrices of five shapes (embedding; q and o; k and v; gate and up; down), six row counts,
+    # and one pass of three products.
     assert memory.held["kernels by shape"] == 7 * 5 * (6 + 3)
     # Six rows of 30 tokens; keys and values of two heads of 8 in two blocks, two bytes each.
     assert memory.phases["rollout"]["KV cache"] == 6 * 30 * 2 * 2 * 8 * 2 * 2
@@ -284,10 +293,10 @@ def test_memory_by_hand(tiny: Path) -> None:
     )
 
 
-def test_an_engine_apart_counts_its_own_weights(tiny: Path) -> None:
+def test_engine_process_counts_its_own_weights(tiny: Path) -> None:
     apart = ["cluster.backend=process", "cluster.engine_apart=true"]
     plans = [
-        planned(uniform(2, 10, 4), tiny, *overrides, "rollout.max_response_tokens=20")
+        make_plan(make_workload(2, 10, 4), tiny, *overrides, "rollout.max_response_tokens=20")
         for overrides in ([], apart)
     ]
     one, two = (fit.estimate_memory(plan, process=10**6) for plan in plans)
@@ -297,19 +306,19 @@ def test_an_engine_apart_counts_its_own_weights(tiny: Path) -> None:
     assert "rollout" not in two.phases
 
 
-def test_remedies_come_in_the_order_of_effect(tiny_untied: Path) -> None:
-    plan = planned(
-        uniform(32, 20, 8),
+def test_suggestions_come_in_the_order_of_effect(tiny_untied: Path) -> None:
+    plan = make_plan(
+        make_workload(32, 20, 8),
         tiny_untied,
         "rollout.max_response_tokens=50",
         "training.token_budget=4096",
     )
-    found = fit.suggest_settings(plan, process=0)
-    savings = [saved for _, saved in found]
+    suggestions = fit.suggest_settings(plan, process=0)
+    savings = [saved for _, saved in suggestions]
     assert savings == sorted(savings, reverse=True)
     assert savings[-1] > 0
     assert {"training.token_budget=2048", "model.activation_checkpointing=true"} <= {
-        change for change, _ in found
+        setting for setting, _ in suggestions
     }
 
 

@@ -1,4 +1,4 @@
-"""A hub in a thread: the HTTP calls that huggingface_hub makes to publish a model, and the faults a network has."""
+"""A hub in a thread: the HTTP calls of huggingface_hub to publish a model, and network faults."""
 
 import base64
 import hashlib
@@ -11,22 +11,22 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 TOKEN = "hf_right"
-BIG = (".safetensors", ".bin")  # what this hub wants as large files
+LARGE_SUFFIXES = (".safetensors", ".bin")  # uploaded as large files
 
 
 class Hub:
-    """What the server holds: repositories with their files, large files by hash, and what was asked of it."""
+    """State of the server: repositories with files, large files by hash, counted calls."""
 
     def __init__(self) -> None:
         self.repos: dict[str, dict[str, Any]] = {}
         self.large: dict[str, bytes] = {}
         self.calls: Counter[str] = Counter()
-        self.faults: list[
-            tuple[str, int]
-        ] = []  # (call, status or 0 for a cut connection), each happens once
+        # (call, status or 0 for a closed connection); each happens once
+        self.faults: list[tuple[str, int]] = []
         self.address = ""
 
-    def fault(self, call: str) -> int | None:
+    def take_fault(self, call: str) -> int | None:
+        """Return and remove the fault of a call; None if it has none."""
         for i, (name, status) in enumerate(self.faults):
             if name == call:
                 del self.faults[i]
@@ -56,34 +56,34 @@ class Handler(BaseHTTPRequestHandler):
 
     def body(self) -> bytes:
         if "chunked" in self.headers.get("Transfer-Encoding", ""):
-            out = b""
+            data = b""
             while size := int(self.rfile.readline(), 16):
-                out += self.rfile.read(size)
+                data += self.rfile.read(size)
                 self.rfile.readline()
             self.rfile.readline()
-            return out
+            return data
         return self.rfile.read(int(self.headers.get("Content-Length", 0)))
 
-    def called(self, name: str, data: bytes) -> bool:
-        """Count the call; True when a fault answered it."""
+    def failed(self, name: str) -> bool:
+        """Count the call; return whether a fault answered it."""
         self.hub.calls[name] += 1
-        status = self.hub.fault(name)
+        status = self.hub.take_fault(name)
         if status is None:
             return False
         if status == 0:
             self.close_connection = True
             self.connection.close()
         else:
-            self.answer(status, {"error": "the hub is not well"})
+            self.answer(status, {"error": "internal error"})
         return True
 
-    def known(self) -> bool:
+    def has_token(self) -> bool:
         return self.headers.get("Authorization") == f"Bearer {TOKEN}"
 
     def do_POST(self) -> None:
         data = self.body()
         path = self.path.partition("?")[0]
-        if not self.known():
+        if not self.has_token():
             self.hub.calls["unknown token"] += 1
             return self.answer(401, {"error": "Invalid username or password."})
         if path == "/api/repos/create":
@@ -101,11 +101,11 @@ class Handler(BaseHTTPRequestHandler):
         return self.answer(404, {"error": path})
 
     def create(self, data: bytes) -> None:
-        if self.called("create", data):
+        if self.failed("create"):
             return None
-        wanted = json.loads(data)
-        name = f"{wanted['organization']}/{wanted['name']}"
-        if wanted["organization"] == "stranger":
+        request = json.loads(data)
+        name = f"{request['organization']}/{request['name']}"
+        if request["organization"] == "stranger":
             return self.answer(
                 403, {"error": "You don't have the rights to create a model under this namespace"}
             )
@@ -118,22 +118,22 @@ class Handler(BaseHTTPRequestHandler):
                 },
             )
         self.hub.repos[name] = {
-            "private": wanted.get("visibility") == "private",
+            "private": request.get("visibility") == "private",
             "files": {},
             "commits": [],
         }
         return self.answer(200, {"url": f"{self.hub.address}/{name}", "name": name})
 
     def do_GET(self) -> None:
-        self.answer(404 if self.known() else 401, {"error": "not here"})
+        self.answer(404 if self.has_token() else 401, {"error": "not here"})
 
     def preupload(self, data: bytes) -> None:
-        if self.called("preupload", data):
+        if self.failed("preupload"):
             return None
         files = [
             {
                 "path": f["path"],
-                "uploadMode": "lfs" if f["path"].endswith(BIG) else "regular",
+                "uploadMode": "lfs" if f["path"].endswith(LARGE_SUFFIXES) else "regular",
                 "shouldIgnore": False,
             }
             for f in json.loads(data)["files"]
@@ -141,32 +141,28 @@ class Handler(BaseHTTPRequestHandler):
         return self.answer(200, {"files": files})
 
     def batch(self, data: bytes) -> None:
-        if self.called("batch", data):
+        if self.failed("batch"):
             return None
-        out = []
-        for wanted in json.loads(data)["objects"]:
-            upload = {"upload": {"href": f"{self.hub.address}/upload/{wanted['oid']}"}}
-            there = wanted["oid"] in self.hub.large
-            out.append(
-                {
-                    "oid": wanted["oid"],
-                    "size": wanted["size"],
-                    **({} if there else {"actions": upload}),
-                }
-            )
-        return self.answer(200, {"objects": out, "transfer": "basic"})
+        objects = []
+        for file in json.loads(data)["objects"]:
+            entry = {"oid": file["oid"], "size": file["size"]}
+            if file["oid"] not in self.hub.large:
+                address = f"{self.hub.address}/upload/{file['oid']}"
+                entry["actions"] = {"upload": {"href": address}}
+            objects.append(entry)
+        return self.answer(200, {"objects": objects, "transfer": "basic"})
 
     def do_PUT(self) -> None:
         data = self.body()
-        if self.called("upload", data):
+        if self.failed("upload"):
             return None
         oid = self.path.rsplit("/", 1)[1]
-        assert hashlib.sha256(data).hexdigest() == oid, "what arrives is what was announced"
+        assert hashlib.sha256(data).hexdigest() == oid, "the data have the announced hash"
         self.hub.large[oid] = data
         return self.answer(200)
 
     def commit(self, name: str, data: bytes) -> None:
-        if self.called("commit", data):
+        if self.failed("commit"):
             return None
         lines = [json.loads(line) for line in data.splitlines()]
         repo = self.hub.repos[name]

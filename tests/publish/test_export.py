@@ -1,4 +1,4 @@
-"""Export: stock folders from runs, checkpoints, adapters and verl's shards, bit for bit, and every fault by name."""
+"""Export: stock folders from runs, checkpoints, adapters and verl's shards, bit for bit."""
 
 import gc
 import json
@@ -26,7 +26,7 @@ from postgrad.training.report import Reporter
 
 @contextmanager
 def rank_of(rank: int, world: int):
-    """A process group in which this process is one rank of several; nothing is ever sent."""
+    """A fake process group in which this process is one rank of several."""
     dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
     try:
         yield
@@ -37,7 +37,7 @@ def rank_of(rank: int, world: int):
 
 @cache
 def state_of(folder: Path) -> dict[str, torch.Tensor]:
-    """What a training process holds: a tied head under both its names."""
+    """Return the state of a training process: a tied head has both its names."""
     return {
         name: tensor.detach()
         for name, tensor in AutoModelForCausalLM.from_pretrained(folder).state_dict().items()
@@ -45,15 +45,14 @@ def state_of(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def dtensors(state, rank: int, world: int) -> dict:
-    """FSDP2, and FSDP1 with a device mesh: rows cut as torch.chunk does, the last ranks shorter or empty."""
+    """FSDP2, and FSDP1 with a device mesh: rows sharded like torch.chunk."""
     mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("fsdp",))
     out = {}
     for name, whole in state.items():
         chunks = whole.chunk(world, dim=0)
         local = chunks[rank].clone() if rank < len(chunks) else whole[:0].clone()
-        padded = torch.zeros(
-            chunks[0].shape, dtype=whole.dtype
-        )  # FSDP pads, and the part is a view of the padded memory
+        # FSDP pads, and the shard is a view of the padded memory.
+        padded = torch.zeros(chunks[0].shape, dtype=whole.dtype)
         padded[: len(local)] = local
         out[name] = DTensor.from_local(
             padded[: len(local)],
@@ -67,15 +66,16 @@ def dtensors(state, rank: int, world: int) -> dict:
 
 
 def hybrid(state, rank: int, world: int) -> dict:
-    """HSDP: two copies of all, each cut over half of the ranks."""
+    """HSDP: two replicas, each sharded over half of the ranks."""
     mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("ddp", "fsdp"))
     out = {}
     for name, whole in state.items():
-        chunks, own = whole.chunk(world // 2, dim=0), rank % (world // 2)
-        local = chunks[own].clone() if own < len(chunks) else whole[:0].clone()
-        placed = [Replicate(), Shard(0)]
+        chunks = whole.chunk(world // 2, dim=0)
+        index = rank % (world // 2)
+        local = chunks[index].clone() if index < len(chunks) else whole[:0].clone()
+        placements = [Replicate(), Shard(0)]
         out[name] = DTensor.from_local(
-            local, mesh, placed, run_check=False, shape=whole.shape, stride=whole.stride()
+            local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride()
         )
     return out
 
@@ -92,7 +92,9 @@ def sharded(state, rank: int, world: int) -> dict:
 
     out = {}
     for name, whole in state.items():
-        chunks, at, metas = whole.chunk(world, dim=0), 0, []
+        chunks = whole.chunk(world, dim=0)
+        at = 0
+        metas = []
         for number, chunk in enumerate(chunks):
             offsets = [at] + [0] * (whole.dim() - 1)
             metas.append(
@@ -103,14 +105,14 @@ def sharded(state, rank: int, world: int) -> dict:
                 )
             )
             at += len(chunk)
-        mine = [Piece(chunks[rank].clone(), metas[rank])] if rank < len(chunks) else []
+        local = [Piece(chunks[rank].clone(), metas[rank])] if rank < len(chunks) else []
         table = ShardedTensorMetadata(metas, whole.shape, TensorProperties(dtype=whole.dtype))
-        out[name] = ShardedTensor._init_from_local_shards_and_global_metadata(mine, table)
+        out[name] = ShardedTensor._init_from_local_shards_and_global_metadata(local, table)
     return out
 
 
 def fully_sharded(state, rank: int, world: int) -> dict:
-    """torch's own FSDP2 over a stack of layers that has the weights."""
+    """torch's own FSDP2 over a module with the weights."""
     from torch.distributed.fsdp import fully_shard
 
     names = list(state)
@@ -119,10 +121,18 @@ def fully_sharded(state, rank: int, world: int) -> dict:
     return dict(zip(names, layers.state_dict().values(), strict=True))
 
 
+def greedy_answer(folder: Path) -> str:
+    """Return the text that the model in a folder generates after a prompt."""
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    prompt = tokenizer("3+4=", return_tensors="pt")
+    return tokenizer.decode(model.generate(**prompt, max_new_tokens=6, do_sample=False)[0])
+
+
 def write_verl(
-    folder: Path, model: Path, world: int, cut=dtensors, change=lambda state: state
+    folder: Path, model: Path, world: int, shard=dtensors, change=lambda state: state
 ) -> Path:
-    """A checkpoint as verl writes it."""
+    """Write a checkpoint as verl does."""
     state = change(state_of(model))
     (folder / "huggingface").mkdir(parents=True)
     for file in model.iterdir():
@@ -130,28 +140,31 @@ def write_verl(
             shutil.copyfile(file, folder / "huggingface" / file.name)
     for rank in range(world):
         with rank_of(rank, world):
-            torch.save(cut(state, rank, world), folder / f"model_world_size_{world}_rank_{rank}.pt")
+            torch.save(
+                shard(state, rank, world), folder / f"model_world_size_{world}_rank_{rank}.pt"
+            )
     return folder
 
 
-def exported(*overrides: str, capsys=None) -> tuple[int, str]:
+def run_export(*words: str, capsys=None) -> tuple[int, str]:
+    """Return the exit code of `postgrad export` and what it printed."""
     if capsys is not None:
-        capsys.readouterr()  # what the preparations said
-    code = main(["export", *map(str, overrides)])
+        capsys.readouterr()
+    code = main(["export", *map(str, words)])
     if capsys is None:
         return code, ""
-    said = capsys.readouterr()
-    return code, said.err or said.out
+    printed = capsys.readouterr()
+    return code, printed.err or printed.out
 
 
 @pytest.fixture(scope="module")
-def odd(tmp_path_factory) -> Path:
-    """Weights whose first dimensions no number of ranks divides: 18 tokens, width 24, three heads of 8."""
+def odd_model(tmp_path_factory) -> Path:
+    """A model whose first dimensions do not divide by the ranks: 18 tokens, width 24."""
     return make_tiny(tmp_path_factory.mktemp("models") / "odd", seed=3, layers=2, width=24)
 
 
 @pytest.mark.parametrize(
-    ("world", "cut"),
+    ("world", "shard"),
     [
         (1, dtensors),
         (2, dtensors),
@@ -163,39 +176,27 @@ def odd(tmp_path_factory) -> Path:
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )
-def test_shards_of_verl_become_the_model_they_were(odd, tmp_path, world, cut):
-    folder = write_verl(tmp_path / "global_step_7" / "actor", odd, world, cut)
-    assert exported(folder.parent, tmp_path / "out")[0] == 0
-    ours, whole = (
-        load_file(tmp_path / "out" / "model.safetensors"),
-        load_file(odd / "model.safetensors"),
-    )
-    assert ours.keys() == whole.keys(), "a tied head is written once"
-    assert all(torch.equal(ours[name], whole[name]) for name in whole)
-    texts = []
-    for place in (odd, tmp_path / "out"):
-        model, tokenizer = (
-            AutoModelForCausalLM.from_pretrained(place),
-            AutoTokenizer.from_pretrained(place),
-        )
-        told = model.generate(
-            **tokenizer("3+4=", return_tensors="pt"), max_new_tokens=6, do_sample=False
-        )
-        texts.append(tokenizer.decode(told[0]))
-    assert texts[0] == texts[1]
+def test_verl_shards_become_the_original_model(odd_model, tmp_path, world, shard):
+    folder = write_verl(tmp_path / "global_step_7" / "actor", odd_model, world, shard)
+    assert run_export(folder.parent, tmp_path / "out")[0] == 0
+    exported = load_file(tmp_path / "out" / "model.safetensors")
+    original = load_file(odd_model / "model.safetensors")
+    assert exported.keys() == original.keys(), "a tied head is written once"
+    assert all(torch.equal(exported[name], original[name]) for name in original)
+    assert greedy_answer(tmp_path / "out") == greedy_answer(odd_model)
 
 
-def test_a_head_of_its_own_type_size_and_names_of_wrappers(tiny_untied, tmp_path, capsys):
+def test_untied_head_dtype_shard_size_and_wrapped_names(tiny_untied, tmp_path, capsys):
     def wrapped(state):
         return {f"_fsdp_wrapped_module.{name}": tensor for name, tensor in state.items()}
 
     write_verl(tmp_path / "ck" / "global_step_20" / "actor", tiny_untied, 2, change=wrapped)
     (tmp_path / "ck" / "latest_checkpointed_iteration.txt").write_text("20")
     size = 20_000 / 2**30
-    code, said = exported(
+    code, printed = run_export(
         tmp_path / "ck", tmp_path / "out", "dtype=bfloat16", f"shard_gib={size}", capsys=capsys
     )
-    assert code == 0 and "2 ranks" in said and "model-00001-of-" in said
+    assert code == 0 and "2 ranks" in printed and "model-00001-of-" in printed
     files = sorted((tmp_path / "out").glob("*.safetensors"))
     assert len(files) > 2 and all(file.stat().st_size < 20_000 + 4_000 for file in files)
     index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
@@ -207,8 +208,9 @@ def test_a_head_of_its_own_type_size_and_names_of_wrappers(tiny_untied, tmp_path
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").dtype == torch.bfloat16
 
 
-def test_adapters_in_verls_shards_are_merged(odd, tmp_path):
-    a, b = torch.randn(4, 24), torch.randn(24, 4)
+def test_adapters_in_verl_shards_are_merged(odd_model, tmp_path):
+    a = torch.randn(4, 24)
+    b = torch.randn(24, 4)
 
     def adapted(state: dict) -> dict:
         names = {name: f"base_model.model.{name}" for name in state}
@@ -220,22 +222,21 @@ def test_adapters_in_verls_shards_are_merged(odd, tmp_path):
         }
         return {names[name]: tensor for name, tensor in state.items()} | pair
 
-    folder = write_verl(tmp_path / "actor", odd, 2, change=adapted)
-    assert exported(folder, tmp_path / "out")[0] == 2, "alpha and rank are not known"
+    folder = write_verl(tmp_path / "actor", odd_model, 2, change=adapted)
+    assert run_export(folder, tmp_path / "out")[0] == 2, "alpha and rank are unknown"
     (folder / "lora_train_meta.json").write_text(
         '{"r": 4, "lora_alpha": 8, "task_type": "CAUSAL_LM"}'
     )
-    assert exported(folder, tmp_path / "out")[0] == 0
-    ours, whole = (
-        load_file(tmp_path / "out" / "model.safetensors"),
-        load_file(odd / "model.safetensors"),
-    )
+    assert run_export(folder, tmp_path / "out")[0] == 0
+    merged = load_file(tmp_path / "out" / "model.safetensors")
+    original = load_file(odd_model / "model.safetensors")
     name = "model.layers.0.self_attn.q_proj.weight"
-    assert torch.equal(ours[name], whole[name] + 2.0 * (b @ a)) and ours.keys() == whole.keys()
+    assert torch.equal(merged[name], original[name] + 2.0 * (b @ a))
+    assert merged.keys() == original.keys()
 
 
-def spoil(folder: Path, rank: int, change) -> None:
-    """Rewrite one shard."""
+def rewrite(folder: Path, rank: int, change) -> None:
+    """Change one shard."""
     file = folder / f"model_world_size_2_rank_{rank}.pt"
     with rank_of(rank, 2):
         state = torch.load(file, weights_only=False)
@@ -243,39 +244,93 @@ def spoil(folder: Path, rank: int, change) -> None:
         torch.save(state, file)
 
 
-EMBED, NORM = "model.embed_tokens.weight", "model.norm.weight"
+EMBED = "model.embed_tokens.weight"
+NORM = "model.norm.weight"
+
+
+def remove_shard(folder: Path) -> None:
+    (folder / "model_world_size_2_rank_1.pt").unlink()
+
+
+def add_world_size(folder: Path) -> None:
+    rank_1 = folder / "model_world_size_2_rank_1.pt"
+    shutil.copyfile(rank_1, folder / "model_world_size_3_rank_2.pt")
+
+
+def truncate_shard(folder: Path) -> None:
+    (folder / "model_world_size_2_rank_0.pt").write_bytes(b"PK")
+
+
+def remove_config(folder: Path) -> None:
+    (folder / "huggingface" / "config.json").unlink()
+
+
+def empty_config(folder: Path) -> None:
+    (folder / "huggingface" / "config.json").write_text("{}")
+
+
+def widen_config(folder: Path) -> None:
+    file = folder / "huggingface" / "config.json"
+    settings = json.loads(file.read_text())
+    settings["intermediate_size"] += 8
+    file.write_text(json.dumps(settings))
+
+
+def remove_weight_of_one_rank(folder: Path) -> None:
+    rewrite(folder, 1, lambda state: state.pop(NORM))
+
+
+def remove_weight(folder: Path) -> None:
+    for rank in (0, 1):
+        rewrite(folder, rank, lambda state: state.pop(NORM))
+
+
+def add_weight(folder: Path) -> None:
+    for rank in (0, 1):
+        rewrite(folder, rank, lambda state: state.update(more=torch.ones(2)))
+
+
+def replace_weight_of_one_rank(folder: Path) -> None:
+    rewrite(folder, 1, lambda state: state.update({NORM: torch.ones(4)}))
+
+
+def shorten_weight_of_one_rank(folder: Path) -> None:
+    rewrite(folder, 1, lambda state: remove_last_row(state, EMBED))
+
+
+def change_tied_head(folder: Path) -> None:
+    for rank in (0, 1):
+        rewrite(folder, rank, lambda state: state["lm_head.weight"]._local_tensor.mul_(2))
 
 
 @pytest.mark.parametrize(
-    ("change", "overrides"),
+    ("change", "message"),
     [
-        (lambda f: (f / "model_world_size_2_rank_1.pt").unlink(), "lacks 1 of 2 shards: model_world_size_2_rank_1.pt"),
-        (lambda f: shutil.copyfile(f / "model_world_size_2_rank_1.pt", f / "model_world_size_3_rank_2.pt"), "world sizes 2 and 3"),
-        (lambda f: (f / "model_world_size_2_rank_0.pt").write_bytes(b"PK"), "rank_0.pt cannot be read as weights"),
-        (lambda f: (f / "huggingface" / "config.json").unlink(), "no huggingface/config.json"),
-        (lambda f: (f / "huggingface" / "config.json").write_text("{}"), "huggingface/config.json"),
-        (lambda f: spoil(f, 1, lambda s: s.pop(NORM)), f"'{NORM}' is in only one of them"),
-        (lambda f: [spoil(f, r, lambda s: s.pop(NORM)) for r in (0, 1)], f"lacks 1 weights of the model, the first is {NORM}"),
-        (lambda f: [spoil(f, r, lambda s: s.update(more=torch.ones(2))) for r in (0, 1)], "more is not a weight of the model"),
-        (lambda f: spoil(f, 1, lambda s: s.update({NORM: torch.ones(4)})), f"{NORM} is not the same kind of tensor"),
-        (lambda f: spoil(f, 1, lambda s: cut_short(s, EMBED)), f"{EMBED} should be (18, 24), but its shards are (9, 24), (8, 24)"),
-        (lambda f: [spoil(f, r, lambda s: untie(s)) for r in (0, 1)], "ties lm_head.weight to model.embed_tokens.weight, but they differ"),
-        (lambda f: narrow(f / "huggingface" / "config.json"), "config.json says"),
+        (remove_shard, "lacks 1 of 2 shards: model_world_size_2_rank_1.pt"),
+        (add_world_size, "world sizes 2 and 3"),
+        (truncate_shard, "rank_0.pt cannot be read as weights"),
+        (remove_config, "huggingface/config.json"),
+        (empty_config, "huggingface/config.json"),
+        (remove_weight_of_one_rank, f"'{NORM}' is in only one of them"),
+        (remove_weight, f"lacks 1 weights of the model, the first is {NORM}"),
+        (add_weight, "more is not a weight of the model"),
+        (replace_weight_of_one_rank, f"{NORM} is not the same kind of tensor"),
+        (shorten_weight_of_one_rank, f"{EMBED} should be (18, 24), but its shards are"),
+        (change_tied_head, f"ties lm_head.weight to {EMBED}, but they differ"),
+        (widen_config, "config.json says"),
     ],
-    ids=["rank", "worlds", "cut", "no config", "bad config", "one name", "missing", "extra", "kinds", "short", "tie", "shape"],
-)  # fmt: skip
-def test_what_does_not_fit_is_named_and_nothing_is_written(
-    odd, tmp_path, capsys, change, overrides
-):
-    folder = write_verl(tmp_path / "actor", odd, 2)
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_faulty_shards_are_one_line_and_write_nothing(odd_model, tmp_path, capsys, change, message):
+    folder = write_verl(tmp_path / "actor", odd_model, 2)
     change(folder)
     before = tree(tmp_path)
-    code, said = exported(folder, tmp_path / "out", capsys=capsys)
-    assert code == 2 and overrides in said and said.count("\n") == 1, said
+    code, printed = run_export(folder, tmp_path / "out", capsys=capsys)
+    assert code == 2 and message in printed and printed.count("\n") == 1, printed
     assert tree(tmp_path) == before
 
 
-def cut_short(state: dict, name: str) -> None:
+def remove_last_row(state: dict, name: str) -> None:
     whole = state[name]
     state[name] = DTensor.from_local(
         whole._local_tensor[:-1],
@@ -287,34 +342,25 @@ def cut_short(state: dict, name: str) -> None:
     )
 
 
-def untie(state: dict) -> None:
-    state["lm_head.weight"]._local_tensor.mul_(2)
-
-
-def narrow(file: Path) -> None:
-    settings = json.loads(file.read_text())
-    file.write_text(json.dumps(settings | {"intermediate_size": settings["intermediate_size"] + 8}))
-
-
-def test_a_shard_that_would_run_code_does_not(odd, tmp_path, capsys):
+def test_code_in_a_shard_does_not_run(odd_model, tmp_path, capsys):
     class Evil:
         def __reduce__(self):
             return (Path.touch, (tmp_path / "owned",))
 
-    folder = write_verl(tmp_path / "actor", odd, 2)
+    folder = write_verl(tmp_path / "actor", odd_model, 2)
     torch.save({EMBED: Evil()}, folder / "model_world_size_2_rank_0.pt")
-    code, said = exported(folder, tmp_path / "out", capsys=capsys)
-    assert code == 2 and "cannot be read as weights" in said
+    code, printed = run_export(folder, tmp_path / "out", capsys=capsys)
+    assert code == 2 and "cannot be read as weights" in printed
     assert not (tmp_path / "owned").exists()
     before = set(torch.serialization.get_safe_globals())
     with pytest.raises(Exception, match="cannot be read"):
         read_shard(folder / "model_world_size_2_rank_0.pt")
     assert set(torch.serialization.get_safe_globals()) == before, (
-        "what others allowed is allowed again"
+        "globals that others allowed are restored"
     )
 
 
-# ---- our own
+# ---- runs of Postgrad
 
 
 @pytest.fixture(scope="module")
@@ -338,9 +384,9 @@ def adapted_run(tiny, tmp_path_factory) -> Path:
     ).folder
 
 
-def test_a_run_is_exported_by_step(adapted_run, tmp_path):
+def test_run_is_exported_by_step(adapted_run, tmp_path):
     for word, step in (("latest", 2), ("1", 1)):
-        assert exported(adapted_run, tmp_path / word, f"step={word}")[0] == 0
+        assert run_export(adapted_run, tmp_path / word, f"step={word}")[0] == 0
         ours = load_file(tmp_path / word / "model.safetensors")
         saved = load_file(
             adapted_run / "checkpoints" / f"step-{step}" / "policy" / "model.safetensors"
@@ -358,17 +404,17 @@ def test_a_run_is_exported_by_step(adapted_run, tmp_path):
         "model.safetensors",
     } <= names
     assert not any(name.startswith("adapter") for name in names)
-    assert exported(adapted_run / "checkpoints" / "latest", tmp_path / "by pointer")[0] == 0
+    assert run_export(adapted_run / "checkpoints" / "latest", tmp_path / "by pointer")[0] == 0
     assert tree(tmp_path / "by pointer") == tree(tmp_path / "latest")
 
 
-def test_an_adapter_is_kept_or_merged(adapted_run, tmp_path):
+def test_adapter_is_kept_or_merged(adapted_run, tmp_path):
     peft = pytest.importorskip("peft")
-    assert exported(adapted_run, tmp_path / "kept", "lora=keep")[0] == 0
+    assert run_export(adapted_run, tmp_path / "kept", "lora=keep")[0] == 0
     assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json"} <= {
         f.name for f in (tmp_path / "kept").iterdir()
     }
-    assert exported(tmp_path / "kept", tmp_path / "merged")[0] == 0
+    assert run_export(tmp_path / "kept", tmp_path / "merged")[0] == 0
     base = json.loads((tmp_path / "kept" / "adapter_config.json").read_text())[
         "base_model_name_or_path"
     ]
@@ -386,7 +432,7 @@ def test_an_adapter_is_kept_or_merged(adapted_run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "parts"),
+    ("words", "message"),
     [
         (["{run}"], "OUT"),
         (["{run}", "{out}", "step=9"], "has no checkpoint step=9; it has steps 1, 2"),
@@ -402,14 +448,14 @@ def test_an_adapter_is_kept_or_merged(adapted_run, tmp_path):
         (["{empty}", "{out}"], "has no model*.safetensors"),
     ],
 )
-def test_wrong_words_are_one_line(adapted_run, tiny, tmp_path, capsys, overrides, parts):
+def test_wrong_arguments_are_one_line(adapted_run, tiny, tmp_path, capsys, words, message):
     (tmp_path / "empty").mkdir()
-    places = {
+    folders = {
         "run": adapted_run,
         "out": tmp_path / "out",
         "model": tiny,
         "empty": tmp_path / "empty",
     }
-    code, said = exported(*(word.format(**places) for word in overrides), capsys=capsys)
-    assert code == 2 and parts in said and said.count("\n") == 1, said
+    code, printed = run_export(*(word.format(**folders) for word in words), capsys=capsys)
+    assert code == 2 and message in printed and printed.count("\n") == 1, printed
     assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""Push: a model on a stand-in of the hub, whole or not at all; every refusal one line; what arrived is not sent twice."""
+"""Push to a hub in a thread: complete or not at all, refusals in one line, nothing sent twice."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def hub(monkeypatch, tmp_path):
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no token here"))
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no token"))
     monkeypatch.setattr(pushing, "PAUSES_S", (0.01, 0.02))
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     with serving_hub() as hub:
@@ -63,24 +63,27 @@ def run_of(tmp_path) -> Path:
     return run
 
 
-def pushed(capsys, *overrides: str) -> tuple[int, str]:
+def run_push(capsys, *words: str) -> tuple[int, str]:
+    """Return the exit code of `postgrad push` and what it printed."""
     capsys.readouterr()
-    code = main(["push", *map(str, overrides)])
-    said = capsys.readouterr()
-    return code, said.err if code else said.out
+    code = main(["push", *map(str, words)])
+    printed = capsys.readouterr()
+    return code, printed.err if code else printed.out
 
 
-def local(folder: Path) -> dict[str, bytes]:
+def files_of(folder: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in folder.iterdir()}
 
 
-def test_a_run_is_published_with_a_card(hub: Hub, run_of, capsys):
-    code, said = pushed(capsys, run_of, "me/counts")
-    assert code == 0 and f"pushed: {hub.address}/me/counts" in said and "(private)" in said, said
+def test_run_is_pushed_with_a_card(hub: Hub, run_of, capsys):
+    code, printed = run_push(capsys, run_of, "me/counts")
+    assert code == 0 and f"pushed: {hub.address}/me/counts" in printed and "(private)" in printed, (
+        printed
+    )
     files = hub.files("me/counts")
     card = files.pop("README.md").decode()
     assert (
-        files == local(run_of / "checkpoints" / "step-6" / "policy")
+        files == files_of(run_of / "checkpoints" / "step-6" / "policy")
         and hub.repos["me/counts"]["private"]
     )
     assert hub.repos["me/counts"]["commits"] == ["counting, step 6"]
@@ -90,30 +93,30 @@ def test_a_run_is_published_with_a_card(hub: Hub, run_of, capsys):
         and front["library_name"] == "transformers"
         and "grpo" in front["tags"]
     )
-    for overrides in (
+    for part in (
         "**grpo** from `example/base` (checkpoint of step 6)",
         "`arithmetic:1`",
         "learning rate: 0.002",
         "LoRA rank: 4",
     ):
-        assert overrides in text, overrides
+        assert part in text, part
     assert "| mean reward | 0.1 (step 1) | 0.6 (step 6) |" in text, "nothing after the checkpoint"
     assert "| held-out accuracy, greedy | 0.5 (step 5) | 0.5 (step 5) |" in text
     assert CONFIG.strip() in text and "postgrad train config.yaml" in text
 
 
-def test_a_second_push_sends_only_what_is_new_and_keeps_a_readme(hub: Hub, run_of, capsys):
-    assert pushed(capsys, run_of, "me/counts", "private=false")[0] == 0
+def test_second_push_sends_only_new_files_and_keeps_a_readme(hub: Hub, run_of, capsys):
+    assert run_push(capsys, run_of, "me/counts", "private=false")[0] == 0
     assert not hub.repos["me/counts"]["private"] and hub.calls["upload"] == 1
     policy = run_of / "checkpoints" / "step-6" / "policy"
     (policy / "README.md").write_text("---\ntags: [mine]\n---\n# My own words\n")
-    assert pushed(capsys, policy, "me/counts")[0] == 0
+    assert run_push(capsys, policy, "me/counts")[0] == 0
     assert hub.calls["upload"] == 1, "the weights are there already"
     assert hub.files("me/counts")["README.md"] == (policy / "README.md").read_bytes()
 
 
-def test_an_adapter_alone(hub: Hub, run_of, capsys):
-    assert pushed(capsys, run_of, "me/adapter", "lora=keep", "step=6")[0] == 0
+def test_adapter_is_pushed_alone(hub: Hub, run_of, capsys):
+    assert run_push(capsys, run_of, "me/adapter", "lora=keep", "step=6")[0] == 0
     assert set(hub.files("me/adapter")) == {
         "adapter_config.json",
         "adapter_model.safetensors",
@@ -124,33 +127,30 @@ def test_an_adapter_alone(hub: Hub, run_of, capsys):
 @pytest.mark.parametrize(
     "fault", [("create", 500), ("upload", 503), ("commit", 500), ("commit", 0), ("preupload", 502)]
 )
-def test_a_hub_that_stumbles_is_tried_again_and_gets_everything_once(
+def test_failed_call_is_repeated_and_sends_everything_once(
     hub: Hub, run_of, capsys, monkeypatch, fault
 ):
-    monkeypatch.setattr(
-        "time.sleep", lambda s: None
-    )  # huggingface_hub waits between its own tries, too
+    # huggingface_hub also waits between its own attempts.
+    monkeypatch.setattr("time.sleep", lambda s: None)
     hub.faults.append(fault)
-    code, _ = pushed(capsys, run_of, "me/counts")
+    code, _ = run_push(capsys, run_of, "me/counts")
     assert code == 0 and len(hub.files("me/counts")) == 4 and not hub.faults
     assert len(hub.large) == 1 and hub.calls["upload"] == (2 if fault[0] == "upload" else 1)
 
 
-def test_a_hub_that_stays_away_loses_nothing_and_the_same_command_goes_on(
-    hub: Hub, run_of, capsys, monkeypatch
-):
+def test_push_that_failed_is_continued_by_the_same_command(hub: Hub, run_of, capsys, monkeypatch):
     monkeypatch.setattr("time.sleep", lambda s: None)
     before = {p: p.read_bytes() for p in run_of.rglob("*") if p.is_file()}
     hub.faults += [("commit", 500)] * 3
-    code, said = pushed(capsys, run_of, "me/counts")
+    code, printed = run_push(capsys, run_of, "me/counts")
     assert (
         code == 1
-        and said.count("\n") == 1
-        and "the hub answered 500" in said
-        and "repeat the same command" in said
-    ), said
+        and printed.count("\n") == 1
+        and "the hub answered 500" in printed
+        and "repeat the same command" in printed
+    ), printed
     assert hub.files("me/counts") == {} and hub.calls["upload"] == 1
-    assert pushed(capsys, run_of, "me/counts")[0] == 0
+    assert run_push(capsys, run_of, "me/counts")[0] == 0
     assert len(hub.files("me/counts")) == 4 and hub.calls["upload"] == 1, (
         "the weights were there already"
     )
@@ -158,10 +158,10 @@ def test_a_hub_that_stays_away_loses_nothing_and_the_same_command_goes_on(
 
 
 def test_refusals_are_one_line(hub: Hub, run_of, capsys, monkeypatch):
-    def refused(*overrides: str) -> str:
-        code, said = pushed(capsys, *overrides)
-        assert code == 2 and said.count("\n") == 1, (code, said)
-        return said
+    def refused(*words: str) -> str:
+        code, error = run_push(capsys, *words)
+        assert code == 2 and error.count("\n") == 1, (code, error)
+        return error
 
     assert "'counts' is not a name" in refused(run_of, "counts")
     assert "'me/a b' is not a name" in refused(run_of, "me/a b")
@@ -184,23 +184,26 @@ def test_refusals_are_one_line(hub: Hub, run_of, capsys, monkeypatch):
     assert "HF_HUB_OFFLINE=1" in refused(run_of, "me/counts")
 
 
-def test_no_network_is_one_line(hub: Hub, run_of, capsys, monkeypatch):
+def test_missing_network_is_one_line(hub: Hub, run_of, capsys, monkeypatch):
     monkeypatch.setattr("time.sleep", lambda s: None)
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # nobody listens there
-        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{taken.getsockname()[1]}")
-        code, said = pushed(capsys, run_of, "me/counts")
-    assert code == 1 and said.count("\n") == 1 and "was not pushed" in said and "refused" in said, (
-        said
-    )
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))  # bound, but nobody listens
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{bound.getsockname()[1]}")
+        code, printed = run_push(capsys, run_of, "me/counts")
+    assert (
+        code == 1
+        and printed.count("\n") == 1
+        and "was not pushed" in printed
+        and "refused" in printed
+    ), printed
 
 
-def test_the_card_can_be_read_before(hub: Hub, run_of, capsys):
-    code, said = pushed(capsys, run_of, "me/counts", "--card")
-    assert code == 0 and "# counts" in said and hub.calls.total() == 0
+def test_card_can_be_printed_without_a_push(hub: Hub, run_of, capsys):
+    code, printed = run_push(capsys, run_of, "me/counts", "--card")
+    assert code == 0 and "# counts" in printed and hub.calls.total() == 0
 
 
-def test_the_real_command_in_a_process_of_its_own(hub: Hub, run_of):
+def test_push_in_its_own_process(hub: Hub, run_of):
     policy = run_of / "checkpoints" / "step-6" / "policy"
     environment = {
         **os.environ,
