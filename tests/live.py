@@ -1,4 +1,4 @@
-"""`postgrad serve` for tests: the application on a thread of this process, or the command in one of its own."""
+"""`postgrad serve` for tests: the application in a thread, or the command as a process."""
 
 import http.client
 import json
@@ -66,7 +66,7 @@ def live(
     other: Path | None = None,
     **options: Any,
 ) -> Iterator[Live]:
-    """A served model named tiny, and `other` beside it where there is one, on a free port of the loopback."""
+    """Serve a model named tiny, and `other` if given, on a free port of the loopback address."""
     server: Any = None
     wishes = {"rows": 64, "context": 0, "queue": 1024} | options
     served = [
@@ -96,7 +96,7 @@ def live(
 
 @contextmanager
 def command(*words: str) -> Iterator[Live]:
-    """`postgrad serve` as a process; ended with Ctrl-C unless the test did, and killed in any case."""
+    """Run `postgrad serve` as a process; Ctrl-C ends it, unless the test has ended it."""
     told = [sys.executable, "-m", "postgrad.cli.main", "serve", *words, "--port", "0"]
     process = subprocess.Popen(told, stdout=subprocess.PIPE, text=True, env={**os.environ})
     assert process.stdout is not None

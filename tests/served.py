@@ -1,4 +1,4 @@
-"""A small OpenAI-compatible server over any engine, for tests: completions by token ids or text, chat, models, and bad moods."""
+"""A small OpenAI-compatible server over any engine, for tests; it can fail on purpose."""
 
 import json
 import threading
@@ -16,7 +16,7 @@ MODEL = "tiny"
 
 @dataclass
 class Served:
-    """What the server knows and what it was asked. `mood` may answer a call itself: a status and a body."""
+    """The server's state and its requests. `mood` may answer a call itself with (status, body)."""
 
     engine: Any = None
     prompts: Any = None

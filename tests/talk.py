@@ -14,9 +14,11 @@ CALL = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
 START, END, UNKNOWN = "<|im_start|>", "<|im_end|>", "<unk>"
 # As Qwen2.5 does it: schemas in the system turn, tools' answers together in one user turn.
 KNOWS_TOOLS = (
-    "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}"
+    "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}"
+    "<|im_end|>\n{% endif %}"
     "{% for m in messages %}{% if m.role == 'tool' %}"
-    "{% if loop.previtem.role != 'tool' %}<|im_start|>user{% endif %}\n<tool_response>\n{{ m.content }}\n</tool_response>"
+    "{% if loop.previtem.role != 'tool' %}<|im_start|>user{% endif %}\n"
+    "<tool_response>\n{{ m.content }}\n</tool_response>"
     "{% if loop.last or loop.nextitem.role != 'tool' %}<|im_end|>\n{% endif %}"
     "{% else %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -50,10 +52,19 @@ def chat_model(folder: Path, template: str = KNOWS_TOOLS) -> Path:
     """Random weights, and words for digits alone beside the marks."""
     tokenizer = chat_tokenizer("0123456789+=\n", template)
     config = Qwen3Config(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=8, max_position_embeddings=1024, tie_word_embeddings=True,
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
-    )  # fmt: skip
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         Qwen3ForCausalLM(config).save_pretrained(folder)

@@ -1,4 +1,7 @@
-"""`postgrad serve` as the official OpenAI client and our own HTTP engine see it; sampling is the native engine's, token for token."""
+"""`postgrad serve` with the official OpenAI client and our HTTP engine.
+
+The sampled tokens must equal those of the native engine.
+"""
 
 import json
 import shutil
@@ -108,8 +111,11 @@ def test_each_has_its_own_sampling_in_one_batch(client, native, prompts):
         {"extra_body": {"min_p": 0.4}},
     ]
     truth = [
-        Sampling(kind.get("temperature", 1.0), 10, kind.get("top_p", 1.0), **kind.get("extra_body", {})) for kind in kinds
-    ]  # fmt: skip
+        Sampling(
+            kind.get("temperature", 1.0), 10, kind.get("top_p", 1.0), **kind.get("extra_body", {})
+        )
+        for kind in kinds
+    ]
     found = {}
 
     def ask(i, seed):
@@ -135,9 +141,14 @@ def test_each_has_its_own_sampling_in_one_batch(client, native, prompts):
 def test_chat_goes_through_the_template_and_tells_log_probs(client, native, prompts, tiny):
     done, text = said(native, prompts, 4, 8)
     answer = client.chat.completions.create(
-        model="tiny", messages=[{"role": "user", "content": "1+2="}], max_completion_tokens=8, seed=4, logprobs=True, top_logprobs=3,
+        model="tiny",
+        messages=[{"role": "user", "content": "1+2="}],
+        max_completion_tokens=8,
+        seed=4,
+        logprobs=True,
+        top_logprobs=3,
         extra_body=IDS,
-    )  # fmt: skip
+    )
     choice = answer.choices[0]
     assert (
         choice.message.content == text
@@ -177,8 +188,13 @@ def test_top_log_probs_are_those_of_the_distribution(client, tiny):
         told[word] == pytest.approx(exact[word], abs=1e-4) for word in exact
     )
     named = client.completions.create(
-        model="tiny", prompt=PROMPT, max_tokens=3, logprobs=1, seed=1, extra_body={"return_tokens_as_token_ids": True, **IDS}
-    ).choices[0]  # fmt: skip
+        model="tiny",
+        prompt=PROMPT,
+        max_tokens=3,
+        logprobs=1,
+        seed=1,
+        extra_body={"return_tokens_as_token_ids": True, **IDS},
+    ).choices[0]
     assert named.logprobs.tokens == [f"token_id:{i}" for i in named.token_ids]
 
 
@@ -237,10 +253,16 @@ def test_a_stream_says_what_the_whole_answer_says(client, native, prompts):
     done, text = said(native, prompts, seed)
     pieces = list(
         client.completions.create(
-            model="tiny", prompt="1+2=", max_tokens=12, seed=seed, stream=True, logprobs=0, stream_options={"include_usage": True},
+            model="tiny",
+            prompt="1+2=",
+            max_tokens=12,
+            seed=seed,
+            stream=True,
+            logprobs=0,
+            stream_options={"include_usage": True},
             extra_body=IDS,
         )
-    )  # fmt: skip
+    )
     choices = [piece.choices[0] for piece in pieces if piece.choices]
     assert "".join(choice.text for choice in choices) == text
     assert [i for choice in choices for i in choice.token_ids] == done.tokens
@@ -439,7 +461,7 @@ def test_an_engine_that_fails_is_told_and_goes_on(client, server, monkeypatch, c
 
 
 def test_our_engine_over_http_is_the_native_engine(server, native, prompts):
-    """Token for token, with seeds of all 64 bits, sampled and greedy; log-probs are the trainer's."""
+    """Equal tokens for 64-bit seeds, sampled and greedy; log-probs equal the trainer's."""
     seeds = [trajectory_seed(0, 1, "p", i) for i in range(6)]
     assert max(seeds) >= 2**63
     requests = [

@@ -1,4 +1,4 @@
-"""`postgrad serve` with huge, malformed, slow, foreign and unauthorized requests; weight reloads."""
+"""`postgrad serve` with huge, malformed, slow and unauthorized requests; weight reloads."""
 
 import json
 import os
@@ -325,18 +325,27 @@ def test_new_weights_come_from_below_the_allowed_folder_only(tiny, tmp_path):
         "temperature": 0,
         "return_token_ids": True,
     }
-    truth = [build_host(config_of("grpo", folder)).engine.generate([Request([1, 10, 2, 15], [0])], Sampling(0.0, 10))[0][0].tokens
-             for folder in (tiny, other)]  # fmt: skip
+    truth = []
+    for folder in (tiny, other):
+        engine = build_host(config_of("grpo", folder)).engine
+        groups = engine.generate([Request([1, 10, 2, 15], [0])], Sampling(0.0, 10))
+        truth.append(groups[0][0].tokens)
     assert truth[0] != truth[1]
     with live(tiny, reload_below=below) as server:
         reload = lambda folder: post(server, {"folder": str(folder)}, "/v1/reload")  # noqa: E731
         said = lambda: post(server, ask)[1]["choices"][0]["token_ids"]  # noqa: E731
         for folder, status, says in (
-            (secret, 403, "outside"), (below / "link", 403, "outside"), ("link", 403, "outside"), ("../secret", 403, "outside"),
-            (below / "files", 403, "outside"), ("nowhere", 400, "does not exist"),
-            ("empty", 400, "no .safetensors file"), ("a\0b", 400, "does not exist"),
-            (wide, 400, "has the shape"), ("torn", 400, "cannot be read"),
-        ):  # fmt: skip
+            (secret, 403, "outside"),
+            (below / "link", 403, "outside"),
+            ("link", 403, "outside"),
+            ("../secret", 403, "outside"),
+            (below / "files", 403, "outside"),
+            ("nowhere", 400, "does not exist"),
+            ("empty", 400, "no .safetensors file"),
+            ("a\0b", 400, "does not exist"),
+            (wide, 400, "has the shape"),
+            ("torn", 400, "cannot be read"),
+        ):
             assert_refused(reload(folder), status, says)
         assert_refused(post(server, {"folder": 3}, "/v1/reload"), 400, param="folder")
         assert_refused(post(server, {}, "/v1/reload"), 400, param="folder")
@@ -379,12 +388,12 @@ def test_new_weights_come_from_below_the_allowed_folder_only(tiny, tmp_path):
         (["tiny", "tiny"], "--name: "),
         (["tiny", "--token-file", "/no/such"], "--token-file /no/such cannot be read"),
         (["tiny", "--reload-below", "/no/such"], "--reload-below /no/such: no such folder"),
-        (["tiny", "--servers", "/no/such/servers.json"], "cannot be written: No such file or directory"),
+        (["tiny", "--servers", "/no/such/servers.json"], "cannot be written"),
         (["/no/such/model", "--port", "0"], "no such folder"),
         (["tiny", "--port", "0", "--context", "513"], "--context 513 is more than the model's 512"),
         (["tiny", "--host", "no.such.host.invalid"], "cannot listen on no.such.host.invalid"),
     ],
-)  # fmt: skip
+)
 def test_bad_words_are_one_line_and_exit_code_2(overrides, says, capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("POSTGRAD_CACHE", str(tmp_path))
     assert main(["serve", *(overrides or ["--port=0"])]) == 2
@@ -471,7 +480,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200); self.end_headers()
     def log_message(self, *_): ...
-http.server.HTTPServer((words[words.index("--host") + 1], int(words[words.index("--port") + 1])), Handler).serve_forever()
+host = words[words.index("--host") + 1]
+port = int(words[words.index("--port") + 1])
+http.server.HTTPServer((host, port), Handler).serve_forever()
 """
 
 
@@ -507,11 +518,27 @@ def stand_in(tmp_path, monkeypatch):
 def test_vllm_s_server_is_a_child_with_our_words_and_token_and_ends_with_us(
     stand_in, tmp_path, capfd
 ):
-    """The words, the token, waiting, the mapping and the end; the real vLLM has an environment of its own."""
+    """A stand-in gets the options and the token; real vLLM is tested by test_vllm_serve.py."""
     servers = tmp_path / "servers.json"
     (tmp_path / "token").write_text("long-enough\n")
-    overrides = ["serve", "org/model", "--engine", "vllm", "--port", "0", "--name", "m", "--token-file", str(tmp_path / "token"),
-             "--servers", str(servers), "--rows", "32", "--context", "1024"]  # fmt: skip
+    overrides = [
+        "serve",
+        "org/model",
+        "--engine",
+        "vllm",
+        "--port",
+        "0",
+        "--name",
+        "m",
+        "--token-file",
+        str(tmp_path / "token"),
+        "--servers",
+        str(servers),
+        "--rows",
+        "32",
+        "--context",
+        "1024",
+    ]
     found: list[tuple[str, str]] = []
 
     def stop_when_ready():
@@ -530,8 +557,14 @@ def test_vllm_s_server_is_a_child_with_our_words_and_token_and_ends_with_us(
         found == [(f"http://127.0.0.1:{port}/v1#m", "org/model")]
         and f"m: http://127.0.0.1:{port}/v1" in capfd.readouterr().out
     )
-    for pair in (("--served-model-name", "m"), ("--host", "127.0.0.1"), ("--generation-config", "vllm"),
-                 ("--logprobs-mode", "processed_logprobs"), ("--max-num-seqs", "32"), ("--max-model-len", "1024")):  # fmt: skip
+    for pair in (
+        ("--served-model-name", "m"),
+        ("--host", "127.0.0.1"),
+        ("--generation-config", "vllm"),
+        ("--logprobs-mode", "processed_logprobs"),
+        ("--max-num-seqs", "32"),
+        ("--max-model-len", "1024"),
+    ):
         assert told[told.index(pair[0]) + 1] == pair[1]
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), 5)
@@ -695,7 +728,7 @@ def test_byte_fallback_tokens_that_are_not_utf8_raise_nothing():
     stops=st.lists(st.text("ab</x>é", min_size=1, max_size=4), min_size=1, max_size=3),
 )
 def test_stop_strings_in_tokens_and_in_text(byte_tokenizer, text, stops):
-    """The row ends with the first token that completes a string; the text ends before it, and no piece gave any of it away."""
+    """The row ends with the first token that completes a stop string; the text ends before it."""
     ids = byte_tokenizer(text)["input_ids"]
     found = StopStrings(byte_tokenizer, stops)
     slow = next(

@@ -1,4 +1,4 @@
-"""`postgrad serve` as a process: 200 clients at once and none lost, bounded memory and a clean end."""
+"""`postgrad serve` as a process: 200 clients at once, bounded memory and a clean shutdown."""
 
 import json
 import signal
@@ -23,7 +23,7 @@ def resident_mib(pid: int) -> float:
 
 
 def test_two_hundred_clients_at_once_none_lost_memory_bounded_and_a_clean_end(tiny):
-    """Each client asks three times, a third of them by streaming; every answer is the native engine's for its seed."""
+    """Each client sends three requests, one of them streamed; answers equal the native engine's."""
     native = build_host(config_of("grpo", tiny)).engine
     wanted = [
         c.tokens
@@ -49,9 +49,7 @@ def test_two_hundred_clients_at_once_none_lost_memory_bounded_and_a_clean_end(ti
                 "seed": seed,
                 "return_token_ids": True,
             }
-            if (
-                seed % 5 == 0
-            ):  # text in, and a string to look for after every token: the tokenizer works for several threads
+            if seed % 5 == 0:  # text prompts and stop strings: the tokenizer serves several threads
                 body |= {"prompt": "1+2=", "stop": ["no such"]}
             if seed % 3:
                 found[seed] = server.ask("/v1/completions", body)[1]["choices"][0]["token_ids"]
@@ -89,7 +87,7 @@ def streamed(port: int, body: dict) -> list[int]:
     ("number", "host"), [(signal.SIGINT, "127.0.0.1"), (signal.SIGTERM, "0.0.0.0")]
 )
 def test_when_it_is_stopped_running_requests_end_and_waiting_ones_are_told(tiny, number, host):
-    """The second is open to other machines, so it has made and printed a token, without which nobody is heard."""
+    """The second listens on all addresses, so it has made and printed a token that it requires."""
     with command(
         str(tiny),
         "--name",

@@ -1,4 +1,4 @@
-"""The hf engine beside the stock model: what generate samples has the stock model's log-probs, whatever the model's own settings say."""
+"""The hf engine: its log-probs equal the stock model's, whatever its generation settings are."""
 
 import pytest
 import torch

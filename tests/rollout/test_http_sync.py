@@ -1,4 +1,4 @@
-"""Rollouts from a server whose weights follow the trainer's: each kind of server's call, and what is refused at the start."""
+"""Rollouts from a server that takes new weights: each kind of server, and refused servers."""
 
 import pytest
 from safetensors.torch import load_file
@@ -100,7 +100,7 @@ def test_a_server_of_text_is_refused_at_the_start(what, apart, prompts, tmp_path
 
 
 def answering(path, answer):
-    """A call that always gives this answer; those that take weights want to be told where they are."""
+    """A call that always gives this answer; reload calls require their arguments."""
     return lambda body: answer if path == "/reset_prefix_cache" else PATH[path](body) and answer
 
 

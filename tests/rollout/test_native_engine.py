@@ -157,7 +157,7 @@ def test_every_stop_token_of_the_generation_settings_counts(host):
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_sampled_tokens_follow_the_exact_distribution(host, tiny, temperature):
-    """Chi-square over 18 tokens: 99.99% of right samplers stay below 48 (17 degrees of freedom); the seeds are fixed."""
+    """Chi-square over 18 tokens: 99.99% of correct samplers stay below 48; seeds are fixed."""
     n, prompt = 4000, PROMPTS[1]
     out = host.engine.generate(
         [Request(prompt, [trajectory_seed(5, 1, "x", i) for i in range(n)])],
@@ -217,7 +217,7 @@ def test_the_same_seed_gives_the_same_and_another_seed_another(host):
 
 
 def test_the_nth_token_gets_the_nth_number_of_its_seed_across_blocks(host, monkeypatch):
-    """Uniforms come in blocks of 32; a row that crosses blocks must neither repeat one nor depend on when it was drawn."""
+    """Uniform numbers come in blocks of 32; a row that crosses blocks must not repeat one."""
     import postgrad.rollout.native.engine as native
 
     seen: list[list[float]] = []

@@ -1,4 +1,4 @@
-"""The GPU's decode step and packed attention on a CPU, run by Triton's interpreter: same tokens as the plain engine."""
+"""The GPU's decode step in Triton's interpreter on a CPU: same tokens as the plain engine."""
 
 import importlib.util
 import os
@@ -38,15 +38,21 @@ if adapted:
             for i, p in enumerate(adapter_parameters(one.model).values()):
                 p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(i)) * 0.2)
 engine = NativeEngine(loaded, RolloutConfig(max_rows=16))
-asked = [Request([3, 7, 10, 5, 8, 15], [1, 2]), Request([1], [4], 2), Request([i * 7 % 16 for i in range(70)], [6])]
+long_prompt = [i * 7 % 16 for i in range(70)]
+asked = [
+    Request([3, 7, 10, 5, 8, 15], [1, 2]), Request([1], [4], 2), Request(long_prompt, [6])
+]
 sampling = Sampling(0.9, 3)
-sampled = (NativeEngine(plain, RolloutConfig(max_rows=16)) if adapted else engine).generate(asked, sampling)
+reference = NativeEngine(plain, RolloutConfig(max_rows=16)) if adapted else engine
+sampled = reference.generate(asked, sampling)
 from postgrad.model.passes.kernels.install import install_kernels
 if not adapted:
     install_kernels(loaded.model)
 decoder = Decoder(loaded.model, engine.stop_ids)
 with torch.no_grad():
-    paged = PagedDecodeLoop(decoder, asked, sampling, 8, 8 * decoder.page_bytes(), engine.max_context).finish()
+    cache_bytes = 8 * decoder.page_bytes()
+    loop = PagedDecodeLoop(decoder, asked, sampling, 8, cache_bytes, engine.max_context)
+    paged = loop.finish()
 for a, b in zip(sampled, paged, strict=True):
     for x, y in zip(a, b, strict=True):
         assert x.tokens == y.tokens and x.finish == y.finish, (x, y)
@@ -64,7 +70,8 @@ if adapted:  # the packed training pass, forward and backward
         policy = FrozenPolicy(config_of("grpo", sys.argv[1]), one)
         (micro,) = micro_batches
         where = batch.response.positions(torch.tensor(micro.rows))
-        told, logprobs = policy.forward(micro, batch.response.values[where], FULL), torch.zeros(batch.num_tokens)
+        told = policy.forward(micro, batch.response.values[where], FULL)
+        logprobs = torch.zeros(batch.num_tokens)
         logprobs[where] = told.logprobs
         logprobs.sum().backward()
         found.append([logprobs.detach()] + [p.grad for p in adapter_parameters(one.model).values()])

@@ -11,7 +11,7 @@ GRID = (torch.arange(20000, dtype=torch.float64) + 0.5) / 20000
 
 
 def shares(**settings) -> torch.Tensor:
-    """How often each token is picked when the uniforms cover [0, 1) evenly, and that the log-probs are unfiltered."""
+    """Token frequencies for uniforms that cover [0, 1) evenly; log-probs are unfiltered."""
     sampling = Sampling(**settings)
     logits = PROBS.log().expand(len(GRID), -1)
     tokens, logprobs = sample_tokens(logits, GRID, sampling)

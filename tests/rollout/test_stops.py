@@ -1,4 +1,4 @@
-"""Stop strings: a response ends with the token that completes one, in every engine, in training and in evaluation."""
+"""Stop strings: a response ends with the token that completes one, in every engine."""
 
 import importlib.util
 import json
@@ -38,7 +38,7 @@ def stops(native, prompts):
 
 
 def cut(free, prompts, stops):
-    """The slow way: the shortest beginning of a free answer that holds a string, one token a character."""
+    """Reference: the shortest prefix of an unrestricted answer that contains a stop string."""
     out = []
     for done in free:
         ends = (
@@ -132,7 +132,8 @@ install_kernels(loaded.model)
 decoder = Decoder(loaded.model, engine.stop_ids)
 with torch.no_grad():
     room = 8, 30 * decoder.page_bytes(), engine.max_context
-    done = PagedDecodeLoop(decoder, asked, sampling, *room, StopStrings(loaded.tokenizer, stops)).finish()
+    stop_strings = StopStrings(loaded.tokenizer, stops)
+    done = PagedDecodeLoop(decoder, asked, sampling, *room, stop_strings).finish()
 ended = 0
 for a, b in zip(plain, done, strict=True):
     for x, y in zip(a, b, strict=True):

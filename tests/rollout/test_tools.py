@@ -1,4 +1,4 @@
-"""Tools and turns: calls read, answered whatever happens, continued token by token, and nothing of it in a loss or before a verifier."""
+"""Tools and turns: parsing and answering calls; tool text is in no loss and no verifier sees it."""
 
 import string
 from pathlib import Path
@@ -39,7 +39,8 @@ def problem(uid: str = "u", truth: str = "5") -> Problem:
             [Call("add", {"a": 1})],
         ),
         (
-            'so: <tool_call>{"name": "x"}</tool_call> and <tool_call>{"name": "y", "arguments": "{\\"b\\": 2}"}',
+            'so: <tool_call>{"name": "x"}</tool_call> and '
+            '<tool_call>{"name": "y", "arguments": "{\\"b\\": 2}"}',
             [Call("x"), Call("y", {"b": 2})],
         ),
         ('<think>I could <tool_call>{"name": "x"}</tool_call></think> 5', []),
@@ -200,7 +201,7 @@ LETTERS = string.printable.replace("\r", "").replace("\x0b", "").replace("\x0c",
 
 @pytest.mark.parametrize("template", [KNOWS_TOOLS, PLAIN_CHAT])
 def test_a_response_of_several_turns_is_what_the_template_writes(template, mine):
-    """The ids that follow each other turn by turn are those of the whole conversation, rendered at once."""
+    """The ids of consecutive turns equal those of the whole conversation, rendered at once."""
     box = Toolbox([f"{mine}:add"])
     tokenizer = chat_tokenizer(LETTERS, template)
     prompts = Prompts(tokenizer, "chat", 4096, tools=box.schemas)
@@ -208,7 +209,8 @@ def test_a_response_of_several_turns_is_what_the_template_writes(template, mine)
     assert '"name": "add"' in prompts.text(one)
     end = tokenizer.eos_token_id
     said = [
-        '<tool_call>{"name": "add", "arguments": {"a": 2, "b": 3}}</tool_call><tool_call>{"name": "no"}</tool_call>',
+        '<tool_call>{"name": "add", "arguments": {"a": 2, "b": 3}}</tool_call>'
+        '<tool_call>{"name": "no"}</tool_call>',
         "it is 5",
     ]
     replies = iter([[*prompts.encode_response(text, with_end=False), end] for text in said])

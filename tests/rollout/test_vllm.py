@@ -1,4 +1,7 @@
-"""Real vLLM, in this process and as a server: weights reach it, runs learn from it, evaluations agree. `make test-vllm` runs these."""
+"""Real vLLM, in this process and as a server: weight sync, training, evaluation.
+
+`make test-vllm` runs these tests.
+"""
 
 import contextlib
 import importlib.util
@@ -57,7 +60,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def untied(tmp_path_factory):
-    """For vLLM's server on a CPU, which does not refresh a head that shares the embeddings' tensor (vllm._repack_heads)."""
+    """An untied model: vLLM's CPU server keeps the old head of a tied one (vllm._repack_heads)."""
     return sharpened(
         make_tiny(
             tmp_path_factory.mktemp("models") / "untied",
@@ -245,7 +248,7 @@ def start(model: Path, log: Path, **environment: str) -> "tuple[subprocess.Popen
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    # What `vllm serve` starts; the command itself does not start in the CPU build, whose package has another name.
+    # The module behind `vllm serve`; the command itself does not work in the CPU build.
     program = "from vllm.entrypoints.launchers.api_server.entry import main; main()"
     command = [
         sys.executable,

@@ -1,4 +1,7 @@
-"""`postgrad serve` where real vLLM is, taken unasked: the official client, ours, a classmate by the mapping file. For `make test-vllm`."""
+"""`postgrad serve` where vLLM is installed, which it chooses by itself.
+
+`make test-vllm` runs these tests.
+"""
 
 import importlib.util
 import json
@@ -41,7 +44,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def servers(model, tmp_path_factory):
-    """The mapping file of a running server, vLLM's though nobody said so; with Ctrl-C it ends with code 0 and takes its entry away."""
+    """The servers file of a running server; Ctrl-C ends it with code 0 and removes its entry."""
     folder = tmp_path_factory.mktemp("served")
     file = folder / "servers.json"
     (folder / "token").write_text(TOKEN)
@@ -58,9 +61,11 @@ def servers(model, tmp_path_factory):
     more = ["--context", "256", "--rows", "16", "--dtype", "float32"]
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "postgrad.cli.main", "serve", str(model), *overrides, *more], stdout=log, stderr=log,
+            [sys.executable, "-m", "postgrad.cli.main", "serve", str(model), *overrides, *more],
+            stdout=log,
+            stderr=log,
             env={**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"},
-        )  # fmt: skip
+        )
     try:
         wait_for(lambda: file.exists() or process.poll() is not None, "vLLM's server", 600)
         assert process.poll() is None, (folder / "log").read_text()[-3000:]
@@ -95,8 +100,13 @@ def test_the_official_client_gets_what_the_native_engine_says(servers, native, m
     url = parse_served_path(f"{servers}#mate")[0].partition("#")[0]
     with openai.OpenAI(base_url=url, api_key=TOKEN, max_retries=0) as client:
         done = client.completions.create(
-            model="mate", prompt=PROMPT, max_tokens=12, temperature=0, logprobs=0, extra_body={"return_token_ids": True}
-        ).choices[0]  # fmt: skip
+            model="mate",
+            prompt=PROMPT,
+            max_tokens=12,
+            temperature=0,
+            logprobs=0,
+            extra_body={"return_token_ids": True},
+        ).choices[0]
         assert (
             done.token_ids == greedy.tokens
             and done.text == text
@@ -146,10 +156,18 @@ def test_a_classmate_behind_vllm_by_the_mapping_file(servers, model, tmp_path):
         "def sevens(response, problem):\n    return response.count('7') / 4\n"
     )
     overrides = (
-        "training.steps=2", "training.problems_per_step=2", "rollout.samples=4", "rollout.max_response_tokens=6", "reward.workers=1",
-        "method.classmate_max_tokens=4", "method.condition=always", "method.classmate_temperature=0", "method.reward_type=remove_wo_cot",
-        f"reward.verifier={tmp_path / 'mine.py'}:sevens", f"runs={tmp_path}",
-    )  # fmt: skip
+        "training.steps=2",
+        "training.problems_per_step=2",
+        "rollout.samples=4",
+        "rollout.max_response_tokens=6",
+        "reward.workers=1",
+        "method.classmate_max_tokens=4",
+        "method.condition=always",
+        "method.classmate_temperature=0",
+        "method.reward_type=remove_wo_cot",
+        f"reward.verifier={tmp_path / 'mine.py'}:sevens",
+        f"runs={tmp_path}",
+    )
     for name, mate in {"vllm": f"{servers}#mate", "here": ""}.items():
         assert (
             main(

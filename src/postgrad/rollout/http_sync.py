@@ -2,7 +2,7 @@
 
 The trainer's weights are written as safetensors to a folder that the server can read too; then a
 call names the folder. `postgrad serve`, SGLang and vLLM (with VLLM_SERVER_DEV_MODE=1) each have
-such a call. A server without one would sample from old weights, so training refuses it at the start.
+such a call. A server without one would sample from old weights, so training refuses it.
 """
 
 import shutil

@@ -34,7 +34,7 @@ class RowUpdate:
 
 @dataclass(eq=False)
 class PendingRequest:
-    """The jobs of one request. `updates` gets an HttpError when the request cannot be served any more.
+    """The jobs of one request. `updates` gets an HttpError when the request cannot be served.
 
     Made in the event loop of the request.
     """

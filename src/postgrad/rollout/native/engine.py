@@ -145,7 +145,7 @@ class NativeEngine:
         return decode_problem(loaded, self)
 
     def _make_decoder(self) -> "Decoder | None":
-        """Return the captured decoder; None, with one line on stderr, if it cannot run the model."""
+        """Return the captured decoder; None, with a line on stderr, if it cannot run the model."""
         from postgrad.rollout.native.decoder import Decoder, unsupported_reason
 
         if reason := unsupported_reason(self.model):
