@@ -10,7 +10,6 @@ import builtins
 import json
 import os
 import socket
-from collections import deque
 from typing import Any
 
 from . import plain
@@ -122,9 +121,7 @@ class Channel:
 
     def is_mutable(self, value: Any) -> bool:
         """Return whether changes of an argument are reported to the other end."""
-        if isinstance(value, (list, dict, set, bytearray, deque)):
-            return True
-        return type(value).__name__ == "ndarray"
+        return plain.is_mutable(value)
 
     def perform(self, operation: str, arguments: list[Any], keywords: dict[str, Any]) -> Any:
         raise NotImplementedError

@@ -4,34 +4,33 @@ A test gets plain values by value (plain.py). For everything else it gets a hand
 operation on a handle is a request to the program. The program can reply what it likes; so the
 question is which replies may decide an assert.
 
-- `FunctionHandle`: functions and methods. It can be called.
+- `ClassHandle` and `ObjectHandle`: a class that the test itself uses as a class (test_source.py
+  says when), and its instances. Attributes and operators are the program's own, as the test wants
+  them. But an instance is never equal to a plain value, nor smaller or larger, whatever it says.
+- `FunctionHandle`: functions, methods and other classes. It can be called.
 - `IteratorHandle`: generators and iterators. It yields values.
-- `ClassHandle`: classes. It can be called, and isinstance() can use it.
-- `ObjectHandle`: instances of a class that the test itself uses as a class (test_source.py says
-  when). Its operators are the program's own, as the test wants them. But it is never equal to a
-  plain value, nor smaller or larger, whatever its class says.
-- `OpaqueHandle`: all other objects. The test can pass it back to the program and can read
-  attributes that no plain type has. It has no operators, so `f(1) - 41`, `41 in f(1)` and
-  `f(1).startswith("x")` fail with an object that only pretends to be a number, a list or a string.
+- `OpaqueHandle`: all other objects. The test can pass it back to the program.
+
+The last three have no operators, and their attributes can be read only if no built-in type and no
+array has an attribute of that name. So `f(1) - 41`, `41 in f(1)` and `f(1).startswith("x")` fail
+with an object that only pretends to be a number, a list or a string.
 """
 
-import collections
-import datetime
-import decimal
-import fractions
-import types
 from collections.abc import Callable
 from typing import Any
 
 Ask = Callable[..., Any]  # ask(operation, *arguments, **keywords) -> the program's result
 
-PLAIN_TYPES = (
+BUILT_IN_TYPES = (
     int, float, complex, str, bytes, bytearray, list, tuple, set, frozenset, dict, range,
-    collections.deque, collections.Counter, collections.OrderedDict, collections.defaultdict,
-    fractions.Fraction, decimal.Decimal, datetime.datetime, datetime.timedelta,
-    types.GeneratorType,
 )  # fmt: skip
-PLAIN_ATTRIBUTES = frozenset(name for kind in PLAIN_TYPES for name in dir(kind))
+ARRAY_ATTRIBUTES = (
+    "all", "any", "astype", "equals", "item", "max", "mean", "min", "round", "std", "sum", "tolist",
+)  # fmt: skip
+PLAIN_ATTRIBUTES = frozenset(name for kind in BUILT_IN_TYPES for name in dir(kind)).union(
+    ARRAY_ATTRIBUTES
+)
+FUNCTION_ATTRIBUTES = ("__name__", "__qualname__", "__module__", "__annotations__", "__wrapped__")
 
 
 class Violation(BaseException):
@@ -56,7 +55,7 @@ class Handle:
 
 
 class AttributeHandle(Handle):
-    """A handle whose attributes can be read and set."""
+    """A handle whose attributes can be read and set, as a with statement's context too."""
 
     __slots__ = ()
 
@@ -69,20 +68,57 @@ class AttributeHandle(Handle):
     def __delattr__(self, name: str) -> None:
         self._ask("delattr", self, name)
 
+    def __enter__(self) -> Any:
+        return self._ask("enter", self)
 
-class FunctionHandle(AttributeHandle):
-    """A function, a method or another callable."""
+    def __exit__(self, *_: object) -> bool:
+        """End a with block. The program cannot suppress what the block raised, an assert above all."""
+        self._ask("exit", self)
+        return False
+
+
+class RestrictedHandle(AttributeHandle):
+    """A handle with attributes that no built-in type has. It can be called."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        self._check_attribute(name)
+        return super().__getattr__(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._check_attribute(name)
+        super().__setattr__(name, value)
+
+    def _check_attribute(self, name: str) -> None:
+        if name.startswith("__") and name not in FUNCTION_ATTRIBUTES:  # modules look for hooks
+            raise AttributeError(name)
+        if name in PLAIN_ATTRIBUTES:
+            self._violate(f"the program's object is used for its attribute {name}")
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        return self._ask("call", self, *arguments, **keywords)
+
+
+class FunctionHandle(RestrictedHandle):
+    """A function, a method, or a class that the test does not use as a class."""
+
+    __slots__ = ()
+
+
+class ClassHandle(AttributeHandle):
+    """A class of the program that the test uses as a class."""
 
     __slots__ = ()
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         return self._ask("call", self, *arguments, **keywords)
 
+    def __iter__(self) -> Any:  # of an Enum
+        return self._ask("iter", self)
 
-class ClassHandle(FunctionHandle):
-    """A class of the program."""
-
-    __slots__ = ()
+    def __getitem__(self, key: Any) -> Any:  # of an Enum, or a generic class
+        return self._ask("getitem", self, key)
 
     def __instancecheck__(self, instance: Any) -> bool:
         if not isinstance(instance, Handle):
@@ -113,7 +149,7 @@ class IteratorHandle(Handle):
         self._ask("close", self)
 
 
-class OpaqueHandle(AttributeHandle):
+class OpaqueHandle(RestrictedHandle):
     """An object of a class that the test does not use as a class.
 
     It decides nothing. `is_structure` says that the test reads attributes of the program's objects,
@@ -128,23 +164,6 @@ class OpaqueHandle(AttributeHandle):
     ) -> None:
         super().__init__(number, ask, violate)
         object.__setattr__(self, "_is_structure", is_structure)
-
-    def __getattr__(self, name: str) -> Any:
-        self._check_attribute(name)
-        return super().__getattr__(name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self._check_attribute(name)
-        super().__setattr__(name, value)
-
-    def _check_attribute(self, name: str) -> None:
-        if name.startswith("__"):  # copy and other modules look for hooks
-            raise AttributeError(name)
-        if name in PLAIN_ATTRIBUTES:
-            self._violate(f"the program's object is used for its attribute {name}")
-
-    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        return self._ask("call", self, *arguments, **keywords)
 
     def __bool__(self) -> bool:
         self._check_structure("a truth value")
@@ -178,7 +197,7 @@ class ObjectHandle(AttributeHandle):
     @property
     def __class__(self) -> Any:  # type: ignore[override]
         kind = self._ask("class_of", self)
-        if not isinstance(kind, ClassHandle):  # isinstance(x, int) reads it
+        if not isinstance(kind, (ClassHandle, FunctionHandle)):  # isinstance(x, int) reads it
             self._violate("the program's object has no class of the program")
         return kind
 

@@ -23,7 +23,16 @@ ARRAY_KINDS = "biufcSU"  # dtype.kind of the NumPy arrays that are plain
 
 
 def _write_items(value: Any, encode: Convert) -> list[Any]:
-    return [encode(item) for item in value]
+    return [encode(item) for item in _plain_iterator(value)]
+
+
+def _plain_iterator(value: Any) -> Any:
+    """Return an iterator over a container's own items, whatever __iter__ of a subclass says."""
+    kinds: tuple[Any, ...] = (list, tuple, set, frozenset, deque)
+    for kind in kinds:
+        if isinstance(value, kind):
+            return kind.__iter__(value)
+    return iter(value)
 
 
 def _write_dict(value: Any, encode: Convert) -> list[Any]:
@@ -99,6 +108,7 @@ def _read_dict_values(data: Any, decode: Convert) -> Any:
     return dict(enumerate(map(decode, data))).values()
 
 
+MUTABLE_TYPES = (list, bytearray, deque, set, dict, OrderedDict, Counter, defaultdict)
 # Written as JSON's own values.
 JSON_TYPES = (float, str, list)
 
@@ -172,7 +182,7 @@ def write_other(value: Any, encode: Convert) -> dict[str, Any] | None:
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return None
-    if type(value) is numpy.ndarray and value.dtype.kind in ARRAY_KINDS:
+    if _is_array(value) and value.dtype.kind in ARRAY_KINDS:
         items = encode(value.ravel().tolist())
         return tagged("ndarray", [value.dtype.str, list(value.shape), items])
     if isinstance(value, numpy.generic) and value.dtype.kind in ARRAY_KINDS:
@@ -214,17 +224,28 @@ def _read_numpy(kind: str, data: Any, decode: Convert) -> Any:
     return numpy.array(decode(items), dtype=dtype).reshape(shape)
 
 
+def is_mutable(value: Any) -> bool:
+    """Return whether a value is a container of a plain type that can change in place."""
+    return type(value) in MUTABLE_TYPES or _is_array(value)
+
+
+def _is_array(value: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and type(value) is numpy.ndarray
+
+
 def rewrite(old: Any, new: Any) -> None:
     """Give a mutable container the content of another one of its type, in place."""
-    if type(old) is not type(new):
+    kind = type(old)
+    if kind is not type(new):
         return
-    if isinstance(old, (list, bytearray)):
+    if kind in (list, bytearray):
         old[:] = new
-    elif isinstance(old, (dict, set)):
-        old.clear()
-        old.update(new)
-    elif isinstance(old, deque):
+    elif kind is deque:
         old.clear()
         old.extend(new)
-    elif type(old).__name__ == "ndarray":
+    elif kind in MUTABLE_TYPES:
+        old.clear()
+        old.update(new)
+    elif _is_array(old):
         old[...] = new

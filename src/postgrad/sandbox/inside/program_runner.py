@@ -78,6 +78,8 @@ OPERATIONS: dict[str, Any] = {
     "run_coroutine": asyncio.run,
     "send": lambda generator, value: generator.send(value),
     "close": lambda generator: generator.close(),
+    "enter": lambda context: type(context).__enter__(context),
+    "exit": lambda context: type(context).__exit__(context, None, None, None),
     **{function.__name__: function for function in UNARY_FUNCTIONS},
     **{name: getattr(operator, name) for name in (*BINARY_OPERATORS, *UNARY_OPERATORS)},
 }
@@ -288,13 +290,14 @@ def serve_tests(source: str, connection: socket.socket) -> None:
 def describe(value: Any, channel: ProgramChannel) -> Any:
     """Return a global name of the program for the tests.
 
-    A name imported from the standard library is described by module and name, an exception class
-    by the names of its bases; other values are encoded.
+    It is encoded as other values are. What comes from the standard library also has its module and
+    name; an exception class is described by the names of its bases.
     """
     try:
         module, name = getattr(value, "__module__", None), getattr(value, "__name__", None)
-        if isinstance(module, str) and isinstance(name, str) and module in sys.stdlib_module_names:
-            return plain.tagged("imported", [module, name])
+        is_standard = isinstance(module, str) and module in sys.stdlib_module_names
+        if is_standard and isinstance(name, str):
+            return channel.encode(value) | {"imported": [module, name]}
         if isinstance(value, type) and issubclass(value, BaseException):
             return plain.tagged("exception", [kind.__name__ for kind in value.__mro__])
         return channel.encode(value)

@@ -194,20 +194,20 @@ class TestChannel(Channel):
         return self.handles[number]
 
     def make_handle(self, kind: str, data: dict[str, Any]) -> Any:
-        handle_types: dict[str, type[Handle]] = {
-            "callable": FunctionHandle,
-            "class": ClassHandle,
-            "iterator": IteratorHandle,
-        }
-        if kind in handle_types:
-            return handle_types[kind](data["value"], self.ask, self.violate)
-        if kind != "object":
+        common = (data["value"], self.ask, self.violate)
+        if kind == "callable":
+            return FunctionHandle(*common)
+        if kind == "iterator":
+            return IteratorHandle(*common)
+        if kind not in ("class", "object"):
             raise ValueError(f"no value of kind {kind} is expected here")
         if not self.classes.isdisjoint(data["classes"]):
-            return ObjectHandle(data["value"], self.ask, self.violate)
+            return ClassHandle(*common) if kind == "class" else ObjectHandle(*common)
+        if kind == "class":
+            return FunctionHandle(*common)
         if "content" in data:
             return self.decode(data["content"])
-        return OpaqueHandle(data["value"], self.ask, self.violate, self.is_structure)
+        return OpaqueHandle(*common, self.is_structure)
 
     async def run_coroutine(self, handle: Handle) -> Any:
         return self.ask("run_coroutine", handle)
@@ -225,7 +225,7 @@ class TestChannel(Channel):
         if "attributes" in data:
             attributes = {name: self.decode(item) for name, item in data["attributes"]}
             for name in attributes:
-                if callable(getattr(type(value), name, None)):
+                if hasattr(type(value).__dict__.get(name), "__get__"):
                     self.violate(f"the program replaced the method {name} of the test's class")
             vars(value).clear()
             vars(value).update(attributes)
@@ -403,10 +403,11 @@ def bind_names(
     program_names: set[str] = set()
     for name in known:
         kind = kind_of(names[name])
+        imported = names[name].get("imported") if kind else None
         if kind == "module" or (name in RESERVED and name not in tested):
             standard |= standard_object(name)
-        elif kind == "imported":
-            standard |= imported_object(name, *names[name]["value"])
+        elif imported and imported[1] == name:
+            standard |= imported_object(*imported)
         else:
             program_names.add(name)
     return standard, program_names
@@ -432,9 +433,9 @@ def standard_object(name: str) -> dict[str, Any]:
     return {}
 
 
-def imported_object(name: str, module_name: Any, own_name: Any) -> dict[str, Any]:
-    """Return {name: object} for what the program imported under its own name; {} for an alias."""
-    if name != own_name or module_name not in MODULES:
+def imported_object(module_name: Any, name: str) -> dict[str, Any]:
+    """Return {name: object} for what the program imported from the standard library."""
+    if module_name not in MODULES:
         return {}
     module = importlib.import_module(module_name)
     return {name: getattr(module, name)} if hasattr(module, name) else {}

@@ -32,7 +32,7 @@ class TestSource:
     def uses_as_class(self, name: str) -> bool:
         """Return whether the test treats what `name(...)` returns as an object with an interface.
 
-        It does if it reads an attribute that no plain type has, or asks isinstance(x, name).
+        It does if it reads an attribute that no built-in type has, or asks isinstance(x, name).
         """
         instances = self._derived({name})
         return any(
@@ -41,7 +41,7 @@ class TestSource:
         )
 
     def reads_structure(self) -> bool:
-        """Return whether the test reads attributes of the program's objects that are not plain."""
+        """Return whether the test reads attributes of the program's objects, as of a structure."""
         return any(_reads_own_attribute(node, self.from_program) for node in self.nodes)
 
     def base_names(self) -> set[str]:
@@ -141,17 +141,28 @@ def _is_type_check(node: ast.AST, name: str) -> bool:
 
 
 def _reads_own_attribute(node: ast.AST, names: set[str]) -> bool:
-    """Return whether a node is an attribute, which no plain type has, of something with `names`."""
+    """Return whether a node is an attribute, which no built-in type has, of something with `names`."""
     if not isinstance(node, ast.Attribute) or node.attr in PLAIN_ATTRIBUTES:
         return False
     return _mentions(node.value, names)
+
+
+def _target_assignments(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.AST, set[str]]]:
+    """Yield (value, names) of an assignment; a, b = x, y gives x to a and y to b."""
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+        has_star = any(isinstance(item, ast.Starred) for item in (*target.elts, *value.elts))
+        if len(target.elts) == len(value.elts) and not has_star:
+            for one_target, one_value in zip(target.elts, value.elts, strict=True):
+                yield one_value, _names(one_target)
+            return
+    yield value, _names(target)
 
 
 def _assignments(node: ast.AST) -> Iterator[tuple[ast.AST, set[str]]]:
     """Yield (value, names of the variables) of a node that gives a value to variables."""
     if isinstance(node, ast.Assign):
         for target in node.targets:
-            yield node.value, _names(target)
+            yield from _target_assignments(target, node.value)
     elif isinstance(node, (ast.AnnAssign, ast.AugAssign, ast.NamedExpr)) and node.value:
         yield node.value, _names(node.target)
     elif isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension)):

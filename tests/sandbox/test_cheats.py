@@ -1,0 +1,80 @@
+"""Asserts cannot be cheated: each cheat fails a test that an honest program passes.
+
+The programs run without bubblewrap, as on a Sandbox Fusion server (inside/single_sandbox.py): what
+is tested here is not the isolation but what a test believes. test_sandbox.py has the escapes.
+"""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from cheats import CHEATS, Cheat
+from sandbox_programs import RIGHT
+
+from postgrad.sandbox.bubblewrap import INSIDE
+from postgrad.sandbox.fusion import MAIN_PROGRAM, MANY_THREADS
+from postgrad.sandbox.outcome import Limits, Result, parse_result
+
+KEY = "the test runner's key"
+LIMITS = Limits(time_s=60.0, memory_mb=1024, threads=MANY_THREADS)
+
+
+def run_tests(
+    program: str, tests: list[str], setup: str = "", entry_point: str = ""
+) -> list[Result]:
+    """Run tests on one loaded program, each whether or not the others pass."""
+    message = {
+        "settings": LIMITS.settings(uid=0) | {"key": KEY},
+        "program": program,
+        "suite": {
+            "tests": tests,
+            "setup": setup,
+            "entry_point": entry_point,
+            "run": list(range(len(tests))),
+        },
+    }
+    code = f"import sys; sys.path.insert(0, {str(INSIDE.parent)!r}); {MAIN_PROGRAM}"
+    process = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code.replace("\n", ";")],
+        input=json.dumps(message),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    messages = [json.loads(line) for line in process.stdout.splitlines()]
+    assert messages, process.stderr
+    assert all(message["key"] == KEY for message in messages)
+    results = [parse_result(message) for message in messages if "test" in message]
+    broken = [message["broken"] for message in messages if "broken" in message]
+    return results or [Result(False, reason=str(broken or process.stderr))]
+
+
+def run_cheat(cheat: Cheat, program: str) -> Result:
+    return run_tests(program, [cheat.test], cheat.setup, cheat.entry_point)[0]
+
+
+def test_there_are_enough_cheats_with_names_of_their_own():
+    assert len({cheat.name for cheat in CHEATS}) == len(CHEATS) >= 60
+
+
+@pytest.mark.parametrize("cheat", CHEATS, ids=[cheat.name for cheat in CHEATS])
+def test_a_cheat_fails_and_an_honest_program_passes(cheat):
+    result = run_cheat(cheat, cheat.program)
+    assert not result.passed
+    assert not result.unsupported, result.reason
+    honest = run_cheat(cheat, cheat.honest)
+    assert honest.passed, honest.reason
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_right_program_passes_all_its_tests(name):
+    program, tests = RIGHT[name]
+    if name == "global state":  # each test needs a freshly loaded program
+        tests = tests[:1]
+    failed = [
+        (test, result.reason)
+        for test, result in zip(tests, run_tests(program, tests), strict=True)
+        if not result.passed
+    ]
+    assert not failed
