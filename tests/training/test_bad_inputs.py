@@ -202,19 +202,19 @@ def test_run_that_another_process_started_during_loading_is_unchanged(
     home, capsys, tiny, monkeypatch, over, part
 ):
     """Neither found a folder at first; the slower one must not write into the other's."""
-    place = setup.place
+    open_models = setup.open_models
     before = {}
     lock = []
 
-    def slow_place(config):
+    def slow_open_models(config):
         monkeypatch.undo()
         before.update(finished(tiny, home))
         if not over:
             lock.append((home / "runs" / "test" / ".lock").open("r+"))
             fcntl.flock(lock[0], fcntl.LOCK_EX)
-        return place(config)
+        return open_models(config)
 
-    monkeypatch.setattr(setup, "place", slow_place)
+    monkeypatch.setattr(setup, "open_models", slow_open_models)
     assert (
         main(
             [

@@ -328,13 +328,13 @@ def test_step_with_signal_resets_the_count_of_flat_steps(fresh):
 def test_engine_with_wrong_logprobs_stops_the_run(fresh, verifiers, tmp_path, monkeypatch):
     from postgrad.rollout.native import engine as native
 
-    real = native.pick_mixed
+    real = native.sample_mixed_tokens
 
     def wrong_logprobs(logits, uniforms, samplings):
         tokens, logprobs = real(logits, uniforms, samplings)
         return tokens, logprobs + 0.5
 
-    monkeypatch.setattr(native, "pick_mixed", wrong_logprobs)
+    monkeypatch.setattr(native, "sample_mixed_tokens", wrong_logprobs)
     config = config_of(
         "grpo",
         fresh,
