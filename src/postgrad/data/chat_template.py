@@ -92,25 +92,57 @@ class ChatTemplate:
                 "remove rollout.tools or use a model whose template knows the role tool"
             ) from error
 
-    def render_prompt(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def render_prompt(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[dict[str, Any]] = ()
+    ) -> str:
         """The text of the messages with the assistant's turn opened.
+
+        Args:
+            messages: the messages of the prompt.
+            tools: schemas of the row, shown if the run has no tools of its own.
 
         Raises:
             jinja2.TemplateError: the template refuses the messages.
         """
         messages = [dict(message) for message in messages]
-        tools: dict[str, Any] = {}
-        if self.tools and self.reads("tools"):
-            tools = {"tools": self.tools}
-        elif self.tools:
+        if self.tools and not self.reads("tools"):
             messages = self._with_tools_prompt(messages)
-        text = cast(
-            str,
-            self.tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, tokenize=False, **tools, **self.options
-            ),
-        )
+        text = self.render(messages, self.tools or tools, add_generation_prompt=True)
         return text if text.endswith(self.opening) else text + self.opening
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[dict[str, Any]] = (),
+        add_generation_prompt: bool = False,
+    ) -> str:
+        """The text of the messages exactly as the template writes it, without `opening`."""
+        text = self.tokenizer.apply_chat_template(
+            [dict(message) for message in messages],
+            tools=list(tools) or None,
+            add_generation_prompt=add_generation_prompt,
+            tokenize=False,
+            **self.options,
+        )
+        return cast(str, text)
+
+    @property
+    def has_generation_markers(self) -> bool:
+        """Whether the template marks the assistant's tokens with {% generation %}."""
+        return re.search(r"\{%-?\s*generation\s*-?%\}", self.source) is not None
+
+    def generation_mask(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[dict[str, Any]] = ()
+    ) -> tuple[list[int], list[bool]]:
+        """(token ids, mask) of a conversation, by the template's {% generation %} markers."""
+        encoded: Any = self.tokenizer.apply_chat_template(
+            [dict(message) for message in messages],
+            tools=list(tools) or None,
+            return_dict=True,
+            return_assistant_tokens_mask=True,
+            **self.options,
+        )
+        return list(encoded["input_ids"]), [bool(flag) for flag in encoded["assistant_masks"]]
 
     def _with_tools_prompt(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         schemas = "\n".join(json.dumps(schema) for schema in self.tools)

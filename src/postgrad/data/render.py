@@ -5,7 +5,6 @@ This file and chat_template.py are the only ones that know chat templates and sp
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,11 +12,12 @@ from jinja2 import TemplateError
 
 from postgrad.config.schema import OVERLONG, TRUNCATION_SIDES, DataConfig
 from postgrad.data.chat_template import ChatTemplate
+from postgrad.data.overlong import drop_longer
 from postgrad.data.styles import THINK, find_style, styled
 from postgrad.data.truncate import min_limit, truncate
 from postgrad.errors import ConfigError, RunError, did_you_mean
 from postgrad.files import atomic_write_text
-from postgrad.problem import Problem
+from postgrad.problem import Message, Problem
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -103,7 +103,7 @@ class Prompts:
         else:
             self._refuse_chat_settings(options or {})
         # uid -> (messages, token ids, number of ids before truncation)
-        self._cache: dict[str, tuple[tuple[dict[str, str], ...], list[int], int]] = {}
+        self._cache: dict[str, tuple[tuple[Message, ...], list[int], int]] = {}
         # roles of the messages -> number of tokens after the last message's content
         self._num_end_tokens: dict[tuple[str, ...], int] = {}
 
@@ -144,9 +144,15 @@ class Prompts:
         except ConfigError as error:
             raise ConfigError(f"problem {problem.uid}: {error}") from error
         if self.chat_template is None:
+            if any("tool_calls" in message for message in messages):
+                raise ConfigError(
+                    f"problem {problem.uid} has tool calls, which need a chat template; "
+                    "use a model that has one"
+                )
             return "\n\n".join(message["content"] for message in messages) + self.style.opening
+        tools = problem.conversation.tools if problem.conversation else ()
         try:
-            return self.chat_template.render_prompt(messages)
+            return self.chat_template.render_prompt(messages, tools)
         except TemplateError as error:
             reason = " ".join(str(error).split())[:200]
             roles = ", ".join(message["role"] for message in messages)
@@ -173,7 +179,7 @@ class Prompts:
                     f"problem {problem.uid}: its prompt has no tokens; "
                     "remove it or use a template that adds some"
                 )
-            ids = self._truncate(problem, full_ids)
+            ids = self.truncate_prompt(problem.uid, problem.messages, full_ids)
             num_full = len(full_ids)
             self._cache[problem.uid] = (problem.messages, ids, num_full)
         return ids, num_full
@@ -199,19 +205,25 @@ class Prompts:
     def _tokenize(self, text: str, special: bool) -> list[int]:
         return list(cast(Any, self.tokenizer(text, add_special_tokens=special))["input_ids"])
 
-    def _truncate(self, problem: Problem, ids: list[int]) -> list[int]:
+    def num_prompt_tokens(self, problem: Problem) -> int:
+        """The number of prompt tokens before truncation."""
+        return self._encode_cached(problem)[1]
+
+    def truncate_prompt(self, uid: str, messages: Sequence[Message], ids: list[int]) -> list[int]:
         """Truncates to max_prompt_tokens if `overlong` is left, middle or right.
 
         Keeps a BOS token, and the tokens that the template writes after the last message.
+
+        Args:
+            uid: the problem's uid, for error messages.
+            messages: the messages of the prompt.
+            ids: the token ids of the prompt.
         """
         limit = self.max_prompt_tokens
         side = self.overlong
         if side not in TRUNCATION_SIDES or len(ids) <= limit:
             return ids
-        seen = (
-            f"the prompt of problem {problem.uid} has {len(ids)} tokens, "
-            f"data.max_prompt_tokens={limit}"
-        )
+        seen = f"the prompt of problem {uid} has {len(ids)} tokens, data.max_prompt_tokens={limit}"
         if self.tools:
             raise ConfigError(
                 f"{seen}, and data.overlong={side} would remove part of the schemas of "
@@ -220,7 +232,7 @@ class Prompts:
         bos = self.tokenizer.bos_token_id
         # In some models the BOS token also starts every turn: then it is not kept.
         num_start = int(ids[0] == bos and bos not in ids[1:])
-        num_end = self._count_end_tokens(problem)
+        num_end = self._count_end_tokens(messages)
         least = min_limit(side, num_start, num_end)
         if limit < least:
             raise ConfigError(
@@ -229,18 +241,18 @@ class Prompts:
             )
         return truncate(ids, limit, side, num_start, num_end)
 
-    def _count_end_tokens(self, problem: Problem) -> int:
+    def _count_end_tokens(self, messages: Sequence[Message]) -> int:
         """Number of tokens after the content of the last message.
 
         Two prompts that differ in this content only share exactly these tokens at their ends.
         """
-        roles = tuple(message["role"] for message in problem.messages)
+        roles = tuple(message["role"] for message in messages)
         if roles not in self._num_end_tokens:
-            *before, last = problem.messages
+            *before, last = messages
             variants: list[list[int]] = []
             for content in ("0", "1"):
-                messages = (*before, {**last, "content": content})
-                variants.append(self._encode_full(replace(problem, messages=messages)))
+                changed = (*before, {**last, "content": content})
+                variants.append(self._encode_full(Problem("", changed, "")))
             count = 0
             for one, other in zip(reversed(variants[0]), reversed(variants[1]), strict=False):
                 if one != other:
@@ -274,13 +286,18 @@ class Prompts:
         ids = self._tokenize(text, special=False)
         if not with_end:
             return ids
+        eos = self.eos_token_id()
+        return ids if ids[-1:] == [eos] else [*ids, eos]
+
+    def eos_token_id(self) -> int:
+        """The id of the end-of-sequence token; raises ConfigError if the tokenizer has none."""
         eos = self.tokenizer.eos_token_id
         if eos is None:
             raise ConfigError(
                 f"the tokenizer {self.tokenizer.name_or_path!r} has no end-of-sequence token; "
                 "set its eos_token"
             )
-        return ids if ids[-1:] == [eos] else [*ids, cast(int, eos)]
+        return cast(int, eos)
 
     def encode_demonstrations(self, problem: Problem) -> list[list[int]]:
         """The problem's demonstrations as responses to its prompt, each up to its first EOS.
@@ -355,9 +372,9 @@ class Prompts:
                 `drop`; or a prompt cannot be truncated.
         """
         lengths = [len(self.encode(problem)) for problem in problems]
-        return self._drop_longer(
-            problems, lengths, "prompts", "data.max_prompt_tokens", self.max_prompt_tokens
-        )
+        limit = self.max_prompt_tokens
+        key = "data.max_prompt_tokens"
+        return drop_longer(problems, lengths, "prompts", key, limit, self.overlong)
 
     def num_truncated(self, problems: Sequence[Problem]) -> int:
         """How many of the problems have a truncated prompt."""
@@ -377,7 +394,8 @@ class Prompts:
         """
         lengths = [self._response_length(problem) for problem in problems]
         what = "demonstrations" if any(p.demonstrations for p in problems) else "pairs"
-        return self._drop_longer(problems, lengths, what, "rollout.max_response_tokens", limit)
+        key = "rollout.max_response_tokens"
+        return drop_longer(problems, lengths, what, key, limit, self.overlong)
 
     def _response_length(self, problem: Problem) -> int:
         texts = list(problem.demonstrations[:1])
@@ -385,20 +403,3 @@ class Prompts:
             pair = ("chosen", "rejected")
             texts = [str(problem.extra[name]) for name in pair if name in problem.extra]
         return max((len(self.encode_response(text)) for text in texts), default=0)
-
-    def _drop_longer(
-        self, problems: Sequence[Problem], lengths: list[int], what: str, key: str, limit: int
-    ) -> tuple[list[Problem], int]:
-        too_long = [i for i, length in enumerate(lengths) if length > limit]
-        dropping = self.overlong == "drop"
-        if too_long and (not dropping or len(too_long) == len(problems)):
-            first = too_long[0]
-            fix = f"set {key}={max(lengths)}"
-            if not dropping:
-                fix += " or data.overlong=drop"
-            raise ConfigError(
-                f"{len(too_long)} of {len(problems)} {what} are longer than {key}={limit}, "
-                f"the first is {problems[first].uid} with {lengths[first]} tokens; {fix}"
-            )
-        dropped = set(too_long)
-        return [problem for i, problem in enumerate(problems) if i not in dropped], len(dropped)

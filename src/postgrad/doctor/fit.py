@@ -140,13 +140,14 @@ def read_workload(config: Config, method: Method, inputs: Inputs) -> Workload:
         composed = method.compose(method.draw(None, step), step)
     except RunError as error:
         raise ConfigError(str(error)) from error
+    encoder = method.row_encoder(inputs.prompts)
     groups: list[GroupLengths] = []
     for group in composed:
-        prompt = len(inputs.prompts.encode(group.problem))
+        prompt = len(encoder.encode(group.problem))
         given = tuple(len(trajectory.response) for trajectory in group.given_rows)
         groups.append(GroupLengths(prompt, given, group.num_samples))
     held_out = [problem for problems in inputs.validation.values() for problem in problems]
-    longest = max(len(inputs.prompts.encode(problem)) for problem in [*inputs.train, *held_out])
+    longest = max(len(encoder.encode(problem)) for problem in [*inputs.train, *held_out])
     return Workload(groups, longest, len(held_out) if method.needs_verifier() else 0)
 
 

@@ -21,6 +21,8 @@ from torch import Tensor
 from postgrad.algorithms.aggregation import AGGREGATIONS, token_weights
 from postgrad.config.schema import Config, setting
 from postgrad.data.feed import Feed
+from postgrad.data.overlong import RowEncoder
+from postgrad.data.render import Prompts as PromptEncoder
 from postgrad.errors import RunError
 from postgrad.methods.support.checks import (
     check_monitor,
@@ -162,6 +164,14 @@ class Method:
         self.config = config
         self.settings: Any = config.method
 
+    def row_encoder(self, prompts: PromptEncoder) -> RowEncoder:
+        """What encodes the prompts of this method's rows; SFT encodes whole conversations."""
+        return prompts
+
+    def data_notes(self, prompts: PromptEncoder, problems: Sequence[Problem]) -> list[str]:
+        """Lines about the training data that a run reports at its start."""
+        return []
+
     # ---- checks; all raise ConfigError, before anything is written
 
     def check(self) -> None:
@@ -256,7 +266,7 @@ class Method:
             for row in group.given_rows:
                 row.group = number
                 rows.append(row)
-            prompt = self.ports.prompts.encode(group.problem)
+            prompt = self.ports.prompts.encode(group.problem) if completions else []
             for index, completion in enumerate(completions):
                 prefix = group.prefixes[index] if index < len(group.prefixes) else []
                 row = sampled_row(group.problem, prompt, prefix, completion)

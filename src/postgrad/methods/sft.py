@@ -1,24 +1,30 @@
-"""Supervised fine-tuning: rows are demonstrations, the loss is their negative log-prob.
+"""Supervised fine-tuning: rows are conversations, the loss is the assistant's negative log-prob.
 
-Only response tokens count, and the mean is over all of them.
+Only the tokens of assistant turns count, and the mean is over all of them.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from torch import Tensor
 
-from postgrad.config.schema import setting
-from postgrad.errors import ConfigError
+from postgrad.config.schema import Config, setting
+from postgrad.data.conversation_rows import TRAIN_ON, ConversationRows, conversation_of
+from postgrad.data.render import Prompts
+from postgrad.errors import ConfigError, RunError
 from postgrad.methods.base import Group, Method, MethodSettings, Stage, Step
 from postgrad.methods.support.checks import refuse_unread
 from postgrad.model.passes.head import TokenOutputs
 from postgrad.model.policy import MetricAccumulator
-from postgrad.types import Batch, Problem
+from postgrad.types import DEMONSTRATION, Batch, Problem, Trajectory
 
 
 @dataclass
 class SftSettings(MethodSettings):
+    train_on: str = setting(
+        "all", "assistant turns of a conversation that the loss reads: all or the last", TRAIN_ON
+    )
     validate_accuracy: bool = setting(
         False, "also generate responses to the validation problems and score them"
     )
@@ -28,6 +34,26 @@ class Sft(Method):
     Settings = SftSettings
     trains_on_samples = False
     trains_on_demonstrations = True
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self._rows: ConversationRows | None = None
+
+    def row_encoder(self, prompts: Prompts) -> ConversationRows:
+        if self._rows is None or self._rows.prompts is not prompts:
+            self._rows = ConversationRows(prompts, self.settings.train_on)
+        return self._rows
+
+    def data_notes(self, prompts: Prompts, problems: Sequence[Problem]) -> list[str]:
+        count = self.row_encoder(prompts).num_rewritten(problems)
+        if not count:
+            return []
+        return [
+            f"the chat template renders assistant turns of {count} of {len(problems)} "
+            "conversations in data.train differently than for generation (for example without "
+            "their thinking); SFT trains on the conversation as the template renders it, "
+            "method.train_on=last trains on the last turn only"
+        ]
 
     def needs_verifier(self) -> bool:
         return self.settings.validate_accuracy
@@ -47,7 +73,7 @@ class Sft(Method):
 
     def check_problems(self, problems: Sequence[Problem]) -> None:
         for problem in problems:
-            if not problem.demonstrations:
+            if conversation_of(problem) is None:
                 raise ConfigError(
                     f"problem {problem.uid} has no demonstration; "
                     "sft needs a response for every row of data.train"
@@ -57,7 +83,29 @@ class Sft(Method):
         return [self.draw, self.compose, self.sample, self.update, self.publish]
 
     def compose(self, problems: Sequence[Problem], step: Step) -> list[Group]:
-        return [Group(problem, 0, [self.demonstration_row(problem)]) for problem in problems]
+        return [Group(problem, 0, [self.conversation_row(problem)]) for problem in problems]
+
+    def conversation_row(self, problem: Problem) -> Trajectory:
+        """The conversation as a row whose loss mask selects the trained turns.
+
+        Raises:
+            RunError: it is longer than rollout.max_response_tokens.
+        """
+        row = self.row_encoder(cast(Prompts, self.ports.prompts)).row(problem)
+        limit = self.config.rollout.max_response_tokens
+        if len(row.response) > limit:
+            raise RunError(
+                f"the response of problem {problem.uid} has {len(row.response)} tokens; "
+                f"raise rollout.max_response_tokens (now {limit})"
+            )
+        return Trajectory(
+            problem.uid,
+            row.prompt,
+            row.response,
+            source=DEMONSTRATION,
+            finish="given",
+            loss_mask=row.loss_mask,
+        )
 
     def loss(self, batch: Batch, current: TokenOutputs, metrics: MetricAccumulator) -> Tensor:
         metrics.mean("sft/loss", -current.logprobs, batch.tokens["loss_mask"])
@@ -67,7 +115,8 @@ class Sft(Method):
     def validate(self, problems: Sequence[Problem]) -> dict[str, float]:
         """The loss on held-out demonstrations, and the accuracy if method.validate_accuracy."""
         metrics: dict[str, float] = {}
-        rows = [self.demonstration_row(problem) for problem in problems if problem.demonstrations]
+        with_response = [problem for problem in problems if conversation_of(problem)]
+        rows = [self.conversation_row(problem) for problem in with_response]
         if rows:
             batch = Batch.of(rows)
             logprobs = self.ports.policy.logprobs(batch)["logprobs"].double()

@@ -8,6 +8,7 @@ import torch
 from postgrad.cluster.engines import engine_config
 from postgrad.config.schema import ClusterConfig, Config, ModelConfig
 from postgrad.data.cursor import Cursor
+from postgrad.data.overlong import RowEncoder
 from postgrad.data.problems import load_problems
 from postgrad.data.render import Prompts, make_prompts
 from postgrad.data.styles import stop_strings
@@ -39,7 +40,7 @@ class Inputs:
     validation: dict[str, list[Problem]]  # sets by name
     prompts: Prompts
     scorer: Scorer
-    too_long: str = ""  # one line: how many problems were dropped or cut; empty if none
+    notes: tuple[str, ...] = ()  # lines about the data that the start of a run reports
     turns: Turns | None = None  # None if the policy may not call tools
 
 
@@ -148,17 +149,22 @@ def load_inputs(config: Config, method: Method) -> Inputs:
     held_out = [problem for problems in validation.values() for problem in problems]
     method.check_problems(train)
     method.check_validation_problems(held_out)
-    _check_context(config, prompts, [*train, *held_out])
-    counts = [_count_overlong(config, prompts, "data.train", loaded_train, train)]
+    encoder = method.row_encoder(prompts)
+    _check_context(config, [len(encoder.encode(problem)) for problem in [*train, *held_out]])
+    if method.needs_verifier():  # validation samples responses
+        _check_context(config, [len(prompts.encode(problem)) for problem in held_out])
+    counts = [_count_overlong(config, encoder, "data.train", loaded_train, train)]
     for name, problems in loaded_validation.items():
         label = f"validation set {name}"
-        counts.append(_count_overlong(config, prompts, label, problems, validation[name]))
+        counts.append(_count_overlong(config, encoder, label, problems, validation[name]))
+    too_long = _describe_overlong(config, [count for count in counts if count])
+    notes = [*([too_long] if too_long else []), *method.data_notes(prompts, train)]
     return Inputs(
         train=train,
         validation=validation,
         prompts=prompts,
         scorer=_make_scorer(config, method, [*train, *held_out]),
-        too_long=_describe_overlong(config, [count for count in counts if count]),
+        notes=tuple(notes),
         turns=Turns(toolbox, prompts, config.rollout.max_turns) if toolbox else None,
     )
 
@@ -170,10 +176,11 @@ def _fitting(
 
     Raises ConfigError for the others unless data.overlong=drop.
     """
-    problems, _ = prompts.drop_overlong(problems)
+    encoder = method.row_encoder(prompts)
+    problems, _ = encoder.drop_overlong(problems)
     if method.trains_on_demonstrations:
         limit = config.rollout.max_response_tokens
-        problems, _ = prompts.drop_overlong_demonstrations(problems, limit)
+        problems, _ = encoder.drop_overlong_demonstrations(problems, limit)
     return problems
 
 
@@ -192,14 +199,14 @@ def _make_scorer(config: Config, method: Method, problems: list[Problem]) -> Sco
 
 def _count_overlong(
     config: Config,
-    prompts: Prompts,
+    encoder: RowEncoder,
     label: str,
     loaded: list[Problem],
     fitting: list[Problem],
 ) -> str:
     """Return "3 of 12 in data.train": the problems that were dropped or cut; "" if none."""
     num_dropped = len(loaded) - len(fitting)
-    count = num_dropped if config.data.overlong == "drop" else prompts.num_truncated(fitting)
+    count = num_dropped if config.data.overlong == "drop" else encoder.num_truncated(fitting)
     return f"{count} of {len(loaded)} in {label}" if count else ""
 
 
@@ -213,11 +220,11 @@ def _describe_overlong(config: Config, counts: list[str]) -> str:
     return f"too long: {', '.join(counts)}; {action} (data.overlong={data.overlong})"
 
 
-def _check_context(config: Config, prompts: Prompts, problems: list[Problem]) -> None:
+def _check_context(config: Config, prompt_lengths: list[int]) -> None:
     """Raise ConfigError if a prompt and its response may exceed the model's context."""
     text_config = model_config(config.model, config.seed).get_text_config()
     context = int(text_config.max_position_embeddings)
-    prompt = max(len(prompts.encode(problem)) for problem in problems)
+    prompt = max(prompt_lengths, default=0)
     response = config.rollout.max_response_tokens
     if prompt + response > context:
         raise ConfigError(

@@ -68,8 +68,8 @@ def announced(opened: OpenRun, log: RunLog, start: int) -> Iterator[None]:
     with closing(log):
         reporter.started(opened.folder, opened.config, start)
         try:
-            if start == 0 and opened.inputs.too_long:
-                reporter.note(opened.inputs.too_long)
+            for note in opened.inputs.notes if start == 0 else ():
+                reporter.note(note)
             if missing := missing_steps(opened.folder, start):
                 reporter.note(
                     f"metrics.jsonl has no line for {len(missing)} of the {start} steps so far; "

@@ -8,7 +8,7 @@ from postgrad.data.prepare.chat import CHAT
 from postgrad.data.prepare.choice import CHOICE
 from postgrad.data.prepare.code import CODE
 from postgrad.data.prepare.math import MATH
-from postgrad.data.rows import Row
+from postgrad.data.rows import Row, RowError
 from postgrad.data.schemas import recognize
 from postgrad.data.styles import question_of
 from postgrad.errors import ConfigError, did_you_mean
@@ -20,6 +20,7 @@ REPLACED_INFO = ("split", "index", "question", "raw_problem")  # `prepare` write
 
 def draft_of_problem(problem: Problem) -> Draft:
     """The Draft of a problem that was read from a file of a known schema."""
+    _check_fits_schema(problem)
     extra = problem.extra
     info = select_columns(extra.get("extra_info") or {}, extra.get("extra_info") or {})
     info |= select_columns(extra, INFO_COLUMNS)
@@ -40,6 +41,20 @@ def draft_of_problem(problem: Problem) -> Draft:
         dialogue=problem.messages,
         data_source=problem.data_source,
     )
+
+
+def _check_fits_schema(problem: Problem) -> None:
+    """Raises RowError for a conversation that `prompt` and `target` of the schema cannot hold."""
+    conversation = problem.conversation
+    if conversation is None:
+        return
+    has_calls = any("tool_calls" in message for message in conversation.messages)
+    has_several = conversation.num_prompt and not problem.demonstrations
+    if has_calls or conversation.tools or has_several:
+        raise RowError(
+            "tool calls, tools and completions of several messages cannot be prepared; "
+            "train on the file itself"
+        )
 
 
 def convert_own(row: Row, context: Context) -> Draft:

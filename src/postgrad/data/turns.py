@@ -1,0 +1,228 @@
+"""Finds the text of each assistant turn in a conversation that the chat template rendered at once.
+
+The conversation is rendered as a whole, and only this text is tokenized. A turn is found in it
+
+1. by prefixes: the text up to the turn is what the template renders for the messages before it,
+   with the assistant's turn opened; or, if the template renders a turn differently once later
+   messages follow (Qwen3 removes the thinking of earlier turns),
+2. by a placeholder: the whole conversation is rendered again with a placeholder as the content of
+   the turn, which shows where the turn starts.
+
+A turn ends with the special token that the template writes after it.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jinja2 import TemplateError
+
+from postgrad.data.chat_template import ChatTemplate
+from postgrad.data.styles import THINK
+from postgrad.problem import Message
+
+PLACEHOLDER = "postgradplaceholder"
+# What a template raises for messages that it does not support, such as a null content.
+RENDER_ERRORS = (TemplateError, TypeError, ValueError, KeyError)
+
+
+class TurnNotFound(Exception):
+    """An assistant turn could not be located in the rendered conversation."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The characters [start, end) of one assistant message in the rendered conversation.
+
+    Attributes:
+        message: index of the message.
+        start: first character that the model writes, after the header of the turn.
+        end: end of the turn (exclusive), after its end-of-turn token.
+        is_ended: the turn ends with a special token.
+        is_rewritten: the text up to the end of this turn is not what the template renders when
+            the model generates the turn.
+    """
+
+    message: int
+    start: int
+    end: int
+    is_ended: bool
+    is_rewritten: bool
+
+
+class TurnFinder:
+    """Renders whole conversations and finds their assistant turns.
+
+    Args:
+        template: the chat template.
+        special_tokens: texts of the tokenizer's special tokens.
+    """
+
+    def __init__(self, template: ChatTemplate, special_tokens: Sequence[str]) -> None:
+        self.template = template
+        self.special_tokens = [token for token in special_tokens if token]
+        self._header: str | None = None
+
+    def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> str:
+        """The text of a whole conversation.
+
+        Some templates drop the thinking even of the last assistant message (DeepSeek-R1). Its text
+        is then the generation prompt followed by the content as it is.
+        """
+        text = self.template.render(messages, tools)
+        last = messages[-1]
+        content = last["content"]
+        if last["role"] != "assistant" or "tool_calls" in last or not content:
+            return text
+        if content.strip() in text or _squeeze(content) in _squeeze(text):
+            return text
+        prompt = self.template.render(messages[:-1], tools, add_generation_prompt=True)
+        for opening in (THINK, THINK.strip()):
+            if prompt.endswith(opening):
+                content = content.removeprefix(opening)
+                break
+        return prompt + content + self._end_token(text.rstrip())
+
+    def find(
+        self, text: str, messages: Sequence[Message], tools: Sequence[dict[str, Any]]
+    ) -> list[Turn]:
+        """The assistant turns of a conversation, in order.
+
+        Args:
+            text: from render().
+            messages: the messages of the conversation.
+            tools: its tools.
+
+        Raises:
+            TurnNotFound: the template writes a turn in a way that cannot be located.
+        """
+        turns: list[Turn] = []
+        for i, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            turn = self._find_by_prefix(text, messages, tools, i)
+            if turn is None:
+                turn = self._find_by_placeholder(text, messages, tools, i)
+            previous_end = turns[-1].end if turns else 0
+            if not previous_end <= turn.start < turn.end <= len(text):
+                raise TurnNotFound(f"message {i + 1}")
+            turns.append(turn)
+        return turns
+
+    def _find_by_prefix(
+        self, text: str, messages: Sequence[Message], tools: Sequence[dict[str, Any]], i: int
+    ) -> Turn | None:
+        try:
+            before = self.template.render(messages[:i], tools, add_generation_prompt=True)
+            through = self.render(messages[: i + 1], tools).rstrip()
+        except RENDER_ERRORS:
+            return None
+        if not (text.startswith(before) and text.startswith(through)):
+            return None
+        if len(through) <= len(before):
+            return None
+        return Turn(i, len(before), len(through), bool(self._end_token(through)), False)
+
+    def _find_by_placeholder(
+        self, text: str, messages: Sequence[Message], tools: Sequence[dict[str, Any]], i: int
+    ) -> Turn:
+        prefix, suffix = self._around_placeholder(text, messages, tools, i)
+        start = self._start_of_turn(text, prefix)
+        if start is None:
+            raise TurnNotFound(f"message {i + 1}")
+        end_token = self._end_token_of_turn(messages[: i + 1], tools)
+        if end_token:
+            end = text.find(end_token, start)
+            if end >= 0:
+                return Turn(i, start, end + len(end_token), True, True)
+        if "tool_calls" not in messages[i] and text.endswith(suffix):
+            return Turn(i, start, len(text) - len(suffix), False, True)
+        raise TurnNotFound(f"message {i + 1}")
+
+    def _around_placeholder(
+        self, text: str, messages: Sequence[Message], tools: Sequence[dict[str, Any]], i: int
+    ) -> tuple[str, str]:
+        """The text before and after a placeholder in message i of the whole conversation."""
+        placeholder = PLACEHOLDER
+        while placeholder in text:
+            placeholder += "x"
+        for changed in _with_placeholder(messages[i], placeholder):
+            try:
+                rendered = self.render([*messages[:i], changed, *messages[i + 1 :]], tools)
+            except RENDER_ERRORS:
+                continue
+            if rendered.count(placeholder) == 1:
+                prefix, _, suffix = rendered.partition(placeholder)
+                return prefix, suffix
+        raise TurnNotFound(f"message {i + 1}")
+
+    def _start_of_turn(self, text: str, prefix: str) -> int | None:
+        """Where the turn starts in the text, given the text before the placeholder.
+
+        The prefix ends with the turn's header, and perhaps with text that the template writes
+        before the content, such as an empty thinking block.
+        """
+        header = self._generation_header()
+        header_at = prefix.rfind(header) if header else -1
+        if header_at >= 0 and text.startswith(prefix[: header_at + len(header)]):
+            return header_at + len(header)
+        if text.startswith(prefix):
+            return len(prefix)
+        if header_at >= 0 and text.startswith(prefix[:header_at]):
+            # The header of a generation prompt may hold more, such as an empty thinking block.
+            return header_at + _common_length(text[header_at:], header)
+        return None
+
+    def _generation_header(self) -> str:
+        """The text that opens an assistant turn: `<|im_start|>assistant\\n` in ChatML."""
+        if self._header is None:
+            user = [{"role": "user", "content": "?"}]
+            try:
+                closed = self.template.render(user)
+                opened = self.template.render(user, add_generation_prompt=True)
+            except RENDER_ERRORS:
+                closed = opened = ""
+            self._header = opened[len(closed) :] if opened.startswith(closed) else ""
+        return self._header
+
+    def _end_token_of_turn(
+        self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]
+    ) -> str:
+        """The special token after the last message if the conversation ends there; "" if none."""
+        try:
+            return self._end_token(self.render(messages, tools).rstrip())
+        except RENDER_ERRORS:
+            return ""
+
+    def _end_token(self, text: str) -> str:
+        """The special token at the end of a text; the longest, if several match; "" if none."""
+        matches = [token for token in self.special_tokens if text.endswith(token)]
+        return max(matches, key=len, default="")
+
+
+def _with_placeholder(message: Message, placeholder: str) -> list[Message]:
+    """Copies of a message with a placeholder in its content, or in the name of its first call."""
+    variants = [{**message, "content": placeholder}]
+    if "tool_calls" in message:
+        first, *others = message["tool_calls"]
+        call = {**first, "name": placeholder}
+        if "function" in first:
+            call = {**first, "function": {**first["function"], "name": placeholder}}
+        variants.append({**message, "tool_calls": [call, *others]})
+    return variants
+
+
+def _common_length(first: str, second: str) -> int:
+    """Length of the common prefix of two texts."""
+    count = 0
+    for a, b in zip(first, second, strict=False):
+        if a != b:
+            break
+        count += 1
+    return count
+
+
+def _squeeze(text: str) -> str:
+    """The text without white space: templates trim contents and thinking blocks."""
+    return re.sub(r"\s+", "", text)

@@ -1,0 +1,134 @@
+"""SFT on conversations: its loss over the assistant's turns against the stock model's log-probs."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+from world import config_of, metrics_of, stock_model, stock_row
+
+from postgrad.cli.main import main
+from postgrad.errors import ConfigError
+from postgrad.training.driver import train
+from postgrad.training.report import Reporter
+
+# Of characters in the tiny model's vocabulary: (user) and =assistant with EOS.
+TEMPLATE = (
+    "{% for m in messages %}"
+    "{% if m.role == 'user' %}({{ m.content }}){% else %}={{ m.content }}{{ eos_token }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}={% endif %}"
+)
+# The same without what stands before a star in earlier assistant turns, as thinking is removed.
+FORGETFUL = TEMPLATE.replace(
+    "={{ m.content }}", "={{ m.content if loop.last else m.content.split('*')[-1] }}"
+)
+CONVERSATIONS = [
+    [("user", "1+1"), ("assistant", "1*2"), ("user", "2+2"), ("assistant", "4")],
+    [("user", "3+4"), ("assistant", "7")],
+]
+
+
+def model_with(template: str, tiny: Path, folder: Path) -> Path:
+    """A copy of the tiny model whose tokenizer has a chat template."""
+    shutil.copytree(tiny, folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def write_chats(path: Path) -> Path:
+    rows = []
+    for conversation in CONVERSATIONS:
+        messages = [{"role": role, "content": content} for role, content in conversation]
+        rows.append(json.dumps({"messages": messages}))
+    path.write_text("\n".join(rows) + "\n")
+    return path
+
+
+class Notes(Reporter):
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.texts.append(text)
+
+
+def run(model: Path, tmp_path: Path, *overrides: str) -> tuple[float, list[str]]:
+    """(loss of the first step, notes) of one step over all conversations."""
+    config = config_of(
+        "sft",
+        model,
+        "data.template=auto",
+        f"data.train={write_chats(tmp_path / 'chats.jsonl')}",
+        "training.problems_per_step=2",
+        "training.steps=1",
+        f"runs={tmp_path / 'runs'}",
+        *overrides,
+    )
+    reporter = Notes()
+    result = train(config, reporter)
+    return metrics_of(result.folder)[0]["sft/loss"], reporter.texts
+
+
+def expected_loss(model: Path, pieces: list[list[tuple[str, bool]]]) -> float:
+    """The mean negative log-prob of the trained characters, by the stock model.
+
+    Args:
+        model: the model's folder.
+        pieces: per conversation, (text, whether it is trained on); `$` stands for EOS.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    stock = stock_model(model)
+    losses: list[float] = []
+    for conversation in pieces:
+        ids: list[int] = []
+        mask: list[bool] = []
+        for text, is_trained in conversation:
+            new = tokenizer(text.replace("$", tokenizer.eos_token))["input_ids"]
+            ids += new
+            mask += [is_trained] * len(new)
+        logprobs, _ = stock_row(stock, ids[:1], ids[1:])
+        for logprob, is_trained in zip(logprobs.tolist(), mask[1:], strict=True):
+            if is_trained:
+                losses.append(-logprob)
+    return sum(losses) / len(losses)
+
+
+SHORT = [("(3+4)=", False), ("7$", True)]
+
+
+def test_loss_is_over_every_assistant_turn(tiny, tmp_path):
+    model = model_with(TEMPLATE, tiny, tmp_path / "model")
+    loss, notes = run(model, tmp_path)
+    long = [("(1+1)=", False), ("1*2$", True), ("(2+2)=", False), ("4$", True)]
+    assert loss == pytest.approx(expected_loss(model, [long, SHORT]), rel=1e-4)
+    assert notes == []
+
+
+def test_train_on_last_trains_on_the_last_turn(tiny, tmp_path):
+    model = model_with(TEMPLATE, tiny, tmp_path / "model")
+    loss, _ = run(model, tmp_path, "method.train_on=last")
+    long = [("(1+1)=1*2$(2+2)=", False), ("4$", True)]
+    assert loss == pytest.approx(expected_loss(model, [long, SHORT]), rel=1e-4)
+
+
+def test_rewritten_turns_are_reported_and_trained_as_rendered(tiny, tmp_path):
+    model = model_with(FORGETFUL, tiny, tmp_path / "model")
+    loss, notes = run(model, tmp_path)
+    long = [("(1+1)=", False), ("2$", True), ("(2+2)=", False), ("4$", True)]
+    assert loss == pytest.approx(expected_loss(model, [long, SHORT]), rel=1e-4)
+    assert len(notes) == 1 and "1 of 2" in notes[0] and "method.train_on=last" in notes[0]
+
+
+def test_several_turns_need_a_chat_template(tiny, tmp_path):
+    with pytest.raises(ConfigError, match=r"method\.train_on=last"):
+        run(tiny, tmp_path)
+    run(tiny, tmp_path, "method.train_on=last")
+
+
+def test_unknown_train_on_is_refused(tiny, tmp_path, capsys):
+    arguments = ["train", "sft", f"model.path={tiny}", "data.train=arithmetic:1"]
+    assert main([*arguments, "method.train_on=first", f"runs={tmp_path}"]) == 2
+    assert "method.train_on=first" in capsys.readouterr().err
