@@ -137,7 +137,7 @@ class WrittenRun:
         (folder / "config.yaml").write_text(CONFIG.format(name=folder.name, steps=steps, lr=lr))
         make_tokenizer(folder / "tokenizer.json")
         self.log, self.events, self.number = RunLog(folder, 0), Events(folder), 0
-        self.events.total, self.events.opening = steps, ("started", 0)
+        self.events.total, self.events.first_event = steps, ("started", 0)
 
     def step(self, lift: float = 0.0, hostile: bool = False) -> None:
         self.number += 1
