@@ -1,4 +1,4 @@
-"""Language models that score responses: one response at a time, or compared with a reference answer.
+"""Language models that score responses: by a rating, or by comparison with a reference answer.
 
 - templates.py: the prompts for the judge and the monitor.
 - llm.py: LlmJudge asks a model for a rating of each response and stores the ratings.

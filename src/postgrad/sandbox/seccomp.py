@@ -1,6 +1,6 @@
 """A seccomp filter: refuses system calls that no honest program needs, above all new processes.
 
-A program is one process, with threads. That makes its memory limit exact and a fork bomb impossible.
+A program is one process, with threads. So its memory limit is exact, and a fork bomb is impossible.
 The filter is a list of refusals on top of the namespaces; it keeps rarely used parts of the kernel
 out of reach.
 """

@@ -1,7 +1,7 @@
-"""Finding the answer in a response, and the verifiers that need nothing but that: all linear in the length of the response.
+"""Finding the answer in a response, and the verifiers that need nothing else.
 
-Every verifier here is `(response, problem) -> Score | Failure`. A response without an answer scores 0; a ground truth that
-cannot be an answer is a Failure, since a score against it would mean nothing.
+All take linear time in the length of the response. A response without an answer scores 0. A ground
+truth that cannot be an answer is a Failure, since a score against it would mean nothing.
 """
 
 import json
@@ -19,34 +19,43 @@ from postgrad.verifiers.equality import (
     strip_wrapping,
 )
 
-MAX_BOX = 10 * MAX_ANSWER  # characters; a box that does not close within them is not closed
+MAX_BOX = 10 * MAX_ANSWER  # characters; a box must be closed within them
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _HASHES = re.compile(
-    r"####[\s*$\\(]{0,8}([-−]?\s?\\?\$?(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)(?:/[0-9]+)?)"
+    r"####[\s*$\\(]{0,8}"
+    r"([-−]?\s?\\?\$?(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)(?:/[0-9]+)?)"
 )
-# Nothing may fail after an unbounded repeat in these patterns: that is what keeps them linear.
+# These patterns take linear time: nothing after an unbounded repeat can fail.
 _NUMBER = re.compile(
-    r"(?:(?<![0-9A-Za-z.)}\]])[-−])?\\?\$?(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)(?:/[0-9]+)?%?"
+    r"(?:(?<![0-9A-Za-z.)}\]])[-−])?\\?\$?"
+    r"(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)(?:/[0-9]+)?%?"
 )
 _STATED = re.compile(
-    r"\b(?i:answer|correct option|correct choice)(?:\s{1,3}(?i:option|choice))?(?:\s{1,3}(?i:is|would be)\b|\s{0,3}[:=])"
+    r"\b(?i:answer|correct option|correct choice)(?:\s{1,3}(?i:option|choice))?"
+    r"(?:\s{1,3}(?i:is|would be)\b|\s{0,3}[:=])"
     r"|\b(?i:final answer)\*{0,2}[ \t]{0,3}\n"  # as a heading
 )
 
 
 # After a number: "12 apples", "12, which is ...", "12 (that is ...".
 _WORDS_AFTER = re.compile(r"(?:\s|,\s(?=[A-Za-z]{2})|\s\((?=[A-Za-z]{2}))(?!and\b|or\b)[A-Za-z]")
-_HENCE = "therefore|thus|hence|then|simply|just|clearly|approximately|about|roughly|around|exactly|equal to|given by"
+_HENCE = (
+    "therefore|thus|hence|then|simply|just|clearly|approximately|about|roughly|around|exactly|"
+    "equal to|given by"
+)
 _HENCE_FIRST = re.compile(rf"(?i:{_HENCE})\b[\s:]*")
 # After an option: "B is correct", "Option (B) is the right answer".
-_IS_RIGHT = r"[)\]}*$.]{0,4}\s{1,3}(?:is|would be|seems)\s{1,3}(?:the\s{1,3})?(?:most\s{1,3})?(?i:correct|right|true|best|answer)\b"
+_IS_RIGHT = (
+    r"[)\]}*$.]{0,4}\s{1,3}(?:is|would be|seems)\s{1,3}(?:the\s{1,3})?(?:most\s{1,3})?"
+    r"(?i:correct|right|true|best|answer)\b"
+)
 
 
 @dataclass(frozen=True)
 class _Labels:
-    """How the options of a question are named, and the patterns that find a name."""
+    """The names of a question's options, and the patterns that find one."""
 
     names: str
     stated: re.Pattern[str]  # after "answer is"
@@ -57,21 +66,31 @@ class _Labels:
 
     @staticmethod
     def of(names: str, plain: str) -> "_Labels":
-        lead = rf"(?:\s|[*$:({{\[\"'`“‘]|\\\(|(?i:option|choice|letter|{_HENCE})\b|\\(?:text|textbf|mathrm|mathbf|boxed)\b){{0,8}}"
-        lone = rf"(?:(?i:option|choice)\s)?[\s*(\[$]{{0,6}}([{names}])"
-        lone += r"(?:\*{0,2}[.):]\*{0,2}(?=\s)([^\n]{0,200})|[\s*)\].:$]{0,6})"
-        stated, option = (
-            re.compile(f"{lead}({plain})", re.MULTILINE),
-            re.compile(rf"\(([{names}])\)"),
+        """Return the patterns; `plain` is how a name is written after "answer is"."""
+        lead = (
+            rf"(?:\s|[*$:({{\[\"'`“‘]|\\\(|(?i:option|choice|letter|{_HENCE})\b"
+            r"|\\(?:text|textbf|mathrm|mathbf|boxed)\b){0,8}"
         )
-        others = re.compile(
-            rf"\s{{0,2}}(?:,|/|&|or\b|and\b| )\s{{0,2}}(?:or\s|and\s)?[(*]{{0,3}}[{names}][)*]{{0,3}}(?=[\s.,/&]|$)"
+        lone = (
+            rf"(?:(?i:option|choice)\s)?[\s*(\[$]{{0,6}}([{names}])"
+            r"(?:\*{0,2}[.):]\*{0,2}(?=\s)([^\n]{0,200})|[\s*)\].:$]{0,6})"
         )
-        right = re.compile(rf"(?<![\w'’])([{names}]){_IS_RIGHT}")
-        return _Labels(names, stated, re.compile(lone), option, right, others)
+        others = (
+            r"\s{0,2}(?:,|/|&|or\b|and\b| )\s{0,2}(?:or\s|and\s)?"
+            rf"[(*]{{0,3}}[{names}][)*]{{0,3}}(?=[\s.,/&]|$)"
+        )
+        return _Labels(
+            names,
+            stated=re.compile(f"{lead}({plain})", re.MULTILINE),
+            lone=re.compile(lone),
+            option=re.compile(rf"\(([{names}])\)"),
+            right=re.compile(rf"(?<![\w'’])([{names}]){_IS_RIGHT}"),
+            others=re.compile(others),
+        )
 
 
-# A, I and numbers also stand in prose, so they count only at the end of a line, before punctuation or, A, before a reason.
+# A, I and numbers are also words of prose. They count only at the end of a line or before
+# punctuation, and A also before a reason.
 _LETTERS = _Labels.of(
     "ABCDEFGHIJ",
     r"[B-HJ](?![A-Za-z0-9])(?!['’][A-Za-z])|[AI](?=[)\].,;:*$}\"'`”’\\]|\s{0,3}$)(?!['’][A-Za-z])"
@@ -86,9 +105,9 @@ def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
 
 
 def boxed_answer(text: str) -> str | None:
-    """The content of the last \\boxed or \\fbox, braces balanced; None without one, or when the last one is not closed.
+    """Return the content of the last \\boxed or \\fbox, or None without one that is closed.
 
-    `\\boxed 5` without braces takes what stands before the next $ on the line, else the next word.
+    `\\boxed 5` without braces has the text before the next $ on the line, else the next word.
     """
     last = _last(_BOX, text)
     if last is None:
@@ -96,14 +115,10 @@ def boxed_answer(text: str) -> str | None:
     rest = text[last.end() : last.end() + MAX_BOX].lstrip()
     if not rest.startswith("{"):
         line = rest.split("\n", 1)[0]
-        words = (
-            line.split("$", 1)[0]
-            if "$" in line
-            else line.split(maxsplit=1)[0]
-            if line.strip()
-            else ""
-        )
-        return words.strip() or None
+        if "$" in line:
+            return line.split("$", 1)[0].strip() or None
+        words = line.split(maxsplit=1)
+        return words[0] if words else None
     depth = 0
     for brace in _BRACE.finditer(rest):
         depth += {"{": 1, "}": -1}.get(brace.group(), 0)
@@ -113,37 +128,41 @@ def boxed_answer(text: str) -> str | None:
 
 
 def last_number(text: str) -> str | None:
-    """The last number as written (commas, sign, $ and %), or None. The minus of a subtraction is not a sign."""
+    """Return the last number as written (commas, sign, $ and %), or None.
+
+    The minus of a subtraction is not a sign.
+    """
     last = _last(_NUMBER, text)
     if last is None:
         return None
-    found = last.group().rstrip(",")
-    # Digits with commas that are no thousands are a list: the last of them counts.
-    return found if number(found) is not None else found.rsplit(",", 1)[-1]
+    text = last.group().rstrip(",")
+    # Digits with commas that do not separate thousands are a list: its last item counts.
+    return text if number(text) is not None else text.rsplit(",", 1)[-1]
 
 
 def hash_answer(text: str) -> str | None:
-    """The number after the last `####`, or None when no number follows it directly."""
-    at = text.rfind("####")
-    found = _HASHES.match(text, at) if at >= 0 else None
-    return found.group(1).rstrip(",").replace(" ", "") if found else None
+    """Return the number directly after the last `####`, or None."""
+    start = text.rfind("####")
+    match = _HASHES.match(text, start) if start >= 0 else None
+    return match.group(1).rstrip(",").replace(" ", "") if match else None
 
 
 def stated_answer(text: str) -> str | None:
-    """What follows the last "answer is" or "answer:", up to the end of its line or sentence; None without such words."""
+    """Return the text after the last "answer is" or "answer:", or None.
+
+    It ends with the line or the sentence.
+    """
     last = _last(_STATED, text)
     if last is None:
         return None
     line = text[last.end() : last.end() + MAX_ANSWER].lstrip(":*= \t\r\n").split("\n", 1)[0]
     line = re.split(r"\.\s", line, maxsplit=1)[0].strip()
     line = _HENCE_FIRST.sub("", line)
-    if (
-        "*" in line and line.count("**") % 2
-    ):  # the stars that opened the bold went with the words before the answer
+    if line.count("**") % 2:  # the bold began before the answer
         line = line.replace("**", "", 1)
-    for mark in ("$$", "$"):
-        if line.startswith(mark) and line.count(mark) > 1:
-            return line.split(mark)[1].strip() or None
+    for delimiter in ("$$", "$"):
+        if line.startswith(delimiter) and line.count(delimiter) > 1:
+            return line.split(delimiter)[1].strip() or None
     number_then_words = _NUMBER.match(line)
     if number_then_words and _WORDS_AFTER.match(line, number_then_words.end()):
         return number_then_words.group()
@@ -151,17 +170,22 @@ def stated_answer(text: str) -> str | None:
 
 
 def has_box(text: str) -> bool:
-    """Whether a \\boxed or \\fbox is opened."""
+    """Return whether the text opens a \\boxed or \\fbox."""
     return _BOX.search(text) is not None
 
 
 def final_answer(text: str) -> str | None:
-    """The boxed answer; where no box is opened, the stated one, else the last number."""
-    return boxed_answer(text) if has_box(text) else stated_answer(text) or last_number(text)
+    """Return the boxed answer; without a box, the stated answer or else the last number."""
+    if has_box(text):
+        return boxed_answer(text)
+    return stated_answer(text) or last_number(text)
 
 
 def truth_of(problem: Problem) -> str:
-    """The ground truth as a short answer: a worked solution is reduced to what stands after #### or in its last box."""
+    """Return the ground truth as a short answer.
+
+    In a worked solution it follows #### or is in the last box.
+    """
     truth = problem.ground_truth
     if "####" in truth:
         truth = truth.rsplit("####", 1)[1]
@@ -169,7 +193,7 @@ def truth_of(problem: Problem) -> str:
 
 
 def result(answer: bool, **parts: bool) -> Score:
-    """A 0/1 score whose value is the answer's."""
+    """Return a score of 0 or 1 with the part `answer` and these parts."""
     return Score(
         float(answer),
         {"answer": float(answer)} | {name: float(part) for name, part in parts.items()},
@@ -177,7 +201,7 @@ def result(answer: bool, **parts: bool) -> Score:
 
 
 def unusable(problem: Problem, wanted: str) -> Failure:
-    """The failure for a ground truth that this verifier cannot compare with."""
+    """Return the Failure for a ground truth that is not `wanted`."""
     return Failure(
         "invalid",
         f"the ground truth {problem.ground_truth[:80]!r} of problem {problem.uid} is not {wanted}",
@@ -185,14 +209,14 @@ def unusable(problem: Problem, wanted: str) -> Failure:
 
 
 def exact(response: str, problem: Problem) -> Score | Failure:
-    """1 when the response, without surrounding white space, is the ground truth."""
+    """1 if the response is the ground truth, without surrounding white space."""
     if not problem.ground_truth.strip():
         return unusable(problem, "an answer")
     return result(response.strip() == problem.ground_truth.strip())
 
 
 def numeric(response: str, problem: Problem) -> Score | Failure:
-    """1 when the last number of the response equals the ground truth as a number: 1,234.0 is 1234, $5 is 5."""
+    """1 if the last number of the response equals the ground truth: 1,234.0 is 1234, $5 is 5."""
     truth = truth_of(problem)
     if number(truth) is None:
         return unusable(problem, "a number")
@@ -201,7 +225,10 @@ def numeric(response: str, problem: Problem) -> Score | Failure:
 
 
 def boxed(response: str, problem: Problem) -> Score | Failure:
-    """1 when the last \\boxed answer is the ground truth as a number or as normalized LaTeX. `format`: there is such a box."""
+    """1 if the last \\boxed answer is the ground truth, as a number or as normalized LaTeX.
+
+    Part `format`: there is such a box.
+    """
     truth = truth_of(problem)
     if not truth:
         return unusable(problem, "an answer")
@@ -210,9 +237,9 @@ def boxed(response: str, problem: Problem) -> Score | Failure:
 
 
 def gsm8k(response: str, problem: Problem) -> Score | Failure:
-    """1 when the number after the last `####`, else in the last box, else the last number, is the ground truth.
+    """1 if the number after the last `####`, else in the last box, else the last one, is right.
 
-    `format`: the answer was marked, by `####` or a box.
+    Part `format`: the answer is marked by `####` or a box.
     """
     truth = truth_of(problem)
     if number(truth) is None:
@@ -222,7 +249,7 @@ def gsm8k(response: str, problem: Problem) -> Score | Failure:
 
 
 def gsm8k_answer(response: str) -> tuple[str | None, bool]:
-    """The number a response ends with, and whether it is marked as the answer."""
+    """Return the number that a response gives, and whether it is marked as the answer."""
     if (strict := hash_answer(response)) is not None:
         return strict, True
     box = boxed_answer(response)
@@ -232,7 +259,7 @@ def gsm8k_answer(response: str) -> tuple[str | None, bool]:
 
 
 def gsm8k_strict(response: str, problem: Problem) -> Score | Failure:
-    """1 when the number after the last `####` equals the ground truth; a response without one is wrong."""
+    """1 if the number after the last `####` equals the ground truth."""
     truth = truth_of(problem)
     if number(truth) is None:
         return unusable(problem, "a number")
@@ -241,14 +268,15 @@ def gsm8k_strict(response: str, problem: Problem) -> Score | Failure:
 
 
 def gsm8k_flexible(response: str, problem: Problem) -> Score | Failure:
-    """1 when the last number of the response equals the ground truth, wherever it stands."""
+    """1 if the last number of the response equals the ground truth."""
     return numeric(response, problem)
 
 
 def search(response: str, problem: Problem) -> Score | Failure:
-    """1 when the text in the last <answer> is one of the accepted ones, without case, punctuation, articles and spacing.
+    """1 if the text in the last <answer> is an accepted answer.
 
-    The ground truth is one answer, or a JSON list of them, or {"target": list}. `format`: there is a closed <answer>.
+    Case, punctuation, articles and spacing do not count. The ground truth is one answer, a JSON
+    list of answers, or {"target": list}. Part `format`: there is a closed <answer>.
     """
     truths = [plain for truth in _accepted(problem.ground_truth) if (plain := _plain_words(truth))]
     if not truths:
@@ -273,7 +301,10 @@ def _plain_words(text: str) -> str:
 
 
 def choice(response: str, problem: Problem) -> Score | Failure:
-    """1 when the response chooses the option of the ground truth, A to J or 1 to 9. `format`: the choice is stated plainly."""
+    """1 if the response chooses the option of the ground truth, A to J or 1 to 9.
+
+    Part `format`: the choice is stated plainly (see _chosen).
+    """
     truth = _label(problem.ground_truth)
     if truth is None:
         return unusable(problem, "an option from A to J or 1 to 9")
@@ -282,80 +313,85 @@ def choice(response: str, problem: Problem) -> Score | Failure:
 
 
 def chosen_option(response: str, problem: Problem) -> str | None:
-    """The option a response chooses, named as the ground truth names its own; None without a choice."""
-    return _chosen(
-        response, _DIGITS if (_label(problem.ground_truth) or "").isdigit() else _LETTERS
-    )[0]
+    """Return the option that a response chooses, or None.
+
+    It is a letter or a digit, as in the ground truth.
+    """
+    truth = _label(problem.ground_truth) or ""
+    return _chosen(response, _DIGITS if truth.isdigit() else _LETTERS)[0]
 
 
 def _chosen(response: str, labels: _Labels) -> tuple[str | None, bool]:
-    """The option that is chosen, and whether that is said plainly: in a box, after "answer is", before "is correct", or alone.
+    """Return the chosen option, and whether it is stated plainly.
 
-    Without a plain statement a single option in brackets counts; two different ones are no choice, nor is a list of them after "answer is".
+    Plainly means: in a box, after "answer is", before "is correct", or alone. Otherwise a single
+    option in brackets counts. Two different ones are no choice, and neither is a list of options
+    after "answer is".
     """
-    tagged = (
-        response.rpartition("<answer>")[2].partition("</answer>")[0]
-        if "<answer>" in response
-        else ""
-    )
+    tagged = ""
+    if "<answer>" in response:
+        tagged = response.rpartition("<answer>")[2].partition("</answer>")[0]
     for marked in (boxed_answer(response) or "", tagged):
-        if (name := _label(marked)) and name in labels.names:
+        name = _label(marked)
+        if name and name in labels.names:
             return name, True
-    said = _last(labels.right, response)
-    for stated in reversed(list(_STATED.finditer(response))):
-        if found := labels.stated.match(response, stated.end()):
-            if said and said.start() > found.start():
-                return said.group(1), True
-            return (
-                (None, False)
-                if _lists_more(response, found.end(), labels)
-                else (found.group(1), True)
-            )
-    if said:
-        return said.group(1), True
-    found = labels.lone.fullmatch(response.strip()) if len(response) <= MAX_ANSWER else None
-    if found and not labels.option.search(found.group(2) or ""):
-        return found.group(1), True
+    called_right = _last(labels.right, response)
+    for statement in reversed(list(_STATED.finditer(response))):
+        stated = labels.stated.match(response, statement.end())
+        if not stated:
+            continue
+        if called_right and called_right.start() > stated.start():
+            return called_right.group(1), True
+        if _starts_list(response, stated.end(), labels):
+            return None, False
+        return stated.group(1), True
+    if called_right:
+        return called_right.group(1), True
+    lone = labels.lone.fullmatch(response.strip()) if len(response) <= MAX_ANSWER else None
+    if lone and not labels.option.search(lone.group(2) or ""):
+        return lone.group(1), True
     options = set(labels.option.findall(response))
-    return (options.pop(), False) if len(options) == 1 else (None, False)
+    return (options.pop() if len(options) == 1 else None), False
 
 
-def _lists_more(response: str, at: int, labels: _Labels) -> bool:
-    """Whether the option that ends `at` is the first of a list, "A or B", "A, B and C", with which the sentence ends."""
-    while response[at : at + 1] in (")", "*"):
-        at += 1
-    first = at
-    while found := labels.others.match(response, at):
-        at = found.end()
-    return at > first and re.match(r"\s*(?:$|[.\n])", response[at : at + 3]) is not None
+def _starts_list(response: str, end: int, labels: _Labels) -> bool:
+    """Return whether the option before `end` starts a list ("A or B") that ends the sentence."""
+    while response[end : end + 1] in (")", "*"):
+        end += 1
+    list_end = end
+    while match := labels.others.match(response, list_end):
+        list_end = match.end()
+    if list_end == end:
+        return False
+    return re.match(r"\s*(?:$|[.\n])", response[list_end : list_end + 3]) is not None
 
 
 def _label(text: str) -> str | None:
+    """Return the option that the text is, without brackets and LaTeX, or None."""
     bare = re.sub(r"\\(?:text|textbf|mathrm|mathbf)|[\s(){}$*.]", "", text[:100])
     return bare if len(bare) == 1 and bare in _LETTERS.names + _DIGITS.names else None
 
 
 def tagged_answers(response: str) -> tuple[bool, list[str]]:
-    """Whether the response has the form `</think> <answer>...</answer>`, and the texts that may be its answer.
+    """Return whether the response has the form `</think> <answer>...</answer>`, and its answers.
 
-    One space or one newline stands between the tags; the last answer counts. In a bad format what follows `<answer>`, or else
-    the answer of the whole response, is graded all the same, so that "right but badly formatted" can be counted.
+    One space or one newline separates the tags; the last <answer> counts. A response in another
+    form has answers too, so that right answers in a wrong format can be counted: the text after
+    `<answer>`, or what the whole response states.
     """
     before, opening, after = response.rpartition("<answer>")
     inner, closing, _ = after.partition("</answer>")
     head = before + opening
-    good = bool(closing) and ("</think> <answer>" in head or "</think>\n<answer>" in head)
+    has_tags = "</think> <answer>" in head or "</think>\n<answer>" in head
     text = inner if opening else response
-    answers = (
-        [boxed_answer(text)]
-        if _BOX.search(text)
-        else [inner if opening else None, stated_answer(text)]
-    )
-    return good, [answer for answer in answers if answer and answer.strip()]
+    answers = [inner if opening else None, stated_answer(text)]
+    if has_box(text):
+        answers = [boxed_answer(text)]
+    return bool(closing) and has_tags, [answer for answer in answers if answer and answer.strip()]
 
 
 def r1_zero(response: str, problem: Problem) -> Score | Failure:
-    """R1-Zero's reward: 1 when the tags are right and the answer in them is. The parts tell the four classes apart."""
+    """R1-Zero's reward: 1 if the tags and the answer are right. Parts: `format`, `answer`."""
     truth = truth_of(problem)
     if not truth:
         return unusable(problem, "an answer")

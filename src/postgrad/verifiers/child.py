@@ -26,7 +26,7 @@ from postgrad.problem import Failure, Problem, Score
 from postgrad.verifiers.lookup import load_verifier
 from postgrad.verifiers.port import one_line, run_verifier
 
-# The parent kills at the time limit. If the parent is gone, the kernel's alarm does, this much later.
+# The parent kills at the time limit. If it is gone, the kernel's alarm does, this much later.
 GRACE_S = 2.0
 
 
@@ -94,7 +94,7 @@ def _as_json_value(value: Any) -> Any:
 
 
 def decode_problem(data: dict[str, Any]) -> Problem:
-    """Return the problem that was sent as `vars(problem)`; JSON has turned its tuples into lists."""
+    """Return the problem that was sent as `vars(problem)`; JSON has made lists of its tuples."""
     return Problem(
         data["uid"],
         tuple(data["messages"]),

@@ -1,7 +1,8 @@
-"""The value of a closed form (2\\sqrt{3}, \\frac{\\pi}{6}, (1+\\sqrt5)/2) as a float: enough to tell two of them apart, at sight.
+"""The value of a closed form such as 2\\sqrt{3}, \\frac{\\pi}{6} or (1+\\sqrt5)/2, as a float.
 
-Most wrong answers are other numbers, and an algebra system needs a thousand times longer to say so. Whatever is not plainly a
-number here (a letter, a list, a mixed number, an ambiguous product) has no value, and is left to algebra.
+Most wrong answers have another numeric value, and a computer algebra system needs a thousand times
+longer to find that out. Text that is not clearly one number (a letter, a list, a mixed number, an
+ambiguous product) has no value here and is left to algebra.
 """
 
 import math
@@ -19,36 +20,44 @@ class _NoValue(Exception):
 
 
 def closed_value(text: str) -> float | None:
-    """The value, or None when the text is anything but a closed form."""
+    """Return the value of a closed form, or None for any other text."""
     if len(text) > MAX_CLOSED:
         return None
-    tokens, at = [], 0
-    while at < len(text.rstrip()):
-        found = _TOKEN.match(text, at)
-        if not found:
+    tokens: list[str] = []
+    end = len(text.rstrip())
+    position = 0
+    while position < end:
+        match = _TOKEN.match(text, position)
+        if not match:
             return None
-        tokens.append(found.group(1))
-        at = found.end()
+        tokens.append(match.group(1))
+        position = match.end()
     try:
-        reader = _Reader(tokens)
-        value = reader.sum(0)
-        return value if not reader.left and math.isfinite(value) else None
+        parser = _Parser(tokens)
+        value = parser.sum(0)
     except (_NoValue, ArithmeticError, ValueError):
         return None
+    return value if not parser.left and math.isfinite(value) else None
 
 
-class _Reader:
-    """Reads a list of tokens from the left; every method takes what belongs to it and returns its value."""
+class _Parser:
+    """A recursive-descent parser: every method consumes its tokens and returns their value.
+
+    Attributes:
+        left: the tokens that are not consumed yet, in reverse.
+        last: the kind of the last factor: "number", "power", or its first token.
+    """
 
     def __init__(self, tokens: list[str]) -> None:
         self.left = tokens[::-1]
+        self.last = ""
 
     @property
     def next(self) -> str:
         return self.left[-1] if self.left else ""
 
-    def take(self, wanted: str = "") -> str:
-        if not self.left or (wanted and self.next != wanted):
+    def take(self, expected: str = "") -> str:
+        if not self.left or (expected and self.next != expected):
             raise _NoValue
         return self.left.pop()
 
@@ -64,7 +73,9 @@ class _Reader:
         return value
 
     def product(self, depth: int) -> float:
-        value, divided, last = self.power(depth), False, self.last
+        value = self.power(depth)
+        divided = False
+        last = self.last
         while self.next and self.next not in "+-)}]":
             if self.next in ("*", "\\times"):
                 self.take()
@@ -73,31 +84,34 @@ class _Reader:
                 self.take()
                 value /= self.power(depth)
                 divided = True
-            elif (
-                divided
-                or self.next[0] in "0123456789."
-                or (last == "number" and self.next == "\\frac")
-            ):
-                raise _NoValue  # 1/2\pi, 2 3 and 7\frac34 can be read in two ways
+            elif self._is_ambiguous(divided, last):
+                raise _NoValue
             else:
                 value *= self.power(depth)
             last = self.last
         return value
 
+    def _is_ambiguous(self, divided: bool, last: str) -> bool:
+        """Return whether a product without a sign has two readings: 1/2\\pi, 2 3, 7\\frac34."""
+        is_mixed_number = last == "number" and self.next == "\\frac"
+        return divided or self.next[0] in "0123456789." or is_mixed_number
+
     def power(self, depth: int) -> float:
-        value = self.one(depth)
+        value = self.atom(depth)
         if self.next != "^":
             return value
         self.take()
-        if self.next != "{" and not (self.next.isdigit() and len(self.next) == 1):
+        is_digit = self.next.isdigit() and len(self.next) == 1
+        if self.next != "{" and not is_digit:
             raise _NoValue
         exponent = self.braced(depth) if self.next == "{" else float(self.take())
         self.last = "power"
-        if abs(exponent) > 1000 or self.next == "^" or (value < 0 and exponent != int(exponent)):
+        is_root_of_negative = value < 0 and exponent != int(exponent)
+        if abs(exponent) > 1000 or self.next == "^" or is_root_of_negative:
             raise _NoValue
         return value**exponent
 
-    def one(self, depth: int) -> float:
+    def atom(self, depth: int) -> float:
         token = self.take()
         self.last = "number" if token[0] in "0123456789." else token
         if self.last == "number":

@@ -1,6 +1,7 @@
-"""Are two short answers the same? By numbers and by normalized LaTeX text; pure, and linear or capped in time.
+"""Whether two short answers are equal, by number and by normalized LaTeX text.
 
-`compare` answers True, False or None: None means that text and numbers cannot tell, and an algebra system might.
+`compare` returns True, False or None. None means that text and numbers cannot decide, and a
+computer algebra system might. All functions take linear time, or time bounded by length limits.
 """
 
 import re
@@ -8,10 +9,10 @@ from fractions import Fraction
 
 from postgrad.verifiers.closed_form import closed_value
 
-MAX_ANSWER = 2_000  # characters; a longer answer is compared as it stands, so that no pattern below sees a hostile length
-MAX_NUMBER = 400  # characters; longer numerals stay text
+MAX_ANSWER = 2_000  # characters; a longer answer is compared as plain text only
+MAX_NUMBER = 400  # characters; longer numerals are not parsed
 
-# Each row is one unit: its spellings. Two answers with different units are different, an answer without one may leave it out.
+# One unit per row, with its spellings. Different units differ; a missing unit does not matter.
 _UNIT_ROWS = """
 percent | pct | percentage
 degree | degrees | deg
@@ -90,7 +91,7 @@ _BARE_NAME = re.compile(
 _SEMICOLON = re.compile(r"(?<!\\);")
 _WORD = re.compile(r"[A-Za-z][A-Za-z '-]*")
 
-# LaTeX commands with another name for the same thing.
+# LaTeX commands and the text that replaces them.
 _COMMANDS: dict[str, str] = {
     "dfrac": "\\frac",
     "tfrac": "\\frac",
@@ -142,10 +143,11 @@ _SIGNS = (
 
 
 def number(text: str) -> Fraction | None:
-    """The number that the whole text is, exactly, or None. A currency or per-cent sign and a final full stop are left out.
+    """Return the exact number that the whole text is, or None.
 
-    Reads 1234, 1,234 and 1 000, decimals, 0.1\\overline{6}, 1e3, 2\\times10^3, 3/4, \\frac{3}{4}, \\frac34 and 7 3/4. "1,23" is two
-    numbers, so None.
+    A currency sign, a percent sign and a final full stop are ignored. Reads 1234, 1,234 and 1 000,
+    decimals, 0.1\\overline{6}, 1e3, 2\\times10^3, 3/4, \\frac{3}{4}, \\frac34 and 7 3/4. "1,23" is
+    two numbers, so None.
     """
     if len(text) > MAX_NUMBER:
         return None
@@ -164,21 +166,19 @@ def number(text: str) -> Fraction | None:
     text = _brace_arguments(text)
     for pattern in (_MIXED, _MIXED_LATEX):
         if found := pattern.fullmatch(text):
-            sign, whole, above, below = found.groups()
+            sign, integer, above, below = found.groups()
             if int(below) == 0:
                 return None
-            return (Fraction(int(whole)) + Fraction(int(above), int(below))) * (
-                -1 if sign == "-" else 1
-            )
+            value = Fraction(int(integer)) + Fraction(int(above), int(below))
+            return -value if sign == "-" else value
     if found := _FRAC.fullmatch(text):
         sign, above, below = found.groups()
         return _ratio(above, below, -1 if sign == "-" else 1)
     if found := _REPEATING.fullmatch(text):
-        sign, whole, once, *again = found.groups("")
-        period = "".join(again)
-        value = Fraction(f"{whole or 0}.{once or 0}") + Fraction(
-            int(period), (10 ** len(period) - 1) * 10 ** len(once)
-        )
+        sign, integer, decimals, *periods = found.groups("")
+        period = "".join(periods)
+        value = Fraction(f"{integer or 0}.{decimals or 0}")
+        value += Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(decimals))
         return -value if sign == "-" else value
     if found := _SCIENTIFIC.fullmatch(text):
         return _plain(f"{found.group(1)}e{found.group(2) or found.group(3)}")
@@ -203,18 +203,22 @@ def _plain(text: str) -> Fraction | None:
 
 
 def same_number(given: str, truth: str) -> bool:
-    """Both are numbers and equal. Where one of them has a per-cent sign, 50% is equal to 50 and to 0.5."""
-    a, b = number(given), number(truth)
-    if a is None or b is None:
+    """Return whether both are numbers and equal; 50% is equal to 50 and to 0.5."""
+    given_number = number(given)
+    true_number = number(truth)
+    if given_number is None or true_number is None:
         return False
-    if a == b:
+    if given_number == true_number:
         return True
-    given_percent, truth_percent = "%" in given, "%" in truth
-    return given_percent != truth_percent and (a / 100 == b if given_percent else a == b / 100)
+    if "%" in given and "%" not in truth:
+        return given_number / 100 == true_number
+    if "%" in truth and "%" not in given:
+        return given_number == true_number / 100
+    return False
 
 
 def _brace_arguments(text: str) -> str:
-    """Give bare arguments their braces: \\frac12, \\frac1{72}, \\frac{1}2, \\sqrt3."""
+    """Add braces to bare arguments: \\frac12, \\frac1{72}, \\frac{1}2, \\sqrt3."""
     if "\\" not in text:
         return text
     text = re.sub(r"\\frac ?([0-9A-Za-z]) ?([0-9A-Za-z])", r"\\frac{\1}{\2}", text)
@@ -224,7 +228,7 @@ def _brace_arguments(text: str) -> str:
 
 
 def strip_wrapping(text: str) -> str:
-    """Take away what stands around an answer without being part of it: $ $, \\( \\), \\[ \\], ** **, = before, a stop or comma after."""
+    """Remove what surrounds an answer: $ $, \\( \\), \\[ \\], ** **, a leading =, a final stop."""
     text = text.strip()
     for _ in range(4):
         before = text
@@ -251,21 +255,18 @@ def strip_wrapping(text: str) -> str:
 
 
 def as_latex(text: str) -> str:
-    """What is written as in a program, x**2, pi and sin(x), as in LaTeX; and (1;2), where no comma is a decimal point, as (1,2)."""
+    """Return x**2, pi and sin(x) as LaTeX, and (1;2) as (1,2) if the text has no comma."""
     text = _BARE_NAME.sub(r"\\\1", _PYTHON_POWER.sub("^", text))
     return text if "," in text else _SEMICOLON.sub(",", text)
 
 
 def normalize(text: str) -> str:
-    """One spelling for LaTeX that means the same at sight: names of commands, spacing, text wrappers, case of words."""
+    """Return LaTeX with one spelling for commands, spacing, text wrappers and the case of words."""
     for old, new in _SIGNS:
         text = text.replace(old, new)
     text = _COMMAND.sub(lambda m: _COMMANDS[m.group(1)], text)
-    text = (
-        re.sub(r"\\\\(?=[a-z])", r"\\", text)
-        if "matrix" not in text and "cases" not in text
-        else text
-    )
+    if "matrix" not in text and "cases" not in text:  # there \\\\ separates rows
+        text = re.sub(r"\\\\(?=[a-z])", r"\\", text)
     text = re.sub(r"\\[,;: ]|~", " ", text.replace("\\!", ""))
     text = _TEXT.sub(lambda m: f" {m.group(1)} ", text)
     text = re.sub(r"\\?[$%]", " ", text)
@@ -282,53 +283,57 @@ def normalize(text: str) -> str:
 
 
 def split_unit(text: str) -> tuple[str, str]:
-    """An answer and its unit ("" when there is none): 10 cm, 5\\text{ apples}, 12 square feet, 3\\text{ m}^2."""
+    """Return an answer and its unit, or "" without one.
+
+    Reads 10 cm, 5\\text{ apples}, 12 square feet and 3\\text{ m}^2.
+    """
     text = strip_wrapping(text)
     if found := _TAIL_TEXT.search(text):
-        rest, word, power = (
-            text[: found.start()].strip(),
-            found.group(1).replace("~", " ").strip(),
-            found.group(2),
-        )
+        rest = text[: found.start()].strip()
+        word = found.group(1).replace("~", " ").strip()
         if rest and word and rest[-1] not in "=<>,+-*/^_":
-            return rest, _unit_name(word, "", power)
+            return rest, _unit_name(word, "", found.group(2))
     if found := _TAIL_WORD.search(text):
-        rest, word = text[: found.start()], found.group(2)
-        # A lone letter is a unit only after a space: 5m is a product, 5 m a length.
-        near = rest.rstrip()
-        if (
-            near
-            and word.lower() in _UNITS
-            and number(near) is not None
-            and (len(word) > 1 or rest != near)
-        ):
-            return near, _unit_name(word, found.group(1) or "", found.group(3))
+        before = text[: found.start()]
+        rest = before.rstrip()
+        word = found.group(2)
+        # A single letter is a unit only after a space: 5m is a product, 5 m a length.
+        is_word_or_separate = len(word) > 1 or before != rest
+        if rest and word.lower() in _UNITS and number(rest) is not None and is_word_or_separate:
+            return rest, _unit_name(word, found.group(1) or "", found.group(3))
     return text, ""
 
 
 def _unit_name(word: str, shape: str, power: str | None) -> str:
     words = word.lower().removesuffix(".").split()
     if len(words) == 2 and words[0] in ("square", "sq", "sq.", "cubic", "cu", "cu."):
-        shape, words = words[0], words[1:]
+        shape = words.pop(0)
     name = _UNITS.get(" ".join(words), " ".join(words))
-    power = power or ("2" if shape.startswith("sq") else "3" if shape.startswith("cu") else "")
-    return name + (f"^{power}" if power else "")
+    if not power and shape.startswith("sq"):
+        power = "2"
+    if not power and shape.startswith("cu"):
+        power = "3"
+    return f"{name}^{power}" if power else name
 
 
 def _without_name(given: str, truth: str) -> tuple[str, str]:
-    """Drop "x =" where only one of the two has it, so that x=5 is 5 while x=5 and y=5 stay apart."""
+    """Drop "x =" if only one of the two has it: x=5 is 5, but x=5 is not y=5."""
     if "=" in given and "=" not in truth:
-        return _NAME.sub("", given, count=1) if _NAME.match(given) else given, truth
+        return _drop_name(given), truth
     if "=" in truth and "=" not in given:
-        return given, _NAME.sub("", truth, count=1) if _NAME.match(truth) else truth
+        return given, _drop_name(truth)
     return given, truth
 
 
-def compare(given: str, truth: str) -> bool | None:
-    """Whether two answers are the same: True, False, or None when numbers and normalized text cannot tell.
+def _drop_name(text: str) -> str:
+    return _NAME.sub("", text, count=1) if _NAME.match(text) else text
 
-    An empty or overlong answer is never the same as another text; words (yes, even, ...) are decided here, since algebra
-    would read them as products of letters.
+
+def compare(given: str, truth: str) -> bool | None:
+    """Return whether two answers are equal, or None if numbers and normalized text cannot decide.
+
+    An empty or overlong answer is equal to no other text. Words (yes, even, ...) are decided here:
+    algebra would read them as products of letters.
     """
     given, truth = strip_wrapping(given), strip_wrapping(truth)
     if not given or not truth or len(given) > MAX_ANSWER or len(truth) > MAX_ANSWER:
@@ -336,34 +341,35 @@ def compare(given: str, truth: str) -> bool | None:
     if given == truth or same_number(given, truth):
         return True
     given, truth = as_latex(given), as_latex(truth)
-    if (
-        normalize(given) == normalize(truth) != ""
-    ):  # 10:30\text{ a.m.} and 10:30 a.m., of which only one ends in a unit
+    # Before units are split off: of 10:30\text{ a.m.} and 10:30 a.m. only one ends in a unit.
+    if normalize(given) == normalize(truth) != "":
         return True
-    (given, given_unit), (truth, truth_unit) = split_unit(given), split_unit(truth)
+    given, given_unit = split_unit(given)
+    truth, truth_unit = split_unit(truth)
     if given_unit and truth_unit and given_unit != truth_unit:
         return False
     given, truth = _without_name(given, truth)
     plain_given, plain_truth = normalize(given), normalize(truth)
     if not plain_given or not plain_truth:
         return False
-    if (
-        plain_given == plain_truth
-        or same_number(given, truth)
-        or same_number(plain_given, plain_truth)
-    ):
+    if plain_given == plain_truth:
         return True
-    percent = "%" in given or "%" in truth
-    return (
-        False
-        if _surely_different(plain_given, plain_truth)
-        or (not percent and _other_value(plain_given, plain_truth))
-        else None
-    )
+    if same_number(given, truth) or same_number(plain_given, plain_truth):
+        return True
+    if _surely_different(plain_given, plain_truth):
+        return False
+    has_percent = "%" in given or "%" in truth
+    if not has_percent and _has_other_value(plain_given, plain_truth):
+        return False
+    return None
 
 
 def _surely_different(given: str, truth: str) -> bool:
-    """Two words, a word or a letter and a number, numerals with a base, two numbers that rounding does not explain."""
+    """Return whether the kinds of two answers show that they differ.
+
+    Kinds: two words, a word or a letter and a number, numerals with a base, two numbers that differ
+    by more than rounding.
+    """
     words = [bool(_WORD.fullmatch(text)) and len(text) > 1 for text in (given, truth)]
     if all(words):
         return len(given) > 2 or len(truth) > 2 or "no" in (given, truth)
@@ -374,15 +380,19 @@ def _surely_different(given: str, truth: str) -> bool:
     based = [bool(_BASE.fullmatch(text)) for text in (given, truth)]
     if one is not None or other is not None:
         rest = truth if one is not None else given
-        letter = len(rest) == 1 and rest.isalpha() and rest not in "eiπ"
-        return any(based) or letter or rest in ("yes", "no", "true", "false", "even", "odd")
+        is_letter = len(rest) == 1 and rest.isalpha() and rest not in "eiπ"
+        is_word = rest in ("yes", "no", "true", "false", "even", "odd")
+        return any(based) or is_letter or is_word
     return all(based)
 
 
-def _other_value(given: str, truth: str) -> bool:
-    """Two closed forms whose values are apart, by more than a decimal number's rounding where there is one."""
-    one = closed_value(given)
-    other = closed_value(truth) if one is not None else None
-    if one is None or other is None:
+def _has_other_value(given: str, truth: str) -> bool:
+    """Return whether two closed forms have different values; decimals may be rounded."""
+    given_value = closed_value(given)
+    if given_value is None:
         return False
-    return abs(one - other) > (1e-5 if "." in given + truth else 1e-9) * max(1.0, abs(other))
+    true_value = closed_value(truth)
+    if true_value is None:
+        return False
+    tolerance = 1e-5 if "." in given + truth else 1e-9
+    return abs(given_value - true_value) > tolerance * max(1.0, abs(true_value))

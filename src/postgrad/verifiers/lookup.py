@@ -56,7 +56,7 @@ def _find_sum(text: str) -> VerifierSpec:
 
 
 def is_sum(name: str) -> bool:
-    """Return whether `name` is a sum: it has a weight, a sign, arguments or a part (code.passed)."""
+    """Return whether `name` is a sum: it has a weight, a sign, arguments or a part."""
     if re.search(r"\*|\s[+-]\s|\(|^\s*-", name):
         return True
     if "." not in name:

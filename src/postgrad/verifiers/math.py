@@ -1,7 +1,8 @@
-"""Verifiers for mathematics: text and numbers first, then math-verify's algebra. Only the pool's child processes import this.
+"""Verifiers for mathematics: text and numbers first, then math-verify's computer algebra.
 
-A hostile answer can keep algebra busy for hours or eat all memory; there is no safe way to stop it from within, so nothing here
-sets a timer: the pool kills the child. Answers are never evaluated as Python.
+Only the pool's child processes import this. A hostile answer can keep algebra busy for hours or use
+all memory. There is no safe way to stop it from within, so nothing here sets a timer: the pool
+kills the child. Answers are never evaluated as Python.
 """
 
 import logging
@@ -12,7 +13,7 @@ from functools import lru_cache
 from typing import Any, NoReturn
 
 import sympy
-import sympy.physics.units  # simplify() imports it late, and it needs the string parser that is replaced below
+import sympy.physics.units  # simplify() imports it, and it needs the parser replaced below
 from math_verify import LatexExtractionConfig, parse, verify
 from sympy.parsing import sympy_parser
 
@@ -29,16 +30,19 @@ from postgrad.verifiers.answers import (
 )
 from postgrad.verifiers.equality import as_latex, compare, split_unit
 
-MAX_DEPTH = 12  # brackets inside each other: real answers have five at the most, and the LaTeX parser's time doubles with each
+# Nested brackets: real answers have at most five, and each doubles the LaTeX parser's time.
+MAX_DEPTH = 12
 
-# Numbers that no one can write out: a tower of powers, an exponent or a factorial of five digits and more.
+# Numbers too large to compute: towers of powers, exponents or factorials of five digits or more.
 _HUGE = re.compile(
-    r"[0-9)}]\s*\^[\s{(]*[0-9]+\s*[)}]*\s*\^|\^[\s{(]*-?[0-9]{5,}|[0-9]{5,}\s*[)}]*\s*!|!\s*[)}]*\s*!"
+    r"[0-9)}]\s*\^[\s{(]*[0-9]+\s*[)}]*\s*\^|\^[\s{(]*-?[0-9]{5,}"
+    r"|[0-9]{5,}\s*[)}]*\s*!|!\s*[)}]*\s*!"
 )
 _POWER_T = re.compile(r"\^\s*(?:T|\{\s*T\s*\})")
 _PRIME = re.compile(r"(?<=[A-Za-z)\]}'])\s*(?:'|\^\s*\{?\s*\\prime)")
 _EQUALS = re.compile(r"(?<![<>!])=")
-# Units are split off before (equal.py); the reader's own list has c, d, m, t and other letters, which are mostly variables: k t is not k.
+# Units are split off before (equality.py). math-verify's own list of units has c, d, m, t and other
+# letters, which are mostly variables: k t is not k.
 _LATEX = [
     LatexExtractionConfig(
         boxed_match_priority=0,
@@ -48,7 +52,7 @@ _LATEX = [
 
 
 def _numeral(text: str, *_: Any, **__: Any) -> Any:
-    """What sympy's string parser is replaced with: reads 3, 3/2 and 1.5, refuses everything else."""
+    """Replacement for sympy's string parser: reads 3, 3/2 and 1.5 and refuses everything else."""
     if re.fullmatch(r"\s*[+-]?[0-9]+(?:/[0-9]+)?\s*", text):
         return sympy.Rational(text.strip())
     if re.fullmatch(r"\s*[+-]?(?:[0-9]+\.[0-9]*|\.[0-9]+)\s*", text):
@@ -60,7 +64,7 @@ def _refuse(*_: Any, **__: Any) -> NoReturn:
     raise ValueError("answers are not evaluated as Python")
 
 
-# sympy turns strings into numbers, and into anything else, with eval(), and the LaTeX reader hands it numerals. No eval here.
+# sympy evaluates strings with eval(), and the LaTeX parser passes it numerals. No eval here.
 sympy_parser.parse_expr = _numeral
 sympy_parser.eval_expr = _refuse
 for _name in ("math_verify", "latex2sympy2_extended"):
@@ -69,7 +73,10 @@ warnings.filterwarnings("ignore", module="sympy")
 
 
 def math(response: str, problem: Problem) -> Score | Failure:
-    """1 when the last \\boxed answer equals the ground truth by text, number or algebra. `format`: there is such a box."""
+    """1 if the last \\boxed answer equals the ground truth by text, number or algebra.
+
+    Part `format`: there is such a box.
+    """
     truth = truth_of(problem)
     if not truth:
         return unusable(problem, "an answer")
@@ -78,9 +85,9 @@ def math(response: str, problem: Problem) -> Score | Failure:
 
 
 def math_answer(response: str, problem: Problem) -> Score | Failure:
-    """As `math`, and where no box is opened, what follows "Answer:" or "answer is", or else the last number, is graded.
+    """As `math`; without a box, the text after "Answer:" counts, else the last number.
 
-    LUFFY's reward version 4, and DAPO's prompts. `format`: the answer is in a box or stated.
+    LUFFY's reward version 4, and DAPO's prompts. Part `format`: the answer is in a box or stated.
     """
     truth = truth_of(problem)
     if not truth:
@@ -91,13 +98,13 @@ def math_answer(response: str, problem: Problem) -> Score | Failure:
 
 
 def oat(response: str, problem: Problem) -> Score | Failure:
-    """OAT-style, for evaluation: the last \\boxed after the first `</think>` counts, or of the whole response without that tag."""
+    """OAT-style, for evaluation: as `math`, on the text after the first `</think>`."""
     before, closing, after = response.partition("</think>")
     return math(after if closing else before, problem)
 
 
 def geometry3k(response: str, problem: Problem) -> Score | Failure:
-    """0.9 for the answer in the last box, 0.1 for the form `<think>...</think>` with a box after it."""
+    """0.9 for the answer in the last box, and 0.1 for `<think>...</think>` with a box after it."""
     score = math(response, problem)
     if isinstance(score, Failure):
         return score
@@ -107,7 +114,10 @@ def geometry3k(response: str, problem: Problem) -> Score | Failure:
 
 
 def think_math(response: str, problem: Problem) -> Score | Failure:
-    """LUFFY's reward: 0 without `</think>`; else the solution after it, up to a second one, is graded, boxed or stated in words."""
+    """LUFFY's reward: 0 without `</think>`; else the answer after it, boxed or stated, counts.
+
+    Text after a second `</think>` does not count.
+    """
     truth = truth_of(problem)
     if not truth:
         return unusable(problem, "an answer")
@@ -117,7 +127,7 @@ def think_math(response: str, problem: Problem) -> Score | Failure:
 
 
 def r1_zero_math(response: str, problem: Problem) -> Score | Failure:
-    """R1-Zero's reward with algebra: 1 when `</think> <answer>...</answer>` is right and so is the answer in it."""
+    """R1-Zero's reward with algebra: 1 if the tags are right and the answer in them is."""
     truth = truth_of(problem)
     if not truth:
         return unusable(problem, "an answer")
@@ -127,46 +137,60 @@ def r1_zero_math(response: str, problem: Problem) -> Score | Failure:
 
 
 def equal(given: str, truth: str) -> bool:
-    """Whether two answers are the same. What text cannot decide and algebra could not finish counts as different."""
-    verdict = compare(given, truth)
-    if verdict is not None:
-        return verdict
-    given, truth = split_unit(as_latex(given))[0], split_unit(as_latex(truth))[0]
-    if any(_HUGE.search(text) or _depth(text) > MAX_DEPTH for text in (given, truth)):
+    """Return whether two answers are equal. Answers that are too large for algebra are not."""
+    equal_by_text = compare(given, truth)
+    if equal_by_text is not None:
+        return equal_by_text
+    given, _ = split_unit(as_latex(given))
+    truth, _ = split_unit(as_latex(truth))
+    if _is_too_large(given) or _is_too_large(truth):
         return False
-    if (
-        not _EQUALS.search(truth)
-        and (sign := _EQUALS.search(given))
-        and not _names_value(given[: sign.start()])
-    ):
+    equals_sign = _EQUALS.search(given)
+    if equals_sign and not _EQUALS.search(truth) and not _is_name(given[: equals_sign.start()]):
         return False
-    if _primes(given) != _primes(truth):
+    if _num_primes(given) != _num_primes(truth):
         return False
     return bool(verify(_parse(truth), _parse(given), timeout_seconds=None))
 
 
-def _primes(text: str) -> int:
-    """How many primes an answer's value has: algebra drops them, and f' is not f. What names the value, f'(x) = ..., does not count."""
+def _is_too_large(text: str) -> bool:
+    return bool(_HUGE.search(text)) or _depth(text) > MAX_DEPTH
+
+
+def _num_primes(text: str) -> int:
+    """Return the number of primes in an answer's value: math-verify drops them, and f' is not f.
+
+    Primes in the name of the value, f'(x) = ..., do not count.
+    """
     return len(_PRIME.findall(_EQUALS.split(text)[-1]))
 
 
-def _names_value(left: str) -> bool:
-    """Whether `left =` names the right side (x, f(3), \\gcd(4,6), 2+3); a+2b=0 is an equation, and 0 not its answer."""
+def _is_name(left: str) -> bool:
+    """Return whether `left =` names the right side: x, f(3), \\gcd(4,6), 2+3.
+
+    a+2b=0 is an equation, and 0 is not its answer.
+    """
     bare = re.sub(r"\\[A-Za-z]+|_\{[^{}]*\}|_.|\([^()]*\)", "", left)
     return not re.search(r"[A-Za-z]", bare) or not re.search(r"[-+*/^0-9]", bare)
 
 
 @lru_cache(maxsize=256)
 def _parse(text: str) -> list[Any]:
-    """math-verify's reading of an answer. No plain-expression reading: that one goes through eval().
+    """Return math-verify's parse of an answer, as LaTeX only: its plain expressions use eval().
 
-    The reader drops a transpose of letters, A^T, and with it the power 2^T; ^t it keeps, and it knows no capitals.
+    The parser drops the transpose A^T, and with it the power 2^T; it keeps ^t.
     """
     text = _POWER_T.sub("^{t}", text)
-    return parse(f"\\boxed{{{text}}}", _LATEX, fallback_mode="no_fallback", parsing_timeout=None)  # pyright: ignore[reportArgumentType]
+    return parse(
+        f"\\boxed{{{text}}}",
+        _LATEX,
+        fallback_mode="no_fallback",
+        parsing_timeout=None,  # pyright: ignore[reportArgumentType]
+    )
 
 
 def _depth(text: str) -> int:
+    """Return the depth of nested brackets."""
     depth = deepest = 0
     for character in text:
         if character in "([{":

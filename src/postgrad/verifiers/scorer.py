@@ -82,7 +82,7 @@ class Scorer:
             self.name_for(problem)
 
     def score(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[Score | Failure]:
-        """Return one Score or Failure per response, in order; problems[i] belongs to responses[i]."""
+        """Return one Score or Failure per response, in order; responses[i] answers problems[i]."""
         if len(problems) != len(responses):
             raise ValueError(f"{len(problems)} problems for {len(responses)} responses")
         if self.verifier == LLM_JUDGE:

@@ -12,7 +12,7 @@ class VerifierSpec:
     """Where a verifier's function is, and how it must be run.
 
     Attributes:
-        path: `package.module:function` or `file.py:function`; lookup.py has one more form, for sums.
+        path: `package.module:function` or `file.py:function`; lookup.py adds a form for sums.
         inline: it takes linear time and cannot crash, so it runs in this process; the other
             verifiers run in the pool's child processes.
         time_limit_s: it stops itself within this time; the pool's limit for it is not shorter.

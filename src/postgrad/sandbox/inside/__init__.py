@@ -1,7 +1,7 @@
 """Code that runs inside the sandbox, with the standard library only.
 
 - program_runner.py: runs the program under test.
-- test_runner.py: runs the tests. It is in a second sandbox and knows the program by its replies only.
+- test_runner.py: runs the tests, in a second sandbox. It knows the program by its replies only.
 - channel.py: the socket between the two, as JSON lines.
 - plain.py: plain values as JSON, rebuilt on the other side.
 - handles.py: what a test holds instead of an object of the program.

@@ -18,7 +18,7 @@ MAX_LINE = 32 << 20  # bytes of one message
 
 
 class ChannelClosed(BaseException):
-    """The other end has closed the socket. Not an Exception: `except Exception` must not catch it."""
+    """The other end has closed the socket. Not an Exception, so that tests do not catch it."""
 
 
 class Unsupported(BaseException):

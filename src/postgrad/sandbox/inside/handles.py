@@ -72,7 +72,7 @@ class AttributeHandle(Handle):
         return self._ask("enter", self)
 
     def __exit__(self, *_: object) -> bool:
-        """End a with block. The program cannot suppress what the block raised, an assert above all."""
+        """End a with block. The program cannot suppress what the block raised (an assert)."""
         self._ask("exit", self)
         return False
 

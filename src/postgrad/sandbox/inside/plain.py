@@ -174,7 +174,7 @@ def write(value: Any, kind: type, encode: Convert) -> Any:
 
 
 def write_other(value: Any, encode: Convert) -> dict[str, Any] | None:
-    """Return JSON for namedtuples, NumPy arrays and scalars, and built-in types; None for the rest."""
+    """Return JSON for namedtuples, built-in types, NumPy arrays and scalars; None for the rest."""
     if is_namedtuple(value):
         return tagged("namedtuple", _write_namedtuple(value, encode))
     if isinstance(value, type) and vars(builtins).get(value.__name__) is value:

@@ -232,7 +232,7 @@ class TestChannel(Channel):
         return value
 
     def test_class(self, name: str) -> type:
-        """Return a class of the test by name. Raises LookupError, or ValueError for other objects."""
+        """Return a class of the test by name. Raises LookupError or ValueError."""
         if name not in self.defined:
             raise LookupError(name)
         kind = self.namespace[name]
@@ -368,7 +368,7 @@ def class_sources(tree: ast.Module) -> dict[str, str]:
 
 
 def exception_class(name: str, class_names: list[str]) -> type[BaseException]:
-    """Return an exception class of this name that derives from the program class's built-in base."""
+    """Return an exception class with this name and the built-in base of the program's class."""
     for base_name in class_names:
         base = vars(builtins).get(base_name)
         if isinstance(base, type) and issubclass(base, Exception):

@@ -141,7 +141,7 @@ def _is_type_check(node: ast.AST, name: str) -> bool:
 
 
 def _reads_own_attribute(node: ast.AST, names: set[str]) -> bool:
-    """Return whether a node is an attribute, which no built-in type has, of something with `names`."""
+    """Return whether a node reads an attribute that no built-in type has from one of `names`."""
     if not isinstance(node, ast.Attribute) or node.attr in PLAIN_ATTRIBUTES:
         return False
     return _mentions(node.value, names)
