@@ -1,6 +1,6 @@
 """The columns that advantages read: rewards, the KL penalty in them, and the shape of the batch."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -8,13 +8,11 @@ from postgrad.algorithms.kl import adapt_kl_coef, kl_in_reward, mean_kl
 from postgrad.algorithms.token_advantages import outcome_rewards
 from postgrad.errors import RunError, did_you_mean
 from postgrad.methods.base import Step
+from postgrad.methods.support.grpo_checks import GrpoMethod
 from postgrad.types import POLICY, Batch
 
-if TYPE_CHECKING:
-    from postgrad.methods.grpo import Grpo
 
-
-def advantage_columns(method: "Grpo", batch: Batch, step: Step) -> dict[str, Any]:
+def advantage_columns(method: GrpoMethod, batch: Batch, step: Step) -> dict[str, Any]:
     """All token columns of the batch, and what algorithms.advantages.Advantage lists, by name."""
     mask = batch.tokens["loss_mask"]
     outcome = outcome_rewards(batch.rows["reward"], mask, batch.row_index, len(batch))
@@ -39,7 +37,7 @@ def advantage_columns(method: "Grpo", batch: Batch, step: Step) -> dict[str, Any
     }
 
 
-def _subtract_kl(method: "Grpo", token_rewards: Tensor, batch: Batch, step: Step) -> Tensor:
+def _subtract_kl(method: GrpoMethod, token_rewards: Tensor, batch: Batch, step: Step) -> Tensor:
     """(tokens,) rewards with the KL penalty. Adapts the coefficient for the next step."""
     mask = batch.tokens["loss_mask"]
     token_rewards, kl = kl_in_reward(

@@ -1,13 +1,11 @@
 """Checks of Classmate-CoT's settings, before a run writes anything. All raise ConfigError."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from postgrad.errors import ConfigError
+from postgrad.methods.base import Method
 from postgrad.methods.support.checks import refuse_unread
 from postgrad.verifiers.scorer import LLM_JUDGE
-
-if TYPE_CHECKING:
-    from postgrad.methods.classmate import Classmate
 
 HELP_OTHER = "help_other_questions"
 HELP_SIMILAR = "help_other_similar_questions"
@@ -25,7 +23,7 @@ CLASSMATE_SETTINGS = (
 )
 
 
-def check(method: "Classmate") -> None:
+def check(method: Method) -> None:
     """Refuses settings that do not fit together."""
     settings = method.settings
     count = len(settings.classmates)

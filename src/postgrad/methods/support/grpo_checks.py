@@ -1,17 +1,27 @@
 """Checks of the settings of GRPO, before a run writes anything. All raise ConfigError."""
 
-from typing import TYPE_CHECKING
+from typing import Any, ClassVar, Protocol
 
 from postgrad.errors import ConfigError
 from postgrad.methods.support.checks import refuse_unread
 
-if TYPE_CHECKING:
-    from postgrad.methods.grpo import Grpo
-
 CLIPS = ("clip_low", "clip_high", "dual_clip")
 
 
-def check_advantage(method: "Grpo") -> None:
+class GrpoMethod(Protocol):
+    """What these functions read of a method of the GRPO family."""
+
+    config: Any
+    settings: Any
+    offers: ClassVar[tuple[str, ...]]
+    advantage: Any
+    policy_loss: Any
+    kl_coef: float
+
+    def roles(self) -> dict[str, Any]: ...
+
+
+def check_advantage(method: GrpoMethod) -> None:
     """Refuses an advantage whose needs or options the method does not have."""
     settings = method.settings
     advantage = method.advantage
@@ -38,7 +48,7 @@ def check_advantage(method: "Grpo") -> None:
         )
 
 
-def check_kl(method: "Grpo") -> None:
+def check_kl(method: GrpoMethod) -> None:
     """Refuses KL settings that do not go together."""
     settings = method.settings
     if settings.kl_target is not None and settings.kl != "reward":
@@ -62,7 +72,7 @@ def check_kl(method: "Grpo") -> None:
         )
 
 
-def check_loss_options(method: "Grpo") -> None:
+def check_loss_options(method: GrpoMethod) -> None:
     """Refuses options that the loss does not have, and required options that are missing."""
     settings = method.settings
     loss = method.policy_loss
@@ -77,7 +87,7 @@ def check_loss_options(method: "Grpo") -> None:
             raise ConfigError(f"{key} needs method.loss_options.{name}=NUMBER")
 
 
-def check_overlong_buffer(method: "Grpo") -> None:
+def check_overlong_buffer(method: GrpoMethod) -> None:
     buffer = method.settings.overlong_buffer
     limit = method.config.rollout.max_response_tokens
     if buffer > limit:
@@ -87,7 +97,7 @@ def check_overlong_buffer(method: "Grpo") -> None:
         )
 
 
-def check_unread(method: "Grpo") -> None:
+def check_unread(method: GrpoMethod) -> None:
     """Refuses settings that the chosen KL and advantage do not read."""
     settings = method.settings
     options = method.advantage.options

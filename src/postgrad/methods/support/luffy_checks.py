@@ -1,15 +1,13 @@
 """Checks of LUFFY's settings, before a run writes anything. All raise ConfigError."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from postgrad.algorithms.prefixes import READS
 from postgrad.errors import ConfigError
+from postgrad.methods.base import Method
 from postgrad.methods.support.checks import refuse_unread
 from postgrad.types import Problem
-
-if TYPE_CHECKING:
-    from postgrad.methods.luffy import Luffy
 
 PREFIX_SETTINGS = ("prefix_min", "prefix_max", "prefix_peak", "prefix_steps", "prefix_shared")
 # Settings without effect if no demonstration is used.
@@ -26,7 +24,7 @@ DEMONSTRATION_SETTINGS = (
 )
 
 
-def check(method: "Luffy") -> None:
+def check(method: Method) -> None:
     """Refuses numbers that do not fit together."""
     settings = method.settings
     samples = method.config.rollout.samples
@@ -62,7 +60,7 @@ def check_unread(settings: Any) -> None:
         refuse_unread("method", settings, ["off_shape"], reason)
 
 
-def check_problems(method: "Luffy", problems: Sequence[Problem]) -> None:
+def check_problems(method: Method, problems: Sequence[Problem]) -> None:
     """Refuses training data without any demonstration."""
     has_one = any(problem.demonstrations for problem in problems)
     if method.settings.num_demonstrations and not has_one:
