@@ -242,11 +242,11 @@ CHEATS = [
           "    def __eq__(self, other): return True\n    __hash__ = None\ndef f(x): return E.A",
           "assert f(1) == 41"),
     Cheat("a metaclass that lies",
-          "class M(type):\n    def __eq__(self, other): return True\n    def __hash__(self): return 1"
-          "\n    def __sub__(self, other): return 0\nclass C(metaclass=M): pass\n"
-          "def f(x): return C",
+          "class M(type):\n    def __eq__(self, other): return True\n"
+          "    def __hash__(self): return 1\n    def __sub__(self, other): return 0\n"
+          "class C(metaclass=M): pass\ndef f(x): return C",
           "assert f(1) - 41 == 0"),
-    Cheat("NotImplemented and Ellipsis", "def f(x): return NotImplemented",
+    Cheat("NotImplemented", "def f(x): return NotImplemented",
           "assert f(1) == 41"),
     # ---- subclasses of plain types
     subclass("int", "7", "assert f(1) == 41", FORTY_ONE),
@@ -275,7 +275,8 @@ CHEATS = [
     Cheat("an exception with a lying text",
           "class S(str):\n    def __contains__(self, other): return True\n"
           "class E(ValueError):\n    def __str__(self): return S('x')\ndef f(x): raise E",
-          "try:\n    f(1)\n    assert False\nexcept ValueError as e:\n    assert 'negative' in str(e)",
+          "try:\n    f(1)\n    assert False\n"
+          "except ValueError as e:\n    assert 'negative' in str(e)",
           "def f(x): raise ValueError('negative')"),
     Cheat("AssertionError", "def f(x): raise AssertionError", "assert f(1) == 41"),
     Cheat("SystemExit", "def f(x): raise SystemExit(0)", "assert f(1) == 41"),

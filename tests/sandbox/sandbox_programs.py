@@ -101,10 +101,11 @@ assert depth(r) == 2
     ),
     "all plain types": (
         """
-def f(): return (1, 2.5, None, True, 'é', b'x', {3: frozenset([4])}, 1j, range(3), 10 ** 30)
+def f(): return 1, 2.5, None, True, 'é', b'x', {3: frozenset([4])}, 1j, range(3), 10 ** 30
 """,
         [
-            "assert f() == (1, 2.5, None, True, 'é', b'x', {3: frozenset([4])}, 1j, range(3), 10 ** 30)",
+            "assert f()[:6] == (1, 2.5, None, True, 'é', b'x')",
+            "assert f()[6:] == ({3: frozenset([4])}, 1j, range(3), 10 ** 30)",
             "assert isinstance(f()[0], int) and f()[3] is True",
         ],
     ),
@@ -196,7 +197,8 @@ def f():
     ),
     "standard library": (
         """
-import re, json, itertools, functools, heapq, bisect, random, string, datetime, typing, dataclasses, asyncio
+import re, json, itertools, functools, heapq, bisect, random, string, datetime, typing
+import dataclasses, asyncio
 def f(): return 1
 """,
         ["assert f() == 1"],
@@ -344,7 +346,8 @@ class Stack(list):
     def peek(self): return self[-1]
 """,
         [
-            "s = Stack()\ns.push(1)\ns.push(2)\nassert s.peek() == 2 and len(s) == 2 and s == [1, 2]",
+            "s = Stack()\ns.push(1)\ns.push(2)\nassert s.peek() == 2 and len(s) == 2",
+            "s = Stack([1])\ns.push(2)\nassert s == [1, 2] and s != [2, 1]",
             "s = Stack([1])\nassert s.pop() == 1 and not s",
         ],
     ),
@@ -427,8 +430,20 @@ def f(x):
     raise SystemExit(3)
 """,
         [
-            "try:\n    f(0)\n    assert False\nexcept EmptyError as e:\n    assert str(e) == 'nothing there'",
-            "try:\n    f(0)\n    assert False\nexcept ValueError as e:\n    assert 'nothing' in str(e)",
+            """
+try:
+    f(0)
+    assert False
+except EmptyError as e:
+    assert str(e) == 'nothing there'
+""",
+            """
+try:
+    f(0)
+    assert False
+except ValueError as e:
+    assert 'nothing' in str(e)
+""",
             "import unittest\nwith unittest.TestCase().assertRaises(Custom):\n    f(1)",
             "import unittest\nunittest.TestCase().assertRaises(KeyError, f, 2)",
             "import unittest\nwith unittest.TestCase().assertRaises(SystemExit):\n    f(3)",
@@ -500,7 +515,9 @@ assert item.marked and item.price == 1
             """
 class Tree:
     def __init__(self, v, left=None, right=None): self.v, self.left, self.right = v, left, right
-    def values(self): return [self.v] + [v for c in (self.left, self.right) if c for v in c.values()]
+    def values(self):
+        children = [child for child in (self.left, self.right) if child]
+        return [self.v] + [v for child in children for v in child.values()]
 root = Tree(1, Tree(2), Tree(3, Tree(4)))
 assert invert(root) is root and root.values() == [1, 3, 4, 2]
 """,
@@ -561,7 +578,7 @@ class Evil(int):
     __hash__ = None
 class Plain:
     pass
-for name in ("__eq__", "__lt__", "__gt__", "__sub__", "__abs__", "__float__", "__contains__", "__instancecheck__"):
+for name in ("__eq__", "__lt__", "__gt__", "__sub__", "__abs__", "__float__", "__contains__"):
     setattr(Plain, name, lambda self, *other: True if name != "__sub__" else self)
 """
 
@@ -586,7 +603,7 @@ f = lambda *a: 0
 import os
 def f(*a):
     for fd in range(1, 30):
-        try: os.write(fd, b'{"test": 0, "passed": true, "seconds": 0.1}\n{"value": 41}\n{"names": {}}\n')
+        try: os.write(fd, b'{"test": 0, "passed": true}\n{"value": 41}\n{"names": {}}\n')
         except OSError: pass
     return 0
 """,
@@ -615,7 +632,7 @@ def f(*a):
 """,
     "patched builtins": """
 import builtins
-for name in ('AssertionError', 'Exception', 'abs', 'isinstance', 'len', 'sorted', 'print', 'compile', 'exec'):
+for name in ('AssertionError', 'Exception', 'abs', 'isinstance', 'len', 'sorted', 'print', 'exec'):
     setattr(builtins, name, lambda *a, **k: True)
 f = lambda *a: 0
 """,
@@ -640,11 +657,11 @@ def f(*a):
         if isinstance(o, dict) and 'tests' in o: return 41
     return 0
 """,
-    "patched wire": """
+    "patched channel": """
 import sys
 for m in list(sys.modules.values()):
     for k, v in list(vars(m).items()) if hasattr(m, '__dict__') else []:
-        if k in ('Wire', 'ProgramWire', 'rewrite', 'error_named'):
+        if k in ('Channel', 'ProgramChannel', 'rewrite', 'built_in_error'):
             for n in ('serve', 'send'):
                 if hasattr(v, n): setattr(v, n, lambda self, *a: None)
 f = lambda *a: 0

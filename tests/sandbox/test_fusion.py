@@ -119,7 +119,7 @@ def run_as_fusion(body: dict[str, Any]) -> dict[str, Any]:
 def ended(
     code: int | None, stdout: str = "", stderr: str = "", seconds: float = 0.1, compiled: Any = None
 ) -> dict[str, Any]:
-    """Return Fusion's reply for a program that ended with this exit code; None: by its time limit."""
+    """Return Fusion's reply for a program with this exit code; None: its time was up."""
     result = {
         "status": "TimeLimitExceeded" if code is None else "Finished",
         "execution_time": seconds,

@@ -1,6 +1,7 @@
-"""sandbox.py and inside/: what a program may do, what it may not, and that it cannot talk itself into a pass.
+"""The sandbox: what a program may do, what it may not do, and that tests are run as they should.
 
-Every escape is tried for real. The tests need bubblewrap and permission to use it; without, they are skipped and say why.
+Every escape is really tried. The tests need bubblewrap and permission to use it; otherwise they are
+skipped with the reason. test_cheats.py has programs that lie about their values.
 """
 
 import json
@@ -16,15 +17,14 @@ import pytest
 from sandbox_programs import FAKE_TESTS, FAKES, RIGHT
 
 from postgrad.problem import Failure, Problem, Score
-from postgrad.sandbox import bubblewrap as walls
-from postgrad.sandbox import local as module
+from postgrad.sandbox import bubblewrap, local
 from postgrad.sandbox.local import Sandbox
 from postgrad.sandbox.outcome import Limits, SandboxError, same_output
 from postgrad.sandbox.seccomp import seccomp_filter
 from postgrad.verifiers.pool import VerifierPool
 
 try:
-    module.probe()
+    local.probe()
     MISSING = ""
 except SandboxError as reason:
     MISSING = str(reason)
@@ -46,24 +46,21 @@ def passed(results) -> list[int]:
     return [int(result.passed) for result in results]
 
 
-# ---- what it is for
+# ---- running and testing
 
 
 @needs_sandbox
 def test_a_program_runs_with_its_input(box):
     outcome = box.run("import math\nprint(math.factorial(int(input())))", "5\n")
-    assert (outcome.code, outcome.output, outcome.stopped) == (
-        0,
-        "120\n",
-        "",
-    ) and outcome.seconds > 0
+    assert (outcome.code, outcome.output, outcome.stopped) == (0, "120\n", "")
+    assert outcome.seconds > 0
     outcome = box.run("import sys\nprint('x', file=sys.stderr)\nsys.exit(3)")
     assert (outcome.code, outcome.output, outcome.errors) == (3, "", "x\n")
 
 
 @needs_sandbox
-def test_the_numbers_of_the_specification(box):
-    """Classmate's 8.11."""
+def test_asserts_outputs_and_time_limits(box):
+    """The numbers of Classmate's section 8.11."""
     add = "def add(a, b):\n    return a + b\n"
     results = box.test_asserts(
         add, ["assert add(1, 2) == 3", "assert add(-1, 1) == 0", "assert add(0, 0) == 1"]
@@ -110,14 +107,14 @@ def test_wrong_programs_fail_with_their_reason(program, reason, box):
     assert not result.passed and reason in result.reason
 
 
-# ---- talking itself into a pass: none of these knows the answer
+# ---- cheats: none of these programs knows the answer
 
 
 @needs_sandbox
 @pytest.mark.parametrize("name", FAKES)
 def test_no_program_passes_without_the_answer(name, box):
-    """The first test alone where a program answers nothing and every test takes its whole second."""
-    tests = FAKE_TESTS[:1] if name in ("patched wire", "alarm") else FAKE_TESTS
+    """Two programs never reply, so that each test takes its full second: they get one test."""
+    tests = FAKE_TESTS[:1] if name in ("patched channel", "alarm") else FAKE_TESTS
     results = box.test_asserts(FAKES[name], tests, limits=Limits(time_s=1.0, memory_mb=256))
     assert passed(results) == [0] * len(tests), [
         (t, r) for t, r in zip(tests, results, strict=True) if r.passed
@@ -133,7 +130,7 @@ def test_the_same_tests_pass_with_the_answer(box):
 
 @needs_sandbox
 def test_the_program_never_sees_the_expected_value(box):
-    """Everything in its process is searched for a number that only the tests know."""
+    """The program searches its process for a number that only the tests have."""
     hunt = """
     import gc, sys, os
     def f(x):
@@ -149,14 +146,16 @@ def test_the_program_never_sees_the_expected_value(box):
 
 
 @needs_sandbox
-def test_the_tests_do_nothing_for_the_program_but_call_what_it_was_lent(box):
-    """The program sends requests of its own over the line while it is being asked."""
+def test_the_test_runner_only_calls_functions_that_a_test_passed(box):
+    """The program sends requests of its own while it serves one."""
     hostile = """
     import gc
     def f(g):
         channel = g.channel
         out = []
-        for what, arguments in (("getattr", [g, "__globals__"]), ("call", ["__import__", "os"]), ("eval", ["1"])):
+        requests = [("getattr", [g, "__globals__"]), ("eval", ["1"])]
+        requests.append(("call", ["__import__", "os"]))
+        for what, arguments in requests:
             try: out.append(str(channel.ask(what, *arguments)))
             except BaseException as error: out.append(type(error).__name__)
         return out, g(20)
@@ -168,18 +167,18 @@ def test_the_tests_do_nothing_for_the_program_but_call_what_it_was_lent(box):
 
 
 @needs_sandbox
-def test_tests_that_cannot_be_put_to_the_program_are_no_verdict(box):
+def test_a_test_whose_value_cannot_be_sent_is_unsupported(box):
     (result,) = box.test_asserts(
         "def f(x): return 1", ["import threading\nassert f(threading.Lock()) == 1"]
     )
     assert not result.passed and result.unsupported and "lock" in result.reason
 
 
-# ---- breaking out
+# ---- escapes
 
 
 @needs_sandbox
-def test_network(box):
+def test_no_network(box):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         server.settimeout(0.2)
@@ -202,7 +201,7 @@ def test_network(box):
 
 
 @needs_sandbox
-def test_files_of_this_system(box, tmp_path):
+def test_no_files_of_this_system(box, tmp_path):
     secret = tmp_path / "secret"
     secret.write_text("do not read")
     secret.chmod(0o666)
@@ -244,7 +243,7 @@ def test_files_of_this_system(box, tmp_path):
 
 
 @needs_sandbox
-def test_symlinks_and_hard_links_lead_nowhere(box, tmp_path):
+def test_no_links_to_files_of_this_system(box, tmp_path):
     secret = tmp_path / "secret"
     secret.write_text("do not read")
     program = f"""
@@ -268,10 +267,11 @@ def test_symlinks_and_hard_links_lead_nowhere(box, tmp_path):
 
 
 @needs_sandbox
-def test_nothing_can_be_written_but_its_own_tmp_and_that_is_gone(box):
+def test_only_a_private_tmp_can_be_written(box):
     program = """
     import os, sys
-    places = ["/", "/inside", "/usr/lib", "/etc", "/dev", os.path.dirname(os.__file__), sys.executable]
+    places = ["/", "/inside", "/usr/lib", "/etc", "/dev", sys.executable]
+    places.append(os.path.dirname(os.__file__))
     for place in places:
         for name in (place, os.path.join(place, "new")):
             try:
@@ -289,7 +289,7 @@ def test_nothing_can_be_written_but_its_own_tmp_and_that_is_gone(box):
 
 
 @needs_sandbox
-def test_environment(box, monkeypatch):
+def test_empty_environment(box, monkeypatch):
     monkeypatch.setenv("POSTGRAD_SECRET", "hush")
     outcome = box.run("import os, sys\nprint(sorted(os.environ), sys.argv, os.getcwd())")
     assert "SECRET" not in outcome.output and "['program.py'] /tmp" in outcome.output
@@ -298,12 +298,17 @@ def test_environment(box, monkeypatch):
 
 
 @needs_sandbox
-def test_processes(box):
-    """No child processes at all: fork, vfork, exec by subprocess, multiprocessing; and the fork bomb."""
+def test_no_child_processes(box):
+    """Neither by fork, subprocess, system, multiprocessing or posix_spawn, nor by a fork bomb."""
     program = """
     import os, subprocess, multiprocessing, sys
-    for make in (os.fork, lambda: subprocess.run([sys.executable, "-c", "1"]), lambda: os.system("true") and 1 / 0,
-                 lambda: multiprocessing.Process(target=print).start(), lambda: os.posix_spawn(sys.executable, ["x"], {})):
+    for make in (
+        os.fork,
+        lambda: subprocess.run([sys.executable, "-c", "1"]),
+        lambda: os.system("true") and 1 / 0,
+        lambda: multiprocessing.Process(target=print).start(),
+        lambda: os.posix_spawn(sys.executable, ["x"], {}),
+    ):
         try:
             make()
             print("made")
@@ -338,7 +343,7 @@ def test_threads_and_open_files_are_limited(box):
     """
     threads, files = map(int, box.run(lines(program)).output.split())
     assert files < 64
-    # root in a user namespace is the one case where the kernel does not count threads; memory bounds them there
+    # The kernel does not count threads of root in a user namespace; memory limits them there.
     assert threads <= QUICK.threads or (os.geteuid() == 0 and not box.level.own_user)
 
 
@@ -352,17 +357,21 @@ def test_threads_and_open_files_are_limited(box):
         "import mmap\nmmap.mmap(-1, 1 << 31)",
     ],
 )
-def test_memory(program, box):
+def test_memory_is_limited(program, box):
     outcome = box.run(program, limits=Limits(time_s=20.0, memory_mb=128))
     assert outcome.code != 0 and not outcome.output
     assert "MemoryError" in outcome.errors or "Cannot allocate" in outcome.errors
 
 
 @needs_sandbox
-def test_memory_beside_the_process_is_refused(box):
+def test_memory_outside_the_process_is_refused(box):
     program = """
     import os, ctypes
-    for make in (lambda: os.memfd_create("x"), lambda: ctypes.CDLL(None, use_errno=True).shmget(0, 1 << 20, 0o1600) >= 0 or 1 / 0):
+    libc = ctypes.CDLL(None, use_errno=True)
+    for make in (
+        lambda: os.memfd_create("x"),
+        lambda: libc.shmget(0, 1 << 20, 0o1600) >= 0 or 1 / 0,
+    ):
         try: print("made", make())
         except (OSError, ZeroDivisionError): print("refused")
     """
@@ -371,7 +380,7 @@ def test_memory_beside_the_process_is_refused(box):
 
 
 @needs_sandbox
-def test_disk(box):
+def test_disk_is_limited(box):
     program = """
     import os
     try: open("large", "wb").write(bytes(200 << 20))
@@ -389,7 +398,7 @@ def test_disk(box):
 
 
 @needs_sandbox
-def test_output_and_time(box):
+def test_output_and_time_are_limited(box):
     limits = Limits(time_s=20.0, output_kb=64)
     outcome = box.run("while True: print('x' * 1000)", limits=limits)
     assert outcome.stopped == "output" and len(outcome.output) < 1 << 18
@@ -414,14 +423,20 @@ def test_output_and_time(box):
 
 
 @needs_sandbox
-def test_other_processes_and_the_kernel(box):
+def test_no_access_to_other_processes_and_the_kernel(box):
     program = """
     import os, ctypes
     print(os.getppid(), os.getpid() < 10, os.path.exists("/proc"), os.path.exists("/sys"))
     libc = ctypes.CDLL(None, use_errno=True)
-    calls = {"unshare": lambda: libc.unshare(0x10000000), "mount": lambda: libc.mount(b"x", b"/tmp", b"tmpfs", 0, None),
-             "ptrace": lambda: libc.ptrace(16, 1, 0, 0), "chroot": lambda: libc.chroot(b"/tmp"),
-             "setuid": lambda: libc.setuid(0) if os.getuid() else -1, "reboot": lambda: libc.reboot(0), "setns": lambda: libc.setns(0, 0)}
+    calls = {
+        "unshare": lambda: libc.unshare(0x10000000),
+        "mount": lambda: libc.mount(b"x", b"/tmp", b"tmpfs", 0, None),
+        "ptrace": lambda: libc.ptrace(16, 1, 0, 0),
+        "chroot": lambda: libc.chroot(b"/tmp"),
+        "setuid": lambda: libc.setuid(0) if os.getuid() else -1,
+        "reboot": lambda: libc.reboot(0),
+        "setns": lambda: libc.setns(0, 0),
+    }
     print([name for name, call in calls.items() if call() != -1])
     for pid in range(1, 50):
         if pid != os.getpid():
@@ -434,8 +449,8 @@ def test_other_processes_and_the_kernel(box):
 
 
 @needs_sandbox
-def test_what_it_was_given_is_for_reading_only(box):
-    """Its input and its source are files of ours without a name; they cannot be grown or changed."""
+def test_input_and_source_are_read_only(box):
+    """They are unnamed files of this process; a program can neither change nor enlarge them."""
     program = """
     import os
     for fd in range(0, 64):
@@ -453,7 +468,7 @@ def test_what_it_was_given_is_for_reading_only(box):
 
 
 @needs_sandbox
-def test_nothing_is_left_behind(box, children):
+def test_no_processes_and_files_are_left(box, children):
     before, files, temp = (
         set(children()),
         len([*Path("/proc/self/fd").iterdir()]),
@@ -474,7 +489,7 @@ def test_nothing_is_left_behind(box, children):
 
 
 def _owner(file):
-    """The user a file belongs to; -1 where it is gone: other tests have files there as well."""
+    """Return the owner of a file, or -1 if it is gone: other tests have files there too."""
     try:
         return file.stat().st_uid
     except FileNotFoundError:
@@ -496,73 +511,69 @@ def test_threads_may_share_a_sandbox(box):
     assert outputs == {n: f"{n * 2}\n" for n in range(6)}
 
 
-# ---- refusing
+# ---- refusing to work
 
 
 def test_it_refuses_without_bubblewrap(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    walls.find_bubblewrap.cache_clear()
-    module.probe.cache_clear()
+    bubblewrap.find_bubblewrap.cache_clear()
+    local.probe.cache_clear()
     try:
         with pytest.raises(SandboxError, match="install bubblewrap"):
             Sandbox()
     finally:
         monkeypatch.undo()
-        walls.find_bubblewrap.cache_clear()
-        module.probe.cache_clear()
+        bubblewrap.find_bubblewrap.cache_clear()
+        local.probe.cache_clear()
 
 
 @needs_sandbox
 @pytest.mark.parametrize(
-    ("option", "fallen"),
+    ("option", "failure"),
     [
         ("--unshare-net", ""),
         ("--remount-ro", "root folder can be written"),
         ("--clearenv", "environment is not empty"),
     ],
 )
-def test_a_wall_that_does_not_stand_is_found(option, fallen, monkeypatch):
-    """Take a wall down; the probe must see it. (The network has a second wall, the call filter: both must go.)"""
-    whole = walls.bwrap_args
+def test_the_probe_finds_a_missing_protection(option, failure, monkeypatch):
+    """The network has a second protection, the call filter: only without both it is found."""
+    all_args = bubblewrap.bwrap_args
 
     def without(level, limits):
-        words = whole(level, limits)
-        at = words.index(option)
-        del words[at : at + (2 if option == "--remount-ro" else 1)]
+        args = all_args(level, limits)
+        start = args.index(option)
+        del args[start : start + (2 if option == "--remount-ro" else 1)]
         if option == "--clearenv":
-            words[1:1] = ["--setenv", "LEAK", "1"]
-        return words
+            args[1:1] = ["--setenv", "LEAK", "1"]
+        return args
 
-    level = module.probe()
-    monkeypatch.setattr(walls, "bwrap_args", without)
+    level = local.probe()
+    monkeypatch.setattr(bubblewrap, "bwrap_args", without)
     if option == "--unshare-net":
-        assert module.failed_protections(level) == []
-        monkeypatch.setattr(walls, "seccomp_filter", lambda machine=None: None)
-        assert "the network can be reached" in module.failed_protections(level)
+        assert local.failed_protections(level) == []
+        monkeypatch.setattr(bubblewrap, "seccomp_filter", lambda machine=None: None)
+        assert "the network can be reached" in local.failed_protections(level)
     elif option == "--remount-ro" and level.own_user:
-        assert (
-            module.failed_protections(level) == []
-        )  # the root folder is root's, and the program is not root
+        assert local.failed_protections(level) == []  # the root folder belongs to root
     else:
-        assert any(fallen in words for words in module.failed_protections(level)), (
-            module.failed_protections(level)
-        )
+        assert any(failure in text for text in local.failed_protections(level))
 
 
 @needs_sandbox
-def test_a_probe_that_fails_is_a_refusal(monkeypatch):
-    monkeypatch.setattr(module, "failed_protections", lambda level: ["memory is not limited"])
-    module.probe.cache_clear()
+def test_a_failed_probe_is_a_refusal(monkeypatch):
+    monkeypatch.setattr(local, "failed_protections", lambda level: ["memory is not limited"])
+    local.probe.cache_clear()
     try:
         with pytest.raises(
             SandboxError, match=r"no safe sandbox on this machine \(memory is not limited\)"
         ):
             Sandbox()
     finally:
-        module.probe.cache_clear()
+        local.probe.cache_clear()
 
 
-def test_the_filter_is_known_for_two_processors_only():
+def test_the_call_filter_exists_for_two_processors():
     assert (
         seccomp_filter("x86_64") and seccomp_filter("aarch64") and seccomp_filter("riscv64") is None
     )
@@ -572,7 +583,7 @@ def test_the_filter_is_known_for_two_processors_only():
 
 
 @pytest.mark.parametrize(
-    ("given", "wanted", "same"),
+    ("output", "expected", "same"),
     [
         ("2\n", "2", True),
         ("  2  \n\n", "2", True),
@@ -589,8 +600,8 @@ def test_the_filter_is_known_for_two_processors_only():
         ("yes", "YES", False),
     ],
 )
-def test_outputs_are_compared_by_line_and_by_decimal(given, wanted, same):
-    assert same_output(given, wanted) is same
+def test_same_output(output, expected, same):
+    assert same_output(output, expected) is same
 
 
 # ---- the verifier
@@ -608,26 +619,40 @@ def test_code_verifier():
         "prompt": "import math\n\ndef f(x):\n    '''Square.'''\n",
     }
     mbpp = {"test_list": ["assert math.isclose(area(1), math.pi)"], "test_imports": ["import math"]}
-    apps = {"inputs": [[1, 2], [3, 4]], "outputs": [[3], [7]], "fn_name": "add"}
+    apps = json.dumps({"inputs": [[1, 2], [3, 4]], "outputs": [[3], [7]], "fn_name": "add"})
     right = FENCE.format("def add(a, b):\n    return a + b")
+    wrong = FENCE.format("def add(a, b):\n    return a - b")
+    partly_right = FENCE.format("def add(a, b):\n    return max(a + b, 1)")
+    method = FENCE.format("class Solution:\n    def add(self, a, b): return a + b")
+    endless = FENCE.format("while True: pass")
+    continued = FENCE.format("    return x * x")
+    defined = FENCE.format("def f(x):\n    return math.prod([x, x])")
+    area = FENCE.format("def area(r):\n    return 3.141592653589793 * r * r")
+    add_problem = Problem("a", (), ADD, "code")
+    one_test = Problem("a", (), json.dumps(["assert add(1, 2) == 3"]), "code")
+    stdio_problem = Problem("b", (), stdio, "code_stdio")
+    humaneval_problem = Problem("c", (), "", "openai_humaneval", (), humaneval)
+    mbpp_problem = Problem("d", (), "", "mbpp", (), mbpp)
+    apps_problem = Problem("e", (), apps, "apps")
+    # (response, problem, (value, share of tests passed, format))
     rows = [
-        (right, Problem("a", (), ADD, "code"), (1, 1, 1)),
-        (FENCE.format("def add(a, b):\n    return a - b"), Problem("a", (), ADD, "code"), (0, 0, 1)),
-        (FENCE.format("def add(a, b):\n    return max(a + b, 1)"), Problem("a", (), ADD, "code"), (0, 2 / 3, 1)),
-        ("```\nnot this\n```\n" + right, Problem("a", (), ADD, "code"), (1, 1, 1)),
-        ("```python\ndef add(a, b):\n    return a + b", Problem("a", (), ADD, "code"), (1, 1, 0)),
-        ("def add(a, b):\n    return a + b\n", Problem("a", (), ADD, "code"), (1, 1, 0)),
-        ("I do not know.", Problem("a", (), ADD, "code"), (0, 0, 0)),
-        ("", Problem("a", (), ADD, "code"), (0, 0, 0)),
-        (FENCE.format("while True: pass"), Problem("a", (), json.dumps(["assert add(1, 2) == 3"]), "code"), (0, 0, 1)),
-        (FENCE.format("print(int(input()) + 1)"), Problem("b", (), stdio, "code_stdio"), (1, 1, 1)),
-        (FENCE.format("print(2)"), Problem("b", (), stdio, "code_stdio"), (0, 0.5, 1)),
-        (FENCE.format("    return x * x"), Problem("c", (), "", "openai_humaneval", (), humaneval), (1, 1, 1)),
-        (FENCE.format("def f(x):\n    return math.prod([x, x])"), Problem("c", (), "", "openai_humaneval", (), humaneval), (1, 1, 1)),
-        (FENCE.format("def area(r):\n    return 3.141592653589793 * r * r"), Problem("d", (), "", "mbpp", (), mbpp), (1, 1, 1)),
-        (right, Problem("e", (), json.dumps(apps), "apps"), (1, 1, 1)),
-        (FENCE.format("class Solution:\n    def add(self, a, b): return a + b"), Problem("e", (), json.dumps(apps), "apps"), (1, 1, 1)),
-    ]  # fmt: skip
+        (right, add_problem, (1, 1, 1)),
+        (wrong, add_problem, (0, 0, 1)),
+        (partly_right, add_problem, (0, 2 / 3, 1)),
+        ("```\nnot this\n```\n" + right, add_problem, (1, 1, 1)),
+        ("```python\ndef add(a, b):\n    return a + b", add_problem, (1, 1, 0)),
+        ("def add(a, b):\n    return a + b\n", add_problem, (1, 1, 0)),
+        ("I do not know.", add_problem, (0, 0, 0)),
+        ("", add_problem, (0, 0, 0)),
+        (endless, one_test, (0, 0, 1)),
+        (FENCE.format("print(int(input()) + 1)"), stdio_problem, (1, 1, 1)),
+        (FENCE.format("print(2)"), stdio_problem, (0, 0.5, 1)),
+        (continued, humaneval_problem, (1, 1, 1)),
+        (defined, humaneval_problem, (1, 1, 1)),
+        (area, mbpp_problem, (1, 1, 1)),
+        (right, apps_problem, (1, 1, 1)),
+        (method, apps_problem, (1, 1, 1)),
+    ]
     with VerifierPool(
         workers=2, timeout_s=1
     ) as pool:  # the verifier has a limit of its own, well above this
@@ -660,7 +685,7 @@ def test_code_verifier():
     assert isinstance(odd, Failure) and odd.kind == "unsupported"
 
 
-def test_code_without_a_sandbox_is_a_failure_not_a_zero(monkeypatch):
+def test_code_without_a_sandbox_is_a_failure(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     with VerifierPool(workers=1, timeout_s=20) as pool:
         (result,) = pool.verify(
@@ -670,7 +695,7 @@ def test_code_without_a_sandbox_is_a_failure_not_a_zero(monkeypatch):
     assert isinstance(result, Failure) and result.kind == "error" and "bubblewrap" in result.reason
 
 
-HOSTILE_MATHS = [
+HOSTILE_MATH = [
     "\\boxed{10^{10^{10}}}",
     "\\boxed{9^{9^{9^9}}}",
     "\\boxed{99999999!}",
@@ -689,14 +714,15 @@ HOSTILE_CODE = [
     "x = []\nwhile True: x.append(bytearray(1 << 24))",
     "import os, signal\nos.kill(-1, signal.SIGKILL)",
     "import os\nwhile True: os.write(1, b'x' * 65536)",
-    "import threading\nwhile True:\n    try: threading.Thread(target=input).start()\n    except RuntimeError: break",
+    "import threading\nwhile True:\n    try: threading.Thread(target=input).start()\n"
+    "    except RuntimeError: break",
 ]
 
 
 @needs_sandbox
 @pytest.mark.slow
-def test_a_thousand_hostile_answers_without_leak_hang_or_zombie(problem, children):
-    """Every twentieth answer is made to hurt; all others get their right verdict, and nothing is left behind."""
+def test_a_thousand_responses_with_hostile_ones(problem, children):
+    """Every twentieth response is hostile; all others get the right score, and nothing is left."""
     before, files = set(children()), len([*Path("/proc/self/fd").iterdir()])
     tests = json.dumps(["assert add(1, 2) == 3"])
     items, names, expected = [], [], []
@@ -705,7 +731,7 @@ def test_a_thousand_hostile_answers_without_leak_hang_or_zombie(problem, childre
             response = FENCE.format(HOSTILE_CODE[i // 200 % len(HOSTILE_CODE)])
             items.append((response, problem(tests, "code")))
         elif i % 20 == 0:
-            items.append((HOSTILE_MATHS[i // 20 % len(HOSTILE_MATHS)], problem("\\frac{x}{3}")))
+            items.append((HOSTILE_MATH[i // 20 % len(HOSTILE_MATH)], problem("\\frac{x}{3}")))
         else:
             items.append((f"so \\boxed{{{i % 7}}}", problem(str(i % 5))))
         names.append("code" if i % 200 == 100 else "math")

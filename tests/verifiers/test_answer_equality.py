@@ -1,4 +1,4 @@
-"""equal.py: numbers, units, normalized LaTeX; what text can and cannot decide."""
+"""Equality of answers: numbers, units, normalized LaTeX; what text can and cannot decide."""
 
 from fractions import Fraction
 
@@ -150,7 +150,7 @@ def test_units(text, answer, unit):
         ("**42**", "42"),
     ],
 )
-def test_normalize_brings_together(one, other):
+def test_normalize_makes_equal(one, other):
     assert normalize(one) == normalize(other)
 
 
@@ -196,7 +196,7 @@ def test_compare(given, truth, verdict):
     assert compare(given, truth) is verdict
 
 
-def test_overlong_answers_are_compared_as_they_stand():
+def test_overlong_answers_are_compared_as_text():
     long = "1+" * MAX_ANSWER
     assert compare(long, long) is True
     assert compare(long, "1") is False
@@ -249,7 +249,7 @@ NO_VALUE = [
 
 
 @pytest.mark.parametrize("text", [*NO_VALUE, "(" * 50 + "1" + ")" * 50, "1+" * 200 + "1"])
-def test_what_is_no_closed_form_has_no_value(text):
+def test_other_texts_have_no_closed_value(text):
     assert closed_value(text) is None
 
 
@@ -270,5 +270,5 @@ def test_what_is_no_closed_form_has_no_value(text):
         ("50\\%", "\\frac{\\sqrt{1}}{2}", None),  # a per-cent sign may mean a hundredth
     ],
 )
-def test_numbers_are_told_apart_without_algebra(given, truth, verdict):
+def test_different_numbers_are_rejected_without_algebra(given, truth, verdict):
     assert compare(given, truth) is verdict

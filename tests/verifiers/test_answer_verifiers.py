@@ -1,4 +1,4 @@
-"""answers.py: extraction and the inline verifiers, by the specs' tables. A row whose verdict differs from the original says why."""
+"""Answer extraction and the inline verifiers. A row that differs from the original says why."""
 
 import time
 
@@ -85,7 +85,8 @@ def test_last_number(text, found):
     assert answers.last_number(text) == found
 
 
-# verl's T10, strict mode: response, truth, verl's strict verdict, ours. verl compares strings; we compare numbers.
+# verl's T10, strict mode: (response, truth, verl's strict score, ours). verl compares strings, we
+# compare numbers.
 T10_GSM8K = [
     ("#### 1,234", "1234", 1, 1),
     ("#### 42.", "42", 0, 1),  # a full stop is no part of the number
@@ -109,7 +110,7 @@ def test_gsm8k_table(response, truth, verl, ours):
     assert value("gsm8k", response, truth) == ours
 
 
-def test_gsm8k_parts_tell_the_form_from_the_answer():
+def test_gsm8k_parts():
     assert score("gsm8k", "so #### 42", "42") == Score(1.0, {"answer": 1.0, "format": 1.0})
     assert score("gsm8k", "so it is 42 clips.", "42") == Score(1.0, {"answer": 1.0, "format": 0.0})
     assert score("gsm8k", "so #### 41", "42") == Score(0.0, {"answer": 0.0, "format": 1.0})
@@ -120,7 +121,7 @@ def test_gsm8k_parts_tell_the_form_from_the_answer():
     assert score("gsm8k", "#### Step 1\nso 42", "42") == Score(1.0, {"answer": 1.0, "format": 0.0})
 
 
-def test_a_truth_that_cannot_be_right_is_a_failure_not_a_zero():
+def test_an_unusable_ground_truth_is_a_failure():
     for name, truth in [
         ("gsm8k", "many"),
         ("numeric", "x+1"),
@@ -221,7 +222,8 @@ def test_choice_table(response, truth, expected, plain):
     )
 
 
-# R1-Zero's four classes: response, format digit, answer digit for truth 42. Differences from the original are marked.
+# R1-Zero's four classes for truth 42: (response, format digit, answer digit). Differences from the
+# original are marked.
 CLASSES = [
     ("t </think> <answer>42</answer>", 1, 1),
     ("t </think>\n<answer>42</answer>", 1, 1),
@@ -282,7 +284,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", [name for name, spec in VERIFIERS.items() if spec.inline])
-def test_inline_verifiers_are_not_quadratic_on_hostile_texts(name):
+def test_inline_verifiers_take_linear_time(name):
     function = load_verifier(VERIFIERS[name].path)
     megabytes = {
         "a megabyte of digits": "7" * 1_000_000,

@@ -1,5 +1,9 @@
-"""What every verifier says, row by row: verl's T10, LUFFY's T11, Classmate's 8.10, BuPO's invariant 22, cs336's lists, the answer
-formats of each data set, and near-misses. Where a reference says otherwise, the row says what and why."""
+"""The score of every verifier, row by row.
+
+The rows are verl's T10, LUFFY's T11, Classmate's 8.10, BuPO's invariant 22, cs336's lists, the
+answer formats of each data set, and near misses. Where a reference differs, the row says how and
+why.
+"""
 
 import json
 from collections import Counter
@@ -406,7 +410,7 @@ TABLE: list[tuple[str, str, str, float]] = [
 ]
 
 
-def test_the_table_is_large_and_covers_every_verifier_but_the_sandboxed():
+def test_the_table_covers_every_verifier_except_code():
     verifiers = Counter(row[0].split(".")[0].split("(")[0] for row in TABLE)
     assert len(TABLE) >= 150
     assert set(VERIFIERS) - {"code"} <= set(verifiers)
@@ -442,14 +446,14 @@ def test_four_classes_are_named_parts(math_pool):
     "verifier",
     [name for name in VERIFIERS if name not in ("format", "box_format", "think_format", "bold")],
 )
-def test_no_silent_zero_for_a_ground_truth_that_says_nothing(verifier, math_pool):
-    """An empty ground truth is a Failure, not a wrong answer; what reads no ground truth still scores."""
+def test_an_empty_ground_truth_is_a_failure(verifier, math_pool):
+    """It is no wrong answer; verifiers that read no ground truth give a score."""
     (result,) = math_pool.verify([("\\boxed{8} #### 8", Problem("p", (), " "))], [verifier])
     reads = verifier not in ("length", "overlong")
     assert isinstance(result, Failure) is reads, (verifier, result)
 
 
-def test_the_shapes_of_code_tests_are_known():
+def test_forms_of_code_tests():
     from postgrad.verifiers.code import suite_of
 
     asserts = suite_of(Problem("p", (), json.dumps(["assert f(1) == 2"])))

@@ -1,4 +1,4 @@
-"""math.py, through the pool as always: the specs' lists of answers that are and are not the same, and answers made to hurt."""
+"""The math verifiers, in the pool: equal and different answers, and hostile ones."""
 
 import json
 import subprocess
@@ -14,7 +14,7 @@ from postgrad.verifiers.table import choose
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 
-# cs336, section 4: accepted by both of its modes, then those that only math-verify accepts. (given, truth)
+# cs336, section 4, (given, truth): accepted by both of its modes, then by math-verify only.
 SAME = [
     ("42.0", "42"),
     ("1/2", "0.5"),
@@ -137,7 +137,7 @@ def test_math_rejects(grade):
     assert wrong == []
 
 
-def test_math_wants_the_box(grade):
+def test_math_needs_the_box(grade):
     assert grade(
         "math", [("The answer is 5", "5"), ("\\boxed{5", "5"), ("\\boxed{4} no \\boxed{5}", "5")]
     ) == [0, 0, 1]
@@ -203,12 +203,12 @@ def test_r1_zero_math_multiplies(grade):
         "\\text{" * 100 + "}" * 100,
     ],
 )
-def test_answers_made_to_hurt_are_wrong_at_once(grade, answer):
+def test_hostile_answers_are_wrong_without_algebra(grade, answer):
     assert grade("math", [(f"\\boxed{{{answer}}}", "\\frac{x}{3}")]) == [0.0]
     assert not Path("/tmp/postgrad-was-here").exists()
 
 
-def test_what_algebra_cannot_finish_fails_alone(problem):
+def test_a_timeout_of_algebra_fails_one_response(problem):
     slow = "\\boxed{(x+y+z+w+1)^{90}}"
     with Scorer("math", timeout_s=3, workers=1) as scorer:
         results = scorer.score(
@@ -226,7 +226,8 @@ def test_no_string_reaches_eval():
     code = """if True:
         from postgrad.verifiers import math
         import sympy
-        assert sympy.Number("7") == 7 and sympy.Number("3/2") == sympy.Rational(3, 2) and sympy.Number("0.5") == 0.5
+        assert sympy.Number("7") == 7 and sympy.Number("0.5") == 0.5
+        assert sympy.Number("3/2") == sympy.Rational(3, 2)
         for text in ("x", "2+2", "__import__('os')", "(1).__class__"):
             try:
                 sympy.sympify(text)

@@ -172,7 +172,8 @@ def test_an_idle_child_that_was_killed_is_replaced(problem, hostile, children):
 def test_a_module_that_loads_here_but_not_in_the_child(problem, tmp_path):
     file = tmp_path / "picky.py"
     file.write_text(
-        "import sys\nassert 'pytest' in sys.modules, 'only here'\ndef right(response, problem):\n    return 1.0\n"
+        "import sys\nassert 'pytest' in sys.modules, 'only here'\n"
+        "def right(response, problem):\n    return 1.0\n"
     )
     with VerifierPool(workers=1, timeout_s=20) as pool:
         (result,) = pool.verify([("a", problem("5"))], [f"{file}:right"])
