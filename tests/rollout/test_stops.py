@@ -102,7 +102,7 @@ def test_a_child_process_and_servers_end_at_the_same_token(tiny, native, prompts
         )
     with (
         serve(engine=native, prompts=prompts, takes_ids=False) as served,
-        pytest.raises(RunError, match="stop that keeps tokens"),
+        pytest.raises(RunError, match="stop strings"),
     ):
         HttpEngine(Address.parse(served.address), prompts, 60, concurrency=1).generate(
             REQUESTS[1:], sampling
