@@ -137,7 +137,8 @@ def test_number_of_dropped_problems_is_reported(tiny, tmp_path, overrides):
     inputs = prepare.load_inputs(config, find_method("grpo")(config))
     inputs.scorer.close()
     assert len(inputs.train) == 3
-    assert inputs.too_long == "too long: 9 of 12 in data.train; left out (data.overlong=drop)"
+    (note,) = inputs.notes
+    assert "9 of 12 in data.train" in note and "data.overlong=drop" in note
 
 
 def test_resumed_run_uses_the_same_tokens_and_repeats_no_note(tiny, tmp_path, overrides):
