@@ -58,7 +58,6 @@ REASONS = {
     # the optimizer
     "optimizer.kind": "chosen by the memory of the GPU",
     "optimizer.eps": "AdamW's standard parameter",
-    "optimizer.final_lr_ratio": "goes with optimizer.schedule, as verl's min_lr_ratio",
     # training
     "training.async_save": "chosen by the size of the model and the speed of the disk",
     "training.keep_checkpoints": "chosen by the size of the disk",
@@ -75,6 +74,7 @@ REASONS = {
     "cluster.engine_apart": "chosen per machine",
     "cluster.wait_s": "raised for very large models",
     # policy gradient methods
+    "method.train_on": "SFT on the last assistant turn only, as some trainers do",
     "method.gamma": "discount of GAE and REINFORCE++, as in verl",
     "method.kl_target": "verl's adaptive KL controller",
     "method.entropy_coef": "verl's entropy bonus",
