@@ -14,7 +14,7 @@ Fine-tunes a model on two-digit addition with SFT until it is right sometimes, t
 GRPO. The same command continues an interrupted demo."""
 
 EPILOG = """models:
-  tiny     a 0.3M-parameter transformer made in code; two to three minutes on a CPU, no download
+  tiny     a 0.3M-parameter transformer made in code; a few minutes on a CPU, no download
   smollm2  SmolLM2-135M-Instruct, which learns to box its answers; the README has times"""
 
 # model -> the two recipes it runs
