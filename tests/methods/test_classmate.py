@@ -27,10 +27,11 @@ from postgrad.data.render import Prompts
 from postgrad.data.thoughts import ThoughtSplitter
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
-from postgrad.methods.base import Generator, Ports, Step
+from postgrad.methods.base import Ports, Step
 from postgrad.methods.classmate import ESTIMATORS
 from postgrad.rollout.engine import Completion
 from postgrad.rollout.fake import FakeEngine
+from postgrad.rollout.generator import Generator
 from postgrad.training.driver import train
 from postgrad.training.log import is_timing
 from postgrad.training.report import Reporter

@@ -16,7 +16,7 @@ from postgrad.cluster.host import GENERATING, build_host
 from postgrad.cluster.remote_roles import is_remote_role
 from postgrad.config.schema import Config, EngineConfig
 from postgrad.methods import find_method
-from postgrad.methods.base import Role
+from postgrad.methods.ports import Role
 from postgrad.model.policy import Policy
 from postgrad.rollout.engine import Engine
 

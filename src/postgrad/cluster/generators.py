@@ -9,7 +9,7 @@ from postgrad.cluster.remote_roles import FAKE, is_remote_role, is_served, parse
 from postgrad.config.schema import Config, EngineConfig
 from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError
-from postgrad.methods.base import LIVE, Role
+from postgrad.methods.ports import LIVE, Role
 from postgrad.model.load import load_tokenizer, model_config
 from postgrad.rollout.engine import Engine
 from postgrad.rollout.fake import FakeEngine

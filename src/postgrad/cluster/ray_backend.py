@@ -21,7 +21,7 @@ from postgrad.cluster.verifier_pool import RayVerifierPool
 from postgrad.cluster.worker_group import WorkerGroup
 from postgrad.config.schema import Config, EngineConfig
 from postgrad.errors import ConfigError
-from postgrad.methods.base import Role
+from postgrad.methods.ports import Role
 
 
 @contextmanager

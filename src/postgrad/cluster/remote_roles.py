@@ -6,7 +6,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from postgrad.errors import ConfigError, did_you_mean
-from postgrad.methods.base import LIVE
+from postgrad.methods.ports import LIVE
 
 FAKE = "fake:"  # begins the path of a role that always answers with the text after it
 SCHEMES = ("http://", "https://")

@@ -1,4 +1,4 @@
-"""The base class of methods: the stages of a step and what they are given.
+"""The base class of methods: the stages of a step, and what runs beside the model.
 
 A method is a subclass of Method that replaces or inserts stages. These run on the driver, in order:
 draw, compose, sample, enrich, score, estimate, update, publish. Each takes the result of the stage
@@ -9,9 +9,8 @@ configuration only, because a worker on another machine builds the same method f
 configuration.
 """
 
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from random import Random
 from typing import Any, ClassVar
 
@@ -20,10 +19,11 @@ from torch import Tensor
 
 from postgrad.algorithms.aggregation import AGGREGATIONS, token_weights
 from postgrad.config.schema import Config, setting
-from postgrad.data.feed import Feed
 from postgrad.data.overlong import RowEncoder
 from postgrad.data.render import Prompts as PromptEncoder
 from postgrad.errors import RunError
+from postgrad.methods.ports import Ports, Role
+from postgrad.methods.step import Group, Stage, Step
 from postgrad.methods.support.checks import (
     check_monitor,
     check_numbers,
@@ -32,99 +32,19 @@ from postgrad.methods.support.checks import (
     check_tools,
     check_unread,
 )
-from postgrad.model.critic import Critic
-from postgrad.model.passes.head import TokenOutputs
-from postgrad.model.policy import MetricAccumulator, Policy
-from postgrad.model.views import FULL, View
-from postgrad.rollout.engine import (
-    Completion,
-    Engine,
-    Request,
-    Sampling,
-    make_sampling,
-    trajectory_seed,
+from postgrad.methods.support.sampling import (
+    SampleRequest,
+    add_scores,
+    sample_requests,
+    sampled_row,
 )
-from postgrad.rollout.generator import Chat as Chat
-from postgrad.rollout.generator import Generator as Generator
-from postgrad.rollout.respond import Prompts, Scorer, respond
-from postgrad.rollout.turns import Turns, run_turns
-from postgrad.types import DEMONSTRATION, POLICY, TOOL, Batch, Failure, Problem, Score, Trajectory
+from postgrad.model.passes.head import TokenOutputs
+from postgrad.model.policy import MetricAccumulator
+from postgrad.model.views import FULL, View
+from postgrad.rollout.engine import Completion, Sampling, make_sampling, trajectory_seed
+from postgrad.rollout.respond import respond
+from postgrad.types import DEMONSTRATION, TOOL, Batch, Failure, Problem, Score, Trajectory
 from postgrad.verifiers.scorer import LLM_JUDGE
-
-LIVE = "policy:live"  # the path of a role that is the engine of this run
-
-
-@dataclass(frozen=True)
-class Role:
-    """A model that a method needs besides the policy.
-
-    Args:
-        kind: `frozen` gives log-probs and is never trained. `critic` is trained on values. `engine`
-            continues prompts; its port is a Generator. `chat` answers messages; its port is a Chat.
-        path: where the model is, as in model.path. Empty: the policy's starting model. An engine or
-            a chat may also be `policy:live` (the engine that samples the rollouts of this run), a
-            model of a server (`http://host:8000/v1#model`), an entry of a file of servers
-            (`servers.json#model`), or `fake:TEXT`, which always answers TEXT.
-        lr: the learning rate of a critic.
-    """
-
-    kind: str
-    path: str = ""
-    lr: float = 0.0
-
-
-@dataclass
-class Ports:
-    """The models and services that a method may call, wherever they run.
-
-    `models` has the method's roles by name. `turns` is set if the policy may call tools.
-    """
-
-    policy: Policy
-    engine: Engine
-    scorer: Scorer
-    prompts: Prompts
-    models: dict[str, Any] = field(default_factory=dict)
-    turns: Turns | None = None
-
-    @property
-    def reference(self) -> Policy:
-        return self.models["reference"]
-
-    @property
-    def critic(self) -> Critic:
-        return self.models["critic"]
-
-
-@dataclass
-class Step:
-    """One step of a run.
-
-    `number` starts at 1; a validation is step 0. `data` is where problems are drawn from. `metrics`
-    are logged at the end of the step. `failed` has the rows that could not be scored.
-    """
-
-    number: int
-    data: Feed = None  # type: ignore[assignment]  # set in every step of a run
-    metrics: dict[str, float] = field(default_factory=dict)
-    failed: list[Batch] = field(default_factory=list)
-
-    def problems(self, batch: Batch) -> list[Problem]:
-        """The problem of each row."""
-        return [self.data.find(uid) for uid in batch.rows["uid"]]
-
-
-@dataclass
-class Group:
-    """The plan for one problem's group: rows that are given, and how many to sample.
-
-    `prefixes` are first tokens for the first sampled rows; the engine continues them.
-    """
-
-    problem: Problem
-    num_samples: int
-    given_rows: list[Trajectory] = field(default_factory=list)
-    prefixes: list[list[int]] = field(default_factory=list)
 
 
 @dataclass
@@ -139,9 +59,6 @@ class MethodSettings:
     aggregation: str = setting(
         "token-mean", "how token losses become one number", choices=AGGREGATIONS
     )
-
-
-Stage = Callable[[Any, Step], Any]
 
 
 class Method:
@@ -423,40 +340,10 @@ class Method:
     # ---- helpers
 
     def generate(
-        self,
-        requests: Sequence[tuple[Problem, Sequence[int], Sequence[list[int]]]],
-        sampling: Sampling,
-        step: int,
+        self, requests: Sequence[SampleRequest], sampling: Sampling, step: int
     ) -> list[list[Completion]]:
-        """Completions per request.
-
-        A request is a problem, the indices of its samples, and prefixes for the first of them. The
-        seed of a sample follows from run, step, problem and index. A problem that occurs twice, as
-        at the end of an epoch, has other seeds the second time.
-        """
-        engine_requests: list[Request] = []
-        owners: list[int] = []
-        counts: Counter[str] = Counter()
-        for owner, (problem, indices, prefixes) in enumerate(requests):
-            uid = problem.uid
-            name = f"{uid}#{counts[uid]}" if counts[uid] else uid
-            counts[uid] += 1
-            prompt = self.ports.prompts.encode(problem)
-            seeds = [trajectory_seed(self.config.seed, step, name, i) for i in indices]
-            for prefix, seed in zip(prefixes, seeds, strict=False):
-                limit = sampling.max_new_tokens - len(prefix)
-                engine_requests.append(Request([*prompt, *prefix], [seed], limit))
-                owners.append(owner)
-            if len(seeds) > len(prefixes):
-                engine_requests.append(Request(prompt, seeds[len(prefixes) :]))
-                owners.append(owner)
-        problems = [requests[owner][0] for owner in owners]
-        engine, turns = self.ports.engine, self.ports.turns
-        completions = run_turns(engine, engine_requests, problems, sampling, turns)
-        per_request: list[list[Completion]] = [[] for _ in requests]
-        for owner, some in zip(owners, completions, strict=True):
-            per_request[owner] += some
-        return per_request
+        """Completions per request: a problem, the indices of its samples, prefixes of the first."""
+        return sample_requests(self.ports, requests, sampling, self.config.seed, step)
 
     def rng(self, step: Step, purpose: str, index: int = 0) -> Random:
         """A random generator seeded by run, step, purpose and index, so that resumed runs agree."""
@@ -473,38 +360,3 @@ class Method:
             )
         prompt = self.ports.prompts.encode(problem)
         return Trajectory(problem.uid, prompt, tokens, source=DEMONSTRATION, finish="given")
-
-
-def sampled_row(
-    problem: Problem, prompt: list[int], prefix: list[int], completion: Completion
-) -> Trajectory:
-    """A sampled response as a row. Its prefix, if any, counts as a demonstration."""
-    num_sampled = len(completion.tokens)
-    written = [True] * num_sampled if completion.policy_mask is None else completion.policy_mask
-    sampled_source = [POLICY if own else TOOL for own in written]
-    loss_mask = None if all(written) else [*[True] * len(prefix), *written]
-    return Trajectory(
-        problem.uid,
-        prompt,
-        [*prefix, *completion.tokens],
-        source=POLICY,
-        finish=completion.finish,
-        behavior_logprobs=[*[0.0] * len(prefix), *completion.logprobs],
-        loss_mask=loss_mask,
-        token_source=[*[DEMONSTRATION] * len(prefix), *sampled_source],
-    )
-
-
-def add_scores(batch: Batch, results: Sequence[Score | Failure]) -> None:
-    """Sets the row columns `reward`, `reward/PART` and `failure`; NaN where there is no number."""
-    nan = float("nan")
-    batch.rows["failure"] = [
-        f"{one.kind}: {one.reason}" if isinstance(one, Failure) else "" for one in results
-    ]
-    batch.rows["reward"] = torch.tensor(
-        [one.value if isinstance(one, Score) else nan for one in results]
-    )
-    scores = [one for one in results if isinstance(one, Score)]
-    for name in sorted({name for score in scores for name in score.parts}):
-        parts = [one.parts.get(name, nan) if isinstance(one, Score) else nan for one in results]
-        batch.rows[f"reward/{name}"] = torch.tensor(parts)

@@ -19,7 +19,8 @@ from postgrad.algorithms.advantages import ADVANTAGES
 from postgrad.algorithms.classmate_rewards import CONDITIONS, channel_metrics, combine, gate, pair
 from postgrad.config.schema import setting
 from postgrad.data.pairs import paired_problem
-from postgrad.methods.base import LIVE, Ports, Role, Step
+from postgrad.methods.ports import LIVE, Ports, Role
+from postgrad.methods.step import Step
 from postgrad.methods.support import classmate_checks
 from postgrad.methods.support.classmate_checks import HELP_OTHER, HELP_SIMILAR
 from postgrad.methods.support.thinking import Thinking, ThinkingSettings

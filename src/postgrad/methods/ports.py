@@ -1,0 +1,54 @@
+"""What a method may call: the policy, the engine, the scorer, and other models by role."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from postgrad.model.critic import Critic
+from postgrad.model.policy import Policy
+from postgrad.rollout.engine import Engine
+from postgrad.rollout.respond import Prompts, Scorer
+from postgrad.rollout.turns import Turns
+
+LIVE = "policy:live"  # the path of a role that is the engine of this run
+
+
+@dataclass(frozen=True)
+class Role:
+    """A model that a method needs besides the policy.
+
+    Args:
+        kind: `frozen` gives log-probs and is never trained. `critic` is trained on values. `engine`
+            continues prompts; its port is a Generator. `chat` answers messages; its port is a Chat.
+        path: where the model is, as in model.path. Empty: the policy's starting model. An engine or
+            a chat may also be `policy:live` (the engine that samples the rollouts of this run), a
+            model of a server (`http://host:8000/v1#model`), an entry of a file of servers
+            (`servers.json#model`), or `fake:TEXT`, which always answers TEXT.
+        lr: the learning rate of a critic.
+    """
+
+    kind: str
+    path: str = ""
+    lr: float = 0.0
+
+
+@dataclass
+class Ports:
+    """The models and services that a method may call, wherever they run.
+
+    `models` has the method's roles by name. `turns` is set if the policy may call tools.
+    """
+
+    policy: Policy
+    engine: Engine
+    scorer: Scorer
+    prompts: Prompts
+    models: dict[str, Any] = field(default_factory=dict)
+    turns: Turns | None = None
+
+    @property
+    def reference(self) -> Policy:
+        return self.models["reference"]
+
+    @property
+    def critic(self) -> Critic:
+        return self.models["critic"]

@@ -1,0 +1,43 @@
+"""What the stages of a step are given: the step, and the plan of each problem's group."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from postgrad.data.feed import Feed
+from postgrad.types import Batch, Problem, Trajectory
+
+
+@dataclass
+class Step:
+    """One step of a run.
+
+    `number` starts at 1; a validation is step 0. `data` is where problems are drawn from. `metrics`
+    are logged at the end of the step. `failed` has the rows that could not be scored.
+    """
+
+    number: int
+    data: Feed = None  # type: ignore[assignment]  # set in every step of a run
+    metrics: dict[str, float] = field(default_factory=dict)
+    failed: list[Batch] = field(default_factory=list)
+
+    def problems(self, batch: Batch) -> list[Problem]:
+        """The problem of each row."""
+        return [self.data.find(uid) for uid in batch.rows["uid"]]
+
+
+@dataclass
+class Group:
+    """The plan for one problem's group: rows that are given, and how many to sample.
+
+    `prefixes` are first tokens for the first sampled rows; the engine continues them.
+    """
+
+    problem: Problem
+    num_samples: int
+    given_rows: list[Trajectory] = field(default_factory=list)
+    prefixes: list[list[int]] = field(default_factory=list)
+
+
+# Takes the result of the stage before and the step; returns the input of the next stage.
+Stage = Callable[[Any, Step], Any]

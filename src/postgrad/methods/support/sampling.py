@@ -1,0 +1,82 @@
+"""Sampling of responses, and the rows that responses and scores become."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+
+from postgrad.methods.ports import Ports
+from postgrad.rollout.engine import Completion, Request, Sampling, trajectory_seed
+from postgrad.rollout.turns import run_turns
+from postgrad.types import DEMONSTRATION, POLICY, TOOL, Batch, Failure, Problem, Score, Trajectory
+
+# A problem, the indices of its samples, and prefixes for the first of them.
+SampleRequest = tuple[Problem, Sequence[int], Sequence[list[int]]]
+
+
+def sample_requests(
+    ports: Ports, requests: Sequence[SampleRequest], sampling: Sampling, run_seed: int, step: int
+) -> list[list[Completion]]:
+    """Completions per request, from the engine and, if there are tools, over several turns.
+
+    The seed of a sample follows from run, step, problem and index. A problem that occurs twice, as
+    at the end of an epoch, has other seeds the second time.
+    """
+    engine_requests: list[Request] = []
+    owners: list[int] = []
+    counts: Counter[str] = Counter()
+    for owner, (problem, indices, prefixes) in enumerate(requests):
+        uid = problem.uid
+        name = f"{uid}#{counts[uid]}" if counts[uid] else uid
+        counts[uid] += 1
+        prompt = ports.prompts.encode(problem)
+        seeds = [trajectory_seed(run_seed, step, name, i) for i in indices]
+        for prefix, seed in zip(prefixes, seeds, strict=False):
+            limit = sampling.max_new_tokens - len(prefix)
+            engine_requests.append(Request([*prompt, *prefix], [seed], limit))
+            owners.append(owner)
+        if len(seeds) > len(prefixes):
+            engine_requests.append(Request(prompt, seeds[len(prefixes) :]))
+            owners.append(owner)
+    problems = [requests[owner][0] for owner in owners]
+    engine, turns = ports.engine, ports.turns
+    completions = run_turns(engine, engine_requests, problems, sampling, turns)
+    per_request: list[list[Completion]] = [[] for _ in requests]
+    for owner, some in zip(owners, completions, strict=True):
+        per_request[owner] += some
+    return per_request
+
+
+def sampled_row(
+    problem: Problem, prompt: list[int], prefix: list[int], completion: Completion
+) -> Trajectory:
+    """A sampled response as a row. Its prefix, if any, counts as a demonstration."""
+    num_sampled = len(completion.tokens)
+    written = [True] * num_sampled if completion.policy_mask is None else completion.policy_mask
+    sampled_source = [POLICY if own else TOOL for own in written]
+    loss_mask = None if all(written) else [*[True] * len(prefix), *written]
+    return Trajectory(
+        problem.uid,
+        prompt,
+        [*prefix, *completion.tokens],
+        source=POLICY,
+        finish=completion.finish,
+        behavior_logprobs=[*[0.0] * len(prefix), *completion.logprobs],
+        loss_mask=loss_mask,
+        token_source=[*[DEMONSTRATION] * len(prefix), *sampled_source],
+    )
+
+
+def add_scores(batch: Batch, results: Sequence[Score | Failure]) -> None:
+    """Sets the row columns `reward`, `reward/PART` and `failure`; NaN where there is no number."""
+    nan = float("nan")
+    batch.rows["failure"] = [
+        f"{one.kind}: {one.reason}" if isinstance(one, Failure) else "" for one in results
+    ]
+    batch.rows["reward"] = torch.tensor(
+        [one.value if isinstance(one, Score) else nan for one in results]
+    )
+    scores = [one for one in results if isinstance(one, Score)]
+    for name in sorted({name for score in scores for name in score.parts}):
+        parts = [one.parts.get(name, nan) if isinstance(one, Score) else nan for one in results]
+        batch.rows[f"reward/{name}"] = torch.tensor(parts)
