@@ -13,7 +13,6 @@ from world import postgrad, tree
 
 from postgrad.cli.main import main
 from postgrad.config.compose import (
-    FOREIGN_NAMES,
     _all_keys,
     compose,
     differences,
@@ -22,6 +21,7 @@ from postgrad.config.compose import (
     to_yaml,
 )
 from postgrad.config.schema import Config
+from postgrad.config.suggestions import FOREIGN_NAMES
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
 

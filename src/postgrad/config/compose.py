@@ -5,10 +5,7 @@ of schema.py and of the methods decide which settings exist.
 """
 
 import dataclasses
-import difflib
 import hashlib
-import math
-import operator
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,67 +18,13 @@ from omegaconf.errors import (
     ValidationError,
 )
 
+from postgrad.config.limits import check_limits
+from postgrad.config.overrides import first_line, to_hydra
 from postgrad.config.schema import Config, EngineConfig
+from postgrad.config.suggestions import suggest
 from postgrad.errors import ConfigError, did_you_mean
 
 RECIPES = Path(__file__).parent / "recipes"
-
-# The last part of a setting's name in TRL, verl or transformers -> the setting here.
-FOREIGN_NAMES = {
-    "learning_rate": "optimizer.lr",
-    "grad_clip": "optimizer.max_grad_norm",
-    "clip_grad": "optimizer.max_grad_norm",
-    "lr_scheduler_type": "optimizer.schedule",
-    "lr_warmup_steps": "optimizer.warmup_steps",
-    "n": "rollout.samples",
-    "num_generations": "rollout.samples",
-    "max_completion_length": "rollout.max_response_tokens",
-    "max_response_length": "rollout.max_response_tokens",
-    "max_new_tokens": "rollout.max_response_tokens",
-    "max_prompt_length": "data.max_prompt_tokens",
-    "truncation": "data.overlong",
-    "filter_overlong_prompts": "data.overlong",
-    "train_files": "data.train",
-    "dataset": "data.train",
-    "dataset_name": "data.train",
-    "val_files": "data.validation",
-    "batch_size": "training.problems_per_step",
-    "train_batch_size": "training.problems_per_step",
-    "per_device_train_batch_size": "training.problems_per_step",
-    "ppo_micro_batch_size_per_gpu": "training.token_budget",
-    "gradient_accumulation_steps": "training.token_budget",
-    "num_iterations": "training.updates_per_step",
-    "ppo_mini_batch_size": "training.updates_per_step",
-    "max_steps": "training.steps",
-    "total_training_steps": "training.steps",
-    "epochs": "training.steps",
-    "num_train_epochs": "training.steps",
-    "total_epochs": "training.steps",
-    "save_steps": "training.checkpoint_every",
-    "save_freq": "training.checkpoint_every",
-    "eval_steps": "training.validate_every",
-    "test_freq": "training.validate_every",
-    "output_dir": "runs",
-    "default_local_dir": "runs",
-    "run_name": "name",
-    "experiment_name": "name",
-    "report_to": "track",
-    "logger": "track",
-    "model_name_or_path": "model.path",
-    "gradient_checkpointing": "model.activation_checkpointing",
-    "enable_gradient_checkpointing": "model.activation_checkpointing",
-    "reward_funcs": "reward.verifier",
-    "beta": "method.kl_coef (of dpo: method.beta)",
-    "epsilon": "method.clip_low",
-    "epsilon_high": "method.clip_high",
-    "clip_ratio_low": "method.clip_low",
-    "clip_ratio_high": "method.clip_high",
-    "kl_loss_coef": "method.kl_coef",
-    "entropy_coeff": "method.entropy_coef",
-    "adv_estimator": "method.advantage",
-    "loss_type": "method.aggregation",
-    "loss_agg_mode": "method.aggregation",
-}
 
 
 def recipe_names() -> list[str]:
@@ -150,7 +93,7 @@ def _validate(
     settings = _merge(OmegaConf.structured(settings_class), method, "method.", known)
     config = _to_object(checked)
     config.method = _to_object(settings)
-    _check_limits(config, "")
+    check_limits(config, "")
     if not config.name:
         label = recipe if recipe in recipe_names() else Path(recipe).stem
         config.name = f"{label}-{fingerprint(config)[:8]}"
@@ -173,10 +116,10 @@ def compose_section(schema: type, overrides: list[str], base: dict[str, Any] | N
 
     values = OmegaConf.create(base or {})
     for override in overrides:
-        parsed = OverridesParser.create().parse_override(_to_hydra(override))
+        parsed = OverridesParser.create().parse_override(to_hydra(override))
         OmegaConf.update(values, parsed.key_or_group, parsed.value())
     settings = _to_object(_merge(OmegaConf.structured(schema), values, "", _all_keys(schema)))
-    _check_limits(settings, "")
+    check_limits(settings, "")
     return settings
 
 
@@ -212,12 +155,12 @@ def _compose_raw(recipe: str, overrides: list[str]) -> DictConfig:
     from hydra.errors import HydraException
     from yaml import YAMLError
 
-    hydra_overrides = [_to_hydra(override) for override in overrides]
+    hydra_overrides = [to_hydra(override) for override in overrides]
     try:
         composed = _run_hydra(recipe, hydra_overrides)
         OmegaConf.resolve(composed)
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(f"recipe {recipe}: {_first_line(error)}") from error
+        raise ConfigError(f"recipe {recipe}: {first_line(error)}") from error
     except YAMLError as error:
         reason = " ".join(str(error).split())[:300]
         raise ConfigError(f"recipe {recipe} is not YAML: {reason}") from error
@@ -246,70 +189,6 @@ def _run_hydra(recipe: str, overrides: list[str]) -> DictConfig:
         return hydra_compose(path.stem, overrides=[search_path, *overrides])
 
 
-def _to_hydra(override: str) -> str:
-    """Returns a `key=value` override in Hydra's grammar, as `++key=value`. Raises ConfigError.
-
-    `++` sets the key whether or not the recipe has it.
-    """
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    key, value = _split_override(override)
-    parser = OverridesParser.create()
-    try:
-        parsed = parser.parse_override(f"++{key}={value}")
-    except HydraException as error:
-        quoted = _quote(value)
-        if quoted is None:
-            raise ConfigError(
-                f"{key}={value}: {_first_line(error)}; put the value into quotes: '{key}=\"...\"'"
-            ) from error
-        value = quoted
-        parsed = parser.parse_override(f"++{key}={value}")
-    if parsed.is_sweep_override():
-        raise ConfigError(
-            f"{key}={value}: one value is needed, this is a sweep; start one run per value, "
-            "or quote a value with commas: key='\"a,b\"'"
-        )
-    return f"++{key}={value}"
-
-
-def _split_override(override: str) -> tuple[str, str]:
-    """Returns key and value, with short forms such as method=NAME expanded. Raises ConfigError."""
-    key, equals, value = override.lstrip("+").partition("=")
-    if not equals or not key or override.startswith("~"):
-        hint = "to unset a key write key=null"
-        if override.startswith("--"):
-            hint = "settings have no dashes"
-        raise ConfigError(f"expected key=value, got {override!r}; {hint}")
-    if key.split(".")[0] == "hydra":  # Hydra would accept it silently
-        raise ConfigError(f"unknown key {key}; Hydra's own settings have no effect here")
-    if key == "method":
-        return "method.name", f"'{value}'"
-    if key == "cluster":
-        key = "cluster.backend"
-    is_url = value.startswith(("http://", "https://"))
-    if is_url and "'" not in value:  # Hydra would read "#" as the start of a comment
-        value = f"'{value}'"
-    return key, value
-
-
-def _quote(value: str) -> str | None:
-    """Returns a value that Hydra cannot parse as a quoted string, or as a list of them.
-
-    Examples: brief(limit=100), file.json#name, [training.steps=3]. The type of the setting then
-    decides whether a string is allowed. None if the value has quotes, braces or inner brackets.
-    """
-    is_list = value.startswith("[") and value.endswith("]")
-    inner = value[1:-1] if is_list else value
-    if any(character in inner for character in "'\"[]{}\\"):
-        return None
-    if not is_list:
-        return f"'{inner}'"
-    items = [f"'{item.strip()}'" for item in inner.split(",")]
-    return f"[{','.join(items)}]"
-
-
 def _merge(schema: DictConfig, values: DictConfig, prefix: str, known: list[str]) -> DictConfig:
     """Returns `schema` with `values`. Raises ConfigError for unknown, wrong or missing keys."""
     for key in _value_keys(values):
@@ -318,7 +197,7 @@ def _merge(schema: DictConfig, values: DictConfig, prefix: str, known: list[str]
         merged = OmegaConf.merge(schema, values)
     except (ValidationError, ConfigKeyError, OmegaConfBaseException) as error:
         key = f"{prefix}{error.full_key}" if error.full_key else prefix.rstrip(".")
-        raise ConfigError(f"{key or 'configuration'}: {_first_line(error)}") from error
+        raise ConfigError(f"{key or 'configuration'}: {first_line(error)}") from error
     assert isinstance(merged, DictConfig)
     schema_class: Any = OmegaConf.get_type(schema)
     missing_keys = OmegaConf.missing_keys(merged)
@@ -346,7 +225,7 @@ def _check_key(
     if _is_in_dictionary(schema, key) or full_key in known:
         return
     if not any(name.startswith(f"{full_key}.") for name in known):
-        raise ConfigError(f"unknown key {full_key}; {_suggest(full_key, known)}")
+        raise ConfigError(f"unknown key {full_key}; {suggest(full_key, known)}")
 
 
 def _to_object(config: DictConfig) -> Any:
@@ -360,28 +239,6 @@ def _is_in_dictionary(schema: DictConfig, key: str) -> bool:
     """Returns whether the key is inside a setting that is a dictionary with free names."""
     parent = OmegaConf.select(schema, key.rpartition(".")[0]) if "." in key else None
     return isinstance(parent, DictConfig) and OmegaConf.get_type(parent) is dict
-
-
-def _suggest(key: str, known: list[str]) -> str:
-    """Returns a hint for an unknown key.
-
-    In this order: a known key with the same last part, the name of another trainer, a similar
-    spelling, all keys of the section.
-    """
-    section, _, leaf = key.rpartition(".")
-    same_leaf = [name for name in known if name.rpartition(".")[2] == leaf]
-    if same_leaf:
-        return f"did you mean {same_leaf[0]}?"
-    foreign = FOREIGN_NAMES.get(leaf, "")
-    if foreign in known or foreign.startswith("method."):
-        return f"the nearest here is {foreign}"
-    siblings = [name.rpartition(".")[2] for name in known if name.rpartition(".")[0] == section]
-    similar = difflib.get_close_matches(leaf, siblings, n=1)
-    if similar:
-        return f"did you mean {section}.{similar[0]}?" if section else f"did you mean {similar[0]}?"
-    if section and siblings:
-        return f"known in {section}: {', '.join(siblings)}"
-    return did_you_mean(key, known)
 
 
 def _all_keys(schema: type, prefix: str = "") -> list[str]:
@@ -411,50 +268,3 @@ def _help_of(schema: type, key: str) -> str:
     if rest:
         return _help_of(specs[section].type, rest)  # type: ignore[arg-type]
     return specs[section].metadata.get("help", "")
-
-
-# bound -> (test that a number breaks it, words of the error)
-BOUNDS: dict[str, tuple[Callable[[float, float], bool], str]] = {
-    "at_least": (operator.lt, "at least"),
-    "above": (operator.le, "above"),
-    "at_most": (operator.gt, "at most"),
-}
-
-
-def _check_limits(section: Any, prefix: str) -> None:
-    """Raises ConfigError for the first setting outside its choices or bounds."""
-    for spec in dataclasses.fields(section):
-        key = f"{prefix}{spec.name}"
-        value = getattr(section, spec.name)
-        if dataclasses.is_dataclass(value):
-            _check_limits(value, f"{key}.")
-            continue
-        _check_choice(key, value, spec.metadata)
-        for bound in BOUNDS:
-            if spec.metadata.get(bound) is not None:
-                _check_bound(key, value, bound, spec.metadata[bound])
-
-
-def _check_choice(key: str, value: Any, limits: Any) -> None:
-    choices = limits.get("choices")
-    if not choices or value in choices:
-        return
-    if limits.get("or_path") and ":" in str(value):
-        return
-    raise ConfigError(
-        f"{key}={value} is not one of its values; {did_you_mean(str(value), choices)}"
-    )
-
-
-def _check_bound(key: str, value: Any, bound: str, limit: float) -> None:
-    """Checks a number, each number of a list, or nothing if the value is None."""
-    breaks, words = BOUNDS[bound]
-    numbers = value if isinstance(value, list) else [value]
-    for number in numbers:
-        if number is not None and (math.isnan(number) or breaks(number, limit)):
-            raise ConfigError(f"{key}={value} is out of range; it must be {words} {limit:g}")
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__

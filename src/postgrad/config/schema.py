@@ -1,44 +1,18 @@
 """All settings of the package except those of a method, as typed dataclasses with limits.
 
-`setting(...)` attaches a help text, choices and bounds to a field. compose.py checks them and
+`setting(...)` attaches a help text, choices and bounds to a field. limits.py checks them and
 names the key in its error. A method's own settings are in the method's file.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from omegaconf import MISSING
 
+from postgrad.config.setting import setting
+
 TRUNCATION_SIDES = ("left", "right", "middle")  # where a prompt that is too long may be truncated
 OVERLONG = ("error", "drop", *TRUNCATION_SIDES)
-
-
-def setting(
-    default: Any,
-    help: str,
-    choices: tuple[str, ...] = (),
-    at_least: float | None = None,
-    above: float | None = None,
-    at_most: float | None = None,
-    or_path: bool = False,
-) -> Any:
-    """Returns a dataclass field with a help text and limits.
-
-    In a list, the limits hold for each number. Each instance gets its own copy of a list or dict.
-    """
-    limits = {
-        "help": help,
-        "choices": choices,
-        "at_least": at_least,
-        "above": above,
-        "at_most": at_most,
-        "or_path": or_path,  # besides the choices, file.py:NAME or package.module:NAME
-    }
-    if isinstance(default, list | dict):
-        copy_default: Callable[[], Any] = default.copy
-        return field(default_factory=copy_default, metadata=limits)
-    return field(default=default, metadata=limits)
 
 
 @dataclass

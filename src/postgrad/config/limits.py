@@ -1,0 +1,50 @@
+"""Checks of the choices and bounds that `setting(...)` attaches to a field."""
+
+import dataclasses
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from postgrad.errors import ConfigError, did_you_mean
+
+# bound -> (test that a number breaks it, words of the error)
+BOUNDS: dict[str, tuple[Callable[[float, float], bool], str]] = {
+    "at_least": (operator.lt, "at least"),
+    "above": (operator.le, "above"),
+    "at_most": (operator.gt, "at most"),
+}
+
+
+def check_limits(section: Any, prefix: str) -> None:
+    """Raises ConfigError for the first setting outside its choices or bounds."""
+    for spec in dataclasses.fields(section):
+        key = f"{prefix}{spec.name}"
+        value = getattr(section, spec.name)
+        if dataclasses.is_dataclass(value):
+            check_limits(value, f"{key}.")
+            continue
+        _check_choice(key, value, spec.metadata)
+        for bound in BOUNDS:
+            if spec.metadata.get(bound) is not None:
+                _check_bound(key, value, bound, spec.metadata[bound])
+
+
+def _check_choice(key: str, value: Any, limits: Any) -> None:
+    choices = limits.get("choices")
+    if not choices or value in choices:
+        return
+    if limits.get("or_path") and ":" in str(value):
+        return
+    raise ConfigError(
+        f"{key}={value} is not one of its values; {did_you_mean(str(value), choices)}"
+    )
+
+
+def _check_bound(key: str, value: Any, bound: str, limit: float) -> None:
+    """Checks a number, each number of a list, or nothing if the value is None."""
+    breaks, words = BOUNDS[bound]
+    numbers = value if isinstance(value, list) else [value]
+    for number in numbers:
+        if number is not None and (math.isnan(number) or breaks(number, limit)):
+            raise ConfigError(f"{key}={value} is out of range; it must be {words} {limit:g}")

@@ -1,0 +1,73 @@
+"""`key=value` overrides in Hydra's grammar."""
+
+from postgrad.errors import ConfigError
+
+
+def to_hydra(override: str) -> str:
+    """Returns a `key=value` override in Hydra's grammar, as `++key=value`. Raises ConfigError.
+
+    `++` sets the key whether or not the recipe has it.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    key, value = _split_override(override)
+    parser = OverridesParser.create()
+    try:
+        parsed = parser.parse_override(f"++{key}={value}")
+    except HydraException as error:
+        quoted = _quote(value)
+        if quoted is None:
+            raise ConfigError(
+                f"{key}={value}: {first_line(error)}; put the value into quotes: '{key}=\"...\"'"
+            ) from error
+        value = quoted
+        parsed = parser.parse_override(f"++{key}={value}")
+    if parsed.is_sweep_override():
+        raise ConfigError(
+            f"{key}={value}: one value is needed, this is a sweep; start one run per value, "
+            "or quote a value with commas: key='\"a,b\"'"
+        )
+    return f"++{key}={value}"
+
+
+def _split_override(override: str) -> tuple[str, str]:
+    """Returns key and value, with short forms such as method=NAME expanded. Raises ConfigError."""
+    key, equals, value = override.lstrip("+").partition("=")
+    if not equals or not key or override.startswith("~"):
+        hint = "to unset a key write key=null"
+        if override.startswith("--"):
+            hint = "settings have no dashes"
+        raise ConfigError(f"expected key=value, got {override!r}; {hint}")
+    if key.split(".")[0] == "hydra":  # Hydra would accept it silently
+        raise ConfigError(f"unknown key {key}; Hydra's own settings have no effect here")
+    if key == "method":
+        return "method.name", f"'{value}'"
+    if key == "cluster":
+        key = "cluster.backend"
+    is_url = value.startswith(("http://", "https://"))
+    if is_url and "'" not in value:  # Hydra would read "#" as the start of a comment
+        value = f"'{value}'"
+    return key, value
+
+
+def _quote(value: str) -> str | None:
+    """Returns a value that Hydra cannot parse as a quoted string, or as a list of them.
+
+    Examples: brief(limit=100), file.json#name, [training.steps=3]. The type of the setting then
+    decides whether a string is allowed. None if the value has quotes, braces or inner brackets.
+    """
+    is_list = value.startswith("[") and value.endswith("]")
+    inner = value[1:-1] if is_list else value
+    if any(character in inner for character in "'\"[]{}\\"):
+        return None
+    if not is_list:
+        return f"'{inner}'"
+    items = [f"'{item.strip()}'" for item in inner.split(",")]
+    return f"[{','.join(items)}]"
+
+
+def first_line(error: Exception) -> str:
+    """Returns the first line of an error's text, or the name of its class."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

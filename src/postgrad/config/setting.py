@@ -1,0 +1,32 @@
+"""A setting: a dataclass field with a help text and limits."""
+
+from collections.abc import Callable
+from dataclasses import field
+from typing import Any
+
+
+def setting(
+    default: Any,
+    help: str,
+    choices: tuple[str, ...] = (),
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    or_path: bool = False,
+) -> Any:
+    """Returns a dataclass field with a help text and limits.
+
+    In a list, the limits hold for each number. Each instance gets its own copy of a list or dict.
+    """
+    limits = {
+        "help": help,
+        "choices": choices,
+        "at_least": at_least,
+        "above": above,
+        "at_most": at_most,
+        "or_path": or_path,  # besides the choices, file.py:NAME or package.module:NAME
+    }
+    if isinstance(default, list | dict):
+        copy_default: Callable[[], Any] = default.copy
+        return field(default_factory=copy_default, metadata=limits)
+    return field(default=default, metadata=limits)
