@@ -18,6 +18,11 @@ COMMANDS = {
     "demo": ("postgrad.cli.demo", "train a tiny model on addition, on a CPU, no download"),
     "train": ("postgrad.cli.train", "train RECIPE key=value ...: start a run, or continue it"),
     "eval": ("postgrad.cli.eval", "eval MODEL data=SET n=16 ...: avg@k, pass@k and maj@k"),
+    "generate": (
+        "postgrad.cli.generate",
+        "generate MODEL data=SET out=FILE: responses without scores",
+    ),
+    "score": ("postgrad.cli.score", "score FILE ...: score responses that a file already has"),
     "analyze": (
         "postgrad.cli.analyze",
         "analyze entropy MODEL data=...: entropy after every block",
@@ -43,6 +48,7 @@ HOW_TO_CONTINUE = {
     "train": FROM_CHECKPOINT,
     "demo": FROM_CHECKPOINT,
     "eval": "; the same command continues",
+    "generate": "; the same command continues",
 }
 
 

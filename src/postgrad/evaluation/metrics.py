@@ -90,7 +90,7 @@ def summarize(rows: Sequence[Row]) -> dict[str, Any]:
     summary["parts"] = _parts(rows)
     summary["classes"] = _classes(rows)
     summary["length"] = _lengths(rows)
-    summary["truncated"] = sum(row["finish"] == "length" for row in rows) / len(rows)
+    summary["truncated"] = _truncated(rows)
     failures = Counter(row["failure"]["kind"] for row in rows if row["failure"])
     summary["failures"] = dict(sorted(failures.items()))
     sources = _sources(groups)
@@ -176,6 +176,13 @@ def _lengths(rows: Sequence[Row]) -> dict[str, float | None]:
         "right": _mean([row["length"] for row in rows if row["right"]]),
         "wrong": _mean([row["length"] for row in rows if not row["right"]]),
     }
+
+
+def _truncated(rows: Sequence[Row]) -> float | None:
+    """Returns the share of truncated responses; None if it is not known how they ended."""
+    if not any(row["finish"] for row in rows):
+        return None
+    return sum(row["finish"] == "length" for row in rows) / len(rows)
 
 
 def _mean(values: Sequence[int]) -> float | None:

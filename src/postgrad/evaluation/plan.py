@@ -82,8 +82,10 @@ class Plan:
         return self.is_judged and is_pairwise(self.config.reward.judge)
 
 
-def make_plan(config: EvalConfig, target: Target) -> Plan:
+def make_plan(config: EvalConfig, target: Target, is_scored: bool = True) -> Plan:
     """Returns the checked plan; `auto` settings remain until `resolve_auto_settings`.
+
+    With `is_scored=False` the problems need no ground truth and no verifier.
 
     Raises: ConfigError for any setting, file or problem that cannot be evaluated.
     """
@@ -103,7 +105,8 @@ def make_plan(config: EvalConfig, target: Target) -> Plan:
     if config.reward.verifier == LLM_JUDGE:
         _check_judge(config, problems, list(sets))
     scorer = Scorer(config.reward.verifier, config.reward.timeout_s, config.reward.workers)
-    scorer.check(problems)
+    if is_scored:
+        scorer.check(problems)
     identity = _identity(config, sets)
     return Plan(
         config=config,

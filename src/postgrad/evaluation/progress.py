@@ -27,8 +27,18 @@ class Progress:
     def begin(self, name: str, total: int, done: int) -> None:
         """A set of `total` problems begins; `done` of them have results already."""
 
-    def advance(self, name: str, done: int, accuracy: float, tokens_per_second: float) -> None:
-        """`done` problems of the set have results; `accuracy` is the fraction right so far."""
+    def advance(
+        self, name: str, done: int, accuracy: float | None, tokens_per_second: float
+    ) -> None:
+        """`done` problems of the set have results; `accuracy` is the fraction right so far.
+
+        It is None if the responses are not scored.
+        """
+
+
+def _status(accuracy: float | None, tokens_per_second: float) -> str:
+    right = "" if accuracy is None else f"right {accuracy:.3f}  "
+    return f"{right}{tokens_per_second:.0f} tok/s"
 
 
 def describe(plan: Plan) -> str:
@@ -62,18 +72,17 @@ class PlainProgress(Progress):
         if done:
             print(f"{name}: {done} of {total} problems already done", flush=True)
 
-    def advance(self, name: str, done: int, accuracy: float, tokens_per_second: float) -> None:
+    def advance(
+        self, name: str, done: int, accuracy: float | None, tokens_per_second: float
+    ) -> None:
         now = time.monotonic()
         if done < self.total and now - self.last_line < INTERVAL_S:
             return
         self.last_line = now
         seconds_per_problem = (now - self.began) / (done - self.num_before)
         remaining = duration(seconds_per_problem * (self.total - done))
-        print(
-            f"{name}: {done}/{self.total}  right {accuracy:.3f}  {tokens_per_second:.0f} tok/s  "
-            f"{remaining} left",
-            flush=True,
-        )
+        status = _status(accuracy, tokens_per_second)
+        print(f"{name}: {done}/{self.total}  {status}  {remaining} left", flush=True)
 
 
 class BarProgress(Progress):
@@ -105,8 +114,10 @@ class BarProgress(Progress):
     def begin(self, name: str, total: int, done: int) -> None:
         self.tasks[name] = self.bars.add_task(name, total=total, completed=done, status="")
 
-    def advance(self, name: str, done: int, accuracy: float, tokens_per_second: float) -> None:
-        status = f"right {accuracy:.3f}  {tokens_per_second:.0f} tok/s"
+    def advance(
+        self, name: str, done: int, accuracy: float | None, tokens_per_second: float
+    ) -> None:
+        status = _status(accuracy, tokens_per_second)
         self.bars.update(self.tasks[name], completed=done, status=status)
 
 

@@ -22,6 +22,8 @@ def table(summary: dict[str, Any]) -> str:
 def warnings(summary: dict[str, Any]) -> list[str]:
     """Returns one line per problem of the evaluation that makes its numbers misleading."""
     settings = summary["settings"]
+    if "rollout" not in settings:  # scored from a file: nothing was generated
+        return []
     limit = settings["rollout"]["max_response_tokens"]
     overlong = settings["data"]["overlong"]
     lines: list[str] = []
@@ -32,7 +34,7 @@ def warnings(summary: dict[str, Any]) -> list[str]:
                 f"too long and truncated (overlong={overlong})"
             )
     for name, result in summary["sets"].items():
-        if result["truncated"] > MAX_TRUNCATED:
+        if result["truncated"] and result["truncated"] > MAX_TRUNCATED:
             lines.append(
                 f"{name}: {percent(result['truncated'])} of the responses were truncated at "
                 f"max_response_tokens={limit}; raise it"
@@ -53,20 +55,10 @@ def align(rows: list[list[str]]) -> str:
 
 def markdown(summary: dict[str, Any]) -> str:
     """Returns the text of report.md."""
-    settings = summary["settings"]
-    rollout = settings["rollout"]
-    model = settings["model"]
-    sampling = "greedy"
-    if rollout["temperature"]:
-        sampling = f"temperature {rollout['temperature']:g}, top_p {rollout['top_p']:g}"
-    plural = "s" if rollout["samples"] > 1 else ""
     lines = [
         f"# Evaluation of {summary['model']}",
         "",
-        f"Model `{model['path']}` ({model['dtype']} on {model['device']}), "
-        f"engine {rollout['engine']}, {sampling}, {rollout['samples']} sample{plural} per problem "
-        f"of at most {rollout['max_response_tokens']} tokens, seed {settings['seed']}, "
-        f"verifier {settings['reward']['verifier']}.",
+        _describe(summary["settings"]),
         "",
         *_markdown_table(_table_rows(summary)),
         "",
@@ -78,16 +70,35 @@ def markdown(summary: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _describe(settings: dict[str, Any]) -> str:
+    """Returns a sentence about the model and the sampling, or about the file of responses."""
+    verifier = f"verifier {settings['reward']['verifier']}."
+    if "rollout" not in settings:
+        return f"Responses of {', '.join(settings['data']['files'])}, {verifier}"
+    rollout = settings["rollout"]
+    model = settings["model"]
+    sampling = "greedy"
+    if rollout["temperature"]:
+        sampling = f"temperature {rollout['temperature']:g}, top_p {rollout['top_p']:g}"
+    plural = "s" if rollout["samples"] > 1 else ""
+    return (
+        f"Model `{model['path']}` ({model['dtype']} on {model['device']}), "
+        f"engine {rollout['engine']}, {sampling}, {rollout['samples']} sample{plural} per problem "
+        f"of at most {rollout['max_response_tokens']} tokens, seed {settings['seed']}, {verifier}"
+    )
+
+
 def _table_rows(summary: dict[str, Any]) -> list[list[str]]:
     """Returns the header and one row per set."""
     results = summary["sets"]
     pass_ks = sorted({int(k) for result in results.values() for k in result["pass"]} - {1})
     has_majority = any(result["maj"] for result in results.values())
     maj_ks = pass_ks[-1:] if has_majority else []
-    samples = max(result["samples"] for result in results.values())
+    samples = sorted({result["samples"] for result in results.values()})
+    average = f"avg@{samples[0]}" if len(samples) == 1 else "avg"
     is_pairwise = all("win" in result for result in results.values())
     header = ["set", "problems"]
-    header += ["win rate", "length-controlled"] if is_pairwise else [f"avg@{samples}"]
+    header += ["win rate", "length-controlled"] if is_pairwise else [average]
     header += [f"pass@{k}" for k in pass_ks]
     header += [f"maj@{k}" for k in maj_ks]
     header += ["length", "truncated", "failed"]
@@ -99,14 +110,18 @@ def _table_rows(summary: dict[str, Any]) -> list[list[str]]:
             row.append(_with_interval(result["win"]["length_controlled"]))
         else:
             row.append(_with_interval(result["avg"]))
-        row += [percent(result["pass"][str(k)]["value"]) for k in pass_ks]
-        for k in maj_ks:
-            row.append(percent(result["maj"][str(k)]["value"]) if result["maj"] else "-")
+        row += [percent(_value_at(result["pass"], k)) for k in pass_ks]
+        row += [percent(_value_at(result["maj"], k)) for k in maj_ks]
         row.append(f"{result['length']['mean']:.0f}")
         row.append(percent(result["truncated"]))
         row.append(str(sum(result["failures"].values())))
         rows.append(row)
     return rows
+
+
+def _value_at(by_k: dict[str, Any] | None, k: int) -> float | None:
+    """Returns the value of pass@k or maj@k; None if the set does not have it."""
+    return (by_k or {}).get(str(k), {}).get("value")
 
 
 def _details(result: dict[str, Any]) -> list[str]:
@@ -145,10 +160,11 @@ def _details(result: dict[str, Any]) -> list[str]:
 
 def _length_details(result: dict[str, Any]) -> str:
     length = result["length"]
+    unit = result.get("length_unit", "tokens")
     means = {"all": length["mean"], "right": length["right"], "wrong": length["wrong"]}
     shown = [f"{name} {value:.1f}" for name, value in means.items() if value is not None]
     return (
-        f"- tokens per response: {', '.join(shown)}; median {length['median']:g}, "
+        f"- {unit} per response: {', '.join(shown)}; median {length['median']:g}, "
         f"maximum {length['max']}; truncated {percent(result['truncated'])}"
     )
 
@@ -185,8 +201,10 @@ def _markdown_table(rows: list[list[str]]) -> list[str]:
     return ["| " + " | ".join(row) + " |" for row in (header, alignment, *body)]
 
 
-def percent(value: float) -> str:
-    """Returns a fraction as a percentage with one decimal."""
+def percent(value: float | None) -> str:
+    """Returns a fraction as a percentage with one decimal; "-" if it is unknown."""
+    if value is None:
+        return "-"
     return f"{100 * value:.1f}%"
 
 

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -11,18 +11,17 @@ from torch import Tensor
 
 from postgrad.cluster.backends import open_engine
 from postgrad.cluster.generators import open_chat
-from postgrad.errors import RunError
 from postgrad.evaluation import folder as files
 from postgrad.evaluation.alpaca import is_alpaca, write_answers
 from postgrad.evaluation.metrics import INTERVAL, summarize
 from postgrad.evaluation.plan import Plan, engine_config, resolve_auto_settings
 from postgrad.evaluation.progress import Progress
 from postgrad.evaluation.report import markdown
-from postgrad.evaluation.votes import can_vote, vote
+from postgrad.evaluation.result import check_failure_rate, result_row
 from postgrad.evaluation.winrate import win_rates
 from postgrad.judge.pairwise import answer_of
 from postgrad.methods.support.judging import connect_scorer
-from postgrad.problem import Failure, Problem
+from postgrad.problem import Problem
 from postgrad.rollout.engine import Completion, Engine, Request, Sampling
 from postgrad.rollout.respond import Answer, respond
 
@@ -137,59 +136,28 @@ def _evaluate_set(
         batch = [_result_row(plan, answer) for answer in answers]
         num_failed += sum(bool(row["failure"]) for row in batch)
         num_responses += len(batch)
-        _check_failure_rate(plan, name, batch, num_failed / num_responses)
+        limit = config.reward.max_failure_rate
+        check_failure_rate(name, batch, num_failed / num_responses, limit)
         files.append(file, batch)
         num_right += sum(row["right"] for row in batch)
         tokens_per_second = engine.tokens / max(engine.seconds, 1e-9)
         progress.advance(name, start + len(chunk), num_right / num_responses, tokens_per_second)
 
 
-def _check_failure_rate(
-    plan: Plan, name: str, batch: list[dict[str, Any]], failure_rate: float
-) -> None:
-    """Raises RunError if more responses than reward.max_failure_rate could not be scored."""
-    limit = plan.config.reward.max_failure_rate
-    if failure_rate > limit:
-        failure = next(row["failure"] for row in batch if row["failure"])
-        raise RunError(
-            f"set {name}: {failure_rate:.0%} of the responses could not be scored "
-            f"(reward.max_failure_rate={limit:g}); first failure of the last batch: "
-            f"{failure['kind']}: {failure['reason']}"
-        )
-
-
 def _result_row(plan: Plan, answer: Answer) -> dict[str, Any]:
-    """Returns one line of a result file. It contains no times, so that results can be repeated."""
-    problem = answer.problem
-    verdict = answer.verdict
-    verifier = plan.scorer.name_for(problem)
-    score: float | None = None
-    parts: Mapping[str, float] = {}
-    failure: dict[str, str] | None = None
-    if isinstance(verdict, Failure):
-        failure = {"kind": verdict.kind, "reason": verdict.reason}
-    else:
-        score = verdict.value
-        parts = verdict.parts
-    return {
-        "uid": problem.uid,
-        "sample": answer.sample,
-        "data_source": problem.data_source,
-        "prompt": _prompt_text(plan, problem),
-        "response": answer.text,
-        "tokens": answer.tokens,
-        "ground_truth": problem.ground_truth,
-        "verifier": verifier,
-        "score": score,
-        "right": score is not None and score >= plan.config.reward.pass_score,
-        "parts": parts,
-        "failure": failure,
-        "answer": vote(verifier, answer.text, problem),
-        "can_vote": can_vote(verifier),
-        "finish": answer.finish,
-        "length": len(answer.tokens),
-        "seed": answer.seed,
-    }
+    return result_row(
+        answer.problem,
+        answer.sample,
+        answer.text,
+        answer.verdict,
+        verifier=plan.scorer.name_for(answer.problem),
+        pass_score=plan.config.reward.pass_score,
+        prompt=_prompt_text(plan, answer.problem),
+        tokens=answer.tokens,
+        finish=answer.finish,
+        length=len(answer.tokens),
+        seed=answer.seed,
+    )
 
 
 def _prompt_text(plan: Plan, problem: Problem) -> str:

@@ -106,9 +106,12 @@ DEFAULTS_FROM_RUN = (
 
 
 def read_settings(
-    model_path: str, overrides: list[str], run_config: dict[str, Any] | None = None
+    model_path: str,
+    overrides: list[str],
+    run_config: dict[str, Any] | None = None,
+    command: str = "eval",
 ) -> EvalConfig:
-    """Returns the checked settings of `postgrad eval MODEL key=value ...`.
+    """Returns the checked settings of `postgrad eval MODEL key=value ...`, or of `generate`.
 
     `run_config` is the configuration the model was trained with, or None. It sets the defaults
     of prompts, tools and verifier; `overrides` (key=value) take precedence.
@@ -131,14 +134,14 @@ def read_settings(
             remaining.append("rollout.temperature=0")
         elif key == "model.path":
             raise ConfigError(
-                f"{override}: the model is the first argument: postgrad eval MODEL data=FILE"
+                f"{override}: the model is the first argument: postgrad {command} MODEL data=FILE"
             )
         else:
             remaining.append(f"{key}{equals}{value}")
     if "data.sets" not in keys:
         raise ConfigError(
-            "no data; type postgrad eval MODEL data=FILE, with several files separated by commas, "
-            "or data=arithmetic:LEVEL"
+            f"no data; type postgrad {command} MODEL data=FILE, with several files separated by "
+            "commas, or data=arithmetic:LEVEL"
         )
     config: EvalConfig = compose_section(EvalConfig, remaining, base)
     _set_temperature(config.rollout)

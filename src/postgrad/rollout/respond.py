@@ -42,21 +42,63 @@ class Prompts(Protocol):
 
 
 @dataclass(frozen=True)
-class Answer:
-    """One scored response to one problem. `tokens` include the stop token, `text` does not."""
+class Response:
+    """One response to one problem. `tokens` include the stop token, `text` does not.
+
+    `policy_text` is what the policy itself wrote: `text` without the output of tools.
+    """
 
     problem: Problem
     sample: int
     seed: int
     tokens: list[int]
     text: str
+    policy_text: str
     finish: str  # stop or length
+
+
+@dataclass(frozen=True)
+class Answer(Response):
+    """One scored response."""
+
     verdict: Score | Failure
 
     @property
     def score(self) -> float:
         """The verifier's score; 0 for a Failure, which is counted separately."""
         return self.verdict.value if isinstance(self.verdict, Score) else 0.0
+
+
+def generate(
+    engine: Engine,
+    prompts: Prompts,
+    problems: Sequence[Problem],
+    sampling: Sampling,
+    samples: int,
+    seed: int,
+    turns: Turns | None = None,
+) -> list[Response]:
+    """Return `samples` responses per problem, ordered by problem, then by sample."""
+    requests: list[Request] = []
+    for problem in problems:
+        seeds = [trajectory_seed(seed, STEP, problem.uid, i) for i in range(samples)]
+        requests.append(Request(prompts.encode(problem), seeds))
+    groups = run_turns(engine, requests, problems, sampling, turns)
+    responses: list[Response] = []
+    for problem, request, group in zip(problems, requests, groups, strict=True):
+        for i, completion in enumerate(group):
+            responses.append(
+                Response(
+                    problem=problem,
+                    sample=i,
+                    seed=request.seeds[i],
+                    tokens=completion.tokens,
+                    text=prompts.decode(completion.tokens),
+                    policy_text=prompts.decode(completion.policy_tokens),
+                    finish=completion.finish,
+                )
+            )
+    return responses
 
 
 def respond(
@@ -70,27 +112,12 @@ def respond(
     turns: Turns | None = None,
 ) -> list[Answer]:
     """Return `samples` scored responses per problem, ordered by problem, then by sample."""
-    requests: list[Request] = []
-    for problem in problems:
-        seeds = [trajectory_seed(seed, STEP, problem.uid, i) for i in range(samples)]
-        requests.append(Request(prompts.encode(problem), seeds))
-    groups = run_turns(engine, requests, problems, sampling, turns)
-    completions = [completion for group in groups for completion in group]
-    repeated_problems = [problem for problem in problems for _ in range(samples)]
-    policy_texts = [prompts.decode(completion.policy_tokens) for completion in completions]
-    verdicts = scorer.score(repeated_problems, policy_texts)
-    row_seeds = [row_seed for request in requests for row_seed in request.seeds]
-    answers: list[Answer] = []
-    for i, completion in enumerate(completions):
-        answers.append(
-            Answer(
-                problem=repeated_problems[i],
-                sample=i % samples,
-                seed=row_seeds[i],
-                tokens=completion.tokens,
-                text=prompts.decode(completion.tokens),
-                finish=completion.finish,
-                verdict=verdicts[i],
-            )
-        )
-    return answers
+    responses = generate(engine, prompts, problems, sampling, samples, seed, turns)
+    verdicts = scorer.score(
+        [response.problem for response in responses],
+        [response.policy_text for response in responses],
+    )
+    return [
+        Answer(**vars(response), verdict=verdict)
+        for response, verdict in zip(responses, verdicts, strict=True)
+    ]

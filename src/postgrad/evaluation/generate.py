@@ -1,0 +1,141 @@
+"""`postgrad generate`: a model's responses to problems, without scores, in one data file."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from postgrad.cluster.backends import open_engine
+from postgrad.data.rows import Row
+from postgrad.data.tables import write_rows
+from postgrad.errors import ConfigError
+from postgrad.evaluation import folder as files
+from postgrad.evaluation.model import Target
+from postgrad.evaluation.plan import Plan, engine_config, make_plan, resolve_auto_settings
+from postgrad.evaluation.progress import Progress
+from postgrad.evaluation.run import TimedEngine
+from postgrad.evaluation.settings import EvalConfig, EvalReward
+from postgrad.problem import Problem
+from postgrad.rollout.respond import Response, generate
+
+FORMATS = (".parquet", ".jsonl")
+
+
+def make_generate_plan(config: EvalConfig, target: Target) -> Plan:
+    """Returns the checked plan of `postgrad generate`; `config.out` is the file to write.
+
+    Raises: ConfigError for a setting or a problem that cannot be used, or a file that exists.
+    """
+    out = Path(config.out).expanduser()
+    if not config.out or out.suffix not in FORMATS:
+        raise ConfigError(
+            f"out={config.out or '(none)'} must be a file that ends in {' or '.join(FORMATS)}"
+        )
+    if out.exists():
+        raise ConfigError(f"out={out} exists; remove it, or choose another out=FILE")
+    if not out.absolute().parent.is_dir():
+        raise ConfigError(f"out={out}: no folder {out.parent}; make it first")
+    config.reward = EvalReward()  # a run's verifier is not used here
+    return make_plan(config, target, is_scored=False)
+
+
+def generate_file(plan: Plan, progress: Progress) -> int:
+    """Generates the responses of a plan and writes its file; returns the number of responses.
+
+    Finished batches are kept in FILE.partial/ until the file is complete, so the same command
+    continues after a kill.
+
+    Raises:
+        ConfigError: FILE.partial/ has responses of other settings, or is in use.
+        RunError: a file could not be written.
+    """
+    out = Path(plan.config.out).expanduser()
+    partial = out.with_name(f"{out.name}.partial")
+    stored = files.stored_settings(partial)
+    if stored is not None:
+        files.restore_auto_settings(stored, plan.config)
+    resolve_auto_settings(plan)
+    if stored is not None:
+        files.check_same_settings(partial, stored, plan.identity)
+    with ExitStack() as stack:
+        engine = TimedEngine(stack.enter_context(_open_engine(plan, progress)))
+        stack.enter_context(files.locked_folder(partial, plan.identity))
+        stack.enter_context(progress)
+        for name in plan.sets:
+            _generate_set(plan, name, partial / f"{name}.jsonl", engine, progress)
+        rows = list(_output_rows(plan, partial))
+        names = dict.fromkeys(name for row in rows for name in row)  # sets may differ
+        write_rows(out, ({name: row.get(name) for name in names} for row in rows))
+    for file in sorted(partial.iterdir()):
+        file.unlink()
+    partial.rmdir()
+    return sum(len(row["responses"]) for row in rows)
+
+
+def _open_engine(plan: Plan, progress: Progress) -> Any:
+    progress.loading(plan)
+    return open_engine(engine_config(plan.config))
+
+
+def _generate_set(
+    plan: Plan, name: str, file: Path, engine: TimedEngine, progress: Progress
+) -> None:
+    """Appends the missing responses of a set to its file, batch by batch."""
+    config = plan.config
+    problems = plan.sets[name]
+    batch = config.rollout.batch
+    num_done = files.resume(file, problems, config.rollout.samples, batch)
+    progress.begin(name, len(problems), num_done)
+    for start in range(num_done, len(problems), batch):
+        chunk = problems[start : start + batch]
+        responses = generate(
+            engine,
+            plan.prompts,
+            chunk,
+            plan.sampling,
+            config.rollout.samples,
+            config.seed,
+            plan.turns,
+        )
+        files.append(file, [_partial_row(response) for response in responses])
+        tokens_per_second = engine.tokens / max(engine.seconds, 1e-9)
+        progress.advance(name, start + len(chunk), None, tokens_per_second)
+
+
+def _partial_row(response: Response) -> dict[str, Any]:
+    return {
+        "uid": response.problem.uid,
+        "sample": response.sample,
+        "response": response.text,
+        "finish": response.finish,
+        "length": len(response.tokens),
+    }
+
+
+def _output_rows(plan: Plan, partial: Path) -> Iterator[Row]:
+    """Yields one row per problem: the problem in verl's schema, and its responses."""
+    samples = plan.config.rollout.samples
+    for name, problems in plan.sets.items():
+        lines = [line for _, line in files.read_rows(partial / f"{name}.jsonl")]
+        for i, problem in enumerate(problems):
+            yield output_row(problem, lines[i * samples : (i + 1) * samples])
+
+
+def output_row(problem: Problem, responses: Sequence[dict[str, Any]]) -> Row:
+    """Returns a row that training, `postgrad score` and verl read.
+
+    `responses` are objects with `response`, `finish` and `length`.
+    """
+    extra = dict(problem.extra)
+    reward_model = dict(extra.pop("reward_model", None) or {})
+    reward_model.setdefault("style", "rule" if problem.ground_truth else "model")
+    return {
+        "uid": problem.uid,
+        "data_source": problem.data_source,
+        "prompt": [dict(message) for message in problem.messages],
+        "reward_model": {**reward_model, "ground_truth": problem.ground_truth or None},
+        "responses": [line["response"] for line in responses],
+        "finishes": [line["finish"] for line in responses],
+        "lengths": [line["length"] for line in responses],
+        **extra,
+    }

@@ -1,0 +1,163 @@
+"""`postgrad generate` and `postgrad score`: their files, and that both together equal eval."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from postgrad.cli.main import main
+from postgrad.errors import ConfigError
+from postgrad.evaluation.responses import read_responses
+
+SMALL = ("n=2", "limit=5", "max_response_tokens=5", "threads=1", "device=cpu", "batch=2")
+SET = "data=one=arithmetic:1:digits:train"
+
+
+def lines(file: Path) -> list[dict]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def write(file: Path, rows: list[dict]) -> Path:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+@pytest.fixture(scope="module")
+def verifier(tmp_path_factory) -> str:
+    file = tmp_path_factory.mktemp("verifier") / "odd.py"
+    file.write_text("def odd(response, problem):\n    return float(response[-1:] in '13579+-')\n")
+    return f"verifier={file}:odd"
+
+
+@pytest.mark.parametrize("ending", ["parquet", "jsonl"])
+def test_generate_and_score_equal_eval(tiny, verifier, tmp_path, ending, capsys):
+    out = tmp_path / f"out.{ending}"
+    assert main(["generate", str(tiny), SET, *SMALL, f"out={out}"]) == 0
+    assert not list(tmp_path.glob("*.partial"))
+    assert main(["score", f"one={out}", verifier, f"out={tmp_path / 'scored'}"]) == 0
+    assert main(["eval", str(tiny), SET, *SMALL, verifier, f"out={tmp_path / 'eval'}"]) == 0
+    scored = lines(tmp_path / "scored/one.jsonl")
+    evaluated = lines(tmp_path / "eval/one.jsonl")
+    assert len(scored) == 10
+    for one, other in zip(scored, evaluated, strict=True):
+        for key in ("uid", "sample", "response", "score", "right", "finish", "length"):
+            assert one[key] == other[key], key
+    results = [
+        json.loads((tmp_path / name / "summary.json").read_text())["sets"]["one"]
+        for name in ("scored", "eval")
+    ]
+    for key in ("avg", "pass", "length", "truncated"):
+        assert results[0][key] == results[1][key]
+    assert 0 < results[0]["avg"]["value"] < 1
+    # A result file of eval can be scored again.
+    again = tmp_path / "again"
+    file = tmp_path / "eval/one.jsonl"
+    assert main(["score", str(file), verifier, f"out={again}"]) == 0
+    assert [row["right"] for row in lines(again / "one.jsonl")] == [r["right"] for r in scored]
+
+
+def test_generate_continues_after_it_was_stopped(tiny, tmp_path, monkeypatch):
+    from postgrad.evaluation import generate as module
+
+    words = ["generate", str(tiny), SET, *SMALL]
+    assert main([*words, f"out={tmp_path / 'whole.jsonl'}"]) == 0
+    original = module.generate
+    calls: list[int] = []
+
+    def stops_once(engine, prompts, problems, *rest):
+        calls.append(len(problems))
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return original(engine, prompts, problems, *rest)
+
+    monkeypatch.setattr(module, "generate", stops_once)
+    out = tmp_path / "stopped.jsonl"
+    assert main([*words, f"out={out}"]) == 130
+    assert not out.exists()
+    assert main([*words, "seed=1", f"out={out}"]) == 2, "responses of other settings"
+    calls.clear()
+    calls.extend([0, 0])
+    assert main([*words, f"out={out}"]) == 0
+    assert calls[2:] == [2, 1], "the first batch is not generated again"
+    assert out.read_text() == (tmp_path / "whole.jsonl").read_text()
+
+
+def test_one_response_per_row_is_joined_by_problem(tmp_path):
+    rows = [
+        {"question": q, "answer": "2", "generation": text}
+        for text in ("2", "3")
+        for q in ("1+1", "4-2")
+    ]
+    entries = read_responses(write(tmp_path / "x.jsonl", rows))
+    assert [entry.texts for entry in entries] == [["2", "3"], ["2", "3"]]
+    assert not entries[0].lengths and len({entry.problem.uid for entry in entries}) == 2
+
+
+def test_unequal_counts_become_a_set_per_source(tmp_path):
+    rows = [
+        {"prompt": "a", "ground_truth": "1", "data_source": "aime", "responses": ["1", "2"]},
+        {"prompt": "b", "ground_truth": "1", "data_source": "math", "responses": ["1"]},
+    ]
+    file = write(tmp_path / "x.jsonl", rows)
+    out = tmp_path / "out"
+    assert main(["score", str(file), "verifier=exact", f"out={out}"]) == 0
+    sets = json.loads((out / "summary.json").read_text())["sets"]
+    assert {name: result["samples"] for name, result in sets.items()} == {"x-aime": 2, "x-math": 1}
+    assert sets["x-aime"]["avg"]["value"] == 0.5 and sets["x-aime"]["truncated"] is None
+    assert "characters per response" in (out / "report.md").read_text()
+    rows.append({**rows[0], "prompt": "c", "responses": ["1"]})
+    bad = write(tmp_path / "y.jsonl", rows)
+    assert main(["score", str(bad), "verifier=exact", f"out={tmp_path / 'bad'}"]) == 2
+
+
+def test_lists_in_csv_are_read(tmp_path):
+    file = tmp_path / "x.csv"
+    with file.open("w", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerows([["prompt", "ground_truth", "responses"], ["q", "1", '["1", "[2]"]']])
+    assert read_responses(file)[0].texts == ["1", "[2]"]
+
+
+@pytest.mark.parametrize(
+    "row, column",
+    [
+        ({"prompt": "q", "ground_truth": "1"}, ""),
+        ({"prompt": "q", "ground_truth": "1", "response": 3}, ""),
+        ({"prompt": "q", "ground_truth": "1", "response": []}, ""),
+        ({"prompt": "q", "ground_truth": "1", "response": "1"}, "other"),
+    ],
+)
+def test_rows_without_responses_are_refused(tmp_path, row, column):
+    with pytest.raises(ConfigError, match=column or "response"):
+        read_responses(write(tmp_path / "x.jsonl", [row]), column)
+
+
+def test_bad_input_gives_one_line(tiny, tmp_path, capsys):
+    out = tmp_path / "out.txt"
+    assert main(["generate", str(tiny), SET, f"out={out}"]) == 2
+    assert main(["generate", str(tiny), SET]) == 2
+    assert main(["generate", str(tiny), SET, f"out={tmp_path}/a.jsonl", "verifier=math"]) == 2
+    assert main(["score", str(tmp_path / "missing.jsonl")]) == 2
+    assert main(["score", "x.jsonl", "rollout.temperature=1"]) == 2
+    assert capsys.readouterr().err.count("\n") == 5
+    assert not list(tmp_path.iterdir())
+
+
+def test_judge_scores_a_file(tmp_path):
+    from served import serve
+
+    rows = [{"prompt": "q", "responses": ["good", "bad"]}]
+    file = write(tmp_path / "x.jsonl", rows)
+    with serve(chat=lambda text: "RATING: 9" if "good" in text else "RATING: 2") as served:
+        words = [
+            "score",
+            str(file),
+            "verifier=llm_judge",
+            "pass_score=5",
+            f"reward.judge.model='{served.address}'",
+            "reward.judge.template=quality",
+            f"out={tmp_path / 'out'}",
+        ]
+        assert main(words) == 0
+    assert [row["score"] for row in lines(tmp_path / "out/x.jsonl")] == [9.0, 2.0]
