@@ -28,7 +28,7 @@ from postgrad.data.thoughts import ThoughtSplitter
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
 from postgrad.methods.base import Ports, Step
-from postgrad.methods.classmate import ESTIMATORS
+from postgrad.methods.support.classmate_settings import ESTIMATORS
 from postgrad.rollout.engine import Completion
 from postgrad.rollout.fake import FakeEngine
 from postgrad.rollout.generator import Generator

@@ -9,7 +9,6 @@ and its correction compare with the full policy. The phase depends on the step n
 blocks.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,15 +18,15 @@ from omegaconf import MISSING
 from torch import Tensor
 
 from postgrad.config.schema import setting
-from postgrad.errors import ConfigError
 from postgrad.methods.base import Stage, Step
 from postgrad.methods.grpo import Grpo, GrpoSettings
-from postgrad.methods.support.checks import refuse_unread
+from postgrad.methods.support import bupo_checks
+from postgrad.methods.support.block_scales import scales_by_block
 from postgrad.methods.support.correction import correction_on, log_engine_gap
 from postgrad.model.load import model_config
 from postgrad.model.passes.head import TokenOutputs
 from postgrad.model.policy import MetricAccumulator
-from postgrad.model.views import FULL, View, after, check_blocks
+from postgrad.model.views import FULL, View, after
 from postgrad.types import POLICY, Batch
 
 
@@ -59,34 +58,14 @@ class Bupo(Grpo):
 
     def check(self) -> None:
         super().check()
-        phase_one = self.settings.phase_one_steps
-        steps = self.config.training.steps
-        if phase_one > steps:
-            raise ConfigError(
-                f"method.phase_one_steps={phase_one} exceeds training.steps={steps}; "
-                f"lower it, or set it to {steps} to train the internal policy only"
-            )
-        if phase_one and self.settings.lr_scale_below == 0.0:
-            raise ConfigError(
-                "method.lr_scale_below=0 freezes the blocks that phase 1 trains; "
-                "add method.phase_one_steps=0"
-            )
+        bupo_checks.check(self)
 
     def check_unread(self) -> None:
         super().check_unread()
-        if not self.settings.phase_one_steps:
-            reason = "with method.phase_one_steps=0"
-            refuse_unread("method", self.settings, ["internal_norm"], reason)
+        bupo_checks.check_unread(self.settings)
 
     def check_model(self, model: Any) -> None:
-        num_blocks = self.settings.num_blocks
-        num_layers = model.config.get_text_config().num_hidden_layers
-        if num_blocks > num_layers:
-            raise ConfigError(
-                f"method.num_blocks={num_blocks} is out of range; "
-                f"{self.config.model.path} has blocks 1..{num_layers}"
-            )
-        check_blocks(model, after(num_blocks, self.settings.internal_norm))
+        bupo_checks.check_model(self, model)
 
     @cached_property
     def num_layers(self) -> int:
@@ -165,14 +144,10 @@ class Bupo(Grpo):
 
     def lr_scales(self, names: Sequence[str]) -> dict[str, float]:
         """Factors of blocks by their number. The final norm counts as a block above."""
-        scales: dict[str, float] = {}
-        for name in names:
-            block = re.search(r"\blayers\.(\d+)\.", name)
-            if block and int(block[1]) < self.settings.num_blocks:
-                scales[name] = self.settings.lr_scale_below
-            elif block or re.search(r"(^|\.)norm\.", name):
-                scales[name] = self.settings.lr_scale_above
-        return scales
+        settings = self.settings
+        return scales_by_block(
+            names, settings.num_blocks, settings.lr_scale_below, settings.lr_scale_above
+        )
 
 
 def _is_phase_one(batch: Batch) -> bool:

@@ -9,50 +9,17 @@ solve are retired.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from postgrad.algorithms.replay import BUCKET_WEIGHTS
-from postgrad.config.schema import Config, setting
-from postgrad.errors import ConfigError
+from postgrad.config.schema import Config
 from postgrad.methods.base import Group, Stage, Step
-from postgrad.methods.support.checks import refuse_unread
-from postgrad.methods.support.mixed_policy import MixedPolicy, MixedPolicySettings
-from postgrad.methods.support.replay_pool import PICK_BY, POOL_RANGES, Experience, ReplayPool
-from postgrad.types import POLICY, REPLAY, Batch, Problem, Ragged, Trajectory
-
-
-@dataclass
-class ExGrpoSettings(MixedPolicySettings):
-    start_at: float = setting(
-        0.35,
-        "the run is mixed after a step with more than this share of successes",
-        at_least=0.0,
-        at_most=1.0,
-    )
-    success_reward: float = setting(1.0, "smallest reward of a success")
-    replay_share: float = setting(
-        0.5, "largest share of a step's problems from the pool", at_least=0.0, at_most=1.0
-    )
-    buckets: str = setting(
-        "normal",
-        "weight of a problem by its latest number of successes; none: equal",
-        choices=BUCKET_WEIGHTS,
-    )
-    pool_range: str = setting(
-        "all", "problems of the pool to draw from, by age", choices=POOL_RANGES
-    )
-    pick_by: str = setting("entropy", "which stored row of a problem is replayed", choices=PICK_BY)
-    pick: str = setting("min", "the row with the least or the most of it", choices=("min", "max"))
-    importance: bool = setting(
-        True, "ratio to the recorded log-probs; false: to 1, as for demonstrations"
-    )
-    retire_margin: int = setting(
-        20, "problems that always remain besides those of one step", at_least=0
-    )
+from postgrad.methods.support.exgrpo_settings import ExGrpoSettings, check, check_unread
+from postgrad.methods.support.mixed_policy import MixedPolicy
+from postgrad.methods.support.replay_pool import ReplayPool, count_successes
+from postgrad.types import POLICY, REPLAY, Batch, Problem, Trajectory
 
 
 class ExGrpo(MixedPolicy):
@@ -66,20 +33,11 @@ class ExGrpo(MixedPolicy):
 
     def check(self) -> None:
         super().check()
-        if self.settings.max_refills:
-            raise ConfigError(
-                f"method.max_refills={self.settings.max_refills}: exgrpo chooses its problems "
-                "itself; remove it"
-            )
+        check(self.settings)
 
     def check_unread(self) -> None:
         super().check_unread()
-        settings = self.settings
-        if not settings.replay_share:
-            names = ["buckets", "pool_range", "pick_by", "pick", "importance"]
-            refuse_unread("method", settings, names, "with method.replay_share=0")
-        if settings.pick_by == "random":
-            refuse_unread("method", settings, ["pick"], "with method.pick_by=random")
+        check_unread(self.settings)
 
     def stages(self) -> list[Stage]:
         stages = super().stages()
@@ -151,15 +109,8 @@ class ExGrpo(MixedPolicy):
         indices = torch.nonzero(is_new)[:, 0]
         new = batch.select(indices)
         outputs = self.ports.policy.logprobs(new, self.view(step.number))
-        lengths = new.response.lengths
-        tokens = new.response.split()
-        logprobs = Ragged(outputs["logprobs"], lengths).split()
-        entropy = Ragged(outputs["entropy"], lengths).split()
         before = self.pool.num_experiences
-        for i, uid in enumerate(new.rows["uid"]):
-            mean_entropy = float(entropy[i].double().mean())
-            experience = Experience(tokens[i].int(), logprobs[i].clone(), mean_entropy)
-            self.pool.add(uid, int(successes[indices[i]]), experience)
+        self.pool.add_rows(new, successes[indices], outputs)
         step.metrics["replay/stored"] = float(self.pool.num_experiences - before)
 
     def retire(self, batch: Batch, successes: Tensor, step: Step) -> None:
@@ -198,10 +149,3 @@ class ExGrpo(MixedPolicy):
 
 def is_mixed(batch: Batch) -> bool:
     return bool(batch.rows["mixed"].any())
-
-
-def count_successes(batch: Batch, success: Tensor) -> Tensor:
-    """(rows,) the number of successes in the group of each row."""
-    _, group = batch.rows["group"].unique(return_inverse=True)
-    per_group = torch.zeros(len(batch), dtype=torch.int64).index_add(0, group, success.long())
-    return per_group[group]

@@ -13,9 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from postgrad.algorithms.covariance import cov_selection
 from postgrad.algorithms.kl import kl_penalty
-from postgrad.algorithms.shaping import overlong_penalty
 from postgrad.config.schema import Config
 from postgrad.methods.base import Method, Role, Stage, Step
 from postgrad.methods.support import grpo_checks
@@ -26,6 +24,7 @@ from postgrad.methods.support.correction import (
     correction_on,
     log_engine_gap,
 )
+from postgrad.methods.support.covariance import select_by_covariance, uniforms
 from postgrad.methods.support.declarations import (
     call_advantage,
     call_loss,
@@ -35,6 +34,8 @@ from postgrad.methods.support.declarations import (
 from postgrad.methods.support.dynamic_sampling import refill
 from postgrad.methods.support.greedy_baseline import add_greedy_rewards
 from postgrad.methods.support.grpo_settings import GrpoSettings as GrpoSettings
+from postgrad.methods.support.grpo_settings import loss_options
+from postgrad.methods.support.length_penalty import add_overlong_penalty
 from postgrad.model.passes.head import TokenOutputs
 from postgrad.model.policy import MetricAccumulator
 from postgrad.types import Batch
@@ -104,13 +105,8 @@ class Grpo(Method):
         """Adds DAPO's length penalty to the verifier's reward."""
         batch = super().score(batch, step)
         if self.settings.overlong_buffer:
-            penalty = overlong_penalty(
-                batch.response.lengths,
-                max_length=self.config.rollout.max_response_tokens,
-                buffer=self.settings.overlong_buffer,
-            )
-            batch.rows["reward/overlong"] = penalty.float()
-            batch.rows["reward"] = batch.rows["reward"] + batch.rows["reward/overlong"]
+            limit = self.config.rollout.max_response_tokens
+            add_overlong_penalty(batch, limit, self.settings.overlong_buffer)
         return batch
 
     def refill(self, batch: Batch, step: Step) -> Batch:
@@ -151,9 +147,7 @@ class Grpo(Method):
         if self.advantage.level == "token":
             batch.tokens["returns"] = result.returns
         if "cov_selected" in self.policy_loss.reads:
-            seed = (self.config.seed << 20) + step.number
-            generator = torch.Generator().manual_seed(seed)
-            batch.tokens["uniforms"] = torch.rand(batch.num_tokens, generator=generator)
+            batch.tokens["uniforms"] = uniforms(batch, self.config.seed, step.number)
         return batch
 
     def advantage_columns(self, batch: Batch, step: Step) -> dict[str, Any]:
@@ -166,7 +160,9 @@ class Grpo(Method):
         """Skips rows without gradient. They count in the denominators but are not computed."""
         batch = super().prepare(batch)
         if "cov_selected" in self.policy_loss.reads:
-            batch.tokens["cov_selected"] = self.select_by_covariance(batch)
+            batch.tokens["cov_selected"] = select_by_covariance(
+                batch, self.policy_loss.covariance_band
+            )
         if self.needs_all_rows():
             return batch
         weighted = batch.tokens["advantages"] * batch.tokens["loss_weight"]
@@ -177,16 +173,6 @@ class Grpo(Method):
         """Whether rows whose advantages are all zero have a gradient too."""
         has_bonus = self.settings.kl == "loss" or self.settings.entropy_coef > 0
         return has_bonus or self.policy_loss.needs_all_rows
-
-    def select_by_covariance(self, batch: Batch) -> Tensor:
-        """(tokens,) bool: the tokens that clip_cov and kl_cov treat differently."""
-        return cov_selection(
-            batch.tokens["old_logprobs"],
-            batch.tokens["advantages"],
-            batch.tokens["loss_mask"],
-            band=self.policy_loss.covariance_band,
-            uniforms=batch.tokens["uniforms"],
-        )
 
     def loss(self, batch: Batch, current: TokenOutputs, metrics: MetricAccumulator) -> Tensor:
         settings = self.settings
@@ -236,12 +222,7 @@ class Grpo(Method):
 
     def loss_options(self, batch: Batch) -> dict[str, float]:
         """The options of the loss that are set."""
-        options = dict(self.settings.loss_options)
-        for name in grpo_checks.CLIPS:
-            value = getattr(self.settings, name)
-            if value is not None:
-                options.setdefault(name, value)
-        return options
+        return loss_options(self.settings)
 
     # ---- state
 

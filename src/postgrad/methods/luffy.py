@@ -5,17 +5,16 @@ of eight is a whole demonstration, and the loss of its tokens is -A · p / (p + 
 `num_demonstrations=0` it is the on-policy baseline.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from postgrad.algorithms.prefixes import STRATEGIES, prefix_ratio
 from postgrad.config.schema import setting
-from postgrad.errors import RunError
 from postgrad.methods.base import Group, Step
 from postgrad.methods.support import luffy_checks
+from postgrad.methods.support.demonstrations import fitting_traces, whole_demonstration
 from postgrad.methods.support.mixed_policy import MixedPolicy, MixedPolicySettings, off_policy
-from postgrad.types import DEMONSTRATION, Batch, Problem, Trajectory
+from postgrad.types import Batch, Problem
 
 
 @dataclass
@@ -83,14 +82,14 @@ class Luffy(MixedPolicy):
         if num_copies < 0:
             num_copies = group.num_samples
         is_shown = self.uniform(problem, step, -1) < self.settings.demonstration_share
-        traces = self.traces(problem, step) if num_copies and is_shown else []
+        traces = fitting_traces(self, problem, step) if num_copies and is_shown else []
         if not traces:
             return
         for copy in range(num_copies):
             trace = traces[copy % len(traces)]
             num_given = int(len(trace) * self.prefix_ratio(problem, step, copy, num_copies))
             if num_given == len(trace):
-                group.given_rows.append(self.whole_demonstration(problem, trace))
+                group.given_rows.append(whole_demonstration(self, problem, trace))
                 group.num_samples -= 1
             elif num_given:
                 group.prefixes.append(trace[:num_given])
@@ -114,46 +113,6 @@ class Luffy(MixedPolicy):
             peak=settings.prefix_peak,
             steps=settings.prefix_steps,
         )
-
-    def traces(self, problem: Problem, step: Step) -> list[list[int]]:
-        """The problem's demonstrations as tokens. Overlong ones are dropped, or raise RunError."""
-        limit = self.config.rollout.max_response_tokens
-        traces = self.ports.prompts.encode_demonstrations(problem)
-        lengths = [len(trace) for trace in traces if len(trace) > limit]
-        if lengths and self.settings.overlong_demonstrations == "error":
-            raise RunError(
-                f"the demonstration of problem {problem.uid} has {lengths[0]} tokens; raise "
-                f"rollout.max_response_tokens (now {limit}) or set "
-                "method.overlong_demonstrations=drop"
-            )
-        step.metrics["demonstration/dropped"] += len(lengths)
-        return [trace for trace in traces if len(trace) <= limit]
-
-    def whole_demonstration(self, problem: Problem, trace: list[int]) -> Trajectory:
-        """A demonstration as a row. Its behavior log-probs are its author's, 0 if not recorded."""
-        logprobs = None
-        if self.settings.demonstration_probs:
-            logprobs = [math.log(p + 1e-6) for p in self.author_probs(problem, len(trace))]
-        return Trajectory(
-            problem.uid,
-            self.ports.prompts.encode(problem),
-            trace,
-            source=DEMONSTRATION,
-            finish="given",
-            behavior_logprobs=logprobs,
-        )
-
-    def author_probs(self, problem: Problem, num_tokens: int) -> list[float]:
-        """The author's probability of each token. Raises RunError if their number is wrong."""
-        name = self.settings.demonstration_probs
-        probs = problem.extra.get(name) or []
-        if len(probs) != num_tokens:
-            raise RunError(
-                f"problem {problem.uid} has {len(probs)} numbers in the column {name} "
-                f"(method.demonstration_probs) for {num_tokens} tokens, with the end token; "
-                "correct the data"
-            )
-        return probs
 
     def score(self, batch: Batch, step: Step) -> Batch:
         batch = super().score(batch, step)

@@ -5,10 +5,9 @@ from typing import Any
 from postgrad.errors import ConfigError
 from postgrad.methods.base import Method
 from postgrad.methods.support.checks import refuse_unread
+from postgrad.methods.support.classmate_settings import HELP_OTHER
 from postgrad.verifiers.scorer import LLM_JUDGE
 
-HELP_OTHER = "help_other_questions"
-HELP_SIMILAR = "help_other_similar_questions"
 # Settings with one entry per classmate, or none.
 PER_CLASSMATE = ("classmate_shares", "classmate_cot_start", "classmate_cot_end")
 # Settings without effect if no classmate is asked.

@@ -8,6 +8,7 @@ from postgrad.algorithms.losses import LOSSES
 from postgrad.config.schema import setting
 from postgrad.methods.base import MethodSettings
 from postgrad.methods.support.correction import CORRECTIONS
+from postgrad.methods.support.grpo_checks import CLIPS
 
 
 @dataclass
@@ -81,3 +82,13 @@ class GrpoSettings(MethodSettings):
         default_factory=dict,
         metadata={"help": "rules that mask tokens or rows, e.g. token_k1: 0.5_2.0"},
     )
+
+
+def loss_options(settings: GrpoSettings) -> dict[str, float]:
+    """The options of the loss that are set."""
+    options = dict(settings.loss_options)
+    for name in CLIPS:
+        value = getattr(settings, name)
+        if value is not None:
+            options.setdefault(name, value)
+    return options

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from postgrad.algorithms.replay import bucket_weight, draw_from_buckets
-from postgrad.types import Ragged
+from postgrad.types import Batch, Ragged
 
 POOL_RANGES = ("all", "first_half", "last_half")
 PICK_BY = ("entropy", "perplexity", "random")
@@ -47,6 +47,22 @@ class ReplayPool:
         entry = self.entries.setdefault(uid, Entry(successes))
         if not any(torch.equal(old.tokens, new.tokens) for old in entry.experiences):
             entry.experiences.append(new)
+
+    def add_rows(self, rows: Batch, successes: Tensor, outputs: dict[str, Tensor]) -> None:
+        """Stores rows of successful responses.
+
+        Args:
+            successes: (rows,) the number of successes in the group of each row.
+            outputs: `logprobs` and `entropy` of the policy, (tokens,) each.
+        """
+        lengths = rows.response.lengths
+        tokens = rows.response.split()
+        logprobs = Ragged(outputs["logprobs"], lengths).split()
+        entropy = Ragged(outputs["entropy"], lengths).split()
+        for i, uid in enumerate(rows.rows["uid"]):
+            mean_entropy = float(entropy[i].double().mean())
+            experience = Experience(tokens[i].int(), logprobs[i].clone(), mean_entropy)
+            self.add(uid, int(successes[i]), experience)
 
     def set_successes(self, uid: str, successes: int) -> None:
         """Sets the latest number of successes of a problem in the pool; 0 changes nothing."""
@@ -118,3 +134,10 @@ class ReplayPool:
         for (uid, successes, entropy), tokens, logprobs in parts:
             entry = self.entries.setdefault(uid, Entry(successes))
             entry.experiences.append(Experience(tokens, logprobs, entropy))
+
+
+def count_successes(batch: Batch, success: Tensor) -> Tensor:
+    """(rows,) the number of successes in the group of each row."""
+    _, group = batch.rows["group"].unique(return_inverse=True)
+    per_group = torch.zeros(len(batch), dtype=torch.int64).index_add(0, group, success.long())
+    return per_group[group]
