@@ -30,6 +30,7 @@ from postgrad.rollout.native import kernels
 
 STATIC_ROTARY = ("default", "linear", "llama3", "yarn")
 VOCABULARY_BLOCK = 4096
+HEADS_BLOCK = 8  # heads per program of write_cache
 
 # Lines of the state table (FIELDS, rows), one column per row; kernels.py has the same numbers.
 TOKEN = 0  # the last token
@@ -232,15 +233,17 @@ class Decoder:
         }
         keys = self.keys[number]
         values = self.values[number]
-        if layer.q_norm is not None:
-            kernels.norm_heads[(rows, self.num_heads + self.num_key_heads)](
-                qkv, layer.q_norm.weight, layer.k_norm.weight, layer.q_norm.variance_epsilon,
-                **heads, BLOCK=triton.next_power_of_2(self.head_dim), num_warps=4, **NO_FP_FUSION,
-            )  # fmt: skip
-        kernels.write_cache[(rows, self.num_heads + 2 * self.num_key_heads)](
+        has_norm = layer.q_norm is not None
+        # Without norms the kernel does not read these three.
+        q_weight = layer.q_norm.weight if has_norm else qkv
+        k_weight = layer.k_norm.weight if has_norm else qkv
+        eps = layer.q_norm.variance_epsilon if has_norm else 0.0
+        num_programs = triton.cdiv(self.num_heads + 2 * self.num_key_heads, HEADS_BLOCK)
+        kernels.write_cache[(rows, num_programs)](
             qkv, query, keys, values, self.table, self.state, self.sizes.rows, self.cos, self.sin,
-            self.sizes.row_pages, **heads, PAGE=PAGE,
-            HALF=triton.next_power_of_2(self.head_dim // 2), num_warps=1, **NO_FP_FUSION,
+            self.sizes.row_pages, q_weight, k_weight, eps, **heads, PAGE=PAGE, NORM=has_norm,
+            HALF=triton.next_power_of_2(self.head_dim // 2), HEADS_BLOCK=HEADS_BLOCK,
+            num_warps=2, **NO_FP_FUSION,
         )  # fmt: skip
         num_parts = -(-self.sizes.row_pages // CHUNK)
         group_size = self.num_heads // self.num_key_heads
@@ -263,7 +266,8 @@ class Decoder:
         weights = parts.new_empty(*parts.shape[:-1], 2)
         kernels.attend[(rows, self.num_key_heads, num_parts)](
             query, keys, values, attended, parts, weights, self.table, self.state, self.sizes.rows,
-            self.head_dim**-0.5 * LOG2E, self.sizes.row_pages, **constants, M=config.decode_rows,
+            self.head_dim**-0.5 * LOG2E, self.sizes.row_pages, **constants,
+            M=max(config.decode_rows, triton.next_power_of_2(group_size)),
             PRECISE=self.dtype == torch.float32, num_warps=config.decode_warps, **NO_FP_FUSION,
         )  # fmt: skip
         if num_parts > 1:

@@ -67,67 +67,77 @@ def embed(state, rows, weight_base, out_base, width, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def norm_heads(
-    qkv_base, q_weight, k_weight, eps,
-    HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """RMSNorm of each query and key head in place; one program per row and head.
-
-    The block has the shape of the trainer's kernel, so that its sums have the same order.
-    """
-    row = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    cols = tl.arange(0, BLOCK)
-    inside = cols < D
-    at = qkv_base + (row * (HEADS + 2 * KEY_HEADS) + head) * D + cols
-    weight = tl.load((q_weight if head < HEADS else k_weight) + cols, mask=inside, other=0.0)
-    normed, _ = rms_norm_row(tl.load(at, mask=inside, other=0.0), weight, D, eps)
-    tl.store(at, normed.to(qkv_base.dtype.element_ty), mask=inside)
-
-
-@triton.jit
 def write_cache(
     qkv_base, q_base, k_pages, v_pages, table, state, rows, cos_base, sin_base, max_pages,
+    q_weight, k_weight, eps,
     HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr,
-    PAGE: tl.constexpr,
+    PAGE: tl.constexpr, HEADS_BLOCK: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    """Rotate queries and keys, and write keys and values to the row's page.
+    """Write the row's key and value to its page, and its query to `q`.
 
-    One program per row and head.
+    Queries and keys are normalized per head (when NORM) and rotated to their position. One program
+    per row and HEADS_BLOCK heads of `qkv`, in which query heads come first, then keys, then values.
     """
     row = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
+    heads = tl.program_id(1) * HEADS_BLOCK + tl.arange(0, HEADS_BLOCK)
     if tl.load(state + ALIVE * rows + row) == 0:
         return
     own = tl.load(state + NUM_OWN * rows + row)
     half = tl.arange(0, HALF)
-    inside = half < D // 2
-    base = qkv_base + row * (HEADS + 2 * KEY_HEADS) * D + head * D
-    low = tl.load(base + half, mask=inside, other=0.0)
-    high = tl.load(base + D // 2 + half, mask=inside, other=0.0)
+    in_half = half < D // 2
+    is_query = heads < HEADS
+    is_key = (heads >= HEADS) & (heads < HEADS + KEY_HEADS)
+    is_value = (heads >= HEADS + KEY_HEADS) & (heads < HEADS + 2 * KEY_HEADS)
+    inside = (heads < HEADS + 2 * KEY_HEADS)[:, None] & in_half[None, :]
+    at = qkv_base + (row * (HEADS + 2 * KEY_HEADS) + heads)[:, None] * D + half[None, :]
+    low = tl.load(at, mask=inside, other=0.0)
+    high = tl.load(at + D // 2, mask=inside, other=0.0)
     entry = tl.load(state + SHARED_PAGES * rows + row) + own // PAGE
     page = tl.load(table + row * max_pages + entry).to(tl.int64)
     line = (page * PAGE + own % PAGE) * KEY_HEADS * D
-    if head >= HEADS + KEY_HEADS:
-        target = v_pages + line + (head - HEADS - KEY_HEADS) * D
-        tl.store(target + half, low, mask=inside)
-        tl.store(target + D // 2 + half, high, mask=inside)
-    else:
-        position = (tl.load(state + NUM_SHARED * rows + row) + own).to(tl.int64)
-        cos_at = cos_base + position * D + half
-        sin_at = sin_base + position * D + half
-        cos_low = tl.load(cos_at, mask=inside, other=0.0).to(tl.float32)
-        cos_high = tl.load(cos_at + D // 2, mask=inside, other=0.0).to(tl.float32)
-        sin_low = tl.load(sin_at, mask=inside, other=0.0).to(tl.float32)
-        sin_high = tl.load(sin_at + D // 2, mask=inside, other=0.0).to(tl.float32)
-        new_low, new_high = apply_rotary(low, high, cos_low, cos_high, sin_low, sin_high)
-        target = (
-            q_base + (row * HEADS + head) * D
-            if head < HEADS
-            else k_pages + line + (head - HEADS) * D
-        )
-        tl.store(target + half, new_low, mask=inside)
-        tl.store(target + D // 2 + half, new_high, mask=inside)
+    value_at = v_pages + line + (heads - HEADS - KEY_HEADS)[:, None] * D + half[None, :]
+    value_mask = is_value[:, None] & in_half[None, :]
+    tl.store(value_at, low, mask=value_mask)
+    tl.store(value_at + D // 2, high, mask=value_mask)
+    if NORM:
+        low, high = _norm_halves(low, high, is_query, q_weight, k_weight, half, in_half, eps, D)
+    position = (tl.load(state + NUM_SHARED * rows + row) + own).to(tl.int64)
+    cos_at = cos_base + position * D + half
+    sin_at = sin_base + position * D + half
+    cos_low = tl.load(cos_at, mask=in_half, other=0.0).to(tl.float32)[None, :]
+    cos_high = tl.load(cos_at + D // 2, mask=in_half, other=0.0).to(tl.float32)[None, :]
+    sin_low = tl.load(sin_at, mask=in_half, other=0.0).to(tl.float32)[None, :]
+    sin_high = tl.load(sin_at + D // 2, mask=in_half, other=0.0).to(tl.float32)[None, :]
+    new_low, new_high = apply_rotary(low, high, cos_low, cos_high, sin_low, sin_high)
+    query_at = q_base + (row * HEADS + heads)[:, None] * D + half[None, :]
+    query_mask = is_query[:, None] & in_half[None, :]
+    tl.store(query_at, new_low, mask=query_mask)
+    tl.store(query_at + D // 2, new_high, mask=query_mask)
+    key_at = k_pages + line + (heads - HEADS)[:, None] * D + half[None, :]
+    key_mask = is_key[:, None] & in_half[None, :]
+    tl.store(key_at, new_low, mask=key_mask)
+    tl.store(key_at + D // 2, new_high, mask=key_mask)
+
+
+@triton.jit
+def _norm_halves(
+    low, high, is_query, q_weight, k_weight, half, in_half, eps, D: tl.constexpr
+):  # fmt: skip
+    """RMSNorm of heads given as two halves, rounded as rms_norm_row rounds."""
+    kind = low.dtype
+    low_f32 = low.to(tl.float32)
+    high_f32 = high.to(tl.float32)
+    mean_square = (tl.sum(low_f32 * low_f32, 1) + tl.sum(high_f32 * high_f32, 1)) / D
+    inverse_rms = tl.rsqrt(mean_square + eps)[:, None]
+    q_low = tl.load(q_weight + half, mask=in_half, other=0.0).to(tl.float32)[None, :]
+    q_high = tl.load(q_weight + D // 2 + half, mask=in_half, other=0.0).to(tl.float32)[None, :]
+    k_low = tl.load(k_weight + half, mask=in_half, other=0.0).to(tl.float32)[None, :]
+    k_high = tl.load(k_weight + D // 2 + half, mask=in_half, other=0.0).to(tl.float32)[None, :]
+    weight_low = tl.where(is_query[:, None], q_low, k_low)
+    weight_high = tl.where(is_query[:, None], q_high, k_high)
+    new_low = (low_f32 * inverse_rms).to(kind).to(tl.float32) * weight_low
+    new_high = (high_f32 * inverse_rms).to(kind).to(tl.float32) * weight_high
+    return new_low.to(kind), new_high.to(kind)
 
 
 @triton.jit

@@ -34,15 +34,16 @@ class WarpConfig(NamedTuple):
 
 
 def warp_config(width: int) -> WarpConfig:
-    """Return sizes that give training and decoding the same bits for heads of this width.
+    """Return the warps and rows for heads of this width.
 
-    They make the compiler choose the same tensor-core instructions for both. Narrow heads use the
-    16-row instructions, so a decode program with few rows wastes little. Wide heads would spill
-    registers in training with those; training and decoding then use the 64-row instructions.
+    Decoding uses the 16-row tensor-core instructions, which waste little where few query heads
+    share a key head. For narrow heads, training uses them too, so both compute the same bits. For
+    wide heads, training would spill registers with them and uses the 64-row instructions. Models
+    with wide heads have matrix products whose bits depend on the number of rows anyway.
     """
     if width <= 64:
         return WarpConfig(forward_warps=2, decode_rows=16, decode_warps=1)
-    return WarpConfig(forward_warps=4, decode_rows=64, decode_warps=4)
+    return WarpConfig(forward_warps=4, decode_rows=16, decode_warps=4)
 
 
 @triton.jit
