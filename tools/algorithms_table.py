@@ -30,6 +30,12 @@ SHOWN = (
     "optimizer.lr",
 )
 
+# Methods whose losses are over whole responses, so that they aggregate no tokens.
+WITHOUT_AGGREGATION = ("dpo", "online_dpo", "kto")
+
+# Methods with a loss of their own, and its function.
+OTHER_LOSSES: dict[str, Callable[..., Any]] = {"kto": preference.kto}
+
 HEAD = """# Algorithms
 
 <!-- Written by tools/algorithms_table.py from the code and the recipes; a test compares. -->
@@ -112,6 +118,12 @@ def render() -> str:
             preferences(),
         ),
         (
+            "Losses of other methods",
+            "",
+            ("name", "formula", "options", "recipes"),
+            other_losses(own),
+        ),
+        (
             "Aggregation (`method.aggregation`)",
             terms(aggregation.token_weights),
             ("name", "weight of a token", "notes", "recipes"),
@@ -182,8 +194,18 @@ def preferences() -> Iterable[list[str]]:
         yield [code(name), code(formula), notes]
 
 
+def other_losses(recipes: list[Recipe]) -> Iterable[list[str]]:
+    for name, function in OTHER_LOSSES.items():
+        users = [recipe for recipe in recipes if recipe.config.method.name == name]
+        parameters = inspect.signature(function).parameters.values()
+        shown = [code(f"{p.name}={p.default}") for p in parameters if p.kind is p.KEYWORD_ONLY]
+        yield [code(name), describe(function), ", ".join(shown) or "-", names("", users)]
+
+
 def aggregations(recipes: list[Recipe]) -> Iterable[list[str]]:
-    aggregating = [recipe for recipe in recipes if recipe.config.method.name != "dpo"]
+    aggregating = [
+        recipe for recipe in recipes if recipe.config.method.name not in WITHOUT_AGGREGATION
+    ]
     for name in aggregation.AGGREGATIONS:
         users = [recipe for recipe in aggregating if recipe.setting("aggregation") == name]
         formula, notes = listed(aggregation.token_weights, name)
@@ -243,7 +265,7 @@ def _differences(ours: Any, default: Any, prefix: str = "") -> Iterable[tuple[st
 def describe(function: Callable[..., Any]) -> str:
     """A docstring's first paragraph without the shape, and the formulas that follow it."""
     first, *others = inspect.cleandoc(function.__doc__ or "").split("\n\n")
-    cell = [re.sub(r"^\((rows|tokens),\) ", "", " ".join(first.split()))]
+    cell = [re.sub(r"^\((rows|tokens|pairs),\) ", "", " ".join(first.split()))]
     for paragraph in others:
         lines = paragraph.splitlines()
         is_indented = all(line.startswith("    ") for line in lines)

@@ -29,7 +29,7 @@ from postgrad.algorithms.kl import (
 )
 from postgrad.algorithms.masked import masked_mean, masked_normalize, row_mean, row_sum
 from postgrad.algorithms.passk import pass_at_k
-from postgrad.algorithms.preference import PREFERENCE_LOSSES, dpo
+from postgrad.algorithms.preference import dpo, kto
 from postgrad.algorithms.shaping import (
     SHAPES,
     off_policy_shape,
@@ -342,7 +342,7 @@ def test_dpo_is_symmetric_and_ln_2_at_the_start(a, b, beta):
     forward, backward = dpo(chosen, rejected, beta=beta), dpo(rejected, chosen, beta=beta)
     near(forward.metrics["margin"], -backward.metrics["margin"])
     near(forward.values - backward.values, -forward.metrics["margin"])
-    for loss in PREFERENCE_LOSSES:
+    for loss in ("sigmoid", "ipo", "hinge"):
         near(
             dpo(chosen, rejected, chosen * 0, chosen * 0, beta=beta, loss=loss).values,
             dpo(chosen, rejected, beta=beta, loss=loss).values,
@@ -371,11 +371,32 @@ def test_dpo_gradients_and_extremes():
         {"beta": 0.0},
         {"label_smoothing": 0.5},
         {"label_smoothing": 0.1, "loss": "ipo"},
+        {"target_margin": 0.1, "loss": "hinge"},
     ):
         with pytest.raises(ConfigError):
             dpo(chosen, rejected, **bad)
     with pytest.raises(ValueError, match="give both"):
         dpo(chosen, rejected, chosen)
+    with pytest.raises(ValueError, match="no reference"):
+        dpo(chosen, rejected, chosen, rejected, loss="odds_ratio")
+
+
+def test_gradients_of_odds_ratio_and_kto():
+    chosen, rejected = (
+        column(-1.3, -0.01, -2.2).requires_grad_(),
+        column(-2.0, -1.0, -0.4).requires_grad_(),
+    )
+    assert torch.autograd.gradcheck(
+        lambda c, r: dpo(c, r, loss="odds_ratio").values, (chosen, rejected)
+    )
+    desirable = torch.tensor([True, False, True])
+    assert torch.autograd.gradcheck(
+        lambda x: kto(x, rejected.detach(), desirable, 0.3).values, (chosen,)
+    )
+    certain = torch.tensor([0.0, -1e-9, -1e4], requires_grad=True)
+    values = dpo(certain, certain.detach().flip(0), loss="odds_ratio").values
+    (grad,) = torch.autograd.grad(values.sum(), certain)
+    assert torch.isfinite(values).all() and torch.isfinite(grad).all()
 
 
 # shaping

@@ -264,6 +264,57 @@ def check_dpo(a):
     close(slope, [-0.5 / (1 + math.exp(0.35))])
 
 
+def check_preference_variants(a):
+    """SimPO: .5 · 1 - .2 = .3. ORPO: odds 1 and 1/3, so σ(log 3) = 3/4."""
+    chosen, rejected = column(-1), column(-2)
+    simpo = a.preference.dpo(chosen, rejected, beta=0.5, target_margin=0.2)
+    close(simpo.values, [math.log(1 + math.exp(-0.3))])
+    close(simpo.metrics["margin"], [0.5])
+    half, quarter = column(math.log(0.5)), column(math.log(0.25))
+    close(a.preference.log_odds(quarter), [math.log(1 / 3)])
+    orpo = a.preference.dpo(half, quarter, beta=0.5, loss="odds_ratio")
+    close(orpo.values, [-0.5 * math.log(0.75)])
+    close(orpo.metrics["margin"], [0.5 * math.log(2)])
+
+
+def check_kto(a):
+    """g = 1 and −.5; with kl .2 and beta .5 they are .4 above and .35 below."""
+    logprobs, reference = column(-1, -2), column(-2, -1.5)
+    desirable = torch.tensor([True, False])
+    out = a.preference.kto(
+        logprobs,
+        reference,
+        desirable,
+        0.2,
+        beta=0.5,
+        desirable_weight=2.0,
+        undesirable_weight=3.0,
+    )
+    close(out.values, [2 / (1 + math.exp(0.4)), 3 / (1 + math.exp(0.35))])
+    close(out.metrics["accuracy"], [1, 1])
+    wrong = a.preference.kto(logprobs, reference, ~desirable, 0.2, beta=0.5)
+    close(wrong.values, [1 / (1 + math.exp(-0.4)), 1 / (1 + math.exp(-0.35))])
+    close(wrong.metrics["accuracy"], [0, 0])
+    # d/dg of 1 − σ(x) is −beta · σ(x) · σ(−x): a desirable response is pushed up.
+    slope = gradient(
+        lambda x: a.preference.kto(x, reference, desirable, 0.2, beta=0.5).values[0], logprobs
+    )
+    close(slope, [-0.5 / (1 + math.exp(0.4)) / (1 + math.exp(-0.4)), 0])
+    close(a.preference.mismatched_kl(column(-1, -2), column(-2, -2.5)), 0.75)
+    close(a.preference.mismatched_kl(column(-2, -2.5), column(-1, -2)), 0.0)
+
+
+def check_bradley_terry(a):
+    """Scores 1 and .4 with margin .2: log(1 + exp(−.4)) + .1 · 1.4^2."""
+    out = a.preference.bradley_terry(column(1), column(0.4), column(0.2), centering=0.1)
+    close(out.values, [math.log(1 + math.exp(-0.4)) + 0.196])
+    close(out.metrics["margin"], [0.6])
+    close(out.metrics["accuracy"], [1])
+    tie = a.preference.bradley_terry(column(1), column(1), column(0))
+    close(tie.values, [math.log(2)])
+    close(tie.metrics["accuracy"], [0])
+
+
 def check_row_logprobs(a):
     mask = torch.tensor([1, 1, 0, 1, 1]).bool()
     close(a.preference.row_logprobs(ROLLOUT, mask, ROWS, 2), [-3, -3.1])

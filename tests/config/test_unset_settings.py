@@ -87,7 +87,9 @@ REASONS = {
     "method.critic_warmup": "verl's critic warm-up",
     # DPO
     "method.label_smoothing": "conservative DPO",
-    "method.reference_free": "DPO without the memory of a reference model",
+    # KTO
+    "method.desirable_weight": "balances data with few desirable responses",
+    "method.undesirable_weight": "balances data with few undesirable responses",
     # LUFFY
     "method.on_shape": "LUFFY's table of ratio shapes",
     "method.on_options": "goes with method.on_shape",

@@ -8,7 +8,7 @@ import random
 
 import pytest
 import torch
-from lessons import LIMIT, RECIPES, SMALL, overrides_for
+from lessons import LIMIT, PAIR_RECIPES, RECIPES, SMALL, overrides_for
 from world import END, NUM_TOKENS, config_of, random_batch
 
 from postgrad.algorithms.aggregation import AGGREGATIONS
@@ -52,11 +52,24 @@ def batch_with_all_columns(seed: int = 101) -> Batch:
     }
     batch.tokens.update(more)
     batch.rows["mixed"] = torch.ones(len(batch), dtype=torch.bool)
+    batch.rows["preference"] = preference(batch.rows["group"].tolist())
+    batch.rows["desirable"] = (torch.arange(len(batch)) % 2).float()
+    batch.rows["kl"] = torch.full((len(batch),), 0.1)
     batch.tokens["advantages"] *= 3  # wide enough for clip_cov's band to hold candidates
     return batch
 
 
-def pairs(seed: int = 5, number: int = 6) -> Batch:
+def preference(groups: list[int]) -> torch.Tensor:
+    """(rows,) 1 for the first row of a group, -1 for the second, 0 for others and single rows."""
+    column = torch.zeros(len(groups))
+    for group in set(groups):
+        rows = [i for i, other in enumerate(groups) if other == group]
+        if len(rows) > 1:
+            column[rows[0]], column[rows[1]] = 1.0, -1.0
+    return column
+
+
+def pairs(seed: int = 5, number: int = 6, with_reference: bool = True) -> Batch:
     """Preference pairs of any lengths; half of them have prompts long enough to share."""
     draw = random.Random(seed)
     rows = []
@@ -65,6 +78,8 @@ def pairs(seed: int = 5, number: int = 6) -> Batch:
         for index in (0, 1):
             response = [*(draw.randrange(NUM_TOKENS) for _ in range(draw.randint(0, LIMIT))), END]
             columns = {"reference_logprobs": [draw.uniform(-3.5, -2.3) for _ in response]}
+            if not with_reference:
+                columns = {}
             rows.append(
                 Trajectory(
                     f"p{group}",
@@ -129,7 +144,10 @@ def test_the_budgets_really_split_differently():
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_any_recipe_any_split_one_gradient(recipe, tiny, loaded):
     policy = policy_of(recipe, tiny, loaded)
-    batch = pairs() if recipe == "dpo" else batch_with_all_columns()
+    has_reference = recipe not in ("orpo", "simpo")
+    batch = (
+        pairs(with_reference=has_reference) if recipe in PAIR_RECIPES else batch_with_all_columns()
+    )
     assert_one_gradient(lambda rows, budget: gradient(policy, rows, budget), batch)
 
 

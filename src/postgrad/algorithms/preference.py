@@ -1,12 +1,14 @@
-"""Preference losses over pairs, DPO and its relatives, from log-probs of whole responses.
+"""Preference losses over pairs and over single labeled responses, and the loss of reward models.
 
 A pair is (chosen, rejected); columns are (pairs,). `row_logprobs` adds up token log-probs. With
 h = (chosen - rejected) - (reference_chosen - reference_rejected), the reference terms 0 if
-reference-free, and s = label_smoothing, the share of pairs with a wrong label:
+reference-free, s = label_smoothing, the share of pairs with a wrong label, m = target_margin, and
+odds = log-odds(chosen) - log-odds(rejected), log-odds(x) = x - log(1 - exp(x)):
 
-    sigmoid   -(1 - s) · log σ(beta·h) - s · log σ(-beta·h)
-    ipo       (h - 1 / (2 beta))^2      for mean log-probs per token: row_logprobs(average=True)
-    hinge     max(0, 1 - beta·h)
+    sigmoid      -(1 - s) · log σ(beta·h - m) - s · log σ(m - beta·h)   DPO; SimPO with a margin
+    ipo          (h - 1 / (2 beta))^2   mean log-probs per token: row_logprobs(average=True)
+    hinge        max(0, 1 - beta·h)   SLiC
+    odds_ratio   -beta · log σ(odds)   ORPO, mean log-probs per token, no reference
 """
 
 from typing import NamedTuple
@@ -18,11 +20,15 @@ from torch.nn.functional import logsigmoid
 from postgrad.algorithms.masked import row_mean, row_sum
 from postgrad.errors import ConfigError, did_you_mean
 
-PREFERENCE_LOSSES = ("sigmoid", "ipo", "hinge")
+PREFERENCE_LOSSES = ("sigmoid", "ipo", "hinge", "odds_ratio")
+# Losses that are defined for mean log-probs per token.
+MEAN_LOSSES = ("ipo", "odds_ratio")
+# A response of probability 1 has infinite odds; log-probs are clamped just below 0.
+MAX_LOGPROB = -1e-6
 
 
-class PairLoss(NamedTuple):
-    """`values` (pairs,); `metrics`: (pairs,) detached columns to average."""
+class PreferenceLoss(NamedTuple):
+    """`values` (pairs,) or (rows,); `metrics`: detached columns to average, of the same length."""
 
     values: Tensor
     metrics: dict[str, Tensor]
@@ -31,7 +37,7 @@ class PairLoss(NamedTuple):
 def row_logprobs(
     logprobs: Tensor, mask: Tensor, rows: Tensor, num_rows: int, *, average: bool = False
 ) -> Tensor:
-    """(rows,) the sum (or mean, for ipo) of token log-probs over each row's unmasked tokens."""
+    """(rows,) the sum (or mean) of token log-probs over each row's unmasked tokens."""
     return (row_mean if average else row_sum)(logprobs, mask, rows, num_rows)
 
 
@@ -44,7 +50,8 @@ def dpo(
     beta: float = 0.1,
     loss: str = "sigmoid",
     label_smoothing: float = 0.0,
-) -> PairLoss:
+    target_margin: float = 0.0,
+) -> PreferenceLoss:
     """(pairs,) the loss named by `loss`, one of PREFERENCE_LOSSES.
 
     Without reference columns it is reference-free. No gradient reaches the reference.
@@ -53,8 +60,9 @@ def dpo(
     accuracy (margin > 0).
 
     Raises:
-        ConfigError: unknown loss, beta <= 0, label_smoothing outside [0, 0.5) or not with sigmoid.
-        ValueError: one reference column without the other.
+        ConfigError: unknown loss, beta <= 0, label_smoothing outside [0, 0.5), label_smoothing or
+            target_margin without sigmoid.
+        ValueError: one reference column without the other, or a reference with odds_ratio.
     """
     if loss not in PREFERENCE_LOSSES:
         raise ConfigError(
@@ -67,19 +75,26 @@ def dpo(
             f"label_smoothing={label_smoothing} with loss {loss} is out of range; "
             "it must be in [0, 0.5), and 0 unless the loss is sigmoid"
         )
+    if target_margin and loss != "sigmoid":
+        raise ConfigError(f"target_margin={target_margin} with loss {loss}; only sigmoid has one")
     if (reference_chosen is None) != (reference_rejected is None):
         raise ValueError("one reference column is missing; give both, or none (reference-free)")
+    if reference_chosen is not None and loss == "odds_ratio":
+        raise ValueError("odds_ratio has no reference; leave out its columns")
     gain_chosen = _subtract(chosen, reference_chosen)
     gain_rejected = _subtract(rejected, reference_rejected)
     h = gain_chosen - gain_rejected
     if loss == "sigmoid":
-        correct_label = -(1 - label_smoothing) * logsigmoid(beta * h)
-        wrong_label = -label_smoothing * logsigmoid(-beta * h)
+        logits = beta * h - target_margin
+        correct_label = -(1 - label_smoothing) * logsigmoid(logits)
+        wrong_label = -label_smoothing * logsigmoid(-logits)
         values = correct_label + wrong_label
     elif loss == "ipo":
         values = (h - 1 / (2 * beta)).square()
-    else:
+    elif loss == "hinge":
         values = torch.relu(1 - beta * h)
+    else:
+        values = -beta * logsigmoid(log_odds(chosen) - log_odds(rejected))
     margin = beta * h.detach()
     metrics = {
         "reward_chosen": beta * gain_chosen.detach(),
@@ -87,7 +102,78 @@ def dpo(
         "margin": margin,
         "accuracy": (margin > 0).to(margin.dtype),
     }
-    return PairLoss(values, metrics)
+    return PreferenceLoss(values, metrics)
+
+
+def log_odds(logprobs: Tensor) -> Tensor:
+    """log(p / (1 - p)) of log-probabilities, which are at most MAX_LOGPROB."""
+    bounded = logprobs.clamp(max=MAX_LOGPROB)
+    return bounded - torch.log(-torch.expm1(bounded))
+
+
+def kto(
+    logprobs: Tensor,
+    reference: Tensor,
+    desirable: Tensor,
+    kl: Tensor | float,
+    *,
+    beta: float = 0.1,
+    desirable_weight: float = 1.0,
+    undesirable_weight: float = 1.0,
+) -> PreferenceLoss:
+    """(rows,) KTO: one response per row, labeled desirable or not.
+
+        g = logprobs - reference
+        desirable:    desirable_weight · (1 - σ(beta·(g - kl)))
+        undesirable:  undesirable_weight · (1 - σ(beta·(kl - g)))
+
+    Args:
+        logprobs: (rows,) log-probs of whole responses.
+        reference: (rows,) those of the reference; no gradient reaches it.
+        desirable: (rows,) bool.
+        kl: one number, from mismatched_kl; no gradient reaches it.
+        beta: strength of the KL constraint.
+        desirable_weight: weight of desirable rows.
+        undesirable_weight: weight of undesirable rows.
+
+    Metrics: accuracy, the share of desirable rows above the kl and of undesirable rows below it.
+    """
+    gain = _subtract(logprobs, reference)
+    sign = torch.where(desirable, 1.0, -1.0).to(gain.dtype)
+    weight = torch.where(desirable, desirable_weight, undesirable_weight).to(gain.dtype)
+    distance = sign * beta * (gain - kl)
+    values = weight * torch.sigmoid(-distance)
+    return PreferenceLoss(values, {"accuracy": (distance.detach() > 0).to(gain.dtype)})
+
+
+def mismatched_kl(logprobs: Tensor, reference: Tensor) -> float:
+    """KTO's estimate of the KL to the reference: mean(logprobs - reference), at least 0.
+
+    The columns are (rows,): log-probs of responses that belong to other prompts.
+    """
+    return max(0.0, float((logprobs.double() - reference.double()).mean()))
+
+
+def bradley_terry(
+    chosen: Tensor, rejected: Tensor, margins: Tensor, *, centering: float = 0.0
+) -> PreferenceLoss:
+    """(pairs,) the loss of a reward model whose scores are `chosen` and `rejected`.
+
+        loss = -log σ(chosen - rejected - margin) + centering · (chosen + rejected)^2
+
+    `centering` keeps the mean score near 0.
+
+    Metrics: reward_chosen, reward_rejected, margin = their difference, accuracy (margin > 0).
+    """
+    difference = chosen - rejected
+    values = -logsigmoid(difference - margins) + centering * (chosen + rejected).square()
+    metrics = {
+        "reward_chosen": chosen.detach(),
+        "reward_rejected": rejected.detach(),
+        "margin": difference.detach(),
+        "accuracy": (difference.detach() > 0).to(chosen.dtype),
+    }
+    return PreferenceLoss(values, metrics)
 
 
 def _subtract(logprobs: Tensor, reference: Tensor | None) -> Tensor:

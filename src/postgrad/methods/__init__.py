@@ -1,7 +1,7 @@
 """Training methods: one file per algorithm. base.py has the stages that all methods share.
 
-    sft, dpo, ppo, grpo, luffy, exgrpo, bupo, classmate    the methods
-    support/                                               code that several methods share
+    sft, dpo, online_dpo, kto, ppo, grpo, luffy, exgrpo, bupo, classmate    the methods
+    support/    code that several methods share
 
 METHODS maps each name to a class. A user's own method is given as `package.module:Class` or
 `file.py:Class`. Nothing registers itself at import.
@@ -24,6 +24,8 @@ METHODS = {
     "grpo": "postgrad.methods.grpo:Grpo",
     "ppo": "postgrad.methods.ppo:Ppo",
     "dpo": "postgrad.methods.dpo:Dpo",
+    "online_dpo": "postgrad.methods.online_dpo:OnlineDpo",
+    "kto": "postgrad.methods.kto:Kto",
     "luffy": "postgrad.methods.luffy:Luffy",
     "exgrpo": "postgrad.methods.exgrpo:ExGrpo",
     "bupo": "postgrad.methods.bupo:Bupo",

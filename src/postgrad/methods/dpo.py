@@ -1,6 +1,7 @@
-"""DPO: learn from pairs of a chosen and a rejected response.
+"""DPO and its family: learn from pairs of a chosen and a rejected response.
 
-Both responses of a pair are given rows of one group, and one loss reads them jointly.
+Both responses of a pair are given rows of one group, and one loss reads them jointly. IPO, SimPO
+and ORPO are this method with other settings.
 """
 
 from collections.abc import Sequence
@@ -9,20 +10,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from postgrad.algorithms.preference import PREFERENCE_LOSSES, dpo, row_logprobs
+from postgrad.algorithms.preference import MEAN_LOSSES, PREFERENCE_LOSSES, dpo, row_logprobs
 from postgrad.config.schema import setting
-from postgrad.errors import ConfigError, RunError
+from postgrad.errors import ConfigError
 from postgrad.methods.base import Group, Method, MethodSettings, Role, Stage, Step
+from postgrad.methods.support.checks import refuse_unread
+from postgrad.methods.support.given_rows import check_equal_weights, check_pairs, pair_rows
 from postgrad.model.passes.head import TokenOutputs
 from postgrad.model.policy import MetricAccumulator
-from postgrad.types import DEMONSTRATION, Batch, Problem, Trajectory
+from postgrad.types import Batch, Problem
 
 
 @dataclass
 class DpoSettings(MethodSettings):
     loss: str = setting(
         "sigmoid",
-        "sigmoid is DPO; ipo uses mean log-probs; hinge is SLiC's",
+        "sigmoid is DPO's; ipo uses mean log-probs; hinge is SLiC's; odds_ratio is ORPO's",
         choices=PREFERENCE_LOSSES,
     )
     beta: float = setting(0.1, "strength of the KL constraint to the reference", above=0.0)
@@ -30,6 +33,19 @@ class DpoSettings(MethodSettings):
         0.0, "assumed share of pairs with a wrong label (sigmoid only)", at_least=0.0, at_most=0.5
     )
     reference_free: bool = setting(False, "use a uniform reference instead of the starting model")
+    length_normalized: bool = setting(
+        False, "use mean log-probs per token instead of sums (ipo and odds_ratio always do)"
+    )
+    target_margin: float = setting(
+        0.0,
+        "SimPO's gamma: margin that beta times the difference must exceed (sigmoid only)",
+        at_least=0.0,
+    )
+    sft_coef: float = setting(
+        0.0,
+        "coefficient of the SFT term: the mean negative log-prob per token of the chosen response",
+        at_least=0.0,
+    )
 
 
 class Dpo(Method):
@@ -45,22 +61,28 @@ class Dpo(Method):
             raise ConfigError(f"{key} works with method.loss=sigmoid only; remove it")
         if settings.label_smoothing >= 0.5:
             raise ConfigError(f"{key} is out of range; it must be below 0.5")
-        if settings.aggregation != MethodSettings.aggregation:
+        if settings.target_margin and settings.loss != "sigmoid":
             raise ConfigError(
-                f"method.aggregation={settings.aggregation} has no effect: dpo weighs all pairs "
-                "equally; remove it"
+                f"method.target_margin={settings.target_margin:g} works with method.loss=sigmoid "
+                "only; remove it"
             )
+        if settings.loss == "odds_ratio" and not settings.reference_free:
+            raise ConfigError(
+                "method.loss=odds_ratio compares with no reference; add method.reference_free=true"
+            )
+        check_equal_weights(self)
 
-    def check_problems(self, problems: Sequence[Problem], key: str = "data.train") -> None:
-        for problem in problems:
-            if not {"chosen", "rejected"} <= problem.extra.keys():
-                raise ConfigError(
-                    f"problem {problem.uid} has no chosen and rejected response; "
-                    f"dpo needs both in every row of {key}"
-                )
+    def check_unread(self) -> None:
+        super().check_unread()
+        if self.settings.loss in MEAN_LOSSES:
+            reason = f"with method.loss={self.settings.loss}, which always uses mean log-probs"
+            refuse_unread("method", self.settings, ["length_normalized"], reason)
+
+    def check_problems(self, problems: Sequence[Problem]) -> None:
+        check_pairs(self, problems, "data.train")
 
     def check_validation_problems(self, problems: Sequence[Problem]) -> None:
-        self.check_problems(problems, "data.validation")
+        check_pairs(self, problems, "data.validation")
 
     def needs_verifier(self) -> bool:
         return False
@@ -81,24 +103,7 @@ class Dpo(Method):
         ]
 
     def compose(self, problems: Sequence[Problem], step: Step) -> list[Group]:
-        return [Group(problem, 0, self.pair_rows(problem)) for problem in problems]
-
-    def pair_rows(self, problem: Problem) -> list[Trajectory]:
-        """The chosen row, then the rejected one."""
-        prompt = self.ports.prompts.encode(problem)
-        limit = self.config.rollout.max_response_tokens
-        rows: list[Trajectory] = []
-        for index, name in enumerate(("chosen", "rejected")):
-            tokens = self.ports.prompts.encode_response(str(problem.extra[name]))
-            if len(tokens) > limit:
-                raise RunError(
-                    f"the {name} response of problem {problem.uid} has {len(tokens)} tokens; "
-                    f"raise rollout.max_response_tokens (now {limit})"
-                )
-            row = Trajectory(problem.uid, prompt, tokens, source=DEMONSTRATION, finish="given")
-            row.index = index
-            rows.append(row)
-        return rows
+        return [Group(problem, 0, pair_rows(self, problem)) for problem in problems]
 
     def compute_reference_logprobs(self, batch: Batch, step: Step) -> Batch:
         if not self.settings.reference_free:
@@ -122,30 +127,37 @@ class Dpo(Method):
             beta=settings.beta,
             loss=settings.loss,
             label_smoothing=settings.label_smoothing,
+            target_margin=settings.target_margin,
         )
         for name, column in result.metrics.items():
             metrics.mean(f"dpo/{name}", column)
-        num_pairs = len(result.values)
-        return (result.values * batch.rows["pair_weight"][:num_pairs]).sum()
+        metrics.mean("entropy", current.entropy, batch.tokens["loss_mask"])
+        values = result.values
+        if settings.sft_coef:
+            chosen, _ = self.split_pairs(batch, current.logprobs, average=True)
+            metrics.mean("dpo/sft_loss", -chosen)
+            values = values - settings.sft_coef * chosen
+        return (values * batch.rows["pair_weight"][: len(values)]).sum()
 
     def pair_logprobs(self, batch: Batch, logprobs: Tensor) -> list[Tensor]:
         """(pairs,) log-probs of chosen and rejected responses; then the reference's, if any."""
-        order = torch.argsort(batch.rows["group"] * 2 + batch.rows["index"])
-        columns = [logprobs]
+        average = self.settings.length_normalized or self.settings.loss in MEAN_LOSSES
+        pairs = [*self.split_pairs(batch, logprobs, average)]
         if "reference_logprobs" in batch.tokens:
-            columns.append(batch.tokens["reference_logprobs"])
-        mask = batch.tokens["loss_mask"]
-        average = self.settings.loss == "ipo"
-        pairs: list[Tensor] = []
-        for column in columns:
-            rows = row_logprobs(column, mask, batch.row_index, len(batch), average=average)[order]
-            pairs += [rows[0::2], rows[1::2]]
+            pairs += self.split_pairs(batch, batch.tokens["reference_logprobs"], average)
         return pairs
+
+    def split_pairs(self, batch: Batch, logprobs: Tensor, average: bool) -> tuple[Tensor, Tensor]:
+        """(pairs,) the sum or mean of the log-probs of each chosen and each rejected response."""
+        order = torch.argsort(batch.rows["group"] * 2 + batch.rows["index"])
+        mask = batch.tokens["loss_mask"]
+        rows = row_logprobs(logprobs, mask, batch.row_index, len(batch), average=average)[order]
+        return rows[0::2], rows[1::2]
 
     def validate(self, problems: Sequence[Problem]) -> dict[str, float]:
         """How often the policy prefers the chosen response more than the reference does."""
-        groups = [Group(problem, 0, self.pair_rows(problem)) for problem in problems]
-        batch = self.compute_reference_logprobs(self.sample(groups, Step(0)), Step(0))
+        batch = self.sample(self.compose(problems, Step(0)), Step(0))
+        batch = self.compute_reference_logprobs(batch, Step(0))
         logprobs = self.ports.policy.logprobs(batch)["logprobs"]
         metrics = dpo(*self.pair_logprobs(batch, logprobs), beta=self.settings.beta).metrics
         return {

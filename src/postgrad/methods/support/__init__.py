@@ -10,6 +10,7 @@
     mixed_policy          rows with tokens of others: the base of LUFFY and ExGRPO
     replay_pool           ExGRPO's stored responses
     thinking              responses with a thought before the output: the base of Classmate-CoT
+    given_rows            pairs and labeled responses of the data as rows
     judging               language models as judge and monitor
 
 May import what methods may import.

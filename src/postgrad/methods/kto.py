@@ -1,0 +1,155 @@
+"""KTO: learn from single responses that are labeled desirable or undesirable; no pairs needed.
+
+A row of the data has a response and a `label` (true or false). A pair of a chosen and a rejected
+response becomes two rows. The loss compares the policy's log-ratio to the reference with an
+estimate of their KL divergence. That estimate uses mismatched rows: each prompt of the step with
+the response of the next one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from postgrad.algorithms.preference import kto, mismatched_kl, row_logprobs
+from postgrad.config.schema import setting
+from postgrad.errors import ConfigError
+from postgrad.methods.base import Group, Method, MethodSettings, Role, Stage, Step
+from postgrad.methods.support.given_rows import check_equal_weights, given_row, is_pair, pair_rows
+from postgrad.model.passes.head import TokenOutputs
+from postgrad.model.policy import MetricAccumulator
+from postgrad.types import Batch, Problem
+
+
+@dataclass
+class KtoSettings(MethodSettings):
+    beta: float = setting(0.1, "strength of the KL constraint to the reference", above=0.0)
+    desirable_weight: float = setting(1.0, "weight of desirable responses", at_least=0.0)
+    undesirable_weight: float = setting(
+        1.0,
+        "weight of undesirable responses; balance so that weight times count is similar for both",
+        at_least=0.0,
+    )
+
+
+class Kto(Method):
+    Settings = KtoSettings
+    trains_on_samples = False
+    trains_on_demonstrations = True
+
+    # ---- checks
+
+    def check(self) -> None:
+        super().check()
+        check_equal_weights(self)
+        num_problems = self.config.training.problems_per_step
+        if num_problems < 2:
+            raise ConfigError(
+                f"training.problems_per_step={num_problems}: kto estimates the KL from prompts "
+                "with the response of another problem; use at least 2"
+            )
+
+    def check_problems(self, problems: Sequence[Problem]) -> None:
+        for problem in problems:
+            has_label = isinstance(problem.extra.get("label"), bool)
+            if not is_pair(problem) and not (problem.demonstrations and has_label):
+                raise ConfigError(
+                    f"problem {problem.uid} has neither a response with a label (true or false) "
+                    "nor a chosen and a rejected response; kto needs the columns prompt, "
+                    "completion, label, or prompt, chosen, rejected"
+                )
+
+    check_validation_problems = check_problems
+
+    def needs_verifier(self) -> bool:
+        return False
+
+    def roles(self) -> dict[str, Role]:
+        return {"reference": Role("frozen")}
+
+    # ---- stages, on the driver
+
+    def stages(self) -> list[Stage]:
+        return [
+            self.draw,
+            self.compose,
+            self.sample,
+            self.compute_reference_logprobs,
+            self.compute_kl,
+            self.update,
+            self.publish,
+        ]
+
+    def compose(self, problems: Sequence[Problem], step: Step) -> list[Group]:
+        groups: list[Group] = []
+        for problem in problems:
+            if is_pair(problem):
+                rows = pair_rows(self, problem)
+                labels = [True, False]
+            else:
+                rows = [given_row(self, problem, problem.demonstrations[0], "labeled", 0)]
+                labels = [problem.extra["label"]]
+            for row, label in zip(rows, labels, strict=True):
+                row.rows["desirable"] = float(label)
+            groups.append(Group(problem, 0, rows))
+        return groups
+
+    def compute_reference_logprobs(self, batch: Batch, step: Step) -> Batch:
+        batch.tokens["reference_logprobs"] = self.ports.reference.logprobs(batch)["logprobs"]
+        return batch
+
+    def compute_kl(self, batch: Batch, step: Step) -> Batch:
+        """Sets the row column `kl`: one estimate for all rows, before the step's updates."""
+        mismatched = mismatch(batch)
+        shape = (mismatched.tokens["loss_mask"], mismatched.row_index, len(mismatched))
+        policy, reference = (
+            row_logprobs(model.logprobs(mismatched)["logprobs"], *shape)
+            for model in (self.ports.policy, self.ports.reference)
+        )
+        kl = mismatched_kl(policy, reference)
+        batch.rows["kl"] = torch.full((len(batch),), kl)
+        step.metrics["kto/kl"] = kl
+        return batch
+
+    # ---- beside the model
+
+    def prepare(self, batch: Batch) -> Batch:
+        """Sets the weight of a row: 1 / number of rows of the optimizer step."""
+        batch.rows["row_weight"] = torch.full((len(batch),), 1.0 / max(1, len(batch)))
+        return batch
+
+    def loss(self, batch: Batch, current: TokenOutputs, metrics: MetricAccumulator) -> Tensor:
+        settings = self.settings
+        shape = (batch.tokens["loss_mask"], batch.row_index, len(batch))
+        result = kto(
+            row_logprobs(current.logprobs, *shape),
+            row_logprobs(batch.tokens["reference_logprobs"], *shape),
+            batch.rows["desirable"] > 0,
+            batch.rows["kl"],
+            beta=settings.beta,
+            desirable_weight=settings.desirable_weight,
+            undesirable_weight=settings.undesirable_weight,
+        )
+        metrics.mean("kto/accuracy", result.metrics["accuracy"])
+        metrics.mean("entropy", current.entropy, batch.tokens["loss_mask"])
+        return (result.values * batch.rows["row_weight"]).sum()
+
+    def validate(self, problems: Sequence[Problem]) -> dict[str, float]:
+        """The share of responses on the right side of the KL: desirable above, others below."""
+        batch = self.sample(self.compose(problems, Step(0)), Step(0))
+        batch = self.compute_kl(self.compute_reference_logprobs(batch, Step(0)), Step(0))
+        outputs = TokenOutputs(**self.ports.policy.logprobs(batch))
+        metrics = MetricAccumulator()
+        self.loss(self.prepare(batch), outputs, metrics)
+        return {"validation/accuracy": metrics.result()["kto/accuracy"]}
+
+
+def mismatch(batch: Batch) -> Batch:
+    """Each row's prompt with the response of the next group's row, in a circle."""
+    groups = batch.rows["group"].tolist()
+    first_rows = {group: groups.index(group) for group in dict.fromkeys(groups)}
+    order = list(first_rows)
+    successors = dict(zip(order, [*order[1:], order[0]], strict=True))
+    others = batch.select([first_rows[successors[group]] for group in groups])
+    return Batch(batch.prompt, others.response, dict(others.tokens), dict(batch.rows))

@@ -1,0 +1,56 @@
+"""Rows of responses that the data give: pairs of chosen and rejected, labeled responses."""
+
+from collections.abc import Sequence
+
+from postgrad.errors import ConfigError, RunError
+from postgrad.methods.base import Method, MethodSettings
+from postgrad.types import DEMONSTRATION, Problem, Trajectory
+
+PAIR = ("chosen", "rejected")
+
+
+def is_pair(problem: Problem) -> bool:
+    return all(name in problem.extra for name in PAIR)
+
+
+def check_pairs(method: Method, problems: Sequence[Problem], key: str) -> None:
+    """Refuses problems without a chosen and a rejected response. Raises ConfigError."""
+    for problem in problems:
+        if not is_pair(problem):
+            raise ConfigError(
+                f"problem {problem.uid} has no chosen and rejected response; "
+                f"{method.settings.name} needs both in every row of {key}"
+            )
+
+
+def check_equal_weights(method: Method) -> None:
+    """Refuses method.aggregation, which losses over whole responses do not read."""
+    aggregation = method.settings.aggregation
+    if aggregation != MethodSettings.aggregation:
+        raise ConfigError(
+            f"method.aggregation={aggregation} has no effect: {method.settings.name} weighs all "
+            "rows equally; remove it"
+        )
+
+
+def pair_rows(method: Method, problem: Problem) -> list[Trajectory]:
+    """The chosen row, then the rejected one."""
+    return [
+        given_row(method, problem, str(problem.extra[name]), name, index)
+        for index, name in enumerate(PAIR)
+    ]
+
+
+def given_row(method: Method, problem: Problem, text: str, name: str, index: int) -> Trajectory:
+    """A response of the data as a row. Raises RunError if it is too long."""
+    tokens = method.ports.prompts.encode_response(text)
+    limit = method.config.rollout.max_response_tokens
+    if len(tokens) > limit:
+        raise RunError(
+            f"the {name} response of problem {problem.uid} has {len(tokens)} tokens; "
+            f"raise rollout.max_response_tokens (now {limit})"
+        )
+    prompt = method.ports.prompts.encode(problem)
+    row = Trajectory(problem.uid, prompt, tokens, source=DEMONSTRATION, finish="given")
+    row.index = index
+    return row

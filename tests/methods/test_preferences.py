@@ -1,0 +1,128 @@
+"""Methods that learn from preferences: they learn on held-out pairs, and refuse other data."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from lessons import VERIFIERS, bound, run
+
+from postgrad.errors import ConfigError
+from postgrad.methods.kto import mismatch
+from postgrad.model.tiny import make_tiny
+from postgrad.types import Batch, Trajectory
+
+STEPS = (
+    "optimizer.lr=3e-3",
+    "optimizer.warmup_steps=0",
+    "training.problems_per_step=24",
+    "training.checkpoint_every=1000",
+)
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory) -> Path:
+    """A model as it comes from its initialization: nearly uniform."""
+    return make_tiny(tmp_path_factory.mktemp("models") / "fresh", seed=0, layers=2, width=32)
+
+
+def write(file: Path, rows: list[dict]) -> Path:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def pair_overrides(folder: Path, labeled: bool = False) -> list[str]:
+    """Data whose chosen answer repeats the first digit, the rejected one the second.
+
+    Every fifth pair is held out. Labeled data have one response per row instead.
+    """
+    rows = []
+    for a in range(10):
+        for b in range(10):
+            if a == b:
+                continue
+            pair = {"prompt": f"{a}+{b}=", "chosen": str(a) * 3, "rejected": str(b) * 3}
+            if labeled:
+                label = (a + b) % 2 == 0
+                response = pair["chosen" if label else "rejected"]
+                pair = {"prompt": pair["prompt"], "completion": response, "label": label}
+            rows.append(pair | {"uid": f"{a}{b}"})
+    train = write(folder / "train.jsonl", [row for i, row in enumerate(rows) if i % 5])
+    held = write(folder / "held.jsonl", rows[::5])
+    return [f"data.train={train}", f"data.validation={held}"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["dpo_norm", "dpo_sft", "ipo", "orpo", "simpo", "kto"])
+def test_held_out_pairs_are_told_apart(recipe, fresh, tmp_path):
+    data = pair_overrides(tmp_path, labeled=recipe == "kto")
+    lines = run(recipe, fresh, tmp_path, *data, *STEPS, "training.steps=40")
+    first, last = [line for line in lines if "validation/accuracy" in line]
+    # A model of random weights prefers neither; one that starts as its reference is at 0 margin.
+    assert first["validation/accuracy"] < 0.75, first
+    assert last["validation/accuracy"] > 0.85, last
+    if recipe in ("dpo_sft", "orpo"):
+        losses = [line["dpo/sft_loss"] for line in lines if "dpo/sft_loss" in line]
+        assert losses[-1] < losses[0] - 0.5, losses
+
+
+@pytest.mark.slow
+def test_online_dpo_learns_to_write_sevens(fresh, tmp_path):
+    verifiers = tmp_path / "mine.py"
+    verifiers.write_text(VERIFIERS)
+    lines = run(
+        "online_dpo",
+        fresh,
+        tmp_path,
+        *STEPS,
+        "optimizer.lr=1e-2",
+        "optimizer.schedule=constant",
+        "training.steps=20",
+        "rollout.samples=8",
+        f"reward.verifier={verifiers}:sevens",
+    )
+    rewards = [line["reward/mean"] for line in lines]
+    assert sum(rewards[:2]) / 2 < 0.15, rewards
+    assert sum(rewards[-3:]) / 3 > 0.4, rewards
+
+
+def test_online_dpo_pairs_best_and_worst(fresh):
+    scores = iter([0.0, 1.0, 0.5, 1.0] + [0.25] * 4 + [1.0, None, 0.0, 0.5] + [0.5] * 4)
+    world = bound("online_dpo", fresh, "rollout.samples=4", value=lambda text: next(scores))
+    batch = world.until("estimate")
+    # The failed row has left the third group.
+    preference = batch.rows["preference"].tolist()
+    assert preference == [-1, 1, 0, 0, *[0] * 4, 1, -1, 0, *[0] * 4]
+    assert world.metrics["dpo/groups_with_pair"] == 0.5
+    batch.tokens["reference_logprobs"] = torch.zeros(batch.num_tokens)
+    pairs = world.method.prepare(batch)
+    assert pairs.rows["index"].tolist() == [1, 0, 0, 1]
+    assert pairs.rows["pair_weight"].tolist() == [0.5] * 4
+
+
+def test_kto_mismatches_prompts_and_responses():
+    rows = [
+        Trajectory("a", [1], [2, 3], group=0),
+        Trajectory("a", [1], [4], group=0, index=1),
+        Trajectory("b", [5, 6], [7], group=1),
+    ]
+    mixed = mismatch(Batch.of(rows))
+    assert [ids.tolist() for ids in mixed.prompt.split()] == [[1], [1], [5, 6]]
+    assert [ids.tolist() for ids in mixed.response.split()] == [[7], [7], [2, 3]]
+    assert mixed.tokens["loss_mask"].numel() == mixed.num_tokens == 4
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "1+1=", "completion": "2", "label": "yes"},
+        {"prompt": "1+1=", "completion": "2"},
+        {"prompt": "1+1=", "ground_truth": "2"},
+    ],
+    ids=["text label", "no label", "no response"],
+)
+def test_kto_refuses_rows_without_a_label(row, fresh, tmp_path):
+    data = write(tmp_path / "rows.jsonl", [row | {"uid": str(i)} for i in range(32)])
+    with pytest.raises(ConfigError, match="label"):
+        run("kto", fresh, tmp_path / "runs", f"data.train={data}")
+    assert not (tmp_path / "runs").exists()
