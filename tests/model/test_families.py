@@ -18,6 +18,7 @@ from postgrad.model.load import load
 from postgrad.model.loaded import Loaded
 from postgrad.model.lora import adapter_parameters, add_adapters
 from postgrad.model.passes.attention import NAME, register_attention
+from postgrad.model.passes.row_attention import RowGroup
 from postgrad.model.passes.support import in_captured_family, support_of
 from postgrad.model.policy import FrozenPolicy, LocalPolicy, MetricAccumulator
 from postgrad.model.views import FULL
@@ -29,6 +30,13 @@ from postgrad.types import Batch, Trajectory
 
 CPU = torch.device("cpu")
 PACKED = {
+    "cohere2",
+    "exaone4",
+    "gemma3_text",
+    "gemma4_text",
+    "mistral",
+    "olmo3",
+    "starcoder2",
     "ernie4_5",
     "glm4",
     "gpt2",
@@ -215,12 +223,19 @@ def test_a_broken_mask_is_caught_by_the_gate(folders, monkeypatch, tmp_path):
     from postgrad.model.passes import layout
 
     monkeypatch.setenv("POSTGRAD_CACHE", str(tmp_path))
-    assert support_of(load_folder(folders("olmo3")).model).passes == "shared"
+    assert support_of(load_folder(folders("gpt_oss")).model).passes == "shared"
     monkeypatch.setenv("POSTGRAD_CACHE", str(tmp_path / "second"))
     causal = lambda part: torch.ones(part.shape[1], part.shape[1]).bool().tril()[None, None]  # noqa: E731
     monkeypatch.setattr(layout, "_bundle_mask", causal)
-    support = support_of(load_folder(folders("olmo3")).model)
+    support = support_of(load_folder(folders("gpt_oss")).model)
     assert support.passes == "rows" and "nats" in support.reasons[-1]
+
+
+def test_a_forgotten_window_is_caught_by_the_gate(folders, monkeypatch, tmp_path):
+    monkeypatch.setenv("POSTGRAD_CACHE", str(tmp_path))
+    monkeypatch.setattr(RowGroup, "windowed_mask", lambda group, window: group.mask)
+    support = support_of(load_folder(folders("olmo3")).model)
+    assert support.passes == "shared" and "nats" in support.reasons[0]
 
 
 def test_a_model_that_no_pass_reproduces_is_refused(monkeypatch, tmp_path):

@@ -105,7 +105,7 @@ def test_padding_tiles_cover_each_token_once_and_attend_to_their_own_tile():
         assert own_start == start
         assert shared_start == shared_end
         assert end - start <= 64
-    assert packing.key_tiles.tolist() == [[start, end, end] for start, end, *_ in query_tiles]
+    assert packing.key_tiles.tolist() == [[start, end, end, end] for start, end, *_ in query_tiles]
 
 
 def test_padded_sizes_are_few_and_add_little_padding():

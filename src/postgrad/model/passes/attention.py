@@ -42,7 +42,7 @@ def attention(
     Raises: ConfigError or RunError for what it would otherwise compute wrongly in silence.
     """
     if packing is not None:
-        _refuse_in_packed(module, key.shape[2], softcap, s_aux, sliding_window)
+        _refuse_in_packed(module, softcap, s_aux)
     elif sliding_window is not None and key.shape[2] > sliding_window:
         if token_positions is None:
             raise RunError(
@@ -55,7 +55,7 @@ def attention(
         return out.transpose(1, 2).contiguous(), None
     if packing is not None:
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-        return _attend_packed(q, k, v, packing, scaling)[None], None
+        return _attend_packed(q, k, v, packing, scaling, sliding_window or 0)[None], None
     batch, heads, length, width = query.shape
     key_heads = key.shape[1]
     if length == 1 and heads > key_heads:
@@ -80,22 +80,11 @@ def attention(
     return out.transpose(1, 2).contiguous(), None
 
 
-def _refuse_in_packed(
-    module: nn.Module,
-    num_tokens: int,
-    softcap: float | None,
-    s_aux: Tensor | None,
-    sliding_window: int | None,
-) -> None:
+def _refuse_in_packed(module: nn.Module, softcap: float | None, s_aux: Tensor | None) -> None:
     if softcap is not None or s_aux is not None:
         raise ConfigError(
             f"{type(module).__name__} has soft-capped attention scores or attention sinks; packed "
             "attention supports neither"
-        )
-    if sliding_window is not None and num_tokens > sliding_window:
-        raise RunError(
-            f"{type(module).__name__} has a sliding window of {sliding_window}; packed attention "
-            "does not support it"
         )
 
 
@@ -147,13 +136,18 @@ def explicit_attention(
 
 
 def _attend_packed(
-    q: Tensor, k: Tensor, v: Tensor, packing: Packing | PaddedSegments, scaling: float | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    packing: Packing | PaddedSegments,
+    scaling: float | None,
+    window: int,
 ) -> Tensor:
     if isinstance(packing, PaddedSegments):
-        return padded_segment_attention(q, k, v, packing, scaling)
+        return padded_segment_attention(q, k, v, packing, scaling, window)
     from postgrad.model.passes.kernels.packed_attention import packed_attention
 
-    return packed_attention(q, k, v, packing, scaling or q.shape[-1] ** -0.5)
+    return packed_attention(q, k, v, packing, scaling or q.shape[-1] ** -0.5, window)
 
 
 def register_attention() -> str:

@@ -8,6 +8,7 @@ tokens before it in its own segment.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,33 +29,40 @@ Segment = tuple[int, int, int, int, int]
 class Packing:
     """Which tokens of a packed pass attend to which, as tiles for the kernels.
 
-    Both tensors are int32 and on the model's device.
+    The tensors are int32 and on the model's device.
     """
 
     # (tiles, 5): start and end of the tile, start of its own segment, start and end of its shared
     # segment
     query_tiles: Tensor
-    # (tiles, 3): start and end of the tile, end of the tokens that attend to it
+    # (tiles, 4): start and end of the tile, end of the tokens that attend to it, end of its segment
     key_tiles: Tensor
+    positions: Tensor  # (tokens,) in their rows; sliding windows are measured in them
 
     def to(self, device: torch.device) -> "Packing":
-        return Packing(copy_async(self.query_tiles, device), copy_async(self.key_tiles, device))
+        tensors = (self.query_tiles, self.key_tiles, self.positions)
+        return Packing(*(copy_async(tensor, device) for tensor in tensors))
 
 
 def make_packing(segments: Sequence[Segment]) -> Packing:
     """Return the tiles of the segments, longest work first, so short tiles fill the gaps."""
     query_tiles: list[tuple[int, int, int, int, int]] = []
-    key_tiles: list[tuple[int, int, int]] = []
+    key_tiles: list[tuple[int, int, int, int]] = []
+    positions = np.zeros(max(end for _, end, *_ in segments), dtype=np.int32)
     for start, end, shared_start, shared_end, visible_until in segments:
+        shared = shared_end - shared_start
+        positions[start:end] = np.arange(shared, shared + end - start)
         for first in range(start, end, BLOCK_M):
             last = min(first + BLOCK_M, end)
             query_tiles.append((first, last, start, shared_start, shared_end))
         for first in range(start, end, BLOCK_N):
-            key_tiles.append((first, min(first + BLOCK_N, end), visible_until))
+            key_tiles.append((first, min(first + BLOCK_N, end), visible_until, end))
     query_tiles.sort(key=_num_keys, reverse=True)
     key_tiles.sort(key=_num_queries, reverse=True)
     return Packing(
-        torch.tensor(query_tiles, dtype=torch.int32), torch.tensor(key_tiles, dtype=torch.int32)
+        torch.tensor(query_tiles, dtype=torch.int32),
+        torch.tensor(key_tiles, dtype=torch.int32),
+        torch.from_numpy(positions),
     )
 
 
@@ -63,8 +71,8 @@ def _num_keys(query_tile: tuple[int, int, int, int, int]) -> int:
     return end - own_start + shared_end - shared_start
 
 
-def _num_queries(key_tile: tuple[int, int, int]) -> int:
-    start, _, visible_until = key_tile
+def _num_queries(key_tile: tuple[int, int, int, int]) -> int:
+    start, _, visible_until, _ = key_tile
     return visible_until - start
 
 
@@ -74,7 +82,7 @@ def num_tiles(tokens: int) -> int:
 
 
 def padding_tiles(start: int, end: int, tiles: int, device: torch.device) -> Packing:
-    """Return `tiles` tiles for the padding tokens start..end.
+    """Return `tiles` tiles for the padding tokens start..end, whose positions are all 0.
 
     Padding tokens attend only within their own tile. Tiles that are left over cover no token.
     """
@@ -83,4 +91,5 @@ def padding_tiles(start: int, end: int, tiles: int, device: torch.device) -> Pac
     last = (first + BLOCK_M).clamp_(max=end)
     zero = torch.zeros_like(first)
     query_tiles = torch.stack([first, last, first, zero, zero], 1)
-    return Packing(query_tiles, torch.stack([first, last, last], 1))
+    positions = torch.zeros(end - start, dtype=torch.int32, device=device)
+    return Packing(query_tiles, torch.stack([first, last, last, last], 1), positions)

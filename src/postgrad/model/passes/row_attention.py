@@ -8,7 +8,7 @@ A slot is a place of a padded row; some slots are padding.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -28,6 +28,23 @@ class RowGroup:
     num_queries: int  # per row
     num_keys: int  # per row
     mask: Tensor | None  # (num_rows, 1, num_queries, num_keys) bool; None: plain causal
+    shared: Tensor  # (num_rows, 1) shared keys per row: the position of its first query
+    masks: dict[int, Tensor] = field(default_factory=dict)  # by sliding window, made when needed
+
+    def windowed_mask(self, window: int) -> Tensor | None:
+        """Return the mask for a sliding window of this many tokens; 0 is none."""
+        if not 0 < window < self.num_keys:
+            return self.mask
+        if window not in self.masks:
+            query = torch.arange(self.num_queries)[None, :, None]
+            key = torch.arange(self.num_keys)[None, None]
+            distance = self.shared[:, :, None] + query - key  # keys are stored by position
+            visible = ((distance < window) & (distance >= 0))[:, None]
+            if self.mask is not None:
+                visible &= self.mask
+            # A padding query attends to key 0: the softmax of an empty row would be NaN.
+            self.masks[window] = visible | (~visible.any(-1, keepdim=True) & (key == 0))
+        return self.masks[window]
 
 
 @dataclass(frozen=True)
@@ -120,7 +137,7 @@ class _Tables:
             first_key = self.num_key_slots + row * num_keys
             self._add_row(segment, first_query, first_key)
         mask = _attention_mask(query, key, own, shared)
-        self.groups.append(RowGroup(len(group), num_queries, num_keys, mask))
+        self.groups.append(RowGroup(len(group), num_queries, num_keys, mask, shared))
         self.num_query_slots += len(group) * num_queries
         self.num_key_slots += len(group) * num_keys
 
@@ -178,11 +195,17 @@ def _attention_mask(query: Tensor, key: Tensor, own: Tensor, shared: Tensor) -> 
 
 
 def padded_segment_attention(
-    query: Tensor, key: Tensor, value: Tensor, segments: PaddedSegments, scaling: float | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    segments: PaddedSegments,
+    scaling: float | None,
+    window: int = 0,
 ) -> Tensor:
     """Return (tokens, heads, width) attention outputs of packed tokens.
 
-    query is (tokens, heads, width); key and value are (tokens, key_heads, width).
+    query is (tokens, heads, width); key and value are (tokens, key_heads, width). `window` is the
+    sliding window in tokens; 0 is none.
     """
     tokens, heads, width = query.shape
     key_heads = key.shape[1]
@@ -212,6 +235,7 @@ def padded_segment_attention(
                 v[first_key : first_key + num_keys].unflatten(-1, (key_heads, width)),
                 group,
                 scaling,
+                window,
             )
         )
         first_query += num_queries
@@ -224,7 +248,7 @@ def padded_segment_attention(
 
 
 def _group_attention(
-    q: Tensor, k: Tensor, v: Tensor, group: RowGroup, scaling: float | None
+    q: Tensor, k: Tensor, v: Tensor, group: RowGroup, scaling: float | None, window: int
 ) -> Tensor:
     """Return (query slots, heads · width) outputs of one group; q, k, v are (slots, heads, width).
 
@@ -238,7 +262,7 @@ def _group_attention(
     q = q.reshape(rows, key_heads, num_queries * group_size, width)
     k = k.view(rows, num_keys, key_heads, width).transpose(1, 2)
     v = v.view(rows, num_keys, key_heads, width).transpose(1, 2)
-    mask = group.mask
+    mask = group.windowed_mask(window)
     if group_size > 1:
         if mask is None:
             mask = torch.ones(num_queries, num_keys, dtype=torch.bool).tril()[None, None]

@@ -57,10 +57,8 @@ def packing_problem(model: Any) -> str:
     """Return why packed attention cannot express the model's attention; empty when it may."""
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ())
-    if other := ", ".join(sorted(kinds - {"full_attention"})):
+    if other := ", ".join(sorted(kinds - {"full_attention", "sliding_attention"})):
         return f"packed attention does not support {other}"
-    if has_window(model):
-        return "packed attention does not support a sliding window"
     if getattr(config, "attn_logit_softcapping", None):
         return "packed attention does not support capped scores"
     return ""
@@ -82,6 +80,13 @@ def transform_of(model: Any) -> LogitTransform:
     if getattr(config, "lm_head_multiplier", None):  # Falcon H1 multiplies
         scale *= config.lm_head_multiplier
     return LogitTransform(scale, getattr(config, "final_logit_softcapping", None))
+
+
+def window_of(attention: Any) -> int:
+    """Return the sliding window of an attention layer in tokens; 0 without one."""
+    if hasattr(attention, "sliding_window"):
+        return attention.sliding_window or 0
+    return getattr(attention.config, "sliding_window", None) or 0
 
 
 def has_window(model: Any) -> bool:

@@ -25,7 +25,7 @@ from postgrad.model.passes.kernels.packed_attention import LOG2E, warp_config
 from postgrad.model.passes.kernels.swiglu import swiglu_forward
 from postgrad.model.passes.packing import BLOCK_N as PAGE
 from postgrad.model.passes.packing import CHUNK
-from postgrad.model.passes.support import CAPTURED_FAMILIES, support_of
+from postgrad.model.passes.support import CAPTURED_FAMILIES, support_of, window_of
 from postgrad.rollout.native import kernels
 
 STATIC_ROTARY = ("default", "linear", "llama3", "yarn")
@@ -50,8 +50,6 @@ def unsupported_reason(model: Any) -> str:
         return "; ".join(support_of(model).reasons) or "its passes are not packed"
     if config.model_type not in CAPTURED_FAMILIES:
         return f"model type {config.model_type} is not one of {', '.join(CAPTURED_FAMILIES)}"
-    if getattr(config, "use_sliding_window", False):
-        return "the model has a sliding window"
     if config.hidden_act not in ("silu", "swish"):
         return f"activation {config.hidden_act} is not silu"
     rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
@@ -87,6 +85,7 @@ class Layer:
         self.post_attention_norm = block.post_attention_layernorm
         self.q_norm = getattr(attention, "q_norm", None)
         self.k_norm = getattr(attention, "k_norm", None)
+        self.window = window_of(attention)
 
     def project_qkv(self, x: Tensor) -> Tensor:
         return add_lora_outputs(linear(x, *self.qkv), self.qkv_modules, x)
@@ -254,6 +253,7 @@ class Decoder:
             "WIDTH": max(16, triton.next_power_of_2(self.head_dim)),
             "CHUNK": CHUNK,
             "PARTS": num_parts,
+            "WINDOW": layer.window,
         }
         parts = query.new_empty(
             rows if num_parts > 1 else 0,

@@ -8,11 +8,16 @@ lines are named below. The kernels skip a row whose ALIVE is 0.
 # Triton launches its kernels with arguments that a type checker cannot follow.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOptionalMemberAccess=false
 # pyright: reportOperatorIssue=false, reportAssignmentType=false, reportGeneralTypeIssues=false
+# pyright: reportPossiblyUnboundVariable=false
 
 import triton
 import triton.language as tl
 
-from postgrad.model.passes.kernels.packed_attention import merge_chunk, online_softmax_step
+from postgrad.model.passes.kernels.packed_attention import (
+    first_visible_block,
+    merge_chunk,
+    online_softmax_step,
+)
 from postgrad.model.passes.kernels.rms_norm import rms_norm_row
 from postgrad.model.passes.kernels.rotary import apply_rotary
 
@@ -146,12 +151,13 @@ def attend(
     max_pages,
     HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
     PAGE: tl.constexpr, M: tl.constexpr, CHUNK: tl.constexpr, PARTS: tl.constexpr,
-    PRECISE: tl.constexpr,
+    PRECISE: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     """Attention of the query heads of one key head over CHUNK of the row's pages.
 
-    One program per row, key head and chunk. The shared pages of the prompt come first. With one
-    chunk the result goes to `out`; with several, merge_chunks combines them.
+    One program per row, key head and chunk. The shared pages of the prompt come first. Pages
+    before a sliding window are skipped. With one chunk the result goes to `out`; with several,
+    merge_chunks combines them.
     """
     row = tl.program_id(0).to(tl.int64)
     key_head = tl.program_id(1)
@@ -165,6 +171,12 @@ def attend(
     num_pages = shared_pages + (own + PAGE - 1) // PAGE
     if part * CHUNK >= num_pages:
         return
+    first_page = part * CHUNK
+    if WINDOW:
+        position = shared + own - 1
+        first_page = tl.maximum(first_page, first_visible_block(position, shared, PAGE, WINDOW))
+        if first_page >= part * CHUNK + CHUNK:
+            return
     member = tl.arange(0, M)
     cols = tl.arange(0, WIDTH)
     line = tl.arange(0, PAGE)
@@ -174,17 +186,22 @@ def attend(
     top = tl.full([M], float("-inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
     acc = tl.zeros([M, WIDTH], tl.float32)
-    for j in range(part * CHUNK, tl.minimum(part * CHUNK + CHUNK, num_pages)):
+    for j in range(first_page, tl.minimum(part * CHUNK + CHUNK, num_pages)):
         page = tl.load(table + row * max_pages + j).to(tl.int64)
         inside = tl.where(
             j < shared_pages, j * PAGE + line < shared, (j - shared_pages) * PAGE + line < own
         )
+        if WINDOW:
+            key_position = tl.where(
+                j < shared_pages, j * PAGE + line, shared + (j - shared_pages) * PAGE + line
+            )
+            inside &= position - key_position < WINDOW
         at = ((page * PAGE + line) * KEY_HEADS + key_head)[:, None] * D + cols[None, :]
         mask = inside[:, None] & (cols < D)[None, :]
         k = tl.load(k_pages + at, mask=mask, other=0.0)
         v = tl.load(v_pages + at, mask=mask, other=0.0)
         acc, top, total = online_softmax_step(
-            acc, top, total, q, k, v, inside[None, :], scale_log2, PRECISE
+            acc, top, total, q, k, v, inside[None, :], scale_log2, PRECISE, WINDOW
         )
     if PARTS == 1:
         out = out_base + (row * HEADS + key_head * group + member)[:, None] * D + cols[None, :]
@@ -201,6 +218,7 @@ def merge_chunks(
     part_base, weight_base, out_base, state, rows,
     HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
     PAGE: tl.constexpr, M: tl.constexpr, CHUNK: tl.constexpr, PARTS: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):  # fmt: skip
     """Combine the chunks of `attend`, in their order; one program per row and key head."""
     row = tl.program_id(0).to(tl.int64)
@@ -216,12 +234,16 @@ def merge_chunks(
     top = tl.full([M], float("-inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
     acc = tl.zeros([M, WIDTH], tl.float32)
-    for part in range(0, (num_pages + CHUNK - 1) // CHUNK):
+    first_part = 0
+    if WINDOW:
+        shared = tl.load(state + NUM_SHARED * rows + row)
+        first_part = first_visible_block(shared + own - 1, shared, PAGE, WINDOW) // CHUNK
+    for part in range(first_part, (num_pages + CHUNK - 1) // CHUNK):
         offset = ((row * KEY_HEADS + key_head) * PARTS + part) * group + member
         chunk = tl.load(part_base + offset[:, None] * D + cols[None, :], mask=real, other=0.0)
         chunk_top = tl.load(weight_base + offset * 2, mask=member < group, other=0.0)
         chunk_total = tl.load(weight_base + offset * 2 + 1, mask=member < group, other=1.0)
-        acc, top, total = merge_chunk(acc, top, total, chunk, chunk_top, chunk_total)
+        acc, top, total = merge_chunk(acc, top, total, chunk, chunk_top, chunk_total, WINDOW)
     out = out_base + (row * HEADS + key_head * group + member)[:, None] * D + cols[None, :]
     tl.store(out, (acc / total[:, None]).to(out_base.dtype.element_ty), mask=real)
 

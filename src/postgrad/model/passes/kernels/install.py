@@ -16,6 +16,7 @@ from postgrad.model.passes.kernels.rms_norm import rms_norm
 from postgrad.model.passes.kernels.rotary import rotary
 from postgrad.model.passes.kernels.swiglu import swiglu, swiglu_down
 from postgrad.model.passes.packing import Packing
+from postgrad.model.passes.support import window_of
 
 ATTENTION_CLASSES = (
     "LlamaAttention",
@@ -71,7 +72,7 @@ def _attention_forward(
     cache = kwargs.get("past_key_values")
     if cache is not None:
         cache.update(k.transpose(0, 1)[None], v.transpose(0, 1)[None], module.layer_idx)
-    out = packed_attention(q, k, v, packing, module.scaling)
+    out = packed_attention(q, k, v, packing, module.scaling, window_of(module))
     return module.o_proj(out.view(1, len(x), -1)), None
 
 

@@ -3,11 +3,16 @@
 Keys are visited in blocks of BLOCK_N, shared keys first, CHUNK blocks at a time. The decode kernel
 visits the same blocks in the same order and merges the same chunks. So the engine's log-probs and
 the trainer's log-probs of the same tokens are the same bits.
+
+With a sliding window of WINDOW tokens a query sees keys less than WINDOW positions before it.
+Blocks that no query of a tile sees are skipped. A row may see no key of a block or chunk that
+other rows of its tile see; such a block or chunk leaves the row's softmax as it was, bit for bit.
 """
 
 # Triton launches its kernels with arguments that a type checker cannot follow.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOptionalMemberAccess=false
 # pyright: reportOperatorIssue=false, reportAssignmentType=false, reportGeneralTypeIssues=false
+# pyright: reportPossiblyUnboundVariable=false
 
 from typing import Any, NamedTuple
 
@@ -47,28 +52,54 @@ def warp_config(width: int) -> WarpConfig:
 
 
 @triton.jit
-def online_softmax_step(acc, row_max, row_sum, q, k, v, visible, scale_log2, PRECISE: tl.constexpr):
-    """Add one block of keys to the running softmax of each query."""
+def _finite_max(row_max, WINDOW: tl.constexpr):
+    """Return the maximum to subtract in an exponent; 0 for a row that has seen no key yet."""
+    if WINDOW:
+        row_max = tl.where(row_max == float("-inf"), 0.0, row_max)
+    return row_max
+
+
+@triton.jit
+def online_softmax_step(
+    acc, row_max, row_sum, q, k, v, visible, scale_log2, PRECISE: tl.constexpr, WINDOW: tl.constexpr
+):
+    """Add one block of keys to the running softmax of each query.
+
+    Without a window every query sees a key of every block that is visited.
+    """
     precision: tl.constexpr = "ieee" if PRECISE else "tf32"
     scores = tl.dot(q, tl.trans(k), input_precision=precision) * scale_log2
     scores = tl.where(visible, scores, float("-inf"))
     new_max = tl.maximum(row_max, tl.max(scores, 1))
-    rescale = tl.exp2(row_max - new_max)
-    p = tl.exp2(scores - new_max[:, None])
+    finite_max = _finite_max(new_max, WINDOW)
+    rescale = tl.exp2(row_max - finite_max)
+    p = tl.exp2(scores - finite_max[:, None])
     row_sum = row_sum * rescale + tl.sum(p, 1)
     acc = acc * rescale[:, None] + tl.dot(p.to(v.dtype), v, input_precision=precision)
     return acc, new_max, row_sum
 
 
 @triton.jit
-def merge_chunk(acc, row_max, row_sum, chunk_acc, chunk_max, chunk_sum):
+def merge_chunk(acc, row_max, row_sum, chunk_acc, chunk_max, chunk_sum, WINDOW: tl.constexpr):
     """Merge a chunk's softmax into that of the chunks before it."""
     new_max = tl.maximum(row_max, chunk_max)
-    rescale = tl.exp2(row_max - new_max)
-    chunk_rescale = tl.exp2(chunk_max - new_max)
+    finite_max = _finite_max(new_max, WINDOW)
+    rescale = tl.exp2(row_max - finite_max)
+    chunk_rescale = tl.exp2(chunk_max - finite_max)
     acc = acc * rescale[:, None] + chunk_acc * chunk_rescale[:, None]
     row_sum = row_sum * rescale + chunk_sum * chunk_rescale
     return acc, new_max, row_sum
+
+
+@triton.jit
+def first_visible_block(position, shared, N: tl.constexpr, WINDOW: tl.constexpr):
+    """Return the first block of keys that the query at this position sees.
+
+    Blocks of N keys: those of the `shared` prompt tokens, then those of the row's own tokens.
+    """
+    first_key = tl.maximum(position - WINDOW + 1, 0)
+    own_block = (shared + N - 1) // N + (first_key - shared) // N
+    return tl.where(first_key < shared, first_key // N, own_block)
 
 
 @triton.jit
@@ -79,10 +110,10 @@ def _load_rows(base_ptr, rows, stride, cols, row_mask, D: tl.constexpr):
 
 @triton.jit
 def _packed_attention_forward(
-    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, tiles_ptr, scale_log2, num_tokens,
+    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, tiles_ptr, positions_ptr, scale_log2, num_tokens,
     q_token, q_head, k_token, k_head, v_token, v_head, out_token, out_head,
     GROUP: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
-    CHUNK: tl.constexpr, PRECISE: tl.constexpr,
+    CHUNK: tl.constexpr, PRECISE: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     """One program computes one query tile of one head.
 
@@ -103,11 +134,19 @@ def _packed_attention_forward(
     acc = tl.zeros([M, WIDTH], tl.float32)
     shared_blocks = (shared_end - shared_start + N - 1) // N
     num_blocks = shared_blocks + (end - own_start + N - 1) // N
-    for chunk_start in range(0, num_blocks, CHUNK):
+    first_block = 0
+    if WINDOW:
+        positions = tl.load(positions_ptr + rows, mask=in_tile, other=0)
+        position = tl.load(positions_ptr + first, mask=first < end, other=0)
+        first_block = first_visible_block(position, shared_end - shared_start, N, WINDOW)
+    for chunk_start in range(first_block // CHUNK * CHUNK, num_blocks, CHUNK):
         chunk_max = tl.full([M], float("-inf"), tl.float32)
         chunk_sum = tl.zeros([M], tl.float32)
         chunk_acc = tl.zeros([M, WIDTH], tl.float32)
-        for block in range(chunk_start, tl.minimum(chunk_start + CHUNK, num_blocks)):
+        start_block = chunk_start
+        if WINDOW:
+            start_block = tl.maximum(chunk_start, first_block)
+        for block in range(start_block, tl.minimum(chunk_start + CHUNK, num_blocks)):
             is_shared = block < shared_blocks
             block_start = tl.where(
                 is_shared, shared_start + block * N, own_start + (block - shared_blocks) * N
@@ -117,10 +156,15 @@ def _packed_attention_forward(
             k = _load_rows(k_ptr, keys, k_token, cols, key_exists, D)
             v = _load_rows(v_ptr, keys, v_token, cols, key_exists, D)
             visible = key_exists[None, :] & (is_shared | (keys[None, :] <= rows[:, None]))
+            if WINDOW:
+                key_positions = tl.load(positions_ptr + keys, mask=key_exists, other=0)
+                visible &= positions[:, None] - key_positions[None, :] < WINDOW
             chunk_acc, chunk_max, chunk_sum = online_softmax_step(
-                chunk_acc, chunk_max, chunk_sum, q, k, v, visible, scale_log2, PRECISE
+                chunk_acc, chunk_max, chunk_sum, q, k, v, visible, scale_log2, PRECISE, WINDOW
             )
-        acc, row_max, row_sum = merge_chunk(acc, row_max, row_sum, chunk_acc, chunk_max, chunk_sum)
+        acc, row_max, row_sum = merge_chunk(
+            acc, row_max, row_sum, chunk_acc, chunk_max, chunk_sum, WINDOW
+        )
     acc = acc / row_sum[:, None]
     out_offsets = rows[:, None] * out_token + head * out_head + cols[None, :]
     out_mask = in_tile[:, None] & (cols < D)[None, :]
@@ -131,10 +175,10 @@ def _packed_attention_forward(
 @triton.jit
 def _packed_attention_backward_queries(
     q_ptr, k_ptr, v_ptr, out_ptr, grad_ptr, lse_ptr, delta_ptr, dq_ptr, tiles_ptr,
-    scale, scale_log2, num_tokens,
+    positions_ptr, scale, scale_log2, num_tokens,
     q_token, q_head, k_token, k_head, v_token, v_head, grad_token, grad_head, dq_token, dq_head,
     GROUP: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
-    PRECISE: tl.constexpr,
+    PRECISE: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     """One program computes dq of one query tile of one head.
 
@@ -157,6 +201,13 @@ def _packed_attention_backward_queries(
     k_ptr += head // GROUP * k_head
     v_ptr += head // GROUP * v_head
     dq = tl.zeros([M, WIDTH], tl.float32)
+    if WINDOW:
+        positions = tl.load(positions_ptr + rows, mask=in_tile, other=0)
+        shared = shared_end - shared_start
+        position = tl.load(positions_ptr + first, mask=first < end, other=0)
+        first_block = first_visible_block(position, shared, N, WINDOW)
+        own_start += tl.maximum(first_block - (shared + N - 1) // N, 0) * N
+        shared_start += first_block * N
     for segment in tl.static_range(2):  # 0: the shared keys, 1: the own keys
         keys_start = shared_start if segment == 0 else own_start
         keys_end = shared_end if segment == 0 else end
@@ -168,6 +219,9 @@ def _packed_attention_backward_queries(
             scores = tl.dot(q, tl.trans(k), input_precision=precision) * scale_log2
             causal = (keys[None, :] <= rows[:, None]) | (segment == 0)
             visible = key_exists[None, :] & causal & in_tile[:, None]
+            if WINDOW:
+                key_positions = tl.load(positions_ptr + keys, mask=key_exists, other=0)
+                visible &= positions[:, None] - key_positions[None, :] < WINDOW
             p = tl.where(visible, tl.exp2(scores - lse[:, None]), 0.0)
             dp = tl.dot(grad, tl.trans(v), input_precision=precision)
             ds = p * (dp - delta[:, None])
@@ -180,14 +234,14 @@ def _packed_attention_backward_queries(
 @triton.jit
 def _packed_attention_backward_keys(
     q_ptr, k_ptr, v_ptr, grad_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, tiles_ptr,
-    scale, scale_log2, num_tokens,
+    positions_ptr, scale, scale_log2, num_tokens,
     q_token, q_head, k_token, k_head, v_token, v_head, grad_token, grad_head, d_token, d_head,
     GROUP: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
-    PRECISE: tl.constexpr,
+    PRECISE: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     """One program computes dk and dv of one key tile, for one query head of its key head."""
     precision: tl.constexpr = "ieee" if PRECISE else "tf32"
-    tile = tiles_ptr + tl.program_id(0) * 3
+    tile = tiles_ptr + tl.program_id(0) * 4
     head = tl.program_id(1).to(tl.int64)
     key_head = head // GROUP
     first, end, visible_until = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
@@ -198,6 +252,11 @@ def _packed_attention_backward_keys(
     v = _load_rows(v_ptr + key_head * v_head, keys, v_token, cols, in_tile, D)
     dk = tl.zeros([N, WIDTH], tl.float32)
     dv = tl.zeros([N, WIDTH], tl.float32)
+    if WINDOW:
+        key_positions = tl.load(positions_ptr + keys, mask=in_tile, other=0)
+        # A window that ends inside the segment ends inside the tokens that follow the tile.
+        window_end = end + WINDOW - 1
+        visible_until = tl.where(window_end <= tl.load(tile + 3), window_end, visible_until)
     for block_start in range(first, visible_until, M):
         rows = (block_start + tl.arange(0, M)).to(tl.int64)
         row_exists = rows < visible_until
@@ -207,6 +266,9 @@ def _packed_attention_backward_keys(
         delta = tl.load(delta_ptr + head * num_tokens + rows, mask=row_exists, other=0.0)
         scores = tl.dot(k, tl.trans(q), input_precision=precision) * scale_log2
         visible = in_tile[:, None] & row_exists[None, :] & (keys[:, None] <= rows[None, :])
+        if WINDOW:
+            row_positions = tl.load(positions_ptr + rows, mask=row_exists, other=0)
+            visible &= row_positions[None, :] - key_positions[:, None] < WINDOW
         p = tl.where(visible, tl.exp2(scores - lse[None, :]), 0.0)
         dv += tl.dot(p.to(grad.dtype), grad, input_precision=precision)
         dp = tl.dot(v, tl.trans(grad), input_precision=precision)
@@ -238,19 +300,20 @@ def _sum_query_heads(
 class _PackedAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, packing: Packing, scale: float
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, packing: Packing, scale: float, window: int
     ) -> Tensor:
         tokens, heads, width = q.shape
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         lse = torch.empty(heads, tokens, dtype=torch.float32, device=q.device)
         _packed_attention_forward[(len(packing.query_tiles), heads)](
-            q, k, v, out, lse, packing.query_tiles, scale * LOG2E, tokens,
+            q, k, v, out, lse, packing.query_tiles, packing.positions, scale * LOG2E, tokens,
             *_strides(q, k, v, out), **_shape_arguments(q, k), N=BLOCK_N, M=BLOCK_M, CHUNK=CHUNK,
-            num_warps=warp_config(width).forward_warps, **NO_FP_FUSION,
+            WINDOW=window, num_warps=warp_config(width).forward_warps, **NO_FP_FUSION,
         )  # fmt: skip
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.packing = packing
         ctx.scale = scale
+        ctx.window = window
         return out
 
     @staticmethod
@@ -270,27 +333,31 @@ class _PackedAttention(torch.autograd.Function):
         query_config = {"N": BLOCK_N} if is_float32 else QUERY_GRAD_CONFIG
         key_config = {"M": BLOCK_M} if is_float32 else KEY_GRAD_CONFIG
         _packed_attention_backward_queries[(len(packing.query_tiles), heads)](
-            q, k, v, out, grad, lse, delta, dq, packing.query_tiles, scale, scale * LOG2E, tokens,
-            *_strides(q, k, v, grad, dq), **shape, M=BLOCK_M, **query_config,
+            q, k, v, out, grad, lse, delta, dq, packing.query_tiles, packing.positions,
+            scale, scale * LOG2E, tokens,
+            *_strides(q, k, v, grad, dq), **shape, M=BLOCK_M, WINDOW=ctx.window, **query_config,
         )  # fmt: skip
         _packed_attention_backward_keys[(len(packing.key_tiles), heads)](
-            q, k, v, grad, lse, delta, dk, dv, packing.key_tiles, scale, scale * LOG2E, tokens,
-            *_strides(q, k, v, grad, dk), **shape, N=BLOCK_N, **key_config,
+            q, k, v, grad, lse, delta, dk, dv, packing.key_tiles, packing.positions,
+            scale, scale * LOG2E, tokens,
+            *_strides(q, k, v, grad, dk), **shape, N=BLOCK_N, WINDOW=ctx.window, **key_config,
         )  # fmt: skip
         dk_out, dv_out = (torch.empty(k.shape, dtype=k.dtype, device=k.device) for _ in range(2))
         _sum_query_heads[(triton.cdiv(k.numel(), 1024),)](
             dk, dv, dk_out, dv_out, k.numel(), GROUP=shape["GROUP"], D=width, BLOCK=1024
         )
-        return dq, dk_out, dv_out, None, None
+        return dq, dk_out, dv_out, None, None, None
 
 
-def packed_attention(q: Tensor, k: Tensor, v: Tensor, packing: Packing, scale: float) -> Tensor:
+def packed_attention(
+    q: Tensor, k: Tensor, v: Tensor, packing: Packing, scale: float, window: int = 0
+) -> Tensor:
     """Return (tokens, heads, width) attention outputs of packed tokens.
 
     q is (tokens, heads, width); k and v are (tokens, key_heads, width). The last axis must be
-    contiguous in memory.
+    contiguous in memory. `window` is the sliding window in tokens; 0 is none.
     """
-    return _PackedAttention.apply(q, k, v, packing, scale)  # type: ignore[return-value]
+    return _PackedAttention.apply(q, k, v, packing, scale, window)  # type: ignore[return-value]
 
 
 def _strides(*tensors: Tensor) -> list[int]:
