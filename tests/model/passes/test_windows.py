@@ -7,6 +7,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -84,8 +85,9 @@ print("same")
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 def test_the_kernels_apply_the_window():
+    folder = str(Path(__file__).parent)
     process = subprocess.run(
-        [sys.executable, "-W", "error::RuntimeWarning", "-c", PROGRAM, os.path.dirname(__file__)],
+        [sys.executable, "-W", "error::RuntimeWarning", "-c", PROGRAM, folder],
         capture_output=True,
         text=True,
         env={**os.environ, "TRITON_INTERPRET": "1"},

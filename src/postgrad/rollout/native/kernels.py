@@ -169,14 +169,13 @@ def attend(
     shared_pages = tl.load(state + SHARED_PAGES * rows + row)
     own = tl.load(state + NUM_OWN * rows + row) + 1
     num_pages = shared_pages + (own + PAGE - 1) // PAGE
-    if part * CHUNK >= num_pages:
-        return
     first_page = part * CHUNK
+    end_page = tl.minimum(first_page + CHUNK, num_pages)
     if WINDOW:
         position = shared + own - 1
         first_page = tl.maximum(first_page, first_visible_block(position, shared, PAGE, WINDOW))
-        if first_page >= part * CHUNK + CHUNK:
-            return
+    if first_page >= end_page:
+        return
     member = tl.arange(0, M)
     cols = tl.arange(0, WIDTH)
     line = tl.arange(0, PAGE)
@@ -186,7 +185,7 @@ def attend(
     top = tl.full([M], float("-inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
     acc = tl.zeros([M, WIDTH], tl.float32)
-    for j in range(first_page, tl.minimum(part * CHUNK + CHUNK, num_pages)):
+    for j in range(first_page, end_page):
         page = tl.load(table + row * max_pages + j).to(tl.int64)
         inside = tl.where(
             j < shared_pages, j * PAGE + line < shared, (j - shared_pages) * PAGE + line < own

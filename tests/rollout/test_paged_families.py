@@ -1,0 +1,114 @@
+"""Packed passes and paged decoding of every captured family in Triton's interpreter.
+
+Log-probs, gradients and sampled tokens are those of the stock transformers model, in float32.
+"""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("triton") is None, reason="triton is not installed"
+    ),
+]
+
+PROGRAM = """
+import json, sys
+import torch
+sys.path[:0] = [sys.argv[1], sys.argv[1] + "/model"]
+from families import make_family
+from postgrad.model.passes.attention import NAME, register_attention
+from postgrad.model.passes.kernels.install import install_kernels
+from postgrad.model.passes.layout import make_packed_micro_batches
+from postgrad.model.passes.support import support_of
+from postgrad.model.views import FULL, after, hidden_states
+from postgrad.rollout.engine import Request, Sampling
+from postgrad.rollout.native.decoder import Decoder, unsupported_reason
+from postgrad.rollout.native.paged import PagedDecodeLoop
+from postgrad.types import Batch, Trajectory
+
+register_attention()
+changes = json.loads(sys.argv[3])
+stock = make_family(sys.argv[2], **changes).eval()
+model = make_family(sys.argv[2], **changes).eval()
+model.set_attn_implementation(NAME)
+install_kernels(model)
+assert support_of(model).passes == "packed"
+assert not unsupported_reason(model), unsupported_reason(model)
+
+# Decoding: prompts and responses cross pages of 64 tokens and the window.
+decoder = Decoder(model, torch.tensor([17]))
+requests = [Request([i * 7 % 16 for i in range(70)], [1, 2]), Request([3, 5], [4], 2)]
+with torch.no_grad():
+    loop = PagedDecodeLoop(decoder, requests, Sampling(0.9, 3), 4, 8 * decoder.page_bytes(), 512)
+    groups = loop.finish()
+rows, sampled = [], []
+for number, (request, completions) in enumerate(zip(requests, groups, strict=True)):
+    for index, done in enumerate(completions):
+        rows.append(Trajectory(f"p{number}", request.prompt, done.tokens, number, index))
+        sampled += done.logprobs
+batch = Batch.of(rows)
+
+
+def stock_outputs(batch):
+    columns = []
+    for prompt, response in zip(batch.prompt.split(), batch.response.split(), strict=True):
+        ids = torch.cat([prompt, response])[None]
+        logits = stock(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1] / 0.9
+        columns.append(logits.log_softmax(-1).gather(1, response[:, None])[:, 0])
+    return torch.cat(columns)
+
+
+expected = stock_outputs(batch)
+torch.testing.assert_close(torch.tensor(sampled), expected.detach(), rtol=0, atol=1e-4)
+assert len(sampled) >= 5
+
+# The packed pass and its gradient, over the same rows.
+weights = torch.arange(1.0, 1 + len(expected)) / len(expected)
+(expected * weights).sum().backward()
+(micro,) = make_packed_micro_batches(batch, 4096)
+where = batch.response.positions(torch.tensor(micro.rows))
+targets = batch.response.values[where]
+head = model.get_output_embeddings().weight
+for view in (FULL, after(model.config.num_hidden_layers)):
+    model.zero_grad()
+    states = hidden_states(model, micro.ids, micro.positions, None, view, micro.packing)
+    logits = states[0][micro.gather] @ head.T / 0.9
+    logprobs = logits.log_softmax(-1).gather(1, targets[:, None])[:, 0]
+    torch.testing.assert_close(logprobs, expected[where], rtol=0, atol=1e-4)
+    (logprobs * weights[where]).sum().backward()
+    largest = max(float(p.grad.abs().max()) for p in stock.parameters())
+    for (name, p), theirs in zip(model.named_parameters(), stock.parameters(), strict=True):
+        torch.testing.assert_close(
+            p.grad, theirs.grad, rtol=1e-3, atol=1e-4 * largest, msg=lambda text: name + text
+        )
+print("same")
+"""
+
+FAMILIES = {
+    "mistral": {"sliding_window": 66},
+    "qwen3": {
+        "use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_decoding_and_packed_passes_are_those_of_the_stock_model(model_type):
+    tests = str(Path(__file__).parents[1])
+    arguments = [tests, model_type, json.dumps(FAMILIES[model_type])]
+    process = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PROGRAM, *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        timeout=600,
+    )
+    assert process.stdout.strip() == "same", process.stderr[-3000:]
