@@ -14,6 +14,7 @@ import torch
 from postgrad.cli.train import compose_arguments
 from postgrad.config.schema import Config
 from postgrad.doctor import fit, simulate
+from postgrad.doctor.plan import GroupLengths, Plan, Workload, check_context, lay_out_step
 from postgrad.errors import ConfigError
 from postgrad.model.load import load, model_config
 from postgrad.model.loaded import Loaded
@@ -36,13 +37,13 @@ def make_config(model: Path, *overrides: str) -> Config:
 
 def make_workload(
     groups: int, prompt: int, samples: int, given: tuple[int, ...] = (), num_validation: int = 0
-) -> fit.Workload:
-    return fit.Workload([fit.GroupLengths(prompt, given, samples)] * groups, prompt, num_validation)
+) -> Workload:
+    return Workload([GroupLengths(prompt, given, samples)] * groups, prompt, num_validation)
 
 
-def make_plan(workload: fit.Workload, model: Path, *overrides: str) -> fit.Plan:
+def make_plan(workload: Workload, model: Path, *overrides: str) -> Plan:
     config = make_config(model, *overrides)
-    return fit.Plan(config, model_config(config.model), workload)
+    return Plan(config, model_config(config.model), workload)
 
 
 RATES = fit.Rates(
@@ -78,7 +79,7 @@ def test_tied_heads_count_once(tiny: Path, tiny_untied: Path) -> None:
 
 
 def test_layout_counts_the_prompt_of_a_group_once(tiny: Path) -> None:
-    layout = fit.lay_out_step(
+    layout = lay_out_step(
         make_plan(make_workload(2, 10, 3), tiny, "training.token_budget=1000"), response_tokens=5
     )
     # One pass of two groups: the prompt, and of each response all but the last token.
@@ -89,10 +90,8 @@ def test_layout_counts_the_prompt_of_a_group_once(tiny: Path) -> None:
 
 def test_layout_of_a_large_step_is_scaled_from_its_first_groups(tiny: Path) -> None:
     workload = make_workload(400, 10, 2)
-    layout = fit.lay_out_step(
-        make_plan(workload, tiny, "training.token_budget=100"), response_tokens=5
-    )
-    exact = fit.lay_out_step(
+    layout = lay_out_step(make_plan(workload, tiny, "training.token_budget=100"), response_tokens=5)
+    exact = lay_out_step(
         make_plan(workload, tiny, "training.token_budget=10000"), response_tokens=5
     )
     assert layout.num_rows == exact.num_rows == 800
@@ -105,7 +104,7 @@ def test_step_time_is_the_sum_of_its_parts(tiny: Path) -> None:
     plan = make_plan(
         make_workload(4, 10, 4), tiny, "training.updates_per_step=2", "training.token_budget=1000"
     )
-    layout = fit.lay_out_step(plan, response_tokens=5)
+    layout = lay_out_step(plan, response_tokens=5)
     step = fit.estimate_step(
         plan, ["draw", "compose", "sample", "compute_old_logprobs", "update"], layout, RATES
     )
@@ -128,7 +127,7 @@ def test_other_models_take_memory_time_and_disk(tiny: Path) -> None:
     plan = dataclasses.replace(
         alone, roles={"reference": ("frozen", alone.model), "critic": ("critic", alone.model)}
     )
-    layout = fit.lay_out_step(plan, response_tokens=5)
+    layout = lay_out_step(plan, response_tokens=5)
     p = simulate.measure_size(plan.config, plan.model).parameters
     step = fit.estimate_step(plan, ["sample", "update"], layout, RATES)
     assert step["reference"] == pytest.approx(layout.padded_tokens * 0.001)
@@ -142,7 +141,7 @@ def test_other_models_take_memory_time_and_disk(tiny: Path) -> None:
 
 def test_step_without_samples_has_no_sample_time(tiny: Path) -> None:
     plan = make_plan(make_workload(4, 10, 0, given=(7,)), tiny)
-    layout = fit.lay_out_step(plan, 5)
+    layout = lay_out_step(plan, 5)
     assert list(
         fit.estimate_step(plan, ["draw", "compose", "sample", "update"], layout, RATES)
     ) == ["update"]
@@ -174,7 +173,7 @@ def test_checkpoint_and_disk(tiny: Path, overrides: list[str], each: int) -> Non
     plan = make_plan(make_workload(2, 10, 2), tiny, *overrides, *steps)
     one = each * simulate.measure_size(plan.config, plan.model).parameters
     assert fit.checkpoint_bytes(plan) == one
-    layout = fit.lay_out_step(plan, 5)
+    layout = lay_out_step(plan, 5)
     rollouts = 100 * layout.tokens * fit.ROLLOUT_BYTES
     assert fit.disk_bytes(plan, layout) == 3 * one + rollouts
     plan.config.training.keep_best, plan.config.training.validate_every = "held", 50
@@ -189,10 +188,10 @@ def test_checkpoint_and_disk(tiny: Path, overrides: list[str], each: int) -> Non
 def test_row_longer_than_the_context_is_refused(tiny: Path) -> None:
     plan = make_plan(make_workload(1, 10, 2), tiny, "rollout.max_response_tokens=502")
     size = simulate.measure_size(plan.config, plan.model)
-    fit.check_context(plan, size)
+    check_context(plan, size)
     plan.config.rollout.max_response_tokens = 503
     with pytest.raises(ConfigError, match="context of 512"):
-        fit.check_context(plan, size)
+        check_context(plan, size)
 
 
 # ---- memory against real tensors

@@ -69,7 +69,7 @@ def test_captured_passes_give_the_gradients_of_eager_passes(folder, recipe, dtyp
         for policy in (captured, eager):
             view = policy.objective.view(step)
             policy._freeze_unused(view)
-            from postgrad.model.policy import MetricAccumulator
+            from postgrad.model.metrics import MetricAccumulator
 
             policy.accumulate(policy.objective.prepare(make_batch(step)), view, MetricAccumulator())
             masters = policy.optimizer.masters

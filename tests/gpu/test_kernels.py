@@ -266,8 +266,9 @@ def test_engine_and_trainer_agree_with_wide_heads_biases_and_head_norms(tmp_path
 def test_packed_and_padded_passes_give_the_same_gradient(model, monkeypatch):
     from postgrad.config.compose import compose
     from postgrad.methods import find_method
+    from postgrad.model.metrics import MetricAccumulator
     from postgrad.model.passes import layout
-    from postgrad.model.policy import LocalPolicy, MetricAccumulator
+    from postgrad.model.policy import LocalPolicy
     from postgrad.types import Batch, Trajectory
 
     generator = torch.Generator().manual_seed(2)

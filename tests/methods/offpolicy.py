@@ -16,8 +16,8 @@ from world import config_of, metrics_of, overrides_of
 from postgrad.cli.main import main
 from postgrad.methods import find_method
 from postgrad.methods.base import Method
+from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.passes.head import TokenOutputs
-from postgrad.model.policy import MetricAccumulator
 from postgrad.training.driver import train
 from postgrad.training.log import is_timing
 from postgrad.training.report import Reporter

@@ -18,9 +18,10 @@ from postgrad.errors import ConfigError
 from postgrad.methods.base import Step
 from postgrad.methods.bupo import Bupo
 from postgrad.model.load import load
+from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.passes.head import TokenOutputs
 from postgrad.model.passes.layout import make_padded_micro_batches
-from postgrad.model.policy import LocalPolicy, MetricAccumulator
+from postgrad.model.policy import LocalPolicy
 from postgrad.model.tiny import make_tiny, tiny_tokenizer
 from postgrad.model.views import FULL, View, after
 from postgrad.training.driver import train

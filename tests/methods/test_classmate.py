@@ -337,8 +337,8 @@ def gradients_of(s: Setting, batch: Batch) -> dict[tuple[int, int], list[float]]
         Batch(batch.prompt, batch.response, dict(batch.tokens), dict(batch.rows))
     )
     logprobs = torch.full((part.num_tokens,), -1.0, requires_grad=True)
+    from postgrad.model.metrics import MetricAccumulator
     from postgrad.model.passes.head import TokenOutputs
-    from postgrad.model.policy import MetricAccumulator
 
     s.method.loss(
         part,

@@ -13,7 +13,8 @@ from postgrad.cluster.backends import open_models
 from postgrad.data.feed import Feed
 from postgrad.errors import RunError
 from postgrad.methods.grpo import Grpo
-from postgrad.model.policy import LocalPolicy, MetricAccumulator, split_updates
+from postgrad.model.metrics import MetricAccumulator
+from postgrad.model.policy import LocalPolicy, split_updates
 from postgrad.model.views import FULL
 from postgrad.training.log import is_timing
 from postgrad.types import Batch, Failure

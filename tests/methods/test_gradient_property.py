@@ -17,8 +17,9 @@ from postgrad.methods import find_method
 from postgrad.methods.grpo import Grpo
 from postgrad.model.critic import LocalCritic
 from postgrad.model.load import load
+from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.passes.layout import make_padded_micro_batches
-from postgrad.model.policy import LocalPolicy, MetricAccumulator
+from postgrad.model.policy import LocalPolicy
 from postgrad.model.views import FULL
 from postgrad.types import DEMONSTRATION, Batch, Trajectory
 

@@ -17,10 +17,11 @@ from postgrad.model.gate import Gate, stock_logprobs
 from postgrad.model.load import load
 from postgrad.model.loaded import Loaded
 from postgrad.model.lora import adapter_parameters, add_adapters
+from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.passes.attention import NAME, register_attention
 from postgrad.model.passes.row_attention import RowGroup
 from postgrad.model.passes.support import in_captured_family, support_of
-from postgrad.model.policy import FrozenPolicy, LocalPolicy, MetricAccumulator
+from postgrad.model.policy import FrozenPolicy, LocalPolicy
 from postgrad.model.views import FULL
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.native.engine import NativeEngine

@@ -13,8 +13,9 @@ from world import config_of, random_batch, rows_of, stock_model, stock_row
 from postgrad.algorithms.aggregation import AGGREGATIONS
 from postgrad.methods import find_method
 from postgrad.model.load import load
+from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.passes import layout
-from postgrad.model.policy import LocalPolicy, MetricAccumulator
+from postgrad.model.policy import LocalPolicy
 from postgrad.model.views import FULL
 from postgrad.types import Batch
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from world import random_batch
 
 from postgrad.cluster.actor_pool import merge_results, split_requests
-from postgrad.model.policy import MetricAccumulator
+from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.ranks import MAX_IMBALANCE, divide_rows
 from postgrad.rollout.engine import Request
 from postgrad.types import Batch, Trajectory

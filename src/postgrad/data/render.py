@@ -10,19 +10,18 @@ from typing import TYPE_CHECKING, Any, cast
 
 from jinja2 import TemplateError
 
-from postgrad.config.schema import OVERLONG, TRUNCATION_SIDES, DataConfig
+from postgrad.config.schema import TRUNCATION_SIDES, DataConfig
 from postgrad.data.chat_template import ChatTemplate
 from postgrad.data.overlong import drop_longer
+from postgrad.data.prompt_checks import check_names, check_no_chat_settings, check_text_style
 from postgrad.data.styles import THINK, find_style, styled
 from postgrad.data.truncate import min_limit, truncate
-from postgrad.errors import ConfigError, RunError, did_you_mean
+from postgrad.errors import ConfigError, RunError
 from postgrad.files import atomic_write_text
 from postgrad.problem import Message, Problem
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-TEMPLATES = ("auto", "chat", "plain")
 
 
 def make_prompts(
@@ -71,25 +70,13 @@ class Prompts:
         options: Mapping[str, Any] | None = None,
         tools: Sequence[dict[str, Any]] = (),
     ) -> None:
-        if template not in TEMPLATES:
-            raise ConfigError(
-                f"data.template={template} is unknown; {did_you_mean(template, TEMPLATES)}"
-            )
-        if overlong not in OVERLONG:
-            raise ConfigError(
-                f"data.overlong={overlong} is unknown; {did_you_mean(overlong, OVERLONG)}"
-            )
-        if template == "chat" and not tokenizer.chat_template:
-            raise ConfigError(
-                f"the tokenizer {tokenizer.name_or_path!r} has no chat template; "
-                "use data.template=plain"
-            )
+        check_names(tokenizer, template, overlong)
         self.tokenizer = tokenizer
         self.max_prompt_tokens = max_prompt_tokens
         self.overlong = overlong
         self.style = find_style(style)
         if self.style.text:
-            self._check_text_style(style, template)
+            check_text_style(tokenizer, style, self.style.form, template)
             template = "plain"
         elif template == "auto":
             template = "chat" if tokenizer.chat_template else "plain"
@@ -101,38 +88,11 @@ class Prompts:
                 tokenizer, options or {}, self.tools, self.style.opening
             )
         else:
-            self._refuse_chat_settings(options or {})
+            check_no_chat_settings(tokenizer, options or {}, self.tools)
         # uid -> (messages, token ids, number of ids before truncation)
         self._cache: dict[str, tuple[tuple[Message, ...], list[int], int]] = {}
         # roles of the messages -> number of tokens after the last message's content
         self._num_end_tokens: dict[tuple[str, ...], int] = {}
-
-    def _check_text_style(self, name: str, template: str) -> None:
-        if template == "chat":
-            raise ConfigError(
-                f"data.prompt_style={name} writes the whole prompt; "
-                "remove data.template=chat, or use another style"
-            )
-        vocabulary = self.tokenizer.get_vocab()
-        for token in re.findall(r"<\|\w+\|>", self.style.form):
-            if token not in vocabulary:
-                raise ConfigError(
-                    f"data.prompt_style={name} writes {token}, which is not a token of the "
-                    f"tokenizer {self.tokenizer.name_or_path!r}; "
-                    "use data.prompt_style=own for its own chat template"
-                )
-
-    def _refuse_chat_settings(self, options: Mapping[str, Any]) -> None:
-        for name in options:
-            raise ConfigError(
-                f"data.template_options.{name} is for chat templates, and these prompts use none; "
-                "remove it"
-            )
-        if self.tools:
-            raise ConfigError(
-                "rollout.tools needs a chat template, and the prompts of "
-                f"{self.tokenizer.name_or_path!r} use none; remove one of them"
-            )
 
     def text(self, problem: Problem) -> str:
         """The prompt as text, as `encode` tokenizes it.

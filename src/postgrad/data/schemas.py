@@ -1,23 +1,31 @@
-"""Converts rows to problems: a table of known schemas, each with its columns and its converter.
+"""Known schemas of rows: a table of columns and the converter of each.
 
-A converter takes (row, file name without extension) and returns a Problem. The problem's uid is
-the row's own or "". Columns that the converter does not use go into `extra`. `ground_truth` is ""
-in schemas without an answer to check a response against.
+The first row of a file decides which schema the file has.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
-from postgrad.data.choices import plain_prompt, read_choices, sentence_prompt
-from postgrad.data.dialogue import read_pair
-from postgrad.data.messages import read_messages, read_tools
-from postgrad.data.rows import Row, RowError, checked_text, text_of, truth_of, type_name, user_turn
-from postgrad.problem import Conversation, Message, Problem
-
-GSM8K_TRUTH = re.compile(r"####[ \t]*(\S[^\n]*?)\s*\Z")  # in the last line of a solution
+from postgrad.data.converters import (
+    GSM8K_TRUTH,
+    read_arc,
+    read_chat,
+    read_dialogue_pair,
+    read_gsm8k,
+    read_instruction,
+    read_mmlu,
+    read_preference,
+    read_prompt,
+    read_prompt_response,
+    read_question_answer,
+    read_sharegpt,
+    read_transcript_pair,
+    read_verl,
+)
+from postgrad.data.rows import Row, RowError
+from postgrad.problem import Problem
 
 # Columns that hold an answer under some other name. A row that has one, and fits no schema that
 # reads it, is not a prompt alone: its columns must be renamed.
@@ -33,7 +41,6 @@ ANSWER_COLUMNS = {
     "chosen",
     "rejected",
 }
-SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}  # other names are roles already
 
 
 @dataclass(frozen=True)
@@ -79,289 +86,6 @@ def recognize(row: Row) -> Schema:
     raise RowError(f"unknown schema with columns {columns}; rename them to one of: {known}")
 
 
-def _read_verl(row: Row, stem: str) -> Problem:
-    reward_model = row.get("reward_model")
-    if not isinstance(reward_model, dict):
-        raise RowError(
-            f"reward_model must be an object with ground_truth, not {type_name(reward_model)}"
-        )
-    extra = _unused_columns(row, "prompt", "reward_model", "target")
-    if extra.get("extra_info") is None:
-        extra["extra_info"] = {}
-    extra["reward_model"] = {
-        key: value for key, value in reward_model.items() if key != "ground_truth"
-    }
-    return Problem(
-        uid=_read_uid(row),
-        messages=read_messages(row, "prompt"),
-        ground_truth=_verl_truth(reward_model),
-        data_source=_data_source(row, ""),
-        demonstrations=_read_target(row.get("target")),
-        extra=extra,
-    )
-
-
-def _verl_truth(reward_model: Row) -> str:
-    """The ground truth; "" where a judge scores (style "model", or a question for a monitor)."""
-    truth = reward_model.get("ground_truth")
-    is_judged = reward_model.get("style") == "model" or bool(
-        reward_model.get("raw_question_for_monitor")
-    )
-    if truth is None and is_judged:
-        return ""
-    return truth_of(truth, "reward_model.ground_truth")
-
-
-def _read_target(value: Any) -> tuple[str, ...]:
-    """LUFFY's `target`: a list of assistant messages, some without content, or of strings."""
-    if value is None:
-        return ()
-    if not isinstance(value, list):
-        raise RowError(
-            f"target must be a list of messages {{role, content}} or null, not {type_name(value)}"
-        )
-    texts: list[str] = []
-    for i, item in enumerate(value):
-        content = item.get("content") if isinstance(item, dict) else item
-        if content is not None:
-            texts.append(checked_text(content, f"target[{i}].content"))
-    return tuple(texts)
-
-
-def _read_preference(row: Row, stem: str) -> Problem:
-    """A prompt with a chosen and a rejected reply."""
-    messages = read_messages(row, "prompt")
-    extra = _unused_columns(row, "prompt", "ground_truth")
-    for name in ("chosen", "rejected"):
-        extra[name] = _read_reply(row, name, messages)
-    return Problem(
-        uid=_read_uid(row),
-        messages=messages,
-        ground_truth=_optional_truth(row),
-        data_source=_data_source(row, stem),
-        extra=extra,
-    )
-
-
-def _read_prompt_response(row: Row, stem: str, response: str = "response") -> Problem:
-    """A prompt and a response: a text, or TRL's list of messages, which is read whole.
-
-    A response of several messages is no demonstration, which is one text.
-    """
-    prompt = read_messages(row, "prompt")
-    tools = read_tools(row)
-    conversation = None
-    if isinstance(row.get(response), list):
-        completion = read_messages(row, response)
-        _check_last_is_assistant(completion, response)
-        conversation = Conversation((*prompt, *completion), tools, num_prompt=len(prompt))
-        demonstrations = _text_of_only_message(completion)
-    else:
-        text = text_of(row, response)
-        demonstrations = (text,)
-        if tools:
-            completion = ({"role": "assistant", "content": text},)
-            conversation = Conversation((*prompt, *completion), tools, num_prompt=len(prompt))
-    return Problem(
-        uid=_read_uid(row),
-        messages=prompt,
-        ground_truth=_optional_truth(row),
-        data_source=_data_source(row, stem),
-        demonstrations=demonstrations,
-        extra=_unused_columns(row, "prompt", response, "ground_truth", "tools"),
-        conversation=conversation,
-    )
-
-
-def _text_of_only_message(messages: Sequence[Message]) -> tuple[str, ...]:
-    """The content, if there is one message and it is a text without tool calls."""
-    if len(messages) > 1 or "tool_calls" in messages[0]:
-        return ()
-    return (messages[0]["content"],)
-
-
-def _read_prompt(row: Row, stem: str) -> Problem:
-    """A prompt without a response to imitate: for RL and for `postgrad eval`."""
-    return Problem(
-        uid=_read_uid(row),
-        messages=read_messages(row, "prompt"),
-        ground_truth=_optional_truth(row),
-        data_source=_data_source(row, stem),
-        extra=_unused_columns(row, "prompt", "ground_truth"),
-    )
-
-
-def _read_mmlu(row: Row, stem: str) -> Problem:
-    item = read_choices(row, stem)
-    extra = _unused_columns(row, "A", "B", "C", "D", "answer", "answerKey", "choices")
-    extra |= {"subject": item.subject, "options": list(item.options)}
-    return Problem(
-        uid=_read_uid(row),
-        messages=user_turn(sentence_prompt(item)),
-        ground_truth=item.letter,
-        data_source=_data_source(row, "mmlu"),
-        extra=extra,
-    )
-
-
-def _read_arc(row: Row, stem: str) -> Problem:
-    item = read_choices(row, stem)
-    extra = _unused_columns(row, "choices", "answerKey") | {"options": list(item.options)}
-    return Problem(
-        uid=_read_uid(row),
-        messages=user_turn(plain_prompt(item)),
-        ground_truth=item.letter,
-        data_source=_data_source(row, "arc_c"),
-        extra=extra,
-    )
-
-
-def _read_transcript_pair(row: Row, stem: str) -> Problem:
-    """HH-RLHF: two transcripts that differ in the last reply."""
-    messages, chosen, rejected = read_pair(row["chosen"], row["rejected"])
-    return Problem(
-        uid=_read_uid(row),
-        messages=messages,
-        ground_truth=_optional_truth(row),
-        data_source=_data_source(row, "hh_rlhf"),
-        extra=_unused_columns(row) | {"chosen": chosen, "rejected": rejected},
-    )
-
-
-def _read_dialogue_pair(row: Row, stem: str) -> Problem:
-    """Two lists of messages that are the same up to the last reply."""
-    chosen = read_messages(row, "chosen")
-    rejected = read_messages(row, "rejected")
-    if len(chosen) < 2 or chosen[:-1] != rejected[:-1]:
-        raise RowError(
-            "chosen and rejected must hold the same messages up to the last reply; "
-            "or give the question in a column prompt"
-        )
-    extra = _unused_columns(row, "ground_truth")
-    for name in ("chosen", "rejected"):
-        extra[name] = _read_reply(row, name, chosen[:-1])
-    return Problem(
-        uid=_read_uid(row),
-        messages=chosen[:-1],
-        ground_truth=_optional_truth(row),
-        data_source=_data_source(row, stem),
-        extra=extra,
-    )
-
-
-def _read_gsm8k(row: Row, stem: str, question: str = "question") -> Problem:
-    answer = text_of(row, "answer")
-    truth = GSM8K_TRUTH.search(answer)
-    if truth is None:
-        raise RowError(
-            "no ground truth: answer must end in `#### NUMBER`, as the first row's does; "
-            "add it or remove the row"
-        )
-    return Problem(
-        uid=_read_uid(row),
-        messages=_read_question(row, question),
-        ground_truth=truth[1].replace(",", ""),
-        data_source=_data_source(row, "openai/gsm8k"),
-        demonstrations=(answer,),
-        extra=_unused_columns(row, question, "answer"),
-    )
-
-
-def _read_question_answer(
-    row: Row, stem: str, question: str = "question", answer: str = "answer"
-) -> Problem:
-    """A question and its ground truth.
-
-    Beside `problem` and an answer, a text column `solution` is a demonstration.
-    """
-    truth = truth_of(row.get(answer), answer)
-    if GSM8K_TRUTH.search(truth):
-        raise RowError(
-            f"{answer} ends in `####` and the truth, but the first row's does not; "
-            "write all rows one way"
-        )
-    used = [question, answer]
-    demonstrations: tuple[str, ...] = ()
-    solution = row.get("solution") if question == "problem" else None
-    if solution:
-        demonstrations = (checked_text(solution, "solution"),)
-        used.append("solution")
-    return Problem(
-        uid=_read_uid(row),
-        messages=_read_question(row, question),
-        ground_truth=truth,
-        data_source=_data_source(row, stem),
-        demonstrations=demonstrations,
-        extra=_unused_columns(row, *used),
-    )
-
-
-def _read_question(row: Row, name: str) -> tuple[Message, ...]:
-    """The messages of a question: `prompt` may be a list of messages, other columns are text."""
-    return read_messages(row, name) if name == "prompt" else user_turn(text_of(row, name))
-
-
-def _read_instruction(row: Row, stem: str) -> Problem:
-    """Alpaca: `output` is both the ground truth for a judge and a demonstration.
-
-    The optional column `input` is appended to the instruction.
-    """
-    content = text_of(row, "instruction")
-    output = text_of(row, "output")
-    if row.get("input"):
-        content = f"{content}\n\n{text_of(row, 'input')}"
-    return Problem(
-        uid=_read_uid(row),
-        messages=user_turn(content),
-        ground_truth=truth_of(output, "output"),
-        data_source=_data_source(row, stem),
-        demonstrations=(output,),
-        extra=_unused_columns(row, "instruction", "input", "output"),
-    )
-
-
-def _read_chat(row: Row, stem: str, column: str = "messages") -> Problem:
-    """A conversation: SFT trains on its assistant messages; RL answers the last of them."""
-    messages = read_messages(row, column)
-    _check_last_is_assistant(messages, column)
-    if len(messages) < 2:
-        raise RowError(f"{column} must hold at least one message before the assistant's")
-    return Problem(
-        uid=_read_uid(row),
-        messages=messages[:-1],
-        ground_truth=_optional_truth(row),
-        data_source=_data_source(row, stem),
-        demonstrations=_text_of_only_message(messages[-1:]),
-        extra=_unused_columns(row, column, "ground_truth", "tools"),
-        conversation=Conversation(messages, read_tools(row)),
-    )
-
-
-def _check_last_is_assistant(messages: tuple[Message, ...], name: str) -> None:
-    role = messages[-1]["role"]
-    if role != "assistant":
-        raise RowError(f"{name} must end in an assistant message, not {role}")
-
-
-def _read_sharegpt(row: Row, stem: str) -> Problem:
-    turns = row["conversations"]
-    if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
-        raise RowError(
-            f"conversations must be a list of turns {{from, value}}, not {type_name(turns)}"
-        )
-    messages = [_sharegpt_message(turn) for turn in turns]
-    return _read_chat(row | {"conversations": messages}, stem, "conversations")
-
-
-def _sharegpt_message(turn: Row) -> Row:
-    if "from" not in turn:
-        return turn
-    speaker = turn["from"]
-    message = {key: value for key, value in turn.items() if key not in ("from", "value")}
-    role = SHAREGPT_ROLES.get(speaker, speaker)
-    return {"role": role, "content": turn.get("value"), **message}
-
-
 def _answer_ends_in_hashes(row: Row) -> bool:
     return GSM8K_TRUTH.search(str(row["answer"])) is not None
 
@@ -376,105 +100,56 @@ def _has_ground_truth_or_no_answer(row: Row) -> bool:
 
 # The first schema that fits is used, so the more specific ones come first.
 SCHEMAS = (
-    Schema("verl", ("prompt", "reward_model", "data_source"), _read_verl),
-    Schema("preference pairs", ("prompt", "chosen", "rejected"), _read_preference),
+    Schema("verl", ("prompt", "reward_model", "data_source"), read_verl),
+    Schema("preference pairs", ("prompt", "chosen", "rejected"), read_preference),
     Schema(
         "dialogue pairs",
         ("chosen", "rejected"),
-        _read_dialogue_pair,
+        read_dialogue_pair,
         matches=lambda row: isinstance(row["chosen"], list),
     ),
-    Schema("HH-RLHF", ("chosen", "rejected"), _read_transcript_pair),
-    Schema("prompt and response", ("prompt", "response"), _read_prompt_response),
+    Schema("HH-RLHF", ("chosen", "rejected"), read_transcript_pair),
+    Schema("prompt and response", ("prompt", "response"), read_prompt_response),
     Schema(
         "prompt and completion",
         ("prompt", "completion"),
-        partial(_read_prompt_response, response="completion"),
+        partial(read_prompt_response, response="completion"),
     ),
-    Schema("MMLU", ("question", "A", "B", "C", "D", "answer"), _read_mmlu),
-    Schema("MMLU of the hub", ("question", "choices", "answer"), _read_mmlu),
-    Schema("ARC", ("question", "choices", "answerKey"), _read_arc),
-    Schema("GSM8K", ("question", "answer"), _read_gsm8k, matches=_answer_ends_in_hashes),
-    Schema("question and answer", ("question", "answer"), _read_question_answer),
+    Schema("MMLU", ("question", "A", "B", "C", "D", "answer"), read_mmlu),
+    Schema("MMLU of the hub", ("question", "choices", "answer"), read_mmlu),
+    Schema("ARC", ("question", "choices", "answerKey"), read_arc),
+    Schema("GSM8K", ("question", "answer"), read_gsm8k, matches=_answer_ends_in_hashes),
+    Schema("question and answer", ("question", "answer"), read_question_answer),
     Schema(
         "GSM8K as prompt",
         ("prompt", "answer"),
-        partial(_read_gsm8k, question="prompt"),
+        partial(read_gsm8k, question="prompt"),
         matches=_answer_ends_in_hashes,
     ),
     Schema(
         "prompt and answer",
         ("prompt", "answer"),
-        partial(_read_question_answer, question="prompt"),
+        partial(read_question_answer, question="prompt"),
         matches=_has_no_ground_truth,
     ),
     Schema(
         "prompt and solution",
         ("prompt", "solution"),
-        partial(_read_question_answer, question="prompt", answer="solution"),
+        partial(read_question_answer, question="prompt", answer="solution"),
         matches=_has_no_ground_truth,
     ),
     Schema(
         "problem and answer",
         ("problem", "answer"),
-        partial(_read_question_answer, question="problem"),
+        partial(read_question_answer, question="problem"),
     ),
-    Schema("instruction and output", ("instruction", "output"), _read_instruction),
-    Schema("chat", ("messages",), _read_chat),
-    Schema("ShareGPT", ("conversations",), _read_sharegpt),
+    Schema("instruction and output", ("instruction", "output"), read_instruction),
+    Schema("chat", ("messages",), read_chat),
+    Schema("ShareGPT", ("conversations",), read_sharegpt),
     Schema(
         "prompt, with ground_truth if it has one",
         ("prompt",),
-        _read_prompt,
+        read_prompt,
         matches=_has_ground_truth_or_no_answer,
     ),
 )
-
-
-def _unused_columns(row: Row, *used: str) -> Row:
-    """The columns that no field of Problem holds."""
-    return {name: value for name, value in row.items() if name not in (*used, "uid", "data_source")}
-
-
-def _read_reply(row: Row, name: str, prompt: tuple[Message, ...]) -> str:
-    """One reply of the assistant: a text, or a list of messages.
-
-    The list may start with the messages of the prompt; one assistant message must follow.
-    """
-    if not isinstance(row.get(name), list):
-        return text_of(row, name)
-    messages = read_messages(row, name)
-    if messages[: len(prompt)] == prompt:
-        messages = messages[len(prompt) :] or messages
-    _check_last_is_assistant(messages, name)
-    text = _text_of_only_message(messages)
-    if not text:
-        raise RowError(
-            f"{name} must be one assistant message without tool calls, not {len(messages)} "
-            "messages; move the others to the column prompt"
-        )
-    return text[0]
-
-
-def _optional_truth(row: Row) -> str:
-    truth = row.get("ground_truth")
-    return "" if truth is None else truth_of(truth, "ground_truth")
-
-
-def _data_source(row: Row, default: str) -> str:
-    value = row.get("data_source")
-    return default if value is None else checked_text(value, "data_source")
-
-
-def _read_uid(row: Row) -> str:
-    """The row's own uid, or "" if the file has no column uid."""
-    if "uid" not in row:
-        return ""
-    uid = row["uid"]
-    if isinstance(uid, bool) or not isinstance(uid, str | int) or uid == "":
-        seen = "empty" if uid == "" else type_name(uid)
-        raise RowError(
-            f"uid must be a string, not {seen}; "
-            "fill it, or remove the column and uids are made from the content"
-        )
-    return checked_text(str(uid), "uid")

@@ -12,6 +12,7 @@ from postgrad.cluster.remote_roles import is_remote_role
 from postgrad.config.schema import Config
 from postgrad.doctor import fit, probe, simulate
 from postgrad.doctor.machine import disk_free, memory_bytes
+from postgrad.doctor.plan import Plan, StepLayout, check_context, lay_out_step, read_workload
 from postgrad.doctor.report import Report, gib
 from postgrad.methods.base import Method
 from postgrad.model.device import has_own_memory, memory_info
@@ -24,9 +25,9 @@ from postgrad.training.report import duration
 class Estimate:
     """What one run needs. The times are empty if the run does not fit into memory."""
 
-    plan: fit.Plan
+    plan: Plan
     size: simulate.ModelSize
-    layout: fit.StepLayout
+    layout: StepLayout
     memory: fit.Memory
     available: int  # bytes of memory
     suggestions: list[tuple[str, int]] = field(default_factory=list)  # (setting, bytes saved)
@@ -51,15 +52,15 @@ def estimate(config: Config) -> Estimate:
     size = simulate.measure_size(config, model)
     device = torch.device(config.model.device)
     process = 0 if has_own_memory(device) else probe.resident_bytes()
-    workload = fit.read_workload(config, method, inputs)
-    plan = fit.Plan(config, model, workload, _local_roles(config, method))
+    workload = read_workload(config, method, inputs)
+    plan = Plan(config, model, workload, _local_roles(config, method))
     inputs.scorer.close()
-    fit.check_context(plan, size)
+    check_context(plan, size)
     kernel = probe.kernel_bytes(config.model.dtype) if device.type == "cpu" else 0
     result = Estimate(
         plan=plan,
         size=size,
-        layout=fit.lay_out_step(plan, config.rollout.max_response_tokens),
+        layout=lay_out_step(plan, config.rollout.max_response_tokens),
         memory=fit.estimate_memory(plan, process, kernel),
         available=_available_memory(device, process),
     )
@@ -80,7 +81,7 @@ def _with_times(result: Estimate, stages: list[str]) -> Estimate:
     plan = result.plan
     rates = probe.measure_rates(plan, result.size)
     half_length = max(1, plan.config.rollout.max_response_tokens // 2)
-    half_layout = fit.lay_out_step(plan, half_length)
+    half_layout = lay_out_step(plan, half_length)
     step = fit.estimate_step(plan, stages, result.layout, rates)
     steps_s = plan.config.training.steps * sum(step.values())
     return replace(

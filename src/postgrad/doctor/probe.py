@@ -17,7 +17,8 @@ from typing import NamedTuple
 import torch
 
 from postgrad.config.schema import RolloutConfig
-from postgrad.doctor.fit import Plan, Rates, StepLayout, lay_out_step
+from postgrad.doctor.fit import Rates
+from postgrad.doctor.plan import Plan, StepLayout, lay_out_step
 from postgrad.doctor.simulate import NO_OBJECTIVE, ModelSize, build_model
 from postgrad.model.device import (
     DTYPES,

@@ -26,7 +26,7 @@ from postgrad.evaluation.result import check_failure_rate, result_row
 from postgrad.evaluation.settings import EvalReward
 from postgrad.evaluation.winrate import win_rates
 from postgrad.judge.templates import is_pairwise
-from postgrad.methods.base import LIVE
+from postgrad.methods.ports import LIVE
 from postgrad.methods.support.judging import (
     check_judge,
     check_judge_used,

@@ -38,8 +38,8 @@ from postgrad.methods.support.sampling import (
     sample_requests,
     sampled_row,
 )
+from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.passes.head import TokenOutputs
-from postgrad.model.policy import MetricAccumulator
 from postgrad.model.views import FULL, View
 from postgrad.rollout.engine import Completion, Sampling, make_sampling, trajectory_seed
 from postgrad.rollout.respond import respond

@@ -24,8 +24,8 @@ from postgrad.methods.support import bupo_checks
 from postgrad.methods.support.block_scales import scales_by_block
 from postgrad.methods.support.correction import correction_on, log_engine_gap
 from postgrad.model.load import model_config
+from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.passes.head import TokenOutputs
-from postgrad.model.policy import MetricAccumulator
 from postgrad.model.views import FULL, View, after
 from postgrad.types import POLICY, Batch
 

@@ -16,8 +16,8 @@ from postgrad.errors import ConfigError
 from postgrad.methods.base import Group, Method, MethodSettings, Role, Stage, Step
 from postgrad.methods.support.checks import refuse_unread
 from postgrad.methods.support.given_rows import check_equal_weights, check_pairs, pair_rows
+from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.passes.head import TokenOutputs
-from postgrad.model.policy import MetricAccumulator
 from postgrad.types import Batch, Problem
 
 

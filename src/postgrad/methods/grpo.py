@@ -36,8 +36,8 @@ from postgrad.methods.support.greedy_baseline import add_greedy_rewards
 from postgrad.methods.support.grpo_settings import GrpoSettings as GrpoSettings
 from postgrad.methods.support.grpo_settings import loss_options
 from postgrad.methods.support.length_penalty import add_overlong_penalty
+from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.passes.head import TokenOutputs
-from postgrad.model.policy import MetricAccumulator
 from postgrad.types import Batch
 
 

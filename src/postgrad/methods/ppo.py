@@ -10,7 +10,7 @@ from postgrad.config.schema import setting
 from postgrad.errors import ConfigError
 from postgrad.methods.base import Role, Stage, Step
 from postgrad.methods.grpo import Grpo, GrpoSettings
-from postgrad.model.policy import MetricAccumulator
+from postgrad.model.metrics import MetricAccumulator
 from postgrad.types import Batch
 
 

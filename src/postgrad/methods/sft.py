@@ -15,8 +15,8 @@ from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError, RunError
 from postgrad.methods.base import Group, Method, MethodSettings, Stage, Step
 from postgrad.methods.support.checks import refuse_unread
+from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.passes.head import TokenOutputs
-from postgrad.model.policy import MetricAccumulator
 from postgrad.types import DEMONSTRATION, Batch, Problem, Trajectory
 
 

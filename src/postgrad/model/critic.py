@@ -16,10 +16,11 @@ from postgrad.config.schema import Config
 from postgrad.model.async_writer import AsyncWriter, TensorsFile, WeightsFile, copy_to_host
 from postgrad.model.load import save
 from postgrad.model.loaded import Loaded
+from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.optimizer import Optimizer, learning_rate
 from postgrad.model.passes.captured import GraphCache, compute_hidden_states
 from postgrad.model.passes.layout import MicroBatch, make_micro_batches
-from postgrad.model.policy import MetricAccumulator, load_weights, split_updates
+from postgrad.model.policy import load_weights, split_updates
 from postgrad.model.views import FULL
 from postgrad.types import Batch
 

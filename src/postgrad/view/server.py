@@ -1,7 +1,6 @@
 """The page's server: read-only JSON requests, two live streams, and the page's files."""
 
 import asyncio
-import hmac
 import json
 import math
 import mimetypes
@@ -19,112 +18,28 @@ from starlette.requests import Request
 from starlette.responses import (
     JSONResponse,
     PlainTextResponse,
-    RedirectResponse,
     Response,
     StreamingResponse,
 )
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from postgrad.view.auth import AuthMiddleware
 from postgrad.view.evaluations import Evaluations
 from postgrad.view.folder import Folder, NotFound
 from postgrad.view.rollouts import FILTERS, SORTS, Rollouts
 from postgrad.view.runs import Runs
 from postgrad.view.tokens import TokenizerCache
-from postgrad.web import is_loopback, reject_reason
+from postgrad.web import is_loopback
 
 ASSETS = Path(__file__).parent / "assets"
-COOKIE = "postgrad_token"
 POLL_S = 0.5  # time between two looks of a stream at the files
 MAX_COMPARED = 12  # runs
 GROUPS_PER_PAGE = 40
 MAX_QUERY = 200  # characters
-# Model output is untrusted. Only our own files may run as scripts, no markup may be made from
-# strings, and no other page may frame this one.
-CONTENT_SECURITY_POLICY = "; ".join(
-    [
-        "default-src 'none'",
-        "script-src 'self'",
-        "style-src 'self'",
-        "img-src 'self' blob: data:",
-        "connect-src 'self'",
-        "base-uri 'none'",
-        "form-action 'none'",
-        "frame-ancestors 'none'",
-        "require-trusted-types-for 'script'",
-        "trusted-types 'none'",
-    ]
-)
-HEADERS = {
-    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-cache",
-}
 
 
 class BadRequest(Exception):
     """A request with a wrong parameter; the server answers 400 with this message."""
-
-
-class AuthMiddleware:
-    """Rejects requests for other hosts, from other sites, that write, or without the token."""
-
-    def __init__(self, app: ASGIApp, host: str, token: str) -> None:
-        self.app = app
-        self.host = host
-        self.token = token
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            if scope["type"] == "lifespan":
-                await self.app(scope, receive, send)
-            return
-        request = Request(scope)
-
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                added = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
-                message["headers"] = [*message.get("headers", []), *added]
-            await send(message)
-
-        response = self.reject(request) or self.authenticate(request)
-        await (response or self.app)(scope, receive, send_with_headers)
-
-    def reject(self, request: Request) -> Response | None:
-        """None, or the refusal: unknown host name, another origin, or a method that writes."""
-        if request.method not in ("GET", "HEAD"):
-            return PlainTextResponse("this page is read-only", 405)
-        is_page = request.headers.get("sec-fetch-mode") == "navigate" and request.url.path == "/"
-        reason = reject_reason(request, self.host, is_page)
-        return PlainTextResponse(reason, 403) if reason else None
-
-    def authenticate(self, request: Request) -> Response | None:
-        """None with the right token. The first visit has it in the address and gets a cookie."""
-        if not self.token:
-            return None
-        token = request.query_params.get("token")
-        if token is not None and request.url.path == "/" and self._is_token(token):
-            response = RedirectResponse("/", 303)
-            response.set_cookie(
-                self._cookie_name(request), self.token, httponly=True, samesite="strict"
-            )
-            return response
-        cookie = request.cookies.get(self._cookie_name(request), "")
-        header = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if self._is_token(cookie) or self._is_token(header):
-            return None
-        message = "a token is needed; open the address that postgrad view printed\n"
-        return PlainTextResponse(message, 401)
-
-    def _cookie_name(self, request: Request) -> str:
-        """The name with the port: browsers share cookies between the ports of one host."""
-        return f"{COOKIE}_{request.url.port or 80}"
-
-    def _is_token(self, text: str) -> bool:
-        return hmac.compare_digest(text.encode(), self.token.encode())
 
 
 class Page:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from postgrad.data.converters import GSM8K_TRUTH
 from postgrad.data.prepare.base import (
     Context,
     DataSet,
@@ -16,7 +17,6 @@ from postgrad.data.prepare.base import (
     select_columns,
 )
 from postgrad.data.rows import Row, truth_of
-from postgrad.data.schemas import GSM8K_TRUTH
 from postgrad.data.styles import THINK
 
 QUESTION = ("problem", "question", "Problem", "Question")

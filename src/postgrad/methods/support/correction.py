@@ -19,7 +19,7 @@ from postgrad.algorithms.correction import (
 from postgrad.errors import ConfigError
 from postgrad.methods.base import Step
 from postgrad.methods.support.checks import engine_apart, refuse_unread
-from postgrad.model.policy import MetricAccumulator
+from postgrad.model.metrics import MetricAccumulator
 from postgrad.rollout.engine import Engine
 from postgrad.types import POLICY, Batch
 

@@ -5,6 +5,7 @@
 - channel.py: the socket between the two, as JSON lines.
 - plain.py: plain values as JSON, rebuilt on the other side.
 - handles.py: what a test holds instead of an object of the program.
+- test_names.py: what the names in a test mean.
 - test_source.py: what a test's source says about the names that it uses.
 - single_sandbox.py: both runners in one sandbox, for a Sandbox Fusion server.
 - limits.py: resource limits.

@@ -1,0 +1,67 @@
+"""Checks of the settings that prompts are made with. All raise ConfigError."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from postgrad.config.schema import OVERLONG
+from postgrad.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+TEMPLATES = ("auto", "chat", "plain")
+
+
+def check_names(tokenizer: "PreTrainedTokenizerBase", template: str, overlong: str) -> None:
+    """Refuses unknown values, and a chat template that the tokenizer does not have."""
+    if template not in TEMPLATES:
+        raise ConfigError(
+            f"data.template={template} is unknown; {did_you_mean(template, TEMPLATES)}"
+        )
+    if overlong not in OVERLONG:
+        raise ConfigError(
+            f"data.overlong={overlong} is unknown; {did_you_mean(overlong, OVERLONG)}"
+        )
+    if template == "chat" and not tokenizer.chat_template:
+        raise ConfigError(
+            f"the tokenizer {tokenizer.name_or_path!r} has no chat template; "
+            "use data.template=plain"
+        )
+
+
+def check_text_style(
+    tokenizer: "PreTrainedTokenizerBase", name: str, form: str, template: str
+) -> None:
+    """Refuses a style that writes the whole prompt with a chat template or unknown tokens."""
+    if template == "chat":
+        raise ConfigError(
+            f"data.prompt_style={name} writes the whole prompt; "
+            "remove data.template=chat, or use another style"
+        )
+    vocabulary = tokenizer.get_vocab()
+    for token in re.findall(r"<\|\w+\|>", form):
+        if token not in vocabulary:
+            raise ConfigError(
+                f"data.prompt_style={name} writes {token}, which is not a token of the "
+                f"tokenizer {tokenizer.name_or_path!r}; "
+                "use data.prompt_style=own for its own chat template"
+            )
+
+
+def check_no_chat_settings(
+    tokenizer: "PreTrainedTokenizerBase",
+    options: Mapping[str, Any],
+    tools: Sequence[dict[str, Any]],
+) -> None:
+    """Refuses template options and tools for prompts without a chat template."""
+    for name in options:
+        raise ConfigError(
+            f"data.template_options.{name} is for chat templates, and these prompts use none; "
+            "remove it"
+        )
+    if tools:
+        raise ConfigError(
+            "rollout.tools needs a chat template, and the prompts of "
+            f"{tokenizer.name_or_path!r} use none; remove one of them"
+        )

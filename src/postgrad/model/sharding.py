@@ -1,0 +1,164 @@
+"""FSDP2: sharding of a model over ranks, and the optimizer of one rank's shards."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+from torch.distributed.tensor import DTensor
+
+from postgrad.config.schema import OptimizerConfig
+from postgrad.errors import ConfigError
+from postgrad.model.optimizer import Optimizer
+from postgrad.model.ranks import Ranks
+
+
+class ForwardRoot(nn.Module):
+    """A module whose forward is a port's forward pass.
+
+    FSDP then gathers what the pass reads outside of the blocks, such as the LM head.
+    """
+
+    def __init__(self, model: nn.Module, run: Callable[..., Any]) -> None:
+        super().__init__()
+        self.model = model
+        self.run = run
+
+    def forward(self, *arguments: Any) -> Any:
+        return self.run(*arguments)
+
+
+def shard_model(
+    model: nn.Module,
+    run: Callable[..., Any],
+    ranks: Ranks,
+    compute: torch.dtype,
+    masters: bool,
+    float32_module: nn.Module | None = None,
+) -> ForwardRoot:
+    """Shard the model's blocks, then the rest; return the root whose forward is `run`.
+
+    `masters` keeps the shards of trained parameters in float32. `float32_module` is sharded too
+    and computes in float32, whatever the model's compute type is.
+    """
+    offload = OffloadPolicy()
+    if ranks.offload:
+        offload = CPUOffloadPolicy(pin_memory=ranks.device.type != "cpu")
+
+    def shard(module: nn.Module, dtype: torch.dtype) -> None:
+        if masters:
+            _convert_to_masters(module)
+        fully_shard(
+            module,
+            mesh=ranks.mesh,
+            mp_policy=MixedPrecisionPolicy(
+                param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
+            ),
+            offload_policy=offload,
+            reshard_after_forward=True,
+        )
+
+    for block in find_blocks(model):
+        shard(block, compute)
+    content = model
+    if float32_module is not None:
+        shard(float32_module, torch.float32)
+        content = nn.ModuleList([model, float32_module])
+    root = ForwardRoot(content, run)
+    shard(root, compute)
+    for module in root.modules():
+        if isinstance(module, FSDPModule):
+            # The loss is weighted by global counts: gradients are summed, never averaged.
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+    return root
+
+
+def _convert_to_masters(module: nn.Module) -> None:
+    for p in module.parameters():
+        if not isinstance(p, DTensor) and p.requires_grad:
+            p.data = p.data.float()
+
+
+def find_blocks(model: nn.Module) -> list[nn.Module]:
+    """Return the blocks of a transformers model: the modules of its longest ModuleList."""
+    longest: list[nn.Module] = []
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) > len(longest):
+            longest = list(module)
+    return longest
+
+
+class ShardedOptimizer(Optimizer):
+    """The optimizer of this rank's shards. It updates the shards' own memory."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        config: OptimizerConfig,
+        ranks: Ranks,
+        compute: torch.dtype,
+        lr_scale: dict[str, float] | None = None,
+    ) -> None:
+        if config.kind == "adamw_8bit":
+            raise ConfigError(
+                "optimizer.kind=adamw_8bit cannot be sharded over ranks; use optimizer.kind=adamw, "
+                "or cluster.offload=true to save memory"
+            )
+        self.ranks = ranks
+        self.compute = compute
+        self.sharded_params = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        super().__init__(model, config, lr_scale)
+
+    def own_params(self, model: nn.Module) -> dict[str, Tensor]:
+        return {name: local_tensor(p) for name, p in self.sharded_params.items()}
+
+    def has_gradients(self) -> bool:
+        for name, p in self.sharded_params.items():
+            if p.grad is not None:
+                self.masters[name].grad = local_tensor(p.grad)
+                p.grad = None
+        return super().has_gradients()
+
+    def norm(self, gradients: list[Tensor]) -> Tensor:
+        squares = torch.stack([g.double().square().sum() for g in gradients]).sum()
+        return self.ranks.all_reduce_sum(squares).sqrt().float()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return full tensors on the first rank, nothing on the others. A collective."""
+        shards = super().tensors()
+        if self.compute != torch.float32:
+            shards |= {f"master/{name}": p for name, p in self.params.items()}
+        tensors: dict[str, Tensor] = {}
+        for key, shard in shards.items():
+            parameter = self.sharded_params[key.partition("/")[2]]
+            full = shard if shard.dim() == 0 else self.ranks.full_tensor(shard, parameter)
+            if self.ranks.is_first:
+                tensors[key] = full.to("cpu", copy=True).contiguous()
+        return tensors
+
+    def read(self, file: Path) -> dict[str, Tensor]:
+        """Return this rank's shards of the saved tensors; masters go into the shards at once."""
+        shards: dict[str, Tensor] = {}
+        for key, tensor in super().read(file).items():
+            shards[key] = tensor if tensor.dim() == 0 else self.ranks.local_shard(tensor)
+        with torch.no_grad():
+            for name, p in self.params.items():
+                if f"master/{name}" in shards:
+                    p.copy_(shards.pop(f"master/{name}"))
+        return shards
+
+
+def local_tensor(tensor: Tensor) -> Tensor:
+    """Return this rank's shard of a DTensor; it shares the DTensor's memory."""
+    assert isinstance(tensor, DTensor)
+    with torch.no_grad():
+        return tensor.to_local()
