@@ -17,8 +17,8 @@ from postgrad.config.schema import setting
 from postgrad.errors import ConfigError
 from postgrad.methods.base import Group, Method, MethodSettings, Role, Stage, Step
 from postgrad.methods.support.given_rows import check_equal_weights, given_row, is_pair, pair_rows
+from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.passes.head import TokenOutputs
-from postgrad.model.policy import MetricAccumulator
 from postgrad.types import Batch, Problem
 
 
