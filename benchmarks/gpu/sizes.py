@@ -216,7 +216,7 @@ def main() -> None:
     parser.add_argument("--limit-s", type=float, default=240.0, dest="limit_s")
     parser.add_argument("--folder", default=tempfile.gettempdir(), help="where models are written")
     parser.add_argument("overrides", nargs="*", help="step: further key=value settings")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     result = measure_step(args) if args.work == "step" else measure_rollout(args)
     print(json.dumps({"work": args.work, "shape": args.shape, **result}), flush=True)
 

@@ -138,10 +138,26 @@ def _unallocated_bytes() -> int:
 
 
 class _GraphMemory:
-    """Bytes held by live graphs, and the peak memory before the last capture."""
+    """Memory that torch does not count: of live graphs, and what DetachableMemory has attached.
+
+    `peak` is the largest memory up to the last change of either.
+    """
 
     held: ClassVar[weakref.WeakKeyDictionary[Any, int]] = weakref.WeakKeyDictionary()
+    attached = 0
     peak = 0
+
+
+def track_outside_memory(device: torch.device, num_bytes: int) -> None:
+    """Count memory that was allocated (or freed, if negative) without torch."""
+    _GraphMemory.peak = peak_memory_bytes(device)
+    _GraphMemory.attached += num_bytes
+    torch.cuda.reset_peak_memory_stats(device)
+
+
+def empty_device_cache(device: torch.device) -> None:
+    """Make torch return the memory that it keeps for later allocations to the device."""
+    torch.get_device_module(device).empty_cache()
 
 
 # ---- copies and synchronization
@@ -284,7 +300,8 @@ def peak_memory_bytes(device: torch.device) -> int:
     """Return the peak memory of this process: on the accelerator if it has its own, else RSS."""
     if has_own_memory(device):
         allocated = torch.get_device_module(device).max_memory_allocated(device)
-        return max(allocated + sum(_GraphMemory.held.values()), _GraphMemory.peak)
+        outside = sum(_GraphMemory.held.values()) + _GraphMemory.attached
+        return max(allocated + outside, _GraphMemory.peak)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 

@@ -10,6 +10,7 @@ next token and marks the rows that have ended.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOptionalMemberAccess=false
 # pyright: reportOperatorIssue=false, reportAssignmentType=false, reportGeneralTypeIssues=false
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ import triton
 from torch import Tensor
 from torch.nn.functional import linear
 
+from postgrad.model.detachable import DetachableMemory, driver_library
 from postgrad.model.device import capture_graph, supports_graph_capture
 from postgrad.model.lora import add_lora_outputs, base_layer
 from postgrad.model.passes.head import upcast_logits
@@ -31,6 +33,8 @@ from postgrad.rollout.native import kernels
 STATIC_ROTARY = ("default", "linear", "llama3", "yarn")
 VOCABULARY_BLOCK = 4096
 HEADS_BLOCK = 8  # heads per program of write_cache
+# A cache up to this size keeps its memory between calls of generate.
+KEPT_CACHE_BYTES = 4 << 30
 
 # Lines of the state table (FIELDS, rows), one column per row; kernels.py has the same numbers.
 TOKEN = 0  # the last token
@@ -122,6 +126,8 @@ class Decoder:
         self.sizes = BufferSizes(0, 0, 0, 0, 0, 0)
         self.graphs: dict[tuple[int, float], Any] = {}  # by (rows, temperature)
         self.pool: Any = None
+        self.driver = driver_library(self.device)  # None: the cache cannot be detached
+        self.cache_memory: DetachableMemory | None = None
 
     def page_bytes(self) -> int:
         """Return the memory of one page in all layers."""
@@ -131,6 +137,7 @@ class Decoder:
     def reserve(self, sizes: BufferSizes) -> None:
         """Allocate buffers of at least these sizes, unless the present ones are large enough."""
         if all(have >= want for have, want in zip(self.sizes, sizes, strict=True)):
+            self.attach_cache()
             return
         self.release()
         self.sizes = BufferSizes(*map(max, self.sizes, sizes))
@@ -141,9 +148,8 @@ class Decoder:
         self.uniforms = torch.zeros(sizes.slots, sizes.length, device=device)
         self.tokens = torch.zeros(sizes.slots, sizes.length, dtype=torch.int32, device=device)
         self.logprobs = torch.zeros(sizes.slots, sizes.length, device=device)
-        shape = (len(self.layers), sizes.pages, PAGE, self.num_key_heads, self.head_dim)
-        self.keys = torch.zeros(shape, dtype=self.dtype, device=device)
-        self.values = torch.zeros(shape, dtype=self.dtype, device=device)
+        shape = (2, len(self.layers), sizes.pages, PAGE, self.num_key_heads, self.head_dim)
+        self.keys, self.values = self._allocate_cache(shape)
         positions = torch.arange(sizes.positions, device=device)[None]
         cos, sin = self.model.base_model.rotary_emb(
             torch.empty(1, dtype=self.dtype, device=device), position_ids=positions
@@ -151,9 +157,35 @@ class Decoder:
         self.cos = cos[0].contiguous()
         self.sin = sin[0].contiguous()
 
+    def _allocate_cache(self, shape: tuple[int, ...]) -> Tensor:
+        """Return memory for keys and values of this shape; detachable where the device can."""
+        if self.driver is None:
+            return torch.zeros(shape, dtype=self.dtype, device=self.device)
+        num_bytes = math.prod(shape) * self.dtype.itemsize
+        self.cache_memory = DetachableMemory(self.driver, num_bytes, self.device)
+        return self.cache_memory.tensor()[:num_bytes].view(self.dtype).view(shape)
+
+    def attach_cache(self) -> None:
+        """Attach the cache's memory, if it was detached. Raises RunError."""
+        if self.cache_memory is not None:
+            self.cache_memory.attach()
+
+    def detach_cache(self) -> None:
+        """Give the memory of a large cache back until the next attach_cache."""
+        if self.cache_memory is not None and self.cache_memory.size > KEPT_CACHE_BYTES:
+            self.cache_memory.detach()
+
+    def cache_bytes(self) -> int:
+        """Return the memory that the cache has attached."""
+        memory = self.cache_memory
+        return memory.size if memory is not None and memory.attached else 0
+
     def release(self) -> None:
         """Free the buffers and the graphs that use them."""
         self.graphs.clear()
+        if self.cache_memory is not None:
+            self.cache_memory.close()
+            self.cache_memory = None
         self.pool = None
         for name in (
             "state",
@@ -167,6 +199,11 @@ class Decoder:
             "sin",
         ):
             self.__dict__.pop(name, None)
+
+    def drop_pages(self) -> None:
+        """Free the buffers, so that the next `reserve` may make a smaller cache."""
+        self.release()
+        self.sizes = self.sizes._replace(pages=0)
 
     def run(self, rows: int, steps: int, temperature: float) -> None:
         """Run `steps` decode steps of the first `rows` rows. Temperature 0 is greedy."""

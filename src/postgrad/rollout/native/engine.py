@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from postgrad.rollout.native.decoder import Decoder
 
 PREFILL_TOKENS = 8192  # padded prompt tokens per prefill pass
+SAMPLING_BYTES = 3 << 30  # device memory for what decoding and prefill allocate beside the cache
 
 
 def bucket(count: int) -> int:
@@ -196,13 +197,21 @@ class NativeEngine:
             self.max_context,
             stops,
         )
-        return loop.finish()
+        try:
+            return loop.finish()
+        finally:
+            decoder.detach_cache()
 
     def cache_bytes(self) -> int:
         """Return the device memory that keys and values may take."""
         if self.cache_gib:
             return int(self.cache_gib * 2**30)
-        return free_memory_bytes(self.device) // 3
+        free = free_memory_bytes(self.device)
+        if self.decoder is None or self.decoder.driver is None:
+            return free // 3
+        # The cache is detached while the trainer works, so it may take nearly all memory.
+        free += self.decoder.cache_bytes()
+        return max(free // 3, int(0.9 * free) - SAMPLING_BYTES)
 
 
 class DecodeLoop:

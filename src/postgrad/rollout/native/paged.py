@@ -144,6 +144,9 @@ class PagedDecodeLoop:
         # kept, and with it the graphs that use its buffers.
         wanted = self.capacity * own_pages + prompt_pages + 1
         present = self.decoder.sizes.pages
+        if present > max_pages:  # the trainer holds more memory than at the last call
+            self.decoder.drop_pages()
+            present = 0
         pages = present if wanted * 4 <= present * 5 else min(wanted, max_pages)
         return BufferSizes(
             rows=self.capacity,
