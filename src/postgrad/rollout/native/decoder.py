@@ -33,6 +33,7 @@ from postgrad.rollout.native import kernels
 STATIC_ROTARY = ("default", "linear", "llama3", "yarn")
 VOCABULARY_BLOCK = 4096
 HEADS_BLOCK = 8  # heads per program of write_cache
+BUSY_PROGRAMS = 512  # programs of attention that keep a device busy
 # A cache up to this size keeps its memory between calls of generate.
 KEPT_CACHE_BYTES = 4 << 30
 
@@ -281,14 +282,17 @@ class Decoder:
             HALF=triton.next_power_of_2(self.head_dim // 2), HEADS_BLOCK=HEADS_BLOCK,
             num_warps=2, **NO_FP_FUSION,
         )  # fmt: skip
-        num_parts = -(-self.sizes.row_pages // CHUNK)
         group_size = self.num_heads // self.num_key_heads
         config = warp_config(self.head_dim)
+        chunk = CHUNK
+        if not config.same_bits and rows * self.num_key_heads >= BUSY_PROGRAMS:
+            chunk = triton.next_power_of_2(self.sizes.row_pages)  # one program reads a whole row
+        num_parts = -(-self.sizes.row_pages // chunk)
         constants: dict[str, Any] = {
             **heads,
             "PAGE": PAGE,
             "WIDTH": max(16, triton.next_power_of_2(self.head_dim)),
-            "CHUNK": CHUNK,
+            "CHUNK": chunk,
             "PARTS": num_parts,
             "WINDOW": layer.window,
         }

@@ -25,30 +25,61 @@ from postgrad.model.passes.kernels import NO_FP_FUSION
 from postgrad.model.passes.packing import BLOCK_M, BLOCK_N, CHUNK, Packing
 
 LOG2E = 1.4426950408889634
-# Block sizes and warps of the bfloat16 backward kernels, as measured on an H200 (docs/lab.md).
-KEY_GRAD_CONFIG: dict[str, int] = {"M": 128, "num_warps": 4, "num_stages": 2}
-QUERY_GRAD_CONFIG: dict[str, int] = {"N": 32, "num_warps": 4, "num_stages": 3}
 
 
 class WarpConfig(NamedTuple):
-    """Warps of a training program over BLOCK_M queries; rows and warps of a decode program."""
+    """Launch parameters for one width of heads, as measured on an H200 (docs/lab.md).
+
+    Training programs work on BLOCK_M queries.
+    """
 
     forward_warps: int
+    forward_stages: int
     decode_rows: int
     decode_warps: int
+    same_bits: bool  # decoding and training divide rows into the same chunks
+    key_grad: dict[str, int]  # of bfloat16 passes
+    query_grad: dict[str, int]
+
+
+NARROW = WarpConfig(
+    forward_warps=2,
+    forward_stages=3,
+    decode_rows=16,
+    decode_warps=1,
+    same_bits=True,
+    key_grad={"M": 128, "num_warps": 4, "num_stages": 2},
+    query_grad={"N": 32, "num_warps": 4, "num_stages": 3},
+)
+# More queries per step of the key gradient would spill registers: 2.5 times slower.
+WIDE = NARROW._replace(
+    forward_warps=4,
+    decode_warps=2,
+    same_bits=False,
+    key_grad={"M": 32, "num_warps": 4, "num_stages": 3},
+)
+# Not tuned, only within the limits of registers and shared memory.
+WIDEST = WIDE._replace(
+    forward_warps=8,
+    forward_stages=2,
+    decode_warps=4,
+    key_grad={"M": 32, "num_warps": 8, "num_stages": 2},
+    query_grad={"N": 32, "num_warps": 8, "num_stages": 2},
+)
 
 
 def warp_config(width: int) -> WarpConfig:
-    """Return the warps and rows for heads of this width.
+    """Return the launch parameters for heads of this width.
 
     Decoding uses the 16-row tensor-core instructions, which waste little where few query heads
-    share a key head. For narrow heads, training uses them too, so both compute the same bits. For
-    wide heads, training would spill registers with them and uses the 64-row instructions. Models
-    with wide heads have matrix products whose bits depend on the number of rows anyway.
+    share a key head. For narrow heads, training uses them too and divides rows into the same
+    chunks, so both compute the same bits. For wide heads, training would spill registers with them
+    and uses the 64-row instructions. Models with wide heads have matrix products whose bits depend
+    on the number of rows anyway.
     """
     if width <= 64:
-        return WarpConfig(forward_warps=2, decode_rows=16, decode_warps=1)
-    return WarpConfig(forward_warps=4, decode_rows=16, decode_warps=4)
+        return NARROW
+    return WIDE if width <= 128 else WIDEST
 
 
 @triton.jit
@@ -303,12 +334,14 @@ class _PackedAttention(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, packing: Packing, scale: float, window: int
     ) -> Tensor:
         tokens, heads, width = q.shape
+        config = warp_config(width)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         lse = torch.empty(heads, tokens, dtype=torch.float32, device=q.device)
         _packed_attention_forward[(len(packing.query_tiles), heads)](
             q, k, v, out, lse, packing.query_tiles, packing.positions, scale * LOG2E, tokens,
             *_strides(q, k, v, out), **_shape_arguments(q, k), N=BLOCK_N, M=BLOCK_M, CHUNK=CHUNK,
-            WINDOW=window, num_warps=warp_config(width).forward_warps, **NO_FP_FUSION,
+            WINDOW=window, num_warps=config.forward_warps, num_stages=config.forward_stages,
+            **NO_FP_FUSION,
         )  # fmt: skip
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.packing = packing
@@ -330,8 +363,9 @@ class _PackedAttention(torch.autograd.Function):
         dk, dv = (torch.empty(q.shape, dtype=torch.float32, device=q.device) for _ in range(2))
         shape = _shape_arguments(q, k)
         is_float32 = q.dtype == torch.float32
-        query_config = {"N": BLOCK_N} if is_float32 else QUERY_GRAD_CONFIG
-        key_config = {"M": BLOCK_M} if is_float32 else KEY_GRAD_CONFIG
+        config = warp_config(width)
+        query_config = {"N": BLOCK_N} if is_float32 else config.query_grad
+        key_config = {"M": BLOCK_M} if is_float32 else config.key_grad
         _packed_attention_backward_queries[(len(packing.query_tiles), heads)](
             q, k, v, out, grad, lse, delta, dq, packing.query_tiles, packing.positions,
             scale, scale * LOG2E, tokens,
