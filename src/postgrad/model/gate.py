@@ -17,11 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from postgrad.errors import ConfigError, RunError
+from postgrad.errors import ConfigError
 from postgrad.files import atomic_write_text
 from postgrad.model.passes import attention
 from postgrad.model.passes.head import token_outputs
 from postgrad.model.passes.layout import make_micro_batches_of_kind
+from postgrad.model.passes.packing import Packing
 from postgrad.model.passes.support import (
     PASS_KINDS,
     PassKind,
@@ -96,6 +97,26 @@ def our_logprobs(model: Any, batch: Batch, kind: PassKind) -> Tensor:
         outputs = token_outputs(picked, weight, targets, transform=transform_of(model))
         out[where] = outputs.logprobs.float().cpu()
     return out
+
+
+def try_backward(model: Any, batch: Batch, kind: PassKind) -> None:
+    """Run the backward pass of our kernels once; it fails where the device lacks resources."""
+    device = next(model.parameters()).device
+    for micro in make_micro_batches_of_kind(kind, batch, 4096, model):
+        if not isinstance(micro.packing, Packing):
+            continue
+        micro = micro.to(device)
+        with torch.enable_grad():
+            states = hidden_states(
+                model, micro.ids, micro.positions, micro.mask, FULL, micro.packing, micro.stock
+            )
+            # The gradient of one weight: the others' need not fit into memory here.
+            torch.autograd.grad(states.float().sum(), model.get_input_embeddings().weight)
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's text, or its type where it has none."""
+    return str(error).strip().split("\n")[0][:200] or type(error).__name__
 
 
 def disagreement(ours: Tensor, stock: Tensor, dtype: torch.dtype) -> str:
@@ -180,15 +201,11 @@ class Gate:
         try:
             with eval_mode(self.model):
                 ours = our_logprobs(self.model, batch, kind)
-        except (
-            ConfigError,
-            RunError,
-            TypeError,
-            ValueError,
-            RuntimeError,
-            AttributeError,
-        ) as error:
-            return str(error).strip().split("\n")[0][:200] or type(error).__name__
+                try_backward(self.model, batch, kind)
+        except torch.OutOfMemoryError:
+            raise  # says nothing about the model, so it must not become a cached verdict
+        except Exception as error:
+            return first_line(error)
         return disagreement(ours, self.stock, self.dtype)
 
 

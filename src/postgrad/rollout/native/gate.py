@@ -11,9 +11,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from postgrad.errors import ConfigError, RunError
+import torch
+
 from postgrad.files import atomic_write_text
-from postgrad.model.gate import disagreement, eval_mode, fingerprint, our_logprobs, probe_rows
+from postgrad.model.gate import (
+    disagreement,
+    eval_mode,
+    fingerprint,
+    first_line,
+    our_logprobs,
+    probe_rows,
+)
 from postgrad.model.load import cache_folder
 from postgrad.model.loaded import Loaded
 from postgrad.model.passes.support import support_of
@@ -49,8 +57,10 @@ def _compare(loaded: Loaded, engine: Sampler) -> str:
     requests = [Request(list(prompt), [2 * i, 2 * i + 1]) for i, prompt in enumerate(prompts)]
     try:
         groups = engine.generate(requests, Sampling(1.0, NEW_TOKENS))
-    except (ConfigError, RunError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-        return str(error).strip().split("\n")[0][:200] or type(error).__name__
+    except torch.OutOfMemoryError:
+        raise  # says nothing about the model, so it must not become a cached verdict
+    except Exception as error:
+        return first_line(error)
     rows: list[Trajectory] = []
     sampled: list[float] = []
     for number, (prompt, completions) in enumerate(zip(prompts, groups, strict=True)):
