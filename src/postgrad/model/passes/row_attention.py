@@ -132,23 +132,22 @@ class _Tables:
         own_key_tokens = torch.where(key < shared + own, starts + key - shared, 0)
         key_tokens = torch.where(key < shared, shared_starts + key, own_key_tokens)
         self.key_tokens.append(key_tokens.flatten())
-        for row, segment in enumerate(group):
-            first_query = self.num_query_slots + row * num_queries
-            first_key = self.num_key_slots + row * num_keys
-            self._add_row(segment, first_query, first_key)
+        rows = torch.arange(len(group))[:, None]
+        first_queries = self.num_query_slots + rows * num_queries
+        first_keys = self.num_key_slots + rows * num_keys
+        exists = query < own
+        tokens = (starts + query)[exists]
+        self.query_slots[tokens] = (first_queries + query)[exists]
+        self.key_slots[tokens] = (first_keys + shared + query)[exists]
+        for segment, first_key in zip(group, first_keys[:, 0].tolist(), strict=True):
+            _, _, shared_start, shared_end, _ = segment
+            if shared_end > shared_start:
+                first_slots = self.shared_segments.setdefault((shared_start, shared_end), [])
+                first_slots.append(first_key)
         mask = _attention_mask(query, key, own, shared)
         self.groups.append(RowGroup(len(group), num_queries, num_keys, mask, shared))
         self.num_query_slots += len(group) * num_queries
         self.num_key_slots += len(group) * num_keys
-
-    def _add_row(self, segment: Segment, first_query: int, first_key: int) -> None:
-        start, end, shared_start, shared_end, _ = segment
-        index = torch.arange(end - start)
-        self.query_slots[start:end] = first_query + index
-        self.key_slots[start:end] = first_key + shared_end - shared_start + index
-        if shared_end > shared_start:
-            first_slots = self.shared_segments.setdefault((shared_start, shared_end), [])
-            first_slots.append(first_key)
 
     def build(self) -> PaddedSegments:
         shared_tokens = torch.zeros(0, dtype=torch.int64)
