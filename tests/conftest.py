@@ -24,6 +24,7 @@ LONG = (
     "test_captured.py",
     "test_real_files.py",
     "test_paged.py",
+    "test_paged_families.py",
 )
 EXIT_STATUS = pytest.StashKey[int]()
 

@@ -78,6 +78,16 @@ def supports_graph_capture(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
+def supports_captured_experts(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether torch multiplies the experts' matrices without waiting for the host.
+
+    It has such a kernel for bfloat16 on NVIDIA's Hopper and Blackwell.
+    """
+    if device.type != "cuda" or dtype != torch.bfloat16 or torch.version.hip:
+        return False
+    return torch.cuda.get_device_capability(device)[0] in (9, 10)
+
+
 def supports_state_streaming(device: torch.device) -> bool:
     """Return whether optimizer state can stream from page-locked host memory during an update."""
     return device.type == "cuda"

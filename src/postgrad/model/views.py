@@ -16,6 +16,8 @@ from postgrad.model.passes.packing import Packing
 from postgrad.model.passes.row_attention import PaddedSegments
 from postgrad.model.passes.support import has_window
 
+# Cosines and sines (batch, length, head_dim) by kind; see rotary_kinds.
+Rotary = dict[str, tuple[Tensor, Tensor]]
 REQUIRED_CHILDREN = ("embed_tokens", "layers", "norm", "rotary_emb")
 
 
@@ -65,24 +67,41 @@ def hidden_states(
             attention_mask=mask,
             use_cache=False,
             **_packing_argument(packing),
-            **({"token_positions": positions} if has_window(model) else {}),
+            **_window_argument(model, positions),
         ).last_hidden_state
-    hidden, cos, sin = embed(model, ids, positions)
-    return run_blocks(model, hidden, (cos, sin), view, packing, mask, positions)
+    hidden, rotary = embed(model, ids, positions)
+    return run_blocks(model, hidden, rotary, view, packing, mask, positions)
 
 
-def embed(model: nn.Module, ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the inputs of the first block: token embeddings, rotary cosines and sines."""
+def embed(model: nn.Module, ids: Tensor, positions: Tensor) -> tuple[Tensor, Rotary]:
+    """Return the inputs of the blocks: token embeddings, rotary cosines and sines."""
     decoder: Any = model.base_model
     hidden = decoder.embed_tokens(ids)
-    cos, sin = decoder.rotary_emb(hidden, position_ids=positions)
-    return hidden, cos, sin
+    return hidden, rotary_values(model, hidden, positions)
+
+
+def rotary_values(model: nn.Module, like: Tensor, positions: Tensor) -> Rotary:
+    """Return the rotary cosines and sines of the positions, by kind, in the type of `like`."""
+    decoder: Any = model.base_model
+    values: Rotary = {}
+    for kind in dict.fromkeys(rotary_kinds(model)):
+        layer_type = {"layer_type": kind} if kind else {}
+        values[kind] = decoder.rotary_emb(like, position_ids=positions, **layer_type)
+    return values
+
+
+def rotary_kinds(model: nn.Module) -> list[str]:
+    """Return the kind of rotary positions of each block: its layer type, or "" if all are equal."""
+    decoder: Any = model.base_model
+    if isinstance(getattr(decoder.rotary_emb, "rope_type", None), dict):
+        return list(decoder.config.layer_types)
+    return [""] * len(decoder.layers)
 
 
 def run_blocks(
     model: nn.Module,
     hidden: Tensor,
-    rotary: tuple[Tensor, Tensor],
+    rotary: Rotary,
     view: View,
     packing: Packing | PaddedSegments | None = None,
     mask: Tensor | None = None,
@@ -91,14 +110,16 @@ def run_blocks(
     """Return the viewed policy's states: the blocks, then the final norm where the view has it."""
     decoder: Any = model.base_model
     blocks = check_view(model, view)
-    for block in blocks[: view.num_blocks]:
+    kinds = rotary_kinds(model)
+    for block, kind in zip(blocks[: view.num_blocks], kinds, strict=False):
         hidden = block(
             hidden,
             attention_mask=mask,
-            position_embeddings=rotary,
+            position_embeddings=rotary[kind],
             position_ids=positions,
             use_cache=False,
             **_packing_argument(packing),
+            **_window_argument(model, positions),
         )
     return decoder.norm(hidden) if _has_final_norm(view, len(blocks)) else hidden
 
@@ -171,6 +192,10 @@ def check_blocks(model: nn.Module, view: View) -> None:
 
 def _packing_argument(packing: Packing | PaddedSegments | None) -> dict[str, Any]:
     return {} if packing is None else {"packing": packing}
+
+
+def _window_argument(model: nn.Module, positions: Tensor | None) -> dict[str, Any]:
+    return {"token_positions": positions} if has_window(model) else {}
 
 
 def _causal_mask(ids: Tensor) -> Tensor:

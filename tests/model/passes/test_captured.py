@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from families import save_family
 
 from postgrad.model.passes.captured import padded_size
 from postgrad.model.passes.packing import num_tiles, padding_tiles
@@ -84,8 +85,15 @@ print("same")
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-def test_captured_passes_give_the_gradients_of_eager_passes(tiny):
+@pytest.mark.parametrize("model_type", ["llama", "gemma3_text"])
+def test_captured_passes_give_the_gradients_of_eager_passes(tiny, tmp_path, model_type):
+    """Llama, and Gemma 3 with a window and two kinds of rotary positions."""
     tests = str(Path(__file__).parents[2])
+    if model_type != "llama":
+        layer_types = ["sliding_attention", "full_attention"]
+        tiny = save_family(
+            tmp_path, model_type, num_hidden_layers=2, sliding_window=2, layer_types=layer_types
+        )
     process = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", PROGRAM, str(tiny), tests],
         capture_output=True,

@@ -16,8 +16,8 @@ from postgrad.model.device import capture_graphs, supports_graph_capture
 from postgrad.model.lora import adapter_parameters
 from postgrad.model.passes.layout import MicroBatch, supports_packing
 from postgrad.model.passes.packing import Packing, num_tiles, padding_tiles
-from postgrad.model.passes.support import in_captured_family
-from postgrad.model.views import View, embed, hidden_states, run_blocks
+from postgrad.model.passes.support import capture_problem
+from postgrad.model.views import Rotary, View, embed, hidden_states, run_blocks
 
 # Operations of one block in one pass. Above it the device is busy anyway, and a graph would only
 # hold memory.
@@ -60,8 +60,8 @@ class GraphCache:
         """Return views.hidden_states of the pass, then padding. Valid until the next pass."""
         assert isinstance(micro.packing, Packing)
         captured = self.captured_pass(micro.num_tokens, len(micro.packing.query_tiles), view)
-        hidden, cos, sin = embed(self.model, micro.ids, micro.positions)
-        captured.copy_layout(cos, sin, micro.packing)
+        hidden, rotary = embed(self.model, micro.ids, micro.positions)
+        captured.copy_layout(rotary, micro.packing)
         self.num_passes += 1
         if torch.is_grad_enabled():
             return _ReplayedPass.apply(captured.anchor, hidden, captured, self)  # type: ignore[return-value]
@@ -130,7 +130,8 @@ class CapturedPass:
         device = next(model.parameters()).device
         zeros = torch.zeros(1, tokens, dtype=torch.int64, device=device)
         with torch.no_grad():
-            self.hidden, self.cos, self.sin = (x.clone() for x in embed(model, zeros, zeros))
+            self.hidden, rotary = embed(model, zeros, zeros)
+            self.rotary = {kind: (cos.clone(), sin.clone()) for kind, (cos, sin) in rotary.items()}
         self.packing = padding_tiles(0, tokens, tiles, device)
         # Gives the output a gradient function even if the embedding is frozen.
         self.anchor = torch.zeros((), device=device, requires_grad=True)
@@ -140,7 +141,7 @@ class CapturedPass:
         output: list[Tensor] = []  # holds the autograd graph between forward and backward
 
         def forward() -> None:
-            output[:] = [run_blocks(model, self.hidden, (self.cos, self.sin), view, self.packing)]
+            output[:] = [run_blocks(model, self.hidden, self.rotary, view, self.packing)]
             self.out = output[0].detach()
 
         def backward() -> None:
@@ -162,16 +163,18 @@ class CapturedPass:
         output.clear()
         graph_cache.pool = graph_cache.pool or self.graphs[0].pool()
 
-    def copy_layout(self, cos: Tensor, sin: Tensor, packing: Packing) -> None:
+    def copy_layout(self, rotary: Rotary, packing: Packing) -> None:
         """Copy the rotary values and tiles of a pass; the remaining tokens become padding."""
-        tokens = cos.shape[1]
-        size = self.cos.shape[1]
-        self.cos[:, :tokens].copy_(cos)
-        self.sin[:, :tokens].copy_(sin)
+        tokens = len(packing.positions)
+        size = len(self.packing.positions)
+        for kind, values in rotary.items():
+            for mine, new in zip(self.rotary[kind], values, strict=True):
+                mine[:, :tokens].copy_(new)
         num_padding_tiles = len(self.packing.query_tiles) - len(packing.query_tiles)
-        padding = padding_tiles(tokens, size, num_padding_tiles, cos.device)
+        padding = padding_tiles(tokens, size, num_padding_tiles, self.hidden.device)
         torch.cat([packing.query_tiles, padding.query_tiles], out=self.packing.query_tiles)
         torch.cat([packing.key_tiles, padding.key_tiles], out=self.packing.key_tiles)
+        torch.cat([packing.positions, padding.positions], out=self.packing.positions)
 
     @torch.no_grad()
     def replay_forward(self, hidden: Tensor) -> Tensor:
@@ -235,7 +238,7 @@ def supports_capture(model: Any) -> bool:
     is_sharded = hasattr(parameters[0], "placements")
     if is_sharded or not supports_graph_capture(parameters[0].device):
         return False
-    if not supports_packing(model) or not in_captured_family(model):
+    if not supports_packing(model) or capture_problem(model):
         return False
     if adapter_parameters(model):
         return False

@@ -6,10 +6,12 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from postgrad.model.device import supports_captured_experts
+
 PassKind = Literal["packed", "shared", "rows"]
 PASS_KINDS: tuple[PassKind, ...] = ("packed", "shared", "rows")
 # Model types whose blocks the captured graphs and the paged decoder know.
-CAPTURED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+CAPTURED_FAMILIES = ("gemma3_text", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,29 @@ def packing_problem(model: Any) -> str:
 
 
 def in_captured_family(model: Any) -> bool:
-    """Return whether the model's passes can be captured as CUDA graphs."""
-    return model.config.get_text_config().model_type in CAPTURED_FAMILIES
+    """Return whether the model's blocks are of a family that graphs and the paged decoder know."""
+    return not family_problem(model)
+
+
+def family_problem(model: Any) -> str:
+    """Return why graphs and the paged decoder do not know the model's blocks; empty if they do."""
+    model_type = model.config.get_text_config().model_type
+    if model_type not in CAPTURED_FAMILIES:
+        return f"model type {model_type} is not one of {', '.join(CAPTURED_FAMILIES)}"
+    if not hasattr(model.base_model, "layers"):
+        return f"{type(model).__name__} is more than a text model"
+    return ""
+
+
+def capture_problem(model: Any) -> str:
+    """Return why the model's passes cannot be captured as graphs; empty when they can."""
+    if problem := family_problem(model):
+        return problem
+    parameter = next(model.parameters())
+    has_experts = any(hasattr(block.mlp, "experts") for block in model.base_model.layers)
+    if has_experts and not supports_captured_experts(parameter.device, parameter.dtype):
+        return "products of experts wait for the host here; in bfloat16 on Hopper they do not"
+    return ""
 
 
 def transform_of(model: Any) -> LogitTransform:

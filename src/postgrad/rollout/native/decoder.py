@@ -1,4 +1,4 @@
-"""One decode step of a Llama-like model over paged keys and values, captured as CUDA graphs.
+"""One decode step of a transformer over paged keys and values, captured as CUDA graphs.
 
 The weights are the trainer's own; model/passes/kernels/install.py has fused those that are read
 together. So nothing is copied when the trainer changes them. The state of all rows is on the
@@ -16,19 +16,25 @@ from typing import Any, NamedTuple
 import torch
 import triton
 from torch import Tensor
-from torch.nn.functional import linear
 
 from postgrad.model.detachable import DetachableMemory, driver_library
 from postgrad.model.device import capture_graph, supports_graph_capture
-from postgrad.model.lora import add_lora_outputs, base_layer
 from postgrad.model.passes.head import upcast_logits
 from postgrad.model.passes.kernels import NO_FP_FUSION
-from postgrad.model.passes.kernels.packed_attention import LOG2E, warp_config
-from postgrad.model.passes.kernels.swiglu import swiglu_forward
+from postgrad.model.passes.kernels.install import Norm
+from postgrad.model.passes.kernels.launch import warp_config
+from postgrad.model.passes.kernels.packed_attention import LOG2E
 from postgrad.model.passes.packing import BLOCK_N as PAGE
 from postgrad.model.passes.packing import CHUNK
-from postgrad.model.passes.support import CAPTURED_FAMILIES, support_of, window_of
+from postgrad.model.passes.support import (
+    NO_TRANSFORM,
+    capture_problem,
+    family_problem,
+    support_of,
+)
+from postgrad.model.views import rotary_kinds, rotary_values
 from postgrad.rollout.native import kernels
+from postgrad.rollout.native.layers import Layer, known_norm, project
 
 STATIC_ROTARY = ("default", "linear", "llama3", "yarn")
 VOCABULARY_BLOCK = 4096
@@ -53,14 +59,24 @@ def unsupported_reason(model: Any) -> str:
     config = model.config.get_text_config()
     if support_of(model).passes != "packed":
         return "; ".join(support_of(model).reasons) or "its passes are not packed"
-    if config.model_type not in CAPTURED_FAMILIES:
-        return f"model type {config.model_type} is not one of {', '.join(CAPTURED_FAMILIES)}"
-    if config.hidden_act not in ("silu", "swish"):
-        return f"activation {config.hidden_act} is not silu"
-    rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rope_type not in STATIC_ROTARY:
-        return f"rotary positions of type {rope_type} change with the length"
+    if problem := family_problem(model):
+        return problem
+    for block in model.base_model.layers:
+        if not hasattr(block.mlp, "fused_params") and not hasattr(block.mlp, "experts"):
+            return f"activation {type(block.mlp.act_fn).__name__} has no kernel"
+    if support_of(model).transform != NO_TRANSFORM:
+        return "the model scales or caps its logits"
+    for rope_type in rotary_types(config):
+        if rope_type not in STATIC_ROTARY:
+            return f"rotary positions of type {rope_type} change with the length"
     return ""
+
+
+def rotary_types(config: Any) -> list[str]:
+    """Return the types of rotary positions; some models have one per layer type."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    by_layer = [value for value in parameters.values() if isinstance(value, dict)]
+    return [kind.get("rope_type", "default") for kind in by_layer or [parameters]]
 
 
 class BufferSizes(NamedTuple):
@@ -72,37 +88,6 @@ class BufferSizes(NamedTuple):
     length: int  # response tokens per trajectory
     positions: int  # of the rotary tables
     pages: int  # in total
-
-
-class Layer:
-    """The weights of one transformer block."""
-
-    def __init__(self, block: Any) -> None:
-        attention = block.self_attn
-        mlp = block.mlp
-        self.qkv = attention.fused_params
-        self.qkv_modules = [attention.q_proj, attention.k_proj, attention.v_proj]
-        self.output = attention.o_proj
-        self.gate_up = mlp.fused_params
-        self.gate_up_modules = [mlp.gate_proj, mlp.up_proj]
-        self.down = mlp.down_proj
-        self.input_norm = block.input_layernorm
-        self.post_attention_norm = block.post_attention_layernorm
-        self.q_norm = getattr(attention, "q_norm", None)
-        self.k_norm = getattr(attention, "k_norm", None)
-        self.window = window_of(attention)
-
-    def project_qkv(self, x: Tensor) -> Tensor:
-        return add_lora_outputs(linear(x, *self.qkv), self.qkv_modules, x)
-
-    def project_gate_up(self, x: Tensor) -> Tensor:
-        return add_lora_outputs(linear(x, *self.gate_up), self.gate_up_modules, x)
-
-
-def project(module: Any, x: Tensor) -> Tensor:
-    """Apply one linear layer and its LoRA adapter, if it has one."""
-    base = base_layer(module)
-    return add_lora_outputs(linear(x, base.weight, base.bias), [module], x)
 
 
 class Decoder:
@@ -118,12 +103,19 @@ class Decoder:
         self.num_heads = config.num_attention_heads
         self.num_key_heads = config.num_key_value_heads
         self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // self.num_heads
-        self.embedding = model.get_input_embeddings().weight
+        embedding = model.get_input_embeddings()
+        self.embedding = embedding.weight
         self.head = model.get_output_embeddings().weight
-        self.norm = model.base_model.norm
-        self.layers = [Layer(block) for block in model.base_model.layers]
+        self.norm = known_norm(model.base_model.norm)
+        blocks = model.base_model.layers
+        self.layers = [Layer(*pair) for pair in zip(blocks, rotary_kinds(model), strict=True)]
         self.device = self.embedding.device
         self.dtype = self.embedding.dtype
+        self.embedding_scale = 1.0
+        if hasattr(embedding, "embed_scale"):
+            self.embedding_scale = float(embedding.embed_scale.to(self.dtype))
+        self.captures = supports_graph_capture(self.device) and not capture_problem(model)
+        self.rotary: dict[str, tuple[Tensor, Tensor]] = {}
         self.sizes = BufferSizes(0, 0, 0, 0, 0, 0)
         self.graphs: dict[tuple[int, float], Any] = {}  # by (rows, temperature)
         self.pool: Any = None
@@ -152,11 +144,9 @@ class Decoder:
         shape = (2, len(self.layers), sizes.pages, PAGE, self.num_key_heads, self.head_dim)
         self.keys, self.values = self._allocate_cache(shape)
         positions = torch.arange(sizes.positions, device=device)[None]
-        cos, sin = self.model.base_model.rotary_emb(
-            torch.empty(1, dtype=self.dtype, device=device), position_ids=positions
-        )
-        self.cos = cos[0].contiguous()
-        self.sin = sin[0].contiguous()
+        like = torch.empty(1, dtype=self.dtype, device=device)
+        for kind, (cos, sin) in rotary_values(self.model, like, positions).items():
+            self.rotary[kind] = (cos[0].contiguous(), sin[0].contiguous())
 
     def _allocate_cache(self, shape: tuple[int, ...]) -> Tensor:
         """Return memory for keys and values of this shape; detachable where the device can."""
@@ -184,21 +174,12 @@ class Decoder:
     def release(self) -> None:
         """Free the buffers and the graphs that use them."""
         self.graphs.clear()
+        self.rotary.clear()
         if self.cache_memory is not None:
             self.cache_memory.close()
             self.cache_memory = None
         self.pool = None
-        for name in (
-            "state",
-            "table",
-            "uniforms",
-            "tokens",
-            "logprobs",
-            "keys",
-            "values",
-            "cos",
-            "sin",
-        ):
+        for name in ("state", "table", "uniforms", "tokens", "logprobs", "keys", "values"):
             self.__dict__.pop(name, None)
 
     def drop_pages(self) -> None:
@@ -208,7 +189,7 @@ class Decoder:
 
     def run(self, rows: int, steps: int, temperature: float) -> None:
         """Run `steps` decode steps of the first `rows` rows. Temperature 0 is greedy."""
-        if not supports_graph_capture(self.device):  # Triton's interpreter
+        if not self.captures:
             for _ in range(steps):
                 self.step(rows, temperature)
             return
@@ -235,24 +216,29 @@ class Decoder:
         attended = residual.new_empty(rows, self.num_heads * self.head_dim)
         query = torch.empty_like(attended)
         kernels.embed[(rows,)](
-            self.state, self.sizes.rows, self.embedding, residual, width, BLOCK=block
-        )
+            self.state, self.sizes.rows, self.embedding, residual, width, self.embedding_scale,
+            SCALED=self.embedding_scale != 1.0, BLOCK=block,
+        )  # fmt: skip
 
-        def add_norm(x: Tensor, norm: Any) -> None:
-            """Add x to the residual, unless it is the residual itself, and normalize the sum."""
+        def add_norm(x: Tensor, norm: Norm, post_norm: Norm | None = None) -> None:
+            """Add x to the residual, unless it is the residual itself, and normalize the sum.
+
+            With a `post_norm`, x is normalized before it is added.
+            """
             kernels.add_norm[(rows,)](
-                x, residual, norm.weight, normed, width, norm.variance_epsilon,
-                ADD=x is not residual, BLOCK=block, **NO_FP_FUSION,
+                x, residual, norm.weight, (post_norm or norm).weight, normed, width, norm.eps,
+                ADD=x is not residual, POST=post_norm is not None, CENTERED=norm.centered,
+                BLOCK=block, **NO_FP_FUSION,
             )  # fmt: skip
 
         add_norm(residual, self.layers[0].input_norm)
         for i, layer in enumerate(self.layers):
             self.attend(i, layer, layer.project_qkv(normed), query, attended)
-            add_norm(project(layer.output, attended), layer.post_attention_norm)
-            gated = swiglu_forward(layer.project_gate_up(normed))
+            attention_out = project(layer.output, attended)
+            add_norm(attention_out, layer.mlp_norm, layer.attention_post_norm)
             is_last = i + 1 == len(self.layers)
             next_norm = self.norm if is_last else self.layers[i + 1].input_norm
-            add_norm(project(layer.down, gated), next_norm)
+            add_norm(layer.apply_mlp(normed), next_norm, layer.mlp_post_norm)
         self.sample(upcast_logits(normed, self.head).float(), temperature)
 
     def attend(
@@ -270,20 +256,20 @@ class Decoder:
         }
         keys = self.keys[number]
         values = self.values[number]
-        has_norm = layer.q_norm is not None
-        # Without norms the kernel does not read these three.
-        q_weight = layer.q_norm.weight if has_norm else qkv
-        k_weight = layer.k_norm.weight if has_norm else qkv
-        eps = layer.q_norm.variance_epsilon if has_norm else 0.0
+        no_norm = Norm(qkv, 0.0, False)  # the kernel does not read it
+        q_norm = layer.q_norm or no_norm
+        k_norm = layer.k_norm or no_norm
+        cos, sin = self.rotary[layer.rotary]
         num_programs = triton.cdiv(self.num_heads + 2 * self.num_key_heads, HEADS_BLOCK)
         kernels.write_cache[(rows, num_programs)](
-            qkv, query, keys, values, self.table, self.state, self.sizes.rows, self.cos, self.sin,
-            self.sizes.row_pages, q_weight, k_weight, eps, **heads, PAGE=PAGE, NORM=has_norm,
+            qkv, query, keys, values, self.table, self.state, self.sizes.rows, cos, sin,
+            self.sizes.row_pages, q_norm.weight, k_norm.weight, q_norm.eps, **heads, PAGE=PAGE,
+            NORM=layer.q_norm is not None, CENTERED=q_norm.centered,
             HALF=triton.next_power_of_2(self.head_dim // 2), HEADS_BLOCK=HEADS_BLOCK,
             num_warps=2, **NO_FP_FUSION,
         )  # fmt: skip
         group_size = self.num_heads // self.num_key_heads
-        config = warp_config(self.head_dim)
+        config = warp_config(self.head_dim, self.dtype)
         chunk = CHUNK
         if not config.same_bits and rows * self.num_key_heads >= BUSY_PROGRAMS:
             chunk = triton.next_power_of_2(self.sizes.row_pages)  # one program reads a whole row
@@ -307,9 +293,10 @@ class Decoder:
         weights = parts.new_empty(*parts.shape[:-1], 2)
         kernels.attend[(rows, self.num_key_heads, num_parts)](
             query, keys, values, attended, parts, weights, self.table, self.state, self.sizes.rows,
-            self.head_dim**-0.5 * LOG2E, self.sizes.row_pages, **constants,
+            layer.scale * LOG2E, self.sizes.row_pages, **constants,
             M=max(config.decode_rows, triton.next_power_of_2(group_size)),
-            PRECISE=self.dtype == torch.float32, num_warps=config.decode_warps, **NO_FP_FUSION,
+            PRECISE=self.dtype == torch.float32, num_warps=config.decode_warps,
+            num_stages=config.decode_stages, **NO_FP_FUSION,
         )  # fmt: skip
         if num_parts > 1:
             kernels.merge_chunks[(rows, self.num_key_heads)](

@@ -18,7 +18,7 @@ from postgrad.model.passes.kernels.packed_attention import (
     merge_chunk,
     online_softmax_step,
 )
-from postgrad.model.passes.kernels.rms_norm import rms_norm_row
+from postgrad.model.passes.kernels.rms_norm import rms_norm_row, scale_normalized
 from postgrad.model.passes.kernels.rotary import apply_rotary
 
 # Lines of the state table; decoder.py explains them.
@@ -33,16 +33,13 @@ ALIVE = tl.constexpr(6)
 
 @triton.jit
 def add_norm(
-    x_base,
-    residual_base,
-    weight_base,
-    normed_base,
-    width,
-    eps,
-    ADD: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """residual += x (when ADD), normed = RMSNorm(residual) * weight; one program per row."""
+    x_base, residual_base, weight_base, post_weight_base, normed_base, width, eps,
+    ADD: tl.constexpr, POST: tl.constexpr, CENTERED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """residual += x (when ADD), normed = RMSNorm(residual) * weight; one program per row.
+
+    With POST, x is normalized with its own weight before it is added.
+    """
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
     inside = cols < width
@@ -50,25 +47,33 @@ def add_norm(
     h = tl.load(residual_base + row * width + cols, mask=inside, other=0.0)
     if ADD:
         x = tl.load(x_base + row * width + cols, mask=inside, other=0.0)
+        if POST:
+            post_weight = tl.load(post_weight_base + cols, mask=inside, other=0.0)
+            post_normed, _ = rms_norm_row(x, post_weight, width, eps, CENTERED)
+            x = post_normed.to(kind)
         h = (h.to(tl.float32) + x.to(tl.float32)).to(kind)
         tl.store(residual_base + row * width + cols, h, mask=inside)
     weight = tl.load(weight_base + cols, mask=inside, other=0.0)
-    normed, _ = rms_norm_row(h, weight, width, eps)
+    normed, _ = rms_norm_row(h, weight, width, eps, CENTERED)
     tl.store(normed_base + row * width + cols, normed.to(kind), mask=inside)
 
 
 @triton.jit
-def embed(state, rows, weight_base, out_base, width, BLOCK: tl.constexpr):
-    """Look up the embedding of each row's last token; one program per row."""
+def embed(
+    state, rows, weight_base, out_base, width, scale, SCALED: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Look up the embedding of each row's last token, times `scale` when SCALED.
+
+    One program per row.
+    """
     row = tl.program_id(0).to(tl.int64)
     token = tl.load(state + TOKEN * rows + row).to(tl.int64)
     cols = tl.arange(0, BLOCK)
     inside = cols < width
-    tl.store(
-        out_base + row * width + cols,
-        tl.load(weight_base + token * width + cols, mask=inside),
-        mask=inside,
-    )
+    x = tl.load(weight_base + token * width + cols, mask=inside, other=0.0)
+    if SCALED:
+        x = (x.to(tl.float32) * scale).to(x.dtype)
+    tl.store(out_base + row * width + cols, x, mask=inside)
 
 
 @triton.jit
@@ -76,7 +81,7 @@ def write_cache(
     qkv_base, q_base, k_pages, v_pages, table, state, rows, cos_base, sin_base, max_pages,
     q_weight, k_weight, eps,
     HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr,
-    PAGE: tl.constexpr, HEADS_BLOCK: tl.constexpr, NORM: tl.constexpr,
+    PAGE: tl.constexpr, HEADS_BLOCK: tl.constexpr, NORM: tl.constexpr, CENTERED: tl.constexpr,
 ):  # fmt: skip
     """Write the row's key and value to its page, and its query to `q`.
 
@@ -105,7 +110,9 @@ def write_cache(
     tl.store(value_at, low, mask=value_mask)
     tl.store(value_at + D // 2, high, mask=value_mask)
     if NORM:
-        low, high = _norm_halves(low, high, is_query, q_weight, k_weight, half, in_half, eps, D)
+        low, high = _norm_halves(
+            low, high, is_query, q_weight, k_weight, half, in_half, eps, D, CENTERED
+        )
     position = (tl.load(state + NUM_SHARED * rows + row) + own).to(tl.int64)
     cos_at = cos_base + position * D + half
     sin_at = sin_base + position * D + half
@@ -126,7 +133,8 @@ def write_cache(
 
 @triton.jit
 def _norm_halves(
-    low, high, is_query, q_weight, k_weight, half, in_half, eps, D: tl.constexpr
+    low, high, is_query, q_weight, k_weight, half, in_half, eps,
+    D: tl.constexpr, CENTERED: tl.constexpr,
 ):  # fmt: skip
     """RMSNorm of heads given as two halves, rounded as rms_norm_row rounds."""
     kind = low.dtype
@@ -140,8 +148,8 @@ def _norm_halves(
     k_high = tl.load(k_weight + D // 2 + half, mask=in_half, other=0.0).to(tl.float32)[None, :]
     weight_low = tl.where(is_query[:, None], q_low, k_low)
     weight_high = tl.where(is_query[:, None], q_high, k_high)
-    new_low = (low_f32 * inverse_rms).to(kind).to(tl.float32) * weight_low
-    new_high = (high_f32 * inverse_rms).to(kind).to(tl.float32) * weight_high
+    new_low = scale_normalized(low_f32 * inverse_rms, weight_low, kind, CENTERED)
+    new_high = scale_normalized(high_f32 * inverse_rms, weight_high, kind, CENTERED)
     return new_low.to(kind), new_high.to(kind)
 
 

@@ -4,10 +4,10 @@ Parameter names, weights and checkpoints stay those of the stock model.
 """
 
 from types import MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
-from transformers.activations import SiLUActivation
+from transformers.activations import GELUTanh, SiLUActivation
 
 from postgrad.model.lora import add_lora_outputs
 from postgrad.model.passes.kernels.linear import fuse_linears, fused_linear
@@ -19,13 +19,39 @@ from postgrad.model.passes.packing import Packing
 from postgrad.model.passes.support import window_of
 
 ATTENTION_CLASSES = (
+    "Gemma3Attention",
     "LlamaAttention",
     "MistralAttention",
     "Qwen2Attention",
     "Qwen3Attention",
     "Qwen3MoeAttention",
 )
-MLP_CLASSES = ("LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP")
+MLP_CLASSES = ("Gemma3MLP", "LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP", "Qwen3MoeMLP")
+ACTIVATIONS = (GELUTanh, SiLUActivation, nn.SiLU)
+CENTERED_NORMS = ("Gemma3RMSNorm",)  # they multiply by 1 + weight
+
+
+class Norm(NamedTuple):
+    """What a RMSNorm computes."""
+
+    weight: Tensor
+    eps: float
+    centered: bool
+
+
+def read_norm(module: Any) -> Norm | None:
+    """Return what a stock norm computes; None where the kernels do not know its class."""
+    class_name = type(module).__name__
+    if class_name in CENTERED_NORMS:
+        return Norm(module.weight, module.eps, True)
+    if class_name.endswith("RMSNorm") and hasattr(module, "variance_epsilon"):
+        return Norm(module.weight, module.variance_epsilon, False)
+    return None
+
+
+def is_gelu(mlp: Any) -> bool:
+    """Return whether the gate of an MLP with kernels is gelu; otherwise it is silu."""
+    return isinstance(mlp.act_fn, GELUTanh)
 
 
 def install_kernels(model: nn.Module) -> None:
@@ -36,9 +62,9 @@ def install_kernels(model: nn.Module) -> None:
     modules: list[Any] = list(model.modules())
     for module in modules:
         class_name = type(module).__name__
-        if class_name.endswith("RMSNorm") and hasattr(module, "variance_epsilon"):
+        if read_norm(module) is not None:
             module.forward = MethodType(_norm_forward, module)
-        elif class_name in MLP_CLASSES and isinstance(module.act_fn, nn.SiLU | SiLUActivation):
+        elif class_name in MLP_CLASSES and isinstance(module.act_fn, ACTIVATIONS):
             module.fused_params = fuse_linears([module.gate_proj, module.up_proj])
             module.forward = MethodType(_mlp_forward, module)
         elif class_name in ATTENTION_CLASSES:
@@ -47,7 +73,9 @@ def install_kernels(model: nn.Module) -> None:
 
 
 def _norm_forward(module: Any, hidden_states: Tensor) -> Tensor:
-    return rms_norm(hidden_states, module.weight, module.variance_epsilon)
+    norm = read_norm(module)
+    assert norm is not None
+    return rms_norm(hidden_states, *norm)
 
 
 def _attention_forward(
@@ -82,5 +110,6 @@ def _mlp_forward(module: Any, hidden_states: Tensor) -> Tensor:
     gate_up = add_lora_outputs(fused_linear(x, module.fused_params, projections), projections, x)
     down = module.down_proj
     if type(down) is not nn.Linear:  # an adapter's layer adds its own output
-        return down(swiglu(gate_up)).view(hidden_states.shape)
-    return swiglu_down(gate_up, down.weight, down.bias).view(hidden_states.shape)
+        return down(swiglu(gate_up, is_gelu(module))).view(hidden_states.shape)
+    out = swiglu_down(gate_up, down.weight, down.bias, is_gelu(module))
+    return out.view(hidden_states.shape)

@@ -14,7 +14,7 @@ other rows of its tile see; such a block or chunk leaves the row's softmax as it
 # pyright: reportOperatorIssue=false, reportAssignmentType=false, reportGeneralTypeIssues=false
 # pyright: reportPossiblyUnboundVariable=false
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -22,64 +22,10 @@ import triton.language as tl
 from torch import Tensor
 
 from postgrad.model.passes.kernels import NO_FP_FUSION
+from postgrad.model.passes.kernels.launch import warp_config
 from postgrad.model.passes.packing import BLOCK_M, BLOCK_N, CHUNK, Packing
 
 LOG2E = 1.4426950408889634
-
-
-class WarpConfig(NamedTuple):
-    """Launch parameters for one width of heads, as measured on an H200 (docs/lab.md).
-
-    Training programs work on BLOCK_M queries.
-    """
-
-    forward_warps: int
-    forward_stages: int
-    decode_rows: int
-    decode_warps: int
-    same_bits: bool  # decoding and training divide rows into the same chunks
-    key_grad: dict[str, int]  # of bfloat16 passes
-    query_grad: dict[str, int]
-
-
-NARROW = WarpConfig(
-    forward_warps=2,
-    forward_stages=3,
-    decode_rows=16,
-    decode_warps=1,
-    same_bits=True,
-    key_grad={"M": 128, "num_warps": 4, "num_stages": 2},
-    query_grad={"N": 32, "num_warps": 4, "num_stages": 3},
-)
-# More queries per step of the key gradient would spill registers: 2.5 times slower.
-WIDE = NARROW._replace(
-    forward_warps=4,
-    decode_warps=2,
-    same_bits=False,
-    key_grad={"M": 32, "num_warps": 4, "num_stages": 3},
-)
-# Not tuned, only within the limits of registers and shared memory.
-WIDEST = WIDE._replace(
-    forward_warps=8,
-    forward_stages=2,
-    decode_warps=4,
-    key_grad={"M": 32, "num_warps": 8, "num_stages": 2},
-    query_grad={"N": 32, "num_warps": 8, "num_stages": 2},
-)
-
-
-def warp_config(width: int) -> WarpConfig:
-    """Return the launch parameters for heads of this width.
-
-    Decoding uses the 16-row tensor-core instructions, which waste little where few query heads
-    share a key head. For narrow heads, training uses them too and divides rows into the same
-    chunks, so both compute the same bits. For wide heads, training would spill registers with them
-    and uses the 64-row instructions. Models with wide heads have matrix products whose bits depend
-    on the number of rows anyway.
-    """
-    if width <= 64:
-        return NARROW
-    return WIDE if width <= 128 else WIDEST
 
 
 @triton.jit
@@ -334,7 +280,7 @@ class _PackedAttention(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, packing: Packing, scale: float, window: int
     ) -> Tensor:
         tokens, heads, width = q.shape
-        config = warp_config(width)
+        config = warp_config(width, q.dtype)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         lse = torch.empty(heads, tokens, dtype=torch.float32, device=q.device)
         _packed_attention_forward[(len(packing.query_tiles), heads)](
@@ -362,19 +308,17 @@ class _PackedAttention(torch.autograd.Function):
         # _sum_query_heads sums the heads of one key head afterwards.
         dk, dv = (torch.empty(q.shape, dtype=torch.float32, device=q.device) for _ in range(2))
         shape = _shape_arguments(q, k)
-        is_float32 = q.dtype == torch.float32
-        config = warp_config(width)
-        query_config = {"N": BLOCK_N} if is_float32 else config.query_grad
-        key_config = {"M": BLOCK_M} if is_float32 else config.key_grad
+        config = warp_config(width, q.dtype)
         _packed_attention_backward_queries[(len(packing.query_tiles), heads)](
             q, k, v, out, grad, lse, delta, dq, packing.query_tiles, packing.positions,
             scale, scale * LOG2E, tokens,
-            *_strides(q, k, v, grad, dq), **shape, M=BLOCK_M, WINDOW=ctx.window, **query_config,
+            *_strides(q, k, v, grad, dq), **shape, M=BLOCK_M, WINDOW=ctx.window,
+            **config.query_grad,
         )  # fmt: skip
         _packed_attention_backward_keys[(len(packing.key_tiles), heads)](
             q, k, v, grad, lse, delta, dk, dv, packing.key_tiles, packing.positions,
             scale, scale * LOG2E, tokens,
-            *_strides(q, k, v, grad, dk), **shape, N=BLOCK_N, WINDOW=ctx.window, **key_config,
+            *_strides(q, k, v, grad, dk), **shape, N=BLOCK_N, WINDOW=ctx.window, **config.key_grad,
         )  # fmt: skip
         dk_out, dv_out = (torch.empty(k.shape, dtype=k.dtype, device=k.device) for _ in range(2))
         _sum_query_heads[(triton.cdiv(k.numel(), 1024),)](

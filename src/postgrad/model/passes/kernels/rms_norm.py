@@ -1,6 +1,8 @@
 """RMSNorm, forward and backward, for packed training passes and decode steps.
 
-The decode kernels call `rms_norm_row` too, so training and decoding compute the same bits.
+The decode kernels call `rms_norm_row` too, so training and decoding compute the same bits. A
+CENTERED norm (Gemma) multiplies by 1 + weight in float32 and rounds once; others round before they
+multiply by the weight.
 """
 
 # Triton launches its kernels with arguments that a type checker cannot follow.
@@ -21,25 +23,34 @@ MAX_PROGRAMS = 1024
 
 
 @triton.jit
-def rms_norm_row(x, weight, width, eps):
-    """Return the normalized row in float32 and 1 / rms, rounded as the stock modules round.
-
-    The stock modules normalize in float32, round to the input type, then multiply by the weight.
-    """
-    x_f32 = x.to(tl.float32)
-    inverse_rms = tl.rsqrt(tl.sum(x_f32 * x_f32, 0) / width + eps)
-    normalized = (x_f32 * inverse_rms).to(x.dtype).to(tl.float32)
-    return normalized * weight.to(tl.float32), inverse_rms
+def scale_normalized(normalized, weight, dtype: tl.constexpr, CENTERED: tl.constexpr):
+    """Return normalized float32 values times the weight, rounded as the stock modules round."""
+    if CENTERED:
+        out = normalized * (1.0 + weight.to(tl.float32))
+    else:
+        out = normalized.to(dtype).to(tl.float32) * weight.to(tl.float32)
+    return out
 
 
 @triton.jit
-def _rms_norm_forward(x_ptr, weight_ptr, out_ptr, inverse_rms_ptr, width, eps, BLOCK: tl.constexpr):
+def rms_norm_row(x, weight, width, eps, CENTERED: tl.constexpr):
+    """Return the normalized row in float32 and 1 / rms."""
+    x_f32 = x.to(tl.float32)
+    inverse_rms = tl.rsqrt(tl.sum(x_f32 * x_f32, 0) / width + eps)
+    return scale_normalized(x_f32 * inverse_rms, weight, x.dtype, CENTERED), inverse_rms
+
+
+@triton.jit
+def _rms_norm_forward(
+    x_ptr, weight_ptr, out_ptr, inverse_rms_ptr, width, eps,
+    CENTERED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
     in_row = cols < width
     x = tl.load(x_ptr + row * width + cols, mask=in_row, other=0.0)
     weight = tl.load(weight_ptr + cols, mask=in_row, other=0.0)
-    out, inverse_rms = rms_norm_row(x, weight, width, eps)
+    out, inverse_rms = rms_norm_row(x, weight, width, eps, CENTERED)
     tl.store(out_ptr + row * width + cols, out.to(out_ptr.dtype.element_ty), mask=in_row)
     tl.store(inverse_rms_ptr + row, inverse_rms)
 
@@ -47,12 +58,14 @@ def _rms_norm_forward(x_ptr, weight_ptr, out_ptr, inverse_rms_ptr, width, eps, B
 @triton.jit
 def _rms_norm_backward(
     x_ptr, weight_ptr, grad_ptr, inverse_rms_ptr, dx_ptr, dw_ptr, num_rows, width,
-    BLOCK: tl.constexpr,
+    CENTERED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     cols = tl.arange(0, BLOCK)
     in_row = cols < width
     weight = tl.load(weight_ptr + cols, mask=in_row, other=0.0).to(tl.float32)
+    if CENTERED:
+        weight += 1.0
     dw = tl.zeros([BLOCK], tl.float32)
     zero_i64 = tl.zeros([], tl.int64)
     for row in range(program, num_rows, tl.num_programs(0)):
@@ -71,16 +84,17 @@ def _rms_norm_backward(
 
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, centered: bool) -> Tensor:
         rows = x.reshape(-1, x.shape[-1]).contiguous()
         num_rows, width = rows.shape
         out = torch.empty_like(rows)
         inverse_rms = torch.empty(num_rows, dtype=torch.float32, device=x.device)
         _rms_norm_forward[(num_rows,)](
-            rows, weight, out, inverse_rms, width, eps,
+            rows, weight, out, inverse_rms, width, eps, CENTERED=centered,
             BLOCK=triton.next_power_of_2(width), num_warps=4, **NO_FP_FUSION,
         )  # fmt: skip
         ctx.save_for_backward(rows, weight, inverse_rms)
+        ctx.centered = centered
         return out.view(x.shape)
 
     @staticmethod
@@ -92,12 +106,15 @@ class _RmsNorm(torch.autograd.Function):
         num_programs = min(MAX_PROGRAMS, num_rows)
         dw = torch.empty(num_programs, width, dtype=torch.float32, device=rows.device)
         _rms_norm_backward[(num_programs,)](
-            rows, weight, grad, inverse_rms, dx, dw, num_rows, width,
+            rows, weight, grad, inverse_rms, dx, dw, num_rows, width, CENTERED=ctx.centered,
             BLOCK=triton.next_power_of_2(width), num_warps=4,
         )  # fmt: skip
-        return dx.view(grads[0].shape), dw.sum(0).to(weight.dtype), None
+        return dx.view(grads[0].shape), dw.sum(0).to(weight.dtype), None, None
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Return RMSNorm of x (..., width) over its last axis, times weight (width,)."""
-    return _RmsNorm.apply(x, weight, eps)  # type: ignore[return-value]
+def rms_norm(x: Tensor, weight: Tensor, eps: float, centered: bool = False) -> Tensor:
+    """Return RMSNorm of x (..., width) over its last axis, times weight (width,).
+
+    A `centered` norm multiplies by 1 + weight.
+    """
+    return _RmsNorm.apply(x, weight, eps, centered)  # type: ignore[return-value]

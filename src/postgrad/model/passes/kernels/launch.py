@@ -1,0 +1,76 @@
+"""Launch parameters of the attention kernels: block sizes, warps and stages by width of heads."""
+
+from typing import Any, NamedTuple
+
+import torch
+
+from postgrad.model.passes.packing import BLOCK_M, BLOCK_N
+
+
+class WarpConfig(NamedTuple):
+    """Launch parameters for one width of heads, as measured on an H200 (docs/lab.md).
+
+    Training programs work on BLOCK_M queries.
+    """
+
+    forward_warps: int
+    forward_stages: int
+    decode_rows: int
+    decode_warps: int
+    decode_stages: int
+    same_bits: bool  # decoding and training divide rows into the same chunks
+    key_grad: dict[str, int]
+    query_grad: dict[str, int]
+
+
+NARROW = WarpConfig(
+    forward_warps=2,
+    forward_stages=3,
+    decode_rows=16,
+    decode_warps=1,
+    decode_stages=3,
+    same_bits=True,
+    key_grad={"M": 128, "num_warps": 4, "num_stages": 2},
+    query_grad={"N": 32, "num_warps": 4, "num_stages": 3},
+)
+# More queries per step of the key gradient would spill registers: 2.5 times slower.
+WIDE = NARROW._replace(
+    forward_warps=4,
+    decode_warps=2,
+    same_bits=False,
+    key_grad={"M": 32, "num_warps": 4, "num_stages": 3},
+)
+# Not tuned, only within the limits of registers and shared memory.
+WIDEST = WIDE._replace(
+    forward_warps=8,
+    forward_stages=2,
+    decode_warps=4,
+    decode_stages=2,
+    key_grad={"M": 32, "num_warps": 8, "num_stages": 2},
+    query_grad={"N": 32, "num_warps": 8, "num_stages": 2},
+)
+
+
+# float32 takes twice the shared memory.
+FLOAT32: dict[str, Any] = {"key_grad": {"M": BLOCK_M}, "query_grad": {"N": BLOCK_N}}
+WIDEST_FLOAT32: dict[str, Any] = {
+    "forward_stages": 1,
+    "decode_stages": 1,
+    "key_grad": {"M": 32, "num_warps": 8, "num_stages": 1},
+    "query_grad": {"N": 32, "num_warps": 8, "num_stages": 1},
+}
+
+
+def warp_config(width: int, dtype: torch.dtype) -> WarpConfig:
+    """Return the launch parameters for heads of this width.
+
+    Decoding uses the 16-row tensor-core instructions, which waste little where few query heads
+    share a key head. For narrow heads, training uses them too and divides rows into the same
+    chunks, so both compute the same bits. For wide heads, training would spill registers with them
+    and uses the 64-row instructions. Models with wide heads have matrix products whose bits depend
+    on the number of rows anyway.
+    """
+    if width > 128:
+        return WIDEST._replace(**WIDEST_FLOAT32) if dtype == torch.float32 else WIDEST
+    config = NARROW if width <= 64 else WIDE
+    return config._replace(**FLOAT32) if dtype == torch.float32 else config
