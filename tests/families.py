@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from postgrad.model.views import FULL
+
 COMMON: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -119,9 +121,13 @@ def make_family(
     pad: int = 16,
     end: int = 17,
     seed: int = 0,
+    sharp: bool = True,
     **changes: Any,
 ) -> Any:
-    """Return a float32 model of this type whose weights are large enough to make errors visible."""
+    """Return a float32 model of this type.
+
+    If it is `sharp`, its weights are large enough to make the errors of a small model visible.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM
 
     settings = {**COMMON, **FAMILIES[model_type], **changes}
@@ -132,7 +138,7 @@ def make_family(
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.dim() >= 2:
+            if sharp and parameter.dim() >= 2:
                 parameter.mul_(3.0 if "embed" in name else 6.0)
     return model
 
@@ -144,3 +150,22 @@ def save_family(folder: Path, model_type: str, **changes: Any) -> Path:
     make_family(model_type, **changes).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return folder
+
+
+class SumOfLogprobs:
+    """The weighted sum of log-probs: its gradient is easy to compute in the stock model."""
+
+    def view(self, step: int) -> Any:
+        return FULL
+
+    def lr_scales(self, names):
+        return {}
+
+    def row_groups(self, batch):
+        return None
+
+    def prepare(self, batch):
+        return batch
+
+    def loss(self, batch, current, metrics):
+        return (current.logprobs * batch.tokens["advantages"]).sum()

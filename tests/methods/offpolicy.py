@@ -1,26 +1,17 @@
-"""Helpers of the tests of methods: losses of rows with given log-probs, and killed runs."""
+"""Helpers of the tests of methods: losses of rows with given log-probs."""
 
-import os
-import signal
-import subprocess
-import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import torch
 from torch import Tensor
-from world import config_of, metrics_of, overrides_of
+from world import config_of
 
-from postgrad.cli.main import main
 from postgrad.methods import find_method
 from postgrad.methods.base import Method
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.passes.head import TokenOutputs
-from postgrad.training.driver import train
-from postgrad.training.log import is_timing
-from postgrad.training.report import Reporter
 from postgrad.types import POLICY, Batch, Trajectory
 
 
@@ -113,49 +104,3 @@ def priced(
     loss.backward()
     assert logprobs.grad is not None
     return Priced(float(loss.detach()), logprobs.grad, metrics.result())
-
-
-KILLER = """
-import os, signal, sys
-from postgrad.cli.main import main
-from postgrad.training.log import RunLog
-real = RunLog.write
-def write(self, number, metrics):
-    line = real(self, number, metrics)
-    if number == {step} and "reward/mean" in metrics:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return line
-RunLog.write = write
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-def assert_a_killed_run_ends_the_same(
-    recipe: str, model: Path, folder: Path, kill_at: int, overrides: list[str]
-) -> list[dict]:
-    """Kills a real process after a step was logged and before it was saved.
-
-    The rerun is bit-exact.
-    """
-    whole, killed = folder / "whole", folder / "killed"
-    train(config_of(recipe, model, *overrides, f"runs={whole}"), Reporter())
-    again = ["train", recipe, *overrides_of(model, *overrides, f"runs={killed}")]
-    command = [sys.executable, "-c", KILLER.format(step=kill_at), *again]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ})
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    assert metrics_of(killed / "test")[-1]["step"] == kill_at, "killed elsewhere"
-    assert main(again) == 0
-    steps = metrics_of(whole / "test")[-1]["step"]
-    for name in ("policy/model.safetensors", "optimizer.safetensors", "state.json", "method.bin"):
-        file = f"test/checkpoints/step-{steps}/{name}"
-        assert (whole / file).read_bytes() == (killed / file).read_bytes(), name
-    assert steady(whole / "test") == steady(killed / "test")
-    for file in sorted((whole / "test" / "rollouts").iterdir()):
-        assert pq.read_table(file).equals(
-            pq.read_table(killed / "test" / "rollouts" / file.name)
-        ), file.name
-    return metrics_of(whole / "test")
-
-
-def steady(folder: Path) -> list[dict]:
-    return [{k: v for k, v in line.items() if not is_timing(k)} for line in metrics_of(folder)]

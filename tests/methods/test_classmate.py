@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
+from killed import assert_a_killed_run_ends_the_same
 from lessons import SMALL, PlainScorer, build_tokenizer, flat_weights, run
-from offpolicy import assert_a_killed_run_ends_the_same
 from served import MODEL, serve
 from world import config_of, metrics_of, overrides_of
 

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from killed import assert_a_killed_run_ends_the_same
 from lessons import SMALL, Bound, bound, run
-from offpolicy import Row, assert_a_killed_run_ends_the_same, priced
+from offpolicy import Row, priced
 from test_gradient_property import (
     assert_one_gradient,
     batch_with_all_columns,

@@ -7,9 +7,10 @@ from functools import cache
 
 import pytest
 import torch
+from killed import assert_a_killed_run_ends_the_same
 from lessons import LIMIT, SMALL, VERIFIERS, Bound, bound, build_tokenizer, run
 from letters import letters_tokenizer
-from offpolicy import Row, assert_a_killed_run_ends_the_same, priced
+from offpolicy import Row, priced
 from test_family import Spy
 from test_gradient_property import (
     assert_one_gradient,

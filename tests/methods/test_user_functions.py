@@ -5,8 +5,7 @@ import sys
 import pytest
 import torch
 from lessons import SMALL, VERIFIERS, bound, flat_weights
-from offpolicy import steady
-from world import config_of, metrics_of, overrides_of
+from world import config_of, metrics_of, metrics_without_timing, overrides_of
 
 from postgrad.cli.main import main
 from postgrad.errors import ConfigError, RunError
@@ -101,7 +100,7 @@ def test_user_loss_from_a_file_trains_as_the_built_in_one(tiny, functions):
             "reward.verifier=verifiers.py:graded",
         )
         config = config_of("grpo", tiny, *SMALL, *overrides, f"runs={functions}", f"name={name}")
-        runs[name] = steady(train(config, Reporter()).folder)
+        runs[name] = metrics_without_timing(train(config, Reporter()).folder)
     assert runs["own"] == runs["built_in"]
     assert all(line["grad_norm"] > 0 for line in runs["own"])
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from families import FAMILIES, make_family, save_family
+from families import FAMILIES, SumOfLogprobs, make_family, save_family
 from transformers import AutoModelForCausalLM
 from world import config_of
 
@@ -117,25 +117,6 @@ def test_passes_give_the_log_probs_of_the_stock_model(model_type, folders):
     )
     expected = "packed" if model_type in PACKED else "shared"
     assert support_of(loaded.model).passes == ("rows" if model_type in RECURRENT else expected)
-
-
-class SumOfLogprobs:
-    """The weighted sum of log-probs: its gradient is easy to compute in the stock model."""
-
-    def view(self, step):
-        return FULL
-
-    def lr_scales(self, names):
-        return {}
-
-    def row_groups(self, batch):
-        return None
-
-    def prepare(self, batch):
-        return batch
-
-    def loss(self, batch, current, metrics):
-        return (current.logprobs * batch.tokens["advantages"]).sum()
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
