@@ -31,10 +31,13 @@ SHOWN = (
 )
 
 # Methods whose losses are over whole responses, so that they aggregate no tokens.
-WITHOUT_AGGREGATION = ("dpo", "online_dpo", "kto")
+WITHOUT_AGGREGATION = ("dpo", "online_dpo", "kto", "reward_model")
 
 # Methods with a loss of their own, and its function.
-OTHER_LOSSES: dict[str, Callable[..., Any]] = {"kto": preference.kto}
+OTHER_LOSSES: dict[str, Callable[..., Any]] = {
+    "kto": preference.kto,
+    "reward_model": preference.bradley_terry,
+}
 
 HEAD = """# Algorithms
 

@@ -24,7 +24,7 @@ from postgrad.types import Batch, Failure, Problem, Score
 RECIPES = [name for name in recipe_names() if name != "base" and not name.startswith("demo_")]
 # Recipes that train on pairs of the data, or on one response per row.
 PAIR_RECIPES = ("dpo", "dpo_norm", "dpo_sft", "ipo", "orpo", "simpo")
-GIVEN_RECIPES = (*PAIR_RECIPES, "kto", "sft")
+GIVEN_RECIPES = (*PAIR_RECIPES, "kto", "reward_model", "sft")
 SAMPLING_RECIPES = [name for name in RECIPES if name not in GIVEN_RECIPES]
 LIMIT = 6  # rollout.max_response_tokens
 

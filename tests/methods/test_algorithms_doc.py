@@ -53,7 +53,7 @@ def test_the_page_is_what_the_code_says(page):
         ("Advantages", ADVANTAGES),
         ("Policy losses", LOSSES),
         ("Preference losses", PREFERENCE_LOSSES),
-        ("Losses of other methods", ["kto"]),
+        ("Losses of other methods", ["kto", "reward_model"]),
         ("Aggregation", AGGREGATIONS),
         ("KL to the reference", KL_ESTIMATORS),
         ("Recipes", [name for name in recipe_names() if name != "base"]),

@@ -20,6 +20,7 @@ from postgrad.model.load import load
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.passes.layout import make_padded_micro_batches
 from postgrad.model.policy import LocalPolicy
+from postgrad.model.reward_model import RewardPolicy
 from postgrad.model.views import FULL
 from postgrad.types import DEMONSTRATION, Batch, Trajectory
 
@@ -32,7 +33,8 @@ def policy_of(recipe: str, folder, loaded, *overrides: str) -> LocalPolicy:
     )
     method = find_method(config.method.name)(config)
     method.check()
-    return LocalPolicy(config, copy.deepcopy(loaded), method)
+    policy_class = RewardPolicy if method.trains_scores else LocalPolicy
+    return policy_class(config, copy.deepcopy(loaded), method)
 
 
 def batch_with_all_columns(seed: int = 101) -> Batch:
@@ -91,6 +93,7 @@ def pairs(seed: int = 5, number: int = 6, with_reference: bool = True) -> Batch:
                     DEMONSTRATION,
                     "given",
                     tokens=columns,
+                    rows={"margin": 0.1 * group},
                 )
             )
     return Batch.of(rows)

@@ -1,21 +1,26 @@
-"""Models that generate text for a role: loaded by the run, its own engine, a server, or a fake."""
+"""Models of roles with their tokenizers: they generate text or score responses.
+
+They are loaded by the run, the run's own engine, a server, or a fake.
+"""
 
 import dataclasses
 from typing import Any
 
 from postgrad.cluster.engines import engine_config
-from postgrad.cluster.host import GENERATING, load_role
+from postgrad.cluster.host import GENERATING, load_reward_model, load_role
 from postgrad.cluster.remote_roles import FAKE, is_remote_role, is_served, parse_served_path
 from postgrad.config.schema import Config, EngineConfig
 from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError
 from postgrad.methods.ports import LIVE, Role
+from postgrad.methods.support.reward_models import ModelVerifier
 from postgrad.model.load import load_tokenizer, model_config
 from postgrad.rollout.engine import Engine
 from postgrad.rollout.fake import FakeEngine
 from postgrad.rollout.generator import Chat, Generator
 from postgrad.rollout.http import Address, HttpChat, HttpEngine
 from postgrad.rollout.native.engine import NativeEngine
+from postgrad.verifiers.model_terms import model_terms
 
 MAX_CALLS = 64  # concurrent calls to a served engine
 
@@ -47,12 +52,16 @@ def add_generators(
 ) -> dict[str, Any]:
     """Returns the models by role; those that generate text become a Generator or a Chat.
 
+    Reward models become a ModelVerifier.
+
     Raises: ConfigError that names the role.
     """
     settings = engine_config(config)
     concurrency = config.reward.judge.concurrency
     all_models = dict(models)
     for name, role in roles.items():
+        if role.kind == "scores":
+            all_models[name] = _make_verifier(settings, role.path, models[name])
         if role.kind not in GENERATING:
             continue
         try:
@@ -62,6 +71,21 @@ def add_generators(
         except ConfigError as error:
             raise ConfigError(f"{name}: {error}") from error
     return all_models
+
+
+def open_reward_models(config: EngineConfig, verifier: str) -> dict[str, ModelVerifier]:
+    """Returns the reward models of reward.verifier by role, loaded in this process."""
+    return {
+        term.role: _make_verifier(
+            config, term.path, load_reward_model(config, term.role, term.path)
+        )
+        for term in model_terms(verifier)
+    }
+
+
+def _make_verifier(config: EngineConfig, path: str, model: Any) -> ModelVerifier:
+    settings = dataclasses.replace(config.model, path=path)
+    return ModelVerifier(model, Prompts(load_tokenizer(settings, config.seed)))
 
 
 def _make_generator(

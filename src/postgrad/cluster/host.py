@@ -19,6 +19,7 @@ from postgrad.model.load import base_model_name, load
 from postgrad.model.loaded import Loaded
 from postgrad.model.lora import add_adapters
 from postgrad.model.policy import BaseModelPolicy, FrozenPolicy, LocalPolicy
+from postgrad.model.reward_model import RewardModel, RewardPolicy
 from postgrad.rollout.native.engine import NativeEngine
 
 GENERATING = ("engine", "chat")  # kinds of roles that generate text
@@ -46,7 +47,8 @@ def build_host(config: Config) -> Host:
     for name, role in method.all_roles().items():
         if not is_remote_role(role.path):
             models[name] = build_role(config, method, name, role, loaded)
-    return Host(LocalPolicy(config, loaded, method), engine, models)
+    policy_class = RewardPolicy if method.trains_scores else LocalPolicy
+    return Host(policy_class(config, loaded, method), engine, models)
 
 
 def load_policy(config: Config, method: Method, device: str | None = None) -> Loaded:
@@ -76,6 +78,8 @@ def build_role(
     """
     if policy is not None and is_base_model(config, role):
         return BaseModelPolicy(config, policy)
+    if role.kind == "scores":
+        return load_reward_model(config, name, role.path)
     loaded = load_role(config, name, role.path or config.model.path)
     if role.kind == "critic":
         return LocalCritic(config, loaded, method, role.lr)  # type: ignore[arg-type]
@@ -83,6 +87,15 @@ def build_role(
     if role.kind in GENERATING:
         return NativeEngine(loaded, config.rollout)
     return FrozenPolicy(config, loaded)
+
+
+def load_reward_model(config: Config | EngineConfig, name: str, path: str) -> RewardModel:
+    """Returns the reward model at a path. Raises: ConfigError that names the role."""
+    settings = dataclasses.replace(config.model, path=path)
+    try:
+        return RewardModel(settings, choose_device(config.model.device), config.seed)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from error
 
 
 def load_role(

@@ -23,6 +23,7 @@ METHODS = {
     "engine": ("generate", "publish"),
     "chat": ("generate",),
     "frozen": ("logprobs",),
+    "scores": ("scores",),
     "critic": ("values", "update", "save", "load", "begin_save", "saved"),
 }
 

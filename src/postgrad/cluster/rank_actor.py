@@ -204,7 +204,7 @@ def _build_sharded_role(
     from postgrad.cluster.host import GENERATING, build_role, is_base_model, load_role
     from postgrad.model.sharded import ShardedBaseModel, ShardedCritic, ShardedFrozen
 
-    if role.kind in GENERATING:
+    if role.kind in GENERATING or role.kind == "scores":
         return build_role(config, method, name, role)
     if policy is not None and is_base_model(config, role):
         return ShardedBaseModel(policy)

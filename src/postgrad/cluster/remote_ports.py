@@ -31,6 +31,9 @@ class RemoteModel:
     def values(self, batch: Batch) -> Tensor:
         return self.caller.call(self.role, "values", batch)
 
+    def scores(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        return self.caller.call(self.role, "scores", [list(row) for row in rows])
+
     def update(self, batch: Batch, step: int) -> dict[str, float]:
         return self.caller.call(self.role, "update", batch, step)
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from postgrad.cluster.backends import open_engine
-from postgrad.cluster.generators import open_chat
+from postgrad.cluster.generators import open_chat, open_reward_models
 from postgrad.evaluation import folder as files
 from postgrad.evaluation.alpaca import is_alpaca, write_answers
 from postgrad.evaluation.metrics import INTERVAL, summarize
@@ -84,7 +84,10 @@ def evaluate(plan: Plan, progress: Progress) -> dict[str, Any]:
         if any(num_done[name] < len(problems) for name, problems in plan.sets.items()):
             progress.loading(plan)
             engine = TimedEngine(stack.enter_context(open_engine(engine_config(config))))
-            models = {"judge": _open_judge(plan, engine.engine)} if plan.is_judged else {}
+            models: dict[str, Any] = {}
+            models |= open_reward_models(engine_config(config), config.reward.verifier)
+            if plan.is_judged:
+                models["judge"] = _open_judge(plan, engine.engine)
             if stored is None:
                 stack.enter_context(files.locked_folder(folder, plan.identity))
             connect_scorer(config, scorer, models, folder)

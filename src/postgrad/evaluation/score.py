@@ -13,7 +13,7 @@ from typing import Any
 from omegaconf import MISSING
 
 from postgrad import __version__
-from postgrad.cluster.generators import open_chat
+from postgrad.cluster.generators import open_chat, open_reward_models
 from postgrad.config.compose import compose_section
 from postgrad.config.schema import EngineConfig, ModelConfig, RolloutConfig, setting
 from postgrad.data.sets import split_sets
@@ -117,9 +117,14 @@ def score_files(config: ScoreConfig) -> dict[str, Any]:
     with ExitStack() as stack:
         scorer = stack.enter_context(Scorer(reward.verifier, reward.timeout_s, reward.workers))
         scorer.check(problems)
-        judge = {"judge": _open_judge(config)} if reward.verifier == LLM_JUDGE else {}
+        models: dict[str, Any] = {}
+        if reward.verifier == LLM_JUDGE:
+            models["judge"] = _open_judge(config)
+        for term in scorer.model_terms[:1]:
+            settings = EngineConfig(config.seed, ModelConfig(path=term.path), config.rollout)
+            models |= open_reward_models(settings, reward.verifier)
         stack.enter_context(files.locked_folder(folder, identity))
-        connect_scorer(config, scorer, judge, folder)
+        connect_scorer(config, scorer, models, folder)
         results = {name: _score_set(config, name, sets[name], scorer) for name in sets}
     for name, rows in results.items():
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

@@ -1,7 +1,8 @@
 """Training methods: one file per algorithm. base.py has the stages that all methods share.
 
-    sft, dpo, online_dpo, kto, ppo, grpo, luffy, exgrpo, bupo, classmate    the methods
-    support/    code that several methods share
+    sft, dpo, online_dpo, kto, reward_model    learn from given responses or from preferences
+    ppo, grpo, luffy, exgrpo, bupo, classmate  learn from rewards
+    support/                                   code that several methods share
 
 METHODS maps each name to a class. A user's own method is given as `package.module:Class` or
 `file.py:Class`. Nothing registers itself at import.
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 METHODS = {
     "sft": "postgrad.methods.sft:Sft",
     "grpo": "postgrad.methods.grpo:Grpo",
+    "reward_model": "postgrad.methods.reward_model:RewardModel",
     "ppo": "postgrad.methods.ppo:Ppo",
     "dpo": "postgrad.methods.dpo:Dpo",
     "online_dpo": "postgrad.methods.online_dpo:OnlineDpo",

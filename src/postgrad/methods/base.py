@@ -44,6 +44,7 @@ from postgrad.model.views import FULL, View
 from postgrad.rollout.engine import Completion, Sampling, make_sampling, trajectory_seed
 from postgrad.rollout.respond import respond
 from postgrad.types import DEMONSTRATION, TOOL, Batch, Failure, Problem, Score, Trajectory
+from postgrad.verifiers.model_terms import model_terms
 from postgrad.verifiers.scorer import LLM_JUDGE
 
 
@@ -69,6 +70,8 @@ class Method:
     trains_on_samples: ClassVar[bool] = True
     # Every problem's demonstration becomes a row, so each must fit into max_response_tokens.
     trains_on_demonstrations: ClassVar[bool] = False
+    # The trained model gives scores instead of log-probs; its head is a reward model's.
+    trains_scores: ClassVar[bool] = False
     # Responses are split into thought and output, so that a monitor can read the thoughts.
     has_thoughts: ClassVar[bool] = False
     # Rows may contain tokens that tools wrote.
@@ -120,8 +123,11 @@ class Method:
         return {}
 
     def all_roles(self) -> dict[str, Role]:
-        """The method's roles, and the judge and the monitor of the reward settings."""
+        """The method's roles, and the models that the reward settings name."""
         roles = self.roles()
+        if self.needs_verifier():
+            for term in model_terms(self.config.reward.verifier):
+                roles[term.role] = Role("scores", term.path)
         judge = self.config.reward.judge
         if self.config.reward.verifier == LLM_JUDGE and self.needs_verifier():
             roles["judge"] = Role("chat", judge.model)

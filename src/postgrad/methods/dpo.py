@@ -13,7 +13,9 @@ from torch import Tensor
 from postgrad.algorithms.preference import MEAN_LOSSES, PREFERENCE_LOSSES, dpo, row_logprobs
 from postgrad.config.schema import setting
 from postgrad.errors import ConfigError
-from postgrad.methods.base import Group, Method, MethodSettings, Role, Stage, Step
+from postgrad.methods.base import Method, MethodSettings
+from postgrad.methods.ports import Role
+from postgrad.methods.step import Group, Stage, Step
 from postgrad.methods.support.checks import refuse_unread
 from postgrad.methods.support.given_rows import check_equal_weights, check_pairs, pair_rows
 from postgrad.model.metrics import MetricAccumulator

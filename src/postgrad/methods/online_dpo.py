@@ -10,8 +10,9 @@ from collections.abc import Sequence
 import torch
 
 from postgrad.errors import ConfigError
-from postgrad.methods.base import Group, Method, Stage, Step
+from postgrad.methods.base import Method
 from postgrad.methods.dpo import Dpo
+from postgrad.methods.step import Group, Stage, Step
 from postgrad.types import Batch, Problem
 
 

@@ -19,6 +19,7 @@ class Role:
     Args:
         kind: `frozen` gives log-probs and is never trained. `critic` is trained on values. `engine`
             continues prompts; its port is a Generator. `chat` answers messages; its port is a Chat.
+            `scores` is a reward model; its port is a ModelVerifier.
         path: where the model is, as in model.path. Empty: the policy's starting model. An engine or
             a chat may also be `policy:live` (the engine that samples the rollouts of this run), a
             model of a server (`http://host:8000/v1#model`), an entry of a file of servers

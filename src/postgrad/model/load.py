@@ -65,6 +65,31 @@ def load(config: ModelConfig, device: torch.device, seed: int = 0) -> Loaded:
     return Loaded(model, load_tokenizer(config, seed))
 
 
+def load_classifier(config: ModelConfig, device: torch.device, seed: int = 0) -> Any:
+    """Return a frozen sequence classifier with one label: a reward model.
+
+    Raises: ConfigError, one line, for a path that is no such model.
+    """
+    _silence_transformers()
+    from transformers import AutoModelForSequenceClassification
+
+    options: dict[str, Any] = {"output_loading_info": True}
+    if config.dtype in DTYPES:
+        options["dtype"] = DTYPES[config.dtype]
+    model, info = _from_pretrained(AutoModelForSequenceClassification, config, seed, **options)
+    if info["missing_keys"]:
+        raise ConfigError(
+            f"model.path={config.path} is not a reward model: its folder has no "
+            f"{sorted(info['missing_keys'])[0]}; train one with postgrad train reward_model"
+        )
+    if model.config.num_labels != 1:
+        raise ConfigError(
+            f"model.path={config.path} has {model.config.num_labels} labels; a reward model has one"
+        )
+    disable_dropout(model)
+    return model.to(device).eval().requires_grad_(False)
+
+
 def load_tokenizer(config: ModelConfig, seed: int = 0) -> Any:
     """Return only the tokenizer, for a driver whose models are in other processes."""
     _silence_transformers()

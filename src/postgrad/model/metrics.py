@@ -110,7 +110,7 @@ class TokenStats:
 
     def add(self, batch: Batch, rows: Sequence[int], current: TokenOutputs) -> None:
         """Keep the entropy that one pass computed for these rows of a numbered batch."""
-        if self.ROW_NUMBER in batch.rows:
+        if self.ROW_NUMBER in batch.rows and isinstance(current, TokenOutputs):
             numbers = batch.rows[self.ROW_NUMBER][torch.tensor(rows)]
             self.entropies.append((numbers, current.entropy.detach()))
 

@@ -6,7 +6,7 @@ a method implements; this file knows no loss by name.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from safetensors.torch import load_file
@@ -97,6 +97,8 @@ class FrozenPolicy:
     It is also the part of a trainable policy that computes log-probs.
     """
 
+    Outputs: ClassVar[Any] = TokenOutputs  # what forward() returns, one column per field
+
     def __init__(self, config: Config, loaded: Loaded) -> None:
         self.config = config
         self.loaded = loaded
@@ -107,7 +109,7 @@ class FrozenPolicy:
 
     @torch.no_grad()
     def logprobs(self, batch: Batch, view: View = FULL) -> dict[str, Tensor]:
-        columns = {name: torch.zeros(batch.num_tokens) for name in TokenOutputs._fields}
+        columns = {name: torch.zeros(batch.num_tokens) for name in self.Outputs._fields}
         for micro in self.micro_batches(batch):
             positions = batch.response.positions(torch.tensor(micro.rows, dtype=torch.int64))
             targets = batch.response.values[positions].to(self.device)
@@ -218,7 +220,7 @@ class LocalPolicy(FrozenPolicy):
             )
             current = self.forward(micro.to(self.device), rows.response.values, view)
             if not micro.rows:  # an idle pass: only the collectives of other ranks need this one
-                current.logprobs.sum().backward()
+                current[0].sum().backward()
                 continue
             self.stats.add(batch, micro.rows, current)
             loss = self.objective.loss(rows, current, metrics)

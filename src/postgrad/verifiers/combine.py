@@ -16,6 +16,7 @@ from postgrad.problem import Failure, Problem, Score
 from postgrad.verifiers.port import Verifier, run_verifier
 from postgrad.verifiers.table import VERIFIERS
 
+MODEL_PREFIX = "model:"  # of a term that is a reward model; see model_terms.py
 _SIGN = re.compile(r"\s+([+-])\s+")
 _NUMBER = r"[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+"
 _TERM = re.compile(rf"(?:({_NUMBER})\s*\*\s*)?([^\s()*]+)\s*(?:\(([^()]*)\))?(?:\.(\w+))?")
@@ -90,7 +91,7 @@ def _parse_term(piece: str, sign: float, text: str) -> Term:
 def _split_part(name: str) -> tuple[str, str]:
     """Split code.passed or file.py:function.part into the verifier and the part, if it has one."""
     function = name.rpartition(":")[2]
-    if "." not in function:
+    if "." not in function or name.startswith(MODEL_PREFIX):
         return name, ""
     name, _, part = name.rpartition(".")
     return name, part

@@ -7,6 +7,7 @@ from typing import Protocol
 from postgrad.errors import ConfigError
 from postgrad.problem import Failure, Problem, Score
 from postgrad.verifiers.lookup import find_verifier
+from postgrad.verifiers.model_terms import add_score, model_terms, rules_of
 from postgrad.verifiers.pool import VerifierPool
 from postgrad.verifiers.table import choose
 
@@ -16,7 +17,7 @@ _AUTO_TERM = re.compile(r"(?<![\w./:-])auto(?![\w./:-])")
 
 
 class JudgeModel(Protocol):
-    """A language model that scores responses: LlmJudge or PairJudge (judge/)."""
+    """A model that scores responses: a judge (judge/) or a reward model."""
 
     def score(
         self, problems: Sequence[Problem], responses: Sequence[str]
@@ -34,12 +35,13 @@ class VerifierBackend(Protocol):
 class Scorer:
     """Scores responses with one verifier, or with the one for each problem's data source (`auto`).
 
-    `judge` is set by the code that starts the models, for `llm_judge`. `backend` is replaced by the
-    code that starts verifiers on a cluster; that code also stops them.
+    `judge` (for `llm_judge`) and `reward_models` (for `model:PATH`, by role) are set by the code
+    that starts the models. `backend` is replaced by the code that starts verifiers on a cluster;
+    that code also stops them.
 
     Args:
         verifier: `auto`, a built-in name, `package.module:function`, `path/to/file.py:function`, a
-            sum such as `auto + 0.1*format`, or `llm_judge`.
+            sum such as `auto + 0.1*format`, `llm_judge`, or `model:PATH`, also in a sum.
         timeout_s: time limit for scoring one response.
         workers: number of child processes; they start with the first response that needs one.
         minimize: negate every score, so that a run trains against the verifier. Parts keep their
@@ -56,9 +58,12 @@ class Scorer:
             raise ConfigError(f"reward.timeout_s={timeout_s} must be above 0")
         if workers < 1:
             raise ConfigError(f"reward.workers={workers} must be at least 1")
-        if verifier not in (AUTO, LLM_JUDGE):
-            find_verifier(_replace_auto(verifier, "exact"))
+        self.model_terms = model_terms(verifier)
+        self.rules = rules_of(verifier)
+        if self.rules not in ("", AUTO, LLM_JUDGE):
+            find_verifier(_replace_auto(self.rules, "exact"))
         self.verifier = verifier
+        self.reward_models: dict[str, JudgeModel] = {}
         self.minimize = minimize
         self.judge: JudgeModel | None = None
         self.local_pool = VerifierPool(workers, timeout_s)
@@ -72,9 +77,9 @@ class Scorer:
 
     def name_for(self, problem: Problem) -> str:
         """Return the name of the verifier for this problem. Raises ConfigError."""
-        if AUTO not in self.verifier:
-            return self.verifier
-        return _replace_auto(self.verifier, choose(problem))
+        if AUTO not in self.rules:
+            return self.rules
+        return _replace_auto(self.rules, choose(problem))
 
     def check(self, problems: Iterable[Problem]) -> None:
         """Raise ConfigError, before a run starts, if some problem has no verifier."""
@@ -85,12 +90,22 @@ class Scorer:
         """Return one Score or Failure per response, in order; responses[i] answers problems[i]."""
         if len(problems) != len(responses):
             raise ValueError(f"{len(problems)} problems for {len(responses)} responses")
+        scores: list[Score | Failure] = [Score(0.0) for _ in responses]
         if self.verifier == LLM_JUDGE:
             assert self.judge is not None, "Scorer.judge is set once the models are loaded"
             scores = self.judge.score(problems, responses)
-        else:
+        elif self.rules:
             names = [self.name_for(problem) for problem in problems]
             scores = self.backend.verify(list(zip(responses, problems, strict=True)), names)
+        for term in self.model_terms:
+            if term.role not in self.reward_models:
+                raise ConfigError(
+                    f"reward.verifier={self.verifier} needs a reward model, and this command "
+                    "loads none; use it in postgrad train, eval or score"
+                )
+            results = self.reward_models[term.role].score(problems, responses)
+            pairs = zip(scores, results, strict=True)
+            scores = [add_score(rules, term, result) for rules, result in pairs]
         return [_negate(score) for score in scores] if self.minimize else scores
 
     def close(self) -> None:

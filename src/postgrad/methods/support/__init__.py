@@ -11,6 +11,7 @@
     replay_pool           ExGRPO's stored responses
     thinking              responses with a thought before the output: the base of Classmate-CoT
     given_rows            pairs and labeled responses of the data as rows
+    reward_models         reward models as verifiers
     judging               language models as judge and monitor
 
 May import what methods may import.

@@ -93,7 +93,10 @@ def check_judge_used(reward: RewardConfig) -> None:
 def connect_scorer(
     config: JudgeSettings, scorer: Scorer, models: dict[str, Any], folder: Path
 ) -> None:
-    """Gives the score stage its judge, and its verifier pool if that runs elsewhere."""
+    """Gives the score stage its models, and its verifier pool if that runs elsewhere."""
+    scorer.reward_models = {
+        term.role: models[term.role] for term in scorer.model_terms if term.role in models
+    }
     if "verifier" in models:
         scorer.backend = models["verifier"]
     if "judge" in models:

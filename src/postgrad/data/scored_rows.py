@@ -1,0 +1,27 @@
+"""The token ids of a conversation that a reward model scores."""
+
+from typing import Any, cast
+
+from postgrad.data.render import Prompts
+from postgrad.data.styles import styled
+from postgrad.problem import Problem
+
+
+def conversation_ids(prompts: Prompts, problem: Problem, response: str) -> list[int]:
+    """The problem's messages and the response as the chat template writes them, as token ids.
+
+    Without a chat template: the prompt, the response and EOS. Padding tokens at the end are
+    removed, because transformers reads the score at the last token that is not padding.
+    """
+    if prompts.chat_template is None:
+        ids = [*prompts.encode(problem), *prompts.encode_response(response)]
+    else:
+        messages = styled(prompts.style, problem.messages)
+        reply = {"role": "assistant", "content": response}
+        text = prompts.chat_template.render([*messages, reply])
+        ids = list(cast(Any, prompts.tokenizer(text, add_special_tokens=False))["input_ids"])
+    tokenizer = prompts.tokenizer
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    while len(ids) > 1 and ids[-1] == pad:
+        ids.pop()
+    return ids

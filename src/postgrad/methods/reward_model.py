@@ -1,0 +1,158 @@
+"""Reward models: learn from pairs which response people prefer, and save a stock classifier.
+
+The score of a response is a number that the model computes at its last token. The Bradley-Terry
+loss raises the chosen response's score above the rejected one's. The checkpoints are
+sequence-classification folders, which `reward.verifier=model:PATH` and transformers read.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from postgrad.algorithms.preference import bradley_terry
+from postgrad.config.schema import setting
+from postgrad.data.render import Prompts
+from postgrad.data.scored_rows import conversation_ids
+from postgrad.errors import ConfigError, RunError
+from postgrad.methods.base import Method, MethodSettings
+from postgrad.methods.step import Group, Stage, Step
+from postgrad.methods.support.given_rows import PAIR, check_equal_weights, check_pairs
+from postgrad.model.metrics import MetricAccumulator
+from postgrad.types import DEMONSTRATION, Batch, Problem, Trajectory
+
+
+@dataclass
+class RewardModelSettings(MethodSettings):
+    centering: float = setting(
+        0.01,
+        "coefficient of (chosen + rejected)^2, which keeps the mean score near 0; 0 is off",
+        at_least=0.0,
+    )
+
+
+class RewardModel(Method):
+    Settings = RewardModelSettings
+    trains_on_samples = False
+    trains_on_demonstrations = True
+    trains_scores = True
+
+    # ---- checks
+
+    def check(self) -> None:
+        super().check()
+        check_equal_weights(self)
+        if self.config.cluster.backend == "ray":
+            raise ConfigError(
+                "cluster.backend=ray: reward models are trained in one process; "
+                "use cluster.backend=local"
+            )
+
+    def check_problems(self, problems: Sequence[Problem]) -> None:
+        check_pairs(self, problems, "data.train")
+        for problem in problems:
+            margin_of(problem)
+
+    def check_validation_problems(self, problems: Sequence[Problem]) -> None:
+        check_pairs(self, problems, "data.validation")
+
+    def needs_verifier(self) -> bool:
+        return False
+
+    # ---- stages, on the driver
+
+    def stages(self) -> list[Stage]:
+        return [self.draw, self.compose, self.sample, self.update, self.publish]
+
+    def compose(self, problems: Sequence[Problem], step: Step) -> list[Group]:
+        return [Group(problem, 0, self.pair_rows(problem)) for problem in problems]
+
+    def pair_rows(self, problem: Problem) -> list[Trajectory]:
+        """The chosen row, then the rejected one.
+
+        A row's last token is never read by the model: scores are computed before each response
+        token, so one token is added, and the score before it is the score of the response.
+        """
+        prompts = cast(Prompts, self.ports.prompts)
+        limit = self.config.rollout.max_response_tokens
+        rows: list[Trajectory] = []
+        for index, name in enumerate(PAIR):
+            ids = conversation_ids(prompts, problem, str(problem.extra[name]))
+            start = shared_length(ids, prompts.encode(problem))
+            response = [*ids[start:], prompts.eos_token_id()]
+            if len(response) > limit + 1:
+                raise RunError(
+                    f"the {name} response of problem {problem.uid} has {len(response) - 1} "
+                    f"tokens; raise rollout.max_response_tokens (now {limit})"
+                )
+            row = Trajectory(
+                problem.uid, ids[:start], response, source=DEMONSTRATION, finish="given"
+            )
+            row.index = index
+            row.rows["margin"] = margin_of(problem)
+            rows.append(row)
+        return rows
+
+    def update(self, batch: Batch, step: Step) -> Batch:
+        step.metrics.update(self.ports.policy.update(batch, step.number))
+        return batch
+
+    # ---- beside the model
+
+    def prepare(self, batch: Batch) -> Batch:
+        """Sets the weight of a pair: 1 / number of pairs of the optimizer step."""
+        batch.rows["pair_weight"] = torch.full((len(batch),), 2.0 / max(1, len(batch)))
+        return batch
+
+    def row_groups(self, batch: Batch) -> Sequence[int]:
+        return batch.rows["group"].tolist()
+
+    def loss(self, batch: Batch, current: Any, metrics: MetricAccumulator) -> Tensor:
+        order, chosen, rejected = split_scores(batch, current.scores)
+        margins = batch.rows["margin"][order][0::2]
+        result = bradley_terry(chosen, rejected, margins, centering=self.settings.centering)
+        for name, column in result.metrics.items():
+            metrics.mean(f"reward_model/{name}", column)
+        return (result.values * batch.rows["pair_weight"][: len(chosen)]).sum()
+
+    def validate(self, problems: Sequence[Problem]) -> dict[str, float]:
+        """How often the chosen response of a held-out pair has the higher score."""
+        batch = self.sample(self.compose(problems, Step(0)), Step(0))
+        scores = self.ports.policy.logprobs(batch)["scores"]
+        _, chosen, rejected = split_scores(batch, scores)
+        metrics = bradley_terry(chosen, rejected, torch.zeros_like(chosen)).metrics
+        return {
+            "validation/accuracy": float(metrics["accuracy"].mean()),
+            "validation/margin": float(metrics["margin"].mean()),
+        }
+
+
+def split_scores(batch: Batch, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(rows,) the order of the rows by pair; (pairs,) the scores of chosen and rejected rows."""
+    order = torch.argsort(batch.rows["group"] * 2 + batch.rows["index"])
+    last = batch.response.lengths.cumsum(0) - 1
+    rows = scores[last.to(scores.device)][order]
+    return order, rows[0::2], rows[1::2]
+
+
+def margin_of(problem: Problem) -> float:
+    """The optional column `margin`: how much better the chosen response is; 0 without it."""
+    margin = problem.extra.get("margin", 0.0)
+    is_number = isinstance(margin, int | float) and not isinstance(margin, bool)
+    if not is_number or not math.isfinite(margin):
+        raise ConfigError(
+            f"problem {problem.uid} has margin {margin!r}; "
+            "the column margin needs a number in every row, or remove it"
+        )
+    return float(margin)
+
+
+def shared_length(ids: Sequence[int], prompt: Sequence[int]) -> int:
+    """The number of first tokens that are the prompt's; at least 1 and below all of `ids`."""
+    count = 0
+    while count < min(len(ids) - 1, len(prompt)) and ids[count] == prompt[count]:
+        count += 1
+    return max(1, count)

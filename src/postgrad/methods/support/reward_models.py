@@ -1,0 +1,38 @@
+"""Reward models as verifiers: `reward.verifier=model:PATH`, alone or as a term of a sum."""
+
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from postgrad.data.render import Prompts
+from postgrad.data.scored_rows import conversation_ids
+from postgrad.problem import Failure, Problem, Score
+
+
+class RewardModelPort(Protocol):
+    """A reward model in this process or another one."""
+
+    def scores(self, rows: Sequence[Sequence[int]]) -> Tensor: ...
+
+
+class ModelVerifier:
+    """Scores responses with a reward model, whose own tokenizer and chat template are used."""
+
+    def __init__(self, model: RewardModelPort, prompts: Prompts) -> None:
+        self.model = model
+        self.prompts = prompts
+
+    def score(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[Score | Failure]:
+        """One Score per response; a Failure for a conversation longer than the context."""
+        pairs = zip(problems, responses, strict=True)
+        rows = [conversation_ids(self.prompts, problem, text) for problem, text in pairs]
+        results: list[Score | Failure] = []
+        for row, value in zip(rows, self.model.scores(rows).tolist(), strict=True):
+            if math.isfinite(value):
+                results.append(Score(value))
+            else:
+                reason = f"no score for a conversation of {len(row)} tokens"
+                results.append(Failure("reward_model", reason))
+        return results

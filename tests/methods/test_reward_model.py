@@ -1,0 +1,236 @@
+"""Reward models: they learn held-out pairs, are stock classifiers, and score rollouts."""
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from lessons import SMALL, VERIFIERS, run
+from world import config_of
+
+from postgrad.data.render import Prompts
+from postgrad.data.scored_rows import conversation_ids
+from postgrad.errors import ConfigError
+from postgrad.methods import find_method
+from postgrad.methods.reward_model import RewardModel as Method
+from postgrad.model.load import load, load_tokenizer
+from postgrad.model.loaded import Loaded
+from postgrad.model.reward_model import RewardModel, RewardPolicy
+from postgrad.model.tiny import make_tiny
+from postgrad.problem import Failure, Problem, Score
+from postgrad.verifiers.model_terms import ModelTerm, add_score, model_terms, rules_of
+from postgrad.verifiers.scorer import Scorer
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory) -> Path:
+    return make_tiny(tmp_path_factory.mktemp("models") / "fresh", seed=0, layers=2, width=32)
+
+
+def write(file: Path, rows: list[dict]) -> Path:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def problem(question: str) -> Problem:
+    return Problem("p", ({"role": "user", "content": question},), "")
+
+
+@pytest.fixture(scope="module")
+def trained(fresh, tmp_path_factory) -> tuple[list[dict], Path]:
+    """(metrics, folder) of a reward model that prefers responses with more sevens."""
+    folder = tmp_path_factory.mktemp("reward_model")
+    draw = torch.Generator().manual_seed(0)
+    rows = []
+    for i in range(160):
+        digits = torch.randint(0, 10, (2, 5), generator=draw)
+        texts = ["".join(map(str, row.tolist())) for row in digits]
+        few, many = sorted(texts, key=lambda text: text.count("7"))
+        many = many if many.count("7") > few.count("7") else "7" + many[1:]
+        if many.count("7") == few.count("7"):
+            few = few.replace("7", "1")
+        pair = {"prompt": f"{i % 10}+1=", "chosen": many, "rejected": few}
+        rows.append(pair | {"uid": str(i), "margin": 0.1})
+    data = write(folder / "train.jsonl", rows[:128])
+    held = write(folder / "held.jsonl", rows[128:])
+    lines = run(
+        "reward_model",
+        fresh,
+        folder,
+        f"data.train={data}",
+        f"data.validation={held}",
+        "optimizer.lr=3e-3",
+        "optimizer.warmup_steps=0",
+        "training.steps=40",
+        "training.problems_per_step=32",
+        "training.checkpoint_every=1000",
+    )
+    return lines, folder / "test" / "checkpoints" / "step-40" / "policy"
+
+
+def test_it_orders_held_out_pairs(trained):
+    lines, _ = trained
+    steps = [line for line in lines if "reward_model/accuracy" in line]
+    first, last = [line["validation/accuracy"] for line in lines if "validation/accuracy" in line]
+    assert first < 0.75 and last > 0.9, (first, last)
+    assert steps[-1]["reward_model/margin"] > steps[0]["reward_model/margin"] + 1
+    scores = steps[-1]["reward_model/reward_chosen"], steps[-1]["reward_model/reward_rejected"]
+    assert abs(sum(scores)) < 1.5, "centered"
+
+
+def test_the_folder_is_a_stock_classifier_with_the_same_scores(trained, fresh):
+    from transformers import AutoModelForSequenceClassification
+
+    _, folder = trained
+    stock = AutoModelForSequenceClassification.from_pretrained(folder)
+    assert stock.config.num_labels == 1 and type(stock).__name__ == "Qwen3ForSequenceClassification"
+    config = config_of("reward_model", folder, *SMALL)
+    prompts = Prompts(load_tokenizer(config.model), "plain")
+    rows = [conversation_ids(prompts, problem("1+1="), text) for text in ("77", "1", "70707")]
+    with torch.no_grad():
+        expected = [float(stock(input_ids=torch.tensor([row])).logits[0, 0]) for row in rows]
+    scores = RewardModel(config.model, CPU).scores(rows)
+    torch.testing.assert_close(scores, torch.tensor(expected), rtol=0, atol=1e-5)
+    assert expected[0] > expected[1]
+    # Training continues from the folder with the same score head and the same scores.
+    method = Method(config)
+    method.ports = type("", (), {"prompts": prompts})()  # type: ignore[assignment]
+    policy = RewardPolicy(config, load(config.model, CPU), method)
+    pair = Problem("p", problem("1+1=").messages, "", extra={"chosen": "77", "rejected": "1"})
+    batch = _batch(method.pair_rows(pair))
+    tokens = policy.logprobs(batch)["scores"]
+    last = tokens[batch.response.lengths.cumsum(0) - 1]
+    torch.testing.assert_close(last, torch.tensor(expected[:2]), rtol=0, atol=1e-5)
+
+
+def _batch(rows):
+    from postgrad.types import Batch
+
+    return Batch.of(rows)
+
+
+def test_checkpoints_continue_with_the_same_bytes(fresh, tmp_path):
+    config = config_of("reward_model", fresh, *SMALL)
+    method = find_method("reward_model")(config)
+    loaded = load(config.model, CPU)
+    first, second = (
+        RewardPolicy(config, Loaded(copy.deepcopy(loaded.model), loaded.tokenizer), method)
+        for _ in range(2)
+    )
+    with torch.no_grad():
+        for p in (*first.model.parameters(), first.head.weight):
+            p.add_(0.01)
+    first.save(str(tmp_path))
+    second.load(str(tmp_path))
+    for mine, other in zip(first.model.parameters(), second.model.parameters(), strict=True):
+        assert torch.equal(mine, other)
+    assert torch.equal(first.head.weight, second.head.weight)
+
+
+def test_padding_at_the_end_is_never_scored(fresh):
+    """transformers skips it; a tokenizer whose padding is its end token then has no end."""
+    tokenizer = load_tokenizer(config_of("grpo", fresh).model)
+    prompts = Prompts(tokenizer, "plain")
+    ids = conversation_ids(prompts, problem("1+1="), "2")
+    assert ids[-1] == tokenizer.eos_token_id
+    tokenizer.pad_token = tokenizer.eos_token
+    assert conversation_ids(prompts, problem("1+1="), "2") == ids[:-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["grpo", "ppo"])
+def test_policies_learn_from_a_reward_model_in_a_sum(recipe, trained, fresh, tmp_path):
+    verifiers = tmp_path / "mine.py"
+    verifiers.write_text(VERIFIERS)
+    own = ("method.critic_lr=5e-3",) if recipe == "ppo" else ()
+    lines = run(
+        recipe,
+        fresh,
+        tmp_path,
+        f"reward.verifier=0.2*model:{trained[1]} + 0.0*{verifiers}:sevens",
+        "optimizer.lr=5e-3",
+        "training.steps=25",
+        "training.problems_per_step=8",
+        "rollout.samples=8",
+        "training.checkpoint_every=1000",
+        *own,
+    )
+    scores = [line["reward/reward_model"] for line in lines]
+    sevens = [line[f"reward/{verifiers}:sevens"] for line in lines]
+    assert sum(scores[-3:]) / 3 > sum(scores[:3]) / 3 + 1, scores
+    assert sum(sevens[-3:]) / 3 > sum(sevens[:3]) / 3 + 0.15, sevens
+    assert abs(lines[0]["reward/mean"] - 0.2 * scores[0]) < 1e-5
+
+
+def test_terms_of_a_sum():
+    text = "math - 0.5*model:/a/b.c/d + 0.1*overlong(limit=5) + 2*model:org/name - 1"
+    assert model_terms(text) == [
+        ModelTerm(-0.5, "/a/b.c/d", "reward_model"),
+        ModelTerm(2.0, "org/name", "reward_model-2"),
+    ]
+    assert rules_of(text) == "1.0*math + 0.1*overlong(limit=5) - 1.0"
+    assert rules_of("model:a/b") == "" and rules_of("math") == "math"
+    assert rules_of("-1*auto + model:a/b") == "- 1.0*auto"
+    term = ModelTerm(-0.5, "x", "reward_model")
+    total = add_score(Score(1.0, {"math": 1.0}), term, Score(4.0))
+    assert total == Score(-1.0, {"math": 1.0, "reward_model": 4.0})
+    failure = Failure("reward_model", "too long")
+    assert add_score(Score(1.0), term, failure) is failure
+    assert add_score(failure, term, Score(1.0)) is failure
+
+
+def test_rules_and_models_are_added(trained, fresh):
+    _, folder = trained
+    with Scorer(f"2*exact + model:{folder}", workers=1) as scorer:
+        with pytest.raises(ConfigError, match="loads none"):
+            scorer.score([problem("1+1=")], ["2"])
+
+        class Seven:
+            def score(self, problems, responses):
+                return [Score(7.0) for _ in responses]
+
+        scorer.reward_models = {"reward_model": Seven()}
+        right = Problem("p", problem("1+1=").messages, "2")
+        assert scorer.score([right], ["2"]) == [
+            Score(9.0, {"exact": 1.0, "exact.answer": 1.0, "reward_model": 7.0})
+        ]
+
+
+def test_what_is_no_reward_model_is_refused(trained, fresh, tmp_path):
+    for path, words in ((fresh, "not a reward model"), (tmp_path / "none", "no such folder")):
+        with pytest.raises(ConfigError, match=words) as caught:
+            run("grpo", fresh, tmp_path / "runs", f"reward.verifier=model:{path}")
+        assert "reward_model" in str(caught.value)
+    with pytest.raises(ConfigError, match="is not a reward model"):
+        Scorer("model:http://host/v1#model")
+    pairs = [
+        {"prompt": f"{i}+1=", "chosen": "2", "rejected": "3", "margin": "wide"} for i in range(9)
+    ]
+    data = write(tmp_path / "pairs.jsonl", pairs)
+    with pytest.raises(ConfigError, match="margin"):
+        run("reward_model", fresh, tmp_path / "runs", f"data.train={data}")
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+def test_a_child_process_gives_the_same_scores(trained, fresh, tmp_path):
+    """Both where the reward model is a verifier and where it is trained."""
+    _, folder = trained
+    pairs = [{"prompt": f"{i}+1=", "chosen": "7", "rejected": "3"} for i in range(9)]
+    data = write(tmp_path / "pairs.jsonl", pairs)
+    runs = {
+        "grpo": (f"reward.verifier=model:{folder}", "reward/mean"),
+        "reward_model": (f"data.train={data}", "reward_model/margin"),
+    }
+    for recipe, (override, metric) in runs.items():
+        values = [
+            [
+                line[metric]
+                for line in run(recipe, fresh, tmp_path / recipe / name, override, *backend)
+            ]
+            for name, backend in (("local", ()), ("process", ("cluster.backend=process",)))
+        ]
+        assert values[0] == values[1], recipe
