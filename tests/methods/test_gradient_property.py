@@ -149,9 +149,8 @@ def test_the_budgets_really_split_differently():
 def test_any_recipe_any_split_one_gradient(recipe, tiny, loaded):
     policy = policy_of(recipe, tiny, loaded)
     has_reference = recipe not in ("orpo", "simpo")
-    batch = (
-        pairs(with_reference=has_reference) if recipe in PAIR_RECIPES else batch_with_all_columns()
-    )
+    reads_pairs = recipe in (*PAIR_RECIPES, "reward_model")
+    batch = pairs(with_reference=has_reference) if reads_pairs else batch_with_all_columns()
     assert_one_gradient(lambda rows, budget: gradient(policy, rows, budget), batch)
 
 

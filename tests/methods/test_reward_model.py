@@ -226,11 +226,9 @@ def test_a_child_process_gives_the_same_scores(trained, fresh, tmp_path):
         "reward_model": (f"data.train={data}", "reward_model/margin"),
     }
     for recipe, (override, metric) in runs.items():
-        values = [
-            [
-                line[metric]
-                for line in run(recipe, fresh, tmp_path / recipe / name, override, *backend)
-            ]
-            for name, backend in (("local", ()), ("process", ("cluster.backend=process",)))
-        ]
+        values = []
+        for backend in ("local", "process"):
+            folder = tmp_path / recipe / backend
+            lines = run(recipe, fresh, folder, override, f"cluster.backend={backend}")
+            values.append([line[metric] for line in lines])
         assert values[0] == values[1], recipe
