@@ -12,8 +12,9 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 Without arguments: shows what this machine offers and what a run would use: device, compute type,
 threads, memory, engines, packages.
-With --fit: estimates whether a run fits into memory and on the disk, and how long it takes. It
-measures for less than half a minute, loads no weights and writes no run."""
+With --fit: estimates whether a run fits into memory and on the disk, how long it takes, and which
+passes and decoding the model gets. It measures for less than half a minute, loads no weights and
+writes no run."""
 
 
 def make_parser() -> Parser:

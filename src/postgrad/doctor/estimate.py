@@ -12,6 +12,7 @@ from postgrad.cluster.remote_roles import is_remote_role
 from postgrad.config.schema import Config
 from postgrad.doctor import fit, probe, simulate
 from postgrad.doctor.machine import disk_free, memory_bytes
+from postgrad.doctor.paths import describe_paths
 from postgrad.doctor.plan import Plan, StepLayout, check_context, lay_out_step, read_workload
 from postgrad.doctor.report import Report, gib
 from postgrad.methods.base import Method
@@ -114,6 +115,9 @@ def describe(result: Estimate) -> Report:
     report.add("model", f"{model.path}: {size.parameters:,} parameters in {size.blocks} blocks")
     report.add("computes on", f"{model.device}, {model.dtype}, {model.threads} threads")
     _describe_memory(report, result)
+    if result.fits:
+        samples = bool(result.layout.num_sampled)
+        describe_paths(report, config, result.plan.model, samples)
     tokens = result.layout.tokens
     total = tokens * config.training.steps
     rows = f"{result.layout.num_rows:,} rows"

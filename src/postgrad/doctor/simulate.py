@@ -59,6 +59,7 @@ def build_model(
     model_config: Any,
     num_blocks: int | None = None,
     vocabulary: int | None = None,
+    stock: bool = False,
 ) -> Any:
     """Return the model with random weights on the current torch device.
 
@@ -67,6 +68,7 @@ def build_model(
         model_config: transformers configuration of the model.
         num_blocks: replaces the number of blocks.
         vocabulary: replaces the size of the vocabulary.
+        stock: leave the attention that transformers chooses.
 
     Raises ConfigError if transformers cannot build the model.
     """
@@ -85,7 +87,7 @@ def build_model(
         model = AutoModelForCausalLM.from_config(
             model_config,
             dtype=DTYPES[config.model.dtype],
-            attn_implementation=register_attention(),
+            attn_implementation=None if stock else register_attention(),
             trust_remote_code=config.model.trust_remote_code,
         )
     except (ValueError, KeyError, TypeError) as error:

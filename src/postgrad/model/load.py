@@ -61,7 +61,7 @@ def load(config: ModelConfig, device: torch.device, seed: int = 0) -> Loaded:
     )
     for folder in reversed(adapters):
         model = merge_adapter(model, folder)
-    _prepare_for_training(model, config, device)
+    prepare_for_training(model, config, device)
     return Loaded(model, load_tokenizer(config, seed))
 
 
@@ -139,7 +139,11 @@ def stop_ids(loaded: Loaded) -> list[int]:
     return sorted(ids)
 
 
-def _prepare_for_training(model: nn.Module, config: ModelConfig, device: torch.device) -> None:
+def prepare_for_training(model: nn.Module, config: ModelConfig, device: torch.device) -> None:
+    """Move a stock model to the device, install the kernels and let the numeric gate decide.
+
+    Raises: ConfigError if none of our passes gives the stock model's numbers.
+    """
     model.to(device)
     model.train()
     disable_dropout(model)

@@ -228,7 +228,12 @@ def compute_hidden_states(
 
 
 def supports_capture(model: Any) -> bool:
-    """Return whether the model's passes can be captured.
+    """Return whether the model's passes can be captured."""
+    return not uncaptured_reason(model)
+
+
+def uncaptured_reason(model: Any) -> str:
+    """Return why the model's passes cannot be captured; empty when they can.
 
     A graph needs kernels that never wait for the host, and weights with fixed addresses. These
     are refused: sharded parameters, which FSDP gathers and frees; adapters, which are switched on
@@ -236,13 +241,19 @@ def supports_capture(model: Any) -> bool:
     """
     parameters = list(model.parameters())
     is_sharded = hasattr(parameters[0], "placements")
-    if is_sharded or not supports_graph_capture(parameters[0].device):
-        return False
-    if not supports_packing(model) or capture_problem(model):
-        return False
+    if not supports_graph_capture(parameters[0].device):
+        return f"{parameters[0].device.type} has no graphs"
+    if is_sharded:
+        return "the parameters are sharded"
+    if not supports_packing(model):
+        return "the passes are not packed"
+    if problem := capture_problem(model):
+        return problem
     if adapter_parameters(model):
-        return False
-    return not any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
+        return "LoRA adapters are switched on and off between passes"
+    if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
+        return "activation checkpointing reads the host's random state"
+    return ""
 
 
 def padded_size(tokens: int) -> int:

@@ -62,6 +62,8 @@ def unsupported_reason(model: Any) -> str:
     if problem := family_problem(model):
         return problem
     for block in model.base_model.layers:
+        if not hasattr(block.self_attn, "fused_params"):
+            return "the kernels are not installed"
         if not hasattr(block.mlp, "fused_params") and not hasattr(block.mlp, "experts"):
             return f"activation {type(block.mlp.act_fn).__name__} has no kernel"
     if support_of(model).transform != NO_TRANSFORM:
