@@ -115,6 +115,28 @@ MUTATIONS = [
     Mutation(
         "advantages", "grpo_passk", "best - torch.where(alone, 0.0, second)", "best", "grpo_passk"
     ),
+    Mutation("advantages", "maxrl", "offset / (mean + eps)", "offset / (mean + 1)", "maxrl"),
+    Mutation(
+        "correction",
+        "geometric_row_weights",
+        "torch.where(zero, 0.0, logs.exp())",
+        "logs.exp()",
+        "geometric_row_weights",
+    ),
+    Mutation(
+        "correction",
+        "off_policy_sequence_mask",
+        "rollout_logprobs - logprobs",
+        "logprobs - rollout_logprobs",
+        "off_policy_sequence_mask",
+    ),
+    Mutation(
+        "correction",
+        "off_policy_sequence_mask",
+        "advantages < 0",
+        "advantages > 0",
+        "off_policy_sequence_mask",
+    ),
     Mutation("advantages", "rloo", "offset * counts / (counts - 1).clamp(min=1)", "offset", "rloo"),
     Mutation(
         "advantages",

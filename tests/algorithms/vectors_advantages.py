@@ -43,6 +43,17 @@ def check_drgrpo(a):
     close(a.advantages.drgrpo(column(3), same_group(1)), [3])
 
 
+def check_maxrl(a):
+    # Group 70 has mean 0.5, the second group mean 1; a group without success gives exactly 0.
+    close(a.advantages.maxrl(REWARDS, GROUPS), [0.999998, -0.999998, -0.999998, 0.999998, 0, 0])
+    close(a.advantages.maxrl(column(1, 0, 0, 0), same_group(4)), [2.999988, -1, -1, -1], digits=5)
+    exactly(a.advantages.maxrl(column(0, 0), same_group(2)), [0, 0])
+
+
+def check_no_baseline(a):
+    exactly(a.advantages.no_baseline(column(1, 0, 0.5)), [1, 0, 0.5])
+
+
 def check_rloo(a):
     close(a.advantages.rloo(REWARDS, GROUPS), [0.666667, -0.666667, -0.666667, 0.666667, 0, 0])
     close(a.advantages.rloo(column(1), same_group(1)), [1])

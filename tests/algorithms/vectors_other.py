@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from .helpers import F64, close, column, gradient, row_index, trues
+from .helpers import F64, close, column, exactly, gradient, row_index, trues
 
 
 def check_kl_values(a):
@@ -139,6 +139,31 @@ def check_icepop(a):
     close(token.values, [1.5, 0, 0.9, 0, 1])
     close(token.metrics["effective_sample_size"], 0.5695, digits=4)
     close(weights(a, level="sequence", threshold="0.5_5").values, [4.05, 4.05, 4.05, 0, 0])
+
+
+def check_geometric_row_weights(a):
+    weights = column(4, 1, 2, 8, 0, 3)
+    rows = row_index(2, 2, 2)
+    geometric = a.correction.geometric_row_weights(weights, trues(6), rows, 3)
+    close(geometric, [2, 2, 4, 4, 0, 0])
+    mask = torch.tensor([1, 0, 1, 1, 0, 1]).bool()
+    close(a.correction.geometric_row_weights(weights, mask, rows, 3), [4, 4, 4, 4, 3, 3])
+
+
+def check_off_policy_sequence_mask(a):
+    # Row 1 drifted by a mean of 0.3, row 2 by 0.1, row 3 by -0.3 (it became more likely).
+    rollout = column(-1, -1, -1, -1, -1, -1)
+    current = column(-1.4, -1.2, -1.2, -1.0, -0.5, -0.9)
+    advantages = column(-1, -1, -1, 1, -1, -1)
+    shape = (trues(6), row_index(2, 2, 2), 3)
+    keep = a.correction.off_policy_sequence_mask(
+        current, rollout, advantages, *shape, threshold=0.2
+    )
+    exactly(keep.double(), [0, 0, 1, 1, 1, 1])
+    positive = a.correction.off_policy_sequence_mask(
+        current, rollout, -advantages, *shape, threshold=0.05
+    )
+    exactly(positive.double(), [1, 1, 1, 0, 1, 1])
 
 
 def check_classmate_weights(a):

@@ -14,7 +14,6 @@ REASONS = {
     # the run
     "name": "chosen per run",
     "runs": "chosen per machine",
-    "seed": "chosen per run",
     "track": "W&B, TensorBoard or Trackio need an account or a server",
     # the model
     "model.device": "chosen per machine",
@@ -26,7 +25,6 @@ REASONS = {
     "model.lora.dropout": "goes with model.lora.rank; peft users expect it",
     # the data
     "data.template_options": "chosen per model, e.g. thinking on or off",
-    "data.prompt_style": "chosen per model and data set; LUFFY, BuPO and SimpleRL differ",
     "data.shuffle": "off for a curriculum, as in verl",
     # rollouts
     "rollout.engine": "chosen per machine",
@@ -56,9 +54,10 @@ REASONS = {
     "reward.workers": "chosen by the number of cores",
     "reward.max_failure_rate": "safety limit of a run",
     # the optimizer
-    "optimizer.kind": "chosen by the memory of the GPU",
     "optimizer.eps": "AdamW's standard parameter",
     # training
+    "training.ppo_epochs": "passes over a rollout batch; the originals all use one",
+    "training.validation_samples": "chosen by the size of the validation set",
     "training.async_save": "chosen by the size of the model and the speed of the disk",
     "training.keep_checkpoints": "chosen by the size of the disk",
     "training.keep_best": "names a validation set of the user",
@@ -77,8 +76,11 @@ REASONS = {
     "method.train_on": "SFT on the last assistant turn only, as some trainers do",
     "method.gamma": "discount of GAE and REINFORCE++, as in verl",
     "method.kl_target": "verl's adaptive KL controller",
-    "method.entropy_coef": "verl's entropy bonus",
     "method.correction": "verl's rollout correction; auto is right for most runs",
+    "method.correction_normalize": "verl's batch normalization of importance weights",
+    "method.mask_truncated": "TRL's mask_truncated_completions",
+    "method.sequence_mask": "DeepSeek-V3.2's off-policy mask; goes with many updates per step",
+    "method.kl_ratio": "DeepSeek-V3.2's unbiased KL; goes with many updates per step",
     "method.correction_bound": "goes with method.correction",
     "method.rejection": "verl's rejection of tokens and sequences",
     "method.lam": "lambda of GAE",

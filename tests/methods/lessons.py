@@ -23,9 +23,12 @@ from postgrad.types import Batch, Failure, Problem, Score
 
 RECIPES = [name for name in recipe_names() if name != "base" and not name.startswith("demo_")]
 # Recipes that train on pairs of the data, or on one response per row.
-PAIR_RECIPES = ("dpo", "dpo_norm", "dpo_sft", "ipo", "orpo", "simpo")
-GIVEN_RECIPES = (*PAIR_RECIPES, "kto", "reward_model", "sft")
-SAMPLING_RECIPES = [name for name in RECIPES if name not in GIVEN_RECIPES]
+PAIR_RECIPES = ("dpo", "dpo_norm", "dpo_sft", "ipo", "orpo", "simpo", "cs336_dpo")
+SFT_RECIPES = ("sft", "cs336_sft", "cs336_sft_2048", "cs336_sft_4096", "cs336_instruct")
+GIVEN_RECIPES = (*PAIR_RECIPES, "kto", "reward_model", *SFT_RECIPES)
+# Recipes that differ from another one only in their sizes are composed, not run.
+SIZES_ONLY = [*(name for name in RECIPES if name.endswith("_small")), "classmate_maths"]
+SAMPLING_RECIPES = [name for name in RECIPES if name not in (*GIVEN_RECIPES, *SIZES_ONLY)]
 LIMIT = 6  # rollout.max_response_tokens
 
 SMALL = toy_run(response_tokens=LIMIT)
@@ -50,8 +53,15 @@ def noise(response, problem):
 '''
 
 
+NO_MARKERS = ["method.cot_start=''", "method.cot_end=''"]
 WORDS = {
     "dapo": ["method.overlong_buffer=3"],
+    "verl_dapo": ["method.overlong_buffer=3", "optimizer.warmup_steps=0"],
+    "cs336_grpo": ["data.prompt_style=own"],
+    "cs336_no_baseline": ["data.prompt_style=own"],
+    "classmate_gdpo": NO_MARKERS,
+    "classmate_baseline": NO_MARKERS,
+    "classmate_warmup": NO_MARKERS,
     "classmate_think": [
         "method.cot_start=''",
         "method.cot_end=''",

@@ -40,6 +40,28 @@ def drgrpo(rewards: Tensor, groups: Tensor) -> Tensor:
     return grpo(rewards, groups, normalize_by_std=False)
 
 
+def no_baseline(rewards: Tensor) -> Tensor:
+    """(rows,) the reward itself: REINFORCE without a baseline (`no_baseline` of CS336)."""
+    return finite("rewards", rewards)
+
+
+def maxrl(rewards: Tensor, groups: Tensor, *, eps: float = STD_EPS) -> Tensor:
+    """(rows,) (R_i - mean_g) / (mean_g + eps): MaxRL, for rewards from 0 (wrong) to 1 (right).
+
+    The division weighs problems by 1 / success rate, as the gradient of log success rate does. A
+    group without a success gives 0. Raises: ValueError for a negative reward, for which dividing
+    by the mean has no meaning.
+    """
+    rewards = finite("rewards", rewards)
+    if bool((rewards < 0).any()):
+        raise ValueError("maxrl divides by the mean reward and needs rewards of at least 0")
+    index = Groups.of(groups, rewards.device)
+    offset, _ = centered(rewards, index)
+    counts = index.sum(torch.ones_like(rewards))
+    mean = index.expand(index.sum(rewards) / counts)
+    return offset / (mean + eps)
+
+
 def grpo_passk(
     rewards: Tensor, groups: Tensor, *, normalize_by_std: bool = True, eps: float = STD_EPS
 ) -> Tensor:
@@ -206,6 +228,8 @@ class Advantage:
             greedy response per problem. named_rewards: `rewards` is a dict. group>=2: useless for
             groups of one. sum_probs_squared: sums of squared probabilities. classmate: a second
             reward and the mask of the thought. source: who wrote each row.
+        reads_if_present: columns it is called with only if the run has them, such as
+            `importance_weights`, which a run with a rollout correction has.
 
     A user's own estimator is declared the same way and given as method.advantage=file.py:NAME,
     where NAME is the function or the declaration.
@@ -216,6 +240,7 @@ class Advantage:
     level: Literal["row", "token"] = "row"
     options: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
+    reads_if_present: tuple[str, ...] = ()
 
 
 def _token_level(
@@ -223,8 +248,9 @@ def _token_level(
     reads: tuple[str, ...],
     options: tuple[str, ...] = (),
     needs: tuple[str, ...] = (),
+    reads_if_present: tuple[str, ...] = (),
 ) -> Advantage:
-    return Advantage(function, reads, "token", options, needs)
+    return Advantage(function, reads, "token", options, needs, reads_if_present)
 
 
 def _classmate(function: Callable[..., Any], *more_options: str) -> Advantage:
@@ -239,10 +265,13 @@ _BY_STD = ("normalize_by_std",)
 _TOKENS = ("token_rewards", "mask", "rows", "num_rows")
 _OPTIMAL = (*_TOKENS, "old_logprobs", "sum_probs_squared", "groups")
 _SQUARES = ("sum_probs_squared",)
+_WEIGHTS = ("importance_weights",)
 
 ADVANTAGES: dict[str, Advantage] = {
     "grpo": Advantage(grpo, _REWARDS, options=_BY_STD),
     "drgrpo": Advantage(drgrpo, _REWARDS),
+    "no_baseline": Advantage(no_baseline, ("rewards",)),
+    "maxrl": Advantage(maxrl, _REWARDS),
     "grpo_passk": Advantage(grpo_passk, _REWARDS, options=_BY_STD, needs=("group>=2",)),
     "rloo": Advantage(rloo, _REWARDS),
     "opo": Advantage(opo, _LENGTHS),
@@ -260,10 +289,16 @@ ADVANTAGES: dict[str, Advantage] = {
     "reinforce_pp": _token_level(token_advantages.reinforce_pp, _TOKENS, ("gamma",)),
     "remax": _token_level(token_advantages.remax, (*_TOKENS, "greedy_rewards"), needs=("greedy",)),
     "optimal_token_baseline": _token_level(
-        token_advantages.optimal_token_baseline, _OPTIMAL, needs=_SQUARES
+        token_advantages.optimal_token_baseline,
+        _OPTIMAL,
+        needs=_SQUARES,
+        reads_if_present=_WEIGHTS,
     ),
     "tir_optimal_token_baseline": _token_level(
-        token_advantages.tir_optimal_token_baseline, _OPTIMAL, needs=_SQUARES
+        token_advantages.tir_optimal_token_baseline,
+        _OPTIMAL,
+        needs=_SQUARES,
+        reads_if_present=_WEIGHTS,
     ),
     "classmate_separated": _classmate(classmate_advantages.separated),
     "classmate_non_neg": _classmate(classmate_advantages.non_neg),

@@ -21,6 +21,7 @@ RULES = (
     *("seq_mean_k1", "seq_mean_k2", "seq_mean_k3", "seq_max_k2", "seq_max_k3"),
 )
 MAX_LOG_RATIO = 20.0
+MIN_WEIGHT = 1e-10  # below it a weight counts as this in a geometric mean, unless it is 0
 
 
 class Weights(NamedTuple):
@@ -143,6 +144,32 @@ def importance_weights(
         mean = metrics["mean"] if level == "token" else metrics["seq_mean"]
         values = torch.where(mean > 0, values / mean, values)
     return Weights(values, metrics)
+
+
+def geometric_row_weights(weights: Tensor, mask: Tensor, rows: Tensor, num_rows: int) -> Tensor:
+    """(tokens,) the geometric mean of the row's unmasked weights; 0 if one of them is 0."""
+    logs = row_mean(weights.clamp(min=MIN_WEIGHT).log(), mask, rows, num_rows)
+    zero = row_sum((weights <= 0).to(weights.dtype), mask, rows, num_rows) > 0
+    return torch.where(zero, 0.0, logs.exp())[rows]
+
+
+def off_policy_sequence_mask(
+    logprobs: Tensor,
+    rollout_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    rows: Tensor,
+    num_rows: int,
+    *,
+    threshold: float,
+) -> Tensor:
+    """(tokens,) bool: False on tokens of negative advantage in rows far from the rollout policy.
+
+    DeepSeek-V3.2's mask: a row is far if the mean of rollout_logprobs - logprobs over its unmasked
+    tokens exceeds `threshold`. Detached.
+    """
+    drift = row_mean((rollout_logprobs - logprobs).detach(), mask, rows, num_rows)  # (rows,)
+    return ~((advantages < 0) & (drift > threshold)[rows])
 
 
 def weight_metrics(weights: Tensor, mask: Tensor, rows: Tensor, num_rows: int) -> dict[str, Tensor]:

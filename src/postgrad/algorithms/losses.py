@@ -9,8 +9,8 @@ instead. Values on masked tokens are meaningless: their weight is 0. Losses that
 Formulas follow verl 0.9.1 unless a docstring says otherwise. LOSSES at the end lists them all.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -184,6 +184,7 @@ def geo_mean(
     pessimistic side only). Every token of a row has the row's loss. With seq-mean-token-mean the
     result is the mean over rows, however rows are split into micro-batches. verl averages within
     each micro-batch, so its gradient depends on the split. Other aggregations weigh rows by length.
+    Importance weights of a rollout correction multiply a row by their geometric mean, as in verl.
     """
     delta = logprobs - old_logprobs.detach()
     limited = torch.where(advantages > 0, delta.clamp(max=clip_high), delta.clamp(min=-clip_low))
@@ -322,7 +323,11 @@ class Loss:
         needs_all_rows: True if the loss of a row is not 0 where all its advantages are 0. Rows with
             zero advantages are skipped otherwise.
         aggregation: the aggregation that the formula assumes; None if any will do.
-        covariance_band: `band` of covariance.cov_selection, for losses that read `cov_selected`.
+        selection: for losses that read `cov_selected`: the options of covariance.cov_selection
+            with their defaults. `cov_share` is its share, `cov_low` and `cov_high` its band.
+            method.loss_options sets them.
+        row_weights: True if importance weights per token enter as their geometric mean over the
+            row, because the formula has one ratio per row.
 
     A user's own loss is declared the same way and given as method.loss=file.py:NAME, where NAME is
     the function or the declaration.
@@ -334,7 +339,8 @@ class Loss:
     required: tuple[str, ...] = ()
     needs_all_rows: bool = False
     aggregation: str | None = None
-    covariance_band: tuple[float, float] | None = None
+    selection: Mapping[str, float] = field(default_factory=dict)
+    row_weights: bool = False
 
 
 _RATIO = ("logprobs", "old_logprobs", "advantages")
@@ -353,9 +359,13 @@ LOSSES: dict[str, Loss] = {
     "sapo": Loss(
         sapo, _RATIO, ("temperature_positive", "temperature_negative"), aggregation=_BY_ROW
     ),
-    "geo_mean": Loss(geo_mean, _ROWS, _CLIP, aggregation=_BY_ROW),
-    "clip_cov": Loss(clip_cov, _SELECTED, _CLIP, covariance_band=(1.0, 5.0)),
-    "kl_cov": Loss(kl_cov, _SELECTED, ("coefficient",), needs_all_rows=True),
+    "geo_mean": Loss(geo_mean, _ROWS, _CLIP, aggregation=_BY_ROW, row_weights=True),
+    "clip_cov": Loss(
+        clip_cov, _SELECTED, _CLIP, selection={"cov_share": 2e-4, "cov_low": 1.0, "cov_high": 5.0}
+    ),
+    "kl_cov": Loss(
+        kl_cov, _SELECTED, ("coefficient",), needs_all_rows=True, selection={"cov_share": 2e-4}
+    ),
     "dppo_tv": Loss(dppo_tv, _RATIO, (*_CLIP, "max_ratio")),
     "dppo_kl": Loss(dppo_kl, _RATIO, (*_CLIP, "max_ratio")),
     "dro": Loss(dro, _RATIO, ("beta",), required=("beta",), needs_all_rows=True),

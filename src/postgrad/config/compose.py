@@ -50,6 +50,9 @@ def compose(
     config = _validate(_compose_raw(recipe, overrides), recipe, find_settings, complete)
     if recipe in recipe_names():
         record_overrides(config, overrides)
+        training = config.training
+        if is_overridden(training, "steps") and not is_overridden(training, "epochs"):
+            training.epochs = 0.0  # the user's number of steps replaces the recipe's epochs
     return config
 
 

@@ -221,8 +221,9 @@ class OptimizerConfig:
     kind: str = setting(
         "adamw",
         "adamw_offloaded keeps the state in host memory (12 bytes per weight less on the device, "
-        "slower steps), adamw_8bit keeps it in 8 bits, adamw_fused runs as one kernel",
-        choices=("adamw", "adamw_offloaded", "adamw_8bit", "adamw_fused"),
+        "slower steps), adamw_8bit keeps it in 8 bits, adamw_fused runs as one kernel; rmsprop is "
+        "the optimizer of DPO's authors",
+        choices=("adamw", "adamw_offloaded", "adamw_8bit", "adamw_fused", "rmsprop"),
     )
     lr: float = setting(1e-6, "peak learning rate", above=0.0)
     betas: list[float] = setting([0.9, 0.999], "AdamW's two decay rates")
@@ -242,6 +243,12 @@ class OptimizerConfig:
         choices=("constant", "linear", "cosine"),
     )
     warmup_steps: int = setting(0, "steps of linear warm-up", at_least=0)
+    warmup_ratio: float = setting(
+        0.0,
+        "linear warm-up as a share of all steps, instead of optimizer.warmup_steps; 0: off",
+        at_least=0.0,
+        at_most=1.0,
+    )
     final_lr_ratio: float = setting(
         0.0,
         "final learning rate of linear and cosine, as a share of the peak",
@@ -253,9 +260,24 @@ class OptimizerConfig:
 @dataclass
 class TrainingConfig:
     steps: int = setting(100, "number of training steps", at_least=1)
+    epochs: float = setting(
+        0.0,
+        "passes over data.train, instead of training.steps; 0: off; a run writes the number of "
+        "steps to its config.yaml",
+        at_least=0.0,
+    )
     problems_per_step: int = setting(16, "problems per step", at_least=1)
     updates_per_step: int = setting(
-        1, "optimizer steps per training step; each takes a part of the problems", at_least=1
+        1,
+        "optimizer steps per pass over a step's rollouts; each takes a part of the problems "
+        "(verl: train_batch_size / ppo_mini_batch_size)",
+        at_least=1,
+    )
+    ppo_epochs: int = setting(
+        1,
+        "passes over a step's rollouts, each of training.updates_per_step optimizer steps "
+        "(verl: ppo_epochs, TRL: num_iterations)",
+        at_least=1,
     )
     token_budget: int = setting(
         0,
@@ -273,7 +295,21 @@ class TrainingConfig:
     validate_every: int = setting(
         0, "steps between validations; 0: only before the first and after the last step", at_least=0
     )
-    validation_problems: int = setting(200, "problems per validation set", at_least=1)
+    validation_problems: int = setting(
+        0, "use only the first problems of each validation set; 0: all", at_least=0
+    )
+    validation_samples: int = setting(
+        1, "responses per validation problem; above 1: also best@k and maj@k", at_least=1
+    )
+    validation_temperature: float | None = setting(
+        None,
+        "sampling temperature of validations; null: one greedy response and one at "
+        "rollout.temperature; 0: greedy only",
+        at_least=0.0,
+    )
+    validation_top_p: float = setting(
+        1.0, "nucleus sampling of validations", above=0.0, at_most=1.0
+    )
     keep_best: str = setting(
         "",
         "also keep the checkpoint that is best on this validation set (mean: on all sets); "

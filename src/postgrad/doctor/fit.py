@@ -98,7 +98,7 @@ def estimate_memory(plan: Plan, process: int, kernel: int = 0) -> Memory:
 
 def state_bytes(config: Config, size: ModelSize) -> dict[str, int]:
     """Return the bytes of a model's optimizer state, on the device or off it."""
-    per_parameter = 2 if config.optimizer.kind == "adamw_8bit" else 8
+    per_parameter = {"adamw_8bit": 2, "rmsprop": 4}.get(config.optimizer.kind, 8)
     master = 0 if config.model.dtype == "float32" else 4
     return {
         "optimizer state": per_parameter * size.trained,
@@ -209,7 +209,8 @@ def estimate_step(
     """Return the seconds of one step by stage, without verifiers, refills and checkpoints."""
     seconds: dict[str, float] = {}
     size = measure_size(plan.config, plan.model)
-    num_updates = plan.config.training.updates_per_step
+    training = plan.config.training
+    num_updates = training.updates_per_step * training.ppo_epochs
     tokens = layout.padded_tokens
     if layout.num_sampled:
         seconds["sample"] = generation_seconds(
@@ -227,10 +228,11 @@ def estimate_step(
         relative_size = other.parameters / size.parameters
         seconds[name] = tokens * rates.forward_token_s * relative_size
         if kind == "critic":
-            seconds[name] += tokens * rates.train_token_s * relative_size
+            passes = training.ppo_epochs * relative_size
+            seconds[name] += tokens * rates.train_token_s * passes
             seconds[name] += num_updates * other.parameters * rates.parameter_s
     optimizer_s = num_updates * size.trained * rates.parameter_s
-    seconds["update"] = tokens * rates.train_token_s + optimizer_s
+    seconds["update"] = training.ppo_epochs * tokens * rates.train_token_s + optimizer_s
     return seconds
 
 
@@ -257,8 +259,10 @@ def estimate_validations(plan: Plan, rates: Rates) -> float:
     all_prompts = sum(group.prompt for group in workload.groups)
     prompt_tokens = workload.num_validation * all_prompts // len(workload.groups)
     response_tokens = plan.config.rollout.max_response_tokens
-    one = generation_seconds(workload.num_validation, prompt_tokens, response_tokens, rates)
-    return count * 2 * one
+    num_responses = workload.num_validation * training.validation_samples
+    one = generation_seconds(num_responses, prompt_tokens, response_tokens, rates)
+    per_validation = 2 if training.validation_temperature is None else 1
+    return count * per_validation * one
 
 
 def checkpoint_bytes(plan: Plan) -> int:

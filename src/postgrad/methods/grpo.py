@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from postgrad.algorithms.kl import kl_penalty
+from postgrad.algorithms.losses import log_ratio
 from postgrad.config.schema import Config
 from postgrad.methods.base import Method, Role, Stage, Step
 from postgrad.methods.support import grpo_checks
@@ -23,6 +24,9 @@ from postgrad.methods.support.correction import (
     correct,
     correction_on,
     log_engine_gap,
+    near_rollout_policy,
+    needs_trainer_logprobs,
+    weights_for,
 )
 from postgrad.methods.support.covariance import select_by_covariance, uniforms
 from postgrad.methods.support.declarations import (
@@ -35,7 +39,7 @@ from postgrad.methods.support.dynamic_sampling import refill
 from postgrad.methods.support.greedy_baseline import add_greedy_rewards
 from postgrad.methods.support.grpo_settings import GrpoSettings as GrpoSettings
 from postgrad.methods.support.grpo_settings import loss_options
-from postgrad.methods.support.length_penalty import add_overlong_penalty
+from postgrad.methods.support.length_penalty import add_overlong_penalty, mask_truncated
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.passes.head import TokenOutputs
 from postgrad.types import Batch
@@ -89,21 +93,28 @@ class Grpo(Method):
             stages.append(self.correct)
         return [*stages, self.estimate, self.update, self.publish]
 
+    def num_updates(self) -> int:
+        """Optimizer steps per training step."""
+        return self.config.training.updates_per_step * self.config.training.ppo_epochs
+
     def needs_old_logprobs(self) -> bool:
         """Whether a stage before the update, or a second update, reads the old log-probs."""
+        has_second_update = self.num_updates() > 1 and self.settings.correction != "bypass"
         return (
-            self.config.training.updates_per_step > 1
+            has_second_update
             or "old_logprobs" in self.advantage.reads
             or "cov_selected" in self.policy_loss.reads
             or self.settings.kl == "reward"
-            or correction_on(self.settings, self.ports.engine)
+            or needs_trainer_logprobs(self.settings, self.ports.engine)
         )
 
     # ---- stages, on the driver
 
     def score(self, batch: Batch, step: Step) -> Batch:
-        """Adds DAPO's length penalty to the verifier's reward."""
+        """Adds DAPO's length penalty to the verifier's reward; masks truncated responses."""
         batch = super().score(batch, step)
+        if self.settings.mask_truncated:
+            step.metrics["response/masked"] = mask_truncated(batch)
         if self.settings.overlong_buffer:
             limit = self.config.rollout.max_response_tokens
             add_overlong_penalty(batch, limit, self.settings.overlong_buffer)
@@ -161,7 +172,7 @@ class Grpo(Method):
         batch = super().prepare(batch)
         if "cov_selected" in self.policy_loss.reads:
             batch.tokens["cov_selected"] = select_by_covariance(
-                batch, self.policy_loss.covariance_band
+                batch, {**self.policy_loss.selection, **self.settings.loss_options}
             )
         if self.needs_all_rows():
             return batch
@@ -181,11 +192,18 @@ class Grpo(Method):
         values = self.token_losses(batch, current, metrics)
         metrics.mean("entropy", current.entropy, mask)
         if "rollout_weights" in batch.tokens:
-            values = values * batch.tokens["rollout_weights"]
+            values = values * weights_for(self.policy_loss, batch)
+        if settings.sequence_mask is not None:
+            keep = near_rollout_policy(batch, current.logprobs, settings.sequence_mask)
+            metrics.mean("policy/sequence_masked", (~keep).float(), mask)
+            values = torch.where(keep, values, 0.0)
         if settings.kl == "loss":
             reference = batch.tokens["reference_logprobs"]
             kl = kl_penalty(current.logprobs, reference, settings.kl_estimator)
             metrics.mean("kl/reference", kl, mask)
+            if settings.kl_ratio:
+                old = batch.tokens.get("old_logprobs", current.logprobs.detach())
+                kl = kl * log_ratio(current.logprobs, old).exp()
             values = values + settings.kl_coef * kl
         total = torch.where(mask, values * weight, 0.0).sum()
         if settings.entropy_coef:
@@ -209,6 +227,7 @@ class Grpo(Method):
         }
         if "old_logprobs" not in batch.tokens:
             columns["old_logprobs"] = current.logprobs.detach()
+        if self.is_on_policy(batch):
             self.log_gap(batch, current.logprobs, metrics)
         key = f"method.loss={self.settings.loss}"
         result = call_loss(self.policy_loss, key, columns, self.loss_options(batch))
@@ -216,13 +235,19 @@ class Grpo(Method):
             metrics.mean(f"policy/{name}", column, mask)
         return result.values
 
+    def is_on_policy(self, batch: Batch) -> bool:
+        """Whether the current log-probs are those before updates, and no stage computed them."""
+        settings = self.settings
+        bypasses = settings.correction == "bypass" and not settings.rejection
+        return "old_logprobs" not in batch.tokens or (bypasses and self.num_updates() == 1)
+
     def log_gap(self, batch: Batch, logprobs: Tensor, metrics: MetricAccumulator) -> None:
         """Logs the difference between the engine's log-probs and the policy's, before updates."""
         log_engine_gap(batch, logprobs, metrics)
 
     def loss_options(self, batch: Batch) -> dict[str, float]:
         """The options of the loss that are set."""
-        return loss_options(self.settings)
+        return loss_options(self.settings, self.policy_loss)
 
     # ---- state
 

@@ -107,11 +107,12 @@ class LocalCritic:
         lr = learning_rate(self.optimizer_config, step, self.config.training.steps)
         metrics = MetricAccumulator()
         step_metrics = MetricAccumulator()
-        for part in split_updates(batch, self.config.training.updates_per_step):
-            self.accumulate(self.objective.prepare_values(part), metrics)
-            if self.optimizer.has_gradients():
-                grad_norm = self.optimizer.step(lr)
-                step_metrics.mean("critic/grad_norm", torch.tensor([grad_norm]))
+        for _ in range(self.config.training.ppo_epochs):
+            for part in split_updates(batch, self.config.training.updates_per_step):
+                self.accumulate(self.objective.prepare_values(part), metrics)
+                if self.optimizer.has_gradients():
+                    grad_norm = self.optimizer.step(lr)
+                    step_metrics.mean("critic/grad_norm", torch.tensor([grad_norm]))
         return {**self.gather_metrics(metrics).result(), **step_metrics.result()}
 
     def accumulate(self, batch: Batch, metrics: MetricAccumulator) -> None:

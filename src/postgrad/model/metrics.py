@@ -102,6 +102,7 @@ class TokenStats:
     def __init__(self, batch: Batch | None = None) -> None:
         self.response = None if batch is None else batch.response
         self.entropies: list[tuple[Tensor, Tensor]] = []  # (row numbers, entropy of their tokens)
+        self.is_open = True
 
     def number_rows(self, batch: Batch) -> Batch:
         """Return the batch with a column of row numbers."""
@@ -110,9 +111,14 @@ class TokenStats:
 
     def add(self, batch: Batch, rows: Sequence[int], current: TokenOutputs) -> None:
         """Keep the entropy that one pass computed for these rows of a numbered batch."""
-        if self.ROW_NUMBER in batch.rows and isinstance(current, TokenOutputs):
+        is_numbered = self.ROW_NUMBER in batch.rows
+        if self.is_open and is_numbered and isinstance(current, TokenOutputs):
             numbers = batch.rows[self.ROW_NUMBER][torch.tensor(rows)]
             self.entropies.append((numbers, current.entropy.detach()))
+
+    def close(self) -> None:
+        """Ignore further passes: the columns are those of the first pass over the batch."""
+        self.is_open = False
 
     def columns(self) -> dict[str, Tensor]:
         """Return (tokens,) columns of the update's batch, NaN in rows that no pass computed."""

@@ -23,23 +23,28 @@ from postgrad.model.offload import OffloadedAdamW
 def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float:
     """Return the learning rate at a step counted from 1.
 
-    Linear warm-up over `warmup_steps`, then constant, or linear or cosine decay to
-    lr · final_lr_ratio.
+    Linear warm-up over `warmup_steps`, or over `warmup_ratio` of all steps; then constant, or
+    linear or cosine decay to lr · final_lr_ratio.
     """
-    if step <= config.warmup_steps:
-        return config.lr * step / (config.warmup_steps + 1)
+    warmup_steps = config.warmup_steps or int(config.warmup_ratio * total_steps)
+    if step <= warmup_steps:
+        return config.lr * step / (warmup_steps + 1)
     if config.schedule == "constant":
         return config.lr
-    decay_steps = max(1, total_steps - config.warmup_steps)
-    progress = min(1.0, (step - config.warmup_steps - 1) / decay_steps)
+    decay_steps = max(1, total_steps - warmup_steps)
+    progress = min(1.0, (step - warmup_steps - 1) / decay_steps)
     remaining = 1 - progress
     if config.schedule == "cosine":
         remaining = 0.5 * (1 + math.cos(math.pi * progress))
     return config.lr * (config.final_lr_ratio + (1 - config.final_lr_ratio) * remaining)
 
 
-def make_adamw(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.Optimizer:
-    """Return the AdamW of `optimizer.kind`. Raises ConfigError if this machine cannot run it."""
+def make_torch_optimizer(
+    groups: list[dict[str, Any]], config: OptimizerConfig
+) -> torch.optim.Optimizer:
+    """Return the optimizer of `optimizer.kind`. Raises ConfigError if it cannot run here."""
+    if config.kind == "rmsprop":
+        return torch.optim.RMSprop(groups, lr=config.lr, eps=config.eps)
     beta1, beta2 = config.betas
     options: dict[str, Any] = {
         "lr": config.lr,
@@ -81,7 +86,7 @@ class Optimizer:
         self.config = config
         self.params = self.own_params(model)
         self.masters = {name: self._make_master(p) for name, p in self.params.items()}
-        self.adam = make_adamw(self._parameter_groups(lr_scale or {}), config)
+        self.adam = make_torch_optimizer(self._parameter_groups(lr_scale or {}), config)
         for name, p in self.params.items():
             if p.dtype != torch.float32:
                 hook = _float32_accumulation_hook(p, self.masters[name])
@@ -198,7 +203,8 @@ class Optimizer:
             master.copy_(saved.get("master", self.params[name]))
         if "step" not in saved:
             return
-        if ("state1" in saved) != (kind == "adamw_8bit"):
+        expected = {"adamw_8bit": "state1", "rmsprop": "square_avg"}.get(kind, "exp_avg")
+        if expected not in saved:
             raise RunError(
                 f"optimizer.kind={kind} cannot read the saved optimizer, which is of another kind; "
                 "continue with the kind that saved it"

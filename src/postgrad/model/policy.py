@@ -46,7 +46,10 @@ class Policy(Protocol):
         ...
 
     def update(self, batch: Batch, step: int) -> dict[str, float]:
-        """Take `training.updates_per_step` optimizer steps on the batch; return metrics."""
+        """Train on the batch; return metrics.
+
+        Takes `training.updates_per_step` optimizer steps in each of `training.ppo_epochs` passes.
+        """
         ...
 
     def token_stats(self) -> dict[str, Tensor]:
@@ -190,10 +193,12 @@ class LocalPolicy(FrozenPolicy):
         step_metrics = MetricAccumulator()
         self.stats = TokenStats(batch)
         numbered = self.stats.number_rows(batch)
-        for part in split_updates(numbered, self.config.training.updates_per_step):
-            self.accumulate(self.objective.prepare(part), view, metrics)
-            if self.optimizer.has_gradients():
-                self._optimizer_step(lr, step_metrics)
+        for _ in range(self.config.training.ppo_epochs):
+            for part in split_updates(numbered, self.config.training.updates_per_step):
+                self.accumulate(self.objective.prepare(part), view, metrics)
+                if self.optimizer.has_gradients():
+                    self._optimizer_step(lr, step_metrics)
+            self.stats.close()
         memory_gib = peak_memory_bytes(self.device) / 2**30
         metrics.peak("memory_gib", torch.tensor(memory_gib, dtype=torch.float64))
         return {"lr": lr, **self.gather_metrics(metrics).result(), **step_metrics.result()}

@@ -146,6 +146,9 @@ def load_inputs(config: Config, method: Method) -> Inputs:
     for name, problems in loaded_validation.items():
         validation[name] = _fitting(config, method, prompts, problems)
     Cursor(len(train)).take(config.training.problems_per_step)  # raises if there are too few
+    if config.training.epochs:
+        problems = config.training.epochs * len(train)
+        config.training.steps = max(1, int(problems / config.training.problems_per_step))
     held_out = [problem for problems in validation.values() for problem in problems]
     method.check_problems(train)
     method.check_validation_problems(held_out)

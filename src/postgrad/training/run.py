@@ -75,6 +75,8 @@ def resume_config(config: Config) -> Config:
         settings = getattr(config, section)
         if getattr(settings, key) == auto:
             setattr(settings, key, stored[section][key])
+    if config.training.epochs:  # the run computed its steps from the number of problems
+        config.training.steps = stored["training"]["steps"]
     _check_unchanged(config, stored)
     return config
 

@@ -21,7 +21,7 @@ def load_sets(config: Config) -> dict[str, list[Problem]]:
     sources = split_sets(config.data.validation) if config.data.validation else {}
     sets: dict[str, list[Problem]] = {}
     for name, source in sources.items():
-        sets[name] = load_problems(source)[: config.training.validation_problems]
+        sets[name] = load_problems(source)[: config.training.validation_problems or None]
     if config.training.keep_best:
         _check_keep_best(config, sources, sets)
     return sets

@@ -17,6 +17,11 @@ def check(method: Method) -> None:
             f"method.phase_one_steps={phase_one} exceeds training.steps={steps}; "
             f"lower it, or set it to {steps} to train the internal policy only"
         )
+    if phase_one and method.settings.correction == "bypass":
+        raise ConfigError(
+            "method.correction=bypass compares the trained policy with the engine, and phase 1 "
+            "trains an internal policy; remove it, or add method.phase_one_steps=0"
+        )
     if phase_one and method.settings.lr_scale_below == 0.0:
         raise ConfigError(
             "method.lr_scale_below=0 freezes the blocks that phase 1 trains; "

@@ -168,6 +168,17 @@ def check_unread(config: Config) -> None:
             f"optimizer.final_lr_ratio={optimizer.final_lr_ratio:g} has no effect with "
             "optimizer.schedule=constant; use linear or cosine"
         )
+    if optimizer.warmup_steps and optimizer.warmup_ratio:
+        raise ConfigError(
+            f"optimizer.warmup_ratio={optimizer.warmup_ratio:g} has no effect beside "
+            f"optimizer.warmup_steps={optimizer.warmup_steps}; set one of them to 0"
+        )
+    if optimizer.kind == "rmsprop":
+        reason = "with optimizer.kind=rmsprop"
+        refuse_unread("optimizer", optimizer, ["betas", "weight_decay"], reason)
+    if config.training.epochs:
+        reason = f"with training.epochs={config.training.epochs:g}"
+        refuse_unread("training", config.training, ["steps"], reason, "use training.epochs=0")
     if config.warmup.overrides and not config.warmup.recipe:
         raise ConfigError(
             "warmup.overrides has no effect without warmup.recipe; add e.g. warmup.recipe=sft"

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from postgrad.algorithms.correction import (
+    geometric_row_weights,
     importance_weights,
     mismatch_metrics,
+    off_policy_sequence_mask,
     reject,
-    weight_metrics,
 )
+from postgrad.algorithms.losses import Loss
 from postgrad.errors import ConfigError
 from postgrad.methods.base import Step
 from postgrad.methods.support.checks import engine_apart, refuse_unread
@@ -23,7 +25,9 @@ from postgrad.model.metrics import MetricAccumulator
 from postgrad.rollout.engine import Engine
 from postgrad.types import POLICY, Batch
 
-CORRECTIONS = ("auto", "none", "token", "sequence", "geometric", "rejection")
+CORRECTIONS = ("auto", "none", "token", "sequence", "geometric", "rejection", "bypass")
+# Corrections without weights.
+UNWEIGHTED = ("none", "rejection", "bypass")
 
 
 def correction_on(settings: Any, engine: Engine) -> bool:
@@ -33,27 +37,33 @@ def correction_on(settings: Any, engine: Engine) -> bool:
     return settings.correction != "none"
 
 
+def needs_trainer_logprobs(settings: Any, engine: Engine) -> bool:
+    """Whether the correction compares with log-probs that the trainer computes before updates.
+
+    `bypass` takes the engine's log-probs as the old ones and compares only for its rules.
+    """
+    if settings.correction == "bypass":
+        return bool(settings.rejection)
+    return correction_on(settings, engine)
+
+
 def check_correction(config: Any) -> None:
     """Refuses malformed bounds and rules, and settings without effect. Raises ConfigError."""
     settings = config.method
-    if settings.correction == "none":
-        if settings.rejection:
-            raise ConfigError(
-                "method.rejection has no effect with method.correction=none; "
-                "use method.correction=rejection for rules without weights"
-            )
-        refuse_unread("method", settings, ["correction_bound"], "with method.correction=none")
-    if settings.correction == "rejection":
-        if not settings.rejection:
-            raise ConfigError(
-                "method.correction=rejection has no rules; "
-                "add one, e.g. method.rejection.seq_mean_k1=0.999_1.001"
-            )
-        if settings.correction_bound != "2.0":
-            raise ConfigError(
-                f"method.correction_bound={settings.correction_bound} has no effect with "
-                "method.correction=rejection, which has no weights; remove it"
-            )
+    if settings.correction == "none" and settings.rejection:
+        raise ConfigError(
+            "method.rejection has no effect with method.correction=none; "
+            "use method.correction=rejection for rules without weights"
+        )
+    if settings.correction == "rejection" and not settings.rejection:
+        raise ConfigError(
+            "method.correction=rejection has no rules; "
+            "add one, e.g. method.rejection.seq_mean_k1=0.999_1.001"
+        )
+    if settings.correction in UNWEIGHTED:
+        reason = f"with method.correction={settings.correction}, which has no weights"
+        names = ["correction_bound", "correction_normalize"]
+        refuse_unread("method", settings, names, reason)
     _check_bounds(settings)
     if settings.correction == "auto" and not engine_apart(config):
         _refuse_without_correction(settings)
@@ -78,6 +88,7 @@ def _refuse_without_correction(settings: Any) -> None:
     is_set = {
         "rejection": bool(settings.rejection),
         "correction_bound": settings.correction_bound != "2.0",
+        "correction_normalize": settings.correction_normalize,
     }
     for name, value in is_set.items():
         if value:
@@ -88,24 +99,67 @@ def _refuse_without_correction(settings: Any) -> None:
 
 
 def correct(settings: Any, batch: Batch, step: Step) -> Batch:
-    """Sets `rollout_weights`, masks rejected tokens, and logs `correction/...` metrics."""
+    """Sets `rollout_weights`, masks rejected tokens, and logs `correction/...` metrics.
+
+    With `bypass` the engine's log-probs become the old ones, so that the loss's ratio is that of
+    the current policy and the engine.
+    """
+    if settings.correction == "bypass" and not settings.rejection:
+        return _bypass(batch)
     level = "token" if settings.correction == "auto" else settings.correction
     sampled = batch.tokens["loss_mask"] & (batch.tokens["token_source"] == POLICY)
     train = batch.tokens["old_logprobs"]
     rollout = batch.tokens["behavior_logprobs"]
     shape = (sampled, batch.row_index, len(batch))
     metrics = mismatch_metrics(train, rollout, *shape)
-    if level != "rejection":
-        bound = settings.correction_bound
-        weights = importance_weights(train, rollout, *shape, level=level, threshold=bound).values
-        metrics |= weight_metrics(weights, *shape)
-        batch.tokens["rollout_weights"] = weights.where(sampled, 1.0)
+    if level not in UNWEIGHTED:
+        weights = importance_weights(
+            train,
+            rollout,
+            *shape,
+            level=level,
+            threshold=settings.correction_bound,
+            normalize=settings.correction_normalize,
+        )
+        metrics |= weights.metrics
+        batch.tokens["rollout_weights"] = weights.values.where(sampled, 1.0)
     if settings.rejection:
         rejection = reject(train, rollout, *shape, dict(settings.rejection))
         batch.tokens["loss_mask"] = batch.tokens["loss_mask"] & (rejection.keep | ~sampled)
         metrics |= rejection.metrics
     step.metrics |= {f"correction/{name}": float(value) for name, value in metrics.items()}
+    return _bypass(batch) if settings.correction == "bypass" else batch
+
+
+def _bypass(batch: Batch) -> Batch:
+    """Sets `old_logprobs` of the tokens that the engine sampled to the engine's log-probs."""
+    rollout = batch.tokens["behavior_logprobs"]
+    old = batch.tokens.get("old_logprobs", rollout)
+    sampled = batch.tokens["token_source"] == POLICY
+    batch.tokens["old_logprobs"] = torch.where(sampled, rollout, old)
     return batch
+
+
+def weights_for(loss: Loss, batch: Batch) -> Tensor:
+    """(tokens,) the importance weights `rollout_weights` in the form that the loss needs."""
+    weights = batch.tokens["rollout_weights"]
+    if not loss.row_weights:
+        return weights
+    mask = batch.tokens["loss_mask"]
+    return geometric_row_weights(weights, mask, batch.row_index, len(batch))
+
+
+def near_rollout_policy(batch: Batch, logprobs: Tensor, threshold: float) -> Tensor:
+    """(tokens,) bool: False where method.sequence_mask leaves a response out of the loss."""
+    return off_policy_sequence_mask(
+        logprobs,
+        batch.tokens["behavior_logprobs"],
+        batch.tokens["advantages"],
+        batch.tokens["loss_mask"] & (batch.tokens["token_source"] == POLICY),
+        batch.row_index,
+        len(batch),
+        threshold=threshold,
+    )
 
 
 def log_engine_gap(batch: Batch, logprobs: Tensor, metrics: MetricAccumulator) -> None:

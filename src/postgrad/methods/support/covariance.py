@@ -1,5 +1,7 @@
 """The tokens that the losses clip_cov and kl_cov treat differently."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -13,12 +15,16 @@ def uniforms(batch: Batch, seed: int, step: int) -> Tensor:
     return torch.rand(batch.num_tokens, generator=generator)
 
 
-def select_by_covariance(batch: Batch, band: tuple[float, float] | None) -> Tensor:
-    """(tokens,) bool: the selected tokens of one optimizer step."""
+def select_by_covariance(batch: Batch, options: Mapping[str, float]) -> Tensor:
+    """(tokens,) bool: the selected tokens of one optimizer step.
+
+    `options` are those of algorithms.losses.Loss.selection.
+    """
     return cov_selection(
         batch.tokens["old_logprobs"],
         batch.tokens["advantages"],
         batch.tokens["loss_mask"],
-        band=band,
+        share=options["cov_share"],
+        band=(options["cov_low"], options["cov_high"]) if "cov_low" in options else None,
         uniforms=batch.tokens["uniforms"],
     )

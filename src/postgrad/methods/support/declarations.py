@@ -117,7 +117,11 @@ def call_advantage(
 
     Raises: RunError for an absent column or for a result of another shape than declared.
     """
-    result = advantage.function(**_select(columns, advantage.reads, key), **options)
+    arguments = _select(columns, advantage.reads, key)
+    for name in advantage.reads_if_present:
+        if columns.get(name) is not None:
+            arguments[name] = columns[name]
+    result = advantage.function(**arguments, **options)
     if advantage.level == "row":
         _check_shape(result, len(batch), "row", key)
         values = batch.expand(result) * batch.tokens["loss_mask"]

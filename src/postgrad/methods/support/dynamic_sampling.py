@@ -1,20 +1,23 @@
-"""DAPO's dynamic sampling: groups whose rewards are all equal are replaced by other groups."""
+"""DAPO's dynamic sampling: groups without a difference are replaced by other groups."""
 
 import torch
+from torch import Tensor
 
+from postgrad.errors import RunError, did_you_mean
 from postgrad.methods.base import Method, Step
 from postgrad.types import Batch
 
 
 def refill(method: Method, batch: Batch, step: Step) -> Batch:
-    """Samples more problems until the step has enough groups with different rewards.
+    """Samples more problems until the step has enough groups that differ in method.refill_by.
 
-    Tries at most method.max_refills times. If no group has different rewards, all rows are
-    returned; the driver's guard counts such steps.
+    Tries at most method.max_refills times. If no group differs, all rows are returned; the
+    driver's guard counts such steps.
     """
+    metric = method.settings.refill_by
     num_groups = method.config.training.problems_per_step
     num_refills = 0
-    kept = _informative_rows(batch)
+    kept = _informative_rows(batch, metric)
     while _count_groups(kept) < num_groups and num_refills < method.settings.max_refills:
         num_refills += 1
         problems = step.data.draw(num_groups - _count_groups(kept))
@@ -22,7 +25,7 @@ def refill(method: Method, batch: Batch, step: Step) -> Batch:
         fresh = method.score(method.enrich(fresh, step), step)
         fresh.rows["group"] += (num_refills + 1) * num_groups
         batch = Batch.concat(_with_equal_parts([batch, fresh]))
-        kept = _informative_rows(batch)
+        kept = _informative_rows(batch, metric)
     step.metrics["refill/times"] = float(num_refills)
     step.metrics["refill/groups"] = float(_count_groups(kept))
     return kept if len(kept) else batch
@@ -32,10 +35,26 @@ def _count_groups(batch: Batch) -> int:
     return len(batch.rows["group"].unique())
 
 
-def _informative_rows(batch: Batch) -> Batch:
-    """The rows of groups whose rewards differ."""
+def _metric(batch: Batch, name: str) -> Tensor:
+    """(rows,) what the rows of a group are compared by. Raises RunError for an unknown part."""
+    if name == "reward":
+        return batch.rows["reward"]
+    if name == "score":
+        penalty = batch.rows.get("reward/overlong")
+        return batch.rows["reward"] if penalty is None else batch.rows["reward"] - penalty
+    if f"reward/{name}" not in batch.rows:
+        parts = [key.removeprefix("reward/") for key in batch.rows if key.startswith("reward/")]
+        raise RunError(
+            f"method.refill_by={name}: the verifier reports no such part; "
+            f"{did_you_mean(name, ['score', 'reward', *parts])}"
+        )
+    return batch.rows[f"reward/{name}"].nan_to_num()
+
+
+def _informative_rows(batch: Batch, metric: str) -> Batch:
+    """The rows of groups that differ in the metric."""
     _, group = batch.rows["group"].unique(return_inverse=True)
-    rewards = batch.rows["reward"]
+    rewards = _metric(batch, metric)
     num_groups = int(group.max()) + 1
     lowest = torch.full((num_groups,), torch.inf).scatter_reduce(0, group, rewards, "amin")
     highest = torch.full((num_groups,), -torch.inf).scatter_reduce(0, group, rewards, "amax")

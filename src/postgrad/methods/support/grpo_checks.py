@@ -1,5 +1,6 @@
 """Checks of the settings of GRPO, before a run writes anything. All raise ConfigError."""
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
 from postgrad.errors import ConfigError
@@ -78,13 +79,30 @@ def check_loss_options(method: GrpoMethod) -> None:
     loss = method.policy_loss
     key = f"method.loss={settings.loss}"
     clips = [name for name in CLIPS if getattr(settings, name) is not None]
+    options = (*loss.options, *loss.selection)
     for name in [*settings.loss_options, *clips]:
-        if name not in loss.options:
-            known = ", ".join(loss.options) or "none"
+        if name not in options:
+            known = ", ".join(options) or "none"
             raise ConfigError(f"{key} has no option {name}; its options: {known}")
     for name in loss.required:
         if name not in settings.loss_options:
             raise ConfigError(f"{key} needs method.loss_options.{name}=NUMBER")
+    _check_selection({**loss.selection, **settings.loss_options}, key)
+
+
+def _check_selection(options: Mapping[str, float], key: str) -> None:
+    """Refuses a share outside 0 to 1 and an empty band of clip_cov and kl_cov."""
+    share = options.get("cov_share", 1.0)
+    if not 0 < share <= 1:
+        raise ConfigError(
+            f"method.loss_options.cov_share={share:g} of {key} must be above 0 and at most 1"
+        )
+    low = options.get("cov_low", 0.0)
+    high = options.get("cov_high", low + 1)
+    if not low < high:
+        raise ConfigError(
+            f"method.loss_options.cov_low={low:g} of {key} must be below cov_high={high:g}"
+        )
 
 
 def check_overlong_buffer(method: GrpoMethod) -> None:
@@ -102,8 +120,13 @@ def check_unread(method: GrpoMethod) -> None:
     settings = method.settings
     options = method.advantage.options
     if settings.kl == "none":
-        names = ["kl_coef", "kl_estimator"]
+        names = ["kl_coef", "kl_estimator", "kl_ratio"]
         refuse_unread("method", settings, names, "with method.kl=none", "add method.kl=loss")
+    if settings.kl == "reward":
+        refuse_unread("method", settings, ["kl_ratio"], "with method.kl=reward", "use kl=loss")
+    if not settings.max_refills:
+        reason = "with method.max_refills=0"
+        refuse_unread("method", settings, ["refill_by"], reason, "add method.max_refills=3")
     if "normalize_by_std" not in options:
         reason = f"with method.advantage={settings.advantage}, which does not divide by it"
         refuse_unread("method", settings, ["normalize_by_std"], reason)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from postgrad.algorithms.advantages import ADVANTAGES
 from postgrad.algorithms.kl import KL_ESTIMATORS
-from postgrad.algorithms.losses import LOSSES
+from postgrad.algorithms.losses import LOSSES, Loss
 from postgrad.config.schema import setting
 from postgrad.methods.base import MethodSettings
 from postgrad.methods.support.correction import CORRECTIONS
@@ -55,6 +55,11 @@ class GrpoSettings(MethodSettings):
     kl_coef: float = setting(
         0.001, "coefficient of the KL penalty; its start if kl_target is set", at_least=0.0
     )
+    kl_ratio: bool = setting(
+        False,
+        "multiply the KL in the loss by the ratio of the current to the old policy, which makes "
+        "it unbiased after the first update (DeepSeek-V3.2)",
+    )
     kl_target: float | None = setting(
         None, "adapt the coefficient to this KL (method.kl=reward only); null: fixed", above=0.0
     )
@@ -66,17 +71,37 @@ class GrpoSettings(MethodSettings):
     )
     max_refills: int = setting(
         0,
-        "DAPO: times per step that groups with equal rewards are replaced by new ones; 0 is off",
+        "DAPO: times per step that groups without a difference are replaced by new ones; 0 is off",
         at_least=0,
+    )
+    refill_by: str = setting(
+        "score",
+        "DAPO: what must differ within a group: score (the verifier's), reward (with the length "
+        "penalty), or a part of the verifier's score such as answer",
+    )
+    mask_truncated: bool = setting(
+        False,
+        "leave responses that reach rollout.max_response_tokens out of the loss; their rewards "
+        "still count in their groups",
+    )
+    sequence_mask: float | None = setting(
+        None,
+        "leave responses of negative advantage out of the loss if the mean log-ratio of engine to "
+        "current policy exceeds this (DeepSeek-V3.2's off-policy mask); null: off",
+        above=0.0,
     )
     correction: str = setting(
         "auto",
         "importance weights for an engine with its own weights; auto: token for such an engine; "
-        "rejection: only the rules of method.rejection",
+        "rejection: only the rules of method.rejection; bypass: no weights, the engine's "
+        "log-probs are the old ones in the loss",
         choices=CORRECTIONS,
     )
     correction_bound: str = setting(
         "2.0", "C truncates the weights at C; lo_hi sets weights outside to zero"
+    )
+    correction_normalize: bool = setting(
+        False, "divide the weights by their mean over the batch, so that their mean is 1"
     )
     rejection: dict[str, str] = field(
         default_factory=dict,
@@ -84,9 +109,11 @@ class GrpoSettings(MethodSettings):
     )
 
 
-def loss_options(settings: GrpoSettings) -> dict[str, float]:
-    """The options of the loss that are set."""
+def loss_options(settings: GrpoSettings, loss: Loss) -> dict[str, float]:
+    """The options that the loss's function is called with: those that are set."""
     options = dict(settings.loss_options)
+    for name in loss.selection:
+        options.pop(name, None)
     for name in CLIPS:
         value = getattr(settings, name)
         if value is not None:
