@@ -231,6 +231,7 @@ PLAIN_CORRECTIONS = {
     "auto": "token if the engine has its own weights, else none",
     "none": "1",
     "rejection": "1; only the rules of method.rejection apply",
+    "bypass": "1; the engine's log-probs are the old ones, so r compares current policy and engine",
 }
 
 
@@ -303,6 +304,8 @@ def options(declaration: Advantage | Loss) -> str:
     for name in declaration.options:
         default = parameters[name].default
         shown.append(code(name if default is inspect.Parameter.empty else f"{name}={default}"))
+    if isinstance(declaration, Loss):
+        shown += [code(f"{name}={value:g}") for name, value in declaration.selection.items()]
     return ", ".join(shown) or "-"
 
 

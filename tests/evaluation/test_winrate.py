@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from postgrad.evaluation.metrics import interval
 from postgrad.evaluation.winrate import RIDGE, length_controlled, win_rates
+from postgrad.results.metrics import interval
 
 
 def row(uid, win, response="abc", reference="ab"):

@@ -56,7 +56,7 @@ def noise(response, problem):
 NO_MARKERS = ["method.cot_start=''", "method.cot_end=''"]
 WORDS = {
     "dapo": ["method.overlong_buffer=3"],
-    "verl_dapo": ["method.overlong_buffer=3", "optimizer.warmup_steps=0"],
+    "verl_dapo": ["method.overlong_buffer=3", "training.updates_per_step=2"],
     "cs336_grpo": ["data.prompt_style=own"],
     "cs336_no_baseline": ["data.prompt_style=own"],
     "classmate_gdpo": NO_MARKERS,

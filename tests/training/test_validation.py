@@ -276,3 +276,52 @@ def test_best_checkpoint_can_be_evaluated_by_its_pointer(finished):
 
     best = checkpoint.best(finished)
     assert best is not None and find_model(f"{finished}/checkpoints/best").path == f"{best}/policy"
+
+
+def test_validation_keeps_its_answers_and_reports_best_and_majority(tiny, tmp_path):
+    verifier = tmp_path / "mine.py"
+    verifier.write_text(
+        "def odd(response, problem):\n"
+        "    right = float(response[-1:] in '13579')\n"
+        "    return {'score': right, 'format': float(len(response) > 1)}\n"
+    )
+    config = config_of(
+        "grpo",
+        tiny,
+        f"runs={tmp_path / 'runs'}",
+        "data.validation=held=arithmetic:1:digits:validation",
+        "training.validation_samples=4",
+        "training.validation_temperature=0.9",
+        "training.validation_top_p=0.95",
+        "rollout.max_response_tokens=4",
+        "training.steps=1",
+        f"reward.verifier={verifier}:odd",
+    )
+    folder = train(config, Reporter()).folder
+    values = [line for line in metrics_of(folder) if "validation/accuracy" in line][-1]
+    rows = [
+        json.loads(line)
+        for line in (folder / "eval/validation-000001/held.jsonl").read_text().splitlines()
+    ]
+    assert len(rows) == 16 and [row["sample"] for row in rows[:4]] == [0, 1, 2, 3]
+    scores = [[row["score"] for row in rows[i : i + 4]] for i in range(0, 16, 4)]
+    assert values["validation/accuracy"] == pytest.approx(sum(map(sum, scores)) / 16)
+    assert values["validation/best@4"] == pytest.approx(sum(map(max, scores)) / 4)
+    assert values["validation/part/format"] == pytest.approx(
+        sum(row["parts"]["format"] for row in rows) / 16
+    )
+    assert values["validation/length"] == pytest.approx(sum(row["length"] for row in rows) / 16)
+    assert "validation/sampled_accuracy" not in values
+    summary = json.loads((folder / "eval/validation-000001/summary.json").read_text())
+    assert summary["sets"]["held"]["samples"] == 4
+
+
+@pytest.mark.parametrize(
+    "override", ["training.validation_samples=2", "training.validation_top_p=0.9"]
+)
+def test_greedy_validation_refuses_settings_of_sampling(tiny, override):
+    from postgrad.methods import find_method
+
+    config = config_of("grpo", tiny, "training.validation_temperature=0", override)
+    with pytest.raises(ConfigError, match=r"validation_temperature=0"):
+        find_method("grpo")(config).check()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from postgrad.evaluation.metrics import summarize
+from postgrad.results.metrics import summarize
 from postgrad.training.events import Events
 from postgrad.training.log import RunLog
 from postgrad.types import Batch, Trajectory

@@ -8,12 +8,9 @@ postgrad.analysis import it. Validation during training shares rollout/respond.p
     plan         checks everything before anything is written
     folder       the result folder, and how an interrupted evaluation continues
     run          generates, scores and writes batch by batch
-    result       one line of a result file
     generate     `postgrad generate`: responses without scores
     responses    reads files of responses
     score        `postgrad score`: scores the responses of files
-    metrics      avg@k, pass@k, maj@k with confidence intervals
-    votes        extracts the answer that a response votes for in maj@k
     winrate      win rates of pairwise comparisons, raw and length-controlled
     compare      the paired difference of two evaluations
     report       tables and report.md

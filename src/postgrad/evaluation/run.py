@@ -13,15 +13,15 @@ from postgrad.cluster.backends import open_engine
 from postgrad.cluster.generators import open_chat, open_reward_models
 from postgrad.evaluation import folder as files
 from postgrad.evaluation.alpaca import is_alpaca, write_answers
-from postgrad.evaluation.metrics import INTERVAL, summarize
 from postgrad.evaluation.plan import Plan, engine_config, resolve_auto_settings
 from postgrad.evaluation.progress import Progress
 from postgrad.evaluation.report import markdown
-from postgrad.evaluation.result import check_failure_rate, result_row
 from postgrad.evaluation.winrate import win_rates
 from postgrad.judge.pairwise import answer_of
 from postgrad.methods.support.judging import connect_scorer
 from postgrad.problem import Problem
+from postgrad.results.metrics import INTERVAL, summarize
+from postgrad.results.rows import check_failure_rate, result_row
 from postgrad.rollout.engine import Completion, Engine, Request, Sampling
 from postgrad.rollout.respond import Answer, respond
 

@@ -19,10 +19,8 @@ from postgrad.config.schema import EngineConfig, ModelConfig, RolloutConfig, set
 from postgrad.data.sets import split_sets
 from postgrad.errors import ConfigError
 from postgrad.evaluation import folder as files
-from postgrad.evaluation.metrics import INTERVAL, summarize
 from postgrad.evaluation.report import markdown
 from postgrad.evaluation.responses import Responded, read_responses
-from postgrad.evaluation.result import check_failure_rate, result_row
 from postgrad.evaluation.settings import EvalReward
 from postgrad.evaluation.winrate import win_rates
 from postgrad.judge.templates import is_pairwise
@@ -33,6 +31,8 @@ from postgrad.methods.support.judging import (
     check_references,
     connect_scorer,
 )
+from postgrad.results.metrics import INTERVAL, summarize
+from postgrad.results.rows import check_failure_rate, result_row
 from postgrad.rollout.fake import FakeEngine
 from postgrad.verifiers.scorer import LLM_JUDGE, Scorer
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from postgrad.evaluation.metrics import Row, Z, group_by_problem, mean_with_interval
+from postgrad.results.metrics import Row, Z, group_by_problem, mean_with_interval
 
 # Without a ridge penalty, a judge that prefers by length alone would have no finite fit.
 RIDGE = 0.1

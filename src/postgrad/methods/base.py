@@ -38,11 +38,12 @@ from postgrad.methods.support.sampling import (
     sample_requests,
     sampled_row,
 )
+from postgrad.methods.support.validation import check_validation, mean_score, validation_passes
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.passes.head import TokenOutputs
 from postgrad.model.views import FULL, View
 from postgrad.rollout.engine import Completion, Sampling, make_sampling, trajectory_seed
-from postgrad.rollout.respond import respond
+from postgrad.rollout.respond import Answer, respond
 from postgrad.types import DEMONSTRATION, TOOL, Batch, Failure, Problem, Score, Trajectory
 from postgrad.verifiers.model_terms import model_terms
 from postgrad.verifiers.scorer import LLM_JUDGE
@@ -83,6 +84,7 @@ class Method:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.settings: Any = config.method
+        self.answers: dict[str, list[Answer]] = {}  # of the last validation, by pass
 
     def row_encoder(self, prompts: PromptEncoder) -> RowEncoder:
         """What encodes the prompts of this method's rows; SFT encodes whole conversations."""
@@ -102,6 +104,7 @@ class Method:
         check_tools(self)
         check_staleness(self)
         check_numbers(self.config)
+        check_validation(self.config)
 
     def check_unread(self) -> None:
         """Refuses settings that have no effect with the others."""
@@ -313,24 +316,26 @@ class Method:
     # ---- validation and state
 
     def validate(self, problems: Sequence[Problem]) -> dict[str, float]:
-        """Accuracy on held-out problems: greedy, and of one sample at the rollout temperature."""
-        rollout = self.config.rollout
-        ports = self.ports
+        """Accuracy on held-out problems, by the passes of training.validation_*.
+
+        Keeps the answers of each pass in `self.answers`.
+        """
+        self.answers = {}
         metrics: dict[str, float] = {}
         num_failures = 0
-        for name, temperature in (("accuracy", 0.0), ("sampled_accuracy", rollout.temperature)):
+        for one in validation_passes(self.config):
             answers = respond(
-                ports.engine,
-                ports.scorer,
-                ports.prompts,
+                self.ports.engine,
+                self.ports.scorer,
+                self.ports.prompts,
                 problems,
-                make_sampling(rollout, temperature),
-                1,
+                one.sampling,
+                one.samples,
                 self.config.seed,
-                ports.turns,
+                self.ports.turns,
             )
-            # A failure counts as score 0.
-            metrics[f"validation/{name}"] = sum(one.score for one in answers) / len(answers)
+            self.answers[one.name] = answers
+            metrics[f"validation/{one.name}"] = mean_score(answers)
             num_failures += sum(isinstance(one.verdict, Failure) for one in answers)
         if num_failures:
             metrics["validation/failures"] = float(num_failures)

@@ -19,6 +19,7 @@ from postgrad.training.profile import profiled
 from postgrad.training.report import Reporter
 from postgrad.training.setup import OpenRun, announced, open_run
 from postgrad.training.validation import BestStep, goal_met, validate_sets, validation_due
+from postgrad.training.validation_answers import ValidationAnswers
 from postgrad.types import Batch
 
 
@@ -107,7 +108,9 @@ class Driver:
         """Evaluate the validation sets; return whether the result reaches training.stop_at."""
         if not self.inputs.validation:
             return False
-        metrics = validate_sets(self.method, self.inputs.validation)
+        kept = ValidationAnswers(self.config, self.folder, self.inputs.scorer)
+        metrics = validate_sets(self.method, self.inputs.validation, kept)
+        kept.write(number)
         self.log.write(number, metrics)
         self.best.update(number, metrics)
         self.reporter.validated(number, metrics)

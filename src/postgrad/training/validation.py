@@ -8,6 +8,7 @@ from postgrad.data.sets import find_test_set_evidence, split_sets
 from postgrad.errors import ConfigError, RunError, did_you_mean
 from postgrad.methods.base import Method
 from postgrad.problem import Problem
+from postgrad.training.validation_answers import ValidationAnswers
 
 MEAN = "mean"  # training.keep_best=mean: the mean of all sets
 PREFIX = "validation/"
@@ -51,12 +52,20 @@ def validation_due(training: TrainingConfig, number: int) -> bool:
     return number == training.steps or (every > 0 and number % every == 0)
 
 
-def validate_sets(method: Method, sets: Mapping[str, Sequence[Problem]]) -> dict[str, float]:
-    """Return the method's validation metrics.
+def validate_sets(
+    method: Method,
+    sets: Mapping[str, Sequence[Problem]],
+    kept: ValidationAnswers | None = None,
+) -> dict[str, float]:
+    """Return the method's validation metrics; `kept` gets the answers.
 
     With several sets: validation/SET/... per set, and validation/... as the mean over the sets.
     """
-    results = {name: method.validate(problems) for name, problems in sets.items()}
+    results: dict[str, dict[str, float]] = {}
+    for name, problems in sets.items():
+        results[name] = method.validate(problems)
+        if kept is not None:
+            results[name] |= kept.add(name, method.answers)
     first = next(iter(results.values()))
     if len(results) == 1:
         return first

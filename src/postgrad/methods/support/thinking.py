@@ -18,7 +18,12 @@ from postgrad.errors import ConfigError
 from postgrad.methods.base import Group, Ports, Step
 from postgrad.methods.grpo import Grpo, GrpoSettings
 from postgrad.methods.support.judging import monitor
-from postgrad.rollout.engine import make_sampling
+from postgrad.methods.support.validation import (
+    ValidationPass,
+    batch_answers,
+    mean_score,
+    validation_passes,
+)
 from postgrad.types import Batch, Problem
 
 MASKS = {"cot_only": "thought_mask", "output_only": "output_mask"}
@@ -156,29 +161,35 @@ class Thinking(Grpo):
     # ---- validation
 
     def validate(self, problems: Sequence[Problem]) -> dict[str, float]:
-        """Scores of the final outputs, greedy and sampled, and metrics of the sampled thoughts."""
+        """Scores of the final outputs by pass, and metrics of the last pass's thoughts."""
+        self.answers = {}
         metrics: dict[str, float] = {}
         num_failures = 0.0
-        rollout = self.config.rollout
-        for name, temperature in (("accuracy", 0.0), ("sampled_accuracy", rollout.temperature)):
+        thoughts: dict[str, float] = {}
+        passes = validation_passes(self.config)
+        for one in passes:
             step = Step(0, Feed(problems))
-            batch = self.validation_batch(problems, temperature, step)
-            # A failure counts as score 0.
-            metrics[f"validation/{name}"] = float(batch.rows["reward"].sum()) / len(problems)
+            batch = self.validation_batch(problems, one, step)
+            find = step.data.find
+            answers = batch_answers([batch, *step.failed], find, self.config.seed)
+            self.answers[one.name] = answers
+            metrics[f"validation/{one.name}"] = mean_score(answers)
             num_failures += step.metrics["reward/failures"]
+            if one is passes[-1]:
+                thoughts = self.thought_metrics(batch, step)
         if num_failures:
             metrics["validation/failures"] = num_failures
-        for name, value in self.thought_metrics(batch, step).items():
-            metrics[f"validation/{name}"] = value
-        return metrics
+        return metrics | {f"validation/{name}": value for name, value in thoughts.items()}
 
     def validation_batch(
-        self, problems: Sequence[Problem], temperature: float, step: Step
+        self, problems: Sequence[Problem], one: ValidationPass, step: Step
     ) -> Batch:
-        """One scored response per problem."""
-        sampling = make_sampling(self.config.rollout, temperature)
-        completions = self.generate([(problem, [0], []) for problem in problems], sampling, 0)
-        batch = self.assemble([Group(problem, 1) for problem in problems], completions)
+        """The scored responses of a pass."""
+        indices = range(one.samples)
+        requests = [(problem, indices, []) for problem in problems]
+        completions = self.generate(requests, one.sampling, 0)
+        groups = [Group(problem, one.samples) for problem in problems]
+        batch = self.assemble(groups, completions)
         return self.score(self.enrich(batch, step), step)
 
     def thought_metrics(self, batch: Batch, step: Step) -> dict[str, float]:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from postgrad.evaluation.votes import EXTRACTORS, can_vote, vote
 from postgrad.problem import Problem
+from postgrad.results.votes import EXTRACTORS, can_vote, vote
 from postgrad.verifiers.table import VERIFIERS
 
 

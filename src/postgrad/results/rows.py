@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from postgrad.errors import RunError
-from postgrad.evaluation.votes import can_vote, vote
 from postgrad.problem import Failure, Problem, Score
+from postgrad.results.votes import can_vote, vote
 
 
 def result_row(

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from postgrad.algorithms.passk import pass_at_k
-from postgrad.evaluation.metrics import interval, maj_at_k, majority, powers_of_two, summarize
+from postgrad.results.metrics import interval, maj_at_k, majority, powers_of_two, summarize
 
 
 def row(uid, sample, right, answer="x", **more):

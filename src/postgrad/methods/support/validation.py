@@ -1,0 +1,93 @@
+"""How a validation samples: training.validation_* as passes over the problems."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from postgrad.config.schema import Config
+from postgrad.errors import ConfigError
+from postgrad.problem import Failure, Problem, Score
+from postgrad.rollout.engine import Sampling, make_sampling, trajectory_seed
+from postgrad.rollout.respond import STEP, Answer
+from postgrad.types import Batch
+
+PART = "reward/"
+
+
+@dataclass(frozen=True)
+class ValidationPass:
+    """One pass over the validation problems. `name` is that of its metric, `validation/NAME`."""
+
+    name: str
+    sampling: Sampling
+    samples: int
+
+
+def validation_passes(config: Config) -> list[ValidationPass]:
+    """The passes of a validation.
+
+    Without training.validation_temperature there are two: one greedy response per problem, and
+    training.validation_samples at the rollout temperature.
+    """
+    training = config.training
+    greedy = make_sampling(config.rollout, 0.0)
+    temperature = training.validation_temperature
+    if temperature == 0.0:
+        return [ValidationPass("accuracy", greedy, 1)]
+    sampled = replace(make_sampling(config.rollout, temperature), top_p=training.validation_top_p)
+    if temperature is not None:
+        return [ValidationPass("accuracy", sampled, training.validation_samples)]
+    return [
+        ValidationPass("accuracy", greedy, 1),
+        ValidationPass("sampled_accuracy", sampled, training.validation_samples),
+    ]
+
+
+def check_validation(config: Config) -> None:
+    """Refuses settings of sampling that a greedy validation does not read. Raises ConfigError."""
+    training = config.training
+    if training.validation_temperature != 0.0:
+        return
+    for key in ("validation_samples", "validation_top_p"):
+        value = getattr(training, key)
+        if value != 1:
+            raise ConfigError(
+                f"training.{key}={value:g} has no effect with training.validation_temperature=0, "
+                "which is greedy; set a temperature above 0"
+            )
+
+
+def mean_score(answers: Sequence[Answer]) -> float:
+    """The mean score; a failure counts as 0."""
+    return sum(answer.score for answer in answers) / len(answers)
+
+
+def batch_answers(
+    batches: Sequence[Batch], find: Callable[[str], Problem], seed: int
+) -> list[Answer]:
+    """The scored rows of batches as answers, ordered by uid and sample."""
+    answers: list[Answer] = []
+    for batch in batches:
+        parts = [name for name in batch.rows if name.startswith(PART)]
+        for i, tokens in enumerate(batch.response.split()):
+            failure = batch.rows["failure"][i]
+            values = {name.removeprefix(PART): float(batch.rows[name][i]) for name in parts}
+            known = {name: value for name, value in values.items() if value == value}
+            kind, _, reason = failure.partition(": ")
+            uid = batch.rows["uid"][i]
+            sample = int(batch.rows["index"][i])
+            text = batch.rows["text"][i]
+            answers.append(
+                Answer(
+                    problem=find(uid),
+                    sample=sample,
+                    seed=trajectory_seed(seed, STEP, uid, sample),
+                    tokens=tokens.tolist(),
+                    text=text,
+                    policy_text=text,
+                    finish=batch.rows["finish"][i],
+                    verdict=Failure(kind, reason)
+                    if failure
+                    else Score(float(batch.rows["reward"][i]), known),
+                )
+            )
+    return sorted(answers, key=lambda answer: (answer.problem.uid, answer.sample))
