@@ -50,7 +50,12 @@ WIDE = {
     "num_key_value_heads": 8,
     "head_dim": 128,
 }
-WIDE_GEMMA = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256}
+WIDE_GEMMA = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+}
 WIDE_MOE = {"num_experts": 8, "moe_intermediate_size": 768}
 CASES = [(family, size) for family in FAMILIES for size in ("small", "wide")]
 every_case = pytest.mark.parametrize(("family", "size"), CASES, ids=["-".join(c) for c in CASES])
