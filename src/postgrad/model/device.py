@@ -316,6 +316,13 @@ def peak_memory_bytes(device: torch.device) -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+def memory_held(device: torch.device) -> int:
+    """Return the accelerator memory that this process holds now; 0 if it has none of its own."""
+    if not has_own_memory(device):
+        return 0
+    return torch.get_device_module(device).memory_allocated(device) + _GraphMemory.attached
+
+
 def free_memory_bytes(device: torch.device) -> int:
     """Return the accelerator memory that is free or cached unused by torch."""
     module = torch.get_device_module(device)

@@ -13,6 +13,7 @@ from postgrad.training import checkpoint
 from postgrad.training.guard import Guard
 from postgrad.training.interrupt import Interrupt
 from postgrad.training.log import RunLog, batch_metrics, read_metrics, timed
+from postgrad.training.memory import explained_memory_errors
 from postgrad.training.prefetch import RolloutPrefetcher
 from postgrad.training.prepare import load_inputs, make_method
 from postgrad.training.profile import profiled
@@ -42,7 +43,7 @@ def train(config: Config, reporter: Reporter) -> Result:
     """
     method = make_method(config)
     inputs = load_inputs(method.config, method)
-    with open_run(method, inputs, reporter) as opened:
+    with explained_memory_errors("load"), open_run(method, inputs, reporter) as opened:
         driver = Driver(opened)
         with announced(opened, driver.log, driver.start):
             return driver.run()
@@ -94,7 +95,8 @@ class Driver:
         with profiled(self.folder, number, self.config.training.profile_steps, self.reporter.note):
             step, work, stages = self.prefetcher.next_step(number)
             for stage in stages:
-                with timed(step, stage.__name__):
+                name = stage.__name__
+                with timed(step, name), explained_memory_errors(name, self.method.ports.policy):
                     work = stage(work, step)
             seconds = time.perf_counter() - started
         assert isinstance(work, Batch), "the last stage returns the batch"
@@ -109,7 +111,8 @@ class Driver:
         if not self.inputs.validation:
             return False
         kept = ValidationAnswers(self.config, self.folder, self.inputs.scorer)
-        metrics = validate_sets(self.method, self.inputs.validation, kept)
+        with explained_memory_errors("validate", self.method.ports.policy):
+            metrics = validate_sets(self.method, self.inputs.validation, kept)
         kept.write(number)
         self.log.write(number, metrics)
         self.best.update(number, metrics)

@@ -1,0 +1,59 @@
+"""Out of memory is one line that names the stage, what holds the memory and what to set."""
+
+import pytest
+import torch
+
+from postgrad.cli.main import main
+from postgrad.model.policy import LocalPolicy
+from postgrad.model.tiny import make_tiny
+from postgrad.rollout.native.engine import NativeEngine
+
+CUDA_TEXT = (
+    "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 139.72 GiB of "
+    "which 1.20 GiB is free.\nSee documentation for Memory Management"
+)
+CPU_TEXT = "[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory"
+
+
+def run_once(tmp_path, monkeypatch, target, name, error, capsys):
+    """Train one step in which target.name raises the error; return the exit code and the line."""
+
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(target, name, fail)
+    code = main(
+        ["train", "grpo", f"model.path={make_tiny(tmp_path / 'model', seed=0, layers=1, width=32)}",
+         "model.device=cpu", "data.train=arithmetic:1", "data.template=plain",
+         "rollout.samples=2", "rollout.max_response_tokens=4", "training.problems_per_step=2",
+         "training.steps=1", "rollout.engine=native", f"runs={tmp_path / 'runs'}"]
+    )  # fmt: skip
+    return code, capsys.readouterr().err.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError(CUDA_TEXT), RuntimeError(CPU_TEXT)], ids=["gpu", "host"]
+)
+def test_update_names_weights_state_and_settings(tmp_path, monkeypatch, capsys, error):
+    code, line = run_once(tmp_path, monkeypatch, LocalPolicy, "accumulate", error, capsys)
+    assert code == 1
+    assert "step 1, stage update: out of memory" in line
+    assert ("2.50 GiB" in line) == isinstance(error, torch.OutOfMemoryError)
+    for part in ("weights", "optimizer state", "gradients", "model.activation_checkpointing"):
+        assert part in line
+
+
+def test_sampling_names_the_cache(tmp_path, monkeypatch, capsys):
+    error = torch.OutOfMemoryError(CUDA_TEXT)
+    # The numeric gate samples too, while the model is loaded, unless its verdict is cached.
+    monkeypatch.setattr("postgrad.rollout.native.gate.decode_problem", lambda *_: "")
+    code, line = run_once(tmp_path, monkeypatch, NativeEngine, "generate", error, capsys)
+    assert code == 1
+    assert "rollout.cache_gib" in line
+
+
+def test_other_runtime_errors_stay_what_they_are(tmp_path, monkeypatch, capsys):
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        run_once(
+            tmp_path, monkeypatch, LocalPolicy, "accumulate", RuntimeError("size mismatch"), capsys
+        )
