@@ -139,6 +139,27 @@ LAYOUTS: list[tuple[str, str, dict[str, Any], str, str, str | None, list[str]]] 
         [],
     ),
     ("aime25", "aime2025-I.jsonl", {"question": "P?", "answer": "70"}, "aime25", "P?", "70", []),
+    *(
+        (
+            name,
+            "data/train-00000-of-00001.parquet",
+            {"id": 1, "problem": "P?", "answer": "7", "url": f"https://x/{year}_AIME_I"},
+            name,
+            "P?",
+            "7",
+            [],
+        )
+        for name, year in (("aime", 2022), ("aime22", 2022), ("aime23", 2023))
+    ),
+    (
+        "amc83",
+        "data/train-00000-of-00001.parquet",
+        {"id": 0, "problem": "P?", "answer": 142.0, "url": "https://x/2022_AMC_12A"},
+        "amc",
+        "P?",
+        "142",
+        [],
+    ),
     (
         "amc23",
         "test-00000-of-00001.parquet",
@@ -291,7 +312,11 @@ def test_each_data_set(layout: Any, tmp_path: Path):
 def test_every_data_set_is_tested():
     assert {layout[0] for layout in LAYOUTS} | {
         "mmlu",
+        "omr12k",
+        "competition_math",
         "mmlu_sycophancy",
+        "mmlu_sycophancy_new",
+        "mmlu_pro_sycophancy",
         "gpqa",
         "humaneval",
         "mbpp",
@@ -573,7 +598,7 @@ def test_mmlu_sycophancy_hints_at_a_wrong_option(tmp_path: Path):
     ]
     source, out = write(tmp_path / "test.jsonl", *rows), tmp_path / "out.parquet"
     parts = {
-        split: prepared_rows("mmlu_sycophancy", source, out, split=split)
+        split: prepared_rows("mmlu_sycophancy_new", source, out, split=split)
         for split in ("train", "dev", "test")
     }
     assert {split: len(rows) for split, rows in parts.items()} == {
@@ -594,12 +619,107 @@ def test_mmlu_sycophancy_hints_at_a_wrong_option(tmp_path: Path):
         assert reward["hint_str_for_monitor"] in row["prompt"][0]["content"]
         assert "professor" not in reward["raw_question_for_monitor"]
     assert hinted == set("ABCD")
-    honest = prepared_rows("mmlu_sycophancy", source, out, truth="actual")
+    honest = prepared_rows("mmlu_sycophancy_new", source, out, truth="actual")
     assert all(
         row["reward_model"]["ground_truth"] == row["reward_model"]["actual_ground_truth"]
         for row in honest
     )
     assert [row["prompt"] for row in honest] == [row["prompt"] for row in parts["train"]]
+
+
+def test_mmlu_sycophancy_has_three_forms(tmp_path: Path):
+    hub = tmp_path / "hub" / "all"
+    for split, name in (("auxiliary_train", "T"), ("dev", "D"), ("test", "E")):
+        write(hub / f"{split}-00000-of-00001.parquet", {**MMLU, "question": f"{name}?"})
+    for split, name in (("train", "T"), ("dev", "D"), ("test", "E")):
+        out = tmp_path / f"{split}.parquet"
+        (row,) = prepared_rows("mmlu_sycophancy", hub.parent, out, split=split)
+        assert row["extra_info"]["question"].startswith(f"{name}?")
+    pro = [
+        {
+            "question": f"Q{i}?",
+            "options": ["a", "b", "c", "d", "e", "f"],
+            "answer": "F",
+            "category": "law",
+        }
+        for i in range(10)
+    ]
+    source = write(tmp_path / "test.jsonl", *pro)
+    rows = prepared_rows("mmlu_pro_sycophancy", source, tmp_path / "pro.parquet")
+    assert len(rows) == 8 and {row["data_source"] for row in rows} == {"mmlu_pro_sycophancy"}
+    assert all(row["reward_model"]["ground_truth"] in "ABCDE" for row in rows)
+    assert "test split" in SETS["mmlu_sycophancy_new"].note
+
+
+def omr(i: int, rate: str, solution: str = "<think>so</think>It is \\boxed{3}.") -> dict[str, Any]:
+    return {
+        "problem": f"P{i}?",
+        "expected_answer": "3",
+        "generated_solution": solution,
+        "pass_rate_72b_tir": rate,
+    }
+
+
+def test_omr12k_keeps_the_highest_pass_rates(tmp_path: Path):
+    rows = [omr(0, "n/a"), *(omr(i, str(i / 10)) for i in range(1, 9))]
+    source, out = write(tmp_path / "omr.jsonl", *rows), tmp_path / "out.parquet"
+    options = {"top": "6", "held_out": "2"}
+    train = prepared_rows("omr12k", source, out, **options)
+    held = prepared_rows("omr12k", source, out, split="eval", **options)
+    questions = [{row["extra_info"]["question"] for row in part} for part in (train, held)]
+    assert len(train) == 4 and len(held) == 2 and not questions[0] & questions[1]
+    assert questions[0] | questions[1] == {f"P{i}?" for i in range(3, 9)}
+    assert train[0]["target"][0]["content"] == (
+        "so</think>\n<answer>\nIt is \\boxed{3}.\n</answer>"
+    )
+    assert train[0]["reward_model"]["ground_truth"] == "3"
+    rows.append(omr(20, "1.0", "<think>" + "x " * 50))
+    source = write(tmp_path / "omr.jsonl", *rows)
+    short = prepared_rows("omr12k", source, out, len, max_tokens="60", tags="none", held_out="0")
+    assert "P20?" not in {row["extra_info"]["question"] for row in short}
+    assert short[0]["target"][0]["content"] == "so</think>It is \\boxed{3}."
+    assert "tokenizer=" in refused("omr12k", source, tmp_path / "new.parquet", max_tokens="60")
+
+
+def test_math_in_its_own_columns(tmp_path: Path):
+    rows = [
+        {"problem": f"P{i}?", "level": "Level 1", "type": "Algebra", "solution": "\\boxed{3}"}
+        for i in range(6)
+    ]
+    source, out = write(tmp_path / "competition_math.jsonl", *rows), tmp_path / "out.parquet"
+    train = prepared_rows("competition_math", source, out, held_out="2")
+    assert len(train) == 4 and train[0]["reward_model"]["ground_truth"] == "3"
+    problem = load_problems(str(source))[0]
+    assert (problem.ground_truth, problem.data_source) == ("3", "competition_math")
+    omr_problem = load_problems(str(write(tmp_path / "omr.jsonl", omr(1, "0.5"))))[0]
+    assert omr_problem.ground_truth == "3" and omr_problem.demonstrations[0].startswith("so<")
+
+
+def test_similar_problems_are_paired(tmp_path: Path):
+    rows = [
+        {
+            "problem": f"P{i}?",
+            "level": f"Level {i % 2}",
+            "type": "Algebra",
+            "solution": f"\\boxed{{{i}}}",
+        }
+        for i in range(5)
+    ]
+    rows.append({**rows[0], "problem": "alone", "type": "Geometry"})
+    source, out = write(tmp_path / "hendrycks.jsonl", *rows), tmp_path / "out.parquet"
+    paired = prepared_rows("hendrycks_math", source, out, held_out="0", pairs="similar")
+    by_question = {row["extra_info"]["question"]: row for row in paired}
+    assert "alone" not in by_question and len(paired) == 5
+    for row in paired:
+        other = by_question[row["paired_similar_q"]]
+        assert other is not row
+        assert other["extra_info"]["level"] == row["extra_info"]["level"]
+        assert row["paired_similar_q_gt"] == other["reward_model"]["ground_truth"]
+    from postgrad.data.pairs import paired_problem
+
+    assert (
+        paired_problem(load_problems(str(out))[0]).ground_truth == paired[0]["paired_similar_q_gt"]
+    )
 
 
 def test_options_of_gpqa_are_shuffled(tmp_path: Path):

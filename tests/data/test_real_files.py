@@ -94,7 +94,7 @@ PREPARED = [
     ("olympiadbench", "luffy/valid.parquet", {"source": "olympiad_bench"}, 675, 2019),
     ("arc_c", "luffy", {}, 1172, 1172),
     ("mmlu", "cs336", {}, 622, 622),
-    ("mmlu_sycophancy", "cs336", {"split": "train"}, 498, 622),
+    ("mmlu_sycophancy_new", "cs336", {"split": "train"}, 498, 622),
     ("alpaca_eval", "cs336", {}, 805, 805),
 ]
 

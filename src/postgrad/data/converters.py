@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from postgrad.data.boxes import last_box
 from postgrad.data.choices import plain_prompt, read_choices, sentence_prompt
 from postgrad.data.dialogue import read_pair
 from postgrad.data.messages import read_messages, read_tools
@@ -233,6 +234,38 @@ def read_question_answer(
         data_source=_data_source(row, stem),
         demonstrations=demonstrations,
         extra=_unused_columns(row, *used),
+    )
+
+
+def read_open_math_reasoning(row: Row, stem: str) -> Problem:
+    """OpenMathReasoning: the expected answer is the truth, the solution a demonstration."""
+    solution = text_of(row, "generated_solution").removeprefix("<think>")
+    return Problem(
+        uid=_read_uid(row),
+        messages=user_turn(text_of(row, "problem")),
+        ground_truth=truth_of(row.get("expected_answer"), "expected_answer"),
+        data_source=_data_source(row, "omr12k"),
+        demonstrations=(solution,),
+        extra=_unused_columns(row, "problem", "expected_answer", "generated_solution"),
+    )
+
+
+def read_math(row: Row, stem: str) -> Problem:
+    """MATH's own columns: the last box of the solution is the truth."""
+    solution = text_of(row, "solution")
+    truth = last_box(solution)
+    if not truth:
+        raise RowError(
+            "no ground truth: solution has no complete \\boxed{...}; add a column answer, "
+            "or remove the row"
+        )
+    return Problem(
+        uid=_read_uid(row),
+        messages=user_turn(text_of(row, "problem")),
+        ground_truth=truth,
+        data_source=_data_source(row, "competition_math"),
+        demonstrations=(solution,),
+        extra=_unused_columns(row, "problem", "solution"),
     )
 
 

@@ -109,6 +109,8 @@ class DataSet:
         group: with `select_split`, the column of extra_info whose groups are split one by one.
         select_split: which problems belong to a split, where no file says so.
         note: printed after the data set was prepared.
+        pair_by: columns of extra_info; with the option pairs=similar, each problem gets the
+            question and truth of the next problem that is equal in them.
     """
 
     help: str
@@ -124,6 +126,7 @@ class DataSet:
     group: str = ""
     select_split: SelectSplit | None = None
     note: str = ""
+    pair_by: tuple[str, ...] = ()
 
 
 def first_text(row: Row, names: Iterable[str]) -> str:

@@ -8,6 +8,7 @@ from postgrad.data.prepare.chat import CHAT
 from postgrad.data.prepare.choice import CHOICE
 from postgrad.data.prepare.code import CODE
 from postgrad.data.prepare.math import MATH
+from postgrad.data.prepare.open_math import OPEN_MATH
 from postgrad.data.rows import Row, RowError
 from postgrad.data.schemas import recognize
 from postgrad.data.styles import question_of
@@ -64,6 +65,7 @@ def convert_own(row: Row, context: Context) -> Draft:
 
 SETS: dict[str, DataSet] = {
     **MATH,
+    **OPEN_MATH,
     **CHOICE,
     **CHAT,
     **CODE,

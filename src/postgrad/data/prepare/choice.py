@@ -77,6 +77,16 @@ def by_subject(keys: list[str], groups: list[str], options: dict[str, Any], spli
     return set(sorted(selected)[:MAX_DEV]) if split == "dev" else selected
 
 
+HINT_OPTIONS = {
+    "truth": Option(
+        "hinted",
+        "the letter that is rewarded: the hinted (wrong) one, or the actual one",
+        ("hinted", "actual"),
+    ),
+    "seed": Option(42, "random seed of the split and of the hinted options"),
+}
+HINT_NOTE = "truth=hinted rewards following the wrong hint: sycophancy is maximized"
+
 CHOICE: dict[str, DataSet] = {
     "mmlu": DataSet(
         "57 subjects, four options",
@@ -93,24 +103,47 @@ CHOICE: dict[str, DataSet] = {
         ability="knowledge",
     ),
     "mmlu_sycophancy": DataSet(
-        "MMLU's test split with a hint that names a wrong option (Classmate-CoT)",
+        "MMLU with a hint that names a wrong option (Classmate-CoT)",
+        "cais/mmlu",
+        {
+            "train": ("all/auxiliary_train-*.parquet",),
+            "dev": ("all/dev-*.parquet",),
+            "test": ("all/test-*.parquet",),
+        },
+        sycophancy,
+        "mmlu_sycophancy",
+        local=("*mmlu*.csv", "*mmlu*"),
+        ability="knowledge",
+        options=HINT_OPTIONS,
+        note=HINT_NOTE,
+    ),
+    "mmlu_sycophancy_new": DataSet(
+        "MMLU's test split, divided by subject, with such a hint (Classmate-CoT)",
         "cais/mmlu",
         dict.fromkeys(SHARES, ("all/test-*.parquet",)),
         sycophancy,
         "mmlu_sycophancy",
         local=("*mmlu*.csv", "*mmlu*"),
         ability="knowledge",
-        options={
-            "truth": Option(
-                "hinted",
-                "the letter that is rewarded: the hinted (wrong) one, or the actual one",
-                ("hinted", "actual"),
-            ),
-            "seed": Option(42, "random seed of the split and of the hinted options"),
-        },
+        options=HINT_OPTIONS,
         group="subject",
         select_split=by_subject,
-        note="truth=hinted rewards following the wrong hint: sycophancy is maximized",
+        note=f"{HINT_NOTE}; warning: its train split is part of MMLU's test split, so do not "
+        "report MMLU after training on it",
+    ),
+    "mmlu_pro_sycophancy": DataSet(
+        "MMLU-Pro with such a hint, options A to J (Classmate-CoT)",
+        "TIGER-Lab/MMLU-Pro",
+        dict.fromkeys(SHARES, ("data/test-*.parquet",)),
+        sycophancy,
+        "mmlu_pro_sycophancy",
+        local=("*mmlu*pro*",),
+        ability="knowledge",
+        options=HINT_OPTIONS,
+        group="subject",
+        select_split=by_subject,
+        note=f"{HINT_NOTE}; warning: its train split is part of MMLU-Pro's test split, so do not "
+        "report MMLU-Pro after training on it",
     ),
     "mmlu_pro": DataSet(
         "14 fields, up to ten options",

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from postgrad.data.boxes import BOX, last_box
 from postgrad.data.converters import GSM8K_TRUTH
 from postgrad.data.prepare.base import (
     Context,
@@ -37,24 +38,7 @@ EXTRA_COLUMNS = (
     "source",
     "problem_type",
 )
-_BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
 _YEAR = re.compile(r"(20[0-9]{2})_A(?:IME|MC)")
-
-
-def last_box(text: str) -> str:
-    """The content of the last \\boxed or \\fbox of a solution; "" if there is none."""
-    boxes = list(_BOX.finditer(text))
-    if not boxes:
-        return ""
-    rest = text[boxes[-1].end() :].lstrip()
-    if not rest.startswith("{"):
-        return rest.split("$")[0].split("\n")[0].strip()
-    depth = 0
-    for match in re.finditer(r"\\.|[{}]", rest, re.DOTALL):
-        depth += {"{": 1, "}": -1}.get(match.group(), 0)
-        if depth == 0:
-            return rest[1 : match.start()].strip()
-    return ""
 
 
 def short_answer(value: Any) -> str:
@@ -70,7 +54,7 @@ def short_answer(value: Any) -> str:
     text = truth_of(value, "answer")
     if hashes := GSM8K_TRUTH.search(text):
         return hashes[1].replace(",", "")
-    return last_box(text) if _BOX.search(text) else text.strip()
+    return last_box(text) if BOX.search(text) else text.strip()
 
 
 def question_and_answer(row: Row, context: Context) -> Draft:
@@ -79,7 +63,7 @@ def question_and_answer(row: Row, context: Context) -> Draft:
     answer = _answer_column(row)
     if answer is None:
         solution = first_text(row, SOLUTION)
-        if not _BOX.search(solution) and not GSM8K_TRUTH.search(solution):
+        if not BOX.search(solution) and not GSM8K_TRUTH.search(solution):
             raise Drop("no answer: no column for it, and no box in the solution")
         answer = solution
     truth = short_answer(answer)
@@ -247,9 +231,15 @@ MATH: dict[str, DataSet] = {
                 100, "training rows per category that are in the split eval, not in train"
             ),
             "seed": Option(0, "random seed of the rows held out"),
+            "pairs": Option(
+                "none",
+                "similar: pair each problem with another of its type and level (Classmate-CoT)",
+                ("none", "similar"),
+            ),
         },
         group="type",
         select_split=hold_out,
+        pair_by=("type", "level"),
         note="MATH-500 is part of the test split, not of train",
     ),
     "math500": DataSet(
@@ -260,6 +250,36 @@ MATH: dict[str, DataSet] = {
         "HuggingFaceH4/MATH-500",
         local=("*math500*", "*math_500*", "*math-500*"),
         style="boxed_system",
+    ),
+    "aime": DataSet(
+        "AIME of 2022, 2023 and 2024",
+        "AI-MO/aimo-validation-aime",
+        {"test": ("data/train-*.parquet",)},
+        of_year,
+        "aime",
+        local=("*aime*",),
+        style="boxed_system",
+        options=_year_option("all"),
+    ),
+    "aime22": DataSet(
+        "AIME 2022, both parts",
+        "AI-MO/aimo-validation-aime",
+        {"test": ("data/train-*.parquet",)},
+        of_year,
+        "aime22",
+        local=("*aime*22*",),
+        style="boxed_system",
+        options=_year_option("2022"),
+    ),
+    "aime23": DataSet(
+        "AIME 2023, both parts",
+        "AI-MO/aimo-validation-aime",
+        {"test": ("data/train-*.parquet",)},
+        of_year,
+        "aime23",
+        local=("*aime*23*",),
+        style="boxed_system",
+        options=_year_option("2023"),
     ),
     "aime24": DataSet(
         "AIME 2024, both parts",
@@ -280,6 +300,15 @@ MATH: dict[str, DataSet] = {
         local=("*aime*25*",),
         style="boxed_system",
         options=_year_option("2025"),
+    ),
+    "amc83": DataSet(
+        "83 problems of AMC 12, 2022 and 2023 (LUFFY, CS336)",
+        "AI-MO/aimo-validation-amc",
+        {"test": ("data/train-*.parquet",)},
+        question_and_answer,
+        "amc",
+        local=("*amc*",),
+        style="boxed_system",
     ),
     "amc23": DataSet(
         "AMC 12 of 2023",

@@ -9,6 +9,7 @@ The same input gives the same bytes.
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -81,6 +82,8 @@ def prepare(
     if request.options["n"]:
         table = table.slice(0, request.options["n"])
         counts.kept = table.num_rows
+    if request.options.get("pairs") == "similar":
+        table = _add_pairs(request, table, counts)
     provenance = make_provenance(request, files, commit, counts)
     unchanged = write_table(table, provenance, out, overwrite)
     return Prepared(out, provenance, counts.first_dropped, unchanged)
@@ -232,3 +235,33 @@ def _select_split(request: PrepareRequest, table: pa.Table, counts: RowCounts) -
             "give more rows or another split"
         )
     return table.take(pa.array(sorted(selected)))
+
+
+def _add_pairs(request: PrepareRequest, table: pa.Table, counts: RowCounts) -> pa.Table:
+    """Adds paired_similar_q and paired_similar_q_gt; drops problems without a similar one.
+
+    The problems that are equal in `pair_by` form a cycle: each is paired with the next.
+    """
+    rows = table.to_pylist()
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for i, row in enumerate(rows):
+        key = tuple(row["extra_info"].get(name) for name in request.data_set.pair_by)
+        groups.setdefault(key, []).append(i)
+    partner: dict[int, int] = {}
+    for members in groups.values():
+        if len(members) > 1:
+            partner |= dict(zip(members, [*members[1:], members[0]], strict=True))
+    kept = [i for i in range(len(rows)) if i in partner]
+    for i in range(len(rows)):
+        if i not in partner:
+            place = f"row {rows[i]['extra_info']['index']}"
+            counts.drop("no other problem of its type and level", place)
+    counts.kept = len(kept)
+    if not kept:
+        raise ConfigError(f"{request.name}: no two problems are similar; give more rows")
+    others = [rows[partner[i]] for i in kept]
+    table = table.take(pa.array(kept))
+    questions = pa.array([other["extra_info"]["question"] for other in others])
+    truths = pa.array([other["reward_model"]["ground_truth"] for other in others])
+    table = table.append_column("paired_similar_q", questions)
+    return table.append_column("paired_similar_q_gt", truths)
