@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from postgrad.cli.main import main
-from postgrad.doctor import estimate, machine
+from postgrad.doctor import estimate, machine, probe
 from postgrad.doctor.report import Report
+from postgrad.model import device
 
 FIT = [
     "doctor",
@@ -21,6 +22,14 @@ FIT = [
     "training.steps=3",
     "model.threads=1",
 ]
+
+
+@pytest.fixture(autouse=True)
+def short_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes of a few tokens, measured once or not at all: these tests read no times."""
+    monkeypatch.setattr(probe, "PASS_S", 0.01)
+    monkeypatch.setattr(probe, "REPEAT_S", 0.0)
+    monkeypatch.setattr(device, "_best_seconds", lambda work, repeats: 1.0)
 
 
 def rows(text: str) -> dict[str, str]:

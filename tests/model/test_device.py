@@ -1,5 +1,6 @@
 """The device is chosen by torch's name of the accelerator; one file names kinds of hardware."""
 
+import functools
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,26 @@ def test_auto_dtype_is_bfloat16_where_the_accelerator_supports_it(monkeypatch, s
     module = type("Module", (), attributes)
     monkeypatch.setattr(torch, "get_device_module", lambda device: module)
     assert devices.choose_dtype("auto", torch.device("xpu")) == expected
+
+
+@pytest.mark.parametrize(("bfloat16_flops", "expected"), [(1e8, "float32"), (1e12, "bfloat16")])
+def test_auto_dtype_makes_no_large_product_of_an_emulated_type(
+    monkeypatch, bfloat16_flops, expected
+):
+    """A 512 x 512 product takes seconds where the CPU emulates bfloat16."""
+    made = []
+
+    def seconds(work, repeats):
+        product = work()
+        made.append((product.dtype, len(product)))
+        flops = bfloat16_flops if product.dtype == torch.bfloat16 else 1e11
+        return 2 * len(product) ** 3 / flops
+
+    monkeypatch.setattr(torch, "ones", functools.partial(torch.ones, device="meta"))
+    monkeypatch.setattr(devices, "_best_seconds", seconds)
+    assert devices.choose_dtype("auto", torch.device("cpu")) == expected
+    assert ((torch.bfloat16, 512) in made) == (bfloat16_flops > devices.EMULATED_FLOPS)
+    assert devices.matmul_flops("bfloat16") == pytest.approx(bfloat16_flops)
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,8 @@ from postgrad.errors import ConfigError, did_you_mean
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # Values of model.device. ROCm devices are named cuda; torch knows npu (Ascend) with torch_npu.
 DEVICE_KINDS = ("auto", "cpu", "cuda", "mps", "npu", "xpu")
+# Operations per second of matrix products. Fewer mean that the CPU emulates the type.
+EMULATED_FLOPS = 1e9
 HINTS = {"npu": "; Ascend devices need pip install torch_npu"}
 
 
@@ -230,8 +232,17 @@ def matmul_flops(dtype: str) -> float:
 
 
 def _matmul_seconds(dtype: str) -> float:
-    a = torch.ones(512, 512, dtype=DTYPES[dtype])
-    return _best_seconds(lambda: a @ a, repeats=5)
+    """Return the seconds of a 512 x 512 matrix product on the CPU.
+
+    If the CPU only emulates the type, such a product takes seconds. The time is then estimated from
+    a 128 x 128 product.
+    """
+    small = torch.ones(128, 128, dtype=DTYPES[dtype])
+    small_s = _best_seconds(lambda: small @ small, repeats=5)
+    if 2 * 128**3 / small_s < EMULATED_FLOPS:
+        return (512 / 128) ** 3 * small_s
+    large = torch.ones(512, 512, dtype=DTYPES[dtype])
+    return _best_seconds(lambda: large @ large, repeats=5)
 
 
 def _best_seconds(work: Callable[[], object], repeats: int) -> float:
