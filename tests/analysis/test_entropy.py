@@ -266,6 +266,7 @@ def test_flow_has_one_point_per_module(num_layers):
     assert len(numbers) <= 21
 
 
+@pytest.mark.slow
 def test_figures_of_forty_layers_are_drawn(tmp_path):
     from postgrad.analysis.figures import draw
 
@@ -313,6 +314,7 @@ def read_report(folder) -> dict:
     return json.loads((folder / "entropy.json").read_text())
 
 
+@pytest.mark.slow
 def test_run_folder_is_read_at_its_latest_step(tiny_untied, run_folder, capsys):
     assert analyze(tiny_untied, f"data={run_folder}", "rows=0") == 0
     out = capsys.readouterr().out

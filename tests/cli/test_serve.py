@@ -174,6 +174,7 @@ def test_chat_goes_through_the_template_and_tells_log_probs(client, native, prom
     assert again.choices[0].message.content == text
 
 
+@pytest.mark.slow
 def test_top_log_probs_are_those_of_the_distribution(client, tiny):
     import torch
 
@@ -367,6 +368,7 @@ def test_the_long_answer_of_these_tests_is_long(native):
     assert len(native.generate([Request([1], [0])], Sampling(0.0, 200))[0][0].tokens) == 200
 
 
+@pytest.mark.slow
 def test_requests_join_those_that_decode(client, monkeypatch):
     """The short request arrives while the long one decodes, and ends first."""
     steps = slowly(monkeypatch)
@@ -394,6 +396,7 @@ def test_a_client_that_leaves_frees_its_rows(server, monkeypatch, stream):
     assert len(steps) < 199, "decoding stopped before the last token"
 
 
+@pytest.mark.slow
 def test_a_full_queue_says_so_and_when_to_come_again(tiny, monkeypatch):
     with live(tiny, rows=1, queue=1) as small:
         slowly(monkeypatch, 0.02)

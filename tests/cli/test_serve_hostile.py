@@ -305,6 +305,7 @@ def test_garbage_is_not_http(server):
 # ---- new weights
 
 
+@pytest.mark.slow
 def test_new_weights_come_from_below_the_allowed_folder_only(tiny, tmp_path):
     below = tmp_path / "allowed"
     other = make_tiny(below / "other", seed=5, layers=2, width=32)

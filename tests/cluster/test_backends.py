@@ -138,6 +138,7 @@ def test_tensors_are_bit_equal_on_all_backends(results_of, backend, what):
     assert all(torch.equal(local[name], remote[name]) for name in local)
 
 
+@pytest.mark.slow
 @REMOTE
 @pytest.mark.parametrize(
     "what",

@@ -300,6 +300,7 @@ def read_back(config: Config, folder: Path) -> Config:
 PLAIN = compose_with("grpo")
 
 
+@pytest.mark.slow
 @settings(
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -339,6 +340,7 @@ def test_any_value_survives_config_yaml(tmp_path, name, lr, stop_at, train):
     assert read_back(config, tmp_path) == config
 
 
+@pytest.mark.slow
 def test_the_default_name_depends_on_the_settings_but_not_on_the_folder():
     assert compose_with().name == compose_with("grpo", "runs=elsewhere").name
     assert compose_with().name != compose_with("grpo", "seed=1").name

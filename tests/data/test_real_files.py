@@ -99,6 +99,7 @@ PREPARED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "source", "overrides", "num_kept", "num_read"), PREPARED)
 def test_prepared_in_one_schema(
     name: str, source: str, overrides: dict[str, str], num_kept: int, num_read: int, tmp_path: Path
@@ -136,6 +137,7 @@ def test_uid_is_the_same_in_every_layout(tmp_path: Path):
     assert len(uids[0] & uids[2]) >= 490  # LUFFY's file writes some answers differently
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, *_ in FILES])
 def test_gold_answers_score_and_near_misses_do_not(name: str):
     """Gold answers, near misses and worked solutions, scored by the verifier of training."""
@@ -170,6 +172,7 @@ REWRITTEN = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REWRITTEN)
 def test_rewritten_gold_answers_score(name: str):
     problems = load_problems(str(DATA / name))
@@ -205,6 +208,7 @@ def test_gold_answers_that_only_text_can_match(name: str):
     assert not any(is_accepted(score) for score in part_scores)
 
 
+@pytest.mark.slow
 def test_no_training_question_is_in_a_test_set():
     def keys(*names: str) -> set[str]:
         return {

@@ -120,6 +120,7 @@ def test_step_time_is_the_sum_of_its_parts(tiny: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_other_models_take_memory_time_and_disk(tiny: Path) -> None:
     alone = make_plan(
         make_workload(4, 10, 4), tiny, "training.token_budget=1000", "rollout.max_response_tokens=5"
@@ -216,6 +217,7 @@ def micro_batch(rows: int, length: int, responses: int, masked: bool = True) -> 
     return MicroBatch(list(range(rows)), ids, ids, mask, torch.arange(responses))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("masked", [True, False])
 def test_simulated_activations_are_those_that_autograd_keeps(
@@ -258,6 +260,7 @@ def test_simulated_peak_is_that_of_the_real_pass(tiny_untied: Path) -> None:
     assert kept + head == pytest.approx(count.peak, rel=0.05)
 
 
+@pytest.mark.slow
 def test_checkpointing_and_a_smaller_budget_need_less_memory(tiny_untied: Path) -> None:
     peaks = {}
     for overrides in ((), ("model.activation_checkpointing=true",), ("training.token_budget=100",)):
@@ -292,6 +295,7 @@ def test_memory_by_hand(tiny: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_engine_process_counts_its_own_weights(tiny: Path) -> None:
     apart = ["cluster.backend=process", "cluster.engine_apart=true"]
     plans = [
@@ -305,6 +309,7 @@ def test_engine_process_counts_its_own_weights(tiny: Path) -> None:
     assert "rollout" not in two.phases
 
 
+@pytest.mark.slow
 def test_suggestions_come_in_the_order_of_effect(tiny_untied: Path) -> None:
     plan = make_plan(
         make_workload(32, 20, 8),

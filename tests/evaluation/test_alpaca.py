@@ -291,6 +291,7 @@ def test_output_file_of_the_real_set(prepared, tmp_path, monkeypatch, capsys):
     assert {item["generator"] for item in outputs} == {"me"}
 
 
+@pytest.mark.slow
 def test_win_rate_is_the_reward_of_a_run(tiny, tmp_path, capsys):
     small = (
         "training.problems_per_step=2",

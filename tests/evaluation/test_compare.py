@@ -37,6 +37,7 @@ def test_sign_test_is_exact(num_a, num_b, p):
     assert sign_test(num_a, num_b) == pytest.approx(p)
 
 
+@pytest.mark.slow
 def test_bootstrap_interval_is_near_the_normal_interval():
     """With many problems it is the mean ± 1.96 standard errors; every call gives the same."""
     differences = np.random.default_rng(1).choice([-1.0, 0.0, 1.0], 1500, p=[0.1, 0.6, 0.3])

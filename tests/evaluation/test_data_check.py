@@ -100,6 +100,7 @@ def test_problems_that_cannot_be_checked_are_counted():
     }
 
 
+@pytest.mark.slow
 def test_gold_answer_has_the_format_every_verifier_expects():
     assert set(RESPONSE_FORMATS) <= set(VERIFIERS) and set(FORMAT_ONLY) <= set(VERIFIERS)
     with Scorer() as scorer:

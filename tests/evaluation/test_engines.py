@@ -1,5 +1,6 @@
 """The responses of an evaluation do not depend on the engine."""
 
+import pytest
 from served import serve
 from world import config_of
 
@@ -9,6 +10,7 @@ from postgrad.data.render import Prompts
 from postgrad.model.load import load_tokenizer
 
 
+@pytest.mark.slow
 def test_greedy_responses_are_equal_for_every_engine(tiny, tmp_path, capsys):
     config = config_of("grpo", tiny)
     prompts = Prompts(load_tokenizer(config.model), "plain")

@@ -60,6 +60,7 @@ def test_served_judge_rates_the_responses_and_ratings_are_stored(tiny, tmp_path,
     assert len((out / "judge.jsonl").read_text().splitlines()) == num_calls
 
 
+@pytest.mark.slow
 def test_local_live_and_served_judge_give_equal_ratings(tiny, tmp_path):
     """The same greedy model gives the same ratings and failures."""
     more = [

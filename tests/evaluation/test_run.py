@@ -126,6 +126,7 @@ def test_summary_agrees_with_the_result_files(reference):
     assert "| one | 10 |" in report and "temperature 1" in report and "tok/s" not in report
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [("batch=1",), ("batch=7", "max_rows=3"), ("max_rows=64",)])
 def test_results_do_not_depend_on_the_batch_size(reference, tiny, verifier, tmp_path, more):
     assert main(overrides_for(tiny, verifier, tmp_path / "out", *more)) == 0
@@ -203,6 +204,7 @@ def test_evaluation_continues_after_kill_9(forkserver, reference, tiny, verifier
     assert summary_without_speed(out) == summary_without_speed(reference)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cut", "num_kept"), [(1, 0), (200, 0), (0.84, 6), (-40, 9)])
 def test_truncated_result_file_is_completed(
     reference, tiny, verifier, tmp_path, cut, num_kept, capsys

@@ -106,6 +106,7 @@ def shared_rows(seed: int = 0, num_groups: int = 3) -> Batch:
     return Batch.of(rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_passes_give_the_log_probs_of_the_stock_model(model_type, folders):
     loaded = load_folder(folders(model_type))
@@ -119,6 +120,7 @@ def test_passes_give_the_log_probs_of_the_stock_model(model_type, folders):
     assert support_of(loaded.model).passes == ("rows" if model_type in RECURRENT else expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_gradients_are_those_of_the_stock_model(model_type, folders):
     batch = shared_rows(seed=1)
@@ -152,6 +154,7 @@ def test_gradients_are_those_of_the_stock_model(model_type, folders):
         torch.testing.assert_close(mine, theirs, atol=1e-4 * largest, rtol=1e-3, msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_the_engine_samples_from_the_stock_model(model_type, folders):
     loaded = load_folder(folders(model_type))
@@ -169,6 +172,7 @@ def test_the_engine_samples_from_the_stock_model(model_type, folders):
     assert len(sampled) > 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["sft", "dpo", "grpo"])
 @pytest.mark.parametrize("model_type", ["qwen3_5_text", "gemma3_text", "gpt_oss", "nemotron_h"])
 def test_training_changes_the_model(recipe, model_type, folders, tmp_path):
@@ -310,6 +314,7 @@ def families_table(folders) -> str:
     return "\n".join(lines) + "\n"
 
 
+@pytest.mark.slow
 def test_the_table_of_the_docs_is_what_the_code_does(folders, request):
     """Run with --write-docs to write the table."""
     page = PAGE.read_text()

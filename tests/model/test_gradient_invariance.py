@@ -138,6 +138,7 @@ def test_the_gradient_equals_the_row_by_row_reference(tiny, method, aggregation)
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())

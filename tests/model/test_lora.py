@@ -213,6 +213,7 @@ def test_grpo_with_adapters_learns(tiny, tmp_path):
     assert kept["base_model_name_or_path"] == str(tiny) and kept["r"] == 8
 
 
+@pytest.mark.slow
 def test_sft_accepts_lora_dropout_and_repeats_it(tiny):
     overrides = (*LORA, "model.lora.dropout=0.5")
     config = config_of("sft", tiny, *overrides)

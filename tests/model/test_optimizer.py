@@ -164,6 +164,7 @@ def test_updates_per_step_splits_by_group_and_takes_one_optimizer_step_each(tiny
     assert {int(state["step"]) for state in policy.optimizer.adam.state.values()} == {3}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_saved_policy_continues_bit_for_bit(tiny, tmp_path, dtype, kind):

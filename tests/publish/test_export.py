@@ -163,6 +163,7 @@ def odd_model(tmp_path_factory) -> Path:
     return make_tiny(tmp_path_factory.mktemp("models") / "odd", seed=3, layers=2, width=24)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("world", "shard"),
     [
@@ -303,6 +304,7 @@ def change_tied_head(folder: Path) -> None:
         rewrite(folder, rank, lambda state: state["lm_head.weight"]._local_tensor.mul_(2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "message"),
     [

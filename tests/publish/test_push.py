@@ -124,6 +124,7 @@ def test_adapter_is_pushed_alone(hub: Hub, run_of, capsys):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault", [("create", 500), ("upload", 503), ("commit", 500), ("commit", 0), ("preupload", 502)]
 )
@@ -203,6 +204,7 @@ def test_card_can_be_printed_without_a_push(hub: Hub, run_of, capsys):
     assert code == 0 and "# counts" in printed and hub.calls.total() == 0
 
 
+@pytest.mark.slow
 def test_push_in_its_own_process(hub: Hub, run_of):
     policy = run_of / "checkpoints" / "step-6" / "policy"
     environment = {

@@ -114,12 +114,14 @@ def priced(host, requests, done, temperature=1.0) -> list[float]:
         host.policy.config.rollout.temperature = 1.0
 
 
+@pytest.mark.slow
 def test_completions_come_in_the_order_of_requests_and_seeds(engine):
     done = engine.generate(REQUESTS, Sampling(1.0, 8))
     assert [len(group) for group in done] == [3, 1, 2, 0]
     assert len({tuple(c.tokens) for c in done[0]}) > 1, "each seed has a continuation of its own"
 
 
+@pytest.mark.slow
 def test_the_same_random_numbers_give_the_same_tokens_everywhere(ours, native):
     for sampling in (
         Sampling(1.0, 8),
@@ -167,6 +169,7 @@ def test_log_probs_are_those_of_the_sampled_tokens_at_the_sampling_temperature(
     )
 
 
+@pytest.mark.slow
 def test_tokens_come_as_often_as_the_model_says(engine, host):
     """The frequencies of 400 first tokens are within five deviations of the probabilities."""
     first = engine.generate([Request([1, 2, 3], list(range(400)))], Sampling(1.0, 1))[0]
@@ -314,6 +317,7 @@ def test_weights_cannot_be_published_to_a_server(native, prompts):
         HttpEngine(Address.parse(served.address), prompts).publish({})
 
 
+@pytest.mark.slow
 def test_chat_answers_in_order_with_the_key_and_refusals_are_failures(monkeypatch):
     monkeypatch.setenv("POSTGRAD_API_KEY", "secret")
 

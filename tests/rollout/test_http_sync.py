@@ -37,6 +37,7 @@ def rollouts(served, prompts, folder):
     return SyncedHttpEngine(Address.parse(served.address), prompts, [END], folder, wait_s=30)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PATH)
 def test_a_server_samples_from_what_was_published(path, host, apart, prompts, tmp_path):
     after = []

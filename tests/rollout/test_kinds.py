@@ -74,6 +74,7 @@ def train(model: Path, folder: Path, name: str, *overrides: str) -> list[dict]:
     return [line for line in metrics_of(folder / name) if "reward/mean" in line]
 
 
+@pytest.mark.slow
 def test_training_with_a_user_engine_from_a_file_matches_the_native_engine(tiny, folder):
     native = train(tiny, folder, "native")
     shared = train(tiny, folder, "shared", "rollout.engine=my_engines.py:Shared")

@@ -77,6 +77,7 @@ def test_greedy_equals_transformers_generate(folder, request):
     assert len(seen) > 4, "the model must say different things"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_rows", [1, 3, 64])
 def test_results_do_not_depend_on_how_many_rows_run_at_once(host, max_rows):
     whole = with_rows(host, 18).generate(requests(), SAMPLING)
@@ -155,6 +156,7 @@ def test_every_stop_token_of_the_generation_settings_counts(host):
     assert all(3 not in c.tokens[:-1] for c in done)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_sampled_tokens_follow_the_exact_distribution(host, tiny, temperature):
     """Chi-square over 18 tokens: 99.99% of correct samplers stay below 48; seeds are fixed."""
@@ -216,6 +218,7 @@ def test_the_same_seed_gives_the_same_and_another_seed_another(host):
     assert host.engine.generate([request], Sampling(1.3, max_new_tokens=30)) == [out]
 
 
+@pytest.mark.slow
 def test_the_nth_token_gets_the_nth_number_of_its_seed_across_blocks(host, monkeypatch):
     """Uniform numbers come in blocks of 32; a row that crosses blocks must not repeat one."""
     import postgrad.rollout.native.engine as native

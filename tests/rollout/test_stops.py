@@ -81,6 +81,7 @@ def test_transformers_generate_is_cut_there(tiny, prompts, native, stops):
     )
 
 
+@pytest.mark.slow
 def test_a_child_process_and_servers_end_at_the_same_token(tiny, native, prompts, stops):
     sampling, truth = Sampling(1.0, 12, stop=stops), expected(native, prompts, stops)
     with open_models(config_of("grpo", tiny, "cluster.backend=process")) as placed:
@@ -161,6 +162,7 @@ def test_the_paged_engine_ends_at_the_same_token(tiny, stops):
 # ---- the setting
 
 
+@pytest.mark.slow
 def test_a_style_brings_its_own_strings_unless_others_are_given(tiny):
     def resolved(*overrides):
         return resolve(config_of("grpo", tiny, *overrides)).rollout.stop

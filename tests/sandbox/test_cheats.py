@@ -58,6 +58,7 @@ def test_there_are_enough_cheats_with_names_of_their_own():
     assert len({cheat.name for cheat in CHEATS}) == len(CHEATS) >= 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cheat", CHEATS, ids=[cheat.name for cheat in CHEATS])
 def test_a_cheat_fails_and_an_honest_program_passes(cheat):
     result = run_cheat(cheat, cheat.program)
@@ -67,6 +68,7 @@ def test_a_cheat_fails_and_an_honest_program_passes(cheat):
     assert honest.passed, honest.reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_right_program_passes_all_its_tests(name):
     program, tests = RIGHT[name]

@@ -167,6 +167,7 @@ SANDBOX_FAILED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reply", "passed", "reason"),
     [
@@ -199,6 +200,7 @@ def test_outcomes_of_a_program(fusion, reply, passed, reason):
     assert result.seconds == (0.1 if passed else -1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "reply", "reason"),
     [
@@ -242,6 +244,7 @@ def test_a_reply_without_a_result_is_an_error_without_retry(fusion, status, repl
     assert len(fusion.requests) == 1
 
 
+@pytest.mark.slow
 def test_a_busy_or_failing_server_is_asked_again(fusion):
     fusion.replies = [(500, {"detail": "boom"}), (429, b""), (200, ended(0, "2"))]
     (result,) = FusionSandbox(fusion.url).test_stdio("", ONE)
@@ -283,6 +286,7 @@ def test_the_request_has_the_limits_and_the_token(fusion):
     assert fusion.requests[1][1] is None
 
 
+@pytest.mark.slow
 def test_only_the_program_s_own_time_counts(fusion):
     """Three tests of 0.4 s can start within 1 s of the program's time, a fourth one cannot."""
     fusion.replies = [(200, ended(0, "2", seconds=0.4))] * 4
@@ -301,6 +305,7 @@ def test_a_server_that_is_too_slow_is_an_error(fusion):
         FusionSandbox(fusion.url, retry_s=0.3).test_stdio("", ONE * 9, total_s=0.2)
 
 
+@pytest.mark.slow
 def test_asserts_run_in_a_process_of_their_own(fusion):
     sandbox = FusionSandbox(fusion.url, limits=Limits(time_s=5.0))
     program = "import sys\nprint('{}')\ndef add(a, b):\n    return a + b"
@@ -317,6 +322,7 @@ def test_asserts_run_in_a_process_of_their_own(fusion):
         assert all(result.passed for result in sandbox.test_asserts(*RIGHT[name]))
 
 
+@pytest.mark.slow
 def test_numpy_arrays_are_rebuilt_on_the_test_s_side(fusion):
     """The fake server runs this interpreter, which has NumPy; our own sandbox has none."""
     pytest.importorskip("numpy")
@@ -369,6 +375,7 @@ def test_a_program_that_does_not_load_fails_all_tests(fusion):
     assert all("ModuleNotFoundError" in result.reason for result in results)
 
 
+@pytest.mark.slow
 def test_a_test_that_takes_too_long_fails_alone(fusion, tmp_path):
     file = tmp_path / "pids"
     program = f"""if True:
@@ -390,6 +397,7 @@ def test_a_test_that_takes_too_long_fails_alone(fusion, tmp_path):
     assert "took too long" in result.reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HARMLESS_CHEATS)
 def test_cheats_do_not_pass(name, fusion):
     results = FusionSandbox(fusion.url, limits=Limits(time_s=5.0)).test_asserts(
@@ -398,6 +406,7 @@ def test_cheats_do_not_pass(name, fusion):
     assert [result.passed for result in results] == [False], results
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "reply",
     [
@@ -424,6 +433,7 @@ def test_a_program_that_kills_the_test_runner_does_not_pass(fusion):
     assert not result.passed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("url", "kind"),
     [
@@ -458,6 +468,7 @@ def test_a_fusion_address_without_run_code_is_explained(fusion):
         RemoteSandbox(fusion.url.removesuffix("/run_code")).test_stdio("", ONE)
 
 
+@pytest.mark.slow
 def test_the_code_verifier_over_fusion(fusion, monkeypatch):
     """Without bubblewrap here, results can only come from the server."""
     tests, pairs = json.dumps(["assert add(1, 2) == 3", "assert add(0, 0) == 0"]), json.dumps(ONE)

@@ -75,6 +75,7 @@ def test_asserts_outputs_and_time_limits(box):
     assert passed(box.test_asserts(loop, ["f()", "assert 1"], limits=Limits(time_s=1.0))) == [0, 1]
 
 
+@pytest.mark.slow
 @needs_sandbox
 @pytest.mark.parametrize("name", RIGHT)
 def test_right_programs_pass(name, box):
@@ -83,6 +84,7 @@ def test_right_programs_pass(name, box):
     assert passed(results) == [1] * len(tests), results
 
 
+@pytest.mark.slow
 @needs_sandbox
 @pytest.mark.parametrize(
     ("program", "reason"),
@@ -110,6 +112,7 @@ def test_wrong_programs_fail_with_their_reason(program, reason, box):
 # ---- cheats: none of these programs knows the answer
 
 
+@pytest.mark.slow
 @needs_sandbox
 @pytest.mark.parametrize("name", FAKES)
 def test_no_program_passes_without_the_answer(name, box):
@@ -397,6 +400,7 @@ def test_disk_is_limited(box):
     assert outcome.output.split()[0] == "refused" and int(outcome.output.split()[1]) <= 32
 
 
+@pytest.mark.slow
 @needs_sandbox
 def test_output_and_time_are_limited(box):
     limits = Limits(time_s=20.0, output_kb=64)
@@ -467,6 +471,7 @@ def test_input_and_source_are_read_only(box):
     assert box.run(lines(program), "input").output == ""
 
 
+@pytest.mark.slow
 @needs_sandbox
 def test_no_processes_and_files_are_left(box, children):
     before, files, temp = (
@@ -610,6 +615,7 @@ ADD = json.dumps(["assert add(1, 2) == 3", "assert add(-1, 1) == 0", "assert add
 FENCE = "Here it is:\n```python\n{}\n```\nDone."
 
 
+@pytest.mark.slow
 @needs_sandbox
 def test_code_verifier():
     stdio = json.dumps([{"input": "1\n", "output": "2\n"}, {"input": "5\n", "output": "6\n"}])

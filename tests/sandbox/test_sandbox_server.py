@@ -150,6 +150,7 @@ def asserts_request(**fields: object) -> dict[str, object]:
 NOT_SENDABLE = "import threading\nassert f(threading.Lock())"
 
 
+@pytest.mark.slow
 @needs_sandbox
 @pytest.mark.parametrize(
     ("body", "status", "culprit"),
@@ -210,6 +211,7 @@ def test_a_token_is_required(server, token):
     assert server.ask("/test_program", body)[0] == 200
 
 
+@pytest.mark.slow
 @needs_sandbox
 def test_the_queue_is_bounded_and_recovers(server):
     """With one worker and a queue of one, some of six requests get 429, the others are served."""
@@ -237,6 +239,7 @@ def test_the_queue_is_bounded_and_recovers(server):
     assert server.ask("/test_program", body)[0] == 200
 
 
+@pytest.mark.slow
 @needs_sandbox
 def test_a_client_that_disconnects_frees_its_place(server):
     body = json.dumps(
@@ -265,6 +268,7 @@ def test_a_client_that_disconnects_frees_its_place(server):
     pytest.fail("the queue stays full")
 
 
+@pytest.mark.slow
 @needs_sandbox
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_clean_shutdown_while_a_program_runs(number, children):
@@ -297,6 +301,7 @@ def alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 @needs_sandbox
 def test_the_code_verifier_can_use_a_server(server, monkeypatch):
     """Without bubblewrap here, results can only come from the server."""
@@ -350,6 +355,7 @@ HELLO = "print('x', flush=True)\n"
 LARGE = "bytes({} << 20)\nprint('x')"
 
 
+@pytest.mark.slow
 @needs_sandbox
 @pytest.mark.parametrize(
     ("body", "status", "ended", "code", "stdout"),
@@ -400,6 +406,7 @@ def test_a_program_that_prints_too_much_has_failed(server):
     assert reply["run_result"]["return_code"] != 0
 
 
+@pytest.mark.slow
 @needs_sandbox
 @pytest.mark.parametrize(
     ("body", "status", "field"),
@@ -452,6 +459,7 @@ def test_run_code_accepts_the_token_as_a_password(server):
         connection.close()
 
 
+@pytest.mark.slow
 @needs_sandbox
 def test_the_fusion_client_works_with_our_server(server, monkeypatch):
     """Asserts need a second process, which our sandbox forbids: they are a Failure."""
@@ -493,6 +501,7 @@ def test_the_fusion_client_works_with_our_server(server, monkeypatch):
     assert "for asserts leave /run_code off" in results[4].reason
 
 
+@pytest.mark.slow
 @needs_sandbox
 def test_a_server_beyond_loopback_always_has_a_token():
     server = start("--host", "0.0.0.0")
@@ -505,6 +514,7 @@ def test_a_server_beyond_loopback_always_has_a_token():
         assert stop(server) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [

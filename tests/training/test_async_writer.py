@@ -111,6 +111,7 @@ def test_error_of_the_writer_is_a_run_error_and_leaves_the_previous_checkpoint(
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["latest", "step-1"]
 
 
+@pytest.mark.slow
 def test_asynchronous_saves_write_the_same_bytes(tiny, tmp_path):
     for name, more in {
         "at-once": "training.async_save=false",

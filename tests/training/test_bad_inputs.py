@@ -194,6 +194,7 @@ def test_run_folder_in_use_is_refused_and_unchanged(home, capsys, tiny):
     assert tree(home / "runs") == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("over", "part"),
     [(False, "is in use by another process"), (True, "another process has created")],
@@ -232,6 +233,7 @@ def test_run_that_another_process_started_during_loading_is_unchanged(
         file.close()
 
 
+@pytest.mark.slow
 def test_run_may_be_renamed_moved_and_extended(home, tiny):
     """The name, the folder and the number of steps do not change what it computes."""
     finished(tiny, home)
@@ -277,6 +279,7 @@ def test_damaged_config_yaml_is_one_line(tmp_path, text):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("word", "part"),
     [
@@ -336,6 +339,7 @@ def test_run_folder_that_cannot_be_created_is_one_line(home, capsys, tiny):
 # ---- a full disk
 
 
+@pytest.mark.slow
 def test_checkpoint_that_cannot_be_written_leaves_the_previous_one(home, tiny, monkeypatch, capsys):
     overrides = overrides_of(tiny, *SMALL, "runs=runs", "training.checkpoint_every=2")
     assert main(["train", "grpo", *overrides, "name=whole"]) == 0
@@ -396,6 +400,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", folder], check=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("free", "what"),
     [(0, "could not be written"), (64 * 1024, "checkpoints/step-4 could not be written")],

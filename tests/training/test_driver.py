@@ -200,6 +200,7 @@ def test_stored_configuration_is_resolved_and_composes_to_itself(learned):
     assert config.name == "test" and config.optimizer.lr == 3e-3 and config.method.name == "grpo"
 
 
+@pytest.mark.slow
 def test_run_of_an_older_version_resumes_with_the_default_of_new_settings(
     fresh, verifiers, tmp_path
 ):

@@ -49,6 +49,7 @@ def native_run(tiny, tmp_path_factory):
     return run(tiny, tmp_path_factory.mktemp("runs"))
 
 
+@pytest.mark.slow
 def test_hf_engine_gives_the_native_run(tiny, native_run, tmp_path):
     lines = run(tiny, tmp_path, "rollout.engine=hf")
     assert len(numbers(lines)) == len(lines) == 3 and not any(
@@ -59,6 +60,7 @@ def test_hf_engine_gives_the_native_run(tiny, native_run, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_server_gets_the_weights_of_every_update(tiny, tmp_path, other_engine, prompts):
     reload = lambda body: other_engine.publish(load_file(f"{body['folder']}/model.safetensors"))  # noqa: E731
     with serve(engine=other_engine, prompts=prompts, calls={"/v1/reload": reload}) as served:
@@ -103,6 +105,7 @@ def test_engine_that_ignores_new_weights_stops_the_run(
     assert code == 1 and "rollout.engine=http does not take new weights" in error
 
 
+@pytest.mark.slow
 def test_engine_with_other_weights_stops_the_run(tiny, tmp_path, other_engine, prompts, capsys):
     def reload(body):
         weights = load_file(f"{body['folder']}/model.safetensors")
@@ -129,6 +132,7 @@ def test_engine_with_other_weights_stops_the_run(tiny, tmp_path, other_engine, p
         assert 0.01 < started["engine/start_gap_mean"] < 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "part"),
     [

@@ -35,6 +35,7 @@ def events(tmp_path) -> list[tuple[str, int, str]]:
     return [(line["event"], line["step"], line["text"]) for line in map(json.loads, lines)]
 
 
+@pytest.mark.slow
 def test_stop_resume_and_end_are_events_and_a_finished_run_adds_none(tiny, tmp_path):
     assert run(
         tiny, tmp_path, CallAtStep(2, lambda: signal.raise_signal(signal.SIGINT))

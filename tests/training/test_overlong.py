@@ -87,6 +87,7 @@ def rollouts(folder) -> list[dict]:
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "side"),
     [
@@ -141,6 +142,7 @@ def test_number_of_dropped_problems_is_reported(tiny, tmp_path, overrides):
     assert "9 of 12 in data.train" in note and "data.overlong=drop" in note
 
 
+@pytest.mark.slow
 def test_resumed_run_uses_the_same_tokens_and_repeats_no_note(tiny, tmp_path, overrides):
     same = (*overrides("grpo", tmp_path), "data.overlong=middle", "optimizer.lr=1e-2")
     whole = train(config_of("grpo", tiny, *same, "name=whole"), Reporter()).folder

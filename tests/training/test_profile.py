@@ -3,6 +3,7 @@
 import gzip
 import json
 
+import pytest
 from world import config_of, metrics_without_timing, toy_run
 
 from postgrad.training.driver import train
@@ -21,6 +22,7 @@ class NoteReporter(Reporter):
         self.notes.append(text)
 
 
+@pytest.mark.slow
 def test_profiled_step_writes_a_table_and_a_trace_and_computes_the_same(tiny, tmp_path):
     lines = {}
     for steps in ("[]", "[2]"):

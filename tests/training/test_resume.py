@@ -332,6 +332,7 @@ def train_here(tiny, verifier, runs, reporter, *overrides):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [1, 3, 4])
 def test_ctrl_c_in_any_step_changes_no_metric(tiny, verifier, tmp_path, step):
     """Step 3 is validated and step 4 is the last: each validation is written once."""
@@ -345,6 +346,7 @@ def test_ctrl_c_in_any_step_changes_no_metric(tiny, verifier, tmp_path, step):
     )
 
 
+@pytest.mark.slow
 def test_run_that_reached_stop_at_stays_finished(tiny, verifier, tmp_path):
     """The goal is reached after a few steps; the same command must not train on."""
     overrides = (
@@ -401,6 +403,7 @@ def test_metrics_cut_short_by_a_kill_are_repaired(tiny, verifier, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_damaged_line_of_metrics_loses_no_other_line(tiny, verifier, tmp_path):
     notes = []
     reporter = Reporter()
@@ -426,6 +429,7 @@ def test_damaged_line_of_metrics_loses_no_other_line(tiny, verifier, tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_removed_checkpoint_is_written_again(tiny, verifier, tmp_path):
     overrides = ("training.checkpoint_every=1",)
     train_here(tiny, verifier, tmp_path / "whole", Reporter(), *overrides)

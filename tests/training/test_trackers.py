@@ -37,6 +37,7 @@ def train_with(kind, tiny, tmp_path):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed"
 )
@@ -183,6 +184,7 @@ def test_trackio_gets_every_number(tiny, tmp_path, monkeypatch):
     ]
 
 
+@pytest.mark.slow
 def test_tracker_without_its_package_is_refused_and_writes_nothing(
     tiny, tmp_path, capsys, monkeypatch
 ):

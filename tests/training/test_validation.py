@@ -216,6 +216,7 @@ def finished(tiny, verifier, tmp_path_factory) -> Path:
     return runs / "test"
 
 
+@pytest.mark.slow
 def test_best_checkpoint_is_kept(finished):
     lines = [entry for entry in metrics_of(finished) if "validation/held/accuracy" in entry]
     assert {
@@ -254,6 +255,7 @@ class CrashAtStep(Reporter):
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_crashes_do_not_change_the_run(finished, tiny, verifier, tmp_path):
     """Crashes after validations and between checkpoints: same best step, same bytes."""
     overrides = overrides_for(verifier, tmp_path)

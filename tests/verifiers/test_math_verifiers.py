@@ -208,6 +208,7 @@ def test_hostile_answers_are_wrong_without_algebra(grade, answer):
     assert not Path("/tmp/postgrad-was-here").exists()
 
 
+@pytest.mark.slow
 def test_a_timeout_of_algebra_fails_one_response(problem):
     slow = "\\boxed{(x+y+z+w+1)^{90}}"
     with Scorer("math", timeout_s=3, workers=1) as scorer:
@@ -222,6 +223,7 @@ def test_a_timeout_of_algebra_fails_one_response(problem):
     assert [result.value for result in results if isinstance(result, Score)] == [1, 1, 0]
 
 
+@pytest.mark.slow
 def test_no_string_reaches_eval():
     code = """if True:
         from postgrad.verifiers import math
@@ -238,6 +240,7 @@ def test_no_string_reaches_eval():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (DATA / "bupo").is_dir(), reason="no real data here")
 def test_every_real_truth_is_its_own_right_answer(math_pool):
     from pyarrow import parquet

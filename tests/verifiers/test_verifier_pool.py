@@ -29,6 +29,7 @@ def ends(pid: int, within_s: float = 60) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_a_thousand_responses_in_order(problem, hostile, children):
     before, files = set(children()), len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     with VerifierPool(workers=2, timeout_s=20) as pool:
@@ -95,6 +96,7 @@ def test_memory_used_by_earlier_responses_fails_no_response(problem, hostile):
         assert pool.verify([("", problem("5"))] * 8, [hostile("leaks")] * 8) == [Score(1.0)] * 8
 
 
+@pytest.mark.slow
 def test_the_time_limit_is_per_response(problem, hostile):
     """Twelve responses may take longer than the limit together, and imports do not count."""
     with VerifierPool(workers=1, timeout_s=1) as pool:
@@ -248,6 +250,7 @@ def test_a_garbage_collected_pool_ends_its_children(problem, hostile, children):
     assert set(children()) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["ok", "sleep", "hold the lock"])
 def test_children_end_when_the_parent_is_killed(command, hostile, children):
     """Idle, busy in Python, and busy in C code that holds the GIL, where only SIGALRM ends it."""

@@ -179,6 +179,7 @@ def test_a_live_run_updates_and_keeps_its_zoom(browser, tmp_path):
         browser.driver.get("about:blank")
 
 
+@pytest.mark.slow
 def test_chart_values_by_mouse_keyboard_and_screen_reader(browser):
     browser.open("#/run/finished/curves")
     chart = browser.chart("Response length (tokens)")
@@ -199,6 +200,7 @@ def test_chart_values_by_mouse_keyboard_and_screen_reader(browser):
     assert browser.chart("Step time by stage (s)").find_elements(By.CSS_SELECTOR, "path.area")
 
 
+@pytest.mark.slow
 def test_charts_and_tables_can_be_saved(browser):
     browser.open("#/run/finished/curves")
     chart = browser.chart("Reward")
@@ -333,6 +335,7 @@ def real_run(tmp_path: Path, recipe: str, *overrides: str) -> Path:
     return tmp_path / "runs"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "updates", [1, 2], ids=["entropy of the update", "entropy of the pass before it"]
 )
@@ -345,6 +348,7 @@ def test_a_real_run_is_colored_by_entropy(browser, tmp_path, updates):
         browser.driver.get("about:blank")
 
 
+@pytest.mark.slow
 def test_continuations_of_classmates_are_shown_with_their_thought(browser, tmp_path):
     import pyarrow.parquet as pq
 
@@ -382,6 +386,7 @@ def test_continuations_of_classmates_are_shown_with_their_thought(browser, tmp_p
         browser.driver.get("about:blank")
 
 
+@pytest.mark.slow
 def test_rollouts_are_filtered_searched_and_followed_over_steps(browser):
     browser.open("#/run/finished/rollouts?step=4")
     browser.wait_for("3 problems, 9 of 9 responses")
@@ -410,6 +415,7 @@ def test_rollouts_are_filtered_searched_and_followed_over_steps(browser):
     )
 
 
+@pytest.mark.slow
 def test_evaluations_are_filtered_and_compared(browser):
     browser.open("#/evaluations")
     browser.wait_for("75.0%")
@@ -512,6 +518,7 @@ def test_every_control_has_a_name_and_pages_fit_a_phone(browser):
     browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
+@pytest.mark.slow
 def test_messages_for_empty_and_missing_things(browser, tmp_path):
     with serving(tmp_path) as server:
         browser.open("#/runs", server)

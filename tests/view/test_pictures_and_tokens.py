@@ -12,6 +12,7 @@ from postgrad.view.server import ASSETS
 from postgrad.view.tokens import load_decoder
 
 
+@pytest.mark.slow
 def test_plot_draws_one_run_several_runs_and_a_poster(runs, tmp_path, capsys):
     one, other = runs / "finished", runs / "group" / "failed"
     assert main(["plot", str(one), str(tmp_path / "one.svg"), "--smoothing", "0"]) == 0

@@ -384,6 +384,7 @@ def test_command_names_the_wrong_argument(tmp_path, capsys, monkeypatch):
     assert list(Path().iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_and_sigterm_end_it_without_output(runs, number):
     command = [

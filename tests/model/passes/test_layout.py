@@ -76,6 +76,7 @@ def test_log_probs_and_entropy_equal_those_of_the_stock_model(model_folder):
     assert any(micro.mask is not None for micro in micro_batches), "some rows share a prompt"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [1, 9, 23, 64, 10**6])
 def test_any_token_budget_gives_the_same_log_probs(tiny, budget):
     batch = random_batch(7, groups=5, samples=4)
