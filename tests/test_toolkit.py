@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from letters import gpt2, letters_tokenizer
+from letter_tokenizer import gpt2, letters_tokenizer
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from torch import nn

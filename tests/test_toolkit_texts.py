@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from letters import gpt2, letters_tokenizer
+from letter_tokenizer import gpt2, letters_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from postgrad import toolkit

@@ -137,7 +137,7 @@ def test_the_one_rule(name):
     torch.testing.assert_close(advantages[[1, 4]], rewards[[1, 4]], rtol=2e-6, atol=0)
 
 
-def test_equal_rewards_of_the_whole_batch_whiten_to_zero():
+def test_equal_rewards_of_a_batch_whiten_to_zero():
     rewards, groups, lengths = (
         torch.full((6,), 0.1),
         torch.tensor([1, 1, 1, 2, 2, 2]),
@@ -146,7 +146,7 @@ def test_equal_rewards_of_the_whole_batch_whiten_to_zero():
     exactly(reinforce_pp_baseline(rewards, groups, lengths), [0] * 6)
     exactly(gdpo({"only": rewards}, groups, lengths=lengths), [0] * 6)
     exactly(gdpo({"only": rewards}, groups, whiten_over="rows"), [0] * 6)
-    # One token alone has no spread.
+    # One token alone has no deviation.
     exactly(gdpo({"only": column(3)}, same_group(1), lengths=torch.tensor([1])), [0])
     exactly(normalize_rows(column(3)), [0])
 
@@ -316,10 +316,10 @@ def test_classmate_identities(b, by_std, shift):
     )[b.rows]
     same = classmate.separated(b.rewards, constant, *arguments, normalize_by_std=by_std).advantages
     near(same[b.mask & grouped], main[b.rows][b.mask & grouped])
-    spread = classmate.separated(
+    separated = classmate.separated(
         b.rewards, other, *arguments, normalize_by_std=by_std, classmate_tokens="all"
     ).advantages
-    near(spread[b.mask], u[b.rows][b.mask])
+    near(separated[b.mask], u[b.rows][b.mask])
 
 
 def test_classmate_zero_and_answer_normalization():
@@ -418,7 +418,7 @@ def test_rewards_that_are_not_finite_are_refused(bad):
         )
 
 
-def test_a_reward_that_would_be_lost_is_refused():
+def test_reward_on_a_masked_token_is_refused():
     rewards, mask, rows = column(0, 1), torch.tensor([True, False]), row_index(2)
     for call in (
         lambda: gae(rewards, rewards, mask, rows, 1),

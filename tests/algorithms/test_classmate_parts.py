@@ -149,7 +149,7 @@ def test_pairs_are_one_cycle_over_problems_not_rows(size):
     assert pair(["a", "a"], random.Random(0)) == {"a": "a"}, "who is alone helps itself"
 
 
-def test_what_is_told_of_the_two_rewards():
+def test_metrics_of_the_two_rewards():
     main, classmate = torch.tensor([1.0, 0, 1, 1]), torch.tensor([2.0, 1, 0, 1])
     found = channel_metrics(main, classmate, torch.tensor([0, 0, 1, 1]))
     assert found["groups/flat_main"] == 0.5 and found["groups/flat_classmate"] == 0.0

@@ -484,10 +484,10 @@ def test_unknown_kl_names_are_refused():
         adapt_kl_coef(0.01, 0.1, 100, target=0.0)
 
 
-# the room
+# imports
 
 
-def test_the_room_imports_torch_and_nothing_of_ours_but_types_and_errors():
+def test_algorithms_import_torch_types_and_errors_only():
     allowed = ("torch", "postgrad.algorithms", "postgrad.errors", "postgrad.types")
     standard = {"collections", "dataclasses", "itertools", "math", "random", "re", "typing"}
     for path in Path(postgrad.algorithms.__path__[0]).glob("*.py"):

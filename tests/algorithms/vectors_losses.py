@@ -292,8 +292,8 @@ def check_luffy_shaping(a):
         a.shaping.off_policy_shape(p.log()),
         [0.009901, 0.090909, 0.5, 0.75, 0.833333, 0.9, 0.909091],
     )
-    slope = gradient(lambda x: a.shaping.off_policy_shape(x).sum(), p.log())
-    close(slope, [0.009803, 0.082645, 0.25, 0.1875, 0.138889, 0.09, 0.082645])
+    grad = gradient(lambda x: a.shaping.off_policy_shape(x).sum(), p.log())
+    close(grad, [0.009803, 0.082645, 0.25, 0.1875, 0.138889, 0.09, 0.082645])
     close(a.shaping.off_policy_shape(column(0.1).log(), gamma=0.3), [0.25])
     close(a.shaping.off_policy_shape(column(0.1).log(), gamma=0.5), [0.166667])
     for p, expected in (

@@ -9,7 +9,7 @@ from .helpers import F64, close, column, exactly, gradient, row_index, trues
 
 def check_kl_values(a):
     new, ref = column(-1.2), column(-1.0)
-    for name, value, slope in (
+    for name, value, grad in (
         ("k1", -0.2, 1),
         ("abs", 0.2, -1),
         ("k2", 0.02, -0.2),
@@ -20,7 +20,7 @@ def check_kl_values(a):
         ("abs+", 0.2, -0.2),
     ):
         close(a.kl.kl_penalty(new, ref, name), [value])
-        close(gradient(lambda x, name=name: a.kl.kl_penalty(x, ref, name).sum(), new), [slope])
+        close(gradient(lambda x, name=name: a.kl.kl_penalty(x, ref, name).sum(), new), [grad])
     close(a.kl.kl_penalty(column(-30), column(0), "k3"), [10])
 
 
@@ -282,11 +282,11 @@ def check_dpo(a):
     close(a.preference.dpo(chosen, rejected, beta=0.5).values, [math.log(1 + math.exp(-0.5))])
     close(a.preference.dpo(chosen, chosen, ref_chosen, ref_chosen, beta=0.5).values, [math.log(2)])
     # The gradient pulls with weight beta · σ(−beta·h).
-    slope = gradient(
+    grad = gradient(
         lambda x: a.preference.dpo(x, rejected, ref_chosen, ref_rejected, beta=0.5).values.sum(),
         chosen,
     )
-    close(slope, [-0.5 / (1 + math.exp(0.35))])
+    close(grad, [-0.5 / (1 + math.exp(0.35))])
 
 
 def check_preference_variants(a):
@@ -321,10 +321,10 @@ def check_kto(a):
     close(wrong.values, [1 / (1 + math.exp(-0.4)), 1 / (1 + math.exp(-0.35))])
     close(wrong.metrics["accuracy"], [0, 0])
     # d/dg of 1 − σ(x) is −beta · σ(x) · σ(−x): a desirable response is pushed up.
-    slope = gradient(
+    grad = gradient(
         lambda x: a.preference.kto(x, reference, desirable, 0.2, beta=0.5).values[0], logprobs
     )
-    close(slope, [-0.5 / (1 + math.exp(0.4)) / (1 + math.exp(-0.4)), 0])
+    close(grad, [-0.5 / (1 + math.exp(0.4)) / (1 + math.exp(-0.4)), 0])
     close(a.preference.mismatched_kl(column(-1, -2), column(-2, -2.5)), 0.75)
     close(a.preference.mismatched_kl(column(-2, -2.5), column(-1, -2)), 0.0)
 

@@ -10,7 +10,7 @@ import time
 
 import openai
 import pytest
-from live import live, wait_for
+from serve_process import live, wait_for
 from world import END, config_of, stock_model, stock_row
 
 from postgrad.cluster.host import build_host
@@ -184,9 +184,9 @@ def test_top_log_probs_are_those_of_the_distribution(client, tiny):
     logits = stock_model(tiny)(input_ids=torch.tensor([PROMPT])).logits[0, -1] / 0.5
     overrides = [load_tokenizer(config_of("grpo", tiny).model).decode([i]) for i in range(18)]
     exact = dict(zip(overrides, logits.log_softmax(-1).tolist(), strict=True))
-    told = answer.choices[0].logprobs.top_logprobs[0]
-    assert set(told) == set(exact) and all(
-        told[word] == pytest.approx(exact[word], abs=1e-4) for word in exact
+    top_logprobs = answer.choices[0].logprobs.top_logprobs[0]
+    assert set(top_logprobs) == set(exact) and all(
+        top_logprobs[word] == pytest.approx(exact[word], abs=1e-4) for word in exact
     )
     named = client.completions.create(
         model="tiny",
@@ -202,7 +202,7 @@ def test_top_log_probs_are_those_of_the_distribution(client, tiny):
 def test_two_models_on_one_port_and_a_chat_template_with_its_options(
     tiny, tiny_untied, native, tmp_path
 ):
-    """The second model brings a template that closes the question, twice when it is told to."""
+    """The second model brings a template that closes the question, twice if it is asked to."""
     templated = shutil.copytree(tiny_untied, tmp_path / "templated")
     tokenizer = load_tokenizer(config_of("grpo", templated).model)
     tokenizer.chat_template = (
@@ -249,7 +249,7 @@ def test_two_models_on_one_port_and_a_chat_template_with_its_options(
 # ---- streams
 
 
-def test_a_stream_says_what_the_whole_answer_says(client, native, prompts):
+def test_stream_gives_the_same_text_as_one_response(client, native, prompts):
     seed = seed_of(native, lambda done: done.finish == "stop" and len(done.tokens) > 4)
     done, text = said(native, prompts, seed)
     pieces = list(
@@ -428,7 +428,9 @@ def test_an_answer_has_a_time_limit(tiny, monkeypatch):
         wait_for(lambda: short.rows() == 0, "the rows to be freed")
 
 
-def test_an_engine_that_fails_is_told_and_goes_on(client, server, monkeypatch, capfd):
+def test_failed_engine_call_is_reported_and_the_server_continues(
+    client, server, monkeypatch, capfd
+):
     real = LiveDecodeLoop.step
     monkeypatch.setattr(LiveDecodeLoop, "step", lambda self: 1 / 0)
     with pytest.raises(openai.InternalServerError, match="the engine failed: ZeroDivisionError"):

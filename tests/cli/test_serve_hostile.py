@@ -14,7 +14,7 @@ import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from live import live, wait_for
+from serve_process import live, wait_for
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteFallback, Fuse, Replace, Sequence, Strip
 from tokenizers.decoders import ByteLevel as ByteDecoder
@@ -395,7 +395,7 @@ def test_new_weights_come_from_below_the_allowed_folder_only(tiny, tmp_path):
         (["tiny", "--host", "no.such.host.invalid"], "cannot listen on no.such.host.invalid"),
     ],
 )
-def test_bad_words_are_one_line_and_exit_code_2(overrides, says, capsys, tmp_path, monkeypatch):
+def test_bad_arguments_are_one_line_and_exit_code_2(overrides, says, capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("POSTGRAD_CACHE", str(tmp_path))
     assert main(["serve", *(overrides or ["--port=0"])]) == 2
     error = capsys.readouterr().err
@@ -516,7 +516,7 @@ def stand_in(tmp_path, monkeypatch):
     return tmp_path / "said.json"
 
 
-def test_vllm_s_server_is_a_child_with_our_words_and_token_and_ends_with_us(
+def test_vllm_server_is_a_child_with_our_arguments_and_token_and_ends_with_us(
     stand_in, tmp_path, capfd
 ):
     """A stand-in gets the options and the token; real vLLM is tested by test_vllm_serve.py."""
@@ -549,11 +549,13 @@ def test_vllm_s_server_is_a_child_with_our_words_and_token_and_ends_with_us(
 
     threading.Thread(target=stop_when_ready, daemon=True).start()
     assert main(overrides) == 0 and json.loads(servers.read_text()) == {}
-    told, token = json.loads(stand_in.read_text())
+    arguments, token = json.loads(stand_in.read_text())
     assert (
-        token == "long-enough" and "long-enough" not in told and told[:2] == ["serve", "org/model"]
+        token == "long-enough"
+        and "long-enough" not in arguments
+        and arguments[:2] == ["serve", "org/model"]
     )
-    port = int(told[told.index("--port") + 1])
+    port = int(arguments[arguments.index("--port") + 1])
     assert (
         found == [(f"http://127.0.0.1:{port}/v1#m", "org/model")]
         and f"m: http://127.0.0.1:{port}/v1" in capfd.readouterr().out
@@ -566,12 +568,12 @@ def test_vllm_s_server_is_a_child_with_our_words_and_token_and_ends_with_us(
         ("--max-num-seqs", "32"),
         ("--max-model-len", "1024"),
     ):
-        assert told[told.index(pair[0]) + 1] == pair[1]
+        assert arguments[arguments.index(pair[0]) + 1] == pair[1]
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), 5)
 
 
-def test_vllm_s_server_that_cannot_start_is_told(stand_in, capfd):
+def test_vllm_server_that_cannot_start_is_reported(stand_in, capfd):
     assert main(["serve", "broken", "--engine", "vllm", "--port", "0"]) == 1
     assert "vLLM's server of broken ended with code 3 before it was ready" in capfd.readouterr().err
 
@@ -619,8 +621,8 @@ def serve_until_named(overrides, servers, name):
 def test_the_engine_is_vllm_where_it_can_run_the_model_else_native(stand_in, tiny, tmp_path, capfd):
     servers, broken = tmp_path / "servers.json", shutil.copytree(tiny, tmp_path / "broken")
     serve_until_named([str(tiny), "--name", "m"], servers, "m")
-    told, _ = json.loads(stand_in.read_text())
-    assert told[:2] == ["serve", str(tiny)]
+    arguments, _ = json.loads(stand_in.read_text())
+    assert arguments[:2] == ["serve", str(tiny)]
     first, second = capfd.readouterr().out.splitlines()[:2]
     assert first.startswith("engine: vllm (")
     assert second.startswith("m: http://127.0.0.1:")

@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from live import command, wait_for
+from serve_process import command, wait_for
 from world import config_of
 
 from postgrad.cluster.host import build_host
@@ -22,7 +22,7 @@ def resident_mib(pid: int) -> float:
     return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) / 1024
 
 
-def test_two_hundred_clients_at_once_none_lost_memory_bounded_and_a_clean_end(tiny):
+def test_two_hundred_clients_at_once_all_answered_with_bounded_memory(tiny):
     """Each client sends three requests, one of them streamed; answers equal the native engine's."""
     native = build_host(config_of("grpo", tiny)).engine
     wanted = [
@@ -86,7 +86,7 @@ def streamed(port: int, body: dict) -> list[int]:
 @pytest.mark.parametrize(
     ("number", "host"), [(signal.SIGINT, "127.0.0.1"), (signal.SIGTERM, "0.0.0.0")]
 )
-def test_when_it_is_stopped_running_requests_end_and_waiting_ones_are_told(tiny, number, host):
+def test_stopping_ends_running_requests_and_answers_waiting_ones(tiny, number, host):
     """The second listens on all addresses, so it has made and printed a token that it requires."""
     with command(
         str(tiny),

@@ -111,7 +111,7 @@ def test_every_assistant_turn_is_trained_on(template: str, messages: Any, traine
 
 
 @pytest.mark.parametrize("template", [CHATML, LLAMA3, QWEN25, GEMMA, MISTRAL, QWEN3])
-def test_row_is_the_whole_conversation_tokenized_once(template: str):
+def test_row_is_the_full_conversation_tokenized_once(template: str):
     tokenizer = make_tokenizer(template)
     text = tokenizer.apply_chat_template([*TWO_TURNS], tokenize=False)
     whole = tokenizer(text, add_special_tokens=False)["input_ids"]

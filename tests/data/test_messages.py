@@ -36,7 +36,7 @@ def refused(tmp_path: Path, row: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("column", ["completion", "response"])
-def test_completion_of_several_messages_is_read_whole(tmp_path: Path, column: str):
+def test_completion_keeps_all_its_messages(tmp_path: Path, column: str):
     problem = load(tmp_path, {"prompt": [USER], column: [CALLING, RESULT, ANSWER]})
     assert problem.messages == (USER,)
     assert problem.conversation == Conversation((USER, CALLING, RESULT, ANSWER), (), num_prompt=1)

@@ -215,7 +215,7 @@ def test_long_prompt_is_truncated_to_the_limit(limit: int, left: str, middle: st
         assert truncating(side, limit).encode(problem("abcdefg")) == chars(text), (side, limit)
 
 
-def test_truncated_chat_still_opens_the_assistants_turn():
+def test_truncated_chat_keeps_the_start_of_the_assistant_turn():
     """Left loses the template's head; right loses the end of the question only."""
     ask = problem("be kind", "abcdefg")  # 1 + 7 + 1 + 7 + 1 tokens
     assert truncating("left", 6, TURNS).encode(ask) == [*chars("cdefg"), ASSISTANT_MARK]

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from served import serve
+from openai_server import serve
 from world import overrides_of
 
 from postgrad.cli.main import main

@@ -1,7 +1,7 @@
 """The responses of an evaluation do not depend on the engine."""
 
 import pytest
-from served import serve
+from openai_server import serve
 from world import config_of
 
 from postgrad.cli.main import main

@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from live import live
-from served import serve
+from openai_server import serve
+from serve_process import live
 
 from postgrad.cli.main import main
 

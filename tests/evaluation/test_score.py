@@ -145,7 +145,7 @@ def test_bad_input_gives_one_line(tiny, tmp_path, capsys):
 
 
 def test_judge_scores_a_file(tmp_path):
-    from served import serve
+    from openai_server import serve
 
     rows = [{"prompt": "q", "responses": ["good", "bad"]}]
     file = write(tmp_path / "x.jsonl", rows)

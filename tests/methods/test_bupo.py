@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from lessons import SMALL, VERIFIERS, Bound, bound
-from lessons import run as run_recipe
+from method_runs import SMALL, VERIFIERS, Bound, bound
+from method_runs import run as run_recipe
 from world import config_of, metrics_of, random_batch, rows_of, stock_model, tree
 
 from postgrad.cluster.backends import open_models
@@ -218,7 +218,7 @@ def test_entropy_too_is_of_the_internal_policy_at_the_temperature(tiny_untied):
     torch.testing.assert_close(found.double(), torch.cat(expected).detach(), rtol=1e-4, atol=1e-4)
 
 
-# ---- what runs and what moves in phase 1
+# ---- what runs and what changes in phase 1
 
 
 def test_blocks_above_run_zero_times_in_both_passes(tiny_untied):
@@ -575,7 +575,7 @@ def test_resuming_around_the_switch_changes_nothing(tiny_untied, verifiers, tmp_
 def test_the_numbers_are_the_same_with_the_model_in_a_process_of_its_own(tiny_untied):
     """The column `phase` tells the worker which policy it trains."""
     overrides = ("method.phase_one_steps=2", "training.updates_per_step=1", "method.kl=loss")
-    told = []
+    results = []
     for where in ((), ("cluster.backend=process",)):
         with open_models(config_of("bupo", tiny_untied, *ONE, *overrides, *where)) as placed:
             config = config_of(
@@ -592,9 +592,9 @@ def test_the_numbers_are_the_same_with_the_model_in_a_process_of_its_own(tiny_un
             for number in (1, 2, 3):
                 b.until(number=number)
                 seen.append({k: v for k, v in b.metrics.items() if not is_timing(k)})
-            told.append((seen, placed.policy.weights()))
-    assert told[0][0] == told[1][0] and "internal/divergence" in told[0][0][1]
-    assert all(torch.equal(w, told[1][1][name]) for name, w in told[0][1].items())
+            results.append((seen, placed.policy.weights()))
+    assert results[0][0] == results[1][0] and "internal/divergence" in results[0][0][1]
+    assert all(torch.equal(w, results[1][1][name]) for name, w in results[0][1].items())
 
 
 # ---- layer-wise learning rates

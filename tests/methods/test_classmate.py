@@ -10,8 +10,8 @@ import pytest
 import torch
 import yaml
 from killed import assert_a_killed_run_ends_the_same
-from lessons import SMALL, PlainScorer, build_tokenizer, flat_weights, run
-from served import MODEL, serve
+from method_runs import SMALL, PlainScorer, build_tokenizer, flat_weights, run
+from openai_server import MODEL, serve
 from world import config_of, metrics_of, overrides_of
 
 from postgrad.algorithms.groups import STD_EPS
@@ -356,7 +356,7 @@ def gradients_of(s: Setting, batch: Batch) -> dict[tuple[int, int], list[float]]
 
 
 @pytest.mark.parametrize("advantage", ESTIMATORS)
-def test_the_classmates_reward_moves_the_thought_s_tokens_and_no_others(tiny, advantage):
+def test_classmate_reward_changes_the_tokens_of_the_thought_only(tiny, advantage):
     """Specification 8.7: a = 0 and b = ±1 on two of four tokens of four rows: -1/16 there, else 0.
 
     gdpo uses z instead of b: over four rows b has standard deviation sqrt(4/3): z = ±sqrt(3/4).
@@ -393,12 +393,12 @@ def test_tokens_can_be_restricted(tiny):
         batch = made(tiny, FOUR, f"method.main_tokens={mode}").until_estimate()
         assert batch.tokens["loss_mask"][:7].int().tolist() == mask
         assert not batch.tokens["advantages"][~batch.tokens["loss_mask"]].any()
-    spread = made(
+    separated = made(
         tiny, FOUR, "method.classmate_tokens=all", value=lambda text: float(len(text) % 3)
     ).until_estimate()
     assert all(
         len(set(row.tolist())) == 1
-        for row in spread.tokens["advantages"].split(spread.response.lengths.tolist())
+        for row in separated.tokens["advantages"].split(separated.response.lengths.tolist())
     )
 
 
@@ -490,16 +490,16 @@ def test_a_run_goes_the_same_way_wherever_the_classmates_are(tiny, verifier, tmp
         }
         for name, more in places.items():
             run("classmate", tiny, tmp_path, *overrides, *more, f"name={name}")
-    told = {name: steady(tmp_path / name) for name in places}
+    metrics = {name: steady(tmp_path / name) for name in places}
     rows = {
         name: pq.read_table(tmp_path / name / "rollouts" / "step-000002.parquet").column(
             "classmate_texts"
         )
         for name in places
     }
-    assert len(told["here"]) == 2 and told["here"][0]["grad_norm"] > 0
+    assert len(metrics["here"]) == 2 and metrics["here"][0]["grad_norm"] > 0
     for name in places:
-        assert rows[name] == rows["here"] and told[name] == told["here"], name
+        assert rows[name] == rows["here"] and metrics[name] == metrics["here"], name
 
 
 def test_what_a_role_s_path_means(tiny, tmp_path):
@@ -536,7 +536,7 @@ def test_what_a_role_s_path_means(tiny, tmp_path):
         )
         assert second.engine is placed.engine and second.context == 512
         assert second.generate([[1] * 512, [1] * 510], [[0], [0]], sampling(9))[0] is None, (
-            "no room"
+            "no space"
         )
         assert isinstance(second.generate([[1] * 510], [[0]], sampling(9))[0][0], Completion)
 
@@ -677,10 +677,15 @@ def test_a_language_model_judges_any_method_and_a_monitor_reads_the_thoughts(tin
         )
     step = next(line for line in lines if "reward/mean" in line)
     assert step["reward/rating"] == step["reward/mean"] >= 1 and step["reward/classmate"] >= 1
-    told = lines[-1]
-    assert told["validation/monitor/pairs"] > 0 and told["validation/monitor/prediction_mean"] == 3
-    error = 3 - told["validation/monitor/rating_mean"]
-    assert told["validation/monitor/mse"] >= error**2 - 1e-6 and told["validation/accuracy"] >= 1
+    metrics = lines[-1]
+    assert (
+        metrics["validation/monitor/pairs"] > 0
+        and metrics["validation/monitor/prediction_mean"] == 3
+    )
+    error = 3 - metrics["validation/monitor/rating_mean"]
+    assert (
+        metrics["validation/monitor/mse"] >= error**2 - 1e-6 and metrics["validation/accuracy"] >= 1
+    )
     assert plain[-1]["reward/mean"] == -plain[-1]["reward/rating"] <= -1, "minimized"
     assert len((tmp_path / "c" / "judge.jsonl").read_text().splitlines()) > 1
 
@@ -721,6 +726,6 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("overrides", REFUSED)
-def test_settings_that_cannot_work_together_are_refused(overrides, tiny):
+def test_settings_that_exclude_each_other_are_refused(overrides, tiny):
     with pytest.raises(ConfigError, match=re.escape(REFUSED[overrides])):
         find_method("classmate")(config_of("classmate", tiny, *overrides.split())).check()

@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from lessons import SMALL, run
-from live import command
+from method_runs import SMALL, run
+from serve_process import command
 from world import metrics_of
 
 from postgrad.training.log import is_timing
@@ -34,11 +34,11 @@ def test_a_run_with_a_served_classmate_is_the_run_with_it_in_this_process(tiny, 
         )
     assert json.loads(servers.read_text()) == {}, "the server is gone, and so is its entry"
     run("classmate", tiny, tmp_path, *overrides, "method.classmates=['']", "name=here")
-    told = [
+    metrics = [
         [
             {k: v for k, v in line.items() if not is_timing(k) and k != "memory_gib"}
             for line in metrics_of(tmp_path / name)
         ]
         for name in ("http", "here")
     ]
-    assert told[0] == told[1] and len(told[0]) == 2 and told[0][0]["grad_norm"] > 0
+    assert metrics[0] == metrics[1] and len(metrics[0]) == 2 and metrics[0][0]["grad_norm"] > 0

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from lessons import LIMIT, RECIPES, SMALL, overrides_for
+from method_runs import LIMIT, RECIPES, SMALL, overrides_for
 from world import config_of, tree
 
 from postgrad.config.compose import record_overrides
@@ -211,7 +211,7 @@ def test_setting_without_effect_is_refused_by_its_key(overrides, tiny):
 
 
 @pytest.mark.parametrize("overrides", REFUSED)
-def test_settings_that_cannot_work_together_are_refused(overrides, tiny):
+def test_settings_that_exclude_each_other_are_refused(overrides, tiny):
     with pytest.raises(ConfigError) as caught:
         check(overrides.split()[0], tiny, *overrides.split()[1:])
     line = str(caught.value)

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from given_logprobs import Row, priced
 from killed import assert_a_killed_run_ends_the_same
-from lessons import SMALL, Bound, bound, run
-from offpolicy import Row, priced
+from method_runs import SMALL, Bound, bound, run
 from test_gradient_property import (
     assert_one_gradient,
     batch_with_all_columns,
@@ -42,9 +42,9 @@ def test_a_replayed_row_is_priced_by_its_recorded_logprobs(tiny):
 
 def test_the_clip_is_for_the_warm_up(tiny, monkeypatch):
     """T3's own row clipped (.25 a token) and open (.7 / 3)."""
-    import offpolicy
+    import given_logprobs
 
-    real = offpolicy.table
+    real = given_logprobs.table
 
     def warming_up(rows):
         batch = real(rows)
@@ -56,7 +56,7 @@ def test_the_clip_is_for_the_warm_up(tiny, monkeypatch):
     assert priced(tiny, "exgrpo", [B], *shaped).loss == pytest.approx(
         0.25 * (1.028571 + 0.882353 + 1) / 4, abs=1e-6
     )
-    monkeypatch.setattr(offpolicy, "table", warming_up)
+    monkeypatch.setattr(given_logprobs, "table", warming_up)
     assert priced(tiny, "exgrpo", [B]).loss == pytest.approx(0.1875, abs=1e-6)
     assert priced(tiny, "exgrpo", [B], *shaped).loss == pytest.approx(0.1875, abs=1e-6), (
         "no reshaping either"
@@ -74,7 +74,7 @@ def test_any_split_and_any_order_give_one_gradient(tiny, loaded):
 # ---- the pool
 
 
-class Lesson(Bound):
+class ReplayRun(Bound):
     """ExGRPO on four problems per step with four rows each.
 
     `plan` maps a uid to the number of rows that succeed.
@@ -107,37 +107,37 @@ class Lesson(Bound):
 
 
 @pytest.fixture
-def lesson(tiny):
-    return Lesson(tiny)
+def replay(tiny):
+    return ReplayRun(tiny)
 
 
-def test_warm_up_lasts_until_a_step_has_more_than_the_share_and_never_comes_back(lesson):
+def test_warm_up_lasts_until_a_step_has_more_than_the_share_and_never_comes_back(replay):
     """6 of 16 rows are 37.5%, 5 are 31%. The warm-up stores nothing, not even in its last step."""
-    batch = lesson.go(1, 2, 3, 0, 0)
-    assert not lesson.ex.is_mixed and not batch.rows["mixed"].any() and len(lesson.ex.pool) == 0
-    lesson.feed.cursor._position = 0
-    batch = lesson.go(2, 2, 4, 0, 0)
+    batch = replay.go(1, 2, 3, 0, 0)
+    assert not replay.ex.is_mixed and not batch.rows["mixed"].any() and len(replay.ex.pool) == 0
+    replay.feed.cursor._position = 0
+    batch = replay.go(2, 2, 4, 0, 0)
     assert (
-        lesson.ex.is_mixed
+        replay.ex.is_mixed
         and not batch.rows["mixed"].any()
-        and len(lesson.ex.pool) == 0
-        and lesson.metrics["replay/mixed"] == 0.0
+        and len(replay.ex.pool) == 0
+        and replay.metrics["replay/mixed"] == 0.0
     )
-    assert lesson.feed.left == len(lesson.problems), "solved groups of the warm-up are not retired"
-    batch = lesson.go(3)
+    assert replay.feed.left == len(replay.problems), "solved groups of the warm-up are not retired"
+    batch = replay.go(3)
     assert (
-        lesson.ex.is_mixed
+        replay.ex.is_mixed
         and bool(batch.rows["mixed"].all())
-        and lesson.metrics["replay/solved"] == 0.0
+        and replay.metrics["replay/solved"] == 0.0
     )
-    lesson.until("collect", 4)
-    assert lesson.ex.is_mixed
+    replay.until("collect", 4)
+    assert replay.ex.is_mixed
 
 
-def mixed(model, *overrides: str) -> Lesson:
-    lesson = Lesson(model, *overrides)
-    lesson.ex.is_mixed = True
-    return lesson
+def mixed(model, *overrides: str) -> ReplayRun:
+    replay = ReplayRun(model, *overrides)
+    replay.ex.is_mixed = True
+    return replay
 
 
 def test_what_enters_the_pool_and_what_leaves_the_data(tiny):
@@ -145,20 +145,20 @@ def test_what_enters_the_pool_and_what_leaves_the_data(tiny):
 
     Some: every distinct success with log-probs and entropy.
     """
-    lesson = mixed(tiny)
-    batch = lesson.go(1, 0, 1, 3, 4)
-    entries = lesson.ex.pool.entries
-    assert list(entries) == lesson.uids(1, 2) and [e.successes for e in entries.values()] == [1, 3]
-    assert lesson.feed.left == len(lesson.problems) - 1 and lesson.feed.cursor.retired == {3}
-    told = lesson.host.policy.logprobs(batch)
+    replay = mixed(tiny)
+    batch = replay.go(1, 0, 1, 3, 4)
+    entries = replay.ex.pool.entries
+    assert list(entries) == replay.uids(1, 2) and [e.successes for e in entries.values()] == [1, 3]
+    assert replay.feed.left == len(replay.problems) - 1 and replay.feed.cursor.retired == {3}
+    outputs = replay.host.policy.logprobs(batch)
     rows, first = batch.response.split(), batch.response.offsets.tolist()
     kept = {tuple(rows[i].tolist()): i for i in (8, 9, 10)}
-    assert {tuple(e.tokens.tolist()) for e in entries[lesson.uids(2)[0]].experiences} == set(kept)
-    for e in entries[lesson.uids(2)[0]].experiences:
+    assert {tuple(e.tokens.tolist()) for e in entries[replay.uids(2)[0]].experiences} == set(kept)
+    for e in entries[replay.uids(2)[0]].experiences:
         i = kept[tuple(e.tokens.tolist())]
         part = slice(first[i], first[i + 1])
-        assert torch.allclose(e.logprobs, told["logprobs"][part], atol=1e-6)
-        assert e.entropy == pytest.approx(float(told["entropy"][part].mean()), abs=1e-5)
+        assert torch.allclose(e.logprobs, outputs["logprobs"][part], atol=1e-6)
+        assert e.entropy == pytest.approx(float(outputs["entropy"][part].mean()), abs=1e-5)
 
 
 def test_a_margin_keeps_enough_problems_to_draw_from(tiny):
@@ -175,36 +175,36 @@ def test_half_of_the_problems_come_back_and_only_the_rest_is_drawn(tiny):
 
     The others have four.
     """
-    lesson = mixed(tiny)
-    lesson.go(1, 1, 2, 3, 1)
-    before = round(lesson.feed.epoch * len(lesson.problems))
-    batch = lesson.go(2)
-    assert round(lesson.feed.epoch * len(lesson.problems)) == before + 2
+    replay = mixed(tiny)
+    replay.go(1, 1, 2, 3, 1)
+    before = round(replay.feed.epoch * len(replay.problems))
+    batch = replay.go(2)
+    assert round(replay.feed.epoch * len(replay.problems)) == before + 2
     replayed = batch.rows["source"] == REPLAY
-    assert int(replayed.sum()) == 2 == lesson.metrics["replay/groups"] and len(batch) == 16
+    assert int(replayed.sum()) == 2 == replay.metrics["replay/groups"] and len(batch) == 16
     assert torch.bincount(batch.rows["group"]).tolist() == [4, 4, 4, 4]
     for i in torch.nonzero(replayed)[:, 0].tolist():
         uid, tokens = batch.rows["uid"][i], batch.response.split()[i]
-        stored = lesson.ex.pool.entries[uid].experiences
+        stored = replay.ex.pool.entries[uid].experiences
         match = [e for e in stored if torch.equal(e.tokens.long(), tokens)]
         assert len(match) == 1 and match[0].entropy == min(e.entropy for e in stored)
         part = slice(*batch.response.offsets[i : i + 2].tolist())
         assert torch.equal(batch.tokens["behavior_logprobs"][part], match[0].logprobs)
         assert set(batch.tokens["token_source"][part].tolist()) == {REPLAY}
-    assert lesson.metrics["reward/replay"] <= 1.0 and lesson.metrics["off_policy/token_share"] > 0
+    assert replay.metrics["reward/replay"] <= 1.0 and replay.metrics["off_policy/token_share"] > 0
 
 
 def test_the_latest_count_decides_the_bucket_and_all_right_retires_a_replay_too(tiny):
-    lesson = mixed(tiny, "method.replay_share=1.0")
-    lesson.go(1, 3, 3, 3, 3)
-    stored = {uid: len(e.experiences) for uid, e in lesson.ex.pool.entries.items()}
-    lesson.go(2, 1, 2, 4, 0)  # all four are replayed; the first row of each group is the stored one
-    assert {uid: e.successes for uid, e in lesson.ex.pool.entries.items()} == dict(
-        zip(lesson.uids(0, 1, 3), (1, 2, 3), strict=True)
+    replay = mixed(tiny, "method.replay_share=1.0")
+    replay.go(1, 3, 3, 3, 3)
+    stored = {uid: len(e.experiences) for uid, e in replay.ex.pool.entries.items()}
+    replay.go(2, 1, 2, 4, 0)  # all four are replayed; the first row of each group is the stored one
+    assert {uid: e.successes for uid, e in replay.ex.pool.entries.items()} == dict(
+        zip(replay.uids(0, 1, 3), (1, 2, 3), strict=True)
     )
-    assert lesson.feed.cursor.retired == {2}
-    first, second, _, last = lesson.uids(0, 1, 2, 3)
-    now = {uid: len(e.experiences) for uid, e in lesson.ex.pool.entries.items()}
+    assert replay.feed.cursor.retired == {2}
+    first, second, _, last = replay.uids(0, 1, 2, 3)
+    now = {uid: len(e.experiences) for uid, e in replay.ex.pool.entries.items()}
     assert now[first] == stored[first] and now[last] == stored[last], (
         "a replayed row is not stored again"
     )
@@ -212,9 +212,9 @@ def test_the_latest_count_decides_the_bucket_and_all_right_retires_a_replay_too(
 
 
 def test_a_success_is_stored_once(tiny):
-    lesson = mixed(tiny, "rollout.temperature=0.01")  # all rows of a problem are alike
-    lesson.go(1, 3, 0, 0, 0)
-    (entry,) = lesson.ex.pool.entries.values()
+    replay = mixed(tiny, "rollout.temperature=0.01")  # all rows of a problem are alike
+    replay.go(1, 3, 0, 0, 0)
+    (entry,) = replay.ex.pool.entries.values()
     assert entry.successes == 3 and len(entry.experiences) == 1
 
 
@@ -222,14 +222,14 @@ def test_a_success_is_stored_once(tiny):
     "overrides", ["pick_by=perplexity", "pick=max", "pick_by=random", "importance=false"]
 )
 def test_other_choices_of_the_row(overrides, tiny):
-    lesson = mixed(tiny, f"method.{overrides}", "method.replay_share=1.0")
-    lesson.go(1, 3, 3, 3, 3)
-    batch = lesson.until("sample", 2)
+    replay = mixed(tiny, f"method.{overrides}", "method.replay_share=1.0")
+    replay.go(1, 3, 3, 3, 3)
+    batch = replay.until("sample", 2)
     value = {"pick_by=perplexity": lambda e: e.perplexity, "pick=max": lambda e: -e.entropy}.get(
         overrides
     )
     for i in torch.nonzero(batch.rows["source"] == REPLAY)[:, 0].tolist():
-        stored = lesson.ex.pool.entries[batch.rows["uid"][i]].experiences
+        stored = replay.ex.pool.entries[batch.rows["uid"][i]].experiences
         (match,) = [e for e in stored if torch.equal(e.tokens.long(), batch.response.split()[i])]
         assert value is None or value(match) == min(map(value, stored))
         part = slice(*batch.response.offsets[i : i + 2].tolist())
@@ -240,19 +240,19 @@ def test_other_choices_of_the_row(overrides, tiny):
 
 
 def test_the_state_crosses_a_checkpoint_unchanged(tiny):
-    lesson = mixed(tiny)
-    assert decode(encode(lesson.ex.state()))["pool"]["rows"] == []
-    lesson.go(1, 1, 2, 3, 1)
-    other = Lesson(tiny)
-    other.ex.load(decode(encode(lesson.ex.state())))
-    assert encode(other.ex.state()) == encode(lesson.ex.state()) and other.ex.is_mixed
-    other.feed.load(lesson.feed.state())
-    other.plan = lesson.plan
-    one, two = lesson.go(2), other.go(2)
+    replay = mixed(tiny)
+    assert decode(encode(replay.ex.state()))["pool"]["rows"] == []
+    replay.go(1, 1, 2, 3, 1)
+    other = ReplayRun(tiny)
+    other.ex.load(decode(encode(replay.ex.state())))
+    assert encode(other.ex.state()) == encode(replay.ex.state()) and other.ex.is_mixed
+    other.feed.load(replay.feed.state())
+    other.plan = replay.plan
+    one, two = replay.go(2), other.go(2)
     assert one.rows["uid"] == two.rows["uid"] and torch.equal(
         one.response.values, two.response.values
     )
-    assert encode(other.ex.state()) == encode(lesson.ex.state())
+    assert encode(other.ex.state()) == encode(replay.ex.state())
 
 
 def test_refilling_is_refused(tiny):
@@ -294,7 +294,7 @@ def test_a_killed_run_ends_the_same(tiny, seven, tmp_path):
 
 @pytest.mark.slow
 def test_a_process_of_its_own_gives_the_same_run(tiny, seven, tmp_path):
-    told = []
+    metrics = []
     for where in ("local", "process"):
         lines = run(
             "exgrpo",
@@ -305,8 +305,8 @@ def test_a_process_of_its_own_gives_the_same_run(tiny, seven, tmp_path):
             "training.steps=6",
             f"cluster.backend={where}",
         )
-        told.append([{k: v for k, v in line.items() if not is_timing(k)} for line in lines])
-    assert told[0] == told[1] and told[0][-1]["replay/groups"] > 0
+        metrics.append([{k: v for k, v in line.items() if not is_timing(k)} for line in lines])
+    assert metrics[0] == metrics[1] and metrics[0][-1]["replay/groups"] > 0
 
 
 @pytest.mark.slow

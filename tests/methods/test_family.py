@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from lessons import LIMIT, SMALL, Bound, bound, flat_weights, spread_out
+from method_runs import LIMIT, SMALL, Bound, bound, flat_weights, spread_out
 from world import config_of, random_batch
 
 from postgrad.algorithms.losses import LOSSES
@@ -88,21 +88,21 @@ def test_one_update_needs_no_old_policy(tiny):
     assert b.metrics["policy/clip_fraction"] == 0.0 and b.metrics["policy/policy_kl"] == 0.0
 
 
-def test_two_updates_remember_the_old_policy_once_and_start_at_ratio_one(tiny):
+def test_two_updates_compute_old_logprobs_once_and_start_at_ratio_one(tiny):
     b = bound("grpo", tiny, "training.updates_per_step=2", "optimizer.lr=2e-2")
     b.method.ports.policy = spy = Spy(b.host.policy)
     assert "compute_old_logprobs" in b.stages()
     batch = b.until("estimate")
     assert spy.count("logprobs") == 1
     first, second = split_updates(batch, 2)
-    tallies = []
+    accumulators = []
     for part in (first, second):
-        tallies.append(MetricAccumulator())
-        b.host.policy.accumulate(b.method.prepare(part), FULL, tallies[-1])
+        accumulators.append(MetricAccumulator())
+        b.host.policy.accumulate(b.method.prepare(part), FULL, accumulators[-1])
         b.host.policy.optimizer.step(2e-2)
-    told = [metrics.result() for metrics in tallies]
-    assert told[0]["policy/clip_fraction"] == 0.0 and abs(told[0]["policy/policy_kl"]) < 1e-5
-    assert told[1]["policy/clip_fraction"] > 0 and abs(told[1]["policy/policy_kl"]) > 1e-3
+    results = [metrics.result() for metrics in accumulators]
+    assert results[0]["policy/clip_fraction"] == 0.0 and abs(results[0]["policy/policy_kl"]) < 1e-5
+    assert results[1]["policy/clip_fraction"] > 0 and abs(results[1]["policy/policy_kl"]) > 1e-3
     assert b.metrics["engine/gap_max"] < 1e-4
 
 
@@ -190,7 +190,7 @@ def test_adapted_kl_coefficient_is_in_the_checkpoint(tiny):
     assert resumed.kl_coef == 0.00102048
 
 
-def test_the_adaptive_coefficient_moves_with_each_step(tiny):
+def test_adaptive_coefficient_changes_with_each_step(tiny):
     """With KL 0, below the target, the coefficient falls by 0.2 · 16 rows / 10000 per step."""
     b = bound(
         "reinforce_pp", tiny, "method.kl_target=0.1", "method.kl_coef=0.5", "optimizer.lr=1e-9"
@@ -265,8 +265,8 @@ def test_remax_leaves_out_problems_whose_greedy_response_cannot_be_judged(tiny):
 def test_a_validation_counts_what_could_not_be_judged(tiny):
     b = bound("grpo", tiny)
     b.scorer.value = lambda _: None
-    told = b.method.validate(b.problems[:3])
-    assert told == {
+    results = b.method.validate(b.problems[:3])
+    assert results == {
         "validation/accuracy": 0.0,
         "validation/sampled_accuracy": 0.0,
         "validation/failures": 6.0,
@@ -324,7 +324,7 @@ def test_nothing_is_refilled_when_every_group_teaches(tiny):
     )
 
 
-def test_a_step_without_any_signal_is_kept_whole_and_moves_nothing(tiny):
+def test_step_without_signal_keeps_all_rows_and_changes_no_weight(tiny):
     b = refilling(tiny, set(range(90)), "method.max_refills=2")
     before = flat_weights(b.host.policy)
     batch = b.until()
@@ -485,7 +485,7 @@ def test_rules_without_weights(tiny):
     assert b.metrics["correction/kl"] < 0
 
 
-def test_a_row_that_is_rejected_whole_still_counts_in_its_groups_baseline(tiny):
+def test_rejected_row_counts_in_the_baseline_of_its_group(tiny):
     overrides = (
         "method.correction=token",
         "method.rejection.seq_mean_k1='0.5_2.0'",
@@ -631,28 +631,28 @@ def test_the_critic_comes_back_bit_for_bit(tiny, tmp_path):
 def test_reference_and_critic_in_a_child_give_the_same_numbers(tiny):
     """cluster.backend=process: policy, engine, reference and critic run in a child process."""
     overrides = ("method.kl=loss", "method.kl_coef=0.1", "cluster.wait_s=60", *PPO)
-    stories = []
+    runs = []
     for where in ("local", "process"):
         config = config_of("ppo", tiny, *SMALL, *overrides, f"cluster.backend={where}")
         with open_models(config) as placed:
             b = Bound(config, placed=placed)
-            told = []
+            results = []
             for number in (1, 2):
                 batch = b.until(number=number)
-                told.append(
+                results.append(
                     {name: value for name, value in b.metrics.items() if not is_timing(name)}
                 )
-                told.append(
+                results.append(
                     {
                         name: batch.tokens[name]
                         for name in ("values", "returns", "reference_logprobs", "advantages")
                     }
                 )
-            told.append(
+            results.append(
                 {"values": placed.models["critic"].values(batch), **placed.policy.weights()}
             )
-            stories.append(told)
-    local, process = stories
+            runs.append(results)
+    local, process = runs
     for mine, there in zip(local, process, strict=True):
         assert mine.keys() == there.keys()
         for name in mine:

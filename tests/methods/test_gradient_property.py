@@ -8,7 +8,7 @@ import random
 
 import pytest
 import torch
-from lessons import LIMIT, PAIR_RECIPES, RECIPES, SMALL, overrides_for
+from method_runs import LIMIT, PAIR_RECIPES, RECIPES, SMALL, overrides_for
 from world import END, NUM_TOKENS, config_of, random_batch
 
 from postgrad.algorithms.aggregation import AGGREGATIONS

@@ -8,7 +8,7 @@ settings, and must stay below the bound. DPO learns from pairs.
 import json
 
 import pytest
-from lessons import VERIFIERS, run
+from method_runs import VERIFIERS, run
 
 from postgrad.model.tiny import make_tiny
 

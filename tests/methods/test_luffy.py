@@ -7,10 +7,10 @@ from functools import cache
 
 import pytest
 import torch
+from given_logprobs import Row, priced
 from killed import assert_a_killed_run_ends_the_same
-from lessons import LIMIT, SMALL, VERIFIERS, Bound, bound, build_tokenizer, run
-from letters import letters_tokenizer
-from offpolicy import Row, priced
+from letter_tokenizer import letters_tokenizer
+from method_runs import LIMIT, SMALL, VERIFIERS, Bound, bound, build_tokenizer, run
 from test_family import Spy
 from test_gradient_property import (
     assert_one_gradient,
@@ -94,19 +94,23 @@ def test_a_clip_on_the_reshaped_ratio(tiny):
 
 
 def test_the_parts_are_logged_as_they_are_optimized_and_as_counts(tiny):
-    told = priced(tiny, "luffy", [A, B], *CLIP).metrics
-    assert told["off_policy/loss"] == pytest.approx(
+    metrics = priced(tiny, "luffy", [A, B], *CLIP).metrics
+    assert metrics["off_policy/loss"] == pytest.approx(
         -0.435795 * 4 / 8, abs=1e-6
     )  # token mean x tokens / (L rows)
-    assert told["on_policy/loss"] == pytest.approx(0.25 * 3 / 8, abs=1e-6)
-    assert (told["off_policy/tokens"], told["on_policy/tokens"]) == (4, 3)
-    assert told["off_policy/ratio"] == pytest.approx(0.581061, abs=1e-6)
-    assert told["policy/clip_fraction"] == pytest.approx(1 / 3), "of the policy's own tokens"
+    assert metrics["on_policy/loss"] == pytest.approx(0.25 * 3 / 8, abs=1e-6)
+    assert (metrics["off_policy/tokens"], metrics["on_policy/tokens"]) == (4, 3)
+    assert metrics["off_policy/ratio"] == pytest.approx(0.581061, abs=1e-6)
+    assert metrics["policy/clip_fraction"] == pytest.approx(1 / 3), "of the policy's own tokens"
     alone = priced(tiny, "luffy", [B]).metrics
     assert "off_policy/ratio" not in alone and alone["off_policy/loss"] == 0.0
     assert all(
         math.isfinite(value)
-        for value in [*told.values(), *alone.values(), *priced(tiny, "luffy", [A]).metrics.values()]
+        for value in [
+            *metrics.values(),
+            *alone.values(),
+            *priced(tiny, "luffy", [A]).metrics.values(),
+        ]
     )
 
 
@@ -239,7 +243,7 @@ def test_the_cut_counts_the_end_and_rounds_down(size, share, given, tiny):
         )
 
 
-def test_one_whole_demonstration_comes_first_and_the_engine_never_sees_it(tiny):
+def test_demonstration_is_the_first_row_and_is_not_sampled(tiny):
     """T8: n - 1 rows are sampled; every token of the demonstration, also its end, is off-policy."""
     b = bound("luffy", tiny, "training.problems_per_step=2")
     b.method.ports.engine = spy = Spy(b.host.engine)
@@ -451,7 +455,7 @@ def test_a_wrong_demonstration_is_pushed_down_or_masked(tiny):
     assert torch.equal(masked.tokens["advantages"][~given], kept.tokens["advantages"][~given])
 
 
-def test_the_policy_s_own_reward_is_told_apart(tiny):
+def test_reward_of_own_rows_is_logged_separately(tiny):
     b = bound("luffy", tiny, value=lambda response: 0.0)
     b.scorer.value = lambda response: (
         1.0 if response in {p.demonstrations[0] for p in b.problems} else 0.25
@@ -465,7 +469,7 @@ def test_the_policy_s_own_reward_is_told_apart(tiny):
     assert b.metrics["off_policy/token_share"] == pytest.approx(given / batch.num_tokens)
 
 
-def test_whole_demonstrations_cost_no_forward_pass_before_the_update(tiny):
+def test_demonstrations_need_no_forward_pass_before_the_update(tiny):
     overrides = ("training.updates_per_step=2",)
     b = bound("luffy", tiny, *overrides)
     b.method.ports.policy = spy = Spy(b.host.policy)
@@ -518,7 +522,7 @@ def test_any_split_and_any_order_give_one_gradient(name, tiny, loaded):
 
 @pytest.mark.slow
 def test_a_process_of_its_own_gives_the_same_numbers(tiny):
-    stories = []
+    runs = []
     overrides = (
         "method.prefix_min=0.4",
         "method.num_demonstrations=2",
@@ -530,19 +534,19 @@ def test_a_process_of_its_own_gives_the_same_numbers(tiny):
         config = config_of("luffy", tiny, *SMALL, *own)
         with open_models(config) as placed:
             b = Bound(config, placed=placed)
-            told = []
+            metrics = []
             for number in (1, 2):
                 batch = b.until(number=number)
-                told += [
+                metrics += [
                     {k: v for k, v in b.metrics.items() if not is_timing(k)},
                     {"a": batch.tokens["advantages"]},
                 ]
-            stories.append([*told, placed.policy.weights()])
-    for mine, there in zip(*stories, strict=True):
+            runs.append([*metrics, placed.policy.weights()])
+    for mine, there in zip(*runs, strict=True):
         assert mine.keys() == there.keys()
         for name in mine:
             assert torch.equal(torch.as_tensor(mine[name]), torch.as_tensor(there[name])), name
-    assert stories[0][0]["off_policy/tokens"] > 0
+    assert runs[0][0]["off_policy/tokens"] > 0
 
 
 @pytest.mark.slow
@@ -587,7 +591,7 @@ def test_groups_without_signal_stop_a_run_that_cannot_learn_and_an_sft_loss_is_s
     )
 
 
-def test_a_run_whose_demonstrations_are_all_too_long_is_told_and_sound(tiny, tmp_path):
+def test_run_whose_demonstrations_are_all_too_long_reports_it_and_trains(tiny, tmp_path):
     lines = run("luffy", tiny, tmp_path, "rollout.max_response_tokens=2")
     for line in lines:
         assert line["demonstration/dropped"] == 4 and line["off_policy/token_share"] == 0
@@ -618,7 +622,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("overrides", REFUSED)
-def test_settings_that_cannot_work_together_are_refused(overrides, tiny):
+def test_settings_that_exclude_each_other_are_refused(overrides, tiny):
     with pytest.raises(ConfigError) as caught:
         Luffy(config_of("luffy", tiny, *SMALL, *overrides.split())).check()
     line = str(caught.value)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from lessons import VERIFIERS, bound, run
+from method_runs import VERIFIERS, bound, run
 
 from postgrad.errors import ConfigError
 from postgrad.methods.kto import mismatch

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from lessons import (
+from method_runs import (
     GIVEN_RECIPES,
     LIMIT,
     PAIR_RECIPES,

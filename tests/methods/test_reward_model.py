@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from lessons import SMALL, VERIFIERS, run
+from method_runs import SMALL, VERIFIERS, run
 from world import config_of
 
 from postgrad.data.render import Prompts

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from lessons import SMALL, PlainScorer, build_tokenizer
+from method_runs import SMALL, PlainScorer, build_tokenizer
 from world import config_of
 
 from postgrad.cluster.host import build_host

@@ -6,8 +6,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import torch
-from lessons import Bound
-from talk import CALL, SHORT_CHAT, TOOLS, chat_model
+from method_runs import Bound
+from tool_model import CALL, SHORT_CHAT, TOOLS, chat_model
 from world import config_of, metrics_of, stock_model, stock_row
 
 from postgrad.cli.main import main

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from lessons import SMALL, bound, run
+from method_runs import SMALL, bound, run
 from world import config_of
 
 from postgrad.errors import ConfigError

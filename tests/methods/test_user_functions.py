@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import torch
-from lessons import SMALL, VERIFIERS, bound, flat_weights
+from method_runs import SMALL, VERIFIERS, bound, flat_weights
 from world import config_of, metrics_of, metrics_without_timing, overrides_of
 
 from postgrad.cli.main import main
@@ -121,8 +121,8 @@ def test_user_advantage_per_token_is_used_by_ppo(tiny, functions):
     assert b.metrics["grad_norm"] > 0
 
 
-@pytest.mark.parametrize(("loss", "moves"), [("pull_all", True), ("pull_some", False)])
-def test_loss_that_needs_all_rows_keeps_rows_without_advantage(loss, moves, tiny, functions):
+@pytest.mark.parametrize(("loss", "changes"), [("pull_all", True), ("pull_some", False)])
+def test_loss_that_needs_all_rows_keeps_rows_without_advantage(loss, changes, tiny, functions):
     overrides = (
         f"method.loss=functions.py:{loss}",
         "method.loss_options.strength=0.5",
@@ -131,9 +131,9 @@ def test_loss_that_needs_all_rows_keeps_rows_without_advantage(loss, moves, tiny
     b = bound("grpo", tiny, *overrides)
     before = flat_weights(b.host.policy)
     batch = b.until("estimate")
-    assert len(b.method.prepare(batch)) == (len(batch) if moves else 0)
+    assert len(b.method.prepare(batch)) == (len(batch) if changes else 0)
     b.until("update")
-    assert torch.equal(flat_weights(b.host.policy), before) != moves
+    assert torch.equal(flat_weights(b.host.policy), before) != changes
 
 
 def test_worker_process_finds_the_user_file(tiny, functions):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hub_stand_in import TOKEN, Hub, serving_hub
+from fake_hub import TOKEN, Hub, serving_hub
 
 from postgrad.cli.main import main
 from postgrad.publish import push as pushing

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 import torch
-from served import MODEL, serve
+from openai_server import MODEL, serve
 from world import END, config_of, same_completions, sharpened
 
 from postgrad.cluster.backends import open_models
@@ -281,7 +281,7 @@ def test_a_silent_server_is_not_waited_for_longer_than_allowed(native, prompts):
         released.set()
 
 
-def test_a_refusal_is_told_once_and_not_tried_again(native, prompts):
+def test_refused_request_is_reported_and_not_repeated(native, prompts):
     with serve(
         engine=native, prompts=prompts, mood=lambda n, body: (401, {"error": {"message": "no key"}})
     ) as served:

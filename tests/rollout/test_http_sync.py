@@ -1,8 +1,8 @@
 """Rollouts from a server that takes new weights: each kind of server, and refused servers."""
 
 import pytest
+from openai_server import MODEL, serve
 from safetensors.torch import load_file
-from served import MODEL, serve
 from world import END, config_of, same_completions
 
 from postgrad.cluster.engines import engine_config, load_engine

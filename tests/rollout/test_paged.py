@@ -70,9 +70,9 @@ if adapted:  # the packed training pass, forward and backward
         policy = FrozenPolicy(config_of("grpo", sys.argv[1]), one)
         (micro,) = micro_batches
         where = batch.response.positions(torch.tensor(micro.rows))
-        told = policy.forward(micro, batch.response.values[where], FULL)
+        outputs = policy.forward(micro, batch.response.values[where], FULL)
         logprobs = torch.zeros(batch.num_tokens)
-        logprobs[where] = told.logprobs
+        logprobs[where] = outputs.logprobs
         logprobs.sum().backward()
         found.append([logprobs.detach()] + [p.grad for p in adapter_parameters(one.model).values()])
     assert all(float(g.abs().max()) > 1e-4 for g in found[0][1:])

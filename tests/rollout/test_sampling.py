@@ -55,7 +55,7 @@ def test_min_p_keeps_what_is_likely_enough_beside_the_likeliest():
     expect(shares(min_p=1.0), [0, 1, 0, 0, 0, 0])
 
 
-def test_filters_work_together_top_p_on_what_top_k_left():
+def test_top_p_filters_what_top_k_keeps():
     expect(
         shares(top_k=3, top_p=0.7), [0, 0.4, 0, 0.25, 0, 0]
     )  # 0.4 of 0.83 is 48%, with 0.25 it is 78%

@@ -7,8 +7,8 @@ import subprocess
 import sys
 
 import pytest
-from live import live
-from served import serve
+from openai_server import serve
+from serve_process import live
 from world import END, config_of, metrics_of, overrides_of
 
 from postgrad.cli.main import main
@@ -55,28 +55,28 @@ def expected(native, prompts, stops):
     return [cut(group, prompts, stops) for group in native.generate(REQUESTS, FREE)]
 
 
-def told(groups):
+def tokens_and_finish(groups):
     return [[(c.tokens, c.finish) for c in group] for group in groups]
 
 
 def test_the_native_engine_ends_with_the_token_that_completes_a_string(native, prompts, stops):
     done = native.generate(REQUESTS, Sampling(1.0, 12, stop=stops))
-    assert told(done) == expected(native, prompts, stops)
+    assert tokens_and_finish(done) == expected(native, prompts, stops)
     ends = [c for group in done for c in group if c.finish == "stop" and c.tokens[-1] != END]
     assert len(ends) > 2 and all(len(c.logprobs) == len(c.tokens) for group in done for c in group)
     assert all(prompts.decode(c.tokens).endswith(stops) for c in ends)
     native.max_rows, before = 3, native.max_rows
     try:
-        assert told(native.generate(REQUESTS, Sampling(1.0, 12, stop=stops))) == told(done), (
-            "whoever decodes beside it"
-        )
+        assert tokens_and_finish(
+            native.generate(REQUESTS, Sampling(1.0, 12, stop=stops))
+        ) == tokens_and_finish(done), "whoever decodes beside it"
     finally:
         native.max_rows = before
 
 
 def test_transformers_generate_is_cut_there(tiny, prompts, native, stops):
     engine = build_host(config_of("grpo", tiny, "rollout.engine=hf")).engine
-    assert told(engine.generate(REQUESTS, Sampling(1.0, 12, stop=stops))) == expected(
+    assert tokens_and_finish(engine.generate(REQUESTS, Sampling(1.0, 12, stop=stops))) == expected(
         native, prompts, stops
     )
 
@@ -85,10 +85,10 @@ def test_transformers_generate_is_cut_there(tiny, prompts, native, stops):
 def test_a_child_process_and_servers_end_at_the_same_token(tiny, native, prompts, stops):
     sampling, truth = Sampling(1.0, 12, stop=stops), expected(native, prompts, stops)
     with open_models(config_of("grpo", tiny, "cluster.backend=process")) as placed:
-        assert told(placed.engine.generate(REQUESTS, sampling)) == truth
+        assert tokens_and_finish(placed.engine.generate(REQUESTS, sampling)) == truth
     with live(tiny) as server:
         assert (
-            told(
+            tokens_and_finish(
                 HttpEngine(Address.parse(f"{server.url}#tiny"), prompts, 60).generate(
                     REQUESTS, sampling
                 )

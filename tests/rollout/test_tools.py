@@ -4,7 +4,7 @@ import string
 from pathlib import Path
 
 import pytest
-from talk import CALL, KNOWS_TOOLS, PLAIN_CHAT, TOOLS, chat_tokenizer
+from tool_model import CALL, KNOWS_TOOLS, PLAIN_CHAT, TOOLS, chat_tokenizer
 
 from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError
@@ -268,7 +268,7 @@ def talk(limit: int, most: int, mine: Path, reply):
     return done, prompts.decode_raw(done.tokens), engine
 
 
-def test_turns_end_by_their_number_by_their_room_and_by_a_cut(mine):
+def test_turns_end_by_number_by_length_and_by_truncation(mine):
     always = lambda text, call, end: [call, end]  # noqa: E731
     done, text, _ = talk(1000, 3, mine, always)
     assert (

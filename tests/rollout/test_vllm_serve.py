@@ -11,7 +11,7 @@ import subprocess
 import sys
 
 import pytest
-from live import wait_for
+from serve_process import wait_for
 from world import config_of, metrics_of, overrides_of, sharpened
 
 from postgrad.cli.main import main
@@ -181,8 +181,10 @@ def test_a_classmate_behind_vllm_by_the_mapping_file(servers, model, tmp_path):
             )
             == 0
         )
-    told = [
+    rewards = [
         [line.get("reward/classmate") for line in metrics_of(tmp_path / name)]
         for name in ("vllm", "here")
     ]
-    assert told[0] == pytest.approx(told[1]) and len(told[0]) == 2 and None not in told[0]
+    assert (
+        rewards[0] == pytest.approx(rewards[1]) and len(rewards[0]) == 2 and None not in rewards[0]
+    )

@@ -4,8 +4,8 @@ import json
 
 import pytest
 import torch
+from openai_server import serve
 from safetensors.torch import load_file
-from served import serve
 from world import config_of, metrics_of, overrides_of, toy_run, tree
 
 from postgrad.cli.main import main

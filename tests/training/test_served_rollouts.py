@@ -1,7 +1,7 @@
 """Rollouts from `postgrad serve`: the server gets new weights, so the run is the native run."""
 
 import pytest
-from live import live
+from serve_process import live
 from world import metrics_of, overrides_of, toy_run
 
 from postgrad.cli.main import main

@@ -1,4 +1,4 @@
-"""Fixtures of the page's tests; view_world.py makes them."""
+"""Fixtures of the page's tests; view_runs.py makes them."""
 
-from view_world import runs as runs
-from view_world import server as server
+from view_runs import runs as runs
+from view_runs import server as server

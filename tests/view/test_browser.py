@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from view_world import HOSTILE, Server, WrittenRun, serving
+from view_runs import HOSTILE, Server, WrittenRun, serving
 
 selenium = pytest.importorskip(
     "selenium", reason="selenium is not installed (it is in the extra dev)"

@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from view_world import WORDS
+from view_runs import WORDS
 
 from postgrad.cli.main import main
 from postgrad.view.picture import arrange, smooth

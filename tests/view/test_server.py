@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from view_world import HOSTILE, Server, WrittenRun, serving
+from view_runs import HOSTILE, Server, WrittenRun, serving
 
 from postgrad.view import metrics as metrics_module
 from postgrad.view.folder import Folder, NotFound

@@ -95,10 +95,10 @@ def live(
 
 
 @contextmanager
-def command(*words: str) -> Iterator[Live]:
+def command(*arguments: str) -> Iterator[Live]:
     """Run `postgrad serve` as a process; Ctrl-C ends it, unless the test has ended it."""
-    told = [sys.executable, "-m", "postgrad.cli.main", "serve", *words, "--port", "0"]
-    process = subprocess.Popen(told, stdout=subprocess.PIPE, text=True, env={**os.environ})
+    command = [sys.executable, "-m", "postgrad.cli.main", "serve", *arguments, "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ})
     assert process.stdout is not None
     try:
         said = [""]
