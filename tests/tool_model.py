@@ -32,8 +32,8 @@ SHORT_CHAT = "{{ tools | length }}" + PLAIN_CHAT  # a template that knows of too
 
 def chat_tokenizer(characters: str, template: str) -> Any:
     """A token a character; the turn marks and the call are one token each."""
-    words = [*characters, UNKNOWN, START, END, CALL]
-    tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token=UNKNOWN))
+    tokens = [*characters, UNKNOWN, START, END, CALL]
+    tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(tokens)}, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = Split("", "isolated")  # type: ignore[assignment]
     tokenizer.decoder = Fuse()  # type: ignore[assignment]
     tokenizer.add_tokens([CALL])
@@ -49,7 +49,7 @@ def chat_tokenizer(characters: str, template: str) -> Any:
 
 
 def chat_model(folder: Path, template: str = KNOWS_TOOLS) -> Path:
-    """Random weights, and words for digits alone beside the marks."""
+    """Random weights, and tokens for digits alone beside the marks."""
     tokenizer = chat_tokenizer("0123456789+=\n", template)
     config = Qwen3Config(
         vocab_size=len(tokenizer),

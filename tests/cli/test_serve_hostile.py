@@ -373,7 +373,7 @@ def test_new_weights_come_from_below_the_allowed_folder_only(tiny, tmp_path):
         assert reload(other)[0] == 200, "an absolute path below the folder is one, too"
 
 
-# ---- words, mapping, tokens
+# ---- arguments, mapping, tokens
 
 
 @pytest.mark.parametrize(
@@ -473,16 +473,16 @@ def test_without_vllm_one_clear_line(capsys, monkeypatch):
 
 STAND_IN = """
 import http.server, json, os, sys
-words = sys.argv[1:]
-open(os.environ["SAID"], "w").write(json.dumps([words, os.environ.get("VLLM_API_KEY")]))
-if "broken" in words[1]:
+arguments = sys.argv[1:]
+open(os.environ["SAID"], "w").write(json.dumps([arguments, os.environ.get("VLLM_API_KEY")]))
+if "broken" in arguments[1]:
     sys.exit(3)
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200); self.end_headers()
     def log_message(self, *_): ...
-host = words[words.index("--host") + 1]
-port = int(words[words.index("--port") + 1])
+host = arguments[arguments.index("--host") + 1]
+port = int(arguments[arguments.index("--port") + 1])
 http.server.HTTPServer((host, port), Handler).serve_forever()
 """
 
@@ -497,7 +497,7 @@ class ModelRegistry:
 
 @pytest.fixture
 def stand_in(tmp_path, monkeypatch):
-    """A package that takes vLLM's place; `said.json` holds its words and its key."""
+    """A package that takes vLLM's place; `said.json` holds its arguments and its key."""
     package = tmp_path / "vllm" / "entrypoints" / "cli"
     package.mkdir(parents=True)
     for folder in (package, package.parent, package.parent.parent):

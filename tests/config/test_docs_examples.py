@@ -35,8 +35,8 @@ def test_the_documentation_has_examples():
 
 @pytest.mark.parametrize("command", examples())
 def test_a_documented_command_passes_the_checks(command):
-    words = [word for word in shlex.split(command) if word not in ("...", "…")]
-    recipe, *overrides = [word for word in words if not word.startswith("-")]
+    arguments = [word for word in shlex.split(command) if word not in ("...", "…")]
+    recipe, *overrides = [word for word in arguments if not word.startswith("-")]
     keys = {override.partition("=")[0] for override in overrides}
     overrides += [f"{key}={value}" for key, value in REQUIRED.items() if key not in keys]
     config = compose(recipe, overrides, lambda name: find_method(name).Settings)

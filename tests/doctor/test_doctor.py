@@ -210,15 +210,15 @@ def test_fit_of_a_run_that_is_too_large_names_settings_to_change(
 def test_fit_of_sft_samples_nothing(
     tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["doctor", "--fit", "sft", *FIT[3:], f"model.path={tiny}", f"runs={tmp_path}"]
-    assert main(words) == 0
+    arguments = ["doctor", "--fit", "sft", *FIT[3:], f"model.path={tiny}", f"runs={tmp_path}"]
+    assert main(arguments) == 0
     text = capsys.readouterr().out
     assert "KV cache" not in text
     assert "sample" not in rows(text)["time per step"]
 
 
 @pytest.mark.parametrize(
-    ("words", "part"),
+    ("arguments", "part"),
     [
         (["doctor", "fit"], "fit"),
         (["doctor", "--fit"], "--fit"),
@@ -232,7 +232,7 @@ def test_fit_of_sft_samples_nothing(
     ],
 )
 def test_bad_input_is_one_line_and_writes_nothing(
-    words: list[str],
+    arguments: list[str],
     part: str,
     tiny: Path,
     tmp_path: Path,
@@ -240,7 +240,7 @@ def test_bad_input_is_one_line_and_writes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main([word.replace("TINY", str(tiny)) for word in words]) == 2
+    assert main([word.replace("TINY", str(tiny)) for word in arguments]) == 2
     printed = capsys.readouterr()
     assert part in printed.err
     assert len(printed.err.splitlines()) == 1 and not printed.out

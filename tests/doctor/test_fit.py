@@ -329,9 +329,9 @@ def test_suggestions_come_in_the_order_of_effect(tiny_untied: Path) -> None:
 # ---- against a real run
 
 
-def postgrad(*words: str) -> str:
+def postgrad(*arguments: str) -> str:
     """Run the command in its own process with one thread; return what it prints."""
-    command = [sys.executable, "-m", "postgrad.cli.main", *words]
+    command = [sys.executable, "-m", "postgrad.cli.main", *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
     assert done.returncode == 0, done.stderr
@@ -366,7 +366,7 @@ def test_estimated_memory_and_disk_are_those_of_a_real_run(tmp_path: Path, dtype
     verifier.write_text(
         "def coin(response, problem):\n    return float(sum(map(ord, response)) % 2)\n"
     )
-    words = [
+    arguments = [
         "grpo",
         f"model.path={model_that_rarely_stops(tmp_path / 'model')}",
         f"model.dtype={dtype}",
@@ -380,9 +380,9 @@ def test_estimated_memory_and_disk_are_those_of_a_real_run(tmp_path: Path, dtype
         f"runs={tmp_path}/runs",
         "name=real",
     ]
-    estimate = postgrad("doctor", "--fit", *words)
+    estimate = postgrad("doctor", "--fit", *arguments)
     assert not (tmp_path / "runs").exists()
-    postgrad("train", *words)
+    postgrad("train", *arguments)
     run = tmp_path / "runs" / "real"
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     peak = max(line["memory_gib"] for line in lines)

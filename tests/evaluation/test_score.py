@@ -60,8 +60,8 @@ def test_generate_and_score_equal_eval(tiny, verifier, tmp_path, ending, capsys)
 def test_generate_continues_after_it_was_stopped(tiny, tmp_path, monkeypatch):
     from postgrad.evaluation import generate as module
 
-    words = ["generate", str(tiny), SET, *SMALL]
-    assert main([*words, f"out={tmp_path / 'whole.jsonl'}"]) == 0
+    arguments = ["generate", str(tiny), SET, *SMALL]
+    assert main([*arguments, f"out={tmp_path / 'whole.jsonl'}"]) == 0
     original = module.generate
     calls: list[int] = []
 
@@ -73,12 +73,12 @@ def test_generate_continues_after_it_was_stopped(tiny, tmp_path, monkeypatch):
 
     monkeypatch.setattr(module, "generate", stops_once)
     out = tmp_path / "stopped.jsonl"
-    assert main([*words, f"out={out}"]) == 130
+    assert main([*arguments, f"out={out}"]) == 130
     assert not out.exists()
-    assert main([*words, "seed=1", f"out={out}"]) == 2, "responses of other settings"
+    assert main([*arguments, "seed=1", f"out={out}"]) == 2, "responses of other settings"
     calls.clear()
     calls.extend([0, 0])
-    assert main([*words, f"out={out}"]) == 0
+    assert main([*arguments, f"out={out}"]) == 0
     assert calls[2:] == [2, 1], "the first batch is not generated again"
     assert out.read_text() == (tmp_path / "whole.jsonl").read_text()
 
@@ -150,7 +150,7 @@ def test_judge_scores_a_file(tmp_path):
     rows = [{"prompt": "q", "responses": ["good", "bad"]}]
     file = write(tmp_path / "x.jsonl", rows)
     with serve(chat=lambda text: "RATING: 9" if "good" in text else "RATING: 2") as served:
-        words = [
+        arguments = [
             "score",
             str(file),
             "verifier=llm_judge",
@@ -159,5 +159,5 @@ def test_judge_scores_a_file(tmp_path):
             "reward.judge.template=quality",
             f"out={tmp_path / 'out'}",
         ]
-        assert main(words) == 0
+        assert main(arguments) == 0
     assert [row["score"] for row in lines(tmp_path / "out/x.jsonl")] == [9.0, 2.0]

@@ -173,8 +173,8 @@ def test_mistake_in_a_user_function_is_one_line_with_exit_code_2(
     overrides, tiny, functions, capsys
 ):
     runs = functions / "runs"
-    words = overrides_of(tiny, *SMALL, *overrides.split(), f"runs={runs}")
-    assert main(["train", "grpo", *words]) == 2
+    arguments = overrides_of(tiny, *SMALL, *overrides.split(), f"runs={runs}")
+    assert main(["train", "grpo", *arguments]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and REFUSED[overrides] in error
     assert not runs.exists()

@@ -31,8 +31,8 @@ def write_user_method(folder: Path) -> None:
 
 def train(model: Path, runs: Path, *overrides: str) -> Path:
     """Train three steps and return the run folder."""
-    words = overrides_of(model, *SETTINGS, f"runs={runs}", *overrides)
-    assert main(["train", "bupo", *words]) == 0
+    arguments = overrides_of(model, *SETTINGS, f"runs={runs}", *overrides)
+    assert main(["train", "bupo", *arguments]) == 0
     return runs / "test"
 
 

@@ -146,11 +146,11 @@ def write_verl(
     return folder
 
 
-def run_export(*words: str, capsys=None) -> tuple[int, str]:
+def run_export(*arguments: str, capsys=None) -> tuple[int, str]:
     """Return the exit code of `postgrad export` and what it printed."""
     if capsys is not None:
         capsys.readouterr()
-    code = main(["export", *map(str, words)])
+    code = main(["export", *map(str, arguments)])
     if capsys is None:
         return code, ""
     printed = capsys.readouterr()
@@ -434,7 +434,7 @@ def test_adapter_is_kept_or_merged(adapted_run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["{run}"], "OUT"),
         (["{run}", "{out}", "step=9"], "has no checkpoint step=9; it has steps 1, 2"),
@@ -450,7 +450,7 @@ def test_adapter_is_kept_or_merged(adapted_run, tmp_path):
         (["{empty}", "{out}"], "has no model*.safetensors"),
     ],
 )
-def test_wrong_arguments_are_one_line(adapted_run, tiny, tmp_path, capsys, words, message):
+def test_wrong_arguments_are_one_line(adapted_run, tiny, tmp_path, capsys, arguments, message):
     (tmp_path / "empty").mkdir()
     folders = {
         "run": adapted_run,
@@ -458,6 +458,6 @@ def test_wrong_arguments_are_one_line(adapted_run, tiny, tmp_path, capsys, words
         "model": tiny,
         "empty": tmp_path / "empty",
     }
-    code, printed = run_export(*(word.format(**folders) for word in words), capsys=capsys)
+    code, printed = run_export(*(word.format(**folders) for word in arguments), capsys=capsys)
     assert code == 2 and message in printed and printed.count("\n") == 1, printed
     assert not (tmp_path / "out").exists()

@@ -63,10 +63,10 @@ def run_of(tmp_path) -> Path:
     return run
 
 
-def run_push(capsys, *words: str) -> tuple[int, str]:
+def run_push(capsys, *arguments: str) -> tuple[int, str]:
     """Return the exit code of `postgrad push` and what it printed."""
     capsys.readouterr()
-    code = main(["push", *map(str, words)])
+    code = main(["push", *map(str, arguments)])
     printed = capsys.readouterr()
     return code, printed.err if code else printed.out
 
@@ -159,8 +159,8 @@ def test_push_that_failed_is_continued_by_the_same_command(hub: Hub, run_of, cap
 
 
 def test_refusals_are_one_line(hub: Hub, run_of, capsys, monkeypatch):
-    def refused(*words: str) -> str:
-        code, error = run_push(capsys, *words)
+    def refused(*arguments: str) -> str:
+        code, error = run_push(capsys, *arguments)
         assert code == 2 and error.count("\n") == 1, (code, error)
         return error
 

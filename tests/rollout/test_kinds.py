@@ -69,8 +69,8 @@ def folder(tmp_path: Path, monkeypatch) -> Path:
 
 
 def train(model: Path, folder: Path, name: str, *overrides: str) -> list[dict]:
-    words = overrides_of(model, *SMALL, f"runs={folder}", *overrides, f"name={name}")
-    assert main(["train", "grpo", *words]) == 0
+    arguments = overrides_of(model, *SMALL, f"runs={folder}", *overrides, f"name={name}")
+    assert main(["train", "grpo", *arguments]) == 0
     return [line for line in metrics_of(folder / name) if "reward/mean" in line]
 
 
@@ -88,11 +88,11 @@ def test_training_with_a_user_engine_from_a_file_matches_the_native_engine(tiny,
 
 
 def test_evaluation_with_a_user_engine_from_a_file_gives_the_native_answers(tiny, folder):
-    words = ["data=arithmetic:1", "limit=4", "template=plain", "max_response_tokens=4"]
+    arguments = ["data=arithmetic:1", "limit=4", "template=plain", "max_response_tokens=4"]
     for engine in ("native", "my_engines.py:Shared"):
         out = folder / engine.replace(":", "-")
         code = main(
-            ["eval", str(tiny), *words, "model.device=cpu", f"engine={engine}", f"out={out}"]
+            ["eval", str(tiny), *arguments, "model.device=cpu", f"engine={engine}", f"out={out}"]
         )
         assert code == 0
     native, user = (file.read_bytes() for file in sorted(folder.glob("*/arithmetic-1.jsonl")))

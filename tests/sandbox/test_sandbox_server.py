@@ -516,7 +516,7 @@ def test_a_server_beyond_loopback_always_has_a_token():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["--prot", "1"], "did you mean --port?"),
         (["--port"], "--port: "),
@@ -526,8 +526,8 @@ def test_a_server_beyond_loopback_always_has_a_token():
         (["--host", "no.such.host.invalid", "--port", "0"], "cannot listen"),
     ],
 )
-def test_wrong_options_are_refused(words, message, capsys):
-    if "--host" in words and MISSING:
+def test_wrong_options_are_refused(arguments, message, capsys):
+    if "--host" in arguments and MISSING:
         pytest.skip(f"no sandbox here: {MISSING}")
-    assert main(["sandbox", *words]) == 2
+    assert main(["sandbox", *arguments]) == 2
     assert message in capsys.readouterr().err

@@ -24,8 +24,8 @@ SMALL = (
 @pytest.mark.parametrize("stderr", [subprocess.PIPE, subprocess.STDOUT], ids=["apart", "same pipe"])
 def test_run_goes_on_when_the_reader_of_its_output_has_gone(tiny, tmp_path, stderr):
     """As in `postgrad train ... | head -1`."""
-    words = overrides_of(tiny, *SMALL, f"runs={tmp_path}")
-    command = [sys.executable, "-m", "postgrad.cli.main", "train", "grpo", *words]
+    arguments = overrides_of(tiny, *SMALL, f"runs={tmp_path}")
+    command = [sys.executable, "-m", "postgrad.cli.main", "train", "grpo", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() != ""

@@ -453,7 +453,7 @@ STOPPED_TWICE = """
 import sys, time, types
 import postgrad.cli.main as cli
 module = types.ModuleType("waits")
-def run(words):
+def run(arguments):
     print("ready", flush=True)
     time.sleep(60)
 module.run = run

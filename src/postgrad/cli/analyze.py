@@ -41,10 +41,10 @@ def make_parser() -> Parser:
     return parser
 
 
-def run(words: list[str]) -> int:
-    if words and not words[0].startswith("-") and words[0] != "entropy":
-        raise ConfigError(f"unknown analysis {words[0]}; {did_you_mean(words[0], ['entropy'])}")
-    arguments = make_parser().parse(words, help_if_empty=True)
+def run(argv: list[str]) -> int:
+    if argv and not argv[0].startswith("-") and argv[0] != "entropy":
+        raise ConfigError(f"unknown analysis {argv[0]}; {did_you_mean(argv[0], ['entropy'])}")
+    arguments = make_parser().parse(argv, help_if_empty=True)
     if "=" in arguments.model:
         raise ConfigError("the model is missing; write postgrad analyze entropy MODEL data=...")
     from postgrad.analysis.run import analyze_entropy

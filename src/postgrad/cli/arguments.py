@@ -65,17 +65,17 @@ class Parser(argparse.ArgumentParser):
         self.takes_overrides = True
         self.add_argument("overrides", nargs="*", metavar="key=value", help=help)
 
-    def parse(self, words: Sequence[str], help_if_empty: bool = False) -> argparse.Namespace:
+    def parse(self, argv: Sequence[str], help_if_empty: bool = False) -> argparse.Namespace:
         """Returns the parsed arguments.
 
         Raises:
             ConfigError: an argument is unknown, missing or wrong.
             HelpPrinted: --help was given, or nothing was given and `help_if_empty` is set.
         """
-        if help_if_empty and not words:
+        if help_if_empty and not argv:
             self.print_help()
             raise HelpPrinted
-        translated = [self._translate(word) for word in words]
+        translated = [self._translate(word) for word in argv]
         parsed, unknown = self.parse_known_intermixed_args(translated)
         if unknown:
             self._refuse(unknown[0])
@@ -142,7 +142,7 @@ def positive_number(text: str) -> float:
 
 
 def true_or_false(text: str) -> bool:
-    """An argparse type: the words true and false."""
+    """An argparse type: the argv true and false."""
     if text not in ("true", "false"):
         raise argparse.ArgumentTypeError(f"{text} is neither true nor false")
     return text == "true"

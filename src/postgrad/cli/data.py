@@ -32,14 +32,14 @@ PREPARE_DESCRIPTION = (
 )
 
 
-def run(words: list[str]) -> int:
-    if not words or words[0] in ("-h", "--help"):
+def run(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help"):
         print(HELP)
         return 0
-    name = words[0]
+    name = argv[0]
     if name not in COMMANDS:
         raise ConfigError(f"unknown command data {name}; {did_you_mean(name, COMMANDS)}")
-    return COMMANDS[name](words[1:])
+    return COMMANDS[name](argv[1:])
 
 
 def _data_sets() -> str:
@@ -122,11 +122,11 @@ def _prepare_parser(epilog: str) -> Parser:
     return parser
 
 
-def prepare_command(words: list[str]) -> int:
-    asks_help = "-h" in words or "--help" in words
+def prepare_command(argv: list[str]) -> int:
+    asks_help = "-h" in argv or "--help" in argv
     parser = _prepare_parser(f"{_common_options()}\n\n{_data_sets()}" if asks_help else "")
-    arguments = parser.parse(words)
-    if not words:
+    arguments = parser.parse(argv)
+    if not argv:
         print(_data_sets())
         return 0
     options = _data_set_options(arguments)
@@ -161,7 +161,7 @@ def prepare_command(words: list[str]) -> int:
 
 
 def _data_set_options(arguments: argparse.Namespace) -> dict[str, str]:
-    """Returns the options of the data set, from `key=value` words. Raises ConfigError."""
+    """Returns the options of the data set, from `key=value` argv. Raises ConfigError."""
     if arguments.name is None or "=" in arguments.name:
         raise ConfigError(
             "the data set is missing; write postgrad data prepare NAME ...; "
@@ -199,7 +199,7 @@ def _load_tokenizer(model: str) -> Any:
     return load_tokenizer(ModelConfig(path=model), 0)
 
 
-def show_command(words: list[str]) -> int:
+def show_command(argv: list[str]) -> int:
     parser = Parser(
         "data show FILE [n=3] [skip=0] [uid=UID] [model=MODEL] [style=STYLE] [template=auto]",
         "Prints problems of a file; with a model, the prompt it sees.",
@@ -213,7 +213,7 @@ def show_command(words: list[str]) -> int:
     parser.add_setting("model", help="print the prompt that this model sees")
     parser.add_setting("style", help="prompt style, as data.prompt_style; needs model=")
     parser.add_setting("template", help="as data.template; needs model=")
-    arguments = parser.parse(words)
+    arguments = parser.parse(argv)
     from postgrad.data.prepare.output import read_provenance
     from postgrad.data.problems import load_problems
     from postgrad.data.show import describe_problem, describe_provenance
@@ -250,7 +250,7 @@ def _prompts(arguments: argparse.Namespace) -> Any:
     )
 
 
-def check_command(words: list[str]) -> int:
+def check_command(argv: list[str]) -> int:
     parser = Parser(
         "data check FILE ... [against=TEST] [verifier=auto] [timeout_s=10] [show=10]",
         "Scores gold answers and near misses with the verifier, and finds duplicates and overlap "
@@ -270,7 +270,7 @@ def check_command(words: list[str]) -> int:
     parser.add_setting(
         "show", type=whole_number(0), default=10, metavar="10", help="rows to print per finding"
     )
-    arguments = parser.parse(words)
+    arguments = parser.parse(argv)
     from postgrad.data.problems import load_problems, load_problems_with_locations
     from postgrad.evaluation.data_check import check_data
     from postgrad.verifiers.scorer import Scorer
@@ -310,14 +310,14 @@ def _print_rows(heading: str, rows: Sequence[Any], limit: int) -> None:
         print(f"  ... and {len(rows) - limit} more; show={len(rows)} lists all")
 
 
-def add_uid_command(words: list[str]) -> int:
+def add_uid_command(argv: list[str]) -> int:
     parser = Parser(
         "data add-uid FILE [out=FILE]",
         "Adds a column with the uid that follows each problem through a run.",
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="any problem file")
     parser.add_setting("out", type=Path, metavar="FILE", help="default: NAME.uid.SUFFIX")
-    arguments = parser.parse(words)
+    arguments = parser.parse(argv)
     from postgrad.data.readers import extension
     from postgrad.data.tables import add_uids
 
@@ -333,7 +333,7 @@ def add_uid_command(words: list[str]) -> int:
     return 0
 
 
-def export_command(words: list[str]) -> int:
+def export_command(argv: list[str]) -> int:
     parser = Parser(
         "data export FILE out=FILE.csv|.jsonl|.parquet [columns=a,b]",
         "Converts a problem file to another format, by the suffix of out=.",
@@ -341,7 +341,7 @@ def export_command(words: list[str]) -> int:
     parser.add_argument("file", type=Path, metavar="FILE", help="any problem file")
     parser.add_setting("out", type=Path, required=True, metavar="FILE", help="file to write")
     parser.add_setting("columns", metavar="a,b", help="columns to write; default: all")
-    arguments = parser.parse(words)
+    arguments = parser.parse(argv)
     from postgrad.data.tables import export
 
     columns = None

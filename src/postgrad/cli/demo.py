@@ -22,7 +22,7 @@ MODELS = {"tiny": ("demo_sft", "demo_grpo"), "smollm2": ("demo_smollm2_sft", "de
 MAX_DEMOS = 1000
 
 
-def run(words: list[str]) -> int:
+def run(argv: list[str]) -> int:
     parser = Parser(
         "demo [model=tiny|smollm2] [seed=N] [runs=FOLDER] [steps=N]", DESCRIPTION, EPILOG
     )
@@ -41,7 +41,7 @@ def run(words: list[str]) -> int:
         metavar="N",
         help="steps of SFT and of GRPO, to try the installation; the model does not learn in a few",
     )
-    arguments = parser.parse(words)
+    arguments = parser.parse(argv)
     return _demo(arguments.model, arguments.seed, arguments.runs, arguments.steps)
 
 

@@ -26,8 +26,8 @@ def make_parser() -> Parser:
     return parser
 
 
-def run(words: list[str]) -> int:
-    arguments = make_parser().parse(words)
+def run(argv: list[str]) -> int:
+    arguments = make_parser().parse(argv)
     if arguments.fit is None:
         if arguments.overrides:
             raise ConfigError(

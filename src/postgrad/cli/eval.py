@@ -42,10 +42,10 @@ def make_parser() -> Parser:
     return parser
 
 
-def run(words: list[str]) -> int:
-    if words and words[0] == "compare":
-        return _compare(words[1:])
-    arguments = make_parser().parse(words, help_if_empty=True)
+def run(argv: list[str]) -> int:
+    if argv and argv[0] == "compare":
+        return _compare(argv[1:])
+    arguments = make_parser().parse(argv, help_if_empty=True)
     if "=" in arguments.model and not Path(arguments.model).exists():
         raise ConfigError(
             f"the model is missing before {arguments.model}; "
@@ -71,12 +71,12 @@ def run(words: list[str]) -> int:
     return 0
 
 
-def _compare(words: list[str]) -> int:
+def _compare(argv: list[str]) -> int:
     parser = Parser("eval compare A B [out=FILE.json]", COMPARE_DESCRIPTION)
     parser.add_argument("first", metavar="A", help="folder of an evaluation")
     parser.add_argument("second", metavar="B", help="folder of another evaluation")
     parser.add_setting("out", metavar="FILE.json", help="also write the result to this file")
-    arguments = parser.parse(words)
+    arguments = parser.parse(argv)
     import json
 
     from postgrad.evaluation.compare import compare, table

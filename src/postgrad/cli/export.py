@@ -48,8 +48,8 @@ def make_parser() -> Parser:
     return parser
 
 
-def run(words: list[str]) -> int:
-    arguments = make_parser().parse(words, help_if_empty=True)
+def run(argv: list[str]) -> int:
+    arguments = make_parser().parse(argv, help_if_empty=True)
     from postgrad.publish.export import ExportRequest, export
 
     request = ExportRequest(

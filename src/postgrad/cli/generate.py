@@ -24,8 +24,8 @@ def make_parser() -> Parser:
     return parser
 
 
-def run(words: list[str]) -> int:
-    arguments = make_parser().parse(words, help_if_empty=True)
+def run(argv: list[str]) -> int:
+    arguments = make_parser().parse(argv, help_if_empty=True)
     from postgrad.evaluation.generate import generate_file, make_generate_plan
     from postgrad.evaluation.model import find_model
     from postgrad.evaluation.progress import make_progress

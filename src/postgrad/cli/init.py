@@ -136,13 +136,13 @@ def test_it_works_in_a_child_process_as_in_a_run(monkeypatch, request):
 '''
 
 
-def run(words: list[str]) -> int:
+def run(argv: list[str]) -> int:
     parser = Parser("init NAME [--verifier]", DESCRIPTION)
     parser.add_argument("name", metavar="NAME", help="name of the module, e.g. my_method")
     parser.add_argument(
         "--verifier", action="store_true", help="write a verifier instead of a method"
     )
-    arguments = parser.parse(words, help_if_empty=True)
+    arguments = parser.parse(argv, help_if_empty=True)
     name = arguments.name
     files = {
         Path(f"{name}.py"): VERIFIER if arguments.verifier else METHOD,

@@ -13,7 +13,7 @@ from postgrad import __version__
 from postgrad.cli.arguments import HelpPrinted
 from postgrad.errors import ConfigError, RunError, did_you_mean
 
-# name -> (module with run(words) -> exit code, one-line description)
+# name -> (module with run(argv) -> exit code, one-line description)
 COMMANDS = {
     "demo": ("postgrad.cli.demo", "train a tiny model on addition, on a CPU, no download"),
     "train": ("postgrad.cli.train", "train RECIPE key=value ...: start a run, or continue it"),
@@ -68,13 +68,13 @@ def usage() -> str:
     return "\n".join(lines)
 
 
-def main(words: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None) -> int:
     """Runs a command and returns its exit code.
 
-    Without `words` this is the program itself: it reads sys.argv, and SIGTERM acts as Ctrl-C.
+    Without `argv` this is the program itself: it reads sys.argv, and SIGTERM acts as Ctrl-C.
     """
-    if words is not None:
-        return run(words)
+    if argv is not None:
+        return run(argv)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     code = run(sys.argv[1:], ends_process=True)
     _ignore_signals()
@@ -87,26 +87,26 @@ def _ignore_signals() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-def run(words: list[str], ends_process: bool = False) -> int:
+def run(argv: list[str], ends_process: bool = False) -> int:
     """Finds the command and runs it; an error becomes one line and an exit code.
 
     `ends_process` says that the process ends after this call.
     """
-    if len(words) == 2 and words[0] == "help" and words[1] in COMMANDS:
-        words = [words[1], "--help"]
-    if not words or words[0] in ("-h", "--help", "help"):
+    if len(argv) == 2 and argv[0] == "help" and argv[1] in COMMANDS:
+        argv = [argv[1], "--help"]
+    if not argv or argv[0] in ("-h", "--help", "help"):
         print(usage())
         return 0
-    if words[0] in ("-V", "--version", "version"):
+    if argv[0] in ("-V", "--version", "version"):
         print(__version__)
         return 0
     # oneDNN caches almost 1 MB of code per tensor shape, for 1024 shapes by default.
     # It reads this variable when torch is imported.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
     try:
-        if words[0] not in COMMANDS:
-            raise ConfigError(f"unknown command {words[0]}; {did_you_mean(words[0], COMMANDS)}")
-        return importlib.import_module(COMMANDS[words[0]][0]).run(words[1:])
+        if argv[0] not in COMMANDS:
+            raise ConfigError(f"unknown command {argv[0]}; {did_you_mean(argv[0], COMMANDS)}")
+        return importlib.import_module(COMMANDS[argv[0]][0]).run(argv[1:])
     except HelpPrinted:
         return 0
     except ConfigError as error:
@@ -118,7 +118,7 @@ def run(words: list[str], ends_process: bool = False) -> int:
     except KeyboardInterrupt:
         if ends_process:
             _ignore_signals()
-        print(f"postgrad: stopped{HOW_TO_CONTINUE.get(words[0], '')}", file=sys.stderr)
+        print(f"postgrad: stopped{HOW_TO_CONTINUE.get(argv[0], '')}", file=sys.stderr)
         return 130
     except BrokenPipeError:
         return 1

@@ -50,8 +50,8 @@ def smoothing_weight(text: str) -> float:
     return weight
 
 
-def run(words: list[str]) -> int:
-    arguments = make_parser().parse(words, help_if_empty=True)
+def run(argv: list[str]) -> int:
+    arguments = make_parser().parse(argv, help_if_empty=True)
     if arguments.title and not arguments.poster:
         raise ConfigError("--title needs --poster; the other charts have their own titles")
     runs, file = split_paths(arguments.paths)

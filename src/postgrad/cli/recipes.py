@@ -12,10 +12,10 @@ DESCRIPTION = (
 )
 
 
-def run(words: list[str]) -> int:
+def run(argv: list[str]) -> int:
     parser = Parser("recipes [NAME]", DESCRIPTION)
     parser.add_argument("name", nargs="?", metavar="NAME", help="the recipe to show")
-    name = parser.parse(words).name
+    name = parser.parse(argv).name
     if name is None:
         width = max(map(len, recipe_names())) + 2
         for known in recipe_names():

@@ -62,8 +62,8 @@ def make_parser() -> Parser:
     return parser
 
 
-def run(words: list[str]) -> int:
-    arguments = make_parser().parse(words)
+def run(argv: list[str]) -> int:
+    arguments = make_parser().parse(argv)
     token = arguments.token or os.environ.get("POSTGRAD_SANDBOX_TOKEN", "")
     from postgrad import web
     from postgrad.sandbox.local import Sandbox

@@ -25,8 +25,8 @@ def make_parser() -> Parser:
     return parser
 
 
-def run(words: list[str]) -> int:
-    arguments = make_parser().parse(words, help_if_empty=True)
+def run(argv: list[str]) -> int:
+    arguments = make_parser().parse(argv, help_if_empty=True)
     from postgrad.evaluation.report import table, warnings
     from postgrad.evaluation.score import read_score_settings, score_files
 

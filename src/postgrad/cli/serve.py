@@ -104,8 +104,8 @@ def make_parser() -> Parser:
     return parser
 
 
-def run(words: list[str]) -> int:
-    arguments = vars(make_parser().parse(words, help_if_empty=True))
+def run(argv: list[str]) -> int:
+    arguments = vars(make_parser().parse(argv, help_if_empty=True))
     models = arguments.pop("models")
     options = ServeOptions(**arguments)
     names = check(models, options)

@@ -23,16 +23,16 @@ postgrad recipes says what each recipe is; postgrad recipes NAME shows all its s
 method=package.module:Class uses a method of your own."""
 
 
-def compose_arguments(words: list[str]) -> Config:
+def compose_arguments(argv: list[str]) -> Config:
     """Returns the checked configuration of `RECIPE key=value ...`. Raises ConfigError."""
     from postgrad.methods import find_method
 
-    if not words or "=" in words[0]:
+    if not argv or "=" in argv[0]:
         raise ConfigError(
             "the recipe is missing; write it before key=value, e.g. postgrad train grpo; "
             f"known: {', '.join(recipe_names())}"
         )
-    return compose(words[0], words[1:], lambda name: find_method(name).Settings)
+    return compose(argv[0], argv[1:], lambda name: find_method(name).Settings)
 
 
 def make_parser() -> Parser:
@@ -56,8 +56,8 @@ def make_parser() -> Parser:
     return parser
 
 
-def run(words: list[str]) -> int:
-    arguments = make_parser().parse(words, help_if_empty=True)
+def run(argv: list[str]) -> int:
+    arguments = make_parser().parse(argv, help_if_empty=True)
     config = compose_arguments([arguments.recipe, *arguments.overrides])
     if arguments.show:
         print(to_yaml(config), end="")

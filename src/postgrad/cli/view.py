@@ -48,8 +48,8 @@ def make_parser() -> Parser:
     return parser
 
 
-def run(words: list[str]) -> int:
-    arguments = make_parser().parse(words)
+def run(argv: list[str]) -> int:
+    arguments = make_parser().parse(argv)
     from postgrad.view.folder import Folder
     from postgrad.web import is_loopback
 
