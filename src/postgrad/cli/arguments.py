@@ -142,7 +142,7 @@ def positive_number(text: str) -> float:
 
 
 def true_or_false(text: str) -> bool:
-    """An argparse type: the argv true and false."""
+    """An argparse type: the words true and false."""
     if text not in ("true", "false"):
         raise argparse.ArgumentTypeError(f"{text} is neither true nor false")
     return text == "true"

@@ -161,7 +161,7 @@ def prepare_command(argv: list[str]) -> int:
 
 
 def _data_set_options(arguments: argparse.Namespace) -> dict[str, str]:
-    """Returns the options of the data set, from `key=value` argv. Raises ConfigError."""
+    """Returns the options of the data set, from `key=value` arguments. Raises ConfigError."""
     if arguments.name is None or "=" in arguments.name:
         raise ConfigError(
             "the data set is missing; write postgrad data prepare NAME ...; "
