@@ -109,6 +109,7 @@ def stock_folder(kind: str, tied: bool, folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", ["false", "true"])
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("kind", KINDS)
@@ -508,6 +509,7 @@ def run(
     )
 
 
+@pytest.mark.slow
 def test_no_phase_one_is_grpo_to_the_bit(tiny_untied, verifiers, tmp_path):
     same = ("training.updates_per_step=2", "training.steps=3")
     ours = run(
@@ -543,6 +545,7 @@ class Presses(Reporter):
             signal.raise_signal(signal.SIGINT)
 
 
+@pytest.mark.slow
 def test_resuming_around_the_switch_changes_nothing(tiny_untied, verifiers, tmp_path):
     """Phase 1 has two steps.
 

@@ -226,6 +226,7 @@ def test_refused_run_writes_nothing(tiny, tmp_path):
     assert tree(tmp_path) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_recipe_is_accepted(recipe, tiny):
     check(recipe, tiny)
@@ -255,6 +256,7 @@ ALLOWED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overrides", ALLOWED)
 def test_possible_combinations_are_allowed(overrides, tiny):
     check(overrides.split()[0], tiny, *overrides.split()[1:])

@@ -63,6 +63,7 @@ def test_the_clip_is_for_the_warm_up(tiny, monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_any_split_and_any_order_give_one_gradient(tiny, loaded):
     policy, batch = policy_of("exgrpo", tiny, loaded), batch_with_all_columns()
     replayed = torch.arange(len(batch)) % 3 == 0

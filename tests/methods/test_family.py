@@ -106,6 +106,7 @@ def test_two_updates_compute_old_logprobs_once_and_start_at_ratio_one(tiny):
     assert b.metrics["engine/gap_max"] < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "remembers"),
     [
@@ -137,6 +138,7 @@ def test_the_old_policy_is_asked_exactly_when_somebody_reads_it(overrides, remem
 # ---- KL to the reference
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("estimator", ["k2", "k3", "k1+", "k3+"])
 def test_kl_in_the_loss_adds_nothing_at_the_reference_and_something_away_from_it(estimator, tiny):
     b = bound(
@@ -154,6 +156,7 @@ def test_kl_in_the_loss_adds_nothing_at_the_reference_and_something_away_from_it
     assert float((gradient(b.host.policy, batch) - away).abs().max()) > 0.1 * scale
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("estimator", ["k2", "k3", "abs", "k1+"])
 def test_kl_in_the_loss_pulls_towards_the_reference(estimator, tiny):
     """Without any advantage the penalty alone moves the policy: back to where it came from."""
@@ -537,6 +540,7 @@ def test_the_entropy_bonus_is_linear_and_of_the_policy_being_trained(tiny):
     torch.testing.assert_close(gradients[1] - gradients[0], bonus / 2, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", LOSSES)
 def test_rows_without_an_advantage_are_left_out_only_where_they_move_nothing(loss, tiny):
     """The gradient equals that of computing all rows, which a vanishing entropy bonus forces."""

@@ -8,7 +8,7 @@ import random
 
 import pytest
 import torch
-from method_runs import LIMIT, PAIR_RECIPES, RECIPES, SMALL, overrides_for
+from method_runs import LIMIT, PAIR_RECIPES, RECIPES, SMALL, overrides_for, recipe_params
 from world import END, NUM_TOKENS, config_of, random_batch
 
 from postgrad.algorithms.aggregation import AGGREGATIONS
@@ -145,7 +145,7 @@ def test_the_budgets_really_split_differently():
         assert counts[0] > counts[1] > counts[2] == 1, counts
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", recipe_params(RECIPES))
 def test_any_recipe_any_split_one_gradient(recipe, tiny, loaded):
     policy = policy_of(recipe, tiny, loaded)
     has_reference = recipe not in ("orpo", "simpo")
@@ -154,6 +154,7 @@ def test_any_recipe_any_split_one_gradient(recipe, tiny, loaded):
     assert_one_gradient(lambda rows, budget: gradient(policy, rows, budget), batch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "recipe", ["grpo", "rloo", "reinforce_pp_baseline", "gspo", "geo_mean", "dppo_kl"]
 )
@@ -181,6 +182,7 @@ EXTRAS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overrides", EXTRAS, ids=lambda overrides: " ".join(overrides))
 def test_the_same_with_settings_that_no_recipe_has(overrides, tiny, loaded):
     policy = policy_of(overrides[0], tiny, loaded, *overrides[1:])

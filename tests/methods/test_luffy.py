@@ -497,6 +497,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
 def test_any_split_and_any_order_give_one_gradient(name, tiny, loaded):
     """T14: with whole and partial demonstrations in every micro-batch or only in some."""

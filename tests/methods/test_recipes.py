@@ -14,6 +14,7 @@ from method_runs import (
     SAMPLING_RECIPES,
     SIZES_ONLY,
     VERIFIERS,
+    recipe_params,
     run,
 )
 from safetensors.torch import load_file
@@ -71,7 +72,7 @@ def test_no_recipe_is_forgotten():
     assert len(SAMPLING_RECIPES) >= 40
 
 
-@pytest.mark.parametrize("recipe", SAMPLING_RECIPES)
+@pytest.mark.parametrize("recipe", recipe_params(SAMPLING_RECIPES))
 def test_a_recipe_that_samples_trains(recipe, tiny, verifiers, tmp_path):
     lines = run(recipe, tiny, tmp_path, "optimizer.lr=1e-3", f"reward.verifier={verifiers}:graded")
     assert_sound(lines, tiny, tmp_path)
@@ -88,6 +89,7 @@ def test_a_recipe_that_samples_trains(recipe, tiny, verifiers, tmp_path):
         assert line["advantages/rows_with_signal"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "recipe", ["ppo", "luffy", "exgrpo", "bupo", "classmate", "reinforce_pp", "dapo"]
 )

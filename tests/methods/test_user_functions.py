@@ -136,6 +136,7 @@ def test_loss_that_needs_all_rows_keeps_rows_without_advantage(loss, changes, ti
     assert torch.equal(flat_weights(b.host.policy), before) != changes
 
 
+@pytest.mark.slow
 def test_worker_process_finds_the_user_file(tiny, functions):
     overrides = (
         "method.loss=functions.py:pull_all",
