@@ -173,7 +173,7 @@ def test_fit_prints_memory_time_and_disk(
     assert main([*FIT, f"model.path={tiny}"]) == 0
     text = capsys.readouterr().out
     names = ("model", "computes on", "peak memory", "tokens", "time per step", "total time")
-    for name in (*names, "training passes", "decoding", "estimated by", "checkpoint", "disk"):
+    for name in (*names, "passes", "decoding", "estimated by", "checkpoint", "disk"):
         assert name in rows(text), name
     parts = ("process", "weights", "optimizer state", "gradients", "activations", "head")
     for part in (*parts, "KV cache"):

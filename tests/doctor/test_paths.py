@@ -21,12 +21,12 @@ def test_the_report_names_the_passes_and_the_decoding(model_type, tiny, tmp_path
     report = Report()
     describe_paths(report, config_of("grpo", tiny), make_family(model_type).config, samples=True)
     rows = dict(row for row in report.rows if row[0])
-    assert (rows["training passes"], rows["decoding"]) == EXPECTED[model_type]
+    assert (rows["passes"], rows["decoding"]) == EXPECTED[model_type]
     reasons = [value for name, value in report.rows if not name]
-    assert bool(reasons) == (rows["training passes"] != "packed")
+    assert bool(reasons) == (rows["passes"] != "packed")
 
 
 def test_a_run_that_does_not_sample_has_no_decoding(tiny):
     report = Report()
     describe_paths(report, config_of("grpo", tiny), make_family("llama").config, samples=False)
-    assert [name for name, _ in report.rows] == ["training passes"]
+    assert [name for name, _ in report.rows] == ["passes"]

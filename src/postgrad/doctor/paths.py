@@ -30,7 +30,7 @@ def describe_paths(report: Report, config: Config, model_config: Any, samples: b
     try:
         model = _prepared_model(config, model_config)
     except ConfigError as error:
-        report.add("training passes", "none", str(error))
+        report.add("passes", "none", str(error))
         return
     _describe_passes(report, model)
     if samples and config.rollout.engine == "native":
@@ -58,7 +58,7 @@ def _describe_passes(report: Report, model: Any) -> None:
         reason = uncaptured_reason(model)
         passes += ", kernel by kernel" if reason else ", captured as graphs"
         reasons += [f"captured: {reason}"] if reason else []
-    report.add("training passes", passes)
+    report.add("passes", passes)
     for reason in reasons:
         report.add("", f"not {reason}")
 
