@@ -1,7 +1,7 @@
 """Loads a user's own class or function, given as `file.py:name` or `package.module:name`.
 
 Methods, losses, advantages, verifiers, tools and engines are found this way. Nothing registers
-itself at import.
+itself at import. From Python they may also be given as objects (PythonObject).
 """
 
 import hashlib
@@ -15,6 +15,30 @@ from types import ModuleType
 from typing import Any
 
 from postgrad.errors import ConfigError, did_you_mean
+
+
+PYTHON = "python"  # before the colon in the text of a PythonObject
+
+
+class PythonObject(str):
+    """The value of a setting that is an object of this process, such as a function of a notebook.
+
+    As text it is `python:NAME`; config.yaml holds that. A copy by dataclasses.asdict is plain text,
+    so other processes see the text only, and refuse it with one line.
+    """
+
+    value: Any
+
+    def __new__(cls, name: str, value: Any) -> "PythonObject":
+        text = super().__new__(cls, f"{PYTHON}:{name}")
+        text.value = value
+        return text
+
+    def __deepcopy__(self, memo: Any) -> str:
+        return str(self)
+
+    def __str__(self) -> str:
+        return "".join(self)  # a plain str
 
 
 def is_path(name: str) -> bool:
@@ -35,6 +59,10 @@ def load_object(path: str, label: str, is_valid: Callable[[Any], bool], kind: st
     Raises:
         ConfigError: the module cannot be imported, or has no such object.
     """
+    if isinstance(path, PythonObject):
+        if not is_valid(path.value):
+            raise ConfigError(f"{label}: a {kind} is needed, not {type(path.value).__name__}")
+        return path.value
     place, _, name = path.rpartition(":")
     module = load_module(place, label)
     value = vars(module).get(name)
@@ -50,6 +78,11 @@ def load_object(path: str, label: str, is_valid: Callable[[Any], bool], kind: st
 
 def load_module(place: str, label: str) -> ModuleType:
     """The module of a file or of a dotted name. Raises ConfigError, which starts with `label`."""
+    if place == PYTHON:
+        raise ConfigError(
+            f"{label} is an object of another Python process; give it again from Python, "
+            "or put it into a file and give file.py:NAME"
+        )
     add_current_folder()
     try:
         if place.endswith(".py"):

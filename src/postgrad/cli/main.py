@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 
-from postgrad import __version__
+from postgrad.version import __version__
 from postgrad.cli.arguments import HelpPrinted
 from postgrad.errors import ConfigError, RunError, did_you_mean
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from postgrad import __version__
+from postgrad.version import __version__
 from postgrad.doctor import probe
 from postgrad.doctor.report import Report, gib
 from postgrad.errors import ConfigError

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from postgrad import __version__
+from postgrad.version import __version__
 from postgrad.config.schema import EngineConfig, ModelConfig, RolloutConfig
 from postgrad.data.problems import load_problems
 from postgrad.data.render import Prompts

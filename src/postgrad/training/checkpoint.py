@@ -45,6 +45,7 @@ class State:
     flat_steps: int  # consecutive steps without a learning signal
     method: dict[str, Any]
     pending: list[Any] = field(default_factory=list)  # rollouts sampled for later steps
+    lr: float | None = None  # peak learning rate, if it was changed during the run
 
 
 def checkpoint_due(training: TrainingConfig, number: int) -> bool:
@@ -177,6 +178,7 @@ def load(checkpoint: Path, models: Sequence[Savable]) -> State:
             flat_steps=state["flat_steps"],
             method=decode((checkpoint / "method.bin").read_bytes()),
             pending=decode(pending.read_bytes()) if pending.is_file() else [],
+            lr=state.get("lr"),
         )
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise RunError(
@@ -218,7 +220,13 @@ def _write_state(temporary: Path, state: State) -> None:
     (temporary / "method.bin").write_bytes(encode(state.method))
     if state.pending:
         (temporary / "pending.bin").write_bytes(encode(state.pending))
-    values = {"step": state.step, "cursor": state.cursor, "flat_steps": state.flat_steps}
+    values: dict[str, Any] = {
+        "step": state.step,
+        "cursor": state.cursor,
+        "flat_steps": state.flat_steps,
+    }
+    if state.lr is not None:
+        values["lr"] = state.lr
     (temporary / "state.json").write_text(json.dumps(values, indent=1) + "\n")
 
 

@@ -1,6 +1,7 @@
 """Ctrl-C: the first one ends the run after the current step, the second one at once."""
 
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -21,7 +22,10 @@ class Interrupt:
 
     @contextmanager
     def handling_signals(self) -> Iterator[None]:
-        """Handle SIGINT and SIGTERM inside the block."""
+        """Handle SIGINT and SIGTERM inside the block; only the main thread can."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
         previous = {}
         for number in (signal.SIGINT, signal.SIGTERM):
             previous[number] = signal.signal(number, self.handle)

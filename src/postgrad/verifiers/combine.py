@@ -137,18 +137,25 @@ def score_sum(
         if verifier is None:
             total += term.weight
             continue
-        score = run_verifier(verifier, response, problem)
-        if isinstance(score, Failure):
-            return Failure(score.kind, f"{term.label}: {score.reason}")
-        if not term.part:
-            value = score.value
-            parts[term.label] = value
-            parts |= {f"{term.label}.{name}": part for name, part in score.parts.items()}
-        elif term.part in score.parts:
-            value = score.parts[term.part]
-            parts[term.label] = value
-        else:
-            hint = did_you_mean(term.part, score.parts)
-            return Failure("invalid", f"{term.name} has no part {term.part}; {hint}")
-        total += term.weight * value
+        value = add_term(term, run_verifier(verifier, response, problem), parts)
+        if isinstance(value, Failure):
+            return value
+        total += value
     return Score(total, parts)
+
+
+def add_term(term: Term, score: Score | Failure, parts: dict[str, float]) -> float | Failure:
+    """Return the weighted value of a term and add its unweighted values to `parts`; or a Failure."""
+    if isinstance(score, Failure):
+        return Failure(score.kind, f"{term.label}: {score.reason}")
+    if not term.part:
+        value = score.value
+        parts[term.label] = value
+        parts |= {f"{term.label}.{name}": part for name, part in score.parts.items()}
+    elif term.part in score.parts:
+        value = score.parts[term.part]
+        parts[term.label] = value
+    else:
+        hint = did_you_mean(term.part, score.parts)
+        return Failure("invalid", f"{term.name} has no part {term.part}; {hint}")
+    return term.weight * value

@@ -23,13 +23,21 @@ def load_function(path: str, kind: str) -> Any:
 def load_verifier_function(path: str) -> Verifier:
     """Return the function at `path` as a verifier.
 
+    Raises:
+        ConfigError: it cannot be loaded, or cannot be called as function(response, problem).
+    """
+    return as_verifier(load_function(path, "verifier"), f"verifier {path}")
+
+
+def as_verifier(function: Any, label: str) -> Verifier:
+    """Return a function as a verifier; `label` starts the error message.
+
     A function with verl's arguments (data_source, solution_str, ground_truth, extra_info) is
     wrapped; it gets them by name.
 
     Raises:
-        ConfigError: it cannot be loaded, or cannot be called as function(response, problem).
+        ConfigError: it cannot be called as function(response, problem).
     """
-    function = load_function(path, "verifier")
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some functions written in C have no signature
@@ -41,7 +49,7 @@ def load_verifier_function(path: str) -> Verifier:
         signature.bind_partial("response", "problem")
     except TypeError as error:
         raise ConfigError(
-            f"verifier {path}{signature} cannot be called as function(response, problem); "
+            f"{label}{signature} cannot be called as function(response, problem); "
             "define it with these two arguments (a str and a Problem)"
         ) from error
     return function

@@ -6,8 +6,10 @@ from typing import Protocol
 
 from postgrad.errors import ConfigError
 from postgrad.problem import Failure, Problem, Score
+from postgrad.user_code import PythonObject
+from postgrad.verifiers.functions import FunctionScorer
 from postgrad.verifiers.lookup import find_verifier
-from postgrad.verifiers.model_terms import add_score, model_terms, rules_of
+from postgrad.verifiers.model_terms import ModelTerm, add_score, model_terms, rules_of
 from postgrad.verifiers.pool import VerifierPool
 from postgrad.verifiers.table import choose
 
@@ -41,7 +43,8 @@ class Scorer:
 
     Args:
         verifier: `auto`, a built-in name, `package.module:function`, `path/to/file.py:function`, a
-            sum such as `auto + 0.1*format`, `llm_judge`, or `model:PATH`, also in a sum.
+            sum such as `auto + 0.1*format`, `llm_judge`, or `model:PATH`, also in a sum. From
+            Python also a PythonObject whose value is a list of WeightedReward.
         timeout_s: time limit for scoring one response.
         workers: number of child processes; they start with the first response that needs one.
         minimize: negate every score, so that a run trains against the verifier. Parts keep their
@@ -58,10 +61,16 @@ class Scorer:
             raise ConfigError(f"reward.timeout_s={timeout_s} must be above 0")
         if workers < 1:
             raise ConfigError(f"reward.workers={workers} must be at least 1")
-        self.model_terms = model_terms(verifier)
-        self.rules = rules_of(verifier)
-        if self.rules not in ("", AUTO, LLM_JUDGE):
-            find_verifier(_replace_auto(self.rules, "exact"))
+        self.functions: FunctionScorer | None = None
+        self.model_terms: list[ModelTerm] = []
+        self.rules: str = verifier
+        if isinstance(verifier, PythonObject):
+            self.functions = FunctionScorer(verifier.value, timeout_s)
+        else:
+            self.model_terms = model_terms(verifier)
+            self.rules = rules_of(verifier)
+            if self.rules not in ("", AUTO, LLM_JUDGE):
+                find_verifier(_replace_auto(self.rules, "exact"))
         self.verifier = verifier
         self.reward_models: dict[str, JudgeModel] = {}
         self.minimize = minimize
@@ -77,7 +86,7 @@ class Scorer:
 
     def name_for(self, problem: Problem) -> str:
         """Return the name of the verifier for this problem. Raises ConfigError."""
-        if AUTO not in self.rules:
+        if self.functions is not None or AUTO not in self.rules:
             return self.rules
         return _replace_auto(self.rules, choose(problem))
 
@@ -91,7 +100,9 @@ class Scorer:
         if len(problems) != len(responses):
             raise ValueError(f"{len(problems)} problems for {len(responses)} responses")
         scores: list[Score | Failure] = [Score(0.0) for _ in responses]
-        if self.verifier == LLM_JUDGE:
+        if self.functions is not None:
+            scores = self.functions.score(problems, responses)
+        elif self.verifier == LLM_JUDGE:
             assert self.judge is not None, "Scorer.judge is set once the models are loaded"
             scores = self.judge.score(problems, responses)
         elif self.rules:

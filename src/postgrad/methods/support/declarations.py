@@ -13,6 +13,7 @@ Both method.loss=mine.py:soft and method.loss=mine.py:soft_loss select it.
 
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -23,7 +24,7 @@ from postgrad.algorithms.losses import LOSSES, Loss, TokenLoss
 from postgrad.algorithms.token_advantages import TokenAdvantages
 from postgrad.errors import ConfigError, RunError, did_you_mean
 from postgrad.types import Batch
-from postgrad.user_code import load_module
+from postgrad.user_code import PythonObject, load_module
 
 Declaration = TypeVar("Declaration", Loss, Advantage)
 
@@ -48,14 +49,37 @@ def find_advantage(name: str) -> Advantage:
 
 def _load(path: str, key: str, kind: type[Declaration]) -> Declaration:
     label = f"{key}={path}"
-    place, _, name = path.rpartition(":")
-    module = load_module(place, label)
-    value = vars(module).get(name)
-    declaration = value if isinstance(value, kind) else _declaration_of(module, value, kind)
-    if declaration is None:
-        raise ConfigError(f"{label}: {_missing(module, place, name, kind)}")
+    if isinstance(path, PythonObject):
+        declaration = _declare(path.value, kind, label)
+    else:
+        place, _, name = path.rpartition(":")
+        module = load_module(place, label)
+        value = vars(module).get(name)
+        declaration = value if isinstance(value, kind) else _declaration_of(module, value, kind)
+        if declaration is None:
+            raise ConfigError(f"{label}: {_missing(module, place, name, kind)}")
     _check_call(declaration, label)
     return declaration
+
+
+def _declare(value: Any, kind: type[Declaration], label: str) -> Declaration:
+    """The declaration of a Python object: itself, or for a function its arguments as `reads`.
+
+    Arguments after `*` are options. A loss gets all rows, because nothing says that rows with
+    zero advantages have no gradient. Raises ConfigError for anything else.
+    """
+    if isinstance(value, kind):
+        return value
+    if not inspect.isfunction(value):
+        raise ConfigError(
+            f"{label}: a function or a {kind.__name__}(function, reads=(...)) is needed, "
+            f"not {type(value).__name__}"
+        )
+    parameters = inspect.signature(value).parameters.values()
+    options = tuple(one.name for one in parameters if one.kind is one.KEYWORD_ONLY)
+    reads = tuple(one.name for one in parameters if one.name not in options)
+    declared = kind(value, reads=reads, options=options)
+    return replace(declared, needs_all_rows=True) if isinstance(declared, Loss) else declared
 
 
 def _declaration_of(

@@ -1,0 +1,150 @@
+"""Rewards given as Python objects: they score responses in this process.
+
+A reward is a function `(response, problem)`, also `async def`, or an object with
+`score(problems, responses)` that scores a batch at once. Several are summed with weights.
+"""
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from postgrad.errors import ConfigError, RunError
+from postgrad.problem import Failure, Problem, Score
+from postgrad.verifiers.combine import Term, add_term
+from postgrad.verifiers.loading import as_verifier
+from postgrad.verifiers.port import as_score, one_line, run_verifier
+
+
+class BatchReward(Protocol):
+    """Scores a batch of responses at once, for example with a reward model."""
+
+    def score(self, problems: Sequence[Problem], responses: Sequence[str]) -> Sequence[Any]:
+        """Return one number, Score or Failure per response."""
+        ...
+
+
+@dataclass(frozen=True)
+class WeightedReward:
+    """One term of a sum of rewards."""
+
+    weight: float
+    name: str
+    reward: Any  # a function, an async function or a BatchReward
+
+
+class FunctionScorer:
+    """Scores with rewards that are Python objects.
+
+    Functions run one after another without a time limit. Calls of an async function run
+    concurrently, and each has `timeout_s` seconds.
+
+    Raises:
+        ConfigError: a reward cannot be called as function(response, problem).
+    """
+
+    def __init__(self, rewards: Sequence[WeightedReward], timeout_s: float) -> None:
+        self.rewards = list(rewards)
+        self.timeout_s = timeout_s
+        self.functions = [_as_function(reward) for reward in self.rewards]
+
+    def score(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[Score | Failure]:
+        """Return one Score or Failure per response; the first Failure of a sum counts."""
+        columns = [
+            self._score_one(reward, function, problems, responses)
+            for reward, function in zip(self.rewards, self.functions, strict=True)
+        ]
+        if len(columns) == 1 and self.rewards[0].weight == 1.0:
+            return columns[0]
+        return [self._sum(row) for row in zip(*columns, strict=True)]
+
+    def _score_one(
+        self,
+        reward: WeightedReward,
+        function: Callable[..., Any] | None,
+        problems: Sequence[Problem],
+        responses: Sequence[str],
+    ) -> list[Score | Failure]:
+        if function is None:
+            return _score_batch(reward, problems, responses)
+        if _is_async(function):
+            return _run_async(function, problems, responses, self.timeout_s)
+        pairs = zip(responses, problems, strict=True)
+        return [run_verifier(function, response, problem) for response, problem in pairs]
+
+    def _sum(self, scores: Sequence[Score | Failure]) -> Score | Failure:
+        total = 0.0
+        parts: dict[str, float] = {}
+        for reward, score in zip(self.rewards, scores, strict=True):
+            value = add_term(Term(reward.weight, reward.name), score, parts)
+            if isinstance(value, Failure):
+                return value
+            total += value
+        return Score(total, parts)
+
+
+def _as_function(reward: WeightedReward) -> Callable[..., Any] | None:
+    """Return the checked function of a reward; None for a BatchReward."""
+    if callable(reward.reward):
+        return as_verifier(reward.reward, f"reward {reward.name}")
+    if callable(getattr(reward.reward, "score", None)):
+        return None
+    raise ConfigError(
+        f"reward {reward.name}: {type(reward.reward).__name__} is not a reward; give a function "
+        "(response, problem), the name of a verifier, or an object with score(problems, responses)"
+    )
+
+
+def _is_async(function: Any) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004  # an object with `async def __call__`
+    )
+
+
+def _score_batch(
+    reward: WeightedReward, problems: Sequence[Problem], responses: Sequence[str]
+) -> list[Score | Failure]:
+    try:
+        results = list(reward.reward.score(problems, responses))
+    except Exception as error:
+        return [Failure("error", one_line(error))] * len(responses)
+    if len(results) != len(responses):
+        raise RunError(
+            f"reward {reward.name} returned {len(results)} scores for {len(responses)} responses; "
+            "return one per response, in order"
+        )
+    return [as_score(result) for result in results]
+
+
+def _run_async(
+    function: Callable[..., Any],
+    problems: Sequence[Problem],
+    responses: Sequence[str],
+    timeout_s: float,
+) -> list[Score | Failure]:
+    """Return the scores of an async function, all calls at once.
+
+    The event loop runs in a thread of its own: a notebook's main thread has a running loop.
+    """
+
+    async def score(response: str, problem: Problem) -> Score | Failure:
+        try:
+            return as_score(await asyncio.wait_for(function(response, problem), timeout_s))
+        except TimeoutError:
+            return Failure("timeout", f"no score within {timeout_s:g} s")
+        except Exception as error:
+            return Failure("error", one_line(error))
+
+    async def score_all() -> list[Score | Failure]:
+        pairs = zip(responses, problems, strict=True)
+        return list(await asyncio.gather(*(score(one, problem) for one, problem in pairs)))
+
+    results: list[list[Score | Failure]] = []
+    thread = threading.Thread(target=lambda: results.append(asyncio.run(score_all())), daemon=True)
+    thread.start()
+    thread.join()
+    if not results:
+        raise RunError("the async reward stopped its event loop; see its output above")
+    return results[0]
