@@ -16,7 +16,6 @@ from typing import Any
 
 from postgrad.errors import ConfigError, did_you_mean
 
-
 PYTHON = "python"  # before the colon in the text of a PythonObject
 
 

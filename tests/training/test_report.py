@@ -9,6 +9,7 @@ import pytest
 from world import metrics_of, overrides_of
 
 from postgrad.training import report
+from postgrad.training.display import make_reporter
 from postgrad.training.report import duration, one_line, print_line, sparkline
 
 SMALL = (
@@ -72,4 +73,4 @@ def test_one_line_cuts_long_texts():
 
 def test_stdout_that_is_no_terminal_gets_lines(monkeypatch):
     monkeypatch.setattr(sys, "stdout", Path(os.devnull).open("w"))  # noqa: SIM115
-    assert isinstance(report.make_reporter(), report.LineReporter)
+    assert isinstance(make_reporter(), report.LineReporter)

@@ -49,8 +49,8 @@ def _demo(model: str, seed: int, runs: str, steps: int | None) -> int:
     print("loading torch and transformers ...", flush=True)
     from postgrad.methods import find_method
     from postgrad.training import checkpoint
+    from postgrad.training.display import make_reporter
     from postgrad.training.driver import train
-    from postgrad.training.report import make_reporter
     from postgrad.view.picture import draw_poster
 
     start = time.monotonic()

@@ -9,9 +9,9 @@ import os
 import signal
 import sys
 
-from postgrad.version import __version__
 from postgrad.cli.arguments import HelpPrinted
 from postgrad.errors import ConfigError, RunError, did_you_mean
+from postgrad.version import __version__
 
 # name -> (module with run(argv) -> exit code, one-line description)
 COMMANDS = {

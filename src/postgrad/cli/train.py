@@ -10,7 +10,7 @@ from postgrad.config.schema import Config
 from postgrad.errors import ConfigError
 
 if TYPE_CHECKING:
-    from postgrad.training.driver import Result
+    from postgrad.training.result import Result
 
 DESCRIPTION = """\
 Runs a recipe. The same command continues an interrupted run: after Ctrl-C, a crash or
@@ -62,7 +62,7 @@ def run(argv: list[str]) -> int:
     if arguments.show:
         print(to_yaml(config), end="")
         return 0
-    from postgrad.training.report import make_reporter
+    from postgrad.training.display import make_reporter
     from postgrad.training.warmup import train_with_warmup
 
     result = train_with_warmup(config, make_reporter())

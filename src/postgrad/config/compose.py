@@ -6,7 +6,9 @@ of schema.py and of the methods decide which settings exist.
 
 import dataclasses
 import hashlib
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from postgrad.config.suggestions import suggest
 from postgrad.errors import ConfigError, did_you_mean
 
 RECIPES = Path(__file__).parent / "recipes"
+_HYDRA_LOCK = threading.Lock()
 
 
 def recipe_names() -> list[str]:
@@ -54,6 +57,11 @@ def compose(
         if is_overridden(training, "steps") and not is_overridden(training, "epochs"):
             training.epochs = 0.0  # the user's number of steps replaces the recipe's epochs
     return config
+
+
+def known_keys(method_settings: type) -> list[str]:
+    """Returns the full names of all settings, those of the method's settings class included."""
+    return [*_all_keys(Config), *(f"method.{key}" for key in _all_keys(method_settings))]
 
 
 def record_overrides(section: Any, overrides: list[str], prefix: str = "") -> None:
@@ -180,7 +188,7 @@ def _run_hydra(recipe: str, overrides: list[str]) -> DictConfig:
     if path.suffix != ".yaml":
         if recipe not in recipe_names():
             raise ConfigError(f"unknown recipe {recipe}; {did_you_mean(recipe, recipe_names())}")
-        with initialize_config_module("postgrad.config.recipes", version_base="1.3"):
+        with _own_hydra(), initialize_config_module("postgrad.config.recipes", version_base="1.3"):
             return hydra_compose(recipe, overrides=overrides)
     if not path.is_file():
         raise ConfigError(
@@ -188,8 +196,23 @@ def _run_hydra(recipe: str, overrides: list[str]) -> DictConfig:
             "recipe; postgrad recipes lists them"
         )
     search_path = "hydra.searchpath=[pkg://postgrad.config.recipes]"
-    with initialize_config_dir(str(path.parent.resolve()), version_base="1.3"):
+    with _own_hydra(), initialize_config_dir(str(path.parent.resolve()), version_base="1.3"):
         return hydra_compose(path.stem, overrides=[search_path, *overrides])
+
+
+@contextmanager
+def _own_hydra() -> Iterator[None]:
+    """Uses Hydra alone: its state is global, and a user's program may use Hydra itself."""
+    from hydra.core.global_hydra import GlobalHydra
+
+    with _HYDRA_LOCK:
+        state = GlobalHydra.instance()
+        users = state.hydra
+        state.hydra = None
+        try:
+            yield
+        finally:
+            GlobalHydra.instance().hydra = users
 
 
 def _merge(schema: DictConfig, values: DictConfig, prefix: str, known: list[str]) -> DictConfig:

@@ -1,12 +1,12 @@
 """Loads the problems of a data source such as `data.train`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from postgrad.data.arithmetic import arithmetic_source
 from postgrad.data.readers import exists, extension, read_rows
-from postgrad.data.rows import RowError
+from postgrad.data.rows import Row, RowError
 from postgrad.data.schemas import recognize
 from postgrad.data.uid import assign_uids
 from postgrad.errors import ConfigError
@@ -82,13 +82,33 @@ def _files_in(folder: Path) -> list[Path]:
 
 
 def _read_file(path: Path) -> Iterator[tuple[str, Problem]]:
-    schema = None
     stem = path.name[: -len(extension(path))]
-    for location, row in read_rows(path):
+    is_empty = True
+    for located in _convert(str(path), stem, read_rows(path)):
+        is_empty = False
+        yield located
+    if is_empty:
+        raise ConfigError(f"{path}: no rows; give a file with at least one problem")
+
+
+def _convert(
+    label: str, stem: str, rows: Iterable[tuple[str, Row]]
+) -> Iterator[tuple[str, Problem]]:
+    """(location, problem) of each (location, row). The first row decides the schema."""
+    schema = None
+    for location, row in rows:
         try:
             schema = schema or recognize(row)
-            yield f"{path}: {location}", schema.convert(row, stem)
+            yield f"{label}: {location}", schema.convert(row, stem)
         except RowError as error:
-            raise ConfigError(f"{path}: {location}: {error}") from error
-    if schema is None:
-        raise ConfigError(f"{path}: no rows; give a file with at least one problem")
+            raise ConfigError(f"{label}: {location}: {error}") from error
+
+
+def problems_of_rows(rows: Sequence[Row], label: str, stem: str = "train") -> list[Problem]:
+    """The problems of rows in memory, as if they were read from a file named `stem`.
+
+    `label` starts error messages. Raises ConfigError.
+    """
+    located = ((f"row {i}", row) for i, row in enumerate(rows, 1))
+    read = list(_convert(label, stem, located))
+    return assign_uids([problem for _, problem in read], [location for location, _ in read])

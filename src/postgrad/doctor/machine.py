@@ -14,7 +14,6 @@ from pathlib import Path
 
 import torch
 
-from postgrad.version import __version__
 from postgrad.doctor import probe
 from postgrad.doctor.report import Report, gib
 from postgrad.errors import ConfigError
@@ -31,6 +30,7 @@ from postgrad.model.device import (
     unusable_gpu_hint,
 )
 from postgrad.model.load import cache_folder, hub_is_reachable
+from postgrad.version import __version__
 
 PROBE_WIDTH = 512  # hidden size of the thread probe; a run probes with its model's
 LOW_DISK = 5 * 2**30

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 import torch
 
-from postgrad.version import __version__
 from postgrad.config.schema import EngineConfig, ModelConfig, RolloutConfig
 from postgrad.data.problems import load_problems
 from postgrad.data.render import Prompts
@@ -32,6 +31,7 @@ from postgrad.rollout.tools import open_toolbox
 from postgrad.rollout.turns import Turns
 from postgrad.training.prepare import check_cluster
 from postgrad.verifiers.scorer import LLM_JUDGE, Scorer
+from postgrad.version import __version__
 
 Section = TypeVar("Section")
 # Responses per batch if rollout.batch is 0.
@@ -95,7 +95,7 @@ def make_plan(config: EvalConfig, target: Target, is_scored: bool = True) -> Pla
     for name, path in split_sets(config.data.sets).items():
         sets[name] = load_problems(path)[: config.data.limit or None]
     toolbox = open_toolbox(config.rollout)
-    prompts = _make_prompts(config, toolbox.schemas if toolbox else ())
+    prompts = make_prompts(config, toolbox.schemas if toolbox else ())
     dropped: dict[str, int] = {}
     truncated_prompts: dict[str, int] = {}
     for name in sets:
@@ -122,7 +122,7 @@ def make_plan(config: EvalConfig, target: Target, is_scored: bool = True) -> Pla
     )
 
 
-def _make_prompts(config: EvalConfig, tool_schemas: Any) -> Prompts:
+def make_prompts(config: EvalConfig, tool_schemas: Any) -> Prompts:
     """Returns the prompts of the model; they must fit its context beside the response."""
     tokenizer = load_tokenizer(config.model, config.seed)
     context = int(model_config(config.model, config.seed).get_text_config().max_position_embeddings)
@@ -195,19 +195,23 @@ def resolve_auto_settings(plan: Plan) -> None:
 
     Unlike in training, no value depends on a measured time, so that results can be repeated.
     """
-    model = plan.config.model
+    resolve_engine_settings(plan.config)
     rollout = plan.config.rollout
-    check_engine(engine_config(plan.config))
+    num_responses = CPU_RESPONSES if plan.config.model.device == "cpu" else GPU_RESPONSES
+    rollout.batch = rollout.batch or -(-num_responses // rollout.samples)
+    plan.identity = _identity(plan.config, plan.sets)
+
+
+def resolve_engine_settings(config: EvalConfig) -> None:
+    """Replaces the `auto` settings of model and engine by values for this machine."""
+    model = config.model
+    check_engine(engine_config(config))
     device = choose_device(model.device)
-    is_cpu = device.type == "cpu"
     model.device = device.type
-    if model.dtype == "auto" and is_cpu:
+    if model.dtype == "auto" and device.type == "cpu":
         model.dtype = "float32"
     model.dtype = choose_dtype(model.dtype, device)
     model.threads = model.threads or torch.get_num_threads()
-    num_responses = CPU_RESPONSES if is_cpu else GPU_RESPONSES
-    rollout.batch = rollout.batch or -(-num_responses // rollout.samples)
-    plan.identity = _identity(plan.config, plan.sets)
 
 
 def engine_config(config: EvalConfig) -> EngineConfig:

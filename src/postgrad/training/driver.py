@@ -6,8 +6,6 @@ draw -> compose -> sample -> enrich -> score -> estimate -> update -> publish
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 
 from postgrad.config.schema import Config
 from postgrad.data.feed import Feed
@@ -21,29 +19,11 @@ from postgrad.training.prefetch import RolloutPrefetcher
 from postgrad.training.prepare import load_inputs, make_method
 from postgrad.training.profile import profiled
 from postgrad.training.report import Reporter
+from postgrad.training.result import Result, StepResult
 from postgrad.training.setup import OpenRun, announced, open_run
 from postgrad.training.validation import BestStep, goal_met, validate_sets, validation_due
 from postgrad.training.validation_answers import ValidationAnswers
 from postgrad.types import Batch
-
-
-@dataclass
-class Result:
-    """How a run ended."""
-
-    folder: Path
-    step: int
-    interrupted: bool = False  # somebody stopped it; the same command continues it
-    reached: bool = False  # a validation reached training.stop_at
-
-
-@dataclass
-class StepResult:
-    """A finished step: its number, its trajectories, and its line of metrics.jsonl."""
-
-    number: int
-    batch: Batch
-    metrics: dict[str, float]
 
 
 def train(config: Config, reporter: Reporter) -> Result:
@@ -59,7 +39,7 @@ def train(config: Config, reporter: Reporter) -> Result:
 
 @contextmanager
 def open_driver(config: Config, reporter: Reporter) -> Iterator["Driver"]:
-    """Yield the driver of a run that is checked, locked, loaded and restored. Raises ConfigError."""
+    """Yield the driver of a run: checked, locked, loaded and restored. Raises ConfigError."""
     method = make_method(config)
     inputs = load_inputs(method.config, method)
     with explained_memory_errors("load"), open_run(method, inputs, reporter) as opened:

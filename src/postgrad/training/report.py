@@ -111,7 +111,7 @@ class LineReporter(Reporter):
             return
         self.last_printed = now
         parts = [f"step {number}/{self.progress.total}"]
-        parts += _format_metrics(metrics, SHOWN_METRICS)
+        parts += format_metrics(metrics, SHOWN_METRICS)
         parts.append(f"left {self.progress.time_left()}")
         print_line("  ".join(parts))
 
@@ -220,7 +220,7 @@ class PanelReporter(Reporter):
         text.append(f"{'reward' if is_reward else 'loss':<8}", style="bold")
         text.append(f"{self.curve[-1]:.3f} " if self.curve else "      ")
         text.append(sparkline(self.curve) + "\n", style="green")
-        numbers = _format_metrics(self.metrics, SHOWN_METRICS[2:])
+        numbers = format_metrics(self.metrics, SHOWN_METRICS[2:])
         text.append("   ".join(numbers) + "\n", style="dim")
 
     def _add_validations(self, text: Any) -> None:
@@ -234,11 +234,6 @@ class PanelReporter(Reporter):
                 label = name.removeprefix("validation/").replace("_", " ")
                 parts.append(f"{label} {value:.3f}")
             text.append(f"held out, step {number:<5} {'   '.join(parts)}\n")
-
-
-def make_reporter(title: str = "") -> Reporter:
-    """Return the panel if stdout is a terminal, otherwise one line per step."""
-    return PanelReporter(title) if sys.stdout.isatty() else LineReporter()
 
 
 def print_line(text: str) -> None:
@@ -311,7 +306,6 @@ def one_line(text: str, width: int) -> str:
     return flat if len(flat) <= width else flat[: width - 1] + "…"
 
 
-def _format_metrics(
-    metrics: dict[str, float], shown: tuple[tuple[str, str, str], ...]
-) -> list[str]:
+def format_metrics(metrics: dict[str, float], shown: tuple[tuple[str, str, str], ...]) -> list[str]:
+    """Return `label value` of the shown metrics that exist."""
     return [f"{label} {metrics[name]:{form}}" for name, label, form in shown if name in metrics]

@@ -12,8 +12,10 @@ from typing import Any
 from postgrad.config.compose import compose
 from postgrad.config.schema import Config, JudgeConfig
 from postgrad.methods import find_method
-from postgrad.training.driver import Result, train
+from postgrad.training.driver import train
 from postgrad.training.report import Reporter
+from postgrad.training.result import Result
+from postgrad.user_code import PythonObject
 from postgrad.verifiers.scorer import LLM_JUDGE
 
 SHARED_SECTIONS = ("model", "data", "reward", "cluster")  # the warm-up run takes these over
@@ -21,8 +23,17 @@ SHARED_SECTIONS = ("model", "data", "reward", "cluster")  # the warm-up run take
 
 def train_with_warmup(config: Config, reporter: Reporter) -> Result:
     """Train the warm-up run if the configuration has one, then this run from its model."""
+    started = run_warmup(config, reporter)
+    return started if isinstance(started, Result) else train(started, reporter)
+
+
+def run_warmup(config: Config, reporter: Reporter) -> Config | Result:
+    """Train the warm-up run, if there is one; return the configuration of the run that follows.
+
+    Returns the warm-up's Result instead if somebody stopped it.
+    """
     if not config.warmup.recipe:
-        return train(config, reporter)
+        return config
     warmup = warmup_config(config)
     result = train_with_warmup(warmup, reporter)
     if result.interrupted and result.step < warmup.training.steps:
@@ -32,7 +43,7 @@ def train_with_warmup(config: Config, reporter: Reporter) -> Result:
     else:
         checkpoint = result.folder / "checkpoints" / f"step-{result.step}"
         model = dataclasses.replace(config.model, path=str(checkpoint / "policy"))
-    return train(dataclasses.replace(config, model=model), reporter)
+    return dataclasses.replace(config, model=model)
 
 
 def warmup_config(config: Config) -> Config:
@@ -50,11 +61,21 @@ def warmup_config(config: Config) -> Config:
         [*overrides, *config.warmup.overrides],
         lambda name: find_method(name).Settings,
     )
+    _keep_objects(config, warmup)
     if not find_method(warmup.method.name).has_thoughts:
         warmup.reward.judge.monitor = ""  # only the main run has thoughts to monitor
     if warmup.reward.verifier != LLM_JUDGE:  # the other judge settings are the main run's
         warmup.reward.judge = JudgeConfig(monitor=warmup.reward.judge.monitor)
     return warmup
+
+
+def _keep_objects(config: Config, warmup: Config) -> None:
+    """Put Python objects of the shared sections in the place of their texts."""
+    for name in SHARED_SECTIONS:
+        section = getattr(warmup, name)
+        for key, value in vars(getattr(config, name)).items():
+            if isinstance(value, PythonObject) and getattr(section, key) == value:
+                setattr(section, key, value)
 
 
 def _leaves(values: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:

@@ -145,7 +145,7 @@ def score_sum(
 
 
 def add_term(term: Term, score: Score | Failure, parts: dict[str, float]) -> float | Failure:
-    """Return the weighted value of a term and add its unweighted values to `parts`; or a Failure."""
+    """Return the weighted value of a term, or a Failure; add its unweighted values to `parts`."""
     if isinstance(score, Failure):
         return Failure(score.kind, f"{term.label}: {score.reason}")
     if not term.part:

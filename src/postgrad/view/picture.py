@@ -5,12 +5,15 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from postgrad.errors import ConfigError
 from postgrad.view.metrics import Metrics
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PANELS = Path(__file__).parent / "assets" / "panels.json"
 # The page's palette: a run has the same color on the page and in an image.
@@ -37,7 +40,13 @@ Answers = list[tuple[str, list[tuple[str, float | None]]]]
 
 
 def draw_panels(folders: Sequence[Path], file: Path, smoothing: float = 0.6) -> Path:
-    """Draws the page's charts of one run or of several runs; the extension says the format."""
+    """Writes the page's charts of one run or of several runs; the extension says the format."""
+    panels_figure(folders, smoothing).savefig(file, dpi=100)
+    return file
+
+
+def panels_figure(folders: Sequence[Path], smoothing: float = 0.6) -> "Figure":
+    """Returns the page's charts of one run or of several runs as a matplotlib figure."""
     runs = {_run_label(folder, folders): read_metrics(folder) for folder in folders}
     names: dict[str, None] = {}
     for metrics in runs.values():
@@ -47,11 +56,9 @@ def draw_panels(folders: Sequence[Path], file: Path, smoothing: float = 0.6) -> 
     charts = _charts_of_several(runs, list(names))
     if len(runs) == 1:
         charts = _charts_of_one(next(iter(runs.values())), list(names))
-    plt = _import_pyplot()
     num_rows = math.ceil(len(charts) / 3)
-    figure, axes = plt.subplots(
-        num_rows, 3, figsize=(15, 3.1 * num_rows), layout="constrained", squeeze=False
-    )
+    figure = _new_figure((15, 3.1 * num_rows))
+    axes = figure.subplots(num_rows, 3, squeeze=False)
     for axis, (title, kind, series) in zip(axes.flat, charts, strict=False):
         axis.set_title(title, fontsize=10, loc="left", fontweight="bold")
         axis.grid(alpha=0.3)
@@ -61,9 +68,7 @@ def draw_panels(folders: Sequence[Path], file: Path, smoothing: float = 0.6) -> 
     for axis in list(axes.flat)[len(charts) :]:
         axis.axis("off")
     figure.suptitle(", ".join(runs) if len(runs) > 1 else str(folders[0].name))
-    figure.savefig(file, dpi=100)
-    plt.close(figure)
-    return file
+    return figure
 
 
 def _charts_of_one(metrics: Metrics, names: Sequence[str]) -> list[tuple[str, str, Series]]:
@@ -168,18 +173,13 @@ def draw_poster(folder: Path, file: Path, title: str = "") -> Path:
     """Draws one image of a run: rewards, three small curves, answers of its first and last step."""
     metrics = read_metrics(folder)
     answers = read_sample_answers(folder) if (folder / "rollouts").is_dir() else []
-    plt = _import_pyplot()
-    mosaic = [["main"] * 3, ["side0", "side1", "side2"]]
+    mosaic: Any = [["main"] * 3, ["side0", "side1", "side2"]]
     heights = [3, 1.4]
     if answers:
         mosaic.append(["text"] * 3)
         heights.append(1.9)
-    figure, axes = plt.subplot_mosaic(
-        mosaic,
-        figsize=(10, 8.4 if answers else 6),
-        height_ratios=heights,
-        layout="constrained",
-    )
+    figure = _new_figure((10, 8.4 if answers else 6))
+    axes = figure.subplot_mosaic(mosaic, height_ratios=heights)
     _draw_main_curves(axes["main"], metrics)
     axes["main"].set(title=title or _poster_title(folder), xlabel="step")
     for i, (name, text) in enumerate(POSTER_SIDE):
@@ -189,7 +189,6 @@ def draw_poster(folder: Path, file: Path, title: str = "") -> Path:
     if answers:
         _draw_answers(axes["text"], answers)
     figure.savefig(file, dpi=110)
-    plt.close(figure)
     return file
 
 
@@ -283,10 +282,8 @@ def _run_label(folder: Path, folders: Sequence[Path]) -> str:
     return "/".join(own[shared:])
 
 
-def _import_pyplot() -> Any:
-    import matplotlib
+def _new_figure(size: tuple[float, float]) -> "Figure":
+    """Returns an empty figure. It is not one of pyplot's, so no global state of it changes."""
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot
+    return Figure(figsize=size, layout="constrained")

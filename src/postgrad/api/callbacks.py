@@ -1,0 +1,125 @@
+"""Callbacks of a training run."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from postgrad.config.schema import Config
+from postgrad.errors import ConfigError
+from postgrad.training.report import Reporter
+from postgrad.training.result import StepResult
+from postgrad.types import Batch
+
+
+class TrainerControl(Protocol):
+    """What a callback may read and change of the Trainer that calls it."""
+
+    @property
+    def lr(self) -> float:
+        """The peak learning rate; setting it changes the steps that follow."""
+        ...
+
+    @lr.setter
+    def lr(self, value: float) -> None: ...
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        ...
+
+    @property
+    def step(self) -> int:
+        """The last finished step."""
+        ...
+
+    def stop(self) -> None:
+        """End the run after the current step."""
+        ...
+
+
+class Callback:
+    """Receives the events of a run. Override what you need; the names are those of TRL.
+
+    The trainer can be stopped (`trainer.stop()`) and its learning rate changed (`trainer.lr`).
+    An exception in a callback stops the run; the last checkpoint stays.
+    """
+
+    def on_train_begin(self, trainer: TrainerControl) -> None:
+        """The first step is next; `trainer.step` is the step that a resumed run continues after."""
+
+    def on_step_end(self, trainer: TrainerControl, step: StepResult) -> None:
+        """A step is done, before its validation and its checkpoint."""
+
+    def on_evaluate(self, trainer: TrainerControl, step: int, metrics: dict[str, float]) -> None:
+        """The model after step `step` was validated."""
+
+    def on_save(self, trainer: TrainerControl, checkpoint: Path) -> None:
+        """A checkpoint is complete."""
+
+    def on_train_end(self, trainer: TrainerControl) -> None:
+        """The run ended without an error: at its last step, at its goal, or on request."""
+
+
+class _FunctionCallback(Callback):
+    """Calls a function with each step."""
+
+    def __init__(self, function: Callable[[StepResult], Any]) -> None:
+        self.function = function
+
+    def on_step_end(self, trainer: TrainerControl, step: StepResult) -> None:
+        self.function(step)
+
+
+def check_callbacks(callbacks: Sequence[Any]) -> list[Callback]:
+    """Return callbacks; a function is called with each step. Raises ConfigError."""
+    if not isinstance(callbacks, list | tuple):
+        raise ConfigError("callbacks must be a list; write callbacks=[callback]")
+    checked: list[Callback] = []
+    for callback in callbacks:
+        if isinstance(callback, Callback):
+            checked.append(callback)
+        elif isinstance(callback, type):
+            name = callback.__name__
+            raise ConfigError(f"callbacks has the class {name}; give an object: {name}()")
+        elif hasattr(callback, "on_step_end"):
+            raise ConfigError(
+                f"{type(callback).__name__} is not a postgrad.Callback; transformers' callbacks "
+                "take (args, state, control) and do not fit: derive from postgrad.Callback"
+            )
+        elif callable(callback):
+            checked.append(_FunctionCallback(callback))
+        else:
+            raise ConfigError(
+                f"callbacks has a {type(callback).__name__}; give a postgrad.Callback, "
+                "or a function that takes a step"
+            )
+    return checked
+
+
+class CallbackReporter(Reporter):
+    """Passes the events of a run to callbacks."""
+
+    def __init__(self, trainer: TrainerControl, callbacks: Sequence[Callback]) -> None:
+        self.trainer = trainer
+        self.callbacks = callbacks
+
+    def started(self, folder: Path, config: Config, start: int) -> None:
+        for callback in self.callbacks:
+            callback.on_train_begin(self.trainer)
+
+    def step(self, metrics: dict[str, float], batch: Batch) -> None:
+        step = StepResult(int(metrics["step"]), batch, metrics)
+        for callback in self.callbacks:
+            callback.on_step_end(self.trainer, step)
+
+    def validated(self, number: int, metrics: dict[str, float]) -> None:
+        for callback in self.callbacks:
+            callback.on_evaluate(self.trainer, number, metrics)
+
+    def saved(self, path: Path) -> None:
+        for callback in self.callbacks:
+            callback.on_save(self.trainer, path)
+
+    def ended(self, reached: bool, interrupted: bool) -> None:
+        for callback in self.callbacks:
+            callback.on_train_end(self.trainer)

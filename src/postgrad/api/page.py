@@ -1,0 +1,41 @@
+"""The web page of `postgrad view`, served from a thread of this process."""
+
+import html
+import threading
+from pathlib import Path
+
+from postgrad.view.folder import Folder
+from postgrad.view.listen import listen
+from postgrad.view.server import make_server
+
+HOST = "127.0.0.1"
+STOP_LIMIT_S = 10.0
+
+
+class Page:
+    """The page over a run folder, on this machine only, until stop() or the end of the process.
+
+    A notebook shows its address as a link: the page refuses to be framed by other pages, because
+    it shows untrusted model output.
+    """
+
+    def __init__(self, folder: Path, port: int | None = None) -> None:
+        listener = listen(HOST, port)
+        self.url = f"http://{HOST}:{listener.getsockname()[1]}/"
+        self._server = make_server(Folder(folder), HOST)
+        self._thread = threading.Thread(
+            target=self._server.run, kwargs={"sockets": [listener]}, daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the server and wait for its thread."""
+        self._server.should_exit = True
+        self._thread.join(STOP_LIMIT_S)
+
+    def __repr__(self) -> str:
+        return self.url
+
+    def _repr_html_(self) -> str:
+        address = html.escape(self.url)
+        return f'<a href="{address}" target="_blank">{address}</a>'

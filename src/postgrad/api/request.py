@@ -1,0 +1,202 @@
+"""The arguments of train() and Trainer() become a checked configuration and files to write."""
+
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from postgrad.api.models import as_model, fingerprint, save_once
+from postgrad.api.objects import fingerprint as object_fingerprint
+from postgrad.api.objects import importable_path
+from postgrad.api.rewards import as_verifier_setting
+from postgrad.api.rows import Row, as_source, to_jsonl
+from postgrad.api.settings import Settings, full_key
+from postgrad.config.compose import compose, known_keys
+from postgrad.config.schema import Config
+from postgrad.data.problems import problems_of_rows
+from postgrad.errors import ConfigError
+from postgrad.files import atomic_write_text
+from postgrad.methods import find_method
+from postgrad.model.loaded import Loaded
+from postgrad.training.run import run_folder
+from postgrad.user_code import PythonObject
+
+TRAIN_FILE = "train.jsonl"
+MODEL_FOLDER = "model"
+
+
+@dataclass
+class Request:
+    """A configuration, and what it takes from memory: the run folder keeps it as files."""
+
+    config: Config
+    files: dict[str, str] = field(default_factory=dict)  # name in the run folder -> text
+    model: Loaded | None = None
+
+    @property
+    def folder(self) -> Path:
+        return run_folder(self.config)
+
+    @contextmanager
+    def stored(self) -> Iterator[None]:
+        """Hold rows and model in the run folder; remove them if the run could not start.
+
+        Raises ConfigError if the folder has a run with other rows.
+        """
+        existed = self.folder.exists()
+        try:
+            self._write()
+            yield
+        finally:
+            if not (self.folder / "config.yaml").is_file():
+                self._remove(existed)
+
+    def _write(self) -> None:
+        for name, text in self.files.items():
+            file = self.folder / name
+            if file.is_file() and file.read_text() != text:
+                raise ConfigError(
+                    f"{self.folder} holds a run with other rows in {name}; use another name=..., "
+                    "or the same rows to continue it"
+                )
+            file.parent.mkdir(parents=True, exist_ok=True)
+            atomic_write_text(file, text)
+        if self.model is not None:
+            save_once(self.model, self.folder / MODEL_FOLDER)
+
+    def _remove(self, existed: bool) -> None:
+        for name in self.files:
+            (self.folder / name).unlink(missing_ok=True)
+        if self.model is not None:
+            shutil.rmtree(self.folder / MODEL_FOLDER, ignore_errors=True)
+        if not existed:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def make_request(
+    recipe: str,
+    *,
+    model: Any,
+    tokenizer: Any,
+    data: Any,
+    validation: Any,
+    reward: Any,
+    reward_weights: Any,
+    method: Any,
+    settings: Mapping[str, Any] | None,
+    named: Mapping[str, Any],
+) -> Request:
+    """Return the request of a training run. Raises ConfigError; nothing is written.
+
+    Args:
+        settings: settings by their full names, dotted or nested.
+        named: settings by their short names; None leaves the recipe's value.
+    """
+    method_class, given = _find_class(recipe, method)
+    known = known_keys(method_class.Settings)
+    all_settings = Settings()
+    if given:
+        all_settings.add("method.name", given)
+    files = _add_data(all_settings, data, validation)
+    loaded = _add_model(all_settings, model, tokenizer)
+    verifier = as_verifier_setting(reward, reward_weights)
+    if verifier is not None:
+        all_settings.add("reward.verifier", verifier)
+    for name, value in {**(settings or {}), **named}.items():
+        if value is not None or name in (settings or {}):
+            all_settings.add(full_key(name, known), value)
+    config = compose(recipe, all_settings.overrides, lambda _: method_class.Settings)
+    all_settings.attach(config)
+    _refuse_elsewhere(config, all_settings.objects)
+    request = Request(config, files, loaded)
+    _set_paths(request)
+    return request
+
+
+def _find_class(recipe: str, method: Any) -> tuple[Any, Any]:
+    """Return the class of the method, and the value of method.name if the caller gave one."""
+    if method is None:
+        shown = compose(recipe, [], lambda name: find_method(name).Settings, complete=False)
+        return find_method(shown.method.name), None
+    if isinstance(method, str):
+        return find_method(method), method
+    if not isinstance(method, type):
+        raise ConfigError(
+            f"method is {type(method).__name__}; give a class, such as a subclass of "
+            "postgrad.methods.grpo.Grpo, or the name of a method"
+        )
+    name = importable_path(method) or PythonObject(
+        f"{method.__name__}#{object_fingerprint(method)}", method
+    )
+    return find_method(name), name
+
+
+def _add_data(settings: Settings, data: Any, validation: Any) -> dict[str, str]:
+    """Add data.train and data.validation; return the files of rows in memory."""
+    files: dict[str, str] = {}
+    if data is not None:
+        source = as_source(data)
+        settings.add("data.train", _placeholder(files, TRAIN_FILE, source, "data"))
+    if validation is None:
+        return files
+    sets = validation if isinstance(validation, Mapping) else {"": validation}
+    texts: list[str] = []
+    for name, one in sets.items():
+        label = f"validation[{name!r}]" if name else "validation"
+        file = f"validation-{name}.jsonl" if name else "validation.jsonl"
+        text = _placeholder(files, file, as_source(one, label), label)
+        texts.append(f"{name}={text}" if name else text)
+    settings.add("data.validation", ",".join(texts))
+    return files
+
+
+def _placeholder(files: dict[str, str], file: str, source: str | list[Row], label: str) -> str:
+    """Return a source as text; rows in memory get a name with a hash of their content."""
+    if isinstance(source, str):
+        return source
+    problems_of_rows(source, label)  # raises before anything is written
+    files[file] = to_jsonl(source)
+    return f"{file}#{object_fingerprint(files[file])}"
+
+
+def _add_model(settings: Settings, model: Any, tokenizer: Any) -> Loaded | None:
+    if model is None:
+        return None
+    found = as_model(model, tokenizer)
+    if isinstance(found, str):
+        settings.add("model.path", found)
+        return None
+    settings.add("model.path", f"{MODEL_FOLDER}#{fingerprint(found)}")
+    return found
+
+
+def _set_paths(request: Request) -> None:
+    """Replace the names of what is in memory by paths in the run folder.
+
+    The run's name has their hashes already, so other rows give another run.
+    """
+    config = request.config
+    for file, text in request.files.items():
+        name = f"{file}#{object_fingerprint(text)}"
+        path = str(request.folder / file)
+        config.data.train = config.data.train.replace(name, path)
+        config.data.validation = config.data.validation.replace(name, path)
+    if request.model is not None:
+        config.model.path = str((request.folder / MODEL_FOLDER).absolute())
+
+
+def _refuse_elsewhere(config: Config, objects: Mapping[str, Any]) -> None:
+    """Refuse objects that processes other than this one would need. Raises ConfigError."""
+    if config.cluster.backend == "local":
+        return
+    for key, value in objects.items():
+        in_workers = key.startswith("method.") or key == "rollout.engine"
+        is_pooled = key == "reward.verifier" and "verifier" in config.cluster.pools
+        if in_workers or is_pooled:
+            raise ConfigError(
+                f"{key}={value} is defined in this process, and cluster.backend="
+                f"{config.cluster.backend} needs it in others; put it into a file and give "
+                "'file.py:NAME', or import it from a module"
+            )

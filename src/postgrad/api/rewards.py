@@ -1,0 +1,97 @@
+"""Rewards of the Python API: a verifier's name, a function, or several with weights."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from postgrad.api.objects import describe, fingerprint
+from postgrad.errors import ConfigError
+from postgrad.problem import Problem
+from postgrad.user_code import PythonObject
+from postgrad.verifiers.functions import BatchReward, WeightedReward
+from postgrad.verifiers.scorer import Scorer
+
+# What a reward may be: a verifier's name, a function (response, problem), or a batch reward.
+RewardFunction = Callable[[str, Problem], Any]
+Reward = str | RewardFunction | BatchReward
+
+
+def as_verifier_setting(
+    reward: Reward | Sequence[Reward] | None, weights: Sequence[float] | None = None
+) -> str | None:
+    """Return the value of reward.verifier; None leaves the recipe's.
+
+    Names stay text, so their verifiers run in child processes with time limits. Functions become
+    a PythonObject and run in this process. Raises ConfigError.
+    """
+    if reward is None:
+        if weights is not None:
+            raise ConfigError("reward_weights has no rewards to weigh; give reward=[...]")
+        return None
+    rewards = list(reward) if isinstance(reward, list | tuple) else [reward]
+    factors = _check_weights(rewards, weights)
+    if all(isinstance(one, str) for one in rewards):
+        return _sum_text([str(one) for one in rewards], factors)
+    _refuse_trl(rewards)
+    terms = [
+        WeightedReward(weight, _name(one), Scorer(one) if isinstance(one, str) else one)
+        for one, weight in zip(rewards, factors, strict=True)
+    ]
+    names = [term.name for term in terms]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(
+                f"two rewards are called {name}, so their metrics would have one name; rename one"
+            )
+    if len(terms) == 1 and factors == [1.0]:
+        return PythonObject(describe(rewards[0]), terms)
+    parts = [f"{weight:g}*{_name(one)}" for one, weight in zip(rewards, factors, strict=True)]
+    text = " + ".join(parts)
+    return PythonObject(f"{text}#{fingerprint([*map(_code, rewards), *factors])}", terms)
+
+
+def _code(reward: Any) -> Any:
+    return reward if not isinstance(reward, Scorer) else reward.verifier
+
+
+def _check_weights(rewards: Sequence[Any], weights: Sequence[float] | None) -> list[float]:
+    if not rewards:
+        raise ConfigError("reward is an empty list; give at least one reward")
+    if weights is None:
+        return [1.0] * len(rewards)
+    if len(weights) != len(rewards):
+        raise ConfigError(
+            f"{len(rewards)} rewards and {len(weights)} reward_weights; give one weight per reward"
+        )
+    if not all(math.isfinite(weight) for weight in weights):
+        raise ConfigError(f"reward_weights={list(weights)}: every weight must be a finite number")
+    return [float(weight) for weight in weights]
+
+
+def _sum_text(names: list[str], weights: list[float]) -> str:
+    """Return verifiers and weights as the text of a sum; a single one without weight as it is."""
+    if len(names) == 1 and weights == [1.0]:
+        return names[0]
+    text = ""
+    for name, weight in zip(names, weights, strict=True):
+        sign = "-" if weight < 0 else "+"
+        text += f" {sign} {abs(weight):g}*{name}" if text else f"{weight:g}*{name}"
+    return text
+
+
+def _name(reward: Any) -> str:
+    if isinstance(reward, str):
+        return reward
+    return getattr(reward, "__name__", type(reward).__name__).strip("<>")
+
+
+def _refuse_trl(rewards: Sequence[Any]) -> None:
+    """Refuse functions that take TRL's lists of completions. Raises ConfigError."""
+    for reward in rewards:
+        code = getattr(reward, "__code__", None)
+        if code is not None and "completions" in code.co_varnames[: code.co_argcount]:
+            raise ConfigError(
+                f"reward {_name(reward)} takes completions, as in TRL; here a reward scores one "
+                "response: def reward(response, problem), where problem.ground_truth and "
+                "problem.extra hold the columns of the row"
+            )

@@ -1,0 +1,127 @@
+"""Data in memory: lists of dicts, pandas and polars frames, datasets.Dataset, paths and hub ids."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from postgrad.data.problems import problems_of_rows
+from postgrad.data.readers import exists
+from postgrad.errors import ConfigError
+from postgrad.problem import Problem
+
+Row = dict[str, Any]
+HUB_FILES = ("*train*.parquet", "*train*.jsonl", "*train*.json", "*train*.csv")
+
+
+def as_source(data: Any, label: str = "data") -> str | list[Row]:
+    """Return data as the text of a data source, or as rows if it is in memory.
+
+    `label` is the argument's name, for error messages. Raises ConfigError.
+    """
+    if isinstance(data, str | Path):
+        return _hub_files(str(data)) or str(data)
+    return as_rows(data, label)
+
+
+def as_rows(data: Any, label: str = "data") -> list[Row]:
+    """Return data in memory as rows that JSON can hold. Raises ConfigError."""
+    if isinstance(data, Mapping):
+        keys = ", ".join(map(str, list(data)[:5]))
+        raise ConfigError(
+            f"{label} is a {type(data).__name__} with the keys {keys}; give a list of rows, "
+            f'or one split of it such as {label}=splits["train"]'
+        )
+    if hasattr(data, "to_dicts"):  # polars
+        items: Iterable[Any] = data.to_dicts()
+    elif hasattr(data, "to_dict") and hasattr(data, "columns"):  # pandas
+        items = data.to_dict("records")
+    elif isinstance(data, Iterable) and not isinstance(data, str | bytes):
+        items = data
+    else:
+        raise ConfigError(
+            f"{label} is {type(data).__name__}; give a list of dicts, a pandas or polars frame, "
+            "a datasets.Dataset, a file or a hub id"
+        )
+    rows = [_as_row(item, i, label) for i, item in enumerate(items, 1)]
+    if not rows:
+        raise ConfigError(f"{label} has no rows; give at least one problem")
+    return rows
+
+
+def as_problems(data: Any, label: str = "data") -> list[Problem]:
+    """Return data in memory or in files as problems. Raises ConfigError."""
+    from postgrad.data.problems import load_problems
+
+    source = as_source(data, label)
+    return load_problems(source) if isinstance(source, str) else problems_of_rows(source, label)
+
+
+def to_jsonl(rows: Sequence[Row]) -> str:
+    """Return rows as the text of a .jsonl file."""
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def _as_row(item: Any, number: int, label: str) -> Row:
+    if isinstance(item, Problem):
+        return _row_of_problem(item)
+    if not isinstance(item, Mapping):
+        raise ConfigError(
+            f"{label}: row {number} is {type(item).__name__}, not a dict; write for example "
+            '{"prompt": "2+2=", "ground_truth": "4"}'
+        )
+    return {str(name): _as_json(value, number, str(name), label) for name, value in item.items()}
+
+
+def _row_of_problem(problem: Problem) -> Row:
+    row: Row = {
+        "uid": problem.uid,
+        "prompt": list(problem.messages),
+        "ground_truth": problem.ground_truth,
+        "data_source": problem.data_source,
+    }
+    return {**problem.extra, **row}
+
+
+def _as_json(value: Any, number: int, column: str, label: str) -> Any:
+    """Return a value as JSON has it; a missing number of a frame becomes null."""
+    if isinstance(value, float):
+        return None if math.isnan(value) else value
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _as_json(one, number, column, label) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_json(one, number, column, label) for one in value]
+    if hasattr(value, "tolist"):  # NumPy
+        return _as_json(value.tolist(), number, column, label)
+    raise ConfigError(
+        f"{label}: row {number}: the column {column} holds a {type(value).__name__}, which a data "
+        "file cannot hold; convert it to text or numbers, or leave the column out"
+    )
+
+
+def _hub_files(text: str) -> str:
+    """Return the downloaded files of a hub id `owner/name[:folder]`; "" for other sources.
+
+    Raises ConfigError if the data set has several folders with training files.
+    """
+    repository, _, folder = text.partition(":")
+    owner, slash, name = repository.partition("/")
+    is_hub_id = bool(owner and slash and name) and "/" not in name and "," not in text
+    has_extension = "." in name and name.rpartition(".")[2] in ("parquet", "jsonl", "json", "csv")
+    is_local = exists(Path(text).expanduser()) or exists(Path(owner)) or owner in (".", "..", "~")
+    if not is_hub_id or has_extension or is_local:
+        return ""
+    from postgrad.data.prepare.hub import fetch
+
+    prefix = f"{folder}/" if folder else ""
+    root, files, _ = fetch(repository, tuple(prefix + pattern for pattern in HUB_FILES))
+    folders = sorted({file.parent.relative_to(root).as_posix() for file in files})
+    if len(folders) > 1:
+        raise ConfigError(
+            f"{repository} has training files in {', '.join(folders)}; "
+            f'choose one, e.g. data="{repository}:{folders[0]}"'
+        )
+    return ",".join(str(file) for file in files)

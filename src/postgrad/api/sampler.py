@@ -1,0 +1,118 @@
+"""Responses of a model to prompts, without scoring them."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from postgrad.api.rows import as_problems
+from postgrad.cluster.backends import open_engine
+from postgrad.data.styles import stop_strings
+from postgrad.errors import ConfigError
+from postgrad.evaluation.model import find_model
+from postgrad.evaluation.plan import engine_config, make_prompts, resolve_engine_settings
+from postgrad.evaluation.settings import EvalConfig, read_settings
+from postgrad.problem import Problem
+from postgrad.rollout.engine import Request, make_sampling, trajectory_seed
+from postgrad.rollout.respond import STEP
+from postgrad.rollout.tools import open_toolbox
+from postgrad.rollout.turns import Turns, run_turns
+
+# A prompt: a text, or messages such as [{"role": "user", "content": "2+2="}].
+Prompt = str | Sequence[dict[str, Any]]
+
+
+class Sampler:
+    """A loaded model that answers prompts.
+
+    Args:
+        path: a model as `postgrad eval` takes it: run folder, checkpoint, model folder, hub id.
+        overrides: `key=value` settings of `postgrad eval`.
+
+    Raises ConfigError for a model or a setting that cannot be used.
+    """
+
+    def __init__(self, path: str, overrides: Sequence[str] = ()) -> None:
+        target = find_model(path)
+        self.path = path
+        # No data is read; the setting is required by evaluations.
+        self.config: EvalConfig = read_settings(target.path, ["data=-", *overrides], target.config)
+        rollout = self.config.rollout
+        rollout.stop = stop_strings(rollout.stop, self.config.data.prompt_style)
+        toolbox = open_toolbox(rollout)
+        self.prompts = make_prompts(self.config, toolbox.schemas if toolbox else ())
+        self.turns = Turns(toolbox, self.prompts, rollout.max_turns) if toolbox else None
+        resolve_engine_settings(self.config)
+        if self.config.cluster.backend != "local":
+            raise ConfigError(
+                f"cluster.backend={self.config.cluster.backend}: generate() runs in this process; "
+                "postgrad.evaluate() runs elsewhere too"
+            )
+        self._opened = open_engine(engine_config(self.config))
+        self.engine = self._opened.__enter__()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        n: int = 1,
+        *,
+        temperature: float | None = None,
+        max_tokens: int | None = None,
+        seed: int = 0,
+    ) -> Any:
+        """Responses to one prompt or to several; see `postgrad.generate`."""
+        is_single = _is_prompt(prompts)
+        listed: Sequence[Any] = [prompts] if is_single else prompts  # type: ignore[list-item]
+        problems = as_problems([_as_row(one) for one in listed], "prompts")
+        groups = self.sample(problems, n, temperature, max_tokens, seed)
+        results = [group[0] if n == 1 else group for group in groups]
+        return results[0] if is_single else results
+
+    def sample(
+        self,
+        problems: Sequence[Problem],
+        n: int = 1,
+        temperature: float | None = None,
+        max_tokens: int | None = None,
+        seed: int = 0,
+    ) -> list[list[str]]:
+        """Return `n` responses per problem, the same as `postgrad eval` samples with this seed.
+
+        Temperature 0 is greedy; None is 0 for one response, otherwise 1.
+        """
+        if n < 1:
+            raise ConfigError(f"n={n} is out of range; it must be at least 1")
+        if temperature is None:
+            temperature = 0.0 if n == 1 else 1.0
+        if temperature == 0 and n > 1:
+            raise ConfigError(
+                f"n={n} with temperature=0 would give {n} equal responses; "
+                "use n=1, or a temperature above 0"
+            )
+        sampling = make_sampling(self.config.rollout, temperature)
+        if max_tokens is not None:
+            sampling = dataclasses.replace(sampling, max_new_tokens=max_tokens)
+        self.prompts.drop_overlong(problems)
+        requests: list[Request] = []
+        for problem in problems:
+            seeds = [trajectory_seed(seed, STEP, problem.uid, i) for i in range(n)]
+            requests.append(Request(self.prompts.encode(problem), seeds))
+        groups = run_turns(self.engine, requests, problems, sampling, self.turns)
+        return [[self.prompts.decode(one.tokens) for one in group] for group in groups]
+
+
+def _is_prompt(prompts: Any) -> bool:
+    """Whether this is one prompt: a text, or a list of messages."""
+    if isinstance(prompts, str):
+        return True
+    if not isinstance(prompts, Sequence) or isinstance(prompts, Path) or not prompts:
+        raise ConfigError(
+            f"prompts is {type(prompts).__name__}; give a text, a list of messages, "
+            "or a list of either"
+        )
+    return isinstance(prompts[0], dict) and "role" in prompts[0]
+
+
+def _as_row(prompt: Any) -> dict[str, Any]:
+    """Return a prompt as a row; a row with a prompt stays as it is."""
+    return prompt if isinstance(prompt, dict) else {"prompt": prompt}

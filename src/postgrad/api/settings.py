@@ -1,0 +1,141 @@
+"""Keyword arguments of the Python API become `key=value` settings of the command line."""
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from postgrad.api.objects import as_setting
+from postgrad.config.compose import FOREIGN_NAMES
+from postgrad.errors import ConfigError, did_you_mean
+from postgrad.user_code import PythonObject
+
+# Short names besides the last parts of the settings' names.
+ALIASES = {
+    "steps": "training.steps",
+    "batch_size": "training.problems_per_step",
+    "group_size": "rollout.samples",
+    "max_tokens": "rollout.max_response_tokens",
+    "temperature": "rollout.temperature",
+    "lr": "optimizer.lr",
+    "lora_rank": "model.lora.rank",
+    "lora_alpha": "model.lora.alpha",
+    "device": "model.device",
+    "dtype": "model.dtype",
+    "threads": "model.threads",
+}
+
+
+@dataclasses.dataclass
+class Settings:
+    """Settings as text, and those whose values are objects of this process."""
+
+    overrides: list[str] = dataclasses.field(default_factory=list)
+    objects: dict[str, Any] = dataclasses.field(default_factory=dict)  # by dotted key
+
+    def add(self, key: str, value: Any) -> None:
+        """Add one setting by its full name; a dict sets the keys below it."""
+        if isinstance(value, Mapping):
+            for name, item in value.items():
+                self.add(f"{key}.{name}", item)
+            return
+        plain = _plain(value)
+        if _has_objects(plain):
+            self.objects[key] = plain
+        self.overrides.append(f"{key}={override_text(plain)}")
+
+    def attach(self, config: Any) -> None:
+        """Put the objects in the place of their texts in a composed configuration."""
+        for key, value in self.objects.items():
+            section, _, leaf = key.rpartition(".")
+            target = config
+            for name in section.split(".") if section else ():
+                target = getattr(target, name)
+            setattr(target, leaf, value)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value with paths as text and objects as settings."""
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if hasattr(value, "item") and not isinstance(value, type):  # a number of NumPy or torch
+        return _plain(value.item())
+    return as_setting(value)
+
+
+def _has_objects(value: Any) -> bool:
+    items = value if isinstance(value, list) else [value]
+    return any(isinstance(item, PythonObject) for item in items)
+
+
+def override_text(value: Any) -> str:
+    """Return a value in the grammar of `key=value`."""
+    from hydra.core.override_parser.types import Quote, QuotedString
+
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, str):
+        return QuotedString(str(value), Quote.single).with_quotes()
+    if isinstance(value, Sequence):
+        return f"[{','.join(override_text(item) for item in value)}]"
+    raise ConfigError(f"{type(value).__name__} cannot be the value of a setting")
+
+
+def full_key(name: str, known: Sequence[str]) -> str:
+    """Return the full name of a setting given by a short name, e.g. optimizer.lr for lr.
+
+    `known` are the full names of all settings. A short name is an alias, or the last part of a
+    full name if only one section has it.
+
+    Raises:
+        ConfigError: no setting has this name, or several have.
+    """
+    if "." in name:  # the composition checks full names
+        return name
+    if name in known:
+        return name
+    if name in ALIASES:
+        return ALIASES[name]
+    matches = [key for key in known if key.rpartition(".")[2] == name]
+    outer = [key for key in matches if key.count(".") == 1]  # data.template, not ...judge.template
+    matches = outer or matches
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise ConfigError(
+            f'{name}= is ambiguous: {" or ".join(matches)}; write settings={{"{matches[0]}": ...}}'
+        )
+    raise ConfigError(f"unknown setting {name}; {_suggest(name, known)}")
+
+
+def _suggest(name: str, known: Iterable[str]) -> str:
+    """Return a hint for an unknown short name."""
+    foreign = FOREIGN_NAMES.get(name, "")
+    if foreign:
+        return f"the nearest here is {short_name(foreign)}"
+    leaves = {key.rpartition(".")[2] for key in known}
+    similar = difflib.get_close_matches(name, [*ALIASES, *leaves], n=1)
+    if similar:
+        return f"did you mean {similar[0]}?"
+    return f"{did_you_mean(name, ALIASES)} (postgrad recipes NAME shows every setting)"
+
+
+def short_name(key: str) -> str:
+    """Return a full name with its short form: `lr (optimizer.lr)`."""
+    arguments = {
+        "model.path": "model",
+        "data.train": "data",
+        "data.validation": "validation",
+        "reward.verifier": "reward",
+    }
+    short = {full: alias for alias, full in ALIASES.items()} | arguments
+    return f"{short[key]}= ({key})" if key in short else key
