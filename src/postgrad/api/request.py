@@ -19,6 +19,7 @@ from postgrad.data.problems import problems_of_rows
 from postgrad.errors import ConfigError
 from postgrad.files import atomic_write_text
 from postgrad.methods import find_method
+from postgrad.methods.base import Method
 from postgrad.model.loaded import Loaded
 from postgrad.training.run import run_folder
 from postgrad.user_code import PythonObject
@@ -122,10 +123,11 @@ def _find_class(recipe: str, method: Any) -> tuple[Any, Any]:
         return find_method(shown.method.name), None
     if isinstance(method, str):
         return find_method(method), method
-    if not isinstance(method, type):
+    if not isinstance(method, type) or not issubclass(method, Method):
+        seen = f"the class {method.__name__}" if isinstance(method, type) else type(method).__name__
         raise ConfigError(
-            f"method is {type(method).__name__}; give a class, such as a subclass of "
-            "postgrad.methods.grpo.Grpo, or the name of a method"
+            f"method is {seen}; give the name of a method, or a class derived from one, such as "
+            "postgrad.methods.grpo.Grpo"
         )
     name = importable_path(method) or PythonObject(
         f"{method.__name__}#{object_fingerprint(method)}", method

@@ -1,0 +1,169 @@
+"""The reference of the Python API is written from its docstrings, and every name has one."""
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+import postgrad
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "python-api.md"
+NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
+HEAD = """# Reference of the Python API
+
+Written from the docstrings by `pytest tests/api/test_api_docs.py --write-docs`.
+[From Python](python.md) is the guide.
+"""
+NAMES = (
+    "train",
+    "Trainer",
+    "Run",
+    "evaluate",
+    "Evaluation",
+    "generate",
+    "score",
+    "Session",
+    "Callback",
+    "StepResult",
+    "Batch",
+    "Problem",
+    "Score",
+    "Failure",
+    "ConfigError",
+    "RunError",
+)
+
+
+def members(kind: type) -> list[tuple[str, Any]]:
+    """Return the public functions and properties that a class defines."""
+    found: list[tuple[str, Any]] = []
+    for name, value in vars(kind).items():
+        function = value.fget if isinstance(value, property) else value
+        function = getattr(function, "__func__", function)
+        if not name.startswith("_") and inspect.isfunction(function):
+            found.append((name, value))
+    return found
+
+
+def entry(level: str, name: str, value: Any) -> str:
+    """Return the heading and the docstring of one name."""
+    target = value.fget if isinstance(value, property) else value
+    target = getattr(target, "__func__", target)
+    has_signature = inspect.isfunction(target) and not isinstance(value, property)
+    heading = f"{name}()" if has_signature else name
+    parts = [f"{level} {heading}"]
+    if has_signature:
+        parts.append(f"    {name}{inspect.signature(target)}")
+    doc = inspect.getdoc(target) or ""
+    parts.append("\n".join(f"    {line}".rstrip() for line in doc.splitlines()))
+    return "\n\n".join(parts)
+
+
+def reference() -> str:
+    parts = [HEAD.rstrip()]
+    for name in NAMES:
+        value = getattr(postgrad, name)
+        parts.append(entry("##", name, value))
+        for member, function in members(value) if isinstance(value, type) else ():
+            parts.append(entry("###", f"{name}.{member}", function))
+    return "\n\n".join(parts) + "\n"
+
+
+def test_the_page_follows_the_docstrings(request):
+    """Run with --write-docs to write the page."""
+    text = reference()
+    if request.config.getoption("--write-docs"):
+        PAGE.write_text(text)
+    assert PAGE.read_text() == text
+
+
+def test_every_public_name_is_documented_and_help_teaches():
+    assert set(NAMES) == set(postgrad.__all__) - {"__version__"}
+    for name in NAMES:
+        value = getattr(postgrad, name)
+        assert inspect.getdoc(value), name
+        for member, function in members(value) if isinstance(value, type) else ():
+            assert inspect.getdoc(function), f"{name}.{member}"
+    lines = inspect.getdoc(postgrad.train) or ""
+    for argument in inspect.signature(postgrad.train).parameters:
+        shown = f"**{argument}" if argument == "more" else argument
+        assert f"    {shown}: " in lines, argument
+
+
+def test_importing_the_package_loads_no_heavy_module():
+    program = (
+        "import sys, postgrad; print(sorted({'torch', 'transformers', 'hydra'} & {*sys.modules}))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+USER_SCRIPT = """
+import postgrad
+from postgrad import Batch, Callback, Problem, StepResult
+
+
+def reward(response: str, problem: Problem) -> float:
+    return float(response == problem.ground_truth)
+
+
+class Log(Callback):
+    def on_save(self, trainer, checkpoint):
+        trainer.lr = trainer.lr / 2
+        print(checkpoint.name, trainer.step)
+
+
+rows = [{"prompt": "1+1=", "ground_truth": "2"}]
+run = postgrad.train(model="tiny", data=rows, reward=reward, steps=1, callbacks=[Log(), print])
+reveal: float = float(run.metrics["reward/mean"].mean())
+with postgrad.Trainer(model="tiny", data=rows, reward=[reward, "exact"], kl_coef=0.1) as trainer:
+    for step in trainer:
+        one: StepResult = step
+        print(one.number + 1, one.metrics["loss"], one.responses[0].upper(), one.rewards.mean())
+session = postgrad.Session("tiny")
+batch: Batch = session.sample(["1+1="], n=2)
+session.forward_backward(batch, loss="ppo_clip", clip_low=0.2)
+print(session.optim_step(lr=1e-6)["grad_norm"], postgrad.evaluate(run, rows, n=4).accuracy)
+"""
+
+
+@pytest.mark.slow
+def test_pyright_accepts_a_users_script(tmp_path):
+    (tmp_path / "script.py").write_text(USER_SCRIPT)
+    wrong = USER_SCRIPT.replace("one.number + 1", 'one.number + "1"')
+    (tmp_path / "wrong.py").write_text(wrong)
+    source = ROOT / "src"
+    (tmp_path / "pyrightconfig.json").write_text(
+        f'{{"extraPaths": ["{source}"], "reportMissingModuleSource": false}}'
+    )
+    command = [sys.executable, "-m", "pyright", "-p", str(tmp_path), "--pythonpath", sys.executable]
+    done = subprocess.run([*command], capture_output=True, text=True, cwd=tmp_path)
+    errors = [line for line in done.stdout.splitlines() if " error: " in line]
+    assert errors and all("wrong.py" in line for line in errors), done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", NOTEBOOKS, ids=[file.stem for file in NOTEBOOKS])
+def test_notebooks_run_and_show_a_panel(file, tmp_path, monkeypatch):
+    monkeypatch.setenv("POSTGRAD_CACHE", str(tmp_path / "cache"))
+    notebook = nbformat.read(file, as_version=4)
+    resources = {"metadata": {"path": str(tmp_path)}}
+    NotebookClient(notebook, timeout=120, resources=resources).execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    panels = [one for one in outputs if "step 10/10" in str(one) or "step 40/40" in str(one)]
+    if file.stem.startswith(("1", "2")):
+        assert any("text/html" in one.get("data", {}) for one in panels)
+    assert not [one for one in outputs if one.get("name") == "stderr"]
+
+
+def test_there_are_three_notebooks_without_outputs():
+    assert [file.stem[:1] for file in NOTEBOOKS] == ["1", "2", "3"]
+    for file in NOTEBOOKS:
+        cells = nbformat.read(file, as_version=4).cells
+        assert all(not cell.get("outputs") for cell in cells), file

@@ -1,0 +1,134 @@
+"""The likeliest mistakes in Python get one line, as ConfigError, and write nothing."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from api_rows import ROWS, odd
+from transformers import AutoModelForCausalLM
+
+import postgrad
+
+
+def trl_reward(completions, **columns):
+    return [0.0 for _ in completions]
+
+
+def one_argument(response):
+    return 0.0
+
+
+class TrlCallback:
+    def on_step_end(self, args, state, control, **more):
+        return control
+
+
+class NoMethod:
+    pass
+
+
+def model_without_tokenizer(tiny: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(tiny)
+
+
+# (changed arguments, what the error names)
+MISTAKES: list[tuple[dict[str, Any], str]] = [
+    ({"learning_rate": 1e-6}, "lr= \\(optimizer.lr\\)"),
+    ({"num_generations": 8}, "group_size= \\(rollout.samples\\)"),
+    ({"max_completion_length": 8}, "max_tokens="),
+    ({"grup_size": 8}, "did you mean group_size"),
+    ({"lr": -1.0}, "optimizer.lr=-1.0"),
+    ({"lr": "fast"}, "optimizer.lr"),
+    ({"settings": {"optimizer.lrr": 1.0}}, "did you mean optimizer.lr"),
+    ({"data": []}, "no rows"),
+    ({"data": ["2+2="]}, "row 1 is str"),
+    ({"data": [{"text": "2+2="}]}, "data: row 1: unknown schema"),
+    ({"data": {"train": ROWS, "test": ROWS}}, "one split"),
+    ({"data": 7}, "data is int"),
+    ({"data": "missing.jsonl"}, "missing.jsonl: no such file"),
+    ({"data": [{**ROWS[0], "when": Path()}]}, "column when"),
+    ({"data": ROWS[:2]}, "problems_per_step"),
+    ({"reward": trl_reward}, "takes completions"),
+    ({"reward": one_argument}, "response, problem"),
+    ({"reward": "exakt"}, "did you mean exact"),
+    ({"reward": 3}, "int is not a reward"),
+    ({"reward": [odd, "exact"], "reward_weights": [1.0]}, "one weight per reward"),
+    ({"reward": None}, "no verifier is known"),
+    ({"method": NoMethod}, "method is the class NoMethod"),
+    ({"method": "grop"}, "did you mean grpo"),
+    ({"recipe": "grop"}, "did you mean grpo"),
+    ({"model": 3}, "model is int"),
+    ({"model": "runs/none/model"}, "no such folder"),
+    ({"callbacks": [TrlCallback()]}, "postgrad.Callback"),
+    ({"callbacks": [postgrad.Callback]}, "Callback\\(\\)"),
+    ({"callbacks": odd}, "must be a list"),
+    ({"loss": "ppo_clipp"}, "did you mean ppo_clip"),
+    ({"top_p": 0.9}, "top_p"),
+    ({"max_tokens": 100_000}, "context"),
+    ({"group_size": 1}, "rollout.samples=1"),
+]
+
+
+@pytest.mark.parametrize("changes, named", MISTAKES, ids=[named for _, named in MISTAKES])
+def test_a_mistake_is_one_line_and_nothing_is_written(small, folder, changes, named):
+    before = set(os.listdir(folder))  # noqa: PTH208
+    with pytest.raises(postgrad.ConfigError, match=named) as caught:
+        postgrad.train(**small | changes)
+    assert "\n" not in str(caught.value)
+    assert not (folder / "runs").exists() or not list((folder / "runs").iterdir())
+    assert set(os.listdir(folder)) - before <= {"runs", "cache"}  # noqa: PTH208
+
+
+def test_the_text_is_that_of_the_command_line(small, capsys):
+    from postgrad.cli.main import main
+
+    assert main(["train", "grpo", "model.path=tiny", "data.train=x.jsonl", "optimizer.lr=0"]) == 2
+    line = capsys.readouterr().err.strip().removeprefix("postgrad: ")
+    with pytest.raises(postgrad.ConfigError) as caught:
+        postgrad.train(model="tiny", data="x.jsonl", settings={"optimizer.lr": 0})
+    assert str(caught.value) == line
+
+
+def test_a_model_in_memory_needs_its_tokenizer(small, tiny):
+    with pytest.raises(postgrad.ConfigError, match="tokenizer"):
+        postgrad.train(**small | {"model": model_without_tokenizer(tiny)})
+
+
+def test_other_rows_do_not_continue_a_run(small):
+    postgrad.train(**small | {"steps": 1})
+    with pytest.raises(postgrad.ConfigError, match="other rows"):
+        postgrad.train(**small | {"data": ROWS[::-1]})
+
+
+def test_code_of_a_notebook_cannot_run_elsewhere(small):
+    from postgrad.methods.grpo import Grpo
+
+    class Local(Grpo):
+        pass
+
+    with pytest.raises(postgrad.ConfigError, match="put it into a file"):
+        postgrad.train(**small, method=Local, cluster="process")
+
+
+def test_an_object_of_another_process_is_refused(small, folder):
+    from postgrad.cli.main import main
+
+    postgrad.train(**small | {"steps": 1})
+    assert main(["train", "runs/test/config.yaml", "training.steps=2"]) == 2
+
+
+def test_mistakes_with_runs_sessions_and_prompts(small, folder):
+    with pytest.raises(postgrad.ConfigError, match="not a run folder"):
+        postgrad.Run(folder)
+    run = postgrad.train(**small | {"steps": 1})
+    with pytest.raises(postgrad.ConfigError, match="steps 1 to 1"):
+        run.rollouts(step=9)
+    with pytest.raises(postgrad.ConfigError, match="temperature=0"):
+        run.generate("1+1=", n=2, temperature=0.0)
+    with pytest.raises(postgrad.ConfigError, match="prompts is int"):
+        run.generate(7)  # type: ignore[arg-type]
+    with pytest.raises(postgrad.ConfigError, match="one response per row"):
+        postgrad.score(ROWS, ["1"], reward="exact")
+    with pytest.raises(postgrad.RunError, match="no step has run"):
+        postgrad.Trainer(**small | {"name": "fresh"}).save()

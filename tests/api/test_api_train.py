@@ -1,0 +1,310 @@
+"""postgrad.train, Trainer and Run on a tiny model."""
+
+import asyncio
+import gc
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pandas
+import polars
+import pytest
+import torch
+from api_rows import ROWS, odd
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from world import metrics_without_timing, tree
+
+import postgrad
+from postgrad.algorithms.losses import TokenLoss
+from postgrad.methods.grpo import Grpo
+
+WEIGHTS = "checkpoints/step-3/policy/model.safetensors"
+
+
+def weights(run: postgrad.Run) -> bytes:
+    return (run.folder / WEIGHTS).read_bytes()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [pandas.DataFrame, polars.DataFrame, datasets.Dataset.from_list, tuple, iter],
+    ids=["pandas", "polars", "datasets", "tuple", "iterator"],
+)
+def test_data_in_every_form_becomes_the_same_rows(small, make):
+    given = postgrad.Trainer(**small | {"data": make(ROWS), "name": None})
+    expected = postgrad.Trainer(**small | {"name": None})
+    assert given.folder == expected.folder  # the name has a hash of the rows
+
+
+def test_a_run_has_metrics_rollouts_pictures_and_a_model(small, folder):
+    run = postgrad.train(**small, validation={"low": ROWS[:3], "high": ROWS[-3:]})
+    assert run.metrics.loc[3, "reward/mean"] > 0
+    assert run.metrics.loc[0, "validation/low/accuracy"] >= 0
+    assert list(run.metrics.index) == [0, 1, 2, 3]
+    rollouts = run.rollouts(step=2)
+    assert len(rollouts) == 16 and {"text", "reward", "advantages"} <= set(rollouts)
+    assert run.rollouts().equals(run.rollouts(3))
+    run.plot("curves.png")
+    assert Path("curves.png").stat().st_size > 10_000
+    assert isinstance(run.generate("1+1="), str)
+    assert [len(texts) for texts in run.generate(["1+1=", "2+1="], n=3)] == [3, 3]
+    assert run.generate("1+1=", n=2, seed=1) != run.generate("1+1=", n=2, seed=2)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(run.save("out")), run.load()[1]
+    assert model.config.vocab_size >= len(tokenizer)
+    assert repr(postgrad.Run("runs/test")) == repr(run)  # a finished run is opened by its folder
+
+
+def test_the_page_of_a_run_is_served_until_it_is_stopped(small):
+    import httpx
+
+    run = postgrad.train(**small)
+    page = run.view()
+    try:
+        assert "Postgrad" in httpx.get(page.url).text
+        assert page.url in page._repr_html_()
+    finally:
+        page.stop()
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(page.url)
+
+
+def test_a_loop_that_is_stopped_and_resumed_gives_the_same_bytes(small):
+    whole = postgrad.train(**small | {"runs": "whole"})
+    with postgrad.Trainer(**small) as trainer:
+        for step in trainer:
+            assert step.rewards.shape == (16,) and len(step.responses) == 16
+            if step.number == 1:
+                break
+        assert trainer.save().name == "step-1"
+    assert trainer.run.interrupted
+    numbers = [step.number for step in trainer.resume()]
+    assert numbers == [2, 3]
+    assert tree(trainer.folder / "checkpoints")  # something is compared
+    assert (trainer.folder / WEIGHTS).read_bytes() == weights(whole)
+    assert metrics_without_timing(trainer.folder) == metrics_without_timing(whole.folder)
+
+
+def test_a_changed_learning_rate_is_used_and_survives_a_resume(small):
+    def train(runs: str, stops: bool) -> postgrad.Run:
+        trainer = postgrad.Trainer(**small | {"runs": runs})
+        for step in trainer:
+            if step.number == 1:
+                trainer.lr = 1e-5
+            if step.number == 2 and stops:
+                trainer.stop()
+        return trainer.resume().train() if stops else trainer.run
+
+    once, twice = train("once", False), train("twice", True)
+    assert list(once.metrics["lr"]) == [3e-3, 1e-5, 1e-5]
+    assert weights(once) == weights(twice) != weights(postgrad.train(**small))
+
+
+def test_ctrl_c_finishes_the_step_and_the_same_call_continues(small, capfd):
+    def interrupt(step: postgrad.StepResult) -> None:
+        if step.number == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    run = postgrad.train(**small | {"progress": True}, callbacks=[interrupt])
+    assert run.interrupted and run.step == 2
+    lines = capfd.readouterr().out.splitlines()
+    assert lines.count("saved at step 2 of 3 in runs/test; the same call continues it") == 1
+    assert len(lines) == len(set(lines))  # nothing is printed twice
+    assert postgrad.train(**small).step == 3
+    assert capfd.readouterr().out == ""
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_callbacks_see_every_event_and_may_stop_the_run(small):
+    seen: list[Any] = []
+
+    class Log(postgrad.Callback):
+        def on_train_begin(self, trainer):
+            seen.append(("begin", trainer.step))
+
+        def on_step_end(self, trainer, step):
+            seen.append(("step", step.number))
+            if step.number == 2:
+                trainer.stop()
+
+        def on_evaluate(self, trainer, step, metrics):
+            seen.append(("evaluate", step))
+
+        def on_save(self, trainer, checkpoint):
+            seen.append(("save", checkpoint.name))
+
+        def on_train_end(self, trainer):
+            seen.append(("end", trainer.step))
+
+    postgrad.train(**small, validation=ROWS[:2], callbacks=[Log()])
+    assert seen == [
+        ("begin", 0),
+        ("evaluate", 0),
+        ("step", 1),
+        ("step", 2),
+        ("save", "step-2"),
+        ("end", 2),
+    ]
+
+
+def test_rewards_of_every_kind_score(small):
+    async def later(response, problem):
+        await asyncio.sleep(0)
+        return odd(response, problem)
+
+    class Batch:
+        def score(self, problems, responses):
+            return [odd(one, None) for one in responses]
+
+    limit = 4
+    closure = lambda response, problem: odd(response, problem) * limit / 4  # noqa: E731
+    runs = [
+        postgrad.train(**small | {"reward": reward, "name": None})
+        for reward in (odd, later, closure, Batch())
+    ]
+    assert len({run.folder for run in runs}) == 4
+    assert len({weights(run) for run in runs}) == 1
+    several = postgrad.train(
+        **small | {"reward": [odd, "exact"], "name": None}, reward_weights=[1.0, 0.5]
+    )
+    metrics = several.metrics.loc[1]
+    expected = metrics["reward/odd"] + 0.5 * metrics["reward/exact"]
+    assert metrics["reward/mean"] == pytest.approx(expected)
+
+
+def test_a_changed_reward_is_another_run(small):
+    def make(factor: float) -> Any:
+        return lambda response, problem: factor * odd(response, problem)
+
+    folders = {postgrad.Trainer(**small | {"reward": make(f), "name": None}).folder for f in (1, 2)}
+    assert len(folders) == 2
+    postgrad.train(**small | {"reward": make(1)})
+    with pytest.raises(postgrad.ConfigError, match=r"reward\.verifier was"):
+        postgrad.train(**small | {"reward": make(2)})
+
+
+def test_a_failing_reward_names_its_error(small):
+    def broken(response, problem):
+        return problem.extra["answer"]
+
+    with pytest.raises(postgrad.RunError, match="KeyError"):
+        postgrad.train(**small | {"reward": broken})
+
+
+def test_method_loss_and_advantage_are_given_as_objects(small):
+    class Doubled(Grpo):
+        def score(self, batch, step):
+            batch = super().score(batch, step)
+            batch.rows["reward"] = batch.rows["reward"] * 2
+            return batch
+
+    def soft(logprobs, advantages, *, tau=1.0):
+        return TokenLoss(-advantages * torch.sigmoid(tau * logprobs), {})
+
+    def centered(rewards, groups):
+        return rewards - rewards.mean()
+
+    def one_tool(text: str) -> str:
+        """Repeats a text.
+
+        Args:
+            text: any text
+        """
+        return text
+
+    plain = postgrad.train(**small | {"runs": "plain"})
+    doubled = postgrad.train(**small | {"runs": "doubled"}, method=Doubled)
+    ratio = doubled.metrics.loc[1, "reward/mean"] / plain.metrics.loc[1, "reward/mean"]
+    assert ratio == pytest.approx(2.0)
+    other = postgrad.train(
+        **small | {"runs": "other"},
+        loss=soft,
+        advantage=centered,
+        settings={"method.loss_options": {"tau": 0.5}},
+    )
+    assert weights(other) != weights(plain)
+    assert "python:soft#" in (other.folder / "config.yaml").read_text()
+    tools = postgrad.Trainer(**small | {"name": None}, tools=[one_tool], max_turns=2)
+    assert tools.config.rollout.tools[0].startswith("python:one_tool#")
+
+
+def test_a_warm_up_run_uses_the_same_objects(small):
+    rows = [{**row, "response": row["ground_truth"]} for row in ROWS]
+    run = postgrad.train(
+        **small | {"data": rows, "steps": 1},
+        settings={
+            "warmup.recipe": "sft",
+            "warmup.overrides": ["training.steps=1", "training.problems_per_step=4"],
+        },
+    )
+    assert (run.folder.parent / "test-warmup/checkpoints/step-1").is_dir() and run.step == 1
+
+
+def test_a_model_in_memory_is_copied_and_not_changed(small, tiny):
+    model = AutoModelForCausalLM.from_pretrained(tiny)
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    before = [p.clone() for p in model.parameters()]
+    run = postgrad.train(**small | {"model": (model, tokenizer)})
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert weights(run) == weights(postgrad.train(**small | {"runs": "path"}))
+    result = postgrad.evaluate((model, tokenizer), data=ROWS[:2], reward="exact", progress=False)
+    assert 0.0 <= result.accuracy <= 1.0
+
+
+def test_two_trainers_in_one_process_do_not_disturb_each_other(small):
+    alone = [postgrad.train(**small | {"runs": f"alone{i}", "seed": i}) for i in range(2)]
+    trainers = [postgrad.Trainer(**small | {"runs": f"both{i}", "seed": i}) for i in range(2)]
+    for _ in range(3):
+        for trainer in trainers:
+            next(trainer)
+    for trainer, run in zip(trainers, alone, strict=True):
+        assert weights(trainer.train()) == weights(run)
+
+
+def test_twenty_trainers_leave_no_threads_and_no_models_behind(small, folder):
+    def train(i: int) -> None:
+        postgrad.train(**small | {"steps": 1, "name": f"run{i}"})
+
+    train(0)
+    threads = threading.active_count()
+    files = len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").exists() else 0
+    for i in range(1, 21):
+        train(i)
+    gc.collect()
+    models = [one for one in gc.get_objects() if type(one).__name__ == "Qwen3ForCausalLM"]
+    assert threading.active_count() <= threads
+    assert len(models) <= 1
+    if files:
+        assert len(list(Path("/proc/self/fd").iterdir())) <= files + 2
+
+
+def test_evaluate_uses_the_reward_of_the_run_and_score_agrees(small):
+    run = postgrad.train(**small)
+    result = postgrad.evaluate(run, data={"a": ROWS[:2], "b": ROWS[2:4]}, n=2, progress=False)
+    frame = result.responses
+    assert set(result.summary["sets"]) == {"a", "b"} and len(frame) == 8
+    again = postgrad.score(ROWS[:2] * 2, frame["response"][:4].tolist(), reward=odd)
+    assert [one.value for one in again] == frame["score"][:4].tolist()
+    assert postgrad.score(ROWS[1:2], ["1"], reward="exact")[0].value == 1.0
+    rows = [{**ROWS[5], "response": "2"}]
+    assert postgrad.score(rows, reward="exact")[0].value == 1.0
+
+
+def test_a_hub_id_is_downloaded(small, folder, monkeypatch):
+    from postgrad.data.prepare import hub
+
+    file = folder / "hub" / "main" / "train-0.jsonl"
+    file.parent.mkdir(parents=True)
+    file.write_text('{"prompt": "1+1=", "ground_truth": "2"}\n' * 8)
+    asked: list[Any] = []
+
+    def fetch(repository: str, patterns: tuple[str, ...]) -> Any:
+        asked.append((repository, patterns[0]))
+        return folder / "hub", [file], "commit"
+
+    monkeypatch.setattr(hub, "fetch", fetch)
+    trainer = postgrad.Trainer(**small | {"data": "owner/sums:main"})
+    assert trainer.config.data.train == str(file)
+    assert asked == [("owner/sums", "main/*train*.parquet")]
