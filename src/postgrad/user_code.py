@@ -77,11 +77,7 @@ def load_object(path: str, label: str, is_valid: Callable[[Any], bool], kind: st
 
 def load_module(place: str, label: str) -> ModuleType:
     """The module of a file or of a dotted name. Raises ConfigError, which starts with `label`."""
-    if place == PYTHON:
-        raise ConfigError(
-            f"{label} is an object of another Python process; give it again from Python, "
-            "or put it into a file and give file.py:NAME"
-        )
+    refuse_object_name(f"{place}:", label)
     add_current_folder()
     try:
         if place.endswith(".py"):
@@ -92,6 +88,15 @@ def load_module(place: str, label: str) -> ModuleType:
         lines = str(error).split("\n")
         reason = f"{type(error).__name__}: {lines[0]}" if lines[0] else type(error).__name__
         raise ConfigError(f"{label} cannot be imported: {reason}") from error
+
+
+def refuse_object_name(text: str, label: str) -> None:
+    """Raise ConfigError for the text of a PythonObject, whose object another process had."""
+    if text.startswith(f"{PYTHON}:"):
+        raise ConfigError(
+            f"{label} is an object of another Python process; give it again from Python, "
+            "or put it into a file and give file.py:NAME"
+        )
 
 
 def add_current_folder() -> None:

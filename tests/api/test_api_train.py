@@ -147,6 +147,16 @@ def test_callbacks_see_every_event_and_may_stop_the_run(small):
         ("save", "step-2"),
         ("end", 2),
     ]
+    seen.clear()
+
+    class Slower(Log):
+        def on_train_begin(self, trainer):
+            super().on_train_begin(trainer)
+            trainer.lr = 1e-5
+
+    run = postgrad.train(**small, validation=ROWS[:2], callbacks=[Slower()])
+    assert seen == [("begin", 2), ("step", 3), ("evaluate", 3), ("save", "step-3"), ("end", 3)]
+    assert run.metrics.loc[3, "lr"] == 1e-5
 
 
 def test_rewards_of_every_kind_score(small):
@@ -308,3 +318,14 @@ def test_a_hub_id_is_downloaded(small, folder, monkeypatch):
     trainer = postgrad.Trainer(**small | {"data": "owner/sums:main"})
     assert trainer.config.data.train == str(file)
     assert asked == [("owner/sums", "main/*train*.parquet")]
+    postgrad.Trainer(**small, validation="owner/sums:main")
+    assert asked[1:] == [("owner/sums", "main/*validation*.parquet")]
+
+
+def test_a_trainer_that_is_dropped_releases_its_folder(small):
+    trainer = postgrad.Trainer(**small)
+    next(trainer)
+    with pytest.raises(postgrad.ConfigError, match="in use"):
+        next(postgrad.Trainer(**small))
+    del trainer
+    assert next(postgrad.Trainer(**small)).number == 1  # no checkpoint was written yet

@@ -1,10 +1,10 @@
 """Callbacks of a training run."""
 
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from postgrad.config.schema import Config
 from postgrad.errors import ConfigError
 from postgrad.training.report import Reporter
 from postgrad.training.result import StepResult
@@ -100,10 +100,12 @@ class CallbackReporter(Reporter):
     """Passes the events of a run to callbacks."""
 
     def __init__(self, trainer: TrainerControl, callbacks: Sequence[Callback]) -> None:
-        self.trainer = trainer
+        # Not a strong reference: a trainer that nobody holds any more releases its run folder.
+        self.trainer: TrainerControl = weakref.proxy(trainer)
         self.callbacks = callbacks
 
-    def started(self, folder: Path, config: Config, start: int) -> None:
+    def begin(self) -> None:
+        """Call on_train_begin, once the trainer has its driver."""
         for callback in self.callbacks:
             callback.on_train_begin(self.trainer)
 

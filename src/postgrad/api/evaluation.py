@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from postgrad.api.models import as_model, model_path
 from postgrad.api.rewards import Reward, as_verifier_setting
-from postgrad.api.rows import as_problems, as_source, to_jsonl
+from postgrad.api.rows import HELD_OUT, as_problems, as_source, to_jsonl
 from postgrad.api.run import Run, _pandas
 from postgrad.api.sampler import Prompt, Sampler
 from postgrad.api.settings import Settings
@@ -151,7 +151,7 @@ def _sets(data: Any) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
         parts: list[str] = []
         for name, one in named.items():
-            source = as_source(one, f"data[{name!r}]" if name else "data")
+            source = as_source(one, f"data[{name!r}]" if name else "data", HELD_OUT[::-1])
             if not isinstance(source, str):
                 file = Path(folder) / f"{name or 'rows'}.jsonl"
                 file.write_text(to_jsonl(source))

@@ -11,7 +11,7 @@ from postgrad.api.models import as_model, fingerprint, save_once
 from postgrad.api.objects import fingerprint as object_fingerprint
 from postgrad.api.objects import importable_path
 from postgrad.api.rewards import as_verifier_setting
-from postgrad.api.rows import Row, as_source, to_jsonl
+from postgrad.api.rows import HELD_OUT, Row, as_source, to_jsonl
 from postgrad.api.settings import Settings, full_key
 from postgrad.config.compose import compose, known_keys
 from postgrad.config.schema import Config
@@ -148,7 +148,7 @@ def _add_data(settings: Settings, data: Any, validation: Any) -> dict[str, str]:
     for name, one in sets.items():
         label = f"validation[{name!r}]" if name else "validation"
         file = f"validation-{name}.jsonl" if name else "validation.jsonl"
-        text = _placeholder(files, file, as_source(one, label), label)
+        text = _placeholder(files, file, as_source(one, label, HELD_OUT), label)
         texts.append(f"{name}={text}" if name else text)
     settings.add("data.validation", ",".join(texts))
     return files

@@ -47,11 +47,7 @@ def as_verifier_setting(
         return PythonObject(describe(rewards[0]), terms)
     parts = [f"{weight:g}*{_name(one)}" for one, weight in zip(rewards, factors, strict=True)]
     text = " + ".join(parts)
-    return PythonObject(f"{text}#{fingerprint([*map(_code, rewards), *factors])}", terms)
-
-
-def _code(reward: Any) -> Any:
-    return reward if not isinstance(reward, Scorer) else reward.verifier
+    return PythonObject(f"{text}#{fingerprint([*rewards, *factors])}", terms)
 
 
 def _check_weights(rewards: Sequence[Any], weights: Sequence[float] | None) -> list[float]:

@@ -12,16 +12,19 @@ from postgrad.errors import ConfigError
 from postgrad.problem import Problem
 
 Row = dict[str, Any]
-HUB_FILES = ("*train*.parquet", "*train*.jsonl", "*train*.json", "*train*.csv")
+TRAIN = ("train",)  # splits of a hub data set, the first one that exists
+HELD_OUT = ("validation", "test")
+EXTENSIONS = ("parquet", "jsonl", "json", "csv")
 
 
-def as_source(data: Any, label: str = "data") -> str | list[Row]:
+def as_source(data: Any, label: str = "data", splits: Sequence[str] = TRAIN) -> str | list[Row]:
     """Return data as the text of a data source, or as rows if it is in memory.
 
-    `label` is the argument's name, for error messages. Raises ConfigError.
+    `label` is the argument's name, for error messages. `splits` are those of a hub data set.
+    Raises ConfigError.
     """
     if isinstance(data, str | Path):
-        return _hub_files(str(data)) or str(data)
+        return _hub_files(str(data), splits) or str(data)
     return as_rows(data, label)
 
 
@@ -102,26 +105,27 @@ def _as_json(value: Any, number: int, column: str, label: str) -> Any:
     )
 
 
-def _hub_files(text: str) -> str:
+def _hub_files(text: str, splits: Sequence[str]) -> str:
     """Return the downloaded files of a hub id `owner/name[:folder]`; "" for other sources.
 
-    Raises ConfigError if the data set has several folders with training files.
+    Raises ConfigError if the data set has several folders with files of the split.
     """
     repository, _, folder = text.partition(":")
     owner, slash, name = repository.partition("/")
     is_hub_id = bool(owner and slash and name) and "/" not in name and "," not in text
-    has_extension = "." in name and name.rpartition(".")[2] in ("parquet", "jsonl", "json", "csv")
+    has_extension = "." in name and name.rpartition(".")[2] in EXTENSIONS
     is_local = exists(Path(text).expanduser()) or exists(Path(owner)) or owner in (".", "..", "~")
     if not is_hub_id or has_extension or is_local:
         return ""
     from postgrad.data.prepare.hub import fetch
 
     prefix = f"{folder}/" if folder else ""
-    root, files, _ = fetch(repository, tuple(prefix + pattern for pattern in HUB_FILES))
+    patterns = [f"{prefix}*{split}*.{end}" for split in splits for end in EXTENSIONS]
+    root, files, _ = fetch(repository, tuple(patterns))
     folders = sorted({file.parent.relative_to(root).as_posix() for file in files})
     if len(folders) > 1:
         raise ConfigError(
-            f"{repository} has training files in {', '.join(folders)}; "
+            f"{repository} has files of the split {splits[0]} in {', '.join(folders)}; "
             f'choose one, e.g. data="{repository}:{folders[0]}"'
         )
     return ",".join(str(file) for file in files)

@@ -81,7 +81,7 @@ class Run:
         merged: dict[int, dict[str, float]] = {}
         for line in self._lines():
             merged.setdefault(int(line["step"]), {}).update(line)
-        frame = _pandas().DataFrame(list(merged.values()))
+        frame = _pandas().DataFrame(list(merged.values()), columns=None if merged else ["step"])
         return frame.set_index(frame["step"].astype(int)).drop(columns="step")
 
     def rollouts(self, step: int | None = None) -> pandas.DataFrame:

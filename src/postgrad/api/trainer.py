@@ -241,6 +241,11 @@ class Trainer:
             reporter = MultiReporter(self._make_display(), callbacks)
             self._driver = stack.enter_context(open_driver(started, reporter))
             self._steps = self._driver.steps()
+            try:
+                callbacks.begin()
+            except BaseException:
+                self._driver = self._steps = None
+                raise
             self._stack = stack.pop_all()
         return self._driver
 

@@ -5,6 +5,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from postgrad.errors import ConfigError, did_you_mean
+from postgrad.user_code import refuse_object_name
 from postgrad.verifiers.combine import Term, check_arguments, parse_sum, score_sum
 from postgrad.verifiers.loading import load_verifier_function
 from postgrad.verifiers.port import Verifier
@@ -24,6 +25,7 @@ def find_verifier(name: str) -> VerifierSpec:
     """
     if name in VERIFIERS:
         return VERIFIERS[name]
+    refuse_object_name(name, f"reward.verifier={name}")
     if is_sum(name):
         return _find_sum(name)
     module_path, colon, function = name.rpartition(":")
