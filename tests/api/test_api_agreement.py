@@ -126,3 +126,13 @@ def test_the_reward_of_both_is_the_same_function():
     exec(VERIFIER, scope)
     for text in ("", "13", "2468", "97531"):
         assert scope["odd"](text, None) == odd(text, None)
+
+
+def test_a_program_that_uses_hydra_itself_keeps_its_state():
+    from hydra import initialize
+    from hydra.core.global_hydra import GlobalHydra
+
+    with initialize(version_base="1.3", config_path=None):
+        users = GlobalHydra.instance().hydra
+        assert request_of(steps=7).config.training.steps == 7
+        assert GlobalHydra.instance().hydra is users

@@ -8,6 +8,8 @@ from typing import Any
 
 from postgrad.user_code import PythonObject
 
+# Objects by id. It holds them: the id of an object that is gone may belong to another one.
+Visited = dict[int, Any]
 SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -44,18 +46,18 @@ def fingerprint(value: Any) -> str:
     module that the code names. Other data that the code reads is not covered.
     """
     digest = hashlib.blake2b(digest_size=4)
-    _add(digest, value, set())
+    _add(digest, value, {})
     return digest.hexdigest()
 
 
-def _add(digest: Any, value: Any, visited: set[int]) -> None:
+def _add(digest: Any, value: Any, visited: Visited) -> None:
     """Add an object to the hash; each object once."""
     if isinstance(value, SIMPLE):
         digest.update(f"{type(value).__name__}={value!r};".encode())
         return
     if id(value) in visited:
         return
-    visited.add(id(value))
+    visited[id(value)] = value
     if isinstance(value, CodeType):
         digest.update(value.co_code + repr(value.co_names).encode())
         for constant in value.co_consts:
@@ -84,7 +86,7 @@ def _add(digest: Any, value: Any, visited: set[int]) -> None:
         _add(digest, {key: one for key, one in state.items() if isinstance(one, SIMPLE)}, visited)
 
 
-def _add_function(digest: Any, function: Any, visited: set[int]) -> None:
+def _add_function(digest: Any, function: Any, visited: Visited) -> None:
     _add(digest, function.__code__, visited)
     _add(digest, function.__defaults__ or (), visited)
     _add(digest, function.__kwdefaults__ or {}, visited)
@@ -103,7 +105,7 @@ def _add_function(digest: Any, function: Any, visited: set[int]) -> None:
             _add(digest, used, visited)
 
 
-def _add_class(digest: Any, kind: type, visited: set[int]) -> None:
+def _add_class(digest: Any, kind: type, visited: Visited) -> None:
     for base in kind.__bases__:
         digest.update(base.__qualname__.encode())
     for name, member in sorted(vars(kind).items()):
