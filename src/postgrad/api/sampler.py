@@ -13,10 +13,10 @@ from postgrad.evaluation.model import find_model
 from postgrad.evaluation.plan import engine_config, make_prompts, resolve_engine_settings
 from postgrad.evaluation.settings import EvalConfig, read_settings
 from postgrad.problem import Problem
-from postgrad.rollout.engine import Request, make_sampling, trajectory_seed
-from postgrad.rollout.respond import STEP
+from postgrad.rollout.engine import make_sampling
+from postgrad.rollout.respond import generate
 from postgrad.rollout.tools import open_toolbox
-from postgrad.rollout.turns import Turns, run_turns
+from postgrad.rollout.turns import Turns
 
 # A prompt: a text, or messages such as [{"role": "user", "content": "2+2="}].
 Prompt = str | Sequence[dict[str, Any]]
@@ -93,12 +93,9 @@ class Sampler:
         if max_tokens is not None:
             sampling = dataclasses.replace(sampling, max_new_tokens=max_tokens)
         self.prompts.drop_overlong(problems)
-        requests: list[Request] = []
-        for problem in problems:
-            seeds = [trajectory_seed(seed, STEP, problem.uid, i) for i in range(n)]
-            requests.append(Request(self.prompts.encode(problem), seeds))
-        groups = run_turns(self.engine, requests, problems, sampling, self.turns)
-        return [[self.prompts.decode(one.tokens) for one in group] for group in groups]
+        responses = generate(self.engine, self.prompts, problems, sampling, n, seed, self.turns)
+        texts = [response.text for response in responses]
+        return [texts[i : i + n] for i in range(0, len(texts), n)]
 
 
 def _is_prompt(prompts: Any) -> bool:

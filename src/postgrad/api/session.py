@@ -19,12 +19,16 @@ from postgrad.config.compose import compose, known_keys
 from postgrad.config.schema import Config
 from postgrad.data.render import make_prompts
 from postgrad.errors import ConfigError, RunError, did_you_mean
-from postgrad.methods.base import Group, Method, Ports, Step, add_scores
+from postgrad.methods.base import Method
 from postgrad.methods.grpo import Grpo
+from postgrad.methods.ports import Ports
 from postgrad.methods.sft import Sft
+from postgrad.methods.step import Group, Step
 from postgrad.methods.support.grpo_checks import check_loss_options
+from postgrad.methods.support.sampling import add_scores
 from postgrad.model.device import set_threads
-from postgrad.model.policy import MetricAccumulator, split_updates
+from postgrad.model.metrics import MetricAccumulator
+from postgrad.model.policy import split_updates
 from postgrad.problem import Problem
 from postgrad.training.prepare import resolve
 from postgrad.types import Batch

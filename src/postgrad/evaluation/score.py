@@ -12,7 +12,6 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from postgrad import __version__
 from postgrad.cluster.generators import open_chat, open_reward_models
 from postgrad.config.compose import compose_section
 from postgrad.config.schema import EngineConfig, ModelConfig, RolloutConfig, setting
@@ -35,6 +34,7 @@ from postgrad.results.metrics import INTERVAL, summarize
 from postgrad.results.rows import check_failure_rate, result_row
 from postgrad.rollout.fake import FakeEngine
 from postgrad.verifiers.scorer import LLM_JUDGE, Scorer
+from postgrad.version import __version__
 
 SHORT_KEYS = {
     "data": "data.sets",
