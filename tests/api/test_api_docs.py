@@ -156,7 +156,7 @@ def test_notebooks_run_and_show_a_panel(file, tmp_path, monkeypatch):
     resources = {"metadata": {"path": str(tmp_path)}}
     NotebookClient(notebook, timeout=120, resources=resources).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-    panels = [one for one in outputs if "step 10/10" in str(one) or "step 40/40" in str(one)]
+    panels = [one for one in outputs if "step 10/10" in str(one) or "step 30/30" in str(one)]
     if file.stem.startswith(("1", "2")):
         assert any("text/html" in one.get("data", {}) for one in panels)
     errors = [one["text"] for one in outputs if one.get("name") == "stderr"]

@@ -273,6 +273,7 @@ def test_two_trainers_in_one_process_do_not_disturb_each_other(small):
         assert weights(trainer.train()) == weights(run)
 
 
+@pytest.mark.slow
 def test_twenty_trainers_leave_no_threads_and_no_models_behind(small, folder):
     def train(i: int) -> None:
         postgrad.train(**small | {"steps": 1, "name": f"run{i}"})
