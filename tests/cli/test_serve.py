@@ -199,6 +199,7 @@ def test_top_log_probs_are_those_of_the_distribution(client, tiny):
     assert named.logprobs.tokens == [f"token_id:{i}" for i in named.token_ids]
 
 
+@pytest.mark.slow
 def test_two_models_on_one_port_and_a_chat_template_with_its_options(
     tiny, tiny_untied, native, tmp_path
 ):

@@ -140,6 +140,7 @@ def test_impossible_combinations_are_refused_by_the_methods_check(override, key)
         find_method("grpo")(compose_with("grpo", override)).check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "overrides", "key"),
     [
@@ -414,6 +415,7 @@ assert len(imported) < 100, imported
     assert "usage: postgrad COMMAND" in done.stdout
 
 
+@pytest.mark.slow
 def test_composing_imports_no_torch():
     script = "import sys, postgrad.config.compose; assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 0
@@ -429,6 +431,7 @@ def test_a_setting_that_is_a_dictionary_takes_any_names():
     assert "data.template_options" in error_of("data.template_options=3")
 
 
+@pytest.mark.slow
 def test_an_address_needs_no_quotes():
     for override in (
         "rollout.url=http://host:8000/v1#org/model",

@@ -44,6 +44,7 @@ FILES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "num_rows", "data_source", "truth", "num_distinct"), FILES)
 def test_file_loads_without_changes(
     name: str, num_rows: int, data_source: str, truth: str, num_distinct: int

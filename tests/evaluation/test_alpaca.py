@@ -90,6 +90,7 @@ def compared(tiny, tmp_path_factory) -> tuple[Path, str, int]:
     return out, printed.getvalue(), num_calls
 
 
+@pytest.mark.slow
 def test_each_answer_is_compared_with_the_output_of_its_row(compared):
     out, _, num_calls = compared
     rows = read_lines(out / "alpaca_eval.jsonl")

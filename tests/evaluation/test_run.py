@@ -296,6 +296,7 @@ def test_result_file_of_another_set_is_refused(reference, tiny, verifier, tmp_pa
     assert "one.jsonl: line 1" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -410,6 +411,7 @@ def run_folder(tiny, tmp_path_factory) -> Path:
     return runs / "test"
 
 
+@pytest.mark.slow
 def test_run_folder_means_its_latest_checkpoint(run_folder, capsys):
     target = find_model(str(run_folder))
     assert target.path == f"{run_folder}/checkpoints/step-4/policy"

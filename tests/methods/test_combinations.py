@@ -195,6 +195,7 @@ def check_quickly(recipe: str, model: Path, *overrides: str) -> None:
     find_method(config.method.name)(config).check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overrides", WITH_EFFECT)
 def test_setting_that_is_read_is_accepted(overrides, tiny):
     check_quickly(overrides.split()[0], tiny, *overrides.split()[1:])

@@ -27,6 +27,7 @@ B = Row(POLICY, [0.6, 0.24, 0.5, 1.0], [0.5, 0.4, 0.5, 1.0], -0.25, mask=[1, 1, 
 # ---- the price of a row
 
 
+@pytest.mark.slow
 def test_a_replayed_row_is_priced_by_its_recorded_logprobs(tiny):
     """T3: the ratio to the recorded log-probs, shaped.
 
@@ -40,6 +41,7 @@ def test_a_replayed_row_is_priced_by_its_recorded_logprobs(tiny):
     assert done.metrics["policy/clip_fraction"] == 0.0, "mixed mode has no clip"
 
 
+@pytest.mark.slow
 def test_the_clip_is_for_the_warm_up(tiny, monkeypatch):
     """T3's own row clipped (.25 a token) and open (.7 / 3)."""
     import given_logprobs
@@ -219,6 +221,7 @@ def test_a_success_is_stored_once(tiny):
     assert entry.successes == 3 and len(entry.experiences) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides", ["pick_by=perplexity", "pick=max", "pick_by=random", "importance=false"]
 )

@@ -57,6 +57,7 @@ T3 = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", T3)
 def test_the_loss_of_the_specification(name, tiny):
     """The table sums over the two rows where ours is a mean; token means are the same."""
@@ -293,6 +294,7 @@ def test_a_trace_ends_at_its_first_end(tiny):
     assert group.given_rows[0].response == [1, 2, END]
 
 
+@pytest.mark.slow
 def test_the_strategies_draw_as_they_should(tiny):
     """The method's settings reach the schedules; tests/algorithms checks their numbers (T9)."""
     apart = ("method.num_demonstrations=-1", "method.prefix_min=0.1", "method.prefix_max=0.9")

@@ -90,6 +90,7 @@ def functions(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_user_loss_from_a_file_trains_as_the_built_in_one(tiny, functions):
     runs = {}
     for name, loss in (("own", "functions.py:clipped"), ("built_in", "ppo_clip")):

@@ -373,6 +373,7 @@ def test_a_device_without_the_fused_kernel_is_refused(monkeypatch):
         Optimizer(net(), config("adamw_fused"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_trains_saves_and_continues_in_a_policy(kind, tiny, tmp_path: Path):
     """Through the policy's own save and load: the same gradient norms afterwards."""

@@ -105,6 +105,7 @@ def answering(path, answer):
     return lambda body: answer if path == "/reset_prefix_cache" else PATH[path](body) and answer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answers", "overrides"),
     [

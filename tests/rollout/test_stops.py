@@ -181,6 +181,7 @@ def test_a_style_brings_its_own_strings_unless_others_are_given(tiny):
     assert read_settings("m", ["data=f", "stop=[y]"], run).rollout.stop == ["y"]
 
 
+@pytest.mark.slow
 def test_a_run_and_its_evaluation_stop_there(tiny, tmp_path, stops):
     stop = stops[1]
     verifier = tmp_path / "mine.py"

@@ -179,6 +179,7 @@ def test_the_calculator_computes_nothing_else(expression):
     assert answer.startswith("error: ") or answer == "0.5"
 
 
+@pytest.mark.slow
 def test_a_program_runs_in_the_sandbox():
     try:
         probe()

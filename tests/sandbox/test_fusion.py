@@ -267,6 +267,7 @@ def test_a_reply_that_is_too_large_is_an_error(fusion, monkeypatch):
         FusionSandbox(fusion.url, retry_s=0.1).run("")
 
 
+@pytest.mark.slow
 def test_the_request_has_the_limits_and_the_token(fusion):
     limits = Limits(time_s=2.5, memory_mb=300)
     FusionSandbox(fusion.url, "secret", limits).run("print(input())", "x")

@@ -202,6 +202,7 @@ def test_other_methods_paths_and_types(server):
     assert server.ask("/test_program_stdio", number_input)[0] == 400
 
 
+@pytest.mark.slow
 @needs_sandbox
 @pytest.mark.parametrize("token", ["wrong", "secre", "secrets", "é".encode().decode("latin-1")])
 def test_a_token_is_required(server, token):

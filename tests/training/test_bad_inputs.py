@@ -247,6 +247,7 @@ def test_run_may_be_renamed_moved_and_extended(home, tiny):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "word", ["optimizer.schedule=linear", "optimizer.schedule=cosine", "rollout.staleness=1"]
 )

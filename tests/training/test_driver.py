@@ -285,6 +285,7 @@ def test_sft_without_accuracy_needs_no_verifier(fresh, tmp_path):
     assert train(config_of("sft", fresh, *overrides), Reporter()).step == 1
 
 
+@pytest.mark.slow
 def test_run_without_learning_signal_stops(fresh, verifiers, tmp_path, capsys):
     overrides = overrides_of(
         fresh,
@@ -450,6 +451,7 @@ def test_error_in_a_stage_names_the_stage(fresh, tmp_path, verifiers, monkeypatc
         train(config, Reporter())
 
 
+@pytest.mark.slow
 def test_run_stops_when_validation_reaches_stop_at(fresh, verifiers, tmp_path):
     overrides = (
         "training.steps=40",

@@ -152,6 +152,7 @@ def test_settings_are_checked(home, tiny, monkeypatch, capsys):
     assert not (home / "runs" / "bad").exists()
 
 
+@pytest.mark.slow
 def test_state_is_in_the_checkpoint(home, ran, tiny, monkeypatch, capsys):
     """After an error in step 3 the count continues from the checkpoint of step 2."""
     (home / "pull-the-plug").touch()

@@ -92,6 +92,7 @@ def trained(method: RecordingMethod) -> list[str]:
     return [event for event in method.events if event.startswith("train")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [1, 2])
 def test_resumed_run_uses_the_rollouts_of_the_checkpoint(tiny, depth):
     uninterrupted, prefetcher = make_prefetcher(tiny, depth)

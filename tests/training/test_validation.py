@@ -129,6 +129,7 @@ def files(tmp_path, monkeypatch) -> Path:
 EVERY = "training.validate_every=2"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

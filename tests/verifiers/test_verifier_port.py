@@ -237,6 +237,7 @@ def test_scorer_refuses_wrong_settings(problem):
     scorer.close()
 
 
+@pytest.mark.slow
 def test_scorer_imports_neither_torch_nor_math_verify():
     code = """if True:
         import sys
