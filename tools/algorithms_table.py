@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from postgrad.algorithms import aggregation, correction, kl, preference
+from postgrad.algorithms import aggregation, correction, distillation, kl, preference
 from postgrad.algorithms.advantages import ADVANTAGES, Advantage
 from postgrad.algorithms.losses import LOSSES, Loss
 from postgrad.config.compose import RECIPES, compose, recipe_names
@@ -127,6 +127,12 @@ def render() -> str:
             other_losses(own),
         ),
         (
+            "Distillation (`method.divergence`)",
+            terms(distillation),
+            ("name", "formula", "notes", "recipes"),
+            divergences(own),
+        ),
+        (
             "Aggregation (`method.aggregation`)",
             terms(aggregation.token_weights),
             ("name", "weight of a token", "notes", "recipes"),
@@ -203,6 +209,13 @@ def other_losses(recipes: list[Recipe]) -> Iterable[list[str]]:
         parameters = inspect.signature(function).parameters.values()
         shown = [code(f"{p.name}={p.default}") for p in parameters if p.kind is p.KEYWORD_ONLY]
         yield [code(name), describe(function), ", ".join(shown) or "-", names("", users)]
+
+
+def divergences(recipes: list[Recipe]) -> Iterable[list[str]]:
+    for name in distillation.DIVERGENCES:
+        users = [recipe for recipe in recipes if recipe.setting("divergence") == name]
+        formula, notes = listed(distillation, name)
+        yield [code(name), code(formula), notes, names("", users)]
 
 
 def aggregations(recipes: list[Recipe]) -> Iterable[list[str]]:

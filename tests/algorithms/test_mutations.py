@@ -560,6 +560,31 @@ MUTATIONS = [
     Mutation(
         "preference", "row_logprobs", "row_mean if average else row_sum", "row_sum", "row_logprobs"
     ),
+    # distillation
+    Mutation(
+        "distillation",
+        "teacher_advantages",
+        "teacher_logprobs.detach() - logprobs.detach()",
+        "logprobs.detach() - teacher_logprobs.detach()",
+        "distillation",
+    ),
+    Mutation("distillation", "teacher_advantages", "torch.zeros_like(gap)", "gap", "distillation"),
+    Mutation("distillation", "with_rest", "-torch.expm1(top)", "torch.exp(top)", "distillation"),
+    Mutation(
+        "distillation",
+        "divergence",
+        "_kl(student, teacher)",
+        "_kl(teacher, student)",
+        "distillation",
+    ),
+    Mutation(
+        "distillation",
+        "divergence",
+        "jsd_beta * _kl(teacher, mixture)",
+        "_kl(teacher, mixture)",
+        "distillation",
+    ),
+    Mutation("distillation", "divergence", "teacher + shares[1].log()", "teacher", "distillation"),
     # shaping
     Mutation(
         "shaping",

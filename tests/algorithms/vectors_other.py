@@ -340,6 +340,35 @@ def check_bradley_terry(a):
     close(tie.metrics["accuracy"], [0])
 
 
+def check_distillation(a):
+    """p = (1/2, 1/4, 1/4) and q = (1/4, 1/4, 1/2) over two top tokens and the rest.
+
+    Both KLs are log(2)/4; the mixture is (3/8, 1/4, 3/8).
+    """
+    student, teacher = column(0.5, 0.25).log()[None], column(0.25, 0.25).log()[None]
+    p, q = a.distillation.with_rest(student), a.distillation.with_rest(teacher)
+    close(p.exp(), [[0.5, 0.25, 0.25]])
+    close(q.exp(), [[0.25, 0.25, 0.5]])
+    close(a.distillation.divergence(p, q, "reverse"), [math.log(2) / 4])
+    # Other numbers tell forward from reverse: q = (1/4, 5/8, 1/8).
+    other = a.distillation.with_rest(column(0.25, 0.625).log()[None])
+    forward = 0.25 * math.log(0.5) + 0.625 * math.log(2.5) + 0.125 * math.log(0.5)
+    reverse = 0.5 * math.log(2) + 0.25 * math.log(0.4) + 0.25 * math.log(2)
+    close(a.distillation.divergence(p, other, "forward"), [forward])
+    close(a.distillation.divergence(p, other, "reverse"), [reverse])
+    # jsd with b = .25: m = .75 p + .25 q = (7/16, 11/32, 7/32).
+    m = (7 / 16, 11 / 32, 7 / 32)
+    kl_q = sum(x * math.log(x / y) for x, y in zip((0.25, 0.625, 0.125), m, strict=True))
+    kl_p = sum(x * math.log(x / y) for x, y in zip((0.5, 0.25, 0.25), m, strict=True))
+    close(a.distillation.divergence(p, other, "jsd", 0.25), [0.25 * kl_q + 0.75 * kl_p])
+    close(
+        a.distillation.teacher_advantages(
+            column(-1, -2), column(-1.5, -0.5), torch.tensor([True, False])
+        ),
+        [-0.5, 0],
+    )
+
+
 def check_row_logprobs(a):
     mask = torch.tensor([1, 1, 0, 1, 1]).bool()
     close(a.preference.row_logprobs(ROLLOUT, mask, ROWS, 2), [-3, -3.1])

@@ -89,6 +89,13 @@ REASONS = {
     "method.critic_warmup": "verl's critic warm-up",
     # DPO
     "method.label_smoothing": "conservative DPO",
+    # distillation
+    "method.teacher": "path of the user's teacher",
+    "method.distill_coef": "weighs the teacher against a verifiable reward",
+    "method.reward_coef": "adds a verifiable reward to distillation",
+    "method.hint": "OPSD shows solutions instead of demonstrations",
+    "method.hint_template": "chosen per model and data set",
+    "method.refresh": "a teacher that improves with the policy, as in SDFT and OPSD variants",
     # KTO
     "method.desirable_weight": "balances data with few desirable responses",
     "method.undesirable_weight": "balances data with few undesirable responses",

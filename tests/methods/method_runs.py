@@ -29,7 +29,10 @@ SFT_RECIPES = ("sft", "cs336_sft", "cs336_sft_2048", "cs336_sft_4096", "cs336_in
 GIVEN_RECIPES = (*PAIR_RECIPES, "kto", "reward_model", *SFT_RECIPES)
 # Recipes that differ from another one only in their sizes are composed, not run.
 SIZES_ONLY = [*(name for name in RECIPES if name.endswith("_small")), "classmate_maths"]
-SAMPLING_RECIPES = [name for name in RECIPES if name not in (*GIVEN_RECIPES, *SIZES_ONLY)]
+# Recipes that need a teacher and no reward.
+DISTILL_RECIPES = ("distill", "gkd", "self_distill")
+NOT_SAMPLING = (*GIVEN_RECIPES, *DISTILL_RECIPES, *SIZES_ONLY)
+SAMPLING_RECIPES = [name for name in RECIPES if name not in NOT_SAMPLING]
 # One recipe per kind of method: make check runs these, make test runs all.
 CORE_RECIPES = ("bupo", "classmate", "dpo", "exgrpo", "grpo", "luffy", "ppo", "sft")
 LIMIT = 6  # rollout.max_response_tokens
@@ -72,6 +75,8 @@ WORDS = {
     "classmate_gdpo": NO_MARKERS,
     "classmate_baseline": NO_MARKERS,
     "classmate_warmup": NO_MARKERS,
+    "distill": ["method.teacher=tiny"],
+    "gkd": ["method.teacher=tiny"],
     "classmate_think": [
         "method.cot_start=''",
         "method.cot_end=''",

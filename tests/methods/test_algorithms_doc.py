@@ -7,6 +7,7 @@ import pytest
 
 from postgrad.algorithms.advantages import ADVANTAGES
 from postgrad.algorithms.aggregation import AGGREGATIONS
+from postgrad.algorithms.distillation import DIVERGENCES
 from postgrad.algorithms.kl import KL_ESTIMATORS
 from postgrad.algorithms.losses import LOSSES
 from postgrad.algorithms.preference import PREFERENCE_LOSSES
@@ -54,6 +55,7 @@ def test_the_page_is_what_the_code_says(page):
         ("Policy losses", LOSSES),
         ("Preference losses", PREFERENCE_LOSSES),
         ("Losses of other methods", ["kto", "reward_model"]),
+        ("Distillation", DIVERGENCES),
         ("Aggregation", AGGREGATIONS),
         ("KL to the reference", KL_ESTIMATORS),
         ("Recipes", [name for name in recipe_names() if name != "base"]),

@@ -54,6 +54,10 @@ def batch_with_all_columns(seed: int = 101) -> Batch:
         "returns": column(-1, 1),
     }
     batch.tokens.update(more)
+    batch.tokens["teacher_top_ids"] = torch.randint(
+        0, NUM_TOKENS, (batch.num_tokens, 3), generator=generator
+    )
+    batch.tokens["teacher_top_logprobs"] = column(-3.0, -2.0)[:, None].repeat(1, 3)
     batch.rows["mixed"] = torch.ones(len(batch), dtype=torch.bool)
     batch.rows["preference"] = preference(batch.rows["group"].tolist())
     batch.rows["desirable"] = (torch.arange(len(batch)) % 2).float()

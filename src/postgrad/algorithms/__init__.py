@@ -15,6 +15,6 @@ rows with the same problem.
     losses                one number per token: ppo_clip and its family; the table LOSSES
     aggregation           from token losses to one number, with global denominators
     covariance            the tokens that clip_cov and kl_cov select
-    kl, value, preference, correction, shaping, prefixes, replay, entropy, passk
+    kl, value, preference, distillation, correction, shaping, prefixes, replay, entropy, passk
     groups, masked        helpers of the others
 """

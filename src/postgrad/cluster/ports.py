@@ -12,6 +12,7 @@ from postgrad.errors import ConfigError, RunError
 METHODS = {
     "policy": (
         "logprobs",
+        "top_logprobs",
         "update",
         "token_stats",
         "weights",
@@ -22,7 +23,7 @@ METHODS = {
     ),
     "engine": ("generate", "publish"),
     "chat": ("generate",),
-    "frozen": ("logprobs",),
+    "frozen": ("logprobs", "top_logprobs"),
     "scores": ("scores",),
     "critic": ("values", "update", "save", "load", "begin_save", "saved"),
 }

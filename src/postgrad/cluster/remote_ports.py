@@ -28,6 +28,9 @@ class RemoteModel:
     def logprobs(self, batch: Batch, view: View = FULL) -> dict[str, Tensor]:
         return self.caller.call(self.role, "logprobs", batch, view)
 
+    def top_logprobs(self, batch: Batch, num_top: int) -> dict[str, Tensor]:
+        return self.caller.call(self.role, "top_logprobs", batch, num_top)
+
     def values(self, batch: Batch) -> Tensor:
         return self.caller.call(self.role, "values", batch)
 

@@ -2,6 +2,7 @@
 
     sft, dpo, online_dpo, kto, reward_model    learn from given responses or from preferences
     ppo, grpo, luffy, exgrpo, bupo, classmate  learn from rewards
+    distill, self_distill                      learn from a teacher's log-probs
     support/                                   code that several methods share
 
 METHODS maps each name to a class. A user's own method is given as `package.module:Class` or
@@ -24,6 +25,8 @@ METHODS = {
     "sft": "postgrad.methods.sft:Sft",
     "grpo": "postgrad.methods.grpo:Grpo",
     "reward_model": "postgrad.methods.reward_model:RewardModel",
+    "distill": "postgrad.methods.distill:Distill",
+    "self_distill": "postgrad.methods.self_distill:SelfDistill",
     "ppo": "postgrad.methods.ppo:Ppo",
     "dpo": "postgrad.methods.dpo:Dpo",
     "online_dpo": "postgrad.methods.online_dpo:OnlineDpo",

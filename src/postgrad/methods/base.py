@@ -298,6 +298,10 @@ class Method:
         )
         return batch
 
+    def target_ids(self, batch: Batch) -> Tensor:
+        """(tokens,) ids whose log-probs the loss reads, or (tokens, ids) for several per token."""
+        return batch.response.values
+
     def lr_scales(self, names: Sequence[str]) -> dict[str, float]:
         """Factors of the learning rate by parameter name; 1 for names that are absent."""
         return {}

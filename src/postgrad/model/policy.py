@@ -28,7 +28,7 @@ from postgrad.model.lora import (
 from postgrad.model.metrics import MetricAccumulator, TokenStats
 from postgrad.model.optimizer import Optimizer, learning_rate
 from postgrad.model.passes.captured import GraphCache, compute_hidden_states
-from postgrad.model.passes.head import TokenOutputs, token_outputs
+from postgrad.model.passes.head import TokenOutputs, token_outputs, top_logprobs
 from postgrad.model.passes.layout import MicroBatch, make_micro_batches
 from postgrad.model.passes.support import support_of
 from postgrad.model.views import FULL, View, unused_parameters
@@ -91,6 +91,8 @@ class Objective(Protocol):
 
     def row_groups(self, batch: Batch) -> Sequence[int] | None: ...
 
+    def target_ids(self, batch: Batch) -> Tensor: ...
+
     def lr_scales(self, names: Sequence[str]) -> dict[str, float]: ...
 
 
@@ -121,6 +123,32 @@ class FrozenPolicy:
                 columns[name][positions] = values.cpu()
         return self.gather(columns)
 
+    @torch.no_grad()
+    def top_logprobs(self, batch: Batch, num_top: int) -> dict[str, Tensor]:
+        """Return (tokens, num_top) `ids` of the most likely tokens and their `logprobs`.
+
+        At the rollout temperature, without gradient; fewer columns if the vocabulary is smaller.
+        """
+        weight = self.model.get_output_embeddings().weight
+        num_ids = min(len(self.loaded.tokenizer), len(weight))
+        shape = (batch.num_tokens, min(num_top, num_ids))
+        table = {"ids": torch.zeros(shape, dtype=torch.int64), "logprobs": torch.zeros(shape)}
+        for micro in self.micro_batches(batch):
+            positions = batch.response.positions(torch.tensor(micro.rows, dtype=torch.int64))
+            inputs = micro.to(self.device)
+            hidden = compute_hidden_states(self.model, inputs, FULL, self.graph_cache)
+            results = top_logprobs(
+                hidden.flatten(0, 1)[inputs.gather],
+                weight,
+                shape[1],
+                num_ids,
+                self.config.rollout.temperature,
+                support_of(self.model).transform,
+            )
+            for name, values in zip(table, results, strict=True):
+                table[name][positions] = values.cpu()
+        return table
+
     def micro_batches(
         self, batch: Batch, row_groups: Sequence[int] | None = None
     ) -> list[MicroBatch]:
@@ -149,6 +177,10 @@ class BaseModelPolicy(FrozenPolicy):
     def logprobs(self, batch: Batch, view: View = FULL) -> dict[str, Tensor]:
         with adapters_disabled(self.model):
             return super().logprobs(batch, view)
+
+    def top_logprobs(self, batch: Batch, num_top: int) -> dict[str, Tensor]:
+        with adapters_disabled(self.model):
+            return super().top_logprobs(batch, num_top)
 
 
 class LocalPolicy(FrozenPolicy):
@@ -223,7 +255,7 @@ class LocalPolicy(FrozenPolicy):
             rows = batch.select(micro.rows).map_tensors(
                 lambda column: copy_async(column, self.device)
             )
-            current = self.forward(micro.to(self.device), rows.response.values, view)
+            current = self.forward(micro.to(self.device), self.objective.target_ids(rows), view)
             if not micro.rows:  # an idle pass: only the collectives of other ranks need this one
                 current[0].sum().backward()
                 continue

@@ -25,7 +25,8 @@ class TokenOutputs(NamedTuple):
     """Float32 values per token, (tokens,) each.
 
     The log-prob of the token (nats), and the entropy (nats) and the sum of squared probabilities
-    of the distribution it was drawn from.
+    of the distribution it was drawn from. If several targets per token were given, the log-probs
+    are (tokens, targets).
     """
 
     logprobs: Tensor
@@ -43,19 +44,52 @@ def token_outputs(
 ) -> TokenOutputs:
     """Return log-probs, entropy and sum of squares of the targets.
 
-    hidden is (tokens, width), weight (vocabulary, width), targets (tokens,). Log-probs and entropy
-    are differentiable; `sum_squares` is not. `chunk` is the number of tokens computed at a time.
-    `transform` is what the model does to its logits.
+    hidden is (tokens, width), weight (vocabulary, width), targets (tokens,) or, for the log-probs
+    of several ids per position, (tokens, targets). Log-probs and entropy are differentiable;
+    `sum_squares` is not. `chunk` is the number of tokens computed at a time. `transform` is what
+    the model does to its logits.
     """
     if chunk is None:
-        large = has_own_memory(hidden.device)
-        elements = LARGE_CHUNK_ELEMENTS if large else CHUNK_ELEMENTS
-        chunk = max(1, elements // weight.shape[0])
+        chunk = _default_chunk(hidden, weight)
     # The scale is folded into the temperature and the cap: both then apply to hidden @ weight.T.
     temperature = temperature / transform.scale
     softcap = None if transform.softcap is None else transform.softcap / transform.scale
     outputs: Any = _TokenOutputs.apply(hidden, weight, targets, temperature, chunk, softcap)
     return TokenOutputs(*outputs)
+
+
+@torch.no_grad()
+def top_logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    num_top: int,
+    num_ids: int,
+    temperature: float = 1.0,
+    transform: LogitTransform = NO_TRANSFORM,
+) -> tuple[Tensor, Tensor]:
+    """Return (tokens, num_top) ids of the most likely tokens below `num_ids`, and their log-probs.
+
+    The probabilities are of the whole vocabulary. Without gradient, in chunks of tokens.
+    """
+    head = upcast_head(weight)
+    softcap = None if transform.softcap is None else transform.softcap / transform.scale
+    ids = torch.zeros(len(hidden), num_top, dtype=torch.int64, device=hidden.device)
+    logprobs = torch.zeros(len(hidden), num_top, device=hidden.device)
+    chunk = _default_chunk(hidden, weight)
+    for start in range(0, len(hidden), chunk):
+        part = slice(start, start + chunk)
+        logits = _scaled_logits(hidden[part], head, temperature / transform.scale, softcap)
+        top = logits[:, :num_ids].topk(num_top)
+        ids[part] = top.indices
+        logprobs[part] = top.values - logits.logsumexp(-1, keepdim=True)
+    return ids, logprobs
+
+
+def _default_chunk(hidden: Tensor, weight: Tensor) -> int:
+    """Return the number of tokens whose logits are held at once."""
+    large = has_own_memory(hidden.device)
+    elements = LARGE_CHUNK_ELEMENTS if large else CHUNK_ELEMENTS
+    return max(1, elements // weight.shape[0])
 
 
 class _TokenOutputs(torch.autograd.Function):
@@ -71,7 +105,8 @@ class _TokenOutputs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         head = upcast_head(weight)
         dtype = _upcast_dtype(hidden)
-        columns = [torch.empty(len(hidden), dtype=dtype, device=hidden.device) for _ in range(4)]
+        shapes = (targets.shape, *[(len(hidden),)] * 3)
+        columns = [torch.empty(shape, dtype=dtype, device=hidden.device) for shape in shapes]
         for start in range(0, len(hidden), chunk):
             part = slice(start, start + chunk)
             results = _chunk_outputs(hidden[part], head, targets[part], temperature, softcap)
@@ -128,7 +163,7 @@ def _chunk_outputs(
     hidden: Tensor, head: Tensor, targets: Tensor, temperature: float, softcap: float | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return log-probs, entropy, sum of squares and log-sum-exp of one chunk, (tokens,) each."""
-    if _use_triton(hidden):
+    if _use_triton(hidden) and targets.dim() == 1:
         from postgrad.model.passes.kernels.logprobs import logprob_forward
 
         logits = capped_logits(hidden, head, softcap).float()
@@ -148,14 +183,20 @@ def _outputs_of(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor
     H = log z - sum(e · (logit - max)) / z.
     """
     row_max = logits.amax(-1)
-    target_logits = logits.gather(1, targets[:, None])[:, 0]
+    target_logits = logits.gather(1, _as_table(targets))
     shifted = logits.sub_(row_max[:, None]).clamp_(min=-1e30)
     e = shifted.exp()
     z = e.sum(-1)
     lse = z.log() + row_max
     sum_squares = torch.linalg.vector_norm(e, dim=-1).div(z).square()
     entropy = z.log() - e.mul_(shifted).sum(-1) / z
-    return target_logits - lse, entropy, sum_squares, lse
+    logprobs = (target_logits - lse[:, None]).reshape(targets.shape)
+    return logprobs, entropy, sum_squares, lse
+
+
+def _as_table(values: Tensor) -> Tensor:
+    """Return (tokens, targets) values; a column becomes a table with one target per token."""
+    return values if values.dim() == 2 else values[:, None]
 
 
 def _grad_logits(
@@ -174,8 +215,8 @@ def _grad_logits(
     The Triton kernel returns it in the type of `hidden`; the torch path returns float32.
     """
     if grad_logprobs is None:
-        grad_logprobs = torch.zeros_like(lse)
-    if _use_triton(hidden):
+        grad_logprobs = torch.zeros(targets.shape, dtype=lse.dtype, device=lse.device)
+    if _use_triton(hidden) and targets.dim() == 1:
         from postgrad.model.passes.kernels.logprobs import logprob_backward
 
         capped = capped_logits(hidden, head, softcap).float()
@@ -196,7 +237,8 @@ def _grad_logits(
     derivative = None if softcap is None else _cap_derivative(logits * temperature, softcap)
     for rows in cache_sized_slices(logits):
         log_p = logits[rows].sub_(lse[rows, None])  # a view: the gradient replaces the logits
-        by_logprob = grad_logprobs[rows, None] / temperature
+        by_target = _as_table(grad_logprobs[rows]) / temperature
+        by_logprob = by_target.sum(1, keepdim=True)
         if grad_entropy is None:  # d logp / d logit = onehot - p
             log_p.exp_().mul_(-by_logprob)
         else:  # and dH / d logit = -p (log p + H)
@@ -204,7 +246,7 @@ def _grad_logits(
             p = log_p.exp()
             log_p.clamp_(min=-1e30).add_(entropy[rows, None]).mul_(-by_entropy)
             log_p.sub_(by_logprob).mul_(p)
-        log_p.scatter_add_(1, targets[rows, None], by_logprob)
+        log_p.scatter_add_(1, _as_table(targets[rows]), by_target)
     return logits if derivative is None else logits.mul_(derivative)
 
 

@@ -1,0 +1,204 @@
+"""On-policy distillation: the student samples, and a teacher says how likely each token was.
+
+`method.divergence=sampled` uses the teacher's log-prob of each sampled token: the negative reverse
+KL per token is the advantage of a policy gradient. The other divergences (GKD) compare the two
+distributions over the teacher's most likely tokens and are differentiated directly.
+`method.reward_coef` adds the advantages of a verifiable reward to either.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from postgrad.algorithms.distillation import DIVERGENCES, divergence, teacher_advantages, with_rest
+from postgrad.config.schema import setting
+from postgrad.errors import ConfigError
+from postgrad.methods.base import Method
+from postgrad.methods.grpo import Grpo, GrpoSettings
+from postgrad.methods.ports import Role
+from postgrad.methods.step import Stage, Step
+from postgrad.methods.support import grpo_checks
+from postgrad.methods.support.checks import refuse_unread
+from postgrad.methods.support.correction import check_correction
+from postgrad.model.load import load_tokenizer
+from postgrad.model.metrics import MetricAccumulator
+from postgrad.model.passes.head import TokenOutputs
+from postgrad.types import Batch, Problem
+
+# Settings that only a verifier's reward gives an effect.
+OF_REWARDS = ("advantage", "max_refills", "overlong_buffer", "reward_weights")
+
+
+@dataclass
+class DistillSettings(GrpoSettings):
+    teacher: str = setting("", "path or hub id of the teacher, a model with the same tokenizer")
+    divergence: str = setting(
+        "sampled",
+        "sampled: policy gradient on the sampled tokens; forward, reverse, jsd: direct gradient",
+        choices=DIVERGENCES,
+    )
+    top_k: int = setting(
+        64, "forward, reverse, jsd: most likely tokens of the teacher to compare", at_least=1
+    )
+    jsd_beta: float = setting(
+        0.5, "jsd: share of the teacher in the mixture", above=0.0, at_most=0.99
+    )
+    distill_coef: float = setting(1.0, "coefficient of the distillation term", above=0.0)
+    reward_coef: float = setting(
+        0.0, "coefficient of the verifier's advantages; 0: no verifier is asked", at_least=0.0
+    )
+
+
+class Distill(Grpo):
+    Settings = DistillSettings
+
+    # ---- checks and models
+
+    def check(self) -> None:
+        if self.settings.reward_coef:
+            super().check()
+        else:
+            Method.check(self)
+            grpo_checks.check_loss_options(self)
+            check_correction(self.config)
+        backend = self.config.cluster.backend
+        if backend == "ray" and self.settings.divergence != "sampled":
+            raise ConfigError(
+                f"method.divergence={self.settings.divergence} with cluster.backend=ray: sharded "
+                "models give log-probs of single tokens only; use method.divergence=sampled"
+            )
+        self.check_teacher()
+
+    def check_teacher(self) -> None:
+        """Refuses a teacher that this run does not load."""
+        teacher = self.settings.teacher
+        if teacher.startswith(("http://", "https://", "policy:", "fake:")):
+            raise ConfigError(
+                f"method.teacher={teacher}: the teacher is loaded by this run; "
+                "give a path or hub id"
+            )
+
+    def check_unread(self) -> None:
+        super().check_unread()
+        settings = self.settings
+        if settings.divergence != "jsd":
+            reason = f"with method.divergence={settings.divergence}"
+            refuse_unread("method", settings, ["jsd_beta"], reason)
+        if settings.divergence == "sampled":
+            refuse_unread("method", settings, ["top_k"], "with method.divergence=sampled")
+        if not settings.reward_coef:
+            reason = "with method.reward_coef=0"
+            fix = "add method.reward_coef=1"
+            refuse_unread("method", settings, OF_REWARDS, reason, fix)
+
+    def check_problems(self, problems: Sequence[Problem]) -> None:
+        """Refuses a teacher that is missing, or whose tokens are not the student's."""
+        path = self.settings.teacher
+        if not path:
+            raise ConfigError("method.teacher is missing; give the teacher's path or hub id")
+        model = self.config.model
+        student = load_tokenizer(model, self.config.seed).get_vocab()
+        teacher = load_tokenizer(replace(model, path=path), self.config.seed).get_vocab()
+        if student != teacher:
+            raise ConfigError(
+                f"method.teacher={path} has another tokenizer than model.path={model.path} "
+                f"({len(teacher)} and {len(student)} tokens); distillation compares token by "
+                "token: use a teacher of the same family, or sft on the teacher's responses"
+            )
+
+    def roles(self) -> dict[str, Role]:
+        return super().roles() | {"teacher": Role("frozen", self.settings.teacher)}
+
+    def needs_verifier(self) -> bool:
+        return self.settings.reward_coef > 0 or bool(self.config.data.validation)
+
+    # ---- stages, on the driver
+
+    def stages(self) -> list[Stage]:
+        stages = super().stages()
+        if not self.settings.reward_coef:
+            of_rewards = (self.score, self.refill, self.sample_greedy)
+            stages = [stage for stage in stages if stage not in of_rewards]
+        stages.insert(stages.index(self.estimate), self.compare)
+        return stages
+
+    def needs_old_logprobs(self) -> bool:
+        return self.settings.divergence == "sampled" or super().needs_old_logprobs()
+
+    def teacher(self) -> Any:
+        """The model that is imitated."""
+        return self.ports.models["teacher"]
+
+    def teacher_batch(self, batch: Batch, step: Step) -> Batch:
+        """The rows as the teacher sees them: the same responses, here to the same prompts."""
+        return batch
+
+    def compare(self, batch: Batch, step: Step) -> Batch:
+        """Adds the teacher's log-probs of the sampled tokens, or of its own top tokens."""
+        seen = self.teacher_batch(batch, step)
+        if self.settings.divergence == "sampled":
+            batch.tokens["teacher_logprobs"] = self.teacher().logprobs(seen)["logprobs"]
+        else:
+            top = self.teacher().top_logprobs(seen, self.settings.top_k)
+            batch.tokens["teacher_top_ids"] = top["ids"]
+            batch.tokens["teacher_top_logprobs"] = top["logprobs"]
+        return batch
+
+    def estimate(self, batch: Batch, step: Step) -> Batch:
+        """Sets `advantages`, unless the divergence alone is trained on."""
+        settings = self.settings
+        if settings.reward_coef:
+            batch = super().estimate(batch, step)
+            batch.tokens["advantages"] = settings.reward_coef * batch.tokens["advantages"]
+        if settings.divergence == "sampled":
+            mask = batch.tokens["loss_mask"]
+            gaps = teacher_advantages(
+                batch.tokens["old_logprobs"], batch.tokens["teacher_logprobs"], mask
+            )
+            step.metrics["distill/sampled"] = -float(gaps[mask].double().mean())
+            advantages = batch.tokens.get("advantages", torch.zeros_like(gaps))
+            batch.tokens["advantages"] = advantages + settings.distill_coef * gaps
+        return batch
+
+    def update(self, batch: Batch, step: Step) -> Batch:
+        batch = super().update(batch, step)
+        # Tables of (tokens, top_k) are not written to the rollouts.
+        for name in ("teacher_top_ids", "teacher_top_logprobs"):
+            batch.tokens.pop(name, None)
+        return batch
+
+    # ---- beside the model
+
+    def prepare(self, batch: Batch) -> Batch:
+        if "advantages" not in batch.tokens:
+            batch.tokens["advantages"] = torch.zeros(batch.num_tokens)
+        return super().prepare(batch)
+
+    def needs_all_rows(self) -> bool:
+        return self.settings.divergence != "sampled" or super().needs_all_rows()
+
+    def target_ids(self, batch: Batch) -> Tensor:
+        """The sampled tokens, and in the next columns the teacher's top tokens if compared."""
+        if self.settings.divergence == "sampled":
+            return super().target_ids(batch)
+        return torch.cat([batch.response.values[:, None], batch.tokens["teacher_top_ids"]], 1)
+
+    def loss(self, batch: Batch, current: TokenOutputs, metrics: MetricAccumulator) -> Tensor:
+        settings = self.settings
+        if settings.divergence == "sampled":
+            return super().loss(batch, current, metrics)
+        sampled, top = current.logprobs[:, 0], current.logprobs[:, 1:]
+        mask = batch.tokens["loss_mask"]
+        values = divergence(
+            with_rest(top),
+            with_rest(batch.tokens["teacher_top_logprobs"]),
+            settings.divergence,
+            settings.jsd_beta,
+        )
+        metrics.mean(f"distill/{settings.divergence}", values, mask)
+        weighted = torch.where(mask, values * batch.tokens["loss_weight"], 0.0)
+        total = settings.distill_coef * weighted.sum()
+        return total + super().loss(batch, current._replace(logprobs=sampled), metrics)

@@ -1,0 +1,183 @@
+"""Distillation: the student approaches its teacher, top tokens give the exact divergence."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from method_runs import SMALL, VERIFIERS, bound, run
+from torch.nn.functional import log_softmax
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from world import config_of
+
+from postgrad.algorithms.distillation import divergence, with_rest
+from postgrad.errors import ConfigError
+from postgrad.methods import find_method
+from postgrad.model.passes.head import token_outputs, top_logprobs
+from postgrad.model.tiny import make_tiny
+
+SEVEN = 7  # the token id of the digit
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> tuple[Path, Path]:
+    """(student, teacher): both of random weights; the teacher is wider and prefers sevens."""
+    folder = tmp_path_factory.mktemp("models")
+    student = make_tiny(folder / "student", seed=0, layers=2, width=32)
+    teacher = make_tiny(folder / "teacher", seed=1, layers=2, width=64, tied=False)
+    model = AutoModelForCausalLM.from_pretrained(teacher)
+    with torch.no_grad():
+        # Blocks that add nothing, and one large entry of every embedding that only 7's row reads.
+        for layer in model.model.layers:
+            layer.mlp.down_proj.weight.zero_()
+            layer.self_attn.o_proj.weight.zero_()
+        model.model.embed_tokens.weight[:, 1] = 4.0
+        model.lm_head.weight.zero_()
+        model.lm_head.weight[SEVEN, 1] = 0.5
+    model.save_pretrained(teacher)
+    return student, teacher
+
+
+STEPS = (
+    "optimizer.lr=5e-3",
+    "training.steps=20",
+    "training.problems_per_step=8",
+    "rollout.samples=4",
+    "training.checkpoint_every=1000",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["sampled", "forward", "reverse", "jsd"])
+def test_the_student_approaches_the_teacher(kind, models, tmp_path):
+    student, teacher = models
+    recipe = "distill" if kind == "sampled" else "gkd"
+    overrides = [f"method.divergence={kind}", f"method.teacher={teacher}"]
+    if kind != "sampled":
+        overrides.append("method.top_k=6")
+    lines = run(recipe, student, tmp_path, *STEPS, *overrides)
+    values = [line[f"distill/{kind}"] for line in lines]
+    assert values[0] > 0.05, values
+    assert sum(values[-3:]) / 3 < 0.25 * values[0], values
+
+
+@pytest.mark.slow
+def test_a_verifiable_reward_is_added(models, tmp_path):
+    student, teacher = models
+    verifiers = tmp_path / "mine.py"
+    verifiers.write_text(VERIFIERS)
+    own = (f"method.teacher={teacher}", "method.reward_coef=1", "method.distill_coef=0.1")
+    lines = run("distill", student, tmp_path, *STEPS, *own, f"reward.verifier={verifiers}:sevens")
+    rewards = [line["reward/mean"] for line in lines]
+    assert sum(rewards[-3:]) / 3 > rewards[0] + 0.3, rewards
+    assert "distill/sampled" in lines[0]
+
+
+def test_all_tokens_give_the_divergence_of_the_whole_vocabulary(models):
+    """Against log-softmax of all logits, values and gradients, for each kind."""
+    student, teacher = models
+    world = bound("gkd", student, f"method.teacher={teacher}", "method.top_k=18")
+    batch = world.until("compare")
+    table = batch.tokens["teacher_top_logprobs"]
+    assert table.shape == (batch.num_tokens, 18)
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(5, 8, generator=generator, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(18, 8, generator=generator, dtype=torch.float64, requires_grad=True)
+    other = log_softmax(torch.randn(5, 18, generator=generator, dtype=torch.float64), -1)
+    ids = torch.stack([torch.randperm(18, generator=generator) for _ in range(5)])
+    for kind in ("forward", "reverse", "jsd"):
+        outputs = token_outputs(hidden, weight, ids, temperature=0.7, chunk=2)
+        chosen = with_rest(outputs.logprobs), with_rest(other.gather(1, ids))
+        value = divergence(*chosen, kind, 0.3).sum()
+        whole = log_softmax(hidden @ weight.T / 0.7, -1)
+        expected = divergence(whole, other, kind, 0.3).sum()
+        torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-4)
+        grads = torch.autograd.grad(value, (hidden, weight))
+        for grad, right in zip(grads, torch.autograd.grad(expected, (hidden, weight)), strict=True):
+            torch.testing.assert_close(grad, right, rtol=1e-3, atol=1e-4)
+
+
+def test_several_targets_have_the_gradient_of_each():
+    generator = torch.Generator().manual_seed(1)
+    hidden = torch.randn(4, 6, generator=generator, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(9, 6, generator=generator, dtype=torch.float64, requires_grad=True)
+    targets = torch.tensor([[1, 1, 3], [0, 8, 2], [4, 5, 4], [7, 6, 0]])
+    weights = torch.randn(4, 3, generator=generator, dtype=torch.float64)
+    outputs = token_outputs(hidden, weight, targets, 0.8, chunk=3)
+    whole = log_softmax(hidden @ weight.T / 0.8, -1)
+    torch.testing.assert_close(outputs.logprobs, whole.gather(1, targets))
+    entropy = -(whole.exp() * whole).sum(-1)
+    mine = torch.autograd.grad(
+        (outputs.logprobs * weights).sum() + outputs.entropy.sum(), (hidden, weight)
+    )
+    right = torch.autograd.grad(
+        (whole.gather(1, targets) * weights).sum() + entropy.sum(), (hidden, weight)
+    )
+    for one, other in zip(mine, right, strict=True):
+        torch.testing.assert_close(one, other)
+    ids, logprobs = top_logprobs(hidden.detach(), weight.detach(), 3, 7, 0.8)
+    best = whole[:, :7].topk(3)
+    assert torch.equal(ids, best.indices)
+    torch.testing.assert_close(logprobs.double(), best.values, rtol=0, atol=1e-6)
+
+
+def test_sampled_advantages_are_the_negative_log_ratio(models):
+    student, teacher = models
+    world = bound("distill", student, f"method.teacher={teacher}", "method.distill_coef=0.5")
+    assert "score" not in world.stages()
+    batch = world.until("estimate")
+    gap = batch.tokens["teacher_logprobs"] - batch.tokens["old_logprobs"]
+    torch.testing.assert_close(batch.tokens["advantages"], 0.5 * gap)
+    assert world.metrics["distill/sampled"] == pytest.approx(-float(gap.double().mean()))
+
+
+def test_self_distillation_shows_the_hint_to_the_teacher_only(models, tmp_path):
+    student, _ = models
+    rows = [
+        {"prompt": f"{i}+1=", "response": "7" * 3, "uid": str(i), "ground_truth": "9"}
+        for i in range(8)
+    ]
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    template = "method.hint_template='({hint}){question}'"
+    for own, hint in (((), "777"), (("method.hint=ground_truth", "method.refresh=true"), "9")):
+        world = bound("self_distill", student, f"data.train={data}", template, *own)
+        batch = world.until("sample")
+        seen = world.method.teacher_batch(batch, world.step_done)  # type: ignore[attr-defined]
+        decode = world.prompts.decode
+        assert decode(batch.prompt.split()[0].tolist()) == "0+1="
+        assert decode(seen.prompt.split()[0].tolist()) == f"({hint})0+1="
+        assert torch.equal(seen.response.values, batch.response.values)
+        is_policy = world.method.teacher() is world.host.policy  # type: ignore[attr-defined]
+        assert is_policy == bool(own)
+        world.until("publish")
+        assert math.isfinite(world.metrics["distill/reverse"])
+        assert world.metrics["grad_norm"] > 0
+
+
+def test_what_cannot_be_distilled_is_refused(models, tmp_path):
+    student, teacher = models
+    other = make_tiny(tmp_path / "other", seed=2, layers=1, width=32)
+    tokenizer = AutoTokenizer.from_pretrained(other)
+    tokenizer.add_tokens(["seven"])
+    tokenizer.save_pretrained(other)
+    with pytest.raises(ConfigError, match="another tokenizer"):
+        run("distill", student, tmp_path / "runs", f"method.teacher={other}")
+    with pytest.raises(ConfigError, match="method.teacher is missing"):
+        run("distill", student, tmp_path / "runs", "method.teacher=''")
+    assert not (tmp_path / "runs").exists()
+    refused = {
+        ("distill", "method.teacher=http://host/v1#model"): "method.teacher=http",
+        ("distill", f"method.teacher={teacher}", "method.top_k=9"): "method.top_k=9",
+        ("distill", f"method.teacher={teacher}", "method.jsd_beta=0.1"): "method.jsd_beta=0.1",
+        ("distill", f"method.teacher={teacher}", "method.max_refills=2"): "method.max_refills=2",
+        ("gkd", f"method.teacher={teacher}", "cluster.backend=ray"): "method.divergence=jsd",
+        ("self_distill", f"method.teacher={teacher}"): "method.teacher=",
+        ("self_distill", "method.hint_template=hello"): "method.hint_template",
+    }
+    for (recipe, *overrides), words in refused.items():
+        config = config_of(recipe, student, *SMALL, *overrides)
+        with pytest.raises(ConfigError) as caught:
+            find_method(config.method.name)(config).check()
+        assert words in str(caught.value)
