@@ -161,6 +161,9 @@ class SumOfLogprobs:
     def lr_scales(self, names):
         return {}
 
+    def target_ids(self, batch):
+        return batch.response.values
+
     def row_groups(self, batch):
         return None
 
