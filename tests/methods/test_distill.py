@@ -164,7 +164,7 @@ def test_what_cannot_be_distilled_is_refused(models, tmp_path):
     tokenizer.save_pretrained(other)
     with pytest.raises(ConfigError, match="another tokenizer"):
         run("distill", student, tmp_path / "runs", f"method.teacher={other}")
-    with pytest.raises(ConfigError, match="method.teacher is missing"):
+    with pytest.raises(ConfigError, match="is missing"):
         run("distill", student, tmp_path / "runs", "method.teacher=''")
     assert not (tmp_path / "runs").exists()
     refused = {

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from method_runs import (
+    DISTILL_RECIPES,
     GIVEN_RECIPES,
     LIMIT,
     PAIR_RECIPES,
@@ -68,7 +69,7 @@ def assert_sound(lines: list[dict], model: Path, runs: Path) -> None:
 
 
 def test_no_recipe_is_forgotten():
-    assert {*SAMPLING_RECIPES, *GIVEN_RECIPES, *SIZES_ONLY} == set(RECIPES)
+    assert {*SAMPLING_RECIPES, *GIVEN_RECIPES, *DISTILL_RECIPES, *SIZES_ONLY} == set(RECIPES)
     assert len(SAMPLING_RECIPES) >= 40
 
 
