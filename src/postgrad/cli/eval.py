@@ -8,7 +8,8 @@ from postgrad.errors import ConfigError
 DESCRIPTION = """\
 Samples answers of a model to problems and scores them with a verifier. The same command continues
 an evaluation that was stopped, and gives the same files.
-postgrad eval compare A B [out=FILE.json] compares two results."""
+postgrad eval compare A B [out=FILE.json] compares two results.
+postgrad eval table FOLDER ... [out=FILE] shows many results, models by sets."""
 
 EPILOG = """settings:
   data=SET[,SET ...]  problem files in any format that training reads, one set per file;
@@ -25,6 +26,7 @@ EPILOG = """settings:
 Results: SET.jsonl (one line per response), summary.json and report.md,
 in RUN/eval/ for a run, otherwise in eval/."""
 
+TABLE_DESCRIPTION = """Shows many evaluations in one table, models by sets, or as bars."""
 COMPARE_DESCRIPTION = (
     """Prints the paired difference of two evaluations, set by set, with its confidence interval."""
 )
@@ -45,6 +47,8 @@ def make_parser() -> Parser:
 def run(argv: list[str]) -> int:
     if argv and argv[0] == "compare":
         return _compare(argv[1:])
+    if argv and argv[0] == "table":
+        return _table(argv[1:])
     arguments = make_parser().parse(argv, help_if_empty=True)
     if "=" in arguments.model and not Path(arguments.model).exists():
         raise ConfigError(
@@ -68,6 +72,27 @@ def run(argv: list[str]) -> int:
         print(f"{speed['tokens']} tokens, {speed['tokens_per_second']:g} tokens per second")
     sets = ", ".join(f"{name}.jsonl" for name in plan.sets)
     print(f"results: {plan.folder}/report.md, summary.json and {sets}")
+    return 0
+
+
+def _table(argv: list[str]) -> int:
+    parser = Parser("eval table FOLDER [FOLDER ...] [metric=avg] [out=FILE]", TABLE_DESCRIPTION)
+    parser.add_argument("folders", metavar="FOLDER", nargs="+", help="evaluations, or their parent")
+    parser.add_setting(
+        "metric",
+        default="avg",
+        choices=("avg", "best", "maj", "format", "answer", "score", "length"),
+        help="avg@k, pass@k (best), maj@k, a part of the score, the score, or tokens",
+    )
+    parser.add_setting("out", metavar="FILE", help="also write FILE.md, .csv, .png, .pdf or .svg")
+    arguments = parser.parse(argv, help_if_empty=True)
+    from postgrad.evaluation.pivot import as_text, make_pivot, read_summaries, write_pivot
+
+    summaries = read_summaries([Path(folder).expanduser() for folder in arguments.folders])
+    pivot = make_pivot(summaries, arguments.metric)
+    if arguments.out:
+        write_pivot(pivot, arguments.metric, Path(arguments.out).expanduser())
+    print(as_text(pivot, arguments.metric))
     return 0
 
 

@@ -39,6 +39,10 @@ COMMANDS = {
     "plot": ("postgrad.cli.plot", "plot RUN [RUN ...] [FILE.png]: training curves as a picture"),
     "export": ("postgrad.cli.export", "export SOURCE OUT: write a Hugging Face model folder"),
     "push": ("postgrad.cli.push", "push FOLDER|RUN user/name: upload a model with a model card"),
+    "import": (
+        "postgrad.cli.import_script",
+        "import SCRIPT: the command that equals a script of verl, its forks or TRL",
+    ),
     "init": ("postgrad.cli.init", "init NAME [--verifier]: start a method or verifier of your own"),
 }
 

@@ -12,6 +12,7 @@ postgrad.analysis import it. Validation during training shares rollout/respond.p
     responses    reads files of responses
     score        `postgrad score`: scores the responses of files
     winrate      win rates of pairwise comparisons, raw and length-controlled
+    pivot        `postgrad eval table`: many evaluations, models by sets
     compare      the paired difference of two evaluations
     report       tables and report.md
     progress     progress in the terminal

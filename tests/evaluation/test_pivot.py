@@ -1,0 +1,56 @@
+"""`postgrad eval table`: many evaluations as a table, as CSV and as bars."""
+
+import csv
+import io
+import json
+
+import pytest
+
+from postgrad.cli.main import main
+from postgrad.results.metrics import summarize
+
+
+def write_evaluation(folder, model, rights):
+    rows = [
+        {
+            "uid": str(i // 2),
+            "data_source": "d",
+            "right": right,
+            "score": float(right),
+            "parts": {"format": 1.0},
+            "failure": None,
+            "can_vote": False,
+            "answer": None,
+            "finish": "stop",
+            "length": 3,
+        }
+        for i, right in enumerate(rights)
+    ]
+    folder.mkdir(parents=True)
+    summary = {"model": model, "settings": {}, "sets": {"math": summarize(rows)}}
+    (folder / "summary.json").write_text(json.dumps(summary))
+
+
+@pytest.fixture
+def evaluations(tmp_path):
+    write_evaluation(tmp_path / "e" / "a", "one", [True, False, False, False])
+    write_evaluation(tmp_path / "e" / "b", "two", [True, True, True, False])
+    return tmp_path / "e"
+
+
+def test_table_has_a_row_per_model(evaluations, capsys):
+    assert main(["eval", "table", str(evaluations)]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines == [["model", "math"], ["one", "25.0%"], ["two", "75.0%"]]
+    assert main(["eval", "table", str(evaluations), "metric=best"]) == 0
+    assert "50.0%" in capsys.readouterr().out and main(["eval", "table", "/nowhere"]) == 2
+
+
+def test_files(evaluations, tmp_path):
+    for name in ("t.md", "t.csv", "t.png"):
+        assert main(["eval", "table", str(evaluations), f"out={tmp_path / name}"]) == 0
+    rows = list(csv.reader(io.StringIO((tmp_path / "t.csv").read_text())))
+    assert rows == [["model", "math"], ["one", "0.25"], ["two", "0.75"]]
+    assert "| one | 25.0% |" in (tmp_path / "t.md").read_text()
+    assert (tmp_path / "t.png").read_bytes()[:4] == b"\x89PNG"
+    assert main(["eval", "table", str(evaluations), f"out={tmp_path / 't.doc'}"]) == 2
