@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 from api_rows import ROWS, odd
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from world import metrics_without_timing, tree
 
@@ -18,6 +18,7 @@ from postgrad.cli.train import compose_arguments
 from postgrad.config.compose import compose
 from postgrad.methods import find_method
 
+GENERATE = (Phase.explicit, Phase.generate)  # a failure is not shrunk: composing is slow
 VERIFIER = """
 def odd(response, problem):
     return sum(character in "13579" for character in response) / 4 + 0.01 * len(response)
@@ -75,7 +76,7 @@ def differing_lines(one: Path, other: Path) -> list[str]:
     return [left.strip().partition(":")[0] for left, right in pairs if left != right]
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8, deadline=None, phases=GENERATE)
 @given(
     steps=st.integers(1, 1000),
     lr=st.floats(1e-9, 1.0),
@@ -112,7 +113,7 @@ def test_numbers_become_the_same_configuration(
     assert dataclasses.asdict(request.config) == dataclasses.asdict(compose_arguments(words))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15, deadline=None, phases=GENERATE)
 @given(st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="$"), min_size=1))
 def test_texts_arrive_unchanged(text):
     overrides = ["model.path=tiny", f"data.train={override_text(text)}"]

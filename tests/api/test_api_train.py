@@ -177,10 +177,10 @@ def test_rewards_of_every_kind_score(small):
     assert len({run.folder for run in runs}) == 4
     assert len({weights(run) for run in runs}) == 1
     several = postgrad.train(
-        **small | {"reward": [odd, "exact"], "name": None}, reward_weights=[1.0, 0.5]
+        **small | {"reward": [odd, "exact"], "name": None}, reward_weights=[3.0, 0.5]
     )
     metrics = several.metrics.loc[1]
-    expected = metrics["reward/odd"] + 0.5 * metrics["reward/exact"]
+    expected = 3 * metrics["reward/odd"] + 0.5 * metrics["reward/exact"]
     assert metrics["reward/mean"] == pytest.approx(expected)
 
 
