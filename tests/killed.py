@@ -20,7 +20,7 @@ from postgrad.training.log import RunLog
 real = RunLog.write
 def write(self, number, metrics):
     line = real(self, number, metrics)
-    if number == {step} and "reward/mean" in metrics:
+    if number == {step} and "step_s" in metrics:  # not the line of a validation
         os.kill(os.getpid(), signal.SIGKILL)
     return line
 RunLog.write = write

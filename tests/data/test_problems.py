@@ -582,3 +582,32 @@ def test_column_names_of_other_trainers_and_the_hub(
 )
 def test_wrong_values_in_such_columns(tmp_path: Path, row: Any, key: str):
     assert f"line 1: {key} " in refused(jsonl(tmp_path, row))
+
+
+def test_exported_csv_is_read_back(tmp_path):
+    from postgrad.data.tables import add_uids, export
+
+    rows = [
+        {
+            "uid": f"u{i}",
+            "data_source": "math",
+            "prompt": [{"role": "user", "content": f"[{i}] is a list?"}],
+            "target": [{"role": "assistant", "content": "yes"}] if i else None,
+            "reward_model": {"style": "rule", "ground_truth": "[1, 2]"},
+            "extra_info": {"index": i},
+        }
+        for i in range(2)
+    ]
+    source = tmp_path / "a.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    export(source, tmp_path / "a.csv")
+    assert load_problems(str(tmp_path / "a.csv")) == load_problems(str(source))
+    for row in rows:
+        del row["uid"]
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    export(source, tmp_path / "b.csv")
+    assert add_uids(tmp_path / "b.csv", tmp_path / "c.csv") == 2
+    assert load_problems(str(tmp_path / "c.csv")) == load_problems(str(source))
+    plain = tmp_path / "plain.csv"
+    plain.write_text('question,answer\n"[1]?","[1,2]"\n')
+    assert load_problems(str(plain))[0].ground_truth == "[1,2]", "only nested columns are JSON"

@@ -250,3 +250,21 @@ def test_scorer_imports_neither_torch_nor_math_verify():
         assert "sympy" not in sys.modules and "math_verify" not in sys.modules
     """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_async_functions_score(tmp_path, problem):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import asyncio\n\n\n"
+        "async def plain(response, problem):\n"
+        "    await asyncio.sleep(0)\n"
+        "    return float(response == problem.ground_truth)\n\n\n"
+        "async def verl(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    return {'score': float(solution_str == ground_truth)}\n"
+    )
+    from postgrad.verifiers.scorer import Scorer
+
+    for name in ("plain", "verl"):
+        with Scorer(f"{file}:{name}", workers=1) as scorer:
+            results = scorer.score([problem("3")] * 2, ["3", "4"])
+        assert [result.value for result in results] == [1.0, 0.0]

@@ -22,6 +22,11 @@ Rows = Iterator[tuple[str, dict[str, Any]]]
 
 # MMLU's csv files have no header. A first line of six fields that ends in a letter is one of them.
 MMLU_COLUMNS = ("question", "A", "B", "C", "D", "answer")
+# Columns that hold lists or objects in the known schemas. In a csv file they are JSON.
+NESTED_COLUMNS = (
+    *("prompt", "reward_model", "extra_info", "target", "messages", "conversations", "tools"),
+    *("completion", "chosen", "rejected", "choices", "options", "responses", "finishes", "lengths"),
+)
 BATCH = 1000  # rows of a parquet file that are Python objects at the same time
 MAX_CSV_FIELD = 1 << 27  # bytes; a worked solution may exceed the csv module's 128 KiB
 
@@ -192,11 +197,26 @@ def _read_csv(path: Path) -> Rows:
                     f"{path}: row {number} (line {records.line_num}) has {len(record)} fields, "
                     f"not {len(columns)}; quote fields that hold commas or line breaks"
                 )
-            yield f"row {number}", dict(zip(columns, record, strict=True))
+            row = dict(zip(columns, record, strict=True))
+            yield f"row {number}", {name: _csv_value(name, text) for name, text in row.items()}
     except csv.Error as error:
         raise ConfigError(
             f"{path}: line {records.line_num}: not csv ({one_line(error)}); check its quotes"
         ) from error
+
+
+def _csv_value(column: str, text: str) -> Any:
+    """The value of a csv field: nested columns hold JSON, as `postgrad data export` writes them."""
+    if column not in NESTED_COLUMNS:
+        return text
+    if text == "":
+        return None
+    if text[0] not in "[{":
+        return text
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def _is_mmlu_record(record: list[str]) -> bool:

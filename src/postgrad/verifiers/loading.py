@@ -1,5 +1,7 @@
 """Loading functions by path: `package.module:function` or `path/to/file.py:function`."""
 
+import asyncio
+import functools
 import inspect
 from typing import Any
 
@@ -32,12 +34,14 @@ def load_verifier_function(path: str) -> Verifier:
 def as_verifier(function: Any, label: str) -> Verifier:
     """Return a function as a verifier; `label` starts the error message.
 
-    A function with verl's arguments (data_source, solution_str, ground_truth, extra_info) is
-    wrapped; it gets them by name.
+    An `async def` function is run to its end. A function with verl's arguments (data_source,
+    solution_str, ground_truth, extra_info) is wrapped; it gets them by name.
 
     Raises:
         ConfigError: it cannot be called as function(response, problem).
     """
+    if inspect.iscoroutinefunction(function):
+        function = _run_to_its_end(function)
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some functions written in C have no signature
@@ -53,6 +57,16 @@ def as_verifier(function: Any, label: str) -> Verifier:
             "define it with these two arguments (a str and a Problem)"
         ) from error
     return function
+
+
+def _run_to_its_end(function: Any) -> Any:
+    """An `async def` as a plain function: each call runs in an event loop of its own."""
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        return asyncio.run(function(*arguments, **named))
+
+    return call
 
 
 def _with_verl_arguments(function: Any, takes_extra_info: bool) -> Verifier:
