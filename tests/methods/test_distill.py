@@ -156,6 +156,39 @@ def test_self_distillation_shows_the_hint_to_the_teacher_only(models, tmp_path):
         assert world.metrics["grad_norm"] > 0
 
 
+@pytest.mark.slow
+def test_the_policy_learns_what_it_says_with_a_hint(tmp_path):
+    """The start was fine-tuned on prompts with the hint, so that it differs from its teacher."""
+    copying = make_tiny(tmp_path / "copying", seed=0, layers=2, width=32)
+    rows = [
+        {"prompt": f"{a}{b}{c}=", "response": str(c) * 3, "uid": f"{a}{b}{c}"}
+        for a in range(5)
+        for b in range(5)
+        for c in range(5)
+    ]
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    hinted = tmp_path / "hinted.jsonl"
+    with_hint = [row | {"prompt": f"{row['response']}({row['prompt']}"} for row in rows]
+    hinted.write_text("".join(json.dumps(row) + "\n" for row in with_hint))
+    fast = ("optimizer.lr=1e-2", "training.problems_per_step=32", "optimizer.warmup_steps=0")
+    run("sft", copying, tmp_path / "sft", f"data.train={hinted}", *fast, "training.steps=60")
+    start = tmp_path / "sft" / "test" / "checkpoints" / "step-60" / "policy"
+    lines = run(
+        "self_distill",
+        start,
+        tmp_path / "runs",
+        f"data.train={data}",
+        "method.hint_template='{hint}({question}'",
+        *STEPS,
+        "optimizer.lr=2e-3",
+        "training.steps=30",
+        "training.problems_per_step=16",
+    )
+    values = [line["distill/reverse"] for line in lines]
+    assert sum(values[-5:]) / 5 < 0.5 * sum(values[:2]) / 2, values
+
+
 def test_what_cannot_be_distilled_is_refused(models, tmp_path):
     student, teacher = models
     other = make_tiny(tmp_path / "other", seed=2, layers=1, width=32)
