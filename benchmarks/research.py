@@ -99,9 +99,9 @@ def gsm8k(options: argparse.Namespace) -> dict[str, list[str]]:
             "method.validate_accuracy=true",
         ],
         "GRPO": ["grpo", *rl],
-        "LUFFY": ["luffy", *rl],
-        "RL with SFT loss": ["luffy_rl_sft", *rl],
-        "SFT then RL": ["luffy_sft_rl", *rl, warmup],
+        "LUFFY": ["luffy_small", *rl],
+        "RL with SFT loss": ["luffy_rl_sft_small", *rl],
+        "SFT then RL": ["luffy_sft_rl_small", *rl, warmup],
     }
 
 
@@ -117,7 +117,7 @@ def classmate(options: argparse.Namespace) -> dict[str, list[str]]:
     ]
     return {
         "classmate": ["classmate", *common],
-        "without classmate": ["classmate_baseline", *common],
+        "without classmate": ["classmate_baseline_small", *common],
     }
 
 

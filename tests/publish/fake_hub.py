@@ -23,6 +23,7 @@ class Hub:
         self.calls: Counter[str] = Counter()
         # (call, status or 0 for a closed connection); each happens once
         self.faults: list[tuple[str, int]] = []
+        self.branches: list[str] = []  # the branch of each commit
         self.address = ""
 
     def take_fault(self, call: str) -> int | None:
@@ -97,7 +98,11 @@ class Handler(BaseHTTPRequestHandler):
         if path.endswith(".git/info/lfs/objects/batch"):
             return self.batch(data)
         if path.startswith("/api/models/") and parts[4] == "commit":
+            self.hub.branches.append(parts[5])
             return self.commit("/".join(parts[2:4]), data)
+        if path.startswith("/api/models/") and parts[4] == "branch":
+            self.hub.calls["branch"] += 1
+            return self.answer(200)
         return self.answer(404, {"error": path})
 
     def create(self, data: bytes) -> None:

@@ -219,3 +219,17 @@ def test_push_in_its_own_process(hub: Hub, run_of):
     assert (
         hub.files("me/counts")["model.safetensors"] == (policy / "model.safetensors").read_bytes()
     )
+
+
+def test_each_step_has_its_branch(hub, run_of, capsys):
+    import shutil
+
+    checkpoints = run_of / "checkpoints"
+    shutil.copytree(checkpoints / "step-6", checkpoints / "step-4")
+    code, out = run_push(capsys, run_of, "me/model", "step=all")
+    assert code == 0 and hub.branches == ["step-4", "step-6", "main"], out
+    assert hub.calls["branch"] == 2
+    code, out = run_push(capsys, run_of, "me/model", "branch=best")
+    assert code == 0 and hub.branches[-1] == "best" and "/tree/best" in out
+    assert run_push(capsys, run_of, "me/model", "step=all", "branch=x")[0] == 2
+    assert run_push(capsys, run_of / "checkpoints", "me/model", "step=all")[0] == 2

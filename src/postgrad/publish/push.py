@@ -82,10 +82,23 @@ def _upload_of_checkpoint(checkpoint: Path, folder: Path) -> Upload:
     )
 
 
-def push(upload: Upload, name: str, private: bool, note: Callable[[str], None]) -> str:
+def find_uploads(source: str, lora: str) -> list[Upload]:
+    """Return what to push for every checkpoint of a run, by step. Raises ConfigError."""
+    folder = Path(source).expanduser() / "checkpoints"
+    steps = [path.name.removeprefix("step-") for path in folder.glob("step-*")]
+    numbers = sorted(int(step) for step in steps if step.isdigit())
+    if not numbers:
+        raise ConfigError(f"step=all needs a run folder with checkpoints; {source} has none")
+    return [find_upload(source, str(number), lora) for number in numbers]
+
+
+def push(
+    upload: Upload, name: str, private: bool, note: Callable[[str], None], branch: str = ""
+) -> str:
     """Upload the folder as `user/name` and return its address.
 
-    A README.md in the folder is kept; otherwise a card is written from the run.
+    With `branch` it goes to that branch, which is created if it does not exist. A README.md
+    in the folder is kept; otherwise a card is written from the run.
 
     Raises:
         ConfigError: the name, the token or its rights are wrong.
@@ -125,10 +138,12 @@ def push(upload: Upload, name: str, private: bool, note: Callable[[str], None]) 
         if card is not None:
             operations.append(CommitOperationAdd(CARD, card.encode()))
         message = "Postgrad" if upload.run is None else f"{upload.run.name}, step {upload.step}"
-        return api.create_commit(name, operations, commit_message=message)
+        if branch:
+            api.create_branch(name, branch=branch, exist_ok=True)
+        return api.create_commit(name, operations, commit_message=message, revision=branch or None)
 
     _send_with_retries(send, name, note)
-    return f"{api.endpoint}/{name}"
+    return f"{api.endpoint}/{name}" + (f"/tree/{branch}" if branch else "")
 
 
 def _files(folder: Path) -> list[Path]:
