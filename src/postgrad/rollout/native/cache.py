@@ -64,14 +64,19 @@ class SlotCache:
                 shape = (self.num_slots, self.max_length, num_heads, head_dim)
                 target.append(_lazy_zeros(shape, tensor))
 
-    def copy_prompt(
-        self, first_slot: int, count: int, prefill: PrefillCache, row: int, length: int
+    def copy_prompts(
+        self, first_slot: int, prefill: PrefillCache, rows: list[int], length: int
     ) -> None:
-        """Copy row `row` of a prefill pass, `length` tokens, into `count` slots."""
-        slots = slice(first_slot, first_slot + count)
+        """Copy these rows of a prefill pass, `length` tokens each, into slots from `first_slot` on.
+
+        What a slot gets beyond its own prompt is overwritten before it is read.
+        """
+        slots = slice(first_slot, first_slot + len(rows))
+        index = torch.tensor(rows, device=prefill.keys[0].device)
         for source, target in ((prefill.keys, self.keys), (prefill.values, self.values)):
             for from_layer, to_layer in zip(source, target, strict=True):
-                to_layer[slots, :length] = from_layer[row, :, :length].transpose(0, 1)
+                prompts = from_layer[:, :, :length].index_select(0, index)
+                to_layer[slots, :length] = prompts.transpose(1, 2)
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copy a row of `length` tokens to another slot."""

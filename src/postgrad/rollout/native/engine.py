@@ -352,9 +352,15 @@ class DecodeLoop:
             if not self.prefilled:
                 self.prefill()
             first = len(self.active)
+            cache = self.prefilled[0].cache  # all of them come from one prefill pass
             logits: list[Tensor] = []
+            cache_rows: list[int] = []
             while self.prefilled and len(self.active) < self.capacity:
+                cache_row = self.prefilled[0].cache_row
                 logits.append(self.enter(self.prefilled[0]))
+                cache_rows += [cache_row] * len(logits[-1])
+            longest = int(self.lengths[first : len(self.active)].max())
+            self.cache.copy_prompts(first, cache, cache_rows, longest)
             self.record(self.sample(torch.cat(logits), first))
 
     def enter(self, prompt: PrefilledPrompt) -> Tensor:
@@ -362,9 +368,7 @@ class DecodeLoop:
         request = prompt.job.request
         first = len(self.active)
         count = min(self.capacity - first, len(request.seeds) - prompt.next_index)
-        length = len(request.prompt)
-        self.cache.copy_prompt(first, count, prompt.cache, prompt.cache_row, length)
-        self.lengths[first : first + count] = length
+        self.lengths[first : first + count] = len(request.prompt)
         self.num_sampled[first : first + count] = 0
         for index in range(prompt.next_index, prompt.next_index + count):
             self.active.append(Row(prompt.job, index, RowRandom(request.seeds[index])))
