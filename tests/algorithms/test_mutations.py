@@ -23,6 +23,30 @@ class Mutation(NamedTuple):
 
 
 MUTATIONS = [
+    # turn_advantages
+    Mutation(
+        "turn_advantages",
+        "turn_returns",
+        "gamma * returns[:, turn + 1]",
+        "returns[:, turn + 1]",
+        "turn_returns",
+    ),
+    Mutation("turn_advantages", "turn_grpo", "returns[:, turn]", "returns[:, 0]", "turn_grpo"),
+    Mutation("turn_advantages", "gigpo", "turn_weight * offset", "offset", "gigpo"),
+    Mutation(
+        "turn_advantages",
+        "gigpo",
+        "states.expand(states.sum(torch.ones_like(offset))) < 2",
+        "offset > 1e9",
+        "gigpo",
+    ),
+    Mutation(
+        "turn_advantages",
+        "turn_end_rewards",
+        "turns[own] <= turn",
+        "turns[own] < turn",
+        "turn_end_rewards",
+    ),
     # aggregation
     Mutation(
         "aggregation", "token_weights", "counts.sum().clamp(min=1)", "num_rows", "aggregation"

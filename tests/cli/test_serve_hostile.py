@@ -158,7 +158,7 @@ def test_errors_suggest_the_nearest_name(server):
         ({"max_completion_tokens": 0}, "max_completion_tokens"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"logprobs": 1}, "logprobs"),
-        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"chat_template_kwargs": {"enable_thinking": False}}, "messages"),
         ({"chat_template_kwargs": 3}, "chat_template_kwargs"),

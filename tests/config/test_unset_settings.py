@@ -37,9 +37,17 @@ REASONS = {
     "rollout.min_p": "evaluation uses it; training refuses it by name instead of ignoring it",
     "rollout.stop": "chosen per model and prompt",
     "rollout.tools": "multi-turn with tools; the tools are the user's",
-    "rollout.max_turns": "goes with rollout.tools",
+    "rollout.max_turns": "goes with rollout.tools and environment",
+    "rollout.tool_format": "chosen by the model; auto finds it",
     "rollout.tool_timeout_s": "goes with rollout.tools",
     "rollout.tool_chars": "goes with rollout.tools",
+    # environments
+    "environment.name": "the environment is the user's",
+    "environment.options": "arguments of the user's environment",
+    "environment.weights": "goes with several environments",
+    "environment.workers": "chosen by the number of cores",
+    "environment.timeout_s": "chosen per environment",
+    "environment.max_chars": "chosen per environment",
     # rewards
     "reward.objective": "Classmate-CoT's explicit direction of the objective",
     "reward.judge.model": "address or path of the user's judge",
@@ -75,6 +83,7 @@ REASONS = {
     # policy gradient methods
     "method.train_on": "SFT on the last assistant turn only, as some trainers do",
     "method.gamma": "discount of GAE and REINFORCE++, as in verl",
+    "method.turn_weight": "goes with method.advantage=gigpo",
     "method.kl_target": "verl's adaptive KL controller",
     "method.correction": "verl's rollout correction; auto is right for most runs",
     "method.correction_normalize": "verl's batch normalization of importance weights",

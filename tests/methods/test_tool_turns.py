@@ -12,10 +12,11 @@ from world import config_of, metrics_of, stock_model, stock_row
 
 from postgrad.cli.main import main
 from postgrad.data.render import Prompts
+from postgrad.environments.lookup import Environments
+from postgrad.environments.tools import Toolbox
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
 from postgrad.rollout.fake import FakeEngine
-from postgrad.rollout.tools import Toolbox
 from postgrad.rollout.turns import Turns
 from postgrad.training.driver import train
 from postgrad.training.report import Reporter
@@ -130,7 +131,7 @@ def test_no_loss_sees_what_a_tool_wrote(overrides, tmp_path):
     bound.method.ports.engine, bound.method.ports.prompts, bound.method.ports.turns = (
         engine,
         prompts,
-        Turns(box, prompts, 4),
+        Turns(Environments(config.environment, config.rollout), prompts, 4),
     )
     bound.scorer.value = lambda text: float(CALL in text)
     batch = bound.until("estimate")

@@ -21,9 +21,9 @@ from typing import Any
 import pytest
 from sandbox_programs import FAKE_TESTS, FAKES, RIGHT
 
+from postgrad.environments.tools import python
 from postgrad.errors import ConfigError
 from postgrad.problem import Failure, Problem, Score
-from postgrad.rollout.tools import python
 from postgrad.sandbox import http_client
 from postgrad.sandbox.bubblewrap import INSIDE
 from postgrad.sandbox.client import RemoteSandbox, remote_sandbox

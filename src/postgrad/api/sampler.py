@@ -8,6 +8,7 @@ from typing import Any
 from postgrad.api.rows import as_problems
 from postgrad.cluster.backends import open_engine
 from postgrad.data.styles import stop_strings
+from postgrad.environments.lookup import open_environments
 from postgrad.errors import ConfigError
 from postgrad.evaluation.model import find_model
 from postgrad.evaluation.plan import engine_config, make_prompts, resolve_engine_settings
@@ -15,7 +16,6 @@ from postgrad.evaluation.settings import EvalConfig, read_settings
 from postgrad.problem import Problem
 from postgrad.rollout.engine import make_sampling
 from postgrad.rollout.respond import generate
-from postgrad.rollout.tools import open_toolbox
 from postgrad.rollout.turns import Turns
 
 # A prompt: a text, or messages such as [{"role": "user", "content": "2+2="}].
@@ -39,9 +39,10 @@ class Sampler:
         self.config: EvalConfig = read_settings(target.path, ["data=-", *overrides], target.config)
         rollout = self.config.rollout
         rollout.stop = stop_strings(rollout.stop, self.config.data.prompt_style)
-        toolbox = open_toolbox(rollout)
-        self.prompts = make_prompts(self.config, toolbox.schemas if toolbox else ())
-        self.turns = Turns(toolbox, self.prompts, rollout.max_turns) if toolbox else None
+        environments = open_environments(self.config.environment, rollout)
+        schemas = environments.schemas if environments else ()
+        self.prompts = make_prompts(self.config, schemas)
+        self.turns = Turns(environments, self.prompts, rollout.max_turns) if environments else None
         resolve_engine_settings(self.config)
         if self.config.cluster.backend != "local":
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""`postgrad data prepare|show|check|add-uid|export ...`"""
+"""`postgrad data prepare|show|check|add-uid|export|from-rollouts ...`"""
 
 import argparse
 import sys
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.cli.arguments import Parser, positive_number, true_or_false, whole_number
+from postgrad.cli.from_rollouts import from_rollouts_command
 from postgrad.errors import ConfigError, did_you_mean
 
 HELP = """usage: postgrad data COMMAND ...
@@ -24,6 +25,8 @@ HELP = """usage: postgrad data COMMAND ...
           add a column with the uid that follows each problem through a run
   export FILE out=FILE.csv|.jsonl|.parquet [columns=a,b]
           convert between file formats
+  from-rollouts RUN [where='reward>0.9'] [per_problem=0] [out=FILE.jsonl]
+          trajectories of a run as conversations for SFT: rejection sampling
 
 postgrad data COMMAND --help shows the settings of a command."""
 
@@ -358,4 +361,5 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "check": check_command,
     "add-uid": add_uid_command,
     "export": export_command,
+    "from-rollouts": from_rollouts_command,
 }

@@ -41,8 +41,8 @@ def _split_override(override: str) -> tuple[str, str]:
         raise ConfigError(f"expected key=value, got {override!r}; {hint}")
     if key.split(".")[0] == "hydra":  # Hydra would accept it silently
         raise ConfigError(f"unknown key {key}; Hydra's own settings have no effect here")
-    if key == "method":
-        return "method.name", f"'{value}'"
+    if key in ("method", "environment"):
+        return f"{key}.name", f"'{value}'"
     if key == "cluster":
         key = "cluster.backend"
     is_url = value.startswith(("http://", "https://"))

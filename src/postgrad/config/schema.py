@@ -57,8 +57,9 @@ class ModelConfig:
 class DataConfig:
     train: str = setting(
         MISSING,
-        "parquet, jsonl, json or csv files, separated by commas, "
-        "or arithmetic:LEVEL[:STYLE[:SPLIT]]",
+        "parquet, jsonl, json or csv files, separated by commas; "
+        "arithmetic:LEVEL[:STYLE[:SPLIT]]; reasoning_gym:NAME[:OPTION=VALUE]; "
+        "hub:OWNER/NAME[:SPLIT[:COLUMN=COLUMN]]; or seeds:N for an environment (docs/data.md)",
     )
     validation: str = setting(
         "",
@@ -147,16 +148,62 @@ class RolloutConfig:
     )
     tools: list[str] = setting(
         [],
-        "functions that the policy may call: calculator, python, file.py:function or "
-        "package.module:function (docs/tools.md)",
+        "functions that the policy may call: calculator, python, file.py:function, "
+        "package.module:function, or those of an MCP server, mcp:COMMAND or mcp:URL "
+        "(docs/tools.md)",
     )
     max_turns: int = setting(
-        8, "turns per response, with tools; calls of the last turn are not answered", at_least=2
+        8,
+        "turns per response, with tools or an environment; tool calls of the last turn are not "
+        "answered",
+        at_least=1,
+    )
+    tool_format: str = setting(
+        "auto",
+        "how the model writes calls; auto: the tokenizer's response template, or what its chat "
+        "template shows; python_blocks: fenced Python is run by the tool python",
+        choices=(
+            "auto",
+            "hermes",
+            "fenced",
+            "qwen3_coder",
+            "llama3",
+            "gpt_oss",
+            "glm",
+            "deepseek",
+            "gemma",
+            "python_blocks",
+        ),
     )
     tool_timeout_s: float = setting(10.0, "time limit per tool call, in seconds", above=0.0)
     tool_chars: int = setting(
         1024,
         "longest result of a tool call, in characters; a longer one is truncated in the middle",
+        at_least=16,
+    )
+
+
+@dataclass
+class EnvironmentConfig:
+    name: str = setting(
+        "",
+        "what answers the policy between turns: file.py:Class, package.module:Class, guess, or "
+        "several as NAME=CLASS,NAME=CLASS (docs/environments.md); environment=CLASS is short for "
+        "it; empty: none",
+    )
+    options: dict[str, Any] = setting(
+        {}, "arguments of the class, e.g. environment.options.high=100"
+    )
+    weights: dict[str, float] = setting(
+        {}, "of several environments: their shares of the rows that name none; default: equal"
+    )
+    workers: int = setting(
+        2, "child processes that run the environments; 0: threads of the driver", at_least=0
+    )
+    timeout_s: float = setting(30.0, "time limit per call of an environment, in seconds", above=0.0)
+    max_chars: int = setting(
+        4096,
+        "longest observation, in characters; a longer one is truncated in the middle",
         at_least=16,
     )
 
@@ -409,6 +456,7 @@ class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)

@@ -83,7 +83,7 @@ class ChatTemplate:
 
     def _check_tool_answers(self) -> None:
         try:
-            self.render_after_turn(["answer"])
+            self.render_after_turn([{"role": "tool", "content": "answer"}])
         except (TemplateError, ValueError) as error:
             reason = " ".join(str(error).split())[:200]
             raise ConfigError(
@@ -152,16 +152,16 @@ class ChatTemplate:
             messages = messages[1:]
         return [{"role": "system", "content": content}, *messages]
 
-    def render_after_turn(self, answers: Sequence[str]) -> str:
-        """The text after an assistant's response: its end, tools' answers, the next turn's start.
+    def render_after_turn(self, following: Sequence[Mapping[str, Any]]) -> str:
+        """The text after an assistant's response: its end, the messages, the next turn's start.
 
         Args:
-            answers: one per tool call of the response.
+            following: the messages that follow the response, such as answers of tools.
         """
         messages = [
             {"role": "user", "content": "?"},
             {"role": "assistant", "content": PLACEHOLDER},
-            *({"role": "tool", "content": answer} for answer in answers),
+            *following,
         ]
         text = self.render_prompt(messages)
         return text[text.index(PLACEHOLDER) + len(PLACEHOLDER) :]

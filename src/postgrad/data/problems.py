@@ -1,10 +1,12 @@
 """Loads the problems of a data source such as `data.train`."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from postgrad.data.arithmetic import arithmetic_source
+from postgrad.data.generated import reasoning_gym_source, seeds_source
+from postgrad.data.hub_source import hub_files, rename_columns
 from postgrad.data.readers import exists, extension, read_rows
 from postgrad.data.rows import Row, RowError
 from postgrad.data.schemas import recognize
@@ -18,8 +20,9 @@ def load_problems(source: str) -> list[Problem]:
 
     Args:
         source: a .parquet, .jsonl, .jsonl.gz, .json or .csv file; a folder of such files, read in
-            order of their names; `arithmetic:LEVEL[:STYLE[:SPLIT]]`; or several of these,
-            separated by commas.
+            order of their names; `arithmetic:LEVEL[:STYLE[:SPLIT]]`; `seeds:N`;
+            `reasoning_gym:NAME[:OPTION=VALUE]`; `hub:OWNER/NAME[:SPLIT[:COLUMN=COLUMN]]`; or
+            several of these, separated by commas.
 
     Raises:
         ConfigError: one line with the file, the row and what to do.
@@ -60,12 +63,30 @@ def _read_part(part: str) -> Iterator[tuple[str, Problem]]:
             # assign_uids names it together with all others: two levels may hold the same problem.
             yield f"{part}: row {i}", replace(problem, uid="")
         return
+    if part.startswith("seeds:"):
+        for i, problem in enumerate(seeds_source(part), 1):
+            yield f"{part}: row {i}", problem
+        return
+    if part.startswith("reasoning_gym:"):
+        for i, problem in enumerate(reasoning_gym_source(part), 1):
+            yield f"{part}: row {i}", problem
+        return
+    if part.startswith("hub:"):
+        yield from _read_hub(part)
+        return
     path = Path(part).expanduser()
     if exists(path) and path.is_dir():
         for file in _files_in(path):
             yield from _read_file(file)
     else:
         yield from _read_file(path)
+
+
+def _read_hub(part: str) -> Iterator[tuple[str, Problem]]:
+    """The rows of a data set of the hub, with renamed columns."""
+    name, files, columns = hub_files(part)
+    for file in files:
+        yield from _read_file(file, columns, name)
 
 
 def _files_in(folder: Path) -> list[Path]:
@@ -81,10 +102,19 @@ def _files_in(folder: Path) -> list[Path]:
     return sorted(files)
 
 
-def _read_file(path: Path) -> Iterator[tuple[str, Problem]]:
-    stem = path.name[: -len(extension(path))]
+def _read_file(
+    path: Path, columns: Mapping[str, str] | None = None, data_source: str = ""
+) -> Iterator[tuple[str, Problem]]:
+    """The problems of a file.
+
+    Args:
+        path: the file.
+        columns: new names of columns by their old ones.
+        data_source: of rows that name none; default: the file's name.
+    """
+    stem = data_source or path.name[: -len(extension(path))]
     is_empty = True
-    for located in _convert(str(path), stem, read_rows(path)):
+    for located in _convert(str(path), stem, read_rows(path), columns):
         is_empty = False
         yield located
     if is_empty:
@@ -92,12 +122,17 @@ def _read_file(path: Path) -> Iterator[tuple[str, Problem]]:
 
 
 def _convert(
-    label: str, stem: str, rows: Iterable[tuple[str, Row]]
+    label: str,
+    stem: str,
+    rows: Iterable[tuple[str, Row]],
+    columns: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[str, Problem]]:
     """(location, problem) of each (location, row). The first row decides the schema."""
     schema = None
     for location, row in rows:
         try:
+            if columns:
+                row = rename_columns(row, columns)
             schema = schema or recognize(row)
             yield f"{label}: {location}", schema.convert(row, stem)
         except RowError as error:

@@ -93,6 +93,7 @@ class Prompts:
         self._cache: dict[str, tuple[tuple[Message, ...], list[int], int]] = {}
         # roles of the messages -> number of tokens after the last message's content
         self._num_end_tokens: dict[tuple[str, ...], int] = {}
+        self._special_ids = frozenset(tokenizer.all_special_ids)
 
     def text(self, problem: Problem) -> str:
         """The prompt as text, as `encode` tokenizes it.
@@ -223,22 +224,28 @@ class Prompts:
             self._num_end_tokens[roles] = count
         return self._num_end_tokens[roles]
 
-    def encode_tool_answers(self, answers: Sequence[str], end: int) -> list[int]:
+    def encode_after_turn(self, messages: Sequence[Message], end: int) -> list[int]:
         """The token ids between a turn of the model and its next turn.
 
-        They hold the tools' answers and open the next turn. Sampled tokens are not encoded again.
-        Special tokens are removed from the answers, so that an answer cannot open a turn itself.
+        They hold the messages and open the next turn. Sampled tokens are not encoded again.
+        Special tokens are removed from the messages, so that none can open a turn itself. A plain
+        prompt is continued by the text of the messages.
 
         Args:
-            answers: one per tool call.
+            messages: answers of tools (role tool), or what an environment says (role user).
             end: the last token that was sampled.
         """
-        assert self.chat_template is not None, "tools need a chat template"
         special_tokens = [str(token) for token in self.tokenizer.all_special_tokens if token]
         if special_tokens:
             pattern = "|".join(map(re.escape, special_tokens))
-            answers = [re.sub(pattern, "", answer) for answer in answers]
-        text = self.chat_template.render_after_turn(answers)
+            messages = [
+                {**message, "content": re.sub(pattern, "", message["content"])}
+                for message in messages
+            ]
+        if self.chat_template is None:
+            text = "".join(message["content"] for message in messages)
+            return self._tokenize(text, special=False)
+        text = self.chat_template.render_after_turn(messages)
         return self._tokenize(text.removeprefix(self.decode_raw([end])), special=False)
 
     def encode_response(self, text: str, with_end: bool = True) -> list[int]:
@@ -296,6 +303,11 @@ class Prompts:
     def decode_raw(self, ids: Sequence[int]) -> str:
         """The text of token ids, with special tokens."""
         return self._decode(ids, skip_special_tokens=False)
+
+    def decode_turn(self, ids: Sequence[int]) -> str:
+        """The text of a turn with special tokens, without the special token that ended it."""
+        is_ended = bool(ids) and ids[-1] in self._special_ids
+        return self.decode_raw(ids[:-1] if is_ended else ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids, without special tokens and with all spaces as they are."""

@@ -25,6 +25,7 @@ RESPONSE_FORMATS = {
     "gsm8k_flexible": "The answer is {}.",
     "choice": "The answer is ({}).",
     "search": "<answer>{}</answer>",
+    "reasoning_gym": "<answer>{}</answer>",
     "math_answer": "Answer: {}",
     "think_math": "</think>\n\\boxed{{{}}}",
     "r1_zero": "</think> <answer>{}</answer>",
@@ -32,7 +33,15 @@ RESPONSE_FORMATS = {
 }
 DEFAULT_FORMAT = "\\boxed{{{}}}"  # also for the user's own verifiers
 # Verifiers that score the format of a response, not its answer.
-FORMAT_ONLY = ("format", "box_format", "think_format", "length", "overlong", "bold")
+FORMAT_ONLY = (
+    "format",
+    "box_format",
+    "think_format",
+    "length",
+    "overlong",
+    "bold",
+    "environment",
+)
 MAX_SHOWN = 60  # characters of a response in a reason
 _NUMBER = re.compile(r"-?[0-9]{1,15}(\.[0-9]{1,6})?")
 _OPPOSITES = {"yes": "No", "no": "Yes", "true": "False", "false": "True"}

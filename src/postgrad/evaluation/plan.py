@@ -16,6 +16,7 @@ from postgrad.data.problems import load_problems
 from postgrad.data.render import Prompts
 from postgrad.data.sets import split_sets
 from postgrad.data.styles import stop_strings
+from postgrad.environments.lookup import choose_verifier, open_environments
 from postgrad.errors import ConfigError
 from postgrad.evaluation.model import Target, weights_fingerprint
 from postgrad.evaluation.settings import EvalConfig
@@ -27,7 +28,6 @@ from postgrad.model.load import load_tokenizer, model_config
 from postgrad.problem import Problem
 from postgrad.rollout.engine import Sampling, make_sampling
 from postgrad.rollout.kinds import check_engine
-from postgrad.rollout.tools import open_toolbox
 from postgrad.rollout.turns import Turns
 from postgrad.training.prepare import check_cluster
 from postgrad.verifiers.scorer import LLM_JUDGE, Scorer
@@ -94,8 +94,8 @@ def make_plan(config: EvalConfig, target: Target, is_scored: bool = True) -> Pla
     sets: dict[str, list[Problem]] = {}
     for name, path in split_sets(config.data.sets).items():
         sets[name] = load_problems(path)[: config.data.limit or None]
-    toolbox = open_toolbox(config.rollout)
-    prompts = make_prompts(config, toolbox.schemas if toolbox else ())
+    environments = open_environments(config.environment, config.rollout)
+    prompts = make_prompts(config, environments.schemas if environments else ())
     dropped: dict[str, int] = {}
     truncated_prompts: dict[str, int] = {}
     for name in sets:
@@ -104,7 +104,8 @@ def make_plan(config: EvalConfig, target: Target, is_scored: bool = True) -> Pla
     problems = [problem for problems in sets.values() for problem in problems]
     if config.reward.verifier == LLM_JUDGE:
         _check_judge(config, problems, list(sets))
-    scorer = Scorer(config.reward.verifier, config.reward.timeout_s, config.reward.workers)
+    verifier = choose_verifier(config.reward.verifier, environments)
+    scorer = Scorer(verifier, config.reward.timeout_s, config.reward.workers)
     if is_scored:
         scorer.check(problems)
     identity = _identity(config, sets)
@@ -118,7 +119,7 @@ def make_plan(config: EvalConfig, target: Target, is_scored: bool = True) -> Pla
         prompts=prompts,
         scorer=scorer,
         identity=identity,
-        turns=Turns(toolbox, prompts, config.rollout.max_turns) if toolbox else None,
+        turns=Turns(environments, prompts, config.rollout.max_turns) if environments else None,
     )
 
 

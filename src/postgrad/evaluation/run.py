@@ -75,6 +75,8 @@ def evaluate(plan: Plan, progress: Progress) -> dict[str, Any]:
         files.check_same_settings(folder, stored, plan.identity)
     with ExitStack() as stack:
         scorer = stack.enter_context(plan.scorer)
+        if plan.turns is not None:
+            stack.callback(plan.turns.close)
         # An existing folder is locked before it is read. A new one is created only after the
         # model is loaded, so that a model that cannot be loaded leaves no folder.
         if stored is not None:

@@ -10,6 +10,7 @@ from postgrad.config.compose import compose_section
 from postgrad.config.schema import (
     OVERLONG,
     ClusterConfig,
+    EnvironmentConfig,
     ModelConfig,
     RewardConfig,
     RolloutConfig,
@@ -81,6 +82,7 @@ class EvalConfig:
     model: EvalModel = field(default_factory=EvalModel)
     data: EvalData = field(default_factory=EvalData)
     rollout: EvalRollout = field(default_factory=EvalRollout)
+    environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
     reward: EvalReward = field(default_factory=EvalReward)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
 
@@ -88,7 +90,13 @@ class EvalConfig:
 SECTIONS = {
     f.name: f.type for f in dataclasses.fields(EvalConfig) if dataclasses.is_dataclass(f.type)
 }
-SHORT_KEYS = {"n": "rollout.samples", "data": "data.sets", "workers": "reward.workers"}
+SHORT_KEYS = {
+    "n": "rollout.samples",
+    "data": "data.sets",
+    "workers": "reward.workers",
+    "timeout_s": "reward.timeout_s",
+    "environment": "environment.name",
+}
 # Defaults for the model of a run: these keys are read from the run's configuration.
 DEFAULTS_FROM_RUN = (
     "data.template",
@@ -100,6 +108,13 @@ DEFAULTS_FROM_RUN = (
     "rollout.max_turns",
     "rollout.tool_timeout_s",
     "rollout.tool_chars",
+    "rollout.tool_format",
+    "environment.name",
+    "environment.options",
+    "environment.weights",
+    "environment.workers",
+    "environment.timeout_s",
+    "environment.max_chars",
     "reward.verifier",
     "model.trust_remote_code",
 )

@@ -43,6 +43,7 @@ from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.passes.head import TokenOutputs
 from postgrad.model.views import FULL, View
 from postgrad.rollout.engine import Completion, Sampling, make_sampling, trajectory_seed
+from postgrad.rollout.episodes import failed_environments, row_problems, turn_metrics
 from postgrad.rollout.respond import Answer, respond
 from postgrad.types import DEMONSTRATION, TOOL, Batch, Failure, Problem, Score, Trajectory
 from postgrad.verifiers.model_terms import model_terms
@@ -75,7 +76,7 @@ class Method:
     trains_scores: ClassVar[bool] = False
     # Responses are split into thought and output, so that a monitor can read the thoughts.
     has_thoughts: ClassVar[bool] = False
-    # Rows may contain tokens that tools wrote.
+    # Rows may contain tokens that tools or an environment wrote.
     supports_tools: ClassVar[bool] = False
     # Score of a response without an output to score.
     no_output_score: float = 0.0
@@ -180,9 +181,7 @@ class Method:
         sampled = self.generate(requests, sampling, step.number)
         if self.ports.turns is not None:
             completions = [one for group in sampled for one in group]
-            for name in ("turns", "calls", "errors"):
-                total = sum(getattr(completion, name) for completion in completions)
-                step.metrics[f"tools/{name}"] = total / max(1, len(completions))
+            step.metrics |= turn_metrics(completions)
         return self.assemble(groups, sampled)
 
     def assemble(self, groups: Sequence[Group], sampled: Sequence[Sequence[Completion]]) -> Batch:
@@ -211,8 +210,15 @@ class Method:
         batch.rows["text"] = [
             self.ports.prompts.decode(ids.tolist()) for ids in batch.response.split()
         ]
-        batch.rows["question"] = [problem.messages[-1]["content"] for problem in problems]
-        add_scores(batch, self.score_texts(problems, self.texts_to_score(batch)))
+        texts = self.texts_to_score(batch)
+        if "environment" not in batch.rows:
+            batch.rows["question"] = [problem.messages[-1]["content"] for problem in problems]
+            add_scores(batch, self.score_texts(problems, texts))
+            return self.drop_failures(batch, step)
+        failures = batch.rows["environment_failure"]
+        scored = [None if failed else text for text, failed in zip(texts, failures, strict=True)]
+        results = self.score_texts(row_problems(problems, batch.rows["environment"]), scored)
+        add_scores(batch, failed_environments(results, failures))
         return self.drop_failures(batch, step)
 
     def texts_to_score(self, batch: Batch) -> Sequence[str | None]:

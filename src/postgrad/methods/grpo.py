@@ -56,6 +56,7 @@ class Grpo(Method):
         "sum_probs_squared",
         "source",
         "critic",
+        "environment",
     )
 
     def __init__(self, config: Config) -> None:

@@ -36,7 +36,7 @@ class Role:
 class Ports:
     """The models and services that a method may call, wherever they run.
 
-    `models` has the method's roles by name. `turns` is set if the policy may call tools.
+    `models` has the method's roles by name. `turns` is set with tools or an environment.
     """
 
     policy: Policy

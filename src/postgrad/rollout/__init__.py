@@ -8,9 +8,10 @@
     http.py, http_sync.py       OpenAI-compatible servers; the same with new weights after each step
     fake.py                     fixed responses, for tests
     stops.py                    stop strings
-    tools.py, turns.py          tools that the policy calls, and responses of several turns
+    turns.py, episodes.py       responses of several turns, with tools or an environment
+    streams.py                  generations that requests join and leave
     generator.py, panel.py      models other than the policy that generate text
     respond.py                  scored responses to problems, for evaluation and validation
 
-May import model, data, verifiers, problem, config, user_code and errors.
+May import environments, model, data, verifiers, problem, config, user_code and errors.
 """

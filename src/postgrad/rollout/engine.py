@@ -7,13 +7,14 @@ on neither the order nor the size of batches.
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from postgrad.config.schema import RolloutConfig
 from postgrad.errors import RunError
+from postgrad.problem import Failure, Message
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,8 @@ class Completion:
         turns: number of turns of the policy.
         calls: number of tool calls.
         errors: number of tool calls that failed.
+        messages: the turns of the policy and what followed each, if there may be several.
+        episode: what an environment did, if there was one (turns.py).
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -111,6 +114,8 @@ class Completion:
     turns: int = 1
     calls: int = 0
     errors: int = 0
+    messages: list[Message] | None = None
+    episode: "Episode | None" = None
 
     @property
     def policy_tokens(self) -> list[int]:
@@ -119,6 +124,35 @@ class Completion:
             return self.tokens
         pairs = zip(self.tokens, self.policy_mask, strict=True)
         return [token for token, is_policy in pairs if is_policy]
+
+
+@dataclass
+class Episode:
+    """What an environment did in one trajectory.
+
+    Attributes:
+        prompt: the prompt's tokens, with the text of reset().
+        question: the last message of the prompt.
+        rewards: the reward of each turn of the policy.
+        turn_ends: the position in the response after the last token of each turn.
+        states: a name of what the policy saw last before each turn; equal for equal texts.
+        reward: the sum of `rewards` and of score().
+        parts: named parts of the reward.
+        state: the result of get_state().
+        done: the environment ended the trajectory.
+        failure: why there is no reward; None if there is one.
+    """
+
+    prompt: list[int] = field(default_factory=list)
+    question: str = ""
+    rewards: list[float] = field(default_factory=list)
+    turn_ends: list[int] = field(default_factory=list)
+    states: list[str] = field(default_factory=list)
+    reward: float = 0.0
+    parts: dict[str, float] = field(default_factory=dict)
+    state: Any = None
+    done: bool = False
+    failure: Failure | None = None
 
 
 class Engine(Protocol):

@@ -55,9 +55,9 @@ class EngineKind:
 
 
 def _build_native(config: EngineConfig, loaded: Loaded, weights_folder: Path | None) -> Engine:
-    from postgrad.rollout.native.engine import NativeEngine
+    from postgrad.rollout.native.stream import StreamingNativeEngine
 
-    return NativeEngine(loaded, config.rollout)
+    return StreamingNativeEngine(loaded, config.rollout)
 
 
 def _build_hf(config: EngineConfig, loaded: Loaded, weights_folder: Path | None) -> Engine:

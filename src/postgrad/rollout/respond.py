@@ -5,11 +5,12 @@ call changes a response.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from postgrad.problem import Failure, Problem, Score
-from postgrad.rollout.engine import Engine, Request, Sampling, trajectory_seed
+from postgrad.rollout.engine import Engine, Episode, Request, Sampling, trajectory_seed
+from postgrad.rollout.episodes import episode_problem
 from postgrad.rollout.turns import Turns, run_turns
 
 STEP = 0  # the step in the seeds of responses that belong to no training step
@@ -45,7 +46,7 @@ class Prompts(Protocol):
 class Response:
     """One response to one problem. `tokens` include the stop token, `text` does not.
 
-    `policy_text` is what the policy itself wrote: `text` without the output of tools.
+    `policy_text` is what the policy itself wrote: `text` without what tools or an environment said.
     """
 
     problem: Problem
@@ -55,6 +56,7 @@ class Response:
     text: str
     policy_text: str
     finish: str  # stop or length
+    episode: Episode | None = field(default=None, kw_only=True)  # what an environment did
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,7 @@ def generate(
                     text=prompts.decode(completion.tokens),
                     policy_text=prompts.decode(completion.policy_tokens),
                     finish=completion.finish,
+                    episode=completion.episode,
                 )
             )
     return responses
@@ -114,9 +117,12 @@ def respond(
     """Return `samples` scored responses per problem, ordered by problem, then by sample."""
     responses = generate(engine, prompts, problems, sampling, samples, seed, turns)
     verdicts = scorer.score(
-        [response.problem for response in responses],
+        [episode_problem(response.problem, response.episode) for response in responses],
         [response.policy_text for response in responses],
     )
+    for i, response in enumerate(responses):
+        if response.episode is not None and response.episode.failure is not None:
+            verdicts[i] = response.episode.failure
     return [
         Answer(**vars(response), verdict=verdict)
         for response, verdict in zip(responses, verdicts, strict=True)

@@ -5,7 +5,7 @@ return_tokens_as_token_ids, skip_special_tokens, include_stop_str_in_output, cha
 """
 
 from abc import abstractmethod
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     BaseModel,
@@ -19,6 +19,7 @@ from pydantic_core import PydanticCustomError
 
 from postgrad.errors import did_you_mean
 from postgrad.rollout.engine import Sampling
+from postgrad.serving.tool_calls import template_message
 from postgrad.web import HttpError
 
 MAX_CHOICES = 128  # per prompt
@@ -26,6 +27,7 @@ MAX_PROMPTS = 256
 MAX_MESSAGES = 1000
 MAX_TOP_LOGPROBS = 20
 MAX_STOPS = 16
+MAX_TOOLS = 128
 MAX_STOP_LENGTH = 256
 MIN_TEMPERATURE = 1e-3  # a smaller one, except 0, overflows when logits are divided by it
 NO_LIMIT = 1 << 30  # tokens; each request has its own limit
@@ -55,8 +57,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "ignore_eos": (False,),
     "stop_token_ids": ([],),
     "prompt_logprobs": (0,),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
 }
@@ -130,12 +130,30 @@ class StreamOptions(BaseModel):
 
 
 class ChatMessage(BaseModel):
-    """One message of a chat; keys other than role and content are ignored."""
+    """One message of a chat; keys other than these are ignored."""
 
     model_config = ConfigDict(strict=True)
 
     role: str
-    content: Annotated[str, BeforeValidator(_join_text_parts)] = ""
+    content: Annotated[str | None, BeforeValidator(_join_text_parts)] = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+
+
+class ToolFunction(BaseModel):
+    """The function of a tool; unknown keys are ignored."""
+
+    name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)]
+    description: str = ""
+    parameters: dict[str, Any] = {}
+
+
+class Tool(BaseModel):
+    """A tool that the model may call."""
+
+    type: Literal["function"] = "function"
+    function: ToolFunction
 
 
 class GenerationRequest(BaseModel):
@@ -198,6 +216,11 @@ class GenerationRequest(BaseModel):
         """Largest number of new tokens per choice; None: as many as the context allows."""
 
     @property
+    def tool_schemas(self) -> list[dict[str, Any]]:
+        """The tools that the model may call; a completion has none."""
+        return []
+
+    @property
     @abstractmethod
     def num_top(self) -> int | None:
         """Number of most likely tokens in the log-probs; None: the response has no log-probs."""
@@ -236,10 +259,19 @@ class ChatRequest(GenerationRequest):
     logprobs: bool = False
     top_logprobs: NumTopLogprobs | None = None
     chat_template_kwargs: dict[str, Any] = {}
+    tools: list[Tool] = Field([], max_length=MAX_TOOLS)
+    tool_choice: Literal["auto", "none"] = "auto"
 
     @property
     def prompts(self) -> list[Any]:
-        return [[message.model_dump() for message in self.messages]]
+        return [[template_message(message.model_dump()) for message in self.messages]]
+
+    @property
+    def tool_schemas(self) -> list[dict[str, Any]]:
+        """The tools that the model may call."""
+        if self.tool_choice == "none":
+            return []
+        return [tool.model_dump(exclude_none=True) for tool in self.tools]
 
     @property
     def token_limit(self) -> int | None:

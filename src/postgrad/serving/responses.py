@@ -105,7 +105,7 @@ class ResponseBuilder:
     def _complete_choice(self, choice: Choice) -> dict[str, Any]:
         entry: dict[str, Any] = {"index": choice.number}
         if self.request.is_chat:
-            entry["message"] = {"role": "assistant", "content": choice.text}
+            entry["message"] = {"role": "assistant", **self._message_fields(choice)}
         else:
             entry["text"] = choice.text
         entry |= self._details(choice) | self._finish_fields(choice)
@@ -137,11 +137,14 @@ class ResponseBuilder:
         """Return what is new in a choice; None when there is nothing to send yet."""
         sends_tokens = self.request.return_token_ids or self.request.num_top is not None
         has_news = choice.text or choice.finish or (sends_tokens and choice.tokens)
-        if not has_news:
+        # With tools, only the whole response shows which part of it is a call.
+        if not has_news or (self.request.tool_schemas and not choice.finish):
             return None
         entry: dict[str, Any] = {"index": choice.number}
         if self.request.is_chat:
-            entry["delta"] = {"content": choice.text}
+            entry["delta"] = self._message_fields(choice)
+            for number, call in enumerate(entry["delta"].get("tool_calls", [])):
+                call["index"] = number
         else:
             entry["text"] = choice.text
         entry |= self._details(choice) | self._finish_fields(choice)
@@ -174,6 +177,14 @@ class ResponseBuilder:
             "completion_tokens": self.num_sampled,
             "total_tokens": num_prompt_tokens + self.num_sampled,
         }
+
+    def _message_fields(self, choice: Choice) -> dict[str, Any]:
+        """Return the content of a message, and its tool calls if the request has tools."""
+        content, calls = self.served.find_tool_calls(self.request, choice.tokens)
+        if not calls or choice.finish != "stop":
+            return {"content": choice.text}
+        choice.finish = "tool_calls"
+        return {"content": content, "tool_calls": calls}
 
     def _finish_fields(self, choice: Choice) -> dict[str, Any]:
         return {

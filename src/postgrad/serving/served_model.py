@@ -27,6 +27,7 @@ from postgrad.rollout.native.engine import NativeEngine
 from postgrad.rollout.native.live import LiveJob
 from postgrad.serving.detokenizer import Detokenizer
 from postgrad.serving.requests import ApiError, ChatRequest, GenerationRequest
+from postgrad.serving.tool_calls import find_tool_calls
 from postgrad.serving.worker import DecodeWorker
 
 # Default number of rows that decode at the same time; the second on accelerators with own memory.
@@ -84,13 +85,19 @@ class ServedModel:
         except ConfigError as error:
             reason = str(error).removeprefix("problem : ")
             reason = reason.replace("data.template_options", "chat_template_kwargs")
+            reason = reason.replace("rollout.tools", "tools")
             raise ApiError(400, reason, _prompt_field(request)) from error
 
     def _prompts_for(self, request: GenerationRequest) -> Prompts:
         if not isinstance(request, ChatRequest):
             return self.plain_prompts
-        if request.chat_template_kwargs:
-            return Prompts(self.tokenizer, "auto", options=request.chat_template_kwargs)
+        if request.chat_template_kwargs or request.tool_schemas:
+            return Prompts(
+                self.tokenizer,
+                "auto",
+                options=request.chat_template_kwargs,
+                tools=request.tool_schemas,
+            )
         return self.chat_prompts
 
     def _make_job(self, request: GenerationRequest, ids: list[int], seeds: list[int]) -> LiveJob:
@@ -105,6 +112,16 @@ class ServedModel:
                 "context_length_exceeded",
             )
         return LiveJob(Request(ids, seeds, limit), request.sampling, num_top=request.num_top or 0)
+
+    def find_tool_calls(
+        self, request: GenerationRequest, tokens: list[int]
+    ) -> tuple[str | None, list[dict[str, Any]]]:
+        """Return (text before the calls, tool calls) of a response; no calls without tools."""
+        if not request.tool_schemas:
+            return None, []
+        with self.lock:
+            text = self.chat_prompts.decode_turn(tokens)
+            return find_tool_calls(self.tokenizer, text, request.tool_schemas)
 
     def make_detokenizer(self, request: GenerationRequest) -> Detokenizer:
         return Detokenizer(

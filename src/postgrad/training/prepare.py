@@ -12,6 +12,7 @@ from postgrad.data.overlong import RowEncoder
 from postgrad.data.problems import load_problems
 from postgrad.data.render import Prompts, make_prompts
 from postgrad.data.styles import stop_strings
+from postgrad.environments.lookup import Environments, choose_verifier, open_environments
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
 from postgrad.methods.base import Method
@@ -20,7 +21,6 @@ from postgrad.model.device import choose_device, choose_dtype, is_gpu, probe_thr
 from postgrad.model.load import load_tokenizer, model_config, model_hidden_size
 from postgrad.model.passes.layout import default_token_budget
 from postgrad.rollout.kinds import check_engine
-from postgrad.rollout.tools import open_toolbox
 from postgrad.rollout.turns import Turns
 from postgrad.training.run import resume_config
 from postgrad.training.trackers import check_tracker
@@ -41,7 +41,7 @@ class Inputs:
     prompts: Prompts
     scorer: Scorer
     notes: tuple[str, ...] = ()  # lines about the data that the start of a run reports
-    turns: Turns | None = None  # None if the policy may not call tools
+    turns: Turns | None = None  # None without tools and environment
 
 
 def make_method(config: Config) -> Method:
@@ -139,8 +139,8 @@ def load_inputs(config: Config, method: Method) -> Inputs:
     loaded_train = load_problems(config.data.train)
     loaded_validation = load_sets(config)
     tokenizer = load_tokenizer(config.model, config.seed)
-    toolbox = open_toolbox(config.rollout)
-    prompts = make_prompts(tokenizer, config.data, toolbox.schemas if toolbox else ())
+    environments = open_environments(config.environment, config.rollout)
+    prompts = make_prompts(tokenizer, config.data, environments.schemas if environments else ())
     train = _fitting(config, method, prompts, loaded_train)
     validation: dict[str, list[Problem]] = {}
     for name, problems in loaded_validation.items():
@@ -166,9 +166,9 @@ def load_inputs(config: Config, method: Method) -> Inputs:
         train=train,
         validation=validation,
         prompts=prompts,
-        scorer=_make_scorer(config, method, [*train, *held_out]),
+        scorer=_make_scorer(config, method, environments, [*train, *held_out]),
         notes=tuple(notes),
-        turns=Turns(toolbox, prompts, config.rollout.max_turns) if toolbox else None,
+        turns=Turns(environments, prompts, config.rollout.max_turns) if environments else None,
     )
 
 
@@ -187,13 +187,19 @@ def _fitting(
     return problems
 
 
-def _make_scorer(config: Config, method: Method, problems: list[Problem]) -> Scorer:
+def _make_scorer(
+    config: Config, method: Method, environments: Environments | None, problems: list[Problem]
+) -> Scorer:
     """Return the scorer of reward.*, checked against the problems if the method uses it."""
     reward = config.reward
+    verifier = choose_verifier(reward.verifier, environments)
+    if environments is not None:
+        for problem in problems:
+            environments.choose(problem)
     check_judge(reward)
     check_judge_used(reward)
     minimize = reward.objective == "minimize"
-    scorer = Scorer(reward.verifier, reward.timeout_s, reward.workers, minimize)
+    scorer = Scorer(verifier, reward.timeout_s, reward.workers, minimize)
     if method.needs_verifier():
         scorer.check(problems)
         check_references(reward, problems)

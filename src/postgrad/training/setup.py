@@ -43,6 +43,8 @@ def open_run(method: Method, inputs: Inputs, reporter: Reporter) -> Iterator[Ope
         if exists:
             stack.enter_context(run.locked_folder(folder))
         scorer = stack.enter_context(inputs.scorer)
+        if inputs.turns is not None:
+            stack.callback(inputs.turns.close)
         models = stack.enter_context(open_models(config))
         if not exists:
             stack.enter_context(run.locked_folder(folder, new=True))

@@ -36,7 +36,7 @@ def main() -> None:
     timeout_s = float(sys.argv[3])
     memory_bytes = int(sys.argv[4])
     os.set_inheritable(channel_fd, False)
-    threading.Thread(target=_exit_with_parent, args=(parent_pid,), daemon=True).start()
+    threading.Thread(target=exit_with_parent, args=(parent_pid,), daemon=True).start()
     # A scheduler may send SIGTERM to all processes of a run. The parent handles it and kills us.
     signal.signal(signal.SIGTERM, lambda *_: None)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -105,7 +105,7 @@ def decode_problem(data: dict[str, Any]) -> Problem:
     )
 
 
-def _exit_with_parent(parent_pid: int) -> None:
+def exit_with_parent(parent_pid: int) -> None:
     """Kill this process and all it started once the parent is gone, even if a verifier is busy."""
     while os.getppid() == parent_pid:
         time.sleep(0.5)

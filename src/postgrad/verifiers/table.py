@@ -39,17 +39,20 @@ VERIFIERS: dict[str, VerifierSpec] = {
     "length": VerifierSpec("postgrad.verifiers.form:length", inline=True),
     "overlong": VerifierSpec("postgrad.verifiers.form:overlong", inline=True),
     "bold": VerifierSpec("postgrad.verifiers.form:bold", inline=True),
+    "environment": VerifierSpec("postgrad.verifiers.environment:environment", inline=True),
     "math": VerifierSpec("postgrad.verifiers.math:math"),
     "math_answer": VerifierSpec("postgrad.verifiers.math:math_answer"),
     "oat": VerifierSpec("postgrad.verifiers.math:oat"),
     "think_math": VerifierSpec("postgrad.verifiers.math:think_math"),
     "r1_zero_math": VerifierSpec("postgrad.verifiers.math:r1_zero_math"),
     "geometry3k": VerifierSpec("postgrad.verifiers.math:geometry3k"),
+    "reasoning_gym": VerifierSpec("postgrad.verifiers.reasoning_gym:reasoning_gym"),
     "code": VerifierSpec("postgrad.verifiers.code:code", time_limit_s=90.0),
 }
 
 # (pattern, verifier): the first pattern that matches the data source counts, in lower case.
 SOURCES: tuple[tuple[str, str], ...] = (
+    ("reasoning_gym/*", "reasoning_gym"),
     ("arithmetic/digits", "exact"),
     ("arithmetic/boxed", "boxed"),
     ("*gsm8k*", "gsm8k"),

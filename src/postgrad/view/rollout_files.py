@@ -142,14 +142,15 @@ def read_rows(file: Path, numbers: Sequence[int], columns: list[str] | None = No
 def find_token_columns(table: pa.Table) -> set[str]:
     """Columns with one number per response token in every row.
 
-    A classmate's scores are left out: their number may equal that of the tokens by chance.
+    A classmate's scores and the rewards of turns are left out: their number may equal that of the
+    tokens by chance.
     """
     if "response" not in table.column_names:
         return set()
     num_tokens = pc.list_value_length(table["response"]).to_pylist()
     names: set[str] = set()
     for column in table.schema:
-        if column.name in STANDARD_COLUMNS or column.name.startswith("classmate"):
+        if column.name in STANDARD_COLUMNS or column.name.startswith(("classmate", "turn_")):
             continue
         if not (pa.types.is_list(column.type) and _is_numeric(column.type.value_type)):
             continue

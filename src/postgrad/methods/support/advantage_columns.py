@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from postgrad.algorithms.kl import adapt_kl_coef, kl_in_reward, mean_kl
 from postgrad.algorithms.token_advantages import outcome_rewards
+from postgrad.algorithms.turn_advantages import turn_end_rewards
 from postgrad.errors import RunError, did_you_mean
 from postgrad.methods.base import Step
 from postgrad.methods.support.grpo_checks import GrpoMethod
@@ -15,7 +17,14 @@ from postgrad.types import POLICY, Batch
 def advantage_columns(method: GrpoMethod, batch: Batch, step: Step) -> dict[str, Any]:
     """All token columns of the batch, and what algorithms.advantages.Advantage lists, by name."""
     mask = batch.tokens["loss_mask"]
-    outcome = outcome_rewards(batch.rows["reward"], mask, batch.row_index, len(batch))
+    turns: dict[str, Any] = {}
+    if "turn_rewards" in batch.rows:
+        turns = turn_columns(batch)
+        outcome = turn_end_rewards(
+            turns["turn_rewards"], turns["turns"], mask, batch.row_index, len(batch)
+        )
+    else:
+        outcome = outcome_rewards(batch.rows["reward"], mask, batch.row_index, len(batch))
     token_rewards = outcome
     if method.settings.kl == "reward":
         token_rewards = _subtract_kl(method, outcome, batch, step)
@@ -25,6 +34,7 @@ def advantage_columns(method: GrpoMethod, batch: Batch, step: Step) -> dict[str,
         rewards = {name: _reward_part(batch, name) for name in method.settings.reward_weights}
     return {
         **dict(batch.tokens),
+        **turns,
         "rewards": rewards,
         "token_rewards": token_rewards,
         "groups": batch.rows["group"],
@@ -35,6 +45,30 @@ def advantage_columns(method: GrpoMethod, batch: Batch, step: Step) -> dict[str,
         "mask": mask,
         "rows": batch.row_index,
         "num_rows": len(batch),
+    }
+
+
+def turn_columns(batch: Batch) -> dict[str, Tensor]:
+    """The columns of turns: `turns` (tokens,), `turn_rewards` and `turn_states` (rows, turns).
+
+    What the reward of a row has beyond the rewards of its turns belongs to its last turn.
+    """
+    rewards: list[list[float]] = batch.rows["turn_rewards"]
+    states: list[list[str]] = batch.rows["turn_states"]
+    width = max(1, *(len(row) for row in rewards))
+    turn_rewards = torch.zeros(len(batch), width)
+    turn_states = torch.full((len(batch), width), -1, dtype=torch.int64)
+    numbers: dict[str, int] = {}
+    for row, (own_rewards, own_states) in enumerate(zip(rewards, states, strict=True)):
+        for turn, (reward, state) in enumerate(zip(own_rewards, own_states, strict=True)):
+            turn_rewards[row, turn] = reward
+            turn_states[row, turn] = numbers.setdefault(state, len(numbers))
+        last = max(0, len(own_rewards) - 1)
+        turn_rewards[row, last] += batch.rows["reward"][row] - sum(own_rewards)
+    return {
+        "turns": batch.tokens["turn"].long(),
+        "turn_rewards": turn_rewards,
+        "turn_states": turn_states,
     }
 
 

@@ -99,16 +99,37 @@ def check_monitor(method: Any) -> None:
 
 
 def check_tools(method: Any) -> None:
-    """Refuses tools for methods that do not support them, and tool settings without tools."""
+    """Refuses tools and environments for methods without turns, and their settings without them."""
     rollout = method.config.rollout
+    environment = method.config.environment
+    name = method.settings.name
     if rollout.tools and not method.supports_tools:
         raise ConfigError(
-            f"rollout.tools={list(rollout.tools)}: {method.settings.name} does not support tools; "
+            f"rollout.tools={list(rollout.tools)}: {name} does not support tools; "
+            "remove it, or use grpo"
+        )
+    if environment.name and not method.supports_tools:
+        raise ConfigError(
+            f"environment={environment.name}: {name} does not support environments; "
             "remove it, or use grpo"
         )
     if not rollout.tools:
-        names = ["max_turns", "tool_timeout_s", "tool_chars"]
+        names = ["tool_timeout_s", "tool_chars", "tool_format"]
+        if not environment.name:
+            names.append("max_turns")
         refuse_unread("rollout", rollout, names, "without tools", "add rollout.tools=[calculator]")
+    elif rollout.max_turns < 2 and not environment.name:
+        raise ConfigError("rollout.max_turns=1 answers no tool call; use at least 2")
+    if not environment.name:
+        for key in ("options", "weights"):
+            if getattr(environment, key):
+                raise ConfigError(
+                    f"environment.{key} has no effect without an environment; "
+                    "add environment=file.py:Class"
+                )
+        names = ["workers", "timeout_s", "max_chars"]
+        fix = "add environment=file.py:Class"
+        refuse_unread("environment", environment, names, "without an environment", fix)
 
 
 def check_staleness(method: Any) -> None:

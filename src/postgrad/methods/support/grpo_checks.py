@@ -31,6 +31,8 @@ def check_advantage(method: GrpoMethod) -> None:
         if need not in method.offers or (need == "critic" and "critic" not in method.roles()):
             fix = "use the recipe ppo" if need == "critic" else "use the recipe made for it"
             raise ConfigError(f"{key} needs a {need}; {settings.name} has none: {fix}")
+    if "environment" in advantage.needs and not method.config.environment.name:
+        raise ConfigError(f"{key} needs rewards per turn; add environment=file.py:Class")
     for option in advantage.options:
         if not hasattr(settings, option):
             raise ConfigError(
@@ -135,6 +137,10 @@ def check_unread(method: GrpoMethod) -> None:
             f"method.gamma={settings.gamma:g} has no effect with "
             f"method.advantage={settings.advantage}, which does not discount; remove it"
         )
+    if "turn_weight" not in options:
+        reason = f"with method.advantage={settings.advantage}"
+        fix = "add method.advantage=gigpo"
+        refuse_unread("method", settings, ["turn_weight"], reason, fix)
     if settings.reward_weights and "reward_weights" not in options:
         raise ConfigError(
             f"method.reward_weights has no effect with method.advantage={settings.advantage}; "

@@ -22,7 +22,13 @@ class GrpoSettings(MethodSettings):
     normalize_by_std: bool = setting(
         True, "divide a group's advantages by its standard deviation; false is Dr. GRPO"
     )
-    gamma: float = setting(1.0, "discount of token-level estimators", above=0.0, at_most=1.0)
+    gamma: float = setting(
+        1.0,
+        "discount of token-level estimators; per turn for turn_grpo and gigpo",
+        above=0.0,
+        at_most=1.0,
+    )
+    turn_weight: float = setting(1.0, "gigpo: weight of the advantage per turn", at_least=0.0)
     reward_weights: dict[str, float] = field(
         default_factory=dict, metadata={"help": "gdpo: weights of the named reward parts"}
     )

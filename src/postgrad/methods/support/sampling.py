@@ -1,12 +1,15 @@
 """Sampling of responses, and the rows that responses and scores become."""
 
+import json
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from postgrad.methods.ports import Ports
 from postgrad.rollout.engine import Completion, Request, Sampling, trajectory_seed
+from postgrad.rollout.episodes import episode_row, turn_column
 from postgrad.rollout.turns import run_turns
 from postgrad.types import DEMONSTRATION, POLICY, TOOL, Batch, Failure, Problem, Score, Trajectory
 
@@ -17,7 +20,7 @@ SampleRequest = tuple[Problem, Sequence[int], Sequence[list[int]]]
 def sample_requests(
     ports: Ports, requests: Sequence[SampleRequest], sampling: Sampling, run_seed: int, step: int
 ) -> list[list[Completion]]:
-    """Completions per request, from the engine and, if there are tools, over several turns.
+    """Completions per request, over several turns if there are tools or an environment.
 
     The seed of a sample follows from run, step, problem and index. A problem that occurs twice, as
     at the end of an epoch, has other seeds the second time.
@@ -55,6 +58,14 @@ def sampled_row(
     written = [True] * num_sampled if completion.policy_mask is None else completion.policy_mask
     sampled_source = [POLICY if own else TOOL for own in written]
     loss_mask = None if all(written) else [*[True] * len(prefix), *written]
+    tokens: dict[str, Sequence[float]] = {}
+    rows: dict[str, Any] = {}
+    if completion.messages is not None:
+        rows["messages"] = json.dumps(completion.messages)
+    if completion.episode is not None:
+        prompt = completion.episode.prompt
+        tokens = {"turn": turn_column(completion)}
+        rows |= episode_row(completion.episode)
     return Trajectory(
         problem.uid,
         prompt,
@@ -64,6 +75,8 @@ def sampled_row(
         behavior_logprobs=[*[0.0] * len(prefix), *completion.logprobs],
         loss_mask=loss_mask,
         token_source=[*[DEMONSTRATION] * len(prefix), *sampled_source],
+        tokens=tokens,
+        rows=rows,
     )
 
 

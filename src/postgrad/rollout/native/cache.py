@@ -60,9 +60,11 @@ class SlotCache:
         """Allocate the tensors with the shapes of the first prefill pass."""
         for source, target in ((prefill.keys, self.keys), (prefill.values, self.values)):
             for tensor in source:
-                _, num_heads, _, head_dim = tensor.shape
-                shape = (self.num_slots, self.max_length, num_heads, head_dim)
-                target.append(_lazy_zeros(shape, tensor))
+                target.append(self.new_layer(tensor.transpose(1, 2)))
+
+    def new_layer(self, like: Tensor) -> Tensor:
+        """Return an empty layer for tokens of the shape and type of `like` (..., head, dim)."""
+        return _lazy_zeros((self.num_slots, self.max_length, *like.shape[2:]), like)
 
     def copy_prompts(
         self, first_slot: int, prefill: PrefillCache, rows: list[int], length: int

@@ -21,6 +21,8 @@ const SORTS = [
   ["reward", "highest reward first"],
   ["advantage", "largest advantage first"],
 ];
+// Columns that the conversation shows.
+const CONVERSATION = ["messages", "turn_rewards", "turn_states"];
 const CLASSMATE = ["classmate_texts", "classmate_scores", "cot"]; // shown together, below the response
 const TAIL = 160; // characters of the thought that are shown before its continuations
 const FINISH = {
@@ -485,8 +487,10 @@ export class Rollouts {
       ["tokens", number(row.length)],
     ].filter(Boolean);
     const hasContinuations = Array.isArray(row.others.classmate_texts);
+    const turns = parseTurns(row.others.messages);
     const others = Object.entries(row.others).filter(
-      ([name]) => !(hasContinuations && CLASSMATE.includes(name)),
+      ([name]) =>
+        !(hasContinuations && CLASSMATE.includes(name)) && !(turns && CONVERSATION.includes(name)),
     );
     const fromClassmates = !hasContinuations && others.some(([name]) => name.includes("classmate"));
     return h(
@@ -520,6 +524,7 @@ export class Rollouts {
       row.ids.length < row.length
         ? h("p", { class: "dim" }, `… ${row.length - row.ids.length} more tokens`)
         : null,
+      turns ? conversation(turns, row.others.turn_rewards) : null,
       hasContinuations ? classmates(row) : null,
       others.length
         ? h(
@@ -738,6 +743,45 @@ function verdictText(row) {
   return { right: "✓ correct", wrong: "✕ wrong", failed: "! not scored", unscored: "no reward" }[
     verdict(row)
   ];
+}
+
+/** The messages of a response of several turns; null for a single turn or unreadable text. */
+function parseTurns(text) {
+  if (typeof text !== "string") return null;
+  try {
+    const messages = JSON.parse(text);
+    return Array.isArray(messages) && messages.length > 1 ? messages : null;
+  } catch {
+    return null;
+  }
+}
+
+/** The turns of the policy, and what tools or the environment said after each. */
+function conversation(messages, rewards) {
+  let turn = -1;
+  return h(
+    "details",
+    { class: "conversation" },
+    h("summary", {}, `Conversation of ${messages.length} messages`),
+    messages.map((message) => {
+      const isPolicy = message.role === "assistant";
+      if (isPolicy) turn += 1;
+      const reward = isPolicy && Array.isArray(rewards) ? rewards[turn] : null;
+      const speaker = { assistant: "policy", tool: "tool" }[message.role] || "environment";
+      return h(
+        "div",
+        { class: `turn said-by-${speaker}` },
+        h(
+          "div",
+          { class: "dim" },
+          speaker,
+          isPolicy ? `, turn ${turn + 1}` : "",
+          typeof reward === "number" ? `, reward ${number(reward)}` : "",
+        ),
+        h("div", { class: "text" }, String(message.content ?? "")),
+      );
+    }),
+  );
 }
 
 /** The classmates' continuations of the thought, each with its score. */

@@ -1,39 +1,35 @@
 """Tools that a policy may call in a response: Python functions, shown to the policy as schemas.
 
-A call is a JSON object with `name` and `arguments` between <tool_call> and </tool_call>, as Hermes,
-Qwen2.5 and Qwen3 write it. A tool is a function with type hints and a docstring whose `Args:`
+A tool is a function with type hints and a docstring whose `Args:`
 describe each argument. It may also take `problem`, the problem that is being answered, and `state`,
 a dict that lasts from turn to turn of one response; the policy sees neither. Tools run in threads
 of this process. A call that fails is answered with an error text and never stops the run.
 """
 
 import ast
+import copy
 import inspect
 import json
 import operator
-import re
 import threading
 import typing
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
-from postgrad.config.schema import RolloutConfig
+from postgrad.environments.calls import Call
+from postgrad.environments.mcp_tools import PREFIX, McpTool, find_mcp_tools
 from postgrad.errors import ConfigError, did_you_mean
 from postgrad.problem import Problem
 from postgrad.verifiers.loading import load_function
 from postgrad.verifiers.port import one_line
 
-OPENING = "<tool_call>"
-CLOSING = "</tool_call>"
-HIDDEN = ("problem", "state")  # arguments that we fill in and the policy does not see
+HIDDEN = ("problem", "state", "self")  # arguments that we fill in and the policy does not see
 ERROR = "error: "  # the start of the answer to a call that failed
-NUM_THREADS = 16
+NUM_THREADS = 16  # calls that run at the same time, per process
 MAX_CALLS_PER_TURN = 8
 MAX_POWER_BITS = 10_000  # of the result of the calculator's **
 
-_CALL = re.compile(rf"{OPENING}\s*(.*?)\s*(?:{CLOSING}|$)", re.DOTALL)
 _OPERATIONS: dict[type, Callable[..., Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -46,43 +42,12 @@ _OPERATIONS: dict[type, Callable[..., Any]] = {
 }
 
 
-@dataclass(frozen=True)
-class Call:
-    """One call as the policy wrote it; `mistake` says why it cannot be made."""
-
-    name: str = ""
-    arguments: dict[str, Any] = field(default_factory=dict)
-    mistake: str = ""
-
-
-CallsOfRow = tuple[Sequence[Call], Problem, dict[str, Any]]  # calls, the row's problem, its state
-
-
-def parse_calls(text: str) -> list[Call]:
-    """Return the calls of a turn, in order. Text up to a closing </think> holds no calls."""
-    answer = text.rpartition("</think>")[2]
-    return [_parse_call(body) for body in _CALL.findall(answer)]
-
-
-def _parse_call(body: str) -> Call:
-    try:
-        call = json.loads(body)
-        arguments = call.get("arguments", {})
-        if isinstance(arguments, str):
-            arguments = json.loads(arguments)
-        if isinstance(call.get("name"), str) and isinstance(arguments, dict):
-            return Call(call["name"], arguments)
-    except (ValueError, AttributeError, RecursionError):
-        pass
-    return Call(mistake='a call is a JSON object: {"name": "...", "arguments": {...}}')
-
-
 class Toolbox:
     """The tools of a run, by the names of their functions.
 
     Args:
         names: `calculator`, `python` (a program in the sandbox), `package.module:function` or
-            `path/to/file.py:function`.
+            `path/to/file.py:function`, or all tools of a server: `mcp:COMMAND`, `mcp:URL`.
         timeout_s: time limit per call.
         max_chars: longest answer; the middle of a longer one is cut out.
 
@@ -96,24 +61,44 @@ class Toolbox:
         self.timeout_s = timeout_s
         self.max_chars = max_chars
         self.functions: dict[str, Callable[..., Any]] = {}
-        self.schemas: list[dict[str, Any]] = []
+        self.paths: dict[str, str] = {}  # by the name of the function: what the setting says
+        self._slots = threading.BoundedSemaphore(NUM_THREADS)
         for name in names:
-            function = find_tool(name)
-            if function.__name__ in self.functions:
-                raise ConfigError(
-                    f"rollout.tools has two tools named {function.__name__}, which a call cannot "
-                    "tell apart; rename one of the functions"
-                )
-            self.functions[function.__name__] = function
-            self.schemas.append(tool_schema(function, name))
+            found = find_mcp_tools(name) if name.startswith(PREFIX) else [find_tool(name)]
+            for function in found:
+                self.add(function, name)
 
-    def answer_all(self, rows: Sequence[CallsOfRow]) -> list[list[str]]:
-        """Return the answers to the calls of each row. Rows run in parallel, calls in order."""
-        with ThreadPoolExecutor(NUM_THREADS) as pool:
-            return list(pool.map(self._answer_row, rows))
+    def add(self, function: Callable[..., Any], path: str) -> None:
+        """Add a tool. Raises ConfigError if there is one of its name."""
+        name = function.__name__
+        if name in self.functions:
+            raise ConfigError(
+                f"{path}: there are two tools named {name}, which a call cannot tell apart; "
+                "rename one of the functions"
+            )
+        self.functions[name] = function
+        self.paths[name] = path
 
-    def _answer_row(self, row: CallsOfRow) -> list[str]:
-        calls, problem, state = row
+    @cached_property
+    def schemas(self) -> list[dict[str, Any]]:
+        """The tools' descriptions, as the chat template shows them. Raises ConfigError."""
+        return [
+            function.schema
+            if isinstance(function, McpTool)
+            else tool_schema(function, self.paths[name])
+            for name, function in self.functions.items()
+        ]
+
+    def with_functions(self, functions: Mapping[str, Callable[..., Any]]) -> "Toolbox":
+        """Return a toolbox that also has these functions, with the same limits."""
+        toolbox = copy.copy(self)
+        toolbox.functions = {**self.functions, **functions}
+        return toolbox
+
+    def answer_turn(
+        self, calls: Sequence[Call], problem: Problem, state: dict[str, Any]
+    ) -> list[str]:
+        """Return the answers to the calls of one turn. They are made in order."""
         answers = [self.answer(call, problem, state) for call in calls[:MAX_CALLS_PER_TURN]]
         num_refused = len(calls) - len(answers)
         return answers + [f"{ERROR}at most {MAX_CALLS_PER_TURN} calls in a turn"] * num_refused
@@ -133,21 +118,18 @@ class Toolbox:
         for name, value in (("problem", problem), ("state", state)):
             if name in parameters:
                 arguments[name] = value
-        return self._shorten(_run_with_timeout(self.timeout_s, function, arguments))
-
-    def _shorten(self, text: str) -> str:
-        if len(text) <= self.max_chars:
-            return text
-        head = self.max_chars // 2
-        tail = self.max_chars - head
-        return f"{text[:head]} ... {text[len(text) - tail :]}"
+        with self._slots:
+            answer = _run_with_timeout(self.timeout_s, function, arguments)
+        return shorten(answer, self.max_chars)
 
 
-def open_toolbox(rollout: RolloutConfig) -> Toolbox | None:
-    """Return the tools of rollout.tools, None if there are none. Raises ConfigError."""
-    if not rollout.tools:
-        return None
-    return Toolbox(rollout.tools, rollout.tool_timeout_s, rollout.tool_chars)
+def shorten(text: str, max_chars: int) -> str:
+    """Return the text; if it is too long, its start and its end."""
+    if len(text) <= max_chars:
+        return text
+    head = max_chars // 2
+    tail = max_chars - head
+    return f"{text[:head]} ... {text[len(text) - tail :]}"
 
 
 def find_tool(name: str) -> Callable[..., Any]:

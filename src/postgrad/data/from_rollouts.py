@@ -1,0 +1,140 @@
+"""Rollouts of a run as conversations to imitate: rejection sampling for SFT.
+
+Each row is {"messages": [...], "uid", "step", "reward"}. Messages of tools and environments are
+those that the policy saw. The prompt is the problem's own, with what an environment added.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from operator import eq, ge, gt, le, lt, ne
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as parquet
+
+from postgrad.data.problems import load_problems
+from postgrad.errors import ConfigError, did_you_mean
+from postgrad.problem import Message, Problem
+
+OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
+    ">=": ge,
+    "<=": le,
+    "!=": ne,
+    "==": eq,
+    "=": eq,
+    ">": gt,
+    "<": lt,
+}
+CONDITION = re.compile(r"\s*([\w/.]+)\s*(>=|<=|!=|==|=|>|<)\s*(\S+?)\s*")
+FILE_NAME = re.compile(r"step-(\d+)\.parquet")
+LENGTH = "length"  # tokens of the response
+STEP = "step"
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A comparison of a column with a number or a text."""
+
+    column: str
+    operator: str
+    value: float | str
+
+    def holds(self, row: dict[str, Any]) -> bool:
+        """Whether a row fulfills it; a row without the value does not. Raises ConfigError."""
+        if self.column not in row:
+            known = [name for name, value in row.items() if isinstance(value, int | float | str)]
+            raise ConfigError(
+                f"where: the rollouts have no column {self.column}; "
+                f"{did_you_mean(self.column, known)}"
+            )
+        value = row[self.column]
+        if value is None or isinstance(value, str) != isinstance(self.value, str):
+            return False
+        return OPERATORS[self.operator](value, self.value)
+
+
+def parse_where(text: str) -> list[Condition]:
+    """The conditions of `reward>0.9 and finish=stop`; all must hold. Raises ConfigError."""
+    conditions: list[Condition] = []
+    for part in re.split(r"\s+and\s+", text.strip()) if text.strip() else []:
+        match = CONDITION.fullmatch(part)
+        if match is None:
+            raise ConfigError(
+                f"where={text!r}: {part!r} is no condition; type for example "
+                "where='reward>0.9 and finish=stop'"
+            )
+        try:
+            value: float | str = float(match[3])
+        except ValueError:
+            value = match[3].strip("'\"")
+        conditions.append(Condition(match[1], match[2], value))
+    return conditions
+
+
+def select_rollouts(
+    run: Path, conditions: Sequence[Condition], per_problem: int = 0
+) -> Iterator[dict[str, Any]]:
+    """Rows for SFT: the policy's trajectories that fulfill all conditions, in order of steps.
+
+    Args:
+        run: the folder of the run.
+        conditions: on the columns of the rollouts, `step` and `length` (tokens).
+        per_problem: most rows per problem, the first ones; 0: all.
+
+    Raises:
+        ConfigError: the folder has no rollouts, or a column does not exist.
+    """
+    files = sorted(path for path in (run / "rollouts").glob("*.parquet"))
+    if not files:
+        raise ConfigError(f"{run} has no rollouts; give the folder of a run that sampled responses")
+    problems = _problems_of(run)
+    counts: Counter[str] = Counter()
+    seen: set[tuple[str, str]] = set()
+    for file in files:
+        match = FILE_NAME.fullmatch(file.name)
+        step = int(match[1]) if match else 0
+        for row in parquet.read_table(file).to_pylist():
+            row |= {STEP: step, LENGTH: len(row["response"])}
+            if row["source"] != "policy" or row.get("failure"):
+                continue
+            if not all(condition.holds(row) for condition in conditions):
+                continue
+            uid = row["uid"]
+            text = row.get("messages") or row["text"]
+            is_full = per_problem and counts[uid] >= per_problem
+            if is_full or (uid, text) in seen:
+                continue
+            counts[uid] += 1
+            seen.add((uid, text))
+            yield {
+                "messages": _messages(row, problems.get(uid)),
+                "uid": f"{uid}/{step}/{row['index']}",
+                "reward": row["reward"],
+            }
+
+
+def _messages(row: dict[str, Any], problem: Problem | None) -> list[Message]:
+    """The whole conversation: the prompt, then the turns."""
+    prompt: list[Message] = list(problem.messages) if problem else []
+    question = {"role": "user", "content": row["question"]}
+    if prompt and prompt[-1]["role"] == "user":
+        prompt[-1] = question
+    else:
+        prompt.append(question)
+    if row.get("messages"):
+        return [*prompt, *json.loads(row["messages"])]
+    return [*prompt, {"role": "assistant", "content": row["text"]}]
+
+
+def _problems_of(run: Path) -> dict[str, Problem]:
+    """The run's training problems by uid; empty if its data are not there any more."""
+    from omegaconf import OmegaConf
+
+    config: Any = OmegaConf.load(run / "config.yaml")
+    try:
+        return {one.uid: one for one in load_problems(str(config.data.train))}
+    except ConfigError:
+        return {}

@@ -1,0 +1,182 @@
+"""From the settings to the environments of a run: which class, for which problem."""
+
+import hashlib
+import inspect
+import re
+from typing import Any
+
+from postgrad.config.schema import EnvironmentConfig, RolloutConfig
+from postgrad.environments.calls import CallParser
+from postgrad.environments.host import Host, ThreadHost
+from postgrad.environments.pool import ChildPool
+from postgrad.environments.port import tool_methods
+from postgrad.environments.session import SessionSpec, load_environment
+from postgrad.environments.tools import Toolbox, tool_schema
+from postgrad.errors import ConfigError, did_you_mean
+from postgrad.problem import Problem
+from postgrad.user_code import is_path
+
+BUILT_IN = {"guess": "postgrad.environments.guess:GuessTheNumber"}
+COLUMN = "environment"  # of a row: the name of its environment
+
+
+class Environments:
+    """The environments and tools of a run.
+
+    `environment.name` is one environment, or several as `NAME=ENVIRONMENT,NAME=ENVIRONMENT`. Of
+    several, a row's column `environment` names its own; rows without it are divided by
+    `environment.weights`, always in the same way.
+
+    Raises:
+        ConfigError: there is no such class, or it does not take its options.
+    """
+
+    def __init__(self, environment: EnvironmentConfig, rollout: RolloutConfig) -> None:
+        self.workers = environment.workers
+        self.limits = {
+            "timeout_s": environment.timeout_s,
+            "max_chars": environment.max_chars,
+            "tool_timeout_s": rollout.tool_timeout_s,
+            "tool_chars": rollout.tool_chars,
+        }
+        self.tools = tuple(rollout.tools)
+        self.tool_format = rollout.tool_format
+        self.paths = _read_names(environment.name)
+        self.options = _read_options(environment.options, self.paths)
+        self.weights = _read_weights(environment.weights, self.paths)
+        toolbox = Toolbox(rollout.tools, rollout.tool_timeout_s, rollout.tool_chars)
+        self.schemas = list(toolbox.schemas)
+        for name, path in self.paths.items():
+            environment_class = load_environment(path)
+            _check_options(environment_class, self.options[name], path)
+            for function in tool_methods(environment_class).values():
+                toolbox.add(function, path)
+                self.schemas.append(tool_schema(function, path))
+
+    @property
+    def has_environment(self) -> bool:
+        return bool(self.paths)
+
+    def spec_for(self, problem: Problem) -> SessionSpec:
+        """Return what the sessions of a problem are made from. Raises ConfigError."""
+        name = self.choose(problem)
+        return SessionSpec(
+            environment=self.paths.get(name, ""),
+            options=self.options.get(name, {}),
+            tools=self.tools,
+            **self.limits,
+        )
+
+    def choose(self, problem: Problem) -> str:
+        """Return the name of a problem's environment; "" if there are only tools."""
+        if len(self.paths) < 2:
+            return next(iter(self.paths), "")
+        name = problem.extra.get(COLUMN)
+        if name is not None:
+            if name not in self.paths:
+                hint = did_you_mean(str(name), self.paths)
+                raise ConfigError(f"problem {problem.uid}: environment={name} is unknown; {hint}")
+            return name
+        digest = hashlib.blake2b(problem.uid.encode(), digest_size=8).digest()
+        point = int.from_bytes(digest, "little") / 2**64 * sum(self.weights.values())
+        for name, weight in self.weights.items():
+            point -= weight
+            if point < 0:
+                return name
+        return next(reversed(self.weights))
+
+    def call_parser(self, tokenizer: Any) -> CallParser:
+        """Return what finds the tool calls of a model with this tokenizer."""
+        return CallParser(self.tool_format, tokenizer, self.schemas)
+
+    def new_host(self) -> Host:
+        """Return what runs the sessions: child processes for environments, else threads."""
+        if self.has_environment and self.workers:
+            return ChildPool(self.workers)
+        return ThreadHost()
+
+
+def open_environments(
+    environment: EnvironmentConfig, rollout: RolloutConfig
+) -> Environments | None:
+    """Return the environments and tools of the settings; None if there are none."""
+    if not environment.name and not rollout.tools:
+        return None
+    return Environments(environment, rollout)
+
+
+def choose_verifier(verifier: str, environments: Environments | None) -> str:
+    """Return the verifier of a run: `auto` is the environment's own reward, if there is one.
+
+    Raises ConfigError if the setting names the reward of an environment that does not exist.
+    """
+    has_environment = environments is not None and environments.has_environment
+    if verifier == "auto" and has_environment:
+        return "environment"
+    if re.search(r"\benvironment\b", verifier) and ":" not in verifier and not has_environment:
+        raise ConfigError(
+            f"reward.verifier={verifier}: the run has no environment; "
+            "add environment=file.py:Class, or remove the term"
+        )
+    return verifier
+
+
+def _read_names(text: str) -> dict[str, str]:
+    """Return the path of each named environment; the only one has the name ""."""
+    parts = [part.strip() for part in text.split(",")] if text else []
+    if len(parts) == 1 and "=" not in parts[0]:
+        return {"": _find(parts[0])}
+    paths: dict[str, str] = {}
+    for part in parts:
+        name, equals, path = part.partition("=")
+        if not equals or not name or name in paths:
+            raise ConfigError(
+                f"environment={text}: several environments need different names; "
+                "write NAME=file.py:Class,NAME=file.py:Class"
+            )
+        paths[name] = _find(path)
+    return paths
+
+
+def _find(name: str) -> str:
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    if not is_path(name):
+        raise ConfigError(
+            f"environment={name} is not an environment; {did_you_mean(name, BUILT_IN)} "
+            "Your own: environment=file.py:Class or package.module:Class"
+        )
+    return name
+
+
+def _read_options(options: dict[str, Any], paths: dict[str, str]) -> dict[str, dict[str, Any]]:
+    """Return the options of each environment: of several, environment.options.NAME.OPTION."""
+    if set(paths) <= {""}:
+        return {name: dict(options) for name in paths}
+    for name in options:
+        if name not in paths:
+            raise ConfigError(
+                f"environment.options.{name}: no environment has this name; "
+                f"{did_you_mean(name, paths)}"
+            )
+    return {name: dict(options.get(name, {})) for name in paths}
+
+
+def _read_weights(weights: dict[str, float], paths: dict[str, str]) -> dict[str, float]:
+    for name, weight in weights.items():
+        if name not in paths or not name:
+            hint = did_you_mean(name, paths)
+            raise ConfigError(f"environment.weights.{name}: no such environment; {hint}")
+        if weight < 0:
+            raise ConfigError(f"environment.weights.{name}={weight:g} must be at least 0")
+    filled = {name: weights.get(name, 1.0) for name in paths}
+    if len(filled) > 1 and not sum(filled.values()):
+        raise ConfigError("environment.weights: at least one weight must be above 0")
+    return filled
+
+
+def _check_options(environment_class: type, options: dict[str, Any], path: str) -> None:
+    try:
+        inspect.signature(environment_class).bind(**options)
+    except TypeError as error:
+        raise ConfigError(f"environment.options: {path} {error}") from error

@@ -1,0 +1,122 @@
+"""The environment port, and what environments return, as plain values that cross processes.
+
+An environment is a class. Each trajectory has its own object, made with the settings of
+`environment.options` as arguments. It needs `reset`, and `step` or at least one tool:
+
+    class Environment:
+        def reset(self, problem, seed) -> str | None    # text for the end of the prompt
+        def step(self, action) -> (observation, reward, done)
+        def score(self) -> float                        # optional, once at the end
+        def get_state(self) -> dict                     # optional, for verifiers and rollouts
+
+Arguments of `reset` that it does not name are not passed. A reward is whatever a verifier may
+return: a number, a bool, or a dict with `score` and named parts. Every other public method is a
+tool that the policy may call.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from postgrad.problem import Failure, Message, Score
+from postgrad.verifiers.port import as_score
+
+# Methods that are part of the protocol; all other public methods are tools.
+PROTOCOL = ("reset", "step", "score", "get_state", "close")
+
+
+class EnvironmentFailure(Exception):
+    """An environment broke the protocol, raised, or took too long; becomes a Failure."""
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(reason)
+        self.failure = Failure(kind, reason)
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What follows a turn of the policy.
+
+    Attributes:
+        messages: the messages after the turn, with role `user` (an environment) or `tool`.
+        reward: the reward of the turn.
+        parts: named parts of the reward.
+        done: the trajectory ends here.
+        calls: number of tool calls that were answered.
+        errors: number of tool calls that failed.
+    """
+
+    messages: tuple[Message, ...] = ()
+    reward: float = 0.0
+    parts: dict[str, float] = field(default_factory=dict)
+    done: bool = False
+    calls: int = 0
+    errors: int = 0
+
+    def __post_init__(self) -> None:
+        # A tuple becomes a list when it crosses a process boundary.
+        object.__setattr__(self, "messages", tuple(self.messages))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of score() and get_state() at the end of a trajectory."""
+
+    reward: float = 0.0
+    parts: dict[str, float] = field(default_factory=dict)
+    state: Any = None
+
+
+def tool_methods(environment_class: type) -> dict[str, Callable[..., Any]]:
+    """Return the public methods of a class that are tools, by name, in order of definition."""
+    methods: dict[str, Callable[..., Any]] = {}
+    for base in reversed(environment_class.__mro__[:-1]):
+        for name, value in vars(base).items():
+            if inspect.isfunction(value) and not name.startswith("_") and name not in PROTOCOL:
+                methods[name] = value
+    return methods
+
+
+def is_environment(value: Any) -> bool:
+    """Return whether a value is a class with reset, and step or a tool."""
+    if not isinstance(value, type) or not callable(getattr(value, "reset", None)):
+        return False
+    return callable(getattr(value, "step", None)) or bool(tool_methods(value))
+
+
+def read_step(result: Any) -> tuple[str, Score, bool]:
+    """Return (observation, reward, done) of what step() returned. Raises EnvironmentFailure."""
+    if not isinstance(result, tuple | list) or len(result) != 3:
+        raise EnvironmentFailure(
+            "invalid",
+            f"step returned {type(result).__name__}; return (observation, reward, done)",
+        )
+    observation, reward, done = result
+    return read_text(observation, "step"), read_reward(reward), bool(done)
+
+
+def read_text(value: Any, method: str) -> str:
+    """Return an observation; None is empty. Raises EnvironmentFailure for other types."""
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise EnvironmentFailure(
+            "invalid", f"{method} returned {type(value).__name__} as observation, not a str"
+        )
+    return value
+
+
+def read_reward(value: Any) -> Score:
+    """Return a reward as a Score. Raises EnvironmentFailure if it is no finite number."""
+    score = as_score(0.0 if value is None else value)
+    if isinstance(score, Failure):
+        reason = score.reason.replace("the verifier", "the environment")
+        raise EnvironmentFailure(score.kind, reason)
+    return score
+
+
+def add_parts(first: dict[str, float], second: dict[str, float]) -> dict[str, float]:
+    """Return the sums of named parts."""
+    names = [*first, *(name for name in second if name not in first)]
+    return {name: first.get(name, 0.0) + second.get(name, 0.0) for name in names}

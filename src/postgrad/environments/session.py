@@ -1,0 +1,157 @@
+"""One trajectory's environment and tools. Every operation has a time limit and may fail."""
+
+import contextlib
+import inspect
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from postgrad.environments.calls import Call
+from postgrad.environments.port import (
+    EnvironmentFailure,
+    Observation,
+    Outcome,
+    is_environment,
+    read_reward,
+    read_step,
+    read_text,
+    tool_methods,
+)
+from postgrad.environments.tools import ERROR, Toolbox, shorten
+from postgrad.problem import Problem
+from postgrad.user_code import load_object
+from postgrad.verifiers.port import one_line
+
+
+@dataclass(frozen=True)
+class SessionSpec:
+    """What a session is made from.
+
+    Attributes:
+        environment: path of the class; "" if there are only tools.
+        options: arguments of the class.
+        tools: names of tools, as in rollout.tools.
+        timeout_s: time limit per call of the environment.
+        max_chars: longest observation.
+        tool_timeout_s: time limit per tool call.
+        tool_chars: longest result of a tool call.
+    """
+
+    environment: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+    tools: tuple[str, ...] = ()
+    timeout_s: float = 30.0
+    max_chars: int = 4096
+    tool_timeout_s: float = 10.0
+    tool_chars: int = 1024
+
+
+@cache
+def load_environment(path: str) -> type:
+    """Return the class at `file.py:Class` or `package.module:Class`. Raises ConfigError."""
+    return load_object(path, f"environment={path}", is_environment, "environment class")
+
+
+@cache
+def _load_toolbox(tools: tuple[str, ...], timeout_s: float, max_chars: int) -> Toolbox:
+    return Toolbox(tools, timeout_s, max_chars)
+
+
+class Session:
+    """The environment object of one trajectory and the tools that its policy may call.
+
+    The methods raise EnvironmentFailure if the environment fails. A tool never fails: its error is
+    the answer to the call.
+    """
+
+    def __init__(self, spec: SessionSpec, problem: Problem, seed: int) -> None:
+        self.spec = spec
+        self.problem = problem
+        self.seed = seed
+        self.environment: Any = None
+        self.toolbox = _load_toolbox(tuple(spec.tools), spec.tool_timeout_s, spec.tool_chars)
+        self.tool_state: dict[str, Any] = {}
+
+    def open(self) -> str:
+        """Make the environment and reset it; returns the text that belongs to the prompt."""
+        if not self.spec.environment:
+            return ""
+        text = self._call("reset", self._make_and_reset)
+        methods = {name: getattr(self.environment, name) for name in tool_methods(self._class)}
+        if methods:
+            self.toolbox = self.toolbox.with_functions(methods)
+        return shorten(read_text(text, "reset"), self.spec.max_chars)
+
+    def act(self, action: str, calls: Sequence[Call]) -> Observation:
+        """Return what follows a turn of the policy.
+
+        Calls are answered by tools. A turn without calls is an action of the environment's step().
+        """
+        if calls:
+            answers = self.toolbox.answer_turn(calls, self.problem, self.tool_state)
+            return Observation(
+                messages=tuple({"role": "tool", "content": answer} for answer in answers),
+                calls=len(answers),
+                errors=sum(answer.startswith(ERROR) for answer in answers),
+            )
+        step = getattr(self.environment, "step", None)
+        if step is None:
+            return Observation(done=True)
+        text, score, done = read_step(self._call("step", lambda: step(action)))
+        message = {"role": "user", "content": shorten(text, self.spec.max_chars)}
+        return Observation((message,), score.value, score.parts, done)
+
+    def finish(self) -> Outcome:
+        """Return the results of score() and get_state()."""
+        score = read_reward(self._call_if_present("score"))
+        return Outcome(score.value, score.parts, self._call_if_present("get_state"))
+
+    def close(self) -> None:
+        """Call the environment's close(), if it has one, and ignore its errors."""
+        with contextlib.suppress(EnvironmentFailure):
+            self._call_if_present("close")
+
+    @property
+    def _class(self) -> type:
+        return load_environment(self.spec.environment)
+
+    def _make_and_reset(self) -> Any:
+        self.environment = self._class(**self.spec.options)
+        given = {"problem": self.problem, "seed": self.seed}
+        parameters = inspect.signature(self.environment.reset).parameters
+        names = [name for name in parameters if name in given]
+        if not names and parameters:  # one argument of another name is the problem
+            return self.environment.reset(self.problem)
+        return self.environment.reset(**{name: given[name] for name in names})
+
+    def _call_if_present(self, name: str) -> Any:
+        method = getattr(self.environment, name, None)
+        return None if method is None else self._call(name, method)
+
+    def _call(self, name: str, function: Callable[[], Any]) -> Any:
+        """Return the function's result. Raises EnvironmentFailure if it raises or takes too long.
+
+        A thread that overruns its limit keeps running unattended.
+        """
+        results: list[Any] = []
+        errors: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                results.append(function())
+            except BaseException as error:  # SystemExit too: an environment must not end the run
+                errors.append(error)
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        thread.join(self.spec.timeout_s)
+        if errors:
+            if isinstance(errors[0], EnvironmentFailure):
+                raise errors[0]
+            raise EnvironmentFailure("error", f"{name} raised {one_line(errors[0])}")
+        if not results:
+            reason = f"{name} did not return within {self.spec.timeout_s:g} s"
+            raise EnvironmentFailure("timeout", reason)
+        return results[0]

@@ -1,0 +1,142 @@
+"""Streams: requests join and leave a running generation, each when it is ready.
+
+An engine with `open_stream` decodes all rows of a stream together, and rows join while others
+decode. Other engines generate in waves: all requests that wait become one call of generate.
+"""
+
+import time
+from collections.abc import Hashable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, Protocol, runtime_checkable
+
+from postgrad.rollout.engine import Completion, Engine, Request, Sampling
+
+Finished = tuple[Any, Completion]  # the key of a row and its completion
+
+FIRST_WAIT_S = 1.0  # that the first wave waits for further requests
+WAVE_WAIT = 0.5  # later waves wait at most this share of the time of the wave before
+POLL_S = 0.05
+
+
+class Stream(Protocol):
+    """A running generation. Use it as a context manager."""
+
+    # How long the caller may wait for further requests before it calls poll.
+    patience_s: float
+
+    def __enter__(self) -> "Stream": ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def add(self, request: Request, keys: Sequence[Hashable]) -> None:
+        """Add a request; `keys` has one name per seed.
+
+        A later request of the same key whose prompt continues the row reuses its keys and values,
+        if the engine kept them.
+        """
+        ...
+
+    def poll(self) -> list[Finished]:
+        """Generate for a while; returns the rows that have ended."""
+        ...
+
+    def forget(self, key: Hashable) -> None:
+        """Free what is kept for a row that will not continue."""
+        ...
+
+    @property
+    def busy(self) -> bool:
+        """Whether there are rows that have not ended."""
+        ...
+
+
+@runtime_checkable
+class StreamingEngine(Protocol):
+    """An engine that decodes the rows of a stream together."""
+
+    def open_stream(self, sampling: Sampling, num_rows: int) -> Stream: ...
+
+
+def open_stream(engine: Engine, sampling: Sampling, num_rows: int) -> Stream:
+    """Return a stream of an engine for at most `num_rows` rows at a time."""
+    if isinstance(engine, StreamingEngine):
+        return engine.open_stream(sampling, num_rows)
+    return WaveStream(engine, sampling)
+
+
+class WaveStream:
+    """A stream over `generate`: each poll samples all requests that wait."""
+
+    def __init__(self, engine: Engine, sampling: Sampling) -> None:
+        self.engine = engine
+        self.sampling = sampling
+        self.waiting: list[tuple[Request, list[Hashable]]] = []
+        self.patience_s = FIRST_WAIT_S
+
+    def __enter__(self) -> "WaveStream":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.waiting = []
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.waiting)
+
+    def add(self, request: Request, keys: Sequence[Hashable]) -> None:
+        self.waiting.append((request, list(keys)))
+
+    def poll(self) -> list[Finished]:
+        wave = self.waiting
+        self.waiting = []
+        if not wave:
+            return []
+        began = time.perf_counter()
+        groups = self.engine.generate([request for request, _ in wave], self.sampling)
+        self.patience_s = WAVE_WAIT * (time.perf_counter() - began)
+        finished: list[Finished] = []
+        for (_, keys), completions in zip(wave, groups, strict=True):
+            finished += zip(keys, completions, strict=True)
+        return finished
+
+    def forget(self, key: Hashable) -> None:
+        """Do nothing: nothing is kept."""
+
+
+class ThreadStream:
+    """A stream over a server: every request is its own call of `generate`, in a thread."""
+
+    patience_s = 0.0
+
+    def __init__(self, engine: Engine, sampling: Sampling, num_threads: int) -> None:
+        self.engine = engine
+        self.sampling = sampling
+        self.executor = ThreadPoolExecutor(num_threads, thread_name_prefix="generate")
+        self.running: dict[Future[list[list[Completion]]], list[Hashable]] = {}
+
+    def __enter__(self) -> "ThreadStream":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.executor.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.running)
+
+    def add(self, request: Request, keys: Sequence[Hashable]) -> None:
+        for seed, key in zip(request.seeds, keys, strict=True):
+            one = Request(request.prompt, [seed], request.max_new_tokens)
+            future = self.executor.submit(self.engine.generate, [one], self.sampling)
+            self.running[future] = [key]
+
+    def poll(self) -> list[Finished]:
+        done, _ = wait(self.running, POLL_S, return_when="FIRST_COMPLETED")
+        finished: list[Finished] = []
+        for future in done:
+            (completions,) = future.result()
+            finished += zip(self.running.pop(future), completions, strict=True)
+        return finished
+
+    def forget(self, key: Hashable) -> None:
+        """Do nothing: the server has its own cache of prefixes."""

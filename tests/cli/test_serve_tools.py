@@ -1,0 +1,130 @@
+"""`postgrad serve` with tools: calls of the model in OpenAI's form, with the official client."""
+
+import json
+
+import openai
+import pytest
+from live import live
+from talk import CALL, KNOWS_TOOLS, chat_model
+
+from postgrad.serving.tool_calls import find_tool_calls, template_message
+
+LOOK = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": "Look.",
+        "parameters": {"type": "object", "properties": {}},
+    },
+}
+QUESTION = [{"role": "user", "content": "1+1="}]
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory):
+    model = chat_model(tmp_path_factory.mktemp("model"), KNOWS_TOOLS)
+    with (
+        live(model) as running,
+        openai.OpenAI(base_url=running.url, api_key="none", max_retries=0, timeout=60) as made,
+    ):
+        yield made
+
+
+def ask(client, **fields):
+    return client.chat.completions.create(
+        model="", messages=QUESTION, max_tokens=2, n=128, **fields
+    )
+
+
+@pytest.fixture(scope="module")
+def called(client):
+    """(seed, number of the choice) of a response that is exactly a call and the end."""
+    for seed in range(1000, 40000, 128):
+        for choice in ask(client, tools=[LOOK], seed=seed).choices:
+            if choice.finish_reason == "tool_calls":
+                return seed, choice
+    raise AssertionError("no response was a call")
+
+
+def test_a_call_is_returned_as_tool_call(called):
+    _, choice = called
+    assert choice.message.content is None
+    (call,) = choice.message.tool_calls
+    assert (call.type, call.function.name, json.loads(call.function.arguments)) == (
+        "function",
+        "look",
+        {},
+    )
+    assert call.id.startswith("call_")
+
+
+def test_a_stream_sends_the_call_at_its_end(client, called):
+    seed, choice = called
+    deltas = [
+        part
+        for chunk in ask(client, tools=[LOOK], seed=seed, stream=True)
+        for part in chunk.choices
+        if part.index == choice.index
+    ]
+    assert deltas[-1].finish_reason == "tool_calls"
+    (call,) = deltas[-1].delta.tool_calls
+    assert (call.index, call.function.name) == (0, "look")
+
+
+def test_without_tools_a_call_is_text(client, called):
+    seed, _ = called
+    for fields in ({}, {"tools": [LOOK], "tool_choice": "none"}):
+        for other in ask(client, seed=seed, **fields).choices:
+            assert other.message.tool_calls is None and other.finish_reason != "tool_calls"
+
+
+def test_answers_of_tools_reach_the_template(client):
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    messages = [
+        *QUESTION,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "51"},
+    ]
+    made = client.chat.completions.create(
+        model="",
+        messages=messages,
+        tools=[LOOK],
+        max_tokens=1,
+        extra_body={"return_token_ids": True},
+    )
+    with_answer = made.usage.prompt_tokens
+    shorter = client.chat.completions.create(
+        model="", messages=messages[:2], tools=[LOOK], max_tokens=1
+    )
+    assert with_answer > shorter.usage.prompt_tokens
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tools": [LOOK], "tool_choice": "required"}, "tool_choice"),
+    ],
+)
+def test_tools_that_cannot_be_used_are_refused(fields, param, client):
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(client, **fields)
+    assert param in str(caught.value)
+
+
+def test_a_call_that_cannot_be_read_stays_text():
+    class Tokenizer:
+        chat_template = KNOWS_TOOLS + "<tool_call>"
+        name_or_path = "x"
+
+    assert find_tool_calls(Tokenizer(), "<tool_call>{</tool_call>", [LOOK]) == (None, [])
+    content, calls = find_tool_calls(Tokenizer(), f"I look. {CALL}", [LOOK])
+    assert content == "I look." and calls[0]["function"]["name"] == "look"
+
+
+def test_templates_get_arguments_as_objects():
+    call = {"id": "c", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call], "name": None}
+    made = template_message(message)
+    assert made["content"] == "" and "name" not in made
+    assert made["tool_calls"][0]["function"]["arguments"] == {"a": 1}

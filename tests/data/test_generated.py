@@ -1,0 +1,94 @@
+"""Generated data: seeds for environments, reasoning-gym with its own scorers; the hub by name."""
+
+from pathlib import Path
+
+import pytest
+
+from postgrad.data import hub_source
+from postgrad.data.problems import load_problems
+from postgrad.errors import ConfigError
+from postgrad.problem import Failure, Score
+from postgrad.verifiers.lookup import load_verifier
+from postgrad.verifiers.scorer import Scorer
+from postgrad.verifiers.table import VERIFIERS
+
+score = load_verifier(VERIFIERS["reasoning_gym"].path)
+
+
+def test_seeds_are_problems_without_text():
+    problems = load_problems("seeds:3")
+    assert [problem.uid for problem in problems] == ["seed-0", "seed-1", "seed-2"]
+    assert problems[0].messages == ({"role": "user", "content": ""},)
+
+
+@pytest.mark.parametrize("name", ["countdown", "chain_sum", "zebra_puzzles", "n_queens", "dice"])
+def test_the_known_answer_of_a_generator_is_right(name):
+    pytest.importorskip("reasoning_gym")
+    problems = load_problems(f"reasoning_gym:{name}:size=3:seed=5")
+    assert len({problem.uid for problem in problems}) == 3
+    for problem in problems:
+        right = score(f"so <answer>no</answer>: <answer>{problem.ground_truth}</answer>", problem)
+        assert right == Score(1.0, {"answered": 1.0})
+        wrong = score("<answer>certainly not this</answer>", problem)
+        assert wrong.value < 0.2 and score(problem.ground_truth, problem).value == 0.0
+    assert Scorer("auto").name_for(problems[0]) == "reasoning_gym"
+
+
+def test_a_generator_has_options_seeds_and_levels():
+    pytest.importorskip("reasoning_gym")
+
+    def texts(source):
+        return [problem.messages[0]["content"] for problem in load_problems(source)]
+
+    same = "reasoning_gym:chain_sum:size=4"
+    assert texts(same) == texts(same) != texts(f"{same}:seed=1")
+    assert all(text.count("+") + text.count("-") == 4 for text in
+               texts(f"{same}:min_terms=5:max_terms=5:min_digits=1:max_digits=1"))  # fmt: skip
+    easy, hard = texts(f"{same}:level=0"), texts(f"{same}:level=3")
+    assert sum(map(len, hard)) > sum(map(len, easy))
+
+
+@pytest.mark.parametrize(
+    ("source", "key"),
+    [
+        ("seeds:none", "seeds:N"),
+        ("reasoning_gym:countdow", "countdow"),
+        ("reasoning_gym:countdown:sise=3", "sise"),
+        ("reasoning_gym:countdown:size", "OPTION=VALUE"),
+        ("reasoning_gym:countdown:level=99", "level=99"),
+        ("reasoning_gym:countdown:min_numbers=-1", "reasoning_gym:countdown"),
+        ("hub:gsm8k", "names no data set"),
+        ("hub:a/b:train:question", "COLUMN=NEW_NAME"),
+    ],
+)
+def test_sources_that_cannot_be_had_are_refused(source, key):
+    if source.startswith("reasoning_gym"):
+        pytest.importorskip("reasoning_gym")
+    with pytest.raises(ConfigError, match=key):
+        load_problems(source)
+
+
+def test_a_problem_of_another_source_has_no_generator():
+    assert isinstance(score("<answer>1</answer>", load_problems("seeds:1")[0]), Failure)
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch) -> Path:
+    """A stand-in for the hub: one data set with two splits."""
+    folder = tmp_path / "snapshot"
+    (folder / "main").mkdir(parents=True)
+    row = '{"query": "1+1?", "answer": "two #### 2", "note": 1}\n'
+    (folder / "main" / "train-0.jsonl").write_text(row * 2)
+    (folder / "main" / "test-0.jsonl").write_text(row)
+    monkeypatch.setattr(hub_source, "fetch", lambda repo, patterns: (folder, [], "abc"))
+    return folder
+
+
+def test_a_data_set_of_the_hub_by_name(hub):
+    problems = load_problems("hub:openai/gsm8k:test:query=question")
+    assert [(one.ground_truth, one.data_source) for one in problems] == [("2", "openai/gsm8k")]
+    assert len(load_problems("hub:openai/gsm8k:query=question")) == 2
+    with pytest.raises(ConfigError, match="no files of the split dev"):
+        load_problems("hub:openai/gsm8k:dev")
+    with pytest.raises(ConfigError, match="no column querry"):
+        load_problems("hub:openai/gsm8k:test:querry=question")
