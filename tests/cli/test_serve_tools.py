@@ -4,8 +4,8 @@ import json
 
 import openai
 import pytest
-from live import live
-from talk import CALL, KNOWS_TOOLS, chat_model
+from serve_process import live
+from tool_model import CALL, KNOWS_TOOLS, chat_model
 
 from postgrad.serving.tool_calls import find_tool_calls, template_message
 

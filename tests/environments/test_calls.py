@@ -1,7 +1,7 @@
 """Tool calls as models write them: what a chat template renders is read back, in every format."""
 
 import pytest
-from talk import PLAIN_CHAT, chat_tokenizer
+from tool_model import PLAIN_CHAT, chat_tokenizer
 
 from postgrad.environments.calls import FORMATS, Call, CallParser, detect_format
 

@@ -5,7 +5,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from talk import KNOWS_TOOLS, PLAIN_CHAT, chat_tokenizer
+from tool_model import KNOWS_TOOLS, PLAIN_CHAT, chat_tokenizer
 
 from postgrad.config.schema import EnvironmentConfig, RolloutConfig
 from postgrad.data.render import Prompts
