@@ -581,7 +581,7 @@ def test_a_warm_up_and_then_classmates_are_one_command(tiny, verifier, tmp_path)
         f"runs={tmp_path}",
         'warmup.overrides=["training.steps=3","optimizer.lr=5e-3"]',
     )
-    assert main(["train", "classmate_warmup", *overrides]) == 0
+    assert main(["train", "classmate_warmup_small", *overrides]) == 0
     first, second = metrics_of(tmp_path / "test-warmup"), metrics_of(tmp_path / "test")
     assert len(first) == 3 and len(second) == 2
     assert not any("classmate/asked" in line for line in first) and all(
@@ -594,7 +594,7 @@ def test_a_warm_up_and_then_classmates_are_one_command(tiny, verifier, tmp_path)
     assert (warm / "model.safetensors").read_bytes() != (tiny / "model.safetensors").read_bytes(), (
         "and it moved"
     )
-    assert main(["train", "classmate_warmup", *overrides]) == 0
+    assert main(["train", "classmate_warmup_small", *overrides]) == 0
     assert (
         metrics_of(tmp_path / "test-warmup") == first and metrics_of(tmp_path / "test") == second
     ), "nothing is left to do"
