@@ -105,7 +105,7 @@ def test_gold_answer_has_the_format_every_verifier_expects():
     assert set(RESPONSE_FORMATS) <= set(VERIFIERS) and set(FORMAT_ONLY) <= set(VERIFIERS)
     with Scorer() as scorer:
         for name in set(VERIFIERS) - {*FORMAT_ONLY, "code", "geometry3k", "reasoning_gym"}:
-            scorer.verifier = name
+            scorer.verifier = scorer.rules = name
             item = problem("a", "B" if name == "choice" else "12")
             report = check_data([item], ["f: row 1"], scorer)
             assert not report.rejected_golds
