@@ -85,7 +85,6 @@ REASONS = {
     "method.gamma": "discount of GAE and REINFORCE++, as in verl",
     "method.turn_weight": "goes with method.advantage=gigpo",
     "method.kl_target": "verl's adaptive KL controller",
-    "method.correction": "verl's rollout correction; auto is right for most runs",
     "method.correction_normalize": "verl's batch normalization of importance weights",
     "method.mask_truncated": "TRL's mask_truncated_completions",
     "method.sequence_mask": "DeepSeek-V3.2's off-policy mask; goes with many updates per step",
