@@ -687,7 +687,6 @@ def odd_model(kind: str, folder: Path) -> Path:
         "scaled embeddings": lambda: t.GraniteForCausalLM(
             t.GraniteConfig(**shape, embedding_multiplier=4.0)
         ),
-        "two rotary tables": lambda: t.Gemma3ForCausalLM(t.Gemma3TextConfig(**shape, head_dim=8)),
     }
     makers[kind]().save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
@@ -702,7 +701,6 @@ def odd_model(kind: str, folder: Path) -> Path:
             "scaled embeddings",
             r"GraniteForCausalLM.*between its blocks",
         ),
-        ("two rotary tables", r"Gemma3ForCausalLM cannot be called one by one"),
     ],
 )
 def test_a_model_of_another_layout_is_refused_by_name_and_nothing_is_written(

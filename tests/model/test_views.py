@@ -9,7 +9,7 @@ from postgrad.errors import ConfigError
 from postgrad.methods.grpo import Grpo
 from postgrad.model.load import load
 from postgrad.model.policy import LocalPolicy
-from postgrad.model.views import FULL, View, after, check_view, unused_parameters
+from postgrad.model.views import FULL, View, after, check_view, hidden_states, unused_parameters
 
 LAYERS = 3
 
@@ -33,6 +33,24 @@ def internal_logprobs(model, batch, num_blocks: int, norm: str = "none") -> torc
         logits = hidden @ model.get_output_embeddings().weight.T / 0.7
         out.append(logits.log_softmax(-1).gather(1, torch.tensor(response)[:, None])[:, 0])
     return torch.cat(out)
+
+
+def test_internal_states_of_two_rotary_tables_are_the_stock_models():
+    """Gemma 3 has other rotary positions in its sliding layers than in the full ones."""
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    config = Gemma3TextConfig(
+        vocab_size=18, hidden_size=16, intermediate_size=24, num_hidden_layers=3,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=8, sliding_window=4,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = Gemma3ForCausalLM(config).eval()
+    ids = torch.arange(1, 4)[None]
+    stock = model(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states
+    for num_blocks in (1, 2):
+        ours = hidden_states(model, ids, torch.arange(3)[None], None, after(num_blocks))
+        torch.testing.assert_close(ours, stock[num_blocks])
 
 
 @pytest.mark.parametrize("norm", ["none", "final"])
