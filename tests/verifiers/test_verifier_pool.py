@@ -107,6 +107,25 @@ def test_the_time_limit_is_per_response(problem, hostile):
         )
 
 
+def test_imports_inside_a_function_do_not_count(problem, tmp_path):
+    """The first call takes longer than the limit, because it imports a package."""
+    (tmp_path / "heavy_package.py").write_text("import time\ntime.sleep(2)\nVALUE = 1.0\n")
+    verifier = tmp_path / "mine.py"
+    verifier.write_text(
+        "import sys, time\n"
+        f"sys.path.append({str(tmp_path)!r})\n"
+        "def score(response, problem):\n"
+        "    import heavy_package\n"
+        "    time.sleep(60 if response == 'hang' else 0)\n"
+        "    return heavy_package.VALUE\n"
+    )
+    with VerifierPool(workers=1, timeout_s=1) as pool:
+        items = [("", problem("5")), ("hang", problem("5")), ("", problem("5"))]
+        first, hanging, last = pool.verify(items, [f"{verifier}:score"] * 3)
+    assert first == last == Score(1.0)
+    assert isinstance(hanging, Failure) and hanging.kind == "timeout"
+
+
 def test_return_values_of_user_verifiers(problem, hostile):
     cases = [
         "true",

@@ -4,12 +4,15 @@ Messages are JSON lines over one socket.
 
 - In: {"problems": [...], "items": [[id, path, problem index, response, time limit in s], ...]}.
 - Out: ["ready"] once. Per item ["start", id], then ["done", id, value, parts] or
-  ["failed", id, kind, reason]. ["bye"] before the process exits on purpose.
+  ["failed", id, kind, reason]. ["importing", id, module] when a verifier imports a package while
+  it scores, and "start" again when the import has ended. ["bye"] before the process exits on
+  purpose.
 
-The clock of an item starts with its "start", so that loading its verifier does not count.
+The clock of an item starts with its last "start", so imports do not count.
 Imports no torch.
 """
 
+import builtins
 import contextlib
 import json
 import os
@@ -19,6 +22,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from postgrad.errors import ConfigError
@@ -47,6 +51,7 @@ def main() -> None:
 
     loaded_paths: set[str] = set()
     num_scored = 0
+    imports = _Imports(send, memory_bytes)
     send("ready")
     for line in channel.makefile("rb"):
         chunk = json.loads(line)
@@ -57,11 +62,8 @@ def main() -> None:
                 if path not in loaded_paths:  # memory taken by imports does not count
                     loaded_paths.add(path)
                     _limit_memory(memory_bytes)
-                send("start", item)
-                # SIGALRM's default action ends the process, also while C code runs.
-                signal.setitimer(signal.ITIMER_REAL, max(timeout_s, time_limit_s) + GRACE_S)
-                outcome = run_verifier(verifier, response, problems[problem_index])
-                signal.setitimer(signal.ITIMER_REAL, 0)
+                with imports.watched(item, max(timeout_s, time_limit_s) + GRACE_S):
+                    outcome = run_verifier(verifier, response, problems[problem_index])
             except MemoryError:
                 _limit_memory(None)
                 # Earlier items may have filled the memory. So an item fails only if it is the first
@@ -78,6 +80,60 @@ def main() -> None:
                 send("done", item, outcome.value, outcome.parts)
             else:
                 send("failed", item, outcome.kind, outcome.reason[:1000])
+
+
+class _Imports:
+    """Stops the clock and lifts the memory limit while a verifier imports a package.
+
+    Functions often import heavy packages when they are first called.
+    """
+
+    def __init__(self, send: Callable[..., None], memory_bytes: int) -> None:
+        self.send = send
+        self.memory_bytes = memory_bytes
+        self.import_module = builtins.__import__
+        self.item: Any = None
+        self.limit_s = 0.0
+
+    @contextlib.contextmanager
+    def watched(self, item: Any, limit_s: float) -> Iterator[None]:
+        """Start the clock of an item; it stops while the block imports."""
+        self.item = item
+        self.limit_s = limit_s
+        self._start_clock()
+        builtins.__import__ = self._import
+        try:
+            yield
+        finally:
+            builtins.__import__ = self.import_module
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def _start_clock(self) -> None:
+        self.send("start", self.item)
+        # SIGALRM's default action ends the process, also while C code runs.
+        signal.setitimer(signal.ITIMER_REAL, self.limit_s)
+
+    def _import(
+        self,
+        name: str,
+        globals: Any = None,
+        locals: Any = None,
+        fromlist: Any = (),
+        level: int = 0,
+    ) -> Any:
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        if name in sys.modules or level > 0 or not in_main_thread:
+            return self.import_module(name, globals, locals, fromlist, level)
+        signal.setitimer(signal.ITIMER_REAL, 0)  # the parent limits the time of imports
+        self.send("importing", self.item, name)
+        _limit_memory(None)
+        builtins.__import__ = self.import_module  # what the package imports needs no message
+        try:
+            return self.import_module(name, globals, locals, fromlist, level)
+        finally:
+            builtins.__import__ = self._import
+            _limit_memory(self.memory_bytes)
+            self._start_clock()
 
 
 def encode(message: Any) -> bytes:

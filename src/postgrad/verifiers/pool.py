@@ -41,6 +41,7 @@ class _Child:
         items: the positions of the responses that it has; the first one is being scored.
         ready: it has started.
         started_item: it has begun to score items[0].
+        importing: the package that a verifier imports while it scores; its time does not count.
         leaving: it has said that it exits on purpose.
         closed: its end of the socket is closed.
     """
@@ -69,6 +70,7 @@ class _Child:
         self.items: deque[int] = deque()
         self.ready = False
         self.started_item = False
+        self.importing = ""
         self.leaving = False
         self.closed = False
         self.set_deadline(START_LIMIT_S)
@@ -226,6 +228,10 @@ class VerifierPool:
             case ["start", position]:
                 child.started_item = True
                 child.set_deadline(max(self.timeout_s, work.specs[position].time_limit_s))
+                child.importing = ""
+            case ["importing", _, module]:
+                child.importing = module
+                child.set_deadline(START_LIMIT_S)
             case ["done", position, value, parts]:
                 work.results[position] = Score(value, parts)
             case ["failed", position, kind, reason]:
@@ -322,6 +328,8 @@ def _wait_for_messages(children: Sequence[_Child]) -> list[_Child]:
 
 def _failure_of(child: _Child, late: bool, exit_code: int) -> Failure:
     if late or exit_code == -signal.SIGALRM:
+        if child.importing:
+            return Failure("timeout", f"import {child.importing} took over {child.limit_s:g} s")
         return Failure("timeout", f"no score within {child.limit_s:g} s")
     return Failure("crash", f"the verifier's process ended: {_describe_exit(exit_code)}")
 
