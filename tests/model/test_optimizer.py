@@ -26,7 +26,22 @@ def data(seed: int) -> torch.Tensor:
 
 (KIND,) = (field for field in dataclasses.fields(OptimizerConfig) if field.name == "kind")
 # adamw_8bit needs another package.
-KINDS = [kind for kind in KIND.metadata["choices"] if kind != "adamw_8bit"]
+KINDS = [kind for kind in KIND.metadata["choices"] if kind not in ("adamw_8bit", "rmsprop")]
+
+
+def test_rmsprop_steps_equal_those_of_torch():
+    config = OptimizerConfig(kind="rmsprop", lr=1e-3, eps=1e-8, max_grad_norm=0.0)
+    ours, theirs = small_net(), small_net()
+    optimizer = Optimizer(ours, config)
+    reference = torch.optim.RMSprop(theirs.parameters(), lr=1e-3, eps=1e-8)
+    for step in range(1, 5):
+        ours(data(step)).square().sum().backward()
+        theirs(data(step)).square().sum().backward()
+        optimizer.step(1e-3)
+        reference.step()
+        reference.zero_grad()
+        for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(p, q, rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize("kind", KINDS)

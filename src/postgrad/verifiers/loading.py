@@ -23,25 +23,26 @@ def load_function(path: str, kind: str) -> Any:
 
 
 def load_verifier_function(path: str) -> Verifier:
-    """Return the function at `path` as a verifier.
+    """Return the function at `path` as a verifier. An `async def` function is run to its end.
 
     Raises:
         ConfigError: it cannot be loaded, or cannot be called as function(response, problem).
     """
-    return as_verifier(load_function(path, "verifier"), f"verifier {path}")
+    function = load_function(path, "verifier")
+    if inspect.iscoroutinefunction(function):
+        function = _run_to_its_end(function)
+    return as_verifier(function, f"verifier {path}")
 
 
 def as_verifier(function: Any, label: str) -> Verifier:
     """Return a function as a verifier; `label` starts the error message.
 
-    An `async def` function is run to its end. A function with verl's arguments (data_source,
-    solution_str, ground_truth, extra_info) is wrapped; it gets them by name.
+    A function with verl's arguments (data_source, solution_str, ground_truth, extra_info) is
+    wrapped; it gets them by name.
 
     Raises:
         ConfigError: it cannot be called as function(response, problem).
     """
-    if inspect.iscoroutinefunction(function):
-        function = _run_to_its_end(function)
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some functions written in C have no signature
