@@ -9,7 +9,7 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig, Qwen3Config, Qwen3
 from postgrad.config.schema import RolloutConfig
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.native.stream import ConversationStream, StreamingNativeEngine
-from postgrad.rollout.streams import StreamingEngine, ThreadStream, WaveStream, open_stream
+from postgrad.rollout.streams import WaveStream, open_stream
 
 SIZES = {
     "vocab_size": 40,
@@ -132,13 +132,3 @@ def test_rows_join_while_others_decode():
         found = finish(stream)
     for key, request in ((0, Request([1, 2], [1], 12)), (1, Request([3] * 40, [2], 12))):
         assert found[key].tokens == engine.generate([request], SAMPLING)[0][0].tokens
-
-
-def test_a_server_gets_one_call_per_row():
-    engine = make_engine()
-    assert isinstance(engine, StreamingEngine)
-    with ThreadStream(engine, SAMPLING, 1) as stream:
-        stream.add(Request([1, 2], [1, 2], 6), ["a", "b"])
-        found = finish(stream)
-    (group,) = engine.generate([Request([1, 2], [1, 2], 6)], SAMPLING)
-    assert [found["a"].tokens, found["b"].tokens] == [one.tokens for one in group]

@@ -6,7 +6,6 @@ decode. Other engines generate in waves: all requests that wait become one call 
 
 import time
 from collections.abc import Hashable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Protocol, runtime_checkable
 
 from postgrad.rollout.engine import Completion, Engine, Request, Sampling
@@ -15,7 +14,6 @@ Finished = tuple[Any, Completion]  # the key of a row and its completion
 
 FIRST_WAIT_S = 1.0  # that the first wave waits for further requests
 WAVE_WAIT = 0.5  # later waves wait at most this share of the time of the wave before
-POLL_S = 0.05
 
 
 class Stream(Protocol):
@@ -101,42 +99,3 @@ class WaveStream:
 
     def forget(self, key: Hashable) -> None:
         """Do nothing: nothing is kept."""
-
-
-class ThreadStream:
-    """A stream over a server: every request is its own call of `generate`, in a thread."""
-
-    patience_s = 0.0
-
-    def __init__(self, engine: Engine, sampling: Sampling, num_threads: int) -> None:
-        self.engine = engine
-        self.sampling = sampling
-        self.executor = ThreadPoolExecutor(num_threads, thread_name_prefix="generate")
-        self.running: dict[Future[list[list[Completion]]], list[Hashable]] = {}
-
-    def __enter__(self) -> "ThreadStream":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.executor.shutdown(wait=False, cancel_futures=True)
-
-    @property
-    def busy(self) -> bool:
-        return bool(self.running)
-
-    def add(self, request: Request, keys: Sequence[Hashable]) -> None:
-        for seed, key in zip(request.seeds, keys, strict=True):
-            one = Request(request.prompt, [seed], request.max_new_tokens)
-            future = self.executor.submit(self.engine.generate, [one], self.sampling)
-            self.running[future] = [key]
-
-    def poll(self) -> list[Finished]:
-        done, _ = wait(self.running, POLL_S, return_when="FIRST_COMPLETED")
-        finished: list[Finished] = []
-        for future in done:
-            (completions,) = future.result()
-            finished += zip(self.running.pop(future), completions, strict=True)
-        return finished
-
-    def forget(self, key: Hashable) -> None:
-        """Do nothing: the server has its own cache of prefixes."""
