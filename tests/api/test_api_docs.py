@@ -121,7 +121,7 @@ class Log(Callback):
 
 rows = [{"prompt": "1+1=", "ground_truth": "2"}]
 run = postgrad.train(model="tiny", data=rows, reward=reward, steps=1, callbacks=[Log(), print])
-reveal: float = float(run.metrics["reward/mean"].mean())
+reveal: list[float] = run.metrics["reward/mean"].to_list()
 with postgrad.Trainer(model="tiny", data=rows, reward=[reward, "exact"], kl_coef=0.1) as trainer:
     for step in trainer:
         one: StepResult = step
