@@ -22,6 +22,8 @@ def test_seeds_are_problems_without_text():
     problems = load_problems("seeds:3")
     assert [problem.uid for problem in problems] == ["seed-0", "seed-1", "seed-2"]
     assert problems[0].messages == ({"role": "user", "content": ""},)
+    held_out = load_problems("seeds:2:start=3")
+    assert [problem.uid for problem in held_out] == ["seed-3", "seed-4"]
 
 
 GENERATORS = ["countdown", "chain_sum", "zebra_puzzles", "n_queens", "dice"]
@@ -79,6 +81,8 @@ def test_a_generator_has_options_seeds_and_levels():
     ("source", "key"),
     [
         ("seeds:none", "seeds:N"),
+        ("seeds:3:start", "seeds:N"),
+        ("seeds:0", "seeds:N"),
         ("reasoning_gym:countdow", "countdow"),
         ("reasoning_gym:countdown:sise=3", "sise"),
         ("reasoning_gym:countdown:size", "OPTION=VALUE"),

@@ -1,6 +1,7 @@
-"""Data sources that are generated: `seeds:N` and `reasoning_gym:NAME[:OPTION=VALUE]...`."""
+"""Data sources that are generated: `seeds:N[:start=M]`, `reasoning_gym:NAME[:OPTION=VALUE]...`."""
 
 import ast
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,20 +9,29 @@ from postgrad.errors import ConfigError
 from postgrad.gym import make_dataset
 from postgrad.problem import Problem
 
+SEEDS = re.compile(r"seeds:(?P<count>\d{1,9})(:start=(?P<start>\d{1,9}))?")
+MAX_SEEDS = 10_000_000
 ANSWER_FORMAT = "Give your final answer between <answer> and </answer>."
 
 
 def seeds_source(source: str) -> list[Problem]:
     """N problems without text, for environments whose reset() returns the whole prompt.
 
+    `seeds:N:start=M` begins with number M, so that held-out problems differ from those of training.
+
     Raises:
-        ConfigError: the source is not `seeds:N`.
+        ConfigError: the source is neither `seeds:N` nor `seeds:N:start=M`.
     """
-    count = source.partition(":")[2]
-    if not count.isdecimal() or not 0 < int(count) <= 10_000_000:
-        raise ConfigError(f"data source {source!r} is not seeds:N; type for example seeds:1000")
+    found = SEEDS.fullmatch(source)
+    count = int(found["count"]) if found else 0
+    if found is None or not 0 < count <= MAX_SEEDS:
+        raise ConfigError(
+            f"data source {source!r} is not seeds:N or seeds:N:start=M; "
+            "type for example seeds:1000, and seeds:100:start=1000 for held-out problems"
+        )
+    start = int(found["start"] or 0)
     message = {"role": "user", "content": ""}
-    return [Problem(f"seed-{i}", (message,), "", "seeds") for i in range(int(count))]
+    return [Problem(f"seed-{i}", (message,), "", "seeds") for i in range(start, start + count)]
 
 
 def reasoning_gym_source(source: str) -> Iterator[Problem]:
