@@ -1,4 +1,4 @@
-"""kill -9 of sft, dpo, ppo and bupo: the rerun ends with the same bytes."""
+"""kill -9 of sft, dpo, ppo, bupo and grpo with rollouts ahead: the rerun ends with the same bytes."""
 
 import json
 
@@ -11,9 +11,15 @@ RUNS = {
     "dpo": ["optimizer.warmup_steps=0"],
     "cs336_dpo": ["data.prompt_style=own"],
     "ppo": ["training.ppo_epochs=2"],
+    "grpo": [
+        "rollout.staleness=1",
+        "cluster.backend=process",
+        "cluster.engine_apart=true",
+        "training.keep_checkpoints=9",
+    ],
     "bupo": ["method.num_blocks=1", "method.phase_one_steps=3", "training.validate_every=0"],
 }
-SAMPLED = ("ppo", "bupo")
+SAMPLED = ("grpo", "ppo", "bupo")
 
 
 @pytest.mark.slow

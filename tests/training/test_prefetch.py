@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 from world import config_of
 
+from postgrad.cluster.wire import decode, encode
 from postgrad.errors import RunError
 from postgrad.training.prefetch import RolloutPrefetcher
 
@@ -104,6 +105,18 @@ def test_resumed_run_uses_the_rollouts_of_the_checkpoint(tiny, depth):
     after.load(before.state())
     run_steps(after, [3, 4, 5])
     assert trained(first) + trained(second) == trained(uninterrupted)
+
+
+def test_resumed_run_writes_the_same_bytes_of_pending_rollouts(tiny):
+    _, uninterrupted = make_prefetcher(tiny, 2)
+    run_steps(uninterrupted, [1, 2, 3])
+    first, before = make_prefetcher(tiny, 2)
+    run_steps(before, [1, 2])
+    second, after = make_prefetcher(tiny, 2)
+    second.drawn, second.weights = first.drawn, first.weights
+    after.load(decode(encode(before.state())))
+    run_steps(after, [3])
+    assert encode(after.state()) == encode(uninterrupted.state())
 
 
 def test_error_in_the_thread_names_its_step_and_stage(tiny):

@@ -15,7 +15,7 @@ from typing import Any
 from postgrad.config.schema import Config
 from postgrad.data.feed import Feed
 from postgrad.methods.base import Method, Stage, Step
-from postgrad.training.log import timed
+from postgrad.training.log import is_timing, timed
 
 Rollout = tuple[Step, Any]  # a step and its batch after sampling
 
@@ -56,11 +56,15 @@ class RolloutPrefetcher:
         return batch
 
     def state(self) -> list[Any]:
-        """Return the rollouts that no step trained on yet, for the checkpoint."""
-        return [
-            {"number": step.number, "metrics": step.metrics, "batch": batch}
-            for step, batch in self.ready
-        ]
+        """Return the rollouts that no step trained on yet, for the checkpoint.
+
+        Without the measured times: the checkpoint of a resumed run has the same bytes.
+        """
+        state = []
+        for step, batch in self.ready:
+            metrics = {name: value for name, value in step.metrics.items() if not is_timing(name)}
+            state.append({"number": step.number, "metrics": metrics, "batch": batch})
+        return state
 
     def load(self, state: list[Any]) -> None:
         """Take the rollouts of a checkpoint."""
