@@ -122,6 +122,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--write-docs", action="store_true", help="write the tables of docs/ that tests compare"
     )
+    parser.addoption("--long", action="store_true", help="also run the tests that are marked long")
     parser.addoption(
         "--screenshots",
         default="",
@@ -151,8 +152,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ByFile(config, log)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Runs the slowest files first, so that no process waits for one of them at the end."""
+    if not config.getoption("--long"):
+        for item in items:
+            if item.get_closest_marker("long"):
+                item.add_marker(pytest.mark.skip(reason="takes minutes: make attack runs it"))
     items.sort(
         key=lambda item: next(
             (n for n, name in enumerate(LONG) if name in item.path.parts), len(LONG)

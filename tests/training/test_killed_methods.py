@@ -1,4 +1,4 @@
-"""kill -9 of sft, dpo, ppo, bupo and grpo with rollouts ahead: the rerun ends with the same bytes."""
+"""kill -9 of sft, dpo, ppo, bupo, and grpo with rollouts ahead: the rerun has the same bytes."""
 
 import json
 
@@ -11,7 +11,7 @@ RUNS = {
     "dpo": ["optimizer.warmup_steps=0"],
     "cs336_dpo": ["data.prompt_style=own"],
     "ppo": ["training.ppo_epochs=2"],
-    "grpo": [
+    "grpo": [  # takes a minute: test_prefetch.py compares the bytes of the same file quickly
         "rollout.staleness=1",
         "cluster.backend=process",
         "cluster.engine_apart=true",
@@ -22,8 +22,12 @@ RUNS = {
 SAMPLED = ("grpo", "ppo", "bupo")
 
 
+@pytest.mark.attack
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", RUNS)
+@pytest.mark.parametrize(
+    "recipe",
+    [pytest.param(name, marks=[pytest.mark.long] * (name == "grpo")) for name in RUNS],
+)
 def test_a_killed_run_ends_the_same(recipe, tiny, tmp_path):
     overrides = [
         *toy_run(steps=4, response_tokens=6),

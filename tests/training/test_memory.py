@@ -52,6 +52,13 @@ def test_sampling_names_the_cache(tmp_path, monkeypatch, capsys):
     assert "rollout.cache_gib" in line
 
 
+def test_checkpoint_is_named(tmp_path, monkeypatch, capsys):
+    error = torch.OutOfMemoryError(CUDA_TEXT)
+    code, line = run_once(tmp_path, monkeypatch, LocalPolicy, "save", error, capsys)
+    assert code == 1
+    assert "out of memory while the checkpoint was written for 2.50 GiB more" in line
+
+
 def test_other_runtime_errors_stay_what_they_are(tmp_path, monkeypatch, capsys):
     with pytest.raises(RuntimeError, match="size mismatch"):
         run_once(

@@ -163,7 +163,8 @@ class Driver:
             pending=self.prefetcher.state(),
             lr=self.changed_lr,
         )
-        self.writer.save(state, self.best.step)
+        with explained_memory_errors("save", self.method.ports.policy):
+            self.writer.save(state, self.best.step)
         self.saved = number
 
     def set_lr(self, lr: float) -> None:

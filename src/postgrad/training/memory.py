@@ -16,7 +16,9 @@ GIB = 2**30
 SAMPLING = "rollout.cache_gib to a fixed size or rollout.max_rows to fewer rows"
 LOADING = "model.dtype=bfloat16 or optimizer.kind=adamw_offloaded"
 PASSES = "model.activation_checkpointing=true, or training.token_budget to a smaller number"
-ADVICE = {"sample": SAMPLING, "validate": SAMPLING, "load": LOADING}
+ADVICE = {"sample": SAMPLING, "validate": SAMPLING, "load": LOADING, "save": LOADING}
+# What the error names if it does not happen in a stage of a step, which the driver names.
+ACTIVITIES = {"validate": " during the validation", "save": " while the checkpoint was written"}
 
 
 @contextmanager
@@ -46,7 +48,8 @@ def explain(stage: str, text: str, policy: Any = None) -> str:
         parts = memory_parts(policy)
         held = "; " + ", ".join(f"{name} {size:.1f} GiB" for name, size in parts.items())
     advice = ADVICE.get(stage, PASSES)
-    return f"out of memory{size}{held}; set {advice}; the same command then continues"
+    activity = ACTIVITIES.get(stage, "")
+    return f"out of memory{activity}{size}{held}; set {advice}; the same command then continues"
 
 
 def memory_parts(policy: LocalPolicy) -> dict[str, float]:

@@ -1,0 +1,53 @@
+"""Random combinations of settings train two steps or are refused with exit code 2."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("random_settings.py")
+
+
+def run_script(*options: str) -> str:
+    """Run the script; return its output, and fail with it if a combination is wrong."""
+    command = [sys.executable, str(SCRIPT), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=3600)
+    print(done.stdout[-10_000:])
+    assert done.returncode == 0, done.stdout[-10_000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.mark.attack
+@pytest.mark.slow
+def test_some_combinations_train_or_are_refused():
+    output = run_script("--seed", "0", "--count", "16", "--jobs", "1")
+    assert "16 trained" in output and "0 wrong" in output
+
+
+@pytest.mark.attack
+@pytest.mark.long
+def test_2000_combinations_train_or_are_refused():
+    output = run_script("--seed", "0", "--count", "900", "--jobs", "2")
+    tried = int(output.split(" combinations tried")[0].split()[-1])
+    assert tried >= 2000
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    ("code", "text", "wrong"),
+    [
+        (0, "Traceback (most recent call last)", True),
+        (1, "postgrad: the run cannot go on", True),
+        (-9, "", True),
+        (2, "postgrad: one line", False),
+        (2, "postgrad: one line\npostgrad: another", True),
+        (2, "", True),
+        (70, "", True),
+    ],
+)
+def test_what_counts_as_wrong(tmp_path, code, text, wrong):
+    from random_settings import verdict
+
+    _, reason = verdict(code, text, tmp_path)
+    assert bool(reason) == wrong
