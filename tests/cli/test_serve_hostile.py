@@ -124,7 +124,7 @@ def test_bodies_that_are_not_a_json_object_are_refused(server, body):
         ({"stream": "yes"}, "stream"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream_options": 3, "stream": True}, "stream_options"),
-        ({"echo": True}, "echo"),
+        ({"echo": 1}, "echo"),
         ({"best_of": 3}, "best_of"),
         ({"presence_penalty": 0.5}, "presence_penalty"),
         ({"temprature": 1}, "temprature"),

@@ -168,7 +168,7 @@ class Api:
         served = self.find_model(request.model)
         jobs = await run_in_threadpool(served.make_jobs, request)
         pending = PendingRequest(jobs, per_token=request.stream)
-        builder = ResponseBuilder(request, served, [job.request.prompt for job in jobs])
+        builder = ResponseBuilder(request, served, jobs)
         served.worker.submit(pending)
         if request.stream:
             events = self._stream_events(request, pending, builder)

@@ -46,7 +46,7 @@ IGNORED = {
 # Fields that would change the response and are not implemented, with the values that are allowed
 # because they change nothing.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "echo": (False,),
+    "echo": (False,),  # of a chat
     "suffix": ("",),
     "best_of": (1,),
     "presence_penalty": (0,),
@@ -221,6 +221,11 @@ class GenerationRequest(BaseModel):
         return []
 
     @property
+    def echoes_prompt(self) -> bool:
+        """Whether the response begins with the prompt, and its log-probs with the prompt's."""
+        return False
+
+    @property
     @abstractmethod
     def num_top(self) -> int | None:
         """Number of most likely tokens in the log-probs; None: the response has no log-probs."""
@@ -232,8 +237,9 @@ class CompletionRequest(GenerationRequest):
     is_chat: ClassVar[bool] = False
 
     prompt: Annotated[list[Any], BeforeValidator(_parse_prompts)]
-    max_tokens: TokenCount = 16
+    max_tokens: int = Field(16, ge=0, le=NO_LIMIT)
     logprobs: NumTopLogprobs | None = None
+    echo: bool = False  # the response begins with the prompt
 
     @property
     def prompts(self) -> list[Any]:
@@ -242,6 +248,10 @@ class CompletionRequest(GenerationRequest):
     @property
     def token_limit(self) -> int | None:
         return self.max_tokens
+
+    @property
+    def echoes_prompt(self) -> bool:
+        return self.echo
 
     @property
     def num_top(self) -> int | None:
@@ -286,15 +296,15 @@ def parse_request(body: Any, is_chat: bool) -> CompletionRequest | ChatRequest:
     """Parse the JSON of a request. A field that is null counts as absent. Raises ApiError."""
     if not isinstance(body, dict):
         raise ApiError(400, "the request must be a JSON object")
+    schema = ChatRequest if is_chat else CompletionRequest
     fields: dict[str, Any] = {}
     for name, value in body.items():
         if value is None or name in IGNORED:
             continue
-        if name in UNSUPPORTED:
+        if name in UNSUPPORTED and name not in schema.model_fields:
             _check_unsupported(name, value)
             continue
         fields[name] = value
-    schema = ChatRequest if is_chat else CompletionRequest
     try:
         request = schema.model_validate(fields)
     except ValidationError as error:
@@ -303,6 +313,8 @@ def parse_request(body: Any, is_chat: bool) -> CompletionRequest | ChatRequest:
         raise ApiError(400, "stream_options needs stream=true", "stream_options")
     if "top_logprobs" in fields and not request.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs=true", "top_logprobs")
+    if request.token_limit == 0 and not request.echoes_prompt:
+        raise ApiError(400, "max_tokens: must be at least 1, or 0 with echo=true", "max_tokens")
     return request
 
 

@@ -5,7 +5,7 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
-from postgrad.rollout.native.live import TopTokens
+from postgrad.rollout.native.live import LiveJob, TopTokens
 from postgrad.serving.detokenizer import Detokenizer
 from postgrad.serving.requests import GenerationRequest
 from postgrad.serving.served_model import ServedModel
@@ -48,6 +48,7 @@ class Choice:
     text: str = ""
     offset: int = 0  # characters of all tokens sent so far
     started: bool = False  # whether a chunk of it was sent
+    echo: "EchoedPrompt | None" = None  # the prompt, until it was sent
 
     def clear_unsent(self) -> None:
         self.started = True
@@ -55,24 +56,44 @@ class Choice:
         self.tokens = []
         self.logprobs = []
         self.top_tokens = []
+        self.echo = None
+
+
+class EchoedPrompt:
+    """The text of a prompt, and where each of its tokens begins in it.
+
+    The tokens of one character that has several begin at the same place.
+    """
+
+    def __init__(self, served: ServedModel, request: GenerationRequest, ids: list[int]) -> None:
+        detokenizer = served.make_detokenizer(request, stops=())
+        self.offsets: list[int] = []
+        for token in ids:
+            self.offsets.append(len(detokenizer.text))
+            detokenizer.push([token])
+        detokenizer.push([], finish="length")
+        self.text = detokenizer.text
 
 
 class ResponseBuilder:
     """The response to one request: takes row updates, gives the whole response or its chunks."""
 
     def __init__(
-        self, request: GenerationRequest, served: ServedModel, prompts: list[list[int]]
+        self, request: GenerationRequest, served: ServedModel, jobs: list[LiveJob]
     ) -> None:
         self.request = request
         self.served = served
-        self.prompts = prompts
+        self.jobs = jobs
+        self.prompts = [job.request.prompt for job in jobs]
         self.id = f"{'chatcmpl' if request.is_chat else 'cmpl'}-{uuid.uuid4().hex}"
         self.created = int(time.time())
         self.choices: list[Choice] = []
-        for prompt in range(len(prompts)):
+        for prompt, ids in enumerate(self.prompts):
+            echo = EchoedPrompt(served, request, ids) if request.echoes_prompt else None
             for _ in range(request.n):
-                number = len(self.choices)
-                self.choices.append(Choice(number, prompt, served.make_detokenizer(request)))
+                choice = Choice(len(self.choices), prompt, served.make_detokenizer(request))
+                choice.echo = echo
+                self.choices.append(choice)
         self.num_sampled = 0  # tokens
 
     @property
@@ -82,6 +103,9 @@ class ResponseBuilder:
     def add(self, update: RowUpdate) -> Choice:
         """Add a row's new tokens to its choice; returns the choice."""
         choice = self.choices[update.prompt * self.request.n + update.index]
+        if self.request.token_limit == 0:  # only the prompt is wanted
+            choice.finish = "length"
+            return choice
         ends_with_stop_token = update.finish == "stop" and update.tokens[-1] in self.served.stop_ids
         choice.text += choice.detokenizer.push(update.tokens, update.finish, ends_with_stop_token)
         choice.tokens += update.tokens
@@ -107,7 +131,7 @@ class ResponseBuilder:
         if self.request.is_chat:
             entry["message"] = {"role": "assistant", **self._message_fields(choice)}
         else:
-            entry["text"] = choice.text
+            entry["text"] = choice.echo.text + choice.text if choice.echo else choice.text
         entry |= self._details(choice) | self._finish_fields(choice)
         if self.request.return_token_ids and not self.request.is_chat:
             entry["prompt_token_ids"] = self.prompts[choice.prompt]
@@ -146,7 +170,7 @@ class ResponseBuilder:
             for number, call in enumerate(entry["delta"].get("tool_calls", [])):
                 call["index"] = number
         else:
-            entry["text"] = choice.text
+            entry["text"] = choice.echo.text + choice.text if choice.echo else choice.text
         entry |= self._details(choice) | self._finish_fields(choice)
         if self.request.return_token_ids and not self.request.is_chat and not choice.started:
             entry["prompt_token_ids"] = self.prompts[choice.prompt]
@@ -205,22 +229,51 @@ class ResponseBuilder:
         return details
 
     def _completion_logprobs(self, choice: Choice) -> dict[str, Any]:
+        """Return the log-probs of the tokens; with echo, first those of the prompt.
+
+        The prompt's first token has no log-prob, because no token is before it.
+        """
+        tokens: list[int] = []
+        logprobs: list[float | None] = []
+        top_tokens: list[TopTokens | None] = []
         offsets: list[int] = []
+        if choice.echo is not None:
+            job = self.jobs[choice.prompt]
+            tokens += job.request.prompt
+            logprobs += [None, *job.prompt_logprobs]
+            top_tokens += [None, *job.prompt_top_tokens]
+            offsets += choice.echo.offsets
+            choice.offset = len(choice.echo.text)
         for token in choice.tokens:
             offsets.append(choice.offset)
             choice.offset += len(self.served.token_text(token))
-        top_logprobs = None
+        tokens += choice.tokens
+        logprobs += choice.logprobs
+        top_tokens += choice.top_tokens
+        top_logprobs: list[dict[str, float] | None] | None = None
         if self.request.num_top:
-            top_logprobs = [
-                {self._token_name(token): value for token, value in top}
-                for top in choice.top_tokens
-            ]
+            rows = zip(tokens, logprobs, top_tokens, strict=True)
+            top_logprobs = [self._top_logprobs(*row) for row in rows]
         return {
-            "tokens": [self._token_name(token) for token in choice.tokens],
-            "token_logprobs": choice.logprobs,
+            "tokens": [self._token_name(token) for token in tokens],
+            "token_logprobs": logprobs,
             "top_logprobs": top_logprobs,
             "text_offset": offsets,
         }
+
+    def _top_logprobs(
+        self, token: int, logprob: float | None, top: TopTokens | None
+    ) -> dict[str, float] | None:
+        """Return the log-probs of the most likely tokens and of the token itself, by name.
+
+        Of several tokens with the same text, the most likely one counts.
+        """
+        if top is None or logprob is None:
+            return None
+        entry: dict[str, float] = {}
+        for other, value in [*top, (token, logprob)]:
+            entry.setdefault(self._token_name(other), value)
+        return entry
 
     def _chat_logprobs(self, choice: Choice) -> dict[str, Any]:
         top_tokens = choice.top_tokens or [[] for _ in choice.tokens]

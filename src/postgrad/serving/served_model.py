@@ -2,7 +2,7 @@
 
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -102,7 +102,9 @@ class ServedModel:
 
     def _make_job(self, request: GenerationRequest, ids: list[int], seeds: list[int]) -> LiveJob:
         max_new_tokens = self.context - len(ids)
-        limit = request.token_limit or max(max_new_tokens, 1)
+        limit = request.token_limit
+        if limit is None:
+            limit = max(max_new_tokens, 1)
         if limit > max_new_tokens:
             raise ApiError(
                 400,
@@ -111,7 +113,13 @@ class ServedModel:
                 _prompt_field(request),
                 "context_length_exceeded",
             )
-        return LiveJob(Request(ids, seeds, limit), request.sampling, num_top=request.num_top or 0)
+        return LiveJob(
+            # An echo without new tokens still needs a row; its token is not sent.
+            Request(ids, seeds, max(limit, 1)),
+            request.sampling,
+            num_top=request.num_top or 0,
+            scores_prompt=request.echoes_prompt and request.num_top is not None,
+        )
 
     def find_tool_calls(
         self, request: GenerationRequest, tokens: list[int]
@@ -123,10 +131,13 @@ class ServedModel:
             text = self.chat_prompts.decode_turn(tokens)
             return find_tool_calls(self.tokenizer, text, request.tool_schemas)
 
-    def make_detokenizer(self, request: GenerationRequest) -> Detokenizer:
+    def make_detokenizer(
+        self, request: GenerationRequest, stops: Sequence[str] | None = None
+    ) -> Detokenizer:
+        """Return a detokenizer for a response; `stops` replaces the request's stop strings."""
         return Detokenizer(
             self.tokenizer,
-            stops=request.stop,
+            stops=request.stop if stops is None else stops,
             keep_special=not request.skip_special_tokens,
             keep_stop=request.include_stop_str_in_output,
         )

@@ -395,12 +395,16 @@ class DecodeLoop:
             use_cache=True,
             **self._window_arguments(positions),
         ).last_hidden_state
+        self.on_prefill(jobs, hidden)
         rows = torch.arange(len(jobs), device=device)
         logits = self.compute_logits(hidden[rows, (lengths - 1).to(device)])
         if not self.cache.keys:
             self.cache.allocate(cache)
         for row, job in enumerate(jobs):
             self.prefilled.append(PrefilledPrompt(job, cache, row, logits[row]))
+
+    def on_prefill(self, jobs: Sequence[Job], hidden: Tensor) -> None:
+        """Called with the last hidden states (jobs, longest prompt, width) of prefilled prompts."""
 
     def _take_jobs_to_prefill(self) -> list[Job]:
         """Remove jobs from the queue: enough for the free slots, within PREFILL_TOKENS."""

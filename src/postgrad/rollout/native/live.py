@@ -1,10 +1,11 @@
 """The decode loop of a server: jobs join and leave while others decode."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from postgrad.rollout.native.engine import DecodeLoop, Job, NativeEngine, Row, Sampled
@@ -12,12 +13,22 @@ from postgrad.rollout.native.engine import DecodeLoop, Job, NativeEngine, Row, S
 TopTokens = list[tuple[int, float]]  # the most likely tokens at one position, with log-probs
 
 
+PROMPT_CHUNK = 512  # prompt tokens whose logits exist at the same time
+
+
 @dataclass(eq=False)
 class LiveJob(Job):
-    """A job of a server's request; keeps the `num_top` most likely tokens at each position."""
+    """A job of a server's request; keeps the `num_top` most likely tokens at each position.
+
+    With `scores_prompt` it also keeps the log-probs of the prompt's tokens from the second on:
+    the first has no token before it.
+    """
 
     num_top: int = 0
+    scores_prompt: bool = False
     owner: Any = None
+    prompt_logprobs: list[float] = field(default_factory=list)
+    prompt_top_tokens: list[TopTokens] = field(default_factory=list)
     top_tokens: dict[int, list[TopTokens]] = field(default_factory=dict)  # by the row's index
 
 
@@ -43,9 +54,25 @@ class LiveDecodeLoop(DecodeLoop):
         for i, row in enumerate(self.active[first : first + len(logits)]):
             job = row.job
             if isinstance(job, LiveJob) and job.num_top:
-                top = _top_tokens(logits[i], job.sampling.temperature, job.num_top)
+                logprobs = _logprobs(logits[i], job.sampling.temperature)
+                top = _top_tokens(logprobs, job.num_top)
                 job.top_tokens.setdefault(row.index, []).append(top)
         return sampled
+
+    def on_prefill(self, jobs: Sequence[Job], hidden: Tensor) -> None:
+        for job, states in zip(jobs, hidden, strict=True):
+            if isinstance(job, LiveJob) and job.scores_prompt:
+                self._score_prompt(job, states)
+
+    def _score_prompt(self, job: LiveJob, states: Tensor) -> None:
+        """Set the log-probs of a prompt's tokens from the hidden states (tokens, width)."""
+        targets = torch.tensor(job.request.prompt[1:], device=states.device)
+        for start in range(0, len(targets), PROMPT_CHUNK):
+            chunk = targets[start : start + PROMPT_CHUNK]
+            logits = self.compute_logits(states[start : start + len(chunk)])
+            logprobs = _logprobs(logits, job.sampling.temperature)
+            job.prompt_logprobs += logprobs.gather(1, chunk[:, None])[:, 0].tolist()
+            job.prompt_top_tokens += [_top_tokens(row, job.num_top) for row in logprobs]
 
     def on_token(self, row: Row, finish: str) -> None:
         super().on_token(row, finish)
@@ -60,8 +87,12 @@ class LiveDecodeLoop(DecodeLoop):
         self.remove([slot for slot, row in enumerate(self.active) if row.job in jobs])
 
 
-def _top_tokens(logits: Tensor, temperature: float, count: int) -> TopTokens:
+def _logprobs(logits: Tensor, temperature: float) -> Tensor:
+    """Return log-probs at this temperature; at 1 for temperature 0."""
+    return logits.div(temperature or 1.0).log_softmax(-1)
+
+
+def _top_tokens(logprobs: Tensor, count: int) -> TopTokens:
     """Return the most likely tokens of one position (vocabulary,) and their log-probs."""
-    logprobs = logits.div(temperature or 1.0).log_softmax(-1)
     values, tokens = logprobs.topk(min(count, len(logprobs)))
     return list(zip(tokens.tolist(), values.tolist(), strict=True))

@@ -1,0 +1,113 @@
+"""`echo` of /v1/completions: the prompt with its log-probs, as evaluation harnesses read them."""
+
+import openai
+import pytest
+import torch
+from serve_process import live
+from world import stock_model
+
+PROMPT = [1, 10, 2, 15]  # "1+2="
+
+
+@pytest.fixture(scope="module")
+def server(tiny):
+    with live(tiny) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=60) as made:
+        yield made
+
+
+def exact_logprobs(tiny, ids, temperature=1.0):
+    """Log-probs (tokens, vocabulary) after each token, by the stock transformers model."""
+    with torch.no_grad():
+        logits = stock_model(tiny)(input_ids=torch.tensor([ids])).logits[0]
+    return (logits / temperature).log_softmax(-1)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5])
+def test_prompt_logprobs_are_those_of_the_stock_model(client, tiny, temperature):
+    answer = client.completions.create(
+        model="tiny",
+        prompt=PROMPT,
+        max_tokens=2,
+        temperature=temperature,
+        logprobs=3,
+        echo=True,
+        extra_body={"return_token_ids": True},
+    )
+    choice = answer.choices[0]
+    sampled = choice.token_ids
+    ids = [*PROMPT, *sampled]
+    exact = exact_logprobs(tiny, ids, temperature or 1.0)
+    given = choice.logprobs
+    assert given.token_logprobs[0] is None and given.top_logprobs[0] is None
+    for i in range(1, len(ids)):
+        logprob = given.token_logprobs[i]
+        assert logprob == pytest.approx(float(exact[i - 1, ids[i]]), abs=1e-4)
+        top = sorted(exact[i - 1].tolist(), reverse=True)[:3]
+        assert sorted(given.top_logprobs[i].values(), reverse=True)[:3] == pytest.approx(
+            top, abs=1e-4
+        )
+        assert given.top_logprobs[i][given.tokens[i]] == logprob
+    assert answer.usage.prompt_tokens == 4 and answer.usage.completion_tokens == len(sampled)
+    # Offsets point into the text: from one to the next is the token's text.
+    assert choice.text.startswith("1+2=")
+    assert given.text_offset[:4] == [0, 1, 2, 3] and given.text_offset[4] == 4
+
+
+def test_the_request_of_lm_evaluation_harness_is_answered(server, tiny):
+    """The body that lm_eval's local-completions sends, and how it reads the answer."""
+    prompts = [[1, 10, 2, 15, 3], [2, 10, 2, 15, 4, 5]]
+    context_lengths = [4, 4]
+    status, answer, _ = server.ask(
+        "/v1/completions",
+        {
+            "model": "tiny",
+            "prompt": prompts,
+            "temperature": 0,
+            "max_tokens": 1,
+            "logprobs": 1,
+            "seed": 1234,
+            "echo": True,
+        },
+    )
+    assert status == 200
+    for choice, ids, start in zip(answer["choices"], prompts, context_lengths, strict=True):
+        exact = exact_logprobs(tiny, ids)
+        continuation = range(start, len(ids))
+        total = sum(choice["logprobs"]["token_logprobs"][start:-1])
+        assert total == pytest.approx(
+            float(sum(exact[i - 1, ids[i]] for i in continuation)), abs=1e-4
+        )
+        tops = choice["logprobs"]["top_logprobs"][start:-1]
+        values = choice["logprobs"]["token_logprobs"][start:-1]
+        is_greedy = all(
+            value == max(top.values()) for value, top in zip(values, tops, strict=True)
+        )
+        assert is_greedy == all(int(exact[i - 1].argmax()) == ids[i] for i in continuation)
+
+
+def test_an_echo_may_have_no_new_tokens_and_may_be_streamed(client):
+    whole = client.completions.create(
+        model="tiny", prompt="1+2=", max_tokens=0, logprobs=0, echo=True
+    )
+    choice = whole.choices[0]
+    assert choice.text == "1+2=" and choice.finish_reason == "length"
+    assert len(choice.logprobs.token_logprobs) == 4 and whole.usage.completion_tokens == 0
+    chunks = client.completions.create(
+        model="tiny", prompt="1+2=", max_tokens=3, seed=5, echo=True, stream=True
+    )
+    plain = client.completions.create(model="tiny", prompt="1+2=", max_tokens=3, seed=5)
+    text = "".join(chunk.choices[0].text for chunk in chunks)
+    assert text == "1+2=" + plain.choices[0].text
+
+
+def test_no_new_tokens_need_echo(server):
+    status, answer, _ = server.ask(
+        "/v1/completions", {"model": "tiny", "prompt": "1+2=", "max_tokens": 0}
+    )
+    assert status == 400 and answer["error"]["param"] == "max_tokens"
