@@ -85,9 +85,7 @@ def test_the_request_of_lm_evaluation_harness_is_answered(server, tiny):
         )
         tops = choice["logprobs"]["top_logprobs"][start:-1]
         values = choice["logprobs"]["token_logprobs"][start:-1]
-        is_greedy = all(
-            value == max(top.values()) for value, top in zip(values, tops, strict=True)
-        )
+        is_greedy = all(value == max(top.values()) for value, top in zip(values, tops, strict=True))
         assert is_greedy == all(int(exact[i - 1].argmax()) == ids[i] for i in continuation)
 
 
@@ -111,3 +109,56 @@ def test_no_new_tokens_need_echo(server):
         "/v1/completions", {"model": "tiny", "prompt": "1+2=", "max_tokens": 0}
     )
     assert status == 400 and answer["error"]["param"] == "max_tokens"
+
+
+# ---- tokens in, tokens out
+
+
+def test_generate_takes_and_returns_tokens(server, tiny):
+    """The request of verifiers and prime-rl, and the parts of the response that they check."""
+    params = {"temperature": 1.0, "max_tokens": 6, "seed": 3, "logprobs": 1}
+    status, answer, _ = server.ask(
+        "/inference/v1/generate",
+        {
+            "model": "tiny",
+            "token_ids": PROMPT,
+            "sampling_params": params
+            | {
+                "stop_token_ids": [],
+                "skip_special_tokens": False,
+                "routed_experts_prompt_start": 3,
+            },
+        },
+    )
+    assert status == 200
+    choice = answer["choices"][0]
+    exact = exact_logprobs(tiny, [*PROMPT, *choice["token_ids"]])
+    assert len(choice["logprobs"]["content"]) == len(choice["token_ids"])
+    for i, (token, entry) in enumerate(
+        zip(choice["token_ids"], choice["logprobs"]["content"], strict=True)
+    ):
+        assert entry["token"] == f"token_id:{token}"
+        assert entry["logprob"] == pytest.approx(float(exact[3 + i, token]), abs=1e-4)
+    first = choice["token_ids"][0]
+    status, answer, _ = server.ask(
+        "/inference/v1/generate",
+        {"token_ids": PROMPT, "sampling_params": params | {"stop_token_ids": [first]}},
+    )
+    assert answer["choices"][0]["token_ids"] == [first]
+    assert answer["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"token_ids": []}, "token_ids"),
+        ({"token_ids": [99999]}, "prompt"),
+        ({"features": {}}, "features"),
+        ({"stream": True}, "stream"),
+        ({"sampling_params": {"temprature": 1}}, "temprature"),
+        ({"sampling_params": {"max_tokens": 100000}}, "prompt"),
+    ],
+)
+def test_wrong_fields_of_generate_are_refused(server, change, param):
+    status, answer, _ = server.ask("/inference/v1/generate", {"token_ids": PROMPT} | change)
+    assert status == 400 and answer["error"]["param"] == param

@@ -4,6 +4,7 @@
     app.py            the HTTP application: routes, authentication, streaming
     requests.py       parses and checks requests
     responses.py      builds responses, complete or streamed
+    generate.py       the endpoint with tokens in and tokens out
     detokenizer.py    token ids to text, piece by piece
     served_model.py   a model with its tokenizer and its worker; loads new weights
     worker.py         one thread per model that decodes all requests together

@@ -4,6 +4,7 @@
     GET  /v1/models              names and context lengths
     POST /v1/completions         prompt: text, token ids, or a list of either
     POST /v1/chat/completions    messages, through the model's chat template
+    POST /inference/v1/generate  token ids in, token ids out
     POST /v1/reload              {"folder": ..., "model": ...}: new weights (--reload-below)
 
 Statuses of errors: 400 invalid request, 401 no token, 403 another host, origin or folder, 404 no
@@ -17,7 +18,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -28,7 +29,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from postgrad.errors import did_you_mean
-from postgrad.serving.requests import ApiError, GenerationRequest, parse_request, to_api_error
+from postgrad.serving.generate import generate_response, parse_generate
+from postgrad.serving.requests import ApiError, GenerationRequest, check_schema, parse_request
 from postgrad.serving.responses import Choice, ResponseBuilder, error_body
 from postgrad.serving.served_model import ServedModel, find_weight_files, load_weights
 from postgrad.serving.worker import PendingRequest
@@ -64,6 +66,7 @@ def make_app(
         Route("/v1/models/{name:path}", _catch_errors(api.show_model)),
         Route("/v1/completions", _catch_errors(api.complete_text), methods=["POST"]),
         Route("/v1/chat/completions", _catch_errors(api.complete_chat), methods=["POST"]),
+        Route("/inference/v1/generate", _catch_errors(api.generate), methods=["POST"]),
         Route("/v1/reload", _catch_errors(api.reload), methods=["POST"]),
     ]
     handlers: dict[Any, Any] = {HTTPException: _answer_http_error, Exception: _answer_exception}
@@ -157,14 +160,23 @@ class Api:
         return self.models[name]
 
     async def complete_text(self, request: Request) -> Response:
-        return await self._complete(request, is_chat=False)
+        body = await read_json(request, MAX_BODY, BODY_S)
+        return await self._complete(request, parse_request(body, is_chat=False))
 
     async def complete_chat(self, request: Request) -> Response:
-        return await self._complete(request, is_chat=True)
+        body = await read_json(request, MAX_BODY, BODY_S)
+        return await self._complete(request, parse_request(body, is_chat=True))
 
-    async def _complete(self, http_request: Request, is_chat: bool) -> Response:
-        body = await read_json(http_request, MAX_BODY, BODY_S)
-        request = parse_request(body, is_chat)
+    async def generate(self, request: Request) -> Response:
+        body = await read_json(request, MAX_BODY, BODY_S)
+        return await self._complete(request, parse_generate(body), generate_response)
+
+    async def _complete(
+        self,
+        http_request: Request,
+        request: GenerationRequest,
+        make_body: Callable[[ResponseBuilder], dict[str, Any]] = ResponseBuilder.complete,
+    ) -> Response:
         served = self.find_model(request.model)
         jobs = await run_in_threadpool(served.make_jobs, request)
         pending = PendingRequest(jobs, per_token=request.stream)
@@ -176,7 +188,7 @@ class Api:
         try:
             async with asyncio.timeout(self.time_limit_s):
                 await _unless_disconnected(http_request, _collect(pending, builder))
-            return JSONResponse(builder.complete())
+            return JSONResponse(make_body(builder))
         except TimeoutError as error:
             raise self._timeout_error() from error
         finally:
@@ -217,10 +229,7 @@ class Api:
                 403, "this server takes no new weights; start it with --reload-below DIR"
             )
         body = await read_json(request, MAX_BODY, BODY_S)
-        try:
-            reload = ReloadRequest.model_validate(body)
-        except ValidationError as error:
-            raise to_api_error(error, ReloadRequest) from None
+        reload = check_schema(body, ReloadRequest)
         served = self.find_model(reload.model)
         files = await run_in_threadpool(find_weight_files, reload.folder, self.reload_below)
 

@@ -1,11 +1,12 @@
 """OpenAI's requests, parsed and checked. Every error is an ApiError that names the field.
 
-Beyond OpenAI's fields there are those of vLLM that a trainer needs: top_k, min_p, return_token_ids,
-return_tokens_as_token_ids, skip_special_tokens, include_stop_str_in_output, chat_template_kwargs.
+Beyond OpenAI's fields there are those of vLLM that a trainer needs: top_k, min_p, stop_token_ids,
+return_token_ids, return_tokens_as_token_ids, skip_special_tokens, include_stop_str_in_output,
+chat_template_kwargs.
 """
 
 from abc import abstractmethod
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -55,7 +56,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "logit_bias": ({},),
     "min_tokens": (0,),
     "ignore_eos": (False,),
-    "stop_token_ids": ([],),
     "prompt_logprobs": (0,),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
@@ -172,6 +172,7 @@ class GenerationRequest(BaseModel):
     stop: Annotated[
         list[StopString], BeforeValidator(_parse_stops), Field(max_length=MAX_STOPS)
     ] = []
+    stop_token_ids: list[int] = Field([], max_length=MAX_STOPS)  # besides the model's own
     stream: bool = False
     stream_options: StreamOptions | None = None
     return_token_ids: bool = False
@@ -229,6 +230,10 @@ class GenerationRequest(BaseModel):
     @abstractmethod
     def num_top(self) -> int | None:
         """Number of most likely tokens in the log-probs; None: the response has no log-probs."""
+
+
+AnyModel = TypeVar("AnyModel", bound=BaseModel)
+AnyRequest = TypeVar("AnyRequest", bound=GenerationRequest)
 
 
 class CompletionRequest(GenerationRequest):
@@ -293,10 +298,14 @@ class ChatRequest(GenerationRequest):
 
 
 def parse_request(body: Any, is_chat: bool) -> CompletionRequest | ChatRequest:
-    """Parse the JSON of a request. A field that is null counts as absent. Raises ApiError."""
+    """Parse the JSON of a completion or a chat. Raises ApiError."""
+    return parse_fields(body, ChatRequest if is_chat else CompletionRequest)
+
+
+def parse_fields(body: Any, schema: type[AnyRequest]) -> AnyRequest:
+    """Return a request from its JSON. A field that is null counts as absent. Raises ApiError."""
     if not isinstance(body, dict):
         raise ApiError(400, "the request must be a JSON object")
-    schema = ChatRequest if is_chat else CompletionRequest
     fields: dict[str, Any] = {}
     for name, value in body.items():
         if value is None or name in IGNORED:
@@ -305,17 +314,22 @@ def parse_request(body: Any, is_chat: bool) -> CompletionRequest | ChatRequest:
             _check_unsupported(name, value)
             continue
         fields[name] = value
-    try:
-        request = schema.model_validate(fields)
-    except ValidationError as error:
-        raise to_api_error(error, schema) from None
+    request = check_schema(fields, schema)
     if fields.get("stream_options") and not request.stream:
         raise ApiError(400, "stream_options needs stream=true", "stream_options")
-    if "top_logprobs" in fields and not request.logprobs:
+    if "top_logprobs" in fields and request.num_top is None:
         raise ApiError(400, "top_logprobs needs logprobs=true", "top_logprobs")
     if request.token_limit == 0 and not request.echoes_prompt:
         raise ApiError(400, "max_tokens: must be at least 1, or 0 with echo=true", "max_tokens")
     return request
+
+
+def check_schema(fields: Any, schema: type[AnyModel]) -> AnyModel:
+    """Return the validated model. Raises ApiError."""
+    try:
+        return schema.model_validate(fields)
+    except ValidationError as error:
+        raise to_api_error(error, schema) from None
 
 
 def _check_unsupported(name: str, value: Any) -> None:

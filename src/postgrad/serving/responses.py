@@ -106,7 +106,8 @@ class ResponseBuilder:
         if self.request.token_limit == 0:  # only the prompt is wanted
             choice.finish = "length"
             return choice
-        ends_with_stop_token = update.finish == "stop" and update.tokens[-1] in self.served.stop_ids
+        stop_ids = self.served.stop_ids.union(self.request.stop_token_ids)
+        ends_with_stop_token = update.finish == "stop" and update.tokens[-1] in stop_ids
         choice.text += choice.detokenizer.push(update.tokens, update.finish, ends_with_stop_token)
         choice.tokens += update.tokens
         choice.logprobs += update.logprobs
@@ -221,7 +222,7 @@ class ResponseBuilder:
         details: dict[str, Any] = {"logprobs": None}
         if self.request.num_top is not None:
             if self.request.is_chat:
-                details["logprobs"] = self._chat_logprobs(choice)
+                details["logprobs"] = self.chat_logprobs(choice)
             else:
                 details["logprobs"] = self._completion_logprobs(choice)
         if self.request.return_token_ids:
@@ -275,7 +276,8 @@ class ResponseBuilder:
             entry.setdefault(self._token_name(other), value)
         return entry
 
-    def _chat_logprobs(self, choice: Choice) -> dict[str, Any]:
+    def chat_logprobs(self, choice: Choice) -> dict[str, Any]:
+        """Return the log-probs of the tokens in the form of a chat."""
         top_tokens = choice.top_tokens or [[] for _ in choice.tokens]
         content: list[dict[str, Any]] = []
         for token, value, top in zip(choice.tokens, choice.logprobs, top_tokens, strict=True):

@@ -118,6 +118,7 @@ class ServedModel:
             Request(ids, seeds, max(limit, 1)),
             request.sampling,
             num_top=request.num_top or 0,
+            stop_token_ids=frozenset(request.stop_token_ids),
             scores_prompt=request.echoes_prompt and request.num_top is not None,
         )
 

@@ -20,12 +20,13 @@ PROMPT_CHUNK = 512  # prompt tokens whose logits exist at the same time
 class LiveJob(Job):
     """A job of a server's request; keeps the `num_top` most likely tokens at each position.
 
-    With `scores_prompt` it also keeps the log-probs of the prompt's tokens from the second on:
-    the first has no token before it.
+    Its rows also end with one of `stop_token_ids`. With `scores_prompt` it keeps the log-probs of
+    the prompt's tokens from the second on: the first has no token before it.
     """
 
     num_top: int = 0
     scores_prompt: bool = False
+    stop_token_ids: frozenset[int] = frozenset()
     owner: Any = None
     prompt_logprobs: list[float] = field(default_factory=list)
     prompt_top_tokens: list[TopTokens] = field(default_factory=list)
@@ -53,7 +54,11 @@ class LiveDecodeLoop(DecodeLoop):
         sampled = super().sample(logits, first)
         for i, row in enumerate(self.active[first : first + len(logits)]):
             job = row.job
-            if isinstance(job, LiveJob) and job.num_top:
+            if not isinstance(job, LiveJob):
+                continue
+            if sampled.tokens[i] in job.stop_token_ids:
+                sampled.is_stop[i] = True
+            if job.num_top:
                 logprobs = _logprobs(logits[i], job.sampling.temperature)
                 top = _top_tokens(logprobs, job.num_top)
                 job.top_tokens.setdefault(row.index, []).append(top)
