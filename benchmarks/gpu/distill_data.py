@@ -1,0 +1,124 @@
+"""The data of distill.py: a student made by removing blocks, samples of a teacher, pairs."""
+
+import argparse
+import itertools
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+MAX_PAIRS = 3  # per problem
+
+
+def cut_layers(source: str, target: Path, num_layers: int) -> Path:
+    """Write the model with its first `num_layers - 1` blocks and its last one."""
+    if (target / "config.json").is_file():
+        return target
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(source, dtype="auto")
+    blocks = model.model.layers
+    kept = [*range(num_layers - 1), len(blocks) - 1]
+    model.model.layers = type(blocks)([blocks[i] for i in kept])
+    model.config.num_hidden_layers = num_layers
+    if getattr(model.config, "layer_types", None):
+        model.config.layer_types = [model.config.layer_types[i] for i in kept]
+    model.save_pretrained(target)
+    AutoTokenizer.from_pretrained(source).save_pretrained(target)
+    return target
+
+
+def write_rows(file: Path, rows: Sequence[dict[str, Any]]) -> Path:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def write_problems(file: Path, source: str, first: int, count: int, instruction: str) -> Path:
+    """Write problems of a source with the instruction after the question."""
+    from postgrad.data.problems import load_problems
+
+    rows: list[dict[str, Any]] = []
+    for problem in load_problems(source)[first : first + count]:
+        *before, last = problem.messages
+        messages = [*before, {**last, "content": last["content"] + instruction}]
+        rows.append(
+            {
+                "uid": problem.uid,
+                "prompt": messages,
+                "data_source": problem.data_source,
+                "reward_model": {"ground_truth": problem.ground_truth},
+            }
+        )
+    return write_rows(file, rows)
+
+
+def sample_teacher(options: argparse.Namespace, model: str, problems: Path) -> list[dict[str, Any]]:
+    """Return scored samples of the model, one per response, each with its problem's messages."""
+    folder = options.out / f"samples-{problems.stem}"
+    file = folder / f"{problems.stem}.jsonl"
+    if not (folder / "summary.json").is_file():
+        run_command(
+            "eval",
+            model,
+            f"data={problems}",
+            f"n={options.samples}",
+            "temperature=1",
+            f"max_response_tokens={options.tokens}",
+            f"out={folder}",
+        )
+    rows = [json.loads(line) for line in problems.read_text().splitlines()]
+    messages = {row["uid"]: row["prompt"] for row in rows}
+    samples = [json.loads(line) for line in file.read_text().splitlines()]
+    kept = [sample for sample in samples if sample["finish"] == "stop" and sample["response"]]
+    return [sample | {"messages": messages[sample["uid"]]} for sample in kept]
+
+
+def sft_rows(samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the samples as demonstrations."""
+    return [
+        {
+            "uid": f"{sample['uid']}-{sample['sample']}",
+            "prompt": sample["messages"],
+            "response": sample["response"],
+            "data_source": sample["data_source"],
+        }
+        for sample in samples
+    ]
+
+
+def pair_rows(samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return pairs of a right and a wrong response to the same problem."""
+    by_problem: dict[str, list[dict[str, Any]]] = {}
+    for sample in samples:
+        by_problem.setdefault(sample["uid"], []).append(sample)
+    rows: list[dict[str, Any]] = []
+    for uid, group in by_problem.items():
+        right = [sample for sample in group if sample["right"]]
+        wrong = [sample for sample in group if not sample["right"] and not sample["failure"]]
+        # Along the diagonals, so that few pairs share a response.
+        pairs = sorted(
+            itertools.product(range(len(right)), range(len(wrong))),
+            key=lambda pair: (pair[1] - pair[0]) % max(len(right), len(wrong)),
+        )
+        for chosen, rejected in pairs[:MAX_PAIRS]:
+            rows.append(
+                {
+                    "uid": f"{uid}-{chosen}-{rejected}",
+                    "prompt": right[chosen]["messages"],
+                    "chosen": right[chosen]["response"],
+                    "rejected": wrong[rejected]["response"],
+                }
+            )
+    return rows
+
+
+def run_command(*arguments: str) -> None:
+    """Run one postgrad command and wait for it."""
+    print("postgrad " + " ".join(arguments), flush=True)
+    start = time.time()
+    command = [sys.executable, "-m", "postgrad.cli.main", *arguments]
+    subprocess.run(command, check=True)
+    print(f"  {time.time() - start:.0f} s", flush=True)

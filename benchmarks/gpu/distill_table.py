@@ -1,0 +1,156 @@
+"""The results of distill.py: a line per step and run in results.jsonl, and tables from them."""
+
+import argparse
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from research import Run
+
+ACCURACY = "validation/accuracy"
+RULES = "validation/part/auto"  # the verifier's score of a run whose reward is a model's
+SCORE = "validation/part/reward_model"
+
+
+class Results:
+    """results.jsonl: a line per metrics line of a run, and one per finished run."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self.file = out / "results.jsonl"
+        self.num_read: dict[str, int] = {}
+
+    def add(self, **entry: Any) -> None:
+        with self.file.open("a") as file:
+            file.write(json.dumps(entry) + "\n")
+
+    def follow(self, run: Run) -> None:
+        """Append the steps of a run that are new in its metrics.jsonl."""
+        metrics = self.out / "runs" / run.label / "metrics.jsonl"
+        if not metrics.is_file():
+            return
+        lines = [line for line in metrics.read_text().splitlines() if line.endswith("}")]
+        for line in lines[self.num_read.get(run.label, 0) :]:
+            self.add(arm=run.method, seed=run.seed, label=run.label, metrics=json.loads(line))
+        self.num_read[run.label] = len(lines)
+
+    def read(self) -> list[dict[str, Any]]:
+        if not self.file.is_file():
+            return []
+        return [json.loads(line) for line in self.file.read_text().splitlines()]
+
+    def finished(self) -> set[str]:
+        return {entry["label"] for entry in self.read() if entry.get("exit_code") == 0}
+
+
+def series(entries: Sequence[dict[str, Any]], label: str) -> list[dict[str, float]]:
+    """Return a run's metrics by step; of a step that was computed twice, the last."""
+    by_step: dict[int, dict[str, float]] = {}
+    for entry in entries:
+        if entry["label"] == label and "metrics" in entry:
+            step = entry["metrics"]["step"]
+            by_step[step] = by_step.get(step, {}) | entry["metrics"]
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def accuracy_by_tokens(
+    lines: Sequence[dict[str, float]], rows: int, key: str
+) -> list[tuple[float, float]]:
+    """Return (response tokens trained on so far, accuracy) of every validation of a run."""
+    points: list[tuple[float, float]] = []
+    tokens = 0.0
+    for line in lines:
+        tokens += rows * line.get("response/length", 0.0)
+        if key in line:
+            points.append((tokens, line[key]))
+    return points
+
+
+def cell(values: Sequence[float]) -> str:
+    each = " ".join(f"{value:.3f}" for value in values)
+    return f"{statistics.mean(values):.3f} ({each})"
+
+
+def table(options: argparse.Namespace, part: str, entries: Sequence[dict[str, Any]]) -> str:
+    """Return the Markdown table of one part; "" if none of its runs has a validation."""
+    runs = {
+        (entry["arm"], entry["seed"]): entry["label"]
+        for entry in entries
+        if "metrics" in entry and entry["label"].startswith(f"{part}-")
+    }
+    points: dict[str, list[list[tuple[float, float]]]] = {}
+    scores: dict[str, list[list[float]]] = {}
+    for (arm, _), label in sorted(runs.items(), key=lambda item: item[0][1]):
+        lines = series(entries, label)
+        key = RULES if any(RULES in line for line in lines) else ACCURACY
+        found = accuracy_by_tokens(lines, options.rows, key)
+        if len(found) > 1:
+            points.setdefault(arm, []).append(found)
+            model_scores = [line[SCORE] for line in lines if SCORE in line]
+            scores.setdefault(arm, []).append(model_scores)
+    if not points:
+        return ""
+    budget = min(run[-1][0] for arm in points.values() for run in arm)
+    heads = [
+        "arm",
+        "start",
+        f"at {budget / 1e3:.0f}k tokens: mean (seeds)",
+        "end: mean (seeds)",
+        "tokens, mean",
+    ]
+    has_scores = any(run for arm in scores.values() for run in arm)
+    if has_scores:
+        heads.append("reward model's score, start to end")
+    rows = [" | ".join(heads), " | ".join("---" for _ in heads)]
+    for arm, arm_points in points.items():
+        equal = [[value for tokens, value in run if tokens <= budget][-1] for run in arm_points]
+        cells = [
+            arm,
+            f"{statistics.mean(run[0][1] for run in arm_points):.3f}",
+            cell(equal),
+            cell([run[-1][1] for run in arm_points]),
+            f"{statistics.mean(run[-1][0] for run in arm_points) / 1e3:.0f}k",
+        ]
+        if has_scores:
+            cells.append(score_change(scores[arm]))
+        rows.append(" | ".join(cells))
+    return "\n".join(f"| {row} |" for row in rows)
+
+
+def score_change(runs: Sequence[Sequence[float]]) -> str:
+    """Return the mean first and last score of the runs that have scores."""
+    scored = [run for run in runs if run]
+    if not scored:
+        return "-"
+    first = statistics.mean(run[0] for run in scored)
+    last = statistics.mean(run[-1] for run in scored)
+    return f"{first:.2f} to {last:.2f}"
+
+
+def pair_accuracy(options: argparse.Namespace, entries: Sequence[dict[str, Any]]) -> str:
+    """Return a sentence about the reward models' accuracy on held-out pairs."""
+    ends: list[tuple[float, float]] = []
+    for seed in options.seeds:
+        lines = series(entries, f"reward-model-{seed}")
+        values = [line[ACCURACY] for line in lines if ACCURACY in line]
+        if len(values) > 1:
+            ends.append((values[0], values[-1]))
+    if not ends:
+        return ""
+    before, after = zip(*ends, strict=True)
+    return f"Reward model on held-out pairs: {cell(before)} before, {cell(after)} after training."
+
+
+def report(options: argparse.Namespace, results: Results) -> None:
+    """Write table.md from results.jsonl and print it."""
+    entries = results.read()
+    parts = [
+        table(options, "distill", entries),
+        pair_accuracy(options, entries),
+        table(options, "reward", [e for e in entries if "reward-model-" not in e["label"]]),
+    ]
+    text = "\n\n".join(part for part in parts if part) + "\n"
+    (options.out / "table.md").write_text(text)
+    print(text, flush=True)
