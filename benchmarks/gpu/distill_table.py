@@ -10,7 +10,6 @@ from typing import Any
 from research import Run
 
 ACCURACY = "validation/accuracy"
-RULES = "validation/part/auto"  # the verifier's score of a run whose reward is a model's
 SCORE = "validation/part/reward_model"
 
 
@@ -55,17 +54,27 @@ def series(entries: Sequence[dict[str, Any]], label: str) -> list[dict[str, floa
     return [by_step[step] for step in sorted(by_step)]
 
 
-def accuracy_by_tokens(
-    lines: Sequence[dict[str, float]], rows: int, key: str
-) -> list[tuple[float, float]]:
+def accuracy_by_tokens(lines: Sequence[dict[str, float]], rows: int) -> list[tuple[float, float]]:
     """Return (response tokens trained on so far, accuracy) of every validation of a run."""
     points: list[tuple[float, float]] = []
     tokens = 0.0
     for line in lines:
         tokens += rows * line.get("response/length", 0.0)
-        if key in line:
-            points.append((tokens, line[key]))
+        if ACCURACY in line:
+            points.append((tokens, verifier_accuracy(line)))
     return points
+
+
+def verifier_accuracy(line: dict[str, float]) -> float:
+    """Return the verifier's accuracy, also of a run whose reward is a model's score."""
+    if SCORE not in line:
+        return line[ACCURACY]
+    (part,) = [
+        value
+        for key, value in line.items()
+        if key.startswith("validation/part/") and key != SCORE and "." not in key
+    ]
+    return part
 
 
 def cell(values: Sequence[float]) -> str:
@@ -84,8 +93,7 @@ def table(options: argparse.Namespace, part: str, entries: Sequence[dict[str, An
     scores: dict[str, list[list[float]]] = {}
     for (arm, _), label in sorted(runs.items(), key=lambda item: item[0][1]):
         lines = series(entries, label)
-        key = RULES if any(RULES in line for line in lines) else ACCURACY
-        found = accuracy_by_tokens(lines, options.rows, key)
+        found = accuracy_by_tokens(lines, options.rows)
         if len(found) > 1:
             points.setdefault(arm, []).append(found)
             model_scores = [line[SCORE] for line in lines if SCORE in line]
