@@ -7,19 +7,21 @@ thoughts from outputs; rollout/panel.py queries several models. docs/methods.md 
 names and the differences.
 """
 
-import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from postgrad.algorithms.classmate_rewards import channel_metrics, combine, gate, pair
 from postgrad.data.pairs import paired_problem
-from postgrad.methods.ports import LIVE, Ports, Role
+from postgrad.methods.ports import Ports, Role
 from postgrad.methods.step import Step
 from postgrad.methods.support import classmate_checks
+from postgrad.methods.support.classmate_scores import (
+    consistency,
+    score_continuations,
+    without_nan,
+)
 from postgrad.methods.support.classmate_settings import (
     HELP_OTHER,
     HELP_SIMILAR,
@@ -115,36 +117,16 @@ class Classmate(Thinking):
         Rows with a continuation that could not be scored leave the batch.
         """
         settings = self.settings
-        scorer = self.ports.scorer
-        texts = batch.rows["classmate_texts"]
-        scores, failures = self.classmates.score(scorer, self.targets(batch, step), texts)
-        if settings.reward_type == "remove_wo_cot":
-            changes = LIVE in settings.classmates
-            alone, alone_failures = self.classmates.score_alone(
-                scorer, step.problems(batch), self.no_output_score, again=changes
-            )
-            scores = scores - alone
-            failures = [a or b for a, b in zip(failures, alone_failures, strict=True)]
+        targets = self.targets(batch, step)
+        scores, failures = score_continuations(self, self.classmates, batch, targets, step)
         if settings.consistency_weight:
-            batch.rows["reward/consistency"] = self.consistency(batch, step)
-        flat_scores = scores.flatten(1).tolist()
-        batch.rows["classmate_scores"] = [
-            [None if math.isnan(score) else score for score in row] for row in flat_scores
-        ]
+            batch.rows["reward/consistency"] = consistency(self, self.classmates, batch, step)
+        batch.rows["classmate_scores"] = without_nan(scores)
         shares = settings.classmate_shares
         batch.rows["reward/classmate"] = combine(scores, shares, self.no_output_score)
         batch.rows["failure"] = failures
         step.metrics["classmate/failures"] = float(sum(map(bool, failures)))
         return self.drop_failures(batch, step)
-
-    def consistency(self, batch: Batch, step: Step) -> Tensor:
-        """(rows,) how often the classmates' answers equal the policy's own output."""
-        problems: list[Problem] = []
-        for problem, output in zip(step.problems(batch), batch.rows["output"], strict=True):
-            problems.append(replace(problem, ground_truth=output or "-"))
-        texts = batch.rows["classmate_texts"]
-        agreement, _ = self.classmates.score(self.ports.scorer, problems, texts)
-        return combine(self.sign * agreement, self.settings.classmate_shares)
 
     def advantage_columns(self, batch: Batch, step: Step) -> dict[str, Any]:
         return super().advantage_columns(batch, step) | {

@@ -7,49 +7,22 @@ distributions over the teacher's most likely tokens and are differentiated direc
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from postgrad.algorithms.distillation import DIVERGENCES, divergence, teacher_advantages, with_rest
-from postgrad.config.schema import setting
-from postgrad.errors import ConfigError
+from postgrad.algorithms.distillation import divergence, teacher_advantages, with_rest
 from postgrad.methods.base import Method
-from postgrad.methods.grpo import Grpo, GrpoSettings
+from postgrad.methods.grpo import Grpo
 from postgrad.methods.ports import Role
 from postgrad.methods.step import Stage, Step
-from postgrad.methods.support import grpo_checks
-from postgrad.methods.support.checks import refuse_unread
+from postgrad.methods.support import distill_checks, grpo_checks
 from postgrad.methods.support.correction import check_correction
-from postgrad.model.load import load_tokenizer
+from postgrad.methods.support.distill_settings import DistillSettings
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.passes.head import TokenOutputs
 from postgrad.types import Batch, Problem
-
-# Settings that only a verifier's reward gives an effect.
-OF_REWARDS = ("advantage", "max_refills", "overlong_buffer", "reward_weights")
-
-
-@dataclass
-class DistillSettings(GrpoSettings):
-    teacher: str = setting("", "path or hub id of the teacher, a model with the same tokenizer")
-    divergence: str = setting(
-        "sampled",
-        "sampled: policy gradient on the sampled tokens; forward, reverse, jsd: direct gradient",
-        choices=DIVERGENCES,
-    )
-    top_k: int = setting(
-        64, "forward, reverse, jsd: most likely tokens of the teacher to compare", at_least=1
-    )
-    jsd_beta: float = setting(
-        0.5, "jsd: share of the teacher in the mixture", above=0.0, at_most=0.99
-    )
-    distill_coef: float = setting(1.0, "coefficient of the distillation term", above=0.0)
-    reward_coef: float = setting(
-        0.0, "coefficient of the verifier's advantages; 0: no verifier is asked", at_least=0.0
-    )
 
 
 class Distill(Grpo):
@@ -64,50 +37,20 @@ class Distill(Grpo):
             Method.check(self)
             grpo_checks.check_loss_options(self)
             check_correction(self.config)
-        backend = self.config.cluster.backend
-        if backend == "ray" and self.settings.divergence != "sampled":
-            raise ConfigError(
-                f"method.divergence={self.settings.divergence} with cluster.backend=ray: sharded "
-                "models give log-probs of single tokens only; use method.divergence=sampled"
-            )
+        distill_checks.check_backend(self)
         self.check_teacher()
 
     def check_teacher(self) -> None:
         """Refuses a teacher that this run does not load."""
-        teacher = self.settings.teacher
-        if teacher.startswith(("http://", "https://", "policy:", "fake:")):
-            raise ConfigError(
-                f"method.teacher={teacher}: the teacher is loaded by this run; "
-                "give a path or hub id"
-            )
+        distill_checks.check_path(self.settings.teacher)
 
     def check_unread(self) -> None:
         super().check_unread()
-        settings = self.settings
-        if settings.divergence != "jsd":
-            reason = f"with method.divergence={settings.divergence}"
-            refuse_unread("method", settings, ["jsd_beta"], reason)
-        if settings.divergence == "sampled":
-            refuse_unread("method", settings, ["top_k"], "with method.divergence=sampled")
-        if not settings.reward_coef:
-            reason = "with method.reward_coef=0"
-            fix = "add method.reward_coef=1"
-            refuse_unread("method", settings, OF_REWARDS, reason, fix)
+        distill_checks.check_unread(self.settings)
 
     def check_problems(self, problems: Sequence[Problem]) -> None:
         """Refuses a teacher that is missing, or whose tokens are not the student's."""
-        path = self.settings.teacher
-        if not path:
-            raise ConfigError("method.teacher is missing; give the teacher's path or hub id")
-        model = self.config.model
-        student = load_tokenizer(model, self.config.seed).get_vocab()
-        teacher = load_tokenizer(replace(model, path=path), self.config.seed).get_vocab()
-        if student != teacher:
-            raise ConfigError(
-                f"method.teacher={path} has another tokenizer than model.path={model.path} "
-                f"({len(teacher)} and {len(student)} tokens); distillation compares token by "
-                "token: use a teacher of the same family, or sft on the teacher's responses"
-            )
+        distill_checks.check_tokenizer(self)
 
     def roles(self) -> dict[str, Role]:
         return super().roles() | {"teacher": Role("frozen", self.settings.teacher)}
@@ -138,11 +81,11 @@ class Distill(Grpo):
 
     def compare(self, batch: Batch, step: Step) -> Batch:
         """Adds the teacher's log-probs of the sampled tokens, or of its own top tokens."""
-        seen = self.teacher_batch(batch, step)
+        shown = self.teacher_batch(batch, step)
         if self.settings.divergence == "sampled":
-            batch.tokens["teacher_logprobs"] = self.teacher().logprobs(seen)["logprobs"]
+            batch.tokens["teacher_logprobs"] = self.teacher().logprobs(shown)["logprobs"]
         else:
-            top = self.teacher().top_logprobs(seen, self.settings.top_k)
+            top = self.teacher().top_logprobs(shown, self.settings.top_k)
             batch.tokens["teacher_top_ids"] = top["ids"]
             batch.tokens["teacher_top_logprobs"] = top["logprobs"]
         return batch

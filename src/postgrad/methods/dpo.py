@@ -7,17 +7,17 @@ and ORPO are this method with other settings.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from postgrad.algorithms.preference import MEAN_LOSSES, PREFERENCE_LOSSES, dpo, row_logprobs
+from postgrad.algorithms.preference import MEAN_LOSSES, PREFERENCE_LOSSES, dpo
 from postgrad.config.schema import setting
 from postgrad.errors import ConfigError
-from postgrad.methods.base import Method, MethodSettings
+from postgrad.methods.base import MethodSettings
 from postgrad.methods.ports import Role
 from postgrad.methods.step import Group, Stage, Step
 from postgrad.methods.support.checks import refuse_unread
-from postgrad.methods.support.given_rows import check_equal_weights, check_pairs, pair_rows
+from postgrad.methods.support.given_rows import pair_rows
+from postgrad.methods.support.preferences import GivenPairs, response_logprobs, split_pairs
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.passes.head import TokenOutputs
 from postgrad.types import Batch, Problem
@@ -50,10 +50,8 @@ class DpoSettings(MethodSettings):
     )
 
 
-class Dpo(Method):
+class Dpo(GivenPairs):
     Settings = DpoSettings
-    trains_on_samples = False
-    trains_on_demonstrations = True
 
     def check(self) -> None:
         super().check()
@@ -72,22 +70,12 @@ class Dpo(Method):
             raise ConfigError(
                 "method.loss=odds_ratio compares with no reference; add method.reference_free=true"
             )
-        check_equal_weights(self)
 
     def check_unread(self) -> None:
         super().check_unread()
         if self.settings.loss in MEAN_LOSSES:
             reason = f"with method.loss={self.settings.loss}, which always uses mean log-probs"
             refuse_unread("method", self.settings, ["length_normalized"], reason)
-
-    def check_problems(self, problems: Sequence[Problem]) -> None:
-        check_pairs(self, problems, "data.train")
-
-    def check_validation_problems(self, problems: Sequence[Problem]) -> None:
-        check_pairs(self, problems, "data.validation")
-
-    def needs_verifier(self) -> bool:
-        return False
 
     def roles(self) -> dict[str, Role]:
         return {} if self.settings.reference_free else {"reference": Role("frozen")}
@@ -107,20 +95,7 @@ class Dpo(Method):
     def compose(self, problems: Sequence[Problem], step: Step) -> list[Group]:
         return [Group(problem, 0, pair_rows(self, problem)) for problem in problems]
 
-    def compute_reference_logprobs(self, batch: Batch, step: Step) -> Batch:
-        if not self.settings.reference_free:
-            batch.tokens["reference_logprobs"] = self.ports.reference.logprobs(batch)["logprobs"]
-        return batch
-
     # ---- beside the model
-
-    def prepare(self, batch: Batch) -> Batch:
-        """Sets the weight of a pair: 1 / number of pairs of the optimizer step."""
-        batch.rows["pair_weight"] = torch.full((len(batch),), 2.0 / max(1, len(batch)))
-        return batch
-
-    def row_groups(self, batch: Batch) -> Sequence[int]:
-        return batch.rows["group"].tolist()
 
     def loss(self, batch: Batch, current: TokenOutputs, metrics: MetricAccumulator) -> Tensor:
         settings = self.settings
@@ -136,7 +111,7 @@ class Dpo(Method):
         metrics.mean("entropy", current.entropy, batch.tokens["loss_mask"])
         values = result.values
         if settings.sft_coef:
-            chosen, _ = self.split_pairs(batch, current.logprobs, average=True)
+            chosen, _ = split_pairs(batch, response_logprobs(batch, current.logprobs, average=True))
             metrics.mean("dpo/sft_loss", -chosen)
             values = values - settings.sft_coef * chosen
         return (values * batch.rows["pair_weight"][: len(values)]).sum()
@@ -144,17 +119,11 @@ class Dpo(Method):
     def pair_logprobs(self, batch: Batch, logprobs: Tensor) -> list[Tensor]:
         """(pairs,) log-probs of chosen and rejected responses; then the reference's, if any."""
         average = self.settings.length_normalized or self.settings.loss in MEAN_LOSSES
-        pairs = [*self.split_pairs(batch, logprobs, average)]
+        pairs = [*split_pairs(batch, response_logprobs(batch, logprobs, average))]
         if "reference_logprobs" in batch.tokens:
-            pairs += self.split_pairs(batch, batch.tokens["reference_logprobs"], average)
+            reference = batch.tokens["reference_logprobs"]
+            pairs += split_pairs(batch, response_logprobs(batch, reference, average))
         return pairs
-
-    def split_pairs(self, batch: Batch, logprobs: Tensor, average: bool) -> tuple[Tensor, Tensor]:
-        """(pairs,) the sum or mean of the log-probs of each chosen and each rejected response."""
-        order = torch.argsort(batch.rows["group"] * 2 + batch.rows["index"])
-        mask = batch.tokens["loss_mask"]
-        rows = row_logprobs(logprobs, mask, batch.row_index, len(batch), average=average)[order]
-        return rows[0::2], rows[1::2]
 
     def validate(self, problems: Sequence[Problem]) -> dict[str, float]:
         """How often the policy prefers the chosen response more than the reference does."""

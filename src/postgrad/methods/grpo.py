@@ -2,7 +2,7 @@
 
 `method.advantage` and `method.loss` name entries of algorithms.ADVANTAGES and algorithms.LOSSES, or
 a function of your own. RLOO, ReMax, REINFORCE++, OPO, GSPO, CISPO and DAPO are this method with
-other settings.
+other settings. support/policy_update.py has the loss.
 
 If one update follows each rollout, the old policy is the current policy. Its log-probs are then the
 current ones without gradient, and no second forward pass runs.
@@ -10,60 +10,36 @@ current ones without gradient, and no second forward pass runs.
 
 from typing import Any, ClassVar
 
-import torch
-from torch import Tensor
-
-from postgrad.algorithms.kl import kl_penalty
-from postgrad.algorithms.losses import log_ratio
 from postgrad.config.schema import Config
-from postgrad.methods.base import Method, Role, Stage, Step
+from postgrad.methods.base import Role, Stage, Step
 from postgrad.methods.support import grpo_checks
 from postgrad.methods.support.advantage_columns import advantage_columns
 from postgrad.methods.support.correction import (
     check_correction,
     correct,
     correction_on,
-    log_engine_gap,
-    near_rollout_policy,
     needs_trainer_logprobs,
-    weights_for,
 )
-from postgrad.methods.support.covariance import select_by_covariance, uniforms
-from postgrad.methods.support.declarations import (
-    call_advantage,
-    call_loss,
-    find_advantage,
-    find_loss,
-)
+from postgrad.methods.support.covariance import uniforms
+from postgrad.methods.support.declarations import call_advantage, find_advantage
 from postgrad.methods.support.dynamic_sampling import refill
 from postgrad.methods.support.greedy_baseline import add_greedy_rewards
-from postgrad.methods.support.grpo_settings import GrpoSettings as GrpoSettings
-from postgrad.methods.support.grpo_settings import loss_options
+from postgrad.methods.support.grpo_settings import GrpoSettings
 from postgrad.methods.support.length_penalty import add_overlong_penalty, mask_truncated
+from postgrad.methods.support.policy_update import PolicyUpdate
 from postgrad.model.metrics import MetricAccumulator
-from postgrad.model.passes.head import TokenOutputs
 from postgrad.types import Batch
 
 
-class Grpo(Method):
+class Grpo(PolicyUpdate):
     Settings = GrpoSettings
     supports_tools = True
-    # What this method has for the `needs` of an advantage.
-    offers: ClassVar[tuple[str, ...]] = (
-        "group>=2",
-        "named_rewards",
-        "greedy",
-        "sum_probs_squared",
-        "source",
-        "critic",
-        "environment",
-    )
+    offers: ClassVar[tuple[str, ...]] = grpo_checks.OFFERS
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.kl_coef: float = self.settings.kl_coef  # changes if method.kl_target is set
         self.advantage = find_advantage(self.settings.advantage)
-        self.policy_loss = find_loss(self.settings.loss)
 
     def check(self) -> None:
         super().check()
@@ -93,10 +69,6 @@ class Grpo(Method):
         if correction_on(self.settings, self.ports.engine):
             stages.append(self.correct)
         return [*stages, self.estimate, self.update, self.publish]
-
-    def num_updates(self) -> int:
-        """Optimizer steps per training step."""
-        return self.config.training.updates_per_step * self.config.training.ppo_epochs
 
     def needs_old_logprobs(self) -> bool:
         """Whether a stage before the update, or a second update, reads the old log-probs."""
@@ -165,90 +137,6 @@ class Grpo(Method):
     def advantage_columns(self, batch: Batch, step: Step) -> dict[str, Any]:
         """The columns that an advantage may read, by name."""
         return advantage_columns(self, batch, step)
-
-    # ---- beside the model
-
-    def prepare(self, batch: Batch) -> Batch:
-        """Skips rows without gradient. They count in the denominators but are not computed."""
-        batch = super().prepare(batch)
-        if "cov_selected" in self.policy_loss.reads:
-            batch.tokens["cov_selected"] = select_by_covariance(
-                batch, {**self.policy_loss.selection, **self.settings.loss_options}
-            )
-        if self.needs_all_rows():
-            return batch
-        weighted = batch.tokens["advantages"] * batch.tokens["loss_weight"]
-        has_gradient = batch.sum_tokens(weighted.abs()) > 0
-        return batch.select(torch.nonzero(has_gradient)[:, 0])
-
-    def needs_all_rows(self) -> bool:
-        """Whether rows whose advantages are all zero have a gradient too."""
-        has_bonus = self.settings.kl == "loss" or self.settings.entropy_coef > 0
-        return has_bonus or self.policy_loss.needs_all_rows
-
-    def loss(self, batch: Batch, current: TokenOutputs, metrics: MetricAccumulator) -> Tensor:
-        settings = self.settings
-        mask = batch.tokens["loss_mask"]
-        weight = batch.tokens["loss_weight"]
-        values = self.token_losses(batch, current, metrics)
-        metrics.mean("entropy", current.entropy, mask)
-        if "rollout_weights" in batch.tokens:
-            values = values * weights_for(self.policy_loss, batch)
-        if settings.sequence_mask is not None:
-            keep = near_rollout_policy(batch, current.logprobs, settings.sequence_mask)
-            metrics.mean("policy/sequence_masked", (~keep).float(), mask)
-            values = torch.where(keep, values, 0.0)
-        if settings.kl == "loss":
-            reference = batch.tokens["reference_logprobs"]
-            kl = kl_penalty(current.logprobs, reference, settings.kl_estimator)
-            metrics.mean("kl/reference", kl, mask)
-            if settings.kl_ratio:
-                old = batch.tokens.get("old_logprobs", current.logprobs.detach())
-                kl = kl * log_ratio(current.logprobs, old).exp()
-            values = values + settings.kl_coef * kl
-        total = torch.where(mask, values * weight, 0.0).sum()
-        if settings.entropy_coef:
-            # A method may set another denominator for the bonus.
-            entropy_weight = batch.tokens.get("entropy_weight", weight)
-            bonus = torch.where(mask, current.entropy * entropy_weight, 0.0).sum()
-            total = total - settings.entropy_coef * bonus
-        return total
-
-    def token_losses(
-        self, batch: Batch, current: TokenOutputs, metrics: MetricAccumulator
-    ) -> Tensor:
-        """(tokens,) the policy loss of every token, before weights, bonus and penalty."""
-        mask = batch.tokens["loss_mask"]
-        columns = {
-            **dict(batch.tokens),
-            "mask": mask,
-            "rows": batch.row_index,
-            "num_rows": len(batch),
-            "logprobs": current.logprobs,
-        }
-        if "old_logprobs" not in batch.tokens:
-            columns["old_logprobs"] = current.logprobs.detach()
-        if self.is_on_policy(batch):
-            self.log_gap(batch, current.logprobs, metrics)
-        key = f"method.loss={self.settings.loss}"
-        result = call_loss(self.policy_loss, key, columns, self.loss_options(batch))
-        for name, column in result.metrics.items():
-            metrics.mean(f"policy/{name}", column, mask)
-        return result.values
-
-    def is_on_policy(self, batch: Batch) -> bool:
-        """Whether the current log-probs are those before updates, and no stage computed them."""
-        settings = self.settings
-        bypasses = settings.correction == "bypass" and not settings.rejection
-        return "old_logprobs" not in batch.tokens or (bypasses and self.num_updates() == 1)
-
-    def log_gap(self, batch: Batch, logprobs: Tensor, metrics: MetricAccumulator) -> None:
-        """Logs the difference between the engine's log-probs and the policy's, before updates."""
-        log_engine_gap(batch, logprobs, metrics)
-
-    def loss_options(self, batch: Batch) -> dict[str, float]:
-        """The options of the loss that are set."""
-        return loss_options(self.settings, self.policy_loss)
 
     # ---- state
 

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from postgrad.algorithms.preference import kto, mismatched_kl, row_logprobs
+from postgrad.algorithms.preference import kto, mismatched_kl
 from postgrad.config.schema import setting
 from postgrad.errors import ConfigError
-from postgrad.methods.base import Method, MethodSettings
+from postgrad.methods.base import MethodSettings
 from postgrad.methods.ports import Role
 from postgrad.methods.step import Group, Stage, Step
-from postgrad.methods.support.given_rows import check_equal_weights, given_row, is_pair, pair_rows
+from postgrad.methods.support.given_rows import given_row, is_pair, pair_rows
+from postgrad.methods.support.preferences import GivenResponses, response_logprobs
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.passes.head import TokenOutputs
 from postgrad.types import Batch, Problem
@@ -35,16 +36,13 @@ class KtoSettings(MethodSettings):
     )
 
 
-class Kto(Method):
+class Kto(GivenResponses):
     Settings = KtoSettings
-    trains_on_samples = False
-    trains_on_demonstrations = True
 
     # ---- checks
 
     def check(self) -> None:
         super().check()
-        check_equal_weights(self)
         num_problems = self.config.training.problems_per_step
         if num_problems < 2:
             raise ConfigError(
@@ -63,9 +61,6 @@ class Kto(Method):
                 )
 
     check_validation_problems = check_problems
-
-    def needs_verifier(self) -> bool:
-        return False
 
     def roles(self) -> dict[str, Role]:
         return {"reference": Role("frozen")}
@@ -97,19 +92,14 @@ class Kto(Method):
             groups.append(Group(problem, 0, rows))
         return groups
 
-    def compute_reference_logprobs(self, batch: Batch, step: Step) -> Batch:
-        batch.tokens["reference_logprobs"] = self.ports.reference.logprobs(batch)["logprobs"]
-        return batch
-
     def compute_kl(self, batch: Batch, step: Step) -> Batch:
         """Sets the row column `kl`: one estimate for all rows, before the step's updates."""
         mismatched = mismatch(batch)
-        shape = (mismatched.tokens["loss_mask"], mismatched.row_index, len(mismatched))
-        policy, reference = (
-            row_logprobs(model.logprobs(mismatched)["logprobs"], *shape)
-            for model in (self.ports.policy, self.ports.reference)
+        policy = self.ports.policy.logprobs(mismatched)["logprobs"]
+        reference = self.ports.reference.logprobs(mismatched)["logprobs"]
+        kl = mismatched_kl(
+            response_logprobs(mismatched, policy), response_logprobs(mismatched, reference)
         )
-        kl = mismatched_kl(policy, reference)
         batch.rows["kl"] = torch.full((len(batch),), kl)
         step.metrics["kto/kl"] = kl
         return batch
@@ -123,10 +113,9 @@ class Kto(Method):
 
     def loss(self, batch: Batch, current: TokenOutputs, metrics: MetricAccumulator) -> Tensor:
         settings = self.settings
-        shape = (batch.tokens["loss_mask"], batch.row_index, len(batch))
         result = kto(
-            row_logprobs(current.logprobs, *shape),
-            row_logprobs(batch.tokens["reference_logprobs"], *shape),
+            response_logprobs(batch, current.logprobs),
+            response_logprobs(batch, batch.tokens["reference_logprobs"]),
             batch.rows["desirable"] > 0,
             batch.rows["kl"],
             beta=settings.beta,

@@ -18,9 +18,10 @@ from postgrad.config.schema import setting
 from postgrad.data.render import Prompts
 from postgrad.data.scored_rows import conversation_ids
 from postgrad.errors import ConfigError, RunError
-from postgrad.methods.base import Method, MethodSettings
+from postgrad.methods.base import MethodSettings
 from postgrad.methods.step import Group, Stage, Step
-from postgrad.methods.support.given_rows import PAIR, check_equal_weights, check_pairs
+from postgrad.methods.support.given_rows import PAIR
+from postgrad.methods.support.preferences import GivenPairs, split_pairs
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.types import DEMONSTRATION, Batch, Problem, Trajectory
 
@@ -34,17 +35,14 @@ class RewardModelSettings(MethodSettings):
     )
 
 
-class RewardModel(Method):
+class RewardModel(GivenPairs):
     Settings = RewardModelSettings
-    trains_on_samples = False
-    trains_on_demonstrations = True
     trains_scores = True
 
     # ---- checks
 
     def check(self) -> None:
         super().check()
-        check_equal_weights(self)
         if self.config.cluster.backend == "ray":
             raise ConfigError(
                 "cluster.backend=ray: reward models are trained in one process; "
@@ -52,15 +50,9 @@ class RewardModel(Method):
             )
 
     def check_problems(self, problems: Sequence[Problem]) -> None:
-        check_pairs(self, problems, "data.train")
+        super().check_problems(problems)
         for problem in problems:
             margin_of(problem)
-
-    def check_validation_problems(self, problems: Sequence[Problem]) -> None:
-        check_pairs(self, problems, "data.validation")
-
-    def needs_verifier(self) -> bool:
-        return False
 
     # ---- stages, on the driver
 
@@ -102,17 +94,9 @@ class RewardModel(Method):
 
     # ---- beside the model
 
-    def prepare(self, batch: Batch) -> Batch:
-        """Sets the weight of a pair: 1 / number of pairs of the optimizer step."""
-        batch.rows["pair_weight"] = torch.full((len(batch),), 2.0 / max(1, len(batch)))
-        return batch
-
-    def row_groups(self, batch: Batch) -> Sequence[int]:
-        return batch.rows["group"].tolist()
-
     def loss(self, batch: Batch, current: Any, metrics: MetricAccumulator) -> Tensor:
-        order, chosen, rejected = split_scores(batch, current.scores)
-        margins = batch.rows["margin"][order][0::2]
+        chosen, rejected = split_pairs(batch, response_scores(batch, current.scores))
+        margins, _ = split_pairs(batch, batch.rows["margin"])
         result = bradley_terry(chosen, rejected, margins, centering=self.settings.centering)
         for name, column in result.metrics.items():
             metrics.mean(f"reward_model/{name}", column)
@@ -122,7 +106,7 @@ class RewardModel(Method):
         """How often the chosen response of a held-out pair has the higher score."""
         batch = self.sample(self.compose(problems, Step(0)), Step(0))
         scores = self.ports.policy.logprobs(batch)["scores"]
-        _, chosen, rejected = split_scores(batch, scores)
+        chosen, rejected = split_pairs(batch, response_scores(batch, scores))
         metrics = bradley_terry(chosen, rejected, torch.zeros_like(chosen)).metrics
         return {
             "validation/accuracy": float(metrics["accuracy"].mean()),
@@ -130,12 +114,10 @@ class RewardModel(Method):
         }
 
 
-def split_scores(batch: Batch, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(rows,) the order of the rows by pair; (pairs,) the scores of chosen and rejected rows."""
-    order = torch.argsort(batch.rows["group"] * 2 + batch.rows["index"])
+def response_scores(batch: Batch, scores: Tensor) -> Tensor:
+    """(rows,) the score of each response: the one at its last token."""
     last = batch.response.lengths.cumsum(0) - 1
-    rows = scores[last.to(scores.device)][order]
-    return order, rows[0::2], rows[1::2]
+    return scores[last.to(scores.device)]
 
 
 def margin_of(problem: Problem) -> float:

@@ -12,9 +12,10 @@ from typing import Any
 
 from postgrad.config.schema import setting
 from postgrad.errors import ConfigError
-from postgrad.methods.distill import Distill, DistillSettings
+from postgrad.methods.distill import Distill
 from postgrad.methods.ports import Role
 from postgrad.methods.step import Step
+from postgrad.methods.support.distill_settings import DistillSettings
 from postgrad.types import Batch, Problem, Ragged
 
 HINTS = ("demonstration", "ground_truth")

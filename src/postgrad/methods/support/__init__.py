@@ -1,7 +1,8 @@
 """Code that several methods share. Nothing here is a method by itself.
 
-    checks, grpo_checks   settings that are refused before a run writes anything
-    grpo_settings         settings of GRPO and of the methods that extend it
+    checks, *_checks      settings that are refused before a run writes anything
+    *_settings            settings of methods that have many, or that others extend
+    policy_update         the loss of GRPO and of the methods that extend it
     declarations          losses and advantages by name or path
     advantage_columns     the columns that advantages read
     correction            importance weights for an engine with its own weights
@@ -9,8 +10,10 @@
     greedy_baseline       ReMax's baseline
     mixed_policy          rows with tokens of others: the base of LUFFY and ExGRPO
     replay_pool           ExGRPO's stored responses
+    classmate_scores      scores of what classmates wrote
     thinking              responses with a thought before the output: the base of Classmate-CoT
     given_rows            pairs and labeled responses of the data as rows
+    preferences           the base of DPO, KTO and reward models
     reward_models         reward models as verifiers
     judging               language models as judge and monitor
 

@@ -7,6 +7,16 @@ from postgrad.errors import ConfigError
 from postgrad.methods.support.checks import refuse_unread
 
 CLIPS = ("clip_low", "clip_high", "dual_clip")
+# What GRPO has for the `needs` of an advantage.
+OFFERS = (
+    "group>=2",
+    "named_rewards",
+    "greedy",
+    "sum_probs_squared",
+    "source",
+    "critic",
+    "environment",
+)
 
 
 class GrpoMethod(Protocol):

@@ -1,0 +1,58 @@
+"""Checks of the settings of distillation, before a run writes anything. All raise ConfigError."""
+
+from dataclasses import replace
+from typing import Any
+
+from postgrad.errors import ConfigError
+from postgrad.methods.base import Method
+from postgrad.methods.support.checks import refuse_unread
+from postgrad.model.load import load_tokenizer
+
+# Settings that only a verifier's reward gives an effect.
+OF_REWARDS = ("advantage", "max_refills", "overlong_buffer", "reward_weights")
+
+
+def check_backend(method: Method) -> None:
+    """Refuses divergences over several tokens on Ray."""
+    divergence = method.settings.divergence
+    if method.config.cluster.backend == "ray" and divergence != "sampled":
+        raise ConfigError(
+            f"method.divergence={divergence} with cluster.backend=ray: sharded "
+            "models give log-probs of single tokens only; use method.divergence=sampled"
+        )
+
+
+def check_path(teacher: str) -> None:
+    """Refuses a teacher that is not a path or a hub id."""
+    if teacher.startswith(("http://", "https://", "policy:", "fake:")):
+        raise ConfigError(
+            f"method.teacher={teacher}: the teacher is loaded by this run; give a path or hub id"
+        )
+
+
+def check_unread(settings: Any) -> None:
+    """Refuses settings that the chosen divergence, or a run without rewards, does not read."""
+    if settings.divergence != "jsd":
+        reason = f"with method.divergence={settings.divergence}"
+        refuse_unread("method", settings, ["jsd_beta"], reason)
+    if settings.divergence == "sampled":
+        refuse_unread("method", settings, ["top_k"], "with method.divergence=sampled")
+    if not settings.reward_coef:
+        reason = "with method.reward_coef=0"
+        refuse_unread("method", settings, OF_REWARDS, reason, "add method.reward_coef=1")
+
+
+def check_tokenizer(method: Method) -> None:
+    """Refuses a teacher that is missing, or whose tokens are not the student's."""
+    path = method.settings.teacher
+    if not path:
+        raise ConfigError("method.teacher is missing; give the teacher's path or hub id")
+    model = method.config.model
+    student = load_tokenizer(model, method.config.seed).get_vocab()
+    teacher = load_tokenizer(replace(model, path=path), method.config.seed).get_vocab()
+    if student != teacher:
+        raise ConfigError(
+            f"method.teacher={path} has another tokenizer than model.path={model.path} "
+            f"({len(teacher)} and {len(student)} tokens); distillation compares token by "
+            "token: use a teacher of the same family, or sft on the teacher's responses"
+        )
