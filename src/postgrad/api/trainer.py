@@ -12,6 +12,7 @@ from postgrad.api.callbacks import Callback, CallbackReporter, check_callbacks
 from postgrad.api.request import make_request
 from postgrad.api.rewards import Reward
 from postgrad.api.run import Run
+from postgrad.api.signature import with_arguments_of
 from postgrad.config.schema import Config
 from postgrad.errors import ConfigError, RunError
 from postgrad.model.device import set_threads
@@ -149,7 +150,7 @@ class Trainer:
 
     @lr.setter
     def lr(self, value: float) -> None:
-        self._open_driver().set_lr(value)
+        self._open_driver().progress.set_lr(value)
 
     # ---- running
 
@@ -193,9 +194,8 @@ class Trainer:
         driver = self._open_driver()
         if driver.number == 0:
             raise RunError("no step has run yet, so there is nothing to save")
-        if driver.saved < driver.number:
-            driver.save(driver.number)
-        driver.writer.finish(wait=True)
+        driver.save()
+        driver.progress.writer.finish(wait=True)
         return driver.folder / "checkpoints" / f"step-{driver.number}"
 
     def resume(self) -> "Trainer":
@@ -271,30 +271,8 @@ class Trainer:
             stack.__exit__(*error)
 
 
-def train(
-    recipe: str = "grpo",
-    *,
-    model: Any = None,
-    tokenizer: Any = None,
-    data: Any = None,
-    validation: Any = None,
-    reward: Reward | Sequence[Reward] | None = None,
-    reward_weights: Sequence[float] | None = None,
-    method: Any = None,
-    steps: int | None = None,
-    group_size: int | None = None,
-    batch_size: int | None = None,
-    lr: float | None = None,
-    max_tokens: int | None = None,
-    temperature: float | None = None,
-    seed: int | None = None,
-    name: str | None = None,
-    runs: str | Path | None = None,
-    callbacks: Sequence[Callback | Callable[[StepResult], Any]] = (),
-    progress: bool = True,
-    settings: Mapping[str, Any] | None = None,
-    **more: Any,
-) -> Run:
+@with_arguments_of(Trainer)
+def train(*arguments: Any, **named: Any) -> Run:
     """Train a model and return the run.
 
     It does what `postgrad train RECIPE key=value ...` does, with the same files and the same
@@ -349,27 +327,4 @@ def train(
         ConfigError: an argument is wrong; nothing was written.
         RunError: the run cannot go on; the last checkpoint is complete.
     """
-    trainer = Trainer(
-        recipe,
-        model=model,
-        tokenizer=tokenizer,
-        data=data,
-        validation=validation,
-        reward=reward,
-        reward_weights=reward_weights,
-        method=method,
-        steps=steps,
-        group_size=group_size,
-        batch_size=batch_size,
-        lr=lr,
-        max_tokens=max_tokens,
-        temperature=temperature,
-        seed=seed,
-        name=name,
-        runs=runs,
-        callbacks=callbacks,
-        progress=progress,
-        settings=settings,
-        **more,
-    )
-    return trainer.train()
+    return Trainer(*arguments, **named).train()

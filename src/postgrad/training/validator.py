@@ -1,0 +1,40 @@
+"""Validates a run's policy, writes the results, and remembers the best step."""
+
+from postgrad.training.log import RunLog, read_metrics
+from postgrad.training.memory import explained_memory_errors
+from postgrad.training.setup import OpenRun
+from postgrad.training.validation import BestStep, goal_met, validate_sets
+from postgrad.training.validation_answers import ValidationAnswers
+
+
+class Validator:
+    """Evaluates the sets of data.validation; `best` is the best step by training.keep_best."""
+
+    def __init__(self, opened: OpenRun, log: RunLog) -> None:
+        self.opened = opened
+        self.log = log
+        num_sets = len(opened.inputs.validation)
+        self.best = BestStep(opened.config, num_sets, read_metrics(opened.folder))
+
+    def validate(self, number: int) -> bool:
+        """Evaluate the sets after step `number`; return whether training.stop_at is reached."""
+        config = self.opened.config
+        method = self.opened.method
+        inputs = self.opened.inputs
+        if not inputs.validation:
+            return False
+        kept = ValidationAnswers(config, self.opened.folder, inputs.scorer)
+        with explained_memory_errors("validate", method.ports.policy):
+            metrics = validate_sets(method, inputs.validation, kept)
+        kept.write(number)
+        self.log.write(number, metrics)
+        self.best.update(number, metrics)
+        self.opened.reporter.validated(number, metrics)
+        return goal_met(config, [metrics])
+
+    def reached_at(self, start: int) -> bool:
+        """Validate a new run; for a resumed one read whether training.stop_at was reached."""
+        if start == 0:
+            return self.validate(0)
+        lines = [line for line in read_metrics(self.opened.folder) if line["step"] == start]
+        return goal_met(self.opened.config, lines)
