@@ -17,7 +17,8 @@ from postgrad.cluster.host import build_host
 from postgrad.errors import ConfigError
 from postgrad.model.load import load_tokenizer
 from postgrad.rollout.engine import Request, Sampling, trajectory_seed
-from postgrad.rollout.http import Address, HttpChat, HttpEngine
+from postgrad.rollout.http import HttpChat, HttpEngine
+from postgrad.rollout.http_client import Address
 from postgrad.rollout.native.live import LiveDecodeLoop
 
 PROMPT = [1, 10, 2, 15]  # "1+2="

@@ -110,9 +110,9 @@ def test_local_live_and_served_judge_give_equal_ratings(tiny, tmp_path):
 def test_unusable_judge_is_refused_and_nothing_is_written(
     tiny, tmp_path, capsys, monkeypatch, overrides, message
 ):
-    from postgrad.rollout import http
+    from postgrad.rollout import http_client
 
-    monkeypatch.setattr(http, "START_S", 0.3)
+    monkeypatch.setattr(http_client, "START_S", 0.3)
     out = tmp_path / "out"
     judge = ("reward.verifier=llm_judge", *overrides)
     assert main(["eval", str(tiny), *OVERRIDES, *judge, f"out={out}"]) == 2

@@ -17,9 +17,10 @@ from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError, RunError
 from postgrad.model.load import load_tokenizer
 from postgrad.model.tiny import make_tiny
-from postgrad.rollout import http
+from postgrad.rollout import http_client
 from postgrad.rollout.engine import Request, Sampling
-from postgrad.rollout.http import Address, HttpChat, HttpEngine
+from postgrad.rollout.http import HttpChat, HttpEngine
+from postgrad.rollout.http_client import Address
 from postgrad.types import Batch, Failure, Trajectory
 
 REQUESTS = [
@@ -238,7 +239,7 @@ def test_a_server_that_refuses_ids_gets_text_and_is_not_asked_twice_again(native
 
 
 def test_a_server_that_is_away_for_a_moment_is_asked_again(native, prompts, monkeypatch):
-    monkeypatch.setattr(http, "PAUSES_S", (0.01,))
+    monkeypatch.setattr(http_client, "PAUSES_S", (0.01,))
     moods = {
         0: (503, "busy"),
         1: (429, {"error": {"message": "slow down"}}),
@@ -254,7 +255,7 @@ def test_a_server_that_is_away_for_a_moment_is_asked_again(native, prompts, monk
 
 
 def test_waiting_ends_and_names_the_address_and_the_trouble(native, prompts, monkeypatch):
-    monkeypatch.setattr(http, "PAUSES_S", (0.05,))
+    monkeypatch.setattr(http_client, "PAUSES_S", (0.05,))
     with serve(
         engine=native,
         prompts=prompts,
@@ -293,7 +294,7 @@ def test_refused_request_is_reported_and_not_repeated(native, prompts):
 
 
 def test_nobody_there_and_no_such_model_are_the_users_to_mend(native, prompts, monkeypatch):
-    monkeypatch.setattr(http, "START_S", 0.3)
+    monkeypatch.setattr(http_client, "START_S", 0.3)
     with pytest.raises(
         ConfigError,
         match=r"http://127\.0\.0\.1:9/v1 did not answer GET .*Connection.*; start the server there",

@@ -9,7 +9,7 @@ from postgrad.cluster.engines import engine_config, load_engine
 from postgrad.cluster.host import build_host
 from postgrad.errors import ConfigError, RunError
 from postgrad.rollout.engine import Request, Sampling
-from postgrad.rollout.http import Address
+from postgrad.rollout.http_client import Address
 from postgrad.rollout.http_sync import SyncedHttpEngine
 
 REQUESTS = [Request([1, 2, 3], [1, 2]), Request([4], [3])]

@@ -29,7 +29,8 @@ from postgrad.methods.base import Ports
 from postgrad.model.load import cache_folder, load_tokenizer
 from postgrad.model.tiny import make_tiny
 from postgrad.rollout.engine import Request, Sampling
-from postgrad.rollout.http import Address, HttpEngine
+from postgrad.rollout.http import HttpEngine
+from postgrad.rollout.http_client import Address
 from postgrad.rollout.http_sync import SyncedHttpEngine
 from postgrad.training.driver import train
 from postgrad.training.engine_gap import check_engine_gap

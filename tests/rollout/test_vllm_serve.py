@@ -21,7 +21,8 @@ from postgrad.data.render import Prompts
 from postgrad.model.load import load_tokenizer
 from postgrad.model.tiny import make_tiny
 from postgrad.rollout.engine import Request, Sampling
-from postgrad.rollout.http import Address, HttpEngine
+from postgrad.rollout.http import HttpEngine
+from postgrad.rollout.http_client import Address
 
 pytestmark = [
     pytest.mark.vllm,

@@ -10,7 +10,7 @@ from world import config_of, metrics_of, overrides_of, toy_run, tree
 
 from postgrad.cli.main import main
 from postgrad.cluster.engines import engine_config, load_engine
-from postgrad.rollout import http
+from postgrad.rollout import http_client
 from postgrad.training.driver import train
 from postgrad.training.report import Reporter
 
@@ -158,7 +158,7 @@ def test_engine_with_other_weights_stops_the_run(tiny, tmp_path, other_engine, p
 def test_unusable_engine_is_one_line_and_writes_nothing(
     overrides, part, tiny, tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr(http, "START_S", 0.3)
+    monkeypatch.setattr(http_client, "START_S", 0.3)
     code, error = failing(capsys, tiny, f"runs={tmp_path}", *overrides)
     assert code == 2 and part in error and not tree(tmp_path)
 

@@ -18,7 +18,8 @@ from postgrad.model.load import load_tokenizer, model_config
 from postgrad.rollout.engine import Engine
 from postgrad.rollout.fake import FakeEngine
 from postgrad.rollout.generator import Chat, Generator
-from postgrad.rollout.http import Address, HttpChat, HttpEngine
+from postgrad.rollout.http import HttpChat, HttpEngine
+from postgrad.rollout.http_client import Address
 from postgrad.rollout.native.engine import NativeEngine
 from postgrad.verifiers.model_terms import model_terms
 

@@ -17,9 +17,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from postgrad.errors import ConfigError, RunError
-from postgrad.rollout import http
+from postgrad.rollout import http_client
 from postgrad.rollout.engine import Completion, Request, Sampling
-from postgrad.rollout.http import Address, HttpClient, HttpEngine, RequestRefused, Tokenizer
+from postgrad.rollout.http import HttpEngine, Tokenizer
+from postgrad.rollout.http_client import Address, HttpClient, RequestRefused
 
 # Statuses that answer a reload call without arguments, on a server that has the call.
 MISSING_ARGUMENTS = (400, 422)
@@ -136,7 +137,7 @@ class SyncedHttpEngine(HttpEngine):
         """Call each kind's path without arguments: a server that has it reports what is missing."""
         url = self.root_client.address.url
         for api in RELOAD_APIS:
-            deadline = time.monotonic() + min(http.START_S, self.client.wait_s)
+            deadline = time.monotonic() + min(http_client.START_S, self.client.wait_s)
             try:
                 self.root_client.call("POST", api.path, {}, deadline)
             except RequestRefused as error:

@@ -16,7 +16,8 @@ from postgrad.errors import ConfigError, did_you_mean
 from postgrad.model.load import stop_ids
 from postgrad.model.loaded import Loaded
 from postgrad.rollout.engine import Engine
-from postgrad.rollout.http import Address, HttpEngine
+from postgrad.rollout.http import HttpEngine
+from postgrad.rollout.http_client import Address
 from postgrad.rollout.http_sync import SyncedHttpEngine
 from postgrad.user_code import is_path, load_object
 
