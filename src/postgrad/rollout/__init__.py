@@ -5,7 +5,7 @@
     native/                     samples from the trainer's own weights, on CPU and GPU
     hf.py                       transformers' generate; slow, the reference for the others
     vllm.py                     vLLM in this process
-    http.py, http_sync.py       OpenAI-compatible servers; the same with new weights after each step
+    http.py, http_client.py     OpenAI-compatible servers; the same with new weights after each step
     fake.py                     fixed responses, for tests
     stops.py                    stop strings
     turns.py, episodes.py       responses of several turns, with tools or an environment
