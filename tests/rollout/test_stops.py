@@ -133,9 +133,9 @@ from postgrad.model.passes.kernels.install import install_kernels
 install_kernels(loaded.model)
 decoder = Decoder(loaded.model, engine.stop_ids)
 with torch.no_grad():
-    room = 8, 30 * decoder.page_bytes(), engine.max_context
+    sizes = 8, 30 * decoder.page_bytes(), engine.max_context
     stop_strings = StopStrings(loaded.tokenizer, stops)
-    done = PagedDecodeLoop(decoder, asked, sampling, *room, stop_strings).finish()
+    done = PagedDecodeLoop(decoder, asked, sampling, *sizes, stop_strings).finish()
 ended = 0
 for a, b in zip(plain, done, strict=True):
     for x, y in zip(a, b, strict=True):

@@ -376,9 +376,9 @@ def _read_uid(row: Row) -> str:
         return ""
     uid = row["uid"]
     if isinstance(uid, bool) or not isinstance(uid, str | int) or uid == "":
-        seen = "empty" if uid == "" else type_name(uid)
+        given = "empty" if uid == "" else type_name(uid)
         raise RowError(
-            f"uid must be a string, not {seen}; "
+            f"uid must be a string, not {given}; "
             "fill it, or remove the column and uids are made from the content"
         )
     return checked_text(str(uid), "uid")

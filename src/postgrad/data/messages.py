@@ -19,9 +19,9 @@ def read_messages(row: Row, name: str) -> tuple[Message, ...]:
     if isinstance(value, str):
         return user_turn(text_of(row, name))
     if not isinstance(value, list) or not value:
-        seen = "an empty list" if value == [] else type_name(value)
+        given = "an empty list" if value == [] else type_name(value)
         raise RowError(
-            f"{name} must be a list of messages {{role, content}} or a string, not {seen}"
+            f"{name} must be a list of messages {{role, content}} or a string, not {given}"
         )
     return tuple(_read_message(message, f"{name}[{i}]") for i, message in enumerate(value))
 

@@ -184,10 +184,10 @@ class Prompts:
         side = self.overlong
         if side not in TRUNCATION_SIDES or len(ids) <= limit:
             return ids
-        seen = f"the prompt of problem {uid} has {len(ids)} tokens, data.max_prompt_tokens={limit}"
+        problem = f"the prompt of problem {uid} has {len(ids)} tokens, data.max_prompt_tokens={limit}"
         if self.tools:
             raise ConfigError(
-                f"{seen}, and data.overlong={side} would remove part of the schemas of "
+                f"{problem}, and data.overlong={side} would remove part of the schemas of "
                 "rollout.tools; raise the limit or use data.overlong=drop"
             )
         bos = self.tokenizer.bos_token_id
@@ -197,7 +197,7 @@ class Prompts:
         least = min_limit(side, num_start, num_end)
         if limit < least:
             raise ConfigError(
-                f"{seen}: too few to truncate it ({side}) and keep its last {num_end} tokens; "
+                f"{problem}: too few to truncate it ({side}) and keep its last {num_end} tokens; "
                 f"set data.max_prompt_tokens={least} or more"
             )
         return truncate(ids, limit, side, num_start, num_end)

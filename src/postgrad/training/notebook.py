@@ -144,11 +144,11 @@ def curve_svg(values: list[float]) -> str:
         sum(values[i : i + size]) / len(values[i : i + size]) for i in range(0, len(values), size)
     ]
     low = min(means)
-    spread = (max(means) - low) or 1.0
+    value_range = (max(means) - low) or 1.0
     points: list[str] = []
     for i, mean in enumerate(means):
         x = CURVE_WIDTH * i / max(1, len(means) - 1)
-        y = CURVE_HEIGHT - 2 - (CURVE_HEIGHT - 4) * (mean - low) / spread
+        y = CURVE_HEIGHT - 2 - (CURVE_HEIGHT - 4) * (mean - low) / value_range
         points.append(f"{x:.1f},{y:.1f}")
     return (
         f'<svg width="{CURVE_WIDTH}" height="{CURVE_HEIGHT}" style="display:block">'
