@@ -124,7 +124,9 @@ def _find_class(recipe: str, method: Any) -> tuple[Any, Any]:
     if isinstance(method, str):
         return find_method(method), method
     if not isinstance(method, type) or not issubclass(method, Method):
-        given = f"the class {method.__name__}" if isinstance(method, type) else type(method).__name__
+        given = (
+            f"the class {method.__name__}" if isinstance(method, type) else type(method).__name__
+        )
         raise ConfigError(
             f"method is {given}; give the name of a method, or a class derived from one, such as "
             "postgrad.methods.grpo.Grpo"

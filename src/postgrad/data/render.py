@@ -184,7 +184,9 @@ class Prompts:
         side = self.overlong
         if side not in TRUNCATION_SIDES or len(ids) <= limit:
             return ids
-        problem = f"the prompt of problem {uid} has {len(ids)} tokens, data.max_prompt_tokens={limit}"
+        problem = (
+            f"the prompt of problem {uid} has {len(ids)} tokens, data.max_prompt_tokens={limit}"
+        )
         if self.tools:
             raise ConfigError(
                 f"{problem}, and data.overlong={side} would remove part of the schemas of "

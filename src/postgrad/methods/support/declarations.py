@@ -174,4 +174,6 @@ def _select(columns: Mapping[str, Any], names: Sequence[str], key: str) -> dict[
 def _check_shape(values: Any, size: int, unit: str, key: str) -> None:
     if not isinstance(values, Tensor) or values.shape != (size,):
         returned = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-        raise RunError(f"{key} returned {returned}; it must return one number per {unit}: ({size},)")
+        raise RunError(
+            f"{key} returned {returned}; it must return one number per {unit}: ({size},)"
+        )
