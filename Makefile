@@ -13,11 +13,20 @@ BIN := $(VENV)/bin
 demo: $(VENV)/.installed
 	$(BIN)/postgrad demo
 
-test: $(VENV)/.installed-dev lint
-	$(BIN)/python -m pytest -n $(JOBS)
+test: $(VENV)/.installed-dev
+	$(call tests_beside_linters,)
 
-check: $(VENV)/.installed-dev lint
-	$(BIN)/python -m pytest -n $(JOBS) -m "not slow"
+check: $(VENV)/.installed-dev
+	$(call tests_beside_linters,-m "not slow")
+
+# The linters use one core, so they run beside the tests. Their output follows that of the tests.
+# $(1): arguments of pytest.
+define tests_beside_linters
+@$(MAKE) --no-print-directory lint > $(VENV)/lint.log 2>&1 & linters=$$!; \
+$(BIN)/python -m pytest -n $(JOBS) $(1); tests=$$?; \
+wait $$linters; lint=$$?; cat $(VENV)/lint.log; \
+test $$tests -eq 0 && test $$lint -eq 0
+endef
 
 # The wheel in an empty environment outside the repository.
 wheel:
