@@ -1,10 +1,31 @@
 """`key=value` overrides in Hydra's grammar."""
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
 from postgrad.errors import ConfigError
 
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
 
-def to_hydra(override: str) -> str:
-    """Returns a `key=value` override in Hydra's grammar, as `++key=value`. Raises ConfigError.
+
+def apply_overrides(values: DictConfig, overrides: Sequence[str]) -> None:
+    """Sets the overridden keys of `values`, in order, as Hydra does. Raises ConfigError."""
+    for override in overrides:
+        parsed = parse_override(override)
+        try:
+            OmegaConf.update(
+                values, parsed.key_or_group, parsed.value(), merge=True, force_add=True
+            )
+        except OmegaConfBaseException as error:
+            raise ConfigError(f"{override}: {first_line(error)}") from error
+
+
+def parse_override(override: str) -> "Override":
+    """Returns a `key=value` override, parsed by Hydra as `++key=value`. Raises ConfigError.
 
     `++` sets the key whether or not the recipe has it.
     """
@@ -28,7 +49,9 @@ def to_hydra(override: str) -> str:
             f"{key}={value}: one value is needed, this is a sweep; start one run per value, "
             "or quote a value with commas: key='\"a,b\"'"
         )
-    return f"++{key}={value}"
+    if parsed.package is not None:
+        raise ConfigError(f"unknown key {key}; a key has no @")
+    return parsed
 
 
 def _split_override(override: str) -> tuple[str, str]:
