@@ -66,6 +66,16 @@ bench: $(VENV)/.installed-dev
 	.venv-bench/bin/python -m pip install -q $(PIP_ARGS) 'torch>=2.11,<2.14' 'trl==1.16.0' 'transformers>=5.16,<5.20'
 	$(BIN)/python benchmarks/cpu_step.py --peer-python .venv-bench/bin/python
 
+# Tests with the real openenv package, which needs mcp 1 and so has an environment of its own.
+.PHONY: test-openenv
+test-openenv: $(VENV)/.installed-dev .venv-openenv/.installed
+	$(BIN)/python -m pytest tests/environments/test_remote.py
+
+.venv-openenv/.installed:
+	test -x .venv-openenv/bin/python || $(PYTHON) -m venv .venv-openenv
+	.venv-openenv/bin/python -m pip install -q $(PIP_ARGS) openenv==0.10.0
+	@touch $@
+
 # Tests with real vLLM: its CPU build needs its own torch (3.5 GB, some minutes). The packages that
 # are removed are CUDA builds.
 .PHONY: test-vllm

@@ -16,12 +16,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import uvicorn
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from postgrad.errors import ConfigError
 
 HEADER_TIMEOUT_S = 20.0  # for the request line and the headers to arrive
+MAX_WEBSOCKET_MESSAGE = 16 << 20  # bytes
 KEEP_ALIVE_S = 15  # an idle connection is closed after this
 
 
@@ -62,7 +63,7 @@ def is_own_host(header: str, host: str) -> bool:
     return True
 
 
-def reject_reason(request: Request, host: str, allow_links: bool = False) -> str:
+def reject_reason(request: HTTPConnection, host: str, allow_links: bool = False) -> str:
     """Returns why a request is rejected, "" if it is allowed.
 
     Rejected are unknown host names, other origins and pages of other sites. `allow_links` allows
@@ -79,7 +80,7 @@ def reject_reason(request: Request, host: str, allow_links: bool = False) -> str
     return ""
 
 
-def has_token(request: Request, token: str) -> bool:
+def has_token(request: HTTPConnection, token: str) -> bool:
     """Returns whether the request sends `Authorization: Bearer TOKEN`; True without a token."""
     given = request.headers.get("authorization", "")
     return not token or hmac.compare_digest(given.encode(), f"Bearer {token}".encode())
@@ -153,6 +154,8 @@ class HeaderTimeout(H11Protocol):
 
     def _close(self) -> None:
         self._deadline = None
+        if self.transport.get_protocol() is not self:
+            return  # it has become a WebSocket
         if self.cycle is None or self.cycle.response_complete:
             self.transport.close()
 
@@ -188,7 +191,9 @@ def address_of(listener: socket.socket) -> str:
     return f"http://{shown}:{port}"
 
 
-def make_server(app: Any, grace_s: int, connections: int = 1000) -> uvicorn.Server:
+def make_server(
+    app: Any, grace_s: int, connections: int = 1000, websockets: bool = False
+) -> uvicorn.Server:
     """Returns a server for run(). When it stops, running requests get `grace_s` seconds."""
     config = uvicorn.Config(
         app,
@@ -196,7 +201,8 @@ def make_server(app: Any, grace_s: int, connections: int = 1000) -> uvicorn.Serv
         log_level="warning",
         access_log=False,
         server_header=False,
-        ws="none",
+        ws="websockets-sansio" if websockets else "none",
+        ws_max_size=MAX_WEBSOCKET_MESSAGE,
         limit_concurrency=connections,
         timeout_graceful_shutdown=grace_s,
         timeout_keep_alive=KEEP_ALIVE_S,

@@ -4,6 +4,7 @@
 screenshots of the main pages of RUNS.
 """
 
+import json
 import shutil
 import time
 import xml.etree.ElementTree as ElementTree
@@ -12,7 +13,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from view_runs import HOSTILE, Server, WrittenRun, serving
+from view_runs import HOSTILE, Server, WrittenRun, batch_of, metrics_of, serving
 
 selenium = pytest.importorskip(
     "selenium", reason="selenium is not installed (it is in the extra dev)"
@@ -306,6 +307,59 @@ def test_tokens_of_a_rollout_are_colored_and_described(browser):
     block.send_keys(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
     browser.wait_for("token 2, id 2", ".tip")
     assert "not in the loss" in browser.text(".tip") and "-0.4" in browser.text(".tip")
+
+
+MESSAGES = [
+    {"role": "assistant", "content": "I look at the map first."},
+    {"role": "tool", "content": "a river to the north"},
+    {"role": "assistant", "content": "go north"},
+    {"role": "user", "content": f"You are wet. {HOSTILE}"},
+    {"role": "assistant", "content": "swim"},
+]
+REWARDS = [0.0, -0.25, 1.5]
+
+
+def write_conversations(folder: Path) -> None:
+    """A run whose first response of each group is a conversation of three turns."""
+    run = WrittenRun(folder, steps=1)
+    batch = batch_of(1)
+    is_long = [i % 3 == 0 for i in range(len(batch))]
+    batch.rows["messages"] = [json.dumps(MESSAGES if long else MESSAGES[:1]) for long in is_long]
+    batch.rows["turn_rewards"] = [REWARDS if long else [0.0] for long in is_long]
+    batch.rows["turn_states"] = [["a", "b", "c"] if long else ["a"] for long in is_long]
+    run.log.write_rollouts(1, [batch])
+    run.events.step(run.log.write(1, metrics_of(1)), batch)
+
+
+def test_turns_tools_and_observations_are_told_apart(browser, tmp_path, request):
+    write_conversations(tmp_path / "talk")
+    with serving(tmp_path) as server:
+        browser.open("#/run/talk/rollouts?step=1&group=0", server)
+        browser.one("details.conversation")
+        assert len(browser.all("details.conversation")) == 1, "a single turn is no conversation"
+        browser.click("details.conversation summary", "Conversation of 5 messages")
+        turns = browser.until(lambda: browser.all(".conversation .turn"), "the turns")
+        kinds = [turn.get_attribute("class").split("said-by-")[1] for turn in turns]
+        assert kinds == ["policy", "tool", "policy", "environment", "policy"]
+        labels = [turn.text.splitlines()[0] for turn in turns]
+        assert labels == [
+            "policy, turn 1, reward 0",
+            "tool",
+            "policy, turn 2, reward -0.25",
+            "environment",
+            "policy, turn 3, reward 1.5",
+        ]
+        assert [turn.text.split("\n", 1)[1] for turn in turns] == [
+            message["content"] for message in MESSAGES
+        ]
+        colors = [
+            turn.value_of_css_property("border-left-color") for turn in turns[:2] + turns[3:4]
+        ]
+        assert len(set(colors)) == 3, "policy, tool and environment have different colors"
+        assert not browser.run("return window.pwned"), "a message is text, not markup"
+        if target := request.config.getoption("--screenshots"):
+            browser.driver.save_screenshot(f"{target}/conversation.png")
+        browser.driver.get("about:blank")
 
 
 def real_run(tmp_path: Path, recipe: str, *overrides: str) -> Path:

@@ -36,6 +36,10 @@ COMMANDS = {
     "data": ("postgrad.cli.data", "data prepare gsm8k: prepare, show, check and export data sets"),
     "serve": ("postgrad.cli.serve", "serve MODEL ...: an OpenAI-compatible model server"),
     "sandbox": ("postgrad.cli.sandbox", "serve the code sandbox over HTTP"),
+    "environment": (
+        "postgrad.cli.environment",
+        "environment CLASS: serve an environment over OpenEnv's wire",
+    ),
     "plot": ("postgrad.cli.plot", "plot RUN [RUN ...] [FILE.png]: training curves as a picture"),
     "export": ("postgrad.cli.export", "export SOURCE OUT: write a Hugging Face model folder"),
     "push": ("postgrad.cli.push", "push FOLDER|RUN user/name: upload a model with a model card"),

@@ -99,9 +99,9 @@ class RolloutConfig:
 class EnvironmentConfig:
     name: str = setting(
         "",
-        "what answers the policy between turns: file.py:Class, package.module:Class, guess, or "
-        "several as NAME=CLASS,NAME=CLASS (docs/environments.md); environment=CLASS is short for "
-        "it; empty: none",
+        "what answers the policy between turns: file.py:Class, package.module:Class, guess, a "
+        "server of OpenEnv's wire as http://HOST:PORT, or several as NAME=CLASS,NAME=CLASS "
+        "(docs/environments.md); environment=CLASS is short for it; empty: none",
     )
     options: dict[str, Any] = setting(
         {}, "arguments of the class, e.g. environment.options.high=100"

@@ -10,6 +10,7 @@ from postgrad.environments.calls import CallParser
 from postgrad.environments.host import Host, ThreadHost
 from postgrad.environments.pool import ChildPool
 from postgrad.environments.port import tool_methods
+from postgrad.environments.remote import check_remote, is_url
 from postgrad.environments.session import SessionSpec, load_environment
 from postgrad.environments.tools import Toolbox, tool_schema
 from postgrad.errors import ConfigError, did_you_mean
@@ -17,6 +18,7 @@ from postgrad.problem import Problem
 from postgrad.user_code import is_path
 
 BUILT_IN = {"guess": "postgrad.environments.guess:GuessTheNumber"}
+REMOTE = "postgrad.environments.remote:RemoteEnvironment"
 COLUMN = "environment"  # of a row: the name of its environment
 
 
@@ -43,15 +45,25 @@ class Environments:
         self.tool_format = rollout.tool_format
         self.paths = _read_names(environment.name)
         self.options = _read_options(environment.options, self.paths)
+        self.is_remote = bool(self.paths) and all(map(is_url, self.paths.values()))
+        self._find_servers()
         self.weights = _read_weights(environment.weights, self.paths)
         toolbox = Toolbox(rollout.tools, rollout.tool_timeout_s, rollout.tool_chars)
         self.schemas = list(toolbox.schemas)
         for name, path in self.paths.items():
             environment_class = load_environment(path)
-            _check_options(environment_class, self.options[name], path)
+            check_options(environment_class, self.options[name], path)
             for function in tool_methods(environment_class).values():
                 toolbox.add(function, path)
                 self.schemas.append(tool_schema(function, path))
+
+    def _find_servers(self) -> None:
+        """Turn the addresses of servers into the class that speaks to them. Raises ConfigError."""
+        for name, path in self.paths.items():
+            if is_url(path):
+                check_remote(path, self.options[name])
+                self.options[name] |= {"url": path, "timeout_s": self.limits["timeout_s"]}
+                self.paths[name] = REMOTE
 
     @property
     def has_environment(self) -> bool:
@@ -90,8 +102,11 @@ class Environments:
         return CallParser(self.tool_format, tokenizer, self.schemas)
 
     def new_host(self) -> Host:
-        """Return what runs the sessions: child processes for environments, else threads."""
-        if self.has_environment and self.workers:
+        """Return what runs the sessions.
+
+        That is child processes for environments, and threads for servers and tools, which wait.
+        """
+        if self.has_environment and self.workers and not self.is_remote:
             return ChildPool(self.workers)
         return ThreadHost()
 
@@ -124,8 +139,8 @@ def choose_verifier(verifier: str, environments: Environments | None) -> str:
 def _read_names(text: str) -> dict[str, str]:
     """Return the path of each named environment; the only one has the name ""."""
     parts = [part.strip() for part in text.split(",")] if text else []
-    if len(parts) == 1 and "=" not in parts[0]:
-        return {"": _find(parts[0])}
+    if len(parts) == 1 and ("=" not in parts[0] or is_url(parts[0])):
+        return {"": find_environment(parts[0])}
     paths: dict[str, str] = {}
     for part in parts:
         name, equals, path = part.partition("=")
@@ -134,17 +149,23 @@ def _read_names(text: str) -> dict[str, str]:
                 f"environment={text}: several environments need different names; "
                 "write NAME=file.py:Class,NAME=file.py:Class"
             )
-        paths[name] = _find(path)
+        paths[name] = find_environment(path)
     return paths
 
 
-def _find(name: str) -> str:
+def find_environment(name: str) -> str:
+    """Return the path of an environment's class; the address of a server stays as it is.
+
+    Raises ConfigError.
+    """
     if name in BUILT_IN:
         return BUILT_IN[name]
+    if is_url(name):
+        return name
     if not is_path(name):
         raise ConfigError(
             f"environment={name} is not an environment; {did_you_mean(name, BUILT_IN)} "
-            "Your own: environment=file.py:Class or package.module:Class"
+            "Your own: environment=file.py:Class, package.module:Class or http://HOST:PORT"
         )
     return name
 
@@ -175,7 +196,8 @@ def _read_weights(weights: dict[str, float], paths: dict[str, str]) -> dict[str,
     return filled
 
 
-def _check_options(environment_class: type, options: dict[str, Any], path: str) -> None:
+def check_options(environment_class: type, options: dict[str, Any], path: str) -> None:
+    """Refuse options that the class does not take. Raises ConfigError."""
     try:
         inspect.signature(environment_class).bind(**options)
     except TypeError as error:

@@ -106,7 +106,11 @@ class Session:
     def finish(self) -> Outcome:
         """Return the results of score() and get_state()."""
         score = read_reward(self._call_if_present("score"))
-        return Outcome(score.value, score.parts, self._call_if_present("get_state"))
+        return Outcome(score.value, score.parts, self.get_state())
+
+    def get_state(self) -> Any:
+        """Return the result of get_state(); None if the environment has none."""
+        return self._call_if_present("get_state")
 
     def close(self) -> None:
         """Call the environment's close(), if it has one, and ignore its errors."""

@@ -302,6 +302,7 @@ class _Runner:
         if conversation.ended:
             self.num_running -= 1
             stream.forget(conversation.key)
+            self.sessions.close(conversation.key)  # a server may wait for a free session
 
     def start(self, conversation: _Conversation, text: str) -> None:
         """Add the text of reset() to the prompt, and let the policy begin."""

@@ -1,0 +1,97 @@
+"""`postgrad environment`: serves an environment class over OpenEnv's wire."""
+
+import os
+import secrets
+from typing import Any
+
+import yaml
+
+from postgrad.cli.arguments import Parser, port_number, whole_number
+from postgrad.errors import ConfigError
+
+DESCRIPTION = """\
+Serves an environment for runs on other machines: environment=http://HOST:PORT. CLASS is guess,
+file.py:Class or package.module:Class; words NAME=VALUE are its arguments. The server speaks the
+wire of OpenEnv: one WebSocket per trajectory with reset, step and state (docs/environments.md)."""
+
+GRACE_S = 2  # seconds that running calls get when the server stops
+
+
+def make_parser() -> Parser:
+    parser = Parser(
+        "environment CLASS [NAME=VALUE ...] [--host HOST] [--port PORT] [--token TOKEN] "
+        "[--sessions N] [--timeout S]",
+        DESCRIPTION,
+    )
+    parser.add_argument("environment", metavar="CLASS", help="the environment class")
+    parser.add_overrides("arguments of the class")
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="address to listen on (default 127.0.0.1); any other address requires a token",
+    )
+    parser.add_argument(
+        "--port",
+        type=port_number,
+        default=8000,
+        help="port to listen on (default 8000); 0 takes a free one",
+    )
+    parser.add_argument(
+        "--token",
+        default="",
+        help="token that clients must send; default: POSTGRAD_ENVIRONMENT_TOKEN, which clients "
+        "read too, or a random one where one is needed",
+    )
+    parser.add_argument(
+        "--sessions",
+        type=whole_number(1, 4096),
+        default=256,
+        metavar="N",
+        help="trajectories at the same time (default 256)",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=whole_number(1, 86_400),
+        default=30,
+        metavar="S",
+        help="time limit per call of the environment, in seconds (default 30)",
+    )
+    return parser
+
+
+def run(argv: list[str]) -> int:
+    arguments = make_parser().parse(argv, help_if_empty=True)
+
+    from postgrad import web
+    from postgrad.environments.lookup import check_options, find_environment
+    from postgrad.environments.remote import TOKEN_VARIABLE, is_url
+    from postgrad.environments.server import make_app
+    from postgrad.environments.session import SessionSpec, load_environment
+
+    if is_url(arguments.environment):
+        raise ConfigError(f"environment {arguments.environment} is a server already; name a class")
+    path = find_environment(arguments.environment)
+    options = _read_options(arguments.overrides)
+    check_options(load_environment(path), options, path)
+    token = arguments.token or os.environ.get(TOKEN_VARIABLE, "")
+    if not token and not web.is_loopback(arguments.host):
+        token = secrets.token_urlsafe(24)
+        print(f"token: {token}", flush=True)
+    spec = SessionSpec(path, options, timeout_s=arguments.timeout)
+    app = make_app(spec, arguments.host, token, arguments.sessions)
+    listener = web.listen(arguments.host, arguments.port)
+    print(f"{web.address_of(listener)}\nCtrl-C ends it", flush=True)
+    connections = arguments.sessions + 1000
+    web.run(web.make_server(app, GRACE_S, connections, websockets=True), listener)
+    return 0
+
+
+def _read_options(words: list[str]) -> dict[str, Any]:
+    """Return NAME=VALUE words as arguments; a value is read as YAML, like a setting of a run."""
+    options: dict[str, Any] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise ConfigError(f"{word} is not an argument of the class; write NAME=VALUE")
+        options[name] = yaml.safe_load(value)
+    return options
