@@ -19,6 +19,8 @@ from postgrad.rollout.episodes import turn_column
 from postgrad.rollout.fake import FakeEngine
 from postgrad.rollout.respond import respond
 from postgrad.rollout.turns import Turns, run_turns
+from postgrad.sandbox.local import probe
+from postgrad.sandbox.outcome import SandboxError
 from postgrad.verifiers.scorer import Scorer
 
 GAMES = Path(__file__).parent / "games.py"
@@ -132,6 +134,21 @@ def test_a_prompt_that_became_too_long_is_a_failure():
     turns = make_turns(environments())
     turns.prompts.max_prompt_tokens = 5
     assert play(turns, [], problem()).episode.failure.kind == "prompt"
+
+
+def test_fenced_python_runs_between_turns():
+    """Code in place: the sandbox's output follows the block, and the policy goes on."""
+    try:
+        probe()
+    except SandboxError as error:
+        pytest.skip(f"no sandbox: {error}")
+    rollout = RolloutConfig(tools=["python"], tool_format="python_blocks")
+    found = Environments(EnvironmentConfig(), rollout)
+    program = "I compute it.\n```python\nprint(6 * 7)\n```"
+    done = play(make_turns(found), [program, "It is 42."], problem("u", "6*7?"))
+    assert [message["role"] for message in done.messages] == ["assistant", "tool", "assistant"]
+    assert done.messages[1]["content"] == "42"
+    assert (done.turns, done.calls, done.errors) == (2, 1, 0)
 
 
 SLOW = """

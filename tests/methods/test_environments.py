@@ -1,9 +1,16 @@
-"""Runs with an environment: the policy learns a game of two turns."""
+"""Runs with an environment: the policy learns a game of two turns; kill -9 in a turn; engines."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from world import config_of, metrics_of
+from world import config_of, metrics_of, metrics_without_timing, overrides_of, tree
 
+from postgrad.cli.main import main
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
 from postgrad.training.driver import train
@@ -81,3 +88,83 @@ def test_a_policy_learns_a_game_of_two_turns(overrides, tiny):
 def test_settings_without_an_effect_are_refused(recipe, word, key, tiny):
     with pytest.raises(ConfigError, match=key):
         find_method(recipe)(config_of(recipe, tiny, word)).check()
+
+
+# Answers at different speeds. With KILL_AT, the answer of that number kills the driver instead.
+DEADLY = """
+import os, random, signal, time
+from pathlib import Path
+
+class Deadly:
+    def reset(self, problem, seed):
+        self.random = random.Random(seed)
+        self.said = []
+
+    def step(self, action):
+        self.said.append(action)
+        with Path(os.environ["COUNT_FILE"]).open("ab") as file:
+            file.write(b"x")
+            file.flush()
+            count = file.tell()
+        if count == int(os.environ.get("KILL_AT", 0)):
+            os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(60)
+        time.sleep(0.02 * random.random())
+        return str(self.random.randrange(10)), float(action in "0123456789"), len(self.said) == 3
+
+    def get_state(self):
+        return self.said
+"""
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_in_a_turn_ends_with_the_same_weights(
+    overrides, tiny, tmp_path, monkeypatch
+):
+    """A step has 2 problems x 4 samples x 3 turns; the 30th answer is in step 2."""
+    (tmp_path / "deadly.py").write_text(DEADLY)
+    words = [
+        *overrides,
+        f"environment={tmp_path / 'deadly.py'}:Deadly",
+        "rollout.max_turns=3",
+        "rollout.max_response_tokens=8",
+        "rollout.samples=4",
+        "training.problems_per_step=2",
+        "training.steps=3",
+        "training.checkpoint_every=1",
+    ]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    monkeypatch.setenv("COUNT_FILE", str(tmp_path / "whole.count"))
+    train(config_of("grpo", tiny, *words, f"runs={whole}"), Reporter())
+    again = ["train", "grpo", *overrides_of(tiny, *words, f"runs={killed}")]
+    done = subprocess.run(
+        [sys.executable, "-m", "postgrad.cli.main", *again],
+        env=os.environ | {"COUNT_FILE": str(tmp_path / "killed.count"), "KILL_AT": "30"},
+        capture_output=True,
+        timeout=120,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert metrics_of(killed / "test")[-1]["step"] == 1, "killed within the rollouts of step 2"
+    monkeypatch.setenv("COUNT_FILE", str(tmp_path / "again.count"))
+    assert main(again) == 0
+    assert tree(whole / "test" / "checkpoints") == tree(killed / "test" / "checkpoints")
+    assert_equal_rollouts(whole / "test", killed / "test")
+
+
+def assert_equal_rollouts(one: Path, other: Path) -> None:
+    """Equal metrics and rollouts, except for the last bits of the engine's log-probs.
+
+    Those depend on which rows decode together, and so on when environments answer.
+    """
+    for line, repeated in zip(*map(metrics_without_timing, (one, other)), strict=True):
+        differing = {name for name in line if line[name] != repeated.get(name)}
+        assert all(name.startswith("engine/") for name in differing), differing
+    for file in sorted((one / "rollouts").iterdir()):
+        tables = [pq.read_table(run / "rollouts" / file.name) for run in (one, other)]
+        for name in tables[0].column_names:
+            columns = [table[name].to_pylist() for table in tables]
+            if name == "behavior_logprobs":
+                for row, repeated in zip(*columns, strict=True):
+                    assert row == pytest.approx(repeated, abs=1e-5)
+            else:
+                assert columns[0] == columns[1], name

@@ -13,14 +13,18 @@ from world import END, config_of, same_completions, sharpened
 
 from postgrad.cluster.backends import open_models
 from postgrad.cluster.host import build_host
+from postgrad.config.schema import EnvironmentConfig, RolloutConfig
 from postgrad.data.render import Prompts
+from postgrad.environments.lookup import Environments
 from postgrad.errors import ConfigError, RunError
 from postgrad.model.load import load_tokenizer
 from postgrad.model.tiny import make_tiny
+from postgrad.problem import Problem
 from postgrad.rollout import http_client
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.http import HttpChat, HttpEngine
 from postgrad.rollout.http_client import Address
+from postgrad.rollout.turns import Turns, run_turns
 from postgrad.types import Batch, Failure, Trajectory
 
 REQUESTS = [
@@ -113,6 +117,57 @@ def priced(host, requests, done, temperature=1.0) -> list[float]:
         return host.policy.logprobs(Batch.of(rows))["logprobs"].tolist()
     finally:
         host.policy.config.rollout.temperature = 1.0
+
+
+# An environment that answers each turn with the number of its characters.
+COUNTING = """
+class Counting:
+    def reset(self, problem):
+        self.turns = 0
+
+    def step(self, action):
+        self.turns += 1
+        return str(len(action)), 1.0, self.turns == 3
+"""
+
+
+def play(engine, prompts, folder) -> list:
+    """Episodes of three turns, two problems with two samples each; a turn ends with a digit."""
+    (folder / "counting.py").write_text(COUNTING)
+    settings = EnvironmentConfig(f"{folder / 'counting.py'}:Counting", workers=0)
+    turns = Turns(Environments(settings, RolloutConfig()), prompts, 4)
+    problems = [Problem(text, ({"role": "user", "content": text},), "") for text in ("1+2", "34")]
+    requests = [Request([1], [11, 12]), Request([1], [21, 22])]
+    try:
+        done = run_turns(engine, requests, problems, Sampling(1.0, 24, stop=tuple("0123")), turns)
+    finally:
+        turns.close()
+    return [one for group in done for one in group]
+
+
+@pytest.mark.slow
+def test_episodes_have_exact_masks_and_logprobs(engine, host, prompts, tmp_path):
+    """What the environment said is masked; the trainer gives the rest the engine's log-probs."""
+    done = play(engine, prompts, tmp_path)
+    assert max(one.turns for one in done) > 1
+    for one in done:
+        assert len(one.tokens) == len(one.logprobs) == len(one.policy_mask)
+        request = Request(one.episode.prompt, [0])
+        (logprobs,) = [priced(host, [request], [[one]])]
+        for own, sampled, trained in zip(one.policy_mask, one.logprobs, logprobs, strict=True):
+            assert abs(sampled - trained) < 1e-3 if own else sampled == 0.0
+
+
+@pytest.mark.slow
+def test_the_same_seeds_give_the_same_episodes_everywhere(ours, native, prompts, tmp_path):
+    assert same_completions([play(ours, prompts, tmp_path)], [play(native, prompts, tmp_path)])
+
+
+def test_an_episode_has_no_logprobs_if_the_server_gives_none(native, prompts, tmp_path):
+    """Never those of some turns only, which would be at the wrong tokens."""
+    with serve(engine=native, prompts=prompts, gives_ids=False) as served:
+        for one in play(HttpEngine(Address.parse(served.address), prompts, 60), prompts, tmp_path):
+            assert one.turns > 1 and one.logprobs == [] and False in one.policy_mask
 
 
 @pytest.mark.slow

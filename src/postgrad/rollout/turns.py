@@ -96,6 +96,7 @@ class _Conversation:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     policy_mask: list[bool] = field(default_factory=list)
+    has_logprobs: bool = True  # False: the engine gives none
     finish: str = "stop"
     num_turns: int = 0
     num_calls: int = 0
@@ -109,6 +110,7 @@ class _Conversation:
         """Append the policy's turn; `text` is what it says."""
         self.tokens += completion.tokens
         self.logprobs += completion.logprobs
+        self.has_logprobs &= len(completion.logprobs) == len(completion.tokens)
         self.policy_mask += [True] * len(completion.tokens)
         self.finish = completion.finish
         self.messages.append({"role": "assistant", "content": text})
@@ -152,7 +154,7 @@ class _Conversation:
         episode.prompt = self.prompt
         return Completion(
             tokens=self.tokens,
-            logprobs=self.logprobs,
+            logprobs=self.logprobs if self.has_logprobs else [],
             finish=self.finish,
             policy_mask=self.policy_mask,
             turns=self.num_turns,
