@@ -2,30 +2,37 @@
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
-from world import config_of, metrics_of, metrics_without_timing, overrides_of, tree
+from world import (
+    config_of,
+    forkserver,
+    metrics_of,
+    metrics_without_timing,
+    overrides_of,
+    run_words,
+    tree,
+)
 
 from postgrad.cli.main import main
 from postgrad.training.driver import train
+from postgrad.training.log import RunLog
 from postgrad.training.report import Reporter
 
-KILLER = """
-import os, signal, sys
-from postgrad.cli.main import main
-from postgrad.training.log import RunLog
-real = RunLog.write
-def write(self, number, metrics):
-    line = real(self, number, metrics)
-    if number == {step} and "step_s" in metrics:  # not the line of a validation
-        os.kill(os.getpid(), signal.SIGKILL)
-    return line
-RunLog.write = write
-sys.exit(main(sys.argv[1:]))
-"""
+
+def run_until_killed(step: int, arguments: list[str], output: str) -> None:
+    """Runs the command in a forked process, which gets SIGKILL after a step was logged."""
+    write = RunLog.write
+
+    def write_and_kill(self: RunLog, number: int, metrics: dict[str, float]) -> dict[str, float]:
+        line = write(self, number, metrics)
+        if number == step and "step_s" in metrics:  # not the line of a validation
+            os.kill(os.getpid(), signal.SIGKILL)
+        return line
+
+    RunLog.write = write_and_kill  # type: ignore[method-assign]
+    run_words(arguments, output)
 
 
 def assert_a_killed_run_ends_the_same(
@@ -38,9 +45,11 @@ def assert_a_killed_run_ends_the_same(
     whole, killed = folder / "whole", folder / "killed"
     train(config_of(recipe, model, *overrides, f"runs={whole}"), Reporter())
     again = ["train", recipe, *overrides_of(model, *overrides, f"runs={killed}")]
-    command = [sys.executable, "-c", KILLER.format(step=kill_at), *again]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ})
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    output = folder / "output.txt"
+    process = forkserver().Process(target=run_until_killed, args=(kill_at, again, str(output)))
+    process.start()
+    process.join(120)
+    assert process.exitcode == -signal.SIGKILL, output.read_text()
     assert metrics_of(killed / "test")[-1]["step"] == kill_at, "killed elsewhere"
     assert main(again) == 0
     whole_files = tree(whole / "test" / "checkpoints")

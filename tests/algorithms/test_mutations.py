@@ -794,6 +794,7 @@ MUTATIONS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")  # broken code may warn
 @pytest.mark.parametrize(
     "mutation",

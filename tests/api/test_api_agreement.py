@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+import pytest
 from api_rows import ROWS, odd
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -76,6 +77,7 @@ def differing_lines(one: Path, other: Path) -> list[str]:
     return [left.strip().partition(":")[0] for left, right in pairs if left != right]
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None, phases=GENERATE)
 @given(
     steps=st.integers(1, 1000),
@@ -113,6 +115,7 @@ def test_numbers_become_the_same_configuration(
     assert dataclasses.asdict(request.config) == dataclasses.asdict(compose_arguments(words))
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None, phases=GENERATE)
 @given(st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="$"), min_size=1))
 def test_texts_arrive_unchanged(text):

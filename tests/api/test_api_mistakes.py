@@ -70,6 +70,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes, named", MISTAKES, ids=[named for _, named in MISTAKES])
 def test_a_mistake_is_one_line_and_nothing_is_written(small, folder, changes, named):
     before = set(os.listdir(folder))  # noqa: PTH208
@@ -95,6 +96,7 @@ def test_a_model_in_memory_needs_its_tokenizer(small, tiny):
         postgrad.train(**small | {"model": model_without_tokenizer(tiny)})
 
 
+@pytest.mark.slow
 def test_other_rows_do_not_continue_a_run(small):
     postgrad.train(**small | {"steps": 1})
     with pytest.raises(postgrad.ConfigError, match="other rows"):
@@ -111,6 +113,7 @@ def test_code_of_a_notebook_cannot_run_elsewhere(small):
         postgrad.train(**small, method=Local, cluster="process")
 
 
+@pytest.mark.slow
 def test_an_object_of_another_process_is_refused(small, folder):
     from postgrad.cli.main import main
 

@@ -28,6 +28,7 @@ def weights(run: postgrad.Run) -> bytes:
     return (run.folder / WEIGHTS).read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [pandas.DataFrame, polars.DataFrame, datasets.Dataset.from_list, tuple, iter],
@@ -39,6 +40,7 @@ def test_data_in_every_form_becomes_the_same_rows(small, make):
     assert given.folder == expected.folder  # the name has a hash of the rows
 
 
+@pytest.mark.slow
 def test_a_run_has_metrics_rollouts_pictures_and_a_model(small, folder):
     run = postgrad.train(**small, validation={"low": ROWS[:3], "high": ROWS[-3:]})
     assert run.metrics.loc[3, "reward/mean"] > 0
@@ -57,6 +59,7 @@ def test_a_run_has_metrics_rollouts_pictures_and_a_model(small, folder):
     assert repr(postgrad.Run("runs/test")) == repr(run)  # a finished run is opened by its folder
 
 
+@pytest.mark.slow
 def test_the_page_of_a_run_is_served_until_it_is_stopped(small):
     import httpx
 
@@ -87,6 +90,7 @@ def test_a_loop_that_is_stopped_and_resumed_gives_the_same_bytes(small):
     assert metrics_without_timing(trainer.folder) == metrics_without_timing(whole.folder)
 
 
+@pytest.mark.slow
 def test_a_changed_learning_rate_is_used_and_survives_a_resume(small):
     def train(runs: str, stops: bool) -> postgrad.Run:
         trainer = postgrad.Trainer(**small | {"runs": runs})
@@ -102,6 +106,7 @@ def test_a_changed_learning_rate_is_used_and_survives_a_resume(small):
     assert weights(once) == weights(twice) != weights(postgrad.train(**small))
 
 
+@pytest.mark.slow
 def test_ctrl_c_finishes_the_step_and_the_same_call_continues(small, capfd):
     def interrupt(step: postgrad.StepResult) -> None:
         if step.number == 2:
@@ -117,6 +122,7 @@ def test_ctrl_c_finishes_the_step_and_the_same_call_continues(small, capfd):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.slow
 def test_callbacks_see_every_event_and_may_stop_the_run(small):
     seen: list[Any] = []
 
@@ -159,6 +165,7 @@ def test_callbacks_see_every_event_and_may_stop_the_run(small):
     assert run.metrics.loc[3, "lr"] == 1e-5
 
 
+@pytest.mark.slow
 def test_rewards_of_every_kind_score(small):
     async def later(response, problem):
         await asyncio.sleep(0)
@@ -184,6 +191,7 @@ def test_rewards_of_every_kind_score(small):
     assert metrics["reward/mean"] == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_a_changed_reward_is_another_run(small):
     def make(factor: float) -> Any:
         return lambda response, problem: factor * odd(response, problem)
@@ -203,6 +211,7 @@ def test_a_failing_reward_names_its_error(small):
         postgrad.train(**small | {"reward": broken})
 
 
+@pytest.mark.slow
 def test_method_loss_and_advantage_are_given_as_objects(small):
     class Doubled(Grpo):
         def score(self, batch, step):
@@ -240,6 +249,7 @@ def test_method_loss_and_advantage_are_given_as_objects(small):
     assert tools.config.rollout.tools[0].startswith("python:one_tool#")
 
 
+@pytest.mark.slow
 def test_a_warm_up_run_uses_the_same_objects(small):
     rows = [{**row, "response": row["ground_truth"]} for row in ROWS]
     run = postgrad.train(
@@ -252,6 +262,7 @@ def test_a_warm_up_run_uses_the_same_objects(small):
     assert (run.folder.parent / "test-warmup/checkpoints/step-1").is_dir() and run.step == 1
 
 
+@pytest.mark.slow
 def test_a_model_in_memory_is_copied_and_not_changed(small, tiny):
     model = AutoModelForCausalLM.from_pretrained(tiny)
     tokenizer = AutoTokenizer.from_pretrained(tiny)
@@ -263,6 +274,7 @@ def test_a_model_in_memory_is_copied_and_not_changed(small, tiny):
     assert 0.0 <= result.accuracy <= 1.0
 
 
+@pytest.mark.slow
 def test_two_trainers_in_one_process_do_not_disturb_each_other(small):
     alone = [postgrad.train(**small | {"runs": f"alone{i}", "seed": i}) for i in range(2)]
     trainers = [postgrad.Trainer(**small | {"runs": f"both{i}", "seed": i}) for i in range(2)]
@@ -291,6 +303,7 @@ def test_twenty_trainers_leave_no_threads_and_no_models_behind(small, folder):
         assert len(list(Path("/proc/self/fd").iterdir())) <= files + 2
 
 
+@pytest.mark.slow
 def test_evaluate_uses_the_reward_of_the_run_and_score_agrees(small):
     run = postgrad.train(**small)
     result = postgrad.evaluate(run, data={"a": ROWS[:2], "b": ROWS[2:4]}, n=2, progress=False)
@@ -323,6 +336,7 @@ def test_a_hub_id_is_downloaded(small, folder, monkeypatch):
     assert asked[1:] == [("owner/sums", "main/*validation*.parquet")]
 
 
+@pytest.mark.slow
 def test_a_trainer_that_is_dropped_releases_its_folder(small):
     trainer = postgrad.Trainer(**small)
     next(trainer)

@@ -158,6 +158,7 @@ def test_other_results_are_equal_on_all_backends(results_of, backend, what):
     assert results_of["local"][what] == results_of[backend][what]
 
 
+@pytest.mark.slow
 def test_update_changes_the_samples(results_of):
     local = results_of["local"]
     assert local["generated"] != local["after publish"]
@@ -165,6 +166,7 @@ def test_update_changes_the_samples(results_of):
     assert not torch.equal(local["after second update"], local["logprobs"]["logprobs"])
 
 
+@pytest.mark.slow
 def test_separate_engine_samples_from_old_weights_until_publish(results_of):
     assert results_of["local"]["shares_weights"]
     assert results_of["process"]["shares_weights"]
@@ -173,6 +175,7 @@ def test_separate_engine_samples_from_old_weights_until_publish(results_of):
     assert results_of["process"]["before publish"] == results_of["local"]["after publish"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_load_restores_the_saved_state(results_of, backend):
     results = results_of[backend]
@@ -180,17 +183,20 @@ def test_load_restores_the_saved_state(results_of, backend):
     assert torch.equal(results["after load"], results_of["local"]["after load"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_columns_added_by_the_worker_do_not_reach_the_driver(results_of, backend):
     assert "loss_weight" not in results_of[backend]["columns"]
 
 
+@pytest.mark.slow
 @REMOTE
 def test_child_process_survives_a_failing_call(results_of, backend):
     assert "advantages" in results_of[backend]["broken"]
     assert torch.isfinite(results_of[backend]["alive"]).all()
 
 
+@pytest.mark.slow
 @REMOTE
 def test_child_processes_exit_when_the_driver_closes(results_of, backend):
     assert set(results_of[backend]["exit codes"]) == {0}

@@ -75,6 +75,7 @@ def is_same(a, b) -> bool:
     return type(a) is type(b) and a == b
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(VALUES)
 def test_values_arrive_unchanged(value):

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from core_recipes import recipe_params
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from world import postgrad, tree
@@ -268,7 +269,7 @@ def test_a_broken_recipe_file_is_refused_in_one_line(tmp_path, text):
     error_of(recipe=str(file))
 
 
-@pytest.mark.parametrize("name", [name for name in recipe_names() if name != "base"])
+@pytest.mark.parametrize("name", recipe_params([n for n in recipe_names() if n != "base"]))
 def test_every_recipe_composes_passes_its_check_and_is_shown_with_every_setting(
     name, capsys, tmp_path
 ):

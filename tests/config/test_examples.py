@@ -43,6 +43,7 @@ def test_commands_pass_the_checks(script):
         find_method(config.method.name)(config).check()
 
 
+@pytest.mark.slow
 def test_smallest_script_runs(tmp_path):
     program = tmp_path / "bin" / "postgrad"
     program.parent.mkdir()

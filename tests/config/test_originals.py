@@ -309,6 +309,7 @@ def test_recipe_has_the_authors_values(recipe):
         assert key not in differs or (ours != theirs and reason), f"{key} does not differ any more"
 
 
+@pytest.mark.slow
 def test_every_original_has_a_small_variant_or_is_small():
     """Runs for many GPUs have a recipe of the same method for one small machine."""
     small = {

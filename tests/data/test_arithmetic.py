@@ -72,6 +72,7 @@ def test_shares_of_the_splits(digits: dict[int, dict[str, list[Problem]]], level
     assert shares == pytest.approx([0.90, 0.05, 0.05], abs=0.012)
 
 
+@pytest.mark.slow
 def test_splits_are_disjoint_in_all_levels_styles_and_orders(
     digits: dict[int, dict[str, list[Problem]]],
 ):

@@ -45,6 +45,7 @@ print(json.dumps(table))
 """
 
 
+@pytest.mark.slow
 def test_the_known_answer_of_a_generator_is_right():
     pytest.importorskip("reasoning_gym")
     done = subprocess.run(

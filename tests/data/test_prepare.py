@@ -734,6 +734,7 @@ def test_options_of_gpqa_are_shuffled(tmp_path: Path):
     assert {row["reward_model"]["ground_truth"] for row in rows} == set("ABCD")
 
 
+@pytest.mark.slow
 def test_splits_that_are_slices_of_the_file(tmp_path: Path):
     source = write(tmp_path / "train.jsonl", *({"instruction": f"Do {i}."} for i in range(11_300)))
     out = tmp_path / "out.parquet"

@@ -20,6 +20,7 @@ FIT = [
     "rollout.max_response_tokens=8",
     "training.problems_per_step=4",
     "training.steps=3",
+    "model.dtype=float32",
     "model.threads=1",
 ]
 
@@ -166,6 +167,7 @@ def test_sandbox_row_shows_the_server_or_the_refusal(monkeypatch: pytest.MonkeyP
 # ---- --fit
 
 
+@pytest.mark.slow
 def test_fit_prints_memory_time_and_disk(
     tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,6 +186,7 @@ def test_fit_prints_memory_time_and_disk(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_fit_of_a_model_that_is_too_large_says_so(
     tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,18 +198,20 @@ def test_fit_of_a_model_that_is_too_large_says_so(
     assert "use a smaller model" in rows(text)["problem"]
 
 
+@pytest.mark.slow
 def test_fit_of_a_run_that_is_too_large_names_settings_to_change(
     tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(estimate, "memory_bytes", lambda: (1 << 30, 2 << 20))
     monkeypatch.setattr(estimate.probe, "resident_bytes", lambda: 1 << 20)
-    large = ["training.problems_per_step=64", "model.dtype=float32"]
+    large = ["training.problems_per_step=64"]
     assert main([*FIT, f"model.path={tiny}", f"runs={tmp_path}", *large]) == 0
     problem = rows(capsys.readouterr().out)["problem"]
     settings = ("training.token_budget=4096 (saves", "model.activation_checkpointing=true (saves")
     assert any(setting in problem for setting in settings)
 
 
+@pytest.mark.slow
 def test_fit_of_sft_samples_nothing(
     tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -217,6 +222,7 @@ def test_fit_of_sft_samples_nothing(
     assert "sample" not in rows(text)["time per step"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [

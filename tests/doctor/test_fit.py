@@ -243,6 +243,7 @@ def test_simulated_activations_are_those_that_autograd_keeps(
     assert simulated == pytest.approx(sum(kept.values()), rel=0.05)
 
 
+@pytest.mark.slow
 def test_simulated_peak_is_that_of_the_real_pass(tiny_untied: Path) -> None:
     config = make_config(tiny_untied)
     micro = micro_batch(4, 48, 150)

@@ -15,6 +15,7 @@ EXPECTED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", EXPECTED)
 def test_the_report_names_the_passes_and_the_decoding(model_type, tiny, tmp_path, monkeypatch):
     monkeypatch.setenv("POSTGRAD_CACHE", str(tmp_path))

@@ -107,6 +107,7 @@ def test_a_long_observation_is_cut_before_it_is_sent(host):
     assert len(collect(sessions, 1)[0].messages[0]["content"]) == 105
 
 
+@pytest.mark.slow
 def test_a_crash_fails_one_session_and_the_others_are_replayed(pool):
     """Sessions of the same process lose their objects and get them back by replay."""
     sessions = pool.new_sessions()
@@ -123,6 +124,7 @@ def test_a_crash_fails_one_session_and_the_others_are_replayed(pool):
     assert {one.messages[0]["content"] for one in collect(sessions, 3).values()} == {"step 2"}
 
 
+@pytest.mark.slow
 def test_a_session_that_ran_beside_a_crash_is_not_blamed(pool):
     """With one process, both sessions run when it dies; only the one that kills it fails."""
     pool.workers = 1

@@ -2,14 +2,13 @@
 
 import dataclasses
 import json
-import multiprocessing
 import os
 import signal
 import time
 from pathlib import Path
 
 import pytest
-from world import config_of, run_words, tree
+from world import config_of, forkserver, run_words, tree
 
 from postgrad.cli.main import main
 from postgrad.data.problems import load_problems
@@ -148,23 +147,8 @@ def test_child_process_gives_the_same_results(reference, tiny, verifier, tmp_pat
     assert (tmp_path / "out" / "one.jsonl").read_bytes() == (reference / "one.jsonl").read_bytes()
 
 
-@pytest.fixture(scope="module")
-def forkserver():
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        [
-            "world",
-            "postgrad.evaluation.run",
-            "postgrad.cluster.host",
-            "hydra",
-            "transformers.models.qwen3",
-        ]
-    )
-    return context
-
-
 @pytest.mark.slow
-def test_evaluation_continues_after_kill_9(forkserver, reference, tiny, verifier, tmp_path):
+def test_evaluation_continues_after_kill_9(reference, tiny, verifier, tmp_path):
     """Killed after loading, in the first set and in the second; the files are equal in the end."""
     out = tmp_path / "out"
     overrides = overrides_for(tiny, verifier, out, "batch=3")
@@ -181,7 +165,7 @@ def test_evaluation_continues_after_kill_9(forkserver, reference, tiny, verifier
     )
     num_killed = 0
     for should_kill in kill_conditions:
-        process = forkserver.Process(
+        process = forkserver().Process(
             target=run_words, args=(overrides, str(tmp_path / "output.txt"))
         )
         process.start()
@@ -352,6 +336,7 @@ def test_unknown_model_gives_one_line(model, message, tmp_path, capsys, monkeypa
     assert error.count("\n") == 1 and message in error and not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_failing_verifier_stops_the_evaluation(tiny, verifier, tmp_path, capsys):
     overrides = [
         "eval",

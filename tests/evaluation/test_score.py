@@ -30,6 +30,7 @@ def verifier(tmp_path_factory) -> str:
     return f"verifier={file}:odd"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["parquet", "jsonl"])
 def test_generate_and_score_equal_eval(tiny, verifier, tmp_path, ending, capsys):
     out = tmp_path / f"out.{ending}"

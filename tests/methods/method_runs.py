@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 from world import config_of, metrics_of, toy_run
@@ -33,17 +32,9 @@ SIZES_ONLY = [*(name for name in RECIPES if name.endswith("_small")), "classmate
 DISTILL_RECIPES = ("distill", "gkd", "self_distill")
 NOT_SAMPLING = (*GIVEN_RECIPES, *DISTILL_RECIPES, *SIZES_ONLY)
 SAMPLING_RECIPES = [name for name in RECIPES if name not in NOT_SAMPLING]
-# One recipe per kind of method: make check runs these, make test runs all.
-CORE_RECIPES = ("bupo", "classmate", "dpo", "exgrpo", "grpo", "luffy", "ppo", "sft")
 LIMIT = 6  # rollout.max_response_tokens
 
 SMALL = toy_run(response_tokens=LIMIT)
-
-
-def recipe_params(names: Sequence[str]) -> list[Any]:
-    """The names as parameters of a test; all but CORE_RECIPES are marked slow."""
-    slow = pytest.mark.slow
-    return [name if name in CORE_RECIPES else pytest.param(name, marks=slow) for name in names]
 
 
 VERIFIERS = '''

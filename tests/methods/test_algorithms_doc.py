@@ -13,6 +13,7 @@ from postgrad.algorithms.losses import LOSSES
 from postgrad.algorithms.preference import PREFERENCE_LOSSES
 from postgrad.config.compose import recipe_names
 
+pytestmark = pytest.mark.slow  # the page composes every recipe
 ROOT = Path(__file__).parent.parent.parent
 
 

@@ -629,6 +629,7 @@ def test_the_share_of_the_rate_above_and_below(tiny_untied):
         assert scaled[name] == pytest.approx(share * distance, rel=0.02), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", ["above", "below"])
 def test_a_share_of_zero_is_frozen_without_gradient_and_state(tiny_untied, side, tmp_path):
     """Also where the phases change what is frozen, and after saving and loading."""

@@ -383,6 +383,7 @@ def test_classmate_reward_changes_the_tokens_of_the_thought_only(tiny, advantage
         assert rows[0, 1] == pytest.approx([0, size, size, 0, 0])
 
 
+@pytest.mark.slow
 def test_tokens_can_be_restricted(tiny):
     wanted = {
         "cot_only": [0, 1, 1, 0, 0, 0, 0],
@@ -420,6 +421,7 @@ def test_consistency_is_a_channel_of_its_own_on_the_thought(tiny):
     )
 
 
+@pytest.mark.slow
 def test_equal_classmates_make_the_run_the_baseline_s(tiny):
     """Specification 8.12: equal scores in a group give b = 0, the main reward's update."""
     outcomes = []
@@ -690,6 +692,7 @@ def test_a_language_model_judges_any_method_and_a_monitor_reads_the_thoughts(tin
     assert len((tmp_path / "c" / "judge.jsonl").read_text().splitlines()) > 1
 
 
+@pytest.mark.slow
 def test_a_monitor_stays_with_the_run_that_has_thoughts(tiny):
     overrides = ("reward.judge.monitor='http://a/v1#m'", "reward.timeout_s=3")
     for recipe, monitor in (("sft", ""), ("classmate_warmup", "http://a/v1#m")):

@@ -193,6 +193,7 @@ def test_adapted_kl_coefficient_is_in_the_checkpoint(tiny):
     assert resumed.kl_coef == 0.00102048
 
 
+@pytest.mark.slow
 def test_adaptive_coefficient_changes_with_each_step(tiny):
     """With KL 0, below the target, the coefficient falls by 0.2 · 16 rows / 10000 per step."""
     b = bound(
@@ -578,6 +579,7 @@ def test_gdpo_names_a_part_that_the_verifier_does_not_report(tiny):
 PPO = ("optimizer.lr=1e-2", "method.critic_lr=1e-2", "training.steps=10")
 
 
+@pytest.mark.slow
 def test_warm_up_trains_the_critic_alone(tiny):
     b = bound("ppo", tiny, *PPO, "method.critic_warmup=2")
     before = flat_weights(b.host.policy)
@@ -591,6 +593,7 @@ def test_warm_up_trains_the_critic_alone(tiny):
     assert not torch.equal(before, flat_weights(b.host.policy)) and b.metrics["grad_norm"] > 0
 
 
+@pytest.mark.slow
 def test_values_start_at_zero_and_are_learned(tiny):
     b = bound("ppo", tiny, *PPO, "method.critic_warmup=10", "method.critic_clip=10")
     batch = b.until("estimate")
@@ -614,6 +617,7 @@ def test_explained_variance_is_logged_and_means_what_it_says(tiny):
     assert b.metrics["critic/explained_variance"] == pytest.approx(by_hand, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_the_critic_comes_back_bit_for_bit(tiny, tmp_path):
     b = bound("ppo", tiny, *PPO)
     b.until(number=1)

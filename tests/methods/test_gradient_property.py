@@ -8,7 +8,8 @@ import random
 
 import pytest
 import torch
-from method_runs import LIMIT, PAIR_RECIPES, RECIPES, SMALL, overrides_for, recipe_params
+from core_recipes import recipe_params
+from method_runs import LIMIT, PAIR_RECIPES, RECIPES, SMALL, overrides_for
 from world import END, NUM_TOKENS, config_of, random_batch
 
 from postgrad.algorithms.aggregation import AGGREGATIONS

@@ -217,6 +217,7 @@ def starts(model, *overrides: str, **options) -> list[int]:
     return [len(start) for start in groups[0].prefixes]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "share", "given"), [(11, 0.5, 5), (11, 0.99, 10), (11, 1.0, 11), (100, 0.29, 28)]
 )
@@ -420,6 +421,7 @@ def test_a_row_that_somebody_began_is_not_in_the_split_baseline(tiny):
     ]
 
 
+@pytest.mark.slow
 def test_what_may_be_done_to_advantages(tiny):
     rewards, sources = [1.0, 0.0, 0.0, 0.0], [BEGUN, P, P, P]
     scaled = estimated(
@@ -576,6 +578,7 @@ def test_a_killed_run_ends_the_same(tiny, tmp_path):
 # ---- whole runs
 
 
+@pytest.mark.slow
 def test_groups_without_signal_stop_a_run_that_cannot_learn_and_an_sft_loss_is_signal(
     tiny, tmp_path
 ):
@@ -594,6 +597,7 @@ def test_groups_without_signal_stop_a_run_that_cannot_learn_and_an_sft_loss_is_s
     )
 
 
+@pytest.mark.slow
 def test_run_whose_demonstrations_are_all_too_long_reports_it_and_trains(tiny, tmp_path):
     lines = run("luffy", tiny, tmp_path, "rollout.max_response_tokens=2")
     for line in lines:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from core_recipes import recipe_params
 from method_runs import (
     DISTILL_RECIPES,
     GIVEN_RECIPES,
@@ -15,7 +16,6 @@ from method_runs import (
     SAMPLING_RECIPES,
     SIZES_ONLY,
     VERIFIERS,
-    recipe_params,
     run,
 )
 from safetensors.torch import load_file
@@ -119,9 +119,16 @@ def test_sft_trains(tiny, tmp_path):
 @pytest.mark.parametrize(
     ("recipe", "override"),
     [
-        *((recipe, None) for recipe in (*PAIR_RECIPES, "kto")),
-        ("dpo", "method.loss=hinge"),
-        ("dpo", "method.reference_free=true"),
+        ("dpo", None),
+        ("kto", None),
+        *(
+            pytest.param(recipe, override, marks=pytest.mark.slow)
+            for recipe, override in [
+                *((recipe, None) for recipe in PAIR_RECIPES if recipe != "dpo"),
+                ("dpo", "method.loss=hinge"),
+                ("dpo", "method.reference_free=true"),
+            ]
+        ),
     ],
 )
 def test_recipes_of_pairs_train(recipe, override, tiny, tmp_path):

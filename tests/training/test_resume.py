@@ -6,7 +6,6 @@ second. The reference runs as the plain command in a new interpreter.
 
 import contextlib
 import json
-import multiprocessing
 import os
 import shutil
 import signal
@@ -19,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from world import (
     config_of,
+    forkserver,
     metrics_of,
     metrics_without_timing,
     overrides_of,
@@ -65,18 +65,7 @@ def overrides(tiny, verifier):
 
 @pytest.fixture(scope="module")
 def server():
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        [
-            "world",
-            "postgrad.training.driver",
-            "postgrad.cluster.host",
-            "postgrad.cli.train",
-            "hydra",
-            "transformers.models.qwen3",
-        ]
-    )
-    return context
+    return forkserver()
 
 
 @pytest.fixture(scope="module")
@@ -385,6 +374,7 @@ def test_resume_with_other_data_is_refused(tiny, verifier, tmp_path):
         train_here(tiny, verifier, tmp_path, Reporter(), *overrides)
 
 
+@pytest.mark.slow
 def test_metrics_cut_short_by_a_kill_are_repaired(tiny, verifier, tmp_path):
     train_here(tiny, verifier, tmp_path / "whole", Reporter())
     train_here(tiny, verifier, tmp_path / "cut", CtrlCAtStep(2))
