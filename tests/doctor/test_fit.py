@@ -377,7 +377,7 @@ def test_estimated_memory_and_disk_are_those_of_a_real_run(tmp_path: Path, dtype
         f"reward.verifier={verifier}:coin",
         "rollout.max_response_tokens=24",
         "training.problems_per_step=16",
-        "training.steps=5",
+        "training.steps=2",
         f"runs={tmp_path}/runs",
         "name=real",
     ]
@@ -388,6 +388,6 @@ def test_estimated_memory_and_disk_are_those_of_a_real_run(tmp_path: Path, dtype
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     peak = max(line["memory_gib"] for line in lines)
     assert peak / 1.5 < gib_of("peak memory", estimate) < peak * 1.5
-    files = [file for file in (run / "checkpoints" / "step-5").rglob("*") if file.is_file()]
+    files = [file for file in (run / "checkpoints" / "step-2").rglob("*") if file.is_file()]
     saved = sum(file.stat().st_size for file in files)
     assert gib_of("checkpoint", estimate) * GIB == pytest.approx(saved, rel=0.1)

@@ -172,6 +172,7 @@ def test_evaluation_continues_after_kill_9(reference, tiny, verifier, tmp_path):
         limit = time.monotonic() + 60
         while process.is_alive() and not should_kill():
             assert time.monotonic() < limit, "the evaluation hangs"
+            time.sleep(0.001)
         num_killed += process.is_alive()
         for kill in (lambda pid=process.pid: os.killpg(pid, signal.SIGKILL), process.kill):
             try:
