@@ -42,8 +42,8 @@ def assert_a_killed_run_ends_the_same(
 
     The rerun is bit-exact.
     """
-    whole, killed = folder / "whole", folder / "killed"
-    train(config_of(recipe, model, *overrides, f"runs={whole}"), Reporter())
+    complete, killed = folder / "complete", folder / "killed"
+    train(config_of(recipe, model, *overrides, f"runs={complete}"), Reporter())
     again = ["train", recipe, *overrides_of(model, *overrides, f"runs={killed}")]
     output = folder / "output.txt"
     process = forkserver().Process(target=run_until_killed, args=(kill_at, again, str(output)))
@@ -52,14 +52,14 @@ def assert_a_killed_run_ends_the_same(
     assert process.exitcode == -signal.SIGKILL, output.read_text()
     assert metrics_of(killed / "test")[-1]["step"] == kill_at, "killed elsewhere"
     assert main(again) == 0
-    whole_files = tree(whole / "test" / "checkpoints")
+    complete_files = tree(complete / "test" / "checkpoints")
     killed_files = tree(killed / "test" / "checkpoints")
-    assert whole_files.keys() == killed_files.keys()
-    differing = [name for name in whole_files if whole_files[name] != killed_files[name]]
+    assert complete_files.keys() == killed_files.keys()
+    differing = [name for name in complete_files if complete_files[name] != killed_files[name]]
     assert not differing, differing
-    assert metrics_without_timing(whole / "test") == metrics_without_timing(killed / "test")
-    for file in sorted((whole / "test" / "rollouts").iterdir()):
+    assert metrics_without_timing(complete / "test") == metrics_without_timing(killed / "test")
+    for file in sorted((complete / "test" / "rollouts").iterdir()):
         assert pq.read_table(file).equals(
             pq.read_table(killed / "test" / "rollouts" / file.name)
         ), file.name
-    return metrics_of(whole / "test")
+    return metrics_of(complete / "test")

@@ -189,10 +189,10 @@ def test_kill_9_with_adapters(server, overrides, tmp_path):
     def adapted(runs):
         return [*overrides(runs), "model.lora.rank=4", "optimizer.lr=1e-2"]
 
-    for name in ("whole", "cut"):
+    for name in ("complete", "cut"):
         (tmp_path / name).mkdir()
-    whole = Run(server, adapted, tmp_path / "whole")
-    assert whole.exit_code() == 0, whole.output.read_text()
+    complete = Run(server, adapted, tmp_path / "complete")
+    assert complete.exit_code() == 0, complete.output.read_text()
     for step in (1, 5):
         run = Run(server, adapted, tmp_path / "cut")
         assert run.wait_until(lambda run=run, step=step: run.steps() >= step), (
@@ -200,10 +200,10 @@ def test_kill_9_with_adapters(server, overrides, tmp_path):
         )
         run.kill()
         assert run.steps() < STEPS, "killed too late to show anything"
-    finish(server, adapted, tmp_path / "cut", whole.folder)
+    finish(server, adapted, tmp_path / "cut", complete.folder)
     for name in ("adapter/adapter_model.safetensors", "adapter/adapter_config.json"):
         file = f"checkpoints/step-{STEPS}/{name}"
-        assert (run.folder / file).read_bytes() == (whole.folder / file).read_bytes()
+        assert (run.folder / file).read_bytes() == (complete.folder / file).read_bytes()
 
 
 @pytest.mark.slow
@@ -326,13 +326,13 @@ def train_here(tiny, verifier, runs, reporter, *overrides):
 @pytest.mark.parametrize("step", [1, 3, 4])
 def test_ctrl_c_in_any_step_changes_no_metric(tiny, verifier, tmp_path, step):
     """Step 3 is validated and step 4 is the last: each validation is written once."""
-    train_here(tiny, verifier, tmp_path / "whole", Reporter())
+    train_here(tiny, verifier, tmp_path / "complete", Reporter())
     first = train_here(tiny, verifier, tmp_path / "cut", CtrlCAtStep(step))
     assert first.interrupted and first.step == step
     second = train_here(tiny, verifier, tmp_path / "cut", Reporter())
     assert not second.interrupted and second.step == 4
     assert metrics_without_timing(tmp_path / "cut" / "test") == metrics_without_timing(
-        tmp_path / "whole" / "test"
+        tmp_path / "complete" / "test"
     )
 
 
@@ -377,7 +377,7 @@ def test_resume_with_other_data_is_refused(tiny, verifier, tmp_path):
 
 @pytest.mark.slow
 def test_metrics_cut_short_by_a_kill_are_repaired(tiny, verifier, tmp_path):
-    train_here(tiny, verifier, tmp_path / "whole", Reporter())
+    train_here(tiny, verifier, tmp_path / "complete", Reporter())
     train_here(tiny, verifier, tmp_path / "cut", CtrlCAtStep(2))
     file = tmp_path / "cut" / "test" / "metrics.jsonl"
     with file.open("a") as stream:  # lines after the checkpoint, then a kill
@@ -387,7 +387,7 @@ def test_metrics_cut_short_by_a_kill_are_repaired(tiny, verifier, tmp_path):
     )
     train_here(tiny, verifier, tmp_path / "cut", Reporter())
     assert metrics_without_timing(tmp_path / "cut" / "test") == metrics_without_timing(
-        tmp_path / "whole" / "test"
+        tmp_path / "complete" / "test"
     )
     assert (
         pq.read_table(tmp_path / "cut" / "test" / "rollouts" / "step-000003.parquet").num_rows == 16
@@ -399,7 +399,7 @@ def test_damaged_line_of_metrics_loses_no_other_line(tiny, verifier, tmp_path):
     notes = []
     reporter = Reporter()
     reporter.note = notes.append
-    train_here(tiny, verifier, tmp_path / "whole", Reporter())
+    train_here(tiny, verifier, tmp_path / "complete", Reporter())
     train_here(tiny, verifier, tmp_path / "cut", CtrlCAtStep(3))
     file = tmp_path / "cut" / "test" / "metrics.jsonl"
     lines = file.read_bytes().splitlines(keepends=True)
@@ -409,10 +409,10 @@ def test_damaged_line_of_metrics_loses_no_other_line(tiny, verifier, tmp_path):
     (tmp_path / "cut" / "test" / "rollouts" / ".step-000009.parquet.partial").write_bytes(b"half")
     (tmp_path / "cut" / "test" / "rollouts" / "step-mine.parquet").write_bytes(b"not ours")
     train_here(tiny, verifier, tmp_path / "cut", reporter)
-    whole = [
-        line for line in metrics_without_timing(tmp_path / "whole" / "test") if line["step"] != 2
+    complete = [
+        line for line in metrics_without_timing(tmp_path / "complete" / "test") if line["step"] != 2
     ]
-    assert metrics_without_timing(tmp_path / "cut" / "test") == whole
+    assert metrics_without_timing(tmp_path / "cut" / "test") == complete
     assert any("metrics.jsonl" in note and "step 2" in note for note in notes)
     assert {p.name for p in (tmp_path / "cut" / "test" / "rollouts").iterdir()} == {
         *(f"step-{n:06d}.parquet" for n in range(1, 5)),
@@ -423,21 +423,21 @@ def test_damaged_line_of_metrics_loses_no_other_line(tiny, verifier, tmp_path):
 @pytest.mark.slow
 def test_removed_checkpoint_is_written_again(tiny, verifier, tmp_path):
     overrides = ("training.checkpoint_every=1",)
-    train_here(tiny, verifier, tmp_path / "whole", Reporter(), *overrides)
+    train_here(tiny, verifier, tmp_path / "complete", Reporter(), *overrides)
     train_here(tiny, verifier, tmp_path / "cut", CtrlCAtStep(3), *overrides)
     shutil.rmtree(tmp_path / "cut" / "test" / "checkpoints" / "step-3")
     (tmp_path / "cut" / "test" / "checkpoints" / ".step-3.partial").mkdir()
     train_here(tiny, verifier, tmp_path / "cut", Reporter(), *overrides)
     assert metrics_without_timing(tmp_path / "cut" / "test") == metrics_without_timing(
-        tmp_path / "whole" / "test"
+        tmp_path / "complete" / "test"
     )
     assert (
         checkpoint_names(tmp_path / "cut" / "test")
-        == checkpoint_names(tmp_path / "whole" / "test")
+        == checkpoint_names(tmp_path / "complete" / "test")
         == {"latest", "step-3", "step-4"}
     )
     final = "test/checkpoints/step-4/policy/model.safetensors"
-    assert (tmp_path / "cut" / final).read_bytes() == (tmp_path / "whole" / final).read_bytes()
+    assert (tmp_path / "cut" / final).read_bytes() == (tmp_path / "complete" / final).read_bytes()
 
 
 STOPPED_TWICE = """
