@@ -79,6 +79,7 @@ def test_cross_entropy_lowers_the_loss_of_demonstrations(session):
     assert losses[-1] < losses[0] - 0.1
 
 
+@pytest.mark.slow
 def test_a_saved_session_goes_on_with_the_same_numbers(session, tiny, folder):
     def step(one: postgrad.Session) -> None:
         one.forward_backward(sampled(one, step=2))

@@ -314,6 +314,7 @@ def test_evaluate_uses_the_reward_of_the_run_and_score_agrees(small):
     assert postgrad.score(rows, reward="exact")[0].value == 1.0
 
 
+@pytest.mark.slow
 def test_a_hub_id_is_downloaded(small, folder, monkeypatch):
     from postgrad.data.prepare import hub
 

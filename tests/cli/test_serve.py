@@ -366,6 +366,7 @@ def slowly(monkeypatch, seconds=0.03) -> list[int]:
 LONG = {"model": "tiny", "prompt": [1], "max_tokens": 200, "temperature": 0}
 
 
+@pytest.mark.slow
 def test_the_long_answer_of_these_tests_is_long(native):
     assert len(native.generate([Request([1], [0])], Sampling(0.0, 200))[0][0].tokens) == 200
 

@@ -618,6 +618,7 @@ def serve_until_named(overrides, servers, name):
     return found[0]
 
 
+@pytest.mark.slow
 def test_the_engine_is_vllm_where_it_can_run_the_model_else_native(stand_in, tiny, tmp_path, capfd):
     servers, broken = tmp_path / "servers.json", shutil.copytree(tiny, tmp_path / "broken")
     serve_until_named([str(tiny), "--name", "m"], servers, "m")

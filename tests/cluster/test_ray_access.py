@@ -39,6 +39,7 @@ def refusal_of(tmp_path, tiny, *overrides: str, **environment: str) -> str:
     return lines[0]
 
 
+@pytest.mark.slow
 def test_cluster_is_short_for_cluster_backend(tiny):
     for overrides in (
         ("cluster=ray",),

@@ -14,12 +14,17 @@ SPLITS = ("train", "validation", "test")
 NUM_PROBLEMS = {1: 100, 2: 10_000, 3: 10_000, 4: 1_000, 5: 10_000, 6: 10_000}
 
 
+class Digits(dict[int, dict[str, list[Problem]]]):
+    """The problems of each level by split, made when they are first read."""
+
+    def __missing__(self, level: int) -> dict[str, list[Problem]]:
+        self[level] = {split: arithmetic_problems(level, "digits", split) for split in SPLITS}
+        return self[level]
+
+
 @pytest.fixture(scope="module")
-def digits() -> dict[int, dict[str, list[Problem]]]:
-    return {
-        level: {split: arithmetic_problems(level, "digits", split) for split in SPLITS}
-        for level in LEVELS
-    }
+def digits() -> Digits:
+    return Digits()
 
 
 def calculate(expression: str) -> int:
@@ -31,8 +36,11 @@ def calculate(expression: str) -> int:
     return {"+": a + b, "-": a - b, "*": a * b}[op]
 
 
-@pytest.mark.parametrize("level", LEVELS)
-def test_digits_answers_and_widths(digits: dict[int, dict[str, list[Problem]]], level: int):
+@pytest.mark.parametrize(
+    "level",
+    [level if level == 1 else pytest.param(level, marks=pytest.mark.slow) for level in LEVELS],
+)
+def test_digits_answers_and_widths(digits: Digits, level: int):
     problems = [p for split in SPLITS for p in digits[level][split]]
     assert len(problems) == NUM_PROBLEMS[level] == len({p.uid for p in problems})
     for p in problems:
@@ -44,7 +52,7 @@ def test_digits_answers_and_widths(digits: dict[int, dict[str, list[Problem]]], 
     assert {len(p.ground_truth) for p in problems} == {LEVELS[level].answer_width}
 
 
-def test_digits_example(digits: dict[int, dict[str, list[Problem]]]):
+def test_digits_example(digits: Digits):
     by_question = {p.messages[0]["content"]: p for split in SPLITS for p in digits[2][split]}
     problem = by_question["37+58="]
     assert (problem.ground_truth, problem.data_source) == ("590", "arithmetic/digits")
@@ -66,15 +74,16 @@ def test_boxed_example():
     assert problem.demonstrations == ("37+58 = 95, so the answer is \\boxed{95}.",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", LEVELS)
-def test_shares_of_the_splits(digits: dict[int, dict[str, list[Problem]]], level: int):
+def test_shares_of_the_splits(digits: Digits, level: int):
     shares = [len(digits[level][split]) / NUM_PROBLEMS[level] for split in SPLITS]
     assert shares == pytest.approx([0.90, 0.05, 0.05], abs=0.012)
 
 
 @pytest.mark.slow
 def test_splits_are_disjoint_in_all_levels_styles_and_orders(
-    digits: dict[int, dict[str, list[Problem]]],
+    digits: Digits,
 ):
     """A held-out sum is not trained on in another level, in the other style, or as 58+37."""
     split_of: dict[str, str] = {}
@@ -88,7 +97,8 @@ def test_splits_are_disjoint_in_all_levels_styles_and_orders(
                 assert split_of.setdefault(turned, split) == split
 
 
-def test_level_content(digits: dict[int, dict[str, list[Problem]]]):
+@pytest.mark.slow
+def test_level_content(digits: Digits):
     texts = {
         level: [p.extra["expression"] for split in SPLITS for p in digits[level][split]]
         for level in LEVELS
@@ -111,7 +121,8 @@ def test_key_ignores_operand_order_of_sums_and_products_only():
     assert Expression("-", inner, 3).key() != Expression("-", 3, inner).key()
 
 
-def test_lists_never_change(digits: dict[int, dict[str, list[Problem]]]):
+@pytest.mark.slow
+def test_lists_never_change(digits: Digits):
     """Golden value: recorded runs and benchmarks use these problems in this order."""
     uids = "".join(p.uid for level in LEVELS for split in SPLITS for p in digits[level][split])
     assert hashlib.blake2b(uids.encode(), digest_size=8).hexdigest() == "8374a894ae0c35f1"

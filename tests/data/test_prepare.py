@@ -324,6 +324,7 @@ def test_every_data_set_is_tested():
     } == set(SETS)
 
 
+@pytest.mark.slow
 def test_same_input_gives_the_same_bytes(tmp_path: Path):
     source = write(
         tmp_path / "train.jsonl",

@@ -69,6 +69,7 @@ def test_size_counts_the_parameters_of_the_model(tiny: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_tied_heads_count_once(tiny: Path, tiny_untied: Path) -> None:
     sizes = [
         simulate.measure_size(make_config(path), model_config(make_config(path).model))

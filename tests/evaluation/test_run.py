@@ -136,6 +136,7 @@ def test_results_do_not_depend_on_the_batch_size(reference, tiny, verifier, tmp_
     )
 
 
+@pytest.mark.slow
 def test_another_seed_gives_other_responses(reference, tiny, verifier, tmp_path):
     assert main(overrides_for(tiny, verifier, tmp_path / "out", "seed=1")) == 0
     assert (tmp_path / "out" / "one.jsonl").read_bytes() != (reference / "one.jsonl").read_bytes()
@@ -444,6 +445,7 @@ def test_validation_in_training_equals_the_evaluation(run_folder, tmp_path):
         )
 
 
+@pytest.mark.slow
 def test_prompts_equal_those_of_training(tiny, tmp_path):
     """For each template, the engine gets the tokens that training uses."""
     from transformers import AutoTokenizer
@@ -496,6 +498,7 @@ def test_keys_without_section_are_completed(key, expected):
     assert full_key(key) == expected
 
 
+@pytest.mark.slow
 def test_default_temperature_depends_on_the_number_of_samples():
     def temperature(*overrides):
         return read_settings("m", ["data=x", *overrides]).rollout.temperature

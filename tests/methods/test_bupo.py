@@ -222,6 +222,7 @@ def test_entropy_too_is_of_the_internal_policy_at_the_temperature(tiny_untied):
 # ---- what runs and what changes in phase 1
 
 
+@pytest.mark.slow
 def test_blocks_above_run_zero_times_in_both_passes(tiny_untied):
     """Counted calls: in phase 1 old log-probs and update stop after block 1.
 
@@ -358,6 +359,7 @@ def test_a_later_token_or_a_neighbor_never_changes_an_internal_log_prob(tiny_unt
 # ---- the full policy, the reference, the engine
 
 
+@pytest.mark.slow
 def test_old_log_probs_are_the_internal_policys_and_nobody_takes_them_for_the_engines(tiny_untied):
     """Step 1 computes the full policy once; step 2 does not and logs no engine gap."""
     b = bupo(tiny_untied, "method.phase_one_steps=2", "training.updates_per_step=4")
@@ -620,6 +622,7 @@ def moved(model: Path, *overrides: str) -> dict[str, float]:
     }
 
 
+@pytest.mark.slow
 def test_the_share_of_the_rate_above_and_below(tiny_untied):
     plain = ("optimizer.weight_decay=0", "optimizer.eps=1e-12")
     whole = moved(tiny_untied, *plain)
@@ -760,6 +763,7 @@ def test_the_depth_has_no_default(tiny):
         config_of("grpo", tiny, "method=bupo")
 
 
+@pytest.mark.slow
 def test_the_recipes_count_blocks_from_one(tiny):
     """The original's internal_layer 5 and 26 are our 6 and 27."""
     found = {

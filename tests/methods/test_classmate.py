@@ -203,6 +203,7 @@ def test_a_prompt_that_opens_the_thought_is_not_opened_twice(tiny):
     assert thought.text == "3(4" and thought.output == "5", "the response begins inside the thought"
 
 
+@pytest.mark.slow
 def test_words_and_shares_shorten_what_is_shown(tiny):
     s = made(tiny, ["(1234)5"] * 4, "method.keep=0.5")
     batch = s.until_estimate()

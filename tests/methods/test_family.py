@@ -228,6 +228,7 @@ def test_kl_in_the_reward_lowers_the_rewards_of_the_estimator(tiny):
 # ---- ReMax
 
 
+@pytest.mark.slow
 def test_remax_takes_the_reward_of_one_greedy_response_a_problem(tiny):
     b = bound("remax", tiny)
     b.method.ports.engine = spy = Spy(b.host.engine)

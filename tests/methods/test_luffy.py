@@ -163,6 +163,7 @@ def test_rl_with_sft_loss(tiny):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["luffy", "luffy_rl_sft"])
 def test_the_entropy_bonus_is_a_mean_over_all_tokens_whatever_the_loss_divides_by(recipe, tiny):
     plain, bonus = (
@@ -438,6 +439,7 @@ def test_what_may_be_done_to_advantages(tiny):
     assert sft.flatten().tolist() == pytest.approx([0.3, 0, 0, 0.3, 0.3, 0.3] + [0] * 6)
 
 
+@pytest.mark.slow
 def test_a_wrong_demonstration_is_pushed_down_or_masked(tiny):
     """Kept, as in the original: -k/n. Masked: its tokens are in no loss and no denominator."""
 

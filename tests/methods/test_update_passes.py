@@ -55,6 +55,7 @@ def test_two_passes_equal_two_updates_by_hand(tiny):
     assert not all(torch.equal(a, b) for a, b in different)
 
 
+@pytest.mark.slow
 def test_critic_takes_every_pass(tiny, tmp_path):
     b = bound("ppo", tiny, "training.ppo_epochs=3", "training.updates_per_step=2")
     optimizer = b.host.models["critic"].optimizer
@@ -65,28 +66,31 @@ def test_critic_takes_every_pass(tiny, tmp_path):
     assert len(rates) == 6
 
 
+OPTIONS = [
+    ["method.correction=bypass"],
+    ["method.correction=bypass", "method.rejection.seq_mean_k1=0.5_2.0"],
+    ["method.correction=token", "method.correction_normalize=true"],
+    [
+        "method.loss=geo_mean",
+        "method.correction=token",
+        "method.aggregation=seq-mean-token-mean",
+    ],
+    ["method.advantage=optimal_token_baseline", "method.correction=token"],
+    ["method.sequence_mask=0.001", "training.ppo_epochs=2"],
+    ["method.kl=loss", "method.kl_ratio=true", "training.ppo_epochs=2"],
+    ["method.mask_truncated=true"],
+    [
+        "method.loss=clip_cov",
+        "method.loss_options.cov_share=0.5",
+        "method.loss_options.cov_low=-9",
+    ],
+    ["method.loss=kl_cov", "method.loss_options.cov_share=0.5"],
+]
+
+
 @pytest.mark.parametrize(
     "overrides",
-    [
-        ["method.correction=bypass"],
-        ["method.correction=bypass", "method.rejection.seq_mean_k1=0.5_2.0"],
-        ["method.correction=token", "method.correction_normalize=true"],
-        [
-            "method.loss=geo_mean",
-            "method.correction=token",
-            "method.aggregation=seq-mean-token-mean",
-        ],
-        ["method.advantage=optimal_token_baseline", "method.correction=token"],
-        ["method.sequence_mask=0.001", "training.ppo_epochs=2"],
-        ["method.kl=loss", "method.kl_ratio=true", "training.ppo_epochs=2"],
-        ["method.mask_truncated=true"],
-        [
-            "method.loss=clip_cov",
-            "method.loss_options.cov_share=0.5",
-            "method.loss_options.cov_low=-9",
-        ],
-        ["method.loss=kl_cov", "method.loss_options.cov_share=0.5"],
-    ],
+    [OPTIONS[0], *(pytest.param(one, marks=pytest.mark.slow) for one in OPTIONS[1:])],
     ids=str,
 )
 def test_options_train(tiny, tmp_path, overrides):

@@ -182,6 +182,7 @@ def test_mistake_in_a_user_function_is_one_line_with_exit_code_2(
     assert not runs.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "key"),
     [

@@ -125,7 +125,10 @@ def assert_same(one: torch.Tensor, two: torch.Tensor) -> None:
     assert difference <= 1e-6 * largest, f"they differ by {difference:.3g} of {largest:.3g}"
 
 
-@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize(
+    "aggregation",
+    [AGGREGATIONS[0], *(pytest.param(one, marks=pytest.mark.slow) for one in AGGREGATIONS[1:])],
+)
 @pytest.mark.parametrize("method", METHODS)
 def test_the_gradient_equals_the_row_by_row_reference(tiny, method, aggregation):
     policy = policy_of(tiny, method)
@@ -176,6 +179,7 @@ def test_gradients_of_parts_add_up_to_that_of_the_batch(tiny):
     assert_same(collect_gradients(policy), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_metrics_are_means_over_tokens_whatever_the_budget(tiny, method):
     policy = policy_of(tiny, method)

@@ -185,6 +185,7 @@ def test_tiny_is_created_once_in_the_cache_and_differs_by_seed(tmp_path, monkeyp
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", ["tiny", "tiny_untied"])
 def test_a_saved_checkpoint_is_a_stock_folder_with_equal_logits(folder, request, tmp_path):
     from transformers import AutoTokenizer

@@ -65,6 +65,7 @@ def test_the_same_seed_draws_the_same_adapters(tiny):
     assert drawn[0].std().item() > 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tiny", "tiny_untied"])
 def test_merged_and_unmerged_weights_give_the_same_log_probs(request, tmp_path, kind):
     """Read by stock transformers, by stock peft, by an engine that gets the weights, and by us."""
@@ -170,6 +171,7 @@ def test_an_internal_policy_trains_the_adapters_below_it(tiny_untied):
     assert with_gradient == changed, "base weights get no gradient, even after a change of views"
 
 
+@pytest.mark.slow
 def test_load_restores_the_saved_bits(tiny, tmp_path):
     host, batch = build_host(config_of("grpo", tiny, *LORA)), random_batch(3)
     train_steps(host, batch)

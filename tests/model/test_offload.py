@@ -110,6 +110,7 @@ def test_offloading_changes_no_bit_of_a_run(dtype, device, max_grad_norm, monkey
             )
 
 
+@pytest.mark.slow
 def test_a_tied_model_gives_the_same_bits_with_offloaded_state(tiny):
     """Tied weights get two gradients per backward pass; both kinds add them in the same order."""
     overrides = ("model.dtype=bfloat16", "optimizer.lr=1e-2", "training.updates_per_step=2")

@@ -187,6 +187,7 @@ def test_verl_shards_become_the_original_model(odd_model, tmp_path, world, shard
     assert greedy_answer(tmp_path / "out") == greedy_answer(odd_model)
 
 
+@pytest.mark.slow
 def test_untied_head_dtype_shard_size_and_wrapped_names(tiny_untied, tmp_path, capsys):
     def wrapped(state):
         return {f"_fsdp_wrapped_module.{name}": tensor for name, tensor in state.items()}
@@ -209,6 +210,7 @@ def test_untied_head_dtype_shard_size_and_wrapped_names(tiny_untied, tmp_path, c
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").dtype == torch.bfloat16
 
 
+@pytest.mark.slow
 def test_adapters_in_verl_shards_are_merged(odd_model, tmp_path):
     a = torch.randn(4, 24)
     b = torch.randn(24, 4)
@@ -344,6 +346,7 @@ def remove_last_row(state: dict, name: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_code_in_a_shard_does_not_run(odd_model, tmp_path, capsys):
     class Evil:
         def __reduce__(self):

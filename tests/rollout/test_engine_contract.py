@@ -93,14 +93,16 @@ def vllm(model):
 
 
 FIXTURES = {"http": "over_http"}
+# A child process loads torch again, which takes seconds.
+PROCESS = pytest.param("process", marks=pytest.mark.slow)
 
 
-@pytest.fixture(params=[*OURS, VLLM])
+@pytest.fixture(params=["native", "hf", PROCESS, "http", VLLM])
 def engine(request):
     return request.getfixturevalue(FIXTURES.get(request.param, request.param))
 
 
-@pytest.fixture(params=OURS[1:])
+@pytest.fixture(params=["hf", PROCESS, "http"])
 def ours(request):
     return request.getfixturevalue(FIXTURES.get(request.param, request.param))
 

@@ -94,6 +94,7 @@ def test_results_do_not_depend_on_the_order_of_requests(host):
         assert_same(one, two)
 
 
+@pytest.mark.slow
 def test_results_do_not_depend_on_which_others_are_there(host):
     whole = host.engine.generate(requests(), SAMPLING)
     for i, request in enumerate(requests()):
@@ -176,6 +177,7 @@ def test_sampled_tokens_follow_the_exact_distribution(host, tiny, temperature):
     )
 
 
+@pytest.mark.slow
 def test_second_tokens_follow_the_exact_distribution_too(host, tiny):
     n, prompt = 4000, PROMPTS[0]
     out = host.engine.generate(
@@ -275,6 +277,7 @@ def test_nothing_to_do_is_no_trouble(host):
     assert len(one) == len(three) == 1 and two == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_rows", [3, 64])
 def test_one_prefill_a_prompt_and_no_row_decoded_after_its_end(host, max_rows):
     shapes: list[tuple[int, int]] = []

@@ -65,6 +65,7 @@ def continue_rows(stream, prompts: list[list[int]], num_turns: int = 3) -> list[
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9], [2], [3, 1], [9] * 11]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["qwen", "gemma"])
 def test_conversations_give_the_tokens_of_separate_calls(kind):
     engine = make_engine(kind)

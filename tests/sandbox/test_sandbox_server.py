@@ -441,6 +441,7 @@ def test_invalid_run_code_requests(server, body, status, field):
     assert reply["error"]
 
 
+@pytest.mark.slow
 @needs_sandbox
 def test_run_code_accepts_the_token_as_a_password(server):
     """verl can send a token in the address only: http://any:secret@host/run_code."""

@@ -310,6 +310,7 @@ def test_changed_setting_of_an_existing_run_is_refused_with_both_values(
     assert tree(home / "runs") == before
 
 
+@pytest.mark.slow
 def test_settings_that_do_not_change_the_computation_may_change(home, tiny):
     finished(tiny, home)
     assert (

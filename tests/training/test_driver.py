@@ -94,6 +94,7 @@ def test_grpo_learns(learned):
     assert steps[-1]["entropy"] < steps[0]["entropy"]
 
 
+@pytest.mark.slow
 def test_run_folder_has_the_documented_files(learned):
     folder, _, _ = learned
     assert {p.name for p in folder.iterdir() if not p.name.startswith(".")} == {

@@ -131,6 +131,7 @@ def test_rows_with_empty_responses_are_left_out(tiny):
     assert make_padded_micro_batches(batch.select([0, 2]), 100, 32) == []
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 80), st.sampled_from([1, 32, WIDE]), st.booleans())
 def test_each_row_is_computed_once_within_the_budget_and_row_groups_stay_together(
