@@ -34,6 +34,7 @@ def test_every_page_is_in_the_site_and_every_link_is_found(tmp_path):
         assert "<h1" in place.read_text(), page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["[gone](no-such-page.md)", "[gone](scale.md#no-such-heading)"])
 def test_a_link_that_leads_nowhere_fails_the_build(tmp_path, text):
     shutil.copy(ROOT / "mkdocs.yml", tmp_path)

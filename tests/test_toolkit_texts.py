@@ -427,6 +427,7 @@ def test_ground_truth_types_and_symbolic_comparison():
             toolkit.r1_zero_reward_fn(tagged("7"), wrong)
 
 
+@pytest.mark.slow
 def test_example_of_the_docs_page_runs(tiny):
     page = (Path(__file__).parent.parent / "docs" / "toolkit.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)

@@ -202,6 +202,7 @@ def test_ragged_offsets_split_and_positions():
     assert ragged.positions(torch.tensor([2, 1, 0, 2])).tolist() == [2, 3, 4, 0, 1, 2, 3, 4]
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=8), st.data())
 def test_select_then_concat_restores_the_batch(lengths, data):
     rows = [

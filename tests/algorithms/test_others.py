@@ -470,6 +470,7 @@ def test_pass_at_k_counts_subsets(n, data):
     assert pass_at_k(n, c, k) == pytest.approx(sum(min(s) < c for s in subsets) / len(subsets))
 
 
+@pytest.mark.slow
 def test_pass_at_k_refuses():
     for arguments in ((4, 5, 1), (4, -1, 1), (4, 1, 5), (4, 1, 0)):
         with pytest.raises(ValueError):

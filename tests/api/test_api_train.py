@@ -201,6 +201,7 @@ def test_a_changed_reward_is_another_run(small):
         postgrad.train(**small | {"reward": make(2)})
 
 
+@pytest.mark.slow
 def test_a_failing_reward_names_its_error(small):
     def broken(response, problem):
         return problem.extra["answer"]

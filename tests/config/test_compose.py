@@ -422,6 +422,7 @@ def test_composing_imports_no_torch():
     assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_setting_that_is_a_dictionary_takes_any_names():
     config = compose_with(
         "grpo", "data.template_options.enable_thinking=false", "data.template_options.effort=low"

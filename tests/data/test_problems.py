@@ -234,6 +234,7 @@ def test_a_comma_in_a_path(tmp_path: Path):
     )
 
 
+@pytest.mark.slow
 def test_levels_that_share_problems_mix():
     problems = load_problems("arithmetic:1:boxed,arithmetic:2:boxed")
     assert len({p.uid for p in problems}) == len(problems)

@@ -89,6 +89,7 @@ def test_layout_counts_the_prompt_of_a_group_once(tiny: Path) -> None:
     assert (layout.tokens, layout.prompt_tokens, layout.padded_tokens) == (6 * 15, 20, 44)
 
 
+@pytest.mark.slow
 def test_layout_of_a_large_step_is_scaled_from_its_first_groups(tiny: Path) -> None:
     workload = make_workload(400, 10, 2)
     layout = lay_out_step(make_plan(workload, tiny, "training.token_budget=100"), response_tokens=5)

@@ -170,6 +170,7 @@ def test_a_tied_head_is_one_tensor(tmp_path):
     assert "lm_head.weight" not in policy.weights()
 
 
+@pytest.mark.slow
 def test_all_blocks_with_the_norm_are_grpo_and_without_it_are_not(tiny_untied):
     """num_blocks = L with norm gives GRPO's loss and gradients.
 
@@ -248,6 +249,7 @@ def test_blocks_above_run_zero_times_in_both_passes(tiny_untied):
             assert times > 0 and seen[name] == [times, times * above, times * above], (number, name)
 
 
+@pytest.mark.slow
 def test_gradients_reach_embedding_head_and_the_blocks_below_only(tiny_untied):
     """Also with an entropy bonus: it is of the internal policy, so blocks above get no gradient."""
     for overrides in ((), ("method.entropy_coef=0.3",)):

@@ -164,6 +164,7 @@ def test_what_enters_the_pool_and_what_leaves_the_data(tiny):
         assert e.entropy == pytest.approx(float(outputs["entropy"][part].mean()), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_margin_keeps_enough_problems_to_draw_from(tiny):
     few = mixed(tiny, "method.retire_margin=87")  # 4 problems a step
     few.go(1, 4, 4, 4, 4)

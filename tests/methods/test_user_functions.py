@@ -122,6 +122,7 @@ def test_user_advantage_per_token_is_used_by_ppo(tiny, functions):
     assert b.metrics["grad_norm"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("loss", "changes"), [("pull_all", True), ("pull_some", False)])
 def test_loss_that_needs_all_rows_keeps_rows_without_advantage(loss, changes, tiny, functions):
     overrides = (

@@ -51,6 +51,7 @@ def test_only_adapters_are_trained_and_new_ones_change_nothing(tiny):
     assert not torch.allclose(host.policy.logprobs(batch)["logprobs"], plain, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_the_same_seed_draws_the_same_adapters(tiny):
     drawn = []
     for seed in (1, 1, 2):
@@ -102,6 +103,7 @@ def test_merged_and_unmerged_weights_give_the_same_log_probs(request, tmp_path, 
         assert differs == ("proj" in name), name
 
 
+@pytest.mark.slow
 def test_the_engine_samples_from_the_adapted_policy(tiny):
     config = config_of("grpo", tiny, *LORA)
     host = build_host(config)

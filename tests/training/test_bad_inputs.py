@@ -175,6 +175,7 @@ def finished(model, home, *overrides) -> dict[str, bytes]:
     return tree(home / "runs")
 
 
+@pytest.mark.slow
 def test_run_folder_in_use_is_refused_and_unchanged(home, capsys, tiny):
     before = finished(tiny, home)
     with (home / "runs" / "test" / ".lock").open("r+") as file:

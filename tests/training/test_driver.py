@@ -381,6 +381,7 @@ def test_failed_verdicts_are_counted_and_kept_out_of_the_metrics(fresh, verifier
         )
 
 
+@pytest.mark.slow
 def test_failed_verdicts_do_not_change_the_weights(fresh, verifiers, tmp_path):
     """An update on the rows with a verdict alone gives the same weights."""
     from postgrad.cluster.host import build_host

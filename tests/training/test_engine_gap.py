@@ -91,6 +91,7 @@ def failing(capsys, tiny, *overrides) -> tuple[int, str]:
     return code, error
 
 
+@pytest.mark.slow
 def test_engine_that_ignores_new_weights_stops_the_run(
     tiny, tmp_path, other_engine, prompts, capsys
 ):

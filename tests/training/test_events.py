@@ -58,6 +58,7 @@ def test_stop_resume_and_end_are_events_and_a_finished_run_adds_none(tiny, tmp_p
     assert events(tmp_path) == before
 
 
+@pytest.mark.slow
 def test_missing_finished_event_is_added_by_the_next_command(tiny, tmp_path):
     run(tiny, tmp_path, Reporter())
     file = tmp_path / "test" / "events.jsonl"

@@ -31,6 +31,7 @@ def run_once(tmp_path, monkeypatch, target, name, error, capsys):
     return code, capsys.readouterr().err.strip().splitlines()[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "error", [torch.OutOfMemoryError(CUDA_TEXT), RuntimeError(CPU_TEXT)], ids=["gpu", "host"]
 )
@@ -52,6 +53,7 @@ def test_sampling_names_the_cache(tmp_path, monkeypatch, capsys):
     assert "rollout.cache_gib" in line
 
 
+@pytest.mark.slow
 def test_checkpoint_is_named(tmp_path, monkeypatch, capsys):
     error = torch.OutOfMemoryError(CUDA_TEXT)
     code, line = run_once(tmp_path, monkeypatch, LocalPolicy, "save", error, capsys)
@@ -59,6 +61,7 @@ def test_checkpoint_is_named(tmp_path, monkeypatch, capsys):
     assert "out of memory while the checkpoint was written for 2.50 GiB more" in line
 
 
+@pytest.mark.slow
 def test_other_runtime_errors_stay_what_they_are(tmp_path, monkeypatch, capsys):
     with pytest.raises(RuntimeError, match="size mismatch"):
         run_once(

@@ -155,6 +155,7 @@ def test_resumed_run_uses_the_same_tokens_and_repeats_no_note(tiny, tmp_path, ov
         train(config_of("grpo", tiny, *same, "name=parts", "data.overlong=left"), Reporter())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", ["left", "right", "middle"])
 def test_evaluation_cuts_the_same_tokens_and_reports_their_number(
     side, tiny, prompts, tmp_path, verifier, data, capsys

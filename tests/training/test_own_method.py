@@ -138,6 +138,7 @@ def test_columns_are_in_the_rollouts(ran):
     )
 
 
+@pytest.mark.slow
 def test_loss_reads_the_column(home, ran, tiny, monkeypatch):
     before = dict(stock_model(tiny, torch.float32).named_parameters())
     assert any(not torch.equal(p, before[name]) for name, p in weights(home, "plain").items())

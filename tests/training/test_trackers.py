@@ -59,6 +59,7 @@ def test_tensorboard_shows_steps_once_after_a_kill_before_the_first_checkpoint(t
     ]
 
 
+@pytest.mark.slow
 def test_tensorboard_gets_every_number(tiny, tmp_path):
     folder, steps, validations = train_with("tensorboard", tiny, tmp_path)
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -134,6 +135,7 @@ def test_wandb_offline_gets_every_number(tiny, tmp_path, monkeypatch, capsys):
     ]
 
 
+@pytest.mark.slow
 def test_wandb_online_gets_the_same_id_after_a_resume(tiny, tmp_path, monkeypatch):
     """The arguments of wandb.init: folder, name, and an id that a resumed run keeps."""
     wandb = pytest.importorskip(

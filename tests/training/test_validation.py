@@ -97,6 +97,7 @@ def test_metrics_of_several_sets_have_their_names_and_the_mean():
     }
 
 
+@pytest.mark.slow
 def test_sets_are_cut_to_validation_problems(tiny):
     config = config_of(
         "grpo",
@@ -274,6 +275,7 @@ def test_crashes_do_not_change_the_run(finished, tiny, verifier, tmp_path):
     assert metrics_without_timing(crashed) == metrics_without_timing(finished)
 
 
+@pytest.mark.slow
 def test_best_checkpoint_can_be_evaluated_by_its_pointer(finished):
     from postgrad.evaluation.model import find_model
 

@@ -116,6 +116,7 @@ def test_a_failed_term_fails_the_sum(text, response, truth, reason):
     assert result.reason.startswith(reason)
 
 
+@pytest.mark.slow
 def test_scorer_accepts_sums_with_auto(hostile):
     problems = [Problem("a", (), "42", "openai/gsm8k"), Problem("b", (), "8", "math_dapo")]
     tagged = "t </think> <answer>{}</answer>"

@@ -90,6 +90,7 @@ def test_hostile_responses_fail_alone_with_their_kind(problem, hostile, children
     assert set(children()) == before
 
 
+@pytest.mark.slow
 def test_memory_used_by_earlier_responses_fails_no_response(problem, hostile):
     """Three responses fill a child's memory; the next one runs in a fresh child."""
     with VerifierPool(workers=1, timeout_s=20) as pool:
@@ -163,6 +164,7 @@ def test_child_imports_no_torch_and_gets_all_fields_of_the_problem(problem, host
     assert result.parts == {"torch": 0.0, "messages": 1.0, "demonstrations": 1.0, "extra": 1.0}
 
 
+@pytest.mark.slow
 def test_large_responses_and_odd_characters(problem, hostile):
     responses = ["x" * 1_000_000] * 40 + ["\ud800 \x00 \n é", ""]
     with VerifierPool(workers=2, timeout_s=20) as pool:
@@ -239,6 +241,7 @@ def test_close_ends_verify_in_another_thread(problem, hostile, children):
         pool.verify([("a", problem("5"))], [hostile("length")])
 
 
+@pytest.mark.slow
 def test_an_interrupt_leaves_no_children_and_no_old_results(
     problem, hostile, monkeypatch, children
 ):

@@ -230,6 +230,7 @@ def test_charts_and_tables_can_be_saved(browser):
     assert table.read_text().startswith("Run,State,") and "group/failed" in table.read_text()
 
 
+@pytest.mark.slow
 def test_list_filters_sorts_and_compares(browser):
     browser.open("#/runs")
     browser.wait_for("group/failed")
