@@ -44,7 +44,7 @@ def alpaca_file(folder: Path, references=REFERENCES) -> Path:
 def shown_answers(text: str) -> tuple[str, str]:
     """Returns the two answers in the judge's prompt."""
     first, second = text.split("Answer A:\n")[1].split("\n\nAnswer B:\n")
-    return first, second.split("\n\nEnd with")[0]
+    return first.rpartition("\n===")[0], second.rpartition("\n===")[0]
 
 
 def prefer_longer(text: str) -> str:

@@ -58,6 +58,38 @@ def test_verifier_that_accepts_everything_is_found():
     )
 
 
+@pytest.mark.parametrize(
+    ("verifier", "truth", "wrong"),
+    [
+        ("gsm8k", "48/2 = 24, 48+24 = 72\n#### 72", "#### 73"),
+        ("gsm8k", "She earns $1,000.\n#### 1,000", "#### 1001"),
+        ("math", "We add: $\\boxed{42}$.", "\\boxed{43}"),
+        ("math", "So $x=\\boxed{\\frac{3}{4}}$", "\\boxed{7/4}"),
+        ("math", "\\boxed{\\text{Yes}}", "\\boxed{No}"),
+        ("math", "\\boxed{x^2}", None),
+    ],
+)
+def test_near_misses_of_worked_solutions(verifier, truth, wrong):
+    assert near_miss(verifier, problem("a", truth)) == wrong
+
+
+def test_worked_solutions_are_checked_with_near_misses():
+    golds = [problem("a", "24+48 = 72\n#### 72"), problem("b", "so \\boxed{3}", "arithmetic/boxed")]
+    report = check(*golds)
+    assert report.num_near_misses == 2
+    assert not report.rejected_golds
+    assert not report.accepted_near_misses
+    cheated = check(*golds, verifier=f"{__file__}:accepts_all")
+    assert [row.uid for row in cheated.accepted_near_misses] == ["a", "b"]
+
+
+@pytest.mark.parametrize("verifier", ["llm_judge", "auto + 0.1*llm_judge"])
+def test_what_a_judge_decides_is_not_checked(verifier):
+    report = check(problem("a", "41"), verifier=verifier)
+    assert report.num_checked == 0
+    assert list(report.unchecked) == ["openai/gsm8k: a judge decides"]
+
+
 def test_rejected_demonstration_is_found():
     def with_demonstration(uid: str, answer: int) -> Problem:
         messages = ({"role": "user", "content": uid},)

@@ -4,13 +4,15 @@ import json
 
 import pytest
 
-from postgrad.config.schema import JudgeConfig
+from postgrad.config.schema import JudgeConfig, RewardConfig
 from postgrad.errors import ConfigError
 from postgrad.judge.llm import LlmJudge, parse_rating, question_of
 from postgrad.judge.monitor import monitor_metrics
 from postgrad.judge.templates import monitor_text, template_text
+from postgrad.methods.support.judging import check_judge, check_judge_used
 from postgrad.problem import Failure, Problem, Score
-from postgrad.verifiers.scorer import LLM_JUDGE, Scorer
+from postgrad.verifiers.model_terms import LLM_JUDGE
+from postgrad.verifiers.scorer import Scorer
 
 
 @pytest.mark.parametrize(
@@ -165,6 +167,49 @@ def test_minimize_negates_scores():
         score, failure = scorer.score([make_problem()] * 2, ["drum", "xylophone"])
         assert score == Score(-5.0, {"rating": 5.0})
         assert isinstance(failure, Failure)
+
+
+def test_a_judge_is_a_term_of_a_sum():
+    problem = Problem("p", ({"role": "user", "content": "?"},), "7")
+    script = {"\n7\n": ["RATING: 9"], "\nhm\n": ["hm"]}
+    with Scorer("2*exact + 0.1*llm_judge - 1") as scorer:
+        scorer.check([problem])
+        scorer.judge, model = make_judge(script, retries=0)
+        right, wrong, failure = scorer.score([problem] * 3, ["7", "8", "hm"])
+    assert right.value == pytest.approx(2 + 0.9 - 1)
+    assert right.parts == {
+        "exact": 1.0,
+        "exact.answer": 1.0,
+        "llm_judge": 9.0,
+        "llm_judge.rating": 9.0,
+    }
+    assert wrong.value == pytest.approx(0.5 - 1)
+    assert isinstance(failure, Failure)
+    assert failure.reason.startswith("llm_judge: no rating")
+    assert model.calls == [(0, 3)]
+
+
+def test_a_sum_may_have_only_the_judge_and_a_constant():
+    problem = Problem("p", ({"role": "user", "content": "?"},), "7")
+    for text, value in (("0.5*llm_judge - 2", 0.5), ("3 - llm_judge.rating", -2.0)):
+        with Scorer(text) as scorer:
+            scorer.judge, _ = make_judge({})
+            (score,) = scorer.score([problem], ["drum"])
+        assert score.value == pytest.approx(value)
+
+
+def test_wrong_settings_of_a_judge_in_a_sum():
+    for verifier in ("exact + llm_judge(limit=3)", "llm_judge + llm_judge.rating"):
+        with pytest.raises(ConfigError, match="llm_judge"):
+            Scorer(verifier)
+    with pytest.raises(ConfigError, match=r"llm_judge.*needs a judge"):
+        check_judge(RewardConfig("exact + 0.1*llm_judge"))
+    monitored = JudgeConfig(model="m", monitor="m")
+    with pytest.raises(ConfigError, match=r"reward\.judge\.monitor"):
+        check_judge(RewardConfig("exact + 0.1*llm_judge", judge=monitored))
+    check_judge_used(RewardConfig("exact + 0.1*llm_judge", judge=JudgeConfig(model="m")))
+    with Scorer("exact + 0.1*llm_judge") as scorer, pytest.raises(ConfigError, match="loads none"):
+        scorer.score([Problem("p", ({"role": "user", "content": "?"},), "7")], ["7"])
 
 
 def test_monitor_metrics_of_ratings():

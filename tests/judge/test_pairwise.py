@@ -48,7 +48,7 @@ def make_problem(number: int = 0, reference: str = "reference") -> Problem:
 def shown_answers(prompt: str) -> tuple[str, str]:
     """Return the two answers of a judge's prompt."""
     first, second = prompt.split("Answer A:\n")[1].split("\n\nAnswer B:\n")
-    return first, second.split("\n\nEnd with")[0]
+    return first.rpartition("\n===")[0], second.rpartition("\n===")[0]
 
 
 class ComparingModel:

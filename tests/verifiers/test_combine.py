@@ -132,3 +132,14 @@ def test_scorer_accepts_sums_with_auto(hostile):
     assert result.value == 2.0
     with pytest.raises(ConfigError, match=r"reward\.verifier=fromat"):
         Scorer("auto + 0.1*fromat")
+
+
+def test_auto_says_where_it_is_less_strict_than_verl():
+    gsm8k = Problem("a", (), "42", "openai/gsm8k")
+    other = Problem("b", (), "8", "math_dapo")
+    with Scorer("auto + 0.1*format") as scorer:
+        (note,) = scorer.notes([other, gsm8k, gsm8k])
+        assert "reward.verifier=gsm8k_strict" in note
+        assert scorer.notes([other]) == []
+    with Scorer("gsm8k_strict") as scorer:
+        assert scorer.notes([gsm8k]) == []

@@ -107,6 +107,9 @@ TABLE: list[tuple[str, str, str, float]] = [
     ("boxed", "\\boxed{\\$18.90}", "18.90", 1),
     ("boxed", "\\boxed{11\\sqrt2}", "11\\sqrt{2}", 1),
     ("boxed", "\\boxed{.5}", "0.5", 1),
+    ("boxed", "\\boxed{3i+2}", "2+3i", 1),
+    ("boxed", "\\boxed{-i + \\frac12}", "\\frac{1}{2}-i", 1),
+    ("boxed", "\\boxed{3i-2}", "2+3i", 0),
     # ---- MATH, DeepMath, AIME, AMC, Minerva, OlympiadBench by algebra: cs336's lists
     ("math", "\\boxed{42.0}", "42", 1),
     ("math", "\\boxed{142}", "142.0", 1),  # AMC's file has floats
@@ -229,6 +232,16 @@ TABLE: list[tuple[str, str, str, float]] = [
     ("math", "\\boxed{x^2+2x}", "(x+1)^2", 0),
     ("math", "\\boxed{3-4i}", "3+4i", 0),
     ("math", "\\boxed{1,2}", "1,2,3", 0),
+    # lists without brackets are multisets; math-verify takes them as sets
+    ("math", "\\boxed{1,1,2}", "2,1,1", 1),
+    ("math", "\\boxed{1,1,2}", "1,2,2", 0),
+    ("math", "\\boxed{1,1,2}", "1,2", 0),
+    ("math", "\\boxed{1,\\frac22,2}", "1,2", 0),
+    ("math", "\\boxed{1,1}", "1", 0),
+    ("math", "\\boxed{\\{1,1,2\\}}", "\\{1,2\\}", 1),  # braces are a set
+    ("math", "\\boxed{\\pm 3}", "3,-3", 1),
+    ("math", "\\boxed{2,000, 1,000}", "1,000, 2,000", 1),
+    ("math", "\\boxed{\\sqrt{2}, -\\sqrt{2}}", "-\\sqrt2, \\sqrt2", 1),
     ("math", "\\boxed{(-\\infty, 2)}", "(-\\infty, 2]", 0),
     ("math", "\\boxed{x>3}", "x<3", 0),
     ("math", "\\boxed{No}", "Yes", 0),
@@ -351,7 +364,16 @@ TABLE: list[tuple[str, str, str, float]] = [
         1,
     ),  # cs336's fast grader reads on after the closing tag
     ("r1_zero", "\\boxed{42}", "42", 0),
+    ("r1_zero", TAGS.format("2^3"), "8", 0),  # as in the course: an integer is not computed
     ("r1_zero_math", TAGS.format("2^3"), "8", 1),
+    ("r1_zero_math", TAGS.format("She sold 72 clips."), "72", 1),
+    ("r1_zero", TAGS.format("She sold 72 clips."), "72", 0),  # as the course's fast mode
+    ("r1_zero_math", TAGS.format("She sold 72 clips in 3 days."), "72", 0),  # the last number
+    ("r1_zero_math", TAGS.format("72 clips"), "72", 0),
+    ("question_only", "\\boxed{\\sqrt{8}}", "2\\sqrt{2}", 1),
+    ("question_only", "\\boxed{(x+1)^2}", "x^2+2x+1", 1),
+    ("question_only", "\\boxed{(x+1)^2}", "x^2+2x+2", 0),
+    ("question_only", "\\sqrt{8}", "2\\sqrt{2}", 0),
     ("r1_zero_math", TAGS.format("The answer is 8"), "8", 1),
     ("r1_zero_math", "<answer>8</answer>", "8", 0),
     ("r1_zero_math", TAGS.format("9"), "8", 0),
@@ -430,6 +452,92 @@ def test_every_row_of_the_table(math_pool):
         if not isinstance(result, Score) or result.value != pytest.approx(expected, abs=1e-12)
     ]
     assert wrong == [], "\n".join(map(str, wrong))
+
+
+# The course's lists, from its own grader: (answer, truth), right in both of its modes, ...
+BOTH_MODES = [
+    ("42.0", "42"),
+    ("1/2", "0.5"),
+    ("\\frac12", "1/2"),
+    ("\\dfrac12", "\\frac{1}{2}"),
+    ("1,000", "1000"),
+    ("1{,}000", "1000"),
+    ("1 000", "1000"),
+    ("$5", "5"),
+    ("50%", "50"),
+    ("x=5", "5"),
+    ("(1,2)", "(1, 2)"),
+    ("1 and 2", "1,2"),
+    ("(x+1)^2", "x^2+2x+1"),
+    ("x^{2}+2x+1", "(x+1)^{2}"),
+    ("\\sqrt{8}", "2\\sqrt{2}"),
+    ("(\\sqrt{8}, 1)", "(2\\sqrt{2},1)"),
+    ("90^\\circ", "90"),
+    ("90 degrees", "90"),
+    ("10 cm", "10"),
+    ("7 3/4", "31/4"),
+    ("7 3/4", "7.75"),
+    ("\\text{even}", "even"),
+    ("Even", "even"),
+    ("(A)", "A"),
+    ("1e3", "1000"),
+    ("\\begin{bmatrix}1\\\\2\\end{bmatrix}", "\\begin{pmatrix}1\\\\2\\end{pmatrix}"),
+    ("(1,2)\\cup(3,4)", "(1,2)\\cup(3,4)"),
+    ("4i+3", "3+4i"),
+    ("42.", "42"),
+    ("\\(42\\)", "42"),
+]
+# ... right with math-verify only (of these, ours takes numbers that are equal in both modes), ...
+SLOW_MODE = [
+    ("2^3", "8"),
+    ("2^{10}", "1024"),
+    ("2\\cdot3", "6"),
+    ("\\{1,2\\}", "2,1"),
+    ("2,1", "1,2"),
+    ("0.3333333333", "1/3"),
+    ("abc=5", "5"),
+    ("y=2x+1", "2x+1=y"),
+    ("x\\in[-2,7]", "[-2,7]"),
+    ("So 48+24 = 72 clips were sold.", "72"),
+]
+SLOW_MODE_THERE = [
+    ("2/4", "1/2"),
+    ("6/2", "3"),
+    ("0.5", "50\\%"),
+    ("The answer is 72", "72"),
+    ("**42**", "42"),
+    ("42,", "42"),
+    ("4:3", "4/3"),
+]
+# ... and wrong in both.
+NO_MODE = [
+    ("(2,1)", "(1,2)"),
+    ("[1,2]", "(1,2)"),
+    ("0.333", "1/3"),
+    ("3.14159", "\\pi"),
+    ("\\frac23", "0.6667"),
+    ("72 clips", "72"),
+    ("10 m/s", "10"),
+    ("1,23", "123"),
+    ("five", "5"),
+    ("x^2+2x", "(x+1)^2"),
+    ("x^2+y^2+z^2-1", "z^2+y^2+x^2"),
+]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "fast", "slow"),
+    [(BOTH_MODES, 1, 1), (SLOW_MODE, 0, 1), (SLOW_MODE_THERE, None, 1), (NO_MODE, 0, 0)],
+    ids=["both", "slow", "slow there", "none"],
+)
+def test_the_modes_of_the_course(grade, pairs, fast, slow):
+    tagged = [(TAGS.format(answer), truth) for answer, truth in pairs]
+    fast_scores = grade("r1_zero", tagged)
+    slow_scores = grade("r1_zero_math", tagged)
+    if fast is not None:
+        assert [pair for pair, score in zip(pairs, fast_scores, strict=True) if score != fast] == []
+    assert [pair for pair, score in zip(pairs, slow_scores, strict=True) if score != slow] == []
+    assert all(map(float.__le__, fast_scores, slow_scores)), "right in fast mode, wrong in slow"
 
 
 def test_four_classes_are_named_parts(math_pool):

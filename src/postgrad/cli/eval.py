@@ -66,7 +66,8 @@ def run(argv: list[str]) -> int:
     settings = read_settings(target.path, arguments.overrides, target.config)
     plan = make_plan(settings, target)
     summary = evaluate(plan, make_progress())
-    print("\n".join([table(summary), *warnings(summary)]))
+    problems = [problem for problems in plan.sets.values() for problem in problems]
+    print("\n".join([table(summary), *warnings(summary), *plan.scorer.notes(problems)]))
     speed = summary["speed"]
     if speed.get("tokens_per_second"):
         print(f"{speed['tokens']} tokens, {speed['tokens_per_second']:g} tokens per second")

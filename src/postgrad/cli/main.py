@@ -11,6 +11,7 @@ import sys
 
 from postgrad.cli.arguments import HelpPrinted
 from postgrad.errors import ConfigError, RunError, did_you_mean
+from postgrad.log_level import DEBUG, VARIABLE, set_up_logging, take_option
 from postgrad.version import __version__
 
 # name -> (module with run(argv) -> exit code, one-line description)
@@ -67,10 +68,13 @@ def usage() -> str:
         f"postgrad {__version__}: RL post-training for language models",
         "",
         "usage: postgrad COMMAND ...",
+        "       postgrad --quiet|--debug COMMAND ...",
         "",
         *commands,
         "",
         "postgrad COMMAND --help shows the arguments of a command.",
+        "--quiet prints notes and the result only; --debug adds times, library messages and",
+        "tracebacks. POSTGRAD_LOG=quiet|normal|debug does the same.",
         "Settings are written key=value; postgrad recipes grpo lists all of them.",
     ]
     return "\n".join(lines)
@@ -100,6 +104,7 @@ def run(argv: list[str], ends_process: bool = False) -> int:
 
     `ends_process` says that the process ends after this call.
     """
+    argv = take_option(argv)
     if len(argv) == 2 and argv[0] == "help" and argv[1] in COMMANDS:
         argv = [argv[1], "--help"]
     if not argv or argv[0] in ("-h", "--help", "help"):
@@ -114,14 +119,15 @@ def run(argv: list[str], ends_process: bool = False) -> int:
     try:
         if argv[0] not in COMMANDS:
             raise ConfigError(f"unknown command {argv[0]}; {did_you_mean(argv[0], COMMANDS)}")
+        set_up_logging()
         return importlib.import_module(COMMANDS[argv[0]][0]).run(argv[1:])
     except HelpPrinted:
         return 0
     except ConfigError as error:
-        print(f"postgrad: {error}", file=sys.stderr)
+        _print_error(error)
         return 2
     except RunError as error:
-        print(f"postgrad: {error}", file=sys.stderr)
+        _print_error(error)
         return 1
     except KeyboardInterrupt:
         if ends_process:
@@ -130,6 +136,15 @@ def run(argv: list[str], ends_process: bool = False) -> int:
         return 130
     except BrokenPipeError:
         return 1
+
+
+def _print_error(error: Exception) -> None:
+    """Prints an error as one line; at log level debug, with its traceback before it."""
+    if os.environ.get(VARIABLE) == DEBUG:
+        import traceback
+
+        traceback.print_exception(error)
+    print(f"postgrad: {error}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -237,18 +237,21 @@ class Prompts:
             messages: answers of tools (role tool), or what an environment says (role user).
             end: the last token that was sampled.
         """
-        special_tokens = [str(token) for token in self.tokenizer.all_special_tokens if token]
-        if special_tokens:
-            pattern = "|".join(map(re.escape, special_tokens))
-            messages = [
-                {**message, "content": re.sub(pattern, "", message["content"])}
-                for message in messages
-            ]
+        messages = [
+            {**message, "content": self.without_special_tokens(message["content"])}
+            for message in messages
+        ]
         if self.chat_template is None:
             text = "".join(message["content"] for message in messages)
             return self._tokenize(text, special=False)
         text = self.chat_template.render_after_turn(messages)
         return self._tokenize(text.removeprefix(self.decode_raw([end])), special=False)
+
+    def without_special_tokens(self, text: str) -> str:
+        """The text without special tokens that are written out in it."""
+        special_tokens = [str(token) for token in self.tokenizer.all_special_tokens if token]
+        pattern = "|".join(map(re.escape, special_tokens))
+        return re.sub(pattern, "", text) if pattern else text
 
     def encode_response(self, text: str, with_end: bool = True) -> list[int]:
         """A response's token ids without special tokens; `with_end` adds one EOS at the end."""

@@ -12,6 +12,9 @@ from decimal import Decimal
 from postgrad.data.styles import question_of
 from postgrad.errors import ConfigError
 from postgrad.problem import Failure, Problem, Score
+from postgrad.verifiers.answers import truth_of
+from postgrad.verifiers.model_terms import asks_judge
+from postgrad.verifiers.numbers import number
 from postgrad.verifiers.scorer import Scorer
 
 CHUNK = 256  # problems scored between two progress updates
@@ -43,7 +46,7 @@ FORMAT_ONLY = (
     "environment",
 )
 MAX_SHOWN = 60  # characters of a response in a reason
-_NUMBER = re.compile(r"-?[0-9]{1,15}(\.[0-9]{1,6})?")
+_DECIMAL = re.compile(r"-?[0-9]{1,15}(\.[0-9]{1,6})?")
 _OPPOSITES = {"yes": "No", "no": "Yes", "true": "False", "false": "True"}
 
 
@@ -99,9 +102,10 @@ def gold_response(verifier: str, problem: Problem) -> str:
 def near_miss(verifier: str, problem: Problem) -> str | None:
     """Returns a response that is certainly wrong but similar to the gold answer, or None.
 
-    A number is increased by one, an option or a yes/no answer is replaced by another one.
+    A number is increased by one, an option or a yes/no answer is replaced by another one. The
+    answer of a worked solution follows its last #### or is in its last box.
     """
-    wrong = _wrong_answer(verifier, problem.ground_truth.strip())
+    wrong = _wrong_answer(verifier, truth_of(problem))
     if not wrong:
         return None
     return RESPONSE_FORMATS.get(verifier, DEFAULT_FORMAT).format(wrong)
@@ -111,8 +115,10 @@ def _wrong_answer(verifier: str, truth: str) -> str:
     if verifier == "choice" and len(truth) == 1:
         options = "AB" if truth.isalpha() else "12"
         return options[1] if truth == options[0] else options[0]
-    if _NUMBER.fullmatch(truth):
+    if _DECIMAL.fullmatch(truth):
         return str(Decimal(truth) + 1)
+    if (value := number(truth)) is not None:
+        return str(value + 1)
     return _OPPOSITES.get(truth.strip("\\{}").removeprefix("text{").lower(), "")
 
 
@@ -156,6 +162,8 @@ def _check_verifier(
         verifier = _verifier_name(problem, scorer, report)
         if verifier is not None:
             trials += _make_trials(problem, location, verifier, report)
+    if not trials:
+        return
     scores = scorer.score([trial.problem for trial in trials], [trial.response for trial in trials])
     for trial, score in zip(trials, scores, strict=True):
         has_scored = isinstance(score, Score) and score.value > 0
@@ -184,7 +192,10 @@ def _make_trials(
 def _verifier_name(problem: Problem, scorer: Scorer, report: DataReport) -> str | None:
     """Returns the problem's verifier; None, counted in `unchecked`, if it cannot be checked."""
     name = None
-    if (problem.extra.get("reward_model") or {}).get("style") == "model":
+    if (
+        asks_judge(scorer.verifier)
+        or (problem.extra.get("reward_model") or {}).get("style") == "model"
+    ):
         reason = "a judge decides"
     elif not problem.ground_truth:
         reason = "no ground truth"

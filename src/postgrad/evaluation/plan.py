@@ -30,7 +30,8 @@ from postgrad.rollout.engine import Sampling, make_sampling
 from postgrad.rollout.kinds import check_engine
 from postgrad.rollout.turns import Turns
 from postgrad.training.prepare import check_cluster
-from postgrad.verifiers.scorer import LLM_JUDGE, Scorer
+from postgrad.verifiers.model_terms import LLM_JUDGE, asks_judge
+from postgrad.verifiers.scorer import Scorer
 from postgrad.version import __version__
 
 Section = TypeVar("Section")
@@ -73,13 +74,14 @@ class Plan:
 
     @property
     def is_judged(self) -> bool:
-        """Whether a language model scores the responses."""
-        return self.config.reward.verifier == LLM_JUDGE
+        """Whether a language model scores the responses, alone or as a term of a sum."""
+        return asks_judge(self.config.reward.verifier)
 
     @property
     def is_pairwise(self) -> bool:
-        """Whether a language model compares each response with the problem's reference answer."""
-        return self.is_judged and is_pairwise(self.config.reward.judge)
+        """Whether the score is a comparison of the response with the problem's reference answer."""
+        reward = self.config.reward
+        return reward.verifier == LLM_JUDGE and is_pairwise(reward.judge)
 
 
 def make_plan(config: EvalConfig, target: Target, is_scored: bool = True) -> Plan:
@@ -102,7 +104,7 @@ def make_plan(config: EvalConfig, target: Target, is_scored: bool = True) -> Pla
         sets[name], dropped[name] = prompts.drop_overlong(sets[name])
         truncated_prompts[name] = prompts.num_truncated(sets[name])
     problems = [problem for problems in sets.values() for problem in problems]
-    if config.reward.verifier == LLM_JUDGE:
+    if asks_judge(config.reward.verifier):
         _check_judge(config, problems, list(sets))
     verifier = choose_verifier(config.reward.verifier, environments)
     scorer = Scorer(verifier, config.reward.timeout_s, config.reward.workers)
@@ -178,7 +180,7 @@ def _check_judge(config: EvalConfig, problems: list[Problem], set_names: list[st
     if is_pairwise(reward.judge):
         lowest = 0
         suggestion = 1
-    if reward.pass_score <= lowest:
+    if reward.verifier == LLM_JUDGE and reward.pass_score <= lowest:
         raise ConfigError(
             f"reward.pass_score={reward.pass_score:g} counts every response as right, because the "
             f"judge's lowest rating is {lowest}; try reward.pass_score={suggestion}"

@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 from postgrad.evaluation.plan import Plan
+from postgrad.log_level import QUIET, log_level
 from postgrad.training.report import duration
 
 INTERVAL_S = 10.0  # between two lines when stdout is not a terminal
@@ -122,5 +123,7 @@ class BarProgress(Progress):
 
 
 def make_progress() -> Progress:
-    """Returns bars if stdout is a terminal, otherwise lines."""
+    """Returns bars if stdout is a terminal, otherwise lines; nothing at log level quiet."""
+    if log_level() == QUIET:
+        return Progress()
     return BarProgress() if sys.stdout.isatty() else PlainProgress()

@@ -33,7 +33,8 @@ from postgrad.methods.support.judging import (
 from postgrad.results.metrics import INTERVAL, summarize
 from postgrad.results.rows import check_failure_rate, result_row
 from postgrad.rollout.fake import FakeEngine
-from postgrad.verifiers.scorer import LLM_JUDGE, Scorer
+from postgrad.verifiers.model_terms import LLM_JUDGE, asks_judge
+from postgrad.verifiers.scorer import Scorer
 from postgrad.version import __version__
 
 SHORT_KEYS = {
@@ -118,7 +119,7 @@ def score_files(config: ScoreConfig) -> dict[str, Any]:
         scorer = stack.enter_context(Scorer(reward.verifier, reward.timeout_s, reward.workers))
         scorer.check(problems)
         models: dict[str, Any] = {}
-        if reward.verifier == LLM_JUDGE:
+        if asks_judge(reward.verifier):
             models["judge"] = _open_judge(config)
         for term in scorer.model_terms[:1]:
             settings = EngineConfig(config.seed, ModelConfig(path=term.path), config.rollout)

@@ -46,8 +46,7 @@ from postgrad.rollout.engine import Completion, Sampling, make_sampling, traject
 from postgrad.rollout.episodes import failed_environments, row_problems, turn_metrics
 from postgrad.rollout.respond import Answer, respond
 from postgrad.types import DEMONSTRATION, TOOL, Batch, Failure, Problem, Score, Trajectory
-from postgrad.verifiers.model_terms import model_terms
-from postgrad.verifiers.scorer import LLM_JUDGE
+from postgrad.verifiers.model_terms import asks_judge, model_terms
 
 
 @dataclass
@@ -133,7 +132,7 @@ class Method:
             for term in model_terms(self.config.reward.verifier):
                 roles[term.role] = Role("scores", term.path)
         judge = self.config.reward.judge
-        if self.config.reward.verifier == LLM_JUDGE and self.needs_verifier():
+        if asks_judge(self.config.reward.verifier) and self.needs_verifier():
             roles["judge"] = Role("chat", judge.model)
         if judge.monitor:
             roles["monitor"] = Role("chat", judge.monitor)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from postgrad.config.schema import ModelConfig
 from postgrad.errors import ConfigError, did_you_mean
 from postgrad.files import create_folder_once
+from postgrad.log_level import DEBUG, log_level
 from postgrad.model.device import DTYPES, supports_triton
 from postgrad.model.gate import Gate
 from postgrad.model.loaded import Loaded
@@ -357,5 +358,7 @@ def _silence_transformers() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     import transformers
 
+    if log_level() == DEBUG:
+        return
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

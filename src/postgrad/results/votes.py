@@ -12,7 +12,8 @@ from postgrad.verifiers.answers import (
     last_number,
     tagged_answers,
 )
-from postgrad.verifiers.equality import MAX_ANSWER, normalize, number, split_unit
+from postgrad.verifiers.equality import MAX_ANSWER, normalize, split_unit
+from postgrad.verifiers.numbers import number
 
 Extractor = Callable[[str, Problem], str | None]
 

@@ -107,9 +107,11 @@ class Panel:
         """Return the token ids of one member's prompt.
 
         The thought starts the answer to its own problem. With another target, the thought is the
-        answer to the first problem, and the target follows as the next question.
+        answer to the first problem, and the target follows as the next question. The member's
+        special tokens are removed from the thought, so that a thought cannot write turns.
         """
         prompts = self.generators[member].prompts
+        thought = prompts.without_special_tokens(thought)
         if target.uid == problem.uid:
             return prompts.encode_prefilled(
                 problem, self.starts[member], thought, self.ends[member]

@@ -19,8 +19,9 @@ def r1_zero_reward_fn(response: str, ground_truth: Truth, fast: bool = True) -> 
     """Scores a response in the form `</think> <answer>...</answer>`.
 
     `reward` is 1 when both format and answer are right. If `ground_truth` is a list, one of
-    its items must match. With `fast=False`, answers whose text differs are compared
-    symbolically, in a child process with a time limit; a timeout counts as a wrong answer.
+    its items must match. Answers whose text differs are compared by sympy, with the assignment's
+    limits; with `fast=False`, by math-verify. Both run in a child process with a time limit; a
+    timeout counts as a wrong answer.
 
     Raises: ValueError for a ground truth that cannot be compared, such as an empty one.
     """
@@ -31,7 +32,7 @@ def question_only_reward_fn(
     response: str, ground_truth: Truth, fast: bool = True
 ) -> dict[str, float]:
     """Scores a response whose answer is in a closed \\boxed{...}; else like r1_zero_reward_fn."""
-    return _reward("boxed" if fast else "math", response, ground_truth)
+    return _reward("question_only" if fast else "math", response, ground_truth)
 
 
 def _reward(verifier: str, response: str, ground_truth: Truth) -> dict[str, float]:

@@ -125,6 +125,7 @@ class Driver:
         step.metrics = {**batch_metrics(work), **step.metrics, "epoch": self.feed.epoch, **speed}
         self.log.write_rollouts(number, [work, *step.failed])
         metrics = self.log.write(number, step.metrics)
+        self.validator.watch.add_step(metrics)
         self.reporter.step(metrics, work)
         self.guard.check(step, work)
         return StepResult(number, work, metrics)

@@ -161,12 +161,15 @@ def load_inputs(config: Config, method: Method) -> Inputs:
         label = f"validation set {name}"
         counts.append(_count_overlong(config, encoder, label, problems, validation[name]))
     too_long = _describe_overlong(config, [count for count in counts if count])
+    scorer = _make_scorer(config, method, environments, [*train, *held_out])
     notes = [*([too_long] if too_long else []), *method.data_notes(prompts, train)]
+    if method.needs_verifier():
+        notes += scorer.notes(train)
     return Inputs(
         train=train,
         validation=validation,
         prompts=prompts,
-        scorer=_make_scorer(config, method, environments, [*train, *held_out]),
+        scorer=scorer,
         notes=tuple(notes),
         turns=Turns(environments, prompts, config.rollout.max_turns) if environments else None,
     )

@@ -52,6 +52,11 @@ def validation_due(training: TrainingConfig, number: int) -> bool:
     return number == training.steps or (every > 0 and number % every == 0)
 
 
+def num_answers(config: Config, sets: Mapping[str, Sequence[Problem]]) -> int:
+    """Return how many responses the last pass of a validation has, at least 1."""
+    return max(1, config.training.validation_samples * sum(map(len, sets.values())))
+
+
 def validate_sets(
     method: Method,
     sets: Mapping[str, Sequence[Problem]],

@@ -2,19 +2,27 @@
 
 from postgrad.training.log import RunLog, read_metrics
 from postgrad.training.memory import explained_memory_errors
+from postgrad.training.reward_watch import RewardWatch
 from postgrad.training.setup import OpenRun
-from postgrad.training.validation import BestStep, goal_met, validate_sets
+from postgrad.training.validation import BestStep, goal_met, num_answers, validate_sets
 from postgrad.training.validation_answers import ValidationAnswers
 
 
 class Validator:
-    """Evaluates the sets of data.validation; `best` is the best step by training.keep_best."""
+    """Evaluates the sets of data.validation.
+
+    Attributes:
+        best: the best step by training.keep_best.
+        watch: compares the training reward with the accuracy; the driver gives it each step.
+    """
 
     def __init__(self, opened: OpenRun, log: RunLog) -> None:
         self.opened = opened
         self.log = log
-        num_sets = len(opened.inputs.validation)
-        self.best = BestStep(opened.config, num_sets, read_metrics(opened.folder))
+        sets = opened.inputs.validation
+        lines = read_metrics(opened.folder)
+        self.best = BestStep(opened.config, len(sets), lines)
+        self.watch = RewardWatch(num_answers(opened.config, sets), lines)
 
     def validate(self, number: int) -> bool:
         """Evaluate the sets after step `number`; return whether training.stop_at is reached."""
@@ -27,9 +35,13 @@ class Validator:
         with explained_memory_errors("validate", method.ports.policy):
             metrics = validate_sets(method, inputs.validation, kept)
         kept.write(number)
+        rises, warning = self.watch.add_validation(number, metrics)
+        metrics |= rises
         self.log.write(number, metrics)
         self.best.update(number, metrics)
         self.opened.reporter.validated(number, metrics)
+        if warning:
+            self.opened.reporter.note(f"warning: {warning}")
         return goal_met(config, [metrics])
 
     def reached_at(self, start: int) -> bool:

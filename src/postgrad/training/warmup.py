@@ -16,7 +16,7 @@ from postgrad.training.driver import train
 from postgrad.training.report import Reporter
 from postgrad.training.result import Result
 from postgrad.user_code import PythonObject
-from postgrad.verifiers.scorer import LLM_JUDGE
+from postgrad.verifiers.model_terms import asks_judge
 
 SHARED_SECTIONS = ("model", "data", "reward", "cluster")  # the warm-up run takes these over
 
@@ -64,7 +64,7 @@ def warmup_config(config: Config) -> Config:
     _keep_objects(config, warmup)
     if not find_method(warmup.method.name).has_thoughts:
         warmup.reward.judge.monitor = ""  # only the main run has thoughts to monitor
-    if warmup.reward.verifier != LLM_JUDGE:  # the other judge settings are the main run's
+    if not asks_judge(warmup.reward.verifier):  # the other judge settings are the main run's
         warmup.reward.judge = JudgeConfig(monitor=warmup.reward.judge.monitor)
     return warmup
 

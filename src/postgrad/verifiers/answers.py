@@ -13,11 +13,10 @@ from postgrad.problem import Failure, Problem, Score
 from postgrad.verifiers.equality import (
     MAX_ANSWER,
     compare,
-    number,
-    same_number,
     split_unit,
     strip_wrapping,
 )
+from postgrad.verifiers.numbers import number, same_number
 
 MAX_BOX = 10 * MAX_ANSWER  # characters; a box must be closed within them
 
@@ -39,6 +38,11 @@ _STATED = re.compile(
 )
 
 
+# Before a number: "41 or", "41,", "41 and": the number is one of several.
+_ALTERNATIVE = re.compile(
+    r"(?:\bor\b|[0-9][%.]?(?:\s|\\text\{|\})*(?:[,;|&]|\band\b|\\\\))(?:\s|[\\$({\[}])*\Z"
+)
+_ONE_MORE_NUMBER = re.compile(r"\s{0,3}(?:,\s|;|\||&|/\s|\bor\b|\band\b)\s{0,3}[-$\\]{0,3}[0-9]")
 # After a number: "12 apples", "12, which is ...", "12 (that is ...".
 _WORDS_AFTER = re.compile(r"(?:\s|,\s(?=[A-Za-z]{2})|\s\((?=[A-Za-z]{2}))(?!and\b|or\b)[A-Za-z]")
 _HENCE = (
@@ -63,6 +67,7 @@ class _Labels:
     option: re.Pattern[str]  # in brackets
     right: re.Pattern[str]  # before "is correct"
     others: re.Pattern[str]  # one more option in a list, after the first
+    listed: re.Pattern[str]  # before an option: it is not the first of a list
 
     @staticmethod
     def of(names: str, plain: str) -> "_Labels":
@@ -86,6 +91,9 @@ class _Labels:
             option=re.compile(rf"\(([{names}])\)"),
             right=re.compile(rf"(?<![\w'’])([{names}]){_IS_RIGHT}"),
             others=re.compile(others),
+            listed=re.compile(
+                rf"(?<!\w)[{names}][)*]{{0,3}}\s{{0,2}}(?:,|/|&|or|and)[\s(*]{{0,3}}\Z"
+            ),
         )
 
 
@@ -140,6 +148,15 @@ def last_number(text: str) -> str | None:
     return text if number(text) is not None else text.rsplit(",", 1)[-1]
 
 
+def single_number(text: str) -> str | None:
+    """Return the last number, or None if it is one of several alternatives: 41 or 42; 41, 42."""
+    last = _last(_NUMBER, text)
+    if last is None or _ALTERNATIVE.search(text, max(0, last.start() - 20), last.start()):
+        return None
+    found = last.group().rstrip(",")
+    return found if number(found) is not None else None
+
+
 def hash_answer(text: str) -> str | None:
     """Return the number directly after the last `####`, or None."""
     start = text.rfind("####")
@@ -175,10 +192,13 @@ def has_box(text: str) -> bool:
 
 
 def final_answer(text: str) -> str | None:
-    """Return the boxed answer; without a box, the stated answer or else the last number."""
+    """Return the boxed answer; without a box, the stated answer or else the last number.
+
+    The last number counts only if it is not one of several alternatives.
+    """
     if has_box(text):
         return boxed_answer(text)
-    return stated_answer(text) or last_number(text)
+    return stated_answer(text) or single_number(text)
 
 
 def truth_of(problem: Problem) -> str:
@@ -239,6 +259,8 @@ def boxed(response: str, problem: Problem) -> Score | Failure:
 def gsm8k(response: str, problem: Problem) -> Score | Failure:
     """1 if the number after the last `####`, else in the last box, else the last one, is right.
 
+    Several alternatives, "41 or 42", are no answer.
+
     Part `format`: the answer is marked by `####` or a box.
     """
     truth = truth_of(problem)
@@ -251,11 +273,16 @@ def gsm8k(response: str, problem: Problem) -> Score | Failure:
 def gsm8k_answer(response: str) -> tuple[str | None, bool]:
     """Return the number that a response gives, and whether it is marked as the answer."""
     if (strict := hash_answer(response)) is not None:
-        return strict, True
+        after = response[response.rfind("####") :].partition(strict)[2]
+        return (None if _ONE_MORE_NUMBER.match(after) else strict), True
     box = boxed_answer(response)
-    if box is not None and number(bare := split_unit(box)[0]) is not None:
-        return bare, True
-    return last_number(response), False
+    if box is None:
+        return single_number(response), False
+    bare = split_unit(box.rpartition("=")[2])[0]
+    if number(bare) is None:
+        numbers = _NUMBER.findall(bare)
+        bare = numbers[0] if len(numbers) == 1 else None
+    return bare, True
 
 
 def gsm8k_strict(response: str, problem: Problem) -> Score | Failure:
@@ -336,6 +363,8 @@ def _chosen(response: str, labels: _Labels) -> tuple[str | None, bool]:
         if name and name in labels.names:
             return name, True
     called_right = _last(labels.right, response)
+    if called_right and _is_listed(response, called_right.start(), labels):
+        return None, False
     for statement in reversed(list(_STATED.finditer(response))):
         stated = labels.stated.match(response, statement.end())
         if not stated:
@@ -352,6 +381,11 @@ def _chosen(response: str, labels: _Labels) -> tuple[str | None, bool]:
         return lone.group(1), True
     options = set(labels.option.findall(response))
     return (options.pop() if len(options) == 1 else None), False
+
+
+def _is_listed(response: str, start: int, labels: _Labels) -> bool:
+    """Return whether the option at `start` follows another one: "A or B"."""
+    return labels.listed.search(response, max(0, start - 12), start) is not None
 
 
 def _starts_list(response: str, end: int, labels: _Labels) -> bool:
@@ -388,13 +422,3 @@ def tagged_answers(response: str) -> tuple[bool, list[str]]:
     if has_box(text):
         answers = [boxed_answer(text)]
     return bool(closing) and has_tags, [answer for answer in answers if answer and answer.strip()]
-
-
-def r1_zero(response: str, problem: Problem) -> Score | Failure:
-    """R1-Zero's reward: 1 if the tags and the answer are right. Parts: `format`, `answer`."""
-    truth = truth_of(problem)
-    if not truth:
-        return unusable(problem, "an answer")
-    good, answers = tagged_answers(response)
-    right = any(compare(answer, truth) is True for answer in answers)
-    return Score(float(good and right), {"format": float(good), "answer": float(right)})

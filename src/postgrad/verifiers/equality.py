@@ -5,12 +5,11 @@ computer algebra system might. All functions take linear time, or time bounded b
 """
 
 import re
-from fractions import Fraction
 
 from postgrad.verifiers.closed_form import closed_value
+from postgrad.verifiers.numbers import brace_arguments, complex_number, number, same_number
 
 MAX_ANSWER = 2_000  # characters; a longer answer is compared as plain text only
-MAX_NUMBER = 400  # characters; longer numerals are not parsed
 
 # One unit per row, with its spellings. Different units differ; a missing unit does not matter.
 _UNIT_ROWS = """
@@ -60,14 +59,6 @@ _UNITS = {
     for spelling in row.split("|")
 }
 
-_THOUSANDS = re.compile(r"[0-9]{1,3}(?:[, ][0-9]{3})+(?=\.|$)")
-_PLAIN = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?")
-_SCIENTIFIC = re.compile(
-    r"([+-]?[0-9.]+)\s*(?:\\times|\\cdot|\*|×)\s*10\s*\^\s*(?:\{\s*([+-]?[0-9]{1,3})\s*\}|([0-9]))"
-)
-_MIXED = re.compile(r"([+-]?)([0-9]+) ?(?: |\+)([0-9]+)/([0-9]+)")
-_MIXED_LATEX = re.compile(r"([+-]?)([0-9]+) ?\\frac\{([0-9]+)\}\{([0-9]+)\}")
-_FRAC = re.compile(r"([+-]?)\\frac\{([^{}]+)\}\{([^{}]+)\}")
 
 _TEXT = re.compile(
     r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|operatorname)\s?\{([^{}]*)\}"
@@ -81,9 +72,6 @@ _TAIL_WORD = re.compile(
 _SAYS = re.compile(r"^(?:=|≈|\\approx(?![A-Za-z])) *(?=[^\s=])")
 _NAME = re.compile(r"\s*[A-Za-z]{1,2}(?:_\{?[0-9A-Za-z]\}?)?\s*=(?!=)\s*")
 _BASE = re.compile(r"([0-9A-Fa-f]+)_(?:([0-9]{1,2})|\{([0-9]{1,2})\})")
-_REPEATING = re.compile(
-    r"([+-]?)([0-9]*)\.([0-9]*)\\(?:overline|bar|dot)\s?(?:\{([0-9]{1,30})\}|([0-9]))"
-)
 _PYTHON_POWER = re.compile(r"(?<=[0-9A-Za-z)}\]]) ?\*\* ?(?=[-0-9A-Za-z({])")
 _BARE_NAME = re.compile(
     r"(?<![A-Za-z\\])(pi(?![A-Za-z])|(?:sin|cos|tan|cot|ln|log|arcsin|arccos|arctan)(?= ?\())"
@@ -142,91 +130,6 @@ _SIGNS = (
 )
 
 
-def number(text: str) -> Fraction | None:
-    """Return the exact number that the whole text is, or None.
-
-    A currency sign, a percent sign and a final full stop are ignored. Reads 1234, 1,234 and 1 000,
-    decimals, 0.1\\overline{6}, 1e3, 2\\times10^3, 3/4, \\frac{3}{4}, \\frac34 and 7 3/4. "1,23" is
-    two numbers, so None.
-    """
-    if len(text) > MAX_NUMBER:
-        return None
-    if text.isascii() and text.isdigit():
-        return Fraction(int(text))
-    text = (
-        text.strip()
-        .replace("−", "-")
-        .replace("{,}", ",")
-        .replace("\\,", " ")
-        .replace("\\ ", " ")
-        .replace("\\!", "")
-    )
-    text = re.sub(r"^([+-]?) ?\\?[$€£] ?|(?: ?\\?[%$€])$", r"\1", text.removesuffix(".").strip())
-    text = text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").strip()
-    text = _brace_arguments(text)
-    for pattern in (_MIXED, _MIXED_LATEX):
-        if found := pattern.fullmatch(text):
-            sign, integer, above, below = found.groups()
-            if int(below) == 0:
-                return None
-            value = Fraction(int(integer)) + Fraction(int(above), int(below))
-            return -value if sign == "-" else value
-    if found := _FRAC.fullmatch(text):
-        sign, above, below = found.groups()
-        return _ratio(above, below, -1 if sign == "-" else 1)
-    if found := _REPEATING.fullmatch(text):
-        sign, integer, decimals, *periods = found.groups("")
-        period = "".join(periods)
-        value = Fraction(f"{integer or 0}.{decimals or 0}")
-        value += Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(decimals))
-        return -value if sign == "-" else value
-    if found := _SCIENTIFIC.fullmatch(text):
-        return _plain(f"{found.group(1)}e{found.group(2) or found.group(3)}")
-    if text.count("/") == 1:
-        above, below = text.split("/")
-        return _ratio(above, below, 1)
-    return _plain(text)
-
-
-def _ratio(above: str, below: str, sign: int) -> Fraction | None:
-    top, bottom = _plain(above.strip()), _plain(below.strip())
-    return None if top is None or not bottom else sign * top / bottom
-
-
-def _plain(text: str) -> Fraction | None:
-    sign, digits = (text[0], text[1:].strip()) if text[:1] in ("+", "-") else ("", text)
-    if _THOUSANDS.match(digits):
-        digits = _THOUSANDS.sub(
-            lambda m: m.group().replace(",", "").replace(" ", ""), digits, count=1
-        )
-    return Fraction(sign + digits) if _PLAIN.fullmatch(digits) else None
-
-
-def same_number(given: str, truth: str) -> bool:
-    """Return whether both are numbers and equal; 50% is equal to 50 and to 0.5."""
-    given_number = number(given)
-    true_number = number(truth)
-    if given_number is None or true_number is None:
-        return False
-    if given_number == true_number:
-        return True
-    if "%" in given and "%" not in truth:
-        return given_number / 100 == true_number
-    if "%" in truth and "%" not in given:
-        return given_number == true_number / 100
-    return False
-
-
-def _brace_arguments(text: str) -> str:
-    """Add braces to bare arguments: \\frac12, \\frac1{72}, \\frac{1}2, \\sqrt3."""
-    if "\\" not in text:
-        return text
-    text = re.sub(r"\\frac ?([0-9A-Za-z]) ?([0-9A-Za-z])", r"\\frac{\1}{\2}", text)
-    text = re.sub(r"\\frac ?([0-9A-Za-z]) ?\{", r"\\frac{\1}{", text)
-    text = re.sub(r"(\\frac ?\{[^{}]*\}) ?([0-9A-Za-z])", r"\1{\2}", text)
-    return re.sub(r"\\(sqrt|mathbb) ?([0-9A-Za-z])", r"\\\1{\2}", text)
-
-
 def strip_wrapping(text: str) -> str:
     """Remove what surrounds an answer: $ $, \\( \\), \\[ \\], ** **, a leading =, a final stop."""
     text = text.strip()
@@ -276,7 +179,7 @@ def normalize(text: str) -> str:
     if _WORD.fullmatch(text) and len(text) > 1:
         return " ".join(text.lower().split())
     # A space between digits means something: 7 3/4 is not 73/4.
-    text = re.sub(r"(?<![0-9]) +| +(?![0-9])", "", _brace_arguments(" ".join(text.split())))
+    text = re.sub(r"(?<![0-9]) +| +(?![0-9])", "", brace_arguments(" ".join(text.split())))
     if based := _BASE.fullmatch(text):
         return f"{based.group(1)}_{based.group(2) or based.group(3)}"
     return text[1:-1] if re.fullmatch(r"\([A-Za-z]\)|\{[^{}]*\}", text) else text
@@ -356,6 +259,9 @@ def compare(given: str, truth: str) -> bool | None:
         return True
     if same_number(given, truth) or same_number(plain_given, plain_truth):
         return True
+    complex_given, complex_truth = complex_number(plain_given), complex_number(plain_truth)
+    if complex_given is not None and complex_truth is not None:
+        return complex_given == complex_truth
     if _surely_different(plain_given, plain_truth):
         return False
     has_percent = "%" in given or "%" in truth

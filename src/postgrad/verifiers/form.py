@@ -22,7 +22,7 @@ def box_format(response: str, problem: Problem) -> Score | Failure:
 
 
 def think_format(response: str, problem: Problem) -> Score | Failure:
-    """1 if the thought is closed exactly once and text follows it.
+    """1 if a thought that is not empty is closed exactly once and text follows it.
 
     `<think>` may be there once, at the beginning, or not at all (the prompt may have opened it).
     """
@@ -31,6 +31,7 @@ def think_format(response: str, problem: Problem) -> Score | Failure:
     opens_at_start = num_openings == 1 and thought.strip().startswith("<think>")
     well_formed = (
         bool(closing_tag)
+        and bool(thought.replace("<think>", "").strip())
         and (num_openings == 0 or opens_at_start)
         and "think>" not in answer
         and bool(answer.strip())

@@ -8,6 +8,7 @@ kills the child. Answers are never evaluated as Python.
 import logging
 import re
 import warnings
+from collections import Counter
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -24,11 +25,11 @@ from postgrad.verifiers.answers import (
     has_box,
     result,
     stated_answer,
-    tagged_answers,
     truth_of,
     unusable,
 )
-from postgrad.verifiers.equality import as_latex, compare, split_unit
+from postgrad.verifiers.equality import as_latex, compare, normalize, split_unit
+from postgrad.verifiers.numbers import number
 
 # Nested brackets: real answers have at most five, and each doubles the LaTeX parser's time.
 MAX_DEPTH = 12
@@ -41,6 +42,9 @@ _HUGE = re.compile(
 _POWER_T = re.compile(r"\^\s*(?:T|\{\s*T\s*\})")
 _PRIME = re.compile(r"(?<=[A-Za-z)\]}'])\s*(?:'|\^\s*\{?\s*\\prime)")
 _EQUALS = re.compile(r"(?<![<>!])=")
+_THOUSANDS = re.compile(r"[0-9]\{?,\}?[0-9]{3}(?![0-9])")
+_BRACED_COMMAND = re.compile(r"\\[a-z]+(?:\{[^{}]*\})+")
+_BRACKET = re.compile(r"[\[({]|\\lbrace|\\begin")
 # Units are split off before (equality.py). math-verify's own list of units has c, d, m, t and other
 # letters, which are mostly variables: k t is not k.
 _LATEX = [
@@ -126,16 +130,6 @@ def think_math(response: str, problem: Problem) -> Score | Failure:
     return result(found is not None and equal(found, truth), format=bool(after))
 
 
-def r1_zero_math(response: str, problem: Problem) -> Score | Failure:
-    """R1-Zero's reward with algebra: 1 if the tags are right and the answer in them is."""
-    truth = truth_of(problem)
-    if not truth:
-        return unusable(problem, "an answer")
-    good, answers = tagged_answers(response)
-    right = any(equal(answer, truth) for answer in answers)
-    return Score(float(good and right), {"format": float(good), "answer": float(right)})
-
-
 def equal(given: str, truth: str) -> bool:
     """Return whether two answers are equal. Answers that are too large for algebra are not."""
     equal_by_text = compare(given, truth)
@@ -143,17 +137,40 @@ def equal(given: str, truth: str) -> bool:
         return equal_by_text
     given, _ = split_unit(as_latex(given))
     truth, _ = split_unit(as_latex(truth))
-    if _is_too_large(given) or _is_too_large(truth):
+    if is_too_large(given) or is_too_large(truth):
         return False
     equals_sign = _EQUALS.search(given)
     if equals_sign and not _EQUALS.search(truth) and not _is_name(given[: equals_sign.start()]):
         return False
     if _num_primes(given) != _num_primes(truth):
         return False
-    return bool(verify(_parse(truth), _parse(given), timeout_seconds=None))
+    if not verify(parse_latex(truth), parse_latex(given), timeout_seconds=None):
+        return False
+    return not _differ_as_lists(given, truth)
 
 
-def _is_too_large(text: str) -> bool:
+def _differ_as_lists(given: str, truth: str) -> bool:
+    """Return whether two lists without brackets differ in how often an element is there.
+
+    math-verify reads them as sets, and 1,1,2 is not 1,2,2. Thousands, 1,000, are no list.
+    """
+    if "\\pm" in given + truth or _THOUSANDS.search(given) or _THOUSANDS.search(truth):
+        return False
+    lists: list[list[str]] = []
+    for text in (given, truth):
+        normalized = normalize(text)
+        if _BRACKET.search(_BRACED_COMMAND.sub("", normalized)):
+            return False
+        lists.append(normalized.split(","))
+    if max(map(len, lists)) == 1:
+        return False
+    if len(lists[0]) != len(lists[1]):
+        return True
+    counts = [Counter(str(number(item) or item) for item in items) for items in lists]
+    return counts[0].keys() == counts[1].keys() and counts[0] != counts[1]
+
+
+def is_too_large(text: str) -> bool:
     return bool(_HUGE.search(text)) or _depth(text) > MAX_DEPTH
 
 
@@ -175,7 +192,7 @@ def _is_name(left: str) -> bool:
 
 
 @lru_cache(maxsize=256)
-def _parse(text: str) -> list[Any]:
+def parse_latex(text: str) -> list[Any]:
     """Return math-verify's parse of an answer, as LaTeX only: its plain expressions use eval().
 
     The parser drops the transpose A^T, and with it the power 2^T; it keeps ^t.

@@ -7,14 +7,22 @@ from typing import Protocol
 from postgrad.errors import ConfigError
 from postgrad.problem import Failure, Problem, Score
 from postgrad.user_code import PythonObject
+from postgrad.verifiers.combine import Term
 from postgrad.verifiers.functions import FunctionScorer
 from postgrad.verifiers.lookup import find_verifier
-from postgrad.verifiers.model_terms import ModelTerm, add_score, model_terms, rules_of
+from postgrad.verifiers.model_terms import (
+    LLM_JUDGE,
+    ModelTerm,
+    add_judge_score,
+    add_score,
+    judge_term,
+    model_terms,
+    rules_of,
+)
 from postgrad.verifiers.pool import VerifierPool
-from postgrad.verifiers.table import choose
+from postgrad.verifiers.table import NOTES, choose
 
 AUTO = "auto"
-LLM_JUDGE = "llm_judge"
 _AUTO_TERM = re.compile(r"(?<![\w./:-])auto(?![\w./:-])")
 
 
@@ -43,7 +51,7 @@ class Scorer:
 
     Args:
         verifier: `auto`, a built-in name, `package.module:function`, `path/to/file.py:function`, a
-            sum such as `auto + 0.1*format`, `llm_judge`, or `model:PATH`, also in a sum. From
+            sum such as `auto + 0.1*format`; `llm_judge` or `model:PATH`, also in a sum. From
             Python also a PythonObject whose value is a list of WeightedReward.
         timeout_s: time limit for scoring one response.
         workers: number of child processes; they start with the first response that needs one.
@@ -63,12 +71,15 @@ class Scorer:
             raise ConfigError(f"reward.workers={workers} must be at least 1")
         self.functions: FunctionScorer | None = None
         self.model_terms: list[ModelTerm] = []
+        self.judge_term: Term | None = None
         self.rules: str = verifier
+        self.constant = 0.0  # the score before the models' if the rules are empty
         if isinstance(verifier, PythonObject):
             self.functions = FunctionScorer(verifier.value, timeout_s)
         else:
             self.model_terms = model_terms(verifier)
-            self.rules = rules_of(verifier)
+            self.judge_term = judge_term(verifier)
+            self.rules, self.constant = rules_of(verifier)
             if self.rules not in ("", AUTO, LLM_JUDGE):
                 find_verifier(_replace_auto(self.rules, "exact"))
         self.verifier = verifier
@@ -95,19 +106,29 @@ class Scorer:
         for problem in problems:
             self.name_for(problem)
 
+    def notes(self, problems: Iterable[Problem]) -> list[str]:
+        """Return what the user should know about the verifiers that `auto` chose."""
+        if self.functions is not None or AUTO not in self.rules:
+            return []
+        chosen = {choose(problem) for problem in problems}
+        return [note for name, note in NOTES.items() if name in chosen]
+
     def score(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[Score | Failure]:
         """Return one Score or Failure per response, in order; responses[i] answers problems[i]."""
         if len(problems) != len(responses):
             raise ValueError(f"{len(problems)} problems for {len(responses)} responses")
-        scores: list[Score | Failure] = [Score(0.0) for _ in responses]
+        scores: list[Score | Failure] = [Score(self.constant) for _ in responses]
         if self.functions is not None:
             scores = self.functions.score(problems, responses)
         elif self.verifier == LLM_JUDGE:
-            assert self.judge is not None, "Scorer.judge is set once the models are loaded"
-            scores = self.judge.score(problems, responses)
+            scores = self._ask_judge(problems, responses)
         elif self.rules:
             names = [self.name_for(problem) for problem in problems]
             scores = self.backend.verify(list(zip(responses, problems, strict=True)), names)
+        if self.judge_term is not None:
+            results = self._ask_judge(problems, responses)
+            pairs = zip(scores, results, strict=True)
+            scores = [add_judge_score(rules, self.judge_term, result) for rules, result in pairs]
         for term in self.model_terms:
             if term.role not in self.reward_models:
                 raise ConfigError(
@@ -118,6 +139,16 @@ class Scorer:
             pairs = zip(scores, results, strict=True)
             scores = [add_score(rules, term, result) for rules, result in pairs]
         return [_negate(score) for score in scores] if self.minimize else scores
+
+    def _ask_judge(
+        self, problems: Sequence[Problem], responses: Sequence[str]
+    ) -> list[Score | Failure]:
+        if self.judge is None:
+            raise ConfigError(
+                f"reward.verifier={self.verifier} needs a judge, and this command loads none; use "
+                "it in postgrad train, eval or score"
+            )
+        return self.judge.score(problems, responses)
 
     def close(self) -> None:
         """Stop the child processes."""

@@ -32,7 +32,6 @@ VERIFIERS: dict[str, VerifierSpec] = {
     "gsm8k_flexible": VerifierSpec("postgrad.verifiers.answers:gsm8k_flexible", inline=True),
     "choice": VerifierSpec("postgrad.verifiers.answers:choice", inline=True),
     "search": VerifierSpec("postgrad.verifiers.answers:search", inline=True),
-    "r1_zero": VerifierSpec("postgrad.verifiers.answers:r1_zero", inline=True),
     "format": VerifierSpec("postgrad.verifiers.form:tag_format", inline=True),
     "box_format": VerifierSpec("postgrad.verifiers.form:box_format", inline=True),
     "think_format": VerifierSpec("postgrad.verifiers.form:think_format", inline=True),
@@ -44,7 +43,9 @@ VERIFIERS: dict[str, VerifierSpec] = {
     "math_answer": VerifierSpec("postgrad.verifiers.math:math_answer"),
     "oat": VerifierSpec("postgrad.verifiers.math:oat"),
     "think_math": VerifierSpec("postgrad.verifiers.math:think_math"),
-    "r1_zero_math": VerifierSpec("postgrad.verifiers.math:r1_zero_math"),
+    "r1_zero": VerifierSpec("postgrad.verifiers.r1_zero:r1_zero"),
+    "r1_zero_math": VerifierSpec("postgrad.verifiers.r1_zero:r1_zero_math"),
+    "question_only": VerifierSpec("postgrad.verifiers.r1_zero:question_only"),
     "geometry3k": VerifierSpec("postgrad.verifiers.math:geometry3k"),
     "reasoning_gym": VerifierSpec("postgrad.verifiers.reasoning_gym:reasoning_gym"),
     "code": VerifierSpec("postgrad.verifiers.code:code", time_limit_s=90.0),
@@ -100,6 +101,13 @@ SOURCES: tuple[tuple[str, str], ...] = (
     ("*olympiad*", "math"),
     ("*minerva*", "math"),
 )
+
+
+# What `auto` should say about a verifier that differs from other systems' default.
+NOTES: dict[str, str] = {
+    "gsm8k": "reward.verifier=auto scores GSM8K by gsm8k: the number after ####, else in a box, "
+    "else the last number; verl's default accepts only ####: reward.verifier=gsm8k_strict",
+}
 
 
 def choose(problem: Problem) -> str:

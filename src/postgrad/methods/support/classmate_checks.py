@@ -6,7 +6,7 @@ from postgrad.errors import ConfigError
 from postgrad.methods.base import Method
 from postgrad.methods.support.checks import refuse_unread
 from postgrad.methods.support.classmate_settings import HELP_OTHER
-from postgrad.verifiers.scorer import LLM_JUDGE
+from postgrad.verifiers.model_terms import asks_judge
 
 # Settings with one entry per classmate, or none.
 PER_CLASSMATE = ("classmate_shares", "classmate_cot_start", "classmate_cot_end")
@@ -37,7 +37,7 @@ def check(method: Method) -> None:
                 f"method.{key} has {num_entries} entries for {count} classmates; "
                 "give one per classmate, or none"
             )
-    if settings.consistency_weight and method.config.reward.verifier == LLM_JUDGE:
+    if settings.consistency_weight and asks_judge(method.config.reward.verifier):
         raise ConfigError(
             "method.consistency_weight compares answers, which reward.verifier=llm_judge does "
             "not; set it to 0"

@@ -17,7 +17,8 @@ from postgrad.problem import Problem
 from postgrad.rollout.engine import Sampling, trajectory_seed
 from postgrad.rollout.generator import Chat
 from postgrad.types import Batch, Failure
-from postgrad.verifiers.scorer import LLM_JUDGE, Scorer
+from postgrad.verifiers.model_terms import LLM_JUDGE, asks_judge
+from postgrad.verifiers.scorer import Scorer
 
 RETRY_TEMPERATURE = 0.7  # of a question that is asked again; the first time it is 0
 
@@ -38,10 +39,16 @@ class JudgeSettings(Protocol):
 def check_judge(reward: RewardConfig) -> None:
     """Raises ConfigError for a missing judge, or for settings that its template does not use."""
     judge = reward.judge
-    if reward.verifier == LLM_JUDGE and not judge.model:
+    if asks_judge(reward.verifier) and not judge.model:
         raise ConfigError(
-            "reward.verifier=llm_judge needs a judge; "
+            f"reward.verifier={reward.verifier} needs a judge; "
             "add reward.judge.model=http://host:8000/v1#model or a model path"
+        )
+    if judge.monitor and asks_judge(reward.verifier) and reward.verifier != LLM_JUDGE:
+        raise ConfigError(
+            f"reward.judge.monitor={judge.monitor} predicts the judge's ratings, and "
+            f"reward.verifier={reward.verifier} is a sum; remove it, or use "
+            "reward.verifier=llm_judge"
         )
     if is_pairwise(judge):
         unused: tuple[str, ...] = ("lowest", "highest", "monitor")
@@ -64,7 +71,7 @@ def check_references(reward: RewardConfig, problems: Iterable[Problem]) -> None:
 
     Raises ConfigError.
     """
-    if reward.verifier != LLM_JUDGE or not is_pairwise(reward.judge):
+    if not asks_judge(reward.verifier) or not is_pairwise(reward.judge):
         return
     for problem in problems:
         if not problem.ground_truth:
@@ -77,7 +84,7 @@ def check_references(reward: RewardConfig, problems: Iterable[Problem]) -> None:
 def check_judge_used(reward: RewardConfig) -> None:
     """Refuses settings of a judge that is never asked. Raises ConfigError."""
     judge = reward.judge
-    if reward.verifier == LLM_JUDGE:
+    if asks_judge(reward.verifier):
         return
     if judge.model:
         raise ConfigError(
