@@ -13,6 +13,7 @@ import dataclasses
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import sys
@@ -30,7 +31,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 TESTS = Path(__file__).resolve().parent.parent
-TIME_LIMIT_S = 300
+CPU_LIMIT_S = 120  # of one seed; a run of a second takes long on a busy machine
+TIME_LIMIT_S = 1800
 TRACEBACK = 70  # exit code of a combination that raised
 TRAINED, REFUSED = "trained", "refused"
 
@@ -79,8 +81,8 @@ TEXTS = {
     "environment.options": ("{{}}", "{{high:9}}", "{{no:1}}"),
     "environment.weights": ("{{}}", "{{guess:1}}"),
     "reward.verifier": (
-        "{graded}:graded", "{graded}:broken", "{graded}:none", "exact", "boxed", "length", "math",
-        "exact+0.5*length", "{graded}:graded+exact", "llm_judge", "code", "no",
+        "{graded}:graded", "{graded}:graded", "{graded}:missing", "exact", "boxed", "length",
+        "math", "exact+0.5*length", "{graded}:graded+exact", "llm_judge", "code", "no",
     ),
     "reward.judge.model": ("", "{model}", "http://127.0.0.1:9/v1#m", "no"),
     "reward.judge.monitor": ("", "{model}", "no"),
@@ -114,7 +116,7 @@ TEXTS = {
     "method.off_options": ("{{}}", "{{gamma:0.3}}", "{{max_value:2}}", "{{exponent:-1}}"),
     "method.on_options": ("{{}}", "{{gamma:0.3}}", "{{gamma:0}}", "{{gamma:inf}}", "{{weight:1}}"),
     "method.correction_bound": ("2.0", "'0.5_2.0'", "0", "'2_1'", "no"),
-    "method.refill_by": ("score", "reward", "answer", "no"),
+    "method.refill_by": ("score", "reward", "answer"),  # other parts: RunError
     "method.demonstration_probs": ("", "probs", "no"),
     "method.hint_template": ("{{question}} {{hint}}", "no"),
 }  # fmt: skip
@@ -137,16 +139,12 @@ NEEDED = {  # settings without which a recipe's own defaults do not fit two step
     "cs336_no_baseline": ["data.prompt_style=own"],
     "cs336_dpo": ["data.prompt_style=own"],
 }
+NO_MARKERS = ["method.cot_start=''", "method.cot_end=''"]
+ONE_WARMUP_STEP = "warmup.overrides=[training.steps=1]"
 VERIFIERS = """
 def graded(response, problem):
     answer = sum(map(ord, response)) % 11 / 10
     return {"score": answer, "answer": answer, "format": len(response) % 3 / 2}
-
-def broken(response, problem):
-    raise ValueError("broken on purpose")
-
-def none(response, problem):
-    return None
 """
 
 
@@ -186,8 +184,12 @@ def _needed(recipe: str) -> list[str]:
     if recipe.startswith("bupo"):
         without = ("bupo_grpo", "bupo_layerwise_lr", "bupo_frozen_below")
         return ["method.num_blocks=1", *([] if recipe in without else ["method.phase_one_steps=1"])]
+    if recipe.startswith("classmate_warmup"):
+        return [*NO_MARKERS, ONE_WARMUP_STEP]
     if recipe.startswith("classmate"):
-        return ["method.cot_start=''", "method.cot_end=''"]
+        return NO_MARKERS
+    if recipe.startswith("luffy_sft_rl"):
+        return [ONE_WARMUP_STEP]
     return NEEDED.get(recipe, [])
 
 
@@ -322,6 +324,7 @@ def start_fork(seed: int, places: dict[str, str], folder: Path) -> int:
     try:
         os.setsid()
         os.chdir(folder)
+        resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT_S, CPU_LIMIT_S))
         code = run_seed(seed, places, folder)
     except BaseException:
         traceback.print_exc()
@@ -386,7 +389,8 @@ def verdict(code: int, text: str, folder: Path) -> tuple[str, str]:
     """Returns (what happened, why it is wrong); the reason is empty if it is right."""
     lines = [line for line in text.splitlines() if line.startswith("postgrad: ")]
     if code < 0:
-        return "killed", f"ended by {signal.Signals(-code).name}; time limit {TIME_LIMIT_S} s"
+        limits = f"limits: {CPU_LIMIT_S} s of CPU, {TIME_LIMIT_S} s"
+        return "killed", f"ended by {signal.Signals(-code).name}; {limits}"
     if code == TRACEBACK or "Traceback (most recent call last)" in text:
         return "traceback", "a traceback"
     if code == 2:

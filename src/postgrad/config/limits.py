@@ -25,6 +25,7 @@ def check_limits(section: Any, prefix: str) -> None:
             check_limits(value, f"{key}.")
             continue
         _check_choice(key, value, spec.metadata)
+        _check_finite(key, value, bool(spec.metadata.get("may_be_infinite")))
         for bound in BOUNDS:
             if spec.metadata.get(bound) is not None:
                 _check_bound(key, value, bound, spec.metadata[bound])
@@ -41,10 +42,22 @@ def _check_choice(key: str, value: Any, limits: Any) -> None:
     )
 
 
+def _check_finite(key: str, value: Any, may_be_infinite: bool) -> None:
+    """Checks a number, and each number in a list or dictionary."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            _check_finite(f"{key}.{name}", item, may_be_infinite)
+    elif isinstance(value, list):
+        for item in value:
+            _check_finite(key, item, may_be_infinite)
+    elif isinstance(value, float) and not (math.isfinite(value) or (may_be_infinite and value > 0)):
+        raise ConfigError(f"{key}={value} is out of range; it must be a finite number")
+
+
 def _check_bound(key: str, value: Any, bound: str, limit: float) -> None:
     """Checks a number, each number of a list, or nothing if the value is None."""
     breaks, words = BOUNDS[bound]
     numbers = value if isinstance(value, list) else [value]
     for number in numbers:
-        if number is not None and (math.isnan(number) or breaks(number, limit)):
+        if number is not None and breaks(number, limit):
             raise ConfigError(f"{key}={value} is out of range; it must be {words} {limit:g}")

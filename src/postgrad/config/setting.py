@@ -13,10 +13,12 @@ def setting(
     above: float | None = None,
     at_most: float | None = None,
     or_path: bool = False,
+    may_be_infinite: bool = False,
 ) -> Any:
     """Returns a dataclass field with a help text and limits.
 
     In a list, the limits hold for each number. Each instance gets its own copy of a list or dict.
+    Numbers are finite, unless the setting `may_be_infinite`.
     """
     limits = {
         "help": help,
@@ -24,6 +26,7 @@ def setting(
         "at_least": at_least,
         "above": above,
         "at_most": at_most,
+        "may_be_infinite": may_be_infinite,
         "or_path": or_path,  # besides the choices, file.py:NAME or package.module:NAME
     }
     if isinstance(default, list | dict):

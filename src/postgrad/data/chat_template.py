@@ -5,8 +5,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, TemplateRuntimeError
 
+from postgrad.data.template_limits import check_template_limits
 from postgrad.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ class ChatTemplate:
         opening: text that starts the assistant's turn, unless the template already wrote it.
 
     Raises:
-        ConfigError: the template does not read an option, or cannot render answers of tools.
+        ConfigError: the template does not read an option, cannot render answers of tools, or
+            takes too much time or memory.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class ChatTemplate:
         self.options = dict(options)
         self.tools = list(tools)
         self.opening = opening
+        check_template_limits(self.source)
         for name in self.options:
             self._check_option(name)
         if self.tools:
@@ -116,15 +119,34 @@ class ChatTemplate:
         tools: Sequence[dict[str, Any]] = (),
         add_generation_prompt: bool = False,
     ) -> str:
-        """The text of the messages exactly as the template writes it, without `opening`."""
-        text = self.tokenizer.apply_chat_template(
-            [dict(message) for message in messages],
-            tools=list(tools) or None,
-            add_generation_prompt=add_generation_prompt,
-            tokenize=False,
-            **self.options,
+        """The text of the messages exactly as the template writes it, without `opening`.
+
+        Raises:
+            jinja2.TemplateError: the template refuses the messages, or fails in any other way.
+        """
+        text = self._apply(
+            messages, tools, add_generation_prompt=add_generation_prompt, tokenize=False
         )
         return cast(str, text)
+
+    def _apply(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[dict[str, Any]],
+        **arguments: Any,
+    ) -> Any:
+        """What transformers returns; every error of the template is a jinja2.TemplateError."""
+        try:
+            return self.tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                tools=list(tools) or None,
+                **arguments,
+                **self.options,
+            )
+        except TemplateError:
+            raise
+        except Exception as error:  # a template is a program of the model's author
+            raise TemplateRuntimeError(f"{type(error).__name__}: {error}") from error
 
     @property
     def has_generation_markers(self) -> bool:
@@ -135,13 +157,7 @@ class ChatTemplate:
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[dict[str, Any]] = ()
     ) -> tuple[list[int], list[bool]]:
         """(token ids, mask) of a conversation, by the template's {% generation %} markers."""
-        encoded: Any = self.tokenizer.apply_chat_template(
-            [dict(message) for message in messages],
-            tools=list(tools) or None,
-            return_dict=True,
-            return_assistant_tokens_mask=True,
-            **self.options,
-        )
+        encoded = self._apply(messages, tools, return_dict=True, return_assistant_tokens_mask=True)
         return list(encoded["input_ids"]), [bool(flag) for flag in encoded["assistant_masks"]]
 
     def _with_tools_prompt(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

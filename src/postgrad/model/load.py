@@ -20,6 +20,7 @@ from postgrad.errors import ConfigError, did_you_mean
 from postgrad.files import create_folder_once
 from postgrad.log_level import DEBUG, log_level
 from postgrad.model.device import DTYPES, supports_triton
+from postgrad.model.folder_checks import check_folder
 from postgrad.model.gate import Gate
 from postgrad.model.loaded import Loaded
 from postgrad.model.lora import base_model_config, is_adapter, merge_adapter
@@ -54,12 +55,18 @@ def load(config: ModelConfig, device: torch.device, seed: int = 0) -> Loaded:
                 f"model.path={config.path}: its base models are adapters that name each other; "
                 "write a full model into base_model_name_or_path of adapter_config.json"
             )
-    model = _from_pretrained(
+    model, info = _from_pretrained(
         AutoModelForCausalLM,
         base,
         seed,
         dtype=DTYPES[config.dtype],
+        output_loading_info=True,
     )
+    if info["missing_keys"]:
+        raise ConfigError(
+            f"model.path={base.path}: the weights have no {sorted(info['missing_keys'])[0]}, which "
+            "config.json declares; the folder is damaged"
+        )
     for folder in reversed(adapters):
         model = merge_adapter(model, folder)
     prepare_for_training(model, config, device)
@@ -136,6 +143,12 @@ def stop_ids(loaded: Loaded) -> list[int]:
         raise ConfigError(
             "model.path: the model has no end-of-sequence token, so responses would never end; "
             "set eos_token_id in its generation_config.json"
+        )
+    vocab_size = int(loaded.model.config.get_text_config().vocab_size)
+    if max(ids) >= vocab_size:
+        raise ConfigError(
+            f"model.path: eos_token_id={max(ids)} is outside of the model's vocabulary of "
+            f"{vocab_size} tokens; correct generation_config.json or config.json"
         )
     return sorted(ids)
 
@@ -289,12 +302,18 @@ def _from_pretrained(kind: Any, config: ModelConfig, seed: int, **weights: Any) 
     source: dict[str, Any] = {"pretrained_model_name_or_path": path, **weights}
     if path.endswith(".gguf"):
         source |= _gguf_source(Path(path), bool(weights))
+    elif Path(path).is_dir():
+        check_folder(Path(path), bool(weights))
+    if weights and not path.endswith(".gguf"):
+        source["use_safetensors"] = True  # a pickle can run any program
     if not Path(path).exists() and not hub_is_reachable():
         # Uses an earlier download at once; otherwise transformers retries for half a minute.
         source["local_files_only"] = True
     try:
         return kind.from_pretrained(**source, trust_remote_code=config.trust_remote_code)
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # files of strangers fail in many ways
         reason = _explain_load_error(path, kind, error)
         raise ConfigError(f"model.path={config.path} cannot be loaded: {reason}") from error
 
@@ -351,7 +370,10 @@ def _gguf_source(path: Path, with_weights: bool) -> dict[str, Any]:
 
 def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
-    return lines[0][:200].strip(" :") if lines else type(error).__name__
+    reason = lines[0][:200].strip(" :") if lines else ""
+    if isinstance(error, OSError | ValueError | SafetensorError) and reason:
+        return reason
+    return f"{type(error).__name__}: {reason}" if reason else type(error).__name__
 
 
 def _silence_transformers() -> None:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from postgrad.config.schema import LoraConfig, ModelConfig
 from postgrad.errors import ConfigError, did_you_mean
+from postgrad.model.folder_checks import check_folder
 from postgrad.model.loaded import Loaded
 
 ADAPTER_NAME = "default"  # peft's name for a model's only adapter
@@ -276,6 +277,8 @@ def merge_adapter(model: Any, folder: str) -> Any:
     Raises: ConfigError if the adapter does not fit.
     """
     peft = import_peft()
+    if Path(folder).is_dir():
+        check_folder(Path(folder), with_weights=True)
     try:
         return peft.PeftModel.from_pretrained(model, folder).merge_and_unload()
     except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:

@@ -39,15 +39,22 @@ class GrpoSettings(MethodSettings):
         or_path=True,
     )
     clip_low: float | None = setting(
-        None, "clip the ratio below 1 - this; null: the loss's default; inf: no clip", at_least=0.0
+        None,
+        "clip the ratio below 1 - this; null: the loss's default; inf: no clip",
+        at_least=0.0,
+        may_be_infinite=True,
     )
     clip_high: float | None = setting(
-        None, "clip the ratio above 1 + this; null: the loss's default; inf: no clip", at_least=0.0
+        None,
+        "clip the ratio above 1 + this; null: the loss's default; inf: no clip",
+        at_least=0.0,
+        may_be_infinite=True,
     )
     dual_clip: float | None = setting(
         None,
-        "bound of the ratio where the advantage is negative; null: the loss's default",
+        "bound of the ratio where the advantage is negative; null: the loss's default; inf: none",
         above=1.0,
+        may_be_infinite=True,
     )
     loss_options: dict[str, float] = field(
         default_factory=dict, metadata={"help": "more options of the loss, by name"}
