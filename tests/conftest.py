@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attack_areas import area_of
 
 from postgrad.problem import Problem
 from postgrad.verifiers.pool import VerifierPool
@@ -152,8 +153,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ByFile(config, log)
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by marker
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Runs the slowest files first, so that no process waits for one of them at the end."""
+    for item in items:
+        if area_of(str(item.path)):
+            item.add_marker(pytest.mark.attack)
     if not config.getoption("--long"):
         for item in items:
             if item.get_closest_marker("long"):

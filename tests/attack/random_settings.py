@@ -315,7 +315,7 @@ def import_everything() -> None:
     _schema()
 
 
-def start_fork(seed: int, places: dict[str, str], folder: Path) -> int:
+def start_fork(seed: int, places: dict[str, str], folder: Path, once: bool) -> int:
     """Starts the combinations of a seed in a fork with its own process group; returns its id."""
     pid = os.fork()
     if pid:
@@ -325,14 +325,14 @@ def start_fork(seed: int, places: dict[str, str], folder: Path) -> int:
         os.setsid()
         os.chdir(folder)
         resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT_S, CPU_LIMIT_S))
-        code = run_seed(seed, places, folder)
+        code = run_seed(seed, places, folder, once)
     except BaseException:
         traceback.print_exc()
     finally:
         os._exit(code)
 
 
-def run_seed(seed: int, places: dict[str, str], folder: Path) -> int:
+def run_seed(seed: int, places: dict[str, str], folder: Path, once: bool) -> int:
     """Tries a seed's settings, and the rest again after each refusal; returns the last code."""
     from postgrad.cli.main import run
 
@@ -349,7 +349,7 @@ def run_seed(seed: int, places: dict[str, str], folder: Path) -> int:
             code = TRACEBACK
         sys.stdout.flush()
         sys.stderr.flush()
-        if code != 2 or not drawn or (folder / "runs" / "run").exists():
+        if once or code != 2 or not drawn or (folder / "runs" / "run").exists():
             break
         drawn = without_refused(drawn, (folder / f"{attempt}.txt").read_text(errors="replace"))
     return code
@@ -403,7 +403,9 @@ def verdict(code: int, text: str, folder: Path) -> tuple[str, str]:
     return f"exit code {code}", "neither trained nor refused"
 
 
-def run_all(seeds: list[int], jobs: int, work: Path, verbose: bool = False) -> list[Tried]:
+def run_all(
+    seeds: list[int], jobs: int, work: Path, verbose: bool = False, once: bool = False
+) -> list[Tried]:
     """Runs the combinations of all seeds, `jobs` seeds at a time; prints those that are wrong."""
     places = make_places(work / "places")
     os.environ["POSTGRAD_CACHE"] = str(work / "cache")
@@ -416,7 +418,7 @@ def run_all(seeds: list[int], jobs: int, work: Path, verbose: bool = False) -> l
             seed = waiting.pop()
             folder = work / f"seed-{seed}"
             folder.mkdir()
-            running[start_fork(seed, places, folder)] = (seed, time.monotonic())
+            running[start_fork(seed, places, folder, once)] = (seed, time.monotonic())
         time.sleep(0.01)
         for pid, (seed, started) in list(running.items()):
             done, status = os.waitpid(pid, os.WNOHANG)
@@ -447,6 +449,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 2)
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--only", type=int, help="repeat this seed")
+    parser.add_argument("--once", action="store_true", help="no second trial after a refusal")
     parser.add_argument("--verbose", action="store_true", help="print every combination")
     options = parser.parse_args()
     seeds = list(range(options.seed, options.seed + options.count))
@@ -454,7 +457,8 @@ def main() -> int:
         seeds = [options.only]
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="random-settings-") as folder:
-        results = run_all(seeds, options.jobs, Path(folder), options.verbose or len(seeds) == 1)
+        verbose = options.verbose or len(seeds) == 1
+        results = run_all(seeds, options.jobs, Path(folder), verbose, options.once)
     print(f"seeds {seeds[0]} to {seeds[-1]}, {time.monotonic() - started:.0f} s")
     print(summary(results))
     return 1 if any(tried.reason for tried in results) else 0

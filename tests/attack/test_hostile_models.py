@@ -13,8 +13,6 @@ from postgrad.data import template_limits
 from postgrad.data.template_limits import check_template_limits
 from postgrad.model.load import load
 
-pytestmark = pytest.mark.attack
-
 
 @pytest.fixture
 def folder(tiny, tmp_path):

@@ -22,7 +22,6 @@ RUNS = {
 SAMPLED = ("grpo", "ppo", "bupo")
 
 
-@pytest.mark.attack
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "recipe",

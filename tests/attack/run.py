@@ -1,0 +1,81 @@
+"""Runs every attack and prints a table: what was tried, what held, what failed.
+
+python tests/attack/run.py           all attacks, 2,000 random combinations of settings included
+python tests/attack/run.py --short   the ones that take a second or less
+"""
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(TESTS))
+
+from attack_areas import AREAS, area_of  # noqa: E402
+
+COLUMNS = ("tried", "held", "failed", "skipped")
+
+
+def count_outcomes(report: Path) -> dict[str, Counter[str]]:
+    """Returns the outcomes by area from a JUnit file that pytest wrote."""
+    counts: dict[str, Counter[str]] = {area: Counter() for area in AREAS.values()}
+    for case in ElementTree.parse(report).iter("testcase"):
+        module = case.get("classname", "").replace(".", "/")
+        area = area_of(f"{module}.py")
+        if not area:
+            continue
+        outcome = "held"
+        if case.find("skipped") is not None:
+            outcome = "skipped"
+        elif case.find("failure") is not None or case.find("error") is not None:
+            outcome = "failed"
+        counts[area][outcome] += 1
+        counts[area]["tried"] += outcome != "skipped"
+        # One test runs many combinations of settings and prints how many.
+        found = re.search(r"(\d+) combinations tried", case.findtext("system-out") or "")
+        if found and outcome == "held":
+            counts[area]["held"] += int(found[1]) - 1
+            counts[area]["tried"] += int(found[1]) - 1
+    return counts
+
+
+def table(counts: dict[str, Counter[str]]) -> str:
+    width = max(len(area) for area in counts)
+    lines = [f"{'area':<{width}}" + "".join(f"{name:>9}" for name in COLUMNS)]
+    for area, outcomes in counts.items():
+        if outcomes:
+            numbers = "".join(f"{outcomes[name]:>9}" for name in COLUMNS)
+            lines.append(f"{area:<{width}}{numbers}")
+    total = sum(counts.values(), Counter())
+    lines.append(f"{'all':<{width}}" + "".join(f"{total[name]:>9}" for name in COLUMNS))
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--short", action="store_true", help="without slow attacks")
+    parser.add_argument("--jobs", default="2", help="processes")
+    options = parser.parse_args()
+    files = [str(TESTS / name) for name in AREAS if (TESTS / name).is_file()]
+    selection = ["-m", "attack and not slow"] if options.short else ["-m", "attack", "--long"]
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        outputs = [f"--junitxml={report}", "-o", "junit_logging=system-out"]
+        command = [sys.executable, "-m", "pytest", "-q", "-n", options.jobs, *selection, *outputs]
+        code = subprocess.run([*command, *files], cwd=TESTS.parent).returncode
+        if not report.is_file():
+            return code
+        counts = count_outcomes(report)
+    print(f"\n{table(counts)}\n{time.monotonic() - started:.0f} s")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
