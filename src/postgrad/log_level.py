@@ -1,7 +1,7 @@
 """How much commands print: quiet, normal or debug.
 
-Set by `postgrad --quiet COMMAND`, `postgrad --debug COMMAND`, or the environment variable
-POSTGRAD_LOG, which child processes inherit. It is no setting of a run: the same run folder
+Set by --quiet or --debug anywhere in a command, or by the environment variable POSTGRAD_LOG, which
+child processes inherit. It is no setting of a run: the same run folder
 continues at any level, and its files are the same.
 """
 
@@ -27,11 +27,11 @@ def log_level() -> str:
 
 
 def take_option(argv: list[str]) -> list[str]:
-    """Return the arguments without a first --quiet or --debug, which sets the level."""
-    if argv and argv[0] in OPTIONS:
-        os.environ[VARIABLE] = OPTIONS[argv[0]]
-        return argv[1:]
-    return argv
+    """Return the arguments without --quiet and --debug, which set the level wherever they are."""
+    for word in argv:
+        if word in OPTIONS:
+            os.environ[VARIABLE] = OPTIONS[word]
+    return [word for word in argv if word not in OPTIONS]
 
 
 def set_up_logging() -> None:

@@ -46,13 +46,13 @@ def test_notes_are_printed_at_every_level(monkeypatch, capsys):
         assert capsys.readouterr().out == "warning: odd\n"
 
 
-def test_options_before_the_command(capsys):
+def test_options_before_and_after_the_command(capsys):
     assert run(["--debug", "train", "grpo", "model.pth=x"]) == 2
     error = capsys.readouterr().err
     assert log_level() == "debug"
     assert error.startswith("Traceback")
     assert "postgrad: " in error.splitlines()[-1]
-    assert run(["--quiet", "train", "grpo", "model.pth=x"]) == 2
+    assert run(["train", "grpo", "model.pth=x", "--quiet"]) == 2
     assert log_level() == "quiet"
     assert len(capsys.readouterr().err.splitlines()) == 1
 

@@ -68,7 +68,7 @@ def usage() -> str:
         f"postgrad {__version__}: RL post-training for language models",
         "",
         "usage: postgrad COMMAND ...",
-        "       postgrad --quiet|--debug COMMAND ...",
+        "       postgrad COMMAND ... [--quiet | --debug]",
         "",
         *commands,
         "",
