@@ -92,9 +92,23 @@ async def read_json(request: Request, max_bytes: int, timeout_s: float) -> Any:
     Raises:
         HttpError: 400 not JSON, 408 not complete within `timeout_s`, 413 more than `max_bytes`.
     """
+    content = await read_body(request, "application/json", max_bytes, timeout_s)
+    try:
+        return json.loads(content, parse_constant=_reject_constant)
+    except (ValueError, RecursionError) as error:
+        raise HttpError(400, "the request is not JSON") from error
+
+
+async def read_body(request: Request, media_type: str, max_bytes: int, timeout_s: float) -> bytes:
+    """Returns the body of a request.
+
+    Raises:
+        HttpError: 400 of another type, 408 not complete within `timeout_s`, 413 too large.
+    """
     content_type = request.headers.get("content-type") or ""
-    if content_type.split(";")[0].strip() != "application/json":
-        raise HttpError(400, "send JSON, with Content-Type: application/json")
+    if content_type.split(";")[0].strip() != media_type:
+        kind = "JSON" if media_type == "application/json" else "protobuf"
+        raise HttpError(400, f"send {kind}, with Content-Type: {media_type}")
     too_large = HttpError(413, f"the request is larger than {max_bytes >> 20} MiB")
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > max_bytes:
@@ -110,10 +124,7 @@ async def read_json(request: Request, max_bytes: int, timeout_s: float) -> Any:
         raise HttpError(408, f"the request body did not arrive within {timeout_s:g} s") from error
     except ClientDisconnect as error:
         raise HttpError(400, "the client disconnected before the request was complete") from error
-    try:
-        return json.loads(content, parse_constant=_reject_constant)
-    except (ValueError, RecursionError) as error:
-        raise HttpError(400, "the request is not JSON") from error
+    return bytes(content)
 
 
 def _reject_constant(name: str) -> Any:

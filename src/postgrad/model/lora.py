@@ -135,6 +135,8 @@ def lora_output(module: Any, x: Tensor) -> Tensor | None:
     """
     if not hasattr(module, "base_layer") or module.disable_adapters:
         return None
+    if ADAPTER_NAME not in module.lora_A:  # the layer has room for an adapter, but has none now
+        return None
     dropped = module.lora_dropout[ADAPTER_NAME](x)
     out = module.lora_B[ADAPTER_NAME](module.lora_A[ADAPTER_NAME](dropped))
     return out * module.scaling[ADAPTER_NAME]

@@ -23,7 +23,7 @@ class Sampling:
 
     Log-probs are those of the distribution at this temperature (at temperature 1 when greedy). A
     response also ends with the token that completes one of the `stop` strings; the response keeps
-    that token.
+    that token. `stop_ids` are further ids that end a response; only the native engine reads them.
     """
 
     temperature: float = 1.0
@@ -32,10 +32,12 @@ class Sampling:
     top_k: int = 0
     min_p: float = 0.0
     stop: tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         # A tuple becomes a list when it crosses a process boundary.
         object.__setattr__(self, "stop", tuple(self.stop))
+        object.__setattr__(self, "stop_ids", tuple(self.stop_ids))
 
     @property
     def filters(self) -> bool:

@@ -33,7 +33,7 @@ from postgrad.rollout.engine import (
 from postgrad.rollout.hf import HfEngine
 from postgrad.rollout.native.cache import PrefillCache, SlotCache
 from postgrad.rollout.native.sampling import BLOCK, RowRandom, sample_mixed_tokens
-from postgrad.rollout.stops import StopStrings
+from postgrad.rollout.stops import StopStrings, make_stops
 
 if TYPE_CHECKING:
     from postgrad.rollout.native.decoder import Decoder
@@ -157,6 +157,12 @@ class NativeEngine:
             return None
         return Decoder(self.model, self.stop_ids)
 
+    def reset_decoder(self) -> None:
+        """Drop the captured graphs, for when modules of the model have been replaced."""
+        if self.decoder is not None:
+            self.decoder.release()
+            self.decoder = self._make_decoder()
+
     def publish(self, weights: dict[str, Tensor]) -> None:
         """Load weights from a trainer in another process."""
         copy_weights(self.model, weights)
@@ -187,7 +193,6 @@ class NativeEngine:
     ) -> list[list[Completion]]:
         from postgrad.rollout.native.paged import PagedDecodeLoop
 
-        stops = StopStrings(self.tokenizer, sampling.stop) if sampling.stop else None
         loop = PagedDecodeLoop(
             decoder,
             requests,
@@ -195,7 +200,7 @@ class NativeEngine:
             self.max_rows,
             self.cache_bytes(),
             self.max_context,
-            stops,
+            make_stops(self.tokenizer, sampling),
         )
         try:
             return loop.finish()
@@ -239,8 +244,7 @@ class DecodeLoop:
 
     def add(self, job: Job) -> Job:
         """Queue a job; returns it."""
-        if job.sampling.stop:
-            job.stops = StopStrings(self.engine.tokenizer, job.sampling.stop)
+        job.stops = make_stops(self.engine.tokenizer, job.sampling)
         if job.request.seeds:
             self.to_prefill.append(job)
         return job
