@@ -91,6 +91,7 @@ def _routes(service: Service) -> list[Route]:
     posts: dict[str, Handler] = {name: _json_handler(*entry) for name, entry in bodies.items()}
     posts["forward_backward"] = api.forward_backward
     posts["retrieve_future"] = api.retrieve
+    posts["sessions/{session_id}/finish"] = api.finish_session
     gets: dict[str, Handler] = {
         "healthz": api.healthz,
         "get_server_capabilities": api.capabilities,
@@ -223,6 +224,10 @@ class Api:
 
     def cancel(self, body: requests.RequestId) -> Any:
         self.service.worker.cancel(body.request_id)
+        return Response(status_code=204)
+
+    async def finish_session(self, request: Request) -> Any:
+        self.service.finish_session(request.path_params["session_id"])
         return Response(status_code=204)
 
     # ---- listings

@@ -180,11 +180,17 @@ class Service:
         self._expired_at = now
         for session in list(self.sessions.values()):
             if now - session.seen_at > self.limits.idle_s:
-                del self.sessions[session.session_id]
-                for model_id in session.training_ids:
-                    self.clients.pop(model_id, None)
-                for sampler_id in session.sampler_ids:
-                    self.samplers.pop(sampler_id, None)
+                self.finish_session(session.session_id)
+
+    def finish_session(self, session_id: str) -> None:
+        """Drop a session with its clients and samplers; one that is gone stays so."""
+        session = self.sessions.pop(session_id, None)
+        if session is None:
+            return
+        for model_id in session.training_ids:
+            self.clients.pop(model_id, None)
+        for sampler_id in session.sampler_ids:
+            self.samplers.pop(sampler_id, None)
 
     # ---- training clients
 
@@ -304,7 +310,7 @@ class Service:
 
     def _save(self, body: requests.SaveWeights, kind: str, answer: str) -> dict[str, Any]:
         client = self.find_client(body.model_id)
-        name = body.path or f"step-{body.seq_id}"
+        name = f"step-{body.seq_id}" if body.path is None else body.path
         check_name(name)
 
         def save() -> dict[str, Any]:
