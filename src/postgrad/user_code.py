@@ -33,6 +33,19 @@ class PythonObject(str):
         text.value = value
         return text
 
+    def __eq__(self, other: object) -> bool:
+        """Whether both are the same text, and the same object if both have one.
+
+        Caches by setting therefore never mix up two objects whose code is equal.
+        """
+        is_same = not isinstance(other, PythonObject) or self.value is other.value
+        return is_same and str.__eq__(self, other) is True
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = str.__hash__
+
     def __deepcopy__(self, memo: Any) -> str:
         return str(self)
 

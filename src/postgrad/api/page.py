@@ -4,25 +4,27 @@ import html
 import threading
 from pathlib import Path
 
+from postgrad.view.auth import NOTEBOOKS
 from postgrad.view.folder import Folder
 from postgrad.view.listen import listen
 from postgrad.view.server import make_server
 
 HOST = "127.0.0.1"
 STOP_LIMIT_S = 10.0
+FRAME_HEIGHT = 640  # pixels
 
 
 class Page:
     """The page over a run folder, on this machine only, until stop() or the end of the process.
 
-    A notebook shows its address as a link: the page refuses to be framed by other pages, because
-    it shows untrusted model output.
+    A notebook of this machine shows the page in a frame, with its address below; elsewhere only
+    the address is shown. Pages of other sites may not frame it.
     """
 
     def __init__(self, folder: Path, port: int | None = None) -> None:
         listener = listen(HOST, port)
         self.url = f"http://{HOST}:{listener.getsockname()[1]}/"
-        self._server = make_server(Folder(folder), HOST)
+        self._server = make_server(Folder(folder), HOST, framed_by=NOTEBOOKS)
         self._thread = threading.Thread(
             target=self._server.run, kwargs={"sockets": [listener]}, daemon=True
         )
@@ -38,4 +40,5 @@ class Page:
 
     def _repr_html_(self) -> str:
         address = html.escape(self.url)
-        return f'<a href="{address}" target="_blank">{address}</a>'
+        frame = f'<iframe src="{address}" width="100%" height="{FRAME_HEIGHT}"></iframe>'
+        return f'{frame}<br><a href="{address}" target="_blank">{address}</a>'

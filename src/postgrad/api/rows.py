@@ -20,12 +20,17 @@ EXTENSIONS = ("parquet", "jsonl", "json", "csv")
 def as_source(data: Any, label: str = "data", splits: Sequence[str] = TRAIN) -> str | list[Row]:
     """Return data as the text of a data source, or as rows if it is in memory.
 
-    `label` is the argument's name, for error messages. `splits` are those of a hub data set.
-    Raises ConfigError.
+    `label` is the argument's name, for error messages. A hub id without a split means the first of
+    `splits` that the data set has. Raises ConfigError.
     """
-    if isinstance(data, str | Path):
-        return _hub_files(str(data), splits) or str(data)
-    return as_rows(data, label)
+    if not isinstance(data, str | Path):
+        return as_rows(data, label)
+    text = str(data)
+    if not _is_hub_id(text):
+        return text
+    from postgrad.data.hub_source import hub_source
+
+    return hub_source(text, splits)
 
 
 def as_rows(data: Any, label: str = "data") -> list[Row]:
@@ -105,27 +110,12 @@ def _as_json(value: Any, number: int, column: str, label: str) -> Any:
     )
 
 
-def _hub_files(text: str, splits: Sequence[str]) -> str:
-    """Return the downloaded files of a hub id `owner/name[:folder]`; "" for other sources.
+def _is_hub_id(text: str) -> bool:
+    """Whether a text is `owner/name[:...]` of the hub, and not a path."""
+    from postgrad.data.hub_source import is_hub_id
 
-    Raises ConfigError if the data set has several folders with files of the split.
-    """
-    repository, _, folder = text.partition(":")
-    owner, slash, name = repository.partition("/")
-    is_hub_id = bool(owner and slash and name) and "/" not in name and "," not in text
+    repository = text.partition(":")[0]
+    owner, _, name = repository.partition("/")
     has_extension = "." in name and name.rpartition(".")[2] in EXTENSIONS
     is_local = exists(Path(text).expanduser()) or exists(Path(owner)) or owner in (".", "..", "~")
-    if not is_hub_id or has_extension or is_local:
-        return ""
-    from postgrad.data.prepare.hub import fetch
-
-    prefix = f"{folder}/" if folder else ""
-    patterns = [f"{prefix}*{split}*.{end}" for split in splits for end in EXTENSIONS]
-    root, files, _ = fetch(repository, tuple(patterns))
-    folders = sorted({file.parent.relative_to(root).as_posix() for file in files})
-    if len(folders) > 1:
-        raise ConfigError(
-            f"{repository} has files of the split {splits[0]} in {', '.join(folders)}; "
-            f'choose one, e.g. data="{repository}:{folders[0]}"'
-        )
-    return ",".join(str(file) for file in files)
+    return is_hub_id(repository) and not has_extension and not is_local

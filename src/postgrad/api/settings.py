@@ -24,6 +24,7 @@ ALIASES = {
     "device": "model.device",
     "dtype": "model.dtype",
     "threads": "model.threads",
+    "environment": "environment.name",
 }
 
 

@@ -299,7 +299,7 @@ def train(*arguments: Any, **named: Any) -> Run:
             memory is copied into the run folder and is not changed.
         tokenizer: the tokenizer of a model in memory, if `model` is not a pair.
         data: training problems: a list of dicts, a pandas or polars frame, a datasets.Dataset, a
-            file, or a hub id `owner/name[:folder]`. Columns as in docs/data.md. Rows in memory are
+            file, or a hub id `owner/name[:split]`. Columns as in docs/data.md. Rows in memory are
             copied into the run folder.
         validation: held-out problems in the same forms; a dict gives names to several sets.
         reward: a verifier's name, or a function `(response, problem)` that returns a number, a

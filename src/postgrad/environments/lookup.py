@@ -15,7 +15,7 @@ from postgrad.environments.session import SessionSpec, load_environment
 from postgrad.environments.tools import Toolbox, tool_schema
 from postgrad.errors import ConfigError, did_you_mean
 from postgrad.problem import Problem
-from postgrad.user_code import is_path
+from postgrad.user_code import PythonObject, is_path
 
 BUILT_IN = {"guess": "postgrad.environments.guess:GuessTheNumber"}
 REMOTE = "postgrad.environments.remote:RemoteEnvironment"
@@ -104,9 +104,13 @@ class Environments:
     def new_host(self) -> Host:
         """Return what runs the sessions.
 
-        That is child processes for environments, and threads for servers and tools, which wait.
+        That is child processes for environments, and threads for servers and tools, which wait. A
+        class or a tool of this process, such as one of a notebook, runs in threads too: another
+        process could not import it.
         """
-        if self.has_environment and self.workers and not self.is_remote:
+        needed = [*self.paths.values(), *self.tools]
+        has_objects = any(isinstance(path, PythonObject) for path in needed)
+        if self.has_environment and self.workers and not self.is_remote and not has_objects:
             return ChildPool(self.workers)
         return ThreadHost()
 
@@ -138,6 +142,8 @@ def choose_verifier(verifier: str, environments: Environments | None) -> str:
 
 def _read_names(text: str) -> dict[str, str]:
     """Return the path of each named environment; the only one has the name ""."""
+    if isinstance(text, PythonObject):  # a class of this process
+        return {"": text}
     parts = [part.strip() for part in text.split(",")] if text else []
     if len(parts) == 1 and ("=" not in parts[0] or is_url(parts[0])):
         return {"": find_environment(parts[0])}

@@ -9,8 +9,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from postgrad.web import reject_reason
 
 COOKIE = "postgrad_token"
-# Model output is untrusted. Only our own files may run as scripts, no markup may be made from
-# strings, and no other page may frame this one.
+# Pages of this machine: a notebook's, in a browser or in an editor. They may show this page in a
+# frame if the notebook has asked for it.
+NOTEBOOKS = "http://localhost:* http://127.0.0.1:* https://localhost:* vscode-webview:"
+NO_PAGE = "'none'"
+# Model output is untrusted. Only our own files may run as scripts, and no markup may be made from
+# strings.
 CONTENT_SECURITY_POLICY = "; ".join(
     [
         "default-src 'none'",
@@ -20,13 +24,11 @@ CONTENT_SECURITY_POLICY = "; ".join(
         "connect-src 'self'",
         "base-uri 'none'",
         "form-action 'none'",
-        "frame-ancestors 'none'",
         "require-trusted-types-for 'script'",
         "trusted-types 'none'",
     ]
 )
 HEADERS = {
-    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -36,12 +38,18 @@ HEADERS = {
 
 
 class AuthMiddleware:
-    """Rejects requests for other hosts, from other sites, that write, or without the token."""
+    """Rejects requests for other hosts, from other sites, that write, or without the token.
 
-    def __init__(self, app: ASGIApp, host: str, token: str) -> None:
+    `framed_by` are the pages that may show this one in a frame.
+    """
+
+    def __init__(self, app: ASGIApp, host: str, token: str, framed_by: str = NO_PAGE) -> None:
         self.app = app
         self.host = host
         self.token = token
+        policy = f"{CONTENT_SECURITY_POLICY}; frame-ancestors {framed_by}"
+        headers = {**HEADERS, "Content-Security-Policy": policy}
+        self.headers = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -52,8 +60,7 @@ class AuthMiddleware:
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                added = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
-                message["headers"] = [*message.get("headers", []), *added]
+                message["headers"] = [*message.get("headers", []), *self.headers]
             await send(message)
 
         response = self.reject(request) or self.authenticate(request)

@@ -23,7 +23,7 @@ from starlette.responses import (
 )
 from starlette.routing import Route
 
-from postgrad.view.auth import AuthMiddleware
+from postgrad.view.auth import NO_PAGE, AuthMiddleware
 from postgrad.view.evaluations import Evaluations
 from postgrad.view.folder import Folder, NotFound
 from postgrad.view.rollouts import FILTERS, SORTS, Rollouts
@@ -245,19 +245,22 @@ class Page:
         }
 
 
-def make_server(folder: Folder, host: str = "127.0.0.1", token: str = "") -> uvicorn.Server:
+def make_server(
+    folder: Folder, host: str = "127.0.0.1", token: str = "", framed_by: str = NO_PAGE
+) -> uvicorn.Server:
     """The server, to be run on a listening socket. Open streams end when it stops.
 
     Args:
         folder: the folder that the page may read.
         host: the host name that requests may use.
         token: may be empty on loopback only.
+        framed_by: pages that may show this one in a frame.
     """
     if not token and not is_loopback(host):
         raise ValueError(f"{host} is not loopback: a token is needed")
     page = Page(folder, lambda: server.should_exit)
     middleware = [
-        Middleware(AuthMiddleware, host=host, token=token),
+        Middleware(AuthMiddleware, host=host, token=token, framed_by=framed_by),
         Middleware(GZipMiddleware, minimum_size=2000, compresslevel=3),
     ]
     app = Starlette(routes=page.routes(), middleware=middleware)
