@@ -18,7 +18,8 @@ from postgrad import web
 from postgrad.config.schema import ModelConfig
 from postgrad.serving.tinker.app import make_app
 from postgrad.serving.tinker.checkpoints import Checkpoints
-from postgrad.serving.tinker.service import Limits, Service
+from postgrad.serving.tinker.records import Limits
+from postgrad.serving.tinker.service import Service
 from postgrad.serving.tinker.trained_model import TrainedModel
 from postgrad.serving.tinker.worker import Worker
 

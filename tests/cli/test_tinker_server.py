@@ -242,6 +242,38 @@ def test_number_of_clients_and_idle_sessions(tiny, tmp_path):
         assert not server.service.samplers
 
 
+def test_an_adapter_that_does_not_fit_is_refused(server, monkeypatch):
+    from postgrad.serving.tinker import trained_model
+
+    monkeypatch.setattr(trained_model, "memory_bytes", lambda: (1000, 1000))
+    with server.connect() as service:
+        with pytest.raises(tinker.RequestFailedError, match="lower rank"):
+            service.create_lora_training_client("tiny", rank=64)
+        assert not server.service.clients
+
+
+def test_a_pass_that_fails_leaves_no_part_of_a_gradient(client, server, monkeypatch):
+    adapter = server.service.clients[client.model_id].adapter()
+    forward = adapter.policy.forward
+    calls = []
+
+    def fail_later(*arguments):
+        calls.append(1)
+        if len(calls) == 2:
+            raise RuntimeError("out of memory")
+        return forward(*arguments)
+
+    monkeypatch.setattr(adapter.policy, "forward", fail_later)
+    monkeypatch.setattr(adapter.policy.config.training, "token_budget", 8)
+    with pytest.raises(tinker.RequestFailedError, match="out of memory") as caught:
+        client.forward_backward(DATA * 4, "cross_entropy").result(60)
+    assert caught.value.category == types.RequestErrorCategory.Server
+    assert not adapter.policy.optimizer.has_gradients()
+    with pytest.raises(tinker.RequestFailedError, match="no gradient"):
+        client.optim_step(types.AdamParams()).result(60)
+    assert train_step(client, DATA) > 0
+
+
 def test_a_request_that_is_sent_again_is_run_once(client, server):
     train_step(client, DATA)
     body = {

@@ -315,7 +315,8 @@ def serve_training(
     from postgrad.model.load import resolve_path
     from postgrad.serving.tinker.app import make_app
     from postgrad.serving.tinker.checkpoints import Checkpoints
-    from postgrad.serving.tinker.service import Limits, Service
+    from postgrad.serving.tinker.records import Limits
+    from postgrad.serving.tinker.service import Service
     from postgrad.serving.tinker.trained_model import TrainedModel
     from postgrad.serving.tinker.worker import Worker
 

@@ -105,6 +105,11 @@ class AdapterSlots:
         """Return a new adapter, which changes nothing yet. Raises ConfigError."""
         return Adapter(self.layers, shape, seed)
 
+    def num_parameters(self, shape: LoraShape) -> int:
+        """Return the number of parameters of an adapter."""
+        bases = [layer.base_layer for name, layer in self.layers.items() if shape.has(name)]
+        return sum(shape.rank * (base.in_features + base.out_features) for base in bases)
+
     def mount(self, adapter: Adapter | None) -> None:
         """Let the model compute with this adapter; None: as the base model."""
         if adapter is self.mounted:

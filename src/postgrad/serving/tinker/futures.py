@@ -9,7 +9,7 @@ import json
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from postgrad.web import HttpError
 
@@ -19,6 +19,13 @@ MAX_BYTES = 1 << 30  # of all results together
 
 PROTOBUF = "application/x-protobuf"
 JSON = "application/json"
+
+
+class Encoded(NamedTuple):
+    """A result that is already in its wire format."""
+
+    body: bytes
+    media_type: str
 
 
 @dataclass

@@ -10,28 +10,22 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 from postgrad.errors import did_you_mean
 from postgrad.serving.tinker import requests
 from postgrad.serving.tinker.adapters import LoraShape
 from postgrad.serving.tinker.checkpoints import Checkpoint, Checkpoints, RunInfo, check_name
-from postgrad.serving.tinker.futures import JSON, PROTOBUF, Results, failure, to_json
+from postgrad.serving.tinker.futures import JSON, PROTOBUF, Encoded, Results, failure, to_json
 from postgrad.serving.tinker.messages import (
     ForwardBackwardRequest,
     encode_forward_backward,
     encode_samples,
 )
+from postgrad.serving.tinker.records import ClientSession, Limits, Sampler, TrainingClient
 from postgrad.serving.tinker.sampling import make_sample_call
-from postgrad.serving.tinker.trained_model import (
-    AdamStep,
-    SampleResult,
-    SamplerWeights,
-    TrainedAdapter,
-    TrainedModel,
-)
+from postgrad.serving.tinker.trained_model import AdamStep, SampleResult, TrainedModel
 from postgrad.serving.tinker.worker import USER_ERRORS, Call, SampleCall, Worker
 from postgrad.web import HttpError
 
@@ -39,71 +33,6 @@ NO_UNEMBED = (
     "this server puts LoRA adapters on attention and MLP layers only; train_unembed has no effect"
 )
 EXPIRE_EVERY_S = 1.0
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Limits of the server."""
-
-    clients: int = 16  # training clients at the same time
-    samplers: int = 64  # adapters of samplers in memory
-    waiting: int = 1024  # requests without a result
-    idle_s: float = 1800.0  # a session without a heartbeat for this long is dropped
-
-
-@dataclass
-class ClientSession:
-    """One ServiceClient."""
-
-    session_id: str
-    user_metadata: dict[str, Any] | None
-    display_name: str | None
-    seen_at: float
-    training_ids: list[str] = field(default_factory=list)
-    sampler_ids: list[str] = field(default_factory=list)
-
-
-@dataclass
-class TrainingClient:
-    """One training client; `trained` is there once the worker has made it."""
-
-    model_id: str
-    session_id: str
-    shape: LoraShape
-    info: RunInfo
-    trained: TrainedAdapter | None = None
-
-    def adapter(self) -> TrainedAdapter:
-        if self.trained is None:
-            raise HttpError(404, f"the training client {self.model_id} could not be made")
-        return self.trained
-
-
-@dataclass
-class Sampler:
-    """What a sampling client samples from.
-
-    `weights` is None for the base model, and for a saved adapter that is not in memory now.
-    """
-
-    sampler_id: str
-    session_id: str
-    checkpoint: Checkpoint | None = None
-    shape: LoraShape | None = None
-    weights: SamplerWeights | None = None
-
-    def load(self, model: TrainedModel) -> SamplerWeights | None:
-        """Return the weights; called in the worker's thread."""
-        if self.weights is None and self.checkpoint is not None and self.shape is not None:
-            self.weights = model.read_sampler(self.shape, self.checkpoint.folder)
-        return self.weights
-
-
-class Encoded(NamedTuple):
-    """A result that is already in its wire format."""
-
-    body: bytes
-    media_type: str
 
 
 class Service:
@@ -200,6 +129,7 @@ class Service:
         model_id = f"{session.session_id}:train:{body.model_seq_id}"
         if model_id in self.clients:  # sent again
             return {"request_id": f"{model_id}:0", "model_id": model_id}
+        self._check_waiting()
         if len(self.clients) >= self.limits.clients:
             raise HttpError(
                 403,
@@ -212,15 +142,19 @@ class Service:
             self.name, lora.rank, lora.train_attn, lora.train_mlp, _now(), body.user_metadata
         )
         client = TrainingClient(model_id, session.session_id, shape, info)
+        self.clients[model_id] = client  # create() removes it if it fails
         seed = secrets.randbits(31) if lora.seed is None else lora.seed % 2**63
 
         def create() -> dict[str, Any]:
-            client.trained = self.model.new_adapter(shape, seed)
-            self.checkpoints.write_run(model_id, info)
+            try:
+                client.trained = self.model.new_adapter(shape, seed)
+                self.checkpoints.write_run(model_id, info)
+            except BaseException:
+                self.clients.pop(model_id, None)
+                raise
             return {"type": "create_model", "model_id": model_id}
 
         response = self._submit(f"{model_id}:0", create)
-        self.clients[model_id] = client
         session.training_ids.append(model_id)
         return {**response, "model_id": model_id}
 
@@ -431,8 +365,7 @@ class Service:
     ) -> dict[str, Any]:
         if self.results.find(request_id) is not None:  # sent again
             return {"request_id": request_id}
-        if self.results.num_pending >= self.limits.waiting:
-            raise HttpError(429, f"{self.limits.waiting} requests wait already; try again later")
+        self._check_waiting()
         result = self.results.add(request_id)
         loop = asyncio.get_running_loop()
 
@@ -452,6 +385,10 @@ class Service:
 
         self.worker.submit(make_call(on_done))
         return {"request_id": request_id}
+
+    def _check_waiting(self) -> None:
+        if self.results.num_pending >= self.limits.waiting:
+            raise HttpError(429, f"{self.limits.waiting} requests wait already; try again later")
 
 
 def _now() -> str:

@@ -12,8 +12,14 @@ import torch
 from torch import Tensor
 
 from postgrad.config.schema import Config, ModelConfig, OptimizerConfig, RolloutConfig
+from postgrad.doctor.machine import memory_bytes
 from postgrad.errors import ConfigError
-from postgrad.model.device import choose_device, choose_dtype
+from postgrad.model.device import (
+    choose_device,
+    choose_dtype,
+    free_memory_bytes,
+    has_own_memory,
+)
 from postgrad.model.load import base_model_name, load
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.passes.layout import default_token_budget
@@ -27,6 +33,7 @@ from postgrad.serving.tinker.messages import Datum, Sample
 from postgrad.types import Batch, Trajectory
 
 OPTIMIZER_FILE = "optimizer.safetensors"
+TRAINING_BYTES = 16  # per parameter of an adapter: value, gradient and AdamW's state in float32
 EMPTY_LOGPROB = -99999.0  # the client reads it as: no entry
 
 
@@ -124,11 +131,22 @@ class TrainedModel:
     # ---- training
 
     def new_adapter(self, shape: LoraShape, seed: int) -> TrainedAdapter:
-        """Return a new adapter with a new optimizer. Raises ConfigError."""
+        """Return a new adapter with a new optimizer. Raises ConfigError: it does not fit."""
+        self._check_memory(shape)
         adapter = self.slots.make_adapter(shape, seed)
         self.slots.mount(adapter)
         policy = LocalPolicy(self.config, self.loaded, LossObjective("cross_entropy", {}))
         return TrainedAdapter(adapter, policy)
+
+    def _check_memory(self, shape: LoraShape) -> None:
+        needed = TRAINING_BYTES * self.slots.num_parameters(shape)
+        device = self.engine.device
+        free = free_memory_bytes(device) if has_own_memory(device) else memory_bytes()[1]
+        if needed > free:
+            raise ConfigError(
+                f"an adapter of rank {shape.rank} needs {needed / 2**30:.2f} GiB to train, and "
+                f"{free / 2**30:.2f} GiB are free; use a lower rank, or close other clients"
+            )
 
     def forward_backward(
         self,
@@ -149,13 +167,25 @@ class TrainedModel:
         if forward_only:
             total = self._forward(policy, batch, objective)
         else:
-            metrics = MetricAccumulator()
-            policy.objective = objective
-            policy.accumulate(batch, FULL, metrics)
-            trained.has_pass = True
-            total = metrics.result()["loss"]
+            total = self._accumulate(trained, batch, objective)
         outputs = [objective.logprobs[number].numpy() for number in range(len(data))]
         return outputs, {"loss:sum": total}
+
+    def _accumulate(self, trained: TrainedAdapter, batch: Batch, objective: LossObjective) -> float:
+        """Add the gradient of a pass; return its loss.
+
+        If the pass fails, all gradients are dropped: a part of them would be a wrong step.
+        """
+        metrics = MetricAccumulator()
+        trained.policy.objective = objective
+        try:
+            trained.policy.accumulate(batch, FULL, metrics)
+        except Exception:
+            trained.policy.optimizer.adam.zero_grad(set_to_none=True)
+            trained.has_pass = False
+            raise
+        trained.has_pass = True
+        return metrics.result()["loss"]
 
     @torch.no_grad()
     def _forward(self, policy: LocalPolicy, batch: Batch, objective: LossObjective) -> float:
