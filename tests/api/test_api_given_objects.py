@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tool_model import chat_model
+from tool_model import SHORT_CHAT, chat_model
 
 import postgrad
 from postgrad.rollout.native.engine import NativeEngine
@@ -79,12 +79,9 @@ def test_a_tool_function_of_this_process(small, tmp_path):
     def length(response: str, problem: Any) -> float:
         return len(response) / 10
 
-    model = chat_model(tmp_path / "chat")
-    run = postgrad.train(
-        **small | {"model": model, "steps": 1, "template": "chat", "reward": length},
-        tools=[look],
-        settings={"rollout.max_turns": 2, "rollout.max_response_tokens": 24},
-    )
+    model = chat_model(tmp_path / "chat", SHORT_CHAT)
+    arguments = {"model": model, "steps": 1, "template": "chat", "reward": length}
+    run = postgrad.train(**small | arguments | {"max_tokens": 60}, tools=[look], max_turns=2)
     assert run.config["rollout"]["tools"][0].startswith("python:look#")
     assert calls, "the model never called the tool"
 
@@ -101,7 +98,7 @@ def test_an_engine_class_of_this_process(small):
             return super().generate(requests, sampling)
 
     own = postgrad.train(**small | {"name": "own"}, engine=CountingEngine)
-    assert calls == [4, 4, 4]
+    assert calls[-3:] == [4, 4, 4]  # three steps, after the check of decoding
     stock = postgrad.train(**small)
     weights = "policy/model.safetensors"
     same = [(run.checkpoint() / weights).read_bytes() for run in (own, stock)]

@@ -179,8 +179,8 @@ def test_gradients_of_several_calls_add_up(service):
 def test_supervised_loop_learns(service):
     client = new_client(service)
     data = [supervised(PROMPT, ANSWER), supervised([4, 10, 4, 15], [8, END])]
-    losses = [train_step(client, data, lr=0.05) for _ in range(25)]
-    assert losses[-1] < 0.2 < 4 < losses[0]
+    losses = [train_step(client, data) for _ in range(35)]
+    assert losses[-1] < 1 < 4 < losses[0], losses
     sampler = client.save_weights_and_get_sampling_client()
     greedy = types.SamplingParams(max_tokens=4, temperature=0.0)
     sample = sampler.sample(types.ModelInput.from_ints(PROMPT), 1, greedy).result(60)

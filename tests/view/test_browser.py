@@ -667,3 +667,35 @@ def take_screenshots(browser: Browser, server: Server, target: Path) -> None:
         browser.driver.save_screenshot(str(target / f"{shot}.png"))
     browser.run("localStorage.removeItem('theme')")
     browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_a_notebook_shows_the_page_in_a_frame(browser, server):
+    """What `run.view()` gives to a notebook, on a page of another port."""
+    import http.server
+    import threading
+
+    from postgrad.api.page import Page
+
+    page = Page(server.root)
+
+    class Notebook(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(f"<link rel=icon href=data:,>{page._repr_html_()}".encode())
+
+        def log_message(self, *_) -> None: ...
+
+    notebook = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Notebook)
+    threading.Thread(target=notebook.serve_forever, daemon=True).start()
+    try:
+        browser.driver.get(f"http://localhost:{notebook.server_address[1]}/")
+        browser.driver.switch_to.frame(browser.one("iframe"))
+        browser.until(lambda: browser.all("main a"), "the list of runs in the frame")
+    finally:
+        browser.driver.switch_to.default_content()
+        browser.driver.get("about:blank")
+        notebook.shutdown()
+        notebook.server_close()
+        page.stop()

@@ -102,10 +102,10 @@ def full_key(name: str, known: Sequence[str]) -> str:
     """
     if "." in name:  # the composition checks full names
         return name
-    if name in known:
-        return name
     if name in ALIASES:
         return ALIASES[name]
+    if name in known:
+        return name
     matches = [key for key in known if key.rpartition(".")[2] == name]
     outer = [key for key in matches if key.count(".") == 1]  # data.template, not ...judge.template
     matches = outer or matches
