@@ -336,9 +336,9 @@ def test_a_hub_id_is_the_hub_source_of_the_command_line(small, folder, monkeypat
     # The first of validation and test that the data set has.
     assert trainer.config.data.validation == "hub:owner/sums:test:gold=ground_truth"
     with pytest.raises(postgrad.ConfigError, match="owner/sums:main/train"):
-        postgrad.Trainer(**small | {"data": "owner/sums"})
+        postgrad.train(**small | {"data": "owner/sums"})
     with pytest.raises(postgrad.ConfigError, match="dev"):
-        postgrad.Trainer(**small | {"data": "owner/sums:dev"})
+        postgrad.train(**small | {"data": "owner/sums:dev"})
 
 
 @pytest.mark.slow
