@@ -3,7 +3,7 @@
 AREAS = {
     "sandbox/test_sandbox.py": "escapes from the sandbox",
     "sandbox/test_cheats.py": "cheats against the code verifier",
-    "verifiers/test_cheats.py": "cheats against other verifiers",
+    "verifiers/test_answer_cheats.py": "cheats against other verifiers",
     "verifiers/test_verifier_pool.py": "hostile reward functions",
     "sandbox/test_sandbox_server.py": "attacks on the sandbox server",
     "cli/test_serve_hostile.py": "attacks on the model server",

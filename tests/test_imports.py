@@ -4,9 +4,11 @@ Imports inside functions and under TYPE_CHECKING count too.
 """
 
 import ast
+from collections import Counter
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src"
+TESTS = Path(__file__).parent
 
 # Cycles that still have to be removed: this set only shrinks, and must become empty.
 KNOWN_CYCLES: set[frozenset[str]] = set()  # none, and it stays so
@@ -101,3 +103,11 @@ def test_cycles_are_found_in_every_form_of_import(tmp_path):
     assert find_cycles(import_graph(tmp_path)) == {frozenset({"shop.a", "shop.b", "shop.c"})}
     (package / "c.py").write_text("")
     assert find_cycles(import_graph(tmp_path)) == set()
+
+
+def test_no_two_files_of_tests_have_one_name():
+    """pytest imports them by their names alone, and refuses the second one."""
+    files = [path for path in TESTS.rglob("*.py") if path.name != "conftest.py"]
+    names = Counter(path.name for path in files)
+    twice = [str(path.relative_to(TESTS)) for path in files if names[path.name] > 1]
+    assert sorted(twice) == []

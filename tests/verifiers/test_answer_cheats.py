@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from cheats import ANSWERS, CHEATS
-from cheats_page import PAGE, passed, tables, with_tables
+from answer_cheats import ANSWERS, CHEATS
+from answer_cheats_page import PAGE, passed, tables, with_tables
 
 from postgrad.algorithms.classmate_rewards import combine, gate
 from postgrad.config.schema import JudgeConfig
@@ -65,7 +65,7 @@ def test_every_cheat_gives_what_its_row_says(passes):
 
 def test_the_tables_of_the_page_are_these_results(passes):
     page = PAGE.read_text()
-    assert page == with_tables(page, tables(passes)), "python tests/verifiers/cheats_page.py"
+    assert page == with_tables(page, tables(passes)), "python tests/verifiers/answer_cheats_page.py"
     assert f"{len(INJECTIONS)} texts" in page
 
 

@@ -1,7 +1,7 @@
 """Cheats against the verifiers, what each verifier gives for them, and why.
 
-cheats_page.py writes them to docs/cheats.md; test_cheats.py checks every row. Cheats against tests
-of code are in tests/sandbox/cheats.py.
+answer_cheats_page.py writes them to docs/cheats.md; test_answer_cheats.py checks every row. Cheats
+against tests of code are in tests/sandbox/cheats.py.
 """
 
 from dataclasses import dataclass

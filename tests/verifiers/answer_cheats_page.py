@@ -1,10 +1,10 @@
-"""Writes the tables of docs/cheats.md: python tests/verifiers/cheats_page.py"""
+"""Writes the tables of docs/cheats.md: python tests/verifiers/answer_cheats_page.py"""
 
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from cheats import CHEATS, SECTIONS, Cheat
+from answer_cheats import CHEATS, SECTIONS, Cheat
 
 from postgrad.problem import Problem, Score
 from postgrad.verifiers.pool import VerifierPool
