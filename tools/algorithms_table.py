@@ -13,7 +13,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from postgrad.algorithms import aggregation, correction, distillation, kl, preference
+from postgrad.algorithms import (
+    aggregation,
+    correction,
+    curriculum,
+    distillation,
+    kl,
+    preference,
+    supervised,
+)
 from postgrad.algorithms.advantages import ADVANTAGES, Advantage
 from postgrad.algorithms.losses import LOSSES, Loss
 from postgrad.config.compose import RECIPES, compose, recipe_names
@@ -121,6 +129,12 @@ def render() -> str:
             preferences(),
         ),
         (
+            "SFT losses (`method.loss` of sft)",
+            terms(supervised),
+            ("name", "formula", "notes", "recipes"),
+            sft_losses(own),
+        ),
+        (
             "Losses of other methods",
             "",
             ("name", "formula", "options", "recipes"),
@@ -149,6 +163,12 @@ def render() -> str:
             "With rho = trainer's probability / engine's probability.",
             ("name", "weight"),
             corrections(),
+        ),
+        (
+            "Curriculum (`method=curriculum`)",
+            "",
+            ("quantity", "formula"),
+            curricula(),
         ),
         (
             "Recipes",
@@ -203,6 +223,14 @@ def preferences() -> Iterable[list[str]]:
         yield [code(name), code(formula), notes]
 
 
+def sft_losses(recipes: list[Recipe]) -> Iterable[list[str]]:
+    given = [recipe for recipe in recipes if recipe.config.method.name == "sft"]
+    for name in supervised.SFT_LOSSES:
+        users = [recipe for recipe in given if recipe.setting("loss") == name]
+        formula, notes = listed(supervised, name)
+        yield [code(name), code(formula), notes, names("", users)]
+
+
 def other_losses(recipes: list[Recipe]) -> Iterable[list[str]]:
     for name, function in OTHER_LOSSES.items():
         users = [recipe for recipe in recipes if recipe.config.method.name == name]
@@ -255,6 +283,11 @@ def corrections() -> Iterable[list[str]]:
         else:
             yield [code(name), PLAIN_CORRECTIONS[name]]
     yield [code("method.rejection"), "rules by name: " + ", ".join(correction.RULES)]
+
+
+def curricula() -> Iterable[list[str]]:
+    yield ["whether a problem is drawn", describe(curriculum.draw_probability)]
+    yield ["its solve rate s", describe(curriculum.updated_rate)]
 
 
 def recipe_row(recipe: Recipe) -> list[str]:

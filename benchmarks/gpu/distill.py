@@ -266,7 +266,9 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--lr-grpo", type=float, default=2e-6)
     parser.add_argument("--lr-reward", type=float, default=1e-5)
     parser.add_argument("--cache-gib", type=float, default=6.0, help="KV cache of each run")
-    parser.add_argument("--jobs", type=int, default=3, help="runs at a time")
+    parser.add_argument(
+        "--jobs", type=int, help="runs at a time; 3, or 2 for reward, whose PPO trains two models"
+    )
     parser.add_argument("--limit-s", type=float, default=1e9, help="stop all runs after this")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("overrides", nargs="*", help="key=value for all runs")
@@ -274,6 +276,7 @@ def parse_options() -> argparse.Namespace:
     options.out = options.out.resolve()
     options.deadline = time.time() + options.limit_s
     options.instruction = INSTRUCTION
+    options.jobs = options.jobs or (2 if options.part == "reward" else 3)
     needs_paths = options.part != "table" and not options.smoke
     if needs_paths and not (options.model and options.data and options.test):
         parser.error("--model, --data and --test are needed")

@@ -157,7 +157,9 @@ def report(options: argparse.Namespace, results: Results) -> None:
     parts = [
         table(options, "distill", entries),
         pair_accuracy(options, entries),
-        table(options, "reward", [e for e in entries if "reward-model-" not in e["label"]]),
+        table(
+            options, "reward", [e for e in entries if not e["label"].startswith("reward-model-")]
+        ),
     ]
     text = "\n\n".join(part for part in parts if part) + "\n"
     (options.out / "table.md").write_text(text)

@@ -609,6 +609,29 @@ MUTATIONS = [
         "distillation",
     ),
     Mutation("distillation", "divergence", "teacher + shares[1].log()", "teacher", "distillation"),
+    # supervised, curriculum
+    Mutation("supervised", "sft_loss", "logprobs.detach().exp()", "logprobs.exp()", "sft_loss"),
+    Mutation(
+        "supervised",
+        "sft_loss",
+        "-logprobs.detach().exp() * logprobs",
+        "-logprobs.detach() * logprobs",
+        "sft_loss",
+    ),
+    Mutation(
+        "curriculum",
+        "draw_probability",
+        "1.0 - solve_rate",
+        "solve_rate",
+        "curriculum",
+    ),
+    Mutation(
+        "curriculum",
+        "updated_rate",
+        "memory * old + (1.0 - memory) * new",
+        "(1.0 - memory) * old + memory * new",
+        "curriculum",
+    ),
     # shaping
     Mutation(
         "shaping",

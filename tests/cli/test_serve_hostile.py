@@ -27,9 +27,9 @@ from postgrad import web
 from postgrad.cli import serve as command_line
 from postgrad.cli.main import main
 from postgrad.cluster.host import build_host
-from postgrad.cluster.remote_roles import parse_served_path
 from postgrad.model.tiny import make_tiny
 from postgrad.rollout.engine import Request, Sampling
+from postgrad.rollout.served_path import parse_served_path
 from postgrad.rollout.stops import StopStrings
 from postgrad.serving import app as app_module
 from postgrad.serving import servers_file, vllm_server

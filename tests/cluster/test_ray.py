@@ -24,6 +24,7 @@ from postgrad.cluster.engines import engine_config  # noqa: E402
 from postgrad.cluster.ray_connection import import_ray, start_local  # noqa: E402
 from postgrad.cluster.worker_group import WorkerGroup  # noqa: E402
 from postgrad.errors import ConfigError, RunError  # noqa: E402
+from postgrad.model.tiny import make_tiny  # noqa: E402
 from postgrad.model.views import after  # noqa: E402
 from postgrad.rollout.engine import Request, Sampling, trajectory_seed  # noqa: E402
 from postgrad.training.driver import train  # noqa: E402
@@ -78,7 +79,7 @@ def make_config(tiny, verifier, tmp_path):
     def make(recipe: str, name: str, *more: str):
         own = (
             *SMALL,
-            *METHODS[recipe],
+            *METHODS.get(recipe, ()),
             f"reward.verifier={verifier}:odd",
             f"runs={tmp_path}",
             f"name={name}",
@@ -329,6 +330,39 @@ def test_role_with_its_own_workers(make_config):
         make_config("ppo", "pooled", "training.steps=2", *on_ray(1, "cluster.pools.critic=2"))
     )
     assert_same_metrics(local, on_ranks)
+
+
+@pytest.fixture(scope="module")
+def other_models(tmp_path_factory) -> tuple[Path, Path]:
+    """(teacher, reward model) of random weights."""
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    folder = tmp_path_factory.mktemp("models")
+    teacher = make_tiny(folder / "teacher", seed=5, layers=1, width=32)
+    torch.manual_seed(6)
+    model = AutoModelForSequenceClassification.from_pretrained(teacher, num_labels=1)
+    model.save_pretrained(folder / "reward")
+    AutoTokenizer.from_pretrained(teacher).save_pretrained(folder / "reward")
+    return teacher, folder / "reward"
+
+
+def test_a_teacher_on_ranks_follows_the_local_run(make_config, other_models):
+    """Sharded beside the policy, and with workers of its own."""
+    own = (f"method.teacher={other_models[0]}", "training.steps=2")
+    local, _, _ = run(make_config("distill", "local", *own))
+    assert local[0]["distill/sampled"] != 0
+    for name, pool in {"beside": (), "apart": ("cluster.pools.teacher=1",)}.items():
+        on_ranks, _, _ = run(make_config("distill", name, *own, *on_ray(2, *pool)))
+        assert_same_metrics(local, on_ranks)
+
+
+def test_a_reward_model_with_its_own_worker_follows_the_local_run(make_config, other_models):
+    own = (f"reward.verifier=model:{other_models[1]}", "training.steps=2")
+    local, _, _ = run(make_config("grpo", "local", *own))
+    assert len({line["reward/reward_model"] for line in local}) == 2
+    for name, pool in {"beside": (), "apart": ("cluster.pools.reward_model=1",)}.items():
+        on_ranks, _, _ = run(make_config("grpo", name, *own, *on_ray(1, *pool)))
+        assert_same_metrics(local, on_ranks)
 
 
 FAILING_VERIFIER = """

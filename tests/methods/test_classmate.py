@@ -18,7 +18,6 @@ from postgrad.algorithms.groups import STD_EPS
 from postgrad.cli.main import main
 from postgrad.cluster.backends import open_models
 from postgrad.cluster.host import build_host
-from postgrad.cluster.remote_roles import parse_served_path
 from postgrad.cluster.wire import decode
 from postgrad.config.schema import Config
 from postgrad.data.feed import Feed
@@ -32,6 +31,7 @@ from postgrad.methods.support.classmate_settings import ESTIMATORS
 from postgrad.rollout.engine import Completion
 from postgrad.rollout.fake import FakeEngine
 from postgrad.rollout.generator import Generator
+from postgrad.rollout.served_path import parse_served_path
 from postgrad.training.driver import train
 from postgrad.training.log import is_timing
 from postgrad.training.report import Reporter

@@ -5,13 +5,19 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import AutoTokenizer
 from world import config_of, metrics_of, stock_model, stock_row
 
 from postgrad.cli.main import main
+from postgrad.cluster.host import build_host
 from postgrad.errors import ConfigError
+from postgrad.methods import find_method
+from postgrad.model.metrics import MetricAccumulator
+from postgrad.model.passes.head import TokenOutputs
 from postgrad.training.driver import train
 from postgrad.training.report import Reporter
+from postgrad.types import Batch, Trajectory
 
 # Of characters in the tiny model's vocabulary: (user) and =assistant with EOS.
 TEMPLATE = (
@@ -132,3 +138,47 @@ def test_unknown_train_on_is_refused(tiny, tmp_path, capsys):
     arguments = ["train", "sft", f"model.path={tiny}", "data.train=arithmetic:1"]
     assert main([*arguments, "method.train_on=first", f"runs={tmp_path}"]) == 2
     assert "method.train_on=first" in capsys.readouterr().err
+
+
+def test_packed_rows_do_not_see_each_other(tiny):
+    """Two documents in one pass: another first one changes no log-prob of the second."""
+    policy = build_host(config_of("sft", tiny)).policy
+    second = Trajectory("b", [4, 5], [6, 7, 17], group=1)
+    results = []
+    for first in ([1, 2, 3, 17], [9, 9, 9, 17]):
+        batch = Batch.of([Trajectory("a", [8, 8, 8], first, group=0), second])
+        assert len(list(policy.micro_batches(batch))) == 1, "packed into one pass"
+        results.append(policy.logprobs(batch)["logprobs"])
+    one, two = results
+    assert not torch.allclose(one[:4], two[:4], atol=1e-3)
+    torch.testing.assert_close(one[4:], two[4:], rtol=0, atol=1e-6)
+    alone = policy.logprobs(Batch.of([second]))["logprobs"]
+    torch.testing.assert_close(one[4:], alone, rtol=0, atol=1e-5)
+
+
+def test_dft_weighs_each_token_by_its_probability(tiny):
+    """The gradient of the given log-probs: -p / number of tokens instead of -1 / number."""
+    logprobs = torch.tensor([0.5, 0.25, 0.125]).log().requires_grad_()
+    batch = Batch.of([Trajectory("a", [1], [2, 3, 17])])
+    for loss, expected in (("nll", [-1 / 3] * 3), ("dft", [-1 / 6, -1 / 12, -1 / 24])):
+        config = config_of("sft", tiny, f"method.loss={loss}")
+        method = find_method("sft")(config)
+        current = TokenOutputs(logprobs, torch.zeros(3), torch.zeros(3))
+        value = method.loss(method.prepare(batch), current, MetricAccumulator())
+        (gradient,) = torch.autograd.grad(value, logprobs)
+        torch.testing.assert_close(gradient, torch.tensor(expected))
+
+
+@pytest.mark.slow
+def test_dft_learns(tiny, tmp_path):
+    config = config_of(
+        "dft",
+        tiny,
+        "training.steps=30",
+        "training.problems_per_step=16",
+        "optimizer.lr=1e-2",
+        "optimizer.warmup_steps=0",
+        f"runs={tmp_path}",
+    )
+    losses = [line["sft/loss"] for line in metrics_of(train(config, Reporter()).folder)]
+    assert sum(losses[-3:]) / 3 < 0.8 * losses[0], losses

@@ -16,13 +16,13 @@ from world import config_of, metrics_of, overrides_of, sharpened
 
 from postgrad.cli.main import main
 from postgrad.cluster.host import build_host
-from postgrad.cluster.remote_roles import parse_served_path
 from postgrad.data.render import Prompts
 from postgrad.model.load import load_tokenizer
 from postgrad.model.tiny import make_tiny
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.http import HttpEngine
 from postgrad.rollout.http_client import Address
+from postgrad.rollout.served_path import parse_served_path
 
 pytestmark = [
     pytest.mark.vllm,

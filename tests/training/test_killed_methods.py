@@ -1,4 +1,4 @@
-"""kill -9 of sft, dpo, ppo, bupo, and grpo with rollouts ahead: the rerun has the same bytes."""
+"""kill -9 of runs of several methods: the rerun ends with the same bytes."""
 
 import json
 
@@ -18,8 +18,9 @@ RUNS = {
         "training.keep_checkpoints=9",
     ],
     "bupo": ["method.num_blocks=1", "method.phase_one_steps=3", "training.validate_every=0"],
+    "grpo_curriculum": ["method.solved_score=0.5", "optimizer.kind=muon", "method.floor=0.3"],
 }
-SAMPLED = ("grpo", "ppo", "bupo")
+SAMPLED = ("grpo", "ppo", "bupo", "grpo_curriculum")
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ rows with the same problem.
     losses                one number per token: ppo_clip and its family; the table LOSSES
     aggregation           from token losses to one number, with global denominators
     covariance            the tokens that clip_cov and kl_cov select
-    kl, value, preference, distillation, correction, shaping, prefixes, replay, entropy, passk
+    kl, value, preference, supervised, distillation, correction, shaping, prefixes, replay, entropy,
+    passk, curriculum
     groups, masked        helpers of the others
 """

@@ -8,7 +8,7 @@ from typing import Any
 
 from postgrad.cluster.engines import engine_config
 from postgrad.cluster.host import GENERATING, load_reward_model, load_role
-from postgrad.cluster.remote_roles import FAKE, is_remote_role, is_served, parse_served_path
+from postgrad.cluster.remote_roles import FAKE, is_remote_role
 from postgrad.config.schema import Config, EngineConfig
 from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError
@@ -20,7 +20,9 @@ from postgrad.rollout.fake import FakeEngine
 from postgrad.rollout.generator import Chat, Generator
 from postgrad.rollout.http import HttpChat, HttpEngine
 from postgrad.rollout.http_client import Address
+from postgrad.rollout.http_logprobs import HttpLogprobs
 from postgrad.rollout.native.engine import NativeEngine
+from postgrad.rollout.served_path import is_served, parse_served_path
 from postgrad.verifiers.model_terms import model_terms
 
 MAX_CALLS = 64  # concurrent calls to a served engine
@@ -53,7 +55,7 @@ def add_generators(
 ) -> dict[str, Any]:
     """Returns the models by role; those that generate text become a Generator or a Chat.
 
-    Reward models become a ModelVerifier.
+    Reward models become a ModelVerifier, frozen models of a server HttpLogprobs.
 
     Raises: ConfigError that names the role.
     """
@@ -63,6 +65,9 @@ def add_generators(
     for name, role in roles.items():
         if role.kind == "scores":
             all_models[name] = _make_verifier(settings, role.path, models[name])
+        if role.kind == "frozen" and is_served(role.path):
+            url, _ = parse_served_path(role.path)
+            all_models[name] = HttpLogprobs(Address.parse(url), config.cluster.wait_s, MAX_CALLS)
         if role.kind not in GENERATING:
             continue
         try:

@@ -103,9 +103,10 @@ class OptimizerConfig:
     kind: str = setting(
         "adamw",
         "adamw_offloaded keeps the state in host memory (12 bytes per weight less on the device, "
-        "slower steps), adamw_8bit keeps it in 8 bits, adamw_fused runs as one kernel; rmsprop is "
+        "slower steps), adamw_8bit keeps it in 8 bits, adamw_fused runs as one kernel; muon "
+        "orthogonalizes the steps of the blocks' matrices and uses AdamW for the rest; rmsprop is "
         "the optimizer of DPO's authors",
-        choices=("adamw", "adamw_offloaded", "adamw_8bit", "adamw_fused", "rmsprop"),
+        choices=("adamw", "adamw_offloaded", "adamw_8bit", "adamw_fused", "muon", "rmsprop"),
     )
     lr: float = setting(1e-6, "peak learning rate", above=0.0)
     betas: list[float] = setting([0.9, 0.999], "AdamW's two decay rates")
@@ -129,6 +130,13 @@ class OptimizerConfig:
         0.0,
         "linear warm-up as a share of all steps, instead of optimizer.warmup_steps; 0: off",
         at_least=0.0,
+        at_most=1.0,
+    )
+    decay_ratio: float = setting(
+        1.0,
+        "linear and cosine: share of all steps, at the end of the run, that decay the learning "
+        "rate; 1: all steps after the warm-up",
+        above=0.0,
         at_most=1.0,
     )
     final_lr_ratio: float = setting(

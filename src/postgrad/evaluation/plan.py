@@ -21,7 +21,7 @@ from postgrad.errors import ConfigError
 from postgrad.evaluation.model import Target, weights_fingerprint
 from postgrad.evaluation.settings import EvalConfig
 from postgrad.judge.llm import RATINGS_STEM
-from postgrad.judge.templates import is_pairwise
+from postgrad.judge.templates import has_rubric, is_pairwise
 from postgrad.methods.support.judging import check_judge, check_judge_used, check_references
 from postgrad.model.device import choose_device, choose_dtype
 from postgrad.model.load import load_tokenizer, model_config
@@ -177,7 +177,7 @@ def _check_judge(config: EvalConfig, problems: list[Problem], set_names: list[st
     reward = config.reward
     lowest = reward.judge.lowest
     suggestion = reward.judge.highest - 2
-    if is_pairwise(reward.judge):
+    if is_pairwise(reward.judge) or has_rubric(reward.judge):
         lowest = 0
         suggestion = 1
     if reward.verifier == LLM_JUDGE and reward.pass_score <= lowest:

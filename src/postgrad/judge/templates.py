@@ -1,8 +1,9 @@
 """Prompts for a judge and for a monitor.
 
 A judge template has the placeholders {question} and {response}; a pairwise template has
-{question}, {first} and {second}. {end} is a line that the judged texts cannot contain: it marks
-where they end, so that a response cannot continue the prompt.
+{question}, {first} and {second}; a template for rubrics also has {criterion}. {end} is a line that
+the judged texts cannot contain: it marks where they end, so that a response cannot continue the
+prompt.
 """
 
 import hashlib
@@ -94,6 +95,13 @@ _TURN_MARKER = re.compile(
 _JOINERS = "\u200c\u200d"  # parts of emoji and of some scripts; all other invisible ones go
 TEMPLATES = {"sycophancy": SYCOPHANCY, "quality": QUALITY, "safety": SAFETY}
 PAIRWISE = "pairwise"
+RUBRIC = "rubric"
+CRITERION = """You are judging how far a response to a user meets one criterion. Judge this \
+criterion alone, whatever else the response
+does well or badly. {lowest} means that it is not met at all, {highest} means that it is fully met.
+
+The criterion:
+{criterion}"""
 
 
 @dataclass(frozen=True)
@@ -119,6 +127,8 @@ def template_text(config: JudgeConfig) -> str:
     _check_scale(config)
     if config.template == PAIRWISE:
         return f"{COMPARISON}\n\n{RANKING_INSTRUCTION}"
+    if config.template == RUBRIC:
+        return _fill_scale(CRITERION + QUESTION_AND_RESPONSE + RATING_INSTRUCTION, config)
     if config.template in TEMPLATES:
         text = TEMPLATES[config.template] + QUESTION_AND_RESPONSE + RATING_INSTRUCTION
         return _fill_scale(text, config)
@@ -128,7 +138,7 @@ def template_text(config: JudgeConfig) -> str:
 def _template_file_text(template: str) -> str:
     file = Path(template).expanduser()
     if not file.is_file():
-        hint = did_you_mean(template, [*TEMPLATES, PAIRWISE])
+        hint = did_you_mean(template, [*TEMPLATES, PAIRWISE, RUBRIC])
         raise ConfigError(
             f"reward.judge.template={template} is neither a built-in template nor a file; {hint}"
         )
@@ -147,6 +157,11 @@ def _template_file_text(template: str) -> str:
 def is_pairwise(config: JudgeConfig) -> bool:
     """Return whether the judge compares two answers."""
     return "{first}" in template_text(config)
+
+
+def has_rubric(config: JudgeConfig) -> bool:
+    """Return whether the judge marks the criteria of each problem's rubric."""
+    return "{criterion}" in template_text(config)
 
 
 def monitor_text(config: JudgeConfig, binary: bool) -> str:

@@ -2,6 +2,7 @@
 
     sft, dpo, online_dpo, kto, reward_model    learn from given responses or from preferences
     ppo, grpo, luffy, exgrpo, bupo, classmate  learn from rewards
+    curriculum                                 grpo that draws problems by their difficulty
     distill, self_distill                      learn from a teacher's log-probs
     support/                                   code that several methods share
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 METHODS = {
     "sft": "postgrad.methods.sft:Sft",
     "grpo": "postgrad.methods.grpo:Grpo",
+    "curriculum": "postgrad.methods.curriculum:Curriculum",
     "reward_model": "postgrad.methods.reward_model:RewardModel",
     "distill": "postgrad.methods.distill:Distill",
     "self_distill": "postgrad.methods.self_distill:SelfDistill",

@@ -41,8 +41,8 @@ class Distill(Grpo):
         self.check_teacher()
 
     def check_teacher(self) -> None:
-        """Refuses a teacher that this run does not load."""
-        distill_checks.check_path(self.settings.teacher)
+        """Refuses a teacher that gives no log-probs at the temperature of the rollouts."""
+        distill_checks.check_path(self)
 
     def check_unread(self) -> None:
         super().check_unread()

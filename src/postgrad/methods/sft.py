@@ -1,6 +1,7 @@
 """Supervised fine-tuning: rows are conversations, the loss is the assistant's negative log-prob.
 
-Only the tokens of assistant turns count, and the mean is over all of them.
+Only the tokens of assistant turns count, and the mean is over all of them. `method.loss=dft` weighs
+each token by the policy's own probability of it.
 """
 
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from typing import cast
 
 from torch import Tensor
 
+from postgrad.algorithms.supervised import SFT_LOSSES, sft_loss
 from postgrad.config.schema import Config, setting
 from postgrad.data.conversation_rows import TRAIN_ON, ConversationRows, conversation_of
 from postgrad.data.render import Prompts
@@ -22,6 +24,9 @@ from postgrad.types import DEMONSTRATION, Batch, Problem, Trajectory
 
 @dataclass
 class SftSettings(MethodSettings):
+    loss: str = setting(
+        "nll", "loss of a token: nll, or dft (weighted by its probability)", choices=SFT_LOSSES
+    )
     train_on: str = setting(
         "all", "assistant turns of a conversation that the loss reads: all or the last", TRAIN_ON
     )
@@ -110,7 +115,8 @@ class Sft(Method):
     def loss(self, batch: Batch, current: TokenOutputs, metrics: MetricAccumulator) -> Tensor:
         metrics.mean("sft/loss", -current.logprobs, batch.tokens["loss_mask"])
         metrics.mean("entropy", current.entropy, batch.tokens["loss_mask"])
-        return -(current.logprobs * batch.tokens["loss_weight"]).sum()
+        values = sft_loss(current.logprobs, self.settings.loss)
+        return (values * batch.tokens["loss_weight"]).sum()
 
     def validate(self, problems: Sequence[Problem]) -> dict[str, float]:
         """The loss on held-out demonstrations, and the accuracy if method.validate_accuracy."""

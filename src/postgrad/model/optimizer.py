@@ -1,4 +1,4 @@
-"""AdamW with float32 masters, float32 gradient accumulation, clipping and a learning-rate schedule.
+"""AdamW or Muon with float32 masters, gradient accumulation, clipping and a schedule.
 
 If the model computes in bfloat16, the optimizer holds float32 copies of the weights and writes the
 rounded values back after each step. Parameters without a gradient (frozen ones) are left alone: no
@@ -17,22 +17,24 @@ from torch import Tensor, nn
 
 from postgrad.config.schema import OptimizerConfig
 from postgrad.errors import ConfigError, RunError
+from postgrad.model.muon import MuonWithAdamW, matrix_names
 from postgrad.model.offload import OffloadedAdamW
 
 
 def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float:
     """Return the learning rate at a step counted from 1.
 
-    Linear warm-up over `warmup_steps`, or over `warmup_ratio` of all steps; then constant, or
-    linear or cosine decay to lr · final_lr_ratio.
+    Linear warm-up over `warmup_steps`, or over `warmup_ratio` of all steps; then constant. With
+    linear or cosine, the last `decay_ratio` of all steps decay to lr · final_lr_ratio.
     """
     warmup_steps = config.warmup_steps or int(config.warmup_ratio * total_steps)
     if step <= warmup_steps:
         return config.lr * step / (warmup_steps + 1)
-    if config.schedule == "constant":
+    decay_steps = max(1, min(total_steps - warmup_steps, round(config.decay_ratio * total_steps)))
+    decay_start = max(warmup_steps, total_steps - decay_steps)
+    if config.schedule == "constant" or step <= decay_start:
         return config.lr
-    decay_steps = max(1, total_steps - warmup_steps)
-    progress = min(1.0, (step - warmup_steps - 1) / decay_steps)
+    progress = min(1.0, (step - decay_start - 1) / decay_steps)
     remaining = 1 - progress
     if config.schedule == "cosine":
         remaining = 0.5 * (1 + math.cos(math.pi * progress))
@@ -41,8 +43,10 @@ def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float
 
 def make_torch_optimizer(
     groups: list[dict[str, Any]], config: OptimizerConfig
-) -> torch.optim.Optimizer:
+) -> torch.optim.Optimizer | MuonWithAdamW:
     """Return the optimizer of `optimizer.kind`. Raises ConfigError if it cannot run here."""
+    if config.kind == "muon":
+        return MuonWithAdamW(groups, config)
     if config.kind == "rmsprop":
         return torch.optim.RMSprop(groups, lr=config.lr, eps=config.eps)
     beta1, beta2 = config.betas
@@ -73,7 +77,7 @@ def make_torch_optimizer(
 
 
 class Optimizer:
-    """One AdamW over the model's trainable parameters, with a learning-rate scale per parameter.
+    """One optimizer over the trainable parameters, with a learning-rate scale per parameter.
 
     Gradients accumulate in float32 in the `.grad` of `masters`, on the model's device. A master is
     the parameter itself if that is float32 or its float32 copy is in host memory; otherwise it is
@@ -86,7 +90,9 @@ class Optimizer:
         self.config = config
         self.params = self.own_params(model)
         self.masters = {name: self._make_master(p) for name, p in self.params.items()}
-        self.adam = make_torch_optimizer(self._parameter_groups(lr_scale or {}), config)
+        self.matrices = matrix_names(model) if config.kind == "muon" else set()
+        groups = self._parameter_groups(lr_scale or {})
+        self.adam = make_torch_optimizer(groups, config)
         for name, p in self.params.items():
             if p.dtype != torch.float32:
                 hook = _float32_accumulation_hook(p, self.masters[name])
@@ -102,10 +108,15 @@ class Optimizer:
         return p.detach().float().clone()
 
     def _parameter_groups(self, lr_scale: dict[str, float]) -> list[dict[str, Any]]:
-        by_scale: dict[float, list[Tensor]] = {}
+        """Return the masters by the scale of their learning rate and, for Muon, by their kind."""
+        groups: dict[tuple[float, bool], list[Tensor]] = {}
         for name, master in self.masters.items():
-            by_scale.setdefault(lr_scale.get(name, 1.0), []).append(master)
-        return [{"params": by_scale[scale], "scale": scale} for scale in sorted(by_scale)]
+            key = (lr_scale.get(name, 1.0), name in self.matrices)
+            groups.setdefault(key, []).append(master)
+        return [
+            {"params": groups[scale, is_matrix], "scale": scale, "matrices": is_matrix}
+            for scale, is_matrix in sorted(groups)
+        ]
 
     def masters_by_id(self) -> dict[int, Tensor]:
         """Return the masters by the id of their parameter."""
@@ -208,9 +219,11 @@ class Optimizer:
         kind = self.config.kind
         if master is not self.params[name]:
             master.copy_(saved.get("master", self.params[name]))
-        if "step" not in saved:
+        if not saved.keys() - {"master"}:
             return
         expected = {"adamw_8bit": "state1", "rmsprop": "square_avg"}.get(kind, "exp_avg")
+        if kind == "muon" and name in self.matrices:
+            expected = "momentum_buffer"
         if expected not in saved:
             raise RunError(
                 f"optimizer.kind={kind} cannot read the saved optimizer, which is of another kind; "
@@ -224,6 +237,9 @@ class Optimizer:
         for key, tensor in saved.items():
             if key not in ("master", "step"):
                 state[key] = tensor.to(master.device)
+        if "step" not in saved:  # Muon counts none
+            self.adam.state[master] = state
+            return
         step: Any = saved["step"].to("cpu")
         if kind == "adamw_8bit":
             step = int(step)

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from postgrad.config.schema import OptimizerConfig
 from postgrad.errors import ConfigError
+from postgrad.model.muon import find_blocks
 from postgrad.model.optimizer import Optimizer
 from postgrad.model.ranks import Ranks
 
@@ -88,15 +89,6 @@ def _convert_to_masters(module: nn.Module) -> None:
             p.data = p.data.float()
 
 
-def find_blocks(model: nn.Module) -> list[nn.Module]:
-    """Return the blocks of a transformers model: the modules of its longest ModuleList."""
-    longest: list[nn.Module] = []
-    for module in model.modules():
-        if isinstance(module, nn.ModuleList) and len(module) > len(longest):
-            longest = list(module)
-    return longest
-
-
 class ShardedOptimizer(Optimizer):
     """The optimizer of this rank's shards. It updates the shards' own memory."""
 
@@ -112,6 +104,11 @@ class ShardedOptimizer(Optimizer):
             raise ConfigError(
                 "optimizer.kind=adamw_8bit cannot be sharded over ranks; use optimizer.kind=adamw, "
                 "or cluster.offload=true to save memory"
+            )
+        if config.kind == "muon":
+            raise ConfigError(
+                "optimizer.kind=muon needs whole matrices and cannot be sharded over ranks; "
+                "use optimizer.kind=adamw, or cluster.backend=local"
             )
         self.ranks = ranks
         self.compute = compute

@@ -125,7 +125,7 @@ class HttpEngine:
                 )
             body["prompt"] = self.tokenizer.decode_raw(request.prompt)
         answer = self.client.call("POST", "/completions", body, deadline)
-        return self._parse_completion(_only_choice(answer, self.url))
+        return self._parse_completion(only_choice(answer, self.url))
 
     def _parse_completion(self, choice: dict[str, Any]) -> Completion:
         finish = "length" if choice.get("finish_reason") == "length" else "stop"
@@ -165,7 +165,7 @@ class HttpChat:
                 answer = self.client.call("POST", "/chat/completions", body, deadline)
             except RequestRefused as error:
                 return Failure("judge", f"{address.url} answered {error.status}: {error}")
-            message = _only_choice(answer, address.url).get("message") or {}
+            message = only_choice(answer, address.url).get("message") or {}
             return str(message.get("content") or "")
 
         return self.client.map(answer_one, list(zip(chats, seeds, strict=True)), "a chat")
@@ -190,7 +190,8 @@ def _ids_from_names(names: list[Any]) -> list[int]:
     return [int(text.removeprefix(TOKEN_ID_PREFIX)) for text in texts]
 
 
-def _only_choice(answer: Any, url: str) -> dict[str, Any]:
+def only_choice(answer: Any, url: str) -> dict[str, Any]:
+    """Return the choice of an answer to a request for one. Raises RunError."""
     choices = json_objects(answer, "choices")
     if len(choices) != 1 or choices[0].get("index", 0) != 0:
         raise RunError(f"{url} answered with {len(choices)} choices to a request for one")

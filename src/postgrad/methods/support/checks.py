@@ -184,11 +184,10 @@ def check_unread(config: Config) -> None:
             "add model.lora.rank=16"
         )
     optimizer = config.optimizer
-    if optimizer.schedule == "constant" and optimizer.final_lr_ratio:
-        raise ConfigError(
-            f"optimizer.final_lr_ratio={optimizer.final_lr_ratio:g} has no effect with "
-            "optimizer.schedule=constant; use linear or cosine"
-        )
+    if optimizer.schedule == "constant":
+        names = ["decay_ratio", "final_lr_ratio"]
+        reason = "with optimizer.schedule=constant"
+        refuse_unread("optimizer", optimizer, names, reason, "use linear or cosine")
     if optimizer.warmup_steps and optimizer.warmup_ratio:
         raise ConfigError(
             f"optimizer.warmup_ratio={optimizer.warmup_ratio:g} has no effect beside "

@@ -9,7 +9,11 @@ from postgrad.methods.support.grpo_settings import GrpoSettings
 
 @dataclass
 class DistillSettings(GrpoSettings):
-    teacher: str = setting("", "path or hub id of the teacher, a model with the same tokenizer")
+    teacher: str = setting(
+        "",
+        "the teacher, a model with the same tokenizer: path, hub id, or a server's model, "
+        "http://host:8000/v1?tokenizer=PATH#model",
+    )
     divergence: str = setting(
         "sampled",
         "sampled: policy gradient on the sampled tokens; forward, reverse, jsd: direct gradient",

@@ -10,7 +10,8 @@ from postgrad.errors import ConfigError
 from postgrad.judge.llm import RATINGS_STEM, LlmJudge, question_of
 from postgrad.judge.monitor import monitor_metrics
 from postgrad.judge.pairwise import PairJudge
-from postgrad.judge.templates import is_pairwise, monitor_text, template_text
+from postgrad.judge.rubric import RubricJudge, rubric_of
+from postgrad.judge.templates import has_rubric, is_pairwise, monitor_text, template_text
 from postgrad.methods.base import Step
 from postgrad.methods.support.checks import refuse_unread
 from postgrad.problem import Problem
@@ -50,6 +51,11 @@ def check_judge(reward: RewardConfig) -> None:
             f"reward.verifier={reward.verifier} is a sum; remove it, or use "
             "reward.verifier=llm_judge"
         )
+    if has_rubric(judge) and judge.monitor:
+        raise ConfigError(
+            f"reward.judge.monitor={judge.monitor} has no effect: a rubric gives a mark per "
+            "criterion, and a monitor predicts one rating; remove it"
+        )
     if is_pairwise(judge):
         unused: tuple[str, ...] = ("lowest", "highest", "monitor")
         reason = "compares two answers and gives no ratings"
@@ -67,11 +73,16 @@ def check_judge(reward: RewardConfig) -> None:
 
 
 def check_references(reward: RewardConfig, problems: Iterable[Problem]) -> None:
-    """Refuses problems without the reference answer that a pairwise judge needs.
+    """Refuses problems without the reference answer or the rubric that the judge needs.
 
     Raises ConfigError.
     """
-    if not asks_judge(reward.verifier) or not is_pairwise(reward.judge):
+    if not asks_judge(reward.verifier):
+        return
+    if has_rubric(reward.judge):
+        for problem in problems:
+            rubric_of(problem)
+    if not is_pairwise(reward.judge):
         return
     for problem in problems:
         if not problem.ground_truth:
@@ -150,4 +161,6 @@ def _build_judge(
     if is_pairwise(judge):
         stop = config.rollout.stop or ()
         return PairJudge(judge, template, ask, file, model_name, config.seed, stop)
-    return LlmJudge(judge, template, ask, file, model_name)
+    # The monitor's template never has criteria: it predicts one number from the thought.
+    judge_class = RubricJudge if "{criterion}" in template else LlmJudge
+    return judge_class(judge, template, ask, file, model_name)
