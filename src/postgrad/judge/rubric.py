@@ -62,15 +62,16 @@ def find_rubric(problem: Problem) -> Any:
 
 
 def _read_criterion(row: Any, number: int, problem: Problem) -> Criterion:
-    text = row.get("criterion") if isinstance(row, dict) else None
-    weight = row.get("weight", 1.0) if isinstance(row, dict) else None
+    fields: dict[str, Any] = row if isinstance(row, dict) else {}
+    text = fields.get("criterion")
+    weight = fields.get("weight", 1.0)
     is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
     if not isinstance(text, str) or not text.strip() or not is_number or not isfinite(weight):
         raise ConfigError(
             f"problem {problem.uid}: line {number} of its rubric is {row!r}; it needs a text "
             "criterion and a number weight"
         )
-    return Criterion(text, float(weight), str(row.get("name") or f"criterion-{number}"))
+    return Criterion(text, float(weight), str(fields.get("name") or f"criterion-{number}"))
 
 
 class RubricJudge(LlmJudge):
