@@ -62,6 +62,7 @@ REASONS = {
     "reward.workers": "chosen by the number of cores",
     "reward.max_failure_rate": "safety limit of a run",
     # the optimizer
+    "optimizer.decay_ratio": "warm-up, constant and decay; pre-training users expect it",
     "optimizer.eps": "AdamW's standard parameter",
     # training
     "training.ppo_epochs": "passes over a rollout batch; the originals all use one",

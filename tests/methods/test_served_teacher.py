@@ -7,6 +7,7 @@ import pytest
 import torch
 from method_runs import bound, run
 from openai_server import MODEL, serve
+from serve_process import live
 from world import config_of, random_batch, stock_model
 
 from postgrad.cluster.host import build_host
@@ -14,7 +15,7 @@ from postgrad.errors import ConfigError, RunError
 from postgrad.methods import find_method
 from postgrad.model.tiny import make_tiny
 from postgrad.rollout.http_client import Address
-from postgrad.rollout.http_logprobs import HttpLogprobs, read_echo, read_vllm
+from postgrad.rollout.http_logprobs import ECHO, HttpLogprobs, read_echo, read_vllm
 
 
 @pytest.fixture(scope="module")
@@ -61,20 +62,32 @@ def scoring_server(teacher: Path, form: str) -> Any:
     return serve(mood=answer)
 
 
+def assert_log_probs_of(teacher: Path, served: HttpLogprobs) -> None:
+    """Compares the server's columns with those of the same model in this process."""
+    local = build_host(config_of("distill", teacher, "method.teacher=")).policy
+    batch = random_batch(3, groups=2)
+    expected = local.logprobs(batch)["logprobs"]
+    torch.testing.assert_close(served.logprobs(batch)["logprobs"], expected, rtol=0, atol=1e-5)
+    top = served.top_logprobs(batch, 4)
+    right = local.top_logprobs(batch, 4)
+    assert torch.equal(top["ids"], right["ids"])
+    torch.testing.assert_close(top["logprobs"], right["logprobs"], rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("form", ["vllm", "echo"])
 def test_the_columns_equal_those_of_a_local_teacher(form, models):
     _, teacher = models
-    local = build_host(config_of("distill", teacher, "method.teacher=")).policy
-    batch = random_batch(3, groups=2)
     with scoring_server(teacher, form) as server:
-        served = HttpLogprobs(Address.parse(server.address))
-        expected = local.logprobs(batch)["logprobs"]
-        torch.testing.assert_close(served.logprobs(batch)["logprobs"], expected, rtol=0, atol=1e-5)
-        top = served.top_logprobs(batch, 4)
-        right = local.top_logprobs(batch, 4)
-        assert torch.equal(top["ids"], right["ids"])
-        torch.testing.assert_close(top["logprobs"], right["logprobs"], rtol=0, atol=1e-5)
+        assert_log_probs_of(teacher, HttpLogprobs(Address.parse(server.address)))
         assert {call["max_tokens"] for call in server.asked} == {1}
+
+
+def test_postgrad_serve_is_such_a_server(models):
+    _, teacher = models
+    with live(teacher) as server:
+        served = HttpLogprobs(Address.parse(f"{server.url}#tiny"))
+        assert served.form == ECHO
+        assert_log_probs_of(teacher, served)
 
 
 def test_a_run_with_a_served_teacher_follows_the_local_one(models, tmp_path):
