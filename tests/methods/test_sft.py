@@ -176,9 +176,9 @@ def test_dft_learns(tiny, tmp_path):
         tiny,
         "training.steps=30",
         "training.problems_per_step=16",
-        "optimizer.lr=1e-2",
+        "optimizer.lr=5e-3",
         "optimizer.warmup_steps=0",
         f"runs={tmp_path}",
     )
-    losses = [line["sft/loss"] for line in metrics_of(train(config, Reporter()).folder)]
-    assert sum(losses[-3:]) / 3 < 0.8 * losses[0], losses
+    values = [line["sft/probability"] for line in metrics_of(train(config, Reporter()).folder)]
+    assert sum(values[-3:]) / 3 > 0.2 + values[0], values

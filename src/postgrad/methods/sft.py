@@ -115,6 +115,9 @@ class Sft(Method):
     def loss(self, batch: Batch, current: TokenOutputs, metrics: MetricAccumulator) -> Tensor:
         metrics.mean("sft/loss", -current.logprobs, batch.tokens["loss_mask"])
         metrics.mean("entropy", current.entropy, batch.tokens["loss_mask"])
+        if self.settings.loss == "dft":  # what its gradient raises
+            mask = batch.tokens["loss_mask"]
+            metrics.mean("sft/probability", current.logprobs.exp(), mask)
         values = sft_loss(current.logprobs, self.settings.loss)
         return (values * batch.tokens["loss_weight"]).sum()
 
