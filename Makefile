@@ -86,6 +86,11 @@ test-openenv: $(VENV)/.installed-dev .venv-openenv/.installed
 	.venv-openenv/bin/python -m pip install -q $(PIP_ARGS) openenv==0.10.0
 	@touch $@
 
+# Every model family and every method on several ranks (gloo processes on this machine).
+.PHONY: test-scale
+test-scale: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest --scale -m scale
+
 # Tests with real vLLM: its CPU build needs its own torch (3.5 GB, some minutes). The packages that
 # are removed are CUDA builds.
 .PHONY: test-vllm

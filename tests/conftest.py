@@ -27,6 +27,11 @@ LONG = (
     "test_paged.py",
     "test_paged_families.py",
 )
+# Markers of tests that run only with an option of the same name.
+OPTIONAL = {
+    "long": "takes minutes: make attack runs it",
+    "scale": "every family or method on several ranks: make test-scale runs it",
+}
 EXIT_STATUS = pytest.StashKey[int]()
 
 
@@ -125,6 +130,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--long", action="store_true", help="also run the tests that are marked long")
     parser.addoption(
+        "--scale", action="store_true", help="run every model family on several ranks, too"
+    )
+    parser.addoption(
         "--screenshots",
         default="",
         help="folder that tests/view/test_browser.py writes pictures of the page into",
@@ -159,10 +167,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if area_of(str(item.path)):
             item.add_marker(pytest.mark.attack)
-    if not config.getoption("--long"):
-        for item in items:
-            if item.get_closest_marker("long"):
-                item.add_marker(pytest.mark.skip(reason="takes minutes: make attack runs it"))
+    for marker, reason in OPTIONAL.items():
+        if not config.getoption(f"--{marker}"):
+            for item in items:
+                if item.get_closest_marker(marker):
+                    item.add_marker(pytest.mark.skip(reason=reason))
     items.sort(
         key=lambda item: next(
             (n for n, name in enumerate(LONG) if name in item.path.parts), len(LONG)

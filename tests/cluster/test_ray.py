@@ -130,6 +130,28 @@ def test_two_and_three_ranks_follow_the_local_run(recipe, make_config):
     )
 
 
+MESHES = {
+    "tensor": ("cluster.tensor_parallel=2",),
+    "sequence": ("cluster.sequence_parallel=2",),
+    "hybrid": ("cluster.shard_workers=2",),
+}
+MESH_CASES = [
+    pytest.param(recipe, mesh, marks=() if (recipe, mesh) == ("ppo", "tensor") else pytest.mark.scale)
+    for recipe in METHODS
+    for mesh in MESHES
+]
+
+
+@pytest.mark.parametrize(("recipe", "mesh"), MESH_CASES)
+def test_four_ranks_of_a_mesh_follow_the_local_run(recipe, mesh, make_config):
+    local, weights, _ = run(make_config(recipe, "local"))
+    on_mesh, divided, _ = run(make_config(recipe, mesh, *on_ray(4, *MESHES[mesh])))
+    assert_same_metrics(local, on_mesh)
+    assert weights.keys() == divided.keys()
+    for name in weights:
+        assert torch.allclose(weights[name], divided[name], atol=2e-4), name
+
+
 # ---- adapters
 
 # Rank 2 gives matrices of two rows: one of three ranks holds none of them. Ranks sum gradients in

@@ -122,7 +122,7 @@ class RankActor:
         )
         backend = dist.get_default_backend_for_device(device)  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
-        return Ranks.from_process_group(device, config.cluster.offload)
+        return Ranks.from_process_group(device, config.cluster)
 
 
 class SyncedEngine:

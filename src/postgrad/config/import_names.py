@@ -30,6 +30,7 @@ NAMES = {
     f"{_ACTOR}.loss_agg_mode": "method.aggregation",
     f"{_ACTOR}.ppo_epochs": "training.ppo_epochs",
     f"{_ACTOR}.ppo_max_token_len_per_gpu": "training.token_budget",
+    f"{_ACTOR}.ulysses_sequence_parallel_size": "cluster.sequence_parallel",
     f"{_ACTOR}.iterative_steps": "method.phase_one_steps",
     f"{_ROLLOUT}.n": "rollout.samples",
     f"{_ROLLOUT}.temperature": "rollout.temperature",

@@ -229,6 +229,29 @@ class ClusterConfig:
     workers: int = setting(
         1, "ray: processes that share the training of each model (FSDP2), one per GPU", at_least=1
     )
+    tensor_parallel: int = setting(
+        1,
+        "ray: workers that divide the matrices of each block among them (tensor parallelism)",
+        at_least=1,
+    )
+    expert_parallel: int = setting(
+        1,
+        "ray: 1, or cluster.tensor_parallel: each of those workers then holds whole experts "
+        "instead of a slice of every expert",
+        at_least=1,
+    )
+    sequence_parallel: int = setting(
+        1,
+        "ray: workers that divide the tokens of a pass among them, for rows that are too long "
+        "for one device (Ulysses)",
+        at_least=1,
+    )
+    shard_workers: int = setting(
+        0,
+        "ray: workers over which FSDP2 shards one copy of the weights, such as those of one "
+        "node; other workers hold further copies (hybrid sharding); 0: all workers, one copy",
+        at_least=0,
+    )
     engines: int = setting(
         0,
         "ray: separate engines, each with a full copy of the weights; 0: one in each worker",

@@ -4,7 +4,7 @@
 a method implements; this file knows no loss by name.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -316,16 +316,28 @@ class LocalPolicy(FrozenPolicy):
 @torch.no_grad()
 def load_weights(model: nn.Module, folder: Path) -> None:
     """Copy the weights of a saved folder into the model's parameters."""
-    tensors = read_weights(folder)
-    for name, p in model.named_parameters():
+    parameters = dict(model.named_parameters())
+    tensors = read_weights(folder, parameters)
+    for name, p in parameters.items():
         p.copy_(tensors[name])
 
 
-def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Return the weights of a saved folder, by name."""
+def read_weights(
+    folder: Path, names: Iterable[str], loader: str = "AutoModelForCausalLM"
+) -> dict[str, Tensor]:
+    """Return the weights of a saved folder by parameter name; `names` are those needed.
+
+    Some models are stored under other names, such as experts one by one; transformers then
+    translates the names.
+    """
     tensors: dict[str, Tensor] = {}
     for file in sorted(folder.glob("model*.safetensors")):
         tensors.update(load_file(file))
+    if any(name not in tensors for name in names):
+        import transformers
+
+        model = getattr(transformers, loader).from_pretrained(folder, dtype="auto")
+        tensors |= dict(model.named_parameters())
     return tensors
 
 

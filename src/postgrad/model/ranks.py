@@ -2,6 +2,10 @@
 
 Every rank gets the full batch of an optimizer step, so loss weights and denominators are global
 before the rows are divided. The sum of the ranks' gradients is the gradient of one process.
+
+Ranks form a mesh of data x sequence x tensor: rows are divided over the first, the tokens of a
+row over the second, the matrices of the model over the third. Ranks that differ in the third only
+are neighbors.
 """
 
 import dataclasses
@@ -14,9 +18,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
+from postgrad.config.schema import ClusterConfig
+from postgrad.errors import ConfigError
+from postgrad.model.groups import ALONE, Group
 from postgrad.model.passes.layout import MicroBatch
+from postgrad.model.tensor_parallel import division_of, join_slices, slice_tensor
 from postgrad.types import Batch
 
 # The most loaded rank may have this many times the mean before rows of one prompt are divided.
@@ -35,25 +43,70 @@ class Ranks:
     rank: int
     size: int
     device: torch.device
-    mesh: DeviceMesh
+    mesh: DeviceMesh  # what FSDP2 shards over: (shard,), or (replicate, shard)
     offload: bool = False
+    data: Group = ALONE  # rows are divided over it
+    sequence: Group = ALONE  # the tokens of a pass are divided over it
+    tensor: Group = ALONE  # the matrices of the blocks are divided over it
+    shard: Group = ALONE  # the slices of one rank are sharded over it
+    by_expert: bool = False  # experts are divided over `tensor` as wholes
 
     @staticmethod
-    def from_process_group(device: torch.device, offload: bool = False) -> "Ranks":
-        """Return the ranks of the initialized default process group."""
+    def from_process_group(device: torch.device, cluster: ClusterConfig) -> "Ranks":
+        """Return the ranks of the initialized default process group.
+
+        Raises: ConfigError if the parallel sizes do not divide the number of ranks.
+        """
         size = dist.get_world_size()
-        mesh = init_device_mesh(device.type, (size,))
-        return Ranks(dist.get_rank(), size, device, mesh, offload)
+        tensor = cluster.tensor_parallel
+        sequence = cluster.sequence_parallel
+        check_mesh(size, cluster)
+        num_shards = cluster.shard_workers or size // tensor
+        names = ("data", "sequence", "tensor")
+        by_row = init_device_mesh(
+            device.type, (size // (tensor * sequence), sequence, tensor), mesh_dim_names=names
+        )
+        by_weight = init_device_mesh(
+            device.type,
+            (size // (tensor * num_shards), num_shards, tensor),
+            mesh_dim_names=("replicate", "shard", "slice"),
+        )
+        is_hybrid = num_shards * tensor < size
+        return Ranks(
+            dist.get_rank(),
+            size,
+            device,
+            by_weight["replicate", "shard"] if is_hybrid else by_weight["shard"],
+            cluster.offload,
+            _group_of(by_row, "data"),
+            _group_of(by_row, "sequence"),
+            _group_of(by_row, "tensor"),
+            _group_of(by_weight, "shard"),
+            cluster.expert_parallel > 1,
+        )
 
     @property
     def is_first(self) -> bool:
         return self.rank == 0
 
-    def all_reduce_sum(self, values: Tensor) -> Tensor:
-        """Return the sum over the ranks, on the device of `values`."""
-        total = values.detach().to(self.device, copy=True)
-        dist.all_reduce(total)
-        return total.to(values.device)
+    def sum_rows(self, values: Tensor) -> Tensor:
+        """Return the sum over the ranks that compute different rows, on the device of `values`."""
+        return self.data.sum(values.to(self.device)).to(values.device)
+
+    def global_norm(self, gradients: dict[str, Tensor], params: dict[str, Any]) -> Tensor:
+        """Return the norm of the ranks' gradients: shards of slices, by name of parameter."""
+        squares = torch.zeros(2, dtype=torch.float64, device=self.device)
+        for name, gradient in gradients.items():
+            is_sliced = division_of(params[name]).dim is not None
+            squares[int(is_sliced)] += gradient.double().square().sum().to(self.device)
+        squares = self.shard.sum(squares)
+        return (squares[0] + self.tensor.sum(squares[1])).sqrt().float()
+
+    def sum_partial_gradient(self, gradient: Tensor, like: Any) -> Tensor:
+        """Return a shard of a gradient; slices of heads are summed where the parameter is whole."""
+        if self.tensor.size == 1 or not division_of(like).partial_gradient:
+            return gradient
+        return self.tensor.sum(gradient.to(self.device)).to(gradient.device)
 
     def all_reduce_max(self, count: int) -> int:
         """Return the largest of the ranks' counts."""
@@ -61,13 +114,12 @@ class Ranks:
         dist.all_reduce(counts, op=dist.ReduceOp.MAX)
         return int(counts)
 
-    def all_gather_json(self, value: Any) -> list[Any]:
-        """Return every rank's value in the order of the ranks; sent as JSON, never as pickle."""
+    def gather_json(self, value: Any) -> list[Any]:
+        """Return one value for each part of the rows; sent as JSON, never as pickle."""
         data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         padded = torch.zeros(self.all_reduce_max(len(data)), dtype=torch.uint8, device=self.device)
         padded[: len(data)] = data.to(self.device)
-        parts = [torch.zeros_like(padded) for _ in range(self.size)]
-        dist.all_gather(parts, padded)
+        parts = self.data.gather(padded)
         return [json.loads(bytes(part.cpu().tolist()).rstrip(b"\0")) for part in parts]
 
     def full_tensor(self, shard: Tensor, like: Any) -> Tensor:
@@ -83,30 +135,58 @@ class Ranks:
             shape=like.shape,
             stride=like.stride(),
         )
-        return sharded.full_tensor()
+        return join_slices(sharded.full_tensor(), division_of(like), self.tensor)
 
-    def local_shard(self, full: Tensor) -> Tensor:
-        """Return this rank's shard of a tensor that every rank has."""
-        sharded = distribute_tensor(full.to(self.device), self.mesh, [Shard(0)], src_data_rank=None)
+    def local_shard(self, full: Tensor, like: Any) -> Tensor:
+        """Return this rank's shard of a tensor that every rank has, divided as `like` is."""
+        own = slice_tensor(full.to(self.device), division_of(like), self.tensor)
+        sharded = distribute_tensor(own, self.mesh, like.placements, src_data_rank=None)
         return sharded.to_local()
 
     def micro_batches(
         self, batch: Batch, row_groups: Sequence[int] | None, make: MakeMicroBatches
     ) -> list[MicroBatch]:
         """Return the passes over this rank's rows; idle passes make all ranks' numbers equal."""
-        rows = divide_rows(batch, row_groups, self.size)[self.rank]
+        rows = divide_rows(batch, row_groups, self.data.size)[self.data.rank]
         own_groups = None if row_groups is None else [row_groups[row] for row in rows]
         passes: list[MicroBatch] = []
         for micro in make(batch.select(rows), own_groups):
             passes.append(dataclasses.replace(micro, rows=[rows[i] for i in micro.rows]))
         num_idle = self.all_reduce_max(len(passes)) - len(passes)
-        return passes + [idle_pass()] * num_idle
+        return passes + [self.idle_pass()] * num_idle
+
+    def idle_pass(self) -> MicroBatch:
+        """Return a short pass that predicts nothing: all its gradients are zero."""
+        zero = torch.zeros(1, self.sequence.size, dtype=torch.int64)
+        return MicroBatch([], zero, zero, None, torch.zeros(0, dtype=torch.int64))
 
 
-def idle_pass() -> MicroBatch:
-    """Return a pass over one token that predicts nothing: all its gradients are zero."""
-    zero = torch.zeros(1, 1, dtype=torch.int64)
-    return MicroBatch([], zero, zero, None, torch.zeros(0, dtype=torch.int64))
+def check_mesh(num_ranks: int, cluster: ClusterConfig) -> None:
+    """Raise ConfigError if the parallel sizes do not fit the number of ranks."""
+    tensor = cluster.tensor_parallel
+    inner = tensor * cluster.sequence_parallel
+    if num_ranks % inner:
+        raise ConfigError(
+            f"{num_ranks} workers cannot be divided into groups of cluster.tensor_parallel x "
+            f"cluster.sequence_parallel = {inner}"
+        )
+    if cluster.expert_parallel not in (1, tensor):
+        raise ConfigError(
+            f"cluster.expert_parallel={cluster.expert_parallel} must be 1 or equal to "
+            f"cluster.tensor_parallel={tensor}: experts are divided over the same workers"
+        )
+    if cluster.shard_workers and (num_ranks // tensor) % cluster.shard_workers:
+        raise ConfigError(
+            f"cluster.shard_workers={cluster.shard_workers} does not divide the "
+            f"{num_ranks // tensor} workers that hold the same slices"
+        )
+
+
+def _group_of(mesh: DeviceMesh, name: str) -> Group:
+    axis = mesh[name]
+    if axis.size() == 1:
+        return ALONE
+    return Group(axis.get_local_rank(), axis.size(), axis.get_group())
 
 
 def divide_rows(batch: Batch, row_groups: Sequence[int] | None, size: int) -> list[list[int]]:

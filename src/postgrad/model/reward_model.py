@@ -153,7 +153,13 @@ class RewardPolicy(LocalPolicy):
 
     @torch.no_grad()
     def load(self, folder: str) -> None:
-        tensors = read_weights(Path(folder) / "policy")
+        body = [
+            name
+            for name, _ in self.model.named_parameters()
+            if name.startswith(self.model.base_model_prefix)
+        ]
+        loader = "AutoModelForSequenceClassification"
+        tensors = read_weights(Path(folder) / "policy", [SCORE, *body], loader)
         self.head.weight.copy_(tensors[SCORE])
         if self.has_adapters:
             load_adapter(self.model, Path(folder) / "adapter")

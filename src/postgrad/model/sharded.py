@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from postgrad.config.schema import Config
+from postgrad.errors import ConfigError
 from postgrad.model.async_writer import AdapterFile, AsyncWriter, File, TensorsFile, WeightsFile
 from postgrad.model.critic import LocalCritic, ValueObjective
 from postgrad.model.device import DTYPES
@@ -34,8 +35,10 @@ from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.optimizer import Optimizer
 from postgrad.model.passes.head import TokenOutputs
 from postgrad.model.passes.layout import MicroBatch, make_micro_batches
+from postgrad.model.passes.sequence import divide_tokens
+from postgrad.model.passes.support import support_of
 from postgrad.model.policy import FrozenPolicy, LocalPolicy, Objective, read_weights
-from postgrad.model.ranks import Ranks, idle_pass
+from postgrad.model.ranks import Ranks
 from postgrad.model.sharding import ForwardRoot, ShardedOptimizer, local_tensor, shard_model
 from postgrad.model.views import FULL, View
 from postgrad.types import Batch
@@ -59,6 +62,7 @@ class Sharded:
         self.loaded = loaded
         self.ranks = ranks
         self.compute = DTYPES[config.model.dtype]
+        check_sequence_parallel(loaded, ranks)
         self.root = shard_model(loaded.model, run, ranks, self.compute, masters)
 
     def micro_batches(
@@ -73,10 +77,10 @@ class Sharded:
 
     def gather(self, columns: dict[str, Tensor]) -> dict[str, Tensor]:
         """All-gather columns across ranks: each rank filled its own rows and left 0 elsewhere."""
-        return {name: self.ranks.all_reduce_sum(column) for name, column in columns.items()}
+        return {name: self.ranks.sum_rows(column) for name, column in columns.items()}
 
     def gather_metrics(self, metrics: MetricAccumulator) -> MetricAccumulator:
-        return MetricAccumulator.merge(self.ranks.all_gather_json(metrics.to_dict()))
+        return MetricAccumulator.merge(self.ranks.gather_json(metrics.to_dict()))
 
     def weights(self) -> dict[str, Tensor]:
         """Return the full weights on the first rank, nothing on the others. A collective."""
@@ -136,7 +140,38 @@ class Sharded:
     def load_shards(self, tensors: dict[str, Tensor], params: dict[str, nn.Parameter]) -> None:
         """Copy this rank's shards of saved tensors into the parameters."""
         for name, p in params.items():
-            local_tensor(p).copy_(self.ranks.local_shard(tensors[name]))
+            local_tensor(p).copy_(self.ranks.local_shard(tensors[name], p))
+
+
+def token_outputs_on_ranks(
+    policy: Any, micro: MicroBatch, targets: Tensor, view: View
+) -> TokenOutputs:
+    """Return the outputs of a pass whose tokens may be divided over ranks."""
+    group = policy.ranks.sequence
+    if group.size == 1:
+        return FrozenPolicy.forward(policy, micro, targets, view)
+    own = divide_tokens(micro, group)
+    outputs = FrozenPolicy.forward(policy, own.micro, targets[own.predicted], view)
+    return TokenOutputs(*(own.join(column, group) for column in outputs))
+
+
+def check_sequence_parallel(loaded: Loaded, ranks: Ranks) -> None:
+    """Raise ConfigError if the tokens of a pass cannot be divided over the ranks."""
+    size = ranks.sequence.size
+    if size == 1:
+        return
+    if support_of(loaded.model).passes != "packed":
+        raise ConfigError(
+            f"cluster.sequence_parallel={size} needs packed passes, which "
+            f"{loaded.model.config.model_type} does not have; set it to 1"
+        )
+    config = loaded.model.config.get_text_config()
+    heads = config.num_key_value_heads
+    if heads % (size * ranks.tensor.size):
+        raise ConfigError(
+            f"cluster.sequence_parallel x cluster.tensor_parallel = {size * ranks.tensor.size} "
+            f"does not divide the model's {heads} key-value heads"
+        )
 
 
 class ShardedFrozen(Sharded, FrozenPolicy):
@@ -148,8 +183,8 @@ class ShardedFrozen(Sharded, FrozenPolicy):
         FrozenPolicy.__init__(self, config, loaded)
         self.device = ranks.device
 
-    def _forward_unsharded(self, *arguments: Any) -> TokenOutputs:
-        return FrozenPolicy.forward(self, *arguments)
+    def _forward_unsharded(self, micro: MicroBatch, targets: Tensor, view: View) -> TokenOutputs:
+        return token_outputs_on_ranks(self, micro, targets, view)
 
     def forward(self, micro: MicroBatch, targets: Tensor, view: View) -> TokenOutputs:
         return self.root(micro, targets, view)
@@ -165,13 +200,13 @@ class ShardedPolicy(Sharded, LocalPolicy):
         # FSDP fixes its types in the first pass by what requires a gradient: here everything.
         with torch.no_grad():
             no_targets = torch.zeros(0, dtype=torch.int64, device=self.device)
-            self.forward(idle_pass().to(self.device), no_targets, FULL)
+            self.forward(self.ranks.idle_pass().to(self.device), no_targets, FULL)
         LocalPolicy.__init__(self, config, loaded, objective)
         self.device = ranks.device
         self.rank = ranks.rank
 
-    def _forward_unsharded(self, *arguments: Any) -> TokenOutputs:
-        return FrozenPolicy.forward(self, *arguments)
+    def _forward_unsharded(self, micro: MicroBatch, targets: Tensor, view: View) -> TokenOutputs:
+        return token_outputs_on_ranks(self, micro, targets, view)
 
     def forward(self, micro: MicroBatch, targets: Tensor, view: View) -> TokenOutputs:
         return self.root(micro, targets, view)
@@ -206,8 +241,9 @@ class ShardedPolicy(Sharded, LocalPolicy):
             adapter = read_adapter(self.model, Path(folder) / "adapter")
             self.load_shards(adapter, adapter_parameters(self.model))
         else:
-            weights = read_weights(Path(folder) / "policy")
-            self.load_shards(weights, dict(self.model.named_parameters()))
+            parameters = dict(self.model.named_parameters())
+            weights = read_weights(Path(folder) / "policy", parameters)
+            self.load_shards(weights, parameters)
         self.optimizer.load(Path(folder) / "optimizer.safetensors")
 
 
@@ -230,13 +266,18 @@ class ShardedCritic(Sharded, LocalCritic):
     ) -> None:
         self.ranks = ranks
         self.compute = DTYPES[config.model.dtype]
+        check_sequence_parallel(loaded, ranks)
         LocalCritic.__init__(self, config, loaded, objective, lr)
 
     def forward(self, micro: MicroBatch) -> Tensor:
         return self.root(micro)
 
     def _forward_unsharded(self, micro: MicroBatch) -> Tensor:
-        return LocalCritic.forward(self, micro).clone()
+        group = self.ranks.sequence
+        if group.size == 1:
+            return LocalCritic.forward(self, micro).clone()
+        own = divide_tokens(micro, group)
+        return own.join(LocalCritic.forward(self, own.micro), group)
 
     def make_optimizer(self, modules: nn.Module) -> Optimizer:
         self.root = shard_model(
@@ -249,7 +290,7 @@ class ShardedCritic(Sharded, LocalCritic):
         )
         self.device = self.ranks.device
         with torch.no_grad():  # see ShardedPolicy
-            self.forward(idle_pass().to(self.device))
+            self.forward(self.ranks.idle_pass().to(self.device))
         return ShardedOptimizer(modules, self.optimizer_config, self.ranks, self.compute)
 
     def files(self, folder: str) -> list[File]:
@@ -261,8 +302,9 @@ class ShardedCritic(Sharded, LocalCritic):
         ]
 
     def load(self, folder: str) -> None:
-        weights = read_weights(Path(folder) / "critic")
-        self.load_shards(weights, dict(self.loaded.model.named_parameters()))
+        parameters = dict(self.loaded.model.named_parameters())
+        weights = read_weights(Path(folder) / "critic", parameters)
+        self.load_shards(weights, parameters)
         head = load_file(Path(folder) / "critic" / "value_head.safetensors")
         self.load_shards(head, dict(self.head.named_parameters()))
         self.optimizer.load(Path(folder) / "critic_optimizer.safetensors")

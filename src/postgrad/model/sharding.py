@@ -20,6 +20,7 @@ from postgrad.errors import ConfigError
 from postgrad.model.muon import find_blocks
 from postgrad.model.optimizer import Optimizer
 from postgrad.model.ranks import Ranks
+from postgrad.model.tensor_parallel import WHOLE, Division, divide_model, set_division
 
 
 class ForwardRoot(nn.Module):
@@ -47,9 +48,14 @@ def shard_model(
 ) -> ForwardRoot:
     """Shard the model's blocks, then the rest; return the root whose forward is `run`.
 
+    With tensor parallelism the blocks are divided into slices first.
+
     `masters` keeps the shards of trained parameters in float32. `float32_module` is sharded too
     and computes in float32, whatever the model's compute type is.
     """
+    divisions: dict[str, Division] = {}
+    if ranks.tensor.size > 1:
+        divisions = divide_model(model, ranks.tensor, ranks.by_expert)
     offload = OffloadPolicy()
     if ranks.offload:
         offload = CPUOffloadPolicy(pin_memory=ranks.device.type != "cpu")
@@ -80,6 +86,8 @@ def shard_model(
             # The loss is weighted by global counts: gradients are summed, never averaged.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+    for name, p in model.named_parameters():
+        set_division(p, divisions.get(name, WHOLE))
     return root
 
 
@@ -121,13 +129,13 @@ class ShardedOptimizer(Optimizer):
     def has_gradients(self) -> bool:
         for name, p in self.sharded_params.items():
             if p.grad is not None:
-                self.masters[name].grad = local_tensor(p.grad)
+                self.masters[name].grad = self.ranks.sum_partial_gradient(local_tensor(p.grad), p)
                 p.grad = None
         return super().has_gradients()
 
     def norm(self, gradients: list[Tensor]) -> Tensor:
-        squares = torch.stack([g.double().square().sum() for g in gradients]).sum()
-        return self.ranks.all_reduce_sum(squares).sqrt().float()
+        by_name = {name: m.grad for name, m in self.masters.items() if m.grad is not None}
+        return self.ranks.global_norm(by_name, self.sharded_params)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return full tensors on the first rank, nothing on the others. A collective."""
@@ -146,7 +154,10 @@ class ShardedOptimizer(Optimizer):
         """Return this rank's shards of the saved tensors; masters go into the shards at once."""
         shards: dict[str, Tensor] = {}
         for key, tensor in super().read(file).items():
-            shards[key] = tensor if tensor.dim() == 0 else self.ranks.local_shard(tensor)
+            parameter = self.sharded_params.get(key.partition("/")[2])
+            if tensor.dim() and parameter is not None:
+                tensor = self.ranks.local_shard(tensor, parameter)
+            shards[key] = tensor
         with torch.no_grad():
             for name, p in self.params.items():
                 if f"master/{name}" in shards:

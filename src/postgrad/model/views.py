@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from postgrad.errors import ConfigError
-from postgrad.model.passes.packing import Packing
-from postgrad.model.passes.row_attention import PaddedSegments
+from postgrad.model.passes.divided import AnyPacking
 from postgrad.model.passes.support import has_window
 
 # Cosines and sines (batch, length, head_dim) by kind; see rotary_kinds.
@@ -43,7 +42,7 @@ def hidden_states(
     positions: Tensor,
     mask: Tensor | None,
     view: View,
-    packing: Packing | PaddedSegments | None = None,
+    packing: AnyPacking | None = None,
     stock: bool = False,
 ) -> Tensor:
     """Return the (batch, length, width) states of the viewed policy that the head reads.
@@ -103,7 +102,7 @@ def run_blocks(
     hidden: Tensor,
     rotary: Rotary,
     view: View,
-    packing: Packing | PaddedSegments | None = None,
+    packing: AnyPacking | None = None,
     mask: Tensor | None = None,
     positions: Tensor | None = None,
 ) -> Tensor:
@@ -190,7 +189,7 @@ def check_blocks(model: nn.Module, view: View) -> None:
         )
 
 
-def _packing_argument(packing: Packing | PaddedSegments | None) -> dict[str, Any]:
+def _packing_argument(packing: AnyPacking | None) -> dict[str, Any]:
     return {} if packing is None else {"packing": packing}
 
 

@@ -20,6 +20,7 @@ from postgrad.methods.support.judging import check_judge, check_judge_used, chec
 from postgrad.model.device import choose_device, choose_dtype, is_gpu, probe_threads
 from postgrad.model.load import load_tokenizer, model_config, model_hidden_size
 from postgrad.model.passes.layout import default_token_budget
+from postgrad.model.ranks import check_mesh
 from postgrad.rollout.kinds import check_engine
 from postgrad.rollout.turns import Turns
 from postgrad.training.run import resume_config
@@ -117,9 +118,14 @@ def check_cluster(cluster: ClusterConfig) -> None:
                 raise ConfigError(
                     f"cluster.pools.{name}={size} is out of range; it must be at least 1"
                 )
+        check_mesh(cluster.workers, cluster)
         return
     ray_settings = {
         "workers": cluster.workers > 1,
+        "tensor_parallel": cluster.tensor_parallel > 1,
+        "expert_parallel": cluster.expert_parallel > 1,
+        "sequence_parallel": cluster.sequence_parallel > 1,
+        "shard_workers": cluster.shard_workers > 0,
         "engines": cluster.engines > 0,
         "pools": bool(cluster.pools),
         "offload": bool(cluster.offload),

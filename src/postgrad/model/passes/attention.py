@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from postgrad.errors import ConfigError, RunError
+from postgrad.model.passes.divided import AnyPacking, DividedTokens
 from postgrad.model.passes.packing import Packing
 from postgrad.model.passes.row_attention import PaddedSegments, padded_segment_attention
 
@@ -28,19 +29,33 @@ def attention(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     sliding_window: int | None = None,
-    packing: Packing | PaddedSegments | None = None,
+    packing: AnyPacking | None = None,
     token_positions: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Return (batch, length, heads, width) attention outputs.
 
     query is (batch, heads, length, width); key and value are (batch, key_heads, keys, width). With
-    a `packing` the batch is one row of packed tokens, and the mask is ignored. `token_positions`
+    a `packing` the batch is one row of packed tokens, and the mask is ignored. With DividedTokens
+    it holds this rank's tokens only. `token_positions`
     (batch, length) are the positions of the queries; a sliding window needs them where a row is
     longer than the window. `softcap` caps the scores; `s_aux` (heads,) are attention sinks.
 
     Raises: ConfigError or RunError for what it would otherwise compute wrongly in silence.
     """
+    if isinstance(packing, DividedTokens):
+        heads = (packing.heads_for_tokens(x) for x in (query, key, value))
+        out = attention(
+            module,
+            *heads,
+            attention_mask=None,
+            scaling=scaling,
+            softcap=softcap,
+            s_aux=s_aux,
+            sliding_window=sliding_window,
+            packing=packing.packing,
+        )[0]
+        return packing.tokens_for_heads(out), None
     if packing is not None:
         _refuse_in_packed(module, softcap, s_aux)
     elif sliding_window is not None and key.shape[2] > sliding_window:

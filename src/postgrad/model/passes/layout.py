@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from postgrad.model.device import copy_async, has_own_memory, supports_triton
+from postgrad.model.passes.divided import AnyPacking
 from postgrad.model.passes.packing import Packing, Segment, make_packing
 from postgrad.model.passes.row_attention import PaddedSegments, make_padded_segments
 from postgrad.model.passes.support import PassKind, support_of
@@ -38,7 +39,7 @@ class MicroBatch:
     positions: Tensor  # (bundles, length)
     mask: Tensor | None  # (bundles, 1, length, length) bool; None: plain causal
     gather: Tensor  # (response tokens of rows,)
-    packing: Packing | PaddedSegments | None = None  # for one row of packed tokens
+    packing: AnyPacking | None = None  # for one row of packed tokens
     stock: bool = False  # one trajectory per row, through the stock forward pass
 
     def to(self, device: torch.device) -> "MicroBatch":

@@ -1,0 +1,134 @@
+"""A group of processes that exchange tensors, and the exchanges that autograd passes through."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Group:
+    """The processes of a group, and this one's place among them.
+
+    Every method is a collective: all processes of the group call it, in the same order.
+    """
+
+    rank: int = 0
+    size: int = 1
+    handle: Any = None  # the process group; None for one process alone
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Return the sum over the processes, as a new tensor."""
+        total = values.detach().clone(memory_format=torch.contiguous_format)
+        if self.size > 1:
+            dist.all_reduce(total, group=self.handle)
+        return total
+
+    def gather(self, values: Tensor) -> list[Tensor]:
+        """Return every process's tensor, in the order of the processes. All have one shape."""
+        if self.size == 1:
+            return [values]
+        parts = [torch.empty_like(values, memory_format=torch.contiguous_format)] * self.size
+        parts = [part.clone() for part in parts]
+        dist.all_gather(parts, values.contiguous(), group=self.handle)
+        return parts
+
+    def exchange(self, values: Tensor, sent: list[int], received: list[int]) -> Tensor:
+        """Send `sent[i]` leading rows to process i; return the rows received, in their order."""
+        shape = (sum(received), *values.shape[1:])
+        result = torch.empty(shape, dtype=values.dtype, device=values.device)
+        dist.all_to_all_single(result, values.contiguous(), received, sent, group=self.handle)
+        return result
+
+
+ALONE = Group()
+
+
+class _SumGradients(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        return ctx.group.sum(grads[0]), None
+
+
+class _SumOutputs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        return group.sum(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        return grads[0], None
+
+
+class _GatherLast(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return torch.cat(group.gather(x), -1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        return grads[0].chunk(ctx.group.size, -1)[ctx.group.rank], None
+
+
+class _SliceLast(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return x.chunk(group.size, -1)[group.rank].contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        return torch.cat(ctx.group.gather(grads[0]), -1), None
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group, sent: list[int], received: list[int]) -> Tensor:
+        ctx.arguments = (group, received, sent)
+        return group.exchange(x, sent, received)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        group, sent, received = ctx.arguments
+        return group.exchange(grads[0], sent, received), None, None, None
+
+
+def sum_gradients(x: Tensor, group: Group) -> Tensor:
+    """Return x; its gradient is the sum of the group's gradients."""
+    return apply(_SumGradients, x, group)
+
+
+def sum_outputs(x: Tensor, group: Group) -> Tensor:
+    """Return the sum of the group's x; each x gets the gradient of the sum."""
+    return apply(_SumOutputs, x, group)
+
+
+def gather_last(x: Tensor, group: Group) -> Tensor:
+    """Return the group's x side by side along the last dimension.
+
+    Every process computes the same from it, so the gradient of x is its own part.
+    """
+    return apply(_GatherLast, x, group)
+
+
+def slice_last(x: Tensor, group: Group) -> Tensor:
+    """Return this process's part of x along the last dimension; the inverse of gather_last."""
+    return apply(_SliceLast, x, group)
+
+
+def exchange(x: Tensor, group: Group, sent: list[int], received: list[int]) -> Tensor:
+    """Return the rows that the group sent here (see Group.exchange); gradients go back."""
+    return apply(_Exchange, x, group, sent, received)
+
+
+def apply(function: Any, *arguments: Any) -> Tensor:
+    result: Any = function.apply(*arguments)
+    return result

@@ -1,0 +1,287 @@
+"""Tensor and expert parallelism: each rank of a group holds slices of the blocks' matrices.
+
+All ranks of the group compute the same rows. The slices follow the plan that transformers has for
+the type of model. Embedding, head and norms are whole on every rank. FSDP2 then shards the slices
+over the other ranks.
+"""
+
+import re
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor, nn
+
+from postgrad.errors import ConfigError
+from postgrad.model.groups import (
+    Group,
+    gather_last,
+    slice_last,
+    sum_gradients,
+    sum_outputs,
+)
+from postgrad.model.lora import adapter_parameters
+
+# Model types whose slices give the numbers of one process (tests/model/test_parallel.py).
+FAMILIES = (
+    "cohere2",
+    "deepseek_v3",
+    "ernie4_5",
+    "exaone4",
+    "gemma2",
+    "gemma3_text",
+    "gemma4_text",
+    "glm4",
+    "gpt_neox",
+    "granite",
+    "llama",
+    "ministral3",
+    "mistral",
+    "mixtral",
+    "olmo2",
+    "olmo3",
+    "phi3",
+    "qwen2",
+    "qwen2_moe",
+    "qwen3",
+    "qwen3_5_text",
+    "qwen3_moe",
+    "qwen3_next",
+    "seed_oss",
+    "smollm3",
+    "starcoder2",
+)
+# Rules of a plan for what stays whole here.
+WHOLE_MODULES = ("embed_tokens", "lm_head")
+
+
+class Division(NamedTuple):
+    """How a parameter is divided over the ranks of a tensor-parallel group."""
+
+    dim: int | None = None  # the sliced dimension; None: whole on every rank
+    parts: int = 1  # 2: gate and up are stored one after the other, and each is sliced
+    partial_gradient: bool = False  # a rank's gradient is that of its own heads
+
+
+WHOLE = Division()
+
+
+def set_division(p: Tensor, division: Division) -> None:
+    """Note on a parameter how it is divided."""
+    p.postgrad_division = division  # type: ignore[attr-defined]
+
+
+def division_of(p: Tensor) -> Division:
+    """Return how a parameter is divided over the tensor-parallel ranks."""
+    return getattr(p, "postgrad_division", WHOLE)
+
+
+def slice_tensor(full: Tensor, division: Division, group: Group) -> Tensor:
+    """Return this rank's slice of a full tensor."""
+    if division.dim is None or group.size == 1:
+        return full
+    parts: list[Tensor] = []
+    for part in full.chunk(division.parts, division.dim):
+        parts.append(part.chunk(group.size, division.dim)[group.rank])
+    return torch.cat(parts, division.dim)
+
+
+def join_slices(own: Tensor, division: Division, group: Group) -> Tensor:
+    """Return the full tensor of the ranks' slices. A collective."""
+    if division.dim is None or group.size == 1:
+        return own
+    slices = [s.chunk(division.parts, division.dim) for s in group.gather(own)]
+    ordered = [s[part] for part in range(division.parts) for s in slices]
+    return torch.cat(ordered, division.dim)
+
+
+def divide_model(model: Any, group: Group, by_expert: bool) -> dict[str, Division]:
+    """Replace the blocks' matrices by this rank's slices; return the division by parameter name.
+
+    `by_expert` gives each rank whole experts instead of a slice of every expert.
+
+    Raises: ConfigError for a model that cannot be divided so.
+    """
+    _check_model(model, group, by_expert)
+    divisions: dict[str, Division] = {}
+    inputs = SharedInputs(group)
+    for name, module in list(model.named_modules()):
+        style = _style_of(model, name)
+        if style is None or name.rpartition(".")[2] in WHOLE_MODULES:
+            continue
+        if style == "moe_tp_experts":
+            own = _divide_experts(module, group, by_expert)
+        elif style in LINEAR_STYLES:
+            own = LINEAR_STYLES[style](module, group, inputs)
+        else:
+            raise ConfigError(f"cluster.tensor_parallel does not support {name} ({style})")
+        divisions |= {f"{name}.{key}": division for key, division in own.items()}
+    return divisions
+
+
+def _check_model(model: Any, group: Group, by_expert: bool) -> None:
+    config = model.config.get_text_config()
+    if config.model_type not in FAMILIES:
+        raise ConfigError(
+            f"cluster.tensor_parallel was not tested with model type {config.model_type}; it works "
+            f"with {', '.join(FAMILIES)}"
+        )
+    if adapter_parameters(model):
+        raise ConfigError("cluster.tensor_parallel does not divide LoRA adapters; set it to 1")
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    experts = next((getattr(config, name) for name in names if getattr(config, name, None)), 0)
+    if by_expert and not experts:
+        raise ConfigError(f"cluster.expert_parallel: {config.model_type} has no experts")
+    sizes = {
+        "attention heads": config.num_attention_heads,
+        "key-value heads": getattr(config, "num_key_value_heads", config.num_attention_heads),
+    }
+    if by_expert:
+        sizes["experts"] = experts
+    for what, size in sizes.items():
+        if size % group.size:
+            raise ConfigError(
+                f"cluster.tensor_parallel={group.size} does not divide the model's {size} {what}"
+            )
+
+
+def _style_of(model: Any, name: str) -> str | None:
+    """Return the rule of the plan for a module; layer numbers are wildcards in the plan."""
+    return model.tp_plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name))
+
+
+# ---- linear layers
+
+
+class SharedInputs:
+    """Inputs of column-wise layers, wrapped once where several layers read the same tensor.
+
+    The gradients of q, k and v are then added before they are summed over the ranks.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self.last: Any = lambda: None
+        self.last_wrapped: Any = lambda: None
+
+    def wrap(self, x: Tensor) -> Tensor:
+        wrapped = self.last_wrapped()
+        if self.last() is x and wrapped is not None and wrapped.requires_grad == x.requires_grad:
+            return wrapped
+        wrapped = sum_gradients(x, self.group)
+        self.last = weakref.ref(x)
+        self.last_wrapped = weakref.ref(wrapped)
+        return wrapped
+
+
+def _divide_columns(module: Any, group: Group, inputs: SharedInputs) -> dict[str, Division]:
+    """Keep this rank's outputs of a linear layer; every rank has the whole input."""
+    divisions = _slice_parameters(module, {"weight": 0, "bias": 0}, group)
+    module.register_forward_pre_hook(lambda _, args: (inputs.wrap(args[0]), *args[1:]))
+    return divisions
+
+
+def _divide_columns_and_gather(
+    module: Any, group: Group, inputs: SharedInputs
+) -> dict[str, Division]:
+    """Keep this rank's outputs of a linear layer; all outputs are gathered after it."""
+    divisions = _divide_columns(module, group, inputs)
+    module.register_forward_hook(lambda _, args, output: gather_last(output, group))
+    return divisions
+
+
+def _divide_rows(module: Any, group: Group, inputs: SharedInputs) -> dict[str, Division]:
+    """Keep this rank's inputs of a linear layer; the outputs are summed over the ranks."""
+    divisions = _slice_parameters(module, {"weight": 1}, group)
+    if module.bias is None:
+        module.register_forward_hook(lambda _, args, output: sum_outputs(output, group))
+        return divisions
+
+    def forward(x: Tensor) -> Tensor:
+        return sum_outputs(functional.linear(x, module.weight), group) + module.bias
+
+    module.forward = forward
+    return divisions
+
+
+def _divide_rows_and_input(module: Any, group: Group, inputs: SharedInputs) -> dict[str, Division]:
+    """Keep this rank's inputs of a linear layer whose input is whole on every rank."""
+    divisions = _divide_rows(module, group, inputs)
+    module.register_forward_pre_hook(lambda _, args: (slice_last(args[0], group), *args[1:]))
+    return divisions
+
+
+def _mark_partial(module: Any, group: Group, inputs: SharedInputs) -> dict[str, Division]:
+    """Keep a norm over heads whole; each rank's gradient is that of its own heads."""
+    return {name: Division(partial_gradient=True) for name, _ in module.named_parameters()}
+
+
+Divide = Callable[[Any, Group, SharedInputs], dict[str, Division]]
+LINEAR_STYLES: dict[str, Divide] = {
+    "colwise": _divide_columns,
+    "colwise_gather_output": _divide_columns_and_gather,
+    "rowwise": _divide_rows,
+    "rowwise_split_input": _divide_rows_and_input,
+    "replicated_with_grad_allreduce": _mark_partial,
+}
+
+
+def _slice_parameters(module: Any, dims: dict[str, int], group: Group) -> dict[str, Division]:
+    divisions: dict[str, Division] = {}
+    for name, dim in dims.items():
+        if getattr(module, name, None) is not None:
+            divisions[name] = Division(dim)
+            _replace_parameter(module, name, divisions[name], group)
+    return divisions
+
+
+def _replace_parameter(module: nn.Module, name: str, division: Division, group: Group) -> None:
+    full = module.get_parameter(name)
+    assert division.dim is not None
+    length = full.shape[division.dim]
+    if length % (group.size * division.parts):
+        raise ConfigError(
+            f"cluster.tensor_parallel={group.size} does not divide the {length // division.parts} "
+            f"units of {type(module).__name__}.{name}"
+        )
+    own = slice_tensor(full.detach(), division, group).clone()
+    setattr(module, name, nn.Parameter(own, requires_grad=full.requires_grad))
+
+
+# ---- experts
+
+
+def _divide_experts(module: Any, group: Group, by_expert: bool) -> dict[str, Division]:
+    """Slice the experts of one block; the outputs are summed over the ranks."""
+    divisions = {"gate_up_proj": Division(1, parts=2), "down_proj": Division(2)}
+    first = 0
+    num_experts = module.num_experts // group.size
+    if by_expert:
+        if not hasattr(module, "_is_expert_parallel"):
+            raise ConfigError(
+                "cluster.expert_parallel needs a newer transformers, whose experts skip tokens of "
+                "other ranks; set cluster.expert_parallel=1"
+            )
+        divisions = dict.fromkeys(divisions, Division(0))
+        first = group.rank * num_experts
+        module.num_experts = num_experts
+        module._is_expert_parallel = True
+    for name, division in divisions.items():
+        _replace_parameter(module, name, division, group)
+
+    def own_inputs(_: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        hidden, chosen, weights = args
+        # Before the mask: the router gets the gradients of the other ranks' experts, too.
+        weights = sum_gradients(weights, group)
+        if by_expert:
+            local = chosen - first
+            is_own = (local >= 0) & (local < num_experts)
+            chosen = local.where(is_own, num_experts)  # transformers skips this number
+            weights = weights.masked_fill(~is_own, 0.0)
+        return sum_gradients(hidden, group), chosen, weights
+
+    module.register_forward_pre_hook(own_inputs)
+    module.register_forward_hook(lambda _, args, output: sum_outputs(output, group))
+    return divisions

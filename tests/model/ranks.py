@@ -1,0 +1,59 @@
+"""Runs a function on several gloo ranks, forked from the test's process."""
+
+import io
+import multiprocessing
+import socket
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+def run_on_ranks(size: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """Return what `work(*arguments)` returned on each rank of a process group.
+
+    Raises: AssertionError with the traceback of a rank that failed.
+    """
+    context = multiprocessing.get_context("fork")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    pipes = [context.Pipe() for _ in range(size)]
+    processes: list[Any] = []
+    for rank, (_, sender) in enumerate(pipes):
+        process = context.Process(
+            target=_rank_main, args=(rank, size, port, sender, work, arguments)
+        )
+        process.start()
+        processes.append(process)
+    answers: list[tuple[str, bytes]] = []
+    try:
+        for receiver, _ in pipes:
+            assert receiver.poll(240), "a rank did not answer"
+            answers.append(receiver.recv())
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+    failures = [failure for failure, _ in answers if failure]
+    assert not failures, "\n".join(failures)
+    return [torch.load(io.BytesIO(result), weights_only=False) for _, result in answers]
+
+
+def _rank_main(rank: int, size: int, port: int, sender: Any, work: Any, arguments: Any) -> None:
+    torch.set_num_threads(1)
+    try:
+        dist.init_process_group(
+            "gloo",
+            init_method=f"tcp://127.0.0.1:{port}",
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=60),
+        )
+        result = io.BytesIO()  # tensors in shared memory would vanish with their process
+        torch.save(work(*arguments), result)
+        sender.send(("", result.getvalue()))
+    except BaseException:
+        sender.send((traceback.format_exc(), None))
