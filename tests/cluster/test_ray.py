@@ -6,6 +6,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -135,11 +136,12 @@ MESHES = {
     "sequence": ("cluster.sequence_parallel=2",),
     "hybrid": ("cluster.shard_workers=2",),
 }
-MESH_CASES = [
-    pytest.param(recipe, mesh, marks=() if (recipe, mesh) == ("ppo", "tensor") else pytest.mark.scale)
-    for recipe in METHODS
-    for mesh in MESHES
-]
+MESH_CASES: list[Any] = []
+for method in METHODS:
+    for mesh_name in MESHES:
+        is_quick = (method, mesh_name) == ("ppo", "tensor")
+        marks = () if is_quick else (pytest.mark.scale,)
+        MESH_CASES.append(pytest.param(method, mesh_name, marks=marks))
 
 
 @pytest.mark.parametrize(("recipe", "mesh"), MESH_CASES)
