@@ -75,6 +75,10 @@ REASONS = {
     # the cluster
     "cluster.backend": "chosen per machine",
     "cluster.workers": "chosen by the number of GPUs",
+    "cluster.tensor_parallel": "chosen by the size of the model and the number of GPUs",
+    "cluster.expert_parallel": "chosen by the size of the model and the number of GPUs",
+    "cluster.sequence_parallel": "chosen by the length of rows and the number of GPUs",
+    "cluster.shard_workers": "chosen by the number of GPUs per node",
     "cluster.engines": "chosen by the number of GPUs",
     "cluster.pools": "chosen by the number of GPUs",
     "cluster.offload": "chosen by the memory of the GPU",

@@ -54,6 +54,7 @@ def _rank_main(rank: int, size: int, port: int, sender: Any, work: Any, argument
         )
         result = io.BytesIO()  # tensors in shared memory would vanish with their process
         torch.save(work(*arguments), result)
+        dist.barrier()  # the first rank hosts the store, which the others may still need
         sender.send(("", result.getvalue()))
     except BaseException:
         sender.send((traceback.format_exc(), None))

@@ -12,7 +12,9 @@ from families import FAMILIES, SumOfLogprobs, save_family
 from ranks import run_on_ranks
 from world import config_of, random_batch
 
+from postgrad.cluster.host import load_policy
 from postgrad.errors import ConfigError
+from postgrad.methods import find_method
 from postgrad.model import groups, tensor_parallel
 from postgrad.model.load import load
 from postgrad.model.lora import add_adapters
@@ -154,6 +156,33 @@ def test_a_missing_sum_of_gradients_is_seen(folders):
     for results in run_on_ranks(2, broken_results, folder):
         assert not difference({"logprobs": expected["logprobs"]} | results, results)
         assert difference(expected, results).startswith("norm")
+
+
+# ---- loading
+
+
+def results_of_skeletons(cases) -> list[dict[str, torch.Tensor]]:
+    """Compute with models that only the first rank has read."""
+    results: list[dict[str, torch.Tensor]] = []
+    for folder, settings in cases:
+        config = config_of("grpo", folder, "training.token_budget=60", "cluster=ray", *settings)
+        ranks = Ranks.from_process_group(CPU, config.cluster)
+        loaded = load_policy(config, find_method("grpo")(config), "cpu", ranks)
+        is_empty = [p.is_meta for p in loaded.model.parameters()]
+        assert all(is_empty) if ranks.rank else not any(is_empty)
+        results.append(compute(ShardedPolicy(config, loaded, SumOfLogprobs(), ranks)))
+    return results
+
+
+@pytest.mark.slow
+def test_only_the_first_rank_reads_the_model(folders):
+    meshes = {"qwen3": [], "gemma3_text": [SEQUENCE], "qwen3_moe": [TENSOR]}
+    cases = [(folders(family, {}), settings) for family, settings in meshes.items()]
+    on_ranks = run_on_ranks(2, results_of_skeletons, cases)
+    for index, (folder, _) in enumerate(cases):
+        expected = compute(local_policy(folder))
+        for results in on_ranks:
+            assert not difference(expected, results[index]), folder
 
 
 # ---- checkpoints

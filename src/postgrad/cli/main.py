@@ -48,6 +48,10 @@ COMMANDS = {
         "postgrad.cli.import_script",
         "import SCRIPT: the command that equals a script of verl, its forks or TRL",
     ),
+    "launch": (
+        "postgrad.cli.launch",
+        "launch slurm|kuberay|skypilot|ssh train ...: job files for several nodes",
+    ),
     "init": ("postgrad.cli.init", "init NAME [--verifier]: start a method or verifier of your own"),
 }
 

@@ -19,7 +19,9 @@ from postgrad.model.load import base_model_name, load
 from postgrad.model.loaded import Loaded
 from postgrad.model.lora import add_adapters
 from postgrad.model.policy import BaseModelPolicy, FrozenPolicy, LocalPolicy
+from postgrad.model.ranks import Ranks
 from postgrad.model.reward_model import RewardModel, RewardPolicy
+from postgrad.model.skeleton import load_on_ranks, load_skeleton
 from postgrad.rollout.native.engine import NativeEngine
 
 GENERATING = ("engine", "chat")  # kinds of roles that generate text
@@ -51,9 +53,14 @@ def build_host(config: Config) -> Host:
     return Host(policy_class(config, loaded, method), engine, models)
 
 
-def load_policy(config: Config, method: Method, device: str | None = None) -> Loaded:
-    """Returns the model to train, checked by the method, with new LoRA adapters if configured."""
-    loaded = load_role(config, "policy", config.model.path, device)
+def load_policy(
+    config: Config, method: Method, device: str | None = None, ranks: Ranks | None = None
+) -> Loaded:
+    """Returns the model to train, checked by the method, with new LoRA adapters if configured.
+
+    With `ranks` only the first one reads the weights.
+    """
+    loaded = load_role(config, "policy", config.model.path, device, ranks)
     method.check_model(loaded.model)
     if config.model.lora.rank:
         base_name = base_model_name(config.model.path, config.seed)
@@ -99,15 +106,28 @@ def load_reward_model(config: Config | EngineConfig, name: str, path: str) -> Re
 
 
 def load_role(
-    config: Config | EngineConfig, name: str, path: str, device: str | None = None
+    config: Config | EngineConfig,
+    name: str,
+    path: str,
+    device: str | None = None,
+    ranks: Ranks | None = None,
 ) -> Loaded:
     """Returns the model of a role, on `device` or else on the configured device.
+
+    With `ranks` only the first one reads the weights; the others get a model without weights,
+    which sharding fills. LoRA adapters are made on every rank, which needs the whole model.
 
     Raises: ConfigError that names the role.
     """
     settings = dataclasses.replace(config.model, path=path)
-    try:
+
+    def load_full() -> Loaded:
         return load(settings, choose_device(device or config.model.device), config.seed)
+
+    try:
+        if ranks is None or config.model.lora.rank:
+            return load_full()
+        return load_on_ranks(ranks, load_full, lambda: load_skeleton(settings, config.seed))
     except ConfigError as error:
         if name == "policy":
             raise

@@ -183,8 +183,8 @@ def _build_sharded_policy(config: Any, method: Any, ranks: Any) -> Any:
     from postgrad.cluster.host import load_policy
     from postgrad.model.sharded import ShardedPolicy
 
-    # Loaded on the CPU: the device then gets this rank's shards only.
-    loaded = load_policy(config, method, device="cpu")
+    # Loaded into the first rank's host memory: devices and other ranks get their shards only.
+    loaded = load_policy(config, method, device="cpu", ranks=ranks)
     return ShardedPolicy(config, loaded, method, ranks)
 
 
@@ -208,7 +208,7 @@ def _build_sharded_role(
         return build_role(config, method, name, role)
     if policy is not None and is_base_model(config, role):
         return ShardedBaseModel(policy)
-    loaded = load_role(config, name, role.path or config.model.path, device="cpu")
+    loaded = load_role(config, name, role.path or config.model.path, device="cpu", ranks=ranks)
     if role.kind == "critic":
         return ShardedCritic(config, loaded, method, role.lr, ranks)
     return ShardedFrozen(config, loaded, ranks)

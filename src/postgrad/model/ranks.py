@@ -122,6 +122,16 @@ class Ranks:
         parts = self.data.gather(padded)
         return [json.loads(bytes(part.cpu().tolist()).rstrip(b"\0")) for part in parts]
 
+    def broadcast_json(self, value: Any) -> Any:
+        """Return the first rank's value; sent as JSON."""
+        data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        length = self.all_reduce_max(len(data) if self.is_first else 0)
+        text = data.to(self.device) if self.is_first else torch.zeros(0)
+        if not self.is_first:
+            text = torch.zeros(length, dtype=torch.uint8, device=self.device)
+        dist.broadcast(text, src=0)
+        return json.loads(bytes(text.cpu().tolist()))
+
     def full_tensor(self, shard: Tensor, like: Any) -> Tensor:
         """Return the full tensor of the ranks' shards, on the device.
 

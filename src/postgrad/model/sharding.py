@@ -20,6 +20,7 @@ from postgrad.errors import ConfigError
 from postgrad.model.muon import find_blocks
 from postgrad.model.optimizer import Optimizer
 from postgrad.model.ranks import Ranks
+from postgrad.model.skeleton import allocate_shards, fill_shards, tensors_of
 from postgrad.model.tensor_parallel import WHOLE, Division, divide_model, set_division
 
 
@@ -53,6 +54,7 @@ def shard_model(
     `masters` keeps the shards of trained parameters in float32. `float32_module` is sharded too
     and computes in float32, whatever the model's compute type is.
     """
+    before = tensors_of(model)
     divisions: dict[str, Division] = {}
     if ranks.tensor.size > 1:
         divisions = divide_model(model, ranks.tensor, ranks.by_expert)
@@ -86,8 +88,11 @@ def shard_model(
             # The loss is weighted by global counts: gradients are summed, never averaged.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+    must_fill = allocate_shards(root, before, ranks)
     for name, p in model.named_parameters():
         set_division(p, divisions.get(name, WHOLE))
+    if must_fill:
+        fill_shards(model, before, ranks)
     return root
 
 

@@ -53,6 +53,7 @@ FAMILIES = (
     "smollm3",
     "starcoder2",
 )
+EXPERTS = "moe_tp_experts"  # the rule of a plan for experts
 # Rules of a plan for what stays whole here.
 WHOLE_MODULES = ("embed_tokens", "lm_head")
 
@@ -107,17 +108,22 @@ def divide_model(model: Any, group: Group, by_expert: bool) -> dict[str, Divisio
     _check_model(model, group, by_expert)
     divisions: dict[str, Division] = {}
     inputs = SharedInputs(group)
+    plan = dict(model.tp_plan)
+    if by_expert:
+        plan |= {name: EXPERTS for name in model.ep_plan if name.endswith(".experts")}
     for name, module in list(model.named_modules()):
-        style = _style_of(model, name)
+        style = _style_of(plan, name)
         if style is None or name.rpartition(".")[2] in WHOLE_MODULES:
             continue
-        if style == "moe_tp_experts":
+        if style == EXPERTS:
             own = _divide_experts(module, group, by_expert)
         elif style in LINEAR_STYLES:
             own = LINEAR_STYLES[style](module, group, inputs)
         else:
             raise ConfigError(f"cluster.tensor_parallel does not support {name} ({style})")
         divisions |= {f"{name}.{key}": division for key, division in own.items()}
+    if not any(".experts." in name for name in divisions) and by_expert:
+        raise ConfigError("cluster.expert_parallel: the model's experts are in no plan")
     return divisions
 
 
@@ -147,9 +153,9 @@ def _check_model(model: Any, group: Group, by_expert: bool) -> None:
             )
 
 
-def _style_of(model: Any, name: str) -> str | None:
+def _style_of(plan: dict[str, str], name: str) -> str | None:
     """Return the rule of the plan for a module; layer numbers are wildcards in the plan."""
-    return model.tp_plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name))
+    return plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name))
 
 
 # ---- linear layers

@@ -1,0 +1,79 @@
+"""What a job file needs to know: the command, the nodes and their devices."""
+
+import re
+import shlex
+from dataclasses import dataclass
+
+from postgrad.errors import ConfigError
+
+PORT = 6379
+# Set by the job file: where the nodes meet.
+CLUSTER_SETTINGS = ("cluster", "cluster.backend", "cluster.address")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command on some nodes."""
+
+    command: tuple[str, ...]  # words after `postgrad`, such as train grpo model.path=...
+    nodes: int
+    gpus: int  # per node
+    name: str = "postgrad"
+    setup: str = ""  # a shell line that is run first on every node
+    hours: float = 24.0
+    partition: str = ""  # Slurm
+    account: str = ""  # Slurm
+    accelerator: str = ""  # SkyPilot, such as H100
+    image: str = ""  # KubeRay
+    folder: str = ""  # a folder that all nodes see; runs are written below it
+    hosts: tuple[str, ...] = ()  # SSH; the first one is the head
+
+    @property
+    def num_gpus(self) -> int:
+        return self.nodes * self.gpus
+
+
+def check_job(job: Job) -> None:
+    """Raise ConfigError for a command that does not run on a cluster, or settings of the job's."""
+    if not job.command or job.command[0] not in ("train", "eval"):
+        raise ConfigError("launch runs train or eval on a cluster: launch slurm train grpo ...")
+    settings = settings_of(job)
+    for key in CLUSTER_SETTINGS:
+        if key in settings:
+            raise ConfigError(f"{key} is set by the job file; remove it")
+    if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,50}[a-z0-9])?", job.name):
+        raise ConfigError(f"name={job.name} must be lower-case letters, digits and hyphens")
+    for key, value in (("setup", job.setup), ("folder", job.folder), ("image", job.image)):
+        if "\n" in value:
+            raise ConfigError(f"{key}= must be one line")
+
+
+def settings_of(job: Job) -> dict[str, str]:
+    """Return the key=value words of the command."""
+    pairs = (word.partition("=") for word in job.command if "=" in word)
+    return {key: value for key, _, value in pairs}
+
+
+def cluster_command(job: Job, address: str) -> str:
+    """Return the shell line that runs the command on the cluster at `address`.
+
+    Without cluster.workers all devices train that no engine and no pool uses.
+    """
+    settings = settings_of(job)
+    words = [shlex.quote(word) for word in ("postgrad", *job.command)]
+    if "cluster.workers" not in settings:
+        others = sum(
+            int(value)
+            for key, value in settings.items()
+            if key == "cluster.engines"
+            or (key.startswith("cluster.pools.") and key != "cluster.pools.verifier")
+        )
+        if others >= job.num_gpus:
+            raise ConfigError(
+                f"engines and pools use {others} devices of {job.num_gpus}; none is left to train"
+            )
+        words.append(f"cluster.workers={job.num_gpus - others}")
+    words += ["cluster=ray", f"cluster.address={address}"]
+    if job.folder and "runs" not in settings:
+        words.append(f"runs={shlex.quote(job.folder + '/runs')}")
+    return " ".join(words)
