@@ -3,7 +3,7 @@
 import sys
 from typing import TYPE_CHECKING
 
-from postgrad.cli.arguments import Parser
+from postgrad.cli.arguments import Parser, positive_number
 from postgrad.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,6 +21,13 @@ def make_parser() -> Parser:
     parser = Parser("doctor [--fit RECIPE [key=value ...]]", DESCRIPTION)
     parser.add_argument(
         "--fit", metavar="RECIPE", help="estimate the run of `postgrad train RECIPE key=value ...`"
+    )
+    parser.add_argument(
+        "--device-gib",
+        type=positive_number,
+        default=80.0,
+        metavar="GIB",
+        help="with cluster=ray: memory of one device (default 80)",
     )
     parser.add_overrides("settings of that run")
     return parser
@@ -41,6 +48,11 @@ def run(argv: list[str]) -> int:
     from postgrad.cli.train import compose_arguments
 
     config = compose_arguments([arguments.fit, *arguments.overrides])
+    if config.cluster.backend == "ray":
+        from postgrad.doctor.mesh import describe_mesh
+
+        show(describe_mesh(config, arguments.device_gib))
+        return 0
     from postgrad.doctor.estimate import describe, estimate
 
     show(describe(estimate(config)))

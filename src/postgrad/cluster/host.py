@@ -61,7 +61,8 @@ def load_policy(
     With `ranks` only the first one reads the weights.
     """
     loaded = load_role(config, "policy", config.model.path, device, ranks)
-    method.check_model(loaded.model)
+    if ranks is None or ranks.is_first:
+        method.check_model(loaded.model)
     if config.model.lora.rank:
         base_name = base_model_name(config.model.path, config.seed)
         add_adapters(loaded.model, config.model.lora, config.seed, base_name)

@@ -1,0 +1,96 @@
+"""Memory per device of a mesh: what ranks hold, and what the doctor says about it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from families import SumOfLogprobs, save_family
+from ranks import run_on_ranks
+from world import config_of, random_batch
+
+from postgrad.cli.main import main
+from postgrad.doctor.mesh import count_parameters, estimate_mesh, propose_meshes
+from postgrad.model.load import load, model_config
+from postgrad.model.metrics import MetricAccumulator
+from postgrad.model.ranks import Ranks
+from postgrad.model.sharded import ShardedPolicy
+from postgrad.model.views import FULL
+
+CPU = torch.device("cpu")
+MESHES = [
+    [],
+    ["cluster.tensor_parallel=2"],
+    ["cluster.sequence_parallel=2"],
+    ["cluster.shard_workers=2"],
+    ["cluster.tensor_parallel=2", "cluster.shard_workers=1"],
+]
+
+
+def make_config(folder, mesh):
+    return config_of("grpo", folder, "cluster=ray", "cluster.workers=4", *mesh)
+
+
+def held_bytes(folder) -> list[int]:
+    """Return the bytes of weights, gradients and Adam state that this rank holds, by mesh."""
+    sizes: list[int] = []
+    for mesh in MESHES:
+        config = make_config(folder, mesh)
+        ranks = Ranks.from_process_group(CPU, config.cluster)
+        policy = ShardedPolicy(config, load(config.model, CPU), SumOfLogprobs(), ranks)
+        policy.accumulate(random_batch(1), FULL, MetricAccumulator())
+        assert policy.optimizer.has_gradients()
+        gradients = sum(m.grad.nbytes for m in policy.optimizer.masters.values())
+        policy.optimizer.step(1e-3)
+        weights = sum(m.nbytes for m in policy.optimizer.masters.values())
+        state = [v for s in policy.optimizer.adam.state.values() for v in s.values()]
+        sizes.append(weights + gradients + sum(v.nbytes for v in state if v.dim()))
+    return sizes
+
+
+@pytest.mark.slow
+def test_ranks_hold_what_the_formula_says(tmp_path):
+    folder = save_family(tmp_path / "qwen3", "qwen3")
+    by_rank = run_on_ranks(4, held_bytes, folder)
+    for index, mesh in enumerate(MESHES):
+        config = make_config(folder, mesh)
+        memory = estimate_mesh(config, model_config(config.model))
+        expected = memory.parts["weights, Adam, gradients"]
+        mean = sum(sizes[index] for sizes in by_rank) / 4
+        assert mean == pytest.approx(expected, rel=0.01), mesh
+
+
+def test_slices_and_shards_divide_the_memory(tiny):
+    config = make_config(tiny, [])
+    model = model_config(config.model)
+    whole = count_parameters(config, model)
+    sliced = count_parameters(make_config(tiny, ["cluster.tensor_parallel=2"]), model)
+    assert sliced.outside_blocks == whole.outside_blocks
+    assert sliced.largest_block < 0.6 * whole.largest_block
+    one = replace(config, cluster=replace(config.cluster, workers=1))
+    state = "weights, Adam, gradients"
+    assert estimate_mesh(one, model).parts[state] == 16 * whole.parameters
+    assert estimate_mesh(config, model).parts[state] == 4 * whole.parameters
+    divided = make_config(tiny, ["cluster.sequence_parallel=2"])
+    half = estimate_mesh(config, model).parts["activations"] / 2
+    assert estimate_mesh(divided, model).parts["activations"] == pytest.approx(half)
+
+
+def test_proposals_fit_and_begin_with_the_least_communication(tiny):
+    config = make_config(tiny, [])
+    model = model_config(config.model)
+    sizes = [(c.tensor_parallel, c.sequence_parallel) for c in propose_meshes(config, model, 2**40)]
+    assert sizes == [(1, 1), (2, 1), (1, 2)]
+    assert propose_meshes(config, model, 1000) == []
+
+
+def test_the_doctor_shows_the_mesh(tiny, capsys):
+    words = ["--fit", "grpo", f"model.path={tiny}", "data.train=arithmetic:1", "cluster=ray"]
+    assert main(["doctor", *words, "cluster.workers=8", "cluster.tensor_parallel=2"]) == 0
+    shown = capsys.readouterr().out
+    assert "data 4 x sequence 1 x tensor 2" in shown
+    assert "fits" in shown
+    assert main(["doctor", *words, "cluster.workers=8", "--device-gib", "0.5"]) == 0
+    shown = capsys.readouterr().out
+    assert "DOES NOT FIT" in shown
+    assert "cluster.engines" in shown
+    assert main(["doctor", *words, "cluster.workers=8", "cluster.tensor_parallel=3"]) == 2
