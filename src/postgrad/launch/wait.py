@@ -1,5 +1,6 @@
 """`python -m postgrad.launch.wait ADDRESS GPUS`: waits until a Ray cluster has so many GPUs."""
 
+import logging
 import sys
 import time
 
@@ -16,7 +17,7 @@ def main() -> int:
     while time.monotonic() < deadline:
         try:
             if not ray.is_initialized():
-                ray.init(address=address, logging_level="ERROR", log_to_driver=False)
+                ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
             found = ray.cluster_resources().get("GPU", 0.0)
         except Exception as error:  # the head is still starting
             reason = str(error).strip().split("\n")[0]
