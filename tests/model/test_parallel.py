@@ -12,7 +12,7 @@ from families import FAMILIES, SumOfLogprobs, save_family
 from ranks import run_on_ranks
 from world import config_of, random_batch
 
-from postgrad.cluster.host import load_policy
+from postgrad.cluster.host import load_policy, load_role
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
 from postgrad.model import groups, tensor_parallel
@@ -21,7 +21,7 @@ from postgrad.model.lora import add_adapters
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.policy import LocalPolicy
 from postgrad.model.ranks import Ranks, check_mesh
-from postgrad.model.sharded import ShardedPolicy
+from postgrad.model.sharded import ShardedCritic, ShardedPolicy
 from postgrad.model.views import FULL
 
 CPU = torch.device("cpu")
@@ -163,6 +163,7 @@ def test_a_missing_sum_of_gradients_is_seen(folders):
 
 def results_of_skeletons(cases) -> list[dict[str, torch.Tensor]]:
     """Compute with models that only the first rank has read."""
+    torch.use_deterministic_algorithms(True)  # new memory then holds NaN
     results: list[dict[str, torch.Tensor]] = []
     for folder, settings in cases:
         config = config_of("grpo", folder, "training.token_budget=60", "cluster=ray", *settings)
@@ -171,6 +172,9 @@ def results_of_skeletons(cases) -> list[dict[str, torch.Tensor]]:
         is_empty = [p.is_meta for p in loaded.model.parameters()]
         assert all(is_empty) if ranks.rank else not any(is_empty)
         results.append(compute(ShardedPolicy(config, loaded, SumOfLogprobs(), ranks)))
+        loaded = load_role(config, "critic", config.model.path, "cpu", ranks)
+        critic = ShardedCritic(config, loaded, SumOfLogprobs(), 1e-3, ranks)
+        assert torch.equal(critic.values(BATCH), torch.zeros(BATCH.num_tokens))
     return results
 
 

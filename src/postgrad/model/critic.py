@@ -64,8 +64,10 @@ class LocalCritic:
         self.objective = objective
         self.device = next(loaded.model.parameters()).device
         self.width = int(loaded.model.config.get_text_config().hidden_size)
-        # The head is float32, whatever the model's compute type is.
-        self.head = nn.Linear(self.width, 1, device=self.device)
+        # The head is float32, whatever the model's compute type is. Sharding moves that of a model
+        # without weights.
+        is_skeleton = self.device.type == "meta"
+        self.head = nn.Linear(self.width, 1, device="cpu" if is_skeleton else self.device)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
         self.optimizer_config = dataclasses.replace(config.optimizer, lr=lr)
