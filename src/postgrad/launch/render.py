@@ -46,7 +46,7 @@ def render_slurm(job: Job) -> str:
     lines += [
         TOKEN_LINES.format(file='"$PWD/.ray-token-$SLURM_JOB_ID"'),
         "trap 'rm -f \"$RAY_AUTH_TOKEN_PATH\"; kill $(jobs -p) 2> /dev/null || true' EXIT",
-        'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+        'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)',
         'address=$(srun --nodes=1 --ntasks=1 --nodelist="$head" hostname --ip-address'
         " | cut -d ' ' -f 1)",
         f'srun --nodes=1 --ntasks=1 --overlap --nodelist="$head" {HEAD} --block &',
@@ -90,7 +90,7 @@ def render_skypilot(job: Job) -> str:
     run = [
         "set -euo pipefail",
         *_setup_lines(job),
-        'address=$(echo "$SKYPILOT_NODE_IPS" | head -n 1)',
+        'address=$(echo "$SKYPILOT_NODE_IPS" | sed -n 1p)',
         'if [ "$SKYPILOT_NODE_RANK" != 0 ]; then',
         f"  until {WORKER} --block; do sleep 5; done",
         "  exit 0",
