@@ -82,6 +82,73 @@ print("same")
 """
 
 
+STREAM = """
+import sys, torch
+from postgrad.config.schema import ModelConfig, RolloutConfig
+from postgrad.model.load import load
+from postgrad.model.passes.kernels.install import install_kernels
+from postgrad.rollout.engine import Request, Sampling
+from postgrad.rollout.native import paged as paged_module
+from postgrad.rollout.native.decoder import Decoder
+from postgrad.rollout.native.paged_stream import PagedStream
+from postgrad.rollout.native.stream import StreamingNativeEngine
+from postgrad.rollout.streams import WaveStream
+
+loaded = load(ModelConfig(path=sys.argv[1], dtype="float32"), torch.device("cpu"), 0)
+engine = StreamingNativeEngine(loaded, RolloutConfig(max_rows=8))
+paged_module.STEPS_PER_SYNC = 1  # so that rows join while others decode
+sampling = Sampling(0.9, 9, stop=("7",))
+prompts = {"a": [3, 7, 10], "b": [1], "c": [i * 7 % 16 for i in range(66)]}
+limits = {"a": 3, "b": 6, "c": 9}  # the buffers for a and b are too short for c
+joined_running_rows = []
+
+def play(stream):
+    turns = {key: [] for key in prompts}
+    late = ["c"]
+    with stream:
+        for key in ("a", "b"):
+            stream.add(Request(prompts[key], [4], limits[key]), [key])
+        while stream.busy:
+            for key, completion in stream.poll():
+                turns[key].append(completion)
+                if len(turns[key]) < 3:
+                    text = list(prompts[key])
+                    for turn in turns[key]:
+                        text += [*turn.tokens, 5, 6]
+                    stream.add(Request(text, [len(text)], limits[key]), [key])
+                    if isinstance(stream, PagedStream):
+                        joined_running_rows.append(len(stream.loop.active))
+                if late:
+                    stream.add(Request(prompts["c"], [8], limits["c"]), [late.pop()])
+    return turns
+
+plain = play(WaveStream(engine, sampling))
+install_kernels(loaded.model)
+engine.decoder = Decoder(loaded.model, engine.stop_ids)
+engine.cache_gib = 12 * engine.decoder.page_bytes() / 2**30
+stream = engine.open_stream(sampling, 3)
+assert isinstance(stream, PagedStream)
+paged = play(stream)
+for key in prompts:
+    for x, y in zip(plain[key], paged[key], strict=True):
+        assert x.tokens == y.tokens and x.finish == y.finish, (key, x, y)
+        assert max(abs(p - q) for p, q in zip(x.logprobs, y.logprobs)) < 1e-4, (x, y)
+assert engine.model.training and max(joined_running_rows) > 0
+print("same")
+"""
+
+
+def test_requests_that_join_a_paged_stream_get_the_tokens_of_separate_calls(tiny):
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", STREAM, str(tiny)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        timeout=600,
+    )
+    assert done.stdout.strip() == "same", done.stderr[-3000:]
+
+
 def test_paged_decoding_is_plain_decoding(tiny):
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(

@@ -2,9 +2,11 @@
 
 engine.py      the engine, and its decode loop over the stock model (any device, any filter)
 cache.py       keys and values of that loop, one slot per row
-serve_process.py        the same loop for a server: requests join and leave while others decode
+live.py        the same loop for a server: requests join and leave while others decode
+stream.py      the same loop for conversations, whose keys and values are kept between turns
 decoder.py     one decode step on CUDA as Triton kernels, captured as CUDA graphs
 paged.py       the decode loop over decoder.py, with paged keys and values
+paged_stream.py    the same loop for requests that join while others decode
 kernels.py     the Triton kernels of decoder.py
 sampling.py    tokens from logits and random numbers
 """

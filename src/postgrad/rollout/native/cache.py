@@ -110,3 +110,25 @@ class SlotCache:
         """Return the attention mask (rows, 1, 1, width): each row attends to its own tokens."""
         columns = torch.arange(self.width, device=self.positions.device)
         return (columns[None] <= self.positions[:, None])[:, None, None]
+
+
+class PageWriter:
+    """The cache object of a prefill pass on a CUDA device: writes keys and values to their pages.
+
+    Args:
+        keys, values: (layers, pages, tokens per page, heads, head_dim).
+        lines: (tokens,) for each token of the pass, page * tokens per page + position in the page.
+    """
+
+    def __init__(self, keys: Tensor, values: Tensor, lines: Tensor) -> None:
+        self.keys = keys
+        self.values = values
+        self.lines = lines
+
+    def update(self, key: Tensor, value: Tensor, layer: int, *_: Any) -> tuple[Tensor, Tensor]:
+        for pages, new in ((self.keys, key), (self.values, value)):
+            pages[layer].flatten(0, 1).index_copy_(0, self.lines, new[0].transpose(0, 1))
+        return key, value
+
+    def get_seq_length(self, *_: Any) -> int:
+        return 0

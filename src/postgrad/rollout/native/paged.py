@@ -7,16 +7,15 @@ device; the host reads it every STEPS_PER_SYNC decode steps.
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from postgrad.errors import RunError
 from postgrad.model.passes.packing import BLOCK_N as PAGE
 from postgrad.model.passes.packing import make_packing
 from postgrad.rollout.engine import Completion, Request, Sampling, token_limit
+from postgrad.rollout.native.cache import PageWriter
 from postgrad.rollout.native.decoder import (
     ALIVE,
     FIELDS,
@@ -47,7 +46,7 @@ class _PromptPages:
 
 
 @dataclass
-class _Row:
+class Row:
     """One trajectory and the pages of its own tokens."""
 
     request: int
@@ -55,22 +54,6 @@ class _Row:
     slot: int
     pages: list[int] = field(default_factory=list)
     num_checked: int = 0  # tokens in which stop strings were searched
-
-
-class _PageWriter:
-    """The cache object of a prefill pass: it writes keys and values to their pages."""
-
-    def __init__(self, decoder: Decoder, lines: Tensor) -> None:
-        self.decoder = decoder
-        self.lines = lines  # (tokens,) page * PAGE + position in the page
-
-    def update(self, key: Tensor, value: Tensor, layer: int, *_: Any) -> tuple[Tensor, Tensor]:
-        for pages, new in ((self.decoder.keys, key), (self.decoder.values, value)):
-            pages[layer].flatten(0, 1).index_copy_(0, self.lines, new[0].transpose(0, 1))
-        return key, value
-
-    def get_seq_length(self, *_: Any) -> int:
-        return 0
 
 
 class PagedDecodeLoop:
@@ -84,6 +67,7 @@ class PagedDecodeLoop:
         cache_bytes: memory for keys and values.
         max_context: the model's context in tokens.
         stops: finds stop strings, if there are any.
+        stream_rows: rows at a time if more requests are added later; 0: there are no others.
 
     Raises:
         RunError: one row does not fit in the cache.
@@ -98,30 +82,32 @@ class PagedDecodeLoop:
         cache_bytes: int,
         max_context: int,
         stops: StopStrings | None = None,
+        stream_rows: int = 0,
     ) -> None:
         self.decoder = decoder
-        self.requests = requests
+        self.requests = list(requests)
+        self.stream_rows = stream_rows
         self.sampling = sampling
         self.stops = stops
         self.lengths_at_stop: dict[int, int] = {}  # by slot: tokens of a row with a stop string
         self.limits = [token_limit(request, sampling) for request in requests]
         # For each request, the first request with the same prompt.
-        prompts: dict[tuple[int, ...], int] = {}
+        self.prompts: dict[tuple[int, ...], int] = {}
         self.prompt_of = [
-            prompts.setdefault(tuple(request.prompt), i) for i, request in enumerate(requests)
+            self.prompts.setdefault(tuple(request.prompt), i) for i, request in enumerate(requests)
         ]
-        self.all_rows: list[_Row] = []
+        self.all_rows: list[Row] = []
         for number, request in enumerate(requests):
             for index in range(len(request.seeds)):
-                self.all_rows.append(_Row(number, index, slot=len(self.all_rows)))
-        self.waiting = deque(self.all_rows)
-        self.capacity = _bucket(min(max_rows, len(self.all_rows)))
-        prompt_pages = sum(num_pages(len(prompt) - 1) for prompt in prompts)
+                self.all_rows.append(Row(number, index, slot=len(self.all_rows)))
+        self.waiting: deque[Row] = deque(self.all_rows)
+        self.capacity = _bucket(min(max_rows, max(len(self.all_rows), stream_rows)))
+        prompt_pages = sum(num_pages(len(prompt) - 1) for prompt in self.prompts)
         decoder.reserve(self._buffer_sizes(prompt_pages, cache_bytes, max_context))
         sizes = decoder.sizes
         self.free_pages = list(range(sizes.pages - 1, -1, -1))
         self.prompt_pages: dict[int, _PromptPages] = {}
-        self.active: list[_Row] = []
+        self.active: list[Row] = []
         self.state = np.zeros((FIELDS, sizes.rows), dtype=np.int32)
         self.table = np.zeros((sizes.rows, sizes.row_pages), dtype=np.int32)
 
@@ -132,6 +118,9 @@ class PagedDecodeLoop:
         longest_row = longest_prompt + limit
         own_pages = num_pages(limit)
         row_pages = own_pages + num_pages(longest_prompt - 1)
+        if self.stream_rows:  # a later prompt is an earlier one with a part of its response
+            row_pages += 1
+            own_pages = row_pages
         page_bytes = self.decoder.page_bytes()
         max_pages = max(1, cache_bytes // page_bytes)
         if max_pages < row_pages + 1:
@@ -151,7 +140,7 @@ class PagedDecodeLoop:
         return BufferSizes(
             rows=self.capacity,
             row_pages=_round_up(row_pages, 8),
-            slots=1 << (len(self.all_rows) - 1).bit_length(),
+            slots=1 << (max(len(self.all_rows), self.stream_rows) - 1).bit_length(),
             length=limit,
             positions=min(max_context, _round_up(longest_row, 256)),
             pages=max(pages, row_pages + 1),
@@ -159,34 +148,41 @@ class PagedDecodeLoop:
 
     def finish(self) -> list[list[Completion]]:
         """Decode until every row has ended; returns the completions of each request."""
-        self.draw_uniforms()
-        decoder = self.decoder
+        self.draw_uniforms(self.all_rows)
         while self.waiting or self.active:
-            self.admit()
-            steps = self.allocate_pages()
-            decoder.state.copy_(torch.from_numpy(self.state))
-            decoder.table.copy_(torch.from_numpy(self.table))
-            rows = min(_bucket(len(self.active)), self.capacity)
-            decoder.run(rows, steps, self.sampling.temperature)
-            self.state = decoder.state.cpu().numpy()
-            self.apply_stop_strings()
-            self.remove_ended()
-        return self.collect()
+            self.advance()
+        groups: list[list[Completion]] = [[] for _ in self.requests]
+        for row, completion in zip(self.all_rows, self.collect(self.all_rows), strict=True):
+            groups[row.request].append(completion)
+        return groups
 
-    def draw_uniforms(self) -> None:
-        """Draw the random numbers of all rows from their seeds, the same numbers as on the CPU."""
-        if self.sampling.temperature == 0.0:
+    def advance(self) -> list[Row]:
+        """Decode up to STEPS_PER_SYNC tokens per row; returns the rows that ended."""
+        decoder = self.decoder
+        self.admit()
+        steps = self.allocate_pages()
+        decoder.state.copy_(torch.from_numpy(self.state))
+        decoder.table.copy_(torch.from_numpy(self.table))
+        rows = min(_bucket(len(self.active)), self.capacity)
+        decoder.run(rows, steps, self.sampling.temperature)
+        self.state = decoder.state.cpu().numpy()
+        self.apply_stop_strings()
+        return self.remove_ended()
+
+    def draw_uniforms(self, rows: Sequence[Row]) -> None:
+        """Draw the random numbers of rows from their seeds, the same numbers as on the CPU."""
+        if self.sampling.temperature == 0.0 or not rows:
             return
-        shape = (len(self.all_rows), self.decoder.sizes.length)
-        uniforms = np.zeros(shape, dtype=np.float32)
+        uniforms = np.zeros((len(rows), self.decoder.sizes.length), dtype=np.float32)
         # A number just below 1 may round to 1 in float32, which no cumulative sum exceeds.
         largest = np.float32(1.0 - 2**-24)
-        for row in self.all_rows:
+        for line, row in enumerate(rows):
             limit = self.limits[row.request]
             seed = self.requests[row.request].seeds[row.index]
             numbers = RowRandom(seed).numbers(limit).astype(np.float32)
-            uniforms[row.slot, :limit] = np.minimum(numbers, largest)
-        self.decoder.uniforms[: len(uniforms)] = torch.from_numpy(uniforms).to(self.decoder.device)
+            uniforms[line, :limit] = np.minimum(numbers, largest)
+        slots = torch.tensor([row.slot for row in rows], device=self.decoder.device)
+        self.decoder.uniforms[slots] = torch.from_numpy(uniforms).to(self.decoder.device)
 
     def admit(self) -> None:
         """Let waiting rows start while rows and pages are free; prefill their new prompts."""
@@ -211,7 +207,7 @@ class PagedDecodeLoop:
         for part in _split_by_total(lengths, PREFILL_TOKENS):
             self.prefill(new[part])
 
-    def enter(self, row: _Row) -> None:
+    def enter(self, row: Row) -> None:
         """Make a row active.
 
         It starts with the last token of its prompt: the first decode step computes that token's
@@ -258,7 +254,9 @@ class PagedDecodeLoop:
             input_ids=torch.tensor([tokens], device=device),
             position_ids=torch.tensor([positions], device=device),
             attention_mask=unused_mask,
-            past_key_values=_PageWriter(self.decoder, torch.tensor(lines, device=device)),
+            past_key_values=PageWriter(
+                self.decoder.keys, self.decoder.values, torch.tensor(lines, device=device)
+            ),
             packing=make_packing(segments).to(device),
             use_cache=True,
         )
@@ -295,7 +293,7 @@ class PagedDecodeLoop:
         self.release_pages(row)
         self.waiting.appendleft(row)
 
-    def release_pages(self, row: _Row) -> None:
+    def release_pages(self, row: Row) -> None:
         """Free a row's pages, and its prompt's pages when no row needs them soon."""
         self.free_pages += row.pages
         row.pages = []
@@ -322,29 +320,31 @@ class PagedDecodeLoop:
                 self.state[ALIVE, column] = 0
             row.num_checked = num_tokens
 
-    def remove_ended(self) -> None:
-        """Remove the rows that ended and close the gaps."""
+    def remove_ended(self) -> list[Row]:
+        """Remove the rows that ended and close the gaps; returns them."""
         alive = self.state[ALIVE, : len(self.active)] != 0
         kept = np.nonzero(alive)[0]
-        if len(kept) == len(self.active):
-            return
-        for column in np.nonzero(~alive)[0]:
-            self.release_pages(self.active[column])
+        ended = [self.active[column] for column in np.nonzero(~alive)[0]]
+        if not ended:
+            return []
+        for row in ended:
+            self.release_pages(row)
         self.state[:, : len(kept)] = self.state[:, kept]
         self.table[: len(kept)] = self.table[kept]
         self.state[ALIVE, len(kept) :] = 0
         self.active = [self.active[column] for column in kept]
+        return ended
 
-    def collect(self) -> list[list[Completion]]:
-        """Return the sampled tokens and log-probs as the completions of each request."""
-        num_rows = len(self.all_rows)
-        tokens = self.decoder.tokens[:num_rows].cpu().numpy()
-        logprobs = self.decoder.logprobs[:num_rows].cpu().numpy()
+    def collect(self, rows: Sequence[Row]) -> list[Completion]:
+        """Return the sampled tokens and log-probs of rows that ended."""
+        slots = torch.tensor([row.slot for row in rows], device=self.decoder.device)
+        tokens = self.decoder.tokens[slots].cpu().numpy()
+        logprobs = self.decoder.logprobs[slots].cpu().numpy()
         is_stop = np.isin(tokens, self.decoder.stop_ids.cpu().numpy())
-        groups: list[list[Completion]] = [[] for _ in self.requests]
-        for row in self.all_rows:
+        completions: list[Completion] = []
+        for line, row in enumerate(rows):
             limit = self.limits[row.request]
-            stop_positions = np.nonzero(is_stop[row.slot, :limit])[0]
+            stop_positions = np.nonzero(is_stop[line, :limit])[0]
             length = limit
             finish = "length"
             if row.slot in self.lengths_at_stop:
@@ -353,10 +353,10 @@ class PagedDecodeLoop:
             elif len(stop_positions):
                 length = int(stop_positions[0]) + 1
                 finish = "stop"
-            row_tokens = tokens[row.slot, :length].tolist()
-            row_logprobs = logprobs[row.slot, :length].tolist()
-            groups[row.request].append(Completion(row_tokens, row_logprobs, finish))
-        return groups
+            row_tokens = tokens[line, :length].tolist()
+            row_logprobs = logprobs[line, :length].tolist()
+            completions.append(Completion(row_tokens, row_logprobs, finish))
+        return completions
 
 
 def _round_up(number: int, multiple: int) -> int:

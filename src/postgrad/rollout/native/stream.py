@@ -232,10 +232,16 @@ class ConversationStream(DecodeLoop):
 
 
 class StreamingNativeEngine(NativeEngine):
-    """The native engine with streams. On CUDA, and with transformers' generate, they are waves."""
+    """The native engine with streams. With transformers' generate they are waves."""
 
     def open_stream(self, sampling: Sampling, num_rows: int) -> Stream:
         """Return a stream of at most `num_rows` rows at a time; see rollout/streams.py."""
-        if self.decoder is not None or self.stock_engine is not None:
+        if self.stock_engine is not None:
+            return WaveStream(self, sampling)
+        if self.decoder is not None and not sampling.filters:
+            from postgrad.rollout.native.paged_stream import PagedStream
+
+            return PagedStream(self, self.decoder, sampling, num_rows)
+        if self.decoder is not None:
             return WaveStream(self, sampling)
         return ConversationStream(self, sampling, max(1, min(self.max_rows, num_rows)))
