@@ -82,6 +82,7 @@ def test_the_columns_equal_those_of_a_local_teacher(form, models):
         assert {call["max_tokens"] for call in server.asked} == {1}
 
 
+@pytest.mark.slow
 def test_postgrad_serve_is_such_a_server(models):
     _, teacher = models
     with live(teacher) as server:
@@ -90,6 +91,7 @@ def test_postgrad_serve_is_such_a_server(models):
         assert_log_probs_of(teacher, served)
 
 
+@pytest.mark.slow
 def test_a_run_with_a_served_teacher_follows_the_local_one(models, tmp_path):
     student, teacher = models
     for recipe, name, extra in (("distill", "sampled", ()), ("gkd", "jsd", ("method.top_k=5",))):
