@@ -29,7 +29,8 @@ class Trajectory:
 
     `loss_mask` marks the response tokens that enter the loss (None: all of them).
     `behavior_logprobs` are the log-probs of the tokens when they were sampled (0 for tokens that
-    were not sampled). `tokens` and `rows` hold further columns.
+    were not sampled). `kept_ids` has, per token, the ids that top-p, top-k or min-p sampling kept
+    (none: the whole vocabulary). `tokens` and `rows` hold further columns.
     """
 
     uid: str
@@ -42,6 +43,7 @@ class Trajectory:
     behavior_logprobs: Sequence[float] | None = None
     loss_mask: Sequence[bool] | None = None
     token_source: Sequence[int] | None = None
+    kept_ids: Sequence[Sequence[int]] | None = None
     tokens: dict[str, Sequence[float]] = field(default_factory=dict)
     rows: dict[str, Any] = field(default_factory=dict)
 
@@ -134,7 +136,8 @@ class Batch:
     """A ragged table of trajectories.
 
     `tokens` columns are flat over all response tokens. Every batch has `loss_mask`,
-    `behavior_logprobs` and `token_source`.
+    `behavior_logprobs` and `token_source`. If sampling was truncated, `num_kept` counts the ids
+    that it kept per token, and the row column `kept_ids` has one int32 tensor of them per row.
     `rows` columns have one entry per row. Every batch has `uid`, `group`, `index`, `source` and
     `finish`.
     """
@@ -173,6 +176,10 @@ class Batch:
             "source": torch.tensor([t.source for t in trajectories], dtype=torch.int8),
             "finish": [t.finish for t in trajectories],
         }
+        if any(t.kept_ids is not None for t in trajectories):
+            tokens["num_kept"] = _flatten("num_kept", trajectories, _num_kept, 0, torch.int64)
+            kept = [[i for ids in t.kept_ids or () for i in ids] for t in trajectories]
+            rows["kept_ids"] = [torch.tensor(ids, dtype=torch.int32) for ids in kept]
         for name in _shared_names(trajectories, lambda t: t.tokens):
             tokens[name] = _flatten(
                 name, trajectories, lambda t, name=name: t.tokens[name], 0.0, torch.float32
@@ -290,6 +297,10 @@ def _token_source(trajectory: Trajectory) -> Sequence[int]:
     if trajectory.token_source is not None:
         return trajectory.token_source
     return [trajectory.source] * len(trajectory.response)
+
+
+def _num_kept(trajectory: Trajectory) -> Sequence[int] | None:
+    return None if trajectory.kept_ids is None else [len(ids) for ids in trajectory.kept_ids]
 
 
 def _flatten(

@@ -461,7 +461,10 @@ def check_pool(a):
 
     def success(entropy, *p):
         return a.replay_pool.Experience(
-            torch.arange(len(p), dtype=torch.int32) + int(10 * entropy), column(*p).log(), entropy
+            torch.arange(len(p), dtype=torch.int32) + int(10 * entropy),
+            column(*p).log(),
+            torch.ones(len(p), dtype=torch.bool),
+            entropy,
         )
 
     sure, likely = success(0.1, 0.5, 0.5), success(0.4, 0.8, 0.8)

@@ -64,7 +64,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"callbacks": [postgrad.Callback]}, "Callback\\(\\)"),
     ({"callbacks": odd}, "must be a list"),
     ({"loss": "ppo_clipp"}, "did you mean ppo_clip"),
-    ({"top_p": 0.9}, "top_p"),
+    ({"top_p": 0.9, "engine": "http", "rollout.url": "http://a/v1#m"}, "top_p"),
     ({"max_tokens": 100_000}, "context"),
     ({"group_size": 1}, "rollout.samples=1"),
 ]

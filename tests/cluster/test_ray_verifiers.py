@@ -27,6 +27,8 @@ DEADLY = FOLDER / "deadly_verifiers.py"
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
     before = dict(os.environ)
+    # Ray believes that this machine has two Ascend devices.
+    os.environ["RAY_OVERRIDE_RESOURCES"] = '{"NPU": 2}'
     start_local(import_ray(), num_cpus=4)
     yield
     ray.shutdown()
@@ -162,3 +164,25 @@ def test_resources_of_a_verifier_actor(tiny):
     config.model.device = "cpu"
     with pytest.raises(ConfigError, match=r"4 workers .* 7 CPU cores"):
         check_capacity(ray, config, 1)
+
+
+def test_ascend_actors_ask_for_npus(tiny):
+    """On a cluster with two NPUs that do not exist: Ray assigns them by number."""
+    config = config_of("grpo", tiny, "cluster=ray", "cluster.workers=3", "model.threads=1")
+    config.model.device = "npu"
+    options = actor_resources(config, "policy", {"policy": 1.0})
+    assert options == {"num_gpus": 0, "num_cpus": 1, "resources": {"NPU": 1, "policy": 1}}
+    assert actor_resources(config, "verifier", {}).get("resources") is None
+    check_capacity(ray, config, 2)
+    with pytest.raises(ConfigError, match=r"3 NPUs, the Ray cluster has 2"):
+        check_capacity(ray, config, 3)
+
+    class Probe:
+        def assigned(self):
+            devices = os.environ.get("ASCEND_RT_VISIBLE_DEVICES", "")
+            return ray.get_runtime_context().get_assigned_resources(), devices
+
+    actor = ray.remote(Probe).options(**actor_resources(config, "policy", {})).remote()
+    assigned, devices = ray.get(actor.assigned.remote(), timeout=60)
+    ray.kill(actor)
+    assert assigned["NPU"] == 1 and devices in ("0", "1")

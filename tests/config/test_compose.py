@@ -128,9 +128,6 @@ def test_betas_that_adam_cannot_use_are_refused(override):
 @pytest.mark.parametrize(
     ("override", "key"),
     [
-        ("rollout.top_p=0.9", "rollout.top_p"),
-        ("rollout.top_k=5", "rollout.top_k"),
-        ("rollout.min_p=0.1", "rollout.min_p"),
         ("rollout.samples=1", "rollout.samples=1"),
         ("training.updates_per_step=17", "training.updates_per_step=17"),
         ("reward.judge.monitor=http://a/v1#m", "reward.judge.monitor"),
@@ -364,9 +361,8 @@ def test_differences_are_dotted_keys():
     [
         ["train", "grpo", *REQUIRED, "optimizer.lrr=1"],
         ["train", "grpo", "data.train=arithmetic:1"],
-        ["train", "grpo", *REQUIRED, "rollout.top_p=0.9"],
-        ["train", "grpo", *REQUIRED, "rollout.top_k=3"],
-        ["train", "grpo", *REQUIRED, "rollout.min_p=0.1"],
+        ["train", "exgrpo", *REQUIRED, "rollout.top_p=0.9"],
+        ["train", "bupo", *REQUIRED, "rollout.top_k=3"],
         ["train", "grppo", *REQUIRED],
         ["train", "seed=1"],
         ["trian", "grpo"],

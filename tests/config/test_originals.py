@@ -36,6 +36,8 @@ VERL_GRPO = {
     "method.aggregation": "token-mean",
     "method.normalize_by_std": True,
     "training.validation_temperature": 0.0,
+    "training.validate_every": 5,  # test_freq
+    "training.checkpoint_every": 20,  # save_freq
 }
 VERL_PPO = {
     **ADAMW,
@@ -51,6 +53,8 @@ VERL_PPO = {
     "method.critic_clip": 0.5,
     "method.gamma": 1.0,
     "method.lam": 1.0,
+    "training.validate_every": 1,
+    "training.checkpoint_every": 20,
 }
 VERL_DAPO = {
     **ADAMW,
@@ -70,6 +74,11 @@ VERL_DAPO = {
     "method.refill_by": "score",  # metric acc
     "method.kl": "none",
     "method.aggregation": "token-mean",
+    "method.dual_clip": 10.0,  # clip_ratio_c
+    "training.validation_temperature": 1.0,
+    "training.validation_top_p": 0.7,
+    "training.validate_every": 5,
+    "training.checkpoint_every": 5,
 }
 LUFFY_SHARED = {
     **ADAMW,

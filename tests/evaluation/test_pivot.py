@@ -7,6 +7,7 @@ import json
 import pytest
 
 from postgrad.cli.main import main
+from postgrad.evaluation.pivot import draw_bars
 from postgrad.results.metrics import summarize
 
 
@@ -44,6 +45,34 @@ def test_table_has_a_row_per_model(evaluations, capsys):
     assert lines == [["model", "math"], ["one", "25.0%"], ["two", "75.0%"]]
     assert main(["eval", "table", str(evaluations), "metric=best"]) == 0
     assert "50.0%" in capsys.readouterr().out and main(["eval", "table", "/nowhere"]) == 2
+
+
+def test_plot_draws_the_same_table(evaluations, tmp_path, capsys):
+    assert main(["plot", "--bars", str(evaluations)]) == 0
+    assert (evaluations / "bars.png").read_bytes()[:4] == b"\x89PNG"
+    table = tmp_path / "p.csv"
+    assert main(["plot", "--bars", "--metric", "best", str(evaluations), str(table)]) == 0
+    rows = list(csv.reader(io.StringIO(table.read_text())))
+    assert rows == [["model", "math"], ["one", "0.5"], ["two", "1.0"]]
+    capsys.readouterr()
+    for wrong in (["--metric", "bst"], ["--poster"]):
+        assert main(["plot", "--bars", *wrong, str(evaluations)]) == 2
+    assert main(["plot", "--metric", "best", str(evaluations)]) == 2
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "summary.json").write_text('{"model": "m", "sets": {}}')
+    assert main(["plot", "--bars", str(tmp_path / "empty")]) == 2
+
+
+def test_bars_have_the_heights_of_the_table(evaluations, monkeypatch, tmp_path):
+    from matplotlib import pyplot
+
+    figures = []
+    monkeypatch.setattr(pyplot, "close", figures.append)
+    draw_bars({"one": {"a": 0.25, "b": None}, "two": {"a": 0.75}}, "avg", tmp_path / "b.svg")
+    axes = figures[0].axes[0]
+    assert [bar.get_height() for bar in axes.patches] == [0.25, 0.0, 0.75, 0.0]
+    assert [text.get_text() for text in axes.texts] == ["25.0%", "-", "75.0%", "-"]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["one", "two"]
 
 
 def test_files(evaluations, tmp_path):

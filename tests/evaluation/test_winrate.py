@@ -5,7 +5,13 @@ import math
 import numpy as np
 import pytest
 
-from postgrad.evaluation.winrate import RIDGE, length_controlled, win_rates
+from postgrad.evaluation.winrate import (
+    RIDGE,
+    SLOPE,
+    SLOPE_WEIGHT,
+    length_controlled,
+    win_rates,
+)
 from postgrad.results.metrics import interval
 
 
@@ -67,7 +73,8 @@ def test_fit_minimizes_the_loss():
     std = math.sqrt(sum((gap - gaps.mean()) ** 2 for gap in gaps) / 59)
 
     def loss(constant, coefficient):
-        total = RIDGE / 2 * (constant**2 + coefficient**2)
+        total = RIDGE / 2 * constant**2
+        total += (RIDGE + SLOPE_WEIGHT * 60) / 2 * (coefficient - SLOPE) ** 2
         for rate, gap in zip(rates, gaps, strict=True):
             z = constant + coefficient * math.tanh(gap / std)
             total += math.log1p(math.exp(-z)) * rate + math.log1p(math.exp(z)) * (1 - rate)
@@ -89,13 +96,13 @@ def length_differences(seed: int, count: int = 805) -> np.ndarray:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_judge_that_prefers_length_gives_one_half(seed):
+def test_judge_that_prefers_length_comes_closer_to_one_half(seed):
+    """Not to one half itself: such a judge is far from SLOPE, and the fit is pulled to it."""
     gaps = length_differences(seed)
     rates = (np.sign(gaps) + 1) / 2
     result = length_controlled(list(rates), list(gaps))
     assert rates.mean() > 0.73
-    assert abs(result["value"] - 0.5) < 0.06
-    assert result["low"] < 0.5 < result["high"]
+    assert 0.5 < result["value"] < 0.66
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -104,12 +111,11 @@ def test_judge_that_ignores_length_keeps_its_rate(seed):
     rng = np.random.default_rng(seed + 10)
     rates = (rng.random(len(gaps)) < 0.7).astype(float)
     result = length_controlled(list(rates), list(gaps))
-    assert abs(result["value"] - rates.mean()) < 0.035
-    assert result["low"] < rates.mean() < result["high"]
+    assert -0.05 < result["value"] - rates.mean() < 0, "longer answers lose a little"
 
 
 def test_effect_of_length_is_removed():
-    """Preferences are drawn from the fitted model, so the expected rate is known: 62.2%."""
+    """Preferences are drawn from the model at SLOPE, so the expected rate is known: 62.2%."""
     estimates = []
     raw_rates = []
     num_covered = 0
@@ -117,7 +123,7 @@ def test_effect_of_length_is_removed():
     for seed in range(40):
         gaps = length_differences(seed)
         rng = np.random.default_rng(seed + 100)
-        chance = 1 / (1 + np.exp(-0.5 - 1.5 * np.tanh(gaps / gaps.std(ddof=1))))
+        chance = 1 / (1 + np.exp(-0.5 - SLOPE * np.tanh(gaps / gaps.std(ddof=1))))
         rates = (rng.random(len(gaps)) < chance).astype(float)
         one = length_controlled(list(rates), list(gaps))
         estimates.append(one["value"])

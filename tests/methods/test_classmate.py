@@ -36,7 +36,7 @@ from postgrad.training.driver import train
 from postgrad.training.log import is_timing
 from postgrad.training.report import Reporter
 from postgrad.training.warmup import warmup_config
-from postgrad.types import Batch, Score, Trajectory
+from postgrad.types import POLICY, TOOL, Batch, Score, Trajectory
 
 MARKED = (
     *(
@@ -134,6 +134,37 @@ def test_thoughts_reach_classmates_and_only_outputs_reach_the_verifier(tiny):
     ]
     assert masks == [[0, 1, 1, 0, 0, 0, 0], [0, 1, 1, 0, 0, 0], [0, 0, 0, 0], [1, 0, 0, 0]]
     assert s.step.metrics["cot/closed"] == 0.75 and s.step.metrics["classmate/asked"] == 0.75
+
+
+def test_what_a_tool_wrote_is_in_no_thought_and_no_output(tiny):
+    """(1 [tool: 9)9] 2)3 [tool: 8] 4: the thought is 12 and the output 34, on their own tokens."""
+    s = made(tiny, FOUR)
+    encode = s.prompts.encode_response
+    parts = [("(1", True), ("9)9", False), ("2)3", True), ("8", False), ("4", True)]
+    tokens = [i for text, _ in parts for i in encode(text, with_end=False)] + [END]
+    own = [flag for text, flag in parts for _ in encode(text, with_end=False)] + [True]
+    first = s.problems[0]
+    row = Trajectory(
+        first.uid,
+        s.prompts.encode(first),
+        tokens,
+        token_source=[POLICY if flag else TOOL for flag in own],
+        loss_mask=own,
+    )
+    plain = Trajectory(first.uid, s.prompts.encode(first), encode("(5)6"), index=1)
+    s.batch = Batch.of([row, plain])
+    batch = s.until_estimate()
+    assert batch.rows["cot"] == ["12", "5"] and batch.rows["output"] == ["34", "6"]
+    assert [prompt[-4:] for prompt in s.asked()] == ["(12)", s.asked()[1][-4:]]
+    assert s.scorer.asked[:2] == ["34", "6"]
+    found = {}
+    for name in ("cot_mask", "thought_mask", "output_mask", "loss_mask"):
+        mask = batch.tokens[name][: len(tokens)]
+        found[name] = "".join("x" if flag else "." for flag in mask.tolist())
+    assert found["cot_mask"] == found["thought_mask"] == ".x...x......"[: len(tokens)]
+    assert found["output_mask"] == ".......x.xx."[: len(tokens)].replace(".", ".")
+    assert found["loss_mask"] == "xx...xxx.xx"[: len(tokens)]
+    assert not batch.tokens["advantages"][: len(tokens)][~torch.tensor(own)].any()
 
 
 def test_an_unclosed_thought_may_be_shown_when_asked_for(tiny):

@@ -62,9 +62,10 @@ REFUSED = {
         f"method.overlong_buffer={LIMIT + 1}",
         f"rollout.max_response_tokens={LIMIT}",
     ],
-    "grpo rollout.top_p=0.9": ["rollout.top_p"],
-    "ppo rollout.top_k=5": ["rollout.top_k"],
-    "remax rollout.min_p=0.1": ["rollout.min_p"],
+    "exgrpo rollout.top_p=0.9": ["rollout.top_p"],
+    "bupo rollout.top_k=5": ["rollout.top_k"],
+    "grpo rollout.top_k=5 cluster=ray": ["rollout.top_k", "cluster.backend=ray"],
+    "grpo rollout.min_p=0.1 rollout.engine=http rollout.url=http://a/v1#m": ["rollout.min_p"],
     "grpo training.updates_per_step=5": ["training.updates_per_step=5"],
     "grpo method.loss=gspoo": ["method.loss=gspoo", "did you mean gspo?"],
     "grpo method.advantage=rlo": ["method.advantage=rlo", "did you mean rloo?"],
@@ -253,6 +254,8 @@ ALLOWED = [
     "gdpo method.kl=loss",
     "dpo method.label_smoothing=0.1",
     "sft rollout.top_p=0.9",
+    "ppo rollout.top_p=0.9 rollout.top_k=5",
+    "luffy rollout.min_p=0.1",
     "dpo rollout.top_p=0.9",
 ]
 

@@ -156,7 +156,6 @@ def test_no_loss_sees_what_a_tool_wrote(overrides, tmp_path):
 @pytest.mark.parametrize(
     ("recipe", "word", "key"),
     [
-        ("luffy", "rollout.tools=[calculator]", r"rollout\.tools"),
         ("sft", "rollout.tools=[calculator]", r"rollout\.tools"),
         ("grpo", "rollout.max_turns=3", r"rollout\.max_turns=3"),
         ("grpo", "rollout.tool_chars=99", r"rollout\.tool_chars=99"),

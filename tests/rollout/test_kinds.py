@@ -118,13 +118,16 @@ def test_the_table_says_which_engines_share_weights_and_which_are_servers():
     shared = [name for name, kind in ENGINES.items() if kind.shares_weights]
     remote = [name for name, kind in ENGINES.items() if kind.remote]
     assert shared == ["native", "hf"]
-    assert remote == ["http"]
+    assert remote == ["http", "sglang"]
+    records = [name for name, kind in ENGINES.items() if kind.records_kept]
+    assert records == ["native", "hf", "sglang"]
 
 
 @pytest.mark.parametrize(
     ("overrides", "key"),
     [
         (["rollout.engine=http"], r"rollout\.url"),
+        (["rollout.engine=sglang"], r"rollout\.url"),
         (["rollout.url=http://127.0.0.1:9/v1#m"], r"rollout\.url"),
         (["rollout.engine=nativ"], r"rollout\.engine"),
     ],

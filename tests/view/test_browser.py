@@ -493,6 +493,25 @@ def test_evaluations_are_filtered_and_compared(browser):
     assert "parsed answer" not in browser.text(".two") and "format" in browser.text(".two")
 
 
+@pytest.mark.slow
+def test_models_by_data_set_are_shown_with_bars_and_saved(browser):
+    browser.open("#/evaluations")
+    cells = browser.until(lambda: browser.all("table.pivot tbody td"), "the table")
+    texts = [row.text.split() for row in browser.all("table.pivot tbody tr")]
+    assert ["after", "75.0%"] in texts and ["before", "25.0%"] in texts
+    widths = [cell.find_element(By.TAG_NAME, "meter").get_attribute("value") for cell in cells]
+    assert sorted(map(float, widths))[-1] == 0.75
+    browser.click("button[aria-label$='as Markdown']")
+    browser.click("button[aria-label='Save models by data set as CSV']")
+    files = [browser.downloads / f"models-by-set.{ending}" for ending in ("md", "csv")]
+    browser.until(lambda: all(file.is_file() for file in files), "the saved files")
+    assert "| after | 75.0% |" in files[0].read_text()
+    assert "after,0.75" in files[1].read_text()
+    Select(browser.one("section[aria-label='Models by data set'] select")).select_by_value("best")
+    browser.until(lambda: "pass@k" in browser.text("section select"), "the metric")
+    browser.until(lambda: browser.all("table.pivot tbody td"), "the table again")
+
+
 def test_entropy_flow_of_several_analyses_is_drawn(browser):
     browser.open("#/entropy")
     browser.wait_for("Entropy flow")

@@ -77,18 +77,24 @@ def run(argv: list[str]) -> int:
 
 
 def _table(argv: list[str]) -> int:
+    from postgrad.evaluation.pivot import (
+        METRICS,
+        as_text,
+        make_pivot,
+        read_summaries,
+        write_pivot,
+    )
+
     parser = Parser("eval table FOLDER [FOLDER ...] [metric=avg] [out=FILE]", TABLE_DESCRIPTION)
     parser.add_argument("folders", metavar="FOLDER", nargs="+", help="evaluations, or their parent")
     parser.add_setting(
         "metric",
         default="avg",
-        choices=("avg", "best", "maj", "format", "answer", "score", "length"),
+        choices=METRICS,
         help="avg@k, pass@k (best), maj@k, a part of the score, the score, or tokens",
     )
     parser.add_setting("out", metavar="FILE", help="also write FILE.md, .csv, .png, .pdf or .svg")
     arguments = parser.parse(argv, help_if_empty=True)
-    from postgrad.evaluation.pivot import as_text, make_pivot, read_summaries, write_pivot
-
     summaries = read_summaries([Path(folder).expanduser() for folder in arguments.folders])
     pivot = make_pivot(summaries, arguments.metric)
     if arguments.out:

@@ -9,14 +9,19 @@ from postgrad.errors import ConfigError
 DESCRIPTION = """\
 Draws the charts of `postgrad view` into one picture, for one run or for several runs overlaid.
 FILE is curves.png in the first run folder unless given; its suffix chooses the format: .png,
-.svg or .pdf."""
+.svg or .pdf.
+postgrad plot --bars FOLDER [FOLDER ...] [FILE] draws evaluations instead, models by data sets:
+FILE is bars.png in the first folder unless given, or a table as .md or .csv."""
 
 SUFFIXES = (".png", ".svg", ".pdf")
+TABLE_SUFFIXES = (".md", ".csv")
 
 
 def make_parser() -> Parser:
     parser = Parser(
-        "plot RUN [RUN ...] [FILE] [--poster] [--title TITLE] [--smoothing 0.6]", DESCRIPTION
+        "plot RUN [RUN ...] [FILE] [--poster] [--title TITLE] [--smoothing 0.6] [--bars] "
+        "[--metric avg]",
+        DESCRIPTION,
     )
     parser.add_argument("paths", nargs="+", type=Path, metavar="RUN", help="run folder")
     parser.add_argument(
@@ -36,6 +41,16 @@ def make_parser() -> Parser:
         default=0.6,
         help="weight of the exponential moving average, from 0 to below 1 (default 0.6)",
     )
+    parser.add_argument(
+        "--bars",
+        action="store_true",
+        help="bars of evaluations below the folders, one group per data set, one bar per model",
+    )
+    parser.add_argument(
+        "--metric",
+        default="avg",
+        help="of the bars: avg, best, maj, format, answer, score or length (default avg)",
+    )
     return parser
 
 
@@ -54,6 +69,12 @@ def run(argv: list[str]) -> int:
     arguments = make_parser().parse(argv, help_if_empty=True)
     if arguments.title and not arguments.poster:
         raise ConfigError("--title needs --poster; the other charts have their own titles")
+    if arguments.bars:
+        if arguments.poster:
+            raise ConfigError("--bars shows evaluations, --poster a run; use one of them")
+        return draw_evaluations(arguments.paths, arguments.metric)
+    if arguments.metric != "avg":
+        raise ConfigError("--metric needs --bars; a run's charts show all its metrics")
     runs, file = split_paths(arguments.paths)
     if arguments.poster and len(runs) > 1:
         raise ConfigError("--poster shows one run; name one run, or leave --poster out")
@@ -66,11 +87,25 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def split_paths(paths: list[Path]) -> tuple[list[Path], Path]:
-    """Returns the run folders and the picture file. Raises ConfigError."""
+def draw_evaluations(paths: list[Path], metric: str) -> int:
+    """Writes the evaluations below the folders as bars or as a table. Raises ConfigError."""
+    from postgrad.evaluation.pivot import METRICS, make_pivot, read_summaries, write_pivot
+
+    if metric not in METRICS:
+        raise ConfigError(f"--metric {metric} is unknown; use one of {', '.join(METRICS)}")
+    folders, file = split_paths(paths, (*SUFFIXES, *TABLE_SUFFIXES), "bars.png")
+    write_pivot(make_pivot(read_summaries(folders), metric), metric, file)
+    print(file)
+    return 0
+
+
+def split_paths(
+    paths: list[Path], suffixes: tuple[str, ...] = SUFFIXES, default: str = "curves.png"
+) -> tuple[list[Path], Path]:
+    """Returns the folders and the file to write. Raises ConfigError."""
     runs = list(paths)
     file = None
-    if runs[-1].suffix in SUFFIXES and not runs[-1].is_dir():
+    if runs[-1].suffix in suffixes and not runs[-1].is_dir():
         file = runs.pop()
     if not runs:
         raise ConfigError("the run is missing; write postgrad plot RUN [RUN ...] [FILE]")
@@ -78,6 +113,6 @@ def split_paths(paths: list[Path]) -> tuple[list[Path], Path]:
         if path.is_dir():
             continue
         if path.suffix and path == runs[-1] and len(runs) > 1:
-            raise ConfigError(f"{path}: a picture's name must end in .png, .svg or .pdf")
+            raise ConfigError(f"{path}: the file's name must end in {', '.join(suffixes)}")
         raise ConfigError(f"no run folder {path}")
-    return runs, file or runs[0] / "curves.png"
+    return runs, file or runs[0] / default

@@ -1,4 +1,4 @@
-"""CPU cores and GPUs that each actor on Ray needs."""
+"""CPU cores, GPUs and NPUs that each actor on Ray needs."""
 
 from typing import Any
 
@@ -6,13 +6,14 @@ from postgrad.config.schema import Config, EngineConfig
 from postgrad.errors import ConfigError
 from postgrad.model.device import is_gpu
 
+NPU = "NPU"  # Ray's name of an Ascend device, which is a custom resource
 VERIFIER = "verifier"  # the name in cluster.pools of the actors that run verifiers
 
 
 def actor_resources(
     config: Config | EngineConfig, name: str, cluster: dict[str, float]
 ) -> dict[str, Any]:
-    """Returns the options of an actor: one GPU, or one CPU core per thread.
+    """Returns the options of an actor: one GPU or NPU, or one CPU core per thread.
 
     A verifier actor needs one core per child process. If the cluster has a custom resource
     called `name`, the actor needs one of it, so that users can choose the actor's node.
@@ -21,10 +22,12 @@ def actor_resources(
         resources: dict[str, Any] = {"num_gpus": 0, "num_cpus": config.reward.workers}
     elif is_gpu(config.model.device):
         resources = {"num_gpus": 1, "num_cpus": 1}
+    elif config.model.device == "npu":
+        resources = {"num_gpus": 0, "num_cpus": 1, "resources": {NPU: 1}}
     else:
         resources = {"num_gpus": 0, "num_cpus": config.model.threads}
     if name in cluster:
-        resources["resources"] = {name: 1}
+        resources["resources"] = {**resources.get("resources", {}), name: 1}
     return resources
 
 
@@ -37,8 +40,9 @@ def check_capacity(ray: Any, config: Config | EngineConfig, num_actors: int) -> 
     per_verifier = actor_resources(config, VERIFIER, {})
     num_verifiers = config.cluster.pools.get(VERIFIER, 0) if isinstance(config, Config) else 0
     available = ray.cluster_resources()
-    for key, resource, label in (("num_gpus", "GPU", "GPUs"), ("num_cpus", "CPU", "CPU cores")):
-        needed = num_actors * per_actor[key] + num_verifiers * per_verifier[key]
+    for resource, label in (("GPU", "GPUs"), (NPU, "NPUs"), ("CPU", "CPU cores")):
+        needed = num_actors * _amount(per_actor, resource)
+        needed += num_verifiers * _amount(per_verifier, resource)
         if needed > available.get(resource, 0.0):
             raise ConfigError(
                 f"{num_actors + num_verifiers} workers (cluster.workers={config.cluster.workers}, "
@@ -46,3 +50,10 @@ def check_capacity(ray: Any, config: Config | EngineConfig, num_actors: int) -> 
                 f"{label}, the Ray cluster has {available.get(resource, 0.0):g}; "
                 "use fewer, or join a larger cluster with cluster.address"
             )
+
+
+def _amount(options: dict[str, Any], resource: str) -> float:
+    """Returns how much of a resource an actor with these options needs."""
+    if resource == NPU:
+        return options.get("resources", {}).get(NPU, 0)
+    return options["num_gpus" if resource == "GPU" else "num_cpus"]

@@ -10,12 +10,12 @@ from postgrad.config.setting import setting
 class RolloutConfig:
     engine: str = setting(
         "native",
-        "engine that samples responses: native, hf, vllm, http, or your own class as "
+        "engine that samples responses: native, hf, vllm, sglang, http, or your own class as "
         "file.py:Class or package.module:Class; docs/scale.md compares them",
     )
     url: str = setting(
         "",
-        "server and model of rollout.engine=http: http://host:8000/v1#model; "
+        "server and model of rollout.engine=http or sglang: http://host:8000/v1#model; "
         "the server must accept new weights (docs/scale.md)",
     )
     max_gap: float = setting(
@@ -46,13 +46,14 @@ class RolloutConfig:
     )
     top_p: float = setting(
         1.0,
-        "nucleus sampling; training refuses values below 1, because the loss cannot correct for it",
+        "nucleus sampling; with native, hf and sglang, the loss of the GRPO family normalizes over "
+        "the tokens that were kept; others refuse values below 1",
         above=0.0,
         at_most=1.0,
     )
-    top_k: int = setting(0, "top-k sampling; 0: off; training refuses other values", at_least=0)
+    top_k: int = setting(0, "top-k sampling; 0: off; trained as rollout.top_p", at_least=0)
     min_p: float = setting(
-        0.0, "min-p sampling; 0: off; training refuses other values", at_least=0.0, at_most=1.0
+        0.0, "min-p sampling; 0: off; trained as rollout.top_p", at_least=0.0, at_most=1.0
     )
     stop: list[str] | None = setting(
         None,

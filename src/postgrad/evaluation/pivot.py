@@ -31,6 +31,8 @@ def read_summaries(folders: Sequence[Path]) -> list[dict[str, Any]]:
                 raise ConfigError(f"{file} is not JSON ({error})") from error
             if isinstance(summary, dict) and isinstance(summary.get("sets"), dict):
                 summaries.append(summary)
+    if not any(summary["sets"] for summary in summaries):
+        raise ConfigError(f"{folders[0]} has no evaluation of a data set; give other folders")
     return summaries
 
 
@@ -45,6 +47,11 @@ def make_pivot(summaries: Sequence[dict[str, Any]], metric: str = "avg") -> Pivo
         for name, result in summary["sets"].items():
             row[name] = _value(result, metric)
     return pivot
+
+
+def sets_of(pivot: Pivot) -> list[str]:
+    """Returns the sets of all models, in the order in which they occur first."""
+    return list(dict.fromkeys(name for row in pivot.values() for name in row))
 
 
 def _value(result: dict[str, Any], metric: str) -> float | None:
@@ -64,7 +71,7 @@ def _value(result: dict[str, Any], metric: str) -> float | None:
 
 def table_rows(pivot: Pivot, metric: str) -> list[list[str]]:
     """Returns a header and one row per model, as text."""
-    sets = list(dict.fromkeys(name for row in pivot.values() for name in row))
+    sets = sets_of(pivot)
     rows = [["model", *sets]]
     for model, values in pivot.items():
         rows.append([model, *(_cell(values.get(name), metric) for name in sets)])
@@ -91,7 +98,7 @@ def as_markdown(pivot: Pivot, metric: str) -> str:
 
 def as_csv(pivot: Pivot) -> str:
     """Returns the table as CSV with full numbers; empty where there is none."""
-    sets = list(dict.fromkeys(name for row in pivot.values() for name in row))
+    sets = sets_of(pivot)
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(["model", *sets])
@@ -108,7 +115,7 @@ def draw_bars(pivot: Pivot, metric: str, file: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    sets = list(dict.fromkeys(name for row in pivot.values() for name in row))
+    sets = sets_of(pivot)
     width = 0.8 / len(pivot)
     figure, axes = pyplot.subplots(figsize=(max(4.0, 1.6 * len(sets)), 3.2))
     for i, (model, values) in enumerate(pivot.items()):

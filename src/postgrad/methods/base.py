@@ -10,7 +10,7 @@ configuration.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, ClassVar
 
@@ -75,8 +75,12 @@ class Method:
     trains_scores: ClassVar[bool] = False
     # Responses are split into thought and output, so that a monitor can read the thoughts.
     has_thoughts: ClassVar[bool] = False
-    # Rows may contain tokens that tools or an environment wrote.
+    # Rows may contain tokens that tools wrote.
     supports_tools: ClassVar[bool] = False
+    # Rows may contain tokens that an environment wrote, and all rows may have its reward.
+    supports_environments: ClassVar[bool] = False
+    # The loss replays what top-p, top-k and min-p kept; other methods refuse these settings.
+    supports_truncated_sampling: ClassVar[bool] = False
     # Score of a response without an output to score.
     no_output_score: float = 0.0
     ports: Ports
@@ -176,6 +180,7 @@ class Method:
     def sample(self, groups: Sequence[Group], step: Step) -> Batch:
         """Samples responses. The given rows and the sampled rows become one batch."""
         sampling = make_sampling(self.config.rollout)
+        sampling = replace(sampling, record_kept=sampling.filters)
         requests = [(group.problem, range(group.num_samples), group.prefixes) for group in groups]
         sampled = self.generate(requests, sampling, step.number)
         if self.ports.turns is not None:
@@ -189,6 +194,8 @@ class Method:
         for number, (group, completions) in enumerate(zip(groups, sampled, strict=True)):
             for row in group.given_rows:
                 row.group = number
+                if self.ports.turns is not None:  # as sampled rows, whose turns are recorded
+                    row.rows.setdefault("messages", "")
                 rows.append(row)
             prompt = self.ports.prompts.encode(group.problem) if completions else []
             for index, completion in enumerate(completions):

@@ -55,6 +55,7 @@ class BupoSettings(GrpoSettings):
 
 class Bupo(Grpo):
     Settings = BupoSettings
+    supports_truncated_sampling = False  # internal policies keep other tokens than the full one
 
     def check(self) -> None:
         super().check()

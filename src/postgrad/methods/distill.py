@@ -27,6 +27,7 @@ from postgrad.types import Batch, Problem
 
 class Distill(Grpo):
     Settings = DistillSettings
+    supports_truncated_sampling = False  # the teacher's distribution is over the vocabulary
 
     # ---- checks and models
 

@@ -19,11 +19,12 @@ from postgrad.methods.base import Group, Stage, Step
 from postgrad.methods.support.exgrpo_settings import ExGrpoSettings, check, check_unread
 from postgrad.methods.support.mixed_policy import MixedPolicy
 from postgrad.methods.support.replay_pool import ReplayPool, count_successes
-from postgrad.types import POLICY, REPLAY, Batch, Problem, Trajectory
+from postgrad.types import POLICY, REPLAY, TOOL, Batch, Problem, Trajectory
 
 
 class ExGrpo(MixedPolicy):
     Settings = ExGrpoSettings
+    supports_truncated_sampling = False  # the pool does not store what was kept
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -76,6 +77,7 @@ class ExGrpo(MixedPolicy):
         settings = self.settings
         uniform = self.rng(step, f"replay of {problem.uid}").random
         stored = self.pool.pick(problem.uid, settings.pick_by, settings.pick == "max", uniform)
+        own = stored.own.tolist()
         return Trajectory(
             problem.uid,
             self.ports.prompts.encode(problem),
@@ -83,6 +85,8 @@ class ExGrpo(MixedPolicy):
             source=REPLAY,
             finish="given",
             behavior_logprobs=stored.logprobs.tolist() if settings.importance else None,
+            loss_mask=own,
+            token_source=[REPLAY if is_own else TOOL for is_own in own],
         )
 
     def collect(self, batch: Batch, step: Step) -> Batch:

@@ -34,6 +34,8 @@ from postgrad.types import Batch
 class Grpo(PolicyUpdate):
     Settings = GrpoSettings
     supports_tools = True
+    supports_environments = True
+    supports_truncated_sampling = True
     offers: ClassVar[tuple[str, ...]] = grpo_checks.OFFERS
 
     def __init__(self, config: Config) -> None:

@@ -29,6 +29,7 @@ from postgrad.model.metrics import MetricAccumulator, TokenStats
 from postgrad.model.optimizer import Optimizer, learning_rate
 from postgrad.model.passes.captured import GraphCache, compute_hidden_states
 from postgrad.model.passes.head import TokenOutputs, token_outputs, top_logprobs
+from postgrad.model.passes.kept import KeptIds
 from postgrad.model.passes.layout import MicroBatch, make_micro_batches
 from postgrad.model.passes.support import support_of
 from postgrad.model.views import FULL, View, unused_parameters
@@ -41,7 +42,8 @@ class Policy(Protocol):
     def logprobs(self, batch: Batch, view: View = FULL) -> dict[str, Tensor]:
         """Return (tokens,) `logprobs`, `entropy` and `sum_squares` of the response tokens.
 
-        They are computed at the rollout temperature, without gradient.
+        They are computed at the rollout temperature, without gradient. If the batch has
+        `kept_ids`, they are of the distributions over the ids that sampling kept.
         """
         ...
 
@@ -118,7 +120,8 @@ class FrozenPolicy:
         for micro in self.micro_batches(batch):
             positions = batch.response.positions(torch.tensor(micro.rows, dtype=torch.int64))
             targets = batch.response.values[positions].to(self.device)
-            outputs = self.forward(micro.to(self.device), targets, view)
+            kept = KeptIds.of(batch, micro.rows, self.device)
+            outputs = self.forward(micro.to(self.device), targets, view, kept)
             for name, values in outputs._asdict().items():
                 columns[name][positions] = values.cpu()
         return self.gather(columns)
@@ -159,7 +162,9 @@ class FrozenPolicy:
         """All-gather columns across ranks; here there is one rank, so nothing changes."""
         return columns
 
-    def forward(self, micro: MicroBatch, targets: Tensor, view: View) -> TokenOutputs:
+    def forward(
+        self, micro: MicroBatch, targets: Tensor, view: View, kept: KeptIds | None = None
+    ) -> TokenOutputs:
         """Return the outputs of the micro-batch's response tokens, in the order of its rows."""
         hidden = compute_hidden_states(self.model, micro, view, self.graph_cache)
         return token_outputs(
@@ -168,6 +173,7 @@ class FrozenPolicy:
             targets,
             self.config.rollout.temperature,
             transform=support_of(self.model).transform,
+            kept=kept,
         )
 
 
@@ -255,7 +261,9 @@ class LocalPolicy(FrozenPolicy):
             rows = batch.select(micro.rows).map_tensors(
                 lambda column: copy_async(column, self.device)
             )
-            current = self.forward(micro.to(self.device), self.objective.target_ids(rows), view)
+            kept = KeptIds.of(batch, micro.rows, self.device)
+            targets = self.objective.target_ids(rows)
+            current = self.forward(micro.to(self.device), targets, view, kept)
             if not micro.rows:  # an idle pass: only the collectives of other ranks need this one
                 current[0].sum().backward()
                 continue

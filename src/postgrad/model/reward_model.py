@@ -21,6 +21,7 @@ from postgrad.model.loaded import Loaded
 from postgrad.model.lora import load_adapter, save_adapter
 from postgrad.model.optimizer import Optimizer
 from postgrad.model.passes.captured import compute_hidden_states
+from postgrad.model.passes.kept import KeptIds
 from postgrad.model.passes.layout import MicroBatch, default_token_budget
 from postgrad.model.policy import LocalPolicy, Objective, read_weights
 from postgrad.model.views import View
@@ -132,7 +133,9 @@ class RewardPolicy(LocalPolicy):
         modules = nn.ModuleDict({"body": self.model.base_model, "score": self.head})
         return Optimizer(modules, self.config.optimizer)
 
-    def forward(self, micro: MicroBatch, targets: Tensor, view: View) -> Any:
+    def forward(
+        self, micro: MicroBatch, targets: Tensor, view: View, kept: KeptIds | None = None
+    ) -> Any:
         hidden = compute_hidden_states(self.model, micro, view, self.graph_cache)
         return ScoreOutputs(self.head(hidden.flatten(0, 1)[micro.gather].float())[:, 0])
 

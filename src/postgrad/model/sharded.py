@@ -34,6 +34,7 @@ from postgrad.model.lora import (
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.optimizer import Optimizer
 from postgrad.model.passes.head import TokenOutputs
+from postgrad.model.passes.kept import KeptIds
 from postgrad.model.passes.layout import MicroBatch, make_micro_batches
 from postgrad.model.passes.sequence import divide_tokens
 from postgrad.model.passes.support import support_of
@@ -186,7 +187,10 @@ class ShardedFrozen(Sharded, FrozenPolicy):
     def _forward_unsharded(self, micro: MicroBatch, targets: Tensor, view: View) -> TokenOutputs:
         return token_outputs_on_ranks(self, micro, targets, view)
 
-    def forward(self, micro: MicroBatch, targets: Tensor, view: View) -> TokenOutputs:
+    def forward(
+        self, micro: MicroBatch, targets: Tensor, view: View, kept: KeptIds | None = None
+    ) -> TokenOutputs:
+        assert kept is None, "checks.py refuses truncated sampling with sharded models"
         return self.root(micro, targets, view)
 
 
@@ -208,7 +212,10 @@ class ShardedPolicy(Sharded, LocalPolicy):
     def _forward_unsharded(self, micro: MicroBatch, targets: Tensor, view: View) -> TokenOutputs:
         return token_outputs_on_ranks(self, micro, targets, view)
 
-    def forward(self, micro: MicroBatch, targets: Tensor, view: View) -> TokenOutputs:
+    def forward(
+        self, micro: MicroBatch, targets: Tensor, view: View, kept: KeptIds | None = None
+    ) -> TokenOutputs:
+        assert kept is None, "checks.py refuses truncated sampling with sharded models"
         return self.root(micro, targets, view)
 
     def make_optimizer(self, scales: dict[str, float]) -> Optimizer:

@@ -24,6 +24,9 @@ class Sampling:
     Log-probs are those of the distribution at this temperature (at temperature 1 when greedy). A
     response also ends with the token that completes one of the `stop` strings; the response keeps
     that token. `stop_ids` are further ids that end a response; only the native engine reads them.
+    With `record_kept`, completions have the ids that top-p, top-k and min-p kept, and
+    log-probs are those of the distribution over them; engines that cannot do so are refused by
+    methods/support/checks.py.
     """
 
     temperature: float = 1.0
@@ -33,6 +36,7 @@ class Sampling:
     min_p: float = 0.0
     stop: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] = ()
+    record_kept: bool = False
 
     def __post_init__(self) -> None:
         # A tuple becomes a list when it crosses a process boundary.
@@ -107,6 +111,8 @@ class Completion:
         errors: number of tool calls that failed.
         messages: the turns of the policy and what followed each, if there may be several.
         episode: what an environment did, if there was one (turns.py).
+        kept_ids: per token, the ids that top-p, top-k and min-p kept, with Sampling.record_kept;
+            none for tokens that the policy did not write.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -118,6 +124,12 @@ class Completion:
     errors: int = 0
     messages: list[Message] | None = None
     episode: "Episode | None" = None
+    kept_ids: list[list[int]] | None = None
+
+    def cut(self, end: int) -> "Completion":
+        """Return the first `end` tokens of a single turn, which end with a stop."""
+        kept_ids = None if self.kept_ids is None else self.kept_ids[:end]
+        return Completion(self.tokens[:end], self.logprobs[:end], "stop", kept_ids=kept_ids)
 
     @property
     def policy_tokens(self) -> list[int]:

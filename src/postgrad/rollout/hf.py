@@ -23,7 +23,7 @@ from postgrad.rollout.engine import (
     copy_weights,
     token_limit,
 )
-from postgrad.rollout.native.sampling import RowRandom, sample_tokens
+from postgrad.rollout.native.sampling import RowRandom, sample_tokens, truncate
 from postgrad.rollout.stops import StopStrings
 
 
@@ -76,15 +76,22 @@ class HfEngine:
             max_new_tokens=token_limit(request, sampling),
         )[:, prompt.shape[1] :]
         logprobs = torch.stack(sampler.logprobs, 1).tolist()
-        rows = zip(ids.tolist(), logprobs, strict=True)
-        return [self._completion(tokens, row_logprobs) for tokens, row_logprobs in rows]
+        kept_ids = [list(row) for row in zip(*sampler.kept_ids, strict=True)]
+        rows = zip(ids.tolist(), logprobs, kept_ids, strict=True)
+        return [
+            self._completion(tokens, row_logprobs, row_kept if sampling.record_kept else None)
+            for tokens, row_logprobs, row_kept in rows
+        ]
 
-    def _completion(self, tokens: list[int], logprobs: list[float]) -> Completion:
+    def _completion(
+        self, tokens: list[int], logprobs: list[float], kept_ids: list[list[int]] | None
+    ) -> Completion:
         """Cut a row after its first stop token; generate pads it while other rows continue."""
+        completion = Completion(tokens, logprobs, "length", kept_ids=kept_ids)
         for i, token in enumerate(tokens):
             if token in self.stop_ids:
-                return Completion(tokens[: i + 1], logprobs[: i + 1], "stop")
-        return Completion(tokens, logprobs, "length")
+                return completion.cut(i + 1)
+        return completion
 
     @contextmanager
     def _neutral_generation_config(self) -> Iterator[None]:
@@ -116,11 +123,14 @@ class _SeededSampler:
         self.random = [RowRandom(seed) for seed in seeds]
         self.sampling = sampling
         self.logprobs: list[Tensor] = []  # one (rows,) tensor per step
+        self.kept_ids: list[list[list[int]]] = []  # per step and row
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Any:
         uniforms = np.concatenate([random.numbers(1) for random in self.random])
         tokens, logprobs = sample_tokens(
             scores.float(), torch.from_numpy(uniforms).to(scores.device), self.sampling
         )
+        samplings = [self.sampling] * len(self.random)
+        self.kept_ids.append(truncate(scores.float(), logprobs, samplings))
         self.logprobs.append(logprobs)
         return torch.full_like(scores, -torch.inf).scatter(1, tokens[:, None], 0.0)

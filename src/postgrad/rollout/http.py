@@ -5,7 +5,7 @@ server that refuses ids gets text. http_client.py makes the calls.
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
@@ -33,11 +33,12 @@ class HttpEngine:
     """
 
     shares_weights = False
+    Client: ClassVar[type[HttpClient]] = HttpClient
 
     def __init__(
         self, address: Address, tokenizer: Tokenizer, wait_s: float = 600.0, concurrency: int = 32
     ) -> None:
-        self.client = HttpClient(address, wait_s, concurrency)
+        self.client = self.Client(address, wait_s, concurrency)
         self.tokenizer = tokenizer
         self.max_context = self.client.check()
         self.takes_ids = True

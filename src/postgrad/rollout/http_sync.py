@@ -37,17 +37,18 @@ class ReloadApi:
     reset_path: str = ""  # a call that drops the keys and values of the old weights
 
 
+SGLANG_RELOAD = ReloadApi(
+    "SGLang",
+    "/update_weights_from_disk",
+    lambda folder, model: {"model_path": folder, "flush_cache": True},
+)
 RELOAD_APIS = (
     ReloadApi(
         "postgrad serve",
         "/v1/reload",
         lambda folder, model: {"folder": folder, "model": model},
     ),
-    ReloadApi(
-        "SGLang",
-        "/update_weights_from_disk",
-        lambda folder, model: {"model_path": folder, "flush_cache": True},
-    ),
+    SGLANG_RELOAD,
     ReloadApi(
         "vLLM",
         "/collective_rpc",
@@ -93,6 +94,11 @@ class SyncedHttpEngine(HttpEngine):
         self.reload_api = self._find_reload_api()
         self._check_token_ids(stop_ids[0])
 
+    @property
+    def reload_apis(self) -> tuple[ReloadApi, ...]:
+        """The kinds of calls that are tried, in order."""
+        return RELOAD_APIS
+
     def publish(self, weights: dict[str, Tensor]) -> None:
         """Write the weights and let the server load them; returns when it samples from them."""
         folder = self._write(weights)
@@ -136,7 +142,7 @@ class SyncedHttpEngine(HttpEngine):
     def _find_reload_api(self) -> ReloadApi:
         """Call each kind's path without arguments: a server that has it reports what is missing."""
         url = self.root_client.address.url
-        for api in RELOAD_APIS:
+        for api in self.reload_apis:
             deadline = time.monotonic() + min(http_client.START_S, self.client.wait_s)
             try:
                 self.root_client.call("POST", api.path, {}, deadline)

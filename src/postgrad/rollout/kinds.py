@@ -45,6 +45,7 @@ class EngineKind:
             `build` may get a model without weights (only its configuration and tokenizer).
         remote: a server samples. The driver's process holds the engine, and no worker builds it.
         takes_url: `rollout.url` has a meaning.
+        records_kept: completions can have the ids that top-p, top-k and min-p kept.
         check: raises ConfigError for settings that cannot work, before anything is loaded.
     """
 
@@ -52,6 +53,7 @@ class EngineKind:
     shares_weights: bool
     remote: bool = False
     takes_url: bool = False
+    records_kept: bool = False
     check: Callable[[EngineConfig], None] = _check_nothing
 
 
@@ -83,7 +85,7 @@ def _build_http(config: EngineConfig, loaded: Loaded, weights_folder: Path | Non
     address = Address.parse(config.rollout.url)
     prompts = Prompts(loaded.tokenizer)
     wait_s = config.cluster.wait_s
-    num_calls = min(MAX_HTTP_CALLS, config.rollout.max_rows or MAX_HTTP_CALLS)
+    num_calls = _num_calls(config)
     if weights_folder is None:
         return HttpEngine(address, prompts, wait_s, num_calls)
     return SyncedHttpEngine(address, prompts, stop_ids(loaded), weights_folder, wait_s, num_calls)
@@ -92,17 +94,42 @@ def _build_http(config: EngineConfig, loaded: Loaded, weights_folder: Path | Non
 def _check_http(config: EngineConfig) -> None:
     if not config.rollout.url:
         raise ConfigError(
-            f"rollout.engine=http needs the server's address; add rollout.url={EXAMPLE_URL}"
+            f"rollout.engine={config.rollout.engine} needs the server's address; "
+            f"add rollout.url={EXAMPLE_URL}"
         )
     Address.parse(config.rollout.url)
 
 
+def _build_sglang(config: EngineConfig, loaded: Loaded, weights_folder: Path | None) -> Engine:
+    from postgrad.rollout.sglang import SglangEngine, SyncedSglangEngine
+
+    address = Address.parse(config.rollout.url)
+    prompts = Prompts(loaded.tokenizer)
+    ends = stop_ids(loaded)
+    limits = (config.cluster.wait_s, _num_calls(config))
+    if weights_folder is None:
+        return SglangEngine(address, prompts, ends, *limits)
+    return SyncedSglangEngine(address, prompts, ends, weights_folder, *limits)
+
+
+def _num_calls(config: EngineConfig) -> int:
+    return min(MAX_HTTP_CALLS, config.rollout.max_rows or MAX_HTTP_CALLS)
+
+
 ENGINES = {
-    "native": EngineKind(_build_native, shares_weights=True),
-    "hf": EngineKind(_build_hf, shares_weights=True),
+    "native": EngineKind(_build_native, shares_weights=True, records_kept=True),
+    "hf": EngineKind(_build_hf, shares_weights=True, records_kept=True),
     "vllm": EngineKind(_build_vllm, shares_weights=False, check=_check_vllm),
     "http": EngineKind(
         _build_http, shares_weights=False, remote=True, takes_url=True, check=_check_http
+    ),
+    "sglang": EngineKind(
+        _build_sglang,
+        shares_weights=False,
+        remote=True,
+        takes_url=True,
+        records_kept=True,
+        check=_check_http,
     ),
 }
 

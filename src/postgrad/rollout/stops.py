@@ -47,9 +47,7 @@ class StopStrings:
     def cut(self, completion: Completion) -> Completion:
         """Cut a completion after its first stop string, for engines that cannot stop there."""
         end = self.find_end(completion.tokens, 0)
-        if not end:
-            return completion
-        return Completion(completion.tokens[:end], completion.logprobs[:end], "stop")
+        return completion.cut(end) if end else completion
 
     def _contains_stop(self, tokens: Sequence[int]) -> bool:
         text = self.tokenizer.decode(

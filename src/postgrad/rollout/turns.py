@@ -96,6 +96,7 @@ class _Conversation:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     policy_mask: list[bool] = field(default_factory=list)
+    kept_ids: list[list[int]] = field(default_factory=list)
     has_logprobs: bool = True  # False: the engine gives none
     finish: str = "stop"
     num_turns: int = 0
@@ -112,6 +113,7 @@ class _Conversation:
         self.logprobs += completion.logprobs
         self.has_logprobs &= len(completion.logprobs) == len(completion.tokens)
         self.policy_mask += [True] * len(completion.tokens)
+        self.kept_ids += completion.kept_ids or [[]] * len(completion.tokens)
         self.finish = completion.finish
         self.messages.append({"role": "assistant", "content": text})
         self.num_turns += 1
@@ -142,6 +144,7 @@ class _Conversation:
         self.tokens += new_tokens
         self.logprobs += [0.0] * len(new_tokens)
         self.policy_mask += [False] * len(new_tokens)
+        self.kept_ids += [[]] * len(new_tokens)
         return True
 
     def next_request(self) -> Request:
@@ -162,6 +165,7 @@ class _Conversation:
             errors=self.num_errors,
             messages=self.messages,
             episode=episode if with_episode else None,
+            kept_ids=self.kept_ids if any(self.kept_ids) else None,
         )
 
 

@@ -170,6 +170,8 @@ def _table(batch: Batch) -> pa.Table:
         "response": _lists(batch.response.values, batch.response.lengths),
     }
     for name, column in batch.rows.items():
+        if name == "kept_ids":  # many times the size of the rest; num_kept has their numbers
+            continue
         values = column.tolist() if isinstance(column, torch.Tensor) else column
         if name == "source":
             values = [SOURCE_NAMES[value] for value in values]

@@ -10,6 +10,7 @@ from typing import Any
 
 from postgrad.evaluation.compare import compare_set
 from postgrad.evaluation.folder import set_names
+from postgrad.evaluation.pivot import Pivot, as_csv, as_markdown, make_pivot, sets_of
 from postgrad.view.folder import Folder, NotFound
 
 MAX_JSON_BYTES = 1 << 24
@@ -105,6 +106,30 @@ class Evaluations:
                 }
             )
         return {"evaluations": evaluations}
+
+    def pivot(self, metric: str) -> dict[str, Any]:
+        """All finished evaluations as a table of models by sets, also as Markdown and CSV.
+
+        A summary that lacks the metric's fields is left out.
+        """
+        table: Pivot = {}
+        for one in self.all()["evaluations"]:
+            try:
+                rows = make_pivot([one["summary"]], metric)
+            except (KeyError, TypeError, AttributeError):
+                continue
+            for model, values in rows.items():
+                table.setdefault(model, {}).update(values)
+        sets = sets_of(table)
+        return {
+            "sets": sets,
+            "rows": [
+                {"model": model, "values": [values.get(name) for name in sets]}
+                for model, values in table.items()
+            ],
+            "markdown": as_markdown(table, metric),
+            "csv": as_csv(table),
+        }
 
     def sets(self, name: str) -> list[str]:
         """The data sets of an evaluation."""

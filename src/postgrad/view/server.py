@@ -4,7 +4,7 @@ import asyncio
 import json
 import math
 import mimetypes
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from starlette.responses import (
 )
 from starlette.routing import Route
 
+from postgrad.evaluation.pivot import METRICS
 from postgrad.view.auth import NO_PAGE, AuthMiddleware
 from postgrad.view.evaluations import Evaluations
 from postgrad.view.folder import Folder, NotFound
@@ -71,6 +72,7 @@ class Page:
             "problem": self.problem,
             "search": self.search,
             "evaluations": lambda _: self.evaluations.all(),
+            "pivot": lambda request: self.evaluations.pivot(_one_of(request, "metric", METRICS)),
             "responses": self.responses,
             "pairs": self.pairs,
             "response": self.response,
@@ -337,7 +339,7 @@ def _integer(request: Request, name: str, default: int | None = None) -> int:
         raise BadRequest(f"{name}={value or ''} is not an integer") from error
 
 
-def _one_of(request: Request, name: str, known: Mapping[str, Any]) -> str:
+def _one_of(request: Request, name: str, known: Collection[str]) -> str:
     value = request.query_params.get(name) or next(iter(known))
     if value not in known:
         raise BadRequest(f"{name}={value} is unknown; use one of {', '.join(known)}")

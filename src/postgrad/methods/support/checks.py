@@ -69,6 +69,16 @@ def check_sampling(method: Any) -> None:
         )
     if not method.trains_on_samples:
         return
+    _check_truncated_sampling(method)
+    if dropout:
+        raise ConfigError(
+            f"model.lora.dropout={dropout} makes the trained policy differ from the sampled one; "
+            f"{method.settings.name} cannot use it: remove it"
+        )
+
+
+def _check_truncated_sampling(method: Any) -> None:
+    """Refuses top-p, top-k and min-p where the loss cannot replay what they kept."""
     rollout = method.config.rollout
     filters = {
         "top_p": rollout.top_p != 1.0,
@@ -76,16 +86,22 @@ def check_sampling(method: Any) -> None:
         "min_p": rollout.min_p != 0.0,
     }
     for name, is_on in filters.items():
-        if is_on:
+        if is_on and not method.supports_truncated_sampling:
             raise ConfigError(
                 f"rollout.{name} changes what is sampled but not the log-probs of the loss; "
                 f"{method.settings.name} cannot use it: remove rollout.{name}"
             )
-    if dropout:
-        raise ConfigError(
-            f"model.lora.dropout={dropout} makes the trained policy differ from the sampled one; "
-            f"{method.settings.name} cannot use it: remove it"
-        )
+        if is_on and method.config.cluster.backend == "ray":
+            raise ConfigError(
+                f"rollout.{name} is not supported with cluster.backend=ray, whose sharded passes "
+                f"do not replay which tokens were kept: remove rollout.{name}"
+            )
+        if is_on and not find_engine(rollout.engine).records_kept:
+            raise ConfigError(
+                f"rollout.{name} needs an engine that records which tokens it kept, and "
+                f"rollout.engine={rollout.engine} does not: remove rollout.{name}, or use "
+                "rollout.engine=native"
+            )
 
 
 def check_monitor(method: Any) -> None:
@@ -108,7 +124,7 @@ def check_tools(method: Any) -> None:
             f"rollout.tools={list(rollout.tools)}: {name} does not support tools; "
             "remove it, or use grpo"
         )
-    if environment.name and not method.supports_tools:
+    if environment.name and not method.supports_environments:
         raise ConfigError(
             f"environment={environment.name}: {name} does not support environments; "
             "remove it, or use grpo"

@@ -39,6 +39,11 @@ def check(method: Method) -> None:
             f"method.prefix_max={settings.prefix_max}; lower it"
         )
     uses_parts = settings.prefix_strategy != "random" or settings.prefix_min < 1
+    if uses_parts and settings.num_demonstrations and method.config.rollout.tools:
+        raise ConfigError(
+            "rollout.tools needs whole demonstrations, because a part of one may end inside a tool "
+            "call; use method.prefix_strategy=random method.prefix_min=1, or remove rollout.tools"
+        )
     if settings.demonstration_probs and (uses_parts or settings.sft_coef):
         raise ConfigError(
             "method.demonstration_probs needs whole demonstrations (method.prefix_min=1) and "

@@ -93,7 +93,7 @@ def on_policy_rows(batch: Batch) -> Tensor:
 
 class MixedPolicy(Grpo):
     Settings = MixedPolicySettings
-    supports_tools = False
+    supports_environments = False  # rows of others have no reward of an environment
 
     def check(self) -> None:
         super().check()

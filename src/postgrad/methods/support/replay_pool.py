@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from postgrad.algorithms.replay import bucket_weight, draw_from_buckets
-from postgrad.types import Batch, Ragged
+from postgrad.types import TOOL, Batch, Ragged
 
 POOL_RANGES = ("all", "first_half", "last_half")
 PICK_BY = ("entropy", "perplexity", "random")
@@ -17,15 +17,19 @@ PICK_BY = ("entropy", "perplexity", "random")
 
 @dataclass(frozen=True)
 class Experience:
-    """A successful response, with log-probs and mean entropy of the policy that wrote it."""
+    """A successful response, with log-probs and mean entropy of the policy that wrote it.
+
+    Perplexity and mean entropy are over the policy's own tokens.
+    """
 
     tokens: Tensor  # (tokens,) int32
     logprobs: Tensor  # (tokens,) float32
+    own: Tensor  # (tokens,) bool: written by the policy, not by a tool
     entropy: float
 
     @property
     def perplexity(self) -> float:
-        return math.exp(-float(self.logprobs.double().mean()))
+        return math.exp(-float(self.logprobs[self.own].double().mean()))
 
 
 @dataclass
@@ -59,9 +63,14 @@ class ReplayPool:
         tokens = rows.response.split()
         logprobs = Ragged(outputs["logprobs"], lengths).split()
         entropy = Ragged(outputs["entropy"], lengths).split()
+        own = Ragged(rows.tokens["token_source"] != TOOL, lengths).split()
         for i, uid in enumerate(rows.rows["uid"]):
-            mean_entropy = float(entropy[i].double().mean())
-            experience = Experience(tokens[i].int(), logprobs[i].clone(), mean_entropy)
+            experience = Experience(
+                tokens[i].int(),
+                logprobs[i].clone(),
+                own[i].clone(),
+                float(entropy[i][own[i]].double().mean()),
+            )
             self.add(uid, int(successes[i]), experience)
 
     def set_successes(self, uid: str, successes: int) -> None:
@@ -115,25 +124,29 @@ class ReplayPool:
         rows: list[list[Any]] = []
         tokens = [torch.zeros(0, dtype=torch.int32)]
         logprobs = [torch.zeros(0)]
+        own = [torch.zeros(0, dtype=torch.bool)]
         for uid, entry in self.entries.items():
             for experience in entry.experiences:
                 rows.append([uid, entry.successes, experience.entropy])
                 tokens.append(experience.tokens)
                 logprobs.append(experience.logprobs)
+                own.append(experience.own)
         lengths = torch.tensor([len(column) for column in tokens[1:]], dtype=torch.int64)
         return {
             "rows": rows,
             "tokens": Ragged(torch.cat(tokens), lengths),
             "logprobs": Ragged(torch.cat(logprobs), lengths),
+            "own": Ragged(torch.cat(own), lengths),
         }
 
     def load(self, state: dict[str, Any]) -> None:
         """Continues from the result of state()."""
         self.entries = {}
-        parts = zip(state["rows"], state["tokens"].split(), state["logprobs"].split(), strict=True)
-        for (uid, successes, entropy), tokens, logprobs in parts:
+        columns = [state[name].split() for name in ("tokens", "logprobs", "own")]
+        for row, tokens, logprobs, own in zip(state["rows"], *columns, strict=True):
+            uid, successes, entropy = row
             entry = self.entries.setdefault(uid, Entry(successes))
-            entry.experiences.append(Experience(tokens, logprobs, entropy))
+            entry.experiences.append(Experience(tokens, logprobs, own, entropy))
 
 
 def count_successes(batch: Batch, success: Tensor) -> Tensor:

@@ -58,6 +58,9 @@ def sampled_row(
     written = [True] * num_sampled if completion.policy_mask is None else completion.policy_mask
     sampled_source = [POLICY if own else TOOL for own in written]
     loss_mask = None if all(written) else [*[True] * len(prefix), *written]
+    kept_ids = completion.kept_ids
+    if kept_ids is not None:
+        kept_ids = [*[[]] * len(prefix), *kept_ids]
     tokens: dict[str, Sequence[float]] = {}
     rows: dict[str, Any] = {}
     if completion.messages is not None:
@@ -75,6 +78,7 @@ def sampled_row(
         behavior_logprobs=[*[0.0] * len(prefix), *completion.logprobs],
         loss_mask=loss_mask,
         token_source=[*[DEMONSTRATION] * len(prefix), *sampled_source],
+        kept_ids=kept_ids,
         tokens=tokens,
         rows=rows,
     )

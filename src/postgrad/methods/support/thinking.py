@@ -1,13 +1,17 @@
 """Responses that think before they answer: the base of methods that use thoughts.
 
 Two markers split a response into thought and final output; their tokens and texts become columns.
-The verifier sees the output only. A response without output is not judged and scores
-`method.no_output_score`. Other models may be shown a thought or a part of it. A validation can let
-a model predict the scores from the thoughts (reward.judge.monitor).
+Both are text of the policy; what tools wrote belongs to neither. The verifier sees the output only.
+A response without output is not judged and scores `method.no_output_score`. Other models may be
+shown a thought or a part of it. A validation can let a model predict the scores from the thoughts
+(reward.judge.monitor).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import torch
+from torch import Tensor
 
 from postgrad.algorithms.advantages import grpo
 from postgrad.config.schema import Config, setting
@@ -24,7 +28,7 @@ from postgrad.methods.support.validation import (
     mean_score,
     validation_passes,
 )
-from postgrad.types import Batch, Problem
+from postgrad.types import TOOL, Batch, Problem, Ragged
 
 MASKS = {"cot_only": "thought_mask", "output_only": "output_mask"}
 
@@ -58,10 +62,26 @@ class ThinkingSettings(GrpoSettings):
     )
 
 
+def own_text(batch: Batch) -> Batch:
+    """The rows without the tokens that tools wrote. Thoughts are found in these."""
+    own = batch.tokens["token_source"] != TOOL
+    if bool(own.all()):
+        return batch
+    lengths = batch.sum_tokens(own.long())
+    return Batch(batch.prompt, Ragged(batch.response.values[own], lengths), {}, dict(batch.rows))
+
+
+def own_mask(batch: Batch, spans: Sequence[tuple[int, int]]) -> Tensor:
+    """(tokens,) true on the tokens of one span per row, counted without those of tools."""
+    mask = torch.zeros(batch.num_tokens, dtype=torch.bool)
+    mask[batch.tokens["token_source"] != TOOL] = own_text(batch).mask(spans)
+    return mask
+
+
 class Thinking(Grpo):
     Settings = ThinkingSettings
     has_thoughts = True
-    supports_tools = False
+    supports_environments = False  # the verifier scores the final output, not the episode
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -101,11 +121,11 @@ class Thinking(Grpo):
 
     def split_thoughts(self, batch: Batch, step: Step) -> list[Thought]:
         """The thought of every row. Sets thought_mask, output_mask and the texts cot, output."""
-        thoughts = self.splitter.split_batch(batch)
+        thoughts = self.splitter.split_batch(own_text(batch))
         thought_spans = [(one.start, one.end) for one in thoughts]
         output_spans = [(one.output_start, len(one.response)) for one in thoughts]
-        batch.tokens["thought_mask"] = batch.mask(thought_spans)
-        batch.tokens["output_mask"] = batch.mask(output_spans)
+        batch.tokens["thought_mask"] = own_mask(batch, thought_spans)
+        batch.tokens["output_mask"] = own_mask(batch, output_spans)
         batch.rows["cot"] = [one.text for one in thoughts]
         batch.rows["output"] = [one.output for one in thoughts]
         step.metrics["cot/closed"] = sum(one.closed for one in thoughts) / len(thoughts)
@@ -132,7 +152,7 @@ class Thinking(Grpo):
             is_shown = part.text and (part.closed or settings.unclosed == "allow")
             parts.append(part if is_shown else None)
         spans = [(0, 0) if part is None else (part.start, part.end) for part in parts]
-        batch.tokens["cot_mask"] = batch.mask(spans)
+        batch.tokens["cot_mask"] = own_mask(batch, spans)
         return [None if part is None else part.text for part in parts]
 
     def texts_to_score(self, batch: Batch) -> Sequence[str | None]:

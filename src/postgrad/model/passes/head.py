@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from postgrad.model.device import has_float32_accumulation, has_own_memory, supports_triton
+from postgrad.model.passes.kept import KeptIds
 from postgrad.model.passes.support import NO_TRANSFORM, LogitTransform
 
 CACHE_ELEMENTS = 1 << 19  # 2 MiB in float32: what the cache of one CPU core holds
@@ -41,20 +42,22 @@ def token_outputs(
     temperature: float = 1.0,
     chunk: int | None = None,
     transform: LogitTransform = NO_TRANSFORM,
+    kept: KeptIds | None = None,
 ) -> TokenOutputs:
     """Return log-probs, entropy and sum of squares of the targets.
 
     hidden is (tokens, width), weight (vocabulary, width), targets (tokens,) or, for the log-probs
     of several ids per position, (tokens, targets). Log-probs and entropy are differentiable;
     `sum_squares` is not. `chunk` is the number of tokens computed at a time. `transform` is what
-    the model does to its logits.
+    the model does to its logits. With `kept`, the distribution of each token is that over its kept
+    ids.
     """
     if chunk is None:
         chunk = _default_chunk(hidden, weight)
     # The scale is folded into the temperature and the cap: both then apply to hidden @ weight.T.
     temperature = temperature / transform.scale
     softcap = None if transform.softcap is None else transform.softcap / transform.scale
-    outputs: Any = _TokenOutputs.apply(hidden, weight, targets, temperature, chunk, softcap)
+    outputs: Any = _TokenOutputs.apply(hidden, weight, targets, temperature, chunk, softcap, kept)
     return TokenOutputs(*outputs)
 
 
@@ -102,6 +105,7 @@ class _TokenOutputs(torch.autograd.Function):
         temperature: float,
         chunk: int,
         softcap: float | None,
+        kept: KeptIds | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         head = upcast_head(weight)
         dtype = _upcast_dtype(hidden)
@@ -109,7 +113,8 @@ class _TokenOutputs(torch.autograd.Function):
         columns = [torch.empty(shape, dtype=dtype, device=hidden.device) for shape in shapes]
         for start in range(0, len(hidden), chunk):
             part = slice(start, start + chunk)
-            results = _chunk_outputs(hidden[part], head, targets[part], temperature, softcap)
+            some = None if kept is None else kept.part(start, start + chunk)
+            results = _chunk_outputs(hidden[part], head, targets[part], temperature, softcap, some)
             for column, result in zip(columns, results, strict=True):
                 column[part] = result
         logprobs, entropy, sum_squares, lse = columns
@@ -117,6 +122,7 @@ class _TokenOutputs(torch.autograd.Function):
         ctx.temperature = temperature
         ctx.chunk = chunk
         ctx.softcap = softcap
+        ctx.kept = kept
         ctx.mark_non_differentiable(sum_squares)
         ctx.set_materialize_grads(False)
         return logprobs, entropy, sum_squares
@@ -144,6 +150,7 @@ class _TokenOutputs(torch.autograd.Function):
                 None if grad_entropy is None else grad_entropy[part],
                 ctx.temperature,
                 ctx.softcap,
+                None if ctx.kept is None else ctx.kept.part(start, start + ctx.chunk),
             )
             if grad_hidden is not None:
                 grad_hidden[part] = grad_logits.to(hidden.dtype) @ weight
@@ -151,7 +158,7 @@ class _TokenOutputs(torch.autograd.Function):
                 _add_product(grad_weight, grad_logits, hidden[part])
         if grad_weight is not None:
             grad_weight = grad_weight.to(weight.dtype)
-        return grad_hidden, grad_weight, None, None, None, None
+        return grad_hidden, grad_weight, None, None, None, None, None
 
 
 def _use_triton(hidden: Tensor) -> bool:
@@ -160,15 +167,22 @@ def _use_triton(hidden: Tensor) -> bool:
 
 
 def _chunk_outputs(
-    hidden: Tensor, head: Tensor, targets: Tensor, temperature: float, softcap: float | None
+    hidden: Tensor,
+    head: Tensor,
+    targets: Tensor,
+    temperature: float,
+    softcap: float | None,
+    kept: KeptIds | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return log-probs, entropy, sum of squares and log-sum-exp of one chunk, (tokens,) each."""
-    if _use_triton(hidden) and targets.dim() == 1:
+    if _use_triton(hidden) and targets.dim() == 1 and kept is None:
         from postgrad.model.passes.kernels.logprobs import logprob_forward
 
         logits = capped_logits(hidden, head, softcap).float()
         return logprob_forward(logits, targets, temperature)
     logits = _scaled_logits(hidden, head, temperature, softcap)
+    if kept is not None:
+        kept.exclude_others(logits)
     parts = [_outputs_of(logits[rows], targets[rows]) for rows in cache_sized_slices(logits)]
     if len(parts) == 1:
         return parts[0]
@@ -209,6 +223,7 @@ def _grad_logits(
     grad_entropy: Tensor | None,
     temperature: float,
     softcap: float | None,
+    kept: KeptIds | None,
 ) -> Tensor:
     """Return the (tokens, vocabulary) gradient of hidden @ head.T for one chunk.
 
@@ -216,7 +231,7 @@ def _grad_logits(
     """
     if grad_logprobs is None:
         grad_logprobs = torch.zeros(targets.shape, dtype=lse.dtype, device=lse.device)
-    if _use_triton(hidden) and targets.dim() == 1:
+    if _use_triton(hidden) and targets.dim() == 1 and kept is None:
         from postgrad.model.passes.kernels.logprobs import logprob_backward
 
         capped = capped_logits(hidden, head, softcap).float()
@@ -235,6 +250,8 @@ def _grad_logits(
         return grad
     logits = _scaled_logits(hidden, head, temperature, softcap)
     derivative = None if softcap is None else _cap_derivative(logits * temperature, softcap)
+    if kept is not None:
+        kept.exclude_others(logits)
     for rows in cache_sized_slices(logits):
         log_p = logits[rows].sub_(lse[rows, None])  # a view: the gradient replaces the logits
         by_target = _as_table(grad_logprobs[rows]) / temperature

@@ -32,7 +32,7 @@ from postgrad.rollout.engine import (
 )
 from postgrad.rollout.hf import HfEngine
 from postgrad.rollout.native.cache import PrefillCache, SlotCache
-from postgrad.rollout.native.sampling import BLOCK, RowRandom, sample_mixed_tokens
+from postgrad.rollout.native.sampling import BLOCK, RowRandom, sample_mixed_tokens, truncate
 from postgrad.rollout.stops import StopStrings, make_stops
 
 if TYPE_CHECKING:
@@ -79,6 +79,12 @@ class Row:
     random: RowRandom
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    kept_ids: list[list[int]] = field(default_factory=list)
+
+    def completion(self, finish: str) -> Completion:
+        """Return the completion of a row that has ended."""
+        kept_ids = self.kept_ids if self.job.sampling.record_kept else None
+        return Completion(self.tokens, self.logprobs, finish, kept_ids=kept_ids)
 
     def finish_reason(self, is_stop_token: bool) -> str:
         """Return why the row ends with its last token: stop or length; "" when it continues."""
@@ -109,6 +115,7 @@ class Sampled(NamedTuple):
     logprobs: list[float]
     is_stop: list[bool]
     first: int
+    kept_ids: list[list[int]]
 
 
 class NativeEngine:
@@ -305,15 +312,15 @@ class DecodeLoop:
                 self.uniforms[i] = self.active[i].random.block()
         columns = self.num_sampled[first:end] % BLOCK
         uniforms = self.uniforms[np.arange(first, end), columns]
+        samplings = [row.job.sampling for row in self.active[first:end]]
         tokens, logprobs = sample_mixed_tokens(
-            logits,
-            torch.from_numpy(uniforms).to(logits.device),
-            [row.job.sampling for row in self.active[first:end]],
+            logits, torch.from_numpy(uniforms).to(logits.device), samplings
         )
+        kept_ids = truncate(logits, logprobs, samplings)
         self.num_sampled[first:end] += 1
         self.next_tokens[first:end] = tokens
         is_stop = torch.isin(tokens, self.engine.stop_ids)
-        return Sampled(tokens.tolist(), logprobs.tolist(), is_stop.tolist(), first)
+        return Sampled(tokens.tolist(), logprobs.tolist(), is_stop.tolist(), first, kept_ids)
 
     def record(self, sampled: Sampled) -> None:
         """Append the tokens to their rows and remove the rows that ended."""
@@ -323,6 +330,7 @@ class DecodeLoop:
             row = self.active[slot]
             row.tokens.append(token)
             row.logprobs.append(sampled.logprobs[offset])
+            row.kept_ids.append(sampled.kept_ids[offset])
             finish = row.finish_reason(sampled.is_stop[offset])
             self.on_token(row, finish)
             if finish:
@@ -332,7 +340,7 @@ class DecodeLoop:
     def on_token(self, row: Row, finish: str) -> None:
         """Called for every new token of a row; `finish` is not "" when it is the last one."""
         if finish:
-            row.job.completions[row.index] = Completion(row.tokens, row.logprobs, finish)
+            row.job.completions[row.index] = row.completion(finish)
 
     def remove(self, slots: list[int]) -> None:
         """Remove the rows of these slots, in ascending order. The last rows move into the gaps."""

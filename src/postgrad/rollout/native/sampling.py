@@ -34,7 +34,7 @@ def sample_tokens(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple
     """Return the sampled tokens (rows,) and their log-probs (rows,).
 
     A log-prob is that of the unfiltered distribution at the sampling temperature, also when top-p,
-    top-k or min-p is on.
+    top-k or min-p is on; `truncate` returns the others.
 
     Args:
         logits: (rows, vocabulary) in float32.
@@ -70,9 +70,7 @@ def sample_mixed_tokens(
 
     Rows with equal sampling parameters are sampled together.
     """
-    rows_by_sampling: dict[Sampling, list[int]] = {}
-    for row, sampling in enumerate(samplings):
-        rows_by_sampling.setdefault(sampling, []).append(row)
+    rows_by_sampling = _group_rows(samplings)
     if len(rows_by_sampling) == 1:
         return sample_tokens(logits, uniforms, samplings[0])
     tokens = torch.empty(len(samplings), dtype=torch.int64, device=logits.device)
@@ -81,6 +79,32 @@ def sample_mixed_tokens(
         index = torch.tensor(rows, device=logits.device)
         tokens[index], logprobs[index] = sample_tokens(logits[index], uniforms[index], sampling)
     return tokens, logprobs
+
+
+def truncate(logits: Tensor, logprobs: Tensor, samplings: Sequence[Sampling]) -> list[list[int]]:
+    """Return the ids that the filters of `record_kept` rows keep, one list per row.
+
+    Turns the `logprobs` (rows,) of these rows' sampled tokens into those of the distribution over
+    the kept ids, in place. The lists of other rows are empty.
+    """
+    kept_ids: list[list[int]] = [[] for _ in samplings]
+    for sampling, rows in _group_rows(samplings).items():
+        if not (sampling.record_kept and sampling.filters and sampling.temperature > 0):
+            continue
+        index = torch.tensor(rows, device=logits.device)
+        probs = _filter((logits[index] / sampling.temperature).softmax(-1), sampling)
+        logprobs[index] -= probs.sum(-1).log()
+        for row, row_probs in zip(rows, probs, strict=True):
+            kept_ids[row] = row_probs.nonzero()[:, 0].tolist()
+    return kept_ids
+
+
+def _group_rows(samplings: Sequence[Sampling]) -> dict[Sampling, list[int]]:
+    """Return the rows of each Sampling."""
+    rows_by_sampling: dict[Sampling, list[int]] = {}
+    for row, sampling in enumerate(samplings):
+        rows_by_sampling.setdefault(sampling, []).append(row)
+    return rows_by_sampling
 
 
 def _filter(probs: Tensor, sampling: Sampling) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from postgrad.model.passes.attention import prompt_mask
 from postgrad.model.passes.support import has_window
-from postgrad.rollout.engine import Completion, Request, Sampling, check_context, max_row_tokens
+from postgrad.rollout.engine import Request, Sampling, check_context, max_row_tokens
 from postgrad.rollout.native.cache import SlotCache
 from postgrad.rollout.native.engine import PREFILL_TOKENS, DecodeLoop, Job, NativeEngine, Row
 from postgrad.rollout.native.sampling import RowRandom
@@ -130,8 +130,7 @@ class ConversationStream(DecodeLoop):
     def on_token(self, row: Row, finish: str) -> None:
         if finish:
             assert isinstance(row.job, StreamJob)
-            completion = Completion(row.tokens, row.logprobs, finish)
-            self.finished.append((row.job.keys[row.index], completion))
+            self.finished.append((row.job.keys[row.index], row.completion(finish)))
 
     def remove(self, slots: list[int]) -> None:
         if self.keeps_rows:

@@ -2,6 +2,7 @@
 import { request } from "./api.js";
 import { choice, fill, h, debounce, s, select } from "./dom.js";
 import { number, percent } from "./format.js";
+import { pivotSection } from "./pivot.js";
 import { Table } from "./table.js";
 
 const CLASSES = [
@@ -34,6 +35,7 @@ export async function showEvaluations(container, route, signal) {
   fill(
     container,
     h("div", { class: "heading" }, h("h1", {}, "Evaluations")),
+    evaluations.length > 1 ? pivotSection(signal) : null,
     overview(evaluations),
   );
   return (next) => next.path[0] !== "responses";

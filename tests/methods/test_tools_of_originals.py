@@ -1,0 +1,134 @@
+"""LUFFY and ExGRPO with tools: what a tool wrote is context, and in no loss."""
+
+import math
+
+import pytest
+import torch
+from method_runs import Bound
+from tool_model import CALL, TOOLS, chat_model
+from world import config_of
+
+from postgrad.data.render import Prompts
+from postgrad.environments.lookup import Environments
+from postgrad.environments.tools import Toolbox
+from postgrad.errors import ConfigError
+from postgrad.methods import find_method
+from postgrad.methods.base import Step
+from postgrad.methods.support.replay_pool import Experience, ReplayPool
+from postgrad.rollout.fake import FakeEngine
+from postgrad.rollout.turns import Turns
+from postgrad.types import DEMONSTRATION, POLICY, REPLAY, TOOL, Batch, Trajectory
+
+
+@pytest.fixture
+def with_tools(tmp_path):
+    """Makes a method whose policy calls a tool in every second response."""
+    (tmp_path / "mine.py").write_text(TOOLS)
+    model = chat_model(tmp_path / "model")
+
+    def make(recipe, *overrides):
+        config = config_of(
+            recipe,
+            model,
+            f"rollout.tools=[{tmp_path / 'mine.py'}:look]",
+            "data.template=chat",
+            "data.train=arithmetic:1:digits",
+            "data.max_prompt_tokens=512",
+            "rollout.max_response_tokens=60",
+            "rollout.samples=4",
+            "training.problems_per_step=2",
+            "training.updates_per_step=1",
+            "reward.workers=1",
+            *overrides,
+        )
+        world = Bound(config)
+        schemas = Toolbox(config.rollout.tools).schemas
+        prompts = Prompts(world.prompts.tokenizer, "chat", 4096, tools=schemas)
+        call = prompts.tokenizer.convert_tokens_to_ids(CALL)
+        end = prompts.tokenizer.eos_token_id
+
+        def reply(prompt, seed):
+            if call in prompt:
+                return [3, end]
+            return [call, end] if seed % 2 else [4, 5, end]
+
+        ports = world.method.ports
+        ports.engine = FakeEngine(reply)
+        ports.prompts = prompts
+        ports.turns = Turns(Environments(config.environment, config.rollout), prompts, 4)
+        world.scorer.value = lambda text: float(CALL in text)
+        return world
+
+    return make
+
+
+def test_luffy_trains_on_demonstrations_and_on_the_policys_own_turns(with_tools):
+    world = with_tools("luffy")
+    batch = world.until("update")
+    source = batch.tokens["token_source"]
+    is_given = batch.expand(batch.rows["source"]) == DEMONSTRATION
+    assert int((batch.rows["source"] == DEMONSTRATION).sum()) == 2
+    assert bool((source[is_given] == DEMONSTRATION).all()), "demonstrations are single turns"
+    tool = source == TOOL
+    assert bool(tool.any()) and bool((source == POLICY).any())
+    assert torch.equal(batch.tokens["loss_mask"], ~tool)
+    assert not bool(batch.tokens["advantages"][tool].any())
+    assert world.metrics["off_policy/tokens"] == float(is_given.sum())
+    has_signal = batch.sum_tokens(batch.tokens["advantages"].abs()) > 0
+    own = (source == POLICY) & batch.expand(has_signal)
+    assert world.metrics["on_policy/tokens"] == float(own.sum())
+    assert all(
+        text == ""
+        for text, one in zip(batch.rows["messages"], batch.rows["source"].tolist(), strict=True)
+        if one == DEMONSTRATION
+    )
+
+
+def test_an_experience_counts_the_policys_tokens_only():
+    """exp((1 + 3) / 2) and the mean of 0.2 and 0.6; the tool's token has -9 and 5."""
+    row = Trajectory(
+        "u", [1], [2, 3, 4], token_source=[POLICY, TOOL, POLICY], loss_mask=[True, False, True]
+    )
+    outputs = {"logprobs": torch.tensor([-1.0, -9.0, -3.0]), "entropy": torch.tensor([0.2, 5, 0.6])}
+    pool = ReplayPool()
+    pool.add_rows(Batch.of([row]), torch.tensor([2]), outputs)
+    copy = ReplayPool()
+    copy.load(pool.state())
+    for one in (pool, copy):
+        (stored,) = one.entries["u"].experiences
+        assert stored.own.tolist() == [True, False, True]
+        assert stored.perplexity == pytest.approx(math.exp(2.0))
+        assert stored.entropy == pytest.approx(0.4)
+
+
+def test_a_replay_keeps_the_tools_answer_as_context(with_tools):
+    world = with_tools("exgrpo")
+    method = world.method
+    problem = world.problems[0]
+    own = torch.tensor([True, False, True])
+    stored = Experience(torch.tensor([4, 6, 5]), torch.tensor([-1.0, -9.0, -3.0]), own, 0.5)
+    method.pool.add(problem.uid, 1, stored)
+    row = method.replay_row(problem, Step(1, world.feed))
+    assert list(row.token_source or []) == [REPLAY, TOOL, REPLAY]
+    assert row.loss_mask == [True, False, True]
+    method.is_mixed = True
+    world.feed.retire([])
+    batch = world.until("update")
+    source = batch.tokens["token_source"]
+    assert bool((source == REPLAY).any()) and bool((source == TOOL).any())
+    assert torch.equal(batch.tokens["loss_mask"], source != TOOL)
+    assert not bool(batch.tokens["advantages"][source == TOOL].any())
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "key"),
+    [
+        ("luffy", ["rollout.tools=[calculator]", "method.prefix_min=0.5"], r"rollout\.tools"),
+        ("luffy", ["environment=guess"], r"environment=guess"),
+        ("exgrpo", ["environment=guess"], r"environment=guess"),
+        ("classmate", ["environment=guess"], r"environment=guess"),
+    ],
+)
+def test_combinations_without_a_meaning_are_refused(recipe, overrides, key, tiny):
+    with pytest.raises(ConfigError, match=key):
+        find_method(recipe)(config_of(recipe, tiny, *overrides)).check()
