@@ -1,6 +1,7 @@
 """LUFFY and ExGRPO with tools: what a tool wrote is context, and in no loss."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -82,6 +83,30 @@ def test_luffy_trains_on_demonstrations_and_on_the_policys_own_turns(with_tools)
         for text, one in zip(batch.rows["messages"], batch.rows["source"].tolist(), strict=True)
         if one == DEMONSTRATION
     )
+
+
+def test_the_tokens_of_a_tool_keep_the_whole_vocabulary(with_tools, monkeypatch):
+    """With top-k, the turns of the policy have kept ids and the answers between them have none."""
+    world = with_tools("grpo", "rollout.top_k=2")
+    engine = world.method.ports.engine
+    plain = engine.generate
+
+    def generate(requests, sampling):
+        assert sampling.record_kept
+        groups = plain(requests, sampling)
+        return [
+            [replace(one, kept_ids=[[token, 0] for token in one.tokens]) for one in group]
+            for group in groups
+        ]
+
+    monkeypatch.setattr(engine, "generate", generate)
+    batch = world.until("sample")
+    source = batch.tokens["token_source"]
+    assert bool((source == TOOL).any())
+    assert torch.equal(batch.tokens["num_kept"], torch.where(source == TOOL, 0, 2))
+    for row, ids in enumerate(batch.rows["kept_ids"]):
+        tokens = batch.response.values[(batch.row_index == row) & (source == POLICY)]
+        assert ids.tolist()[::2] == tokens.tolist()
 
 
 def test_an_experience_counts_the_policys_tokens_only():

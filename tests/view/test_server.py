@@ -170,6 +170,15 @@ def test_a_group_has_its_tokens_with_all_columns(server):
     assert rows[0]["others"]["classmate_continuations"] == ["then 7 it is", "or 8"]
 
 
+def test_evaluations_are_a_table_of_models_by_sets(server, runs):
+    table = server.json("/api/pivot")
+    assert table["sets"] == ["sums"]
+    rows = {row["model"]: row["values"] for row in table["rows"]}
+    assert rows["before"] == [0.25] and rows["after"] == [0.75]
+    assert "| after | 75.0% |" in table["markdown"] and "after,0.75" in table["csv"]
+    assert server.json("/api/pivot?metric=format")["rows"][0]["values"] == [1.0]
+
+
 def test_groups_of_one_problem_over_the_run(server):
     for _ in range(50):
         problem = server.json("/api/problem?run=finished&uid=problem-1")
