@@ -74,6 +74,8 @@ def main() -> int:
             return code
         counts = count_outcomes(report)
     print(f"\n{table(counts)}\n{time.monotonic() - started:.0f} s")
+    if code and not any(outcomes["failed"] for outcomes in counts.values()):
+        print(f"pytest ended with code {code} although no attack failed: see its errors above")
     return code
 
 
