@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from postgrad.agents.runner import open_agents
 from postgrad.api.rows import as_problems
 from postgrad.cluster.backends import open_engine
 from postgrad.data.styles import stop_strings
@@ -16,7 +17,7 @@ from postgrad.evaluation.settings import EvalConfig, read_settings
 from postgrad.problem import Problem
 from postgrad.rollout.engine import make_sampling
 from postgrad.rollout.respond import generate
-from postgrad.rollout.turns import Turns
+from postgrad.rollout.turns import make_turns
 
 # A prompt: a text, or messages such as [{"role": "user", "content": "2+2="}].
 Prompt = str | Sequence[dict[str, Any]]
@@ -42,7 +43,8 @@ class Sampler:
         environments = open_environments(self.config.environment, rollout)
         schemas = environments.schemas if environments else ()
         self.prompts = make_prompts(self.config, schemas)
-        self.turns = Turns(environments, self.prompts, rollout.max_turns) if environments else None
+        agents = open_agents(self.config.agent, self.prompts, self.config.reward.verifier)
+        self.turns = make_turns(environments, self.prompts, rollout.max_turns) or agents
         resolve_engine_settings(self.config)
         if self.config.cluster.backend != "local":
             raise ConfigError(

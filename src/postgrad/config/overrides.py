@@ -66,6 +66,9 @@ def _split_override(override: str) -> tuple[str, str]:
         raise ConfigError(f"unknown key {key}; Hydra's own settings have no effect here")
     if key in ("method", "environment"):
         return f"{key}.name", f"'{value}'"
+    if key in ("agent", "agent.command"):
+        escaped = value.replace("'", "\\'")
+        return "agent.command", f"'{escaped}'"
     if key == "cluster":
         key = "cluster.backend"
     is_url = value.startswith(("http://", "https://"))

@@ -1,8 +1,8 @@
 """All settings of the package except those of a method, as typed dataclasses with limits.
 
 `setting(...)` attaches a help text, choices and bounds to a field. limits.py checks them and
-names the key in its error. The sections `rollout`, `environment` and `reward` are in files of their
-own. A method's own settings are in the method's file.
+names the key in its error. The sections `rollout`, `environment`, `agent` and `reward` are in files
+of their own. A method's own settings are in the method's file.
 """
 
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from omegaconf import MISSING
 
 from postgrad.config.schema_reward import JudgeConfig as JudgeConfig
 from postgrad.config.schema_reward import RewardConfig
-from postgrad.config.schema_rollout import EnvironmentConfig, RolloutConfig
+from postgrad.config.schema_rollout import AgentConfig, EnvironmentConfig, RolloutConfig
 from postgrad.config.setting import setting
 
 TRUNCATION_SIDES = ("left", "right", "middle")  # where a prompt that is too long may be truncated
@@ -323,6 +323,7 @@ class Config:
     data: DataConfig = field(default_factory=DataConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
+    agent: AgentConfig = field(default_factory=AgentConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)

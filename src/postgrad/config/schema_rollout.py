@@ -1,4 +1,4 @@
-"""The sections `rollout` and `environment` of the settings. schema.py explains how to read them."""
+"""The sections `rollout`, `environment` and `agent` of the settings; schema.py explains them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -119,3 +119,15 @@ class EnvironmentConfig:
         "longest observation, in characters; a longer one is truncated in the middle",
         at_least=16,
     )
+
+
+@dataclass
+class AgentConfig:
+    command: str = setting(
+        "",
+        "a program that calls the policy through OPENAI_BASE_URL, such as 'python my_agent.py' "
+        "(docs/agents.md); agent=COMMAND is short for it; empty: none",
+    )
+    workers: int = setting(16, "programs that run at the same time", at_least=1)
+    timeout_s: float = setting(600.0, "time limit per program, in seconds", above=0.0)
+    max_calls: int = setting(64, "most calls of the policy per program", at_least=1)

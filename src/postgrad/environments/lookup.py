@@ -3,7 +3,7 @@
 import hashlib
 import inspect
 import re
-from typing import Any
+from typing import Any, Protocol
 
 from postgrad.config.schema import EnvironmentConfig, RolloutConfig
 from postgrad.environments.calls import CallParser
@@ -124,12 +124,23 @@ def open_environments(
     return Environments(environment, rollout)
 
 
-def choose_verifier(verifier: str, environments: Environments | None) -> str:
+class RewardSource(Protocol):
+    """The environments or the agents of a run."""
+
+    @property
+    def has_environment(self) -> bool:
+        """Whether there is a reward besides those of verifiers."""
+        ...
+
+
+def choose_verifier(verifier: str, source: RewardSource | None) -> str:
     """Return the verifier of a run: `auto` is the environment's own reward, if there is one.
+
+    The reward that an agent prints counts as an environment's.
 
     Raises ConfigError if the setting names the reward of an environment that does not exist.
     """
-    has_environment = environments is not None and environments.has_environment
+    has_environment = source is not None and source.has_environment
     if verifier == "auto" and has_environment:
         return "environment"
     if re.search(r"\benvironment\b", verifier) and ":" not in verifier and not has_environment:

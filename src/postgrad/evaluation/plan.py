@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from postgrad.agents.runner import open_agents
 from postgrad.config.schema import EngineConfig, ModelConfig, RolloutConfig
 from postgrad.data.problems import load_problems
 from postgrad.data.render import Prompts
@@ -28,7 +29,7 @@ from postgrad.model.load import load_tokenizer, model_config
 from postgrad.problem import Problem
 from postgrad.rollout.engine import Sampling, make_sampling
 from postgrad.rollout.kinds import check_engine
-from postgrad.rollout.turns import Turns
+from postgrad.rollout.turns import TurnRunner, make_turns
 from postgrad.training.prepare import check_cluster
 from postgrad.verifiers.model_terms import LLM_JUDGE, asks_judge
 from postgrad.verifiers.scorer import Scorer
@@ -66,7 +67,7 @@ class Plan:
     prompts: Prompts
     scorer: Scorer
     identity: dict[str, Any]
-    turns: Turns | None = None
+    turns: TurnRunner | None = None
 
     @property
     def sampling(self) -> Sampling:
@@ -98,6 +99,7 @@ def make_plan(config: EvalConfig, target: Target, is_scored: bool = True) -> Pla
         sets[name] = load_problems(path)[: config.data.limit or None]
     environments = open_environments(config.environment, config.rollout)
     prompts = make_prompts(config, environments.schemas if environments else ())
+    agents = open_agents(config.agent, prompts, config.reward.verifier)
     dropped: dict[str, int] = {}
     truncated_prompts: dict[str, int] = {}
     for name in sets:
@@ -106,7 +108,7 @@ def make_plan(config: EvalConfig, target: Target, is_scored: bool = True) -> Pla
     problems = [problem for problems in sets.values() for problem in problems]
     if asks_judge(config.reward.verifier):
         _check_judge(config, problems, list(sets))
-    verifier = choose_verifier(config.reward.verifier, environments)
+    verifier = choose_verifier(config.reward.verifier, environments or agents)
     scorer = Scorer(verifier, config.reward.timeout_s, config.reward.workers)
     if is_scored:
         scorer.check(problems)
@@ -121,7 +123,7 @@ def make_plan(config: EvalConfig, target: Target, is_scored: bool = True) -> Pla
         prompts=prompts,
         scorer=scorer,
         identity=identity,
-        turns=Turns(environments, prompts, config.rollout.max_turns) if environments else None,
+        turns=make_turns(environments, prompts, config.rollout.max_turns) or agents,
     )
 
 

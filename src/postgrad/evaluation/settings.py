@@ -9,6 +9,7 @@ from omegaconf import MISSING
 from postgrad.config.compose import compose_section
 from postgrad.config.schema import (
     OVERLONG,
+    AgentConfig,
     ClusterConfig,
     EnvironmentConfig,
     ModelConfig,
@@ -83,6 +84,7 @@ class EvalConfig:
     data: EvalData = field(default_factory=EvalData)
     rollout: EvalRollout = field(default_factory=EvalRollout)
     environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
+    agent: AgentConfig = field(default_factory=AgentConfig)
     reward: EvalReward = field(default_factory=EvalReward)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
 
@@ -96,6 +98,7 @@ SHORT_KEYS = {
     "workers": "reward.workers",
     "timeout_s": "reward.timeout_s",
     "environment": "environment.name",
+    "agent": "agent.command",
 }
 # Defaults for the model of a run: these keys are read from the run's configuration.
 DEFAULTS_FROM_RUN = (
@@ -115,6 +118,10 @@ DEFAULTS_FROM_RUN = (
     "environment.workers",
     "environment.timeout_s",
     "environment.max_chars",
+    "agent.command",
+    "agent.workers",
+    "agent.timeout_s",
+    "agent.max_calls",
     "reward.verifier",
     "model.trust_remote_code",
 )

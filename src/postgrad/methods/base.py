@@ -25,6 +25,7 @@ from postgrad.errors import RunError
 from postgrad.methods.ports import Ports, Role
 from postgrad.methods.step import Group, Stage, Step
 from postgrad.methods.support.checks import (
+    check_agent,
     check_monitor,
     check_numbers,
     check_sampling,
@@ -106,6 +107,7 @@ class Method:
         check_monitor(self)
         self.check_unread()
         check_tools(self)
+        check_agent(self)
         check_staleness(self)
         check_numbers(self.config)
         check_validation(self.config)
@@ -228,7 +230,12 @@ class Method:
         return self.drop_failures(batch, step)
 
     def texts_to_score(self, batch: Batch) -> Sequence[str | None]:
-        """What the policy wrote in each row, without tool output; None if there is nothing."""
+        """What the policy wrote in each row, without tool output; None if there is nothing.
+
+        All rows of one agent have the text of its last reply.
+        """
+        if "answer" in batch.rows:
+            return batch.rows["answer"]
         own = batch.tokens["token_source"] != TOOL
         if bool(own.all()):
             return batch.rows["text"]

@@ -7,7 +7,7 @@ from postgrad.model.critic import Critic
 from postgrad.model.policy import Policy
 from postgrad.rollout.engine import Engine
 from postgrad.rollout.respond import Prompts, Scorer
-from postgrad.rollout.turns import Turns
+from postgrad.rollout.turns import TurnRunner
 
 LIVE = "policy:live"  # the path of a role that is the engine of this run
 
@@ -36,7 +36,8 @@ class Role:
 class Ports:
     """The models and services that a method may call, wherever they run.
 
-    `models` has the method's roles by name. `turns` is set with tools or an environment.
+    `models` has the method's roles by name. `turns` is set with tools, an environment
+    or an agent.
     """
 
     policy: Policy
@@ -44,7 +45,7 @@ class Ports:
     scorer: Scorer
     prompts: Prompts
     models: dict[str, Any] = field(default_factory=dict)
-    turns: Turns | None = None
+    turns: TurnRunner | None = None
 
     @property
     def reference(self) -> Policy:

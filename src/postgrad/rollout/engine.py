@@ -155,6 +155,7 @@ class Episode:
         state: the result of get_state().
         done: the environment ended the trajectory.
         failure: why there is no reward; None if there is one.
+        answer: what verifiers score instead of the response: the last reply of an agent.
     """
 
     prompt: list[int] = field(default_factory=list)
@@ -167,6 +168,7 @@ class Episode:
     state: Any = None
     done: bool = False
     failure: Failure | None = None
+    answer: str | None = None
 
 
 class Engine(Protocol):

@@ -18,7 +18,8 @@ KEY = "environment"  # the row column, and the key of problem.extra
 def episode_row(episode: Episode) -> dict[str, Any]:
     """Return the row columns of an episode."""
     failure = episode.failure
-    return {
+    answer = {} if episode.answer is None else {"answer": episode.answer}
+    return answer | {
         KEY: json.dumps(_as_extra(episode), default=str),
         "environment_failure": f"{failure.kind}: {failure.reason}" if failure else "",
         "question": episode.question,

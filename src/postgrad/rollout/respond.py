@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from postgrad.problem import Failure, Problem, Score
-from postgrad.rollout.engine import Engine, Episode, Request, Sampling, trajectory_seed
+from postgrad.rollout.engine import Completion, Engine, Episode, Request, Sampling, trajectory_seed
 from postgrad.rollout.episodes import episode_problem
-from postgrad.rollout.turns import Turns, run_turns
+from postgrad.rollout.turns import TurnRunner, run_turns
 
 STEP = 0  # the step in the seeds of responses that belong to no training step
 
@@ -48,7 +48,8 @@ class Prompts(Protocol):
 class Response:
     """One response to one problem. `tokens` include the stop token, `text` does not.
 
-    `policy_text` is what the policy itself wrote: `text` without what tools or an environment said.
+    `policy_text` is what the policy itself wrote: `text` without what tools or an environment said;
+    of an agent, its last reply.
     """
 
     problem: Problem
@@ -80,7 +81,7 @@ def generate(
     sampling: Sampling,
     samples: int,
     seed: int,
-    turns: Turns | None = None,
+    turns: TurnRunner | None = None,
 ) -> list[Response]:
     """Return `samples` responses per problem, ordered by problem, then by sample."""
     requests: list[Request] = []
@@ -90,7 +91,7 @@ def generate(
     groups = run_turns(engine, requests, problems, sampling, turns)
     responses: list[Response] = []
     for problem, request, group in zip(problems, requests, groups, strict=True):
-        for i, completion in enumerate(group):
+        for i, completion in enumerate(group[:samples]):  # an agent may have further trajectories
             responses.append(
                 Response(
                     problem=problem,
@@ -98,12 +99,18 @@ def generate(
                     seed=request.seeds[i],
                     tokens=completion.tokens,
                     text=prompts.decode(completion.tokens),
-                    policy_text=prompts.decode(completion.policy_tokens),
+                    policy_text=_policy_text(prompts, completion),
                     finish=completion.finish,
                     episode=completion.episode,
                 )
             )
     return responses
+
+
+def _policy_text(prompts: Prompts, completion: Completion) -> str:
+    if completion.episode is not None and completion.episode.answer is not None:
+        return completion.episode.answer
+    return prompts.decode(completion.policy_tokens)
 
 
 def respond(
@@ -114,7 +121,7 @@ def respond(
     sampling: Sampling,
     samples: int,
     seed: int,
-    turns: Turns | None = None,
+    turns: TurnRunner | None = None,
 ) -> list[Answer]:
     """Return `samples` scored responses per problem, ordered by problem, then by sample."""
     responses = generate(engine, prompts, problems, sampling, samples, seed, turns)

@@ -50,6 +50,23 @@ class TurnPrompts(Protocol):
     def encode_after_turn(self, messages: Sequence[Message], end: int) -> list[int]: ...
 
 
+class TurnRunner(Protocol):
+    """What samples responses of several turns: Turns, or the agents of a run.
+
+    A request may have more completions than seeds; the first ones belong to its seeds.
+    """
+
+    def run(
+        self,
+        engine: Engine,
+        requests: Sequence[Request],
+        problems: Sequence[Problem],
+        sampling: Sampling,
+    ) -> list[list[Completion]]: ...
+
+    def close(self) -> None: ...
+
+
 class Turns:
     """The environments and tools of a run, and the largest number of turns per response."""
 
@@ -68,6 +85,16 @@ class Turns:
         if "host" in self.__dict__:
             self.host.close()
 
+    def run(
+        self,
+        engine: Engine,
+        requests: Sequence[Request],
+        problems: Sequence[Problem],
+        sampling: Sampling,
+    ) -> list[list[Completion]]:
+        """Return the completions of each request; an environment or tools answer."""
+        return _Runner(engine, requests, problems, sampling, self).run()
+
     @cached_property
     def call_parser(self) -> CallParser:
         """What finds tool calls in the format of the model."""
@@ -82,6 +109,13 @@ class Turns:
     def find_action(self, tokens: list[int]) -> str:
         """Return the text of a turn for an environment, without its thought."""
         return self.prompts.decode(tokens).rpartition(THOUGHT_END)[2].strip()
+
+
+def make_turns(
+    environments: Environments | None, prompts: TurnPrompts, max_turns: int
+) -> Turns | None:
+    """Return the turns of a run; None if it has neither an environment nor tools."""
+    return Turns(environments, prompts, max_turns) if environments else None
 
 
 @dataclass
@@ -174,12 +208,12 @@ def run_turns(
     requests: Sequence[Request],
     problems: Sequence[Problem],
     sampling: Sampling,
-    turns: Turns | None,
+    turns: TurnRunner | None,
 ) -> list[list[Completion]]:
-    """Return the completions of each request; with `turns`, an environment or tools answer."""
+    """Return the completions of each request, of several turns if there is `turns`."""
     if turns is None:
         return engine.generate(requests, sampling)
-    return _Runner(engine, requests, problems, sampling, turns).run()
+    return turns.run(engine, requests, problems, sampling)
 
 
 class _Runner:

@@ -5,6 +5,7 @@
     requests.py       parses and checks requests
     responses.py      builds responses, complete or streamed
     generate.py       the endpoint with tokens in and tokens out
+    model_text.py     requests to token ids, token ids to text
     detokenizer.py    token ids to text, piece by piece
     served_model.py   a model with its tokenizer and its worker; loads new weights
     worker.py         one thread per model that decodes all requests together

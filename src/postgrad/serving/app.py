@@ -16,7 +16,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 from starlette.applications import Starlette
@@ -38,8 +38,10 @@ from postgrad.web import HttpError, has_token, read_json, reject_reason
 
 MAX_BODY = 8 << 20  # bytes
 BODY_S = 30.0  # time limit for a request's body to arrive
+DONE = "data: [DONE]\n\n"  # ends a stream
 CHUNK_S = 600.0  # time limit for a client to take one chunk of a stream
 
+T = TypeVar("T")
 Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
@@ -63,11 +65,11 @@ def make_app(
     routes = [
         Route("/health", api.health),
         Route("/v1/models", api.list_models),
-        Route("/v1/models/{name:path}", _catch_errors(api.show_model)),
-        Route("/v1/completions", _catch_errors(api.complete_text), methods=["POST"]),
-        Route("/v1/chat/completions", _catch_errors(api.complete_chat), methods=["POST"]),
-        Route("/inference/v1/generate", _catch_errors(api.generate), methods=["POST"]),
-        Route("/v1/reload", _catch_errors(api.reload), methods=["POST"]),
+        Route("/v1/models/{name:path}", catch_errors(api.show_model)),
+        Route("/v1/completions", catch_errors(api.complete_text), methods=["POST"]),
+        Route("/v1/chat/completions", catch_errors(api.complete_chat), methods=["POST"]),
+        Route("/inference/v1/generate", catch_errors(api.generate), methods=["POST"]),
+        Route("/v1/reload", catch_errors(api.reload), methods=["POST"]),
     ]
     handlers: dict[Any, Any] = {HTTPException: _answer_http_error, Exception: _answer_exception}
     return Starlette(
@@ -187,7 +189,7 @@ class Api:
             return EventStream(events, lambda: served.worker.cancel(pending))
         try:
             async with asyncio.timeout(self.time_limit_s):
-                await _unless_disconnected(http_request, _collect(pending, builder))
+                await unless_disconnected(http_request, _collect(pending, builder))
             return JSONResponse(make_body(builder))
         except TimeoutError as error:
             raise self._timeout_error() from error
@@ -199,7 +201,7 @@ class Api:
     ) -> AsyncIterator[str]:
         """Yield server-sent events. Tokens that arrive while a chunk is sent share the next one."""
         for chunk in builder.first_chunks():
-            yield _event(chunk)
+            yield event(chunk)
         deadline = asyncio.get_running_loop().time() + self.time_limit_s
         try:
             while not builder.done:
@@ -207,16 +209,16 @@ class Api:
                     choices = await _wait_for_updates(pending, builder)
                 for choice in choices:
                     if chunk := builder.next_chunk(choice):
-                        yield _event(chunk)
+                        yield event(chunk)
         except HttpError as error:
-            yield _event(error_body(error))
+            yield event(error_body(error))
             return
         except TimeoutError:
-            yield _event(error_body(self._timeout_error()))
+            yield event(error_body(self._timeout_error()))
             return
         if request.include_usage:
-            yield _event(builder.usage_chunk())
-        yield "data: [DONE]\n\n"
+            yield event(builder.usage_chunk())
+        yield DONE
 
     def _timeout_error(self) -> ApiError:
         return ApiError(
@@ -294,8 +296,8 @@ async def _wait_for_updates(pending: PendingRequest, builder: ResponseBuilder) -
     return list(changed.values())
 
 
-async def _unless_disconnected(request: Request, work: Coroutine[Any, Any, None]) -> None:
-    """Run `work` until the client disconnects; then raise HttpError, which nobody receives."""
+async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of `work`; when the client disconnects first, raise HttpError."""
 
     async def wait_for_disconnect() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -307,13 +309,13 @@ async def _unless_disconnected(request: Request, work: Coroutine[Any, Any, None]
         await asyncio.wait([working, waiting], return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
             raise HttpError(499, "the client has disconnected")
-        working.result()
+        return working.result()
     finally:
         working.cancel()
         waiting.cancel()
 
 
-def _catch_errors(endpoint: Endpoint) -> Endpoint:
+def catch_errors(endpoint: Endpoint) -> Endpoint:
     """Return the endpoint with an HttpError turned into a JSON response."""
 
     async def safe_endpoint(request: Request) -> Response:
@@ -350,7 +352,8 @@ async def _answer_exception(request: Request, error: Exception) -> Response:
     return JSONResponse(body, 500)
 
 
-def _event(body: dict[str, Any]) -> str:
+def event(body: dict[str, Any]) -> str:
+    """Return a server-sent event."""
     return f"data: {json.dumps(body, ensure_ascii=False, separators=(',', ':'))}\n\n"
 
 

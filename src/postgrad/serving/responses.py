@@ -7,8 +7,8 @@ from typing import Any
 
 from postgrad.rollout.native.live import LiveJob, TopTokens
 from postgrad.serving.detokenizer import Detokenizer
+from postgrad.serving.model_text import ModelText
 from postgrad.serving.requests import GenerationRequest
-from postgrad.serving.served_model import ServedModel
 from postgrad.serving.worker import RowUpdate
 from postgrad.web import HttpError
 
@@ -65,7 +65,7 @@ class EchoedPrompt:
     The tokens of one character that has several begin at the same place.
     """
 
-    def __init__(self, served: ServedModel, request: GenerationRequest, ids: list[int]) -> None:
+    def __init__(self, served: ModelText, request: GenerationRequest, ids: list[int]) -> None:
         detokenizer = served.make_detokenizer(request, stops=())
         self.offsets: list[int] = []
         for token in ids:
@@ -78,9 +78,7 @@ class EchoedPrompt:
 class ResponseBuilder:
     """The response to one request: takes row updates, gives the whole response or its chunks."""
 
-    def __init__(
-        self, request: GenerationRequest, served: ServedModel, jobs: list[LiveJob]
-    ) -> None:
+    def __init__(self, request: GenerationRequest, served: ModelText, jobs: list[LiveJob]) -> None:
         self.request = request
         self.served = served
         self.jobs = jobs
@@ -130,7 +128,7 @@ class ResponseBuilder:
     def _complete_choice(self, choice: Choice) -> dict[str, Any]:
         entry: dict[str, Any] = {"index": choice.number}
         if self.request.is_chat:
-            entry["message"] = {"role": "assistant", **self._message_fields(choice)}
+            entry["message"] = {"role": "assistant", **self.message_fields(choice)}
         else:
             entry["text"] = choice.echo.text + choice.text if choice.echo else choice.text
         entry |= self._details(choice) | self._finish_fields(choice)
@@ -167,7 +165,7 @@ class ResponseBuilder:
             return None
         entry: dict[str, Any] = {"index": choice.number}
         if self.request.is_chat:
-            entry["delta"] = self._message_fields(choice)
+            entry["delta"] = self.message_fields(choice)
             for number, call in enumerate(entry["delta"].get("tool_calls", [])):
                 call["index"] = number
         else:
@@ -203,10 +201,10 @@ class ResponseBuilder:
             "total_tokens": num_prompt_tokens + self.num_sampled,
         }
 
-    def _message_fields(self, choice: Choice) -> dict[str, Any]:
+    def message_fields(self, choice: Choice) -> dict[str, Any]:
         """Return the content of a message, and its tool calls if the request has tools."""
         content, calls = self.served.find_tool_calls(self.request, choice.tokens)
-        if not calls or choice.finish != "stop":
+        if not calls or choice.finish not in ("stop", "tool_calls"):
             return {"content": choice.text}
         choice.finish = "tool_calls"
         return {"content": content, "tool_calls": calls}

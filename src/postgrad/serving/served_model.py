@@ -1,9 +1,7 @@
 """One served model: its tokenizer, its worker, and loading new weights into it."""
 
 import secrets
-import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from postgrad.config.schema import ModelConfig, RolloutConfig
-from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError
 from postgrad.model.device import (
     DTYPES,
@@ -21,13 +18,11 @@ from postgrad.model.device import (
     total_memory_bytes,
 )
 from postgrad.model.load import load
-from postgrad.problem import Problem
 from postgrad.rollout.engine import Request
 from postgrad.rollout.native.engine import NativeEngine
 from postgrad.rollout.native.live import LiveJob
-from postgrad.serving.detokenizer import Detokenizer
-from postgrad.serving.requests import ApiError, ChatRequest, GenerationRequest
-from postgrad.serving.tool_calls import find_tool_calls
+from postgrad.serving.model_text import ModelText, prompt_field
+from postgrad.serving.requests import ApiError, GenerationRequest
 from postgrad.serving.worker import DecodeWorker
 
 # Default number of rows that decode at the same time; the second on accelerators with own memory.
@@ -35,23 +30,23 @@ DEFAULT_ROWS = 64
 DEFAULT_ACCELERATOR_ROWS = 256
 
 
-@dataclass
-class ServedModel:
-    """A model under the name that requests use."""
+class ServedModel(ModelText):
+    """A model under the name that requests use.
 
-    name: str
-    source: str  # where its tokenizer is: a folder or a hub id
-    tokenizer: Any
-    worker: DecodeWorker
-    version: int = 0  # number of weight reloads
-    lock: Any = field(default_factory=threading.Lock)  # tokenizers are not thread-safe
+    Args:
+        name: the name that requests use.
+        source: where its tokenizer is: a folder or a hub id.
+        tokenizer: a transformers tokenizer.
+        worker: decodes the requests.
+    """
 
-    def __post_init__(self) -> None:
-        self.plain_prompts = Prompts(self.tokenizer, "plain")
-        self.chat_prompts = Prompts(self.tokenizer, "auto")
-        engine = self.worker.engine
-        self.vocabulary_size = int(engine.model.get_input_embeddings().weight.shape[0])
-        self.stop_ids = set(engine.stop_ids.tolist())
+    def __init__(self, name: str, source: str, tokenizer: Any, worker: DecodeWorker) -> None:
+        engine = worker.engine
+        vocabulary_size = int(engine.model.get_input_embeddings().weight.shape[0])
+        super().__init__(name, tokenizer, set(engine.stop_ids.tolist()), vocabulary_size)
+        self.source = source
+        self.worker = worker
+        self.version = 0  # number of weight reloads
 
     @property
     def context(self) -> int:
@@ -66,39 +61,9 @@ class ServedModel:
         seed = secrets.randbits(64) if request.seed is None else request.seed
         seeds = [(seed + i) % 2**64 for i in range(request.n)]
         return [
-            self._make_job(request, self._encode(request, prompt), seeds)
+            self._make_job(request, self.encode(request, prompt), seeds)
             for prompt in request.prompts
         ]
-
-    def _encode(self, request: GenerationRequest, prompt: Any) -> list[int]:
-        """Return the token ids of a text, a list of messages or a list of ids."""
-        if not request.is_chat and isinstance(prompt, list):
-            if not all(0 <= token < self.vocabulary_size for token in prompt):
-                raise ApiError(
-                    400, f"prompt has a token id outside 0 to {self.vocabulary_size - 1}", "prompt"
-                )
-            return prompt
-        messages = tuple(prompt) if request.is_chat else ({"role": "user", "content": prompt},)
-        try:
-            with self.lock:
-                return self._prompts_for(request).encode(Problem("", messages, ""))
-        except ConfigError as error:
-            reason = str(error).removeprefix("problem : ")
-            reason = reason.replace("data.template_options", "chat_template_kwargs")
-            reason = reason.replace("rollout.tools", "tools")
-            raise ApiError(400, reason, _prompt_field(request)) from error
-
-    def _prompts_for(self, request: GenerationRequest) -> Prompts:
-        if not isinstance(request, ChatRequest):
-            return self.plain_prompts
-        if request.chat_template_kwargs or request.tool_schemas:
-            return Prompts(
-                self.tokenizer,
-                "auto",
-                options=request.chat_template_kwargs,
-                tools=request.tool_schemas,
-            )
-        return self.chat_prompts
 
     def _make_job(self, request: GenerationRequest, ids: list[int], seeds: list[int]) -> LiveJob:
         max_new_tokens = self.context - len(ids)
@@ -110,7 +75,7 @@ class ServedModel:
                 400,
                 f"a prompt of {len(ids)} tokens and {limit} new ones exceed the context of "
                 f"{self.context}; shorten the prompt or lower max_tokens",
-                _prompt_field(request),
+                prompt_field(request),
                 "context_length_exceeded",
             )
         return LiveJob(
@@ -121,36 +86,6 @@ class ServedModel:
             stop_token_ids=frozenset(request.stop_token_ids),
             scores_prompt=request.echoes_prompt and request.num_top is not None,
         )
-
-    def find_tool_calls(
-        self, request: GenerationRequest, tokens: list[int]
-    ) -> tuple[str | None, list[dict[str, Any]]]:
-        """Return (text before the calls, tool calls) of a response; no calls without tools."""
-        if not request.tool_schemas:
-            return None, []
-        with self.lock:
-            text = self.chat_prompts.decode_turn(tokens)
-            return find_tool_calls(self.tokenizer, text, request.tool_schemas)
-
-    def make_detokenizer(
-        self, request: GenerationRequest, stops: Sequence[str] | None = None
-    ) -> Detokenizer:
-        """Return a detokenizer for a response; `stops` replaces the request's stop strings."""
-        return Detokenizer(
-            self.tokenizer,
-            stops=request.stop if stops is None else stops,
-            keep_special=not request.skip_special_tokens,
-            keep_stop=request.include_stop_str_in_output,
-        )
-
-    def token_text(self, token: int) -> str:
-        return self.tokenizer.decode(
-            [token], skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
-
-
-def _prompt_field(request: GenerationRequest) -> str:
-    return "messages" if request.is_chat else "prompt"
 
 
 def load_served_model(

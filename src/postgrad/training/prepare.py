@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from postgrad.agents.runner import Agents, open_agents
 from postgrad.cluster.engines import engine_config
 from postgrad.config.schema import ClusterConfig, Config, ModelConfig
 from postgrad.data.cursor import Cursor
@@ -22,7 +23,7 @@ from postgrad.model.load import load_tokenizer, model_config, model_hidden_size
 from postgrad.model.passes.layout import default_token_budget
 from postgrad.model.ranks import check_mesh
 from postgrad.rollout.kinds import check_engine
-from postgrad.rollout.turns import Turns
+from postgrad.rollout.turns import TurnRunner, make_turns
 from postgrad.training.run import resume_config
 from postgrad.training.trackers import check_tracker
 from postgrad.training.validation import load_sets
@@ -42,7 +43,7 @@ class Inputs:
     prompts: Prompts
     scorer: Scorer
     notes: tuple[str, ...] = ()  # lines about the data that the start of a run reports
-    turns: Turns | None = None  # None without tools and environment
+    turns: TurnRunner | None = None  # None without tools, environment and agent
 
 
 def make_method(config: Config) -> Method:
@@ -147,6 +148,7 @@ def load_inputs(config: Config, method: Method) -> Inputs:
     tokenizer = load_tokenizer(config.model, config.seed)
     environments = open_environments(config.environment, config.rollout)
     prompts = make_prompts(tokenizer, config.data, environments.schemas if environments else ())
+    agents = open_agents(config.agent, prompts, config.reward.verifier)
     train = _fitting(config, method, prompts, loaded_train)
     validation: dict[str, list[Problem]] = {}
     for name, problems in loaded_validation.items():
@@ -167,7 +169,7 @@ def load_inputs(config: Config, method: Method) -> Inputs:
         label = f"validation set {name}"
         counts.append(_count_overlong(config, encoder, label, problems, validation[name]))
     too_long = _describe_overlong(config, [count for count in counts if count])
-    scorer = _make_scorer(config, method, environments, [*train, *held_out])
+    scorer = _make_scorer(config, method, environments, agents, [*train, *held_out])
     notes = [*([too_long] if too_long else []), *method.data_notes(prompts, train)]
     if method.needs_verifier():
         notes += scorer.notes(train)
@@ -177,7 +179,7 @@ def load_inputs(config: Config, method: Method) -> Inputs:
         prompts=prompts,
         scorer=scorer,
         notes=tuple(notes),
-        turns=Turns(environments, prompts, config.rollout.max_turns) if environments else None,
+        turns=make_turns(environments, prompts, config.rollout.max_turns) or agents,
     )
 
 
@@ -197,11 +199,15 @@ def _fitting(
 
 
 def _make_scorer(
-    config: Config, method: Method, environments: Environments | None, problems: list[Problem]
+    config: Config,
+    method: Method,
+    environments: Environments | None,
+    agents: Agents | None,
+    problems: list[Problem],
 ) -> Scorer:
     """Return the scorer of reward.*, checked against the problems if the method uses it."""
     reward = config.reward
-    verifier = choose_verifier(reward.verifier, environments)
+    verifier = choose_verifier(reward.verifier, environments or agents)
     if environments is not None:
         for problem in problems:
             environments.choose(problem)

@@ -148,6 +148,25 @@ def check_tools(method: Any) -> None:
         refuse_unread("environment", environment, names, "without an environment", fix)
 
 
+def check_agent(method: Any) -> None:
+    """Refuses an agent for methods without turns or beside an environment, and unread settings."""
+    agent = method.config.agent
+    if not agent.command:
+        names = ["workers", "timeout_s", "max_calls"]
+        refuse_unread("agent", agent, names, "without an agent", "add agent='python my_agent.py'")
+        return
+    key = f"agent={agent.command}"
+    if not method.supports_tools:
+        raise ConfigError(
+            f"{key}: {method.settings.name} does not support agents; remove it, or use grpo"
+        )
+    if method.config.environment.name or method.config.rollout.tools:
+        other = "environment" if method.config.environment.name else "rollout.tools"
+        raise ConfigError(
+            f"{key} answers its own tool calls, and {other} is set; remove one of the two"
+        )
+
+
 def check_staleness(method: Any) -> None:
     """Refuses rollouts of older weights where nothing samples them, or nothing corrects them."""
     key = f"rollout.staleness={method.config.rollout.staleness}"

@@ -1,0 +1,11 @@
+"""Agents: programs of the user that call the policy through an OpenAI-compatible endpoint.
+
+    runner.py       runs one program per trajectory and lets the engine answer their calls
+    endpoint.py     the HTTP endpoint, with one session per program
+    recording.py    the calls of a session as trajectories of tokens
+    program.py      starts a program, with a time limit, and reads its reward
+    launch.py       the parent process of a program; ends with the run
+    verifiers.py    the program that plays an environment of the package verifiers
+
+May import serving, rollout, environments, data, verifiers, problem, config, web and errors.
+"""

@@ -1,0 +1,193 @@
+"""The HTTP endpoint of a run: agents call the policy as they would call OpenAI.
+
+    GET  /agent/TOKEN/v1/models
+    POST /agent/TOKEN/v1/chat/completions
+    POST /agent/TOKEN/v1/completions
+
+TOKEN is the secret of a session. The policy is sampled as the run's settings say: `temperature`,
+`top_p`, `seed` and the model's name in a request have no effect.
+"""
+
+import asyncio
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from postgrad import web
+from postgrad.agents.recording import Call, Recording
+from postgrad.errors import RunError
+from postgrad.rollout.engine import Completion
+from postgrad.serving.app import (
+    BODY_S,
+    DONE,
+    MAX_BODY,
+    AuthMiddleware,
+    catch_errors,
+    event,
+    unless_disconnected,
+)
+from postgrad.serving.requests import ApiError, GenerationRequest, parse_request
+from postgrad.serving.responses import ResponseBuilder
+
+MODEL = "policy"  # the name of the policy in responses
+START_S = 30.0
+
+
+@dataclass(eq=False)
+class WaitingCall:
+    """A call that waits for the engine; `future` gets its Completion."""
+
+    session: "Session"
+    call: Call
+    loop: asyncio.AbstractEventLoop
+    future: "asyncio.Future[Completion]"
+
+    def answer(self, completion: Completion) -> None:
+        """Give the completion to the handler of the call. Called from another thread."""
+        self.loop.call_soon_threadsafe(web.settle, self.future, completion, None)
+
+    def refuse(self) -> None:
+        """End the call because its program or the run has ended."""
+        error = ApiError(503, "the agent's session has ended")
+        self.loop.call_soon_threadsafe(web.settle, self.future, None, error)
+
+
+@dataclass(eq=False)
+class Session:
+    """One program's access to the policy."""
+
+    token: str
+    base_url: str
+    recording: Recording
+    calls: "queue.SimpleQueue[WaitingCall | None]"  # where the engine's thread takes calls
+
+
+class Endpoint:
+    """Serves all sessions of a run on the loopback address, in a thread of its own."""
+
+    def __init__(self) -> None:
+        self.sessions: dict[str, Session] = {}
+        listener = web.listen("127.0.0.1", 0)
+        self.address = web.address_of(listener)
+        self.server = web.make_server(self._make_app(), grace_s=1, connections=100_000)
+        self.thread = threading.Thread(
+            target=self.server.run, kwargs={"sockets": [listener]}, daemon=True
+        )
+        self.thread.start()
+        deadline = time.monotonic() + START_S
+        while not self.server.started:
+            if time.monotonic() > deadline or not self.thread.is_alive():
+                raise RunError("the endpoint for agents did not start")
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        """Stop serving."""
+        self.server.should_exit = True
+        self.thread.join(10.0)
+
+    def open_session(
+        self, recording: Recording, calls: "queue.SimpleQueue[WaitingCall | None]"
+    ) -> Session:
+        """Return a new session; its calls go to `calls`."""
+        token = secrets.token_urlsafe(24)
+        session = Session(token, f"{self.address}/agent/{token}/v1", recording, calls)
+        self.sessions[token] = session
+        return session
+
+    def close_session(self, session: Session) -> None:
+        """Refuse all further calls of a session."""
+        self.sessions.pop(session.token, None)
+
+    def _make_app(self) -> Starlette:
+        base = "/agent/{token}/v1"
+        routes = [
+            Route(f"{base}/models", catch_errors(self.list_models)),
+            Route(f"{base}/chat/completions", catch_errors(self.chat), methods=["POST"]),
+            Route(f"{base}/completions", catch_errors(self.complete_text), methods=["POST"]),
+        ]
+        middleware = [Middleware(AuthMiddleware, host="127.0.0.1", token="")]
+        return Starlette(routes=routes, middleware=middleware)
+
+    async def list_models(self, request: Request) -> Response:
+        self._find_session(request)
+        card = {"id": MODEL, "object": "model", "created": 0, "owned_by": "postgrad"}
+        return JSONResponse({"object": "list", "data": [card]})
+
+    async def chat(self, request: Request) -> Response:
+        return await self._answer(request, is_chat=True)
+
+    async def complete_text(self, request: Request) -> Response:
+        return await self._answer(request, is_chat=False)
+
+    def _find_session(self, request: Request) -> Session:
+        session = self.sessions.get(request.path_params["token"])
+        if session is None:
+            raise ApiError(401, "no such session: use the base_url of OPENAI_BASE_URL")
+        return session
+
+    async def _answer(self, http_request: Request, is_chat: bool) -> Response:
+        session = self._find_session(http_request)
+        body = await web.read_json(http_request, MAX_BODY, BODY_S)
+        request = parse_request(body, is_chat)
+        _check(request)
+        recording = session.recording
+        call = await run_in_threadpool(recording.start, request)
+        try:
+            completion = await unless_disconnected(http_request, self._sample(session, call))
+        except BaseException:
+            recording.abandon(call)
+            raise
+        builder = await run_in_threadpool(recording.finish, call, completion)
+        if request.stream:
+            return StreamingResponse(_events(builder), media_type="text/event-stream")
+        return JSONResponse(builder.complete())
+
+    async def _sample(self, session: Session, call: Call) -> Completion:
+        """Return what the engine samples for a call."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Completion] = loop.create_future()
+        session.calls.put(WaitingCall(session, call, loop, future))
+        return await future
+
+
+def _check(request: GenerationRequest) -> None:
+    """Raise ApiError for what an agent cannot ask for."""
+    if len(request.prompts) > 1 or request.n > 1:
+        field = "n" if request.n > 1 else "prompt"
+        raise ApiError(400, "an agent gets one completion per call; make several calls", field)
+    if request.num_top or request.echoes_prompt or request.stop_token_ids:
+        raise ApiError(
+            400, "an agent's call has no top_logprobs, echo or stop_token_ids; leave them out"
+        )
+
+
+def _events(builder: ResponseBuilder) -> Iterator[str]:
+    """Yield a stream that has the whole response in one chunk."""
+    for chunk in builder.first_chunks():
+        yield event(chunk)
+    if chunk := builder.next_chunk(builder.choices[0]):
+        yield event(chunk)
+    if builder.request.include_usage:
+        yield event(builder.usage_chunk())
+    yield DONE
+
+
+def session_variables(session: Session) -> dict[str, str]:
+    """Return the environment variables that OpenAI's clients read."""
+    variables: dict[str, Any] = {
+        "OPENAI_BASE_URL": session.base_url,
+        "OPENAI_API_KEY": session.token,
+        "OPENAI_MODEL": MODEL,
+    }
+    return variables

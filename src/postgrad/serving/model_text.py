@@ -1,0 +1,106 @@
+"""The text side of a model that is served: requests to token ids, token ids to text."""
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from postgrad.data.render import Prompts
+from postgrad.errors import ConfigError
+from postgrad.problem import Problem
+from postgrad.serving.detokenizer import Detokenizer
+from postgrad.serving.requests import ApiError, ChatRequest, GenerationRequest
+from postgrad.serving.tool_calls import find_tool_calls
+
+
+class ModelText:
+    """Encodes requests and decodes responses with the tokenizer of a model.
+
+    Args:
+        name: the name that requests use.
+        tokenizer: a transformers tokenizer.
+        stop_ids: the tokens that end a response of the model.
+        vocabulary_size: number of token ids that the model knows.
+        template: how chats are rendered; see Prompts.
+        options: values that the chat template reads; a request may add others.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        tokenizer: Any,
+        stop_ids: set[int],
+        vocabulary_size: int,
+        template: str = "auto",
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.name = name
+        self.tokenizer = tokenizer
+        self.stop_ids = stop_ids
+        self.vocabulary_size = vocabulary_size
+        self.template = template
+        self.options = dict(options or {})
+        self.plain_prompts = Prompts(tokenizer, "plain")
+        self.chat_prompts = Prompts(tokenizer, template, options=self.options)
+        self.lock = threading.Lock()  # tokenizers are not thread-safe
+
+    def encode(self, request: GenerationRequest, prompt: Any) -> list[int]:
+        """Return the token ids of a text, a list of messages or a list of ids. Raises ApiError."""
+        if not request.is_chat and isinstance(prompt, list):
+            if not all(0 <= token < self.vocabulary_size for token in prompt):
+                raise ApiError(
+                    400, f"prompt has a token id outside 0 to {self.vocabulary_size - 1}", "prompt"
+                )
+            return prompt
+        messages = tuple(prompt) if request.is_chat else ({"role": "user", "content": prompt},)
+        try:
+            with self.lock:
+                return self.prompts_for(request).encode(Problem("", messages, ""))
+        except ConfigError as error:
+            reason = str(error).removeprefix("problem : ")
+            reason = reason.replace("data.template_options", "chat_template_kwargs")
+            reason = reason.replace("rollout.tools", "tools")
+            raise ApiError(400, reason, prompt_field(request)) from error
+
+    def prompts_for(self, request: GenerationRequest) -> Prompts:
+        """Return what renders the prompt of a request. Raises ConfigError."""
+        if not isinstance(request, ChatRequest):
+            return self.plain_prompts
+        if request.chat_template_kwargs or request.tool_schemas:
+            return Prompts(
+                self.tokenizer,
+                self.template,
+                options=self.options | request.chat_template_kwargs,
+                tools=request.tool_schemas,
+            )
+        return self.chat_prompts
+
+    def find_tool_calls(
+        self, request: GenerationRequest, tokens: list[int]
+    ) -> tuple[str | None, list[dict[str, Any]]]:
+        """Return (text before the calls, tool calls) of a response; no calls without tools."""
+        if not request.tool_schemas:
+            return None, []
+        with self.lock:
+            text = self.chat_prompts.decode_turn(tokens)
+            return find_tool_calls(self.tokenizer, text, request.tool_schemas)
+
+    def make_detokenizer(
+        self, request: GenerationRequest, stops: Sequence[str] | None = None
+    ) -> Detokenizer:
+        """Return a detokenizer for a response; `stops` replaces the request's stop strings."""
+        return Detokenizer(
+            self.tokenizer,
+            stops=request.stop if stops is None else stops,
+            keep_special=not request.skip_special_tokens,
+            keep_stop=request.include_stop_str_in_output,
+        )
+
+    def token_text(self, token: int) -> str:
+        return self.tokenizer.decode(
+            [token], skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+
+
+def prompt_field(request: GenerationRequest) -> str:
+    """Return the name of the field that has the prompt."""
+    return "messages" if request.is_chat else "prompt"
