@@ -77,6 +77,13 @@ def refused(problem):
     print(1)
 
 
+def endless(problem):
+    """Asks until the policy has no tokens left."""
+    messages = list(problem["messages"])
+    while True:
+        messages += [chat(messages), user("more")]
+
+
 def crash(problem):
     chat(problem["messages"])
     raise ValueError("the agent is broken")

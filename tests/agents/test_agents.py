@@ -148,6 +148,13 @@ def test_a_program_that_fails_is_a_failure(name, kind, replies):
         assert "the agent is broken" in done.episode.failure.reason
 
 
+def test_a_program_that_gives_up_at_the_length_has_the_reward_0():
+    agents, prompts = make_agents("endless")
+    (done,), _ = play(agents, prompts, ["x" * 30] * 9, limit=100)
+    assert done.episode.failure is None and done.episode.reward == 0.0
+    assert done.turns == 2 and len(done.tokens) <= 100
+
+
 def test_a_program_is_killed_with_its_children_at_the_time_limit(tmp_path):
     agents, prompts = make_agents("hang", timeout_s=1.0)
     file = tmp_path / "pid"

@@ -48,6 +48,11 @@ REASONS = {
     "environment.workers": "chosen by the number of cores",
     "environment.timeout_s": "chosen per environment",
     "environment.max_chars": "chosen per environment",
+    # agents
+    "agent.command": "the program is the user's",
+    "agent.workers": "chosen by the number of cores and what the program does",
+    "agent.timeout_s": "chosen per program",
+    "agent.max_calls": "chosen per program",
     # rewards
     "reward.objective": "Classmate-CoT's explicit direction of the objective",
     "reward.judge.model": "address or path of the user's judge",

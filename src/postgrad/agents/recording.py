@@ -90,12 +90,14 @@ class Recording:
         self.trajectories: list[Trajectory] = []  # in the order of their last turns
         self.answer: str | None = None  # the last reply
         self.num_calls = 0
+        self.hit_limit = False  # a call was refused because of the limits
         self._lock = threading.Lock()
 
     def start(self, request: GenerationRequest) -> Call:
         """Return the call of a request. Raises ApiError if it cannot be made."""
         with self._lock:
             if self.num_calls >= self.limits.max_calls:
+                self.hit_limit = True
                 raise ApiError(
                     400, f"the agent has made agent.max_calls={self.limits.max_calls} calls"
                 )
@@ -105,6 +107,7 @@ class Recording:
                 self.limits.max_response_tokens - num_response, self.limits.max_tokens - len(ids)
             )
             if room < 1:
+                self.hit_limit = True
                 raise ApiError(
                     400,
                     f"the conversation has {len(ids)} tokens, {num_response} of them after its "

@@ -25,7 +25,7 @@ from postgrad.agents.recording import Limits, Recording, Trajectory
 from postgrad.config.schema import AgentConfig
 from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError
-from postgrad.problem import Failure, Problem
+from postgrad.problem import Failure, Problem, Score
 from postgrad.rollout.engine import Completion, Engine, Episode, Request, Sampling
 from postgrad.rollout.streams import Stream, open_stream
 from postgrad.serving.model_text import ModelText
@@ -131,10 +131,18 @@ class Agents:
         return main + others
 
     def _trajectories(self, play: _Play) -> list[Completion]:
-        """Return a program's trajectories with its reward or its failure; at least one."""
+        """Return a program's trajectories with its reward or its failure; at least one.
+
+        A program that gave up because a call was over its limits has not failed: its policy wrote
+        too much. Its reward is 0.
+        """
         completions = play.session.recording.completions()
         failure = play.ended.failure
         reward = play.ended.reward
+        if play.session.recording.hit_limit and completions:
+            if failure is not None and failure.kind == "exit":
+                failure = None
+            reward = reward or Score(0.0)
         if failure is None and not completions:
             failure = Failure("no calls", "the program made no call of OPENAI_BASE_URL")
         if failure is None and reward is None and self.needs_reward:
