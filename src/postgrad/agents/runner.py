@@ -5,7 +5,6 @@ import queue
 import re
 import shlex
 import shutil
-import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +31,6 @@ from postgrad.serving.model_text import ModelText
 
 WAIT_S = 1.0  # for calls, while the engine has nothing to do
 ROWS_PER_PROGRAM = 2  # calls of one program that decode at the same time
-VERIFIERS = "verifiers:"  # before the name of an environment of the package verifiers
 
 
 @dataclass(eq=False)
@@ -251,9 +249,6 @@ class _Loop:
 
 def read_command(text: str) -> list[str]:
     """Return the program and its arguments. Raises ConfigError if there is no such program."""
-    if text.startswith(VERIFIERS):
-        module = "postgrad.agents.verifiers"
-        return [sys.executable, "-m", module, *shlex.split(text.removeprefix(VERIFIERS))]
     try:
         command = shlex.split(text)
     except ValueError as error:
