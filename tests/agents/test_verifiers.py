@@ -1,0 +1,89 @@
+"""Environments of the real package verifiers, as agents and against `postgrad serve`.
+
+The package needs other versions of openai and mcp than the tests, so it is not among the test
+dependencies. In an environment that has it: `pip install verifiers`, then run this file.
+"""
+
+import sys
+from pathlib import Path
+
+import pytest
+from test_agents import LETTERS
+from tool_model import PLAIN_CHAT, chat_tokenizer
+
+from postgrad.agents.runner import Agents
+from postgrad.agents.verifiers import task_number
+from postgrad.config.schema import AgentConfig
+from postgrad.data.render import Prompts
+from postgrad.problem import Problem
+from postgrad.rollout.engine import Request, Sampling
+from postgrad.rollout.fake import FakeEngine
+
+
+def test_the_uid_or_the_index_chooses_the_task():
+    assert task_number({"uid": "seed-12", "extra": {}}) == 12
+    assert task_number({"uid": "seed-12", "extra": {"index": 3}}) == 3
+
+
+@pytest.mark.slow
+def test_a_verifiers_environment_is_an_agent(monkeypatch, tmp_path):
+    pytest.importorskip("verifiers.v1", reason="needs verifiers>=0.4")
+    paths = [str(Path(__file__).parent), *(path for path in sys.path if path)]
+    monkeypatch.setenv("PYTHONPATH", ":".join(paths))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    prompts = Prompts(chat_tokenizer(LETTERS, PLAIN_CHAT), "chat", 500)
+    engine = FakeEngine(lambda prompt, seed: prompts.encode_response("it is 3"))
+    command = f"{sys.executable} -m postgrad.agents.verifiers vf_sums"
+    agents = Agents(AgentConfig(command, timeout_s=200), prompts, "auto")
+    problems = [Problem(f"seed-{i}", ({"role": "user", "content": ""},), "") for i in (2, 3)]
+    requests = [Request(prompts.encode(problem), [7]) for problem in problems]
+    try:
+        done = agents.run(engine, requests, problems, Sampling(max_new_tokens=50))
+    finally:
+        agents.close()
+    right, wrong = (group[0] for group in done)
+    assert right.episode.failure is None, right.episode.failure
+    assert (right.episode.reward, wrong.episode.reward) == (1.0, 0.0)
+    assert right.episode.parts["length"] == 7.0 and right.episode.question == "2+1="
+    assert prompts.decode(right.policy_tokens) == "it is 3"
+
+
+@pytest.mark.slow
+def test_the_train_client_of_verifiers_samples_from_the_server(tiny, monkeypatch):
+    """Its response has the server's tokens and log-probs; it checks their names itself."""
+    pytest.importorskip("verifiers.v1", reason="needs verifiers>=0.4")
+    import asyncio
+
+    import openai
+    from renderers.client import generate
+    from serve_process import live
+
+    class Renderer:
+        """Stands in for a model's renderer: the prompt is given as tokens."""
+
+        def get_stop_token_ids(self):
+            return []
+
+        def parse_response(self, ids, prompt_ids, tools):
+            from renderers.base import ParsedResponse
+
+            return ParsedResponse(content=str(ids))
+
+    async def ask(url):
+        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+            return await generate(
+                client=client,
+                renderer=Renderer(),  # type: ignore[arg-type]
+                messages=[],
+                model="tiny",
+                prompt_ids=[1, 10, 2, 15],
+                sampling_params={"temperature": 1.0, "max_tokens": 5, "seed": 3},
+            )
+
+    with live(tiny) as server:
+        result = asyncio.run(ask(server.url))
+        body = {"model": "tiny", "prompt": [1, 10, 2, 15], "max_tokens": 5, "seed": 3}
+        expected = server.ask("/v1/completions", body | {"return_token_ids": True, "logprobs": 0})
+    choice = expected[1]["choices"][0]
+    assert result["completion_ids"] == choice["token_ids"]
+    assert result["completion_logprobs"] == choice["logprobs"]["token_logprobs"]
