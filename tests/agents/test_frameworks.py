@@ -88,6 +88,7 @@ def agent_settings(tmp_path, *changes: str) -> list[str]:
         "data.train=arithmetic:1:digits",
         f"runs={tmp_path / 'runs'}",
         "rollout.max_response_tokens=4",
+        "data.max_prompt_tokens=64",  # both together fit the context of 512
         *changes,
     ]
 

@@ -143,11 +143,7 @@ class Endpoint:
         _check(request)
         recording = session.recording
         call = await run_in_threadpool(recording.start, request)
-        try:
-            completion = await unless_disconnected(http_request, self._sample(session, call))
-        except BaseException:
-            recording.abandon(call)
-            raise
+        completion = await unless_disconnected(http_request, self._sample(session, call))
         builder = await run_in_threadpool(recording.finish, call, completion)
         if request.stream:
             return StreamingResponse(_events(builder), media_type="text/event-stream")

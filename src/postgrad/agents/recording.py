@@ -52,7 +52,9 @@ class Trajectory:
     messages: list[Message] = field(default_factory=list)  # those after the prompt
     turn_ends: list[int] = field(default_factory=list)
     states: list[str] = field(default_factory=list)
-    is_busy: bool = False  # a call continues it now
+    # A call continues it now. It stays so if the client has gone before the reply: the tokens of
+    # that call are in no trajectory, and a repeated call begins another one.
+    is_busy: bool = False
 
     @property
     def all_tokens(self) -> list[int]:
@@ -141,11 +143,6 @@ class Recording:
             self.trajectories.append(trajectory)
             self.answer = builder.choices[0].text
         return builder
-
-    def abandon(self, call: Call) -> None:
-        """Forget a call whose client has gone: its tokens are in no trajectory."""
-        with self._lock:
-            call.trajectory.is_busy = False
 
     def completions(self) -> list[Completion]:
         """Return all trajectories; the one with the last reply comes first."""

@@ -164,6 +164,8 @@ def load_inputs(config: Config, method: Method) -> Inputs:
     _check_context(config, [len(encoder.encode(problem)) for problem in [*train, *held_out]])
     if method.needs_verifier():  # validation samples responses
         _check_context(config, [len(prompts.encode(problem)) for problem in held_out])
+    if agents is not None:  # which write their own prompts
+        _check_context(config, [config.data.max_prompt_tokens])
     counts = [_count_overlong(config, encoder, "data.train", loaded_train, train)]
     for name, problems in loaded_validation.items():
         label = f"validation set {name}"
