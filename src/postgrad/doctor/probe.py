@@ -36,7 +36,7 @@ from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.native.engine import NativeEngine
 
 SMALL_VOCABULARY = 256
-NO_STOP = 1 << 40  # a token id that is never sampled, so that probed rows do not end
+NO_STOP = -1  # the id of no token, so that probed rows do not end
 PASS_S = 0.8  # target length of one probed pass
 MIN_PASS_TOKENS = 128
 REPEAT_S = 1.0  # repeats end after this many seconds
