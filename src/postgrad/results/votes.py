@@ -5,13 +5,13 @@ from collections.abc import Callable
 from postgrad.problem import Problem
 from postgrad.verifiers.answers import (
     boxed_answer,
-    chosen_option,
     final_answer,
     gsm8k_answer,
     hash_answer,
     last_number,
     tagged_answers,
 )
+from postgrad.verifiers.choice import chosen_option
 from postgrad.verifiers.equality import MAX_ANSWER, normalize, split_unit
 from postgrad.verifiers.numbers import number
 

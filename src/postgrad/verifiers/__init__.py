@@ -8,6 +8,7 @@
 - scorer.py: the Scorer of the score stage.
 - pool.py, child.py: verifiers in child processes that can be killed.
 - answers.py: finding the answer in a response; the verifiers that need nothing else.
+- choice.py: multiple choice.
 - equality.py, numbers.py, closed_form.py: whether two answers are equal, by text and by number.
 - math.py: equality by computer algebra.
 - r1_zero.py: rewards of the CS336 assignment, fast and slow.
