@@ -30,9 +30,9 @@ def main() -> None:
     options = parser.parse_args()
     problem = json.load(sys.stdin)
     try:
-        import verifiers.v1  # noqa: F401
+        import verifiers.v1  # noqa: F401  # type: ignore[import-not-found]
     except ModuleNotFoundError:
-        sys.exit("the package verifiers is missing; type pip install 'verifiers>=0.4'")
+        sys.exit("the package verifiers is missing; type pip install 'verifiers>=0.4,<0.5'")
     episode = asyncio.run(play(options.taskset, options.env, task_number(problem)))
     if not episode.ok:
         errors = [*episode.errors, *(e for trace in episode.traces for e in trace.errors)]
@@ -52,14 +52,15 @@ def task_number(problem: dict[str, Any]) -> int:
 
 async def play(taskset: str, settings: dict[str, Any], number: int) -> Any:
     """Return the episode of one task. Its calls go to OPENAI_BASE_URL."""
-    import verifiers.v1 as vf
-    from verifiers.v1.utils.loaders import env_config_type, load_environment, resolve_env_config
+    import verifiers.v1 as vf  # type: ignore[import-not-found]
+    from verifiers.v1.utils import loaders  # type: ignore[import-not-found]
 
     config: dict[str, Any] = {**settings, "taskset": {**settings.get("taskset", {}), "id": taskset}}
-    for name, default in env_config_type(taskset, config.get("id", "")).model_fields.items():
-        if isinstance(default.default, vf.AgentConfig):
+    config_class = loaders.env_config_type(taskset, config.get("id", ""))
+    for name, field in config_class.model_fields.items():
+        if isinstance(field.default, vf.AgentConfig):
             config[name] = {"runtime": LOCAL_RUNTIME, **config.get(name, {})}
-    environment = load_environment(resolve_env_config(config))
+    environment = loaders.load_environment(loaders.resolve_env_config(config))
     tasks = environment.taskset
     if tasks.bounded:
         all_tasks = list(tasks)
