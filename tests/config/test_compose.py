@@ -92,6 +92,7 @@ def test_two_configurations_do_not_share_their_lists():
         ("training.steps=0", ("training.steps=0", "at least 1")),
         ("optimizer.lr=0", ("optimizer.lr=0", "above 0")),
         ("optimizer.lr=nan", ("optimizer.lr=nan", "finite")),
+        ("method.rejection=-1", ("method.rejection is a section", "method.rejection.NAME=")),
         ("rollout.top_p=1.5", ("rollout.top_p=1.5", "at most 1")),
         ("method.dual_clip=1", ("method.dual_clip=1", "above 1")),
         ("training.stop_at=2", ("training.stop_at=2", "at most 1")),

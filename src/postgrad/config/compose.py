@@ -257,7 +257,7 @@ def _check_key(
     full_key = f"{prefix}{key}"
     if isinstance(schema.get(key), DictConfig):
         value = values.get(key) if isinstance(values.get(key), str) else "..."
-        example = f"{full_key}.{next(iter(schema[key]))}={value}"
+        example = f"{full_key}.{next(iter(schema[key]), 'NAME')}={value}"
         raise ConfigError(
             f"{full_key} is a section, not a value; set one of its keys, e.g. {example}"
         )
