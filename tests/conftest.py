@@ -38,7 +38,7 @@ EXIT_STATUS = pytest.StashKey[int]()
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A two-block Qwen3 of width 32 with tied embeddings and grouped heads, made in code."""
-    from world import sharpened
+    from tiny_runs import sharpened
 
     from postgrad.model.tiny import make_tiny
 
@@ -50,7 +50,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def prompts(tiny: Path) -> Any:
     """The tiny model's tokenizer, plain prompts."""
-    from world import config_of
+    from tiny_runs import config_of
 
     from postgrad.data.render import Prompts
     from postgrad.model.load import load_tokenizer
@@ -61,7 +61,7 @@ def prompts(tiny: Path) -> Any:
 @pytest.fixture(scope="session")
 def tiny_untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns a model of three blocks with an untied head, for tests of views."""
-    from world import sharpened
+    from tiny_runs import sharpened
 
     from postgrad.model.tiny import make_tiny
 

@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 
 import pyarrow.parquet as pq
-from world import (
+from tiny_runs import (
     config_of,
     forkserver,
     metrics_of,

@@ -7,8 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from test_agents import LETTERS, command
+from tiny_runs import config_of, metrics_of, stock_model
 from tool_model import PLAIN_CHAT, chat_tokenizer
-from world import config_of, metrics_of, stock_model
 
 from postgrad.agents.runner import Agents
 from postgrad.cluster.host import build_host

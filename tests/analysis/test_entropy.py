@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from world import config_of, random_batch, rows_of, stock_model, stock_outputs, tree
+from tiny_runs import config_of, random_batch, rows_of, stock_model, stock_outputs, tree
 
 from postgrad.analysis.data import evenly_spaced
 from postgrad.analysis.entropy import boundary_layer, measure, state_entropy, stats, summarize

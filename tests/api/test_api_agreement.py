@@ -9,7 +9,7 @@ import pytest
 from api_rows import ROWS, odd
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from world import metrics_without_timing, tree
+from tiny_runs import metrics_without_timing, tree
 
 import postgrad
 from postgrad.api.request import make_request

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 from api_rows import ROWS, odd
+from tiny_runs import metrics_without_timing, tree
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from world import metrics_without_timing, tree
 
 import postgrad
 from postgrad.algorithms.losses import TokenLoss

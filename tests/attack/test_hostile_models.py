@@ -5,7 +5,7 @@ import shutil
 import pytest
 import torch
 from hostile_models import FOLDERS, GGUF, TEMPLATES, with_code, with_template
-from world import overrides_of, toy_run
+from tiny_runs import overrides_of, toy_run
 
 from postgrad.cli.main import main
 from postgrad.config.schema import ModelConfig

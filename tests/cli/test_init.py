@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from world import tree
+from tiny_runs import tree
 
 from postgrad.cli.main import main
 

@@ -1,7 +1,7 @@
 """Log levels: what is printed at quiet, normal and debug."""
 
 import pytest
-from world import config_of
+from tiny_runs import config_of
 
 from postgrad.cli.main import run
 from postgrad.errors import ConfigError

@@ -11,7 +11,7 @@ import time
 import openai
 import pytest
 from serve_process import live, wait_for
-from world import END, config_of, stock_model, stock_row
+from tiny_runs import END, config_of, stock_model, stock_row
 
 from postgrad.cluster.host import build_host
 from postgrad.errors import ConfigError

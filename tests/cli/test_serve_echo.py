@@ -4,7 +4,7 @@ import openai
 import pytest
 import torch
 from serve_process import live
-from world import stock_model
+from tiny_runs import stock_model
 
 PROMPT = [1, 10, 2, 15]  # "1+2="
 

@@ -10,7 +10,7 @@ import json
 import pytest
 import torch
 from serve_process import live
-from world import stock_model
+from tiny_runs import stock_model
 
 SUMS = [("1+2=", "3", "7"), ("2+2=", "9", "4"), ("3+4=", "7", "1")]
 

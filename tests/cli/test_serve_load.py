@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from serve_process import command, wait_for
-from world import config_of
+from tiny_runs import config_of
 
 from postgrad.cluster.host import build_host
 from postgrad.rollout.engine import Request, Sampling

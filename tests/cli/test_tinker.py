@@ -8,7 +8,7 @@ import tinker
 import torch
 from tinker import types
 from tinker_server import datum, supervised, train_step, training_server
-from world import END, stock_model, stock_row
+from tiny_runs import END, stock_model, stock_row
 
 PROMPT = [1, 10, 2, 15]  # "1+2="
 ANSWER = [3, END]

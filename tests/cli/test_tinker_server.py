@@ -12,7 +12,7 @@ from tinker import types
 from tinker.proto import request_conv, response_conv
 from tinker.types.forward_backward_request import ForwardBackwardRequest
 from tinker_server import KEY, datum, supervised, train_step, training_server
-from world import END
+from tiny_runs import END
 
 from postgrad.cli import serve
 from postgrad.errors import ConfigError
@@ -113,7 +113,7 @@ def test_expired_checkpoints_are_gone(client, server, monkeypatch):
 
 def test_downloads_are_peft_adapters(client, server, tiny, tmp_path):
     peft = pytest.importorskip("peft")
-    from world import stock_model, stock_row
+    from tiny_runs import stock_model, stock_row
 
     train_step(client, DATA)
     path = client.save_weights_external("out").result(60).path

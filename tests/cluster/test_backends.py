@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import SafetensorError
-from world import config_of, random_batch
+from tiny_runs import config_of, random_batch
 
 from postgrad.cluster import child_process
 from postgrad.cluster.backends import open_models

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
-from world import config_of, metrics_of, overrides_of, random_batch, toy_run
+from tiny_runs import config_of, metrics_of, overrides_of, random_batch, toy_run
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'postgrad[cluster]'")
 

@@ -9,7 +9,7 @@ import sys
 import tempfile
 
 import pytest
-from world import config_of, overrides_of, toy_run, tree
+from tiny_runs import config_of, overrides_of, toy_run, tree
 
 from postgrad.cluster import ray_connection
 from postgrad.errors import ConfigError

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
-from world import config_of
+from tiny_runs import config_of
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'postgrad[cluster]'")
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from world import random_batch
+from tiny_runs import random_batch
 
 from postgrad.cluster.wire import decode, encode
 from postgrad.config.schema import ModelConfig

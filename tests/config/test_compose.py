@@ -10,7 +10,7 @@ import pytest
 from core_recipes import recipe_params
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from world import postgrad, tree
+from tiny_runs import postgrad, tree
 
 from postgrad.cli.main import main
 from postgrad.config.compose import (

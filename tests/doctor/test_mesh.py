@@ -6,7 +6,7 @@ import pytest
 import torch
 from families import SumOfLogprobs, save_family
 from ranks import run_on_ranks
-from world import config_of, random_batch
+from tiny_runs import config_of, random_batch
 
 from postgrad.cli.main import main
 from postgrad.doctor.mesh import count_parameters, estimate_mesh, propose_meshes

@@ -2,7 +2,7 @@
 
 import pytest
 from families import make_family
-from world import config_of
+from tiny_runs import config_of
 
 from postgrad.doctor.paths import describe_paths
 from postgrad.doctor.report import Report

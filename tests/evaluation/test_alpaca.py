@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from openai_server import serve
-from world import overrides_of
+from tiny_runs import overrides_of
 
 from postgrad.cli.main import main
 from postgrad.data.problems import load_problems

@@ -2,7 +2,7 @@
 
 import pytest
 from openai_server import serve
-from world import config_of
+from tiny_runs import config_of
 
 from postgrad.cli.main import main
 from postgrad.cluster.engines import engine_config, load_engine

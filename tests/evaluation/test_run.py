@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from world import config_of, forkserver, run_words, tree
+from tiny_runs import config_of, forkserver, run_words, tree
 
 from postgrad.cli.main import main
 from postgrad.data.problems import load_problems

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from killed import assert_a_killed_run_ends_the_same
-from world import toy_run
+from tiny_runs import toy_run
 
 pytestmark = [
     pytest.mark.gpu,

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 from llama import make_llama
-from world import metrics_of, metrics_without_timing, overrides_of, toy_run
+from tiny_runs import metrics_of, metrics_without_timing, overrides_of, toy_run
 
 pytestmark = [
     pytest.mark.gpu,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from world import config_of, toy_run
+from tiny_runs import config_of, toy_run
 
 from postgrad.training.driver import open_driver
 from postgrad.training.report import Reporter

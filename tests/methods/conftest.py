@@ -10,7 +10,7 @@ import pytest
 def loaded(tiny: Path) -> Any:
     """The tiny model in float64. Copy it before you train it."""
     import torch
-    from world import config_of
+    from tiny_runs import config_of
 
     from postgrad.model.load import load
 

@@ -5,8 +5,8 @@ from functools import cache
 from pathlib import Path
 
 import torch
+from tiny_runs import config_of
 from torch import Tensor
-from world import config_of
 
 from postgrad.methods import find_method
 from postgrad.methods.base import Method

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tiny_runs import config_of, metrics_of, toy_run
 from torch import Tensor
-from world import config_of, metrics_of, toy_run
 
 from postgrad.cluster.host import build_host
 from postgrad.config.compose import recipe_names

@@ -10,7 +10,7 @@ import pytest
 import torch
 from method_runs import SMALL, VERIFIERS, Bound, bound
 from method_runs import run as run_recipe
-from world import config_of, metrics_of, random_batch, rows_of, stock_model, tree
+from tiny_runs import config_of, metrics_of, random_batch, rows_of, stock_model, tree
 
 from postgrad.cluster.backends import open_models
 from postgrad.cluster.host import build_host

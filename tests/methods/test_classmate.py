@@ -12,7 +12,7 @@ import yaml
 from killed import assert_a_killed_run_ends_the_same
 from method_runs import SMALL, PlainScorer, build_tokenizer, flat_weights, run
 from openai_server import MODEL, serve
-from world import config_of, metrics_of, overrides_of
+from tiny_runs import config_of, metrics_of, overrides_of
 
 from postgrad.algorithms.groups import STD_EPS
 from postgrad.cli.main import main

@@ -5,7 +5,7 @@ import json
 import pytest
 from method_runs import SMALL, run
 from serve_process import command
-from world import metrics_of
+from tiny_runs import metrics_of
 
 from postgrad.training.log import is_timing
 

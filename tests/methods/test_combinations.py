@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from method_runs import LIMIT, RECIPES, SMALL, overrides_for
-from world import config_of, tree
+from tiny_runs import config_of, tree
 
 from postgrad.config.compose import record_overrides
 from postgrad.config.schema import Config

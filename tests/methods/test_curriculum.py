@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from method_runs import SMALL, VERIFIERS, bound, run
-from world import config_of
+from tiny_runs import config_of
 
 from postgrad.data.feed import Feed
 from postgrad.data.problems import load_problems
@@ -59,16 +59,16 @@ def test_floor_0_drops_them_and_nothing_left_is_an_error(tiny):
 
 def test_solve_rates_follow_the_rewards_and_survive(tiny):
     """All right, then one of four right: 1, then 0.5 · 1 + 0.5 · 0.25 = 0.625."""
-    world = bound("grpo_curriculum", tiny, "training.problems_per_step=1", value=lambda text: 1.0)
-    batch = world.until("score")
+    run = bound("grpo_curriculum", tiny, "training.problems_per_step=1", value=lambda text: 1.0)
+    batch = run.until("score")
     (uid,) = set(batch.rows["uid"])
-    assert world.method.solve_rates == {uid: 1.0}
-    world.method.ports.scorer.value = lambda text, values=[1.0, 0.9, 0.0, 0.0]: values.pop()
-    world.method.score(batch, world.step_done)
-    assert world.method.solve_rates == {uid: 0.625}
+    assert run.method.solve_rates == {uid: 1.0}
+    run.method.ports.scorer.value = lambda text, values=[1.0, 0.9, 0.0, 0.0]: values.pop()
+    run.method.score(batch, run.step_done)
+    assert run.method.solve_rates == {uid: 0.625}
     again, _ = curriculum(tiny)
-    again.load(json.loads(json.dumps(world.method.state())))
-    assert again.solve_rates == {uid: 0.625} and again.kl_coef == world.method.kl_coef
+    again.load(json.loads(json.dumps(run.method.state())))
+    assert again.solve_rates == {uid: 0.625} and again.kl_coef == run.method.kl_coef
 
 
 def test_what_would_bypass_it_is_refused(tiny):

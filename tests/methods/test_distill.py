@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from method_runs import SMALL, VERIFIERS, bound, run
+from tiny_runs import config_of
 from torch.nn.functional import log_softmax
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from world import config_of
 
 from postgrad.algorithms.distillation import divergence, with_rest
 from postgrad.errors import ConfigError

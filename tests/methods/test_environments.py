@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from world import config_of, metrics_of, metrics_without_timing, overrides_of, tree
+from tiny_runs import config_of, metrics_of, metrics_without_timing, overrides_of, tree
 
 from postgrad.cli.main import main
 from postgrad.errors import ConfigError

@@ -11,7 +11,7 @@ from test_gradient_property import (
     gradient,
     policy_of,
 )
-from world import config_of
+from tiny_runs import config_of
 
 from postgrad.cluster.wire import decode, encode
 from postgrad.errors import ConfigError

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 from method_runs import LIMIT, SMALL, Bound, bound, flat_weights, spread_out
-from world import config_of, random_batch
+from tiny_runs import config_of, random_batch
 
 from postgrad.algorithms.losses import LOSSES
 from postgrad.cluster.backends import open_models

@@ -10,7 +10,7 @@ import pytest
 import torch
 from core_recipes import recipe_params
 from method_runs import LIMIT, PAIR_RECIPES, RECIPES, SMALL, overrides_for
-from world import END, NUM_TOKENS, config_of, random_batch
+from tiny_runs import END, NUM_TOKENS, config_of, random_batch
 
 from postgrad.algorithms.aggregation import AGGREGATIONS
 from postgrad.algorithms.kl import KL_ESTIMATORS

@@ -18,8 +18,8 @@ from test_gradient_property import (
     gradient,
     policy_of,
 )
+from tiny_runs import END, config_of, metrics_of, overrides_of
 from tokenizers.decoders import Fuse
-from world import END, config_of, metrics_of, overrides_of
 
 from postgrad.cli.main import main
 from postgrad.cluster.backends import open_models

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from method_runs import SMALL, VERIFIERS, run
-from world import config_of
+from tiny_runs import config_of
 
 from postgrad.data.render import Prompts
 from postgrad.data.scored_rows import conversation_ids

@@ -8,7 +8,7 @@ import torch
 from method_runs import bound, run
 from openai_server import MODEL, serve
 from serve_process import live
-from world import config_of, random_batch, stock_model
+from tiny_runs import config_of, random_batch, stock_model
 
 from postgrad.cluster.host import build_host
 from postgrad.errors import ConfigError, RunError

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_runs import config_of, metrics_of, stock_model, stock_row
 from transformers import AutoTokenizer
-from world import config_of, metrics_of, stock_model, stock_row
 
 from postgrad.cli.main import main
 from postgrad.cluster.host import build_host

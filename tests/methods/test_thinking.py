@@ -3,7 +3,7 @@
 import pytest
 import torch
 from method_runs import SMALL, PlainScorer, build_tokenizer
-from world import config_of
+from tiny_runs import config_of
 
 from postgrad.cluster.host import build_host
 from postgrad.data.feed import Feed

@@ -7,8 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from method_runs import Bound
+from tiny_runs import config_of, metrics_of, stock_model, stock_row
 from tool_model import CALL, SHORT_CHAT, TOOLS, chat_model
-from world import config_of, metrics_of, stock_model, stock_row
 
 from postgrad.cli.main import main
 from postgrad.data.render import Prompts

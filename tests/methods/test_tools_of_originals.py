@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 from method_runs import Bound
+from tiny_runs import config_of
 from tool_model import CALL, TOOLS, chat_model
-from world import config_of
 
 from postgrad.data.render import Prompts
 from postgrad.environments.lookup import Environments

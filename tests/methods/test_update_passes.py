@@ -3,7 +3,7 @@
 import pytest
 import torch
 from method_runs import SMALL, bound, run
-from world import config_of
+from tiny_runs import config_of
 
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
@@ -183,7 +183,7 @@ def test_epochs_become_steps_and_a_run_resumes(tiny, tmp_path):
         "optimizer.warmup_ratio=0.5",
         f"runs={tmp_path}",
     )
-    from world import metrics_of
+    from tiny_runs import metrics_of
 
     from postgrad.training.driver import train
     from postgrad.training.report import Reporter

@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 from method_runs import SMALL, VERIFIERS, bound, flat_weights
-from world import config_of, metrics_of, metrics_without_timing, overrides_of
+from tiny_runs import config_of, metrics_of, metrics_without_timing, overrides_of
 
 from postgrad.cli.main import main
 from postgrad.errors import ConfigError, RunError

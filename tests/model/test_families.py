@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from families import FAMILIES, SumOfLogprobs, make_family, save_family
+from tiny_runs import config_of
 from transformers import AutoModelForCausalLM
-from world import config_of
 
 from postgrad.config.schema import ModelConfig, RolloutConfig
 from postgrad.errors import ConfigError

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from world import config_of, random_batch, rows_of, stock_model, stock_row
+from tiny_runs import config_of, random_batch, rows_of, stock_model, stock_row
 
 from postgrad.algorithms.aggregation import AGGREGATIONS
 from postgrad.methods import find_method

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from world import config_of, random_batch, stock_model
+from tiny_runs import config_of, random_batch, stock_model
 
 from postgrad.cluster.host import build_host
 from postgrad.config.schema import ModelConfig

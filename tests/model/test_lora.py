@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from world import config_of, metrics_of, random_batch, stock_model, stock_outputs
+from tiny_runs import config_of, metrics_of, random_batch, stock_model, stock_outputs
 
 from postgrad.cluster.host import build_host
 from postgrad.doctor import fit, simulate

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from tiny_runs import config_of, random_batch
 from torch import nn
-from world import config_of, random_batch
 
 from postgrad.cluster.host import build_host
 from postgrad.config.schema import OptimizerConfig

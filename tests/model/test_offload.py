@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_runs import config_of, random_batch
 from torch import Tensor, nn
-from world import config_of, random_batch
 
 from postgrad.cluster.host import build_host
 from postgrad.config.schema import OptimizerConfig

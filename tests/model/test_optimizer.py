@@ -5,8 +5,8 @@ import math
 
 import pytest
 import torch
+from tiny_runs import config_of, random_batch
 from torch import nn
-from world import config_of, random_batch
 
 from postgrad.cluster.host import build_host
 from postgrad.config.schema import OptimizerConfig

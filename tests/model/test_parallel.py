@@ -10,7 +10,7 @@ import pytest
 import torch
 from families import FAMILIES, SumOfLogprobs, save_family
 from ranks import run_on_ranks
-from world import config_of, random_batch
+from tiny_runs import config_of, random_batch
 
 from postgrad.cluster.host import load_policy, load_role
 from postgrad.errors import ConfigError

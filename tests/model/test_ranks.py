@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from world import random_batch
+from tiny_runs import random_batch
 
 from postgrad.cluster.actor_pool import merge_results, split_requests
 from postgrad.model.metrics import MetricAccumulator

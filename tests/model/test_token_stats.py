@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from world import config_of, random_batch
+from tiny_runs import config_of, random_batch
 
 from postgrad.methods.grpo import Grpo
 from postgrad.model.load import load

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from world import config_of, random_batch, rows_of, stock_model
+from tiny_runs import config_of, random_batch, rows_of, stock_model
 
 from postgrad.cluster.host import build_host
 from postgrad.errors import ConfigError

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from world import metrics_of, overrides_of, toy_run
+from tiny_runs import metrics_of, overrides_of, toy_run
 
 from postgrad.cli.main import main
 from postgrad.methods import bupo

@@ -11,11 +11,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
+from tiny_runs import config_of, toy_run, tree
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from world import config_of, toy_run, tree
 
 from postgrad.cli.main import main
 from postgrad.model.tiny import make_tiny

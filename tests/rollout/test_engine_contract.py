@@ -9,7 +9,7 @@ import threading
 import pytest
 import torch
 from openai_server import MODEL, serve
-from world import END, config_of, same_completions, sharpened
+from tiny_runs import END, config_of, same_completions, sharpened
 
 from postgrad.cluster.backends import open_models
 from postgrad.cluster.host import build_host

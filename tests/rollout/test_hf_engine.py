@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from world import config_of, stock_model, stock_row
+from tiny_runs import config_of, stock_model, stock_row
 
 from postgrad.cluster.host import build_host
 from postgrad.rollout.engine import Request, Sampling

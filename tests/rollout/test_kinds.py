@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from world import config_of, metrics_of, overrides_of, toy_run
+from tiny_runs import config_of, metrics_of, overrides_of, toy_run
 
 from postgrad.cli.main import main
 from postgrad.cluster.engines import engine_config

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from world import END, config_of, random_batch, stock_model, stock_row
+from tiny_runs import END, config_of, random_batch, stock_model, stock_row
 
 from postgrad.cluster.host import Host, build_host
 from postgrad.errors import RunError

@@ -59,7 +59,7 @@ for a, b in zip(sampled, paged, strict=True):
         assert max(abs(p - q) for p, q in zip(x.logprobs, y.logprobs)) < 1e-4, (x, y)
 if adapted:  # the packed training pass, forward and backward
     sys.path.insert(0, sys.argv[2])
-    from world import config_of, random_batch
+    from tiny_runs import config_of, random_batch
     from postgrad.model.passes.layout import make_padded_micro_batches, make_packed_micro_batches
     from postgrad.model.policy import FrozenPolicy
     from postgrad.model.views import FULL

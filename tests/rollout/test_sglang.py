@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from safetensors.torch import load_file
-from world import END, config_of, same_completions
+from tiny_runs import END, config_of, same_completions
 
 from postgrad.cluster.engines import engine_config, load_engine
 from postgrad.cluster.host import build_host

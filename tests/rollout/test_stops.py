@@ -9,7 +9,7 @@ import sys
 import pytest
 from openai_server import serve
 from serve_process import live
-from world import END, config_of, metrics_of, overrides_of
+from tiny_runs import END, config_of, metrics_of, overrides_of
 
 from postgrad.cli.main import main
 from postgrad.cluster.backends import open_models

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from world import END, config_of, metrics_of, overrides_of, random_batch, sharpened, toy_run
+from tiny_runs import END, config_of, metrics_of, overrides_of, random_batch, sharpened, toy_run
 
 from postgrad.cli.main import main
 from postgrad.cluster.backends import open_models

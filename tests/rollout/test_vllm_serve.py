@@ -12,7 +12,7 @@ import sys
 
 import pytest
 from serve_process import wait_for
-from world import config_of, metrics_of, overrides_of, sharpened
+from tiny_runs import config_of, metrics_of, overrides_of, sharpened
 
 from postgrad.cli.main import main
 from postgrad.cluster.host import build_host

@@ -4,7 +4,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from world import config_of, toy_run
+from tiny_runs import config_of, toy_run
 
 from postgrad.config.schema import TrainingConfig
 from postgrad.errors import RunError

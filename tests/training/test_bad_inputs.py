@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from world import config_of, metrics_without_timing, overrides_of, toy_run, tree
+from tiny_runs import config_of, metrics_without_timing, overrides_of, toy_run, tree
 
 from postgrad.cli.main import main
 from postgrad.errors import ConfigError, RunError

@@ -5,7 +5,7 @@ import json
 import pyarrow.parquet as pq
 import pytest
 import torch
-from world import config_of, metrics_of, overrides_of, stock_model, toy_run
+from tiny_runs import config_of, metrics_of, overrides_of, stock_model, toy_run
 
 from postgrad.cli.main import main
 from postgrad.config.compose import compose

@@ -6,7 +6,7 @@ import pytest
 import torch
 from openai_server import serve
 from safetensors.torch import load_file
-from world import config_of, metrics_of, overrides_of, toy_run, tree
+from tiny_runs import config_of, metrics_of, overrides_of, toy_run, tree
 
 from postgrad.cli.main import main
 from postgrad.cluster.engines import engine_config, load_engine

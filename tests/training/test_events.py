@@ -4,7 +4,7 @@ import json
 import signal
 
 import pytest
-from world import config_of, toy_run
+from tiny_runs import config_of, toy_run
 
 from postgrad.errors import RunError
 from postgrad.training.driver import train

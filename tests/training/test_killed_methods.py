@@ -4,7 +4,7 @@ import json
 
 import pytest
 from killed import assert_a_killed_run_ends_the_same
-from world import toy_run
+from tiny_runs import toy_run
 
 RUNS = {
     "sft": ["optimizer.warmup_steps=0"],

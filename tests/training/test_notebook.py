@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from world import random_batch
+from tiny_runs import random_batch
 
 from postgrad.training import notebook
 from postgrad.training.display import make_reporter

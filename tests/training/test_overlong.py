@@ -8,7 +8,7 @@ import json
 
 import pyarrow.parquet as pq
 import pytest
-from world import config_of, toy_run
+from tiny_runs import config_of, toy_run
 
 from postgrad.cli.main import main
 from postgrad.data.problems import load_problems

@@ -3,7 +3,7 @@
 import pyarrow.parquet as pq
 import pytest
 import torch
-from world import metrics_of, metrics_without_timing, overrides_of, stock_model
+from tiny_runs import metrics_of, metrics_without_timing, overrides_of, stock_model
 
 from postgrad.cli.main import main
 

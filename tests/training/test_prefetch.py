@@ -4,7 +4,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from world import config_of
+from tiny_runs import config_of
 
 from postgrad.cluster.wire import decode, encode
 from postgrad.errors import RunError

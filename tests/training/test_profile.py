@@ -4,7 +4,7 @@ import gzip
 import json
 
 import pytest
-from world import config_of, metrics_without_timing, toy_run
+from tiny_runs import config_of, metrics_without_timing, toy_run
 
 from postgrad.training.driver import train
 from postgrad.training.report import Reporter

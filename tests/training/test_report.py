@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from world import metrics_of, overrides_of
+from tiny_runs import metrics_of, overrides_of
 
 from postgrad.training import report
 from postgrad.training.display import make_reporter

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from world import (
+from tiny_runs import (
     config_of,
     forkserver,
     metrics_of,

@@ -1,7 +1,7 @@
 """The warning for rewards that rise while the validation accuracy does not."""
 
 import pytest
-from world import config_of
+from tiny_runs import config_of
 
 from postgrad.training.driver import train
 from postgrad.training.log import read_metrics

@@ -2,7 +2,7 @@
 
 import pytest
 from serve_process import live
-from world import metrics_of, overrides_of, toy_run
+from tiny_runs import metrics_of, overrides_of, toy_run
 
 from postgrad.cli.main import main
 

@@ -6,7 +6,7 @@ import sqlite3
 import time
 
 import pytest
-from world import config_of, metrics_of, toy_run
+from tiny_runs import config_of, metrics_of, toy_run
 
 from postgrad.cli.main import main
 from postgrad.errors import RunError

@@ -5,7 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from world import config_of, metrics_of, metrics_without_timing, tree
+from tiny_runs import config_of, metrics_of, metrics_without_timing, tree
 
 from postgrad.errors import ConfigError, RunError
 from postgrad.training import checkpoint

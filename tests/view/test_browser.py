@@ -365,7 +365,7 @@ def test_turns_tools_and_observations_are_told_apart(browser, tmp_path, request)
 
 def real_run(tmp_path: Path, recipe: str, *overrides: str) -> Path:
     """Trains a tiny model for one step, with a reward for threes; returns the folder of runs."""
-    from world import config_of
+    from tiny_runs import config_of
 
     from postgrad.model.tiny import make_tiny
     from postgrad.training.driver import train

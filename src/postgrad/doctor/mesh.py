@@ -15,9 +15,9 @@ from postgrad.doctor.simulate import build_model
 from postgrad.errors import ConfigError
 from postgrad.model.groups import Group
 from postgrad.model.load import model_config
+from postgrad.model.muon import find_blocks
 from postgrad.model.passes.layout import default_token_budget
 from postgrad.model.ranks import check_mesh
-from postgrad.model.sharding import find_blocks
 from postgrad.model.tensor_parallel import divide_model
 from postgrad.training import prepare
 

@@ -20,7 +20,7 @@ PROGRAM = """
 import sys
 import torch
 sys.path.insert(0, sys.argv[2])
-from world import config_of, random_batch
+from tiny_runs import config_of, random_batch
 from postgrad.config.schema import ModelConfig
 from postgrad.methods import find_method
 from postgrad.model.load import load

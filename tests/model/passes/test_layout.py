@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from world import config_of, random_batch, rows_of, stock_model, stock_outputs
+from tiny_runs import config_of, random_batch, rows_of, stock_model, stock_outputs
 
 from postgrad.cluster.host import build_host
 from postgrad.config.schema import ModelConfig

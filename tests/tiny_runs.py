@@ -170,7 +170,7 @@ def forkserver() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
         [
-            "world",
+            "tiny_runs",
             "postgrad.training.driver",
             "postgrad.evaluation.run",
             "postgrad.cluster.host",
