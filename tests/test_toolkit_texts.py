@@ -408,10 +408,11 @@ def test_ground_truth_types_and_symbolic_comparison():
     assert toolkit.r1_zero_reward_fn(tagged("7"), 7)["reward"] == 1
     assert toolkit.r1_zero_reward_fn(tagged("7"), ["6", 7])["reward"] == 1
     assert toolkit.r1_zero_reward_fn(tagged("7"), ["6", "5"])["reward"] == 0
-    same = r"x^2 + 2x + 1"
-    truth = r"(x+1)^2"
-    assert toolkit.r1_zero_reward_fn(tagged(same), truth, fast=True)["reward"] == 0
-    assert toolkit.r1_zero_reward_fn(tagged(same), truth, fast=False)["reward"] == 1
+    for fast in (True, False):
+        same = tagged("x^2 + 2x + 1")
+        assert toolkit.r1_zero_reward_fn(same, "(x+1)^2", fast=fast)["reward"] == 1
+    assert toolkit.r1_zero_reward_fn(tagged("2^3"), "8", fast=True)["reward"] == 0
+    assert toolkit.r1_zero_reward_fn(tagged("2^3"), "8", fast=False)["reward"] == 1
     assert toolkit.question_only_reward_fn(r"it is \boxed{42}", "42") == {
         "format_reward": 1,
         "answer_reward": 1,

@@ -24,7 +24,10 @@ def commands(script: Path) -> list[list[str]]:
 
 def test_every_script_is_listed():
     listed = re.findall(r"^\| `([^`]+)`", (EXAMPLES / "README.md").read_text(), re.MULTILINE)
-    assert sorted(listed) == [script.name for script in SCRIPTS] and len(listed) >= 15
+    scripts = [name for name in listed if "/" not in name]
+    assert sorted(scripts) == [script.name for script in SCRIPTS] and len(scripts) >= 15
+    environments = {f"environments/{file.name}" for file in EXAMPLES.glob("environments/*.py")}
+    assert {name for name in listed if "/" in name} == environments
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)

@@ -171,9 +171,10 @@ def test_terms_of_a_sum():
         ModelTerm(-0.5, "/a/b.c/d", "reward_model"),
         ModelTerm(2.0, "org/name", "reward_model-2"),
     ]
-    assert rules_of(text) == "1.0*math + 0.1*overlong(limit=5) - 1.0"
-    assert rules_of("model:a/b") == "" and rules_of("math") == "math"
-    assert rules_of("-1*auto + model:a/b") == "- 1.0*auto"
+    assert rules_of(text) == ("1.0*math + 0.1*overlong(limit=5) - 1.0", 0.0)
+    assert rules_of("model:a/b") == ("", 0.0) and rules_of("math") == ("math", 0.0)
+    assert rules_of("model:a/b - 0.5") == ("", -0.5)
+    assert rules_of("-1*auto + model:a/b") == ("- 1.0*auto", 0.0)
     term = ModelTerm(-0.5, "x", "reward_model")
     total = add_score(Score(1.0, {"math": 1.0}), term, Score(4.0))
     assert total == Score(-1.0, {"math": 1.0, "reward_model": 4.0})

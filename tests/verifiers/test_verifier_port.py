@@ -97,7 +97,7 @@ def test_every_verifier_in_the_tables_can_be_loaded():
     assert {name for _, name in SOURCES} <= set(VERIFIERS)
     for spec in VERIFIERS.values():
         module = spec.path.partition(":")[0].removeprefix("postgrad.verifiers.")
-        assert spec.inline is (module in ("answers", "form", "environment"))
+        assert spec.inline is (module in ("answers", "choice", "form", "environment"))
         if spec.inline:
             assert callable(load_verifier(spec.path))
 

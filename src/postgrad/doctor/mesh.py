@@ -16,7 +16,7 @@ from postgrad.errors import ConfigError
 from postgrad.model.groups import Group
 from postgrad.model.load import model_config
 from postgrad.model.muon import find_blocks
-from postgrad.model.passes.layout import default_token_budget
+from postgrad.model.passes.layout import EAGER_GPU_TOKENS
 from postgrad.model.ranks import check_mesh
 from postgrad.model.tensor_parallel import divide_model
 from postgrad.training import prepare
@@ -76,7 +76,7 @@ def estimate_mesh(config: Config, model: Any) -> MeshMemory:
     blocks = int(text.num_hidden_layers)
     each = 4 if config.model.dtype == "float32" else 2
     shards = cluster.shard_workers or cluster.workers // cluster.tensor_parallel
-    budget = config.training.token_budget or default_token_budget(torch.device("cuda"), eager=True)
+    budget = config.training.token_budget or EAGER_GPU_TOKENS
     tokens = budget // cluster.sequence_parallel
     per_token = width * (WHOLE_ACTIVATIONS + DIVIDED_ACTIVATIONS / cluster.tensor_parallel)
     activations = tokens * per_token * (each / 2)

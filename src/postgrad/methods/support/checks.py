@@ -156,7 +156,7 @@ def check_agent(method: Any) -> None:
         refuse_unread("agent", agent, names, "without an agent", "add agent='python my_agent.py'")
         return
     key = f"agent={agent.command}"
-    if not method.supports_tools:
+    if not (method.supports_tools and method.supports_environments):
         raise ConfigError(
             f"{key}: {method.settings.name} does not support agents; remove it, or use grpo"
         )

@@ -23,6 +23,7 @@ from postgrad.types import Batch
 
 Prompt = tuple[int, ...]  # token ids
 Bundle = list[int]  # row numbers
+EAGER_GPU_TOKENS = 16_384  # per pass on a GPU that launches kernels one by one
 MakePacking = Callable[[list[Segment]], Packing | PaddedSegments]
 
 
@@ -103,7 +104,7 @@ def default_token_budget(device: torch.device, eager: bool = False) -> int:
 
     A GPU gets more where its passes are `eager`, launched kernel by kernel instead of as a graph.
     """
-    return 16384 if eager and has_own_memory(device) else 8192
+    return EAGER_GPU_TOKENS if eager and has_own_memory(device) else 8192
 
 
 def supports_packing(model: Any) -> bool:
