@@ -55,6 +55,7 @@ def test_every_imported_package_is_declared():
     assert not missing, f"add to pyproject.toml: {sorted(missing)}"
 
 
+@pytest.mark.slow
 def test_every_declared_package_is_used():
     declared = names(PROJECT["dependencies"])
     for extra, requirements in EXTRAS.items():

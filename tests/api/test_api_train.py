@@ -78,6 +78,7 @@ def test_the_page_of_a_run_is_served_until_it_is_stopped(small):
         httpx.get(page.url)
 
 
+@pytest.mark.slow
 def test_a_loop_that_is_stopped_and_resumed_gives_the_same_bytes(small):
     whole = postgrad.train(**small | {"runs": "whole"})
     with postgrad.Trainer(**small) as trainer:

@@ -40,6 +40,7 @@ def test_folder_is_refused(name, folder, tmp_path, capsys):
     assert str(folder) in line or "model.path" in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_chat_template_is_refused(name, folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(template_limits, "CPU_LIMIT_S", 1)

@@ -19,6 +19,7 @@ def supply_chain():
     return module
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("postgrad") is None, reason="not installed")
 def test_bill_of_materials_has_direct_and_indirect_packages(supply_chain):
     if supply_chain.installed("postgrad") is None:

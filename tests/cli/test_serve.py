@@ -102,6 +102,7 @@ def test_several_prompts_and_choices_come_in_order(client, native, prompts):
     assert [c.text for c in texts.choices] == [said(native, prompts, 0, 6, 0.0)[1]] * 2
 
 
+@pytest.mark.slow
 def test_each_has_its_own_sampling_in_one_batch(client, native, prompts):
     """Temperatures, filters and limits of requests that decode together do not touch each other."""
     kinds = [

@@ -79,6 +79,7 @@ def by_hand(name, p, options):
 CLIP = {"clip_low_threshold": 0.9, "clip_high_threshold": 1.05}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -188,6 +189,7 @@ def test_supervised_loop_learns(service):
     assert sample.sequences[0].stop_reason == "stop"
 
 
+@pytest.mark.slow
 def test_rl_loop_learns(service):
     """Sample, reward, importance_sampling: the loop of Tinker's own cookbook."""
     client = new_client(service)
@@ -285,6 +287,7 @@ def test_a_sampler_keeps_its_weights_while_training_goes_on(service):
 # ---- several clients
 
 
+@pytest.mark.slow
 def test_two_clients_at_once_do_not_disturb_each_other(server):
     """Interleaved clients of other ranks and layers compute what each computes alone."""
     kinds = [

@@ -40,6 +40,7 @@ def client(server):
 # ---- checkpoints
 
 
+@pytest.mark.slow
 def test_checkpoints_survive_a_restart(tiny, tmp_path):
     """Training goes on bit for bit, and samplers give the same log-probs."""
     with training_server(tiny, tmp_path / "saved") as first, first.connect() as service:
@@ -188,6 +189,7 @@ def test_large_requests_are_refused(client, monkeypatch):
     train_step(client, DATA)  # the client goes on
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "loss", "options", "match"),
     [

@@ -33,6 +33,7 @@ def test_the_documentation_has_examples():
     assert len(examples()) > 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", examples())
 def test_a_documented_command_passes_the_checks(command):
     arguments = [word for word in shlex.split(command) if word not in ("...", "…")]

@@ -30,6 +30,7 @@ def test_every_script_is_listed():
     assert {name for name in listed if "/" in name} == environments
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
 def test_commands_pass_the_checks(script):
     assert os.access(script, os.X_OK)

@@ -275,6 +275,7 @@ def test_checkpointing_and_a_smaller_budget_need_less_memory(tiny_untied: Path) 
     assert peaks[("training.token_budget=100",)] < 0.25 * peaks[()]
 
 
+@pytest.mark.slow
 def test_memory_by_hand(tiny: Path) -> None:
     overrides = [
         "rollout.max_response_tokens=20",

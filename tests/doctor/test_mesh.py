@@ -83,6 +83,7 @@ def test_proposals_fit_and_begin_with_the_least_communication(tiny):
     assert propose_meshes(config, model, 1000) == []
 
 
+@pytest.mark.slow
 def test_the_doctor_shows_the_mesh(tiny, capsys):
     words = ["--fit", "grpo", f"model.path={tiny}", "data.train=arithmetic:1", "cluster=ray"]
     assert main(["doctor", *words, "cluster.workers=8", "cluster.tensor_parallel=2"]) == 0

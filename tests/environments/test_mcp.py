@@ -27,6 +27,7 @@ def test_the_tools_of_a_server():
     assert box.answer(Call("buy", {}), problem, {}).startswith("error: ")
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_answer_is_refused():
     pytest.importorskip("mcp")
     with pytest.raises(ConfigError, match="no-such-command"):

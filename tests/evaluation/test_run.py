@@ -424,6 +424,7 @@ def test_run_without_a_checkpoint_is_refused(tmp_path, capsys):
     assert str(tmp_path) in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_validation_in_training_equals_the_evaluation(run_folder, tmp_path):
     """`postgrad eval` on the last checkpoint gives the last validation's numbers."""
     last = read_lines(run_folder / "metrics.jsonl")[-1]

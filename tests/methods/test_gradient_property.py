@@ -150,6 +150,7 @@ def test_the_budgets_really_split_differently():
         assert counts[0] > counts[1] > counts[2] == 1, counts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", recipe_params(RECIPES))
 def test_any_recipe_any_split_one_gradient(recipe, tiny, loaded):
     policy = policy_of(recipe, tiny, loaded)

@@ -71,6 +71,7 @@ def trained(fresh, tmp_path_factory) -> tuple[list[dict], Path]:
     return lines, folder / "test" / "checkpoints" / "step-40" / "policy"
 
 
+@pytest.mark.slow
 def test_it_orders_held_out_pairs(trained):
     lines, _ = trained
     steps = [line for line in lines if "reward_model/accuracy" in line]

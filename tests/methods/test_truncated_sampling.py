@@ -89,6 +89,7 @@ def test_stop_strings_cut_what_was_kept(tiny):
             assert cut.kept_ids == one.kept_ids[:2] and len(cut.tokens) == 2
 
 
+@pytest.mark.slow
 def test_a_run_of_luffy_with_truncated_sampling(tiny, tmp_path):
     """Demonstrations beside sampled rows, from the first stage to the rollout files."""
     metrics = run("luffy", tiny, tmp_path, "rollout.top_p=0.7", "rollout.min_p=0.01")

@@ -413,6 +413,7 @@ def test_run_is_exported_by_step(adapted_run, tmp_path):
     assert tree(tmp_path / "by pointer") == tree(tmp_path / "latest")
 
 
+@pytest.mark.slow
 def test_adapter_is_kept_or_merged(adapted_run, tmp_path):
     peft = pytest.importorskip("peft")
     assert run_export(adapted_run, tmp_path / "kept", "lora=keep")[0] == 0

@@ -131,6 +131,7 @@ def test_run_folder_has_the_documented_files(learned):
     ).all()
 
 
+@pytest.mark.slow
 def test_metrics_have_the_names_that_the_page_reads(learned):
     _, steps, validations = learned
     assert [line["step"] for line in steps] == list(range(1, 26))

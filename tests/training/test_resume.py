@@ -352,6 +352,7 @@ def test_run_that_reached_stop_at_stays_finished(tiny, verifier, tmp_path):
     assert second.step == first.step and tree(tmp_path) == before
 
 
+@pytest.mark.slow
 def test_resume_with_other_data_is_refused(tiny, verifier, tmp_path):
     from postgrad.errors import ConfigError
 

@@ -49,6 +49,7 @@ def test_a_thousand_responses_in_order(problem, hostile, children):
     assert len(os.listdir("/proc/self/fd")) == files  # noqa: PTH208
 
 
+@pytest.mark.slow
 def test_hostile_responses_fail_alone_with_their_kind(problem, hostile, children):
     before = set(children())
     commands = [
@@ -299,6 +300,7 @@ def test_children_end_when_the_parent_is_killed(command, hostile, children):
     assert all(ends(orphan) for orphan in orphans)
 
 
+@pytest.mark.slow
 def test_sigterm_is_left_to_the_parent(problem, hostile, children):
     """If all processes of a run get SIGTERM, the parent finishes its step first."""
     before = set(children())

@@ -374,6 +374,7 @@ def test_hostile_text_is_only_data_in_responses(server):
     assert headers["content-type"] == "application/json" and HOSTILE in json.loads(body)["question"]
 
 
+@pytest.mark.slow
 def test_command_names_the_wrong_argument(tmp_path, capsys, monkeypatch):
     from postgrad.cli.main import main
 
