@@ -34,6 +34,7 @@ def request_of(**named: Any) -> Any:
     return make_request("grpo", model=model, data=data, settings=more, named=named, **arguments)
 
 
+@pytest.mark.slow
 def test_command_line_and_python_give_the_same_bytes(small, folder):
     run = postgrad.train(**small, validation=ROWS[:4], settings={"training.checkpoint_every": 2})
     (folder / "verifier.py").write_text(VERIFIER)

@@ -86,6 +86,7 @@ def test_a_tool_function_of_this_process(small, tmp_path):
     assert calls, "the model never called the tool"
 
 
+@pytest.mark.slow
 def test_an_engine_class_of_this_process(small):
     calls: list[int] = []
 

@@ -449,6 +449,7 @@ def test_failed_engine_call_is_reported_and_the_server_continues(
 # ---- our own client
 
 
+@pytest.mark.slow
 def test_our_engine_over_http_is_the_native_engine(server, native, prompts):
     """Equal tokens for 64-bit seeds, sampled and greedy; log-probs equal the trainer's."""
     seeds = [trajectory_seed(0, 1, "p", i) for i in range(6)]

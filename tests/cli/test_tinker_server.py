@@ -225,6 +225,7 @@ def test_steps_without_gradient_and_wrong_samples(client, server):
             sampler.sample(types.ModelInput.from_ints(prompt), 1, given).result(60)
 
 
+@pytest.mark.slow
 def test_number_of_clients_and_idle_sessions(tiny, tmp_path):
     with training_server(tiny, tmp_path, clients=1, samplers=2, idle_s=60.0) as server:
         with server.connect() as service:

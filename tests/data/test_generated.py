@@ -58,6 +58,7 @@ def test_the_known_answer_of_a_generator_is_right():
         assert wrong < 0.2 and bare == 0.0, (uid, truth)
 
 
+@pytest.mark.slow
 def test_the_scorer_of_generated_problems_is_chosen_by_itself():
     pytest.importorskip("reasoning_gym")
     problem = load_problems("reasoning_gym:dice:size=1")[0]

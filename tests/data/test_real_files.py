@@ -125,6 +125,7 @@ def test_prepared_in_one_schema(
     assert {problem.data_source for problem in problems} == {request.data_set.data_source}
 
 
+@pytest.mark.slow
 def test_uid_is_the_same_in_every_layout(tmp_path: Path):
     """Three files hold MATH-500, in three layouts."""
     uids = []

@@ -73,6 +73,7 @@ def test_near_misses_of_worked_solutions(verifier, truth, wrong):
     assert near_miss(verifier, problem("a", truth)) == wrong
 
 
+@pytest.mark.slow
 def test_worked_solutions_are_checked_with_near_misses():
     golds = [problem("a", "24+48 = 72\n#### 72"), problem("b", "so \\boxed{3}", "arithmetic/boxed")]
     report = check(*golds)

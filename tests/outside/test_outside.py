@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from tiny_runs import metrics_of, overrides_of, toy_run
 
 from postgrad.cli.main import main
@@ -44,6 +45,7 @@ def metrics_without_clock(folder: Path) -> list[dict]:
     ]
 
 
+@pytest.mark.slow
 def test_method_outside_the_package_gives_the_same_bits(tiny_untied, tmp_path, monkeypatch):
     write_user_method(tmp_path)
     monkeypatch.chdir(tmp_path)

@@ -199,6 +199,7 @@ def test_as_score_refuses_other_values(result):
     assert failure.kind == "invalid"
 
 
+@pytest.mark.slow
 def test_scorer_chooses_a_verifier_per_problem(problem):
     problems = [
         problem("590", "arithmetic/digits"),
