@@ -82,7 +82,7 @@ TEXTS = {
     "environment.weights": ("{{}}", "{{guess:1}}"),
     "reward.verifier": (
         "{graded}:graded", "{graded}:graded", "{graded}:missing", "exact", "boxed", "length",
-        "math", "exact+0.5*length", "{graded}:graded+exact", "llm_judge", "code", "no",
+        "math", "exact+0.5*length", "{graded}:graded+exact", "llm_judge", "no",
     ),
     "reward.judge.model": ("", "{model}", "http://127.0.0.1:9/v1#m", "no"),
     "reward.judge.monitor": ("", "{model}", "no"),

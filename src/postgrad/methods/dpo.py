@@ -30,7 +30,9 @@ class DpoSettings(MethodSettings):
         "sigmoid is DPO's; ipo uses mean log-probs; hinge is SLiC's; odds_ratio is ORPO's",
         choices=PREFERENCE_LOSSES,
     )
-    beta: float = setting(0.1, "strength of the KL constraint to the reference", above=0.0)
+    beta: float = setting(
+        0.1, "strength of the KL constraint to the reference", above=0.0, at_most=1e4
+    )
     label_smoothing: float = setting(
         0.0, "assumed share of pairs with a wrong label (sigmoid only)", at_least=0.0, at_most=0.5
     )

@@ -27,7 +27,9 @@ from postgrad.types import Batch, Problem
 
 @dataclass
 class KtoSettings(MethodSettings):
-    beta: float = setting(0.1, "strength of the KL constraint to the reference", above=0.0)
+    beta: float = setting(
+        0.1, "strength of the KL constraint to the reference", above=0.0, at_most=1e4
+    )
     desirable_weight: float = setting(1.0, "weight of desirable responses", at_least=0.0)
     undesirable_weight: float = setting(
         1.0,
