@@ -139,13 +139,17 @@ def call_advantage(
 
     An advantage per row is repeated over the row's trainable tokens; its returns are the same.
 
-    Raises: RunError for an absent column or for a result of another shape than declared.
+    Raises: RunError for an absent column, for values that the function refuses by ValueError, or
+    for a result of another shape than declared.
     """
     arguments = _select(columns, advantage.reads, key)
     for name in advantage.reads_if_present:
         if columns.get(name) is not None:
             arguments[name] = columns[name]
-    result = advantage.function(**arguments, **options)
+    try:
+        result = advantage.function(**arguments, **options)
+    except ValueError as error:
+        raise RunError(f"{key}: {error}") from error
     if advantage.level == "row":
         _check_shape(result, len(batch), "row", key)
         values = batch.expand(result) * batch.tokens["loss_mask"]

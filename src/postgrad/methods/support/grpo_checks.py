@@ -125,6 +125,11 @@ def check_overlong_buffer(method: GrpoMethod) -> None:
             f"method.overlong_buffer={buffer} exceeds rollout.max_response_tokens={limit}; "
             f"use at most {limit}"
         )
+    if buffer and method.settings.advantage == "maxrl":
+        raise ConfigError(
+            f"method.overlong_buffer={buffer} makes rewards negative, and method.advantage=maxrl "
+            "divides by their mean; set it to 0"
+        )
 
 
 def check_unread(method: GrpoMethod) -> None:
@@ -136,6 +141,8 @@ def check_unread(method: GrpoMethod) -> None:
         refuse_unread("method", settings, names, "with method.kl=none", "add method.kl=loss")
     if settings.kl == "reward":
         refuse_unread("method", settings, ["kl_ratio"], "with method.kl=reward", "use kl=loss")
+    if not settings.refill_by:
+        raise ConfigError("method.refill_by is empty; name a part of the score, such as answer")
     if not settings.max_refills:
         reason = "with method.max_refills=0"
         refuse_unread("method", settings, ["refill_by"], reason, "add method.max_refills=3")
