@@ -161,7 +161,7 @@ def test_a_missing_sum_of_gradients_is_seen(folders):
 # ---- loading
 
 
-def results_of_skeletons(cases) -> list[dict[str, torch.Tensor]]:
+def results_of_meta_models(cases) -> list[dict[str, torch.Tensor]]:
     """Compute with models that only the first rank has read."""
     torch.use_deterministic_algorithms(True)  # new memory then holds NaN
     results: list[dict[str, torch.Tensor]] = []
@@ -182,7 +182,7 @@ def results_of_skeletons(cases) -> list[dict[str, torch.Tensor]]:
 def test_only_the_first_rank_reads_the_model(folders):
     meshes = {"qwen3": [], "gemma3_text": [SEQUENCE], "qwen3_moe": [TENSOR]}
     cases = [(folders(family, {}), settings) for family, settings in meshes.items()]
-    on_ranks = run_on_ranks(2, results_of_skeletons, cases)
+    on_ranks = run_on_ranks(2, results_of_meta_models, cases)
     for index, (folder, _) in enumerate(cases):
         expected = compute(local_policy(folder))
         for results in on_ranks:

@@ -18,10 +18,10 @@ from postgrad.model.device import choose_device, set_threads
 from postgrad.model.load import base_model_name, load
 from postgrad.model.loaded import Loaded
 from postgrad.model.lora import add_adapters
+from postgrad.model.meta_model import load_on_meta, load_on_ranks
 from postgrad.model.policy import BaseModelPolicy, FrozenPolicy, LocalPolicy
 from postgrad.model.ranks import Ranks
 from postgrad.model.reward_model import RewardModel, RewardPolicy
-from postgrad.model.skeleton import load_on_ranks, load_skeleton
 from postgrad.rollout.native.engine import NativeEngine
 
 GENERATING = ("engine", "chat")  # kinds of roles that generate text
@@ -128,7 +128,7 @@ def load_role(
     try:
         if ranks is None or config.model.lora.rank:
             return load_full()
-        return load_on_ranks(ranks, load_full, lambda: load_skeleton(settings, config.seed))
+        return load_on_ranks(ranks, load_full, lambda: load_on_meta(settings, config.seed))
     except ConfigError as error:
         if name == "policy":
             raise

@@ -66,8 +66,8 @@ class LocalCritic:
         self.width = int(loaded.model.config.get_text_config().hidden_size)
         # The head is float32, whatever the model's compute type is. Sharding moves that of a model
         # without weights.
-        is_skeleton = self.device.type == "meta"
-        self.head = nn.Linear(self.width, 1, device="cpu" if is_skeleton else self.device)
+        is_on_meta = self.device.type == "meta"
+        self.head = nn.Linear(self.width, 1, device="cpu" if is_on_meta else self.device)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
         self.optimizer_config = dataclasses.replace(config.optimizer, lr=lr)

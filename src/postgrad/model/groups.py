@@ -30,9 +30,9 @@ class Group:
         """Return every process's tensor, in the order of the processes. All have one shape."""
         if self.size == 1:
             return [values]
-        parts = [torch.empty_like(values, memory_format=torch.contiguous_format)] * self.size
-        parts = [part.clone() for part in parts]
-        dist.all_gather(parts, values.contiguous(), group=self.handle)
+        own = values.contiguous()
+        parts = [torch.empty_like(own) for _ in range(self.size)]
+        dist.all_gather(parts, own, group=self.handle)
         return parts
 
     def exchange(self, values: Tensor, sent: list[int], received: list[int]) -> Tensor:

@@ -126,9 +126,9 @@ class Ranks:
         """Return the first rank's value; sent as JSON."""
         data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         length = self.all_reduce_max(len(data) if self.is_first else 0)
-        text = data.to(self.device) if self.is_first else torch.zeros(0)
-        if not self.is_first:
-            text = torch.zeros(length, dtype=torch.uint8, device=self.device)
+        text = torch.zeros(length, dtype=torch.uint8, device=self.device)
+        if self.is_first:
+            text.copy_(data)
         dist.broadcast(text, src=0)
         return json.loads(bytes(text.cpu().tolist()))
 

@@ -17,10 +17,10 @@ from torch.distributed.tensor import DTensor
 
 from postgrad.config.schema import OptimizerConfig
 from postgrad.errors import ConfigError
+from postgrad.model.meta_model import allocate_shards, fill_shards, tensors_of
 from postgrad.model.muon import find_blocks
 from postgrad.model.optimizer import Optimizer
 from postgrad.model.ranks import Ranks
-from postgrad.model.skeleton import allocate_shards, fill_shards, tensors_of
 from postgrad.model.tensor_parallel import WHOLE, Division, divide_model, set_division
 
 

@@ -44,18 +44,8 @@ def attention(
     Raises: ConfigError or RunError for what it would otherwise compute wrongly in silence.
     """
     if isinstance(packing, DividedTokens):
-        heads = (packing.heads_for_tokens(x) for x in (query, key, value))
-        out = attention(
-            module,
-            *heads,
-            attention_mask=None,
-            scaling=scaling,
-            softcap=softcap,
-            s_aux=s_aux,
-            sliding_window=sliding_window,
-            packing=packing.packing,
-        )[0]
-        return packing.tokens_for_heads(out), None
+        options = {"scaling": scaling, "softcap": softcap, "s_aux": s_aux}
+        return _attend_divided(module, query, key, value, packing, sliding_window, **options)
     if packing is not None:
         _refuse_in_packed(module, softcap, s_aux)
     elif sliding_window is not None and key.shape[2] > sliding_window:
@@ -93,6 +83,23 @@ def attention(
         enable_gqa=key.shape[1] != heads,
     )
     return out.transpose(1, 2).contiguous(), None
+
+
+def _attend_divided(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    tokens: DividedTokens,
+    sliding_window: int | None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Return the outputs of this rank's tokens: some heads over all tokens, then exchanged back."""
+    q, k, v = (tokens.heads_for_tokens(x) for x in (query, key, value))
+    out = attention(
+        module, q, k, v, None, sliding_window=sliding_window, packing=tokens.packing, **options
+    )[0]
+    return tokens.tokens_for_heads(out), None
 
 
 def _refuse_in_packed(module: nn.Module, softcap: float | None, s_aux: Tensor | None) -> None:

@@ -23,7 +23,7 @@ from postgrad.model.ranks import Ranks
 BUFFER = "buffer/"  # marks names of buffers
 
 
-def load_skeleton(config: ModelConfig, seed: int = 0) -> Loaded:
+def load_on_meta(config: ModelConfig, seed: int = 0) -> Loaded:
     """Return the model that load() would return, without weights, and its tokenizer."""
     from transformers import AutoModelForCausalLM
 
@@ -44,7 +44,10 @@ def load_skeleton(config: ModelConfig, seed: int = 0) -> Loaded:
 def load_on_ranks(
     ranks: Ranks, load_full: Callable[[], Loaded], load_empty: Callable[[], Loaded]
 ) -> Loaded:
-    """Return the full model on the first rank, and its skeleton on the others. A collective."""
+    """Return the full model on the first rank, and one without weights on the others.
+
+    A collective.
+    """
     if ranks.is_first:
         loaded = load_full()
         ranks.broadcast_json(_describe(loaded.model))
@@ -55,7 +58,7 @@ def load_on_ranks(
 
 
 def _describe(model: Any) -> dict[str, Any]:
-    """Return what a skeleton cannot know: types of parameters, and how passes are run."""
+    """Return what a model without weights lacks: types of parameters, and how passes are run."""
     support = support_of(model)
     types = {name: str(p.dtype).removeprefix("torch.") for name, p in model.named_parameters()}
     return {
@@ -67,7 +70,7 @@ def _describe(model: Any) -> dict[str, Any]:
 
 
 def _adapt(model: Any, described: dict[str, Any]) -> None:
-    """Give a skeleton the parameter types and the passes of the first rank's model."""
+    """Give a model without weights the parameter types and the passes of the first rank's model."""
     parameters = dict(model.named_parameters())
     assert parameters.keys() == described["types"].keys(), "the ranks built different models"
     for name, p in parameters.items():
@@ -85,15 +88,18 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def allocate_shards(root: nn.Module, before: dict[str, Tensor], ranks: Ranks) -> bool:
-    """Give a sharded skeleton memory; return whether fill_shards() is needed. A collective."""
-    is_skeleton = any(tensor.is_meta for tensor in before.values())
-    if is_skeleton:
+    """Give a sharded model without weights memory; return whether fill_shards() is needed.
+
+    A collective.
+    """
+    is_on_meta = any(tensor.is_meta for tensor in before.values())
+    if is_on_meta:
         kept = {name: p.clone() for name, p in root.named_parameters() if not p.is_meta}
         root.to_empty(device="cpu" if ranks.offload else ranks.device)
         for name, p in root.named_parameters():
             if name in kept:
                 p.copy_(kept[name])
-    return bool(ranks.all_reduce_max(int(is_skeleton)))
+    return bool(ranks.all_reduce_max(int(is_on_meta)))
 
 
 @torch.no_grad()
