@@ -95,3 +95,16 @@ def test_text_without_settings_is_refused(tmp_path):
     with pytest.raises(ConfigError):
         read_settings("echo hello")
     assert main(["import", str(tmp_path / "missing.sh")]) == 2
+
+
+@pytest.mark.parametrize(("top_k", "expected"), [("-1", {}), ("20", {"rollout.top_k": "20"})])
+def test_truncated_sampling_and_sequence_parallelism_of_verl(top_k, expected):
+    script = (
+        "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo "
+        f"actor_rollout_ref.rollout.top_p=0.9 actor_rollout_ref.rollout.top_k={top_k} "
+        "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2"
+    )
+    result = translate(*read_settings(script))
+    shared = {"rollout.top_p": "0.9", "cluster.sequence_parallel": "2"}
+    assert result.overrides == shared | expected
+    assert not result.missing

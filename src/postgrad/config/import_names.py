@@ -34,6 +34,7 @@ NAMES = {
     f"{_ACTOR}.iterative_steps": "method.phase_one_steps",
     f"{_ROLLOUT}.n": "rollout.samples",
     f"{_ROLLOUT}.temperature": "rollout.temperature",
+    f"{_ROLLOUT}.top_p": "rollout.top_p",
     f"{_ROLLOUT}.n_prefix": "method.num_demonstrations",
     f"{_ROLLOUT}.min_prefix_ratio": "method.prefix_min",
     f"{_ROLLOUT}.max_prefix_ratio": "method.prefix_max",

@@ -184,6 +184,9 @@ def _translate_special(
         num_gpus = int(value) * int(settings.get("trainer.nnodes", "1"))
         if num_gpus > 1:
             overrides |= {"cluster": "ray", "cluster.workers": str(num_gpus)}
+    elif key == "actor_rollout_ref.rollout.top_k":
+        if int(value) > 0:  # verl's -1 keeps all tokens
+            overrides["rollout.top_k"] = value
     elif leaf == "logger":
         for tracker in ("wandb", "tensorboard", "trackio"):
             if tracker in value:
