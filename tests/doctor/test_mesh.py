@@ -64,7 +64,7 @@ def test_slices_and_shards_divide_the_memory(tiny):
     model = model_config(config.model)
     whole = count_parameters(config, model)
     sliced = count_parameters(make_config(tiny, ["cluster.tensor_parallel=2"]), model)
-    assert sliced.outside_blocks == whole.outside_blocks
+    assert sliced.outside_blocks < 0.6 * whole.outside_blocks
     assert sliced.largest_block < 0.6 * whole.largest_block
     one = replace(config, cluster=replace(config.cluster, workers=1))
     state = "weights, Adam, gradients"

@@ -30,6 +30,8 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "scale.md"
 BEGIN = "<!-- families: written by tests/model/test_parallel.py -->\n"
 END_MARK = "<!-- end of families -->"
 TENSOR = "cluster.tensor_parallel=2"
+TENSOR_4 = "cluster.tensor_parallel=4"  # pads the vocabulary of 18
+TIED = {"tie_word_embeddings": True}
 EXPERT = "cluster.expert_parallel=2"
 SEQUENCE = "cluster.sequence_parallel=2"
 # Family, changes of its shape, and settings, on four ranks.
@@ -38,6 +40,9 @@ CASES = {
     "hybrid sharding": ("qwen3", {}, ["cluster.shard_workers=2"]),
     "tensor": ("qwen3", {}, [TENSOR]),
     "tensor, no sharding": ("qwen3", {}, [TENSOR, "cluster.shard_workers=1"]),
+    "tensor x 4": ("qwen3", {"num_key_value_heads": 4}, [TENSOR_4]),
+    "tensor x 4, tied": ("qwen3", TIED | {"num_key_value_heads": 4}, [TENSOR_4]),
+    "tensor, tied, scaled": ("gemma3_text", {"num_hidden_layers": 2}, [TENSOR]),
     "tensor, biases": ("starcoder2", {}, [TENSOR]),
     "sequence": ("qwen3", {}, [SEQUENCE]),
     "sequence, windows": ("gemma3_text", {"num_hidden_layers": 2}, [SEQUENCE]),
@@ -48,6 +53,14 @@ CASES = {
     "whole experts": ("qwen3_moe", {}, [TENSOR, EXPERT]),
     "recurrent layers": ("qwen3_next", {}, [TENSOR]),
 }
+
+
+class LogprobsAndEntropy(SumOfLogprobs):
+    """The weighted sum of log-probs and entropies."""
+
+    def loss(self, batch, current, metrics):
+        entropy = (current.entropy * batch.tokens["advantages"].abs()).sum()
+        return super().loss(batch, current, metrics) + 0.3 * entropy
 
 
 def make_policy(folder, settings, make):
@@ -61,14 +74,14 @@ def make_policy(folder, settings, make):
 def local_policy(folder, settings=()) -> LocalPolicy:
     shared = [word for word in settings if word.startswith("model.")]
     return make_policy(
-        folder, shared, lambda config, loaded: LocalPolicy(config, loaded, SumOfLogprobs())
+        folder, shared, lambda config, loaded: LocalPolicy(config, loaded, LogprobsAndEntropy())
     )
 
 
 def sharded_policy(folder, settings) -> ShardedPolicy:
     def make(config, loaded):
         ranks = Ranks.from_process_group(CPU, config.cluster)
-        return ShardedPolicy(config, loaded, SumOfLogprobs(), ranks)
+        return ShardedPolicy(config, loaded, LogprobsAndEntropy(), ranks)
 
     return make_policy(folder, ["cluster=ray", *settings], make)
 
@@ -171,7 +184,7 @@ def results_of_meta_models(cases) -> list[dict[str, torch.Tensor]]:
         loaded = load_policy(config, find_method("grpo")(config), "cpu", ranks)
         is_empty = [p.is_meta for p in loaded.model.parameters()]
         assert all(is_empty) if ranks.rank else not any(is_empty)
-        results.append(compute(ShardedPolicy(config, loaded, SumOfLogprobs(), ranks)))
+        results.append(compute(ShardedPolicy(config, loaded, LogprobsAndEntropy(), ranks)))
         loaded = load_role(config, "critic", config.model.path, "cpu", ranks)
         critic = ShardedCritic(config, loaded, SumOfLogprobs(), 1e-3, ranks)
         assert torch.equal(critic.values(BATCH), torch.zeros(BATCH.num_tokens))

@@ -32,6 +32,7 @@ from postgrad.model.passes.head import TokenOutputs, token_outputs, top_logprobs
 from postgrad.model.passes.kept import KeptIds
 from postgrad.model.passes.layout import MicroBatch, make_micro_batches
 from postgrad.model.passes.support import support_of
+from postgrad.model.passes.vocabulary import vocabulary_of
 from postgrad.model.views import FULL, View, unused_parameters
 from postgrad.types import Batch
 
@@ -174,6 +175,7 @@ class FrozenPolicy:
             self.config.rollout.temperature,
             transform=support_of(self.model).transform,
             kept=kept,
+            vocabulary=vocabulary_of(self.model),
         )
 
 

@@ -1,8 +1,8 @@
 """Tensor and expert parallelism: each rank of a group holds slices of the blocks' matrices.
 
 All ranks of the group compute the same rows. The slices follow the plan that transformers has for
-the type of model. Embedding, head and norms are whole on every rank. FSDP2 then shards the slices
-over the other ranks.
+the type of model. Embedding and head are divided by ids; norms are whole on every rank. FSDP2 then
+shards the slices over the other ranks.
 """
 
 import re
@@ -23,6 +23,7 @@ from postgrad.model.groups import (
     sum_outputs,
 )
 from postgrad.model.lora import adapter_parameters
+from postgrad.model.passes.vocabulary import VocabularySlice, set_vocabulary
 
 # Model types whose slices give the numbers of one process (tests/model/test_parallel.py).
 FAMILIES = (
@@ -54,8 +55,6 @@ FAMILIES = (
     "starcoder2",
 )
 EXPERTS = "moe_tp_experts"  # the rule of a plan for experts
-# Rules of a plan for what stays whole here.
-WHOLE_MODULES = ("embed_tokens", "lm_head")
 
 
 class Division(NamedTuple):
@@ -64,6 +63,7 @@ class Division(NamedTuple):
     dim: int | None = None  # the sliced dimension; None: whole on every rank
     parts: int = 1  # 2: gate and up are stored one after the other, and each is sliced
     partial_gradient: bool = False  # a rank's gradient is that of its own heads
+    padding: int = 0  # zeros at the end of the last slice, which the full tensor does not have
 
 
 WHOLE = Division()
@@ -83,6 +83,10 @@ def slice_tensor(full: Tensor, division: Division, group: Group) -> Tensor:
     """Return this rank's slice of a full tensor."""
     if division.dim is None or group.size == 1:
         return full
+    if division.padding:
+        shape = list(full.shape)
+        shape[division.dim] = division.padding
+        full = torch.cat([full, full.new_zeros(shape)], division.dim)
     parts: list[Tensor] = []
     for part in full.chunk(division.parts, division.dim):
         parts.append(part.chunk(group.size, division.dim)[group.rank])
@@ -95,11 +99,12 @@ def join_slices(own: Tensor, division: Division, group: Group) -> Tensor:
         return own
     slices = [s.chunk(division.parts, division.dim) for s in group.gather(own)]
     ordered = [s[part] for part in range(division.parts) for s in slices]
-    return torch.cat(ordered, division.dim)
+    full = torch.cat(ordered, division.dim)
+    return full.narrow(division.dim, 0, full.shape[division.dim] - division.padding)
 
 
 def divide_model(model: Any, group: Group, by_expert: bool) -> dict[str, Division]:
-    """Replace the blocks' matrices by this rank's slices; return the division by parameter name.
+    """Replace the model's matrices by this rank's slices; return the division by parameter name.
 
     `by_expert` gives each rank whole experts instead of a slice of every expert.
 
@@ -111,9 +116,10 @@ def divide_model(model: Any, group: Group, by_expert: bool) -> dict[str, Divisio
     plan = dict(model.tp_plan)
     if by_expert:
         plan |= {name: EXPERTS for name in model.ep_plan if name.endswith(".experts")}
+    by_id = (model.get_input_embeddings(), model.get_output_embeddings())
     for name, module in list(model.named_modules()):
         style = _style_of(plan, name)
-        if style is None or name.rpartition(".")[2] in WHOLE_MODULES:
+        if style is None or module in by_id:
             continue
         if style == EXPERTS:
             own = _divide_experts(module, group, by_expert)
@@ -124,7 +130,7 @@ def divide_model(model: Any, group: Group, by_expert: bool) -> dict[str, Divisio
         divisions |= {f"{name}.{key}": division for key, division in own.items()}
     if not any(".experts." in name for name in divisions) and by_expert:
         raise ConfigError("cluster.expert_parallel: the model's experts are in no plan")
-    return divisions
+    return divisions | _divide_vocabulary(model, group)
 
 
 def _check_model(model: Any, group: Group, by_expert: bool) -> None:
@@ -246,7 +252,7 @@ def _slice_parameters(module: Any, dims: dict[str, int], group: Group) -> dict[s
 def _replace_parameter(module: nn.Module, name: str, division: Division, group: Group) -> None:
     full = module.get_parameter(name)
     assert division.dim is not None
-    length = full.shape[division.dim]
+    length = full.shape[division.dim] + division.padding
     if length % (group.size * division.parts):
         raise ConfigError(
             f"cluster.tensor_parallel={group.size} does not divide the {length // division.parts} "
@@ -254,6 +260,51 @@ def _replace_parameter(module: nn.Module, name: str, division: Division, group: 
         )
     own = slice_tensor(full.detach(), division, group).clone()
     setattr(module, name, nn.Parameter(own, requires_grad=full.requires_grad))
+
+
+# ---- embedding and head
+
+
+def _divide_vocabulary(model: Any, group: Group) -> dict[str, Division]:
+    """Keep this rank's ids of the embedding and the head, which may be one tied matrix."""
+    embedding = model.get_input_embeddings()
+    head = model.get_output_embeddings()
+    is_tied = head.weight is embedding.weight
+    num_ids = len(head.weight)
+    division = Division(0, padding=-num_ids % group.size)
+    size = (num_ids + division.padding) // group.size
+    if division.padding >= size:
+        raise ConfigError(
+            f"cluster.tensor_parallel={group.size} leaves no id of the vocabulary of {num_ids} to "
+            "the last worker; use fewer"
+        )
+    both = (embedding.weight, head.weight)
+    names = [name for name, p in model.named_parameters() if any(p is weight for weight in both)]
+    first = group.rank * size
+    vocabulary = VocabularySlice(group, first, min(size, num_ids - first))
+    _replace_parameter(embedding, "weight", division, group)
+    if is_tied:
+        head.weight = embedding.weight
+    else:
+        _replace_parameter(head, "weight", division, group)
+    _embed_own_ids(embedding, vocabulary)
+    set_vocabulary(model, vocabulary)
+    return dict.fromkeys(names, division)
+
+
+def _embed_own_ids(embedding: Any, vocabulary: VocabularySlice) -> None:
+    """Let an embedding look up this rank's ids; the outputs are summed over the ranks."""
+    look_up = embedding.forward
+    if embedding.padding_idx is not None:
+        own = int(vocabulary.local_ids(torch.tensor(embedding.padding_idx)))
+        embedding.padding_idx = own if own >= 0 else None
+
+    def forward(ids: Tensor) -> Tensor:
+        local = vocabulary.local_ids(ids)
+        outputs = look_up(local.clamp(min=0)).masked_fill((local < 0)[..., None], 0.0)
+        return sum_outputs(outputs, vocabulary.group)
+
+    embedding.forward = forward
 
 
 # ---- experts

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from postgrad.model.device import has_float32_accumulation, has_own_memory, supports_triton
+from postgrad.model.groups import sum_gradients
 from postgrad.model.passes.kept import KeptIds
 from postgrad.model.passes.support import NO_TRANSFORM, LogitTransform
+from postgrad.model.passes.vocabulary import VocabularySlice, as_table
 
 CACHE_ELEMENTS = 1 << 19  # 2 MiB in float32: what the cache of one CPU core holds
 # Logits held at once: 64 MiB in float32, and 512 MiB on accelerators with their own memory.
@@ -43,6 +45,7 @@ def token_outputs(
     chunk: int | None = None,
     transform: LogitTransform = NO_TRANSFORM,
     kept: KeptIds | None = None,
+    vocabulary: VocabularySlice | None = None,
 ) -> TokenOutputs:
     """Return log-probs, entropy and sum of squares of the targets.
 
@@ -50,14 +53,22 @@ def token_outputs(
     of several ids per position, (tokens, targets). Log-probs and entropy are differentiable;
     `sum_squares` is not. `chunk` is the number of tokens computed at a time. `transform` is what
     the model does to its logits. With `kept`, the distribution of each token is that over its kept
-    ids.
+    ids. With `vocabulary`, `weight` has the rows of this rank, padded at the end, and all ranks of
+    its group call this with the same tokens.
     """
+    if vocabulary is not None:
+        hidden = sum_gradients(hidden, vocabulary.group)
+        weight = weight[: vocabulary.size]
+        targets = vocabulary.local_ids(targets)
+        kept = None if kept is None else kept._replace(first=vocabulary.first)
     if chunk is None:
         chunk = _default_chunk(hidden, weight)
     # The scale is folded into the temperature and the cap: both then apply to hidden @ weight.T.
     temperature = temperature / transform.scale
     softcap = None if transform.softcap is None else transform.softcap / transform.scale
-    outputs: Any = _TokenOutputs.apply(hidden, weight, targets, temperature, chunk, softcap, kept)
+    outputs: Any = _TokenOutputs.apply(
+        hidden, weight, targets, temperature, chunk, softcap, kept, vocabulary
+    )
     return TokenOutputs(*outputs)
 
 
@@ -106,17 +117,21 @@ class _TokenOutputs(torch.autograd.Function):
         chunk: int,
         softcap: float | None,
         kept: KeptIds | None,
+        vocabulary: VocabularySlice | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         head = upcast_head(weight)
+        own = targets.clamp(min=0)  # ids of other ranks are -1; join() replaces their values
         dtype = _upcast_dtype(hidden)
         shapes = (targets.shape, *[(len(hidden),)] * 3)
         columns = [torch.empty(shape, dtype=dtype, device=hidden.device) for shape in shapes]
         for start in range(0, len(hidden), chunk):
             part = slice(start, start + chunk)
             some = None if kept is None else kept.part(start, start + chunk)
-            results = _chunk_outputs(hidden[part], head, targets[part], temperature, softcap, some)
+            results = _chunk_outputs(hidden[part], head, own[part], temperature, softcap, some)
             for column, result in zip(columns, results, strict=True):
                 column[part] = result
+        if vocabulary is not None:
+            columns = vocabulary.join(targets, *columns)
         logprobs, entropy, sum_squares, lse = columns
         ctx.save_for_backward(hidden, weight, targets, lse, entropy)
         ctx.temperature = temperature
@@ -158,7 +173,7 @@ class _TokenOutputs(torch.autograd.Function):
                 _add_product(grad_weight, grad_logits, hidden[part])
         if grad_weight is not None:
             grad_weight = grad_weight.to(weight.dtype)
-        return grad_hidden, grad_weight, None, None, None, None, None
+        return grad_hidden, grad_weight, *[None] * 6
 
 
 def _use_triton(hidden: Tensor) -> bool:
@@ -197,7 +212,7 @@ def _outputs_of(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor
     H = log z - sum(e · (logit - max)) / z.
     """
     row_max = logits.amax(-1)
-    target_logits = logits.gather(1, _as_table(targets))
+    target_logits = logits.gather(1, as_table(targets))
     shifted = logits.sub_(row_max[:, None]).clamp_(min=-1e30)
     e = shifted.exp()
     z = e.sum(-1)
@@ -206,11 +221,6 @@ def _outputs_of(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor
     entropy = z.log() - e.mul_(shifted).sum(-1) / z
     logprobs = (target_logits - lse[:, None]).reshape(targets.shape)
     return logprobs, entropy, sum_squares, lse
-
-
-def _as_table(values: Tensor) -> Tensor:
-    """Return (tokens, targets) values; a column becomes a table with one target per token."""
-    return values if values.dim() == 2 else values[:, None]
 
 
 def _grad_logits(
@@ -227,7 +237,8 @@ def _grad_logits(
 ) -> Tensor:
     """Return the (tokens, vocabulary) gradient of hidden @ head.T for one chunk.
 
-    The Triton kernel returns it in the type of `hidden`; the torch path returns float32.
+    Targets of -1 are in another rank's slice of the vocabulary. The Triton kernel returns the type
+    of `hidden`; the torch path returns float32.
     """
     if grad_logprobs is None:
         grad_logprobs = torch.zeros(targets.shape, dtype=lse.dtype, device=lse.device)
@@ -254,7 +265,7 @@ def _grad_logits(
         kept.exclude_others(logits)
     for rows in cache_sized_slices(logits):
         log_p = logits[rows].sub_(lse[rows, None])  # a view: the gradient replaces the logits
-        by_target = _as_table(grad_logprobs[rows]) / temperature
+        by_target = as_table(grad_logprobs[rows]) / temperature
         by_logprob = by_target.sum(1, keepdim=True)
         if grad_entropy is None:  # d logp / d logit = onehot - p
             log_p.exp_().mul_(-by_logprob)
@@ -263,7 +274,8 @@ def _grad_logits(
             p = log_p.exp()
             log_p.clamp_(min=-1e30).add_(entropy[rows, None]).mul_(-by_entropy)
             log_p.sub_(by_logprob).mul_(p)
-        log_p.scatter_add_(1, _as_table(targets[rows]), by_target)
+        ids = as_table(targets[rows])
+        log_p.scatter_add_(1, ids.clamp(min=0), by_target.masked_fill(ids < 0, 0.0))
     return logits if derivative is None else logits.mul_(derivative)
 
 

@@ -22,10 +22,12 @@ class KeptIds(NamedTuple):
     Attributes:
         counts: (tokens,) number of kept ids per token, on the CPU; 0 keeps the whole vocabulary.
         ids: (sum of counts,) the ids, token after token.
+        first: the id of the first logit, where a rank computes a slice of the vocabulary.
     """
 
     counts: Tensor
     ids: Tensor
+    first: int = 0
 
     @staticmethod
     def of(batch: Batch, rows: Sequence[int], device: torch.device) -> "KeptIds | None":
@@ -41,12 +43,14 @@ class KeptIds(NamedTuple):
         """Return the kept ids of the tokens [start, stop)."""
         counts = self.counts[start:stop]
         first = int(self.counts[:start].sum())
-        return KeptIds(counts, self.ids[first : first + int(counts.sum())])
+        return KeptIds(counts, self.ids[first : first + int(counts.sum())], self.first)
 
     def exclude_others(self, logits: Tensor) -> Tensor:
         """Overwrite the logits (tokens, vocabulary) of ids that were not kept; returns them."""
         counts = self.counts.to(logits.device)
         excluded = (counts > 0)[:, None].repeat(1, logits.shape[-1])
         rows = torch.arange(len(counts), device=logits.device).repeat_interleave(counts)
-        excluded[rows, self.ids] = False
+        columns = self.ids - self.first
+        is_here = (columns >= 0) & (columns < logits.shape[-1])
+        excluded[rows[is_here], columns[is_here]] = False
         return logits.masked_fill_(excluded, EXCLUDED_LOGIT)
