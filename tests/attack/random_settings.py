@@ -82,7 +82,8 @@ TEXTS = {
     "environment.weights": ("{{}}", "{{guess:1}}"),
     "reward.verifier": (
         "{graded}:graded", "{graded}:graded", "{graded}:missing", "exact", "boxed", "length",
-        "math", "exact+0.5*length", "{graded}:graded+exact", "llm_judge", "no",
+        "math", "exact+0.5*length", "{graded}:graded + exact", "llm_judge", "code", "exact + code",
+        "no",
     ),
     "reward.judge.model": ("", "{model}", "http://127.0.0.1:9/v1#m", "no"),
     "reward.judge.monitor": ("", "{model}", "no"),
@@ -261,7 +262,7 @@ def _number(key: str, limits: Any, whole: bool, random_state: random.Random) -> 
     if key in LARGEST:
         numbers.append(LARGEST[key])
     if not whole and random_state.random() < 0.1:
-        return random_state.choice(("inf", "nan", "1e-30", "1e30"))
+        return random_state.choice(("inf", "nan", "1e-30", "1e6", "1e30"))
     return f"{random_state.choice(numbers):g}"
 
 

@@ -67,6 +67,7 @@ def test_plain_names_are_not_sums(name):
         ("math + math", "math"),
         ("2 - 1", "2 - 1"),
         ("math + nowhere.py:right", "nowhere.py:right"),
+        ("1e30*exact", "1e30"),
     ],
 )
 def test_malformed_sums_are_refused_in_one_line(text, culprit):
@@ -143,3 +144,38 @@ def test_auto_says_where_it_is_less_strict_than_verl():
         assert scorer.notes([other]) == []
     with Scorer("gsm8k_strict") as scorer:
         assert scorer.notes([gsm8k]) == []
+
+
+SUM = Problem("a", (), "42", "arithmetic/digits")
+TESTED = Problem("b", (), "", "code", extra={"test_list": ["assert f(1) == 2"]})
+
+
+@pytest.mark.parametrize(
+    ("verifier", "problems", "fits"),
+    [
+        ("code", [SUM, SUM], False),
+        ("code", [SUM, TESTED], True),  # some row can be scored
+        ("exact + 0.1*code.passed", [SUM], False),  # every term must fit
+        ("exact.no", [SUM], False),
+        ("auto", [SUM, TESTED], True),
+        ("environment", [SUM], True),  # reads what the run's environment gives later
+        ("llm_judge", [SUM], True),
+    ],
+)
+def test_verifier_that_fits_no_row_is_refused_before_the_run(verifier, problems, fits):
+    with Scorer(verifier, workers=1, timeout_s=30) as scorer:
+        if fits:
+            scorer.check_fit(problems, "data.train")
+            return
+        with pytest.raises(ConfigError, match=r"reward\.verifier=.*data\.train"):
+            scorer.check_fit(problems, "data.train")
+
+
+def test_rows_tried_are_spaced_over_the_set():
+    problems = [SUM] * 300
+    problems[200:] = [Problem("c", (), "no number", "x")] * 100
+    with Scorer("numeric", workers=1) as scorer:
+        scorer.check_fit(problems, "data.train")
+        scorer.check_fit(problems[::-1], "data.train")
+        with pytest.raises(ConfigError):
+            scorer.check_fit(problems[200:], "data.train")

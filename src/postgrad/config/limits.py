@@ -16,6 +16,11 @@ BOUNDS: dict[str, tuple[Callable[[float, float], bool], str]] = {
 }
 
 
+# Largest magnitude of a number without an upper bound of its own. No coefficient, weight or time
+# limit needs more; far larger ones overflow in the first update.
+LARGEST = 1e6
+
+
 def check_limits(section: Any, prefix: str) -> None:
     """Raises ConfigError for the first setting outside its choices or bounds."""
     for spec in dataclasses.fields(section):
@@ -25,7 +30,8 @@ def check_limits(section: Any, prefix: str) -> None:
             check_limits(value, f"{key}.")
             continue
         _check_choice(key, value, spec.metadata)
-        _check_finite(key, value, bool(spec.metadata.get("may_be_infinite")))
+        largest = LARGEST if spec.metadata.get("at_most") is None else math.inf
+        _check_size(key, value, bool(spec.metadata.get("may_be_infinite")), largest)
         for bound in BOUNDS:
             if spec.metadata.get(bound) is not None:
                 _check_bound(key, value, bound, spec.metadata[bound])
@@ -42,16 +48,22 @@ def _check_choice(key: str, value: Any, limits: Any) -> None:
     )
 
 
-def _check_finite(key: str, value: Any, may_be_infinite: bool) -> None:
-    """Checks a number, and each number in a list or dictionary."""
+def _check_size(key: str, value: Any, may_be_infinite: bool, largest: float) -> None:
+    """Checks that a real number, and each in a list or dictionary, is finite and not too large."""
     if isinstance(value, dict):
         for name, item in value.items():
-            _check_finite(f"{key}.{name}", item, may_be_infinite)
+            _check_size(f"{key}.{name}", item, may_be_infinite, largest)
     elif isinstance(value, list):
         for item in value:
-            _check_finite(key, item, may_be_infinite)
-    elif isinstance(value, float) and not (math.isfinite(value) or (may_be_infinite and value > 0)):
+            _check_size(key, item, may_be_infinite, largest)
+    elif not isinstance(value, float) or (may_be_infinite and value > 0 and math.isinf(value)):
+        return
+    elif not math.isfinite(value):
         raise ConfigError(f"{key}={value} is out of range; it must be a finite number")
+    elif abs(value) > largest:
+        raise ConfigError(
+            f"{key}={value} is out of range; it must be between {-largest:.0f} and {largest:.0f}"
+        )
 
 
 def _check_bound(key: str, value: Any, bound: str, limit: float) -> None:

@@ -30,7 +30,10 @@ class LoraConfig:
         "layers with adapters: all-linear (all except the head), or names such as q_proj,v_proj",
     )
     dropout: float = setting(
-        0.0, "dropout on the adapters' inputs; only for methods without sampling", at_least=0.0
+        0.0,
+        "dropout on the adapters' inputs; only for methods without sampling",
+        at_least=0.0,
+        at_most=0.99,
     )
 
 
@@ -108,10 +111,10 @@ class OptimizerConfig:
         "the optimizer of DPO's authors",
         choices=("adamw", "adamw_offloaded", "adamw_8bit", "adamw_fused", "muon", "rmsprop"),
     )
-    lr: float = setting(1e-6, "peak learning rate", above=0.0)
+    lr: float = setting(1e-6, "peak learning rate", above=0.0, at_most=1.0)
     betas: list[float] = setting([0.9, 0.999], "AdamW's two decay rates")
     eps: float = setting(1e-8, "AdamW's epsilon", above=0.0)
-    weight_decay: float = setting(0.01, "decoupled weight decay", at_least=0.0)
+    weight_decay: float = setting(0.01, "decoupled weight decay", at_least=0.0, at_most=10.0)
     max_grad_norm: float = setting(
         1.0, "gradient clipping by the global norm; 0: off", at_least=0.0
     )

@@ -148,6 +148,10 @@ class Method:
         """Whether this run scores responses."""
         return True
 
+    def scores_training_rows(self) -> bool:
+        """Whether steps score responses to data.train; otherwise only validations do."""
+        return self.needs_verifier()
+
     def bind(self, ports: Ports) -> None:
         """Gives the method its models and services."""
         self.ports = ports

@@ -46,10 +46,13 @@ class BupoSettings(GrpoSettings):
         choices=("none", "final"),
     )
     lr_scale_above: float = setting(
-        1.0, "learning rate factor of the blocks above num_blocks; 0: frozen", at_least=0.0
+        1.0,
+        "learning rate factor of the blocks above num_blocks; 0: frozen",
+        at_least=0.0,
+        at_most=100.0,
     )
     lr_scale_below: float = setting(
-        1.0, "learning rate factor of blocks 1..num_blocks; 0: frozen", at_least=0.0
+        1.0, "learning rate factor of blocks 1..num_blocks; 0: frozen", at_least=0.0, at_most=100.0
     )
 
 

@@ -57,7 +57,10 @@ class Distill(Grpo):
         return super().roles() | {"teacher": Role("frozen", self.settings.teacher)}
 
     def needs_verifier(self) -> bool:
-        return self.settings.reward_coef > 0 or bool(self.config.data.validation)
+        return self.scores_training_rows() or bool(self.config.data.validation)
+
+    def scores_training_rows(self) -> bool:
+        return self.settings.reward_coef > 0
 
     # ---- stages, on the driver
 

@@ -63,6 +63,9 @@ class Sft(Method):
     def needs_verifier(self) -> bool:
         return self.settings.validate_accuracy
 
+    def scores_training_rows(self) -> bool:
+        return False
+
     def check_unread(self) -> None:
         super().check_unread()
         stop_at = self.config.training.stop_at

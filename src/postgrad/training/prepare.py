@@ -172,6 +172,7 @@ def load_inputs(config: Config, method: Method) -> Inputs:
         counts.append(_count_overlong(config, encoder, label, problems, validation[name]))
     too_long = _describe_overlong(config, [count for count in counts if count])
     scorer = _make_scorer(config, method, environments, agents, [*train, *held_out])
+    _check_fit(method, scorer, train, validation)
     notes = [*([too_long] if too_long else []), *method.data_notes(prompts, train)]
     if method.needs_verifier():
         notes += scorer.notes(train)
@@ -221,6 +222,17 @@ def _make_scorer(
         scorer.check(problems)
         check_references(reward, problems)
     return scorer
+
+
+def _check_fit(
+    method: Method, scorer: Scorer, train: list[Problem], validation: dict[str, list[Problem]]
+) -> None:
+    """Raise ConfigError for a verifier that can score no row of a set that the run scores."""
+    if method.scores_training_rows():
+        scorer.check_fit(train, "data.train")
+    if method.needs_verifier():
+        for name, problems in validation.items():
+            scorer.check_fit(problems, f"validation set {name}")
 
 
 def _count_overlong(

@@ -16,6 +16,7 @@ from postgrad.problem import Failure, Problem, Score
 from postgrad.verifiers.port import Verifier, run_verifier
 from postgrad.verifiers.table import VERIFIERS
 
+LARGEST_WEIGHT = 1e6
 MODEL_PREFIX = "model:"  # of a term that is a reward model; see model_terms.py
 _SIGN = re.compile(r"\s+([+-])\s+")
 _NUMBER = r"[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+"
@@ -83,6 +84,10 @@ def _parse_term(piece: str, sign: float, text: str) -> Term:
             "write for example math + 0.1*format"
         )
     weight, name, arguments, part = match.groups()
+    if float(weight or 1.0) > LARGEST_WEIGHT:
+        raise ConfigError(
+            f"reward.verifier={text}: the weight {weight} is too large; use at most 1000000"
+        )
     if not part:
         name, part = _split_part(name)
     return Term(sign * float(weight or 1.0), name, part, _parse_arguments(arguments, text))

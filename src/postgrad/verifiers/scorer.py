@@ -7,7 +7,7 @@ from typing import Protocol
 from postgrad.errors import ConfigError
 from postgrad.problem import Failure, Problem, Score
 from postgrad.user_code import PythonObject
-from postgrad.verifiers.combine import Term
+from postgrad.verifiers.combine import Term, parse_sum
 from postgrad.verifiers.functions import FunctionScorer
 from postgrad.verifiers.lookup import find_verifier
 from postgrad.verifiers.model_terms import (
@@ -20,9 +20,11 @@ from postgrad.verifiers.model_terms import (
     rules_of,
 )
 from postgrad.verifiers.pool import VerifierPool
-from postgrad.verifiers.table import NOTES, choose
+from postgrad.verifiers.table import NOTES, VERIFIERS, choose
 
 AUTO = "auto"
+ENVIRONMENT = "environment"  # the verifier that reads what an environment gave during the run
+NUM_PROBED = 16  # problems of a set that check_fit() tries
 _AUTO_TERM = re.compile(r"(?<![\w./:-])auto(?![\w./:-])")
 
 
@@ -105,6 +107,33 @@ class Scorer:
         """Raise ConfigError, before a run starts, if some problem has no verifier."""
         for problem in problems:
             self.name_for(problem)
+
+    def check_fit(self, problems: Sequence[Problem], name: str) -> None:
+        """Raise ConfigError if a built-in verifier can score no problem of the set `name`.
+
+        Such a verifier needs something that the problems lack, as `code` needs tests. It scores
+        an empty response to a few problems, evenly spaced over the set.
+        """
+        if self.functions is not None or not self.rules or self.rules == LLM_JUDGE:
+            return
+        stride = max(1, len(problems) // NUM_PROBED)
+        probed = problems[::stride][:NUM_PROBED]
+        by_verifier: dict[str, list[Problem]] = {}
+        for problem in probed:
+            for term in parse_sum(self.name_for(problem)):
+                if term.name in VERIFIERS and term.name != ENVIRONMENT:
+                    by_verifier.setdefault(term.label, []).append(problem)
+        for verifier, asked in by_verifier.items():
+            items = [("", problem) for problem in asked]
+            results = self.backend.verify(items, [verifier] * len(items))
+            failures = [result for result in results if isinstance(result, Failure)]
+            if failures and len(failures) == len(results):
+                raise ConfigError(
+                    f"reward.verifier={self.verifier}: {verifier} can score none of the "
+                    f"{len(results)} rows of {name} that were tried; the first: "
+                    f"{failures[0].reason}; choose a verifier that fits the data "
+                    "(docs/verifiers.md)"
+                )
 
     def notes(self, problems: Iterable[Problem]) -> list[str]:
         """Return what the user should know about the verifiers that `auto` chose."""

@@ -117,6 +117,7 @@ def connect_scorer(
     }
     if "verifier" in models:
         scorer.backend = models["verifier"]
+        scorer.local_pool.close()
     if "judge" in models:
         judge = config.reward.judge
         scorer.judge = _build_judge(
