@@ -32,7 +32,7 @@ def overrides_for(gsm8k: str, folder: Path, samples: int, problems: int) -> list
         "optimizer.kind=adamw_fused",
     ]
     if not gsm8k:
-        boxed = f"reward.verifier={HERE.parent / 'research.py'}:boxed_sum"
+        boxed = f"reward.verifier={HERE.parent / 'claims' / 'rewards.py'}:boxed_sum"
         return [
             *common,
             "data.train=arithmetic:2:boxed:train",

@@ -115,7 +115,7 @@ def train_postgrad(folder: str, gsm8k: str, learn: bool, more: list[str]) -> Non
         data.write_text("".join(json.dumps({**row, "data_source": "sums"}) + "\n" for row in rows))
         overrides = [
             f"data.train={data}",
-            f"reward.verifier={HERE.parent / 'research.py'}:boxed_sum",
+            f"reward.verifier={HERE.parent / 'claims' / 'rewards.py'}:boxed_sum",
             "rollout.samples=16",
             "training.problems_per_step=32",
             "rollout.max_response_tokens=64",

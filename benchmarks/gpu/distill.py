@@ -21,26 +21,22 @@ they train. The same command continues: finished runs are not repeated.
 import argparse
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
+from claims.problems import INSTRUCTION, write_problems, write_rows  # noqa: E402
+from claims.results import Results  # noqa: E402
+from claims.runs import Run, run_all  # noqa: E402
 from distill_data import (  # noqa: E402
     cut_layers,
     pair_rows,
     run_command,
     sample_teacher,
     sft_rows,
-    write_problems,
-    write_rows,
 )
-from distill_table import Results, report  # noqa: E402
-from research import Run, RunningRun, start_run  # noqa: E402
-
-INSTRUCTION = "\nThink step by step, briefly. End with a line: #### and the number."
-
+from distill_table import report  # noqa: E402
 
 # ---- the runs
 
@@ -180,36 +176,6 @@ def reward_runs(options: argparse.Namespace) -> list[Run]:
     return runs
 
 
-# ---- running and results
-
-
-def run_all(options: argparse.Namespace, runs: Sequence[Run], results: Results) -> None:
-    """Run the commands, `options.jobs` at a time, until all ended or the time is over."""
-    waiting = [run for run in runs if run.label not in results.finished()]
-    running: list[RunningRun] = []
-    while waiting or running:
-        while waiting and len(running) < options.jobs:
-            running.append(start_run(waiting.pop(0), options.out))
-        time.sleep(0.5)
-        for item in list(running):
-            results.follow(item.run)
-            if item.process.poll() is None:
-                continue
-            running.remove(item)
-            seconds = time.time() - item.start
-            code = item.process.returncode
-            results.add(label=item.run.label, exit_code=code, seconds=seconds)
-            print(f"{item.run.label}: exit code {code} after {seconds:.0f} s", flush=True)
-            if code:
-                log = (options.out / f"{item.run.label}.log").read_text()
-                print(log[-1500:], flush=True)
-        if time.time() > options.deadline:
-            print(f"--limit-s is over; {len(waiting) + len(running)} runs are not done")
-            for item in running:
-                item.process.kill()
-            return
-
-
 # ---- the command
 
 
@@ -299,11 +265,10 @@ def main() -> None:
     ):
         file = options.out / f"{name}.jsonl"
         write_problems(file, source, first, count, options.instruction)
-    if options.part == "distill":
-        run_all(options, distill_runs(options), results)
-    else:
-        run_all(options, reward_model_runs(options), results)
-        run_all(options, reward_runs(options), results)
+    parts = [distill_runs] if options.part == "distill" else [reward_model_runs, reward_runs]
+    for make_runs in parts:
+        if run_all(make_runs(options), options.out, results, options.jobs, options.deadline):
+            break  # the next part needs the models of this one
     report(options, results)
 
 

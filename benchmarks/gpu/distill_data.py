@@ -31,30 +31,6 @@ def cut_layers(source: str, target: Path, num_layers: int) -> Path:
     return target
 
 
-def write_rows(file: Path, rows: Sequence[dict[str, Any]]) -> Path:
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return file
-
-
-def write_problems(file: Path, source: str, first: int, count: int, instruction: str) -> Path:
-    """Write problems of a source with the instruction after the question."""
-    from postgrad.data.problems import load_problems
-
-    rows: list[dict[str, Any]] = []
-    for problem in load_problems(source)[first : first + count]:
-        *before, last = problem.messages
-        messages = [*before, {**last, "content": last["content"] + instruction}]
-        rows.append(
-            {
-                "uid": problem.uid,
-                "prompt": messages,
-                "data_source": problem.data_source,
-                "reward_model": {"ground_truth": problem.ground_truth},
-            }
-        )
-    return write_rows(file, rows)
-
-
 def sample_teacher(options: argparse.Namespace, model: str, problems: Path) -> list[dict[str, Any]]:
     """Return scored samples of the model, one per response, each with its problem's messages."""
     folder = options.out / f"samples-{problems.stem}"

@@ -1,57 +1,13 @@
-"""The results of distill.py: a line per step and run in results.jsonl, and tables from them."""
+"""Tables from the results.jsonl of distill.py."""
 
 import argparse
-import json
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from research import Run
+from claims.results import ACCURACY, Results, series
 
-ACCURACY = "validation/accuracy"
 SCORE = "validation/part/reward_model"
-
-
-class Results:
-    """results.jsonl: a line per metrics line of a run, and one per finished run."""
-
-    def __init__(self, out: Path) -> None:
-        self.out = out
-        self.file = out / "results.jsonl"
-        self.num_read: dict[str, int] = {}
-
-    def add(self, **entry: Any) -> None:
-        with self.file.open("a") as file:
-            file.write(json.dumps(entry) + "\n")
-
-    def follow(self, run: Run) -> None:
-        """Append the steps of a run that are new in its metrics.jsonl."""
-        metrics = self.out / "runs" / run.label / "metrics.jsonl"
-        if not metrics.is_file():
-            return
-        lines = [line for line in metrics.read_text().splitlines() if line.endswith("}")]
-        for line in lines[self.num_read.get(run.label, 0) :]:
-            self.add(arm=run.method, seed=run.seed, label=run.label, metrics=json.loads(line))
-        self.num_read[run.label] = len(lines)
-
-    def read(self) -> list[dict[str, Any]]:
-        if not self.file.is_file():
-            return []
-        return [json.loads(line) for line in self.file.read_text().splitlines()]
-
-    def finished(self) -> set[str]:
-        return {entry["label"] for entry in self.read() if entry.get("exit_code") == 0}
-
-
-def series(entries: Sequence[dict[str, Any]], label: str) -> list[dict[str, float]]:
-    """Return a run's metrics by step; of a step that was computed twice, the last."""
-    by_step: dict[int, dict[str, float]] = {}
-    for entry in entries:
-        if entry["label"] == label and "metrics" in entry:
-            step = entry["metrics"]["step"]
-            by_step[step] = by_step.get(step, {}) | entry["metrics"]
-    return [by_step[step] for step in sorted(by_step)]
 
 
 def accuracy_by_tokens(lines: Sequence[dict[str, float]], rows: int) -> list[tuple[float, float]]:

@@ -1,0 +1,58 @@
+"""Claim 1: GRPO improves a real model on a real task, beside TRL at equal settings.
+
+Both read the same problems with the same prompts, batch, learning rate and verifier. TRL samples
+with transformers.generate. Seconds are compared only between runs that had the GPU alone
+(`--jobs 1`): the column "runs at once" says how many shared it.
+"""
+
+import argparse
+
+from claims.claim import TRL, Arms, Claim, Column, sampling, validation
+from claims.problems import write_task
+
+VALIDATE_EVERY = 10
+
+
+def arms(options: argparse.Namespace) -> Arms:
+    every = min(VALIDATE_EVERY, options.steps)
+    test_problems = options.test_problems
+    return {
+        "Postgrad": [
+            "grpo",
+            f"data.train={options.out / 'train.jsonl'}",
+            *validation(options, every),
+            *sampling(options),
+        ],
+        "TRL": [
+            TRL,
+            f"--train={options.out / 'train.jsonl'}",
+            f"--test={options.out / 'test.jsonl'}",
+            f"--steps={options.steps}",
+            f"--problems={options.problems}",
+            f"--samples={options.samples}",
+            f"--tokens={options.tokens}",
+            f"--lr={options.lr}",
+            f"--validate-every={every}",
+            f"--test-problems={test_problems}",
+            *(["--smoke"] if options.smoke else []),
+        ],
+    }
+
+
+CLAIM = Claim(
+    question="Does GRPO raise the test accuracy of a 1.5B model, and how fast beside TRL?",
+    arms=arms,
+    prepare=write_task,
+    columns=(
+        Column("test accuracy before", "validation/accuracy", first=True),
+        Column("after", "validation/accuracy"),
+        Column("training reward, last 5 steps", "reward/mean", count=5),
+        Column("tokens per response", "response/length", count=5),
+        Column("seconds per step", "step_s", count=10),
+        Column("seconds of steps", "train_s"),
+        Column("runs at once", "running"),
+    ),
+    curves=("reward/mean", "validation/accuracy", "response/length"),
+    axis="train_s",
+    sizes={"steps": 30, "jobs": 3, "lr": 2e-6, "problems": 32, "samples": 8, "tokens": 256},
+)

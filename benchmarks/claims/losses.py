@@ -1,0 +1,56 @@
+"""Claim 5: estimators and losses at equal settings, on sums that a 135M model can learn.
+
+Each arm is its recipe as it is, with the same problems, samples, updates per step and learning
+rate.
+"""
+
+import argparse
+
+from claims.claim import HERE, Arms, Claim, Column, sampling
+from claims.problems import write_sums
+
+RECIPES = {
+    "GRPO": "grpo",
+    "Dr. GRPO": "drgrpo",
+    "RLOO": "rloo",
+    "REINFORCE++": "reinforce_pp",
+    "GSPO": "gspo",
+    "CISPO": "cispo",
+    "DAPO": "dapo",
+}
+UPDATES_PER_STEP = 2  # the first update of a step has ratio 1: clips need a second one
+
+
+def arms(options: argparse.Namespace) -> Arms:
+    shared = [
+        f"data.train={options.out / 'train.jsonl'}",
+        f"reward.verifier={HERE / 'rewards.py'}:boxed_sum",
+        f"training.updates_per_step={UPDATES_PER_STEP}",
+        *sampling(options),
+    ]
+    own = {"DAPO": ["method.overlong_buffer=16"]}  # of 64 tokens
+    return {name: [recipe, *shared, *own.get(name, [])] for name, recipe in RECIPES.items()}
+
+
+CLAIM = Claim(
+    question="Which estimators and losses learn two-digit sums fastest at equal settings?",
+    arms=arms,
+    prepare=write_sums,
+    columns=(
+        Column("right sums, last 5 steps", "reward/right", count=5),
+        Column("entropy, last 5 steps", "entropy", count=5),
+        Column("clipped share of tokens", "clip_fraction", count=5),
+        Column("seconds per step", "step_s", count=10),
+    ),
+    curves=("reward/right", "entropy", "grad_norm", "response/length"),
+    validates=False,
+    sizes={
+        "steps": 60,
+        "jobs": 11,
+        "lr": 2e-5,
+        "problems": 32,
+        "samples": 16,
+        "tokens": 64,
+        "cache_gib": 3.0,
+    },
+)

@@ -1,0 +1,74 @@
+"""Claim 2: LUFFY learns what on-policy RL cannot find, from demonstrations.
+
+The task is an operation `a @ b` that the prompt does not define, so that all rewards are zero at
+the start. The demonstrations come from a program. Beside the held-out problems of the same size
+(`test`), problems with three digits (`longer`) show whether the rule was learned or the examples.
+All methods have the same number of steps and problems per step.
+"""
+
+import argparse
+
+from claims.claim import Arms, Claim, Column, lora, validation
+from claims.problems import write_operation
+
+
+def arms(options: argparse.Namespace) -> Arms:
+    longer = f"{options.out / 'test.jsonl'},longer={options.out / 'longer.jsonl'}"
+    shared = [
+        f"data.train={options.out / 'train.jsonl'}",
+        *validation(options, max(1, options.steps // 4)),
+        f"data.validation=test={longer}",
+        f"training.problems_per_step={options.problems}",
+        f"rollout.max_response_tokens={options.tokens}",
+        *lora(options),
+    ]
+    rl = [*shared, f"rollout.samples={options.samples}", f"optimizer.lr={options.lr}"]
+    rate = [f"optimizer.lr={options.lr_sft}", "optimizer.warmup_steps=3"]
+    half = max(1, options.steps // 2)
+    first = [
+        f"training.steps={half}",
+        f"training.problems_per_step={options.problems}",
+        "optimizer.schedule=constant",
+        "training.validate_every=0",
+        "method.validate_accuracy=true",
+        *rate,
+    ]
+    quoted = ",".join(f"'{override}'" for override in first)
+    return {
+        "LUFFY": ["luffy_small", *rl],
+        "GRPO": ["luffy_on_policy_small", *rl],
+        "SFT": [
+            "sft",
+            *shared,
+            *rate,
+            "optimizer.schedule=constant",
+            "method.validate_accuracy=true",
+        ],
+        "SFT then RL": ["luffy_sft_rl_small", *rl, f"warmup.overrides=[{quoted}]"],
+        "RL with SFT loss": ["luffy_rl_sft_small", *rl],
+    }
+
+
+CLAIM = Claim(
+    question="Do demonstrations inside the groups teach what on-policy RL cannot find?",
+    arms=arms,
+    prepare=write_operation,
+    columns=(
+        Column("before", "validation/test/accuracy", first=True),
+        Column("two digits, held out", "validation/test/accuracy"),
+        Column("three digits", "validation/longer/accuracy"),
+        Column("seconds per step", "step_s", count=10),
+    ),
+    curves=("reward/mean", "validation/test/accuracy", "validation/longer/accuracy", "entropy"),
+    sizes={
+        "steps": 40,
+        "jobs": 5,
+        "lr": 4e-5,
+        "lr_sft": 1e-4,
+        "problems": 32,
+        "samples": 8,
+        "tokens": 96,
+        "lora_rank": 32,
+        "cache_gib": 3.0,
+    },
+)

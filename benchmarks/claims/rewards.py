@@ -1,0 +1,17 @@
+"""Verifiers of sums with a boxed answer: `reward.verifier=benchmarks/claims/rewards.py:NAME`."""
+
+import re
+
+
+def boxed_sum(response: str, problem: object) -> dict[str, float]:
+    """Return 1 for the right sum in the last box plus 0.1 for any box, as the TRL script does."""
+    boxes = re.findall(r"boxed\{([^}]*)\}", response)
+    right = float(bool(boxes) and boxes[-1].strip() == str(problem.ground_truth))  # type: ignore[attr-defined]
+    boxed = float(bool(boxes) and bool(boxes[-1].strip()))
+    return {"score": right + 0.1 * boxed, "right": right, "boxed": boxed}
+
+
+def right_sum(response: str, problem: object) -> dict[str, float]:
+    """Return 1 for the right sum in the last box, and nothing for a box alone."""
+    parts = boxed_sum(response, problem)
+    return parts | {"score": parts["right"]}

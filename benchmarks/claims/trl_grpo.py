@@ -1,0 +1,190 @@
+"""GRPO by TRL on the problems of a JSONL file, with Postgrad's verifier as reward function.
+
+research.py starts it: `trl_grpo.py --model MODEL --train FILE --test FILE --folder RUN ...`.
+RUN/metrics.jsonl gets a line per step with the names of Postgrad's metrics, and one per validation
+(one greedy response per test problem). TRL's settings are those of Postgrad's recipe grpo: token
+mean over the batch, no KL, ratio clip 0.2, group's standard deviation, weights in float32 with
+bfloat16 passes, fused AdamW, constant learning rate.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer  # type: ignore[reportMissingImports]
+
+from postgrad.data.problems import load_problems
+from postgrad.problem import Problem, Score
+from postgrad.verifiers.scorer import Scorer
+
+ROWS_PER_PASS = 16  # of the update: bounds memory, does not change the gradient
+ROWS_PER_VALIDATION = 512
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ("model", "train", "test", "folder"):
+        parser.add_argument(f"--{name}", required=True)
+    numbers = ("steps", "problems", "samples", "tokens", "seed", "validate-every", "test-problems")
+    for name in numbers:
+        parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--lr", type=float, required=True)
+    parser.add_argument("--smoke", action="store_true", help="small sizes on a CPU")
+    options = parser.parse_args()
+    if options.smoke:
+        options.problems, options.samples, options.tokens = 4, 4, 24
+    return options
+
+
+class Metrics:
+    """RUN/metrics.jsonl, flushed after every line."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.file = (folder / "metrics.jsonl").open("w")
+
+    def write(self, step: int, **values: float) -> None:
+        line = {"step": step, "time": time.time(), **values}
+        self.file.write(json.dumps(line) + "\n")
+        self.file.flush()
+
+
+def scores(scorer: Scorer, problems: list[Problem], responses: list[str]) -> list[float]:
+    verdicts = scorer.score(problems, responses)
+    return [one.value if isinstance(one, Score) else 0.0 for one in verdicts]
+
+
+@torch.no_grad()
+def accuracy(
+    model: Any, tokenizer: Any, scorer: Scorer, problems: list[Problem], max_tokens: int
+) -> float:
+    """Return the mean score of one greedy response per problem."""
+    was_training = model.training
+    model.eval()
+    values: list[float] = []
+    for first in range(0, len(problems), ROWS_PER_VALIDATION):
+        some = problems[first : first + ROWS_PER_VALIDATION]
+        inputs = tokenizer.apply_chat_template(
+            [list(problem.messages) for problem in some],
+            add_generation_prompt=True,
+            padding=True,
+            return_tensors="pt",
+            return_dict=True,
+        ).to(model.device)
+        with torch.autocast(model.device.type, torch.bfloat16, model.device.type == "cuda"):
+            rows = model.generate(**inputs, max_new_tokens=max_tokens, do_sample=False)
+        prompt_length = inputs["input_ids"].shape[1]
+        texts = tokenizer.batch_decode(rows[:, prompt_length:], skip_special_tokens=True)
+        values += scores(scorer, some, texts)
+    model.train(was_training)
+    return statistics.mean(values)
+
+
+class Report(TrainerCallback):
+    """Writes the metrics of each step, and validations before, during and after the run."""
+
+    def __init__(self, options: argparse.Namespace, validate: Any) -> None:
+        self.options = options
+        self.validate = validate
+        self.metrics = Metrics(Path(options.folder))
+        self.start = 0.0
+        self.step_s = 0.0
+
+    def on_train_begin(self, args, state, control, model=None, **kwargs):
+        self.metrics.write(0, **{"validation/accuracy": self.validate(model)})
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        synchronize()
+        self.start = time.perf_counter()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        synchronize()
+        self.step_s = time.perf_counter() - self.start
+
+    def on_log(self, args, state, control, logs=None, model=None, **kwargs):
+        if not logs or "reward" not in logs:
+            return
+        step = state.global_step
+        values = {
+            "reward/mean": logs["reward"],
+            "response/length": logs["completions/mean_length"],
+            "grad_norm": logs.get("grad_norm", 0.0),
+            "step_s": self.step_s,
+        }
+        if "entropy" in logs:
+            values["entropy"] = logs["entropy"]
+        if torch.cuda.is_available():
+            values["memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
+        self.metrics.write(step, **values)
+        if step % self.options.validate_every == 0 or step == self.options.steps:
+            self.metrics.write(step, **{"validation/accuracy": self.validate(model)})
+
+
+def synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def main() -> None:
+    options = parse_options()
+    problems = load_problems(options.train)
+    test = load_problems(options.test)
+    if options.test_problems:
+        test = test[: options.test_problems]
+    by_uid = {problem.uid: problem for problem in problems}
+    scorer = Scorer("auto")
+    tokenizer = AutoTokenizer.from_pretrained(options.model, padding_side="left")
+    rows = options.problems * options.samples
+    on_gpu = torch.cuda.is_available()
+
+    def reward(completions, uid, **kwargs):
+        responses = [completion[0]["content"] for completion in completions]
+        return scores(scorer, [by_uid[one] for one in uid], responses)
+
+    def validate(model: Any) -> float:
+        return accuracy(model, tokenizer, scorer, test, options.tokens)
+
+    config = GRPOConfig(
+        output_dir=str(Path(options.folder) / "trl"),
+        per_device_train_batch_size=min(ROWS_PER_PASS, rows),
+        gradient_accumulation_steps=max(1, rows // ROWS_PER_PASS),
+        num_generations=options.samples,
+        max_completion_length=options.tokens,
+        max_steps=options.steps,
+        learning_rate=options.lr,
+        lr_scheduler_type="constant",
+        weight_decay=0.01,
+        optim="adamw_torch_fused" if on_gpu else "adamw_torch",
+        temperature=1.0,
+        beta=0.0,
+        loss_type="dapo",
+        bf16=on_gpu,
+        use_cpu=not on_gpu,
+        gradient_checkpointing=False,
+        logging_steps=1,
+        report_to="none",
+        save_strategy="no",
+        seed=options.seed,
+    )
+    trainer = GRPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32),
+        processing_class=tokenizer,
+        reward_funcs=reward,
+        args=config,
+        train_dataset=Dataset.from_list(
+            [{"prompt": list(one.messages), "uid": one.uid} for one in problems]
+        ),
+        callbacks=[Report(options, validate)],
+    )
+    trainer.train()
+    scorer.close()
+
+
+if __name__ == "__main__":
+    main()
