@@ -28,9 +28,10 @@ class Worker:
 class WorkerLost(Exception):
     """A worker died or did not answer in time."""
 
-    def __init__(self, worker: Worker, reason: str) -> None:
+    def __init__(self, worker: Worker, reason: str, died: bool) -> None:
         super().__init__(f"the {worker.name} worker {reason}")
         self.worker = worker
+        self.died = died
 
 
 class Deadline:
@@ -116,12 +117,13 @@ class ActorPool:
                 raise WorkerLost(
                     worker,
                     f"did not answer {call_name} within {limit_s:g} s{setting} and was stopped",
+                    died=False,
                 )
             worker = pending.pop(ready[0])
             try:
                 value = self.ray.get(ready[0])
             except self.ray.exceptions.RayActorError as error:
-                raise WorkerLost(worker, f"died during {call_name}") from error
+                raise WorkerLost(worker, f"died during {call_name}", died=True) from error
             except self.ray.exceptions.RayError as error:
                 raise RunError(
                     f"{call_name} on the {worker.name} worker: {first_line(error)}"

@@ -1,5 +1,7 @@
 """The worker's side of the ports: which methods can be called, and failures as messages."""
 
+import re
+import sys
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -28,6 +30,10 @@ METHODS = {
     "critic": ("values", "update", "save", "load", "begin_save", "saved"),
 }
 
+# Status of a rank whose collective operation failed: another rank or its node was lost.
+LOST_PEER = "lost peer"
+_GLOO_PLACE = re.compile(r"^\[[^\]]*gloo[^\]]*\]\s*")
+
 Ports = dict[str, tuple[str, Any]]  # port name -> kind and object
 
 
@@ -42,7 +48,8 @@ def call_port(ports: Ports, port: str, method: str, arguments: list[Any]) -> tup
 def attempt(work: Callable[[], Any]) -> tuple[str, Any]:
     """Returns ("ok", result), ("config", message) for a ConfigError, else ("error", message).
 
-    An unexpected exception is also printed to stderr with its traceback.
+    The status is LOST_PEER if the connection to another rank failed. An unexpected exception is
+    also printed to stderr with its traceback.
     """
     try:
         return "ok", work()
@@ -54,7 +61,17 @@ def attempt(work: Callable[[], Any]) -> tuple[str, Any]:
         return "error", f"{type(error).__name__}: {error}"
     except Exception as error:
         traceback.print_exc()
+        if _is_lost_peer(error):
+            return LOST_PEER, _GLOO_PLACE.sub("", str(error)).split(". ")[0]
         return "error", f"{type(error).__name__}: {error}"
+
+
+def _is_lost_peer(error: Exception) -> bool:
+    """Returns whether an exception is of a process group: NCCL has a type, gloo only a text."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None:
+        return False
+    return isinstance(error, distributed.DistError) or bool(_GLOO_PLACE.match(str(error)))
 
 
 def to_exception(kind: str, message: str) -> ConfigError | RunError:

@@ -3,8 +3,10 @@
 Requests and results are bytes of wire.py; Ray moves them through its object store.
 """
 
+import fcntl
 import os
 import socket
+import struct
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -13,6 +15,7 @@ from postgrad.cluster.ports import Ports, attempt, call_port
 
 POLICY = "policy"
 ENGINE = "engine"
+SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 
 
 class RankActor:
@@ -107,9 +110,7 @@ class RankActor:
         device = choose_device(config.model.device)
         timeout = timedelta(seconds=config.cluster.wait_s)
         host, port = address
-        if host.startswith("127."):  # a cluster on one machine uses the loopback interface only
-            os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-            os.environ["NCCL_SOCKET_IFNAME"] = "lo"
+        _choose_interface(host)
         descriptor = self.listener.detach() if self.listener is not None else None
         store = dist.TCPStore(  # type: ignore[attr-defined]
             host,
@@ -123,6 +124,36 @@ class RankActor:
         backend = dist.get_default_backend_for_device(device)  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
         return Ranks.from_process_group(device, config.cluster)
+
+
+def _choose_interface(host: str) -> None:
+    """Chooses the network interface of the process group; `host` is the first rank's address.
+
+    Left alone, gloo takes the address of this machine's host name. That is often a loopback
+    address, which ranks on other nodes cannot reach. NCCL finds an interface itself.
+    """
+    import ray
+
+    if host.startswith("127."):  # a cluster on one machine uses the loopback interface only
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        os.environ["NCCL_SOCKET_IFNAME"] = "lo"
+        return
+    interface = interface_of(ray.util.get_node_ip_address())
+    if interface:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+
+
+def interface_of(address: str) -> str:
+    """Returns the network interface that has this IPv4 address; "" if none is found."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()))
+            except OSError:  # the interface has no IPv4 address
+                continue
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    return ""
 
 
 class SyncedEngine:

@@ -139,6 +139,7 @@ class RayVerifierPool(ActorPool):
             raise WorkerLost(
                 assignment.worker,
                 f"did not answer verify within {assignment.limit_s:g} s and was stopped",
+                died=False,
             )
         answer = self.wait(reference, assignment.worker, "verify", self.wait_s)
         return decode_verdicts(answer)

@@ -11,7 +11,7 @@ from postgrad.cluster.actor_pool import (
     merge_results,
     split_requests,
 )
-from postgrad.cluster.ports import to_exception
+from postgrad.cluster.ports import LOST_PEER, to_exception
 from postgrad.cluster.remote_ports import START_S
 from postgrad.cluster.weights_ref import WeightsRef
 from postgrad.cluster.wire import decode, encode
@@ -20,6 +20,9 @@ from postgrad.errors import RunError
 
 # Limit for the other ranks after one has failed: they may wait for it in a collective operation.
 AFTER_FAILURE_S = 5.0
+# The same after a rank lost its connection to another one: Ray needs this long to notice that a
+# node is gone, and its name is the better message.
+AFTER_LOST_PEER_S = 60.0
 
 
 class WorkerGroup(ActorPool):
@@ -94,20 +97,29 @@ class WorkerGroup(ActorPool):
     def _check_statuses(self, pending: dict[Any, Worker], call_name: str, limit_s: float) -> None:
         """Waits for the status of every rank; raises the first failure.
 
-        After a failure the other ranks have AFTER_FAILURE_S seconds to answer.
+        After a failure the other ranks have AFTER_FAILURE_S seconds to answer. A rank that lost
+        its connection to another one has failed because of that one: if it died, it is named.
         """
         failure: Exception | None = None
+        lost_peer: Exception | None = None
         deadline = Deadline(limit_s)
         try:
             for value in self.wait_all(pending, call_name, limit_s, deadline):
                 status, message = decode(value)
-                if status != "ok" and failure is None:
+                if status == LOST_PEER:
+                    lost_peer = lost_peer or RunError(
+                        f"a {self.label} worker lost its connection to another one during "
+                        f"{call_name}: {message}; the same command continues the run"
+                    )
+                    deadline.shorten(AFTER_LOST_PEER_S)
+                elif status != "ok" and failure is None:
                     failure = to_exception(status, message)
                     deadline.shorten(AFTER_FAILURE_S)
         except WorkerLost as lost:
             stopped = self._stop(lost)
-            if failure is None:
+            if failure is None and (lost_peer is None or lost.died):
                 raise stopped from lost
+        failure = failure or lost_peer
         if failure is not None:
             raise failure
 
