@@ -28,7 +28,7 @@ from postgrad.types import Batch, Trajectory
 
 PROMPTS = (
     "The capital of France is",
-    "Question: Tom has 3 boxes with 12 pens each and gives away 7 pens. How many are left?\nAnswer:",
+    "Question: Tom has 3 boxes with 12 pens and gives away 7 pens. How many are left?\nAnswer:",
     "def fibonacci(n):\n    ",
     "Die drei Grundfarben sind",
     "1, 1, 2, 3, 5, 8,",
