@@ -15,6 +15,7 @@
 | bupo | BuPO at the depth of the entropy analysis, at others, and GRPO | the same |
 | classmate | a second reward for thoughts that help a smaller model | the same |
 | collapse | why that lowered accuracy at 135M | SmolLM2-135M |
+| environments | turns of an environment, a generator's problems, a tool | Qwen2.5-Coder-1.5B |
 | losses | seven estimators and losses at equal settings | SmolLM2-135M |
 | mismatch | an engine with its own log-probs, and the corrections | SmolLM2-135M |
 
@@ -30,7 +31,19 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from claims import bupo, classmate, draw, exgrpo, graders, grpo, hashes, losses, luffy, mismatch
+from claims import (
+    bupo,
+    classmate,
+    draw,
+    environments,
+    exgrpo,
+    graders,
+    grpo,
+    hashes,
+    losses,
+    luffy,
+    mismatch,
+)
 from claims.claim import Claim, make_runs
 from claims.problems import TASKS
 from claims.results import Results
@@ -40,6 +53,7 @@ CLAIMS: dict[str, Claim] = {
     "grpo": grpo.CLAIM,
     "luffy": luffy.CLAIM,
     "exgrpo": exgrpo.CLAIM,
+    "environments": environments.CLAIM,
     "bupo": bupo.CLAIM,
     "classmate": classmate.CLAIM,
     "collapse": classmate.COLLAPSE,

@@ -11,7 +11,17 @@ from postgrad.methods import find_method
 from postgrad.training.warmup import warmup_config
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
-CLAIMS = ("grpo", "luffy", "exgrpo", "bupo", "classmate", "collapse", "losses", "mismatch")
+CLAIMS = (
+    "grpo",
+    "luffy",
+    "exgrpo",
+    "environments",
+    "bupo",
+    "classmate",
+    "collapse",
+    "losses",
+    "mismatch",
+)
 
 
 @pytest.fixture(scope="module")
