@@ -118,17 +118,25 @@ class PageWriter:
     Args:
         keys, values: (layers, pages, tokens per page, heads, head_dim).
         lines: (tokens,) for each token of the pass, page * tokens per page + position in the page.
+        earlier: (earlier tokens,) the same for tokens of earlier passes, which are attended to.
     """
 
-    def __init__(self, keys: Tensor, values: Tensor, lines: Tensor) -> None:
+    def __init__(self, keys: Tensor, values: Tensor, lines: Tensor, earlier: Tensor) -> None:
         self.keys = keys
         self.values = values
         self.lines = lines
+        self.earlier = earlier
 
     def update(self, key: Tensor, value: Tensor, layer: int, *_: Any) -> tuple[Tensor, Tensor]:
-        for pages, new in ((self.keys, key), (self.values, value)):
-            pages[layer].flatten(0, 1).index_copy_(0, self.lines, new[0].transpose(0, 1))
-        return key, value
+        """Return new keys and values, then earlier ones: (1, heads, new + earlier, head_dim)."""
+        return self._write(self.keys[layer], key), self._write(self.values[layer], value)
+
+    def _write(self, pages: Tensor, new: Tensor) -> Tensor:
+        tokens = pages.flatten(0, 1)  # (pages * tokens per page, heads, head_dim)
+        tokens.index_copy_(0, self.lines, new[0].transpose(0, 1))
+        if not len(self.earlier):
+            return new
+        return torch.cat([new, tokens[self.earlier].transpose(0, 1)[None]], 2)
 
     def get_seq_length(self, *_: Any) -> int:
         return 0

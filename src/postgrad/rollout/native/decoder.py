@@ -45,13 +45,14 @@ KEPT_CACHE_BYTES = 4 << 30
 
 # Lines of the state table (FIELDS, rows), one column per row; kernels.py has the same numbers.
 TOKEN = 0  # the last token
-NUM_OWN = 1  # tokens in the row's own pages: the prompt's last token and the response
+NUM_OWN = 1  # this turn's tokens in the row's own pages: the prompt's last one and the response
 NUM_SHARED = 2  # prompt tokens in pages that the prompt's rows share
 SHARED_PAGES = 3  # number of these pages
 SLOT = 4  # the line of `tokens`, `logprobs` and `uniforms` that belongs to the row
 LIMIT = 5  # largest number of response tokens
 ALIVE = 6  # 0: the row has ended
-FIELDS = 7
+NUM_EARLIER = 7  # tokens in the row's own pages before those of this turn
+FIELDS = 8
 
 
 def unsupported_reason(model: Any) -> str:
@@ -119,6 +120,7 @@ class Decoder:
         self.captures = supports_graph_capture(self.device) and not capture_problem(model)
         self.rotary: dict[str, tuple[Tensor, Tensor]] = {}
         self.sizes = BufferSizes(0, 0, 0, 0, 0, 0)
+        self.in_use = False  # a stream has rows in the pages
         self.graphs: dict[tuple[int, float], Any] = {}  # by (rows, temperature)
         self.pool: Any = None
         self.driver = driver_library(self.device)  # None: the cache cannot be detached

@@ -137,6 +137,7 @@ class NativeEngine:
         self.logit_transform = support_of(self.model).transform
         self.decoder = self._make_decoder() if supports_triton(self.device) else None
         self.stock_engine: HfEngine | None = None
+        self.weights_version = 0  # number of calls of publish
         if reason := self._decode_problem(loaded):
             print(
                 f"rollouts use transformers' generate, which is slower: {reason}", file=sys.stderr
@@ -173,6 +174,7 @@ class NativeEngine:
     def publish(self, weights: dict[str, Tensor]) -> None:
         """Load weights from a trainer in another process."""
         copy_weights(self.model, weights)
+        self.weights_version += 1
 
     @torch.no_grad()
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
@@ -185,8 +187,8 @@ class NativeEngine:
         # In training mode a model with activation checkpointing ignores the cache.
         self.model.eval()
         try:
-            if self.decoder is not None and not sampling.filters:
-                return self._generate_paged(self.decoder, requests, sampling)
+            if (decoder := self.free_decoder(sampling)) is not None:
+                return self._generate_paged(decoder, requests, sampling)
             longest = max(max_row_tokens(request, sampling) for request in requests)
             loop = DecodeLoop(self, min(self.max_rows, num_rows), longest)
             jobs = [loop.add(Job(request, sampling)) for request in requests]
@@ -213,6 +215,12 @@ class NativeEngine:
             return loop.finish()
         finally:
             decoder.detach_cache()
+
+    def free_decoder(self, sampling: Sampling) -> "Decoder | None":
+        """Return the captured decoder if it can sample so and no stream uses its pages."""
+        if self.decoder is None or self.decoder.in_use or sampling.filters:
+            return None
+        return self.decoder
 
     def cache_bytes(self) -> int:
         """Return the device memory that keys and values may take."""

@@ -29,6 +29,13 @@ SHARED_PAGES = tl.constexpr(3)
 SLOT = tl.constexpr(4)
 LIMIT = tl.constexpr(5)
 ALIVE = tl.constexpr(6)
+NUM_EARLIER = tl.constexpr(7)
+
+
+@triton.jit
+def num_own_tokens(state, rows, row):
+    """Return the number of tokens in a row's own pages: of earlier turns and of this one."""
+    return tl.load(state + NUM_EARLIER * rows + row) + tl.load(state + NUM_OWN * rows + row)
 
 
 @triton.jit
@@ -92,7 +99,7 @@ def write_cache(
     heads = tl.program_id(1) * HEADS_BLOCK + tl.arange(0, HEADS_BLOCK)
     if tl.load(state + ALIVE * rows + row) == 0:
         return
-    own = tl.load(state + NUM_OWN * rows + row)
+    own = num_own_tokens(state, rows, row)
     half = tl.arange(0, HALF)
     in_half = half < D // 2
     is_query = heads < HEADS
@@ -175,7 +182,7 @@ def attend(
     group: tl.constexpr = HEADS // KEY_HEADS
     shared = tl.load(state + NUM_SHARED * rows + row)
     shared_pages = tl.load(state + SHARED_PAGES * rows + row)
-    own = tl.load(state + NUM_OWN * rows + row) + 1
+    own = num_own_tokens(state, rows, row) + 1
     num_pages = shared_pages + (own + PAGE - 1) // PAGE
     first_page = part * CHUNK
     end_page = tl.minimum(first_page + CHUNK, num_pages)
@@ -233,7 +240,7 @@ def merge_chunks(
     if tl.load(state + ALIVE * rows + row) == 0:
         return
     group: tl.constexpr = HEADS // KEY_HEADS
-    own = tl.load(state + NUM_OWN * rows + row) + 1
+    own = num_own_tokens(state, rows, row) + 1
     num_pages = tl.load(state + SHARED_PAGES * rows + row) + (own + PAGE - 1) // PAGE
     member = tl.arange(0, M)
     cols = tl.arange(0, WIDTH)

@@ -12,34 +12,27 @@ import numpy as np
 import torch
 
 from postgrad.errors import RunError
-from postgrad.model.passes.packing import BLOCK_N as PAGE
-from postgrad.model.passes.packing import make_packing
 from postgrad.rollout.engine import Completion, Request, Sampling, token_limit
-from postgrad.rollout.native.cache import PageWriter
 from postgrad.rollout.native.decoder import (
     ALIVE,
     FIELDS,
     LIMIT,
+    NUM_EARLIER,
     NUM_OWN,
     SHARED_PAGES,
     BufferSizes,
     Decoder,
 )
+from postgrad.rollout.native.paged_prefill import Span, num_pages, page_lines, prefill
 from postgrad.rollout.native.sampling import RowRandom
 from postgrad.rollout.stops import StopStrings
 
 STEPS_PER_SYNC = 16
-PREFILL_TOKENS = 16384  # prompt tokens per prefill pass
-
-
-def num_pages(num_tokens: int) -> int:
-    """Return the number of pages that hold this many tokens."""
-    return -(-num_tokens // PAGE)
 
 
 @dataclass
 class _PromptPages:
-    """The pages of a prompt without its last token, and the number of active rows that use them."""
+    """The pages of a prompt without its last token, and the number of rows that use them."""
 
     pages: list[int]
     num_rows: int
@@ -47,12 +40,19 @@ class _PromptPages:
 
 @dataclass
 class Row:
-    """One trajectory and the pages of its own tokens."""
+    """One trajectory and the pages of its own tokens.
+
+    `prompt` is the number of the request whose prompt is in shared pages: the first one with the
+    same prompt, or that of the first turn, if the row continues an earlier one. Then the tokens
+    since that prompt are in the row's own pages, and `num_kept` of them are computed already.
+    """
 
     request: int
     index: int  # which of the request's seeds
     slot: int
+    prompt: int
     pages: list[int] = field(default_factory=list)
+    num_kept: int = 0
     num_checked: int = 0  # tokens in which stop strings were searched
 
 
@@ -91,15 +91,12 @@ class PagedDecodeLoop:
         self.stops = stops
         self.lengths_at_stop: dict[int, int] = {}  # by slot: tokens of a row with a stop string
         self.limits = [token_limit(request, sampling) for request in requests]
-        # For each request, the first request with the same prompt.
-        self.prompts: dict[tuple[int, ...], int] = {}
-        self.prompt_of = [
-            self.prompts.setdefault(tuple(request.prompt), i) for i, request in enumerate(requests)
-        ]
+        self.prompts: dict[tuple[int, ...], int] = {}  # the first request with each prompt
         self.all_rows: list[Row] = []
         for number, request in enumerate(requests):
+            prompt = self.prompts.setdefault(tuple(request.prompt), number)
             for index in range(len(request.seeds)):
-                self.all_rows.append(Row(number, index, slot=len(self.all_rows)))
+                self.all_rows.append(Row(number, index, len(self.all_rows), prompt))
         self.waiting: deque[Row] = deque(self.all_rows)
         self.capacity = _bucket(min(max_rows, max(len(self.all_rows), stream_rows)))
         prompt_pages = sum(num_pages(len(prompt) - 1) for prompt in self.prompts)
@@ -185,27 +182,55 @@ class PagedDecodeLoop:
         self.decoder.uniforms[slots] = torch.from_numpy(uniforms).to(self.decoder.device)
 
     def admit(self) -> None:
-        """Let waiting rows start while rows and pages are free; prefill their new prompts."""
-        new: list[int] = []
-        reserved = len(self.active)  # every active row may soon need a page
+        """Let waiting rows start while rows and pages are free; prefill their new tokens."""
+        spans: list[Span] = []
         while self.waiting and len(self.active) < self.capacity:
             row = self.waiting[0]
-            prompt = self.prompt_of[row.request]
-            needed = 0
-            if prompt not in self.prompt_pages:
-                needed = num_pages(len(self.requests[prompt].prompt) - 1)
-            if len(self.free_pages) < needed + 1 + (reserved if self.active else 0):
+            if not self.can_start(row):
                 break
             self.waiting.popleft()
-            if prompt not in self.prompt_pages:
-                pages = [self.free_pages.pop() for _ in range(needed)]
-                self.prompt_pages[prompt] = _PromptPages(pages, 0)
-                new.append(prompt)
+            num_prompt_pages, num_own_pages = self.pages_to_start(row)
+            if row.prompt not in self.prompt_pages:
+                prompt = self.requests[row.prompt].prompt[:-1]
+                pages = self.take_pages(num_prompt_pages)
+                self.prompt_pages[row.prompt] = _PromptPages(pages, 0)
+                spans.append(Span(prompt, page_lines(pages, len(prompt))))
+            row.pages += self.take_pages(num_own_pages)
             self.enter(row)
-            reserved += 1
-        lengths = [len(self.requests[number].prompt) - 1 for number in new]
-        for part in _split_by_total(lengths, PREFILL_TOKENS):
-            self.prefill(new[part])
+            if self.num_earlier(row) > row.num_kept:
+                spans.append(self.own_span(row))
+        prefill(self.decoder, spans)
+
+    def can_start(self, row: Row) -> bool:
+        """Return whether there are pages for a row. Every active row may soon need one, too."""
+        return self.make_room(sum(self.pages_to_start(row)) + 1 + len(self.active))
+
+    def pages_to_start(self, row: Row) -> tuple[int, int]:
+        """Return the number of pages that its prompt and the row itself need before it decodes."""
+        num_own = num_pages(self.num_earlier(row)) - len(row.pages)
+        if row.prompt in self.prompt_pages:
+            return 0, num_own
+        return num_pages(len(self.requests[row.prompt].prompt) - 1), num_own
+
+    def make_room(self, count: int) -> bool:
+        """Return whether this many pages are free."""
+        return len(self.free_pages) >= count
+
+    def take_pages(self, count: int) -> list[int]:
+        return [self.free_pages.pop() for _ in range(count)]
+
+    def num_earlier(self, row: Row) -> int:
+        """Return the number of the row's own tokens before the last token of its prompt."""
+        return len(self.requests[row.request].prompt) - len(self.requests[row.prompt].prompt)
+
+    def own_span(self, row: Row) -> Span:
+        """Return the row's own tokens before the last token of its prompt that are not computed."""
+        shared = self.prompt_pages[row.prompt].pages
+        num_shared = len(self.requests[row.prompt].prompt) - 1
+        own = page_lines(row.pages, self.num_earlier(row))
+        earlier = np.concatenate([page_lines(shared, num_shared), own[: row.num_kept]])
+        tokens = self.requests[row.request].prompt[len(earlier) : -1]
+        return Span(tokens, own[row.num_kept :], earlier)
 
     def enter(self, row: Row) -> None:
         """Make a row active.
@@ -214,52 +239,23 @@ class PagedDecodeLoop:
         key and value and samples the first response token.
         """
         prompt = self.requests[row.request].prompt
-        shared = self.prompt_pages[self.prompt_of[row.request]]
-        shared.num_rows += 1
+        shared = self.prompt_pages[row.prompt]
+        if not row.num_kept:  # a row that continues another takes its place
+            shared.num_rows += 1
         column = len(self.active)
-        row.pages = []
         self.active.append(row)
         self.state[:, column] = (
             prompt[-1],  # TOKEN
             0,  # NUM_OWN
-            len(prompt) - 1,  # NUM_SHARED
+            len(self.requests[row.prompt].prompt) - 1,  # NUM_SHARED
             len(shared.pages),  # SHARED_PAGES
             row.slot,  # SLOT
             self.limits[row.request],  # LIMIT
             1,  # ALIVE
+            self.num_earlier(row),  # NUM_EARLIER
         )
-        self.table[column, : len(shared.pages)] = shared.pages
-
-    def prefill(self, requests: list[int]) -> None:
-        """Compute the prompts' keys and values, without their last tokens, in one packed pass."""
-        tokens: list[int] = []
-        positions: list[int] = []
-        lines: list[int] = []
-        segments: list[tuple[int, int, int, int, int]] = []
-        for number in requests:
-            prompt = self.requests[number].prompt[:-1]
-            if not prompt:
-                continue
-            start = len(tokens)
-            pages = self.prompt_pages[number].pages
-            tokens += prompt
-            positions += range(len(prompt))
-            lines += [pages[i // PAGE] * PAGE + i % PAGE for i in range(len(prompt))]
-            segments.append((start, len(tokens), 0, 0, len(tokens)))
-        if not tokens:
-            return
-        device = self.decoder.device
-        unused_mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)  # packing decides
-        self.decoder.model.base_model(
-            input_ids=torch.tensor([tokens], device=device),
-            position_ids=torch.tensor([positions], device=device),
-            attention_mask=unused_mask,
-            past_key_values=PageWriter(
-                self.decoder.keys, self.decoder.values, torch.tensor(lines, device=device)
-            ),
-            packing=make_packing(segments).to(device),
-            use_cache=True,
-        )
+        pages = shared.pages + row.pages
+        self.table[column, : len(pages)] = pages
 
     def allocate_pages(self) -> int:
         """Give every active row the pages for its next steps; returns the number of steps.
@@ -269,14 +265,15 @@ class PagedDecodeLoop:
         while True:
             num_active = len(self.active)
             own = self.state[NUM_OWN, :num_active]
+            earlier = self.state[NUM_EARLIER, :num_active]
             limits = self.state[LIMIT, :num_active]
             steps = min(STEPS_PER_SYNC, max(int((limits - own).max()), 1))
-            ends = np.minimum(own + steps, limits)
+            ends = earlier + np.minimum(own + steps, limits)
             missing = [
                 num_pages(int(end)) - len(row.pages)
                 for end, row in zip(ends, self.active, strict=True)
             ]
-            if sum(count for count in missing if count > 0) <= len(self.free_pages):
+            if self.make_room(sum(count for count in missing if count > 0)):
                 break
             self.preempt_last()
         for column, (row, count) in enumerate(zip(self.active, missing, strict=True)):
@@ -294,15 +291,24 @@ class PagedDecodeLoop:
         self.waiting.appendleft(row)
 
     def release_pages(self, row: Row) -> None:
-        """Free a row's pages, and its prompt's pages when no row needs them soon."""
+        """Free a row's pages, and its prompt's pages when no row needs them soon.
+
+        If the row starts again, it continues no other.
+        """
         self.free_pages += row.pages
         row.pages = []
+        row.num_kept = 0
         row.num_checked = 0
-        number = self.prompt_of[row.request]
-        prompt = self.prompt_pages[number]
-        prompt.num_rows -= 1
-        is_next = bool(self.waiting) and self.prompt_of[self.waiting[0].request] == number
-        if prompt.num_rows == 0 and not is_next:
+        prompt = row.prompt
+        row.prompt = self.prompts[tuple(self.requests[row.request].prompt)]
+        self.prompt_pages[prompt].num_rows -= 1
+        self.release_prompt(prompt)
+
+    def release_prompt(self, number: int) -> None:
+        """Free the pages of a prompt, unless a row uses them or the next row will."""
+        prompt = self.prompt_pages.get(number)
+        is_next = bool(self.waiting) and self.waiting[0].prompt == number
+        if prompt is not None and prompt.num_rows == 0 and not is_next:
             self.free_pages += prompt.pages
             del self.prompt_pages[number]
 
@@ -328,12 +334,16 @@ class PagedDecodeLoop:
         if not ended:
             return []
         for row in ended:
-            self.release_pages(row)
+            self.on_end(row)
         self.state[:, : len(kept)] = self.state[:, kept]
         self.table[: len(kept)] = self.table[kept]
         self.state[ALIVE, len(kept) :] = 0
         self.active = [self.active[column] for column in kept]
         return ended
+
+    def on_end(self, row: Row) -> None:
+        """Called for a row that ended."""
+        self.release_pages(row)
 
     def collect(self, rows: Sequence[Row]) -> list[Completion]:
         """Return the sampled tokens and log-probs of rows that ended."""
@@ -368,22 +378,3 @@ def _bucket(rows: int) -> int:
     if rows <= 256:
         return max(8, 1 << (rows - 1).bit_length())
     return _round_up(rows, 256)
-
-
-def _split_by_total(lengths: list[int], max_total: int) -> list[slice]:
-    """Split consecutive items into slices whose lengths sum to at most `max_total`.
-
-    An item that is longer gets its own slice.
-    """
-    slices: list[slice] = []
-    first = 0
-    total = 0
-    for i, length in enumerate(lengths):
-        if total and total + length > max_total:
-            slices.append(slice(first, i))
-            first = i
-            total = 0
-        total += length
-    if lengths:
-        slices.append(slice(first, len(lengths)))
-    return slices

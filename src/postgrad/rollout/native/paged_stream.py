@@ -1,18 +1,28 @@
 """A stream over the paged decode loop: requests join while others decode.
 
-Each turn of a conversation is a new request. Its prompt, the conversation so far, is computed again
-in one packed pass; decoding of the other rows goes on in between.
+Each turn of a conversation is a new request. The pages of a row that ended are kept. The next turn
+continues in them: only its new tokens are computed, in one packed pass with those of other rows.
+When pages run out, the kept rows that were not used for longest are given up.
 """
 
 from collections import deque
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from postgrad.rollout.engine import Request, Sampling, check_context, max_row_tokens, token_limit
-from postgrad.rollout.native.paged import PagedDecodeLoop, Row, num_pages
-from postgrad.rollout.stops import StopStrings
+from postgrad.rollout.engine import (
+    Completion,
+    Request,
+    Sampling,
+    check_context,
+    max_row_tokens,
+    token_limit,
+)
+from postgrad.rollout.native.paged import PagedDecodeLoop, Row
+from postgrad.rollout.native.paged_prefill import num_pages
+from postgrad.rollout.stops import make_stops
 from postgrad.rollout.streams import Finished
 
 if TYPE_CHECKING:
@@ -24,11 +34,11 @@ class PagedStream:
     """The stream of a native engine on a CUDA device; see streams.Stream.
 
     The buffers are reserved for the first requests. A request that does not fit into them waits
-    until no row decodes, and then begins with larger ones.
+    until no row decodes, and then begins with larger ones; no row is kept over that.
 
     Args:
         engine: has the model.
-        decoder: the engine's.
+        decoder: the engine's. While the stream is open, no other call uses it.
         sampling: the same for all rows; without top-p, top-k and min-p.
         num_rows: rows at a time.
     """
@@ -42,17 +52,19 @@ class PagedStream:
         self.decoder = decoder
         self.sampling = sampling
         self.num_rows = num_rows
-        self.stops = StopStrings(engine.tokenizer, sampling.stop) if sampling.stop else None
+        self.stops = make_stops(engine.tokenizer, sampling)
         self.waiting: deque[tuple[Request, list[Hashable]]] = deque()
         self.loop: GrowingLoop | None = None
 
     def __enter__(self) -> "PagedStream":
         # In training mode a model with activation checkpointing ignores the cache.
         self.engine.model.eval()
+        self.decoder.in_use = True
         return self
 
     def __exit__(self, *_: object) -> None:
         self.engine.model.train()
+        self.decoder.in_use = False
         self.loop = None
         self.decoder.detach_cache()
 
@@ -68,18 +80,20 @@ class PagedStream:
     @torch.no_grad()
     def poll(self) -> list[Finished]:
         """Let waiting requests join and decode a few tokens; returns the rows that ended."""
-        if self.loop is None or not self.loop.busy:
-            self.loop = self._new_loop() if self.waiting else None
-        loop = self.loop
-        if loop is None:
+        if not self.busy:
             return []
+        loop = self.loop
+        if loop is None or (not loop.busy and not loop.fits(self.waiting[0][0])):
+            loop = self.loop = self._new_loop()
+        loop.weights_version = self.engine.weights_version
         while self.waiting and loop.fits(self.waiting[0][0]):
             loop.join(*self.waiting.popleft())
         assert loop.busy, "a new loop has room for all requests that wait"
         return loop.poll()
 
     def forget(self, key: Hashable) -> None:
-        """Do nothing: nothing is kept."""
+        if self.loop is not None:
+            self.loop.forget(key)
 
     def _new_loop(self) -> "GrowingLoop":
         """Return a loop with room for all waiting requests. Raises RunError."""
@@ -97,8 +111,17 @@ class PagedStream:
         )
 
 
+@dataclass
+class KeptRow:
+    """A row that ended and the tokens whose keys and values are in its pages and its prompt's."""
+
+    tokens: list[int]
+    row: Row
+    version: int  # of the weights that computed them
+
+
 class GrowingLoop(PagedDecodeLoop):
-    """A decode loop whose rows join one request after the other.
+    """A decode loop whose rows join one request after the other and are kept when they end.
 
     The requests that it is made with are those that its buffers must fit; they join like others.
     """
@@ -108,11 +131,14 @@ class GrowingLoop(PagedDecodeLoop):
         self.requests.clear()
         self.limits.clear()
         self.prompts.clear()
-        self.prompt_of.clear()
         self.all_rows.clear()
         self.waiting.clear()
         self.free_slots = list(range(self.decoder.sizes.slots))
-        self.keys: dict[int, list[Hashable]] = {}  # by the number of the request
+        self.weights_version = 0
+        # By the number of the request:
+        self.keys: list[list[Hashable]] = []
+        self.versions: list[int] = []
+        self.kept: dict[Hashable, KeptRow] = {}  # least recently used first
 
     @property
     def busy(self) -> bool:
@@ -136,9 +162,14 @@ class GrowingLoop(PagedDecodeLoop):
         number = len(self.requests)
         self.requests.append(request)
         self.limits.append(token_limit(request, self.sampling))
-        self.prompt_of.append(self.prompts.setdefault(tuple(request.prompt), number))
-        self.keys[number] = keys
-        rows = [Row(number, index, self.free_slots.pop()) for index in range(len(keys))]
+        self.keys.append(keys)
+        self.versions.append(self.weights_version)
+        prompt = self.prompts.setdefault(tuple(request.prompt), number)
+        rows: list[Row] = []
+        for index, key in enumerate(keys):
+            rows.append(Row(number, index, self.free_slots.pop(), prompt))
+            if key in self.kept:  # it is needed soon: give up others first
+                self.kept[key] = self.kept.pop(key)
         self.draw_uniforms(rows)
         self.waiting += rows
 
@@ -149,7 +180,72 @@ class GrowingLoop(PagedDecodeLoop):
             return []
         finished: list[Finished] = []
         for row, completion in zip(ended, self.collect(ended), strict=True):
-            finished.append((self.keys[row.request][row.index], completion))
+            key = self.keys[row.request][row.index]
+            self.keep(key, row, completion)
+            finished.append((key, completion))
             self.lengths_at_stop.pop(row.slot, None)
             self.free_slots.append(row.slot)
         return finished
+
+    def on_end(self, row: Row) -> None:
+        """Do nothing: `keep` decides when the row's tokens are known."""
+
+    def keep(self, key: Hashable, row: Row, completion: Completion) -> None:
+        """Keep the pages of a row that ended, without those that hold none of its tokens.
+
+        The key and value of its last token were not computed.
+        """
+        self.forget(key)
+        tokens = [*self.requests[row.request].prompt, *completion.tokens][:-1]
+        num_own = len(tokens) + 1 - len(self.requests[row.prompt].prompt)
+        self.free_pages += row.pages[num_pages(num_own) :]
+        del row.pages[num_pages(num_own) :]
+        self.kept[key] = KeptRow(tokens, row, self.versions[row.request])
+
+    def forget(self, key: Hashable) -> None:
+        """Free the pages that are kept for a key, if there are any."""
+        if key in self.kept:
+            self.release_pages(self.kept.pop(key).row)
+
+    def can_start(self, row: Row) -> bool:
+        self.continue_kept(row)
+        if super().can_start(row):
+            return True
+        if not row.num_kept:
+            return False
+        self.release_pages(row)
+        return super().can_start(row)
+
+    def continue_kept(self, row: Row) -> None:
+        """Give a waiting row the pages that are kept for its key, if its prompt continues them."""
+        key = self.keys[row.request][row.index]
+        kept = self.kept.get(key)
+        if kept is None:
+            return
+        if not self.continues(row, kept):
+            self.forget(key)
+            return
+        del self.kept[key]
+        own_prompt = row.prompt
+        row.prompt = kept.row.prompt
+        row.pages = kept.row.pages
+        row.num_kept = len(kept.tokens) + 1 - len(self.requests[row.prompt].prompt)
+        self.release_prompt(own_prompt)
+
+    def continues(self, row: Row, kept: KeptRow) -> bool:
+        """Return whether a row can use the pages of a kept row."""
+        prompt = self.requests[row.request].prompt
+        num_shared = len(self.requests[kept.row.prompt].prompt) - 1
+        num_own = len(prompt) - 1 - num_shared + self.limits[row.request]
+        return (
+            kept.version == self.weights_version
+            and num_pages(num_shared) + num_pages(num_own) <= self.decoder.sizes.row_pages
+            and len(prompt) > len(kept.tokens)
+            and prompt[: len(kept.tokens)] == kept.tokens
+        )
+
+    def make_room(self, count: int) -> bool:
+        """Return whether this many pages are free; gives up kept rows if there are fewer."""
+        while len(self.free_pages) < count and self.kept:
+            self.forget(next(iter(self.kept)))
+        return len(self.free_pages) >= count

@@ -23,9 +23,10 @@ from postgrad.rollout.streams import Finished, Stream, WaveStream
 
 @dataclass(eq=False)
 class StreamJob(Job):
-    """A job whose rows have keys."""
+    """A job whose rows have keys; `version` is that of the weights."""
 
     keys: list[Hashable] = field(default_factory=list)
+    version: int = 0
 
 
 @dataclass
@@ -34,6 +35,7 @@ class KeptRow:
 
     tokens: list[int]
     layers: list[Tensor]
+    version: int  # of the weights that computed them
 
 
 class ContinuedCache:
@@ -103,7 +105,8 @@ class ConversationStream(DecodeLoop):
     def add(self, request: Request, keys: Sequence[Hashable]) -> None:  # type: ignore[override]
         check_context([request], self.sampling, self.engine.max_context)
         self._grow(max_row_tokens(request, self.sampling))
-        job = StreamJob(request, self.sampling, keys=list(keys))
+        version = self.engine.weights_version
+        job = StreamJob(request, self.sampling, keys=list(keys), version=version)
         super().add(job)
         if self._continues(job):
             self.to_continue.append(self.to_prefill.pop())  # type: ignore[arg-type]
@@ -111,7 +114,7 @@ class ConversationStream(DecodeLoop):
     def _continues(self, job: StreamJob) -> bool:
         """Whether the keys and values of the start of this prompt are kept."""
         kept = self.kept.get(job.keys[0])
-        if kept is None or len(job.keys) > 1:
+        if kept is None or len(job.keys) > 1 or kept.version != self.engine.weights_version:
             return False
         return job.request.prompt[: len(kept.tokens)] == kept.tokens
 
@@ -145,7 +148,7 @@ class ConversationStream(DecodeLoop):
         length = int(self.lengths[slot])
         tokens = [*row.job.request.prompt, *row.tokens][:length]
         layers = [layer[slot, :length].clone() for layer in (*self.cache.keys, *self.cache.values)]
-        self.kept[row.job.keys[row.index]] = KeptRow(tokens, layers)
+        self.kept[row.job.keys[row.index]] = KeptRow(tokens, layers, row.job.version)
         while len(self.kept) > self.capacity:
             self.kept.pop(next(iter(self.kept)))
 
@@ -161,10 +164,10 @@ class ConversationStream(DecodeLoop):
         width = 0
         while self.to_continue and len(jobs) < num_free:
             job = self.to_continue[0]
-            kept = self.kept.get(job.keys[0])
-            if kept is None:  # it made room for others meanwhile
+            if not self._continues(job):  # it made room for others, or the weights have changed
                 self.to_prefill.append(self.to_continue.popleft())
                 continue
+            kept = self.kept[job.keys[0]]
             width = max(width, len(job.request.prompt) - len(kept.tokens))
             if jobs and width * (len(jobs) + 1) > PREFILL_TOKENS:
                 break
@@ -237,10 +240,10 @@ class StreamingNativeEngine(NativeEngine):
         """Return a stream of at most `num_rows` rows at a time; see rollout/streams.py."""
         if self.stock_engine is not None:
             return WaveStream(self, sampling)
-        if self.decoder is not None and not sampling.filters:
+        if (decoder := self.free_decoder(sampling)) is not None:
             from postgrad.rollout.native.paged_stream import PagedStream
 
-            return PagedStream(self, self.decoder, sampling, num_rows)
-        if self.decoder is not None:
+            return PagedStream(self, decoder, sampling, num_rows)
+        if self.decoder is not None and sampling.filters:
             return WaveStream(self, sampling)
         return ConversationStream(self, sampling, max(1, min(self.max_rows, num_rows)))

@@ -99,7 +99,8 @@ def _attention_forward(
     v = v.contiguous()  # otherwise autograd would keep all three projections for v
     cache = kwargs.get("past_key_values")
     if cache is not None:
-        cache.update(k.transpose(0, 1)[None], v.transpose(0, 1)[None], module.layer_idx)
+        kv = cache.update(k.transpose(0, 1)[None], v.transpose(0, 1)[None], module.layer_idx)
+        k, v = (x[0].transpose(0, 1) for x in kv)  # after the new tokens, earlier ones may follow
     out = packed_attention(q, k, v, packing, module.scaling, window_of(module))
     return module.o_proj(out.view(1, len(x), -1)), None
 

@@ -333,7 +333,8 @@ def packed_attention(
     """Return (tokens, heads, width) attention outputs of packed tokens.
 
     q is (tokens, heads, width); k and v are (tokens, key_heads, width). The last axis must be
-    contiguous in memory. `window` is the sliding window in tokens; 0 is none.
+    contiguous in memory. `window` is the sliding window in tokens; 0 is none. Without gradients,
+    k and v may have further tokens after those of q, which shared segments refer to.
     """
     return _PackedAttention.apply(q, k, v, packing, scale, window)  # type: ignore[return-value]
 
