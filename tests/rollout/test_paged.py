@@ -101,6 +101,12 @@ sampling = Sampling(0.9, 9, stop=("7",))
 prompts = {"a": [3, 7, 10], "b": [1], "c": [i * 7 % 16 for i in range(66)]}
 limits = {"a": 3, "b": 6, "c": 9}  # the buffers for a and b are too short for c
 joined_running_rows = []
+prefilled, asked = [], []
+
+class Counted(PagedStream):
+    def add(self, request, keys):
+        asked.append(len(request.prompt) - 1)
+        super().add(request, keys)
 
 def play(stream):
     turns = {key: [] for key in prompts}
@@ -126,14 +132,17 @@ plain = play(WaveStream(engine, sampling))
 install_kernels(loaded.model)
 engine.decoder = Decoder(loaded.model, engine.stop_ids)
 engine.cache_gib = 12 * engine.decoder.page_bytes() / 2**30
-stream = engine.open_stream(sampling, 3)
-assert isinstance(stream, PagedStream)
-paged = play(stream)
+assert isinstance(engine.open_stream(sampling, 3), PagedStream)
+loaded.model.base_model.register_forward_pre_hook(
+    lambda module, args, kwargs: prefilled.append(kwargs["input_ids"].numel()), with_kwargs=True
+)
+paged = play(Counted(engine, engine.decoder, sampling, 3))
 for key in prompts:
     for x, y in zip(plain[key], paged[key], strict=True):
         assert x.tokens == y.tokens and x.finish == y.finish, (key, x, y)
         assert max(abs(p - q) for p, q in zip(x.logprobs, y.logprobs)) < 1e-4, (x, y)
 assert engine.model.training and max(joined_running_rows) > 0
+assert 3 * sum(prefilled) < 2 * sum(asked), "earlier turns are not computed again"
 print("same")
 """
 

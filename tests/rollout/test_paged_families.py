@@ -21,6 +21,7 @@ pytestmark = [
 
 PROGRAM = """
 import json, sys
+from types import SimpleNamespace
 import torch
 sys.path.insert(0, sys.argv[1])
 from families import make_family
@@ -31,7 +32,7 @@ from postgrad.model.passes.support import support_of
 from postgrad.model.views import after, hidden_states
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.native.decoder import Decoder, unsupported_reason
-from postgrad.rollout.native.paged import PagedDecodeLoop
+from postgrad.rollout.native.paged_stream import PagedStream
 from postgrad.types import Batch, Trajectory
 
 register_attention()
@@ -47,17 +48,33 @@ install_kernels(model)
 assert support_of(model).passes == "packed"
 assert not unsupported_reason(model), unsupported_reason(model)
 
-# Decoding: prompts and responses cross pages of 64 tokens and the window.
+# Decoding: prompts and responses cross pages of 64 tokens and the window. The first row takes a
+# second turn, which continues in its pages.
 decoder = Decoder(model, torch.tensor([17]))
-requests = [Request([i * 7 % 16 for i in range(67)], [1]), Request([3, 5], [4, 5], 2)]
-with torch.no_grad():
-    loop = PagedDecodeLoop(decoder, requests, Sampling(0.9, 3), 4, 8 * decoder.page_bytes(), 512)
-    groups = loop.finish()
-rows, sampled = [], []
-for number, (request, completions) in enumerate(zip(requests, groups, strict=True)):
-    for index, done in enumerate(completions):
-        rows.append(Trajectory(f"p{number}", request.prompt, done.tokens, number, index))
-        sampled += done.logprobs
+engine = SimpleNamespace(
+    model=model, tokenizer=None, max_rows=4, max_context=512, weights_version=0,
+    cache_bytes=lambda: 8 * decoder.page_bytes(),
+)
+requests = {0: Request([i * 7 % 16 for i in range(67)], [1]), 1: Request([3, 5], [4, 5], 2)}
+rows, sampled, prefilled = [], [], []
+hook = model.base_model.register_forward_pre_hook(
+    lambda module, args, kwargs: prefilled.append(kwargs["input_ids"].numel()), with_kwargs=True
+)
+with PagedStream(engine, decoder, Sampling(0.9, 3), 4) as stream:
+    stream.add(requests[0], [(0, 0)])
+    stream.add(requests[1], [(1, 0), (1, 1)])
+    while stream.busy:
+        for key, done in stream.poll():
+            group = 2 if key == (0, 0) and 2 in requests else key[0]
+            prompt = requests[group].prompt
+            rows.append(Trajectory(f"p{group}", prompt, done.tokens, group, key[1]))
+            sampled += done.logprobs
+            if group == 0:
+                requests[2] = Request([*prompt, *done.tokens, 5, 9, 2], [7])
+                stream.add(requests[2], [key])
+hook.remove()
+model.eval()
+assert prefilled == [66 + 1, 3], prefilled
 batch = Batch.of(rows)
 
 

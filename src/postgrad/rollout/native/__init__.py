@@ -6,7 +6,8 @@ live.py        the same loop for a server: requests join and leave while others 
 stream.py      the same loop for conversations, whose keys and values are kept between turns
 decoder.py     one decode step on CUDA as Triton kernels, captured as CUDA graphs
 paged.py       the decode loop over decoder.py, with paged keys and values
-paged_stream.py    the same loop for requests that join while others decode
+paged_prefill.py   packed passes that write prompts to pages
+paged_stream.py    the same loop for conversations, whose pages are kept between turns
 kernels.py     the Triton kernels of decoder.py
 sampling.py    tokens from logits and random numbers
 """

@@ -1,0 +1,322 @@
+"""The page tables of conversations on a GPU, with a decoder that records what each token sees.
+
+The memory of this decoder has, for each line of each page, a token and a digest of all tokens that
+were visible when the line was written. So a wrong page, position or segment makes a test fail.
+"""
+
+import importlib.util
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from postgrad.config.schema import RolloutConfig
+from postgrad.model.passes.attention import register_attention
+from postgrad.rollout.engine import Completion, Request, Sampling, token_limit
+from postgrad.rollout.native.sampling import RowRandom
+
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("triton is not installed", allow_module_level=True)
+
+from postgrad.rollout.native import decoder as state_lines
+from postgrad.rollout.native import paged
+from postgrad.rollout.native.decoder import FIELDS, PAGE, BufferSizes
+from postgrad.rollout.native.paged_stream import GrowingLoop, PagedStream
+from postgrad.rollout.native.stream import ConversationStream, StreamingNativeEngine
+
+VOCABULARY = 97
+STOP_ID = 96
+
+
+def add_digest(digest: int, token: int) -> int:
+    """Return the digest of some tokens and one more; their order counts."""
+    return (digest * 31 + token + 1) % 1_000_003
+
+
+def next_token(digest: int, uniform: float) -> int:
+    """Return the token after a context with this digest."""
+    return int(digest + float(uniform) * 1000) % VOCABULARY
+
+
+class Tokenizer:
+    eos_token_id = STOP_ID
+
+    def decode(self, ids, **_):
+        return "".join(chr(33 + token) for token in ids)
+
+
+class RecordingDecoder:
+    """See the docstring of this file. Its model is itself."""
+
+    device = torch.device("cpu")
+    stop_ids = torch.tensor([STOP_ID], dtype=torch.int32)
+    in_use = False
+
+    def __init__(self) -> None:
+        self.sizes = BufferSizes(0, 0, 0, 0, 0, 0)
+        self.model = self
+        self.num_prefilled: list[int] = []  # tokens of each pass
+
+    def page_bytes(self) -> int:
+        return 1
+
+    def detach_cache(self) -> None:
+        pass
+
+    def drop_pages(self) -> None:
+        self.sizes = self.sizes._replace(pages=0)
+
+    def reserve(self, sizes: BufferSizes) -> None:
+        self.sizes = BufferSizes(*map(max, self.sizes, sizes))
+        sizes = self.sizes
+        self.state = torch.zeros(FIELDS, sizes.rows, dtype=torch.int32)
+        self.table = torch.zeros(sizes.rows, sizes.row_pages, dtype=torch.int32)
+        self.uniforms = torch.zeros(sizes.slots, sizes.length)
+        self.tokens = torch.zeros(sizes.slots, sizes.length, dtype=torch.int32)
+        self.logprobs = torch.zeros(sizes.slots, sizes.length)
+        self.keys = self.values = torch.zeros(1, sizes.pages, PAGE, 1, 1)
+        self.memory: dict[int, tuple[int, int]] = {}
+
+    def base_model(self, input_ids, position_ids, past_key_values, packing, **_) -> None:
+        tokens = input_ids[0].tolist()
+        num_tokens = len(tokens)
+        self.num_prefilled.append(num_tokens)
+        earlier = past_key_values.earlier.tolist()
+        for first, end, own_start, shared_start, shared_end in packing.query_tiles.tolist():
+            lines = earlier[shared_start - num_tokens : shared_end - num_tokens]
+            digest = self.read(lines)
+            for number in range(own_start, end):
+                digest = add_digest(digest, tokens[number])
+                if number >= first:
+                    position = len(lines) + number - own_start
+                    assert position_ids[0, number] == packing.positions[number] == position
+                    self.memory[int(past_key_values.lines[number])] = (tokens[number], digest)
+        for tile in packing.query_tiles.tolist():  # windows read the positions of earlier keys
+            positions = packing.positions[tile[3] : tile[4]].tolist()
+            assert positions == list(range(tile[4] - tile[3]))
+
+    def read(self, lines: list[int]) -> int:
+        """Return the digest of the tokens of these lines; each was computed after the others."""
+        digest = 0
+        for line in lines:
+            token, seen = self.memory[line]
+            digest = add_digest(digest, token)
+            assert digest == seen
+        return digest
+
+    def run(self, rows: int, steps: int, temperature: float) -> None:
+        for _ in range(steps):
+            for row in range(rows):
+                if self.state[state_lines.ALIVE, row]:
+                    self.step(row)
+
+    def step(self, row: int) -> None:
+        state = [int(number) for number in self.state[:, row]]
+        num_sampled = state[state_lines.NUM_OWN]
+        own = state[state_lines.NUM_EARLIER] + num_sampled
+        num_shared_pages = state[state_lines.SHARED_PAGES]
+        lines = self.lines(row, 0, state[state_lines.NUM_SHARED])
+        lines += self.lines(row, num_shared_pages, own + 1)
+        digest = add_digest(self.read(lines[:-1]), state[state_lines.TOKEN])
+        self.memory[lines[-1]] = (state[state_lines.TOKEN], digest)
+        slot = state[state_lines.SLOT]
+        token = next_token(digest, float(self.uniforms[slot, num_sampled]))
+        self.tokens[slot, num_sampled] = token
+        self.logprobs[slot, num_sampled] = -float(len(lines))
+        ended = token == STOP_ID or num_sampled + 1 >= state[state_lines.LIMIT]
+        self.state[state_lines.TOKEN, row] = token
+        self.state[state_lines.NUM_OWN, row] = num_sampled + 1
+        self.state[state_lines.ALIVE, row] = 0 if ended else 1
+
+    def lines(self, row: int, first_page: int, num_tokens: int) -> list[int]:
+        pages = self.table[row, first_page:].tolist()
+        return [pages[i // PAGE] * PAGE + i % PAGE for i in range(num_tokens)]
+
+
+def expected(request: Request, index: int, sampling: Sampling) -> Completion:
+    """The completion of one row, token by token."""
+    limit = token_limit(request, sampling)
+    uniforms = RowRandom(request.seeds[index]).numbers(limit).astype(np.float32)
+    digest = 0
+    for token in request.prompt:
+        digest = add_digest(digest, token)
+    tokens: list[int] = []
+    finish = "length"
+    while len(tokens) < limit and finish == "length":
+        tokens.append(next_token(digest, uniforms[len(tokens)]))
+        digest = add_digest(digest, tokens[-1])
+        text = Tokenizer().decode(tokens)
+        if tokens[-1] in (STOP_ID, *sampling.stop_ids) or any(
+            stop in text for stop in sampling.stop
+        ):
+            finish = "stop"
+    return Completion(tokens, [], finish)
+
+
+def make_engine() -> StreamingNativeEngine:
+    """Return an engine of a tiny model, to see which decoder it uses."""
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 8, "intermediate_size": 8, "head_dim": 4}
+    layers = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    config = Qwen3Config(**sizes, **layers, eos_token_id=STOP_ID, pad_token_id=STOP_ID)
+    model = Qwen3ForCausalLM(config)
+    model.set_attn_implementation(register_attention())
+    loaded: Any = SimpleNamespace(model=model, tokenizer=Tokenizer())
+    return StreamingNativeEngine(loaded, RolloutConfig())
+
+
+def open_stream(num_pages: int, sampling: Sampling, num_rows: int) -> PagedStream:
+    model = SimpleNamespace(eval=lambda: None, train=lambda: None)
+    engine = SimpleNamespace(
+        model=model,
+        tokenizer=Tokenizer(),
+        max_rows=16,
+        max_context=4096,
+        weights_version=0,
+        cache_bytes=lambda: num_pages,
+    )
+    return PagedStream(engine, RecordingDecoder(), sampling, num_rows)  # type: ignore[arg-type]
+
+
+def play(num_pages: int) -> tuple[PagedStream, int]:
+    """Let three groups of four conversations take four turns each, with pauses, and check each.
+
+    Returns the closed stream and the number of tokens of all prompts together.
+    """
+    chance = random.Random(3)
+    sampling = Sampling(1.0, 300, stop=("!",))  # "!" is token 0
+    stream = open_stream(num_pages, sampling, 12)
+    requests: dict[int, Request] = {}
+    paused: list[int] = []
+    turns = dict.fromkeys(range(12), 0)
+    num_tokens = 0
+    with stream:
+        for group, length in enumerate((1, 70, 129)):
+            prompt = [chance.randrange(1, STOP_ID) for _ in range(length)]
+            request = Request(prompt, [10 * group + i for i in range(4)], 250)
+            keys = list(range(4 * group, 4 * group + 4))
+            requests |= dict.fromkeys(keys, request)
+            stream.add(request, keys)
+        while stream.busy or paused:
+            for key, completion in stream.poll():
+                request = requests[key]
+                num_tokens += len(request.prompt)
+                index = key % 4 if turns[key] == 0 else 0
+                correct = expected(request, index, sampling)
+                assert completion.tokens == correct.tokens and completion.finish == correct.finish
+                assert completion.logprobs[0] == -len(request.prompt)
+                turns[key] += 1
+                if turns[key] == 4:
+                    stream.forget(key)
+                    continue
+                new = [chance.randrange(1, STOP_ID) for _ in range(chance.randrange(70))]
+                text = [*request.prompt, *completion.tokens, *new, 7]
+                requests[key] = Request(text, [100 * key + turns[key]], 60)
+                paused.append(key)
+            chance.shuffle(paused)
+            while paused and (not stream.busy or chance.random() < 0.4):
+                key = paused.pop()
+                stream.add(requests[key], [key])
+    return stream, num_tokens
+
+
+@pytest.mark.parametrize("num_pages", [400, 24, 12])
+def test_each_turn_sees_exactly_its_conversation(num_pages, monkeypatch):
+    monkeypatch.setattr(paged, "STEPS_PER_SYNC", 5)
+    loops: list[GrowingLoop] = []
+
+    def new_loop(stream: PagedStream) -> GrowingLoop:
+        loops.append(make_loop(stream))
+        return loops[-1]
+
+    make_loop = PagedStream._new_loop
+    monkeypatch.setattr(PagedStream, "_new_loop", new_loop)
+    stream, num_tokens = play(num_pages)
+    decoder = stream.decoder
+    assert isinstance(decoder, RecordingDecoder)
+    num_free = len(set(loops[-1].free_pages))
+    assert num_free == len(loops[-1].free_pages) == decoder.sizes.pages, "no page is lost"
+    share = sum(decoder.num_prefilled) / num_tokens
+    if num_pages == 400:
+        assert share < 0.25, "earlier turns are not computed again"
+    else:
+        assert share > 0.7, "there is no room to keep all of them"
+
+
+SAMPLING = Sampling(1.0, 30, stop_ids=(50,))
+
+
+def take_turn(stream: PagedStream, prompt: list[int], seed: int, key: str = "a") -> Completion:
+    request = Request(list(prompt), [seed], 30)
+    stream.add(request, [key])
+    found: list[Completion] = []
+    while stream.busy:
+        found += [completion for _, completion in stream.poll()]
+    (completion,) = found
+    correct = expected(request, 0, SAMPLING)
+    assert completion.tokens == correct.tokens and completion.finish == correct.finish
+    return completion
+
+
+def prefilled(stream: PagedStream) -> list[int]:
+    """Return the number of tokens of each prefill pass so far; the list is then empty."""
+    assert isinstance(stream.decoder, RecordingDecoder)
+    sizes = stream.decoder.num_prefilled.copy()
+    stream.decoder.num_prefilled.clear()
+    return sizes
+
+
+def test_a_turn_computes_only_its_new_tokens():
+    with open_stream(200, SAMPLING, 2) as stream:
+        prompt = [5] * 100
+        text = [*prompt, *take_turn(stream, prompt, 1).tokens, 8, 9, 10]
+        assert prefilled(stream) == [99]
+        text += take_turn(stream, text, 2).tokens
+        assert prefilled(stream) == [3], "the last sampled token and 8 and 9; then 10 is decoded"
+        take_turn(stream, [*text, 1, 2], 3, key="b")
+        assert prefilled(stream) == [len(text) + 1], "another key has nothing"
+        take_turn(stream, [6, *text], 4)
+        assert prefilled(stream) == [len(text)], "another text under the same key"
+        stream.forget("a")
+        take_turn(stream, [6, *text, 3], 5)
+        assert prefilled(stream) == [len(text) + 1]
+
+
+def test_new_weights_drop_what_is_kept():
+    with open_stream(200, SAMPLING, 2) as stream:
+        prompt = [5] * 10
+        text = [*prompt, *take_turn(stream, prompt, 1).tokens, 8, 9]
+        stream.engine.weights_version += 1
+        prefilled(stream)
+        more = [*text, *take_turn(stream, text, 2).tokens, 8]
+        assert prefilled(stream) == [len(text) - 1]
+        take_turn(stream, more, 3)
+        assert prefilled(stream) == [1], "the new weights' own pages are kept"
+
+
+def test_a_row_that_decodes_while_weights_change_is_not_kept():
+    with open_stream(200, SAMPLING, 2) as stream:
+        request = Request([5] * 10, [2], 30)
+        stream.add(request, ["a"])
+        assert not stream.poll(), "it takes more than one poll"
+        stream.engine.weights_version += 1
+        ((_, completion),) = stream.poll()
+        prefilled(stream)
+        text = [*request.prompt, *completion.tokens, 8]
+        take_turn(stream, text, 3)
+        assert prefilled(stream) == [len(text) - 1]
+
+
+def test_one_stream_at_a_time_has_the_pages():
+    engine = make_engine()
+    engine.decoder = RecordingDecoder()  # type: ignore[assignment]
+    with engine.open_stream(SAMPLING, 2) as first:
+        assert isinstance(first, PagedStream)
+        second = engine.open_stream(SAMPLING, 2)
+        assert isinstance(second, ConversationStream)
+        assert engine.generate([Request([1, 2], [3], 2)], SAMPLING)[0][0].tokens
+        assert not engine.decoder.num_prefilled
+    assert isinstance(engine.open_stream(SAMPLING, 2), PagedStream)
