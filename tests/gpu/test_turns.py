@@ -5,7 +5,7 @@ import torch
 from llama import make_llama
 
 from postgrad.config.schema import ModelConfig, RolloutConfig
-from postgrad.rollout.engine import Request, Sampling
+from postgrad.rollout.engine import Completion, Request, Sampling
 
 pytestmark = [
     pytest.mark.gpu,
@@ -28,7 +28,7 @@ def make_engine(folder, dtype, **settings):
     return StreamingNativeEngine(loaded, RolloutConfig(max_rows=16, **settings))
 
 
-def play(engine) -> list[tuple[Request, int, object]]:
+def play(engine) -> list[tuple[Request, int, Completion]]:
     """Return (request, index of the seed, completion) of all turns of 24 conversations."""
     from postgrad.rollout.native.paged_stream import PagedStream
 
@@ -36,7 +36,7 @@ def play(engine) -> list[tuple[Request, int, object]]:
         [(7 * i * (group + 1)) % 2000 + 20 for i in range(60 * group + 3)] for group in (0, 1, 6)
     ]
     requests: dict[int, Request] = {}
-    turns: list[tuple[Request, int, object]] = []
+    turns: list[tuple[Request, int, Completion]] = []
     done = dict.fromkeys(range(24), 0)
     stream = engine.open_stream(SAMPLING, 24)
     assert isinstance(stream, PagedStream)

@@ -312,11 +312,12 @@ def test_a_row_that_decodes_while_weights_change_is_not_kept():
 
 def test_one_stream_at_a_time_has_the_pages():
     engine = make_engine()
-    engine.decoder = RecordingDecoder()  # type: ignore[assignment]
+    decoder = RecordingDecoder()
+    engine.decoder = decoder  # type: ignore[assignment]
     with engine.open_stream(SAMPLING, 2) as first:
         assert isinstance(first, PagedStream)
         second = engine.open_stream(SAMPLING, 2)
         assert isinstance(second, ConversationStream)
         assert engine.generate([Request([1, 2], [3], 2)], SAMPLING)[0][0].tokens
-        assert not engine.decoder.num_prefilled
+        assert not decoder.num_prefilled
     assert isinstance(engine.open_stream(SAMPLING, 2), PagedStream)
