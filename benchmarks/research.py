@@ -63,8 +63,8 @@ CLAIMS: dict[str, Claim] = {
 # Values of options that a claim does not set.
 DEFAULTS: dict[str, object] = {
     "seeds": [0, 1, 2],
-    "cache_gib": 6.0,
-    "token_budget": 8192,
+    "cache_gib": 4.0,
+    "token_budget": 4096,
     "lora_rank": 0,
     "lr_sft": 1e-5,
     "test_problems": 0,

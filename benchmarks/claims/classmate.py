@@ -47,7 +47,6 @@ CLAIM = Claim(
         "samples": 8,
         "tokens": 256,
         "lora_rank": 32,
-        "cache_gib": 4.0,
     },
 )
 
@@ -105,5 +104,6 @@ COLLAPSE = Claim(
         "tokens": 96,
         "classmate_tokens": 96,
         "cache_gib": 3.0,
+        "token_budget": 8192,
     },
 )

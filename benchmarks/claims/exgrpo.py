@@ -1,7 +1,7 @@
 """Claim 2, second half: ExGRPO beside the same loss without replay, at equal rows per step.
 
 Replay starts after the first step in which more than 35% of the rows succeed; a 1.5B model is past
-this at once on GSM8K. `rows sampled` counts what the policy had to generate.
+this at once on GSM8K. One row of each replayed group is a replay instead of a sample.
 """
 
 import argparse
@@ -40,6 +40,5 @@ CLAIM = Claim(
         "samples": 8,
         "tokens": 256,
         "lora_rank": 32,
-        "cache_gib": 4.0,
     },
 )

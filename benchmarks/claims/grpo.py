@@ -10,11 +10,9 @@ import argparse
 from claims.claim import TRL, Arms, Claim, Column, sampling, validation
 from claims.problems import write_task
 
-VALIDATE_EVERY = 10
-
 
 def arms(options: argparse.Namespace) -> Arms:
-    every = min(VALIDATE_EVERY, options.steps)
+    every = options.steps  # before the first and after the last step
     test_problems = options.test_problems
     return {
         "Postgrad": [
@@ -54,5 +52,5 @@ CLAIM = Claim(
     ),
     curves=("reward/mean", "validation/accuracy", "response/length"),
     axis="train_s",
-    sizes={"steps": 30, "jobs": 3, "lr": 2e-6, "problems": 32, "samples": 8, "tokens": 256},
+    sizes={"steps": 25, "jobs": 3, "lr": 2e-6, "problems": 32, "samples": 8, "tokens": 256},
 )

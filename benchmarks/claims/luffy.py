@@ -3,7 +3,8 @@
 The task is an operation `a @ b` that the prompt does not define, so that all rewards are zero at
 the start. The demonstrations come from a program. Beside the held-out problems of the same size
 (`test`), problems with three digits (`longer`) show whether the rule was learned or the examples.
-All methods have the same number of steps and problems per step.
+All methods have the same number of steps and problems per step; SFT then RL has half as many steps
+of SFT before.
 """
 
 import argparse
@@ -61,11 +62,11 @@ CLAIM = Claim(
     ),
     curves=("reward/mean", "validation/test/accuracy", "validation/longer/accuracy", "entropy"),
     sizes={
-        "steps": 40,
+        "steps": 30,
         "jobs": 5,
         "lr": 4e-5,
         "lr_sft": 1e-4,
-        "problems": 32,
+        "problems": 16,
         "samples": 8,
         "tokens": 96,
         "lora_rank": 32,

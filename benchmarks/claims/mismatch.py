@@ -57,5 +57,6 @@ CLAIM = Claim(
         "samples": 16,
         "tokens": 64,
         "cache_gib": 3.0,
+        "token_budget": 8192,
     },
 )
