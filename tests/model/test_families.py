@@ -296,11 +296,21 @@ def lora_works(folder: Path) -> bool:
     return learns and bool(torch.allclose(before, after, atol=1e-5))
 
 
+def fsdp_column() -> dict[str, str]:
+    """Return the column FSDP2 of docs/scale.md, which `make test-scale` writes."""
+    rows = (PAGE.parent / "scale.md").read_text().split("| model type | FSDP2 |")[1]
+    cells = [line.split(" | ") for line in rows.split(END_MARK)[0].splitlines()[2:]]
+    return {row[0].strip("|` "): row[1] for row in cells}
+
+
 def families_table(folders) -> str:
     """Return the table of docs/models.md, from what load() and the engine choose."""
+    sharded = fsdp_column()
+    in_vllm = set((Path(__file__).parent / "vllm_architectures.txt").read_text().split("\n"))
     lines = [
-        "| model type | training passes | decoding on a CPU | decoding on CUDA | LoRA |",
-        "|---|---|---|---|---|",
+        "| model type | training passes | decoding on a CPU | decoding on CUDA | LoRA "
+        "| FSDP2 | in vLLM 0.32 |",
+        "|---|---|---|---|---|---|---|",
     ]
     for model_type in sorted(FAMILIES):
         loaded = load_folder(folders(model_type))
@@ -310,7 +320,11 @@ def families_table(folders) -> str:
         captured = passes == "packed" and in_captured_family(loaded.model)
         cuda = "native, captured graphs" if captured else decoding
         lora = "yes" if lora_works(folders(model_type)) else "no"
-        lines.append(f"| `{model_type}` | {passes} | {decoding} | {cuda} | {lora} |")
+        vllm = "yes" if type(loaded.model).__name__ in in_vllm else "no"
+        lines.append(
+            f"| `{model_type}` | {passes} | {decoding} | {cuda} | {lora} "
+            f"| {sharded[model_type]} | {vllm} |"
+        )
     return "\n".join(lines) + "\n"
 
 

@@ -52,6 +52,15 @@ NAME = "small"
 SMOLLM2 = cache_folder() / "smollm2-135m-instruct"
 
 
+def test_the_recorded_architectures_are_those_of_vllm():
+    """docs/models.md says from this list which families vLLM has."""
+    from vllm import ModelRegistry
+
+    file = Path(__file__).parents[1] / "model" / "vllm_architectures.txt"
+    recorded = [line for line in file.read_text().splitlines() if not line.startswith("#")]
+    assert set(recorded) <= set(ModelRegistry.get_supported_archs())
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return sharpened(
