@@ -207,7 +207,7 @@ OPTIONS = {
     "8bit": ["optimizer.kind=adamw_8bit"],
     "lora": ["model.lora.rank=4"],
 }
-NEEDS = {"8bit": "bitsandbytes", "lora": "peft"}
+NEEDS = {"lora": "peft"}
 
 
 @every_case

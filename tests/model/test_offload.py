@@ -1,8 +1,6 @@
 """AdamW with its state in host memory, and the other kinds, against torch's AdamW bit for bit."""
 
-import importlib.util
 import mmap
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,9 +15,7 @@ from postgrad.model import offload
 from postgrad.model.offload import OffloadedAdamW
 from postgrad.model.optimizer import Optimizer
 
-KINDS = ["adamw", "adamw_offloaded", "adamw_fused"]
-if importlib.util.find_spec("bitsandbytes"):
-    KINDS.append("adamw_8bit")
+KINDS = ["adamw", "adamw_offloaded", "adamw_fused", "adamw_8bit"]
 OPTIONS = {"lr": 1e-2, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1}
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -353,13 +349,6 @@ def test_parameters_that_cannot_be_streamed_are_refused():
     for bad in (not_contiguous, not_on_cpu_or_gpu):
         with pytest.raises(ConfigError, match=r"use optimizer\.kind=adamw"):
             OffloadedAdamW([bad])
-
-
-def test_a_missing_package_is_named_with_its_install_command(monkeypatch):
-    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    monkeypatch.setitem(sys.modules, "bitsandbytes.optim", None)
-    with pytest.raises(ConfigError, match="pip install bitsandbytes"):
-        Optimizer(net(), config("adamw_8bit"))
 
 
 def test_a_device_without_the_fused_kernel_is_refused(monkeypatch):

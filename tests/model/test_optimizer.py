@@ -25,7 +25,7 @@ def data(seed: int) -> torch.Tensor:
 
 
 (KIND,) = (field for field in dataclasses.fields(OptimizerConfig) if field.name == "kind")
-# adamw_8bit needs another package.
+# adamw_8bit rounds its state; tests/model/test_adamw_8bit.py.
 KINDS = [kind for kind in KIND.metadata["choices"] if kind.startswith("adamw")]
 KINDS.remove("adamw_8bit")
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from postgrad.model.tiny import make_tiny
+
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
@@ -24,13 +26,20 @@ from postgrad.rollout.native.decoder import Decoder
 from postgrad.rollout.native.engine import NativeEngine
 from postgrad.rollout.native.paged import PagedDecodeLoop
 
-loaded = load(ModelConfig(path=sys.argv[1], dtype="float32"), torch.device("cpu"), 0)
+quantization = sys.argv[3] if len(sys.argv) > 3 else "none"
+if quantization == "4bit":  # dequantized by the kernel
+    from postgrad.model import quantized
+    quantized.supports_triton = lambda device: True
+    weight = quantized.quantize(torch.randn(3, 1536))
+    assert torch.equal(weight.dequantize(), quantized.dequantize_reference(weight))
+model = ModelConfig(path=sys.argv[1], dtype="float32", quantization=quantization)
+loaded = load(model, torch.device("cpu"), 0)
 adapted = len(sys.argv) > 2
 if adapted:
     from postgrad.config.schema import LoraConfig
     from postgrad.model.passes.kernels.install import install_kernels
     from postgrad.model.lora import add_adapters, adapter_parameters
-    plain = load(ModelConfig(path=sys.argv[1], dtype="float32"), torch.device("cpu"), 0)
+    plain = load(model, torch.device("cpu"), 0)
     install_kernels(loaded.model)
     for one in (plain, loaded):  # as on a GPU: the kernels are there when the adapters come
         add_adapters(one.model, LoraConfig(rank=2), 0)
@@ -170,13 +179,16 @@ def test_paged_decoding_is_plain_decoding(tiny):
     assert done.stdout.strip() == "same", done.stderr[-3000:]
 
 
-def test_adapters_are_in_the_decode_step_and_in_the_packed_pass(tiny):
+@pytest.mark.parametrize("quantization", ["none", "4bit"])
+def test_adapters_are_in_the_decode_step_and_in_the_packed_pass(tiny, tmp_path, quantization):
     """LoRA: the joined projections of the kernels must not read past what the adapters add."""
     pytest.importorskip("peft")
+    if quantization == "4bit":  # rows are whole blocks of 64 weights
+        tiny = make_tiny(tmp_path / "tiny64", seed=1, width=64)
     tests = str(Path(__file__).parent.parent)
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PROGRAM, str(tiny), tests],
+        [sys.executable, "-W", "ignore", "-c", PROGRAM, str(tiny), tests, quantization],
         capture_output=True,
         text=True,
         env=environment,

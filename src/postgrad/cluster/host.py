@@ -120,7 +120,9 @@ def load_role(
 
     Raises: ConfigError that names the role.
     """
-    settings = dataclasses.replace(config.model, path=path)
+    # Only the policy is quantized: other models may be trained without adapters, such as a critic.
+    quantization = config.model.quantization if name == "policy" else "none"
+    settings = dataclasses.replace(config.model, path=path, quantization=quantization)
 
     def load_full() -> Loaded:
         return load(settings, choose_device(device or config.model.device), config.seed)

@@ -54,6 +54,16 @@ class ModelConfig:
     activation_checkpointing: bool = setting(
         False, "recompute activations in the backward pass: less memory, more time"
     )
+    activation_offload: bool = setting(
+        False,
+        "keep the inputs of recomputed blocks in host memory until the backward pass; needs "
+        "model.activation_checkpointing and an accelerator",
+    )
+    quantization: str = setting(
+        "none",
+        "4bit keeps the policy's frozen linear layers in 4 bits (NF4); needs model.lora.rank",
+        choices=("none", "4bit"),
+    )
     trust_remote_code: bool = setting(
         False, "run Python code that comes with the model; only for models you trust"
     )

@@ -44,7 +44,6 @@ PACKAGES = (
     ("wandb", "track", "metrics on Weights & Biases"),
     ("tensorboard", "track", "metrics on TensorBoard"),
     ("trackio", "track", "metrics on Trackio"),
-    ("bitsandbytes", "bnb", "optimizer.kind=adamw_8bit"),
 )
 BUILT_IN_ENGINES = (
     "native: built in, samples from the trainer's own weights",

@@ -26,6 +26,7 @@ from postgrad.methods.ports import Ports, Role
 from postgrad.methods.step import Group, Stage, Step
 from postgrad.methods.support.checks import (
     check_agent,
+    check_memory_saving,
     check_monitor,
     check_numbers,
     check_sampling,
@@ -110,6 +111,7 @@ class Method:
         check_agent(self)
         check_staleness(self)
         check_numbers(self.config)
+        check_memory_saving(self.config)
         check_validation(self.config)
 
     def check_unread(self) -> None:

@@ -25,6 +25,8 @@ from postgrad.model.gate import Gate
 from postgrad.model.loaded import Loaded
 from postgrad.model.lora import base_model_config, is_adapter, merge_adapter
 from postgrad.model.passes.attention import register_attention
+from postgrad.model.passes.recompute import chunk_mlps, offload_block_inputs
+from postgrad.model.quantized import quantize_linears
 
 SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
 SMOLLM2_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -156,8 +158,11 @@ def stop_ids(loaded: Loaded) -> list[int]:
 def prepare_for_training(model: nn.Module, config: ModelConfig, device: torch.device) -> None:
     """Move a stock model to the device, install the kernels and let the numeric gate decide.
 
-    Raises: ConfigError if none of our passes gives the stock model's numbers.
+    Raises: ConfigError if none of our passes gives the stock model's numbers, or if the model
+    cannot be quantized.
     """
+    if config.quantization == "4bit":
+        quantize_linears(model, device)
     model.to(device)
     model.train()
     disable_dropout(model)
@@ -166,10 +171,14 @@ def prepare_for_training(model: nn.Module, config: ModelConfig, device: torch.de
     gate.measure()
     if config.activation_checkpointing:
         model.gradient_checkpointing_enable()  # type: ignore[operator]
+        if config.activation_offload:
+            offload_block_inputs(model, device)
     if supports_triton(device):
         from postgrad.model.passes.kernels.install import install_kernels
 
         install_kernels(model)
+    if config.activation_checkpointing:
+        chunk_mlps(model)
     gate.decide()
 
 

@@ -23,6 +23,7 @@ from postgrad.config.schema import LoraConfig, ModelConfig
 from postgrad.errors import ConfigError, did_you_mean
 from postgrad.model.folder_checks import check_folder
 from postgrad.model.loaded import Loaded
+from postgrad.model.quantized import quantized_modules
 
 ADAPTER_NAME = "default"  # peft's name for a model's only adapter
 FILE_PREFIX = "base_model.model."  # prefix of all parameter names in peft's files
@@ -186,7 +187,7 @@ def stock_name(name: str) -> str:
 def merged_weights(model: nn.Module, buffers: bool = False) -> dict[str, Tensor]:
     """Return all weights under the stock model's names, with the adapters merged.
 
-    Adapters are added in float32 and rounded once. A tied head is listed once. `buffers` adds what
+    Adapters are added in float32 and rounded once. 4-bit weights are dequantized. A tied head is listed once. `buffers` adds what
     a stock save would write besides the weights.
     """
     modules = adapted_modules(model)
@@ -194,8 +195,10 @@ def merged_weights(model: nn.Module, buffers: bool = False) -> dict[str, Tensor]
     weights = {name: p.detach() for name, p in model.named_parameters()}
     if buffers:
         weights |= model.state_dict()
+    quantized = {f"{name}.weight": module for name, module in quantized_modules(model).items()}
     merged: dict[str, Tensor] = {}
-    for name, weight in weights.items():
+    for name in [*weights, *quantized]:
+        weight = quantized[name].weight if name in quantized else weights[name]
         if name in adapter_names:
             continue
         module = modules.get(name.removesuffix(BASE_SUFFIX)) if name.endswith(BASE_SUFFIX) else None

@@ -113,7 +113,7 @@ class OffloadedAdamW(torch.optim.Optimizer):
             if same_kind and q not in in_buffers:
                 new_params.append(q)
         buffer = _HostBuffer(new_params)
-        _lock_pages(buffer, buffer.host)
+        lock_pages_of(buffer, buffer.host, "optimizer.kind=adamw_offloaded")
         self._host_buffers.append(buffer)
         return buffer
 
@@ -141,12 +141,12 @@ def _state_names(p: Tensor) -> tuple[str, ...]:
 def _step_on_host(group: dict[str, Any], p: Tensor, state: dict[str, Tensor]) -> None:
     master = state.get(MASTER, p)
     if p.grad is not None:
-        _adamw_update(group, master, p.grad, state["exp_avg"], state["exp_avg_sq"], state["step"])
+        adamw_update(group, master, p.grad, state["exp_avg"], state["exp_avg_sq"], state["step"])
     if master is not p:
         p.copy_(master)
 
 
-def _adamw_update(
+def adamw_update(
     group: dict[str, Any],
     master: Tensor,
     grad: Tensor,
@@ -221,7 +221,8 @@ class _HostBuffer:
             for start in range(0, self.size, SLICE_ELEMENTS)
         ]
         self.device = params[0].device
-        self.host = _allocate_pages(len(self.names), self.size)
+        num_bytes = 4 * len(self.names) * self.size
+        self.host = allocate_pages(num_bytes).view(torch.float32).view(len(self.names), self.size)
 
     def tensors(self, p: Tensor) -> dict[str, Tensor]:
         """Return the state of one parameter, in the parameter's shape."""
@@ -292,31 +293,29 @@ class _HostBuffer:
             weights = p.view(-1)[begin:end]
             grad = p.grad.reshape(-1)[begin:end]
             master = state[0] if MASTER in self.names else weights
-            _adamw_update(groups[p], master, grad, state[-2], state[-1], states[p]["step"])
+            adamw_update(groups[p], master, grad, state[-2], state[-1], states[p]["step"])
             if master is not weights:
                 weights.copy_(master)
 
 
-def _allocate_pages(rows: int, columns: int) -> Tensor:
-    """Return (rows, columns) float32 zeros in their own memory pages, so they can be locked."""
-    num_bytes = 4 * rows * columns
+def allocate_pages(num_bytes: int) -> Tensor:
+    """Return (num_bytes,) uint8 zeros in their own memory pages, so they can be locked."""
     pages = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if sys.platform == "linux":
         pages.madvise(mmap.MADV_HUGEPAGE)
     # Writing zeros on all threads first: locking huge pages that exist is 6 times faster.
     block = torch.frombuffer(pages, dtype=torch.uint8).zero_()
-    return block[:num_bytes].view(torch.float32).view(rows, columns)
+    return block[:num_bytes]
 
 
-def _lock_pages(owner: object, host: Tensor) -> None:
+def lock_pages_of(owner: object, host: Tensor, setting: str) -> None:
     """Page-lock `host` while `owner` lives. (torch would round the size up to a power of two.)"""
     if not host.numel():
         return
     code = lock_pages(host.data_ptr(), host.nbytes)
     if code != 0:
         raise RunError(
-            f"optimizer.kind=adamw_offloaded: {host.nbytes / 2**30:.1f} GiB of host memory cannot "
-            f"be page-locked (CUDA error {code}); use optimizer.kind=adamw, or a machine with more "
-            "memory"
+            f"{setting}: {host.nbytes / 2**30:.1f} GiB of host memory cannot be page-locked (CUDA "
+            f"error {code}); remove the setting, or use a machine with more memory"
         )
     weakref.finalize(owner, unlock_pages(), host.data_ptr()).atexit = False

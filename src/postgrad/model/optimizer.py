@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from postgrad.config.schema import OptimizerConfig
 from postgrad.errors import ConfigError, RunError
+from postgrad.model.adamw_8bit import CODES, MIN_ELEMENTS, AdamW8bit
 from postgrad.model.muon import MuonWithAdamW, matrix_names
 from postgrad.model.offload import OffloadedAdamW
 
@@ -59,13 +60,6 @@ def make_torch_optimizer(
     if config.kind == "adamw_offloaded":
         return OffloadedAdamW(groups, **options)
     if config.kind == "adamw_8bit":
-        try:
-            from bitsandbytes.optim import AdamW8bit  # type: ignore[import-not-found]
-        except ImportError as error:
-            raise ConfigError(
-                "optimizer.kind=adamw_8bit needs one more package: pip install bitsandbytes; "
-                "optimizer.kind=adamw_offloaded needs none and saves more memory"
-            ) from error
         return AdamW8bit(groups, **options)
     fused = True if config.kind == "adamw_fused" else None
     try:
@@ -186,10 +180,7 @@ class Optimizer:
                 tensors[f"master/{name}"] = master.detach()
         for name, master in self.masters.items():
             for key, value in self.adam.state.get(master, {}).items():
-                # In bitsandbytes all parameters share one code table; safetensors refuses shared
-                # memory.
-                is_shared = key.startswith("qmap")
-                tensors[f"{key}/{name}"] = value.clone() if is_shared else torch.as_tensor(value)
+                tensors[f"{key}/{name}"] = torch.as_tensor(value)
         return {name: t.contiguous() for name, t in tensors.items()}
 
     def read(self, file: Path) -> dict[str, Tensor]:
@@ -221,7 +212,9 @@ class Optimizer:
             master.copy_(saved.get("master", self.params[name]))
         if not saved.keys() - {"master"}:
             return
-        expected = {"adamw_8bit": "state1", "rmsprop": "square_avg"}.get(kind, "exp_avg")
+        expected = "square_avg" if kind == "rmsprop" else "exp_avg"
+        if kind == "adamw_8bit" and master.numel() >= MIN_ELEMENTS:
+            expected += CODES
         if kind == "muon" and name in self.matrices:
             expected = "momentum_buffer"
         if expected not in saved:
@@ -241,9 +234,7 @@ class Optimizer:
             self.adam.state[master] = state
             return
         step: Any = saved["step"].to("cpu")
-        if kind == "adamw_8bit":
-            step = int(step)
-        elif kind == "adamw_fused":  # the fused kernel reads the step on the device
+        if kind == "adamw_fused":  # the fused kernel reads the step on the device
             step = step.to(master.device)
         self.adam.state[master] = {"step": step, **state}
 

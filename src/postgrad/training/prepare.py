@@ -18,7 +18,13 @@ from postgrad.errors import ConfigError
 from postgrad.methods import find_method
 from postgrad.methods.base import Method
 from postgrad.methods.support.judging import check_judge, check_judge_used, check_references
-from postgrad.model.device import choose_device, choose_dtype, is_gpu, probe_threads
+from postgrad.model.device import (
+    choose_device,
+    choose_dtype,
+    is_gpu,
+    probe_threads,
+    supports_state_streaming,
+)
 from postgrad.model.load import load_tokenizer, model_config, model_hidden_size
 from postgrad.model.passes.layout import default_token_budget
 from postgrad.model.ranks import check_mesh
@@ -67,6 +73,11 @@ def resolve(config: Config) -> Config:
         )
     check_engine(engine_config(config))
     device = _resolve_device(config)
+    if config.model.activation_offload and not supports_state_streaming(device):
+        raise ConfigError(
+            f"model.activation_offload=true needs a CUDA device, and model.device={device.type}; "
+            "remove it"
+        )
     if config.model.threads == 0:
         config.model.threads = _choose_threads(config)
     if config.training.token_budget == 0:

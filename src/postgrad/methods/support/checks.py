@@ -206,6 +206,43 @@ def check_numbers(config: Config) -> None:
         )
 
 
+def check_memory_saving(config: Config) -> None:
+    """Refuses 4-bit weights and offloaded activations where they cannot work."""
+    model = config.model
+    if model.quantization == "4bit":
+        quantization = "model.quantization=4bit"
+        if not model.lora.rank:
+            raise ConfigError(
+                f"{quantization} freezes the linear layers, so nothing could be trained; add "
+                "model.lora.rank=16"
+            )
+        if config.cluster.backend == "ray":
+            raise ConfigError(
+                f"{quantization} is not supported with cluster.backend=ray, which shards weights; "
+                "use cluster.backend=local"
+            )
+        if engine_apart(config):
+            raise ConfigError(
+                f"{quantization} needs an engine that samples from the trainer's own weights; use "
+                "rollout.engine=native without cluster.engine_apart"
+            )
+        if model.path.endswith(".gguf"):
+            raise ConfigError(
+                f"{quantization} would quantize the weights of a GGUF file a second time; use the "
+                "model's original folder"
+            )
+    if model.activation_offload:
+        if not model.activation_checkpointing:
+            raise ConfigError(
+                "model.activation_offload=true has no effect without activation checkpointing; add "
+                "model.activation_checkpointing=true"
+            )
+        if config.cluster.backend == "ray":
+            raise ConfigError(
+                "model.activation_offload=true is not supported with cluster.backend=ray; remove it"
+            )
+
+
 def check_unread(config: Config) -> None:
     """Refuses settings outside the method's section that have no effect with the others."""
     if not engine_apart(config):

@@ -10,6 +10,7 @@ from torch.nn.functional import linear
 
 from postgrad.model.lora import add_lora_outputs, base_layer
 from postgrad.model.passes.kernels.install import Norm, is_gelu, read_norm
+from postgrad.model.passes.kernels.linear import decode_linear
 from postgrad.model.passes.kernels.swiglu import swiglu_forward
 from postgrad.model.passes.support import window_of
 
@@ -40,7 +41,7 @@ class Layer:
         self.mlp = block.mlp
 
     def project_qkv(self, x: Tensor) -> Tensor:
-        return add_lora_outputs(linear(x, *self.qkv), self.qkv_modules, x)
+        return add_lora_outputs(decode_linear(x, self.qkv), self.qkv_modules, x)
 
     def apply_mlp(self, x: Tensor) -> Tensor:
         """Return the MLP's output for x (rows, width); experts are routed by the stock module."""
@@ -48,7 +49,7 @@ class Layer:
         if hasattr(mlp, "experts"):
             return mlp(x[None])[0]
         modules = [mlp.gate_proj, mlp.up_proj]
-        gate_up = add_lora_outputs(linear(x, *mlp.fused_params), modules, x)
+        gate_up = add_lora_outputs(decode_linear(x, mlp.fused_params), modules, x)
         return project(mlp.down_proj, swiglu_forward(gate_up, is_gelu(mlp)))
 
 

@@ -7,8 +7,17 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from postgrad.model.lora import base_layer
+from postgrad.model.quantized import (
+    QuantizedLinear,
+    QuantizedWeight,
+    concatenate,
+    dense,
+    quantized_linear,
+    split_rows,
+)
 
-FusedParams = tuple[Tensor, Tensor | None]  # weight and bias of several layers, concatenated
+# Weight and bias of several layers, concatenated.
+FusedParams = tuple[Tensor | QuantizedWeight, Tensor | None]
 
 
 class _FusedLinear(torch.autograd.Function):
@@ -45,7 +54,10 @@ def fuse_linears(modules: list[Any]) -> FusedParams:
 
     The layers' parameters become views of the result, so the weights exist once in memory.
     """
-    weight = _concatenate([module.weight for module in modules])
+    if isinstance(modules[0], QuantizedLinear):
+        weight = _concatenate_quantized(modules)
+    else:
+        weight = _concatenate([module.weight for module in modules])
     if modules[0].bias is None:
         return weight, None
     return weight, _concatenate([module.bias for module in modules])
@@ -59,9 +71,26 @@ def _concatenate(parameters: list[Tensor]) -> Tensor:
     return fused
 
 
+def _concatenate_quantized(modules: list[QuantizedLinear]) -> QuantizedWeight:
+    fused = concatenate([module.quantized for module in modules])
+    parts = split_rows(fused, [module.out_features for module in modules])
+    for module, part in zip(modules, parts, strict=True):
+        module.quantized = part
+    return fused
+
+
+def decode_linear(x: Tensor, fused: FusedParams) -> Tensor:
+    """Return the layers' outputs for x (rows, width), concatenated, without a gradient."""
+    weight, bias = fused
+    return linear(x, dense(weight), bias)
+
+
 def fused_linear(x: Tensor, fused: FusedParams, modules: list[Any]) -> Tensor:
     """Return the modules' outputs for x (tokens, width), concatenated, without their adapters."""
+    weight, bias = fused
+    if isinstance(weight, QuantizedWeight):
+        return quantized_linear(x, weight, bias)
     layers = [base_layer(module) for module in modules]
     weights = [layer.weight for layer in layers]
     biases = [layer.bias for layer in layers if layer.bias is not None]
-    return _FusedLinear.apply(x, *fused, *weights, *biases)  # type: ignore[return-value]
+    return _FusedLinear.apply(x, weight, bias, *weights, *biases)  # type: ignore[return-value]

@@ -1,0 +1,115 @@
+"""Offloaded block inputs and chunked MLPs change neither log-probs nor gradients."""
+
+import pytest
+import torch
+from tiny_runs import config_of, random_batch
+
+from postgrad.cluster.host import build_host
+from postgrad.errors import ConfigError
+from postgrad.model.passes import recompute
+from postgrad.training.prepare import resolve
+
+CPU = torch.device("cpu")
+
+
+def gradients_of(host, batch) -> dict[str, torch.Tensor]:
+    """Run the passes of an update without its optimizer step."""
+    policy = host.policy
+    policy.accumulate(
+        policy.objective.prepare(batch), policy.objective.view(1), recompute_metrics()
+    )
+    return {name: m.grad.clone() for name, m in policy.optimizer.masters.items()}
+
+
+def recompute_metrics():
+    from postgrad.model.metrics import MetricAccumulator
+
+    return MetricAccumulator()
+
+
+def checkpointed_host(tiny):
+    return build_host(config_of("grpo", tiny, "model.activation_checkpointing=true"))
+
+
+def store_of(host, monkeypatch, segment_bytes: int) -> recompute.ActivationStore:
+    """Offload the host's block inputs in small segments; return the store."""
+    monkeypatch.setattr(recompute, "SEGMENT_BYTES", segment_bytes)
+    recompute.offload_block_inputs(host.policy.model, CPU)
+    store = host.policy.model.base_model.layers[0]._gradient_checkpointing_func.__self__
+    store.min_bytes = 0
+    return store
+
+
+def test_offloaded_inputs_give_the_same_gradients_and_their_memory_is_reused(tiny, monkeypatch):
+    batch = random_batch(3)
+    expected = gradients_of(checkpointed_host(tiny), batch)
+    host = checkpointed_host(tiny)
+    store = store_of(host, monkeypatch, segment_bytes=96)  # no divisor of a tensor's size
+    taken: list[int] = []
+    original = store.take_segments
+    monkeypatch.setattr(
+        store, "take_segments", lambda count: taken.append(count) or original(count)
+    )
+    actual = gradients_of(host, batch)
+    assert len(taken) >= 2, "one input per block and pass"
+    for name, gradient in actual.items():
+        assert torch.equal(gradient, expected[name]), name
+    assert len(store.free_segments) == store.num_segments > 0
+    before = store.num_segments
+    for master in host.policy.optimizer.masters.values():
+        master.grad = None
+    gradients_of(host, batch)
+    assert store.num_segments == before
+
+
+def test_a_copy_survives_changes_of_the_tensor_and_is_fetched_ahead():
+    store = recompute.ActivationStore(CPU, min_bytes=0)
+    first, second = (torch.randn(4, 5).bfloat16() for _ in range(2))
+    packed = [store.pack(first), store.pack(second)]
+    values = [first.clone(), second.clone()]
+    first.zero_()
+    second.zero_()
+    assert torch.equal(store.unpack(packed[1]), values[1])
+    assert packed[0].loaded is not None, "the one before is being copied"
+    assert torch.equal(store.unpack(packed[0]), values[0])
+    assert packed[0].loaded is None, "the device memory belongs to the caller now"
+
+
+def test_small_tensors_and_weights_stay():
+    store = recompute.ActivationStore(CPU)
+    small = torch.randn(3)
+    weight = torch.nn.Parameter(torch.zeros(1 << 19))
+    assert store.pack(small) is small
+    assert store.pack(weight) is weight
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_chunked_mlps_compute_the_same(tiny, grad):
+    plain = checkpointed_host(tiny)
+    chunked = checkpointed_host(tiny)
+    sizes: list[int] = []
+    for block in chunked.policy.model.base_model.layers:
+        block.mlp.register_forward_pre_hook(lambda module, args: None)
+        inner = block.mlp.forward
+
+        def counted(hidden_states, inner=inner):
+            sizes.append(hidden_states.flatten(0, -2).shape[0])
+            return inner(hidden_states)
+
+        block.mlp.forward = counted
+    recompute.chunk_mlps(chunked.policy.model, chunk_tokens=5)
+    batch = random_batch(3)
+    if grad:
+        expected = gradients_of(plain, batch)
+        for name, gradient in gradients_of(chunked, batch).items():
+            torch.testing.assert_close(gradient, expected[name], rtol=1e-5, atol=1e-7)
+    else:
+        logprobs = [h.policy.logprobs(batch)["logprobs"] for h in (plain, chunked)]
+        torch.testing.assert_close(*logprobs, rtol=1e-6, atol=1e-6)
+    assert max(sizes) == 5
+
+
+def test_offload_needs_an_accelerator(tiny):
+    settings = ("model.activation_checkpointing=true", "model.activation_offload=true")
+    with pytest.raises(ConfigError, match="model.activation_offload"):
+        resolve(config_of("grpo", tiny, *settings))
