@@ -146,7 +146,9 @@ def _update_slice(group: dict[str, Any], p: Tensor, state: dict[str, Tensor], st
         else:
             codes, scales = state[name + CODES][elements], state[name + SCALES][blocks]
             moments.append(dequantize_blocks(codes, scales, signed=name == MOMENTS[0]))
-    adamw_update(group, p.view(-1)[elements], grad.reshape(-1)[elements], *moments, state["step"])
+    weights = p.view(-1)[elements]
+    exp_avg, exp_avg_sq = moments
+    adamw_update(group, weights, grad.reshape(-1)[elements], exp_avg, exp_avg_sq, state["step"])
     for name, moment in zip(MOMENTS, moments, strict=True):
         if name not in state:
             codes, scales = state[name + CODES][elements], state[name + SCALES][blocks]

@@ -187,8 +187,8 @@ def stock_name(name: str) -> str:
 def merged_weights(model: nn.Module, buffers: bool = False) -> dict[str, Tensor]:
     """Return all weights under the stock model's names, with the adapters merged.
 
-    Adapters are added in float32 and rounded once. 4-bit weights are dequantized. A tied head is listed once. `buffers` adds what
-    a stock save would write besides the weights.
+    4-bit weights are dequantized. Adapters are added in float32 and rounded once. A tied head is
+    listed once. `buffers` adds what a stock save would write besides the weights.
     """
     modules = adapted_modules(model)
     adapter_names = adapter_parameters(model).keys()

@@ -106,7 +106,7 @@ def levels(device: torch.device) -> Tensor:
 
 
 class _QuantizedLinear(torch.autograd.Function):
-    """x @ W.T + bias of a frozen W. The backward pass dequantizes again; neither x nor W is kept."""
+    """x @ W.T + bias of a frozen W, which the backward pass dequantizes again; nothing is kept."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
