@@ -20,6 +20,7 @@ from postgrad.model.load import load, model_config
 from postgrad.model.loaded import Loaded
 from postgrad.model.passes.layout import MicroBatch
 from postgrad.model.policy import LocalPolicy
+from postgrad.model.tiny import make_tiny
 from postgrad.model.views import FULL, hidden_states
 
 GIB = 2**30
@@ -273,6 +274,46 @@ def test_checkpointing_and_a_smaller_budget_need_less_memory(tiny_untied: Path) 
         peaks[overrides] = fit.estimate_memory(plan, process=0).phases["update"]["activations"]
     assert peaks[("model.activation_checkpointing=true",)] < 0.5 * peaks[()]
     assert peaks[("training.token_budget=100",)] < 0.25 * peaks[()]
+
+
+@pytest.fixture(scope="module")
+def tiny64(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four blocks whose rows are whole blocks of 64 weights."""
+    folder = tmp_path_factory.mktemp("models") / "tiny64"
+    return make_tiny(folder, seed=0, layers=4, width=64)
+
+
+def test_weights_in_4_bits_by_hand(tiny64: Path) -> None:
+    """Width 64, MLP 128, heads 4 and 2 of 16: 7 matrices per block at 4.5 bits, the rest float32."""
+    pytest.importorskip("peft")
+    plan = make_plan(
+        make_workload(2, 10, 2), tiny64, "model.lora.rank=2", "model.quantization=4bit"
+    )
+    size = simulate.measure_size(plan.config, plan.model)
+    matrices = 64 * 64 + 2 * 64 * 32 + 64 * 64 + 3 * 64 * 128
+    adapters = 2 * (2 * (64 + 64) + 2 * (64 + 32) + 3 * (64 + 128))
+    others = 4 * (2 * 64 + 2 * 16) + 64 + 18 * 64  # norms and the tied embedding
+    assert size.trained == 4 * adapters
+    assert size.parameters == 4 * (matrices + adapters) + others
+    assert size.weights == 4 * matrices * 4.5 / 8 + 4 * (4 * adapters + others)
+
+
+@pytest.mark.slow
+def test_4_bits_and_offload_need_less_memory(tiny64: Path) -> None:
+    pytest.importorskip("peft")
+    checkpointing = "model.activation_checkpointing=true"
+    peaks: dict[str, int] = {}
+    held: dict[str, int] = {}
+    for setting in ("seed=1", "model.quantization=4bit", "model.activation_offload=true"):
+        lora = ("model.lora.rank=2", checkpointing, setting)
+        plan = make_plan(make_workload(8, 20, 4), tiny64, "rollout.max_response_tokens=20", *lora)
+        memory = fit.estimate_memory(plan, process=0)
+        peaks[setting] = memory.phases["update"]["activations"]
+        held[setting] = memory.held["weights"]
+        suggested = dict(fit.suggest_settings(plan, process=0))
+        assert ("model.quantization=4bit" in suggested) == (setting != "model.quantization=4bit")
+    assert held["model.quantization=4bit"] < 0.5 * held["seed=1"]
+    assert peaks["model.activation_offload=true"] < 0.9 * peaks["seed=1"]
 
 
 @pytest.mark.slow

@@ -36,6 +36,8 @@ def wide(tmp_path_factory):
 def make_host(folder, *overrides):
     common = [f"model.path={folder}", "data.train=arithmetic:1", "data.template=plain"]
     settings = [*common, "model.device=cuda", "model.threads=1", *overrides]
+    if not any(word.startswith("model.dtype=") for word in overrides):
+        settings.append("model.dtype=bfloat16")
     return build_host(compose("grpo", settings, lambda name: find_method(name).Settings))
 
 
@@ -108,7 +110,7 @@ def test_offloaded_activations_leave_the_device(wide):
     peaks: list[int] = []
     for offload in ("false", "true"):
         offloading = f"model.activation_offload={offload}"
-        host = make_host(wide, RECOMPUTE, offloading, "model.dtype=bfloat16")
+        host = make_host(wide, RECOMPUTE, offloading)
         gradients_of(host, batch)
         for master in host.policy.optimizer.masters.values():
             master.grad = None

@@ -15,6 +15,8 @@ import torch
 from postgrad.config.schema import Config
 from postgrad.doctor.plan import Plan, StepLayout, lay_out_step
 from postgrad.doctor.simulate import ModelSize, cache_bytes, measure_size, simulate_update
+from postgrad.errors import ConfigError
+from postgrad.model import adamw_8bit
 from postgrad.model.device import supports_state_streaming
 from postgrad.model.offload import NUM_SLOTS, SLICE_ELEMENTS
 
@@ -121,6 +123,8 @@ def _optimizer_working_bytes(config: Config, size: ModelSize) -> int:
     kind = config.optimizer.kind
     if kind == "adamw_fused":
         return 0
+    if kind == "adamw_8bit":  # two moments, numbers of levels and their inputs in float32 or int64
+        return 7 * 4 * min(adamw_8bit.SLICE_ELEMENTS, size.largest)
     if config.model.device == "cpu":
         return 2 * 4 * size.largest
     if kind == "adamw_offloaded":
@@ -146,6 +150,8 @@ def _role_bytes(plan: Plan, layout: StepLayout) -> tuple[dict[str, int], dict[st
     """Return what the models besides the policy hold, and the update phase of each critic."""
     held: dict[str, int] = {}
     phases: dict[str, dict[str, int]] = {}
+    unquantized = dataclasses.replace(plan.config.model, quantization="none")
+    role_config = dataclasses.replace(plan.config, model=unquantized)
     for name, (kind, model) in plan.roles.items():
         size = measure_size(plan.config, model, adapters=False)
         # With LoRA a frozen model is the policy's own weights without the adapters.
@@ -153,7 +159,7 @@ def _role_bytes(plan: Plan, layout: StepLayout) -> tuple[dict[str, int], dict[st
         held[name] = 0 if shares_weights else size.weights
         if kind == "critic":
             held[f"{name}'s optimizer"] = sum(_state_bytes_on_device(plan.config, size).values())
-            activations, _ = simulate_update(plan.config, model, layout.largest_pass)
+            activations, _ = simulate_update(role_config, model, layout.largest_pass)
             phases[f"{name}'s update"] = {
                 "gradients": 4 * size.parameters,
                 "activations": activations,
@@ -188,12 +194,17 @@ def suggest_settings(plan: Plan, process: int, kernel: int = 0) -> list[tuple[st
         "rollout.max_response_tokens": max(1, config.rollout.max_response_tokens // 2),
         "optimizer.kind": "adamw_offloaded",
     }
+    if config.model.lora.rank:
+        changes["model.quantization"] = "4bit"
     suggestions: list[tuple[str, int]] = []
     for key, value in changes.items():
         section, name = key.split(".")
         settings = dataclasses.replace(getattr(config, section), **{name: value})
         changed = dataclasses.replace(config, **{section: settings})
-        other = estimate_memory(dataclasses.replace(plan, config=changed), process, kernel)
+        try:
+            other = estimate_memory(dataclasses.replace(plan, config=changed), process, kernel)
+        except ConfigError:  # not every model can be quantized
+            continue
         saved = peak - other.peak
         if saved > 0.01 * peak:
             suggestions.append((f"{key}={str(value).lower()}", saved))
@@ -266,12 +277,18 @@ def estimate_validations(plan: Plan, rates: Rates) -> float:
 
 
 def checkpoint_bytes(plan: Plan) -> int:
-    """Return the bytes of one checkpoint: weights and optimizer state of all trained models."""
+    """Return the bytes of one checkpoint: weights and optimizer state of all trained models.
+
+    Weights are written dequantized.
+    """
     sizes = [measure_size(plan.config, plan.model)]
     for kind, model in plan.roles.values():
         if kind == "critic":
             sizes.append(measure_size(plan.config, model, adapters=False))
-    return sum(size.weights + sum(state_bytes(plan.config, size).values()) for size in sizes)
+    return sum(
+        size.parameters * size.bytes_each + sum(state_bytes(plan.config, size).values())
+        for size in sizes
+    )
 
 
 def disk_bytes(plan: Plan, layout: StepLayout) -> int:

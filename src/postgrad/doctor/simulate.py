@@ -27,7 +27,9 @@ from postgrad.model.lora import add_adapters
 from postgrad.model.passes.attention import register_attention
 from postgrad.model.passes.head import token_outputs
 from postgrad.model.passes.layout import MicroBatch
+from postgrad.model.passes.recompute import chunk_mlps
 from postgrad.model.policy import LocalPolicy
+from postgrad.model.quantized import quantize_linears, quantized_modules
 from postgrad.model.views import FULL, hidden_states
 from postgrad.rollout.native.cache import PrefillCache
 
@@ -40,18 +42,14 @@ class ModelSize:
     """The size of a model."""
 
     parameters: int
-    bytes_each: int  # per parameter
+    bytes_each: int  # per parameter that is not quantized
+    weights: int  # bytes of the weights
     blocks: int
     vocabulary: int
     context: int  # tokens that a row may have
     largest: int  # parameters of the largest tensor
     linears: int  # different shapes of weight matrices
     trained: int  # parameters that are trained: all of them, or those of the adapters
-
-    @property
-    def weights(self) -> int:
-        """Bytes of the weights."""
-        return self.parameters * self.bytes_each
 
 
 def build_model(
@@ -104,22 +102,27 @@ def build_model(
 def measure_size(config: Config, model_config: Any, adapters: bool = True) -> ModelSize:
     """Count the parameters on the meta device, which takes no memory; a tied head counts once.
 
-    `adapters`: add LoRA adapters if the configuration has them. Only the policy has adapters.
+    `adapters`: quantize the model and add LoRA adapters if the configuration says so, which is
+    about the policy only.
     """
     with torch.device("meta"):
         model = build_model(config, model_config)
+        if adapters and config.model.quantization == "4bit":
+            quantize_linears(model, torch.device("meta"))
         if adapters and config.model.lora.rank:
             add_adapters(model, config.model.lora, 0)
     parameters = list(model.parameters())
+    quantized = [module.quantized for module in quantized_modules(model).values()]
     text_config = model_config.get_text_config()
     return ModelSize(
-        parameters=sum(p.numel() for p in parameters),
+        parameters=sum(p.numel() for p in parameters) + sum(w.shape.numel() for w in quantized),
         bytes_each=parameters[0].element_size(),
+        weights=sum(p.nbytes for p in parameters) + sum(w.nbytes for w in quantized),
         blocks=int(text_config.num_hidden_layers),
         vocabulary=int(text_config.vocab_size),
         context=int(text_config.max_position_embeddings),
         largest=max(p.numel() for p in parameters),
-        linears=len({tuple(p.shape) for p in parameters if p.dim() == 2}),
+        linears=len({tuple(w.shape) for w in [*parameters, *quantized] if len(w.shape) == 2}),
         trained=sum(p.numel() for p in parameters if p.requires_grad),
     )
 
@@ -162,6 +165,8 @@ def simulate_update(config: Config, model_config: Any, micro: MicroBatch) -> tup
     kept_by_one, peak_of_one = _simulate_blocks(config, model_config, micro, 1)
     kept_by_two, _ = _simulate_blocks(config, model_config, micro, 2)
     num_more = int(model_config.get_text_config().num_hidden_layers) - 1
+    if config.model.activation_offload:  # one on its way to the host, one on its way back
+        num_more = min(num_more, 2)
     activations = kept_by_one + num_more * (kept_by_two - kept_by_one)
     return activations, peak_of_one - kept_by_one
 
@@ -177,6 +182,11 @@ def _simulate_blocks(
     config = dataclasses.replace(config, optimizer=optimizer)
     with _named_errors(config), FakeTensorMode(), torch.device(config.model.device):
         loaded = Loaded(build_model(config, model_config, num_blocks), None)
+        if config.model.activation_checkpointing:
+            chunk_mlps(loaded.model)
+        if config.model.quantization == "4bit":
+            quantize_linears(loaded.model, torch.device(config.model.device))
+            add_adapters(loaded.model, config.model.lora, 0)
         policy = LocalPolicy(config, loaded, NO_OBJECTIVE)
         masters = list(policy.optimizer.masters.values())
         for master in masters:  # as after an earlier micro-batch

@@ -43,6 +43,8 @@ PACKAGES = ("torch", "transformers", "math-verify")
 TRAINING_ONLY = (
     "model.lora.rank",
     "model.activation_checkpointing",
+    "model.activation_offload",
+    "model.quantization",
     "rollout.staleness",
     "rollout.max_gap",
     "reward.judge.monitor",
