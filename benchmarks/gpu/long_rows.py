@@ -1,7 +1,7 @@
 """Training on one long row: tokens per second and memory, and the longest row that fits.
 
     python benchmarks/gpu/long_rows.py lengths --case 0.6b --lengths 16384,65536
-    python benchmarks/gpu/long_rows.py longest --case 8b-4bit --limit-s 500
+    python benchmarks/gpu/long_rows.py longest --case 8b-4bit --steps 0 --limit-s 500
     python benchmarks/gpu/long_rows.py longest --case tiny --start 64 --stop 512
 
 Cases: full fine-tuning of the 0.6B shape, LoRA of the 4B shape, and LoRA on a 4-bit base of the 8B
@@ -169,7 +169,9 @@ def main() -> None:
     parser.add_argument("--lengths", default="16384", help="separated by commas")
     parser.add_argument("--start", type=int, default=32_768, help="longest: the first length")
     parser.add_argument("--stop", type=int, default=1 << 20, help="longest: no longer than this")
-    parser.add_argument("--steps", type=int, default=1, help="measured steps after one warm-up")
+    parser.add_argument(
+        "--steps", type=int, default=1, help="steps after the warm-up; 0: one in all"
+    )
     parser.add_argument("--limit-s", type=float, default=540.0, dest="limit_s", help="of the call")
     parser.add_argument("--folder", default=tempfile.gettempdir(), help="where models are written")
     args = parser.parse_args()

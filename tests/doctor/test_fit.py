@@ -284,7 +284,7 @@ def tiny64(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_weights_in_4_bits_by_hand(tiny64: Path) -> None:
-    """Width 64, MLP 128, heads 4 and 2 of 16: 7 matrices per block at 4.5 bits, the rest float32."""
+    """Width 64, MLP 128, heads 4 and 2 of 16: 7 matrices per block in 4.5 bits, others float32."""
     pytest.importorskip("peft")
     plan = make_plan(
         make_workload(2, 10, 2), tiny64, "model.lora.rank=2", "model.quantization=4bit"

@@ -19,6 +19,7 @@ from postgrad.model.load import base_model_name, load
 from postgrad.model.loaded import Loaded
 from postgrad.model.lora import add_adapters
 from postgrad.model.meta_model import load_on_meta, load_on_ranks
+from postgrad.model.passes.recompute import chunk_mlps
 from postgrad.model.policy import BaseModelPolicy, FrozenPolicy, LocalPolicy
 from postgrad.model.ranks import Ranks
 from postgrad.model.reward_model import RewardModel, RewardPolicy
@@ -125,7 +126,11 @@ def load_role(
     settings = dataclasses.replace(config.model, path=path, quantization=quantization)
 
     def load_full() -> Loaded:
-        return load(settings, choose_device(device or config.model.device), config.seed)
+        loaded = load(settings, choose_device(device or config.model.device), config.seed)
+        # On several ranks an MLP has collectives, which all ranks must call equally often.
+        if ranks is None and config.model.activation_checkpointing:
+            chunk_mlps(loaded.model)
+        return loaded
 
     try:
         if ranks is None or config.model.lora.rank:

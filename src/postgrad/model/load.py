@@ -25,7 +25,7 @@ from postgrad.model.gate import Gate
 from postgrad.model.loaded import Loaded
 from postgrad.model.lora import base_model_config, is_adapter, merge_adapter
 from postgrad.model.passes.attention import register_attention
-from postgrad.model.passes.recompute import chunk_mlps, offload_block_inputs
+from postgrad.model.passes.recompute import offload_block_inputs
 from postgrad.model.quantized import quantize_linears
 
 SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -177,8 +177,6 @@ def prepare_for_training(model: nn.Module, config: ModelConfig, device: torch.de
         from postgrad.model.passes.kernels.install import install_kernels
 
         install_kernels(model)
-    if config.activation_checkpointing:
-        chunk_mlps(model)
     gate.decide()
 
 
