@@ -68,6 +68,7 @@ class PagedDecodeLoop:
         max_context: the model's context in tokens.
         stops: finds stop strings, if there are any.
         stream_rows: rows at a time if more requests are added later; 0: there are no others.
+        growth: how much longer than these the rows of later requests may be.
 
     Raises:
         RunError: one row does not fit in the cache.
@@ -83,10 +84,12 @@ class PagedDecodeLoop:
         max_context: int,
         stops: StopStrings | None = None,
         stream_rows: int = 0,
+        growth: int = 1,
     ) -> None:
         self.decoder = decoder
         self.requests = list(requests)
         self.stream_rows = stream_rows
+        self.growth = growth
         self.sampling = sampling
         self.stops = stops
         self.lengths_at_stop: dict[int, int] = {}  # by slot: tokens of a row with a stop string
@@ -136,10 +139,10 @@ class PagedDecodeLoop:
         pages = present if wanted * 4 <= present * 5 else min(wanted, max_pages)
         return BufferSizes(
             rows=self.capacity,
-            row_pages=_round_up(row_pages, 8),
+            row_pages=_round_up(row_pages * self.growth, 8),
             slots=1 << (max(len(self.all_rows), self.stream_rows) - 1).bit_length(),
             length=limit,
-            positions=min(max_context, _round_up(longest_row, 256)),
+            positions=min(max_context, _round_up(longest_row * self.growth, 256)),
             pages=max(pages, row_pages + 1),
         )
 

@@ -30,11 +30,15 @@ if TYPE_CHECKING:
     from postgrad.rollout.native.engine import NativeEngine
 
 
+GROWTH = 2  # of the buffers when requests do not fit
+
+
 class PagedStream:
     """The stream of a native engine on a CUDA device; see streams.Stream.
 
     The buffers are reserved for the first requests. A request that does not fit into them waits
-    until no row decodes, and then begins with larger ones; no row is kept over that.
+    until no row decodes, and then begins with larger ones; no row is kept over that. They have
+    room for rows of twice the length, so it happens rarely.
 
     Args:
         engine: has the model.
@@ -108,6 +112,7 @@ class PagedStream:
             self.engine.max_context,
             self.stops,
             stream_rows=num_rows,
+            growth=1 if self.loop is None else GROWTH,
         )
 
 
@@ -126,8 +131,8 @@ class GrowingLoop(PagedDecodeLoop):
     The requests that it is made with are those that its buffers must fit; they join like others.
     """
 
-    def __init__(self, *arguments: object, stream_rows: int) -> None:
-        super().__init__(*arguments, stream_rows=stream_rows)  # type: ignore[arg-type]
+    def __init__(self, *arguments: object, stream_rows: int, growth: int) -> None:
+        super().__init__(*arguments, stream_rows=stream_rows, growth=growth)  # type: ignore[arg-type]
         self.requests.clear()
         self.limits.clear()
         self.prompts.clear()
