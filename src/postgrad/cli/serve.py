@@ -11,8 +11,9 @@ from postgrad.errors import ConfigError, RunError
 from postgrad.serving.options import ServeOptions
 
 DESCRIPTION = """\
-Serves models over HTTP with OpenAI's interface: /v1/completions, /v1/chat/completions (both with
-streaming, log-probs and token ids), /v1/models and /health. docs/serve.md has examples.
+Serves models over HTTP with OpenAI's interface: /v1/completions, /v1/chat/completions and
+/v1/responses (with streaming, log-probs and token ids), /v1/models and /health. docs/serve.md has
+examples.
 With --train, serves LoRA training of one model for the official `tinker` client: docs/tinker.md."""
 
 MAX_CONTEXT = 1 << 24  # tokens
@@ -333,6 +334,7 @@ def serve_training(
     service = Service(name, resolve_path(path, 0), model, worker, checkpoints, limits)
     app = make_app(service, options.host, token)
     server = web.make_server(app, options.grace, connections=options.queue + 1000)
+    service.results.is_stopping = lambda: server.should_exit
     with contextlib.suppress(KeyboardInterrupt), web.signals_as_interrupt():
         print(f"{name}: context of {model.context} tokens, {options.clients} training clients")
         print(f"checkpoints: {checkpoints.folder}")

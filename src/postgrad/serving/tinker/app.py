@@ -2,9 +2,9 @@
 
 Statuses of errors: 400 and 422 invalid request, 401 wrong token, 403 another host, origin or a
 full server, 404 no such model, client, sampler, checkpoint or path, 408 slow body or a result that
-is not there yet, 410 a session or result that is gone, 413 large body, 429 too many requests wait.
-The client sends requests with status 408, 429 and 5xx again. An error of work on the model is the
-result of its request: `error` and `category`.
+is not there yet, 410 a session or result that is gone, 413 large body, 429 too many requests wait,
+503 the server stops. The client sends requests with status 408, 429 and 5xx again. An error of work
+on the model is the result of its request: `error` and `category`.
 """
 
 import hmac

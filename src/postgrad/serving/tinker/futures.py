@@ -5,15 +5,18 @@ result by that id, again and again, until it is there. All methods run in the ev
 """
 
 import asyncio
+import contextlib
 import json
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from postgrad.web import HttpError
 
 POLL_S = 20.0  # a poll is answered after this time at the latest; the client gives up after 45 s
+STOP_CHECK_S = 0.5  # a poll sees within this time that the server stops
 KEEP_S = 1800.0  # a result is kept this long
 MAX_BYTES = 1 << 30  # of all results together
 
@@ -40,10 +43,14 @@ class Result:
 
 
 class Results:
-    """All results by request id, oldest first."""
+    """All results by request id, oldest first.
+
+    `is_stopping` says whether the server stops; polls then end at once.
+    """
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self.max_bytes = max_bytes
+        self.is_stopping: Callable[[], bool] = lambda: False
         self.num_bytes = 0
         self.num_pending = 0
         self._results: OrderedDict[str, Result] = OrderedDict()
@@ -84,16 +91,21 @@ class Results:
     async def wait(self, request_id: str) -> Result | None:
         """Return the result, or None if it is not there within POLL_S.
 
-        Raises HttpError: 410 unknown, or dropped.
+        Raises HttpError: 410 unknown, or dropped; 503 the server stops.
         """
         result = self._results.get(request_id)
         if result is None:
             raise HttpError(410, f"no result {request_id[:200]!r}; it is unknown or was dropped")
-        try:
-            async with asyncio.timeout(POLL_S):
-                await result.done.wait()
-        except TimeoutError:
-            return None
+        deadline = time.monotonic() + POLL_S
+        while not result.done.is_set():
+            if self.is_stopping():
+                raise HttpError(503, "the server stops")
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return None
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(STOP_CHECK_S, left_s)):
+                    await result.done.wait()
         return result
 
 
