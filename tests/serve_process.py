@@ -95,6 +95,18 @@ def live(
 
 
 @contextmanager
+def openai_client(model: Path) -> Iterator[Any]:
+    """Serve a model and yield the official client of its server."""
+    import openai
+
+    with (
+        live(model) as running,
+        openai.OpenAI(base_url=running.url, api_key="none", max_retries=0, timeout=60) as made,
+    ):
+        yield made
+
+
+@contextmanager
 def command(*arguments: str) -> Iterator[Live]:
     """Run `postgrad serve` as a process; Ctrl-C ends it, unless the test has ended it."""
     command = [sys.executable, "-m", "postgrad.cli.main", "serve", *arguments, "--port", "0"]

@@ -6,9 +6,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import torch
-from test_agents import LETTERS, command
+from test_agents import LETTERS, CountingEngine, command
 from tiny_runs import config_of, metrics_of, stock_model
-from tool_model import PLAIN_CHAT, chat_tokenizer
+from tool_model import CALL, KNOWS_TOOLS, PLAIN_CHAT, chat_tokenizer
 
 from postgrad.agents.runner import Agents
 from postgrad.cluster.host import build_host
@@ -58,6 +58,29 @@ def test_the_official_client_gets_the_tokens_that_are_recorded(tiny, prompts):
         own = one.tokens[: one.episode.turn_ends[0]]
         between = one.policy_mask.count(False)
         assert one.turns == 2 and prompts.decode(one.tokens[len(own) :][:between]) == "+1="
+
+
+@pytest.mark.slow
+def test_the_responses_api_is_recorded_as_one_trajectory():
+    """A tool call, its output and a streamed turn; log-probs reach the program, too."""
+    pytest.importorskip("openai", reason="needs openai")
+    prompts = Prompts(chat_tokenizer(LETTERS, KNOWS_TOOLS), "chat", 2000)
+    said = [prompts.encode_response(text) for text in (CALL, "42")]
+    replies = iter(said)
+    engine = CountingEngine(lambda prompt, seed: next(replies))
+    program = FOLDER / "responses_agent.py"
+    agents = Agents(AgentConfig(f"{sys.executable} {program}"), prompts, "auto")
+    problem = Problem("p1", ({"role": "user", "content": "What?"},), "42")
+    (done,) = run_program(agents, engine, prompts, problem, 2000)
+    assert done.episode.failure is None, done.episode.failure
+    assert done.turns == 2 and done.policy_tokens == [*said[0], *said[1]]
+    between = done.tokens[len(said[0]) : -len(said[1])]
+    assert prompts.decode(between).count("<tool_response>\n42\n</tool_response>") == 1
+    policy = zip(done.logprobs, done.policy_mask, strict=True)
+    numbers = [-float(i) for turn in said for i in range(len(turn))]
+    assert [logprob for logprob, is_policy in policy if is_policy] == numbers
+    assert done.episode.reward == 1.0
+    assert done.episode.parts["first_logprobs"] == sum(numbers[: len(said[0])])
 
 
 @pytest.mark.slow

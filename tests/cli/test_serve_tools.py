@@ -4,7 +4,7 @@ import json
 
 import openai
 import pytest
-from serve_process import live
+from serve_process import openai_client
 from tool_model import CALL, KNOWS_TOOLS, chat_model
 
 from postgrad.serving.tool_calls import find_tool_calls, template_message
@@ -23,10 +23,7 @@ QUESTION = [{"role": "user", "content": "1+1="}]
 @pytest.fixture(scope="module")
 def client(tmp_path_factory):
     model = chat_model(tmp_path_factory.mktemp("model"), KNOWS_TOOLS)
-    with (
-        live(model) as running,
-        openai.OpenAI(base_url=running.url, api_key="none", max_retries=0, timeout=60) as made,
-    ):
+    with openai_client(model) as made:
         yield made
 
 

@@ -2,6 +2,7 @@
 
     GET  /agent/TOKEN/v1/models
     POST /agent/TOKEN/v1/chat/completions
+    POST /agent/TOKEN/v1/responses
     POST /agent/TOKEN/v1/completions
 
 TOKEN is the secret of a session. The policy is sampled as the run's settings say: `temperature`,
@@ -13,7 +14,7 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +40,7 @@ from postgrad.serving.app import (
 )
 from postgrad.serving.requests import ApiError, GenerationRequest, parse_request
 from postgrad.serving.responses import ResponseBuilder
+from postgrad.serving.responses_api import parse_responses
 
 MODEL = "policy"  # the name of the policy in responses
 START_S = 30.0
@@ -114,6 +116,7 @@ class Endpoint:
         routes = [
             Route(f"{base}/models", catch_errors(self.list_models)),
             Route(f"{base}/chat/completions", catch_errors(self.chat), methods=["POST"]),
+            Route(f"{base}/responses", catch_errors(self.respond), methods=["POST"]),
             Route(f"{base}/completions", catch_errors(self.complete_text), methods=["POST"]),
         ]
         middleware = [Middleware(AuthMiddleware, host="127.0.0.1", token="")]
@@ -125,10 +128,13 @@ class Endpoint:
         return JSONResponse({"object": "list", "data": [card]})
 
     async def chat(self, request: Request) -> Response:
-        return await self._answer(request, is_chat=True)
+        return await self._answer(request, lambda body: parse_request(body, is_chat=True))
+
+    async def respond(self, request: Request) -> Response:
+        return await self._answer(request, parse_responses)
 
     async def complete_text(self, request: Request) -> Response:
-        return await self._answer(request, is_chat=False)
+        return await self._answer(request, lambda body: parse_request(body, is_chat=False))
 
     def _find_session(self, request: Request) -> Session:
         session = self.sessions.get(request.path_params["token"])
@@ -136,10 +142,12 @@ class Endpoint:
             raise ApiError(401, "no such session: use the base_url of OPENAI_BASE_URL")
         return session
 
-    async def _answer(self, http_request: Request, is_chat: bool) -> Response:
+    async def _answer(
+        self, http_request: Request, parse: Callable[[Any], GenerationRequest]
+    ) -> Response:
         session = self._find_session(http_request)
         body = await web.read_json(http_request, MAX_BODY, BODY_S)
-        request = parse_request(body, is_chat)
+        request = parse(body)
         _check(request)
         recording = session.recording
         call = await run_in_threadpool(recording.start, request)
@@ -172,11 +180,10 @@ def _events(builder: ResponseBuilder) -> Iterator[str]:
     """Yield a stream that has the whole response in one chunk."""
     for chunk in builder.first_chunks():
         yield event(chunk)
-    if chunk := builder.next_chunk(builder.choices[0]):
+    for chunk in [*builder.next_chunks(builder.choices[0]), *builder.last_chunks()]:
         yield event(chunk)
-    if builder.request.include_usage:
-        yield event(builder.usage_chunk())
-    yield DONE
+    if builder.ends_with_done:
+        yield DONE
 
 
 def session_variables(session: Session) -> dict[str, str]:

@@ -21,6 +21,7 @@ from postgrad.rollout.native.live import LiveJob
 from postgrad.serving.model_text import ModelText
 from postgrad.serving.requests import ApiError, ChatRequest, GenerationRequest
 from postgrad.serving.responses import ResponseBuilder
+from postgrad.serving.responses_api import make_builder
 from postgrad.serving.tool_calls import template_message
 from postgrad.serving.worker import RowUpdate
 
@@ -182,7 +183,7 @@ class Recording:
 
     def _make_builder(self, call: Call, completion: Completion) -> ResponseBuilder:
         job = LiveJob(call.engine_request, Sampling())
-        builder = ResponseBuilder(call.request, self.text, [job])
+        builder = make_builder(call.request, self.text, [job])
         builder.add(RowUpdate(0, 0, completion.tokens, completion.logprobs, [], completion.finish))
         return builder
 

@@ -4,6 +4,7 @@
     app.py            the HTTP application: routes, authentication, streaming
     requests.py       parses and checks requests
     responses.py      builds responses, complete or streamed
+    responses_api.py  requests and responses of /v1/responses
     generate.py       the endpoint with tokens in and tokens out
     model_text.py     requests to token ids, token ids to text
     detokenizer.py    token ids to text, piece by piece

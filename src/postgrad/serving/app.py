@@ -4,6 +4,7 @@
     GET  /v1/models              names and context lengths
     POST /v1/completions         prompt: text, token ids, or a list of either
     POST /v1/chat/completions    messages, through the model's chat template
+    POST /v1/responses           input: text or items, as a chat
     POST /inference/v1/generate  token ids in, token ids out
     POST /v1/reload              {"folder": ..., "model": ...}: new weights (--reload-below)
 
@@ -32,6 +33,7 @@ from postgrad.errors import did_you_mean
 from postgrad.serving.generate import generate_response, parse_generate
 from postgrad.serving.requests import ApiError, GenerationRequest, check_schema, parse_request
 from postgrad.serving.responses import Choice, ResponseBuilder, error_body
+from postgrad.serving.responses_api import make_builder, parse_responses
 from postgrad.serving.served_model import ServedModel, find_weight_files, load_weights
 from postgrad.serving.worker import PendingRequest
 from postgrad.web import HttpError, has_token, read_json, reject_reason
@@ -68,6 +70,7 @@ def make_app(
         Route("/v1/models/{name:path}", catch_errors(api.show_model)),
         Route("/v1/completions", catch_errors(api.complete_text), methods=["POST"]),
         Route("/v1/chat/completions", catch_errors(api.complete_chat), methods=["POST"]),
+        Route("/v1/responses", catch_errors(api.respond), methods=["POST"]),
         Route("/inference/v1/generate", catch_errors(api.generate), methods=["POST"]),
         Route("/v1/reload", catch_errors(api.reload), methods=["POST"]),
     ]
@@ -169,6 +172,10 @@ class Api:
         body = await read_json(request, MAX_BODY, BODY_S)
         return await self._complete(request, parse_request(body, is_chat=True))
 
+    async def respond(self, request: Request) -> Response:
+        body = await read_json(request, MAX_BODY, BODY_S)
+        return await self._complete(request, parse_responses(body))
+
     async def generate(self, request: Request) -> Response:
         body = await read_json(request, MAX_BODY, BODY_S)
         return await self._complete(request, parse_generate(body), generate_response)
@@ -177,15 +184,15 @@ class Api:
         self,
         http_request: Request,
         request: GenerationRequest,
-        make_body: Callable[[ResponseBuilder], dict[str, Any]] = ResponseBuilder.complete,
+        make_body: Callable[[ResponseBuilder], dict[str, Any]] = lambda builder: builder.complete(),
     ) -> Response:
         served = self.find_model(request.model)
         jobs = await run_in_threadpool(served.make_jobs, request)
         pending = PendingRequest(jobs, per_token=request.stream)
-        builder = ResponseBuilder(request, served, jobs)
+        builder = make_builder(request, served, jobs)
         served.worker.submit(pending)
         if request.stream:
-            events = self._stream_events(request, pending, builder)
+            events = self._stream_events(pending, builder)
             return EventStream(events, lambda: served.worker.cancel(pending))
         try:
             async with asyncio.timeout(self.time_limit_s):
@@ -197,7 +204,7 @@ class Api:
             served.worker.cancel(pending)
 
     async def _stream_events(
-        self, request: GenerationRequest, pending: PendingRequest, builder: ResponseBuilder
+        self, pending: PendingRequest, builder: ResponseBuilder
     ) -> AsyncIterator[str]:
         """Yield server-sent events. Tokens that arrive while a chunk is sent share the next one."""
         for chunk in builder.first_chunks():
@@ -208,17 +215,18 @@ class Api:
                 async with asyncio.timeout_at(deadline):
                     choices = await _wait_for_updates(pending, builder)
                 for choice in choices:
-                    if chunk := builder.next_chunk(choice):
+                    for chunk in builder.next_chunks(choice):
                         yield event(chunk)
         except HttpError as error:
-            yield event(error_body(error))
+            yield event(builder.error_chunk(error))
             return
         except TimeoutError:
-            yield event(error_body(self._timeout_error()))
+            yield event(builder.error_chunk(self._timeout_error()))
             return
-        if request.include_usage:
-            yield event(builder.usage_chunk())
-        yield DONE
+        for chunk in builder.last_chunks():
+            yield event(chunk)
+        if builder.ends_with_done:
+            yield DONE
 
     def _timeout_error(self) -> ApiError:
         return ApiError(
@@ -353,8 +361,9 @@ async def _answer_exception(request: Request, error: Exception) -> Response:
 
 
 def event(body: dict[str, Any]) -> str:
-    """Return a server-sent event."""
-    return f"data: {json.dumps(body, ensure_ascii=False, separators=(',', ':'))}\n\n"
+    """Return a server-sent event; a body with a type, of the Responses API, names it."""
+    name = f"event: {body['type']}\n" if "type" in body else ""
+    return f"{name}data: {json.dumps(body, ensure_ascii=False, separators=(',', ':'))}\n\n"
 
 
 def _model_card(served: ServedModel) -> dict[str, Any]:

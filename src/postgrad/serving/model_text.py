@@ -59,7 +59,7 @@ class ModelText:
             reason = str(error).removeprefix("problem : ")
             reason = reason.replace("data.template_options", "chat_template_kwargs")
             reason = reason.replace("rollout.tools", "tools")
-            raise ApiError(400, reason, prompt_field(request)) from error
+            raise ApiError(400, reason, request.prompt_field) from error
 
     def prompts_for(self, request: GenerationRequest) -> Prompts:
         """Return what renders the prompt of a request. Raises ConfigError."""
@@ -99,8 +99,3 @@ class ModelText:
         return self.tokenizer.decode(
             [token], skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
-
-
-def prompt_field(request: GenerationRequest) -> str:
-    """Return the name of the field that has the prompt."""
-    return "messages" if request.is_chat else "prompt"

@@ -161,6 +161,7 @@ class GenerationRequest(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
     is_chat: ClassVar[bool]
+    prompt_field: ClassVar[str]  # the field that has the prompt
 
     model: str = ""
     n: int = Field(1, ge=1, le=MAX_CHOICES)
@@ -240,6 +241,7 @@ class CompletionRequest(GenerationRequest):
     """The body of POST /v1/completions."""
 
     is_chat: ClassVar[bool] = False
+    prompt_field: ClassVar[str] = "prompt"
 
     prompt: Annotated[list[Any], BeforeValidator(_parse_prompts)]
     max_tokens: int = Field(16, ge=0, le=NO_LIMIT)
@@ -267,6 +269,7 @@ class ChatRequest(GenerationRequest):
     """The body of POST /v1/chat/completions."""
 
     is_chat: ClassVar[bool] = True
+    prompt_field: ClassVar[str] = "messages"
 
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_tokens: TokenCount | None = None

@@ -3,7 +3,7 @@
 import time
 import uuid
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from postgrad.rollout.native.live import LiveJob, TopTokens
 from postgrad.serving.detokenizer import Detokenizer
@@ -77,6 +77,8 @@ class EchoedPrompt:
 
 class ResponseBuilder:
     """The response to one request: takes row updates, gives the whole response or its chunks."""
+
+    ends_with_done: ClassVar[bool] = True  # a stream's last event is [DONE]
 
     def __init__(self, request: GenerationRequest, served: ModelText, jobs: list[LiveJob]) -> None:
         self.request = request
@@ -176,9 +178,20 @@ class ResponseBuilder:
         choice.clear_unsent()
         return self._chunk([entry])
 
-    def usage_chunk(self) -> dict[str, Any]:
-        """Return the last chunk of a stream with stream_options.include_usage."""
-        return self._chunk([]) | {"usage": self.usage()}
+    def next_chunks(self, choice: Choice) -> list[dict[str, Any]]:
+        """Return the chunks with what is new in a choice; none when there is nothing to send."""
+        chunk = self.next_chunk(choice)
+        return [] if chunk is None else [chunk]
+
+    def last_chunks(self) -> list[dict[str, Any]]:
+        """Return the chunks after the last token: the usage, with stream_options.include_usage."""
+        if not self.request.include_usage:
+            return []
+        return [self._chunk([]) | {"usage": self.usage()}]
+
+    def error_chunk(self, error: HttpError) -> dict[str, Any]:
+        """Return the last chunk of a stream that fails."""
+        return error_body(error)
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         body = self._head("chat.completion.chunk" if self.request.is_chat else "text_completion")

@@ -21,7 +21,7 @@ from postgrad.model.load import load
 from postgrad.rollout.engine import Request
 from postgrad.rollout.native.engine import NativeEngine
 from postgrad.rollout.native.live import LiveJob
-from postgrad.serving.model_text import ModelText, prompt_field
+from postgrad.serving.model_text import ModelText
 from postgrad.serving.requests import ApiError, GenerationRequest
 from postgrad.serving.worker import DecodeWorker
 
@@ -75,7 +75,7 @@ class ServedModel(ModelText):
                 400,
                 f"a prompt of {len(ids)} tokens and {limit} new ones exceed the context of "
                 f"{self.context}; shorten the prompt or lower max_tokens",
-                prompt_field(request),
+                request.prompt_field,
                 "context_length_exceeded",
             )
         return LiveJob(
