@@ -89,6 +89,8 @@ def estimate_memory(plan: Plan, process: int, kernel: int = 0) -> Memory:
         "rollout": rollout,
         **role_phases,
     }
+    if size.dequantized:
+        phases["update"]["dequantized weights"] = size.dequantized
     if config.model.device == "cpu":
         for parts in phases.values():
             parts["heap slack"] = round(HEAP_SLACK * sum(parts.values()))

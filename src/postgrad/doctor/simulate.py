@@ -44,6 +44,7 @@ class ModelSize:
     parameters: int
     bytes_each: int  # per parameter that is not quantized
     weights: int  # bytes of the weights
+    dequantized: int  # bytes of the largest 4-bit matrices that are dequantized at once
     blocks: int
     vocabulary: int
     context: int  # tokens that a row may have
@@ -118,6 +119,8 @@ def measure_size(config: Config, model_config: Any, adapters: bool = True) -> Mo
         parameters=sum(p.numel() for p in parameters) + sum(w.shape.numel() for w in quantized),
         bytes_each=parameters[0].element_size(),
         weights=sum(p.nbytes for p in parameters) + sum(w.nbytes for w in quantized),
+        # The kernels multiply by two matrices of an MLP at once.
+        dequantized=max((2 * w.shape.numel() * w.dtype.itemsize for w in quantized), default=0),
         blocks=int(text_config.num_hidden_layers),
         vocabulary=int(text_config.vocab_size),
         context=int(text_config.max_position_embeddings),
@@ -184,9 +187,6 @@ def _simulate_blocks(
         loaded = Loaded(build_model(config, model_config, num_blocks), None)
         if config.model.activation_checkpointing:
             chunk_mlps(loaded.model)
-        if config.model.quantization == "4bit":
-            quantize_linears(loaded.model, torch.device(config.model.device))
-            add_adapters(loaded.model, config.model.lora, 0)
         policy = LocalPolicy(config, loaded, NO_OBJECTIVE)
         masters = list(policy.optimizer.masters.values())
         for master in masters:  # as after an earlier micro-batch
