@@ -2,11 +2,14 @@
 
 import pytest
 import torch
+from tiny_runs import config_of
 
 from postgrad.cli.main import main
+from postgrad.cluster.host import build_host
 from postgrad.model.policy import LocalPolicy
 from postgrad.model.tiny import make_tiny
 from postgrad.rollout.native.engine import NativeEngine
+from postgrad.training.memory import explain
 
 CUDA_TEXT = (
     "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 139.72 GiB of "
@@ -67,3 +70,11 @@ def test_other_runtime_errors_stay_what_they_are(tmp_path, monkeypatch, capsys):
         run_once(
             tmp_path, monkeypatch, LocalPolicy, "accumulate", RuntimeError("size mismatch"), capsys
         )
+
+
+def test_offload_is_the_advice_where_blocks_are_recomputed(tiny, monkeypatch):
+    host = build_host(config_of("grpo", tiny, "model.activation_checkpointing=true"))
+    assert "model.activation_offload" not in explain("update", CUDA_TEXT, host.policy)
+    monkeypatch.setattr("postgrad.training.memory.supports_state_streaming", lambda device: True)
+    assert "model.activation_offload=true" in explain("update", CUDA_TEXT, host.policy)
+    assert "rollout.cache_gib" in explain("sample", CUDA_TEXT, host.policy)

@@ -48,6 +48,8 @@ FOREIGN_NAMES = {
     "model_name_or_path": "model.path",
     "gradient_checkpointing": "model.activation_checkpointing",
     "enable_gradient_checkpointing": "model.activation_checkpointing",
+    "load_in_4bit": "model.quantization",
+    "activation_offloading": "model.activation_offload",
     "reward_funcs": "reward.verifier",
     "beta": "method.kl_coef (of dpo: method.beta)",
     "epsilon": "method.clip_low",
