@@ -13,8 +13,7 @@ import torch
 
 from postgrad.cli.train import compose_arguments
 from postgrad.config.schema import Config
-from postgrad.doctor import fit, simulate
-from postgrad.doctor.plan import GroupLengths, Plan, Workload, check_context, lay_out_step
+from postgrad.doctor import fit
 from postgrad.errors import ConfigError
 from postgrad.model.load import load, model_config
 from postgrad.model.loaded import Loaded
@@ -22,6 +21,8 @@ from postgrad.model.passes.layout import MicroBatch
 from postgrad.model.policy import LocalPolicy
 from postgrad.model.tiny import make_tiny
 from postgrad.model.views import FULL, hidden_states
+from postgrad.sizing import simulate
+from postgrad.sizing.plan import GroupLengths, Plan, Workload, check_context, lay_out_step
 
 GIB = 2**30
 
@@ -310,7 +311,9 @@ def test_4_bits_and_offload_need_less_memory(tiny64: Path) -> None:
         memory = fit.estimate_memory(plan, process=0)
         peaks[setting] = memory.phases["update"]["activations"]
         held[setting] = memory.held["weights"]
-        suggested = dict(fit.suggest_settings(plan, process=0))
+        suggested = dict(
+            fit.suggest_settings(plan, lambda plan: fit.estimate_memory(plan, process=0))
+        )
         assert ("model.quantization=4bit" in suggested) == (setting != "model.quantization=4bit")
     assert held["model.quantization=4bit"] < 0.5 * held["seed=1"]
     assert peaks["model.activation_offload=true"] < 0.9 * peaks["seed=1"]
@@ -362,7 +365,7 @@ def test_suggestions_come_in_the_order_of_effect(tiny_untied: Path) -> None:
         "rollout.max_response_tokens=50",
         "training.token_budget=4096",
     )
-    suggestions = fit.suggest_settings(plan, process=0)
+    suggestions = fit.suggest_settings(plan, lambda plan: fit.estimate_memory(plan, process=0))
     savings = [saved for _, saved in suggestions]
     assert savings == sorted(savings, reverse=True)
     assert savings[-1] > 0

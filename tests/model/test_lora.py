@@ -8,7 +8,7 @@ import torch
 from tiny_runs import config_of, metrics_of, random_batch, stock_model, stock_outputs
 
 from postgrad.cluster.host import build_host
-from postgrad.doctor import fit, simulate
+from postgrad.doctor import fit
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
 from postgrad.methods.grpo import Grpo
@@ -18,6 +18,7 @@ from postgrad.model.policy import FrozenPolicy, LocalPolicy
 from postgrad.model.views import FULL, View, after
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.native.engine import NativeEngine
+from postgrad.sizing import simulate
 from postgrad.training.driver import train
 from postgrad.training.report import Reporter
 

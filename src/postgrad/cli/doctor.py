@@ -8,13 +8,15 @@ from postgrad.errors import ConfigError
 
 if TYPE_CHECKING:
     from postgrad.doctor.report import Report
+    from postgrad.sizing.devices import GpuSpec
 
 DESCRIPTION = """\
 Without arguments: shows what this machine offers and what a run would use: device, compute type,
 threads, memory, engines, packages.
 With --fit: estimates whether a run fits into memory and on the disk, how long it takes, and which
 passes and decoding the model gets. It measures for less than half a minute, loads no weights and
-writes no run."""
+writes no run. With --device NAME the estimate is for a GPU that this machine need not have."""
+DEFAULT_DEVICE_GIB = 80.0  # of the workers of cluster=ray
 
 
 def make_parser() -> Parser:
@@ -25,9 +27,13 @@ def make_parser() -> Parser:
     parser.add_argument(
         "--device-gib",
         type=positive_number,
-        default=80.0,
         metavar="GIB",
-        help="with cluster=ray: memory of one device (default 80)",
+        help="memory of one device: of --device, or with cluster=ray (default 80)",
+    )
+    parser.add_argument(
+        "--device",
+        metavar="NAME",
+        help="estimate for a GPU that this machine need not have: h200, h100, a100, ...",
     )
     parser.add_overrides("settings of that run")
     return parser
@@ -48,15 +54,32 @@ def run(argv: list[str]) -> int:
     from postgrad.cli.train import compose_arguments
 
     config = compose_arguments([arguments.fit, *arguments.overrides])
+    gpu = _planned_gpu(arguments.device, arguments.device_gib)
     if config.cluster.backend == "ray":
         from postgrad.doctor.mesh import describe_mesh
 
-        show(describe_mesh(config, arguments.device_gib))
+        device_gib = gpu.memory / 2**30 if gpu else arguments.device_gib
+        show(describe_mesh(config, device_gib or DEFAULT_DEVICE_GIB))
         return 0
-    from postgrad.doctor.estimate import describe, estimate
+    if gpu is None and arguments.device_gib is not None:
+        raise ConfigError(
+            f"--device-gib {arguments.device_gib:g} needs the kind of GPU; add --device h200, or "
+            "cluster=ray"
+        )
+    from postgrad.doctor.describe import describe
+    from postgrad.doctor.estimate import estimate
 
-    show(describe(estimate(config)))
+    show(describe(estimate(config, gpu)))
     return 0
+
+
+def _planned_gpu(name: str | None, gib: float | None) -> "GpuSpec | None":
+    """Return the GPU of --device; None without it. Raises ConfigError."""
+    if name is None:
+        return None
+    from postgrad.sizing.devices import find_gpu
+
+    return find_gpu(name, gib)
 
 
 def show(report: "Report") -> None:

@@ -1,6 +1,6 @@
 """`postgrad doctor`: what this machine offers, and whether a run fits and how long it takes.
 
-machine.py describes the machine. estimate.py combines fit.py (arithmetic), simulate.py (memory of
-the model's own code without weights) and probe.py (short measurements). report.py holds the result.
-May import training and every layer below it.
+machine.py describes the machine. estimate.py combines the formulas of `postgrad.sizing` for GPUs
+with fit.py (arithmetic) and probe.py (short measurements) for other devices; describe.py writes the
+rows, and report.py holds the result. May import training and every layer below it.
 """

@@ -7,39 +7,24 @@ upper bounds for models that stop earlier.
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from postgrad.config.schema import Config
-from postgrad.doctor.plan import Plan, StepLayout, lay_out_step
-from postgrad.doctor.simulate import ModelSize, cache_bytes, measure_size, simulate_update
 from postgrad.errors import ConfigError
-from postgrad.model import adamw_8bit
-from postgrad.model.device import supports_state_streaming
-from postgrad.model.offload import NUM_SLOTS, SLICE_ELEMENTS
+from postgrad.sizing.memory import (
+    Memory,
+    optimizer_working_bytes,
+    state_bytes,
+    state_bytes_on_device,
+)
+from postgrad.sizing.plan import Plan, StepLayout, lay_out_step
+from postgrad.sizing.simulate import ModelSize, cache_bytes, measure_size, simulate_update
 
 ROLLOUT_BYTES = 10  # of rollouts/ per token: compressed parquet; measured 8 to 9
 MAX_KERNELS = 1024  # matrix shapes whose kernels oneDNN keeps
 # Share of a phase that the CPU heap loses to gaps between tensors; measured 0.1 to 0.3.
 HEAP_SLACK = 0.25
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Bytes by what holds them. The peak is `held`, which is permanent, plus the largest phase."""
-
-    held: dict[str, int]
-    phases: dict[str, dict[str, int]]  # one after the other
-
-    @property
-    def peak_phase(self) -> str:
-        return max(self.phases, key=lambda name: sum(self.phases[name].values()))
-
-    @property
-    def peak(self) -> int:
-        return sum(self.held.values()) + sum(self.phases[self.peak_phase].values())
 
 
 @dataclass(frozen=True)
@@ -69,7 +54,7 @@ def estimate_memory(plan: Plan, process: int, kernel: int = 0) -> Memory:
     size = measure_size(config, plan.model)
     layout = lay_out_step(plan, config.rollout.max_response_tokens)
     rollout = _rollout_bytes(plan, size)
-    state = _state_bytes_on_device(config, size)
+    state = state_bytes_on_device(config, size)
     role_memory, role_phases = _role_bytes(plan, layout)
     num_kernels = min(MAX_KERNELS, _num_kernel_shapes(plan, size, layout))
     held = {"process": process, "weights": size.weights, **state, **role_memory}
@@ -82,7 +67,7 @@ def estimate_memory(plan: Plan, process: int, kernel: int = 0) -> Memory:
         rollout = {}
     activations, head = simulate_update(config, plan.model, layout.largest_pass)
     gradients = 4 * size.trained
-    working_copy = _optimizer_working_bytes(config, size)
+    working_copy = optimizer_working_bytes(config, size)
     phases = {
         "update": {"gradients": gradients, "activations": activations, "head": head},
         "optimizer step": {"gradients": gradients, "working copy": working_copy},
@@ -98,40 +83,6 @@ def estimate_memory(plan: Plan, process: int, kernel: int = 0) -> Memory:
         held={name: size for name, size in held.items() if size},
         phases={name: parts for name, parts in phases.items() if sum(parts.values())},
     )
-
-
-def state_bytes(config: Config, size: ModelSize) -> dict[str, int]:
-    """Return the bytes of a model's optimizer state, on the device or off it."""
-    per_parameter = {"adamw_8bit": 2, "rmsprop": 4}.get(config.optimizer.kind, 8)
-    master = 0 if config.model.dtype == "float32" else 4
-    return {
-        "optimizer state": per_parameter * size.trained,
-        "float32 masters": master * size.trained,
-    }
-
-
-def _state_bytes_on_device(config: Config, size: ModelSize) -> dict[str, int]:
-    device = torch.device(config.model.device)
-    if config.optimizer.kind == "adamw_offloaded" and supports_state_streaming(device):
-        return {}
-    return state_bytes(config, size)
-
-
-def _optimizer_working_bytes(config: Config, size: ModelSize) -> int:
-    """Return the extra bytes of an optimizer step.
-
-    AdamW updates one tensor at a time on the CPU, all at once elsewhere.
-    """
-    kind = config.optimizer.kind
-    if kind == "adamw_fused":
-        return 0
-    if kind == "adamw_8bit":  # two moments, numbers of levels and their inputs in float32 or int64
-        return 7 * 4 * min(adamw_8bit.SLICE_ELEMENTS, size.largest)
-    if config.model.device == "cpu":
-        return 2 * 4 * size.largest
-    if kind == "adamw_offloaded":
-        return NUM_SLOTS * 3 * 4 * SLICE_ELEMENTS
-    return 4 * size.trained
 
 
 def _rollout_bytes(plan: Plan, size: ModelSize) -> dict[str, int]:
@@ -160,7 +111,7 @@ def _role_bytes(plan: Plan, layout: StepLayout) -> tuple[dict[str, int], dict[st
         shares_weights = kind == "frozen" and plan.config.model.lora.rank > 0
         held[name] = 0 if shares_weights else size.weights
         if kind == "critic":
-            held[f"{name}'s optimizer"] = sum(_state_bytes_on_device(plan.config, size).values())
+            held[f"{name}'s optimizer"] = sum(state_bytes_on_device(plan.config, size).values())
             activations, _ = simulate_update(role_config, model, layout.largest_pass)
             phases[f"{name}'s update"] = {
                 "gradients": 4 * size.parameters,
@@ -181,13 +132,14 @@ def _num_kernel_shapes(plan: Plan, size: ModelSize, layout: StepLayout) -> int:
     return size.linears * (decode_shapes + 3 * num_passes)
 
 
-def suggest_settings(plan: Plan, process: int, kernel: int = 0) -> list[tuple[str, int]]:
+def suggest_settings(plan: Plan, estimate_plan: Callable[[Plan], Memory]) -> list[tuple[str, int]]:
     """Return (setting, bytes saved) of settings that lower the peak, the most effective first.
 
-    Each is tried alone; those that save less than 1% are left out.
+    Each is tried alone; those that save less than 1% are left out. `estimate_plan` returns the
+    memory of a plan.
     """
     config = plan.config
-    peak = estimate_memory(plan, process, kernel).peak
+    peak = estimate_plan(plan).peak
     changes: dict[str, Any] = {
         "training.token_budget": max(1, plan.token_budget // 2),
         "model.activation_checkpointing": True,
@@ -204,7 +156,7 @@ def suggest_settings(plan: Plan, process: int, kernel: int = 0) -> list[tuple[st
         settings = dataclasses.replace(getattr(config, section), **{name: value})
         changed = dataclasses.replace(config, **{section: settings})
         try:
-            other = estimate_memory(dataclasses.replace(plan, config=changed), process, kernel)
+            other = estimate_plan(dataclasses.replace(plan, config=changed))
         except ConfigError:  # not every model can be quantized
             continue
         saved = peak - other.peak
@@ -257,18 +209,21 @@ def generation_seconds(
     return prompt_tokens * rates.forward_token_s + num_waves * response_tokens * rates.decode_s
 
 
-def estimate_validations(plan: Plan, rates: Rates) -> float:
-    """Return the seconds of all validations that answer problems, greedy and sampled.
+def num_validations(plan: Plan) -> int:
+    """Return how often a run validates: before the first step, after the last, and in between."""
+    training = plan.config.training
+    if not training.validate_every:
+        return 2
+    return 2 + (training.steps - 1) // training.validate_every
 
-    A run validates before the first step, after the last, and every training.validate_every.
-    """
+
+def estimate_validations(plan: Plan, rates: Rates) -> float:
+    """Return the seconds of all validations that answer problems, greedy and sampled."""
     workload = plan.workload
     training = plan.config.training
     if not workload.num_validation:
         return 0.0
-    count = 2
-    if training.validate_every:
-        count += (training.steps - 1) // training.validate_every
+    count = num_validations(plan)
     all_prompts = sum(group.prompt for group in workload.groups)
     prompt_tokens = workload.num_validation * all_prompts // len(workload.groups)
     response_tokens = plan.config.rollout.max_response_tokens

@@ -11,7 +11,6 @@ import torch
 
 from postgrad.config.schema import ClusterConfig, Config
 from postgrad.doctor.report import Report, gib
-from postgrad.doctor.simulate import build_model
 from postgrad.errors import ConfigError
 from postgrad.model.groups import Group
 from postgrad.model.load import model_config
@@ -19,6 +18,7 @@ from postgrad.model.muon import find_blocks
 from postgrad.model.passes.layout import EAGER_GPU_TOKENS
 from postgrad.model.ranks import check_mesh
 from postgrad.model.tensor_parallel import divide_model
+from postgrad.sizing.simulate import build_model
 from postgrad.training import prepare
 
 HEAD_BYTES = 3 * 2**29  # one chunk of logits, forward and backward

@@ -11,7 +11,6 @@ from typing import Any
 
 from postgrad.config.schema import Config, RolloutConfig
 from postgrad.doctor.report import Report
-from postgrad.doctor.simulate import build_model
 from postgrad.errors import ConfigError
 from postgrad.model.device import choose_device, supports_graph_capture
 from postgrad.model.load import prepare_for_training
@@ -20,6 +19,7 @@ from postgrad.model.lora import add_adapters
 from postgrad.model.passes.captured import uncaptured_reason
 from postgrad.model.passes.support import support_of
 from postgrad.rollout.native.engine import NativeEngine
+from postgrad.sizing.simulate import build_model
 
 VOCABULARY = 256
 END = 0  # token id that ends a response

@@ -97,7 +97,12 @@ def supports_state_streaming(device: torch.device) -> bool:
 
 def has_float32_accumulation(device: torch.device) -> bool:
     """Return whether bfloat16 matrices can be multiplied into a float32 result."""
-    return device.type == "cuda"
+    return device.type == "cuda" or is_simulated_gpu(device)
+
+
+def is_simulated_gpu(device: torch.device) -> bool:
+    """Return whether a pass on this device stands for one on a GPU; see sizing/packed.py."""
+    return device.type == "meta"
 
 
 def has_own_memory(device: torch.device) -> bool:

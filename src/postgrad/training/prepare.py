@@ -52,16 +52,19 @@ class Inputs:
     turns: TurnRunner | None = None  # None without tools, environment and agent
 
 
-def make_method(config: Config) -> Method:
-    """Return the method with its configuration checked and resolved. Raises ConfigError."""
+def make_method(config: Config, planned: bool = False) -> Method:
+    """Return the method with its configuration checked and resolved. Raises ConfigError.
+
+    `planned`: the run is only estimated, for a GPU that this machine need not have.
+    """
     method = find_method(config.method.name)(config)
     method.check()
-    method.config = resolve(resume_config(config))
+    method.config = resolve(resume_config(config), planned)
     return method
 
 
-def resolve(config: Config) -> Config:
-    """Replace every auto by what this machine offers.
+def resolve(config: Config, planned: bool = False) -> Config:
+    """Replace every auto by what this machine offers, or the GPU of a `planned` run.
 
     config.yaml keeps the values, and a resumed run uses them. Raises ConfigError.
     """
@@ -71,15 +74,16 @@ def resolve(config: Config) -> Config:
             f"training.profile_steps profiles this process only, but cluster.backend="
             f"{config.cluster.backend} runs the models in others; use cluster.backend=local"
         )
-    check_engine(engine_config(config))
-    device = _resolve_device(config)
+    if not planned:
+        check_engine(engine_config(config))
+    device = _resolve_device(config, planned)
     if config.model.activation_offload and not supports_state_streaming(device):
         raise ConfigError(
             f"model.activation_offload=true needs a CUDA device, and model.device={device.type}; "
             "remove it"
         )
     if config.model.threads == 0:
-        config.model.threads = _choose_threads(config)
+        config.model.threads = 1 if planned else _choose_threads(config)
     if config.training.token_budget == 0:
         # These passes are not captured as CUDA graphs; see model/passes/captured.py.
         not_captured = bool(config.model.lora.rank or config.model.activation_checkpointing)
@@ -90,10 +94,12 @@ def resolve(config: Config) -> Config:
     return config
 
 
-def _resolve_device(config: Config) -> torch.device:
+def _resolve_device(config: Config, planned: bool) -> torch.device:
     """Set model.device and model.dtype; return the device."""
     model: ModelConfig = config.model
-    if config.cluster.address and is_gpu(model.device):
+    if planned:
+        model.device = "cuda"
+    if planned or (config.cluster.address and is_gpu(model.device)):
         # The workers of the Ray cluster have the GPU; this machine need not have one.
         device = torch.device(model.device)
         if model.dtype == "auto":

@@ -12,7 +12,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from postgrad.model.device import has_float32_accumulation, has_own_memory, supports_triton
+from postgrad.model.device import (
+    has_float32_accumulation,
+    has_own_memory,
+    is_simulated_gpu,
+    supports_triton,
+)
 from postgrad.model.groups import sum_gradients
 from postgrad.model.passes.kept import KeptIds
 from postgrad.model.passes.support import NO_TRANSFORM, LogitTransform
@@ -101,7 +106,7 @@ def top_logprobs(
 
 def _default_chunk(hidden: Tensor, weight: Tensor) -> int:
     """Return the number of tokens whose logits are held at once."""
-    large = has_own_memory(hidden.device)
+    large = has_own_memory(hidden.device) or is_simulated_gpu(hidden.device)
     elements = LARGE_CHUNK_ELEMENTS if large else CHUNK_ELEMENTS
     return max(1, elements // weight.shape[0])
 
@@ -177,7 +182,9 @@ class _TokenOutputs(torch.autograd.Function):
 
 
 def _use_triton(hidden: Tensor) -> bool:
-    """Return whether the Triton kernels can run: not where a pass is only simulated."""
+    """Return whether the Triton kernels run: not on fake tensors, which stand for any device."""
+    if is_simulated_gpu(hidden.device):  # there they are not launched
+        return True
     return supports_triton(hidden.device) and type(hidden).__name__ != "FakeTensor"
 
 

@@ -35,13 +35,12 @@ from postgrad.model.passes.support import (
 from postgrad.model.views import rotary_kinds, rotary_values
 from postgrad.rollout.native import kernels
 from postgrad.rollout.native.layers import Layer, known_norm, project
+from postgrad.rollout.native.pages import KEPT_CACHE_BYTES
 
 STATIC_ROTARY = ("default", "linear", "llama3", "yarn")
 VOCABULARY_BLOCK = 4096
 HEADS_BLOCK = 8  # heads per program of write_cache
 BUSY_PROGRAMS = 512  # programs of attention that keep a device busy
-# A cache up to this size keeps its memory between calls of generate.
-KEPT_CACHE_BYTES = 4 << 30
 
 # Lines of the state table (FIELDS, rows), one column per row; kernels.py has the same numbers.
 TOKEN = 0  # the last token

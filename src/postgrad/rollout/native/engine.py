@@ -32,6 +32,7 @@ from postgrad.rollout.engine import (
 )
 from postgrad.rollout.hf import HfEngine
 from postgrad.rollout.native.cache import PrefillCache, SlotCache
+from postgrad.rollout.native.pages import largest_cache
 from postgrad.rollout.native.sampling import BLOCK, RowRandom, sample_mixed_tokens, truncate
 from postgrad.rollout.stops import StopStrings, make_stops
 
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from postgrad.rollout.native.decoder import Decoder
 
 PREFILL_TOKENS = 8192  # padded prompt tokens per prefill pass
-SAMPLING_BYTES = 3 << 30  # device memory for what decoding and prefill allocate beside the cache
 
 
 def bucket(count: int) -> int:
@@ -228,10 +228,8 @@ class NativeEngine:
             return int(self.cache_gib * 2**30)
         free = free_memory_bytes(self.device)
         if self.decoder is None or self.decoder.driver is None:
-            return free // 3
-        # The cache is detached while the trainer works, so it may take nearly all memory.
-        free += self.decoder.cache_bytes()
-        return max(free // 3, int(0.9 * free) - SAMPLING_BYTES)
+            return largest_cache(free, detachable=False)
+        return largest_cache(free + self.decoder.cache_bytes(), detachable=True)
 
 
 class DecodeLoop:

@@ -23,7 +23,8 @@ from postgrad.rollout.native.decoder import (
     BufferSizes,
     Decoder,
 )
-from postgrad.rollout.native.paged_prefill import Span, num_pages, page_lines, prefill
+from postgrad.rollout.native.paged_prefill import Span, page_lines, prefill
+from postgrad.rollout.native.pages import graph_rows, num_pages
 from postgrad.rollout.native.sampling import RowRandom
 from postgrad.rollout.stops import StopStrings
 
@@ -101,7 +102,7 @@ class PagedDecodeLoop:
             for index in range(len(request.seeds)):
                 self.all_rows.append(Row(number, index, len(self.all_rows), prompt))
         self.waiting: deque[Row] = deque(self.all_rows)
-        self.capacity = _bucket(min(max_rows, max(len(self.all_rows), stream_rows)))
+        self.capacity = graph_rows(min(max_rows, max(len(self.all_rows), stream_rows)))
         prompt_pages = sum(num_pages(len(prompt) - 1) for prompt in self.prompts)
         decoder.reserve(self._buffer_sizes(prompt_pages, cache_bytes, max_context))
         sizes = decoder.sizes
@@ -163,7 +164,7 @@ class PagedDecodeLoop:
         steps = self.allocate_pages()
         decoder.state.copy_(torch.from_numpy(self.state))
         decoder.table.copy_(torch.from_numpy(self.table))
-        rows = min(_bucket(len(self.active)), self.capacity)
+        rows = min(graph_rows(len(self.active)), self.capacity)
         decoder.run(rows, steps, self.sampling.temperature)
         self.state = decoder.state.cpu().numpy()
         self.apply_stop_strings()
@@ -374,10 +375,3 @@ class PagedDecodeLoop:
 
 def _round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
-
-
-def _bucket(rows: int) -> int:
-    """Round up to the row counts of graphs: powers of two from 8 to 256, multiples of 256 above."""
-    if rows <= 256:
-        return max(8, 1 << (rows - 1).bit_length())
-    return _round_up(rows, 256)

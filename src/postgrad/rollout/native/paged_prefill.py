@@ -33,11 +33,6 @@ class Span(NamedTuple):
         return len(self.lines) + len(self.earlier)
 
 
-def num_pages(num_tokens: int) -> int:
-    """Return the number of pages that hold this many tokens."""
-    return -(-num_tokens // PAGE)
-
-
 def page_lines(pages: Sequence[int], num_tokens: int) -> np.ndarray:
     """Return page * PAGE + position in the page for each of the tokens that fill these pages."""
     index = np.arange(num_tokens)

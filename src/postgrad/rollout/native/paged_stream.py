@@ -21,7 +21,7 @@ from postgrad.rollout.engine import (
     token_limit,
 )
 from postgrad.rollout.native.paged import PagedDecodeLoop, Row
-from postgrad.rollout.native.paged_prefill import num_pages
+from postgrad.rollout.native.pages import num_pages
 from postgrad.rollout.stops import make_stops
 from postgrad.rollout.streams import Finished
 

@@ -24,6 +24,7 @@ from postgrad.errors import ConfigError, RunError
 from postgrad.model.device import DTYPES
 from postgrad.model.loaded import Loaded
 from postgrad.model.lora import add_adapters
+from postgrad.model.muon import find_blocks
 from postgrad.model.passes.attention import register_attention
 from postgrad.model.passes.head import token_outputs
 from postgrad.model.passes.layout import MicroBatch
@@ -51,6 +52,8 @@ class ModelSize:
     largest: int  # parameters of the largest tensor
     linears: int  # different shapes of weight matrices
     trained: int  # parameters that are trained: all of them, or those of the adapters
+    matrices: int  # trained parameters in matrices of the blocks, which Muon updates
+    block: int  # parameters of one block
 
 
 def build_model(
@@ -114,6 +117,10 @@ def measure_size(config: Config, model_config: Any, adapters: bool = True) -> Mo
             add_adapters(model, config.model.lora, 0)
     parameters = list(model.parameters())
     quantized = [module.quantized for module in quantized_modules(model).values()]
+    blocks = find_blocks(model)
+    matrices = [p for block in blocks for p in block.parameters() if p.dim() == 2]
+    block = list(blocks[0].parameters())
+    block_quantized = [module.quantized for module in quantized_modules(blocks[0]).values()]
     text_config = model_config.get_text_config()
     return ModelSize(
         parameters=sum(p.numel() for p in parameters) + sum(w.shape.numel() for w in quantized),
@@ -127,6 +134,8 @@ def measure_size(config: Config, model_config: Any, adapters: bool = True) -> Mo
         largest=max(p.numel() for p in parameters),
         linears=len({tuple(w.shape) for w in [*parameters, *quantized] if len(w.shape) == 2}),
         trained=sum(p.numel() for p in parameters if p.requires_grad),
+        matrices=sum(p.numel() for p in matrices if p.requires_grad),
+        block=sum(p.numel() for p in block) + sum(w.shape.numel() for w in block_quantized),
     )
 
 
@@ -183,7 +192,7 @@ def _simulate_blocks(
     # The optimizer's state does not count here, and not every kind takes fake tensors.
     optimizer = dataclasses.replace(config.optimizer, kind="adamw")
     config = dataclasses.replace(config, optimizer=optimizer)
-    with _named_errors(config), FakeTensorMode(), torch.device(config.model.device):
+    with named_errors(config), FakeTensorMode(), torch.device(config.model.device):
         loaded = Loaded(build_model(config, model_config, num_blocks), None)
         if config.model.activation_checkpointing:
             chunk_mlps(loaded.model)
@@ -211,7 +220,7 @@ def cache_bytes(config: Config, model_config: Any) -> int:
     """Return the bytes of the keys and values of one token in all blocks."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    with _named_errors(config), FakeTensorMode(), torch.no_grad():
+    with named_errors(config), FakeTensorMode(), torch.no_grad():
         cache = PrefillCache()
         token = torch.zeros(1, 1, dtype=torch.int64)
         mask = torch.ones(1, 1, 1, 1, dtype=torch.bool)
@@ -229,7 +238,7 @@ def cache_bytes(config: Config, model_config: Any) -> int:
 
 
 @contextmanager
-def _named_errors(config: Config) -> Iterator[None]:
+def named_errors(config: Config) -> Iterator[None]:
     """Raise RunError if a model does something that fake tensors cannot follow."""
     try:
         yield

@@ -3,16 +3,12 @@
 import dataclasses
 import math
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 from postgrad.config.schema import Config
-from postgrad.data.feed import Feed
-from postgrad.doctor.simulate import ModelSize
-from postgrad.errors import ConfigError, RunError
-from postgrad.methods.base import Method, Ports, Step
+from postgrad.errors import ConfigError
 from postgrad.model.passes.layout import MicroBatch, make_padded_micro_batches
-from postgrad.training.prepare import Inputs
+from postgrad.sizing.simulate import ModelSize
 from postgrad.types import Batch, Trajectory
 
 DEFAULT_MAX_ROWS = 256
@@ -50,6 +46,7 @@ class Plan:
     workload: Workload
     # name -> (kind, transformers configuration) of the models besides the policy
     roles: dict[str, tuple[str, Any]] = dataclasses.field(default_factory=dict)
+    packed: bool = False  # passes without padding, by the kernels of a GPU
 
     @property
     def width(self) -> int:
@@ -82,30 +79,14 @@ class StepLayout:
     tokens: int  # prompts and responses of all rows
     padded_tokens: int  # of all passes, forward and backward
     num_passes: int
-    largest_pass: MicroBatch
+    passes: tuple[tuple[int, int], ...]  # tokens and response tokens of one update's first passes
+    largest_padded_pass: MicroBatch | None  # None if the passes are packed
 
-
-def read_workload(config: Config, method: Method, inputs: Inputs) -> Workload:
-    """Return the lengths of the first step, composed by the method. Nothing is sampled.
-
-    Raises ConfigError if the data lack what the method needs.
-    """
-    engine: Any = SimpleNamespace(shares_weights=not config.cluster.engine_apart)
-    method.bind(Ports(None, engine, inputs.scorer, inputs.prompts))  # type: ignore[arg-type]
-    step = Step(1, Feed(inputs.train, config.seed, config.data.shuffle))
-    try:
-        composed = method.compose(method.draw(None, step), step)
-    except RunError as error:
-        raise ConfigError(str(error)) from error
-    encoder = method.row_encoder(inputs.prompts)
-    groups: list[GroupLengths] = []
-    for group in composed:
-        prompt = len(encoder.encode(group.problem))
-        given = tuple(len(trajectory.response) for trajectory in group.given_rows)
-        groups.append(GroupLengths(prompt, given, group.num_samples))
-    held_out = [problem for problems in inputs.validation.values() for problem in problems]
-    longest = max(len(encoder.encode(problem)) for problem in [*inputs.train, *held_out])
-    return Workload(groups, longest, len(held_out) if method.needs_verifier() else 0)
+    @property
+    def largest_pass(self) -> MicroBatch:
+        """The largest pass, if passes are padded."""
+        assert self.largest_padded_pass is not None, "packed passes have no micro-batch"
+        return self.largest_padded_pass
 
 
 def check_context(plan: Plan, size: ModelSize) -> None:
@@ -121,22 +102,17 @@ def check_context(plan: Plan, size: ModelSize) -> None:
 
 
 def lay_out_step(plan: Plan, response_tokens: int) -> StepLayout:
-    """Return one step in micro-batches, made by the trainer's own code.
-
-    Every sampled response has `response_tokens` tokens. Only the first groups of an update are
-    laid out and then scaled: a table of the whole step could be large.
-    """
+    """Return one step in passes. Every sampled response has `response_tokens` tokens."""
     groups = plan.workload.groups
-    rows: list[Trajectory] = []
-    num_laid_out = 0
-    for group in groups[: math.ceil(len(groups) / plan.config.training.updates_per_step)]:
-        prompt = [num_laid_out] * group.prompt
-        for length in group.responses(response_tokens):
-            rows.append(Trajectory(str(num_laid_out), prompt, [0] * length, num_laid_out))
-        num_laid_out += 1
-        if sum(len(row.prompt) + len(row.response) for row in rows) > 4 * plan.token_budget:
-            break
-    passes = make_padded_micro_batches(Batch.of(rows), plan.token_budget, plan.width)
+    one_update = groups[: math.ceil(len(groups) / plan.config.training.updates_per_step)]
+    largest_pass = None
+    if plan.packed:
+        passes = pack_groups(one_update, response_tokens, plan.token_budget)
+        num_laid_out = len(one_update)
+    else:
+        micro_batches, num_laid_out = _pad_groups(plan, one_update, response_tokens)
+        passes = [(micro.num_tokens, len(micro.gather)) for micro in micro_batches]
+        largest_pass = max(micro_batches, key=lambda micro: micro.num_tokens)
     scale = len(groups) / num_laid_out
     num_rows = 0
     tokens = 0
@@ -150,7 +126,58 @@ def lay_out_step(plan: Plan, response_tokens: int) -> StepLayout:
         sampled_tokens=response_tokens,
         prompt_tokens=sum(group.prompt for group in groups if group.num_samples),
         tokens=tokens,
-        padded_tokens=round(scale * sum(micro.num_tokens for micro in passes)),
+        padded_tokens=round(scale * sum(num_tokens for num_tokens, _ in passes)),
         num_passes=round(scale * len(passes)),
-        largest_pass=max(passes, key=lambda micro: micro.num_tokens),
+        passes=tuple(passes),
+        largest_padded_pass=largest_pass,
     )
+
+
+def _pad_groups(
+    plan: Plan, groups: list[GroupLengths], response_tokens: int
+) -> tuple[list[MicroBatch], int]:
+    """Return padded micro-batches of the first groups, and how many groups those are.
+
+    They are made by the trainer's own code. A table of the whole step could be large.
+    """
+    rows: list[Trajectory] = []
+    num_laid_out = 0
+    for group in groups:
+        prompt = [num_laid_out] * group.prompt
+        for length in group.responses(response_tokens):
+            rows.append(Trajectory(str(num_laid_out), prompt, [0] * length, num_laid_out))
+        num_laid_out += 1
+        if sum(len(row.prompt) + len(row.response) for row in rows) > 4 * plan.token_budget:
+            break
+    passes = make_padded_micro_batches(Batch.of(rows), plan.token_budget, plan.width)
+    return passes, num_laid_out
+
+
+def pack_groups(
+    groups: list[GroupLengths], response_tokens: int, token_budget: int
+) -> list[tuple[int, int]]:
+    """Return (tokens, response tokens) of the packed passes over these groups.
+
+    As in layout.make_packed_micro_batches, a pass computes each prompt once, without its last
+    token, which belongs to every response.
+    """
+    passes: list[tuple[int, int]] = []
+    tokens = 0
+    trained = 0
+    for group in groups:
+        is_new = True
+        for length in group.responses(response_tokens):
+            if not length:
+                continue
+            prompt = group.prompt - 1
+            if trained and tokens + length + (prompt if is_new else 0) > token_budget:
+                passes.append((tokens, trained))
+                tokens = 0
+                trained = 0
+                is_new = True
+            tokens += length + (prompt if is_new else 0)
+            trained += length
+            is_new = False
+    if trained:
+        passes.append((tokens, trained))
+    return passes

@@ -1,0 +1,34 @@
+"""The data of a run as numbers of tokens, read as the run itself reads them."""
+
+from types import SimpleNamespace
+from typing import Any
+
+from postgrad.config.schema import Config
+from postgrad.data.feed import Feed
+from postgrad.errors import ConfigError, RunError
+from postgrad.methods.base import Method, Ports, Step
+from postgrad.sizing.plan import GroupLengths, Workload
+from postgrad.training.prepare import Inputs
+
+
+def read_workload(config: Config, method: Method, inputs: Inputs) -> Workload:
+    """Return the lengths of the first step, composed by the method. Nothing is sampled.
+
+    Raises ConfigError if the data lack what the method needs.
+    """
+    engine: Any = SimpleNamespace(shares_weights=not config.cluster.engine_apart)
+    method.bind(Ports(None, engine, inputs.scorer, inputs.prompts))  # type: ignore[arg-type]
+    step = Step(1, Feed(inputs.train, config.seed, config.data.shuffle))
+    try:
+        composed = method.compose(method.draw(None, step), step)
+    except RunError as error:
+        raise ConfigError(str(error)) from error
+    encoder = method.row_encoder(inputs.prompts)
+    groups: list[GroupLengths] = []
+    for group in composed:
+        prompt = len(encoder.encode(group.problem))
+        given = tuple(len(trajectory.response) for trajectory in group.given_rows)
+        groups.append(GroupLengths(prompt, given, group.num_samples))
+    held_out = [problem for problems in inputs.validation.values() for problem in problems]
+    longest = max(len(encoder.encode(problem)) for problem in [*inputs.train, *held_out])
+    return Workload(groups, longest, len(held_out) if method.needs_verifier() else 0)
