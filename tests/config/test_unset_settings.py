@@ -34,6 +34,7 @@ REASONS = {
     "rollout.max_gap": "raised for models whose engine and trainer differ more",
     "rollout.cache_gib": "chosen by the memory of the GPU",
     "rollout.staleness": "asynchronous rollouts; chosen per cluster",
+    "rollout.stream": "asynchronous rollouts; chosen per cluster",
     "rollout.top_p": "evaluation uses it; no original trains with truncated sampling",
     "rollout.top_k": "evaluation uses it; no original trains with truncated sampling",
     "rollout.min_p": "evaluation uses it; no original trains with truncated sampling",

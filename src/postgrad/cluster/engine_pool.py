@@ -41,6 +41,7 @@ class EnginePool(ActorPool):
         super().__init__(ray, config, label, size, port_names)
         self.restarts_left = MAX_RESTARTS
         self.published: tuple[str, Any] | None = None  # port, and reference of its weights
+        self.owners: dict[str, Worker] = {}  # the engine of each unfinished group of rollout.stream
         try:
             self._start(self.workers)
         except WorkerLost as lost:
@@ -56,6 +57,8 @@ class EnginePool(ActorPool):
             if method == "publish":
                 self._publish_to_all(port, arguments[0])
                 return None
+            if method == "poll":
+                return self._poll(port, *arguments)
             requests, sampling = arguments
             shares = split_requests(requests, len(self.workers))
             share_of: dict[Worker, list[int]] = {}
@@ -69,6 +72,34 @@ class EnginePool(ActorPool):
             return merge_results(
                 [(share_of[worker], decode(data)) for worker, data in results.items()]
             )
+
+    def _poll(
+        self, port: str, version: int, names: Sequence[str], added: Mapping[str, Any]
+    ) -> dict[str, list[Any]]:
+        """Lets all engines decode their groups for a while; see ContinuousEngine.poll.
+
+        A new group goes to the engine with the fewest groups. An engine that was restarted
+        reports its groups as missing, and the driver adds them again.
+        """
+        self.owners = {name: self.owners[name] for name in names if name not in added}
+        own: dict[Worker, list[str]] = {worker: [] for worker in self.workers}
+        for name, worker in self.owners.items():
+            own[worker].append(name)
+        for name in added:
+            worker = min(self.workers, key=lambda worker: len(own[worker]))
+            own[worker].append(name)
+            self.owners[name] = worker
+        messages: dict[Worker, bytes | None] = {}
+        for worker, own_names in own.items():
+            if own_names:
+                requests = {name: added[name] for name in own_names if name in added}
+                messages[worker] = encode([port, "poll", [version, own_names, requests]])
+        parts = [
+            decode(data) for data in self._call_with_restarts(messages, f"{port}.poll").values()
+        ]
+        return {
+            key: [one for part in parts for one in part[key]] for key in ("finished", "missing")
+        }
 
     def _publish_to_all(self, port: str, weights: Any) -> None:
         is_stored = isinstance(weights, WeightsRef)

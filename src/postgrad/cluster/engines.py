@@ -15,6 +15,7 @@ from postgrad.config.schema import Config, EngineConfig
 from postgrad.model.device import choose_device, set_threads
 from postgrad.model.load import load, load_tokenizer, model_config, resolve_path
 from postgrad.model.loaded import Loaded
+from postgrad.rollout.continuous import ContinuousEngine
 from postgrad.rollout.engine import Engine
 from postgrad.rollout.kinds import find_engine
 
@@ -65,14 +66,18 @@ def build_remote_engine(config: Config) -> Engine:
 def load_engine(config: EngineConfig) -> StandaloneEngine:
     """Load the model where the engine needs one, and build the engine. Nothing is trained.
 
-    An adapter folder's weights are merged into its base model.
+    An adapter folder's weights are merged into its base model. With rollout.stream the engine
+    decodes in polls.
     """
     kind = find_engine(config.rollout.engine)
     set_threads(config.model.threads)
-    if not kind.shares_weights:
-        return StandaloneEngine(kind.build(config, describe_model(config), None), None)
-    loaded = load(config.model, choose_device(config.model.device), config.seed)
-    return StandaloneEngine(kind.build(config, loaded, None), loaded)
+    loaded = None
+    if kind.shares_weights:
+        loaded = load(config.model, choose_device(config.model.device), config.seed)
+    engine = kind.build(config, loaded or describe_model(config), None)
+    if config.rollout.stream:
+        engine = ContinuousEngine(engine, config.rollout)
+    return StandaloneEngine(engine, loaded)
 
 
 def describe_model(config: EngineConfig) -> Loaded:

@@ -23,7 +23,7 @@ METHODS = {
         "begin_save",
         "saved",
     ),
-    "engine": ("generate", "publish"),
+    "engine": ("generate", "publish", "poll"),
     "chat": ("generate",),
     "frozen": ("logprobs", "top_logprobs"),
     "scores": ("scores",),

@@ -1,6 +1,6 @@
 """The driver's ports of models in another process: same methods and same numbers as local ones."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -72,3 +72,9 @@ class RemoteEngine:
 
     def publish(self, weights: dict[str, Tensor]) -> None:
         self.caller.call(self.role, "publish", weights)
+
+    def poll(
+        self, version: int, names: Sequence[str], added: Mapping[str, Request]
+    ) -> dict[str, list[Any]]:
+        """See ContinuousEngine.poll; the engine of a run has it with rollout.stream."""
+        return self.caller.call(self.role, "poll", version, list(names), dict(added))

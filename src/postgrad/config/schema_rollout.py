@@ -44,6 +44,11 @@ class RolloutConfig:
         "weights; needs a separate engine",
         at_least=0,
     )
+    stream: bool = setting(
+        False,
+        "sample without pauses: a step trains on the groups that finish first, new weights reach "
+        "responses that are being sampled, and no token is more than rollout.staleness updates old",
+    )
     top_p: float = setting(
         1.0,
         "nucleus sampling; with native, hf and sglang, the loss of the GRPO family normalizes over "

@@ -46,6 +46,7 @@ TRAINING_ONLY = (
     "model.activation_offload",
     "model.quantization",
     "rollout.staleness",
+    "rollout.stream",
     "rollout.max_gap",
     "reward.judge.monitor",
 )

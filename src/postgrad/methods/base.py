@@ -31,6 +31,7 @@ from postgrad.methods.support.checks import (
     check_numbers,
     check_sampling,
     check_staleness,
+    check_stream,
     check_tools,
     check_unread,
 )
@@ -110,6 +111,7 @@ class Method:
         check_tools(self)
         check_agent(self)
         check_staleness(self)
+        check_stream(self, Method)
         check_numbers(self.config)
         check_memory_saving(self.config)
         check_validation(self.config)

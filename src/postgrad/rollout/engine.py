@@ -113,6 +113,7 @@ class Completion:
         episode: what an environment did, if there was one (turns.py).
         kept_ids: per token, the ids that top-p, top-k and min-p kept, with Sampling.record_kept;
             none for tokens that the policy did not write.
+        versions: per token, the version of the weights that sampled it, with rollout.stream.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -125,6 +126,7 @@ class Completion:
     messages: list[Message] | None = None
     episode: "Episode | None" = None
     kept_ids: list[list[int]] | None = None
+    versions: list[int] | None = None
 
     def cut(self, end: int) -> "Completion":
         """Return the first `end` tokens of a single turn, which end with a stop."""

@@ -46,6 +46,7 @@ class EngineKind:
         remote: a server samples. The driver's process holds the engine, and no worker builds it.
         takes_url: `rollout.url` has a meaning.
         records_kept: completions can have the ids that top-p, top-k and min-p kept.
+        streams: weights can change between two tokens of a response (rollout.stream).
         check: raises ConfigError for settings that cannot work, before anything is loaded.
     """
 
@@ -54,6 +55,7 @@ class EngineKind:
     remote: bool = False
     takes_url: bool = False
     records_kept: bool = False
+    streams: bool = False
     check: Callable[[EngineConfig], None] = _check_nothing
 
 
@@ -117,7 +119,7 @@ def _num_calls(config: EngineConfig) -> int:
 
 
 ENGINES = {
-    "native": EngineKind(_build_native, shares_weights=True, records_kept=True),
+    "native": EngineKind(_build_native, shares_weights=True, records_kept=True, streams=True),
     "hf": EngineKind(_build_hf, shares_weights=True, records_kept=True),
     "vllm": EngineKind(_build_vllm, shares_weights=False, check=_check_vllm),
     "http": EngineKind(
@@ -154,7 +156,12 @@ def find_engine(name: str) -> EngineKind:
     def build(config: EngineConfig, loaded: Loaded, weights_folder: Path | None) -> Engine:
         return engine_class(config, loaded)
 
-    return EngineKind(build, shares_weights=bool(engine_class.shares_weights), takes_url=True)
+    return EngineKind(
+        build,
+        shares_weights=bool(engine_class.shares_weights),
+        takes_url=True,
+        streams=hasattr(engine_class, "open_stream"),
+    )
 
 
 def _is_engine(value: Any) -> bool:

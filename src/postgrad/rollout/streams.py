@@ -5,7 +5,7 @@ decode. Other engines generate in waves: all requests that wait become one call 
 """
 
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from postgrad.rollout.engine import Completion, Engine, Request, Sampling
@@ -45,6 +45,23 @@ class Stream(Protocol):
     @property
     def busy(self) -> bool:
         """Whether there are rows that have not ended."""
+        ...
+
+
+@runtime_checkable
+class UpdatableStream(Stream, Protocol):
+    """A stream whose engine may get new weights between two polls; its rows go on with them."""
+
+    def refresh_weights(self) -> dict[Hashable, int]:
+        """Use the engine's new weights from the next token on.
+
+        The keys and values of earlier tokens stay as they are. Returns the number of tokens so far
+        of each row that decodes; rows that have none yet may be left out.
+        """
+        ...
+
+    def cancel(self, keys: Collection[Hashable]) -> None:
+        """Remove requests with any of these keys, with all their rows."""
         ...
 
 

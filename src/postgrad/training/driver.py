@@ -5,7 +5,7 @@ draw -> compose -> sample -> enrich -> score -> estimate -> update -> publish
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 from postgrad.config.schema import Config
 from postgrad.data.feed import Feed
@@ -14,12 +14,12 @@ from postgrad.training.guard import Guard
 from postgrad.training.interrupt import Interrupt
 from postgrad.training.log import RunLog, batch_metrics, timed
 from postgrad.training.memory import explained_memory_errors
-from postgrad.training.prefetch import RolloutPrefetcher
 from postgrad.training.prepare import load_inputs, make_method
 from postgrad.training.profile import profiled
 from postgrad.training.progress import Progress
 from postgrad.training.report import Reporter
 from postgrad.training.result import Result, StepResult
+from postgrad.training.rollouts import make_rollouts
 from postgrad.training.setup import OpenRun, announced, open_run
 from postgrad.training.validation import validation_due
 from postgrad.training.validator import Validator
@@ -46,7 +46,7 @@ def open_driver(config: Config, reporter: Reporter) -> Iterator["Driver"]:
     inputs = load_inputs(method.config, method)
     with explained_memory_errors("load"), open_run(method, inputs, reporter) as opened:
         driver = Driver(opened)
-        with announced(opened, driver.log, driver.start):
+        with announced(opened, driver.log, driver.start), closing(driver.rollouts):
             yield driver
 
 
@@ -68,8 +68,8 @@ class Driver:
         self.interrupt = Interrupt(self.reporter.note)
         self.feed = Feed(opened.inputs.train, self.config.seed, self.config.data.shuffle)
         self.guard = Guard(self.config)
-        self.prefetcher = RolloutPrefetcher(self.config, self.method, self.feed)
-        self.progress = Progress(opened, self.feed, self.guard, self.prefetcher)
+        self.rollouts = make_rollouts(self.config, self.method, self.feed)
+        self.progress = Progress(opened, self.feed, self.guard, self.rollouts)
         self.number = self.start = self.progress.restore()
         self.reached = False
         self.log = RunLog(self.folder, self.start)
@@ -114,7 +114,7 @@ class Driver:
         """Run one step: the stages in order, then write its metrics and rollouts."""
         started = time.perf_counter()
         with profiled(self.folder, number, self.config.training.profile_steps, self.reporter.note):
-            step, work, stages = self.prefetcher.next_step(number)
+            step, work, stages = self.rollouts.next_step(number)
             for stage in stages:
                 name = stage.__name__
                 with timed(step, name), explained_memory_errors(name, self.method.ports.policy):

@@ -23,7 +23,7 @@ class Guard:
             self._check_signal(step)
 
     def _check_engine(self, step: Step) -> None:
-        if step.metrics.get("rollout/staleness", 0.0):
+        if step.metrics.get("rollout/staleness") or step.metrics.get("staleness/max"):
             return  # rollouts of older weights differ although nothing is broken
         gap = step.metrics.get("engine/gap_mean", 0.0)
         if gap > MAX_ENGINE_GAP:

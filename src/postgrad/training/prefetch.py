@@ -73,6 +73,9 @@ class RolloutPrefetcher:
             step = Step(saved["number"], self.feed, saved["metrics"])
             self.ready.append((step, saved["batch"]))
 
+    def close(self) -> None:
+        """Do nothing: a thread that still samples ends with the process."""
+
     def _fill(self, number: int) -> None:
         """Sample until step `number` and those before number + staleness are ready.
 

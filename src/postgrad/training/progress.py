@@ -5,7 +5,7 @@ from postgrad.errors import ConfigError
 from postgrad.training import checkpoint
 from postgrad.training.guard import Guard
 from postgrad.training.memory import explained_memory_errors
-from postgrad.training.prefetch import RolloutPrefetcher
+from postgrad.training.rollouts import Rollouts
 from postgrad.training.setup import OpenRun
 
 
@@ -16,16 +16,14 @@ class Progress:
         saved: the step of the last checkpoint.
     """
 
-    def __init__(
-        self, opened: OpenRun, feed: Feed, guard: Guard, prefetcher: RolloutPrefetcher
-    ) -> None:
+    def __init__(self, opened: OpenRun, feed: Feed, guard: Guard, rollouts: Rollouts) -> None:
         self.config = opened.config
         self.method = opened.method
         self.folder = opened.folder
         self.reporter = opened.reporter
         self.feed = feed
         self.guard = guard
-        self.prefetcher = prefetcher
+        self.rollouts = rollouts
         self.writer = checkpoint.Writer(
             self.folder, self.method.trained_models(), self.config.training, self.reporter.saved
         )
@@ -41,7 +39,7 @@ class Progress:
         self.feed.load(state.cursor)
         self.method.load(state.method)
         self.guard.flat_steps = state.flat_steps
-        self.prefetcher.load(state.pending)
+        self.rollouts.load(state.pending)
         if state.lr is not None:
             self.set_lr(state.lr)
         self.method.sync_weights()
@@ -55,7 +53,7 @@ class Progress:
             cursor=self.feed.state(),
             flat_steps=self.guard.flat_steps,
             method=self.method.state(),
-            pending=self.prefetcher.state(),
+            pending=self.rollouts.state(),
             lr=self.changed_lr,
         )
         with explained_memory_errors("save", self.method.ports.policy):

@@ -189,6 +189,43 @@ def check_staleness(method: Any) -> None:
         )
 
 
+# What rollout.stream replaces: it samples group by group, before the step that trains is known.
+STREAMED = ("draw", "compose", "sample", "assemble", "generate")
+
+
+def check_stream(method: Any, base: type) -> None:
+    """Refuses rollout.stream for engines and methods that cannot; `base` is the class Method."""
+    config = method.config
+    rollout = config.rollout
+    if not rollout.stream:
+        return
+    key = "rollout.stream=true"
+    if rollout.staleness < 1:
+        raise ConfigError(
+            f"{key} needs a bound on the age of tokens, in updates; add rollout.staleness=2"
+        )
+    if not find_engine(rollout.engine).streams:
+        raise ConfigError(
+            f"{key}: rollout.engine={rollout.engine} cannot change its weights between two tokens; "
+            "use rollout.engine=native, or remove rollout.stream"
+        )
+    others = {
+        "rollout.tools": bool(rollout.tools),
+        "environment": bool(config.environment.name),
+        "agent": bool(config.agent.command),
+        "method.max_refills": bool(getattr(method.settings, "max_refills", 0)),
+    }
+    for name, is_set in others.items():
+        if is_set:
+            raise ConfigError(f"{key} does not support {name}; remove one of the two")
+    own = [name for name in STREAMED if getattr(type(method), name) is not getattr(base, name)]
+    if own:
+        raise ConfigError(
+            f"{key}: {method.settings.name} has its own stage {own[0]}, which needs all problems "
+            "of a step; remove rollout.stream"
+        )
+
+
 def check_numbers(config: Config) -> None:
     """Refuses numbers that do not fit together."""
     betas = config.optimizer.betas

@@ -62,6 +62,8 @@ def sampled_row(
     if kept_ids is not None:
         kept_ids = [*[[]] * len(prefix), *kept_ids]
     tokens: dict[str, Sequence[float]] = {}
+    if completion.versions is not None:
+        tokens["version"] = completion.versions
     rows: dict[str, Any] = {}
     if completion.messages is not None:
         rows["messages"] = json.dumps(completion.messages)

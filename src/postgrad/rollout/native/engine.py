@@ -60,6 +60,7 @@ class Job:
     sampling: Sampling
     completions: list[Completion] = field(default_factory=list)
     stops: StopStrings | None = None
+    num_started: int = 0  # rows that got a slot, in the order of the seeds
 
     def __post_init__(self) -> None:
         self.completions = [Completion()] * len(self.request.seeds)
@@ -105,7 +106,6 @@ class PrefilledPrompt:
     cache: PrefillCache
     cache_row: int
     logits: Tensor  # (vocabulary,) after the prompt's last token
-    next_index: int = 0  # of the job's seeds
 
 
 class Sampled(NamedTuple):
@@ -244,7 +244,7 @@ class DecodeLoop:
     def __init__(self, engine: NativeEngine, capacity: int, longest: int) -> None:
         self.engine = engine
         self.capacity = capacity
-        self.head_weight = upcast_head(engine.model.get_output_embeddings().weight)
+        self.load_head()
         self.cache = SlotCache(self.capacity, longest)
         self.to_prefill: deque[Job] = deque()
         self.prefilled: deque[PrefilledPrompt] = deque()
@@ -254,6 +254,10 @@ class DecodeLoop:
         self.num_sampled = np.zeros(self.capacity, dtype=np.int64)  # tokens of the response
         self.uniforms = np.zeros((self.capacity, BLOCK))  # the next random numbers
         self.next_tokens = torch.zeros(self.capacity, dtype=torch.int64, device=engine.device)
+
+    def load_head(self) -> None:
+        """Take the head's weights from the model; in bfloat16 they may be a copy."""
+        self.head_weight = upcast_head(self.engine.model.get_output_embeddings().weight)
 
     def add(self, job: Job) -> Job:
         """Queue a job; returns it."""
@@ -383,15 +387,16 @@ class DecodeLoop:
 
     def enter(self, prompt: PrefilledPrompt) -> Tensor:
         """Give rows of a prompt the free slots; returns their logits (entered, vocabulary)."""
-        request = prompt.job.request
+        job = prompt.job
+        request = job.request
         first = len(self.active)
-        count = min(self.capacity - first, len(request.seeds) - prompt.next_index)
+        count = min(self.capacity - first, len(request.seeds) - job.num_started)
         self.lengths[first : first + count] = len(request.prompt)
         self.num_sampled[first : first + count] = 0
-        for index in range(prompt.next_index, prompt.next_index + count):
-            self.active.append(Row(prompt.job, index, RowRandom(request.seeds[index])))
-        prompt.next_index += count
-        if prompt.next_index == len(request.seeds):
+        for index in range(job.num_started, job.num_started + count):
+            self.active.append(Row(job, index, RowRandom(request.seeds[index])))
+        job.num_started += count
+        if job.num_started == len(request.seeds):
             self.prefilled.popleft()
         return prompt.logits.expand(count, -1)
 

@@ -1,7 +1,7 @@
 """The decode loop of a server: jobs join and leave while others decode."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,11 +85,16 @@ class LiveDecodeLoop(DecodeLoop):
 
     def drop(self, jobs: set[Job]) -> None:
         """Remove these jobs with all their rows, decoding or not."""
-        if not jobs:
-            return
-        self.to_prefill = deque(job for job in self.to_prefill if job not in jobs)
-        self.prefilled = deque(prompt for prompt in self.prefilled if prompt.job not in jobs)
-        self.remove([slot for slot, row in enumerate(self.active) if row.job in jobs])
+        drop_jobs(self, jobs)
+
+
+def drop_jobs(loop: DecodeLoop, jobs: Collection[Job]) -> None:
+    """Remove jobs with all their rows, decoding or not, from a decode loop."""
+    if not jobs:
+        return
+    loop.to_prefill = deque(job for job in loop.to_prefill if job not in jobs)
+    loop.prefilled = deque(prompt for prompt in loop.prefilled if prompt.job not in jobs)
+    loop.remove([slot for slot, row in enumerate(loop.active) if row.job in jobs])
 
 
 def _logprobs(logits: Tensor, temperature: float) -> Tensor:

@@ -5,7 +5,7 @@ copied into a free slot, and only the new tokens are computed.
 """
 
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from postgrad.model.passes.support import has_window
 from postgrad.rollout.engine import Request, Sampling, check_context, max_row_tokens
 from postgrad.rollout.native.cache import SlotCache
 from postgrad.rollout.native.engine import PREFILL_TOKENS, DecodeLoop, Job, NativeEngine, Row
+from postgrad.rollout.native.live import drop_jobs
 from postgrad.rollout.native.sampling import RowRandom
 from postgrad.rollout.streams import Finished, Stream, WaveStream
 
@@ -129,6 +130,31 @@ class ConversationStream(DecodeLoop):
 
     def forget(self, key: Hashable) -> None:
         self.kept.pop(key, None)
+
+    def refresh_weights(self) -> dict[Hashable, int]:
+        # Logits of prompts whose rows wait for a slot are of the older weights.
+        self.to_prefill.extendleft(prompt.job for prompt in reversed(self.prefilled))
+        self.prefilled.clear()
+        self.load_head()
+        num_tokens: dict[Hashable, int] = {}
+        for row in self.active:
+            assert isinstance(row.job, StreamJob)
+            num_tokens[row.job.keys[row.index]] = len(row.tokens)
+        return num_tokens
+
+    def cancel(self, keys: Collection[Hashable]) -> None:
+        removed = set(keys)
+        jobs = {*self.to_prefill, *self.to_continue, *(row.job for row in self.active)}
+        jobs |= {prompt.job for prompt in self.prefilled}
+        canceled: set[Job] = set()
+        for job in jobs:
+            assert isinstance(job, StreamJob)
+            if not removed.isdisjoint(job.keys):
+                canceled.add(job)
+        drop_jobs(self, canceled)
+        self.to_continue = deque(job for job in self.to_continue if job not in canceled)
+        for key in keys:
+            self.forget(key)
 
     def on_token(self, row: Row, finish: str) -> None:
         if finish:

@@ -1,0 +1,138 @@
+"""An engine whose rows go on decoding from call to call, while its weights change.
+
+It is the engine's side of rollout.stream; training/stream.py is the driver's. A row that is not
+finished when new weights arrive goes on with them. The keys and values of its earlier tokens are
+kept, and the recorded log-probs are those it was sampled with, so importance weights are exact.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from postgrad.config.schema import RolloutConfig
+from postgrad.errors import ConfigError
+from postgrad.rollout.engine import Completion, Engine, Request, Sampling, make_sampling
+from postgrad.rollout.streams import StreamingEngine, UpdatableStream
+
+POLL_S = 0.1  # time of one poll; new weights wait at most this long
+
+RowKey = tuple[str, int]  # the name of a group and the index of one of its samples
+
+
+class ContinuousEngine:
+    """Decodes groups of responses in polls and records which weights sampled each token.
+
+    Raises:
+        ConfigError: the engine cannot change its weights between two tokens.
+    """
+
+    def __init__(self, engine: Engine, rollout: RolloutConfig, poll_s: float = POLL_S) -> None:
+        self.engine = engine
+        self.poll_s = poll_s
+        sampling = make_sampling(rollout)
+        self.sampling = replace(sampling, record_kept=sampling.filters)
+        self.stream = _open_stream(engine, self.sampling, rollout)
+        self.version = 0
+        self.unfinished: dict[str, set[int]] = {}  # the indices of rows, by group
+        # Of each unfinished row, the version of the weights from each of these tokens on.
+        self.versions: dict[RowKey, dict[int, int]] = {}
+
+    @property
+    def shares_weights(self) -> bool:
+        return self.engine.shares_weights
+
+    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
+        """Return completions outside of the stream, whose rows wait meanwhile."""
+        completions = self.engine.generate(requests, sampling)
+        self.stream.__enter__()  # generate leaves the model in training mode
+        return completions
+
+    def publish(self, weights: dict[str, Tensor]) -> None:
+        """Load new weights; the next poll tells their version."""
+        self.engine.publish(weights)
+
+    def poll(
+        self, version: int, names: Sequence[str], added: Mapping[str, Request]
+    ) -> dict[str, list[Any]]:
+        """Decode for a while. Groups that are not in `names` are canceled.
+
+        Args:
+            version: of the weights that the engine has.
+            names: all groups that are wanted.
+            added: the requests of the new ones among them.
+
+        Returns:
+            `finished`: rows as [name, index, completion]. `missing`: the names of groups that were
+            not added to this engine; an engine that was restarted has none.
+        """
+        self._set_version(version)
+        wanted = set(names)
+        self._cancel([name for name in self.unfinished if name not in wanted])
+        for name, request in added.items():
+            keys = [(name, index) for index in range(len(request.seeds))]
+            self.stream.add(request, keys)
+            self.unfinished[name] = set(range(len(keys)))
+            self.versions |= {key: {0: version} for key in keys}
+        missing = [name for name in names if name not in self.unfinished]
+        return {"finished": self._decode(), "missing": missing}
+
+    def _set_version(self, version: int) -> None:
+        if version == self.version:
+            return
+        self.version = version
+        num_tokens = self.stream.refresh_weights()
+        for key, starts in self.versions.items():
+            starts[num_tokens.get(key, 0)] = version
+
+    def _cancel(self, names: Sequence[str]) -> None:
+        keys = [(name, index) for name in names for index in self.unfinished.pop(name)]
+        if keys:
+            self.stream.cancel(keys)
+            for key in keys:
+                del self.versions[key]
+
+    def _decode(self) -> list[list[Any]]:
+        """Return the rows that end within `poll_s` seconds, or until none is left."""
+        finished: list[list[Any]] = []
+        deadline = time.monotonic() + self.poll_s
+        while self.stream.busy:
+            for key, completion in self.stream.poll():
+                self.stream.forget(key)
+                if key in self.versions:
+                    finished.append(self._finish(key, completion))
+            if time.monotonic() >= deadline:
+                break
+        return finished
+
+    def _finish(self, key: RowKey, completion: Completion) -> list[Any]:
+        name, index = key
+        self.unfinished[name].remove(index)
+        if not self.unfinished[name]:
+            del self.unfinished[name]
+        versions = token_versions(self.versions.pop(key), len(completion.tokens))
+        return [name, index, replace(completion, versions=versions)]
+
+
+def token_versions(starts: Mapping[int, int], num_tokens: int) -> list[int]:
+    """Return the version of each token; `starts` has the first token of each version."""
+    versions: list[int] = []
+    for first in sorted(starts):
+        versions[first:] = [starts[first]] * (num_tokens - first)
+    return versions
+
+
+def _open_stream(engine: Engine, sampling: Sampling, rollout: RolloutConfig) -> UpdatableStream:
+    """Return the engine's stream. Raises ConfigError if its weights cannot change."""
+    stream: Any = None
+    if isinstance(engine, StreamingEngine):
+        stream = engine.open_stream(sampling, rollout.max_rows or 256)
+    if not isinstance(stream, UpdatableStream):
+        raise ConfigError(
+            f"rollout.stream=true: rollout.engine={rollout.engine} cannot change its weights "
+            "between two tokens of this model with these sampling settings; "
+            "use rollout.stream=false"
+        )
+    return stream.__enter__()  # type: ignore[return-value]

@@ -1,0 +1,36 @@
+"""Where a step's rollouts come from: sampled in the step, ahead of it, or by a stream."""
+
+from typing import Any, Protocol
+
+from postgrad.config.schema import Config
+from postgrad.data.feed import Feed
+from postgrad.methods.base import Method, Stage, Step
+from postgrad.training.prefetch import RolloutPrefetcher
+from postgrad.training.stream import RolloutStream
+
+
+class Rollouts(Protocol):
+    """Returns each step with the stages that remain, and keeps the rollouts of later steps."""
+
+    def next_step(self, number: int) -> tuple[Step, Any, list[Stage]]:
+        """Return (step, its work so far, the stages that remain)."""
+        ...
+
+    def state(self) -> list[Any]:
+        """Return what no step trained on yet, for the checkpoint."""
+        ...
+
+    def load(self, state: list[Any]) -> None:
+        """Take the rollouts of a checkpoint."""
+        ...
+
+    def close(self) -> None:
+        """Stop sampling."""
+        ...
+
+
+def make_rollouts(config: Config, method: Method, feed: Feed) -> Rollouts:
+    """Return the rollouts of a run: a stream with rollout.stream, otherwise step by step."""
+    if config.rollout.stream:
+        return RolloutStream(config, method, feed)
+    return RolloutPrefetcher(config, method, feed)
