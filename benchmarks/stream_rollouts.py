@@ -70,7 +70,7 @@ def run_mode(name: str, settings: list[str], model: Path, args: argparse.Namespa
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Seconds per GRPO step of three schedules")
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--warmup", type=int, default=0, help="default: a quarter of the steps")
     parser.add_argument("--problems", type=int, default=8)
