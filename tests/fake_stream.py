@@ -54,6 +54,9 @@ class FakeStream:
         self.version = self.engine.version
         return {key: len(row.logprobs) for key, row in self.rows.items() if row.logprobs}
 
+    def take_restarted(self) -> list[Hashable]:
+        return []
+
     def cancel(self, keys: Collection[Hashable]) -> None:
         for key in keys:
             self.rows.pop(key, None)

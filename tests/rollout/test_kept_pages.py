@@ -22,6 +22,8 @@ from postgrad.rollout.native.sampling import RowRandom
 if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 
+from postgrad.rollout import continuous
+from postgrad.rollout.continuous import ContinuousEngine
 from postgrad.rollout.native import decoder as state_lines
 from postgrad.rollout.native import paged
 from postgrad.rollout.native.decoder import FIELDS, PAGE, BufferSizes
@@ -321,3 +323,54 @@ def test_one_stream_at_a_time_has_the_pages():
         assert engine.generate([Request([1, 2], [3], 2)], SAMPLING)[0][0].tokens
         assert not decoder.num_prefilled
     assert isinstance(engine.open_stream(SAMPLING, 2), PagedStream)
+
+
+class VersionedDecoder(RecordingDecoder):
+    """The log-prob of a token is minus the version of the weights that sampled it."""
+
+    version = 0
+
+    def step(self, row: int) -> None:
+        slot = int(self.state[state_lines.SLOT, row])
+        num_sampled = int(self.state[state_lines.NUM_OWN, row])
+        super().step(row)
+        self.logprobs[slot, num_sampled] = -float(self.version)
+
+
+@pytest.mark.parametrize("num_pages", [400, 12])
+def test_rows_go_on_while_weights_change_and_preempted_ones_begin_again(num_pages, monkeypatch):
+    """With 12 pages rows are preempted: their tokens are sampled again by newer weights."""
+    monkeypatch.setattr(paged, "STEPS_PER_SYNC", 5)
+    monkeypatch.setattr(continuous, "_open_stream", lambda *_: stream.__enter__())
+    sampling = Sampling(1.0, 250)
+    stream = open_stream(num_pages, sampling, 16)
+    decoder = stream.decoder = VersionedDecoder()  # type: ignore[assignment]
+    engine = ContinuousEngine(None, RolloutConfig(), poll_s=0.0)  # type: ignore[arg-type]
+    requests = {str(i): Request([i + 1] * (30 * i + 1), [2 * i, 2 * i + 1]) for i in range(5)}
+    added = requests
+    names = list(requests)
+    rows: dict[tuple[str, int], Completion] = {}
+    preempted: list[Any] = []
+    preempt_last = GrowingLoop.preempt_last
+    monkeypatch.setattr(
+        GrowingLoop, "preempt_last", lambda loop: preempted.append(1) or preempt_last(loop)
+    )
+    for number in range(2000):
+        decoder.version = number // 3
+        if number == 4:
+            names.remove("3")  # it is canceled
+        names = [name for name in names if name in engine.unfinished or added]
+        result = engine.poll(decoder.version, names, added)
+        added = {}
+        rows |= {(name, index): completion for name, index, completion in result["finished"]}
+        if not engine.unfinished:
+            break
+    assert {name for name, _ in rows} == {"0", "1", "2", "4"} and len(rows) == 8
+    for (name, index), completion in rows.items():
+        assert completion.tokens == expected(requests[name], index, sampling).tokens
+        assert completion.versions == [-logprob for logprob in completion.logprobs]
+    assert bool(preempted) == (num_pages == 12)
+    assert any(len(set(completion.versions or [])) > 3 for completion in rows.values())
+    loop = stream.loop
+    assert loop is not None and len(set(loop.free_pages)) == decoder.sizes.pages, "no page is lost"
+    assert len(set(loop.free_slots)) == decoder.sizes.slots, "no slot is lost"

@@ -99,7 +99,10 @@ class ContinuousEngine:
         finished: list[list[Any]] = []
         deadline = time.monotonic() + self.poll_s
         while self.stream.busy:
-            for key, completion in self.stream.poll():
+            ended = self.stream.poll()
+            for key in self.stream.take_restarted():
+                self.versions[key] = {0: self.version}  # type: ignore[index]
+            for key, completion in ended:
                 self.stream.forget(key)
                 if key in self.versions:
                     finished.append(self._finish(key, completion))

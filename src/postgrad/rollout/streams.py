@@ -60,6 +60,10 @@ class UpdatableStream(Stream, Protocol):
         """
         ...
 
+    def take_restarted(self) -> list[Hashable]:
+        """Return the rows that lost their tokens since the last call and begin again."""
+        ...
+
     def cancel(self, keys: Collection[Hashable]) -> None:
         """Remove requests with any of these keys, with all their rows."""
         ...

@@ -6,7 +6,7 @@ When pages run out, the kept rows that were not used for longest are given up.
 """
 
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from postgrad.rollout.engine import (
     max_row_tokens,
     token_limit,
 )
+from postgrad.rollout.native.decoder import ALIVE, NUM_OWN
 from postgrad.rollout.native.paged import PagedDecodeLoop, Row
 from postgrad.rollout.native.pages import num_pages
 from postgrad.rollout.stops import make_stops
@@ -99,6 +100,23 @@ class PagedStream:
         if self.loop is not None:
             self.loop.forget(key)
 
+    def refresh_weights(self) -> dict[Hashable, int]:
+        # The decoder reads the parameters themselves; there is no copy to refresh.
+        return {} if self.loop is None else self.loop.num_tokens()
+
+    def take_restarted(self) -> list[Hashable]:
+        if self.loop is None:
+            return []
+        restarted = self.loop.restarted
+        self.loop.restarted = []
+        return restarted
+
+    def cancel(self, keys: Collection[Hashable]) -> None:
+        removed = set(keys)
+        self.waiting = deque(entry for entry in self.waiting if removed.isdisjoint(entry[1]))
+        if self.loop is not None:
+            self.loop.cancel(removed)
+
     def _new_loop(self) -> "GrowingLoop":
         """Return a loop with room for all waiting requests. Raises RunError."""
         requests = [request for request, _ in self.waiting]
@@ -144,6 +162,7 @@ class GrowingLoop(PagedDecodeLoop):
         self.keys: list[list[Hashable]] = []
         self.versions: list[int] = []
         self.kept: dict[Hashable, KeptRow] = {}  # least recently used first
+        self.restarted: list[Hashable] = []  # rows that were preempted
 
     @property
     def busy(self) -> bool:
@@ -185,12 +204,43 @@ class GrowingLoop(PagedDecodeLoop):
             return []
         finished: list[Finished] = []
         for row, completion in zip(ended, self.collect(ended), strict=True):
-            key = self.keys[row.request][row.index]
+            key = self.key_of(row)
             self.keep(key, row, completion)
             finished.append((key, completion))
             self.lengths_at_stop.pop(row.slot, None)
             self.free_slots.append(row.slot)
         return finished
+
+    def key_of(self, row: Row) -> Hashable:
+        return self.keys[row.request][row.index]
+
+    def num_tokens(self) -> dict[Hashable, int]:
+        """Return the number of sampled tokens of each active row."""
+        counts = self.state[NUM_OWN, : len(self.active)].tolist()
+        return {self.key_of(row): count for row, count in zip(self.active, counts, strict=True)}
+
+    def preempt_last(self) -> None:
+        self.restarted.append(self.key_of(self.active[-1]))
+        super().preempt_last()
+
+    def cancel(self, keys: Collection[Hashable]) -> None:
+        """Remove the rows of these keys, waiting or active, and free their pages and slots."""
+        removed = [row for row in self.waiting if self.key_of(row) in keys]
+        self.waiting = deque(row for row in self.waiting if self.key_of(row) not in keys)
+        for row in removed:
+            if row.num_kept:  # it has the pages of an earlier turn
+                self.release_pages(row)
+        for column, row in enumerate(self.active):
+            if self.key_of(row) in keys:
+                self.state[ALIVE, column] = 0
+        ended = self.remove_ended()
+        for row in ended:
+            self.release_pages(row)
+        for row in [*removed, *ended]:
+            self.lengths_at_stop.pop(row.slot, None)
+            self.free_slots.append(row.slot)
+        for number in list(self.prompt_pages):
+            self.release_prompt(number)
 
     def on_end(self, row: Row) -> None:
         """Do nothing: `keep` decides when the row's tokens are known."""
@@ -223,7 +273,7 @@ class GrowingLoop(PagedDecodeLoop):
 
     def continue_kept(self, row: Row) -> None:
         """Give a waiting row the pages that are kept for its key, if its prompt continues them."""
-        key = self.keys[row.request][row.index]
+        key = self.key_of(row)
         kept = self.kept.get(key)
         if kept is None:
             return

@@ -142,6 +142,9 @@ class ConversationStream(DecodeLoop):
             num_tokens[row.job.keys[row.index]] = len(row.tokens)
         return num_tokens
 
+    def take_restarted(self) -> list[Hashable]:
+        return []  # every active row has its slot until it ends
+
     def cancel(self, keys: Collection[Hashable]) -> None:
         removed = set(keys)
         jobs = {*self.to_prefill, *self.to_continue, *(row.job for row in self.active)}
