@@ -148,6 +148,8 @@ def test_token_ids_are_returned_on_request(client):
         ({"tool_choice": "required"}, "tool_choice"),
         ({"truncation": "auto"}, "truncation"),
         ({"n": 2}, "n"),
+        ({"instructions": ["x"]}, "instructions"),
+        ({"tools": "look"}, "tools"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"unknown": 1}, "unknown"),
         ({"input": []}, "input"),

@@ -100,7 +100,10 @@ def parse_responses(body: Any) -> ResponsesRequest:
     if "messages" in fields:
         raise ApiError(400, "messages is a field of /v1/chat/completions; use input", "messages")
     messages = read_input(fields.pop("input", None))
-    if instructions := fields.get("instructions"):
+    instructions = fields.get("instructions", "")
+    if not isinstance(instructions, str):
+        raise ApiError(400, "instructions: must be a text", "instructions")
+    if instructions:
         messages.insert(0, {"role": "system", "content": instructions})
     tools = fields.pop("tools", [])
     if not isinstance(tools, list):
