@@ -225,7 +225,12 @@ def play(num_pages: int) -> tuple[PagedStream, int]:
     return stream, num_tokens
 
 
-@pytest.mark.parametrize("num_pages", [400, 24, 12])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "num_pages", [400, pytest.param(24, marks=SLOW), pytest.param(12, marks=SLOW)]
+)
 def test_each_turn_sees_exactly_its_conversation(num_pages, monkeypatch):
     monkeypatch.setattr(paged, "STEPS_PER_SYNC", 5)
     loops: list[GrowingLoop] = []
@@ -285,6 +290,22 @@ def test_a_turn_computes_only_its_new_tokens():
         stream.forget("a")
         take_turn(stream, [6, *text, 3], 5)
         assert prefilled(stream) == [len(text) + 1]
+
+
+def test_a_prompt_that_its_next_row_does_not_need_is_freed():
+    """Two rows have the same text: one as a prompt of its own, the other in kept pages."""
+    with open_stream(200, SAMPLING, 2) as stream:
+        prompt = [5] * 10
+        text = [*prompt, *take_turn(stream, prompt, 1, key="b").tokens, 8]
+        take_turn(stream, text, 2, key="a")
+        loop = stream.loop
+        assert loop is not None
+        loop.join(Request(text, [3], 30), ["b"])
+        stream.forget("a")  # its prompt is that of the row that waits
+        while loop.busy:
+            loop.poll()
+        stream.forget("b")
+        assert len(loop.free_pages) == loop.decoder.sizes.pages
 
 
 def test_new_weights_drop_what_is_kept():
